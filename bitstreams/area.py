@@ -1,4 +1,4 @@
-"""What an accelerator takes of a Zynq-7000, without running Yosys.
+"""Estimate of the resources of an accelerator on a Zynq-7000, without running Yosys.
 
 Block RAM, DSP blocks, distributed RAM and adders follow from what is declared; what is left of LUTs and flip-flops from
 a model that is fitted to Configs which Yosys has counted: those of area.json, and more where somebody has them.
@@ -40,7 +40,7 @@ RANGED = (
 
 @dataclass(frozen=True)
 class Area:
-    """What an accelerator takes. ram: blocks of 36 kbit. extrapolated: lut and ff are of a Config beyond those that
+    """Resources of an accelerator. ram: blocks of 36 kbit. extrapolated: lut and ff are of a Config beyond those that
     were synthesised, or all but one of them, so that nobody knows how far they are off."""
 
     lut: int
@@ -62,11 +62,11 @@ class Counted:
 
     @staticmethod
     def from_json(row: dict[str, Any]) -> Counted:
-        """From what `to_json` gave."""
+        """Read rows that `to_json` wrote."""
         return Counted(Config.from_dict(dict(row["set"])), row["lut"], row["ff"], row["dsp"], row["ram"])
 
     def to_json(self) -> dict[str, Any]:
-        """As a dictionary, without the Config's name."""
+        """Return the row as a dictionary, without the Config's name."""
         fields = {name: value for name, value in self.cfg.to_dict().items() if name != "name"}
         return {"set": fields, "lut": self.lut, "ff": self.ff, "dsp": self.dsp, "ram": self.ram}
 
@@ -78,7 +78,7 @@ class Model:
         self.rows = tuple(rows)
 
     def estimate(self, cfg: Config) -> Area:
-        """What Yosys would count for a xc7z020: dsp and ram as declared, lut and ff within `error` of it unless
+        """Estimate Yosys' counts for a xc7z020: dsp and ram as declared, lut and ff within `error` of it unless
         `extrapolated`."""
         lut, ff = (round(self.said(cfg, resource)) for resource in FITTED)
         outside = not covers([row.cfg for row in self.rows], cfg, spare=1)
@@ -91,11 +91,11 @@ class Model:
 
     @cached_property
     def costs(self) -> dict[str, dict[str, float]]:
-        """By resource, what one of each feature takes."""
+        """Cost of one of each feature, by resource."""
         return {resource: self._fit(resource) for resource in FITTED}
 
     def _fit(self, resource: str) -> dict[str, float]:
-        """What has the smallest sum of squared relative errors beside what is `counted`, nothing below 0."""
+        """Fit costs, none below 0, with the smallest sum of squared relative errors beside what is `counted`."""
         feature_rows = [features(row.cfg) for row in self.rows]
         counts = np.array([getattr(row, resource) for row in self.rows], float)
         matrix = np.array([list(feature_row.values()) for feature_row in feature_rows]) / counts[:, None]
@@ -145,7 +145,7 @@ def model() -> Model:
 
 
 def features(cfg: Config) -> dict[str, float]:
-    """What the LUTs and flip-flops that are not `counted` are proportional to."""
+    """Features that the LUTs and flip-flops that are not `counted` are proportional to."""
     return {
         "one": 1,
         "channels": cfg.bus_bytes * (cfg.ports + 1),
@@ -178,7 +178,7 @@ def counted(cfg: Config) -> dict[str, float]:
 
 
 def _pumped(cfg: Config) -> dict[str, float]:
-    """What lies between the two clocks: weights, factors and what corrects them, one of two factors for each half of a
+    """Registers between the two clocks: weights, factors and their corrections, one of two factors for each half of a
     cycle, and sums of two products.
 
     >>> from dataclasses import replace

@@ -1,4 +1,4 @@
-"""What a cell of a netlist does to signals in time; the figures and where they come from are in delays.toml."""
+"""Delays and timing arcs of a netlist's cells; the figures and where they come from are in delays.toml."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Bits = Sequence["int | str"]
 
 @dataclass(frozen=True)
 class Cell:
-    """One cell. inputs, outputs: the nets at each port."""
+    """A cell of a netlist. inputs, outputs: the nets at each port."""
 
     kind: str
     parameters: Mapping[str, Any]

@@ -1,4 +1,4 @@
-"""How much is built for an FPGA. Standard library only."""
+"""Designs to build for an FPGA: a part, or the whole accelerator. Standard library only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From a Config to a bitstream for an ECP5-85F with open tools alone: Yosys, nextpnr and Project Trellis.
+"""Build a bitstream for an ECP5-85F from a Config with open tools alone: Yosys, nextpnr and Project Trellis.
 
 The device has no processor and too few pins for the AXI ports, so what is built is the accelerator between registers
 (`scan.Scanned`): evidence of its size and its timing, not something to run.
@@ -102,7 +102,7 @@ def build(
 
 
 def _longest(report: Any) -> list[Stretch]:
-    """Of the paths from a clock's edge to a clock's edge, the one that takes most."""
+    """Longest of the paths from a clock's edge to a clock's edge."""
     paths: list[list[Any]] = [
         path["path"] for path in report["critical_paths"] if "async" not in path["from"] + path["to"]
     ]

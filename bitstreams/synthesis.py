@@ -1,4 +1,4 @@
-"""What an accelerator takes of a device, counted by Yosys."""
+"""Resources that an accelerator takes of a device, counted by Yosys."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class SynthesisError(Sentences, RuntimeError):
 
 @dataclass(frozen=True)
 class Usage:
-    """What an accelerator takes of a device. seconds: how long Yosys ran."""
+    """Resources that an accelerator takes of a device. seconds: how long Yosys ran."""
 
     lut: int
     ff: int
@@ -92,8 +92,8 @@ def require(package: str) -> None:
 
 
 def _command(package: str, name: str) -> list[str]:
-    """What runs command `name` of a YoWASP package. A Yosys for this processor is two to three times as fast as that of
-    the package, so that it is preferred where it is new enough."""
+    """Program that runs command `name` of a YoWASP package. A Yosys for this processor is two to three times as fast as
+    that of the package, so that it is preferred where it is new enough."""
     require(package)
     if package == YOSYS and (native := tools.find(tools.YOSYS)) is not None:
         return [native.path]
@@ -132,8 +132,8 @@ def run_yosys(script: str, folder: Path, say: Callable[[str], None]) -> None:
 
 
 def steps_told(say: Callable[[str], None], seconds: float) -> Callable[[str], None]:
-    """What `run_yosys` calls so that `say` gets each of STEPS, with the time that is left: at first by what all will
-    take, `seconds`, then by what it has taken.
+    """Callback for `run_yosys` that tells `say` each of STEPS, with the time that is left: at first by the time that
+    all will take, `seconds`, then by the time so far.
 
     >>> tell = steps_told(print, 180)
     >>> for name in ("HIERARCHY", "FLATTEN", "OPT", "FLATTEN"):
@@ -197,13 +197,13 @@ def multipliers(cfg: Config) -> int:
 
 
 def known_usage(cfg: Config, device: Device) -> Usage | None:
-    """What `usage` has found out before; None where it would take minutes."""
+    """Return an earlier result of `usage`; None where it would take minutes."""
     path = _record(cfg, device)
     return Usage(**json.loads(path.read_text(encoding="utf-8"))) if path.exists() else None
 
 
 def _tool() -> str:
-    """Which Yosys is run, with its version."""
+    """Name and version of the Yosys that is run."""
     if (native := tools.find(tools.YOSYS)) is not None:
         return f"Yosys {tools.spelled(native.version)}"
     try:
@@ -213,13 +213,14 @@ def _tool() -> str:
 
 
 def _record(cfg: Config, device: Device) -> Path:
-    """Where the result is kept."""
+    """Path of the result's file."""
     text = f"{hardware_digest(cfg)} {_tool()} {device.synth} {device.blocks} {_script(device)}"
     return cache_folder() / "synthesis" / f"{hashlib.sha256(text.encode()).hexdigest()[:32]}.json"
 
 
 def usage(cfg: Config, device: Device, say: Callable[[str], None] = lambda text: None) -> Usage:
-    """What the accelerator of `cfg` takes of `device`: minutes, then from disk. Raises SynthesisError."""
+    """Count the resources that the accelerator of `cfg` takes of `device`: minutes, then from disk. Raises
+    SynthesisError."""
     if (usage := known_usage(cfg, device)) is not None:
         return usage
     require(YOSYS)

@@ -114,7 +114,7 @@ def analyse(module: Mapping[str, Any], paths: int = 20) -> Timing:
 
 
 class _Arrival(NamedTuple):
-    """When a net has its value: on the path from net `start`, the last step of which is from net `before`."""
+    """Latest arrival at a net, on the path from net `start`, whose last step comes from net `before`."""
 
     ns: float
     levels: int
@@ -243,7 +243,7 @@ class _Design:
                         yield _End(arrival.ns + net + setup, bit, name, port, net, fast, half)
 
     def longest(self, ends: list[_End], number: int) -> tuple[Path, ...]:
-        """Of paths between registers of the same names but for numbers the longest one."""
+        """Longest paths: of paths between registers of equal names but for numbers one."""
         first: dict[tuple[str, str], tuple[_End, str, str]] = {}
         count: Counter[tuple[str, str]] = Counter()
         for end in ends:

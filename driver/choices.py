@@ -1,4 +1,4 @@
-"""What users choose from, and what holds where they choose nothing: imports nothing slow, for the command's help."""
+"""Choices of options and their defaults. Imports nothing slow, for the command's help."""
 
 TRIALS, KERNEL_TRIALS = 1000, 300
 """Schedules of layers, and of kernels, that are tried at most, if nobody says otherwise."""
@@ -38,7 +38,7 @@ EXPORT_TARGETS = ("x86_64", "armv7-linux", "armv7-none", "aarch64-linux", "riscv
 
 
 def alpha_of(text: float | str) -> float | str:
-    """What --smooth says: AUTO, or a number from 0 to 1. ValueError for anything else.
+    """Parse --smooth: AUTO, or a number from 0 to 1. ValueError for anything else.
 
     >>> alpha_of("0.5"), alpha_of("auto")
     (0.5, 'auto')

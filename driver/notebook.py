@@ -1,4 +1,4 @@
-"""What notebooks show: progress while work goes on, and results as short HTML in place of thousands of numbers."""
+"""Display in notebooks: progress while work goes on, and results as short HTML in place of thousands of numbers."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ class CellProgress:
         self.state(f"{self._stage}: {done:,} of {total:,}", done, total)
 
     def state(self, text: str, done: float | None = None, total: float | None = None) -> None:
-        """How far the stage is; left out where the cell was drawn just now."""
+        """Show the progress of a stage; skipped where the cell was drawn just now."""
         if time.perf_counter() - self._shown >= UPDATE_SECONDS:
             self._draw(text, done, total)
 
@@ -130,7 +130,7 @@ class CellProgress:
 
 
 def _line(state: Any) -> str:
-    """How far a search is, as the command line says it."""
+    """One line on the progress of a search, as the command line prints it."""
     from celosia.driver.show import explore_summary as explore
     from celosia.driver.show import optimise_summary as optimise
     from celosia.driver.show import tune_cpu_summary as tune_cpu

@@ -110,7 +110,7 @@ def bitstream(folder: Path, board: Board, config: Config) -> Path:
 
 @dataclass(frozen=True)
 class RehearsalStep:
-    """One step of a rehearsal. needs: what it needs on the real board."""
+    """One step of a rehearsal. needs: requirements on the real board."""
 
     name: str
     seconds: float
@@ -120,7 +120,7 @@ class RehearsalStep:
 
 @dataclass
 class Rehearsal:
-    """What a rehearsal has found. different: names of outputs whose bytes differ from the local simulator's."""
+    """Result of a rehearsal. different: names of outputs whose bytes differ from the local simulator's."""
 
     board: Board
     steps: list[RehearsalStep] = field(default_factory=list)

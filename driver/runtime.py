@@ -100,7 +100,7 @@ class _OfProgram(ProgramRuntime, Runtime):
 
 
 class _OfModel(Runtime):
-    """One Runtime for each Program of the model."""
+    """Runtimes of a model, one for each of its Programs."""
 
     def __init__(
         self, model: str | Path | ModelProto, device: Devices = "functional", threads: int | None = None, *,
@@ -139,7 +139,7 @@ class _OfModel(Runtime):
         return self._specialised.runtime(inputs).program
 
     def _futures(self, samples: Iterable[Sample], in_flight: int, trace: bool, lost: list[str]) -> Futures:
-        """Those of one Program after those of another, where shapes change."""
+        """Futures of the samples' results; those of another Program begin after the last one's end."""
 
         def runtime_of(sample: Sample) -> _OfProgram | Exception:
             try:

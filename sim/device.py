@@ -26,7 +26,7 @@ class TimeLimit(DeviceError):
 
 @dataclass(frozen=True)
 class Event:
-    """One instruction's time on its unit: cycles of its start and of its end, counted from the start of the run."""
+    """The time of one instruction on its unit: cycles of its start and end, counted from the start of the run."""
 
     unit: str
     index: int
@@ -36,7 +36,7 @@ class Event:
 
 @dataclass(frozen=True)
 class Counters:
-    """What a run measured. `values` has the names of `hw.regs.COUNTERS`; it is empty where there are no cycles.
+    """Counters of one run. `values` has the names of `hw.spec.regs.COUNTERS`; it is empty where there are no cycles.
 
     lost: instructions of whose time a board, which keeps a limited number of them, knows nothing any more.
     """
@@ -98,6 +98,7 @@ class Shared(Device, Protocol):
     """Set by another thread: nobody waits for a run under way, which ends in a DeviceError where it is long."""
 
     def clone_shared(self) -> Device:
-        """The same accelerator with a memory of its own, yet to be allocated. Runs of the two must not overlap.
+        """Return a Device for this accelerator with a memory of its own, yet to be allocated. Runs of both must not
+        overlap.
         DeviceError where it cannot be had."""
         ...

@@ -101,7 +101,7 @@ class Control:
         )
 
     def _require_ours(self) -> None:
-        """To be called after all that is read of a run."""
+        """Raise DeviceError where another process started a run; call this after everything of a run has been read."""
         if not self.is_ours():
             raise DeviceError(
                 "another process has used the accelerator during this run, whose results are lost; run it again, and "
@@ -126,8 +126,8 @@ class Control:
         )
 
     def counters(self, describe: Callable[[], str]) -> dict[str, int]:
-        """What a run that is done has measured. DeviceError with the error of the run, and what `describe` says; also
-        where it was not ours."""
+        """Return the counters of a run that is done. DeviceError with the error of the run and the text of `describe`,
+        and where the run was not ours."""
         status, values = self.read("status"), self.values()
         self._require_ours()
         code = status >> STATUS_ERROR_SHIFT & 0xFF
@@ -143,7 +143,8 @@ class Control:
         return {name: self.read(f"{name}_lo") | self.read(f"{name}_hi") << 32 for name in COUNTERS}
 
     def events(self, depth: int, cycles: int) -> list[Event]:
-        """Of the last run, those instructions of which the ring has kept start and end, in the order of their ends.
+        """Return the instructions of the last run whose start and end the event ring has kept, in the order of their
+        ends.
         DeviceError where it was not ours.
 
         depth: of the ring. cycles: of the run.

@@ -32,7 +32,7 @@ FLOAT_TOLERANCE = 1e-4
 
 
 class TensorComparison(dict[str, Any]):
-    """What `compare` found, as plain data with a short display."""
+    """Result of `compare`, as plain data with a short display."""
 
     def __repr__(self) -> str:
         differ = f"{len(self['tensors']):,} tensors, {self['different']:,} differ"
@@ -121,8 +121,8 @@ SUMS = ("Add", "AveragePool")
 
 
 def _rounded(graph: Graph, rows: list[dict[str, Any]], computed: Mapping[str, Any]) -> dict[str, int]:
-    """What `compare` says of what is rounded correctly. Those that are a step apart, and what is computed of these, do
-    not differ then; but a normalisation is compared with onnxruntime's on the same bytes."""
+    """Count values that differ from the correctly rounded ones. Values one step apart, and what is computed from them,
+    are no differences then; but a normalisation is compared with onnxruntime's on the same bytes."""
     compared, excused = {row["name"]: row for row in rows}, set[str]()
     counts = {"values": 0, "apart": 0, "sums": 0, "behind": 0}
     for row in rows:
@@ -147,8 +147,8 @@ def _rounded(graph: Graph, rows: list[dict[str, Any]], computed: Mapping[str, An
 
 
 def _alone(graph: Graph, name: str, computed: Mapping[str, Any]) -> Array | None:
-    """What onnxruntime makes of the bytes of `found` that the quantised tensor `name` is computed of, by a
-    normalisation between QuantizeLinear and DequantizeLinear; None where that is not what it is."""
+    """Recompute the quantised tensor `name` of a normalisation with onnxruntime from the accelerator's own input bytes.
+    None where it is no normalisation between QuantizeLinear and DequantizeLinear."""
     nodes = [graph.made[name], graph.maker(name)]
     before = graph.made.get(nodes[1].input[0])
     x = before.input[0] if before is not None and before.op_type == "DequantizeLinear" else ""
@@ -180,7 +180,7 @@ def _summary(graph: Graph, rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 class Graph:
-    """Who makes each tensor of a model, from what, and what the integers of quantised ones mean."""
+    """A model's tensors with the nodes that compute them, and the real values that quantised integers stand for."""
 
     def __init__(self, proto: onnx.ModelProto) -> None:
         self.made = {name: node for node in proto.graph.node for name in node.output if name}

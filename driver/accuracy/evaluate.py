@@ -40,7 +40,7 @@ Count = Callable[[int, int], None]
 
 
 class Evaluation(dict[str, Any]):
-    """What `evaluate` found, as plain data with a short display."""
+    """Result of `evaluate`, as plain data with a short display."""
 
     def __repr__(self) -> str:
         return f"<Evaluation of {self['samples']:,} samples of {self['model']}; keys: {', '.join(self)}>"
@@ -211,8 +211,8 @@ def _run(
     engines: Sequence[_Engine], samples: Samples, device: str, workers: int | None,
     count: Count | None, options: dict[str, Any],
 ) -> _Run:  # fmt: skip
-    """By the first of `engines` with which no sample fails, else by the last, which takes them one by one: the others
-    of a batch are not lost."""
+    """Run the samples with the first of `engines` with which none fails. The last engine takes samples one by one, so
+    that one bad sample does not lose a whole batch."""
     worker_limit = workers or (processors() if device == "rtl" else 1)
     for engine in engines:
         run = _run_by(engine, samples, device, worker_limit, count or (lambda done, total: None), options)

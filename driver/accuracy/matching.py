@@ -1,4 +1,4 @@
-"""Which tensor of a float model a tensor of its quantised one stands for, where their names differ, too."""
+"""Match tensors of a quantised model with those of its float model, also where their names differ."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class Flow:
 
 
 def _kind(op: str) -> str:
-    """What an operator, or the integer operator that stands for it, computes.
+    """Kind of an operator, with integer operators under the name of the float operator that they stand for.
 
     >>> _kind("QLinearConv"), _kind("QGemm"), _kind("Conv")
     ('Conv', 'Gemm', 'Conv')

@@ -130,7 +130,7 @@ class BoardDevice:
         return self.control.last_error
 
     def clone_shared(self) -> BoardDevice:
-        """The same registers, and a buffer of its own; see sim.device.Shared."""
+        """Return a device with the same registers and a buffer of its own; see sim.device.Shared."""
         return self._beside()
 
     # Memory ----------------------------------------------------------------------------------------------------
@@ -244,7 +244,7 @@ class BoardDevice:
                 self._sleep(POLL_SECONDS)
 
     def _state(self) -> str:
-        """What the counters say of each unit."""
+        """Describe, for an error, the counters of each unit."""
         values = self.control.values()
         units = [name.removesuffix("_busy") for name in COUNTERS if name.endswith("_busy")]
         parts = [
@@ -258,7 +258,7 @@ class BoardDevice:
 def moments(
     now: Callable[[], float] = time.monotonic, sleep: Callable[[float], object] = time.sleep
 ) -> Iterator[object]:
-    """What the accelerator has to end a run; iterating waits."""
+    """Yield while the accelerator may still end its run; iterating waits."""
     end = now() + SETTLE_SECONDS
     while now() < end:
         yield sleep(POLL_SECONDS)
@@ -312,7 +312,7 @@ def require_pynq() -> Any:
 
 
 def _pynq_interrupt(pynq: Any) -> Callable[[float], object] | None:
-    """What waits for the accelerator's interrupt; None where the loaded design has no controller for it."""
+    """Return an object that waits for the accelerator's interrupt; None where the design has no controller for it."""
     loop = asyncio.new_event_loop()
     asyncio.set_event_loop(loop)  # PYNQ's is the present one
     try:

@@ -46,7 +46,7 @@ def exclusive(path: Path, description: str, patience: float = PATIENCE) -> Itera
 
 
 def _opened(path: Path) -> int:
-    """Of others, too, which in a folder for all Linux denies to those who would make it."""
+    """Open the lock file, also another user's, which a folder for all users denies to those who would create it."""
     flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
     try:
         return os.open(path, flags)
@@ -55,7 +55,7 @@ def _opened(path: Path) -> int:
 
 
 def _holder(handle: int) -> str:
-    """Who holds the lock, and the way out."""
+    """Name the process that holds the lock, and the way out, for an error."""
     match = re.fullmatch(rb"([1-9]\d{0,9}) +(\d{1,10}) *\n", os.pread(handle, 64, 0))
     if match is None:  # it has only just been made, or others have written to it
         return "another process holds it; wait for it, or end it"

@@ -154,5 +154,5 @@ def eval_(
 
 
 def _options(memory: str | None, device: str, quiet: bool) -> dict[str, Any]:
-    """Those of a simulator."""
+    """Options of a simulator, as arguments."""
     return common.memory_options(memory, device) | ({"quiet": quiet} if device == "rtl" else {})

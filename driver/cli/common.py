@@ -1,4 +1,4 @@
-"""What commands share: checks before long work, the Program that a file holds or becomes, and how results are told."""
+"""Code that commands share: checks before long work, loading or compiling a Program, and printing results."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Trust:
-    """What a user says of a Program's file: options of `run`."""
+    """Options of `run` by which a user trusts a Program's file."""
 
     trusted: bool = False
     digest: str | None = None
@@ -183,7 +183,7 @@ def read_inputs(
 
 
 def pixels_of(mean: list[float] | None, std: list[float] | None, quiet: bool) -> Pixels:
-    """How images become inputs; says of the first that is not taken as it is what becomes of it."""
+    """Return the conversion of images to inputs; says of the first one that is changed how it is."""
     from celosia.driver.data.images import Pixels
 
     return Pixels(tuple(mean or (0.0,)), tuple(std or (1.0,)), telling_once(quiet))
@@ -202,7 +202,7 @@ def telling_once(quiet: bool) -> Callable[[str], None]:
 
 
 def keep_of(texts: list[str] | None) -> str | list[str]:
-    """What `compile` keeps for a repeatable option of TENSOR|all."""
+    """Parse the repeatable option TENSOR|all to `compile`'s argument `keep`."""
     return "all" if "all" in (texts or []) else texts or []
 
 
@@ -283,17 +283,17 @@ def program_of(
 
 
 def rounding_of(text: str | None) -> dict[str, Any]:
-    """What --rounding says, as an argument of `compile`; nothing where it is left out."""
+    """Parse --rounding to an argument of `compile`; nothing where it is left out."""
     return {} if text is None else {"rounding": text}
 
 
 def chosen(shape: list[str] | None, place: Sequence[str] | None, rounding: str | None) -> dict[str, Any]:
-    """What these options say, as arguments of `program_of`. BadParameter, ModelError."""
+    """Return these options as arguments of `program_of`. BadParameter, ModelError."""
     return {"shapes": shapes_of(shape), "place": place_of(place), "rounding": rounding}
 
 
 def place_of(texts: Sequence[str] | None) -> dict[str, str]:
-    """What --place says, as `compile` takes it. BadParameter."""
+    """Parse --place to `compile`'s argument. BadParameter."""
     place = {}
     for text in texts or ():
         name, equals, where = text.rpartition("=")
@@ -320,7 +320,7 @@ def program_there(
     source: Path, config: str | None, stages: Stages, remote: Remote, no_check: bool, shapes: Shapes | None = None,
     keep: str | Sequence[str] = (), trust: Trust | None = None, place: Mapping[str, str] = {},
 ) -> Program:  # fmt: skip
-    """As `program_of`, for the board's processor."""
+    """Return the Program as `program_of` does, for the processor of a board."""
     from celosia.driver.remote import deploy
 
     target = deploy.target_of(remote.status()) if not is_program(source) or (trust and trust.rebuild) else None

@@ -130,7 +130,7 @@ def _say_warning(
     message: Warning | str, category: type[Warning], filename: str, lineno: int, file: TextIO | None = None,
     line: str | None = None,
 ) -> None:  # fmt: skip
-    """As `warnings.showwarning`, in one sentence."""
+    """Print a warning in one sentence, in place of `warnings.showwarning`."""
     say(f"celosia: warning: {printable(str(message))}", error=True)
 
 
@@ -138,7 +138,7 @@ class Commands(TyperGroup):
     """Commands whose complaint about a command line no terminal obeys: a pattern of the shell puts any names there."""
 
     def invoke(self, ctx: Any) -> Any:
-        """As typer has it, with escapes in the message of an error."""
+        """Invoke the command as typer does, with escapes in the message of an error."""
         try:
             return super().invoke(ctx)
         except Exception as error:

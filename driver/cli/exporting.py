@@ -74,7 +74,7 @@ def export(
 
 
 def _told(exported: Exported, folder: Path) -> str:
-    """What was written, and how to build it."""
+    """Text on the files that were written, and how to build them."""
     model = exported.model
     cpu = f"{len(model.program.kernels)} kernels" if model.program.kernels else "no kernels"
     needs = f", which call {', '.join(exported.functions)} of the C library" if exported.functions else ""

@@ -127,7 +127,7 @@ def _opened(device: str, config: str, sudo: bool, stages: Stages, options: dict[
 
 
 def _tokens(decoder: Decoder, model: Path, prompt: str | None, ids: str | None) -> list[int]:
-    """Those of --prompt or --ids. InputError."""
+    """Tokens of --prompt or --ids. InputError."""
     from celosia.compiler.program import InputError
 
     if (prompt is None) == (ids is None):

@@ -38,7 +38,7 @@ Target = Annotated[
 
 
 def _config(target: str | None) -> Config:
-    """That of the board which is compiled for, where none is named."""
+    """Return the Config of the board that is compiled for, where no Config is named."""
     if target is None or not (target in BOARDS or is_file(target)):
         return PRESETS["pynq"]
     return find_board(target).config
@@ -94,7 +94,7 @@ def compile_(
 
 
 def _compiled_to(path: Path, compiled: Callable[[], Program], stages: Callable[[str], None]) -> Program:
-    """What `compiled` gives, written to `path`. A Program whose check failed itself is written, too. CheckFailed."""
+    """Compile and write the Program to `path`, also one whose own check failed. Raises CheckFailed then."""
     from celosia.compiler.selfcheck.check import CheckFailed
 
     try:
@@ -214,7 +214,7 @@ def _show_derivation(model: Path) -> None:
 
 
 class _Parts:
-    """What `inspect` shows of a Program: what was asked for, or where nothing was, all tables.
+    """Parts of a Program that `inspect` shows: those asked for, else all tables.
 
     graphs: the graph as text after each pass, by the pass's name, where it is asked for.
     """
@@ -325,7 +325,7 @@ def report(
 
 
 def _page_of(report: Path) -> Page:
-    """Of what `run --report`, `explore` or `optimise --report` wrote."""
+    """Return the page of a report that `run --report`, `explore` or `optimise --report` wrote."""
     from celosia.driver.pages import derivation
     from celosia.driver.pages import exploration_page as front
     from celosia.driver.pages import run_page as run

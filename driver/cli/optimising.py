@@ -116,7 +116,7 @@ def optimise(
 
 
 def _refuse(cpu: bool, fast_math: bool, trials: int, other_devices: bool) -> None:
-    """What does not go together."""
+    """Raise BadParameter for options that exclude each other."""
     if cpu and trials:
         raise typer.BadParameter("--tune is of the accelerator's schedules; leave it out, or --cpu")
     if fast_math and not cpu:

@@ -117,7 +117,8 @@ def run(
 
 
 def device_options(device: str, memory: str | None, address: str | None) -> dict[str, Any]:
-    """Those of --memory and --address for --device. BadParameter where there is no such device, or it takes none."""
+    """Return the options --memory and --address for a --device. BadParameter where the device is unknown or takes
+    neither."""
     if device not in DEVICES and not device.startswith(SSH_PREFIX):
         common.no_device(device, DEVICES)
     on_board, simulated = common.address_options(address), common.memory_options(memory, device)
@@ -148,7 +149,7 @@ class _Source:
     given: dict[str, tuple[int, ...]]
 
     def shapes(self, values: dict[str, Any]) -> dict[str, tuple[int | None, ...]]:
-        """Those of the arrays for inputs whose sizes the model leaves open, and the sizes that were given for it."""
+        """Shapes of the arrays for inputs whose sizes the model leaves open, and the sizes that were given for it."""
         from celosia.compiler.graph.dimensions import open_inputs
         from celosia.compiler.graph.importer import read
 
@@ -200,7 +201,7 @@ def _run_there(
 
 @dataclass(frozen=True)
 class _Files:
-    """What is written of a run, and where; None: not at all. dump: tensors inside the model that `output` gets, too."""
+    """Files to write of a run; None: not written. dump: tensors inside the model that `output` gets, too."""
 
     output: Path | None
     report: Path | None
@@ -209,7 +210,7 @@ class _Files:
     dump: list[str]
 
     def check(self, device: str, model: Path) -> None:
-        """That all can be written, before anything slow."""
+        """Check that all files can be written, before anything slow."""
         if self.trace is not None and device == "functional":
             raise typer.BadParameter(
                 f"--trace needs --device {' or '.join(WITH_CYCLES)}, or a board whose Config has a trace_depth: the "

@@ -143,7 +143,7 @@ def _measuring(
 def _found(
     device: str, model: Path, config: str, quiet: bool, options: dict[str, Any]
 ) -> tuple[Tuning, Iterable[RenderableType]]:  # fmt: skip
-    """What the search has found, and how it is told."""
+    """Search, and return the result with the function that prints it."""
     from celosia.driver.show import tune_cpu_summary as show_kernels
     from celosia.driver.show import tune_summary as show
     from celosia.driver.show.progress import Live

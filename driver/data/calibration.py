@@ -61,7 +61,7 @@ class Samples:
         return (reader(self.inputs) for reader in self.readers)
 
     def or_errors(self) -> Iterator[Sample | InputError]:
-        """The same, with an error in the place of each sample that cannot be read."""
+        """Yield the samples, with an error in the place of each one that cannot be read."""
         for reader in self.readers:
             try:
                 sample: Sample | InputError = reader(self.inputs)
@@ -70,7 +70,7 @@ class Samples:
             yield sample
 
     def pick(self, numbers: Iterable[int]) -> Samples:
-        """Those of these numbers, in their order."""
+        """Pick the samples with these numbers, in their order."""
         return Samples(self.inputs, tuple(self.readers[k] for k in numbers))
 
 
@@ -102,7 +102,7 @@ def open_samples(
 
 
 def of_readers(readers: list[Reader], inputs: Sequence[Input], limit: int | None) -> Samples:
-    """At most `limit` of the samples, spread evenly; the first decides the sizes that the model leaves open."""
+    """Pick at most `limit` samples, spread evenly; the first decides the sizes that the model leaves open."""
     if limit is not None and limit < len(readers):
         readers = [readers[int(k)] for k in np.linspace(0, len(readers) - 1, limit).round()]
     first = readers[0](inputs)

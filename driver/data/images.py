@@ -17,7 +17,7 @@ SUFFIXES = frozenset((".png", ".jpg", ".jpeg", ".bmp"))
 
 @dataclass(frozen=True)
 class Pixels:
-    """How an image becomes an input: (pixel / 255 - mean) / std, one number for all channels or one for each.
+    """Conversion of an image to an input: (pixel / 255 - mean) / std, one number for all channels or one for each.
 
     told: called with a sentence for each image that is not taken as it is, which calls it as `folder` does.
     """
@@ -28,7 +28,7 @@ class Pixels:
     folder: Path | None = None
 
     def called(self, path: Path) -> str:
-        """What an image is called: its path from `folder`, which may have one for each class."""
+        """Name of an image: its path from `folder`, which may have one folder for each class."""
         return path.name if self.folder is None else str(path.relative_to(self.folder))
 
 
@@ -37,7 +37,7 @@ IN_UNITS = Pixels()
 
 
 def is_image(path: Path) -> bool:
-    """By its suffix."""
+    """Whether a file is an image, by its suffix."""
     return path.suffix.lower() in SUFFIXES
 
 
@@ -79,7 +79,7 @@ GREY = ("1", "L", "LA", "I", "I;16", "F")
 
 
 def _changes(name: str, mode: str, size: tuple[int, int], channels: int, wanted_size: tuple[int, int]) -> str:
-    """What becomes of an image that is not as the input is; "" for one that is.
+    """Describe how an image is changed to fit the input; "" for one that fits.
 
     >>> _changes("cat.jpg", "RGB", (640, 480), 1, (28, 28))
     'cat.jpg is resized to 28x28 from 640x480, which changes its proportions, and converted to grey'

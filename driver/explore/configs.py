@@ -82,7 +82,7 @@ class ConfigSpace:
         return ConfigSpace(usual | narrowed, board.config)
 
     def __len__(self) -> int:
-        """How many there are before rules leave some out."""
+        """Number of combinations before rules leave some out."""
         return prod(len(values) for values in self.values.values())
 
     def __iter__(self) -> Iterator[Config]:
@@ -150,7 +150,7 @@ class ConfigSpace:
 
 
 def _several(name: str, value: Any) -> Sequence[int | bool]:
-    """One value, or a list of them. SpaceError."""
+    """Return the values of a field: one, or a list of them. SpaceError."""
     values = value if isinstance(value, (list, tuple)) else (value,)
     for entry in values:
         if not isinstance(entry, int):

@@ -1,4 +1,4 @@
-"""What an exploration leaves: front.json, a TOML file for each Config on the front, and a sentence on which to take."""
+"""Files of an exploration: front.json, a TOML file for each Config on the front, and a sentence on which to take."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ OWN = re.compile(r"\d{2,}-\d+x\d+x\d+-[0-9a-f]{6}\.toml")
 
 
 def name_of(number: int, point: Point) -> str:
-    """Of a front's point: its place, its array and its digest."""
+    """Name of a point of the front: its rank, its array and its digest."""
     cfg = point.cfg
     return f"{number:02d}-{cfg.batch}x{cfg.block_in}x{cfg.block_out}-{cfg.digest[:6]}"
 
@@ -61,7 +61,7 @@ ENDED = {
 
 
 def take(rows: Sequence[dict[str, Any]], names: Sequence[str], other_count: int, ended: str) -> str:
-    """Which Config is for whom, in a sentence. others: Configs that were measured beside the preset."""
+    """Recommend Configs of the front in a sentence. other_count: Configs that were measured beside the preset."""
     if ended and not other_count:
         return f"Nothing beside the board's preset was measured: there is nothing to choose from yet. {ENDED[ended]}"
     if not rows:

@@ -1,4 +1,4 @@
-"""Which accelerator to build for some models on a board: a search, and the front that it finds."""
+"""Explore Configs for some models on a board: a search, and the Pareto front that it finds."""
 
 from __future__ import annotations
 
@@ -51,7 +51,8 @@ class Interrupted(KeyboardInterrupt):
 
 @dataclass(frozen=True)
 class Exploration:
-    """What `explore` has found. report: what front.json holds, plain data. front: its Configs. points: all."""
+    """Result of `explore`. report: content of front.json, plain data. front: its Configs. points: all that were
+    measured."""
 
     report: dict[str, Any]
     front: tuple[Config, ...]
@@ -135,7 +136,7 @@ def _place(board: str | Path | Board, memory: str | None) -> tuple[Board, str]:
 
 
 def _known_as(board: Board) -> str:
-    """What differs where a board does: the name of one of Celosia's, and for one of somebody's own what it is, too."""
+    """Identity of a board in a report: its name, and for a board of the user's own also its data."""
     return board.name if BOARDS.get(board.name) == board else f"{board.name} ({board.digest})"
 
 
@@ -182,8 +183,8 @@ def _explored(
 
 
 def beginning(ladder: Ladder, space: ConfigSpace, rng: np.random.Generator) -> list[Config]:
-    """What a search looks at first: the Config nearest to the board's, and FIRST others. The largest arrays come first,
-    for models have the fewest instructions on them, so that something is known soon."""
+    """First Configs of a search: the one nearest to the board's, and FIRST others. The largest arrays come first: their
+    models have the fewest instructions, so that first results come soon."""
     first = space.nearest(ladder.board.config)
     candidates = sorted(spread(space, rng, FIRST, ladder.holds), key=lambda cfg: -cfg.macs_per_cycle)
     return candidates if first is None else [first, *candidates]
@@ -224,7 +225,7 @@ def subjects_of(models: str | Path | Sequence[str | Path]) -> list[ExploredModel
 
 
 def seconds(text: str) -> float:
-    """Of "90", "90s", "30m" or "1.5h". ExploreError.
+    """Parse a time: "90", "90s", "30m" or "1.5h". ExploreError.
 
     >>> seconds("30m"), seconds("90"), seconds("1.5h")
     (1800.0, 90.0, 5400.0)
@@ -236,7 +237,7 @@ def seconds(text: str) -> float:
 
 
 def _room(state: ExploreState, now: float, budget: float | None, points: int | None) -> int:
-    """How many more Configs may be measured; where none, the state says what has ended it."""
+    """Number of Configs that may still be measured; where none, the state says what has ended the search."""
     if budget is not None and now >= budget:
         state.ended = "budget"
         return 0

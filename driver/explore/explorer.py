@@ -27,9 +27,9 @@ FAR = float(np.log(64))
 
 @dataclass
 class ExploreState:
-    """How far an exploration is. points: those measured by the search; known: before it; looked: Configs in closed
-    form. front: Configs on it. volume: of the front, a share of a box that does not change. budget: seconds, None
-    without. ended: what has ended it before nothing was left: "budget", "points" or "interrupted"."""
+    """Progress of an exploration. points: those measured by the search; known: before it; looked: Configs judged in
+    closed form. front: Configs on it. volume: of the front, a share of a box that does not change. budget: seconds,
+    None without. ended: why it ended before nothing was left: "budget", "points" or "interrupted"."""
 
     budget: float | None = None
     spent: float = 0.0
@@ -118,7 +118,7 @@ class Explorer:
     # Steps ----------------------------------------------------------------------------------------------------------
 
     def _look(self, at_once: int, over: Callable[[], bool]) -> list[str]:
-        """At what the search asks for, in closed form."""
+        """Judge the search's proposals in closed form."""
         proposals = self.search.ask((WIDE if self.filtering else 1) * at_once)
         looked = self.ladder.closed(proposals, over)
         self.state.looked += len(looked)
@@ -145,7 +145,7 @@ class Explorer:
             )
 
     def _chosen(self, count: int, order: Sequence[str]) -> list[Point]:
-        """Those that are to be measured now: by what they promise, one of UNFILTERED as the search proposes."""
+        """Choose the Configs to measure now: by their expected gain, and one of UNFILTERED as the search proposes."""
         values = self.values(self.measured.values())
         if len(values) and self.filtering:
             front = values[on_front(values)]

@@ -76,7 +76,7 @@ class Ladder:
         return points + self._measured(fitting, "closed", over)
 
     def timed(self, points: Sequence[Point], over: Callable[[], bool] = lambda: False) -> list[Point]:
-        """The same Configs by the timing model, but for those that have not begun when it is `over`."""
+        """Measure these Configs by the timing model, except those that have not begun when it is `over`."""
         measured = [point for point in points if point.measured]
         return measured + self._measured([replace(p, rung="timed") for p in points if not p.measured], "timed", over)
 
@@ -152,7 +152,7 @@ class Ladder:
     # Objectives -----------------------------------------------------------------------------------------------------
 
     def costs(self, point: Point) -> dict[str, Cost]:
-        """What each model, or what was made of it, costs on a point; by name."""
+        """Cost of each model, or of its rewritten form, on a point; by name."""
         costs = {subject.name: point.costs[subject.name] for subject in self.subjects}
         rewritten = point.rewritten if self.rewriting else {}
         return costs | {name: rewriting.cost for name, rewriting in rewritten.items() if rewriting.cost is not None}
@@ -163,7 +163,7 @@ class Ladder:
         return ExploredModel.of(self.points.path.parent / file) if file and self.points.path else subject
 
     def file_on(self, point: Point, name: str) -> str:
-        """That of the rewritten model whose cost counts, in the folder of points; "" where it is the original's."""
+        """File of the rewritten model whose cost counts, in the folder of points; "" where the original's counts."""
         rewriting = point.rewritten.get(name) if self.rewriting else None
         return "" if rewriting is None or rewriting.cost is None else rewriting.file
 
@@ -188,7 +188,7 @@ class Ladder:
         }  # fmt: skip
 
     def shares(self, point: Point) -> dict[str, float]:
-        """What the point takes of each resource of the device."""
+        """Share of each resource of the device that the point takes."""
         return Resources(**point.area).shares(self.board.device)
 
     def least(self, point: Point) -> dict[str, float]:
@@ -198,7 +198,7 @@ class Ladder:
         return self.figures(point, [replace(cost, cycles=max(1, cost.bound)) for cost in costs])
 
     def limits(self, point: Point) -> dict[str, float]:
-        """By unit, the share of the models that it limits."""
+        """Share of the models that each unit limits, by unit."""
         corrections: dict[str, float] = {}
         for cost in self.costs(point).values():
             corrections[cost.limit] = corrections.get(cost.limit, 0.0) + 1 / len(point.costs)
@@ -210,7 +210,7 @@ def _counted(point: Point) -> area.Counted:
 
 
 class Correction:
-    """What the closed form gets wrong, learned from points that went up: a factor for each objective."""
+    """Correction of the closed form, learned from points that were also timed: a factor for each objective."""
 
     def __init__(self, space: ConfigSpace, names: Sequence[str]) -> None:
         self.space, self.names = space, names
@@ -218,7 +218,7 @@ class Correction:
         self.targets: list[list[float]] = []
 
     def learn(self, cfg: Config, expected: dict[str, float], measured: dict[str, float]) -> None:
-        """From the closed form's objectives of `cfg`, and those of the timing model."""
+        """Learn from the closed form's objectives of `cfg`, and those of the timing model."""
         self.rows.append(self._features(cfg))
         self.targets.append([float(np.log(measured[name] / expected[name])) for name in self.names])
 

@@ -1,4 +1,4 @@
-"""What is wanted of a Config, as figures of which less is better."""
+"""Objectives of an exploration, as figures of which less is better."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from celosia.hw.spec.config import Config
 
 
 def drawn(cfg: Config, cost: Cost, resources: Resources, board: Board, clock_mhz: float) -> Power:
-    """What the accelerator draws while it runs a model that costs so much. LOAD and STORE are at work there while they
-    wait for memory, too."""
+    """Power in watts that the accelerator draws while it runs a model of a known cost. LOAD and STORE count as busy
+    while they wait for memory, too."""
     cells = Cells.of(cfg, resources.lut, resources.ff, resources.dsp, resources.ram)
     busy = {unit: cycles / cost.cycles for unit, cycles in cost.busy.items()}
     return estimate(cfg, cells, board, clock_mhz, busy)

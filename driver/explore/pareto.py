@@ -24,7 +24,7 @@ def _moocore() -> Any:
 
 
 def on_front(points: Floats) -> NDArray[np.bool_]:
-    """Which of `points`, [count, objectives], no other is better than; of equal ones the first."""
+    """Mask of the points, [count, objectives], that no other point dominates; of equal ones the first."""
     if not len(points):
         return np.zeros(0, bool)
     return np.asarray(_moocore().is_nondominated(points), bool)
@@ -41,7 +41,7 @@ def reference(points: Floats) -> Floats:
 
 
 def hypervolume(points: Floats, worst: Floats) -> float:
-    """Of what `points` are better than, up to `worst` (a `reference`)."""
+    """Hypervolume that `points` dominate, up to `worst` (a `reference`)."""
     if not len(points):
         return 0.0
     return float(_moocore().hypervolume(np.log(points), ref=worst))
@@ -68,7 +68,7 @@ def promising(known_values: Floats, expected: Floats, worst: Floats, count: int)
 
 
 def _behind(front: Floats, point: Floats) -> float:
-    """By how much, in logarithms, `point` would have to be better in everything to be on `front`."""
+    """Distance, in logarithms, by which `point` must improve in every objective to be on `front`."""
     if not len(front):
         return 0.0
     return float((np.log(point) - np.log(front)).min(axis=1).max())

@@ -56,8 +56,8 @@ class Failure:
 
 @dataclass(frozen=True)
 class Rewriting:
-    """What a search has made of a model for a Config. file: of the rewritten model, in the folder of points; "" where
-    the original is best. cost: None there. seconds: of searching, for all Configs of that time together."""
+    """Result of rewriting a model for a Config. file: of the rewritten model, in the folder of points; "" where the
+    original is best. cost: None there. seconds: of searching, for all Configs of that time together."""
 
     file: str
     cost: Cost | None
@@ -87,7 +87,7 @@ class Point:
         return self.failure is None and RUNGS.index(self.rung) >= RUNGS.index("timed")
 
     def to_json(self) -> dict[str, Any]:
-        """As a line of the file; `from_json` reads it."""
+        """Return the point as a line of the file; `from_json` reads it."""
         fields = {name: value for name, value in self.cfg.to_dict().items() if name != "name"}
         return {
             "digest": self.cfg.digest, "set": fields, "rung": self.rung,
@@ -130,7 +130,7 @@ def _leaves(file: str) -> bool:
 
 
 def _area(row: Any) -> dict[str, Any]:
-    """What a Config takes. ValueError, TypeError where that is none."""
+    """Parse the area of a Config. ValueError, TypeError where it is none."""
     if not isinstance(row, dict) or not all(
         isinstance(value, (bool, int, float)) and 0 <= value < 2**40 for value in row.values()
     ):
@@ -140,7 +140,7 @@ def _area(row: Any) -> dict[str, Any]:
 
 
 class Points:
-    """What is known of Configs, in the folder of an exploration; `folder` None: in memory only."""
+    """Points of an exploration, kept in its folder; `folder` None: in memory only."""
 
     def __init__(self, folder: Path | None, context: dict[str, Any]) -> None:
         """context: what the looks depend on. ExploreError where the folder holds another exploration, OutputError."""
@@ -164,12 +164,12 @@ class Points:
             append(self.path, sealed(point.to_json()))
 
     def get(self, cfg: Config) -> Point | None:
-        """What is known of `cfg`, whatever its name."""
+        """Return the point of `cfg`, whatever its name; None for an unknown one."""
         return self.known.get(cfg.digest)
 
     @property
     def seconds(self) -> float:
-        """How long all runs have explored."""
+        """Seconds of exploration, of all runs together."""
         return max((point.at for point in self.known.values()), default=0.0)
 
     def _keep(self, point: Point) -> None:
@@ -179,7 +179,7 @@ class Points:
 
 
 def context_of(subjects: list[ExploredModel], board: str, memory: str) -> dict[str, Any]:
-    """What looks depend on."""
+    """Context of an exploration: everything on which its points depend."""
     models = {subject.name: subject.digest for subject in subjects}
     return {"models": models, "board": board, "memory": memory, "format": FORMAT, "timing": VERSION}
 

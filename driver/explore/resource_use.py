@@ -1,4 +1,5 @@
-"""What a Config takes of a device, and whether it fits: as Yosys has counted it, or by the model of bitstreams/area."""
+"""Resources of a device that a Config takes, as counted by Yosys or by the model of bitstreams/area, and whether it
+fits."""
 
 from __future__ import annotations
 
@@ -30,7 +31,7 @@ class Resources:
         return Resources(used.lut, used.ff, used.dsp, used.ram, False, used.extrapolated)
 
     def shares(self, device: Device) -> dict[str, float]:
-        """What each is of the device's."""
+        """Share of each of the device's resources."""
         return {name: getattr(self, name) / getattr(device, name) for name in RESOURCES}
 
     def why_not(self, device: Device, left: float) -> str | None:

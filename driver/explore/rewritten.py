@@ -87,7 +87,7 @@ def rewrite_front(
 
 
 def families(ladder: Ladder, points: Iterable[Point]) -> list[list[Point]]:
-    """Those of one shape of array, the fastest first; the shape whose fastest has the fewest cycles comes first."""
+    """Group points by the shape of their array, the fastest first; the shape with the fewest cycles comes first."""
     families: dict[str, list[Point]] = {}
     for point in sorted(points, key=lambda point_key: (ladder.figures(point_key)["cycles"], point_key.cfg.digest)):
         families.setdefault(_shape(point.cfg), []).append(point)

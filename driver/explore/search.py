@@ -45,7 +45,7 @@ class ConfigOutcome:
 
 
 class ConfigSearch:
-    """What all have in common: what was asked for, and what is known."""
+    """Base of all searches: Configs that were asked for, and their outcomes."""
 
     def __init__(self, space: ConfigSpace, rng: np.random.Generator, start: Sequence[Config] = ()) -> None:
         """start: Configs that are asked for first."""
@@ -55,7 +55,7 @@ class ConfigSearch:
         self.known: dict[str, ConfigOutcome] = {}
 
     def ask(self, count: int) -> list[Proposal]:
-        """Up to `count` new Configs."""
+        """Propose up to `count` new Configs."""
         proposals: list[Proposal] = []
         first = ((cfg, "to begin with") for cfg in self.start)
         for cfg, origin in chain(first, self.proposals(count), self._any(), self._rest()):
@@ -67,7 +67,7 @@ class ConfigSearch:
         return proposals
 
     def tell(self, outcomes: Sequence[ConfigOutcome]) -> None:
-        """What came of Configs that were asked for, or of others."""
+        """Record the outcomes of Configs, proposed here or not."""
         for outcome in outcomes:
             self.asked.add(outcome.cfg.digest)
             self.known[outcome.cfg.digest] = outcome
@@ -78,7 +78,7 @@ class ConfigSearch:
 
     @property
     def good(self) -> list[ConfigOutcome]:
-        """What came to an end with objectives."""
+        """Outcomes with objectives."""
         return [outcome for outcome in self.known.values() if outcome.objectives is not None]
 
     def _any(self) -> Iterator[Proposal]:
@@ -98,7 +98,8 @@ class RandomConfigs(ConfigSearch):
 
 
 class Bottleneck(ConfigSearch):
-    """From each Config on the front: more of what limits it, also for as many bytes, less of what does not, and both.
+    """Search from each Config on the front: more of what limits it, also for as many bytes, less of what does not, and
+    both.
 
     A tenth are random ones, so that no part of the space is cut off.
     """
@@ -119,7 +120,7 @@ class Bottleneck(ConfigSearch):
             yield move
 
     def _moves(self, outcome: ConfigOutcome) -> Iterator[Proposal]:
-        """From one Config, what is likely to help first."""
+        """Yield moves from one Config, the most promising first."""
         cfg = outcome.cfg
         searched = set(self.space.searched)
         limits = sorted(outcome.limits, key=lambda name: -outcome.limits[name])
@@ -186,7 +187,7 @@ class Nsga2(ConfigSearch):
 
 
 def crowding(values: Floats, rank: np.ndarray[tuple[int, ...], np.dtype[np.int64]]) -> Floats:
-    """How far the neighbours of each point are within its rank, in every objective; inf for those at the ends.
+    """Crowding distance of each point within its rank (NSGA-II): in every objective; inf for those at the ends.
 
     >>> crowding(np.array([[1.0, 4], [2, 2], [4, 1]]), np.zeros(3, np.int64))
     array([inf,  2., inf])
@@ -224,7 +225,7 @@ def spread(
 
 
 def _apart(space: ConfigSpace, one: Config, other: Config) -> float:
-    """In how many fields two Configs differ, by steps."""
+    """Number of fields in which two Configs differ, by steps."""
     total = 0.0
     for name in space.searched:
         values = sorted(space.values[name])

@@ -98,7 +98,7 @@ def placed(subject: ExploredModel, cfg: Config, products: bool = False) -> int:
 
 
 def nothing_on_accelerator(subject: ExploredModel) -> str:
-    """What is wrong with a model of which no Config can be judged."""
+    """Explain why no Config can be judged by a model: nothing of it runs on the accelerator."""
     return f"nothing of {subject.name} runs on the accelerator; make an int8 model of it with `celosia quantize`"
 
 
@@ -179,7 +179,7 @@ class Ask:
         return self.subject.digest
 
     def run(self) -> TrialResult:
-        """Where the Job is measured; the Status says what went wrong."""
+        """Measure the Job in this process; the Status says what went wrong."""
         try:
             if ExploredModel.of(self.subject.path).digest != self.subject.digest:
                 return TrialResult(Status.FAILED, detail=f"{self.subject.path} is another file here; give all the same")
@@ -197,6 +197,6 @@ def asked_of(cfg: Config) -> Config:
 
 
 def cost_of(result: TrialResult) -> Cost:
-    """What an Ask has found out; of a TrialResult that is OK."""
+    """Return the Cost in the answer of an Ask; for a TrialResult that is OK."""
     fields: dict[str, Any] = json.loads(result.detail)
     return Cost(**fields)

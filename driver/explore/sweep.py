@@ -1,4 +1,4 @@
-"""One model on many Configs: cycles by the timing model, and what is known of the hardware without building it."""
+"""Run one model on many Configs by the timing model, and list cycles and estimates of the hardware."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def fewest(rows: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
 
 
 def remark(row: dict[str, Any], best: dict[str, Any] | None) -> str:
-    """What a table says of a row at its end."""
+    """Remark at the end of a row of a table."""
     if row["error"]:
         return str(row["error"])
     if row.get("misfit"):
@@ -147,7 +147,7 @@ def _hardware(cfg: Config, board: Board) -> dict[str, Any]:
 
 
 def note(rows: Sequence[dict[str, Any]]) -> str:
-    """What the resources of a sweep are, in a sentence."""
+    """Sentence on the source of a sweep's resources."""
     from celosia.bitstreams.area import model
 
     off = model().error

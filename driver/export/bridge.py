@@ -34,7 +34,7 @@ class Behind(Protocol):
 
     @property
     def device(self) -> FunctionalDevice | RtlDevice:
-        """Its memory is what the program's becomes."""
+        """Open the device whose memory becomes the program's memory."""
 
     def read(self, name: str) -> int:
         """The register of that name."""

@@ -1,4 +1,4 @@
-"""What an exported model is built with and begins from: Makefile, CMakeLists.txt, and two programs to start from."""
+"""Files to build an exported model with, and to begin from: Makefile, CMakeLists.txt, and two example programs."""
 
 from __future__ import annotations
 
@@ -239,7 +239,7 @@ int main(void) {{
 
 
 def _bridged(model: CModel, number: int) -> str:
-    """One model's case: inputs, a run, and where it ends well, outputs."""
+    """Generate one model's case: inputs, a run, and where it ends well, outputs."""
     lines, ins, outs = _buffers(model)
     declared = "\n".join(f"            {line}" for line in lines)
     sent, returned = zip(ins, model.program.inputs), zip(outs, model.program.outputs)

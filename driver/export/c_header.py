@@ -1,4 +1,4 @@
-"""What C has to know of the hardware, as a header: registers, errors, and how long the host waits."""
+"""C header on the hardware: registers, errors, and how long the host waits."""
 
 from __future__ import annotations
 

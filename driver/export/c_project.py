@@ -54,7 +54,7 @@ def export_program(program: Program, target: ExportTarget, name: str | None = No
 
 
 def runtime_files(target: ExportTarget) -> dict[str, bytes]:
-    """What is the same for all models of a target."""
+    """Files of the C runtime that are equal for all models of a target."""
     files = {file: (RUNTIME / file).read_bytes() for file in (*COMMON, *(LINUX if target.hosted else ()))}
     return files | {hardware.HEADER: hardware.header().encode()}
 
@@ -124,7 +124,7 @@ def require_target(folder: Path, target: str) -> None:
 
 
 def target_of(folder: Path) -> str | None:
-    """What the models in a folder were exported for; None where there are none."""
+    """Return the target that the models in a folder were exported for; None where there are none."""
     try:
         lines = (folder / "Makefile").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:

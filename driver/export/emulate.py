@@ -23,7 +23,7 @@ BRIDGE = "device_bridge.c"
 
 
 class ToolMissing(RuntimeError):
-    """What builds or runs a program for a target is not here; the message says what, and where it comes from."""
+    """A tool that builds or runs a program for a target is missing; the message says which, and where it comes from."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ EMULATORS = {
 
 
 def missing(target: ExportTarget) -> str | None:
-    """What a test or benchmark that emulates `target` lacks here, and where it comes from; None for nothing."""
+    """Name the missing tools that emulating `target` needs, and where they come from; None for nothing."""
     if "ziglang" in compiler(target) and find_spec("ziglang") is None:
         return "could not import 'ziglang', which builds C for other processors; pip install 'celosia[deploy]'"
     emulator = EMULATORS[target.name]

@@ -1,4 +1,5 @@
-"""How the accelerator stores a tensor, as one affine map of its elements: `celosia_form` of runtime/celosia.h."""
+"""Layout of a tensor in the accelerator's memory, as one affine map of its elements: `celosia_form` of
+runtime/celosia.h."""
 
 from __future__ import annotations
 
@@ -49,7 +50,7 @@ def _c(value: int | tuple[int, ...]) -> str:
 
 
 def form_of(cfg: Config, move: Pack | Unpack, info: TensorInfo) -> AffineForm:
-    """Of what a launch takes from the host, or gives back; `info` is its tensor."""
+    """Return the form of a tensor that a launch takes from the host, or gives back; `info` is its tensor."""
     form, unpacked = move.form, isinstance(move, Unpack)
     first = move.offset if isinstance(move, Unpack) else 0
     images, channels, height, width = form.dims

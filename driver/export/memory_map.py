@@ -1,4 +1,4 @@
-"""Where each tensor of a Program lies in an exported model, fixed when it is exported."""
+"""Location of each tensor of a Program in an exported model, fixed when it is exported."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def nbytes(tensor: TensorInfo) -> int:
 
 
 def places_of(program: Program) -> Places:
-    """Where the tensors of `program` lie. NotExportable for what C cannot hold."""
+    """Assign a location to each tensor of `program`. NotExportable for what C cannot hold."""
     require_exportable(program)
     places = Places()
     for number, tensor in enumerate(program.inputs):
@@ -131,12 +131,11 @@ def require_exportable(program: Program) -> None:
         label = f"tensor {tensor.name!r} ({program.shape_text(tensor)})"
         if tensor.kind != "tensor" or tensor.dtype not in C_TYPES:
             kind = tensor.kind if tensor.kind != "tensor" else tensor.dtype
-            raise NotExportable(
-                f"{label} cannot be exported: C has no {kind}; give the model tensors of numbers alone"
-            )
+            raise NotExportable(f"{label} cannot be exported: C has no {kind}; give the model tensors of numbers alone")
         if -1 in tensor.shape:
             raise NotExportable(
-                f"{label} cannot be exported: its size is only known when it runs; fix it with --shape {tensor.name}=..."
+                f"{label} cannot be exported: its size is only known when it runs; "
+                f"fix it with --shape {tensor.name}=..."
             )
 
 

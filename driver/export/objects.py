@@ -1,4 +1,4 @@
-"""What object files want of others, and how much code they have, of ELF and of WebAssembly."""
+"""Undefined symbols and code size of object files, in ELF and WebAssembly."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ class _Wasm:
         return self.code[self.at - 1]
 
     def number(self) -> int:
-        """Of any length: seven bits in each byte."""
+        """Read a LEB128 number of any length: seven bits in each byte."""
         value = shift = 0
         while True:
             byte = self.byte()
@@ -110,7 +110,7 @@ class _Wasm:
         return self.code[self.at - size : self.at].decode()
 
     def skip(self, kind: int) -> None:
-        """What a table (1), a memory (2) or a global (3) says of itself."""
+        """Skip the type of a table (1), a memory (2) or a global (3)."""
         if kind == 3:
             self.at += 2
             return

@@ -61,7 +61,7 @@ def names_of(tensors: tuple[TensorInfo, ...], kind: str) -> list[str]:
 
 @dataclass(frozen=True)
 class CModel:
-    """What is written of a Program: its name in C, and where its tensors lie."""
+    """A Program to write as C: its name there, and the locations of its tensors."""
 
     name: str
     program: Program
@@ -69,13 +69,14 @@ class CModel:
 
     @property
     def upper(self) -> str:
-        """As macros begin: the name in capitals, or, where it has some itself, as it is, so that `Net` is not `net`."""
+        """Prefix of macros: the name in capitals, or, where it has some itself, as it is, so that `Net` is not
+        `net`."""
         if self.name == self.name.lower():
             return self.name.upper()
         return f"{self.name}_model" if self.name == self.name.upper() else self.name
 
     def parameters(self) -> str:
-        """Those of the typed entry."""
+        """Parameters of the typed entry function."""
         ins = zip(self.program.inputs, names_of(self.program.inputs, "in"))
         outs = zip(self.program.outputs, names_of(self.program.outputs, "out"))
         parameters = [f"const {C_TYPES[tensor.dtype]} *{name}" for tensor, name in ins]

@@ -1,4 +1,4 @@
-"""Where exported C may run: what LLVM compiles kernels for, and how a C compiler is told the same."""
+"""Targets of exported C: LLVM's settings for kernels, and the equal flags of a C compiler."""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ def _has_cache(node: onnx.NodeProto) -> bool:
 
 
 def _input(node: onnx.NodeProto, number: int) -> str:
-    """Its name, "" where there is none."""
+    """Name of an input of a node, "" where there is none."""
     return node.input[number] if number < len(node.input) else ""
 
 
@@ -95,7 +95,8 @@ def _require_plain(node: onnx.NodeProto) -> None:
 
 
 class _Attention:
-    """What both operators have: heads, a cache, scores, softmax. ModelError where the cache is none of the model's."""
+    """Writer of what both operators share: heads, a cache, scores, softmax. ModelError where the cache is none of the
+    model's."""
 
     def __init__(self, writer: GraphWriter, node: onnx.NodeProto, roles: Roles) -> None:
         self.writer, self.op, self.node, self.roles, self.attrs = writer, writer.op, node, roles, _attributes(node)
@@ -146,7 +147,7 @@ class _Attention:
         return self.op("Reshape", several, self.writer.ints(0, self.heads, -1, self.size))
 
     def hidden(self, seen: str, value: float) -> str:
-        """What is added to scores: nothing where `seen`, a tensor of bool, else `value`."""
+        """Write the mask to add to scores: 0 where `seen`, a tensor of bool, else `value`."""
         return self.writer.once("Where", seen, self.real(0), self.real(value))
 
     def own(self, x: str) -> str:
@@ -157,7 +158,7 @@ class _Attention:
         return self.writer.once("Slice", x, begin, self.writer.ints(END), self.writer.ints(1))
 
     def places(self) -> str:
-        """Of each token of the mask [batch, total]: how many are seen before it."""
+        """Write the position of each token of the mask [batch, total]: the number of seen tokens before it."""
         once = self.writer.once
         seen = once("Cast", self.roles.mask, to=TensorProto.INT64)
         return once("Sub", once("CumSum", seen, self.writer.constant(1)), self.writer.constant(1))

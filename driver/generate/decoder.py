@@ -144,7 +144,7 @@ class Decoder:
 
     @property
     def known(self) -> int:
-        """How many tokens the model knows."""
+        """Number of tokens that the model knows."""
         return self._known(self.program())
 
     def _shapes(self, steps: int) -> dict[str, tuple[int, ...]]:
@@ -270,7 +270,7 @@ class Session:
 
 
 def seen_tokens(past: int, before: int, steps: int, count: int) -> NDArray[np.bool_]:
-    """Which of a cache with room for `past` tokens, and of `steps` new ones, hold tokens: the first `before`, and the
+    """Mask of the tokens in a cache with room for `past` tokens, and of `steps` new ones: the first `before`, and the
     first `count`."""
     places = np.arange(past + steps)
     held: NDArray[np.bool_] = (places < before) | ((places >= past) & (places < past + count))
@@ -299,7 +299,7 @@ def _length(requested: int | None, limit: int | None) -> int:
 
 
 def positions_of(proto: onnx.ModelProto, roles: Roles) -> int | None:
-    """How many positions the model has a row for; None where it computes what it needs of any."""
+    """Number of positions that the model has a row for; None where it computes what it needs of any."""
     tables = {tensor.name: tensor.dims[0] for tensor in proto.graph.initializer if len(tensor.dims) == 2}
     counted = {roles.mask}
     """The mask, and places that are counted in it."""

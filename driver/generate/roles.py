@@ -1,4 +1,4 @@
-"""What the inputs and outputs of a decoder are, by their names, as exporters choose them.
+"""Roles of the inputs and outputs of a decoder, by their names, as exporters choose them.
 
 input_ids            int [1, steps]                 tokens that have not been seen yet
 attention_mask       int [1, total]                 1 for tokens that are seen; total = past + steps
@@ -36,7 +36,7 @@ class Cache:
 
 @dataclass(frozen=True)
 class Roles:
-    """Which input and output is what. positions: "" where there are none."""
+    """Names of a decoder's inputs and outputs by role. positions: "" where there are none."""
 
     tokens: str
     mask: str

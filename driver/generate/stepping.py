@@ -110,8 +110,8 @@ class _Editor:
         )
 
     def _codes(self, joined: str, present: str) -> _Codes | None:
-        """What the QuantizeLinear nodes that alone read the values of `whole`, but for `present`, make of them; None
-        where something else reads them, or these differ."""
+        """QuantizeLinear nodes that alone read the values of `joined`, except for `present`, merged into one. None
+        where something else reads them, or the nodes differ."""
         first, *later_ends = [*self._ends(joined, present)] or [None]
         return (
             first

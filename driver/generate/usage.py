@@ -1,4 +1,4 @@
-"""What the runs of a session have taken of the accelerator."""
+"""Use of the accelerator by the runs of a session."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ class Vocabulary:
 
 
 def vocabulary_of(proto: onnx.ModelProto) -> Vocabulary | None:
-    """That of the model's metadata; None where it has none. ModelError for one that is no list of texts."""
+    """Vocabulary in the model's metadata; None where it has none. ModelError for one that is no list of texts."""
     text = next((entry.value for entry in proto.metadata_props if entry.key == KEY), None)
     if text is None:
         return None

@@ -59,7 +59,7 @@ class GraphWriter:
         return y
 
     def once(self, kind: str, *inputs: str, **attributes: Any) -> str:
-        """As `op`, but what is asked for twice is written once."""
+        """Write an operator as `op` does, but only once for equal arguments."""
         key = (kind, inputs, *sorted(attributes.items()))
         if key not in self._shared:
             self._shared[key] = self.op(kind, *inputs, **attributes)

@@ -129,7 +129,7 @@ def _with_sound_names(model: Path | onnx.ModelProto) -> Path | onnx.ModelProto:
 
 
 def version() -> str:
-    """Of onnxruntime."""
+    """Version of onnxruntime."""
     import onnxruntime
 
     return str(onnxruntime.__version__)

@@ -76,7 +76,7 @@ def with_given(shape: Sequence[int | None], sizes: Sequence[int | None] | None) 
 
 
 class Runs(Protocol):
-    """What runs a Program."""
+    """Runner of one Program."""
 
     program: Program
 
@@ -87,7 +87,7 @@ R = TypeVar("R", bound=Runs)
 
 
 class Specialised(Generic[R]):
-    """What runs each Program of a model.
+    """Runners of all Programs of a model, by the shapes of its inputs.
 
     compiling: arguments of `compile` for all of them; `shapes` among these give sizes that could stay open. make: what
     runs a Program. held: how many are kept.
@@ -103,7 +103,8 @@ class Specialised(Generic[R]):
         self._lock = Lock()
 
     def runtime(self, inputs: Mapping[str, Array]) -> R:
-        """What runs inputs of these shapes. InputError where one is missing; ModelError where it cannot be compiled."""
+        """Return the runner for inputs of these shapes. InputError where one is missing; ModelError where it cannot be
+        compiled."""
         with self._lock:
             shapes = self.model.shapes(inputs)
             key = tuple(shapes.values())
@@ -122,7 +123,7 @@ class Specialised(Generic[R]):
 
     @property
     def ready(self) -> int:
-        """How many Programs there are."""
+        """Number of Programs compiled so far."""
         return len(self._runtimes)
 
     def close(self) -> None:

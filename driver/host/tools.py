@@ -1,4 +1,4 @@
-"""What devices need, found before a model is compiled for them."""
+"""Look for the tools and packages of a device before a model is compiled for it."""
 
 from __future__ import annotations
 

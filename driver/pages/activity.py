@@ -1,4 +1,4 @@
-"""What the accelerator did in each cycle of a run: instructions, the tokens they waited for, scratchpads."""
+"""Activity of the accelerator in each cycle of a run: instructions, the tokens they waited for, scratchpads."""
 
 from __future__ import annotations
 
@@ -68,8 +68,8 @@ class Activity:
 
 
 def activity(program: Program, counters: Sequence[Counters], limit: int = 20_000) -> Activity | None:
-    """What happened in the launches, of which `counters` has those of the first run of the Program; None where the
-    device did not tell the time of each instruction, or there was none.
+    """Return the activity in the launches of a Program; `counters` are those of its first run. None where the device
+    did not give the time of each instruction, or there was none.
 
     limit: bars, from which on instructions that follow each other are drawn as one.
     """
@@ -132,7 +132,8 @@ class _Trace:
         return self.unit, self.layer, self.index, np.ones_like(self.index), self.drawn, self.end
 
     def waits(self) -> tuple[Ints, ...]:
-        """From the end of what its unit did before to the last token that each instruction takes."""
+        """Intervals in which a unit waits: from the end of its last instruction to the last token that the next one
+        takes."""
         arrival, giver = np.full(len(self.unit), -1, np.int64), np.zeros(len(self.unit), np.int64)
         given, waits = (
             np.array([instruction.fields[name] for instruction in self.stream], np.int64) for name in ("post", "wait")
@@ -162,7 +163,8 @@ class _Trace:
 
 
 def _joined(bars: Bars, limit: int) -> tuple[Bars, int]:
-    """At most `limit` bars where possible: those of a unit and a layer with the smallest pauses between them joined."""
+    """Join bars until at most `limit` are left where possible: those of a unit and a layer with the smallest pauses
+    first."""
     order = np.lexsort((bars.index, bars.unit))
     unit, layer, index, count, drawn, end = (getattr(bars, name)[order] for name in Bars.__dataclass_fields__)
     pause = np.maximum(drawn[1:] - np.maximum.accumulate(end)[:-1], 0)

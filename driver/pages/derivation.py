@@ -1,4 +1,4 @@
-"""How an optimised model came to be, as a section of a page or a page of its own."""
+"""Derivation of an optimised model, as a section of a page or a page of its own."""
 
 from __future__ import annotations
 
@@ -70,12 +70,12 @@ def section(report: Mapping[str, Any]) -> Section:
 
 
 def _cost(report: Mapping[str, Any]) -> tuple[str, str]:
-    """What the steps save: its name in a report, and its unit."""
+    """Name in a report, and unit, of the cost that the steps save."""
     return ("host", "ns") if is_measured(report) else ("cycles", "cycles")
 
 
 def _pictures(changes: Mapping[str, Any] | None) -> str:
-    """What is no longer there beside what is new. Nothing of models that were made before this was kept."""
+    """Draw the removed operators beside the new ones; nothing for models of older versions."""
     if not changes or not any(changes.values()):
         return ""
     sides = "".join(

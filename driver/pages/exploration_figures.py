@@ -69,7 +69,7 @@ def _told(fields: Mapping[str, Any], preset: Mapping[str, Any] | None = None) ->
 
 
 def _shares(row: Mapping[str, Any]) -> str:
-    """What it takes of the device; of older versions nothing is known."""
+    """Shares of the device's resources; empty for reports of older versions."""
     shares = row.get("shares", {})
     return ", ".join(f"{label} {shares[name]:.0%}" for name, label in NAMES.items() if name in shares) or "-"
 

@@ -44,8 +44,8 @@ def of_front(source: Path | Mapping[str, Any]) -> Page:
 
 
 def _of_today(report: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What older versions wrote, under names of this one: milliseconds for an image were called fps, and energy was a
-    proxy, which is to be taken for no estimate."""
+    """Convert the names of older reports: milliseconds for an image were called fps, and energy was a proxy, which is
+    dropped."""
     names = {"fps": "period"} | ({PROXY: PROXY_LABEL} if report.get("format", 1) < ESTIMATES else {})
     if not names.keys() & report["objectives"].keys():
         return report
@@ -107,7 +107,7 @@ def _page(given: Mapping[str, Any]) -> Page:
 
 
 def _marks(preset: Mapping[str, Any] | None, figures: Any) -> str:
-    """What the dots of the front are."""
+    """Legend of the dots of the front."""
     pairs = [(figures.FRONT, "on the front"), (figures.SHADES[0], "other, measured late"),
              (figures.SHADES[-1], "measured early")]  # fmt: skip
     return key_of([*pairs, (figures.PRESET, f"the preset {short(preset['name'], NAME)}")] if preset else pairs)
@@ -142,8 +142,8 @@ WATTS = "W (an estimate)"
 
 
 def watts_of(row: Mapping[str, Any]) -> str:
-    """What logic and device draw while a row's Config runs the models, without the processors; of older fronts nothing
-    is known.
+    """Watts of logic and device while a row's Config runs the models, without the processors; "-" for fronts of older
+    versions.
 
     >>> watts_of({"power": {"dynamic": 0.4, "static": 0.144, "processors": 1.5}}), watts_of({})
     ('0.54', '-')
@@ -185,7 +185,7 @@ def _notes(report: Mapping[str, Any]) -> str:
 
 
 def told_of_rewritten(report: Mapping[str, Any]) -> str:
-    """Which Configs' cycles are those of which rewritten models; "" where there are none.
+    """Caption on rewritten models that Configs' cycles were measured with; "" where there are none.
 
     >>> row = {"file": "1.toml", "digest": "", "models": {"a": {"file": "optimised/12/a.onnx"}, "b": {"file": ""}}}
     >>> told_of_rewritten({"front": [row]})
@@ -201,7 +201,7 @@ def told_of_rewritten(report: Mapping[str, Any]) -> str:
 
 
 def told_of_preset(report: Mapping[str, Any]) -> str:
-    """What the preset's row is, and why its cycles are not those of a compiled Program.
+    """Caption on the preset's row, and why its cycles are not those of a compiled Program.
 
     >>> told_of_preset({"memory": "m", "preset": {"name": "p", "fits": True, "records": {"a": 7, "b": 9}, "models": {
     ...     "a": {"cycles": 7}, "b": {"cycles": 10}}}}).partition("; ")[2].partition(" (")[0]
@@ -241,7 +241,7 @@ def many(count: int) -> str:
 
 
 def sensitivity(points: Sequence[Mapping[str, Any]], fields: Sequence[str], name: str) -> dict[str, float]:
-    """By what an objective is multiplied where a field takes its next larger value, field by field.
+    """Factor of an objective where a field takes its next larger value, field by field.
 
     >>> points = [{"set": {"a": a, "b": b}, "objectives": {"cycles": 64 / a}} for a in (1, 2, 4, 8) for b in (0, 1)]
     >>> {name: round(times, 1) for name, times in sensitivity(points * 9, ["a", "b"], "cycles").items()}

@@ -1,4 +1,4 @@
-"""What runs where, and which of it reads what: a row for each layer and each kernel of the CPU, in their order."""
+"""Graph of layers and CPU kernels and the data between them: a row for each, in their order."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ class DrawnNode:
 
 
 def nodes_of_report(report: Mapping[str, Any]) -> list[DrawnNode]:
-    """Of a report, which does not say what reads what: layers, then the CPU's operators."""
+    """Nodes of a report, which has no edges: layers, then the CPU's operators."""
     layers = [DrawnNode(row["name"], row["what"], "accelerator", _limit(row)) for row in report["layers"]]
     return layers + [DrawnNode(node["name"], node["op"], "cpu", node["reason"]) for node in report["cpu_nodes"]]
 
 
 def nodes(program: Program, report: Mapping[str, Any]) -> list[DrawnNode]:
-    """Of a Program, with the edges; layers read what other layers left in the bytes of DRAM that they load."""
+    """Nodes of a Program with their edges; layers read what other layers left in the bytes of DRAM that they load."""
     return _Walk(program, report).nodes
 
 

@@ -69,6 +69,6 @@ def resource_cell(row: Mapping[str, Any], name: str, share: float | None) -> str
 
 
 def key_of(pairs: Sequence[tuple[str, str]]) -> str:
-    """Which colour is whose."""
+    """Legend of the colours."""
     rows = "".join(f'<span><i style="background:{colour}"></i>{escape(name)}</span>' for colour, name in pairs)
     return f'<div class="key">{rows}</div>'

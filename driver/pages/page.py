@@ -52,7 +52,7 @@ class Page:
         write_text(Path(path), self.html())
 
     def _repr_html_(self) -> str:
-        """What of the page needs no script, in a frame of its own: a notebook keeps every output."""
+        """Parts of the page that need no script, in a frame of its own: a notebook keeps every output."""
         titles = ", ".join(section.title for section in self.sections if not section.brief)
         way = 'page = celosia.report(...); page.save("page.html") writes all of it, page.interactive() shows it here.'
         rest = [Section("More", f"The whole page also has: {titles}. {way}")] if titles else []

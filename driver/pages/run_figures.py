@@ -148,13 +148,13 @@ def _of_layers(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def hover(renderers: Sequence[Any], tooltips: Sequence[tuple[str, str]], **options: Any) -> HoverTool:
-    """What is told of the part of `renderers` under the pointer, at most three."""
+    """Tooltip for the part of `renderers` under the pointer, for three at most."""
     return HoverTool(renderers=list(renderers), tooltips=list(tooltips), limit=3, **options)
 
 
 def wide_hover(renderers: Sequence[Any], tooltips: Sequence[tuple[str, str]]) -> HoverTool:
-    """As `hover`, of values that may be long: they are wrapped, not as wide as the screen. What replaces a field's
-    name is text, as there."""
+    """Tooltip like `hover` for values that may be long: they are wrapped, not as wide as the screen. The text that
+    replaces a field's name is HTML, as there."""
     rows = "".join(
         f"<div style='color:#26aae1;text-align:right'>{name}:</div><div style='white-space:normal'>{value}</div>"
         for name, value in tooltips
@@ -232,7 +232,7 @@ def _bytes(size: int) -> str:
 
 
 def timeline(activity: Activity, names: Sequence[str], clock_mhz: float) -> Figure:
-    """What each unit did, what it waited for, and below it how full each scratchpad was; all of one axis of cycles."""
+    """Draw the work and waits of each unit, and below them the use of each scratchpad; all on one axis of cycles."""
     total = activity.launches[-1]
     time = Range1d(start=0, end=total, bounds=(0, total), min_interval=20, name="time")
     return column([_units(activity, names, clock_mhz, time), _scratchpads(activity, time)], sizing_mode="stretch_width")
@@ -242,7 +242,7 @@ TIME_TOOLS = "xpan,xbox_zoom,xwheel_zoom,xzoom_in,xzoom_out,"
 
 
 def layer_colour(number: int) -> str:
-    """The same for a layer in every figure."""
+    """Colour of a layer, equal in every figure."""
     return LAYER_COLOURS[number % len(LAYER_COLOURS)]
 
 

@@ -337,12 +337,12 @@ def _least(row: Mapping[str, Any], roofs: Mapping[str, float]) -> float:
 
 
 def _decided(part: PartInfo) -> str:
-    """What was decided of the loops of a part of a layer, in a line."""
+    """One line on the tuning decisions for the loops of a part of a layer."""
     return ", ".join(f"{name} {value}" for name, value in part.decisions.items())
 
 
 def _data(rows: Sequence[Mapping[str, Any]], program: Program | None, activity: Activity | None) -> dict[str, Any]:
-    """What the page's script shows of a layer that is chosen."""
+    """Data that the page's script shows of a chosen layer."""
     if program is None or activity is None:
         return {}
     layers, left = [], LOOPS

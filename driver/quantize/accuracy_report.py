@@ -1,4 +1,4 @@
-"""What quantising has cost: errors of outputs, what was not quantised and why, the accelerator's share, what to try."""
+"""Report of quantising: errors of outputs, float operators and why, the accelerator's share, advice."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def measure(
 
 
 def _perplexity(pairs: list[tuple[Array, Array]], samples: Samples) -> dict[str, float | None] | None:
-    """Of the float and the int8 model; None where there are no tokens [batch, steps] that logits are for."""
+    """Perplexity of the float and the int8 model; None where there are no tokens [batch, steps] that logits are for."""
     tokens = next((tensor.shape for tensor in samples.inputs if tensor.name == TOKENS), ())
     if len(tokens) != 2 or pairs[0][0].shape[:-1] != tokens:
         return None
@@ -116,7 +116,7 @@ def losing(prepared: Path, result: Path, sample: Mapping[str, Array]) -> list[di
 def advice(
     losing: Sequence[Mapping[str, Any]], per_channel: bool, method: str, samples: int, smoothable: bool
 ) -> list[str]:  # fmt: skip
-    """What to try where the result is poor, the cheapest first."""
+    """Advice where the result is poor, the cheapest first."""
     advice = []
     if not per_channel:
         advice.append("leave --per-tensor out: a scale for each output channel costs nothing on the accelerator")
@@ -165,7 +165,8 @@ def _floats(model: onnx.ModelProto) -> set[str]:
 
 
 def accelerator(quantised: onnx.ModelProto, cfg: Config, inputs: Sequence[Input]) -> dict[str, Any]:
-    """What the accelerator takes of the quantised model, for `inputs` where it has open sizes, and why not the rest."""
+    """Share of the quantised model that the accelerator takes, for `inputs` where it has open sizes, and why not the
+    rest."""
     try:
         program = compile_model(
             quantised, cfg, shapes={tensor.name: [n or 0 for n in tensor.shape] for tensor in inputs}

@@ -1,4 +1,5 @@
-"""What `celosia quantize` quantises beside products: sums and softmaxes of attention, the residual stream, norms."""
+"""Operators that `celosia quantize` quantises beside products: attention's sums and softmaxes, residual stream,
+norms."""
 
 from __future__ import annotations
 
@@ -46,8 +47,8 @@ class BetweenProducts:
 
 
 def between_products(model: onnx.ModelProto, choice: str) -> BetweenProducts:
-    """What is between `model`'s products in attention. which: "rotary" positions; masks and softmaxes, too, for
-    "attention"; else also the residual stream and norms, from the embeddings on."""
+    """List the operators between `model`'s products in attention. choice: "rotary" positions; masks and softmaxes, too,
+    for "attention"; else also the residual stream and norms, from the embeddings on."""
     everything = choice not in ("rotary", "attention")
     flow, result = _Flow(model, everything), BetweenProducts()
     scores = flow.read_by(_is_softmax) if choice != "rotary" else set[str]()
@@ -74,7 +75,7 @@ def _is_softmax(node: onnx.NodeProto) -> bool:
 
 
 class _Flow:
-    """Which tensors are computed of which, single elements of single elements.
+    """Data flow of a model: operators that compute single elements from single elements.
 
     made: tensors that are computed so of products; where `everything`, of norms and embeddings, too. joined: results
     of JOINS of two tensors that are not both functions of the same one, as those in GELU are.
@@ -125,8 +126,8 @@ class _Flow:
 
 @dataclass(frozen=True)
 class ScoreRange:
-    """Of sums that a softmax reads, from the largest one down to what adds nothing to it in any row; and what a mask
-    has to add to the largest score for that."""
+    """Range of masked sums that a softmax reads: from the largest score down to one that adds nothing to the softmax in
+    any row; and the value that a mask adds to the largest score for that."""
 
     low: float
     high: float
@@ -136,7 +137,7 @@ class ScoreRange:
 def score_ranges(
     model: onnx.ModelProto, masked: Sequence[MaskedScores], samples: Iterable[Mapping[str, Array]]
 ) -> dict[str, ScoreRange]:
-    """Those of each sum's result, over all `samples` of the float model. OracleError."""
+    """Range of each sum's result, over all `samples` of the float model. OracleError."""
     names = list(
         dict.fromkeys(name for masked_softmax in masked for name in (masked_softmax.scores, masked_softmax.result))
     )

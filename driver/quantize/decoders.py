@@ -184,7 +184,7 @@ def surprise(logits: Array, sample: Mapping[str, Array]) -> tuple[float, int]:
 
 
 def perplexity(logits: Iterable[Array], samples: Iterable[Mapping[str, Array]]) -> float | None:
-    """Of all samples' next tokens: exp of the mean of -ln p; None where no token has a next one."""
+    """Perplexity of all samples' next tokens: exp of the mean of -ln p; None where no token has a next one."""
     sums = [surprise(model_logits, sample) for model_logits, sample in zip(logits, samples)]
     count = sum(number for _, number in sums)
     return float(np.exp(sum(total for total, _ in sums) / count)) if count else None

@@ -220,7 +220,7 @@ class _Quantised:
         return node.op_type in ("Gemm", "MatMul") and len(dims) == 2
 
     def reals(self, dequantise: onnx.NodeProto) -> Array:
-        """What the DequantizeLinear of a constant makes."""
+        """Real values that the DequantizeLinear of a constant computes."""
         from onnx.reference.ops.op_dequantize_linear import DequantizeLinear_21
 
         axis = next((attr.i for attr in dequantise.attribute if attr.name == "axis"), 1)

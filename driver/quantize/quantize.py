@@ -61,8 +61,8 @@ class QuantizeError(Sentence, ValueError):
 
 @dataclass(frozen=True)
 class QuantizerChoices:
-    """What onnxruntime's quantiser is told, as `quantize` says, and whether of a decoder; ValueError for a name that
-    there is not."""
+    """Settings of onnxruntime's quantiser, as `quantize` describes, and whether the model is a decoder; ValueError for
+    an unknown name."""
 
     per_channel: bool
     activations: str
@@ -82,7 +82,7 @@ class QuantizerChoices:
 
     @property
     def chosen(self) -> str:
-        """Which operators the quantiser is told by name: "products", those of "rotary" positions, "attention" or a
+        """Operators that the quantiser gets by name: "products", those of "rotary" positions, "attention" or a
         "decoder", too; "" where it takes all that it can."""
         if self.operators != "all":
             return self.operators
@@ -397,7 +397,7 @@ def _quantise(source: Path, result: Path, samples: Samples, choices: QuantizerCh
 
 
 def _chosen(model: onnx.ModelProto, samples: Samples, choices: QuantizerChoices) -> dict[str, Any]:
-    """What the quantiser is told of the operators of `model`, which is changed. QuantizeError."""
+    """Choose the quantiser's options for the operators of `model`, which is changed. QuantizeError."""
     if choices.chosen:
         _name(model)
     names, scores, masks = products_of(model), dict[str, Any](), list[str]()

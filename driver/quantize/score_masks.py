@@ -1,4 +1,4 @@
-"""How models hide scores from a softmax, written as sums, whose ranges `attention.score_ranges` finds.
+"""Masks that models add to the scores of a softmax; `attention_scales.score_ranges` finds the ranges of these sums.
 
     Where(hidden, -inf, scores)    ->    Add(scores, Where(hidden, -inf, 0))
 
@@ -46,7 +46,7 @@ def add_masks(model: onnx.ModelProto, scores: Collection[str]) -> list[str]:
 
 
 def _hiding(node: onnx.NodeProto, constants: Mapping[str, TensorProto]) -> int:
-    """Which input of a Where hides elements of the other one; 0 where none does, or it is no Where."""
+    """Input of a Where that hides elements of the other one; 0 where none does, or it is no Where."""
     places = [place for place in (1, 2) if node.op_type == "Where" and node.input[place] in constants]
     return places[0] if len(places) == 1 and _hides_all(constants[node.input[places[0]]]) else 0
 

@@ -59,7 +59,8 @@ class SmoothPlace:
 
 @dataclass
 class ChannelStatistics:
-    """Of a tensor [..., channels] over samples: least and largest numbers of each channel, and ROWS of its rows."""
+    """Statistics of a tensor [..., channels] over samples: least and largest numbers of each channel, and ROWS of its
+    rows."""
 
     least: Array
     most: Array
@@ -118,7 +119,7 @@ def _factors(largest: Array, weights: list[Array], alpha: float) -> Array:
 
 
 def _error(x: ChannelStatistics, weights: list[Array], factors: Array, symmetric: bool, per_channel: bool) -> float:
-    """Of all products together: the sum of squares, over the rows that are kept."""
+    """Sum of squared errors of all products together, over the rows that are kept."""
     low, high = min(float((x.least / factors).min()), 0.0), max(float((x.most / factors).max()), 0.0)
     if symmetric:
         high = max(-low, high)
@@ -155,7 +156,7 @@ def _statistics(
 
 
 class _SmoothGraph:
-    """Who makes and who reads what in a float model, and its constants, which can be changed."""
+    """A float model's constants, which can be changed, with makers and readers of each tensor."""
 
     def __init__(self, model: onnx.ModelProto) -> None:
         self.graph = model.graph
@@ -174,7 +175,7 @@ class _SmoothGraph:
         }
 
     def places(self) -> Iterator[SmoothPlace]:
-        """Those of the model, in its order."""
+        """Places of the model where channels can be scaled, in its order."""
         for node in self.graph.node:
             read = [] if self._is_view(node) or not node.output else self._read(node.output[0])
             producers = self._made(node.output[0]) if read else None
@@ -231,7 +232,7 @@ class _SmoothGraph:
         return [] if name in self.outputs else constants
 
     def _weights(self, node: onnx.NodeProto) -> tuple[ChannelConstant, ChannelConstant] | None:
-        """Of a product by a constant matrix: (its rows, its columns)."""
+        """Weights of a product by a constant matrix: (its rows, its columns)."""
         attrs = _attributes(node)
         if node.op_type not in PRODUCTS or attrs.get("transA") or len(self._dims(node.input[1])) != 2:
             return None
@@ -239,7 +240,7 @@ class _SmoothGraph:
         return ChannelConstant(node, 1, axes[0]), ChannelConstant(node, 1, axes[1])
 
     def _made(self, name: str) -> list[ChannelConstant] | None:
-        """What has to be divided so that a tensor is; None where that is not possible."""
+        """Constants to divide so that a tensor is divided; None where that is not possible."""
         node = self.makers.get(name)
         if node is None or node.output[0] != name:
             return None
@@ -300,7 +301,7 @@ class _SmoothGraph:
 
 
 def _captured(nodes: Iterable[onnx.NodeProto], inside: bool = False) -> Iterator[str]:
-    """What graphs in attributes of nodes read."""
+    """Names that graphs in attributes of nodes read."""
     for node in nodes:
         yield from node.input if inside else ()
         for attr in node.attribute:

@@ -47,7 +47,7 @@ class Beating:
 
 
 def versions() -> "dict[str, Any]":
-    """Of numpy and pynq, None where one is missing, with the reason as `NAME_error`."""
+    """Versions of numpy and pynq, None where one is missing, with the reason as `NAME_error`."""
     facts: dict[str, Any] = {}
     for name in ("numpy", "pynq"):
         try:
@@ -90,7 +90,7 @@ def installing(folder: str, wait: bool) -> "Iterator[None]":
 
 
 def status(request: "dict[str, Any]", folder: str) -> "dict[str, Any]":
-    """What the board has, and the names of the files asked for that it has not, or not so."""
+    """Facts on the board, and the names of the files asked for that are missing or differ."""
     with suppress(OSError), installing(folder, False):  # nothing is there yet, or somebody else is at it
         pass
     files = request["files"]

@@ -44,14 +44,14 @@ class CommandChannel:
                 view = view[os.write(self._in, view[:CHUNK_BYTES]) :]
 
     def readline(self, limit: int) -> bytes:
-        """Up to the next end of a line, at most `limit` bytes."""
+        """Read up to the next end of a line, at most `limit` bytes."""
         at = 0
         while (end := self._waiting.find(b"\n", at)) < 0 and (at := len(self._waiting)) < limit and self._more():
             pass
         return self._taken(min(limit, end + 1 if end >= 0 else len(self._waiting)))
 
     def read(self, size: int) -> bytes:
-        """At least one byte and at most `size`; none at the end of the output."""
+        """Read at least one byte and at most `size`; none at the end of the output."""
         if not self._waiting:
             self._more()
         return self._taken(size)

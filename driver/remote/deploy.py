@@ -48,7 +48,7 @@ PYTHON = (3, 10)
 
 @dataclass(frozen=True)
 class RemoteBoard:
-    """What a board says of itself. missing: names of files that are not there yet."""
+    """Facts that a board reports. missing: names of files that are not there yet."""
 
     machine: str
     python: tuple[int, ...]
@@ -89,7 +89,7 @@ class Remote:
         self.connection, self.folder, self.sudo = connection, folder, sudo
 
     def status(self, *files: File) -> RemoteBoard:
-        """What the board has. SshError where it has no Python that can say so."""
+        """Ask the board for its facts. SshError where it has no Python that can answer."""
         status = self._bootstrap("status", files)
         fields = {field.name: status.get(field.name) for field in dataclasses.fields(RemoteBoard)}
         with self.understood():
@@ -177,7 +177,8 @@ class Remote:
         return self.connection.start(shell)
 
     def _call(self, command: str, parts: list[bytes], read: Callable[[CommandChannel], Any]) -> Any:
-        """What `read` makes of the answer of `command`, which gets `parts` and then nothing until it has answered."""
+        """Send `parts` to `command` on the board, and nothing more until it has answered; return what `read` makes of
+        the answer."""
         channel = self._started(command)
         try:
             with self.understood(channel):
@@ -229,7 +230,7 @@ def _answered(channel: CommandChannel) -> dict[str, Any]:
 
 
 def checked_board(fields: Any) -> RemoteBoard:
-    """What a board says of itself. AnswerError."""
+    """Check and return the facts that a board reports. AnswerError."""
     board: RemoteBoard = checked(RemoteBoard, fields, "the board")
     said = {name: getattr(board, name) for name in TEXTS}
     texts: dict[str, Any] = {name: clipped(printable(text)) for name, text in said.items() if text is not None}
@@ -257,7 +258,7 @@ def skip_to_mark(stream: IO[bytes] | CommandChannel) -> None:
 
 
 def complaints(board: RemoteBoard, program: Program, device: str) -> list[str]:
-    """What the board lacks to run `program` on `device`, a sentence each."""
+    """List the requirements of `program` on `device` that the board does not meet, a sentence each."""
     problems = []
     if board.python < PYTHON:
         version = ".".join(map(str, board.python))
@@ -367,7 +368,8 @@ def _reported_each(
 
 
 def reported(result: Result, program: Program, device: str, inputs: Mapping[str, Any]) -> Result:
-    """What a board has computed, with the report of `program`, which is known here but for seconds and counters.
+    """Check and return a board's result, with the report of `program`, which is known here but for seconds and
+    counters.
 
     AnswerError where tensors or counters are not those of the Program.
     """

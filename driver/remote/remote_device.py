@@ -59,7 +59,7 @@ class RemoteDevice:
     """What ends with the device."""
 
     def clone_shared(self) -> RemoteDevice:
-        """The same accelerator, with another process there; see sim.device.Shared."""
+        """Return a device for the same accelerator, with another process there; see sim.device.Shared."""
         return self._beside()
 
     def allocate(self, size: int) -> None:

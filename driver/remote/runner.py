@@ -1,4 +1,4 @@
-"""What a board gets of Celosia: one zip that its Python executes."""
+"""Package of Celosia for a board: one zip that its Python executes."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class File:
     data: bytes
 
     def to_dict(self) -> dict[str, Any]:
-        """What a request says of it."""
+        """Return the runner as a request describes it."""
         return {"name": self.name, "size": len(self.data), "sha256": hashlib.sha256(self.data).hexdigest()}
 
 
@@ -65,7 +65,7 @@ def _name(path: Path) -> str:
 
 
 def _imported(path: Path) -> Iterator[str]:
-    """What `path` imports when it is loaded itself: names in modules, each with its module."""
+    """Names that `path` imports when it is loaded itself, each with its module."""
     for node in ast.parse(path.read_bytes()).body:
         if isinstance(node, ast.Import):
             yield from (f"{alias.name}." for alias in node.names)

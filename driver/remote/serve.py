@@ -52,14 +52,14 @@ TIMES = ("compile", "build", "run", "cpu")
 
 
 class Readable(Protocol):
-    """What messages are read from: a file, or a CommandChannel."""
+    """Source of messages: a file, or a CommandChannel."""
 
     def read(self, size: int, /) -> bytes:
-        """At most `size` bytes; none at the end."""
+        """Read at most `size` bytes; none at the end."""
         ...
 
     def readline(self, limit: int, /) -> bytes:
-        """Up to the next end of a line, at most `limit` bytes."""
+        """Read up to the next end of a line, at most `limit` bytes."""
         ...
 
 
@@ -84,7 +84,8 @@ def pack(head: dict[str, Any], arrays: Mapping[str, Any]) -> bytes:
 
 
 def unpack(stream: Readable) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What `pack` made, behind any number of empty lines. Takes no more memory than arrives, nor than there is.
+    """Read a message that `pack` made, behind any number of empty lines. Takes no more memory than arrives, nor than
+    there is.
 
     EOFError where it is cut short, AnswerError where it is something else.
     """
@@ -133,7 +134,7 @@ def parsing(part_name: str) -> Iterator[None]:
 
 
 def checked(kind: Any, value: Any, label: str) -> Any:
-    """What JSON holds as the type `kind`, see `make`. AnswerError."""
+    """Check that a JSON value has the type `kind`, see `make`. AnswerError."""
     with parsing(label):
         return make(kind, value, label)
 

@@ -39,7 +39,7 @@ CLOCK_MHZ = 1000
 
 
 class Fpga(Protocol):
-    """What is behind the registers."""
+    """Simulated FPGA behind the registers."""
 
     def read(self, offset: int) -> int:
         """A register."""
@@ -120,7 +120,7 @@ def _opened() -> Fpga:
 
 
 class MMIO:
-    """As PYNQ's."""
+    """Registers, with the interface of PYNQ's MMIO."""
 
     def __init__(self, address: int, length: int) -> None:
         del address, length
@@ -135,7 +135,7 @@ class MMIO:
 
 
 class Overlay:
-    """As PYNQ's: loads the bitstream `path`, whose data is the Config of a rehearsal."""
+    """Overlay, with the interface of PYNQ's: loads the bitstream `path`, whose data is the Config of a rehearsal."""
 
     def __init__(self, path: str) -> None:
         if not Path(path).with_suffix(".hwh").exists():
@@ -146,13 +146,13 @@ class Overlay:
 
 
 class Clocks:
-    """As PYNQ's."""
+    """Clocks, with the interface of PYNQ's."""
 
     fclk0_mhz: float = CLOCK_MHZ
 
 
 class _Buffer(np.ndarray[Any, np.dtype[np.uint8]]):
-    """As PYNQ's."""
+    """Buffer, with the interface of PYNQ's."""
 
     physical_address = BASE
 
@@ -163,7 +163,7 @@ class _Buffer(np.ndarray[Any, np.dtype[np.uint8]]):
 
 
 def allocate(shape: tuple[int, ...], dtype: Any, cacheable: bool) -> Any:
-    """As PYNQ's: a buffer, of which this process has one."""
+    """Allocate the one buffer of this process, with the interface of PYNQ's."""
     global _memory, _fpga
     del dtype, cacheable
     _memory, _fpga = np.zeros(-(-shape[0] // board.PAGE) * board.PAGE, np.uint8), None

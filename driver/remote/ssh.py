@@ -69,13 +69,13 @@ class Connection:
         return ["ssh", *self._options, "-T", *self._where, command]
 
     def silent(self, channel: CommandChannel) -> SshError:
-        """That a command says nothing any more."""
+        """Error for a command that has been silent for too long."""
         return SshError(
             f"{self.name} has said nothing for {channel.seconds:g} s; check its power and network, and try again"
         )
 
     def unclear(self, reason: object) -> SshError:
-        """That an answer is none. reason: what is wrong with it."""
+        """Error for an unreadable answer. reason: what is wrong with it."""
         return SshError(
             f"{self.name} gave an answer that is none ({clipped(printable(str(reason)))}); check that "
             f"`ssh {self.name}` leads to the right machine, and try again"

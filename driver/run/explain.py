@@ -1,4 +1,4 @@
-"""Where a layer's cycles went: what each unit did in them, what bounds the layer, and what would make it faster.
+"""Explain a layer's cycles: what each unit did in them, what bounds the layer, and what would make it faster.
 
 A layer's row is a stretch of time, from the end of the layers before it to its own end, so that cycles add up to those
 of the run. What a unit did in that stretch counts whichever layer it was for: loads for the next layer, too. An
@@ -36,8 +36,9 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class _Work:
-    """What instructions ask for. busy: cycles of work of each. products: of their layer's MACs, those that a GEMM does;
-    a layer's MACs are spread over its instructions by what each could multiply. peak: of each layer, see `_Time`."""
+    """Work that instructions ask for. busy: cycles of work of each. products: those of their layer's MACs that a GEMM
+    computes; a layer's MACs are spread over its instructions by what each could multiply. peak: of each layer, see
+    `_Time`."""
 
     unit: NDArray[np.int64]
     busy: Floats
@@ -46,7 +47,7 @@ class _Work:
 
 
 def layer_rows(program: Program, counters: Sequence[Counters]) -> list[dict[str, Any]]:
-    """What the report says of each layer. counters: of each launch, again for each part of a batch.
+    """Rows of the report, one for each layer. counters: of each launch, again for each part of a batch.
 
     cycles, utilization, bound, units and advice are None on a device that does not tell each instruction's time.
     """
@@ -106,7 +107,8 @@ def estimate(
 
 @dataclass(frozen=True)
 class Advice:
-    """What would make layers faster that one thing bounds. share: of the cycles of all layers. longest: its name."""
+    """Advice for layers with one common bound. share: of the cycles of all layers. longest: name of the longest
+    layer."""
 
     bound: str
     advice: str
@@ -141,10 +143,10 @@ def code_of(program: Program, launch: LaunchStep) -> bytes:
 
 @dataclass(frozen=True)
 class _Time:
-    """Of a layer's cycles: for each unit those with work, and those under way without; the array's multiplications in
+    """A layer's cycles: for each unit those with work, and those under way without; the array's multiplications in
     them. own, filled: cycles of work that the layer's own instructions ask of each unit, whenever they run, and the
-    share of the array's products in them that are the model's, and no padding. peak: multiplications a cycle of what
-    it multiplies with, the array or the vector unit's taps, or both."""
+    share of the array's products in them that are the model's, and no padding. peak: multiplications a cycle of what it
+    multiplies with, the array or the vector unit's taps, or both."""
 
     cycles: int
     busy: Floats
@@ -280,7 +282,7 @@ def _bound(time: _Time) -> str | None:
 
 
 def _advice(cfg: Config, layer: LayerInfo, time: _Time, bound: str | None) -> str | None:
-    """One line on what would make the layer faster."""
+    """Advise in one line how to make the layer faster."""
     if bound == "gemm" and time.filled >= FULL:
         return f"near the speed of the {cfg.macs_per_cycle} multipliers: a larger block_in or block_out"
     if bound == "gemm":

@@ -1,4 +1,4 @@
-"""What runs something on a device: a Program, or a model with a Program for each shape of its inputs."""
+"""Interface of runtimes: a Program on a device, or a model with a Program for each shape of its inputs."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class RuntimeBase:
 
     @property
     def names(self) -> list[str]:
-        """Of the inputs, in their order."""
+        """Names of the inputs, in their order."""
         raise NotImplementedError
 
     def program_for(self, inputs: Mapping[str, Array]) -> Program:

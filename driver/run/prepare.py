@@ -1,4 +1,4 @@
-"""What a Program needs before it runs here: kernels, memory, and inputs as it takes them."""
+"""Preparation of a Program for a run on this machine: kernels, memory, and inputs in the form that it takes."""
 
 from __future__ import annotations
 

@@ -116,7 +116,7 @@ class ProgramRuntime(RuntimeBase):
             other.open()
 
     def _opener(self, name: str) -> Callable[[], Device]:
-        """What opens the device of that name. ValueError where there is none."""
+        """Return the function that opens the device of that name. ValueError where there is none."""
         require_device(name)
         return partial(open_device, name, self.program.config, **self._options)
 
@@ -135,7 +135,7 @@ class ProgramRuntime(RuntimeBase):
             other.close()
 
     def where(self) -> str:
-        """Its device, for messages."""
+        """Name of the device, for messages."""
         return f"device {self._name or type(self._device).__name__}"
 
     def shared(self) -> bool:
@@ -194,8 +194,8 @@ class ProgramRuntime(RuntimeBase):
             return self._run(checked, keep, trace)
 
     def run_on(self, inputs: Mapping[str, Array], changed: Changed | None) -> Result:
-        """As `run`, with caches (see `compile`) that are what they were in the run before but for the rows `changed`,
-        each a range by input: only these are written to the accelerator's memory. None: all may differ."""
+        """Run as `run` does, with caches (see `compile`) that are those of the run before except for the rows
+        `changed`, each a range by input: only these are written to the accelerator's memory. None: all may differ."""
         checked = self.check(inputs)
         with self._busy:
             return self._run(checked, None, False, changed)

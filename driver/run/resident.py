@@ -1,4 +1,4 @@
-"""What the accelerator's memory keeps of caches from run to run, and what of them is written anew."""
+"""Cached rows that stay in the accelerator's memory from run to run, and the rows that are written anew."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Changed = Mapping[str, range]
 
 
 class ResidentBuffers:
-    """Which packs of a Program lie in the memory of a device as the run before has left them."""
+    """Packs of a Program that lie in the memory of a device as the run before has left them."""
 
     def __init__(self, config: Config) -> None:
         self.config = config

@@ -1,4 +1,4 @@
-"""What a run's report says."""
+"""Report of a run, as plain data."""
 
 from __future__ import annotations
 

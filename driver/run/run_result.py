@@ -1,4 +1,4 @@
-"""What a run gives."""
+"""Result of a run."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Tensors(dict[str, Array]):
 
 @dataclass(repr=False)
 class Result:
-    """What a run gave.
+    """Result of a run: outputs, counters, and its report.
 
     >>> import celosia
     >>> images, _, _ = celosia.models.demo_images()
@@ -53,12 +53,12 @@ class Result:
 
     @cached_property
     def seconds(self) -> dict[str, float]:
-        """What it took: "compile" and "build" before the run, "run", and "cpu", the host's part of that."""
+        """Seconds of the phases: "compile" and "build" before the run, "run", and "cpu", the host's part of that."""
         return self._times()[0]
 
     @cached_property
     def step_seconds(self) -> list[float]:
-        """What each step of the Program took on this machine, the simulation of launches included."""
+        """Seconds of each step of the Program on this machine, the simulation of launches included."""
         return self._times()[1]
 
     @cached_property
@@ -75,7 +75,7 @@ class Result:
         return f"<Result of {report['model']!r} on {report['device']}: {outputs}{cycles}>"
 
     def _repr_html_(self) -> str:
-        """What limits it and its layers, for notebooks; with bars where Bokeh is installed."""
+        """Table of limits and layers, for notebooks; with bars where Bokeh is installed."""
         head = ["layer", "what", "MACs", "cycles", "array", "bound by", "advice"]
         keys = ["name", "what", "macs", "cycles", "utilization", "bound", "advice"]
         rows = [[row[key] for key in keys] for row in self.report["layers"]]

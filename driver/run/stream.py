@@ -42,14 +42,15 @@ OF_THE_SAMPLE = InputError, ProgramError, HostError
 
 @dataclass(frozen=True)
 class ResourceLocks:
-    """What a run holds while it uses what there is one of: of the lanes of an accelerator, cpu of all accelerators."""
+    """Locks for what exists once, held while a run uses it: an accelerator by its lanes, the cpu by all
+    accelerators."""
 
     cpu: Lock = field(default_factory=Lock)
     device: Lock = field(default_factory=Lock)
 
 
 class SampleLane(Protocol):
-    """What runs a sample at a time."""
+    """Runner of one sample at a time."""
 
     def where(self) -> str:
         """The accelerator, for messages."""
@@ -71,7 +72,7 @@ class SampleLane(Protocol):
         """Whether nobody waits any more for what runs."""
 
     def close(self) -> None:
-        """It is not used any more."""
+        """Release what the lane holds."""
 
 
 class Results(Iterator[Result]):
@@ -140,7 +141,7 @@ class SampleStream:
         return self._one_by_one(samples) if count == 1 else self._at_once(samples, count)
 
     def _one_by_one(self, samples: Iterable[Sample]) -> Futures:
-        """In this thread, which an interrupt ends at once."""
+        """Run the samples in this thread, which an interrupt ends at once."""
         for sample in samples:
             future: Future[Result] = Future()
             try:

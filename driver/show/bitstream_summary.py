@@ -1,4 +1,4 @@
-"""What a Config takes of a device, and how fast it is there."""
+"""Summary of the resources, power and timing of a Config on a device."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def estimated(used: Resources, device: Device, title: str) -> RenderableType:
-    """What the resource model says, before anything is counted."""
+    """Table of the resource model's estimates, before anything is counted."""
     from celosia.bitstreams.synthesis import LABELS
     from celosia.driver.pages.names import resource
 
@@ -31,7 +31,7 @@ def estimated(used: Resources, device: Device, title: str) -> RenderableType:
 
 
 def resources(used: Usage, device: Device, title: str) -> RenderableType:
-    """What an accelerator takes of a device."""
+    """Table of the resources that an accelerator takes of a device."""
     from celosia.bitstreams.synthesis import LABELS
 
     table = new_table(title, "resource", ">used", ">available", ">left")
@@ -42,7 +42,7 @@ def resources(used: Usage, device: Device, title: str) -> RenderableType:
 
 
 def power(working: Power, resting: Power, title: str, caveat: str) -> RenderableType:
-    """What an accelerator draws where all of its units work, and where nothing runs."""
+    """Table of the watts that an accelerator draws where all of its units work, and where nothing runs."""
     from celosia.bitstreams.power import LABELS
 
     table = new_table(title, "watts", ">all units work", ">nothing runs")

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def comparison(report: dict[str, Any], every: bool = False) -> Iterator[RenderableType]:
-    """What `compare` found: a sentence, and the tensors that differ or lose most, or all of them where `every`."""
+    """Summary of `compare`: a sentence, and the tensors that differ or lose most, or all of them where `every`."""
     rows = report["tensors"]
     yield Text(
         f"{len(rows)} tensors compared with onnxruntime {report['oracle']} (session.qdqisint8allowed=1), "
@@ -49,7 +49,7 @@ def comparison(report: dict[str, Any], every: bool = False) -> Iterator[Renderab
 
 
 def _matching(report: dict[str, Any]) -> Iterator[RenderableType]:
-    """How tensors of the float model were found, where not all of them were found by name."""
+    """Sentence on how tensors of the float model were matched, where not all of them were matched by name."""
     methods = Counter(row["matched"] for row in report["tensors"] if row["matched"])
     if methods and set(methods) != {"name"}:
         summary = ", ".join(
@@ -72,7 +72,7 @@ def _difference(report: dict[str, Any]) -> str:
 
 
 def evaluation(report: dict[str, Any]) -> Iterator[RenderableType]:
-    """What `evaluate` found: accuracy, speed, agreement with onnxruntime."""
+    """Summary of `evaluate`: accuracy, speed, agreement with onnxruntime."""
     reference = report["against"]
     table = new_table(f"{report['samples']:,} samples", "", ">top-1", ">top-5", ">images a second", ">cycles an image")
     cycles = "-" if report["cycles"] is None else f"{report['cycles']:,.0f}"

@@ -27,7 +27,7 @@ from celosia.driver.show.tune_summary import left_out_text
 
 
 def line(state: ExploreState) -> str:
-    """How far it is and what was left out, in a line."""
+    """One line on the progress, and on Configs that were left out."""
     text = f"exploring: {state.points:,} Configs measured, {state.rate:.2f} a second, {state.looked:,} looked at"
     if state.known:
         text += f", {state.known:,} known"
@@ -37,7 +37,7 @@ def line(state: ExploreState) -> str:
 
 
 def failures(failed: dict[str, int]) -> str:
-    """How many Configs failed, by why."""
+    """Numbers of Configs that failed, by reason."""
     return "".join(f"; {count:,}: {FAILURES[kind]}" for kind, count in failed.items())
 
 

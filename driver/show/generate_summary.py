@@ -1,4 +1,4 @@
-"""What generating has taken."""
+"""Summary of generating text: tokens, speed, runs."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def configs(presets: Iterable[Config]) -> RenderableType:
-    """What has a name."""
+    """Table of the presets."""
     from celosia.bitstreams.synthesis import multipliers  # with Amaranth
 
     table = new_table(
@@ -37,7 +37,7 @@ def configs(presets: Iterable[Config]) -> RenderableType:
 
 
 def boards(all_boards: Iterable[Board]) -> RenderableType:
-    """What has a name."""
+    """Table of the boards."""
     table = new_table(
         "Boards (celosia boards NAME prints one; docs/boards.md tells of your own)",
         "name", "part", "Config", ">MHz wanted", ">LUT", ">flip-flops", ">DSP blocks", ">block RAM", ">DRAM, B a cycle",
@@ -52,7 +52,7 @@ def boards(all_boards: Iterable[Board]) -> RenderableType:
 
 
 def swept(title: str, rows: list[dict[str, Any]]) -> RenderableType:
-    """What `sweep` found."""
+    """Table of a `sweep`."""
     from celosia.bitstreams.synthesis import RESOURCES
     from celosia.driver.explore.sweep import fewest, remark
     from celosia.driver.pages.names import resource
@@ -78,7 +78,7 @@ def swept(title: str, rows: list[dict[str, Any]]) -> RenderableType:
 
 
 def kept(entries: Sequence[Entry]) -> RenderableType:
-    """What the cache holds."""
+    """Table of the cache's files."""
     table = new_table(f"{cache_folder()}", "what", ">kept", ">size", "last used, the oldest")
     for kind, kind_text in KINDS.items():
         of_kind = [entry for entry in entries if entry.kind == kind]

@@ -1,4 +1,4 @@
-"""What the superoptimiser shows: how far it is, and the derivation of what it has found."""
+"""Summary of the superoptimiser: its progress, and the derivation of its result."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from celosia.plain import printable
 
 
 def line(state: SearchState) -> str:
-    """How far a search is, in a line."""
+    """One line on the progress of a search."""
     text = f"searching: {state.weighed:,} steps weighed, {state.priced:,} graphs priced, {state.waiting:,} waiting"
     return f"{text}; {state.best}, {state.original} at first"
 

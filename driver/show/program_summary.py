@@ -1,4 +1,4 @@
-"""What a Program is."""
+"""Summary of a Program."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def overview(program: Program) -> RenderableType:
 
 
 def advice(program: Program) -> str | None:
-    """What to do with a model of which nothing runs on the accelerator because it is float; None for others."""
+    """Advice for a model of which nothing runs on the accelerator because it is float; None for others."""
     rows = program.placements
     if any(row["place"] == "accelerator" for row in rows) or not any(
         "`celosia quantize`" in row["reason"] for row in rows
@@ -71,7 +71,7 @@ _PLACES = {"accelerator": "on the accelerator", "free": "free", "cpu": "on the C
 
 
 def operators(program: Program) -> RenderableType:
-    """Where each operator of the graph runs, and why."""
+    """Table of the operators: where each of the graph runs, and why."""
     table = new_table("Operators", "operator", "name", "place", "reason")
     for row in program.placements:
         add_row(table, row["op"], row["name"], row["place"], row["reason"])

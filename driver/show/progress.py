@@ -1,4 +1,4 @@
-"""What a command is doing, on standard error: a moving line on a terminal, one line for each stage elsewhere."""
+"""Progress of a command, on standard error: a moving line on a terminal, one line for each stage elsewhere."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class Stages:
         self._show(text, now)
 
     def now(self, text: str) -> None:
-        """How far the stage is, in a line."""
+        """Print the progress of the stage, in a line."""
         self._show(text, time.perf_counter())
 
     def _show(self, text: str, now: float) -> None:
@@ -107,7 +107,7 @@ class Stages:
 
 
 class Live:
-    """What `table` shows, drawn again while work goes on: on a terminal in place, elsewhere as a line a minute."""
+    """Table drawn again while work goes on: on a terminal in place, elsewhere as a line a minute."""
 
     def __init__(self, quiet: bool = False) -> None:
         self._console = Console(stderr=True, quiet=quiet, soft_wrap=True)

@@ -1,4 +1,4 @@
-"""What quantising has made of a model."""
+"""Summary of a quantised model."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def _perplexities(row: dict[str, Any], named: bool) -> list[str]:
 
 
 def _poor(report: dict[str, Any]) -> Iterator[RenderableType]:
-    """Which layers a poor result comes from, and what to try."""
+    """Layers that a poor result comes from, and advice."""
     if report["losing"]:
         table = new_table("Layers that lose most, of one sample", "operator", "name", ">SQNR dB", ">lost dB")
         for row in report["losing"]:

@@ -1,4 +1,4 @@
-"""What a rehearsal has found."""
+"""Summary of a rehearsal."""
 
 from __future__ import annotations
 

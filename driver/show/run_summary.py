@@ -1,4 +1,4 @@
-"""Where a run's time went."""
+"""Summary of a run's time."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def _share(row: dict[str, Any], unit: str) -> str:
 
 
 def advice_on_layers(report: dict[str, Any]) -> RenderableType | None:
-    """What would make layers faster, and for how many of the cycles; None where nothing is known."""
+    """Advice that would make layers faster, and for how many of the cycles; None where nothing is known."""
     advice_list = explain.advised(report)
     if not advice_list:
         return None

@@ -1,4 +1,4 @@
-"""What tuning kernels of the CPU shows."""
+"""Summary of tuning kernels of the CPU."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SHOWN = 16
 
 
 def tuning_line(state: KernelState) -> str:
-    """How far a tuning is, in a line."""
+    """One line on the progress of a tuning."""
     text = trials_line(state, "kernels")
     if state.untuned:
         text += f"; {state.tuned * 1e3:,.3f} ms, {state.untuned * 1e3:,.3f} ms untuned"
@@ -25,7 +25,7 @@ def tuning_line(state: KernelState) -> str:
 
 
 def tuning(state: KernelState) -> RenderableType:
-    """The same, and the kernels that take the most time."""
+    """Progress of a tuning, and the kernels that take the most time."""
     shown = new_table("", "kernel", ">times", ">trials", ">compiler's, us", ">best, us", ">saved")
     for s in sorted(state.subjects, key=lambda s: -s.usual * s.count)[:SHOWN]:
         best = s.final or min(s.usual, s.best)
@@ -34,7 +34,7 @@ def tuning(state: KernelState) -> RenderableType:
 
 
 def tuned(report: dict[str, Any]) -> Iterator[RenderableType]:
-    """What a tuning has found."""
+    """Summary of a tuning's result."""
     shown = new_table(
         "Kernels, on one thread", "kernel", ">times", ">trials", ">compiler's, us", ">tuned, us", ">saved"
     )

@@ -1,4 +1,4 @@
-"""What tuning shows: how far it is, and what it has found."""
+"""Summary of tuning: its progress and its result."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 
 
 def trials_line(state: Progress, name: str) -> str:
-    """How far a tuning is with its trials."""
+    """Progress of a tuning's trials."""
     left = timedelta(seconds=round((state.trials - state.spent) / state.rate)) if state.rate else "?"
     text = f"{name}: {state.spent:,} of {state.trials:,} trials, {state.known:,} of them known"
     return text + f", {state.rate:,.1f} a second, at most {left} left"
 
 
 def tuning_line(state: NetworkState) -> str:
-    """How far a tuning is, in a line."""
+    """One line on the progress of a tuning."""
     text = trials_line(state, state.stage)
     if math.isfinite(state.regret):
         text += f"; layers at most {state.regret:.1%} from the best"
@@ -40,7 +40,7 @@ def left_out_text(left_out: Mapping[str, str]) -> str:
 
 
 def tuning(state: NetworkState, limit: int = 16) -> RenderableType:
-    """The same, and the layers that take the most cycles."""
+    """Progress of a tuning, and the layers that take the most cycles."""
     table = new_table("", "layer", ">times", ">points", ">trials", ">compiler's", ">best", ">saved", ">regret at most")
     heavy = sorted(state.subjects, key=lambda s: -s.occurrence.count * min(s.best, 1e18))[:limit]
     for s in heavy:
@@ -52,7 +52,7 @@ def tuning(state: NetworkState, limit: int = 16) -> RenderableType:
 
 
 def tuned(report: dict[str, Any]) -> Iterator[RenderableType]:
-    """What a tuning has found."""
+    """Summary of a tuning's result."""
     table = new_table(
         "Layers, cycles twice in a row", "layer", ">times", ">points", ">trials", ">compiler's", ">best", ">saved",
         ">regret at most", "taken",
@@ -71,7 +71,7 @@ def tuned(report: dict[str, Any]) -> Iterator[RenderableType]:
 
 
 def trials_text(report: dict[str, Any]) -> str:
-    """What a tuning's trials came to."""
+    """Sentence on a tuning's trials."""
     text = f"; {report['measured']:,} measured, {report['known']:,} known, in {report['seconds']:,.0f} s"
     if report["failed"]:
         text += f"; {report['failed']:,} trials failed"

@@ -1,4 +1,4 @@
-"""What is computed: variables for sizes, tensors of them, and reductions.
+"""Nodes of tensor expressions: variables for sizes, tensors of them, and reductions.
 
 Nodes are those of compiler.expr. Where a size is a variable, they stand there with a size for the time being, NOMINAL,
 so that mistakes are found in the line that makes them; `bound` makes the nodes anew for sizes that are known.
@@ -65,7 +65,7 @@ class TensorExpr:
 
     @property
     def op(self) -> TensorExpr:
-        """What computes it; that is the same here."""
+        """Operation that computes the tensor; here, the tensor itself."""
         return self
 
     @property
@@ -122,7 +122,7 @@ def known(size: Size, sizes: Mapping[Var, int] | None = None) -> int:
 
 
 def _shape(name: str, shape: Size | Sequence[Size]) -> tuple[Size, ...]:
-    """Its sizes. ValueError for one that is no whole number, or negative."""
+    """Sizes of a shape argument. ValueError for one that is no whole number, or negative."""
     given = tuple(shape) if isinstance(shape, Sequence) else (shape,)
     sizes = tuple(size if isinstance(size, Expr) else _whole(size, f"{name} has a size of {size!r}") for size in given)
     if any(known(size) < 0 for size in sizes):
@@ -172,7 +172,7 @@ def compute(shape: Size | Sequence[Size], fcompute: Callable[..., Value], name: 
 
 
 def _element(name: str, value: Any) -> Expr:
-    """What a function of indices gives. ValueError for what is no element, and for constants that do not fit."""
+    """Element that a function of indices returns. ValueError for anything else, and for constants that do not fit."""
     if not isinstance(value, Expr | int | float | np.generic):
         raise ValueError(
             f"{name} is made of elements, and its function gives {type(value).__name__}: index tensors, and make a "

@@ -28,7 +28,7 @@ Loop = Axis | str
 
 @dataclass(frozen=True)
 class ThreadAxis:
-    """What a loop is bound to."""
+    """Virtual thread that a loop is bound to."""
 
     tag: str
 
@@ -75,7 +75,8 @@ class TensorSchedule:
         return all(isinstance(size, int) for size in (*sizes, *(axis.size for axis in axes)))
 
     def replayed(self, outputs: Sequence[Node], declared: dict[str, Declared]) -> Loops:
-        """This schedule for `outputs`, which are its own but for their sizes. ValueError where it is none for them."""
+        """Replay this schedule for `outputs`, which are its own but for their sizes. ValueError where it does not apply
+        to them."""
         loops = plain(outputs)
         self.loops.trace.replay(loops, declared)
         return loops
@@ -132,7 +133,7 @@ class StageView:
 
     @property
     def stage(self) -> LoopStage:
-        """As compiler.expr has it."""
+        """Return the stage of compiler.expr."""
         return self.owner.loops[self.op.name]
 
     def __getattr__(self, primitive: str) -> Callable[..., Any]:
@@ -163,7 +164,7 @@ class StageView:
         return loops
 
     def fuse(self, *axes: Loop) -> Axis:
-        """One loop over all; each follows the one before."""
+        """Fuse loops into one; each follows the one before."""
         return reduce(lambda outer, inner: self.stage.fuse(_name(outer), _name(inner)), axes)  # type: ignore[return-value]
 
     def bind(self, axis: Loop, thread: ThreadAxis) -> None:

@@ -107,14 +107,14 @@ ANYWHERE = "anywhere"
 
 @dataclass(frozen=True, eq=False)
 class DeclaredIntrinsic(TensorIntrinsic):
-    """What a program declares by its behaviour alone: loops on the CPU; on an accelerator, whichever of `instructions`
-    do the same.
+    """Intrinsic that a program declares by its behaviour alone: loops on the CPU; on an accelerator, whichever of
+    `instructions` computes that.
     """
 
     instructions: tuple[Declared, ...] | None = field(default=None)
 
     def on(self, cfg: Config) -> DeclaredIntrinsic:
-        """The same on the accelerator of `cfg`."""
+        """Return the intrinsic for the accelerator of `cfg`."""
         return replace(self, instructions=tuple(hw.declared(cfg).values()))
 
     def match(self, nest: For, first: Expr, scope: Callable[[Node], str]) -> Intrinsic:

@@ -32,7 +32,8 @@ def build(
     s: TensorSchedule, args: Sequence[TensorExpr | Var], target: Target = "cpu", device: str = "functional",
     name: str = "kernel",
 ) -> BuiltKernel:  # fmt: skip
-    """What is called with arrays (and numbers, for variables) in the order of `args`, and fills in the outputs.
+    """Build a function to call with arrays (and numbers, for variables) in the order of `args`; it fills in the
+    outputs.
 
     target: "cpu" or "llvm", this processor, or the accelerator of a Config; device: what then runs it; name: how the
     function prints. ValueError for a schedule that cannot be followed, at once or, where sizes are open, when they are
@@ -123,7 +124,7 @@ class BuiltKernel:
 
 
 def _sizes(args: Sequence[TensorExpr | Var], arrays: Sequence[Array | int]) -> dict[Var, int]:
-    """Of the variables, by what was given for them and by the dimensions of arrays."""
+    """Values of the variables, from numbers given for them and from dimensions of arrays."""
     sizes: dict[Var, int] = {}
     for arg, value in zip(args, arrays):
         if isinstance(arg, Var):

@@ -1,4 +1,4 @@
-"""What programs write of elements beside arithmetic, in TVM's words."""
+"""Functions that programs call on elements, by TVM's names."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def floordiv(a: Value, b: Value) -> Expr:
 
 
 def floormod(a: Value, b: Value) -> Expr:
-    """What `floordiv` leaves."""
+    """Remainder of `floordiv`."""
     return binary("mod", a, b)
 
 
@@ -35,7 +35,7 @@ def const(value: float, dtype: str = "int64") -> Expr:
 
 
 def function(name: str) -> Callable[..., Expr]:
-    """What the compiler has of this name: `exp(x)` is `call("exp", x)`. AttributeError where it has none."""
+    """Function of the compiler with this name: `exp(x)` is `call("exp", x)`. AttributeError where it has none."""
     if name not in ARITY:
         raise AttributeError(
             f"celosia.te has no {name!r}; docs/expressions.md says what a program as TVM's papers print it may use"

@@ -51,7 +51,7 @@ log = logging.getLogger("celosia.torch")
 
 @dataclass(frozen=True)
 class BackendOptions:
-    """What `torch.compile(..., options={...})` may hold.
+    """Options of `torch.compile(..., options={...})`.
 
     config, accelerator, check: as of `celosia.compile`. device, threads: as of `Runtime`. programs: a list to which
     each Program is added as it is made, to see what ran where. quiet: nothing is said of progress on standard error.
@@ -84,8 +84,8 @@ def celosia(graph: GraphModule, example_inputs: list[Any], options: Mapping[str,
 
 @dataclass
 class GraphOrigin:
-    """What graphs are made of: a module or a function. compiled: the pieces of code that a graph was compiled of, which
-    are several where Python runs between graphs. told: what was warned of.
+    """Source of graphs: a module or a function. compiled: the pieces of code that a graph was compiled of, which are
+    several where Python runs between graphs. told: warnings already given.
     """
 
     name: str
@@ -97,7 +97,7 @@ _origins: WeakKeyDictionary[Any, GraphOrigin] = WeakKeyDictionary()
 
 
 def _traced() -> tuple[GraphOrigin, CodeType | None]:
-    """What Dynamo is tracing, and the code of it."""
+    """Origin and code of what Dynamo is tracing."""
     try:
         frame = InstructionTranslator.current_tx()
     except AttributeError:  # a graph from elsewhere
@@ -111,8 +111,8 @@ def _traced() -> tuple[GraphOrigin, CodeType | None]:
 
 @dataclass(frozen=True)
 class SpecialisedGraph:
-    """What a graph is for one combination of shapes. run: gives results for arguments. fixed: the parameters, and their
-    versions, whose contents it holds.
+    """A graph compiled for one combination of shapes. run: returns results for arguments. fixed: the parameters, and
+    their versions, whose contents it holds.
     """
 
     run: Callable[..., tuple[Any, ...]]
@@ -159,12 +159,12 @@ class CompiledGraph:
         cached = self.cache.get(key)
         if cached is None or not cached.holds(fixed):
             with Stages(self.options.quiet) as say:
-                self._announce(say, arguments, known=cached is not None)
+                self._announce(say, arguments, is_known=cached is not None)
                 cached = self.cache[key] = self._specialise(arguments, fixed)
         return cached.run(*arguments)
 
     def _announce(self, say: Stages, arguments: tuple[Any, ...], is_known: bool) -> None:
-        """What is compiled, and why it is again: for good where it is, else while it lasts."""
+        """Say what is compiled, and why it is again: for good where it is, else while it lasts."""
         again = self.code in self.origin.compiled
         self.origin.compiled.add(self.code)
         shapes = [str(tuple(arguments[i].shape)) for i in self._free(arguments)]
@@ -210,7 +210,7 @@ class CompiledGraph:
         return SpecialisedGraph(run, tuple((x.detach(), _version(x)) for x in fixed))
 
     def _computed(self, exported: ExportedProgram) -> Compute:
-        """As a Program; where torch.onnx does not know an operator, as Programs before and after it."""
+        """Compile to a Program; where torch.onnx does not know an operator, to Programs before and after it."""
         try:
             return self._program(exported)
         except UnknownOperator as error:
@@ -303,12 +303,12 @@ def _is_scalar(node: Node) -> bool:
 
 
 def _row(results: Any) -> tuple[Any, ...]:
-    """What a graph returns: of Dynamo's all results, of a part the one alone."""
+    """Results that a graph returns: of Dynamo's all, of a part the one alone."""
     return tuple(results) if isinstance(results, (tuple, list)) else (results,)
 
 
 def _kind(x: Any) -> Any:
-    """What a Program is made for: shape and type of a tensor, a number itself."""
+    """Part of a cache key: shape and type of a tensor, a number itself."""
     return (x.dtype, tuple(x.shape)) if isinstance(x, torch.Tensor) else x
 
 
@@ -317,7 +317,7 @@ def _version(x: torch.Tensor) -> int:
 
 
 def to_numpy(x: torch.Tensor) -> Array:
-    """The same bytes, without a copy where they are in order."""
+    """View a tensor as numpy, without a copy where it is contiguous."""
     x = x.detach().resolve_conj().resolve_neg().contiguous()
     if x.dtype != torch.bfloat16:
         array: Array = x.numpy()

@@ -50,7 +50,7 @@ class TorchError(Sentences, ValueError):
 
 
 class ExportError(TorchError):
-    """What PyTorch's own exporters cannot do."""
+    """Failure of PyTorch's own exporters."""
 
 
 class UnknownOperator(ExportError):
@@ -184,7 +184,7 @@ def _say_fixed(name: str, axis: int, size: int, reason: str) -> None:
 def trace(
     module: torch.nn.Module, example_inputs: Any, kwargs: Mapping[str, Any] | None = None, dynamic_shapes: Any = None
 ) -> ExportedProgram:
-    """What torch.export makes of `module`. TorchError."""
+    """Trace `module` with torch.export. TorchError."""
     if not isinstance(module, torch.nn.Module):
         raise TorchError(f"a module of PyTorch is needed, not {type(module).__name__}")
     if module.training and not isinstance(module, GraphModule):  # of which PT2E takes eval() away

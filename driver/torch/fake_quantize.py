@@ -68,7 +68,7 @@ PAIRS: dict[torch._ops.OpOverload, Callable[..., Any]] = {
 
 
 class _Settled(nn.Module):  # type: ignore[misc]
-    """What a FakeQuantize does while its observer is off."""
+    """Fake quantisation with constant scales, as a FakeQuantize computes it while its observer is off."""
 
     def __init__(self, fake: FakeQuantize) -> None:
         super().__init__()

@@ -47,7 +47,8 @@ def _numbering(module: GraphModule, eager: set[str]) -> Callable[[Node], str]:
 
 
 def _is(node: Node, unknown: str) -> bool:
-    """By its name alone: torch.onnx may know an operator of ATen as one of another namespace."""
+    """Whether a node calls an unknown operator, by its name alone: torch.onnx may know it as one of another
+    namespace."""
     target = node.target
     return isinstance(target, torch._ops.OpOverload) and target._schema.name.split("::")[1] == unknown.split(".")[1]
 

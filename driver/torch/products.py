@@ -35,7 +35,7 @@ def name_of(node: Node) -> str:
 
 
 class ActivationProducts:
-    """What a quantiser asks of `graph`. exclude: tells which operators stay float.
+    """Products of `graph` for a quantiser, with their operands and masks. exclude: tells which operators stay float.
 
     nodes: products of two float32 tensors, neither of which is constant, with as many matrices each, [..., m, k] and
     [..., k, n]. operands: whatever shares a scale with an operand of one, from what made it on; one zero point, 0, for
@@ -86,7 +86,7 @@ def with_slices(model: GraphModule, products: ActivationProducts) -> None:
 
 
 def _part(graph: Graph, split: Node, number: int) -> Node | None:
-    """Of what `whole` splits; None where its sizes are open."""
+    """Part `number` of the tensor that `split` splits; None where its sizes are open."""
     if name_of(split) == "unbind":
         return graph.call_function(aten.select.int, (split.args[0], _axis(split, 1), number))
     axis = _axis(split, 2)
@@ -102,7 +102,7 @@ def _axis(split: Node, place: int) -> int:
 
 
 def _varying(graph: Graph) -> set[Node]:
-    """What depends on an input of the module."""
+    """Nodes that depend on an input of the module."""
     varying: set[Node] = set()
     for node in graph.nodes:
         if node.op == "placeholder" or any(operand in varying for operand in node.all_input_nodes):
@@ -128,7 +128,7 @@ def _is_part(node: Node) -> bool:
 
 
 def _sources(node: Node) -> list[Node]:
-    """What shares its scale, or a multiple of it, with `node`, which was made of it."""
+    """Nodes that share their scale, or a multiple of it, with `node`, which was computed from them."""
     if name_of(node) == "cat":
         return list(node.args[0])
     if _is_part(node):

@@ -134,7 +134,7 @@ class CelosiaQuantizer(Quantizer):  # type: ignore[misc]
         )
 
     def _spec(self, node: Node) -> QuantizationSpec:
-        """How an activation is quantised."""
+        """Quantisation of an activation."""
         return self.operand if node in self.products.operands else self.activation
 
     def _compute(
@@ -153,7 +153,7 @@ class CelosiaQuantizer(Quantizer):  # type: ignore[misc]
         quantised.add(node)
 
     def _share(self, node: Node, parts: list[Node], quantised: set[Node]) -> None:
-        """One scale for `parts` and the output of `node`."""
+        """Share one scale between `parts` and the output of `node`."""
         shared = SharedQuantizationSpec((parts[0], node))
         inputs = {**dict.fromkeys(parts, shared), parts[0]: self._spec(parts[0])}
         node.meta[KEY] = QuantizationAnnotation(input_qspec_map=inputs, output_qspec=shared, _annotated=True)

@@ -1,4 +1,4 @@
-"""Who measures for a tuning, by name: processes here, a board over ssh, or the workers of a Dask cluster.
+"""Fleets that measure for a tuning, by name: processes here, a board over ssh, or the workers of a Dask cluster.
 
     python -m celosia.driver.tune.fleet ssh://root@pynq        # a process that measures on a board; see tune/station.py
 
@@ -64,7 +64,7 @@ def fleet_for(
 
 
 def resource_of(judge: Judge) -> str | None:
-    """What a worker must have. SshError where a board's name is none."""
+    """Resource that a worker must have. SshError where a board's name is none."""
     if judge.board:
         return f"board:{destination(_place(judge.device))[-1].rsplit('@')[-1]}"
     return RTL if judge.device == "rtl" else None
@@ -74,7 +74,7 @@ def resource_of(judge: Judge) -> str | None:
 
 
 def board_module(url: str, sudo: bool = False, base: int | None = None) -> tuple[str, ...]:
-    """What Python runs to measure on a board."""
+    """Command that Python runs to measure on a board."""
     place = () if base is None else (f"--base={base}",)
     return ("-m", "celosia.driver.tune.fleet", *(["--sudo"] if sudo else []), *place, url)
 
@@ -224,7 +224,7 @@ def _is_there(client: Any, address: str) -> bool:
 
 
 def main(arguments: list[str]) -> None:
-    """What a process of `fleet_for` runs for a board: see `--help`."""
+    """Serve measurements on a board: the main function of a process of `fleet_for`, see `--help`."""
     docstring = "Measures on a board: Jobs come in, Results go out."
     parser = argparse.ArgumentParser(prog="python -m celosia.driver.tune.fleet", description=docstring)
     parser.add_argument("url", help="ssh://USER@BOARD, or ssh://USER@BOARD/functional")

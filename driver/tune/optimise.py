@@ -101,8 +101,8 @@ def optimise(
 def _devices(
     trials: int, jobs: int, pool: str | None, fleet: Fleet | None
 ) -> AbstractContextManager[Fleet | None]:  # fmt: skip
-    """Who weighs steps and measures schedules: now, so that a pool that does not answer costs no search. `fleet` stays
-    open."""
+    """Open the fleet that weighs steps and measures schedules: now, so that a pool that does not answer costs no
+    search. `fleet` stays open."""
     if fleet is not None or not (trials or jobs or pool):
         return nullcontext(fleet)
     from celosia.compiler.tune.choices import DEADLINE

@@ -32,7 +32,7 @@ from celosia.hw.spec.config import Config
 
 @dataclass(frozen=True)
 class Tuning:
-    """What `tune` has found. program: compiled with it. report: plain data, see `tune`."""
+    """Result of `tune`. program: compiled with it. report: plain data, see `tune`."""
 
     program: Program
     report: dict[str, Any]
@@ -104,12 +104,12 @@ def _nothing(source: str | Path | onnx.ModelProto, cfg: Config) -> str:
 
 
 def end_of(budget: str | float | None) -> float:
-    """When a budget that begins now is over, of time.monotonic. BudgetError."""
+    """End of a budget that begins now, of time.monotonic. BudgetError."""
     return math.inf if budget is None else time.monotonic() + seconds_of(budget)
 
 
 def opened(records: str | Path | Records | None) -> Records:
-    """What `tune` was given, as Records; a file need not be there yet. RecordsError."""
+    """Open `tune`'s argument as Records; a file need not be there yet. RecordsError."""
     if isinstance(records, Records):
         return records
     return Records() if records is None else Records.load(records, must_exist=False)

@@ -42,7 +42,7 @@ class PartJob:
         return self.cfg.digest
 
     def run(self) -> TrialResult:
-        """Its Price as JSON; REFUSED for one that does not compile."""
+        """Weigh the part: its Price as JSON; REFUSED for one that does not compile."""
         if self.version != VERSION:
             return TrialResult(Status.FAILED, detail=other_version(self.version))
         try:
@@ -56,7 +56,7 @@ class PartJob:
 
 
 def price_in(result: TrialResult) -> Price:
-    """What a PartJob has found out, whoever ran it."""
+    """Price in the result of a PartJob, whoever ran it."""
     if result.status != Status.OK:
         return DEAR if result.status == Status.REFUSED else LOST
     try:

@@ -21,8 +21,8 @@ class BoardError(Sentence, ValueError):
 
 @dataclass(frozen=True)
 class Processor:
-    """Of a family of FPGAs. part: what the names of its parts are, the device in the first group. synth: the Yosys
-    command for it. machine: what `platform.machine()` says there. address: of the accelerator's registers, as the
+    """Processor of a family of FPGAs. part: pattern of its parts' names, with the device in the first group. synth: the
+    Yosys command for it. machine: what `platform.machine()` says there. address: of the accelerator's registers, as the
     processor sees them: on GP0 of a Zynq-7000, on HPM0 of an UltraScale+. bus_bits: of its widest port to memory
     (UG585, UG1085)."""
 
@@ -110,27 +110,27 @@ class Board:
 
     @property
     def processor(self) -> str:
-        """One of PROCESSORS."""
+        """Processor, one of PROCESSORS."""
         return _known(self.part)[0]
 
     @property
     def memory(self) -> MemoryModel:
-        """Its DRAM at the accelerator's clock, as simulators have it."""
+        """Memory model of its DRAM at the accelerator's clock."""
         return self.dram.behind(self.name, self.clock_mhz)
 
     @property
     def address(self) -> int:
-        """Of the accelerator's registers."""
+        """Address of the accelerator's registers."""
         return PROCESSORS[self.processor].address
 
     @property
     def bus_bits(self) -> int:
-        """Of the widest port of its processor to memory."""
+        """Width in bits of its processor's widest port to memory."""
         return PROCESSORS[self.processor].bus_bits
 
     @property
     def machine(self) -> str:
-        """What `platform.machine()` says there."""
+        """Result of `platform.machine()` on the board."""
         return PROCESSORS[self.processor].machine
 
     def pins(self) -> dict[str, str]:

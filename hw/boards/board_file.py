@@ -78,7 +78,7 @@ def _device(part: str, table: object) -> Device:
 
 
 def _config(folder: Path, value: object, name: object) -> Config:
-    """By the name of a preset, a file beside the board's, or a table of fields."""
+    """Config by the name of a preset, a file beside the board's, or a table of fields."""
     try:
         if isinstance(value, dict):
             return Config.from_dict({"name": name, **value})

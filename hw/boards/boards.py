@@ -119,7 +119,7 @@ def described(text: str) -> MemoryModel:
 
 
 def shortest(memory: MemoryModel) -> str:
-    """What `described` knows it by, in any process: its name, or all of it."""
+    """Shortest text from which `described` makes this model, in any process: its name, or all of it."""
     return memory.name if MEMORY_MODELS.get(memory.name) == memory else str(memory)
 
 

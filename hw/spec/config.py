@@ -1,4 +1,4 @@
-"""What a user picks of the hardware. Every other size is derived from it, here or in `isa.py`."""
+"""Config: the user's choices for the hardware. All other sizes are derived from it, here or in `isa.py`."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def _toml(text: str) -> dict[str, Any]:
 
 
 class _Limits(NamedTuple):
-    """What a number may be."""
+    """Limits of a number, and its documentation."""
 
     low: int
     high: int
@@ -86,7 +86,7 @@ _MOST_PIECES = 8
 
 
 def limits(field: str) -> str:
-    """What a field may hold, in words.
+    """Values that a field may hold, in words.
 
     >>> limits("bus_bytes"), limits("taps"), limits("packed")
     ('4 to 128, a power of two', '0 to 16', 'true or false')
@@ -392,7 +392,7 @@ class Config:
 
     @cached_property
     def _hash(self) -> int:
-        """Of its numbers, the same in every process. It is asked for at each look into what is remembered by Config."""
+        """Hash of its numbers, equal in every process. Caches by Config ask for it at each look-up."""
         return hash(tuple(value for value in dataclasses.astuple(self) if isinstance(value, int)))
 
     # Of which the entries of scratchpads are made (scratchpads.py) ------------------------------------------

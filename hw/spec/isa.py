@@ -17,7 +17,7 @@ from celosia.hw.spec.scratchpads import Scratchpad, scratchpads
 
 
 class Opcode(IntEnum):
-    """What an instruction is; 0 and 5 to 7 do not exist."""
+    """Operation of an instruction; 0 and 5 to 7 do not exist."""
 
     LOAD = 1
     GEMM = 2
@@ -38,7 +38,7 @@ UNIT_OF = {Opcode.LOAD: Unit.LOAD, Opcode.GEMM: Unit.GEMM, Opcode.VECTOR: Unit.V
 
 
 class Buffer(IntEnum):
-    """Where a LOAD writes."""
+    """Scratchpad that a LOAD writes."""
 
     INP = 0
     WGT = 1
@@ -52,7 +52,7 @@ class Buffer(IntEnum):
 
 
 class ReduceOp(IntEnum):
-    """How VECTOR combines the values of a window."""
+    """Reduction of the values of a window by VECTOR."""
 
     ADD = 0
     MAX = 1
@@ -60,7 +60,7 @@ class ReduceOp(IntEnum):
 
 
 class BinaryOp(IntEnum):
-    """How VECTOR combines A and B, in int32 that wraps."""
+    """Binary operation of VECTOR on A and B, in int32 that wraps."""
 
     NONE = 0
     ADD = 1
@@ -72,21 +72,21 @@ class BinaryOp(IntEnum):
 
 
 class ASource(IntEnum):
-    """Where VECTOR reads A: int32 of ACC, or int8 of VIN."""
+    """Source of A for VECTOR: int32 of ACC, or int8 of VIN."""
 
     ACC = 0
     VIN = 1
 
 
 class BSource(IntEnum):
-    """Where VECTOR reads B: a field of the instruction, or int8 of VIN."""
+    """Source of B for VECTOR: a field of the instruction, or int8 of VIN."""
 
     IMM = 0
     VIN = 1
 
 
 class Destination(IntEnum):
-    """Where a VECTOR writes. Of INP an address counts parts of the size of an entry of acc."""
+    """Scratchpad that a VECTOR writes. An address in INP counts parts of the size of an entry of acc."""
 
     ACC = 0
     OUT = 1
@@ -107,7 +107,7 @@ NEEDS: dict[type[IntEnum], dict[IntEnum, str]] = {
 
 @dataclass(frozen=True)
 class Field:
-    """Some bits of an instruction; doc: a sentence for docs/isa.md."""
+    """A field: some bits of an instruction; doc: a sentence for docs/isa.md."""
 
     name: str
     width: int
@@ -124,7 +124,7 @@ class Field:
 
 @dataclass(frozen=True)
 class Format:
-    """One instruction: an opcode and the fields that follow each other from bit 0."""
+    """Format of an instruction: an opcode and the fields that follow each other from bit 0."""
 
     opcode: Opcode
     doc: str
@@ -355,7 +355,7 @@ def element_bytes(cfg: Config, buffer: Buffer, widen: bool = False, expand: bool
 
 
 def buffers(cfg: Config) -> tuple[Buffer, ...]:
-    """Those that `cfg` has."""
+    """Buffers that `cfg` has."""
     return tuple(buffer for buffer in Buffer if buffer.name.lower() in scratchpads(cfg))
 
 

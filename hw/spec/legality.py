@@ -1,4 +1,4 @@
-"""What makes an instruction illegal, declared once: the RTL's decoder raises its error on these rules, simulators and
+"""Rules of illegal instructions, declared once: the RTL's decoder raises its error on these rules, simulators and
 verifier refuse with their sentences. Standard library only."""
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ _SIZES = ("x_size", "y_size", "z_size")
 
 @cache
 def rules(cfg: Config) -> dict[Opcode, dict[str, Broken]]:
-    """What makes an instruction illegal: by opcode, the sentence for the user and the test."""
+    """Rules that make an instruction illegal: by opcode, the sentence for the user and the test."""
     return {opcode: _RULES[opcode] | _limits(cfg).get(opcode, {}) for opcode in Opcode}
 
 

@@ -1,4 +1,4 @@
-"""How weights of few bits lie in DRAM, which LOAD expands to int8 by codebooks, one of BOOKS for each group of them.
+"""Layout in DRAM of weights of few bits, which LOAD expands to int8 by codebooks, one of BOOKS for each group of them.
 
 A pack holds neighbouring entries of wgt: its head, which says the codebook of each of their groups, then the weights in
 their order, two, four or eight in a byte, the first one in its lowest bits. A group is 32 neighbouring input channels
@@ -40,7 +40,7 @@ class Packing(NamedTuple):
 
     @property
     def groups(self) -> int:
-        """Of a pack: one for each run of an entry's weights."""
+        """Number of groups of a pack: one for each run of an entry's weights."""
         return self.weights // self.entries // self.run
 
     @property
@@ -50,7 +50,7 @@ class Packing(NamedTuple):
 
     @property
     def weight_bytes(self) -> int:
-        """Those behind the head."""
+        """Bytes of the weights behind the head."""
         return self.weights * self.bits // 8
 
     @property
@@ -86,7 +86,7 @@ class Packing(NamedTuple):
 
 @cache
 def packing(cfg: Config) -> Packing:
-    """That of `cfg`, whose weight_bits are less than 8.
+    """Packing of `cfg`, whose weight_bits are less than 8.
 
     >>> packing(Config(weight_bits=4)).pack_bytes, packing(Config(weight_bits=4)).entries  # 512 weights
     (264, 2)

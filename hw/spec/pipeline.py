@@ -186,7 +186,7 @@ def norm_cycles(cfg: Config, rows: Any, groups: Any) -> Any:
 
 
 def read_stages(cfg: Config) -> int:
-    """From an entry's step to the read of its accumulator."""
+    """Cycles from an entry's step to the read of its accumulator."""
     return TAP_STAGES if cfg.taps else READ_STAGES
 
 

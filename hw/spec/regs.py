@@ -13,7 +13,7 @@ MAGIC = 0x43454C4F
 
 
 class Access(IntEnum):
-    """What the host may do with a register."""
+    """Access of the host to a register."""
 
     READ = 0
     WRITE = 1
@@ -147,7 +147,7 @@ def _counters() -> Iterator[tuple[str, str]]:
 
 
 def _registers() -> dict[str, Register]:
-    """In the order of their offsets."""
+    """All registers, in the order of their offsets."""
     halves = (("lo", "low half"), ("hi", "high half"))
     counters = (
         (f"{name}_{half}", Access.READ, f"{doc}, {half_text}.")

@@ -30,14 +30,14 @@ _BITS = {"int8": 8, "int32": 32, "float32": 32, "uint64": 64}
 
 
 class Part(NamedTuple):
-    """Some bits of a word."""
+    """A part: some bits of a word."""
 
     offset: int
     width: int
     signed: bool = False
 
     def of(self, word: Any) -> Any:
-        """These bits of an integer, an array of uint64 or an expression, as unsigned.
+        """Extract these bits from an integer, an array of uint64 or an expression, as unsigned.
 
         >>> [part.of((30 << 56) + (9 << 32) + 5) for part in PAR.values()]
         [5, 9, 30]
@@ -54,7 +54,7 @@ FLOAT = {"fraction": Part(0, 23), "exponent": Part(23, 8)}
 
 @dataclass(frozen=True)
 class Scratchpad:
-    """One of the scratchpads of a Config.
+    """Properties of one of the scratchpads of a Config.
 
     name: that of its Buffer, and of its ports. depth: entries, a power of two.
     shape, element: the values of an entry, the first one in the lowest bits, and their type.
@@ -135,13 +135,13 @@ class Scratchpad:
 
     @property
     def bytes(self) -> int:
-        """All that it holds."""
+        """Size in bytes."""
         return self.depth * self.width // 8
 
 
 @cache
 def scratchpads(cfg: Config) -> Mapping[str, Scratchpad]:
-    """Those that `cfg` has, by name: without taps there is no tap.
+    """Scratchpads of `cfg`, by name: without taps there is no tap.
 
     >>> pad = scratchpads(Config())["acc"]
     >>> pad.depth, pad.shape, pad.width, pad.banks
@@ -176,7 +176,7 @@ def _scratchpad(
     cfg: Config, name: str, depth: int, shape: tuple[int, ...], writers: str, readers: str, element: str = "int8",
     grain: int = 0, in_pieces: bool = False, **options: Any,
 ) -> Scratchpad:  # fmt: skip
-    """Where nothing else is said, LOAD writes what a beat of the bus holds, or a piece."""
+    """Scratchpad with defaults: LOAD writes what a beat of the bus holds, or a piece."""
     step = prod(shape[in_pieces:]) * _BITS[element]
     grain = grain or min(8 * cfg.bus_bytes, step)
     units = tuple(writers.split()), tuple(readers.split())
@@ -184,7 +184,7 @@ def _scratchpad(
 
 
 def total_bytes(cfg: Config) -> int:
-    """All that they hold together."""
+    """Bytes of all scratchpads together."""
     return sum(pad.bytes for pad in scratchpads(cfg).values())
 
 

@@ -1,4 +1,4 @@
-"""What an instruction reads and writes: entries of scratchpads, and bytes of DRAM.
+"""Entries of scratchpads and bytes of DRAM that each instruction reads and writes.
 
 The simulator's checks, the timing model's demand, the compiler's tokens and the pages of reports derive from here. The
 verifier (`compiler/vthread/verify/decode.py`) tells it once more on purpose: it is to find what is wrong here, too.
@@ -39,8 +39,9 @@ Columns = dict[str, Index]
 
 
 class Operand(NamedTuple):
-    """What instructions of an opcode may touch. `when` says of fields by name whether they do: numbers, or arrays of
-    them, as in the rules of `legality`.
+    """One operand of the instructions of an opcode. `when` tells from fields by name (numbers or arrays of them, as in
+    the rules of `legality`) whether an instruction has it. memory: a scratchpad. loops: those that move the address;
+    None: the block of a LOAD or STORE.
 
     memory: a scratchpad. loops: those that move the address; None: the block of a LOAD or STORE.
     """
@@ -134,7 +135,7 @@ def _visited(pattern: Steps, depth: int, entry_span: int) -> Index:
 
 
 def touches(cfg: Config, opcode: Opcode, f: Fields) -> list[Touch]:
-    """What of the scratchpads an instruction with the fields `f` touches, reads first; see `complete`."""
+    """List the scratchpad entries that an instruction with the fields `f` accesses, reads first; see `complete`."""
     touched = []
     for operand, base, strides, pieces in _operands(cfg, opcode):
         if operand.when(f):
@@ -183,7 +184,7 @@ class Range(NamedTuple):
 
 
 def ranges(cfg: Config, opcode: Opcode, f: Fields) -> list[Range]:
-    """What of the scratchpads an instruction touches; what it reads and writes counts as written."""
+    """Entries of scratchpads that an instruction accesses; an entry that is read and written counts as written."""
     pads = scratchpads(cfg)
     is_write = {
         (access.memory, *access.entries(pads[access.memory].pieces)): access.write for access in touches(cfg, opcode, f)
@@ -298,7 +299,7 @@ def element_sizes(cfg: Config, f: Columns) -> Index:
 
 
 def rows(cfg: Config, opcode: Opcode, f: Fields) -> Rows | None:
-    """What of DRAM an instruction with the fields `f` touches; None but for LOAD and STORE."""
+    """Rows of DRAM that an instruction with the fields `f` accesses; None but for LOAD and STORE."""
     if opcode not in (Opcode.LOAD, Opcode.STORE):
         return None
     write = opcode == Opcode.STORE

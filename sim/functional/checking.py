@@ -27,7 +27,8 @@ class CheckError(DeviceError):
 
 
 class Accesses:
-    """Who last read and wrote each element of one buffer. Times are instruction numbers plus one, 0 for never."""
+    """The last reader and the last writer of each element of one buffer. Times are instruction numbers plus one, 0 for
+    never."""
 
     def __init__(self, name: str, size: int, unit: str, must_be_written: bool) -> None:
         self.name, self.size, self.unit, self.must_be_written = name, size, unit, must_be_written
@@ -46,7 +47,7 @@ class Accesses:
         self.reads[unit, index] = number + 1
 
     def write(self, index: Index, unit: Unit, number: int, clock: list[int]) -> None:
-        """The same where it writes them."""
+        """Record a write by instruction number `time` of the elements at `index`."""
         self._ordered(index, unit, number, clock, self.writes, "writes", "writes")
         self._ordered(index, unit, number, clock, self.reads, "writes", "reads")
         self.writes[unit, index] = number + 1

@@ -61,8 +61,8 @@ def columns(cfg: Config, code: NDArray[np.uint8]) -> tuple[dict[Opcode, Columns]
 
 
 class _Places(NamedTuple):
-    """Of all fields of an opcode, in their order, each [fields, 1]: where they lie (word of 64 bits and bit), masks of
-    their width, and the value of their sign bit (0 where unsigned)."""
+    """Bit positions of all fields of an opcode, in their order, each [fields, 1]: 64-bit word and bit, masks of their
+    width, and the value of their sign bit (0 where unsigned)."""
 
     words: NDArray[np.intp]
     bits: NDArray[np.uint64]

@@ -30,7 +30,7 @@ DECODED_LIMIT = 1 << 22
 
 @cache
 def _blas() -> ThreadpoolController | None:
-    """What holds BLAS to one thread; None where threadpoolctl is missing, as on a board."""
+    """Return a context that holds BLAS to one thread; None where threadpoolctl is missing, as on a board."""
     try:
         from threadpoolctl import ThreadpoolController
     except ModuleNotFoundError:
@@ -99,7 +99,7 @@ class FunctionalDevice(Memory):
         """Nothing to release."""
 
     def clone_shared(self) -> FunctionalDevice:
-        """The same scratchpads, and a memory of its own; see sim.device.Shared."""
+        """Return a device that shares the scratchpads and has a memory of its own; see sim.device.Shared."""
         clone = copy(self)
         clone.allocate(0)
         return clone
@@ -206,7 +206,7 @@ def _describe(
     fetched: int,
     count: int,
 ) -> str:
-    """What each unit's next instruction waits for."""
+    """Describe, for an error, the tokens that each unit's next instruction waits for."""
     parts = []
     for unit in Unit:
         if not queues[unit]:

@@ -1,4 +1,4 @@
-"""What each instruction means, in plain numpy.
+"""The meaning of each instruction, in plain numpy.
 
 This is the specification: RTL, functional simulator and compiler are held to it. It favours plainness over speed.
 An address that runs past its buffer wraps around (depths are powers of two); compiled programs never rely on that.
@@ -273,7 +273,8 @@ def softmax(state: State, f: Fields) -> None:
 
 
 def destination(state: State, kind: Destination) -> NDArray[Any]:
-    """What a VECTOR writes, as [places, block_out/group, batch, group]: a place of inp is a part of an entry."""
+    """Return the scratchpad that a VECTOR writes, as [places, block_out/group, batch, group]: a place of inp is a part
+    of an entry."""
     array: NDArray[Any] = getattr(state, kind.name.lower())
     return array.reshape(-1, *state.acc.shape[1:])
 

@@ -44,7 +44,7 @@ LARGEST_GATHER = 1 << 27
 
 
 class _Gemm(NamedTuple):
-    """How to execute a GEMM of certain extents and strides: patterns and axes of both operands, and shapes."""
+    """Plan for a GEMM of certain extents and strides: patterns and axes of both operands, and shapes."""
 
     acc: Steps
     inp: Steps
@@ -94,7 +94,7 @@ def _gemm(cfg: Config, key: tuple[int, ...]) -> _Gemm | None:
 
 
 def gemm(state: State, f: Fields) -> None:
-    """As `reference.gemm`."""
+    """Execute a GEMM, as `reference.gemm` does."""
     plan = _gemm(state.cfg, _GEMM_KEY(f))
     if plan is None:
         return reference.gemm(state, f)
@@ -155,7 +155,7 @@ def _vector(cfg: Config, key: tuple[int, ...], depth: int) -> _Vector | None:
 
 
 def vector(state: State, f: Fields) -> None:
-    """As `reference.vector`."""
+    """Execute a VECTOR, as `reference.vector` does."""
     cfg = state.cfg
     if f.get("softmax"):
         return softmax(state, f)
@@ -203,7 +203,7 @@ def vector(state: State, f: Fields) -> None:
 
 
 def softmax(state: State, f: Fields) -> None:
-    """As `reference.softmax`."""
+    """Execute a softmax, as `reference.softmax` does."""
     powers, shares = np.split(state.exp.ravel(), 2)
     count = f["extent_n"] * state.cfg.block_out - f["imm"]
     ordinary = np.isfinite(state.exp).all() and not np.signbit(state.exp).any() and powers[-1] > 0
@@ -326,7 +326,7 @@ def _dram_view(dram: NDArray[np.uint8], start: int, rows: Steps, count: int, siz
 
 
 def load(state: State, dram: NDArray[np.uint8], f: Fields) -> None:
-    """As `reference.load`."""
+    """Execute a LOAD, as `reference.load` does."""
     buffer, widen = Buffer(f["buffer"]), bool(f["widen"])
     expands = bool(f.get("expand"))
     size = element_bytes(state.cfg, buffer, widen, expands)
@@ -358,7 +358,7 @@ def _repeated(value: int, dtype: np.dtype[Any]) -> np.generic:
 
 
 def store(state: State, dram: NDArray[np.uint8], f: Fields) -> None:
-    """As `reference.store`."""
+    """Execute a STORE, as `reference.store` does."""
     size = state.cfg.piece_bytes
     pieces = state.out.reshape(-1, size)
     try:

@@ -86,7 +86,7 @@ def require_tools() -> None:
 
 
 def _processor() -> str:
-    """What -march=native depends on."""
+    """Describe the processor, on which -march=native depends."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -149,7 +149,7 @@ def includes(root: Path) -> list[str]:
 
 
 def _source(cfg: Config) -> str:
-    """What is simulated of `cfg`. Raises BuildError."""
+    """Write the Verilog that is simulated for `cfg`. Raises BuildError."""
     try:
         return faster(cfg) if _is_large(cfg) else verilog(cfg, simulation=True)
     except VerilogError as error:
@@ -166,7 +166,8 @@ def _version(tool: str) -> str:
 
 
 def library_path(cfg: Config, source: str | None = None) -> Path:
-    """Where the library of `cfg` is or will be; differs with everything that it is made from. source: see `library`."""
+    """Path of the library of `cfg`, built or not; its name is a digest of all that it is made from. source: see
+    `library`."""
     files = HARNESS, PRODUCTS, *(FASTER if source is None and _is_large(cfg) else ())
     twice = _is_rehearsed(cfg, source)
     profiling = (REHEARSAL.read_text(encoding="utf-8"), *WATCHED, *REHEARSED) if twice else ()

@@ -178,7 +178,7 @@ class Register:
 
 
 def _one_compare(lines: list[str]) -> list[str]:
-    """What an entry becomes that is written while it is read: its address is compared once for all parts."""
+    """Rewrite a read of an entry that is written in the same cycle: compare its address once for all parts."""
     tests = [re.fullmatch(r"      if \((.*) && (\S.* == \S.*)\)", line) for line in lines]
     compares = [test[2] for test in tests if test]
     if len(compares) < 2 or len(set(compares)) != 1:
@@ -245,7 +245,7 @@ class Module:
         return text
 
     def _alive(self, assigns: list[Assign]) -> list[Assign]:
-        """Those that somebody reads in the end."""
+        """Keep the statements whose result some register, memory or output needs."""
         outside = self.fixed.union(*(names_in("\n".join(register.text) + " ") for register in self.registers))
         while True:
             read = outside.union(*(assign.reads for assign in assigns))

@@ -55,7 +55,7 @@ COPIES = 4
 
 
 class _Gating:
-    """Which statement of a module stands in which conditions."""
+    """The conditions under which the values of each statement of a module are needed."""
 
     def __init__(self, module: Module) -> None:
         self.module = module
@@ -116,7 +116,7 @@ class _Gating:
                 register.path = path(closest(atoms))
 
     def _used(self) -> dict[str, set[Path]]:
-        """By name, where registers and conditions use it."""
+        """Return, by name, the conditions under which registers and conditions use a signal."""
         used: defaultdict[str, set[Path]] = defaultdict(set)
         for name in self.module.fixed:
             used[name].add(())

@@ -1,4 +1,4 @@
-"""What a simulator does while its compiler looks on: a short run of all units, after which it is compiled once more.
+"""Training run for profile-guided optimisation: a short run of all units, after which the simulator is compiled again.
 
 The compiler then knows which of a million branches are taken, and puts what runs beside each other. Instructions are
 random, but legal; nobody looks at what they compute. A process of its own runs them, whose end writes the profile.

@@ -134,7 +134,7 @@ class RtlDevice(Memory):
         return self.control.last_error
 
     def allocate(self, size: int) -> None:
-        """As `Device.allocate`. DeviceError where memory owes answers of an earlier run."""
+        """Allocate memory, as `Device.allocate`. DeviceError where memory still owes answers of an earlier run."""
         self.settle()  # late writes would arrive in what is not their memory any more
         self._place(size)
 
@@ -249,7 +249,7 @@ class RtlDevice(Memory):
             return np.frombuffer(ctypes.string_at(self._call("events"), count * _EVENT.itemsize), _EVENT)
 
     def _state(self) -> str:
-        """How far each unit has come."""
+        """Describe, for an error, how far each unit has come."""
         values = (ctypes.c_int64 * (4 * len(Unit)))()
         self._call("progress", values)
         parts = []

@@ -30,7 +30,7 @@ from celosia.sim.timing.work import NEVER, Steps, Train, Work
 
 
 class Gemm:
-    """One tile operation a cycle, across instructions."""
+    """Timing of GEMM: one tile operation a cycle, across instructions."""
 
     def __init__(self, cfg: Config, acc: Acc) -> None:
         self._stages = GEMM_STAGES + array_stages(cfg)
@@ -61,12 +61,14 @@ class Rows:
         self._ends = deque([0] * UNDER_WAY, UNDER_WAY)
 
     def along(self, ready: int) -> int:
-        """When one that is like the last one, and there in cycle `ready`, goes along with it; NEVER: it does not."""
+        """Start cycle of a softmax like the last one, ready in cycle `ready`, if both overlap in the engine; else
+        NEVER."""
         start = max(max(ready, self._start + 1, self._ends[0]) + ROWS_OFFERED, self.found)
         return start if start < self._ends[1] - 1 else NEVER
 
     def run(self, start: int, rows: int, entries: int, overlaps: bool) -> int:
-        """When one of so many rows, of so many entries each, ends. along: with the last one."""
+        """Run a softmax of `rows` rows of `entries` entries and return its end. overlaps: whether the last one is still
+        under way."""
         cfg, parts, earlier_tiles = self._cfg, self.parts, (rows - 1) // self._tile
         spans = softmax_spans(cfg, entries)
         beats, tile_cycles = min(rows, self._tile) * spans, self._tile * spans * parts
@@ -89,13 +91,14 @@ class Rows:
         return self._ends[-1]
 
     def writes(self, rows: int, entries: int, last: int) -> Train:
-        """When entries are written, the last one in cycle `last`; where they are read in pairs, spare ones, too."""
+        """Cycles in which entries are written, the last one in cycle `last`; where they are read in pairs, spare ones,
+        too."""
         span = softmax_span(self._cfg)
         train = Train(0, self.parts // span, rows * softmax_spans(self._cfg, entries) * span)
         return train._replace(first=last - train.last)
 
     def read(self, rows: int, entries: int) -> Train:
-        """When each row of the last one has been read for the last time."""
+        """Cycles in which each row of the last softmax is read for the last time."""
         train = Train(0, softmax_spans(self._cfg, entries) * self.parts, rows)
         return train._replace(first=self._ends[-1] - ROWS_READ - train.last)
 
@@ -108,8 +111,8 @@ class Taken(NamedTuple):
 
 
 class Vector:
-    """One entry of A a cycle, each in its stages for as many cycles as there are: what may stand in its way, GEMM at
-    the accumulators or a residual in several parts, is waited for before its step is taken.
+    """Timing of VECTOR: one entry of A a cycle. Each entry stays in a stage for a fixed number of cycles: a step waits
+    before it is taken until GEMM has left the accumulators, or until a residual in several parts is read.
 
     Two instructions at most are under way, and one only where it writes acc, or what the next one reads, or where the
     next one is a norm. Softmaxes are alone, but for one that is alike, or what goes from acc to OUT beside the last one
@@ -167,7 +170,7 @@ class Vector:
         return start, writes.last + WRITE_TO_END, [writes]
 
     def _start(self, ready: int, work: Work) -> tuple[int, bool]:
-        """And whether it writes vin behind the rows of a softmax."""
+        """Return the start cycle of an instruction, and whether it writes vin behind the rows of a softmax."""
         waits = work.alone | work.finds | self._feeds & (IN_ACC | work.reads)
         may_overlap = self._rows_to_inp and work.reads == IN_ACC and not work.feeds | work.port
         rows = self._rows_last if may_overlap else self._rows_done
@@ -187,11 +190,11 @@ class Vector:
         return last + self._to_acc if work.reads & IN_ACC else 0
 
     def _first(self, start: int, work: Work) -> int:
-        """When the first step of one that starts then may be taken, or stands there to be."""
+        """First cycle in which a step of an instruction that starts in cycle `start` may be taken."""
         return max(start + 1 + work.finds, self._next)
 
     def _steps(self, first: int, work: Work) -> Steps:
-        """When steps are taken if GEMM is not there."""
+        """Cycles of all steps from cycle `first` on, if GEMM does not use the accumulators."""
         return Steps(first, work.steps, work.steps // work.outputs, self._gap * work.residual)
 
     def _taken(self, start: int, follows: bool, work: Work) -> Iterator[Taken]:
@@ -218,13 +221,13 @@ class Vector:
             left -= min(count, left)
 
     def _writes(self, steps: Steps, last: int) -> Train:
-        """When entries come to the last stage, if the last step is taken then."""
+        """Cycles in which entries reach the last stage, if the last step is taken in cycle `last`."""
         writes = Train(0, steps.each + steps.gap, steps.steps // steps.each)
         return writes._replace(first=last + self._to_write + steps.gap - writes.last)
 
     def _land(self, work: Work, steps: Steps, late: int) -> tuple[int, int]:
-        """When the last step is taken and the last entry is written, of an instruction that writes acc, if steps are
-        so many cycles late otherwise: no more than WRITEBACK_DEPTH entries are under way."""
+        """Return the cycles of the last step and of the last write of an instruction that writes acc. late: cycles by
+        which other waits delay its steps. No more than WRITEBACK_DEPTH entries are under way."""
         written = deque([-1], WRITEBACK_DEPTH)
         step_cycle = steps.first + late - steps.gap - 1  # the last step of an output
         for output in range(work.outputs):

@@ -43,7 +43,7 @@ class Listing:
         self._jobs = deque([-1] * IN_FLIGHT, IN_FLIGHT)  # when the last instructions' data began
 
     def start(self, ready: int, waiting: int = 0) -> int:
-        """When the next instruction starts, of which as many wait before it that have not begun."""
+        """Start cycle of the next instruction. waiting: instructions in front of it that have not begun."""
         return max(ready, self._begun + 1, self._jobs[waiting] + 1)
 
     def begin(self, start: int) -> None:
@@ -52,7 +52,7 @@ class Listing:
 
     @property
     def ask(self) -> int:
-        """When the first burst of the instruction that has begun may be asked for."""
+        """Cycle from which on the first burst of the instruction that has begun may be asked for."""
         return self._begun + BEGIN_TO_ASK
 
     def end(self, job: int, rows: int, first: int, last: int, data_last: int) -> None:
@@ -96,7 +96,7 @@ class Lane:
         return len(self._started) == 2
 
     def free(self, ready: int) -> int:
-        """When the next instruction can start, in cycle `ready` or later."""
+        """Start cycle of the next instruction, `ready` or later."""
         return self._listing.start(ready, len(self._started))
 
     def start(self, work: Work, start: int) -> None:
@@ -106,7 +106,7 @@ class Lane:
             self._listing.begin(start)
 
     def ask(self) -> int:
-        """When the first burst of the next train is asked for."""
+        """Cycle in which the first burst of the next train is asked for; NEVER without an instruction."""
         if not self._started:
             return NEVER
         work, _ = self._started[0]
@@ -157,7 +157,8 @@ class Lane:
         return max(port.left(cycle + 1, left) for cycle, left in waits) - 1
 
     def _arrivals(self, bursts: int, data: int, trail: int) -> Iterator[tuple[int, int]]:
-        """When the first and last beat of each remembered burst may be written, and the writer's cycles from then on.
+        """Yield, for each remembered burst, the cycles of its first and last beat, and the writer's cycles from then
+        on.
         Those of `data` are spread evenly over the bursts, and `trail` follows them."""
         engine = self._engine
         count = min(bursts, len(engine.ends))
@@ -167,7 +168,7 @@ class Lane:
             yield engine.ends[place] + BEAT_TO_STEP, 1 + data - data * (number + 1) // bursts + trail
 
     def _room(self, beats: int) -> int:
-        """When the engine has room for a burst of `beats`."""
+        """Cycle from which on the engine's buffer has room for a burst of `beats`."""
         needed = self._beats + beats - READ_BUFFER_BEATS
         for before, count, begin, end in reversed(self._taken):
             if before < needed or not before:
@@ -175,7 +176,7 @@ class Lane:
         return 0
 
     def _hold_back(self, end: int, steps: int, rows: int, bursts: int, beats: int) -> None:
-        """Where the writer is slower than memory, the engine asks for its last burst when that has room."""
+        """Delay the engine's last burst until its buffer has room, where the writer is slower than memory."""
         ahead = min(READ_BUFFER_BEATS, ROW_FIFO_DEPTH * beats // rows)
         if beats > ahead:
             engine, burst = self._engine, beats // bursts

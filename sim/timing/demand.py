@@ -1,4 +1,4 @@
-"""What a stream of encoded instructions asks of the machine: steps, bytes and bursts of each, computed all at once."""
+"""Steps, bytes and bursts of each instruction of an encoded stream, computed for all at once."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ TABLE_PADDING = 2
 
 @dataclass(frozen=True)
 class Demand:
-    """One entry for each instruction of a stream; 0 where its unit has no such thing.
+    """Demand of each instruction of a stream, one entry each; 0 where its unit has no such thing.
 
     unit, wait, post: the unit's number and the masks of its tokens.
     steps: cycles for which the unit works if nothing holds it up: tile operations, entries, writes to a scratchpad
@@ -113,7 +113,7 @@ def _product(f: Columns, names: Iterable[str]) -> Ints:
 
 
 def _shared(opcode: Opcode, f: Columns) -> dict[str, Ints]:
-    """Which of the scratchpads are read and written that several units use."""
+    """Shared scratchpads that each instruction of an opcode reads and writes, as masks."""
 
     def which(write: bool, memories: dict[str, int]) -> Ints:
         operands = [operand for operand in OPERANDS[opcode] if operand.write == write and operand.memory in memories]
@@ -181,9 +181,9 @@ def _alike(f: Columns) -> Ints:
 
 
 def _trails(cfg: Config, f: Columns) -> Ints:
-    """Of each VECTOR from acc to entries of vin that lie one behind another, where the rows of the last softmax before
-    it do so as well, to the end of vin at most, and do not begin in front of them: the distance of their first entries,
-    and 1."""
+    """Mark the VECTORs that may write vin behind the last softmax before them. Such a VECTOR goes from acc to
+    consecutive entries of vin. The rows of the softmax are consecutive, too, end inside vin, and do not begin before
+    the written entries. Returns the distance of their first entries plus 1; 0 for all other instructions."""
     numbers = np.arange(len(f["opcode"]))
     before = np.maximum.accumulate(np.where(f["softmax"], numbers, -1))
     rows = {name: f[name][before] for name in ("a_base", "a_n", "a_x", "extent_n", "extent_x")}
@@ -198,7 +198,8 @@ def _trails(cfg: Config, f: Columns) -> Ints:
 
 
 def _banks(cfg: Config, f: Columns, operand: str, applies: NDArray[np.bool_] | None = None) -> tuple[Ints, Ints]:
-    """In which bank of acc the first output lies, and how many from it on; for the instructions `which` alone."""
+    """Bank of acc of each first output, and the number of outputs from it on in that bank. applies: instructions to
+    look at."""
     extents = [f[f"extent_{loop}"] for loop in OUTER_LOOPS]
     strides = [f[f"{operand}_{loop}"] for loop in OUTER_LOOPS]
     base, half = f[f"{operand}_base"], scratchpads(cfg)["acc"].bank_depth

@@ -72,7 +72,8 @@ class Fetch:
         return True
 
     def next_ask(self) -> int:
-        """When the next burst is asked for: as soon as the buffer has room for the longest one. NEVER if unknown."""
+        """Cycle in which the next burst is asked for: once the buffer has room for the longest one. NEVER if
+        unknown."""
         if self._promised == self.beats:
             return NEVER
         gone = self._promised + self._longest - self._room

@@ -28,8 +28,8 @@ from celosia.sim.timing.work import NEVER, Work
 
 @dataclass(frozen=True)
 class Timing:
-    """When a stream of instructions ran. cycles: from start to done. start, end: of each instruction, as the RTL's
-    trace has them. values: the hardware's counters, by the names of `hw.regs.COUNTERS`."""
+    """Times of a stream of instructions. cycles: from start to done. start, end: of each instruction, as the RTL's
+    trace has them. values: the hardware's counters, by the names of `hw.spec.regs.COUNTERS`."""
 
     cycles: int
     unit: NDArray[np.int64]
@@ -38,7 +38,7 @@ class Timing:
     values: dict[str, int]
 
     def counters(self, trace: bool = False) -> Counters:
-        """As a Device returns them; with `trace`, each instruction's event in the order of their ends."""
+        """Return the counters as a Device does; with `trace`, each instruction's event in the order of their ends."""
         events: list[Event] = []
         if trace:
             names = [unit.name.lower() for unit in Unit]
@@ -99,7 +99,7 @@ class Semaphore:
 
     @property
     def room(self) -> int:
-        """When there is room for one more token, if `has_room`."""
+        """First cycle with room for one more token, if `has_room`."""
         return self._takes[0] + 1
 
     def reserve(self) -> None:

@@ -23,7 +23,7 @@ def check_memory(memory: MemoryModel) -> None:
 
 
 class Transfer(NamedTuple):
-    """One burst, or several in a row: its first cycle, the cycle behind it, and its beats."""
+    """A burst, or several in a row: its first cycle, the cycle behind it, and its beats."""
 
     first: int
     end: int
@@ -35,7 +35,7 @@ Transfers = Sequence[Transfer]
 
 
 class Channel:
-    """One direction of a port: a beat a cycle at most, none while memory refreshes.
+    """One direction of a port: at most one beat a cycle, none while memory refreshes.
 
     A slot is a cycle in which a beat may move. next: the first cycle that no beat has taken yet. ends: the last beats
     of as many bursts as memory accepts before one has ended; a further one waits for the first of them. moved: its
@@ -68,11 +68,11 @@ class Channel:
 
     @property
     def regular_until(self) -> int:
-        """Up to which cycle, from `next` on, each is a slot but for those of refreshes."""
+        """Cycle until which every cycle from `next` on is a slot, except during refreshes."""
         return NEVER
 
     def slots_before(self, cycle: int) -> int:
-        """At least how many slots there are from `next` until then."""
+        """Lower bound of the number of slots from `next` until `cycle`."""
         cycles = max(0, cycle - self.next)
         return cycles - (cycles // self._period + 1) * self._refresh if self._period else cycles
 
@@ -86,7 +86,7 @@ class Channel:
 
 
 class SharedChannel(Channel):
-    """One direction of a port where DRAM moves fewer bytes a cycle than all channels together can.
+    """A direction of a port whose DRAM moves fewer bytes a cycle than all channels together can.
 
     The channels that have beats to move take turns. So how many of its own a channel can have moved by a cycle follows
     from what the others move (`others`). It is kept as the corners of a line, between which beats come evenly. DRAM
@@ -124,7 +124,7 @@ class SharedChannel(Channel):
 
     @property
     def regular_until(self) -> int:
-        """As of Channel."""
+        """Cycle until which every cycle is a slot, see Channel: here, until the rate falls below one beat a cycle."""
         place = bisect_right(self._cycles, self.next)
         if self._rates[place - 1] < 1.0:
             return self.next
@@ -136,7 +136,7 @@ class SharedChannel(Channel):
         return cycle if not slots else self._behind(cycle, slots)
 
     def move(self, first: int, cycles: int, beats: int) -> int:
-        """As of Channel."""
+        """Move the beats of a burst, see Channel; they take longer where others use DRAM."""
         is_alone = self._rates[bisect_right(self._cycles, first) - 1] == min(1.0, self._most)
         saved = int(is_alone and first > self.next + 1 / self._most)
         last = super().after(first, max(cycles, beats) - 1)
@@ -194,7 +194,7 @@ class Engine:
 
     @property
     def next_ask(self) -> int:
-        """When the next burst may be asked for at the earliest."""
+        """Earliest cycle in which the next burst may be asked for."""
         return max(self.asked + 1, self.ends[1] + END_TO_ASK)
 
     def waits(self, bursts: int, slots: int) -> bool:
@@ -221,8 +221,9 @@ class Engine:
         return end
 
     def _bunches(self, first: int, bursts: int, slots: int, early: int) -> int:
-        """As `_each`, for trains in which memory waits for requests: as many bursts as may be outstanding come at once,
-        and after a round trip the next ones. Only those that a refresh meets are looked at."""
+        """Place the bursts of a train in which memory waits for requests: as many bursts as may be outstanding come at
+        once, and after a round trip the next ones. Only those that a refresh meets are placed one by one. Returns the
+        cycle of the last beat."""
         window = self.outstanding
         left, of_bunch = bursts - window, slots * window // bursts
         last = self._each(first, window, of_bunch, early)
@@ -272,7 +273,7 @@ class ReadBursts:
 
     @property
     def next_ask(self) -> int:
-        """When LOAD's next burst may be asked for at the earliest."""
+        """Earliest cycle in which LOAD's next burst may be asked for."""
         return max(self._granted + 1, self._taken, self.ends[-self.outstanding] + END_TO_ASK)
 
     def begin(self, ask: int, bursts: int, slots: int) -> int:
@@ -310,7 +311,7 @@ class ReadBursts:
         return self.ends[-1]
 
     def end(self) -> int:
-        """When the last beat of the train comes if fetch asks for nothing more."""
+        """Cycle of the train's last beat if fetch asks for nothing more."""
         saved = self.__dict__ | {"firsts": self.firsts.copy(), "ends": self.ends.copy()}
         channel = self.channel
         next_slot, ends, moved = channel.next, channel.ends.copy(), len(channel.moved)

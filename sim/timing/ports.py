@@ -23,7 +23,7 @@ class Port:
             self._taken.popleft()
 
     def stepped(self, steps: Steps) -> int:
-        """When the last of some steps has its turn, each as far behind the one before as it wants to be, or further."""
+        """Cycle of the last of some steps that use the port, each at least as far behind the one before as planned."""
         if not steps.gap:
             return self.left(steps.first, steps.steps)
         number, cycle = 0, steps.first
@@ -45,7 +45,7 @@ class Port:
         return steps.last + cycle - steps.cycle(number)
 
     def starts(self, first: int, last: int) -> list[int]:
-        """When the first party begins to use it, between these cycles."""
+        """Cycles between `first` and `last` in which the first party begins to use the port."""
         return [train.first for train in self._taken if first < train.first < last]
 
     def left(self, cycle: int, count: int) -> int:
@@ -91,7 +91,7 @@ class Acc:
             port.forget(cycle)
 
     def vector_reads(self, work: Work, steps: Steps, output: int = 0) -> int:
-        """When the last of VECTOR's reads from an output on has its turn, which wants to be at these times."""
+        """Cycle of VECTOR's last read of acc from an output on, if its reads want to be at `steps`."""
         here = min(steps.steps, max(0, work.read_here - output) * steps.each)
         ports, last, late = (self._reads[work.read_bank], self._reads[1 - work.read_bank]), steps.last, 0
         for port, part in zip(ports, (steps.only(here), steps.after(here)), strict=True):
@@ -101,6 +101,6 @@ class Acc:
         return last
 
     def vector_write(self, work: Work, output: int, cycle: int) -> int:
-        """When VECTOR writes an output for which it wants to do so in `cycle`."""
+        """Cycle in which VECTOR writes an output that is ready in `cycle`."""
         bank = work.write_bank if output < work.write_here else 1 - work.write_bank
         return self._writes[bank].left(cycle, 1)

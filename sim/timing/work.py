@@ -1,4 +1,4 @@
-"""What goes through the machine: instructions, and the cycles in which their entries come."""
+"""Instructions as the machine model sees them, and the cycles in which their entries come."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ NEVER = 1 << 62
 
 
 class Work(NamedTuple):
-    """One instruction: its number and its demand."""
+    """The number of an instruction, and its demand (see `demand.Demand`)."""
 
     number: int
     unit: int
@@ -49,7 +49,7 @@ class Train(NamedTuple):
 
     @property
     def last(self) -> int:
-        """When the last entry comes."""
+        """Cycle of the last entry."""
         return self.first + (self.entries - 1) * self.period
 
     def after(self, entries: int) -> Train:
@@ -66,12 +66,12 @@ class Steps(NamedTuple):
     gap: int
 
     def cycle(self, step: int) -> int:
-        """When that one is taken."""
+        """Cycle in which a step is taken."""
         return self.first + step + step // self.each * self.gap
 
     @property
     def last(self) -> int:
-        """When the last one is taken."""
+        """Cycle in which the last step is taken."""
         return self.cycle(self.steps - 1)
 
     def only(self, steps: int) -> Steps:
