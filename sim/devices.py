@@ -18,7 +18,8 @@ SSH_PREFIX = "ssh://"
 
 
 def open_simulator(name: str, config: Config, **options: Any) -> Device:
-    """The Device called "functional", "timed" or "rtl"; `options` are those of its class. ValueError for another name.
+    """Open the Device called "functional", "timed" or "rtl"; `options` are those of its class. ValueError for another
+    name.
 
     >>> from celosia.hw.spec.config import Config
     >>> open_simulator("timed", Config.load("tiny")).memory_model.split()[0]

@@ -56,7 +56,7 @@ class Control:
         self._write(REGISTERS[name].offset, value)
 
     def check(self, config: Config) -> None:
-        """DeviceError where there is no accelerator, or one of another Config or of other sources."""
+        """Raise DeviceError where there is no accelerator, or one of another Config or of other sources."""
         magic, identity = self.read("magic"), self.read("identity")
         if magic != MAGIC:
             raise DeviceError(
@@ -78,7 +78,7 @@ class Control:
             )
 
     def prepare(self, base: int, **values: int) -> None:
-        """Set the registers of a run. base: physical address of DRAM offset 0; `values` by the names of registers."""
+        """Set the registers of a run. base: physical address of DRAM offset 0. values: registers by name."""
         values = {"dma_base_lo": base & 0xFFFFFFFF, "dma_base_hi": base >> 32, **values}
         for name, value in values.items():
             self.write(name, value)
@@ -86,16 +86,16 @@ class Control:
         self._number = (self.read("runs") + 1) % (1 << 32)  # after all writes, see `is_ours`
 
     def start(self) -> None:
-        """Start a run of what the registers say; `done` tells when it has ended."""
+        """Start the prepared run; `done` tells when it has ended."""
         self.write("control", CONTROL_START)
 
     def done(self) -> bool:
-        """Whether no run is under way, and the last one has ended; `counters` tells whether that was ours."""
+        """Whether no run is under way and the last one has ended; `counters` checks that it was ours."""
         return self.read("status") & (STATUS_BUSY | STATUS_DONE) == STATUS_DONE
 
     def is_ours(self) -> bool:
-        """Whether the run that is under way, or the last one, is the one that was prepared here: exactly one has begun
-        since, and while it is under way its registers are locked, so that they are those that it has run with."""
+        """Whether the current or last run is the one that was prepared here: exactly one run has begun since, and its
+        registers, which are locked during a run, have our values."""
         return self.read("runs") == self._number and all(
             self.read(name) == value for name, value in self._prepared.items()
         )
@@ -109,9 +109,10 @@ class Control:
             )
 
     def settle(self, moments: Iterable[object]) -> None:
-        """Make ready for a run: end one that is under way, and wait until memory has answered what it was asked.
+        """Get ready for a run: end one that is under way, and wait until memory has answered all requests.
 
-        moments: iterating waits a while, as often as the host has patience. DeviceError where that was not enough.
+        moments: iterating waits a while, as often as the host will wait. DeviceError where memory has still not
+        answered.
         """
         status = self.read("status")
         if status & STATUS_BUSY:
@@ -139,7 +140,7 @@ class Control:
         return values
 
     def values(self) -> dict[str, int]:
-        """The counters as they stand."""
+        """Read all counters."""
         return {name: self.read(f"{name}_lo") | self.read(f"{name}_hi") << 32 for name in COUNTERS}
 
     def events(self, depth: int, cycles: int) -> list[Event]:

@@ -16,12 +16,12 @@ def timeline(
     events: Sequence[Event], labels: Sequence[str] = (), clock_mhz: float = 100.0,
     host: Sequence[tuple[str, float, float]] = (),
 ) -> dict[str, Any]:  # fmt: skip
-    """Chrome's trace format, one row for each unit, and one for the host where it has work.
+    """Return Chrome's trace format of a run: one row for each unit, and one for the host where it has work.
 
-    host: (what, start, length) of that work, in cycles.
-
-    labels: what each instruction is for, by its number; appended to unit and number. Units start an instruction while
-    the one before is still in the pipeline: it is drawn from the end of that one, its true start is an argument.
+    events: of the instructions. labels: text for each instruction, by its number; appended to unit and number.
+    clock_mhz: converts cycles to microseconds. host: (label, start, length) of the host's work, in cycles. Units start
+    an instruction while the one before is still in the pipeline: it is drawn from the end of that one, its true start
+    is an argument.
     """
     rows: list[dict[str, Any]] = [
         {"name": "thread_name", "ph": "M", "pid": 0, "tid": int(unit), "args": {"name": unit.name}} for unit in Unit

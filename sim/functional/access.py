@@ -88,7 +88,8 @@ OPERANDS: dict[Opcode, tuple[Operand, ...]] = {
 
 
 class Touch(NamedTuple):
-    """An access to `memory` at base + sum of index * stride, over the `steps`, and at `each - 1` addresses behind each.
+    """An access to `memory` at base + sum of index * stride, over the `steps`, and at the `each - 1` addresses behind
+    each.
 
     pieces: of a scratchpad's entry that an address counts; of inp, acc, vin and out it has several.
     """
@@ -102,7 +103,8 @@ class Touch(NamedTuple):
     write: bool
 
     def numbers(self, size: int) -> Index:
-        """Numbers of the pieces touched, each once; the memory has `size` of them, after which addresses wrap."""
+        """Numbers of the pieces that are accessed, each once; the memory has `size` of them, after which addresses
+        wrap."""
         places = size // self.pieces
         index = (_visited(self.steps, places, self.each) + self.base) % places
         return index if self.pieces == 1 else (index[:, None] * self.pieces + np.arange(self.pieces)).ravel()
@@ -114,13 +116,13 @@ class Touch(NamedTuple):
         return any(first + low >= 0 and last + high < places for _, low, high in spans(self.steps, places))
 
     def entries(self, pieces: int) -> tuple[int, int]:
-        """The smallest range [first, end) of entries, of so many pieces, that holds all of it."""
+        """Return the smallest range [first, end) of entries, of `pieces` pieces each, that holds all of the access."""
         first, end = _range(self.base, self.steps, self.each, self.pieces, pieces)
         return first, end
 
 
 def _range(base: Any, steps: Any, entry_span: Any, pieces: int, of: int) -> tuple[Any, Any]:
-    """`Touch.entries`, of numbers or of arrays of them. of: pieces of an entry."""
+    """Compute `Touch.entries` from numbers or from arrays of them. of: pieces of an entry."""
     end = base + entry_span
     for extent, stride in steps:
         end = end + (extent - 1) * stride
@@ -129,7 +131,7 @@ def _range(base: Any, steps: Any, entry_span: Any, pieces: int, of: int) -> tupl
 
 @lru_cache(maxsize=8192)
 def _visited(pattern: Steps, depth: int, entry_span: int) -> Index:
-    """Addresses from base 0, each once."""
+    """List the addresses from base 0 that steps visit, each once."""
     first = np.unique(offsets(pattern, depth))
     return first if entry_span == 1 else np.unique((first[:, None] + np.arange(entry_span)) % depth)
 
@@ -147,14 +149,14 @@ def touches(cfg: Config, opcode: Opcode, f: Fields) -> list[Touch]:
 
 
 def _each(cfg: Config, operand: str, f: Any) -> Any:
-    """Entries at each address, one after the other."""
+    """Number of consecutive entries at each address."""
     if operand == "a":
         return np.where(f["taps"], cfg.taps, 1)
     return {"exp": POWERS, "book": BOOKS * NIBBLES}.get(operand, 1)  # which are read as a whole
 
 
 def _steps(strides: tuple[tuple[str, str], ...] | None, f: Any) -> Any:
-    """(extent, stride) of each loop over the address, by the names of their fields; None: of the block."""
+    """Return (extent, stride) of each loop over the address, by the names of their fields; None: of the block."""
     return block(f) if strides is None else tuple([(f[extent], f[step]) for extent, step in strides])
 
 
@@ -175,7 +177,7 @@ def _operands(cfg: Config, opcode: Opcode) -> list[tuple[Operand, str | None, tu
 
 
 class Range(NamedTuple):
-    """Entries [first, end) of a scratchpad, the smallest range that holds all that an operand touches."""
+    """Entries [first, end) of a scratchpad: the smallest range that holds all that an operand accesses."""
 
     memory: str
     first: int
@@ -193,7 +195,7 @@ def ranges(cfg: Config, opcode: Opcode, f: Fields) -> list[Range]:
 
 
 def all_ranges(cfg: Config, opcode: Opcode, f: Columns) -> list[list[Range]]:
-    """`ranges` of many instructions of an opcode, computed at once of the values of their fields."""
+    """Compute `ranges` of many instructions of an opcode at once from the values of their fields."""
     pads = scratchpads(cfg)
     is_write: list[dict[tuple[str, int, int], bool]] = [{} for _ in f["opcode"]]
     for operand, base, strides, pieces in _operands(cfg, opcode):
@@ -206,7 +208,7 @@ def all_ranges(cfg: Config, opcode: Opcode, f: Columns) -> list[list[Range]]:
 
 
 def block(f: Fields) -> Steps:
-    """The loops of a LOAD or STORE over its scratchpad, padding included: planes, rows, elements."""
+    """Loops of a LOAD or STORE over its scratchpad, padding included: planes, rows, elements."""
     height = f["y_size"] + f.get("pad_top", 0) + f.get("pad_bottom", 0)
     width = f["x_size"] + f.get("pad_left", 0) + f.get("pad_right", 0)
     return (f["z_size"], f["sram_z"]), (height, f["sram_y"]), (width, f["sram_x"])
@@ -219,17 +221,17 @@ def _defaults(cfg: Config, opcode: Opcode) -> dict[str, int]:
 
 
 def complete(cfg: Config, opcode: Opcode, f: Fields) -> Fields:
-    """`f` with the fields that it leaves out: extents are 1, all others 0."""
+    """Return `f` with the fields that it leaves out: extents are 1, all others 0."""
     return _defaults(cfg, opcode) | f
 
 
 def columns(cfg: Config, opcode: Opcode, instructions: Sequence[Fields]) -> Columns:
-    """The values of each field of instructions of an opcode, which are completed."""
+    """Values of each field of instructions of an opcode, completed."""
     return tabulated(instructions, _defaults(cfg, opcode))
 
 
 def tabulated(instructions: Sequence[Fields], defaults: Fields) -> Columns:
-    """The values of each of the fields that `defaults` has, which stand where an instruction has none."""
+    """Values of each of the fields in `defaults`, which gives the value where an instruction has none."""
     alike: dict[tuple[str, ...], list[int]] = {}
     for number, fields in enumerate(instructions):
         alike.setdefault(tuple(fields), []).append(number)
@@ -282,7 +284,7 @@ class Rows(NamedTuple):
 
 
 def all_rows(cfg: Config, opcode: Opcode, f: Columns) -> list[Rows] | list[None]:
-    """`rows` of many instructions of an opcode, computed at once of the values of their fields."""
+    """Compute `rows` of many instructions of an opcode at once from the values of their fields."""
     if opcode not in (Opcode.LOAD, Opcode.STORE):
         return [None] * len(f["opcode"])
     write = opcode == Opcode.STORE

@@ -1,4 +1,4 @@
-"""Finds what a program must not rely on: never-written entries, addresses outside a buffer, races between units.
+"""Checker of programs: finds reads of unwritten entries, addresses outside a buffer, and races between units.
 
 A race is an access to what another unit writes (or a write to what another unit reads) that no chain of tokens puts in
 order. Each unit has a vector clock: for every other unit, the last of its instructions that is known to have ended.
@@ -23,7 +23,8 @@ UNITS = len(Unit)
 
 
 class CheckError(DeviceError):
-    """A program that relies on what the machine does not promise; the message names instruction, buffer and entry."""
+    """A program that relies on behaviour that the machine does not guarantee; the message names instruction, buffer and
+    entry."""
 
 
 class Accesses:
@@ -71,7 +72,7 @@ class Accesses:
 
 
 class Checker:
-    """Follows the instructions of one run, in the order in which they are executed."""
+    """Checker of one run: call `execute` for each instruction in the order in which they run."""
 
     def __init__(self, cfg: Config, dram_bytes: int) -> None:
         self.cfg = cfg
@@ -84,7 +85,7 @@ class Checker:
         self.tokens: dict[tuple[Unit, Unit], deque[list[int]]] = {(a, b): deque() for a in Unit for b in Unit}
 
     def execute(self, number: int, unit: Unit, opcode: Opcode, f: Fields) -> None:
-        """Instruction `number` runs on `unit` now. Raises CheckError."""
+        """Check instruction `number`, which runs on `unit` now. Raises CheckError."""
         clock = self.clocks[unit]
         for other in Unit:
             if f["wait"] >> other & 1:

@@ -1,4 +1,4 @@
-"""Instruction words to fields, all words of a program at once."""
+"""Decode instruction words to fields, all words of a program at once."""
 
 from __future__ import annotations
 
@@ -47,7 +47,8 @@ class Columns(NamedTuple):
 
 
 def columns(cfg: Config, code: NDArray[np.uint8]) -> tuple[dict[Opcode, Columns], NDArray[np.bool_]]:
-    """The instructions of code [count, instruction_bytes] uint8 by opcode, and which of all break a rule of `isa`."""
+    """Decode code [count, instruction_bytes] uint8. Return the instructions by opcode, and a mask of those that break a
+    rule of `legality`."""
     opcodes = code[:, 0] & 0b111
     illegal: NDArray[np.bool_] = np.isin(opcodes, list(Opcode), invert=True)
     by_opcode = {}
@@ -82,7 +83,7 @@ def _places(cfg: Config, opcode: Opcode) -> _Places:
 
 
 def _values(cfg: Config, opcode: Opcode, code: NDArray[np.uint8]) -> NDArray[np.int64]:
-    """[fields, count] of code [count, bytes of one]."""
+    """Extract the values [fields, count] of code [count, bytes of an instruction]."""
     places, (count, size) = _places(cfg, opcode), code.shape
     padded = np.zeros((count, -(-size // 8) * 8 + 8), np.uint8)  # one word more, for the last field
     padded[:, :size] = code
@@ -95,7 +96,7 @@ def _values(cfg: Config, opcode: Opcode, code: NDArray[np.uint8]) -> NDArray[np.
 
 
 def decode(cfg: Config, code: NDArray[np.uint8]) -> list[Instruction | None]:
-    """The instructions of code [count, instruction_bytes]; None for each illegal word."""
+    """Decode code [count, instruction_bytes] to instructions; None for each illegal word."""
     program: list[Instruction | None] = [None] * len(code)
     by_opcode, illegal = columns(cfg, code)
     for opcode, decoded in by_opcode.items():

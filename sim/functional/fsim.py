@@ -1,4 +1,4 @@
-"""A Device that executes instructions with numpy: the same bytes as the RTL, and no cycles."""
+"""A Device that executes instructions with numpy: bytes equal to the RTL's, and no cycles."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _blas() -> ThreadpoolController | None:
 
 
 def one_blas_thread() -> AbstractContextManager[Any]:
-    """Products of matrices take one thread inside: with two on a busy machine they wait for each other."""
+    """Limit BLAS to one thread inside: on a busy machine, two wait for each other."""
     blas = _blas()
     return blas.limit(limits=1, user_api="blas") if blas else nullcontext()
 
@@ -73,7 +73,7 @@ class Memory:
 
 
 class FunctionalDevice(Memory):
-    """Executes programs through the meaning of the instructions; `run` gives no cycle counts and no events.
+    """Device that executes programs by the meaning of the instructions; `run` returns no cycle counts and no events.
 
     The units take turns: of those whose next instruction has its tokens, the one with the earliest instruction goes
     first. So a program that cannot proceed ends in a DeviceError, as it would hang on the machine.
@@ -171,7 +171,7 @@ class FunctionalDevice(Memory):
         return Counters()
 
     def _decode(self, code: NDArray[np.uint8]) -> list[Instruction | None]:
-        """The instructions of `code` [count, bytes of one], from memory where they have run before."""
+        """Decode `code` [count, bytes of an instruction], once for code that runs again."""
         key = code.tobytes()
         if key not in self._decoded:
             if sum(map(len, self._decoded)) + len(key) > DECODED_LIMIT:
@@ -190,7 +190,7 @@ class FunctionalDevice(Memory):
 
 
 def _can_start(instruction: Instruction, tokens: list[list[int]], max_tokens: int) -> bool:
-    """Whether its tokens are there, and room for those that it gives."""
+    """Whether an instruction's tokens are there, and room for those that it posts."""
     unit, _, _, _, waits, posts, _ = instruction
     for other in waits:
         if not tokens[other][unit]:

@@ -48,8 +48,8 @@ _LANES_BITS = NORM_LANES.bit_length()
 
 
 def normalise_rows(x: NDArray[np.int8], count: int, offset: int, centre: bool, epsilon: int) -> NDArray[np.int32]:
-    """v of each lane of x [rows, lanes], of which the first `count`, 1 to NORM_LANES, are the row. centre: LayerNorm,
-    not RMSNorm. offset: added to x, -128 to 128. epsilon: E, 0 to 2^47 - 1.
+    """Return v of each lane of x [rows, lanes], normalised. The first `count` lanes, 1 to NORM_LANES, are the row.
+    centre: LayerNorm, not RMSNorm. offset: added to x, -128 to 128. epsilon: E, 0 to 2^47 - 1.
 
     Other lanes get what their values would, modulo 2^16 at the multiplier and 2^32 behind it.
 
@@ -85,7 +85,7 @@ def factors(count: int, variance: Int64, rest: Int64) -> tuple[Int64, Int64, Int
 
 
 def inverse_root(value: Int64) -> Int64:
-    """The largest r below 2^ROOT_BITS with r^2 value <= 2^82, of values below 2^32: from 2^30 on it has all its bits.
+    """Largest r below 2^ROOT_BITS with r^2 value <= 2^82, for values below 2^32; from 2^30 on it has all its bits.
 
     >>> inverse_root(np.array([0, 1 << 30, (1 << 30) + 1, (1 << 32) - 1]))
     array([67108863, 67108863, 67108863, 33554432])

@@ -1,4 +1,4 @@
-"""Rows of QLinearSoftmax in integers alone, as the hardware computes them (`hw/vector_unit/softmax/`).
+"""QLinearSoftmax of rows in integers alone, as the hardware computes it (`hw/vector_unit/softmax/`).
 
 A positive float32 is a pair: its mantissa m of 24 bits, the leading one written out, and its exponent's field e, at
 least 1; it is m * 2^(e - 150). Denormals, of which e is 1, then need nothing of their own. An exponent beyond 255
@@ -26,7 +26,8 @@ _REST_BITS = 25
 
 
 def pairs_of(words: NDArray[np.uint32]) -> Pairs:
-    """m and e of float32 with these bits, [...]; signs count as none, and an exponent of 255 is one as any other.
+    """Return mantissa m and exponent e of the float32 with these bits, [...]; signs are ignored, and an exponent of 255
+    is a normal one.
 
     >>> pairs_of(np.array([0x3F800000, 0, 1], np.uint32))
     (array([8388608,       0,       1]), array([127,   1,   1]))
@@ -37,7 +38,7 @@ def pairs_of(words: NDArray[np.uint32]) -> Pairs:
 
 
 def add_pairs(a: Pairs, b: Pairs) -> Pairs:
-    """a + b, rounded to nearest, ties to even.
+    """Return a + b, rounded to nearest, ties to even.
 
     The smaller exponent's mantissa is shifted down to one bit behind those of the other, what falls out of it told by
     whether it was 0; a carry makes the exponent one more.
@@ -60,7 +61,7 @@ def add_pairs(a: Pairs, b: Pairs) -> Pairs:
 
 
 def divide_pairs(a: Pairs, b: Pairs) -> Int64:
-    """The float32 a / b rounded to an integer, ties to even, [...], LARGE where it is much too large for a byte.
+    """Return the float32 a / b rounded to an integer, ties to even, [...]; LARGE where it is much too large for a byte.
 
     By a division that adds the divisor where the remainder has become negative, and subtracts it else: QUOTIENT_BITS
     steps of 25 bits give 2 a / b without its fraction. An integer and a half lies half way between two float32 or is

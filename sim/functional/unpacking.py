@@ -1,4 +1,4 @@
-"""Packed weights, expanded as LOAD does on their way to wgt (`hw/spec/packing.py` says how they lie in DRAM)."""
+"""Expand packed weights as LOAD does on their way to wgt (`hw/spec/packing.py` describes their layout in DRAM)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def numbers(data: NDArray[np.uint8], bits: int) -> NDArray[np.uint8]:
 
 
 def expand(cfg: Config, data: NDArray[np.uint8], book: NDArray[Any]) -> NDArray[Any]:
-    """Entries of wgt [..., entries, block_out * block_in], of whole packs in data [..., bytes] uint8.
+    """Expand whole packs in data [..., bytes] uint8 to entries of wgt [..., entries, block_out * block_in].
 
     book: [entries, weights of half a byte], of the type of the result.
     """

@@ -1,4 +1,4 @@
-"""The meaning of each instruction once more, at the speed of numpy and BLAS: one call an instruction, not one a tile.
+"""Fast version of `reference.py` with numpy and BLAS: one call an instruction, not one a tile.
 
 Each function does to the state and to DRAM exactly what its namesake in `reference.py` does. What has no quick form
 (rows whose addresses wrap around at 2^32, operands that take too much memory) is handed to the reference.
@@ -65,7 +65,7 @@ _GEMM_KEY = itemgetter(
 
 @lru_cache(maxsize=8192)
 def _gemm(cfg: Config, key: tuple[int, ...]) -> _Gemm | None:
-    """The plan for a GEMM with the fields `key` of _GEMM_KEY; None where only the reference can do it."""
+    """Return the plan for a GEMM with the fields `key` of _GEMM_KEY; None where only the reference can execute it."""
     extents = key[:6]
     acc, inp, wgt = (
         tuple((e, stride if e > 1 else 0) for e, stride in zip(extents, strides))
@@ -105,7 +105,7 @@ def gemm(state: State, f: Fields) -> None:
 
 
 def _floats(array: Array, axes: tuple[int, ...]) -> Array:
-    """int8 `array` with its axes in another order, the last one kept, as contiguous float32."""
+    """Return int8 `array` with its axes in another order, the last one kept, as contiguous float32."""
     wide = _WIDE.get(array.shape[-1] & -array.shape[-1], _WIDE[16])  # several bytes move at a time
     transposed: Array = np.ascontiguousarray(array.view(wide).transpose(axes))
     return transposed.view(np.int8).astype(np.float32)
@@ -116,7 +116,7 @@ _WIDE: dict[int, Any] = {1: np.int8, 2: np.int16, 4: np.int32, 8: np.int64, 16: 
 
 
 def _product(left: Array, right: Array) -> Int32:
-    """left [..., P, K] times right [..., C, K] transposed; whole numbers from -128 to 127, sums modulo 2^32."""
+    """Multiply left [..., P, K] by right [..., C, K] transposed; whole numbers from -128 to 127, sums modulo 2^32."""
     right = np.swapaxes(right, -1, -2)
     total = None
     for start in range(0, left.shape[-1], CHUNK):
@@ -127,7 +127,7 @@ def _product(left: Array, right: Array) -> Int32:
 
 
 class _Vector(NamedTuple):
-    """The patterns of a VECTOR of certain extents and strides."""
+    """Plan for a VECTOR of certain extents and strides."""
 
     dst: Steps
     a: Steps
@@ -241,7 +241,7 @@ def _taps(state: State, f: Fields, a: Steps) -> Int32:
 
 
 def _reduce(op: int, a: Array, offset: int) -> Array:
-    """a [n, y, x, r, s, ...] int8 or int32 over r and s, in int32 that wraps."""
+    """Reduce a [n, y, x, r, s, ...] int8 or int32 over r and s, in int32 that wraps."""
     if a.shape[3:5] == (1, 1):
         return a[:, :, :, 0, 0] + np.int32(offset) if offset else a[:, :, :, 0, 0]
     combine = {ReduceOp.ADD: np.add, ReduceOp.MAX: np.maximum, ReduceOp.MIN: np.minimum}[ReduceOp(op)]
@@ -258,7 +258,7 @@ def _reduce(op: int, a: Array, offset: int) -> Array:
 
 
 def _binary(op: BinaryOp, a: Int32, b: Int32) -> Int32:
-    """a op b in int32 that wraps."""
+    """Compute a op b in int32 that wraps."""
     if op == BinaryOp.MUL:
         return a.astype(np.int16).astype(np.int32) * b.astype(np.int16).astype(np.int32)
     if op == BinaryOp.SHR:
@@ -272,7 +272,7 @@ def _binary(op: BinaryOp, a: Int32, b: Int32) -> Int32:
 
 
 def _requantise(v: Array, par: NDArray[np.uint64]) -> NDArray[np.float32]:
-    """`reference.requantise` as the float32 product that it describes; equal wherever the result is below 2^20.
+    """Requantise by the float32 product that `reference.requantise` describes; equal wherever the result is below 2^20.
 
     Beyond that both are far outside int8, on the same side, so that the clip that follows makes them equal.
     """
@@ -284,7 +284,7 @@ def _requantise(v: Array, par: NDArray[np.uint64]) -> NDArray[np.float32]:
 
 @lru_cache(maxsize=1024)
 def _parameters(entries: bytes) -> tuple[Int32, NDArray[np.float32]]:
-    """Bias and factor of each of `entries` of par."""
+    """Return bias and factor of each of `entries` of par."""
     par = np.frombuffer(entries, np.uint64)
     bias, multiplier, shift = (part.of(par) for part in PAR.values())
     factor = np.ldexp(multiplier.astype(np.float32), -shift.astype(np.int32))
@@ -292,7 +292,8 @@ def _parameters(entries: bytes) -> tuple[Int32, NDArray[np.float32]]:
 
 
 def _dram_steps(state: State, dram: Array, f: Fields, size: int, verb: str) -> tuple[int, Steps]:
-    """First byte and signed steps of the rows in DRAM, all inside it. IndexError names the first row that is not."""
+    """Return first byte and signed steps of the rows in DRAM, all inside it. IndexError names the first row that is
+    not."""
     start, width = f["dram_addr"], f["x_size"] * size
     for rows, low, high in _signed_rows(_pattern(f["z_size"], f["dram_z"], f["y_size"], f["dram_y"])):
         if start + low >= 0 and start + high + width <= len(dram):
@@ -305,13 +306,13 @@ def _dram_steps(state: State, dram: Array, f: Fields, size: int, verb: str) -> t
 
 @lru_cache(maxsize=8192)
 def _pattern(*loops: int) -> Steps:
-    """The loops (extent, stride, extent, stride, ...); the stride of one that runs once is 0."""
+    """Return the loops (extent, stride, extent, stride, ...); the stride of one that runs once is 0."""
     return tuple((extent, stride if extent > 1 else 0) for extent, stride in zip(loops[::2], loops[1::2]))
 
 
 @lru_cache(maxsize=8192)
 def _signed_rows(rows: Steps) -> tuple[tuple[Steps, int, int], ...]:
-    """The `spans` of rows in DRAM, with the extents."""
+    """Return the `spans` of rows in DRAM, with the extents."""
     return tuple(
         (tuple((extent, step) for (extent, _), step in zip(rows, signed, strict=True)), low, high)
         for signed, low, high in spans(rows, 1 << 32)
@@ -319,7 +320,7 @@ def _signed_rows(rows: Steps) -> tuple[tuple[Steps, int, int], ...]:
 
 
 def _dram_view(dram: NDArray[np.uint8], start: int, rows: Steps, count: int, size: int, dtype: Any) -> Array:
-    """[z, y, count, values] of `dtype`: rows of `count` consecutive elements of `size` bytes."""
+    """View DRAM as [z, y, count, values] of `dtype`: rows of `count` consecutive elements of `size` bytes."""
     item = np.dtype(dtype).itemsize
     (z, dram_z), (y, dram_y) = rows
     return np.ndarray((z, y, count, size // item), dtype, dram, start, (dram_z, dram_y, size, item))
@@ -353,7 +354,7 @@ def load(state: State, dram: NDArray[np.uint8], f: Fields) -> None:
 
 
 def _repeated(value: int, dtype: np.dtype[Any]) -> np.generic:
-    """A number of `dtype` whose every byte is `value`."""
+    """Return a number of `dtype` whose every byte is `value`."""
     return np.full(dtype.itemsize, value, np.int8).view(dtype)[0]  # type: ignore[no-any-return]
 
 
@@ -376,7 +377,7 @@ def store(state: State, dram: NDArray[np.uint8], f: Fields) -> None:
 
 @lru_cache(maxsize=8192)
 def _rows_overlap(rows: Steps, width: int) -> bool:
-    """True where rows of `width` bytes may share a byte."""
+    """Whether rows of `width` bytes may share a byte."""
     reach = width
     for extent, stride in sorted(rows, key=lambda loop: abs(loop[1])):
         if extent > 1:

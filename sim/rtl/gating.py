@@ -1,4 +1,4 @@
-"""Verilog that a simulator runs faster: what nobody looks at in a cycle is not computed in it.
+"""Gate the logic of flat Verilog for faster simulation: what no register needs in a cycle is not computed in it.
 
 Yosys writes a flat module as continuous assignments and registers with enables. A simulator evaluates all of the former
 in every cycle, though most of their values end in registers that stay as they are: the vector unit's lanes are idle in
@@ -68,14 +68,14 @@ class _Gating:
         self.paths, self.order = self._place_assigns()
 
     def implied(self, atom: str) -> set[str]:
-        """`atom`, and what is true wherever it is."""
+        """Return `atom` and all atoms that are true wherever it is."""
         if atom not in self._closures:
             self._closures[atom] = {atom}  # also where a definition comes back to it
             self._closures[atom] |= {implied for defined in self._defined(atom) for implied in self.implied(defined)}
         return self._closures[atom]
 
     def _defined(self, atom: str) -> list[str]:
-        """Atoms that hold together where `atom` does, by its definition."""
+        """Return atoms that hold together with `atom`, by its definition."""
         base = base_of(atom)
         drivers = self.drivers[base]
         if atom[0] == "!" or len(drivers) != 1 or atom_of(drivers[0].left) != base:
@@ -130,7 +130,7 @@ class _Gating:
         return used
 
     def _place_assigns(self) -> tuple[dict[int, set[Path]], list[Assign]]:
-        """For each assignment where it stands, and those that move in an order in which they can be done.
+        """Return the place of each assignment, and an order of those that move in which each comes after its operands.
 
         Assignments that write parts of one name stay together. They are placed after all that read them; those in
         loops of names, which have no such order, and all in front of them stay outside.
@@ -167,7 +167,7 @@ class _Gating:
 
 
 def _together(assigns: list[Assign]) -> dict[int, int]:
-    """A number for each assignment, the same for those that write parts of one name."""
+    """Number the assignments, with equal numbers for those that write parts of one name."""
     number = {id(assign): count for count, assign in enumerate(assigns)}
     first: dict[str, int] = {}
     changed = True
@@ -182,7 +182,7 @@ def _together(assigns: list[Assign]) -> dict[int, int]:
 
 
 def _meet(paths: set[Path]) -> set[Path]:
-    """The innermost places from which all of `paths` can be seen: one for each outermost condition, or outside."""
+    """Innermost places from which all of `paths` can be seen: one for each outermost condition, or outside."""
     meeting: dict[str, Path] = {}
     for path in paths:
         if not path:
@@ -194,7 +194,7 @@ def _meet(paths: set[Path]) -> set[Path]:
 
 
 def gated(text: str) -> str:
-    """The flat Verilog module `text` of Yosys, its logic in the conditions of the registers that use it."""
+    """Return Yosys' flat Verilog module `text` with its logic inside the conditions of the registers that use it."""
     module = Module(selected(text))
     gating = _Gating(module)
     assigns: defaultdict[Path, list[Assign]] = defaultdict(list)

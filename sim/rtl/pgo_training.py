@@ -31,7 +31,7 @@ ROW, PLANE = 4096, 16384
 
 
 def _chosen(field: str, opcode: Opcode, data: int, draw: Random) -> int | None:
-    """A value for a field, None where any will do. data: where the memory for it begins."""
+    """Choose a value for a field; None where any will do. data: where the memory for it begins."""
     unit = UNIT_OF[opcode]
     match field:
         case "opcode":

@@ -37,7 +37,7 @@ MOMENT, PATIENCE = 500, 200
 
 
 class _Parameters(ctypes.Structure):
-    """`Parameters` of harness.cpp."""
+    """Structure `Parameters` of harness.cpp."""
 
     _fields_ = [
         (name, ctypes.c_uint64)
@@ -77,7 +77,7 @@ def _load(path: Path) -> ctypes.CDLL:
 
 
 class RtlDevice(Memory):
-    """The accelerator's RTL of `config`, built at the first use (see build.py).
+    """Device that runs the RTL of `config`, built at the first use (see build.py).
 
     memory: behind its AXI ports; a model or its name.
     progress: called now and then during a run with the cycles passed.
@@ -118,14 +118,14 @@ class RtlDevice(Memory):
         self.control.check(self.config)
 
     def clone_shared(self) -> RtlDevice:
-        """Another simulator of the same hardware, with a memory of its own; see sim.device.Shared."""
+        """Return another simulator of the same hardware, with a memory of its own; see sim.device.Shared."""
         clone = copy(self)
         clone._begin()
         return clone
 
     @property
     def memory_model(self) -> str | None:
-        """The name of its memory, for whoever shows cycles."""
+        """Name of its memory model."""
         return str(self.memory)
 
     @property
@@ -148,7 +148,7 @@ class RtlDevice(Memory):
 
     @property
     def behind(self) -> NDArray[np.uint8]:
-        """The memory that follows the DMA limit: a page and more, which no program can reach."""
+        """Memory that follows the DMA limit: a page and more, which no program can reach."""
         return self._pages[len(self.dram) :]
 
     def use(self, memory: MemoryModel) -> None:
@@ -170,7 +170,7 @@ class RtlDevice(Memory):
                 self._handle = ctypes.c_void_p()
 
     def _call(self, name: str, *arguments: Any) -> Any:
-        """A function of the simulator. DeviceError after `close`."""
+        """Call a function of the simulator. DeviceError after `close`."""
         with self._using:
             if not self._handle:
                 raise DeviceError("the RTL simulator was closed; open another one")
@@ -200,20 +200,21 @@ class RtlDevice(Memory):
         return Counters(values["cycles"], values, events)
 
     def settle(self) -> None:
-        """End a run that nobody waits for any more, and wait until memory has answered. DeviceError where it does not;
-        `reset` helps then."""
+        """End a run that nobody waits for any more, and wait until memory has answered. DeviceError where it does
+        not."""
         self.control.write("irq_enable", 0)  # which would end each moment at once
         self.control.settle(self._call("run", MOMENT) for _ in range(PATIENCE))
 
     def advance(self, cycles: int) -> None:
-        """Let so many cycles pass, or fewer: until the interrupt. DeviceError where it breaks the rules of its bus."""
+        """Simulate up to `cycles` cycles, fewer at an interrupt. DeviceError where the hardware breaks the rules of its
+        bus."""
         if self._call("run", cycles) < 0:
             error = self._call("error").decode()
             self.reset()
             raise DeviceError(error)
 
     def reset(self) -> None:
-        """Reset the hardware and its memory, whose contents stay: what loading a bitstream is to a board."""
+        """Reset the hardware and its memory model, as loading a bitstream does on a board; memory contents stay."""
         self._call("reset")
 
     def states(self) -> NDArray[np.uint64]:

@@ -34,7 +34,7 @@ from celosia.sim.functional.decode import columns
 Ints = NDArray[np.int64]
 IN_ACC, IN_VIN = 1, 2
 INP_PORT, VIN_PORT = 1, 2
-ALONE, SPREAD = 1, 2
+ONE_PORT, BOTH_PORTS = 1, 2
 TABLE_PADDING = 2
 """Cycles of a padded table besides one a grain: before the first and behind the last (`hw/vector_unit/table.py`)."""
 
@@ -43,21 +43,23 @@ TABLE_PADDING = 2
 class Demand:
     """Demand of each instruction of a stream, one entry each; 0 where its unit has no such thing.
 
-    unit, wait, post: the unit's number and the masks of its tokens.
-    steps: cycles for which the unit works if nothing holds it up: tile operations, entries, writes to a scratchpad
-    (padding too), units read from `out`.
-    lead, trail, padding: those of a LOAD's steps that are padding before its first and after its last element, and all
-    of padding. stall: further cycles of each of these, since a table is padded grain by grain.
-    rows, bursts, beats: of its copy in DRAM. lane: of LOAD, the number of its port to memory; 0 where it is spread over
-    both, and steps and what is copied are those of each. weights: ALONE or SPREAD of a LOAD of weights that may be.
-    outputs: entries that a GEMM or VECTOR writes; residual: whether VECTOR adds one to each; alone: of a
-    softmax, beside which others are not under way, and whose steps are all its cycles, the entries of a row; alike:
-    whether the VECTOR before it is one like it, but for what each has of its own; trails: of a VECTOR that may write
-    vin behind the softmax before it, one more than the entries from its first one to those rows; finds: cycles before
-    the first step of a norm. reads, feeds: what it reads, and writes for a VECTOR to read, of IN_ACC and IN_VIN. port:
-    INP_PORT or VIN_PORT, which LOAD and VECTOR share, where one of them writes there.
-    read_bank, write_bank: in which half of acc the first output is read and written; read_here, write_here: how many of
-    the outputs, from the first one on, are there.
+    unit, wait, post: the unit's number and the masks of its tokens. steps: cycles of work without waits: tile
+    operations, entries, writes to a scratchpad (padding included), units read from `out`.
+
+    lead, trail, padding: steps of a LOAD that are padding before its first element, after its last one, and in all.
+    padding_stall: further cycles of each of these, since a table is padded grain by grain. rows, bursts, beats: of its
+    copy in DRAM. load_channel: of LOAD, the number of its port to memory; 0 where it uses both, and steps and rows are
+    those of each. weight_ports: ONE_PORT or BOTH_PORTS of a LOAD of weights on a Config with both.
+
+    outputs: entries that a GEMM or VECTOR writes. residual: whether VECTOR adds a residual to each. norm_cycles: cycles
+    before the first step of a norm. softmax_entries: entries of a row of a softmax, whose steps are all its cycles.
+    like_last_softmax: whether the VECTOR before it is a like softmax that it may overlap. behind_softmax: for a VECTOR
+    that may write vin behind the last softmax, one more than the entries from its first one to the rows of the softmax.
+
+    shared_reads, shared_writes: scratchpads that it reads, and writes for a VECTOR to read, as masks of IN_ACC and
+    IN_VIN. port: INP_PORT or VIN_PORT, which LOAD and VECTOR share, where one of them writes there. read_bank,
+    write_bank: the half of acc in which the first output is read and written. read_bank_outputs, write_bank_outputs:
+    how many of the outputs, from the first one on, are there.
     """
 
     unit: NDArray[np.int64]
@@ -67,29 +69,29 @@ class Demand:
     lead: Ints
     trail: Ints
     padding: Ints
-    stall: Ints
+    padding_stall: Ints
     rows: Ints
     bursts: Ints
     beats: Ints
-    lane: Ints
-    weights: Ints
+    load_channel: Ints
+    weight_ports: Ints
     outputs: Ints
     residual: Ints
-    alone: Ints
-    alike: Ints
-    trails: Ints
-    finds: Ints
-    reads: Ints
-    feeds: Ints
+    softmax_entries: Ints
+    like_last_softmax: Ints
+    behind_softmax: Ints
+    norm_cycles: Ints
+    shared_reads: Ints
+    shared_writes: Ints
     port: Ints
     read_bank: Ints
-    read_here: Ints
+    read_bank_outputs: Ints
     write_bank: Ints
-    write_here: Ints
+    write_bank_outputs: Ints
 
 
 def demand(cfg: Config, code: bytes) -> Demand:
-    """The demand of the instructions in `code`. ValueError where one is illegal or cut off."""
+    """Compute the demand of the instructions in `code`. ValueError where one is illegal or cut off."""
     size = instruction_bytes(cfg)
     if len(code) % size:
         raise ValueError(f"{len(code)} bytes are not whole instructions of {size} bytes")
@@ -123,13 +125,13 @@ def _shared(opcode: Opcode, f: Columns) -> dict[str, Ints]:
 
     read = {"acc": IN_ACC, "vin": IN_VIN}
     return {
-        "reads": which(False, read), "feeds": which(True, read),
+        "shared_reads": which(False, read), "shared_writes": which(True, read),
         "port": which(True, {"inp": INP_PORT, "vin": VIN_PORT}),
     }  # fmt: skip
 
 
 def _where(condition: NDArray[np.bool_], value: int) -> Ints:
-    """`value` where the condition holds, else 0."""
+    """Return `value` where the condition holds, else 0."""
     return condition.astype(np.int64) * value
 
 
@@ -139,15 +141,15 @@ def _gemm(cfg: Config, f: Columns) -> dict[str, Ints]:
         "steps": _product(f, (f"extent_{loop}" for loop in GEMM_LOOPS)),
         "outputs": _product(f, (f"extent_{loop}" for loop in OUTER_LOOPS)),
         "read_bank": bank,
-        "read_here": here,
+        "read_bank_outputs": here,
         "write_bank": bank,
-        "write_here": here,
+        "write_bank_outputs": here,
     }
 
 
 def _vector(cfg: Config, f: Columns) -> dict[str, Ints]:
-    read_bank, read_here = _banks(cfg, f, "a", f["a_source"] == ASource.ACC)
-    write_bank, write_here = _banks(cfg, f, "dst", f["destination"] == Destination.ACC)
+    read_bank, read_bank_outputs = _banks(cfg, f, "a", f["a_source"] == ASource.ACC)
+    write_bank, write_bank_outputs = _banks(cfg, f, "dst", f["destination"] == Destination.ACC)
     steps = _product(f, (f"extent_{loop}" for loop in VECTOR_LOOPS))
     row_entries = alike = trails = np.zeros_like(steps)
     if cfg.softmax:
@@ -157,20 +159,20 @@ def _vector(cfg: Config, f: Columns) -> dict[str, Ints]:
     return {
         "steps": steps,
         "outputs": _product(f, (f"extent_{loop}" for loop in OUTER_LOOPS)),
-        "finds": finds,
+        "norm_cycles": finds,
         "residual": f["rescale_add"],
-        "alone": row_entries,
-        "alike": alike,
-        "trails": trails,
+        "softmax_entries": row_entries,
+        "like_last_softmax": alike,
+        "behind_softmax": trails,
         "read_bank": read_bank,
-        "read_here": read_here,
+        "read_bank_outputs": read_bank_outputs,
         "write_bank": write_bank,
-        "write_here": write_here,
+        "write_bank_outputs": write_bank_outputs,
     }
 
 
 def _alike(f: Columns) -> Ints:
-    """Whether each VECTOR is a softmax that the engine takes beside the one before it."""
+    """Mark each VECTOR that is a softmax which may overlap the softmax before it."""
     facts = [f[name] for name in ("softmax", *ROWS_ALIKE, "destination", "zero_point", "clip_hi")]
     facts.append(np.minimum(f["clip_lo"], f["clip_hi"]))
     alike = f["softmax"].copy()
@@ -233,9 +235,9 @@ def _load(cfg: Config, f: Columns) -> dict[str, Ints]:
         "lead": top * width + left,
         "trail": f["pad_bottom"] * width + f["pad_right"],
         "padding": padding,
-        "stall": _where(f["buffer"] == Buffer.LUT, TABLE_SIZE // cfg.bus_bytes + TABLE_PADDING - 1),
-        "lane": lane[f["buffer"]] * (1 - spread),
-        "weights": _where(may, ALONE) + spread,
+        "padding_stall": _where(f["buffer"] == Buffer.LUT, TABLE_SIZE // cfg.bus_bytes + TABLE_PADDING - 1),
+        "load_channel": lane[f["buffer"]] * (1 - spread),
+        "weight_ports": _where(may, ONE_PORT) + spread,
         **_rows(cfg, f, size, spread),
     }
 
@@ -248,7 +250,7 @@ def _store(cfg: Config, f: Columns) -> dict[str, Ints]:
 
 
 def _rows(cfg: Config, f: Columns, size: Ints, spread: Ints) -> dict[str, Ints]:
-    """Rows of DRAM, where the rows of a plane that touch are one, and what they are on the bus.
+    """Rows of DRAM, and their beats and bursts. Rows of a plane that touch count as one.
 
     size: bytes of an element. spread: whether half of each is a row of its own.
     """
@@ -273,7 +275,8 @@ def _rows(cfg: Config, f: Columns, size: Ints, spread: Ints) -> dict[str, Ints]:
 
 
 def on_the_bus(bus_bytes: int, offset: Ints, size: Ints) -> tuple[Ints, Ints]:
-    """Beats and bursts of rows of `size` bytes from `offset`: bursts of up to MAX_BURST, none across BOUNDARY."""
+    """Return beats and bursts of rows of `size` bytes from `offset`: bursts of up to MAX_BURST, none across
+    BOUNDARY."""
     beats = (offset % bus_bytes + size - 1) // bus_bytes + 1
     page = BOUNDARY // bus_bytes
     first = np.minimum(beats, page - offset // bus_bytes % page)

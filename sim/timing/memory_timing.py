@@ -1,4 +1,4 @@
-"""The memory and the engines in front of it: trains of bursts, in closed form."""
+"""Timing of memory and of the engines in front of it: trains of bursts, in closed form."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from celosia.sim.timing.work import NEVER
 
 
 def check_memory(memory: MemoryModel) -> None:
-    """ValueError for a memory that `predict` does not model."""
+    """Raise ValueError for a memory that `predict` does not model."""
     if memory.stall or memory.jitter or memory.freeze_after is not None:
         raise ValueError(f"the timing model has no memory that pauses at random or freezes, so not {memory}")
     if memory.refresh_period and memory.refresh_cycles >= memory.refresh_period:
@@ -50,7 +50,7 @@ class Channel:
         self.moved: list[Transfer] = []
 
     def after(self, cycle: int, slots: int) -> int:
-        """The cycle of the slot that is `slots` after the first one from `cycle` on."""
+        """Cycle of the slot that is `slots` after the first slot from `cycle` on."""
         if not self._period:
             return cycle + slots
         turn, within = divmod(cycle, self._period)
@@ -58,8 +58,8 @@ class Channel:
         return (turn + turns) * self._period + self._refresh + rest
 
     def move(self, first: int, cycles: int, beats: int) -> int:
-        """Move the beats of a burst, the first one in cycle `first`, in `cycles` at least, which are slots. Return the
-        cycle of the last one."""
+        """Move the beats of a burst in at least `cycles` slots, the first in cycle `first`. Return the cycle of the
+        last beat."""
         last = self.after(first, cycles - 1)
         self.ends.append(last)
         self.next = last + 1
@@ -77,11 +77,11 @@ class Channel:
         return cycles - (cycles // self._period + 1) * self._refresh if self._period else cycles
 
     def refreshes(self, begin: int, end: int, limit: int) -> int:
-        """Cycles of the refreshes that begin between these cycles, of each at most `most`."""
+        """Cycles of the refreshes that begin between `begin` and `end`, at most `limit` of each."""
         return (end // self._period - begin // self._period) * min(self._refresh, limit) if self._period else 0
 
     def refresh_after(self, cycle: int) -> int:
-        """The next cycle in which a refresh begins."""
+        """Cycle in which the next refresh after `cycle` begins."""
         return cycle // self._period * self._period + self._period if self._period else NEVER
 
 
@@ -95,12 +95,12 @@ class SharedChannel(Channel):
 
     def __init__(self, memory: MemoryModel, bus_bytes: int, other_transfers: Sequence[Transfers]) -> None:
         super().__init__(memory)
-        self._most = memory.bytes_per_cycle / bus_bytes  # beats a cycle of all channels
+        self._beat_rate = memory.bytes_per_cycle / bus_bytes  # beats a cycle of all channels
         changes: dict[int, list[float]] = {0: [0.0, 0]}  # of the rate of the others, and of how many move
         for first, end, beats in chain.from_iterable(other_transfers):
             if not beats:
                 continue
-            end = max(end, first + ceil(beats / self._most))  # until DRAM has saved up as much again
+            end = max(end, first + ceil(beats / self._beat_rate))  # until DRAM has saved up as much again
             rate = beats / (end - first)
             for cycle, sign in ((first, 1), (end, -1)):
                 change = changes.setdefault(cycle, [0.0, 0])
@@ -114,7 +114,7 @@ class SharedChannel(Channel):
         for cycle in sorted(changes):
             active += round(changes[cycle][1])
             rate_of_others = rate_of_others + changes[cycle][0] if active else 0.0
-            rate = min(1.0, max(self._most / (active + 1), self._most - rate_of_others))
+            rate = min(1.0, max(self._beat_rate / (active + 1), self._beat_rate - rate_of_others))
             if self._rates and rate == self._rates[-1]:
                 continue
             through += self._rates[-1] * (cycle - self._cycles[-1]) if self._rates else 0.0
@@ -131,23 +131,23 @@ class SharedChannel(Channel):
         return self._cycles[place] if place < len(self._cycles) else NEVER
 
     def after(self, cycle: int, slots: int) -> int:
-        """The cycle of the slot that is `slots` after the first one from `cycle` on."""
+        """Cycle of the slot that is `slots` after the first slot from `cycle` on, see Channel."""
         cycle = super().after(cycle, 0)
-        return cycle if not slots else self._behind(cycle, slots)
+        return cycle if not slots else self._cycle_after(cycle, slots)
 
     def move(self, first: int, cycles: int, beats: int) -> int:
         """Move the beats of a burst, see Channel; they take longer where others use DRAM."""
-        is_alone = self._rates[bisect_right(self._cycles, first) - 1] == min(1.0, self._most)
-        saved = int(is_alone and first > self.next + 1 / self._most)
+        is_alone = self._rates[bisect_right(self._cycles, first) - 1] == min(1.0, self._beat_rate)
+        saved = int(is_alone and first > self.next + 1 / self._beat_rate)
         last = super().after(first, max(cycles, beats) - 1)
         if beats - 1 > saved:
-            last = max(last, self._behind(first, beats - 1 - saved))
+            last = max(last, self._cycle_after(first, beats - 1 - saved))
         self.ends.append(last)
-        self.next = max(last + 1, self._behind(last, 1))
+        self.next = max(last + 1, self._cycle_after(last, 1))
         self.moved.append(Transfer(first, self.next, beats))
         return last
 
-    def _behind(self, cycle: int, beats: int) -> int:
+    def _cycle_after(self, cycle: int, beats: int) -> int:
         """Return the cycle by which so many more beats can have moved since `cycle`."""
         place = bisect_right(self._cycles, cycle) - 1
         target = self._through[place] + (cycle - self._cycles[place]) * self._rates[place] + beats
@@ -156,8 +156,8 @@ class SharedChannel(Channel):
         return end + self.refreshes(cycle, end, self._refresh)
 
 
-class Engine:
-    """The bursts of STORE on their channel.
+class WriteBursts:
+    """Bursts of STORE on their channel.
 
     lead: cycles from asking for a burst to its first beat at the earliest. turn: from the last beat of a burst to the
     first of the one that takes its place among those outstanding.
@@ -180,14 +180,14 @@ class Engine:
         first = channel.after(max(ask + self.lead, channel.next, channel.ends[0] + self.turn - 1), 0)
         last = channel.after(first, slots - 1)
         if last < channel.regular_until and bursts > 1 and not self.waits(bursts, slots):
-            self._fill(bursts, first, last)
+            self._spread_ends(bursts, first, last)
             channel.ends.extend(list(self.ends)[-bursts:])
             channel.next = last + 1
             channel.moved.append(Transfer(first, last + 1, beats))
         elif bursts <= 2 * self.outstanding or channel.regular_until < NEVER:
-            last = self._each(first, bursts, slots, early, beats)
+            last = self._place_each(first, bursts, slots, early, beats)
         else:
-            last = self._bunches(first, bursts, slots, early)
+            last = self._place_windows(first, bursts, slots, early)
             channel.moved.append(Transfer(first, last + 1, beats))
         self.asked = max(ask + bursts - 1, self.ends[0] + END_TO_ASK)
         return first, last
@@ -198,17 +198,18 @@ class Engine:
         return max(self.asked + 1, self.ends[1] + END_TO_ASK)
 
     def waits(self, bursts: int, slots: int) -> bool:
-        """Whether the channel is idle in such a train because so many bursts may be outstanding and no more."""
+        """Whether the channel idles in such a train because the limit of outstanding bursts is reached."""
         return (self.outstanding - 1) * slots < (self.turn - 1) * bursts
 
-    def _fill(self, bursts: int, first: int, last: int) -> None:
+    def _spread_ends(self, bursts: int, first: int, last: int) -> None:
         """Spread the ends of the last bursts evenly."""
         ends, span = self.ends, last - first + 1
         for left in range(min(bursts, self.outstanding + 1) - 1, -1, -1):
             ends.append(last - span * left // bursts)
 
-    def _each(self, first: int, bursts: int, slots: int, early: int, beats: int = 0) -> int:
-        """Bursts one by one, the first beat in cycle `first`; returns the last beat's. beats: of all (0: not noted)."""
+    def _place_each(self, first: int, bursts: int, slots: int, early: int, beats: int = 0) -> int:
+        """Place bursts one by one, the first beat in cycle `first`; return the cycle of the last beat. beats: of all
+        (0: not noted)."""
         channel, ends, turn = self.channel, self.ends, self.turn
         slots_done, moved, start, waited = 0, 0, first, False
         for number in range(1, bursts + 1):
@@ -220,13 +221,13 @@ class Engine:
             waited = start > channel.next
         return end
 
-    def _bunches(self, first: int, bursts: int, slots: int, early: int) -> int:
+    def _place_windows(self, first: int, bursts: int, slots: int, early: int) -> int:
         """Place the bursts of a train in which memory waits for requests: as many bursts as may be outstanding come at
         once, and after a round trip the next ones. Only those that a refresh meets are placed one by one. Returns the
         cycle of the last beat."""
         window = self.outstanding
         left, of_bunch = bursts - window, slots * window // bursts
-        last = self._each(first, window, of_bunch, early)
+        last = self._place_each(first, window, of_bunch, early)
         period = self.turn - 1 + -(-slots // bursts) - early
         while left > 0:
             clear = max(0, min(left // window, (self.channel.refresh_after(self.ends[1]) - last - 1) // period))
@@ -239,17 +240,17 @@ class Engine:
             count = min(left, window)
             if count:
                 start = max(last + 1, self.ends[1] + self.turn)
-                last = self._each(start, count, max(count, of_bunch * count // window), early)
+                last = self._place_each(start, count, max(count, of_bunch * count // window), early)
                 left -= count
         return last
 
 
 class ReadBursts:
-    """The bursts of LOAD's engine on a read channel, and those of fetch between them, in the order of their requests.
+    """Bursts of LOAD's engine on a read channel, and those of fetch between them, in the order of their requests.
 
-    A train of LOAD is placed burst by burst, as far as a burst of fetch may come in between; what repeats itself is
-    skipped in closed form. outstanding: bursts that the engine has under way at once. firsts, ends: first and last
-    beats of LOAD's last bursts. asked: when its last burst was asked for.
+    A train of LOAD is placed burst by burst while a burst of fetch may come between; regular parts are skipped in
+    closed form. outstanding: bursts that the engine has under way at once. firsts, ends: first and last beats of LOAD's
+    last bursts. asked: when its last burst was asked for.
     """
 
     def __init__(self, channel: Channel, latency: int, outstanding: int) -> None:
@@ -261,8 +262,8 @@ class ReadBursts:
         self._latency = latency
         self.firsts, self.ends = (deque([-NEVER] * (2 * outstanding + 1), 2 * outstanding + 1) for _ in range(2))
         self.asked = -NEVER
-        self._granted = self._taken = -NEVER  # the last request, of either: when it was chosen, when memory took it
-        self._of_fetch = False  # whose it was
+        self._granted = self._accepted = -NEVER  # the last request, of either: when it was chosen, when memory took it
+        self._last_was_fetch = False  # whose it was
         self._bursts = self._slots = self._placed = 0  # of the train: all bursts, their slots, and bursts placed
         self._begin = 0  # when its first burst may be asked for
 
@@ -274,7 +275,7 @@ class ReadBursts:
     @property
     def next_ask(self) -> int:
         """Earliest cycle in which LOAD's next burst may be asked for."""
-        return max(self._granted + 1, self._taken, self.ends[-self.outstanding] + END_TO_ASK)
+        return max(self._granted + 1, self._accepted, self.ends[-self.outstanding] + END_TO_ASK)
 
     def begin(self, ask: int, bursts: int, slots: int) -> int:
         """Begin a train of `bursts` bursts, which take `slots` in all, the first asked for in cycle `ask` or later.
@@ -283,20 +284,21 @@ class ReadBursts:
         return self._step()
 
     def fetch(self, ask: int, slots: int) -> tuple[int, int]:
-        """Place a burst of fetch, which asks in cycle `ask`. Return when its request was chosen, and its last beat."""
+        """Place a burst of fetch, which asks in cycle `ask`. Return the cycles of its grant and of its last beat."""
         request = ask + ASK_TO_REQUEST
         self.advance(request)
-        granted = max(request, self._granted + 1, self._taken)
-        if self._of_fetch and self.left and max(self._begin, self.next_ask) <= granted:
+        granted = max(request, self._granted + 1, self._accepted)
+        if self._last_was_fetch and self.left and max(self._begin, self.next_ask) <= granted:
             self._step()  # after a burst of fetch it is LOAD's turn
-            granted = max(granted, self._granted + 1, self._taken)
-        self._granted, self._of_fetch = granted, True
+            granted = max(granted, self._granted + 1, self._accepted)
+        self._granted, self._last_was_fetch = granted, True
         return granted, self._place(granted, slots)[1]
 
     def fetch_first(self, ask: int, load_ask: int) -> bool:
-        """Whether a burst of fetch, which asks in cycle `ask`, comes before one that LOAD can ask for in `load_ask`."""
-        chosen = max(ask + ASK_TO_REQUEST, self._granted + 1, self._taken)
-        return chosen < load_ask or (chosen == load_ask and not self._of_fetch)
+        """Whether a burst of fetch that asks in cycle `ask` is granted before a burst of LOAD that can ask in
+        `load_ask`."""
+        chosen = max(ask + ASK_TO_REQUEST, self._granted + 1, self._accepted)
+        return chosen < load_ask or (chosen == load_ask and not self._last_was_fetch)
 
     def advance(self, until: int = NEVER) -> None:
         """Place the bursts of the train that are asked for before cycle `until`."""
@@ -322,11 +324,11 @@ class ReadBursts:
         return last
 
     def waits(self, bursts: int, slots: int) -> bool:
-        """Whether the channel is idle in such a train because so many bursts may be outstanding and no more."""
+        """Whether the channel idles in such a train because the limit of outstanding bursts is reached."""
         return (self.outstanding - 1) * slots < (self.turn - 1) * bursts
 
     def delay(self, cycles: int) -> None:
-        """The last train's bursts came later by `cycles`."""
+        """Delay the bursts of the last train by `cycles`."""
         for number in range(1, min(self._bursts, len(self.ends)) + 1):
             self.firsts[-number] += cycles
             self.ends[-number] += cycles
@@ -336,7 +338,7 @@ class ReadBursts:
         """Place the next burst of the train; returns the cycle of its first beat."""
         slots = self._through(self._placed + 1) - self._through(self._placed)
         self.asked = self._granted = max(self._begin, self.next_ask)
-        self._of_fetch = False
+        self._last_was_fetch = False
         first, last = self._place(self._granted, slots)
         self.firsts.append(first)
         self.ends.append(last)
@@ -344,18 +346,19 @@ class ReadBursts:
         return first
 
     def _through(self, bursts: int) -> int:
-        """Slots of the first bursts of the train."""
+        """Slots of the first `bursts` bursts of the train."""
         return self._slots * bursts // self._bursts
 
     def _place(self, granted: int, slots: int) -> tuple[int, int]:
-        """First and last beat of a burst whose request was chosen then."""
+        """Return the cycles of the first and last beat of a burst whose request was granted in cycle `granted`."""
         channel = self.channel
-        self._taken = max(granted + ASK_TO_ADDRESS, channel.ends[0] + 1)
-        first = channel.after(max(self._taken + self._latency, channel.next), 0)
+        self._accepted = max(granted + ASK_TO_ADDRESS, channel.ends[0] + 1)
+        first = channel.after(max(self._accepted + self._latency, channel.next), 0)
         return first, channel.move(first, max(1, slots), max(1, slots))
 
     def _skip(self, until: int) -> None:
-        """Place as many bursts as are sure to be asked for before `until`, where their ends follow a rule."""
+        """Place in closed form all bursts that are sure to be asked for before `until`, where their ends are
+        regular."""
         window, left, regular = self.outstanding, self.left - self.outstanding, self.channel.regular_until
         if not self.waits(self._bursts, self._slots):
             count, before = left, min(until, regular)
@@ -396,4 +399,4 @@ class ReadBursts:
         self.channel.ends.append(last)
         self.channel.next = last + 1
         self.asked = self._granted = self.ends[-1 - self.outstanding] + END_TO_ASK
-        self._taken = max(self._granted + ASK_TO_ADDRESS, self.channel.ends[0] + 1)
+        self._accepted = max(self._granted + ASK_TO_ADDRESS, self.channel.ends[0] + 1)

@@ -19,29 +19,29 @@ class Work(NamedTuple):
     lead: int
     trail: int
     padding: int
-    stall: int
+    padding_stall: int
     rows: int
     bursts: int
     beats: int
-    lane: int
-    weights: int
+    load_channel: int
+    weight_ports: int
     outputs: int
     residual: int
-    alone: int
-    alike: int
-    trails: int
-    finds: int
-    reads: int
-    feeds: int
+    softmax_entries: int
+    like_last_softmax: int
+    behind_softmax: int
+    norm_cycles: int
+    shared_reads: int
+    shared_writes: int
     port: int
     read_bank: int
-    read_here: int
+    read_bank_outputs: int
     write_bank: int
-    write_here: int
+    write_bank_outputs: int
 
 
 class Train(NamedTuple):
-    """Entries that come one after the other: the first in cycle `first`, `entries` in all, each `period` later."""
+    """Entries at regular intervals: the first in cycle `first`, `entries` in all, each `period` later."""
 
     first: int
     period: int
@@ -53,7 +53,7 @@ class Train(NamedTuple):
         return self.first + (self.entries - 1) * self.period
 
     def after(self, entries: int) -> Train:
-        """Without its first entries."""
+        """Return the train without its first entries."""
         return Train(self.first + entries * self.period, self.period, self.entries - entries)
 
 
@@ -75,13 +75,13 @@ class Steps(NamedTuple):
         return self.cycle(self.steps - 1)
 
     def only(self, steps: int) -> Steps:
-        """The first of them."""
+        """Return the first `steps` steps."""
         return self._replace(steps=steps)
 
     def after(self, steps: int) -> Steps:
-        """Without the first of them, whole outputs."""
+        """Return the steps without the first `steps`, which are whole outputs."""
         return self._replace(first=self.cycle(steps), steps=self.steps - steps)
 
     def later(self, cycles: int) -> Steps:
-        """All so much later."""
+        """Return the steps delayed by `cycles`."""
         return self._replace(first=self.first + cycles)

@@ -696,14 +696,14 @@ def test_cycles_that_a_port_leaves() -> None:
         port, taken, cycle = ports.Port(), set[int](), 0
         for _ in range(rng.integers(0, 4)):
             train = Train(cycle + int(rng.integers(0, 9)), int(rng.integers(1, 4)), int(rng.integers(1, 9)))
-            port.take(train)
+            port.reserve(train)
             taken |= {train.first + i * train.period for i in range(train.entries)}
             cycle = train.last + 1
         start, count = int(rng.integers(0, 30)), int(rng.integers(1, 30))
         free = [c for c in range(start, 200) if c not in taken]
-        assert port.left(start, count) == free[count - 1]
+        assert port.free_cycle(start, count) == free[count - 1]
         port.forget(start)
-        assert port.left(start, count) == free[count - 1]
+        assert port.free_cycle(start, count) == free[count - 1]
 
 
 def test_steps_that_a_port_holds_up() -> None:
@@ -713,7 +713,7 @@ def test_steps_that_a_port_holds_up() -> None:
         port, taken, cycle = ports.Port(), set[int](), 0
         for _ in range(rng.integers(0, 5)):
             train = Train(cycle + int(rng.integers(0, 30)), int(rng.integers(1, 5)), int(rng.integers(1, 20)))
-            port.take(train)
+            port.reserve(train)
             taken |= {train.first + i * train.period for i in range(train.entries)}
             cycle = train.last + 1
         each, gap = int(rng.integers(1, 4)), int(rng.choice([0, 1, 3]))
@@ -722,7 +722,7 @@ def test_steps_that_a_port_holds_up() -> None:
         for number in range(steps.steps):
             cycle += number > 0 and 1 + gap * (number % each == 0)
             cycle = next(free for free in count(cycle) if free not in taken)
-        assert port.stepped(steps) == cycle
+        assert port.last_step(steps) == cycle
 
 
 @pytest.mark.parametrize("extent", [(1, 1, 40), (2, 3, 20), (3, 1, 30)])
@@ -810,7 +810,7 @@ def test_channels_that_share(seed: int, bytes_per_cycle: int) -> None:
     ]
     expected = turn_by_turn(channels, 8, bytes_per_cycle)
     moves: list[Transfers] = [()] * 3
-    for _ in range(machine.MOST_PASSES):
+    for _ in range(machine.MAX_PASSES):
         shared = [SharedChannel(memory, 8, moves[:n] + moves[n + 1 :]) for n in range(3)]
         found = [
             [one.move(one.after(max(due, one.next), 0), beats, beats) for due, beats in bursts]
