@@ -52,7 +52,7 @@ class Area:
 
 @dataclass(frozen=True)
 class Counted:
-    """A Config as Yosys counted it for a xc7z020."""
+    """A Config with Yosys' counts for a xc7z020."""
 
     cfg: Config
     lut: int
@@ -72,7 +72,7 @@ class Counted:
 
 
 class Model:
-    """LUTs and flip-flops by the Configs that were counted."""
+    """Model of LUTs and flip-flops, fitted to counted Configs."""
 
     def __init__(self, rows: Iterable[Counted]) -> None:
         self.rows = tuple(rows)
@@ -117,7 +117,7 @@ class Model:
 
     @property
     def error(self) -> dict[str, float]:
-        """The largest of `errors`, by resource."""
+        """Largest of `errors`, by resource."""
         return {resource: max(abs(off[resource]) for off in self.errors if off) for resource in FITTED}
 
 
@@ -135,7 +135,7 @@ def _not_negative(matrix: NDArray[np.float64], target: NDArray[np.float64]) -> N
 
 @cache
 def model() -> Model:
-    """Fitted to the Configs that are shipped.
+    """Model fitted to the Configs that are shipped.
 
     >>> from celosia.hw.spec.config import PRESETS
     >>> model().estimate(PRESETS["tiny"]).ram, model().estimate(PRESETS["tiny"]).extrapolated
@@ -161,7 +161,7 @@ def features(cfg: Config) -> dict[str, float]:
 
 
 def counted(cfg: Config) -> dict[str, float]:
-    """LUTs and flip-flops of what is declared: distributed RAM, the array's adders, and selections by address."""
+    """LUTs and flip-flops of declared parts: distributed RAM, the array's adders, and selections by address."""
     distributed = [memory for memory in memories(cfg) if not memory.blocks]
     sums = cfg.lanes * (32 + _tree(cfg.block_in))
     pads = scratchpads(cfg)

@@ -27,7 +27,7 @@ class Cell:
     outputs: Mapping[str, Bits]
 
     def number(self, parameter: str, default: int = 1) -> int:
-        """A parameter that is a number, which Yosys writes in binary digits."""
+        """Value of a parameter that is a number, which Yosys writes in binary digits."""
         value = self.parameters.get(parameter, default)
         return int(value, 2) if isinstance(value, str) else int(value)
 
@@ -42,7 +42,7 @@ class Arcs(NamedTuple):
 
 
 def arcs(cell: Cell) -> Arcs:
-    """KeyError for a kind of cell whose delays are not known."""
+    """Timing arcs of a cell. KeyError for a kind of cell whose delays are not known."""
     if cell.kind == "CARRY4":
         return Arcs([], list(_carry(cell)), [])
     if cell.kind.startswith("RAMB"):
@@ -141,7 +141,7 @@ def _dsp(cell: Cell) -> Arcs:
         launch += [(bit, ns + cascade) for ns in times]
 
     def ends(name: str) -> tuple[float | None, float]:
-        """Setup of an input, if a register follows, or else what it takes to the output."""
+        """Setup of an input, if a register follows, else the delay to the output."""
         side = name.removesuffix("CIN") if name in ("ACIN", "BCIN") else name
         if side in operand:
             if operand[side]:

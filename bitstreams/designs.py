@@ -6,7 +6,7 @@ from enum import StrEnum
 
 
 class Design(StrEnum):
-    """Everything, or the gemm unit with its scratchpads."""
+    """Design to build: everything, or the gemm unit with its scratchpads."""
 
     accelerator = "accelerator"
     gemm = "gemm"

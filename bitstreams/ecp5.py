@@ -120,7 +120,7 @@ def _verilog(cfg: Config, design: Design) -> str:
 
 
 def _placed(work: Path, design: Design, target_mhz: float, seed: int, say: Callable[[str], None]) -> Any:
-    """Places and routes top.json to <seed>.config. Returns nextpnr's report."""
+    """Place and route top.json to <seed>.config. Return nextpnr's report."""
     arguments = [
         "nextpnr-ecp5", "--85k", "--package", PACKAGE, "--speed", str(SPEED_GRADE), "--json", "top.json",
         "--lpf", "top.lpf", "--textcfg", f"{seed}.config", "--report", "report.json",

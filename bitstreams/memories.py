@@ -56,7 +56,7 @@ class Memory(NamedTuple):
 
 
 def block_rams(cfg: Config) -> float:
-    """Blocks of 36 kbit, of which half ones count."""
+    """Blocks of 36 kbit, where half blocks count."""
     return sum(memory.blocks for memory in memories(cfg))
 
 

@@ -1,4 +1,4 @@
-"""A netlist of Yosys as Verilog that a simulator runs: cells of the device, and what each of them does."""
+"""Write a netlist of Yosys as Verilog for a simulator: cells of the device, and models of each."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _RAM_PORTS = {"SDP": ("READ_WIDTH_A", "WRITE_WIDTH_B"), "TDP": ("READ_WIDTH_B", 
 
 
 def mapped(cfg: Config, say: Callable[[str], None] = lambda text: None) -> dict[str, Any]:
-    """The accelerator of `cfg` in cells of PART, as `synthesis.netlist` has it. Raises SynthesisError."""
+    """Synthesise the accelerator of `cfg` to cells of PART, as `synthesis.netlist` has it. Raises SynthesisError."""
     device = FPGAS[PART]
     return netlist(lambda: verilog(cfg, blocks=device.blocks), TOP, device, say)
 
@@ -72,7 +72,8 @@ def _bit(bit: int | str) -> str:
 
 
 def _cell(cell: Mapping[str, Any], number: int) -> Iterator[str]:
-    """The commonest are written out, as UG474 and UG953 have them: simulators take minutes for so many instances."""
+    """Write a cell. The commonest are written out, as UG474 and UG953 have them: simulators take minutes for so many
+    instances."""
     kind = cell["type"]
     at = {port: [_bit(bit) for bit in bits] for port, bits in cell["connections"].items()}
     one = {port: bits[0] for port, bits in at.items()}

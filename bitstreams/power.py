@@ -81,14 +81,14 @@ class PowerReport:
         return self.fork_of or self.repository
 
     def exposure(self, name: str) -> float:
-        """Cells times MHz of one of KINDS; 0 where that says too little."""
+        """Cells times MHz of one of KINDS; 0 where the report rounds its watts too much."""
         kind = KINDS[name]
         rate = getattr(self, kind.cells) * (self.mhz or 0.0)
         return float(rate) if name in self.watts and rate >= kind.least else 0.0
 
     @property
     def dynamic(self) -> float:
-        """Watts of those KINDS that the report says enough of."""
+        """Watts of those KINDS that the report gives precisely enough."""
         return sum(self.watts[name] for name in KINDS if self.exposure(name))
 
 
@@ -156,12 +156,12 @@ class Power:
 
     @property
     def fabric(self) -> float:
-        """All but the processors."""
+        """Watts of all but the processors."""
         return self.dynamic + self.watts["static"]
 
 
 class PowerModel:
-    """Coefficients by the reports that there are."""
+    """Power model: coefficients fitted to the reports."""
 
     def __init__(self, reports: Iterable[PowerReport]) -> None:
         self.reports = tuple(reports)
@@ -193,7 +193,7 @@ class PowerModel:
         return (alike, False) if alike else (saying, True)
 
     def coefficients(self, part: str) -> Mapping[str, Coefficient]:
-        """All of LABELS."""
+        """Coefficients of all LABELS."""
         if part not in self._known:
             self._known[part] = {name: self.coefficient(name, part) for name in LABELS}
         return self._known[part]
@@ -228,7 +228,7 @@ class PowerModel:
         return [(report, models[report.source].said(report) / report.dynamic) for report in rows]
 
     def error(self, part: str) -> tuple[float, float]:
-        """(the factor within which half of the reports of such parts are, that within which all are)"""
+        """Return (the factor within which half of the reports of such parts are, that within which all are)."""
         factors = [
             max(ratio, 1 / ratio) for report, ratio in self.errors if group_of(report.part) == group_of(part)
         ] or [max(ratio, 1 / ratio) for _, ratio in self.errors]
@@ -252,7 +252,7 @@ def _each(report: PowerReport, name: str) -> float:
 
 @cache
 def group_of(part: str) -> str:
-    """The first group of power.toml that a part is of. KeyError."""
+    """First group of power.toml that a part is in. KeyError."""
     for group in FIGURES["group"]:
         if re.fullmatch(group["parts"], part):
             return str(group["name"])

@@ -1,4 +1,4 @@
-"""A Vivado project for one board and Config: all files that the vendor's tool needs, and one command that runs it."""
+"""Vivado project for one board and Config: all files that the vendor's tool needs, and one command that runs it."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def _name(board: str, config: str) -> str:
 
 
 def constraints(board: Board) -> str:
-    """The XDC file: the pins of the lights. Clocks and everything else come with the processors' block."""
+    """Return the XDC file: the pins of the lights. Clocks and everything else come with the processors' block."""
     return "".join(
         f"set_property -dict {{PACKAGE_PIN {pin} IOSTANDARD {board.light_standard}}} [get_ports led_{state}]\n"
         for state, pin in board.pins().items()

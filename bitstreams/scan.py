@@ -1,4 +1,4 @@
-"""Designs behind five pins, for devices on which nothing else holds their ports."""
+"""Wrap designs behind five pins, for devices on which nothing else holds their ports."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Scanned(wiring.Component):
 
 
 class GemmCore(wiring.Component):
-    """The gemm unit with its scratchpads: all that takes part in a tile operation, without the rest of the accelerator.
+    """The gemm unit with its scratchpads: all parts of a tile operation, without the rest of the accelerator.
 
     Members
     -------

@@ -83,7 +83,8 @@ class Usage:
 
 
 def require(package: str) -> None:
-    """SynthesisError where a YoWASP package is not installed; YoWASP's Yosys need not be where PATH has a new one."""
+    """Raise SynthesisError where a YoWASP package is not installed; YoWASP's Yosys need not be where PATH has a new
+    one."""
     if package == YOSYS and tools.find(tools.YOSYS) is not None:
         return
     if importlib.util.find_spec(package.replace("-", "_")) is None:
@@ -160,7 +161,7 @@ def _minutes(seconds: float) -> str:
 
 
 def _begin(folder: str, say: Callable[[str], None]) -> None:
-    """Say what the first step is. folder: of the cache, which is empty before the first time of all."""
+    """Announce the first step. folder: of the cache, which is empty before the first time of all."""
     fresh = tools.find(tools.YOSYS) is None and not any((cache_folder() / folder).glob("*"))
     ready = "; Yosys is made ready for this machine, minutes this once" if fresh else ""
     old = tools.too_old(tools.YOSYS)
@@ -169,7 +170,7 @@ def _begin(folder: str, say: Callable[[str], None]) -> None:
 
 
 def count(cells: dict[str, int]) -> dict[str, float]:
-    """Resources of Yosys' cells. SynthesisError for a cell that is not in the table: it may not be left out.
+    """Count resources of Yosys' cells. SynthesisError for a cell that is not in the table: it may not be left out.
 
     >>> count({"LUT6": 10, "RAM64M": 2, "DSP48E1": 3, "CARRY4": 5})
     {'lut': 18, 'ff': 0, 'dsp': 3, 'ram': 0}
@@ -186,7 +187,7 @@ def count(cells: dict[str, int]) -> dict[str, float]:
 
 
 def multipliers(cfg: Config) -> int:
-    """DSP blocks that the products of `cfg` take on a device of Xilinx, as the table in docs/bitstreams.md counts them.
+    """DSP blocks that the products of `cfg` take on a device of Xilinx, by the table in docs/bitstreams.md.
 
     Yosys' own count differs by the two products that load and store do not always put into blocks.
     """

@@ -1,4 +1,4 @@
-"""An estimate of the clock at which an accelerator can run, from Yosys' netlist: how long its longest paths take.
+"""Estimate the clock at which an accelerator can run, from the longest paths of Yosys' netlist.
 
 What it is: static timing with published delays of cells, and of nets by how many pins they drive. What it is not: a
 sign-off. Nothing is placed: it knows of no distance, no congestion, no columns of DSP blocks and block RAM, no skew,
@@ -72,12 +72,12 @@ class Timing:
 
     @property
     def mhz(self) -> float:
-        """The clock whose period is the longest path."""
+        """Clock whose period is the longest path."""
         return 1000 / self.ns
 
 
 def known(board: Board) -> str:
-    """The device of `board`, with its speed grade. ProjectError where its delays are not known."""
+    """Device of `board`, with its speed grade. ProjectError where its delays are not known."""
     if board.device.name != PART:
         alternatives = " or ".join(name for name, other in BOARDS.items() if other.device.name == PART)
         config = board.config.name if board.config.name in PRESETS else "FILE"
@@ -89,7 +89,8 @@ def known(board: Board) -> str:
 
 
 def estimate(cfg: Config, paths: int = 20, say: Callable[[str], None] = lambda text: None) -> Timing:
-    """Timing of the accelerator of `cfg` on an xc7z020 of speed grade -1: minutes, the netlist is kept on disk.
+    """Estimate the timing of the accelerator of `cfg` on an xc7z020 of speed grade -1: minutes, the netlist is kept on
+    disk.
 
     Raises SynthesisError.
     """
@@ -104,7 +105,8 @@ def estimate(cfg: Config, paths: int = 20, say: Callable[[str], None] = lambda t
 
 
 def analyse(module: Mapping[str, Any], paths: int = 20) -> Timing:
-    """Timing of a module of Yosys' JSON. SynthesisError for a cell of no known delay or a loop without a register."""
+    """Analyse the timing of a module of Yosys' JSON. SynthesisError for a cell of no known delay or a loop without a
+    register."""
     design = _Design(module)
     ends = sorted(design.ends(), key=lambda end: -end.cycle)
     if not ends:
@@ -137,7 +139,7 @@ class _End(NamedTuple):
 
     @property
     def cycle(self) -> float:
-        """ns of the slower clock's cycle that the path needs."""
+        """Cycle of the slower clock in ns that the path needs."""
         return 2 * self.ns if self.half else self.ns
 
 
@@ -146,7 +148,7 @@ _COMPUTES = re.compile(r"LUT|INV|RAM|SRL|DSP|CARRY")
 
 
 class _Design:
-    """A netlist, and when each of its nets has its value."""
+    """A netlist, with the arrival time of each of its nets."""
 
     def __init__(self, module: Mapping[str, Any]) -> None:
         self.names = _names(module)
@@ -185,7 +187,7 @@ class _Design:
         return {name for name, cell in self.cells.items() if any(nets & set(bits) for bits in cell.inputs.values())}
 
     def net(self, bit: int, to: str, port: str) -> float:
-        """ns from the driver of a net to a port of cell `to`."""
+        """Delay in ns from the driver of a net to a port of cell `to`."""
         figures, (source, out) = FIGURES["net"], self.driver[bit]
         kind, target = self.cells[source].kind, self.cells[to].kind
         if out == "CO" and port == "CI":
@@ -202,7 +204,7 @@ class _Design:
         return float(min(figures["most"], figures["base"] + figures["root"] * math.sqrt(self.fan_out[bit])))
 
     def _sorted(self) -> list[int]:
-        """Nets in topological order: each after all from which something comes to it."""
+        """Nets in topological order: each after all that reach it."""
         missing = Counter(out for rows in self._following.values() for _, _, out, _ in rows)
         ready = [bit for bit in {*self.driver, *self._following} if not missing[bit]]
         order = []
@@ -289,7 +291,7 @@ def _cell(row: Mapping[str, Any]) -> Cell:
 
 
 def _names(module: Mapping[str, Any]) -> dict[int, str]:
-    """The name of each net that has one of the design's; of several the shortest."""
+    """Name of each net that has one of the design's; of several the shortest."""
     names: dict[int, str] = {}
     for name, row in module["netnames"].items():
         if "$" in name and not re.fullmatch(r"[\w.]+\$signal[\w.$]*", name):

@@ -1,4 +1,4 @@
-"""A model over several accelerators, a part of it on each: where the timing model says that they take equally long."""
+"""Cut a model into parts for several accelerators, where the timing model estimates equal times."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def cut(
     model: str | Path, parts: int = 2, config: str | Path | Config = "pynq", memory: MemoryModel | str = ZYNQ_HP,
     shapes: Shapes | None = None,
 ) -> list[onnx.ModelProto]:  # fmt: skip
-    """The model as so many models, each of which takes what the one before it gives: one 8-bit tensor.
+    """Cut the model into `parts` models, each of which takes the output of the one before: one 8-bit tensor.
 
     Of the tensors that all of the rest needs, and nothing else, those are taken at which the longest part has fewest
     cycles, by the timing model with this memory. shapes: of inputs whose sizes are open, which the parts have then.
@@ -69,7 +69,8 @@ def cut(
 
 
 def _necks(graph: ir.Graph) -> list[tuple[int, str]]:
-    """8-bit tensors after which nothing else that depends on inputs is needed, each with the number of its node."""
+    """Find the 8-bit tensors after which nothing else that depends on inputs is needed, each with the number of its
+    node."""
     live = {value for value in graph.inputs if value.name not in graph.initializers}
     varying = set(live)
     last = {value: number for number, node in enumerate(graph) for value in operands(node)}
@@ -90,7 +91,7 @@ def _necks(graph: ir.Graph) -> list[tuple[int, str]]:
 def _cycles_before(
     proto: onnx.ModelProto, program: Program, memory: MemoryModel | str, places: Sequence[int]
 ) -> list[int]:
-    """Cycles of layers whose last operator is among the first so many nodes, for each of `places`; then of all."""
+    """Sum the cycles of layers whose last operator is among the first nodes, up to each of `places`; then of all."""
     numbers = {node.name: number for number, node in enumerate(proto.graph.node)}
     chosen = [0] * (len(places) + 1)
     for row in estimate(program, memory)["layers"]:
@@ -102,7 +103,7 @@ def _cycles_before(
 
 
 def _balanced(before: Sequence[int], total: int, parts: int) -> list[int]:
-    """Numbers of `parts` - 1 of the places, such that the longest part is shortest. before: cycles in front of each."""
+    """Choose `parts` - 1 of the places, such that the longest part is shortest. before: cycles in front of each."""
     best: list[tuple[int, list[int]]] = [(cycles, []) for cycles in (*before, total)]
     """For each place as an end: the longest part before it, and the places where it was cut."""
     for _ in range(parts - 1):
@@ -117,7 +118,8 @@ def _balanced(before: Sequence[int], total: int, parts: int) -> list[int]:
 
 
 class Relay:
-    """Programs that each take what the one before it gives, on a device each: all have a sample in flight at a time.
+    """Pipeline of Programs, each on its device, that passes outputs on as inputs: all have a sample in flight at a
+    time.
 
     programs: as they follow each other. device, threads: as of Runtime; there are as many devices as Programs.
     """
@@ -132,7 +134,7 @@ class Relay:
         self.runtimes = [Runtime(program, device, threads, **options) for program, device in zip(programs, devices)]
 
     def run_each(self, samples: Iterable[Sample], in_flight: int = LANES, trace: bool = True) -> Results:
-        """The results of the last Program, for each sample of the first; see Runtime.run_each."""
+        """Return the results of the last Program, for each sample of the first; see Runtime.run_each."""
         first, *later_runtimes = self.runtimes
         results = first.run_each(samples, in_flight, trace)
         for runtime in later_runtimes:
@@ -152,7 +154,7 @@ class Relay:
 
 
 def _handed_on(results: Results) -> Iterator[Sample]:
-    """Outputs, or what went wrong."""
+    """Yield outputs, or the error of a sample."""
     try:
         while True:
             try:

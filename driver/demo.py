@@ -86,7 +86,7 @@ def _print_image(image: NDArray[np.float32], predicted: str, true: str, report: 
 
 
 def _picture(image: NDArray[np.float32]) -> Text:
-    """The image in half blocks: two pixels, one above the other, in each character."""
+    """Draw the image in half blocks: two pixels, one above the other, in each character."""
     pick = np.linspace(2, 29, 2 * ROWS).round().astype(int)
     small = (image[np.ix_(pick, pick)] * 255).astype(int)
     text = Text()
@@ -99,7 +99,7 @@ def _picture(image: NDArray[np.float32]) -> Text:
 
 
 def _comparison(path: str, images: NDArray[np.float32], logits: NDArray[np.float32]) -> str:
-    """The sentence that compares the outputs with onnxruntime's."""
+    """Sentence that compares the outputs with onnxruntime's."""
     try:
         session = oracle.session(Path(path))
     except oracle.MissingLibrary:

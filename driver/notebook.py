@@ -20,7 +20,8 @@ UPDATE_SECONDS = 0.1
 
 
 def html_of(renderables: Iterable[Any]) -> str:
-    """HTML of what the command line prints with Rich: tables, of at most MOST_ROWS rows, and paragraphs of text."""
+    """Return as HTML what the command line prints with Rich: tables, of at most MOST_ROWS rows, and paragraphs of
+    text."""
     from rich.table import Table
 
     parts = []
@@ -80,7 +81,7 @@ SHOWN: dict[tuple[str, str], Callable[[Any], Iterable[Any]]] = {
 
 
 def register() -> None:
-    """Have this notebook show results as HTML."""
+    """Register this notebook's formatters, which show results as HTML."""
     html = sys.modules["IPython"].get_ipython().display_formatter.formatters["text/html"]
     for (module, name), show in SHOWN.items():
         html.for_type_by_name(module, name, lambda result, show=show: html_of(show(result)))
@@ -90,7 +91,7 @@ def register() -> None:
 
 
 class CellProgress:
-    """A bar and a line in the output of a notebook's cell, which go when the work ends.
+    """A bar and a line in the output of a notebook's cell, removed when the work ends.
 
     Call it with the name of each stage; `count` with the samples done and all of them.
     """
@@ -144,8 +145,8 @@ def _line(state: Any) -> str:
 
 
 def with_progress(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A function that takes `progress`, and perhaps `count` or `told`, with a CellProgress where the caller gives none.
-    Any other one as it is."""
+    """Wrap a function that takes `progress`, and perhaps `count` or `told`, to use a CellProgress where the caller
+    gives none. Other functions stay as they are."""
     takes = inspect.signature(function).parameters
     if "progress" not in takes:
         return function

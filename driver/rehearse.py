@@ -54,7 +54,7 @@ CMA_BYTES = 128 << 20
 
 
 class SimulatedBoard(Connection):
-    """A board in `folder`, whose FPGA is the Verilated RTL `library`, or the functional simulator."""
+    """A simulated board in `folder`, whose FPGA is the Verilated RTL `library`, or the functional simulator."""
 
     def __init__(self, name: str, folder: Path, library: Path | None) -> None:
         super().__init__(name, [name], ())
@@ -82,7 +82,7 @@ class SimulatedBoard(Connection):
 
 
 def this_machine() -> Target:
-    """The processor of the simulated board, of this machine's kind. DeviceError where none of it is known."""
+    """Processor of the simulated board, of this machine's kind. DeviceError where none of it is known."""
     target = target_for(platform.machine())
     if target is None:
         raise DeviceError(f"a board cannot be simulated on a {platform.machine()}; rehearse on x86_64 or aarch64")
@@ -90,7 +90,7 @@ def this_machine() -> Target:
 
 
 def bitstream(folder: Path, board: Board, config: Config) -> Path:
-    """A .bit file for `board` in Vivado's format, with .hwh and manifest, that only a simulated FPGA can load."""
+    """Write a .bit file for `board` in Vivado's format, with .hwh and manifest, that only a simulated FPGA can load."""
     head = bytes.fromhex("00090ff00ff00ff00ff0000001")
     for key, text in zip(b"abcd", ("rehearsal", board.part, "1980/01/01", "00:00:00")):
         data = text.encode() + b"\0"
@@ -129,7 +129,7 @@ class Rehearsal:
 
     @contextmanager
     def step(self, name: str, needs: str, stages: Callable[[str], object]) -> Iterator[Callable[[str], None]]:
-        """Time what is done inside, which says in a few words what came of it."""
+        """Time the work inside, which describes its result in a few words."""
         stages(name)
         started = time.perf_counter()
         words: list[str] = []
@@ -196,7 +196,7 @@ def _cycles(result: Result) -> str:
 
 
 def _different(program: Program, inputs: Mapping[str, Any], result: Result) -> list[str]:
-    """Outputs that a run on this machine's simulator gives otherwise."""
+    """Names of outputs that differ from a run on this machine's simulator."""
     with Runtime(program) as runtime:
         expected = runtime.run(inputs).outputs
     return [name for name, value in expected.items() if not _same(value, result.outputs[name])]

@@ -1,4 +1,4 @@
-"""Running Programs, and models that are compiled when inputs come: celosia.Runtime."""
+"""celosia.Runtime: run Programs, and models that are compiled when inputs come."""
 
 from __future__ import annotations
 

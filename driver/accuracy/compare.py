@@ -1,4 +1,5 @@
-"""Every tensor of a model against onnxruntime's, and against the float model's: what differs first, what loses most."""
+"""Compare every tensor of a model with onnxruntime's and with the float model's: the first that differs, and the
+losses."""
 
 from __future__ import annotations
 
@@ -208,7 +209,7 @@ class Graph:
                     self._scaled[node.output[0]] = scale, zero
 
     def _number(self, node: onnx.NodeProto, place: int) -> float | None:
-        """A scalar constant input; 0 where it is left out."""
+        """Value of a scalar constant input; 0 where it is left out."""
         if len(node.input) <= place or not node.input[place]:
             return 0.0
         tensor = self.constants.get(node.input[place])
@@ -218,12 +219,12 @@ class Graph:
         return float(array.reshape(-1)[0]) if array.size == 1 else None
 
     def maker(self, name: str) -> onnx.NodeProto:
-        """The operator that makes a tensor, or what QuantizeLinear makes integers of."""
+        """Operator that computes a tensor, or the input that QuantizeLinear quantises to it."""
         node = self.made[name]
         return self.made.get(node.input[0], node) if node.op_type == "QuantizeLinear" else node
 
     def operands(self, name: str, known_tensors: Mapping[str, Any]) -> Iterator[str]:
-        """The nearest tensors in `known` that `name` is computed from."""
+        """Yield the nearest tensors in `known_tensors` that `name` is computed from."""
         waiting, seen = list(self.made[name].input) if name in self.made else [], {name}
         while waiting:
             operand = waiting.pop()
@@ -275,8 +276,8 @@ def _row(graph: Graph, name: str, computed: Array, expected: Array) -> dict[str,
 
 
 def largest_difference(computed: Array, expected: Array) -> tuple[float | None, bool]:
-    """(Largest difference, of floats as a share of the largest number, whether it counts); None where it is not finite,
-    or no number. Infinities that are equal do not differ, nor do two NaN."""
+    """Return (largest difference, whether it counts), of floats as a share of the largest number; None where it is not
+    finite, or no number. Infinities that are equal do not differ, nor do two NaN."""
     if computed.dtype.kind not in "iufb":
         return None, True
     a, b = (array.astype(np.float64) for array in (computed, expected))
@@ -319,7 +320,8 @@ def add_noise(
 
 
 def sqnr(exact: Array, computed: Array) -> float:
-    """Power of `exact` over that of the error, in decibels; infinite where there is no error.
+    """Signal to quantisation noise: power of `exact` over that of the error, in decibels; infinite where there is no
+    error.
 
     >>> sqnr(np.array([3.0, 4.0]), np.array([3.0, 4.5]))
     20.0

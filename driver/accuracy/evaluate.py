@@ -1,4 +1,4 @@
-"""A model on a data set: accuracy, speed, and agreement with onnxruntime."""
+"""Evaluate a model on a data set: accuracy, speed, and agreement with onnxruntime."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def evaluate(
 
 
 def _program(model: str | Path, against: bool) -> Program | None:
-    """The Program in `model`; None where that is an ONNX model, as onnxruntime needs it to run beside."""
+    """Load the Program in `model`; None where that is an ONNX model, as onnxruntime needs it to run beside."""
     if against:
         oracle.require()
     if not (Path(model).is_file() and Program.is_program(model)):
@@ -134,7 +134,7 @@ def _inputs(tensors: Sequence[TensorInfo]) -> list[Input]:
 
 
 def _without(dataset: Dataset, failed: Mapping[int, Exception]) -> Dataset:
-    """The other samples; the first error where there are none."""
+    """Drop failed samples; raise the first error where none is left."""
     evaluated = [number for number in range(len(dataset.samples)) if number not in failed]
     if not evaluated:
         raise failed[0]
@@ -142,7 +142,7 @@ def _without(dataset: Dataset, failed: Mapping[int, Exception]) -> Dataset:
 
 
 def _of_sizes(proto: onnx.ModelProto, inputs: Sequence[TensorInfo], samples: Samples) -> onnx.ModelProto:
-    """`proto` of the samples' sizes where it leaves some open."""
+    """Return `proto` with the samples' sizes where it leaves some open."""
     if all(min(tensor.shape, default=0) >= 0 for tensor in inputs):
         return proto
     return resized(proto, {tensor.name: [size or 0 for size in tensor.shape] for tensor in samples.inputs})
@@ -153,13 +153,13 @@ def _of_sizes(proto: onnx.ModelProto, inputs: Sequence[TensorInfo], samples: Sam
 
 @dataclass(frozen=True)
 class _Engine:
-    """A Program that takes `batch` samples at a time."""
+    """A Program that runs `batch` samples at a time."""
 
     program: Program
     batch: int
 
     def joined(self, samples: Sequence[Sample]) -> Sample:
-        """Samples as one, the last repeated where there are too few."""
+        """Join samples to one batch, the last repeated where there are too few."""
         if self.batch == 1:
             return dict(samples[0])
         filled = [*samples, *[samples[-1]] * (self.batch - len(samples))]
@@ -173,7 +173,7 @@ class _Engine:
 
 @dataclass(frozen=True)
 class _Run:
-    """failed: by the number of a sample, of which there is no output."""
+    """Outputs and counters of all samples. failed: error by the number of a sample that has no output."""
 
     outputs: list[dict[str, Array]]
     failed: dict[int, Exception]
@@ -184,7 +184,7 @@ class _Run:
 
 
 def _batched(proto: onnx.ModelProto, single: Program, samples: Samples, say: Callable[[str], None]) -> _Engine | None:
-    """The model for BATCH samples at a time, where its first batch gives the bytes that `single` gives."""
+    """Compile the model for BATCH samples at a time, where its first batch gives the bytes that `single` gives."""
     ends = (*single.inputs, *single.outputs)
     if len(samples) < BATCH or any(tensor.kind != "tensor" or tensor.shape[:1] != (1,) for tensor in ends):
         return None
@@ -224,7 +224,7 @@ def _run(
 def _run_by(
     engine: _Engine, samples: Samples, device: str, worker_limit: int, count: Count, options: dict[str, Any]
 ) -> _Run:  # fmt: skip
-    """Samples are read here, in order, while devices run in threads of their own, `most` at most."""
+    """Run samples on devices in threads, at most `worker_limit`; samples are read here, in order."""
     outputs: list[dict[str, Array]] = []
     failed: dict[int, Exception] = {}
     cycles: list[int] = []
@@ -272,7 +272,7 @@ def _parts(samples: Samples, size: int) -> Iterator[list[Sample | InputError]]:
 
 
 def _scores(outputs: Sequence[Mapping[str, Array]]) -> Array | None:
-    """The first output as [samples, classes]; None where it is not [1, classes] (further axes of 1)."""
+    """Return the first output as [samples, classes]; None where it is not [1, classes] (further axes of 1)."""
     first = [next(iter(sample.values())) for sample in outputs]
     shape = first[0].shape
     if len(shape) < 2 or shape[0] != 1 or shape[1] < 2 or any(n != 1 for n in shape[2:]):

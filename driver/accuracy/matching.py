@@ -23,7 +23,8 @@ _CONSTANTS = {"Constant", "ConstantOfShape"}
 
 @dataclass(frozen=True, eq=False)
 class FlowOperator:
-    """kind: of what it computes, in floats. operands: tensors that are no constants. outputs: names, some empty."""
+    """An operator in a Flow. kind: of its computation, in floats. operands: tensors that are no constants. outputs:
+    names, some empty."""
 
     kind: str
     operands: tuple[str, ...]
@@ -31,14 +32,14 @@ class FlowOperator:
     attributes: Mapping[str, Any]
 
     def fits(self, other: FlowOperator) -> bool:
-        """Whether both may be the same operator: of one kind, with no attribute that both have and that differs."""
+        """Whether both may be counterparts: of one kind, without an attribute that both have and that differs."""
         return self.kind == other.kind and all(
             other.attributes.get(name, value) == value for name, value in self.attributes.items()
         )
 
 
 class Flow:
-    """The operators of a model, and what flows between them. Quantisation, constants and identities are left out.
+    """Operators of a model and the data flow between them. Quantisation, constants and identities are left out.
 
     inputs: names of the model's. operators: in its order. maker, users: of a tensor.
     """
@@ -69,7 +70,7 @@ class Flow:
         self.outputs = {self.source(value.name) for value in proto.graph.output}
 
     def source(self, name: str) -> str:
-        """The tensor of which `name` is a quantised, dequantised or plain copy."""
+        """Tensor of which `name` is a quantised, dequantised or plain copy."""
         return self._source.get(name, name)
 
 
@@ -83,7 +84,7 @@ def _kind(op: str) -> str:
 
 
 def feed_of(quantised: Flow, exact: Flow, inputs: Mapping[str, Array]) -> dict[str, Array]:
-    """`inputs` of the quantised model by the float model's names: the same ones, or the same order. ModelError."""
+    """Rename `inputs` of the quantised model to the float model's: equal names, or equal order. ModelError."""
     if set(exact.inputs) <= set(inputs):
         return {name: inputs[name] for name in exact.inputs}
     if len(exact.inputs) != len(quantised.inputs):
@@ -145,7 +146,7 @@ class _Matcher:
                 self._add(name, name, "name")
 
     def by_structure(self) -> None:
-        """Operators in the model's order, each on operands that are matched."""
+        """Match operators in the model's order, each on operands that are matched."""
         for operator in self.quantised.operators:
             if not operator.operands or any(name in self.found for name in operator.outputs):
                 continue
@@ -202,7 +203,7 @@ class _Matcher:
 def _grouped(
     operators: Sequence[FlowOperator], known_constants: Mapping[str, Array], matched: set[str]
 ) -> Iterator[tuple[tuple[str, tuple[int, ...]], str]]:
-    """Kind and shape, and name, of what is not matched."""
+    """Yield kind and shape, and name, of the tensors that are not matched."""
     for operator in operators:
         for name in operator.outputs:
             if name in known_constants and name not in matched:

@@ -52,17 +52,17 @@ LOADED = "operating"
 
 
 class Registers(Protocol):
-    """The accelerator's registers. Offsets are bytes, values 32 bits."""
+    """Protocol of the accelerator's registers. Offsets are bytes, values 32 bits."""
 
     def read(self, offset: int) -> int:
-        """The register at `offset`."""
+        """Read the register at `offset`."""
 
     def write(self, offset: int, value: int) -> None:
-        """Writes the register at `offset`; returns when it is written."""
+        """Write the register at `offset`; return when it is written."""
 
 
 class BoardBuffer(Protocol):
-    """Bytes that lie together in physical memory; the host may see them through a cache that the device does not see.
+    """Contiguous physical memory; the host may see it through a cache that the device does not see.
 
     `data` is the host's view. What it writes there reaches the device with `flush`; what the device has written it
     sees after `invalidate`; both take the bytes from `start` on, and may touch the rest of their cache lines.
@@ -72,13 +72,13 @@ class BoardBuffer(Protocol):
     physical_address: int
 
     def flush(self, start: int, size: int) -> None:
-        """`size` bytes from `start` on."""
+        """Write `size` bytes from `start` on back from the host's cache."""
 
     def invalidate(self, start: int, size: int) -> None:
-        """`size` bytes from `start` on."""
+        """Drop `size` bytes from `start` on from the host's cache."""
 
     def free(self) -> None:
-        """Gives the memory back."""
+        """Free the memory."""
 
 
 class BoardMemory(Protocol):
@@ -88,7 +88,8 @@ class BoardMemory(Protocol):
 
 
 class BoardDevice:
-    """The accelerator behind `registers`, with its DRAM in a buffer of `memory`; see sim.device.Device.
+    """Device on a board: the accelerator behind `registers`, with its DRAM in a buffer of `memory`; see
+    sim.device.Device.
 
     registers, memory: the board. clock_hz: of the accelerator; turns limits in cycles into seconds. interrupt: waits
     for the interrupt at most so many seconds; without it the status is polled. now, sleep: seconds. watchdog_cycles:
@@ -165,7 +166,7 @@ class BoardDevice:
         return np.array(buffer.data[addr : addr + size], np.uint8)
 
     def _require_process(self) -> None:
-        """DeviceError after a fork: parent and child would write their inputs to the same memory."""
+        """Raise DeviceError after a fork: parent and child would write their inputs to one memory."""
         if self._process != os.getpid():
             raise DeviceError(f"process {self._process} has opened the device, and forked; open one in each process")
 
@@ -176,7 +177,7 @@ class BoardDevice:
         return self._buffer
 
     def close(self) -> None:
-        """Give the memory back, and end a run of ours that is under way; `allocate` makes the device usable again.
+        """Free the memory, and end a run of ours that is under way; `allocate` makes the device usable again.
 
         Memory that the hardware may still write to stays allocated: it must not become that of others.
         """
@@ -268,7 +269,7 @@ def moments(
 
 
 class _PynqBuffer:
-    """A BoardBuffer of what `pynq.allocate` gives: an array of numpy whose slices know their physical address, too."""
+    """BoardBuffer of a `pynq.allocate` array, whose slices know their physical address."""
 
     def __init__(self, buffer: Any) -> None:
         self.data: NDArray[np.uint8] = buffer
@@ -299,7 +300,7 @@ class _PynqMemory:
 
 
 def require_pynq() -> Any:
-    """The package pynq. DeviceError where it is missing, or does not start."""
+    """Import the package pynq. DeviceError where it is missing, or does not start."""
     try:
         import pynq
     except Exception as error:  # pynq has many ways to fail
@@ -330,7 +331,7 @@ def _pynq_interrupt(pynq: Any) -> Callable[[float], object] | None:
 
 
 def fpga_state() -> str:
-    """LOADED, or what else Linux calls it."""
+    """State of the FPGA: LOADED, or another name that Linux has for it."""
     try:
         return FPGA_STATE.read_text().strip()
     except OSError:
@@ -338,7 +339,7 @@ def fpga_state() -> str:
 
 
 def pynq_device(config: Config, base: int | None = None, **options: Any) -> BoardDevice:
-    """The accelerator on this board. DeviceError where pynq, the right to use it, or a bitstream is missing.
+    """Open the accelerator on this board. DeviceError where pynq, the right to use it, or a bitstream is missing.
 
     base: physical address of its registers, by default where the bitstream projects place them. options: BoardDevice's;
     without one it waits for the interrupt where the design has a controller, and polls elsewhere.
@@ -363,5 +364,5 @@ def pynq_device(config: Config, base: int | None = None, **options: Any) -> Boar
 
 
 def board_lock(base: int) -> AbstractContextManager[None]:
-    """Held by the one process that uses the accelerator whose registers are at `base`, or loads its bitstream."""
+    """Lock for the one process that uses the accelerator with registers at `base`, or loads its bitstream."""
     return exclusive(LOCKS / f"celosia-{base:x}", f"the accelerator at {base:#x}")

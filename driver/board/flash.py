@@ -1,4 +1,4 @@
-"""Loads a bitstream into the FPGA of a board, through PYNQ, and reads back whose hardware answers."""
+"""Load a bitstream into the FPGA of a board, through PYNQ, and check that its accelerator answers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from celosia.sim.host import Control
 
 
 def prepare(bit: Path, board: str, part: str) -> Manifest:
-    """The manifest of the bitstream at `bit`. ManifestError where it is damaged, or not for `board` and its `part`."""
+    """Check the bitstream at `bit` and return its manifest. ManifestError where it is damaged, or not for `board` and
+    its `part`."""
     header = BitHeader.read(bit)
     if not header.is_for(part):
         raise ManifestError(f"{bit} is for {header.part}, and {board} has {part}; make a project for {board}")
@@ -104,7 +105,7 @@ def _load(pynq: Any, bit: str, manifest: Manifest) -> float:
 
 
 def _set_clock(clocks: Any, mhz: int) -> float:
-    """Set the clock of the logic to `mhz`, or as little below as the board's PLL allows; returns it.
+    """Set the clock of the logic to `mhz`, or as little below as the board's PLL allows; return it.
 
     Overlay has taken the divisors of the .hwh file, which are those for the PLL that Vivado assumes; the boot image may
     have set another. And of a clock that is asked for PYNQ takes the nearest, which may be too fast.

@@ -1,4 +1,4 @@
-"""A lock for what several processes of a machine want, of which the kernel takes it when they die."""
+"""A lock between the processes of a machine, which the kernel releases when they die."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ TRY_SECONDS = 1e-3
 
 @contextmanager
 def exclusive(path: Path, description: str, patience: float = PATIENCE) -> Iterator[None]:
-    """Hold the lock `path`, and say in it who does. what: is locked, for messages. Holds between threads, too.
+    """Hold the lock file `path`, with this process's number in it. description: of the locked thing, for messages.
+    Threads exclude each other, too.
 
     DeviceError where it cannot be taken, or another one keeps it for over `patience` seconds.
     """

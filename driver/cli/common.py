@@ -37,7 +37,7 @@ class Trust:
 
 
 def no_device(name: str, known_names: Iterable[str]) -> NoReturn:
-    """Ends the command: `name` is none of the devices that it takes beside boards over ssh."""
+    """End the command: `name` is none of the devices that it takes beside boards over ssh."""
     from celosia.hw.spec.config import did_you_mean
 
     known_names = [*known_names]
@@ -48,7 +48,7 @@ def no_device(name: str, known_names: Iterable[str]) -> NoReturn:
 
 
 def write_json(path: Path | None, data: Any) -> None:
-    """Write plain data to a file that was asked for. OutputError."""
+    """Write plain data to a file that the user named. OutputError."""
     if path is not None:
         from celosia.compiler.program.files import write_text
 
@@ -66,7 +66,7 @@ def show(parts: Iterable[RenderableType], **options: Any) -> None:
 
 @contextmanager
 def progress_stages(quiet: bool) -> Iterator[Stages]:
-    """Stages that are told on standard error, or not; the module is slow to import."""
+    """Return Stages on standard error, or silent ones; the module is slow to import."""
     from celosia.driver.show.progress import Stages
 
     with Stages(quiet) as stages:
@@ -74,7 +74,7 @@ def progress_stages(quiet: bool) -> Iterator[Stages]:
 
 
 def check_destinations(sources: list[Path], *paths: Path | None) -> None:
-    """OutputError where a file cannot be written, now and not after minutes of work."""
+    """Raise OutputError where a file cannot be written: now, and not after minutes of work."""
     from celosia.compiler.program.files import OutputError, check_writable
 
     seen = {realpath(path): "an input" for path in sources}
@@ -115,7 +115,7 @@ def address_options(text: str | None) -> dict[str, Any]:
 
 
 def pool_of(pool: str | None, insecure_too: bool) -> str | None:
-    """The pool of `--pool`, with `--insecure-pool` wherever it listens."""
+    """Return the pool of `--pool`, with `--insecure-pool` wherever it listens."""
     from celosia.driver.tune.fleet import insecure
 
     return insecure(pool) if insecure_too else pool
@@ -142,7 +142,7 @@ def import_files(paths: Sequence[Path] | None) -> None:
 
 
 def check_source(path: Path) -> None:
-    """ModelError where there is no file, now and not after a login on a board."""
+    """Raise ModelError where there is no file: now, and not after a login on a board."""
     if not path.exists():
         from celosia.compiler.graph.errors import ModelError
 
@@ -150,7 +150,7 @@ def check_source(path: Path) -> None:
 
 
 def is_program(source: Path) -> bool:
-    """Whether there is a file that says it is a Program."""
+    """Whether a file is there and begins as a Program does."""
     from celosia.compiler.program import Program
 
     return source.is_file() and Program.is_program(source)
@@ -190,7 +190,7 @@ def pixels_of(mean: list[float] | None, std: list[float] | None, quiet: bool) ->
 
 
 def telling_once(quiet: bool) -> Callable[[str], None]:
-    """Says the first sentence that it is given on standard error, and none after it."""
+    """Return a function that prints the first sentence that it gets on standard error, and none after it."""
     shown: set[str] = set()
 
     def tell(sentence: str) -> None:
@@ -207,7 +207,7 @@ def keep_of(texts: list[str] | None) -> str | list[str]:
 
 
 def advise(program: Program, quiet: bool) -> None:
-    """Say on standard error what to do with a model of which nothing runs on the accelerator."""
+    """Print advice for a model of which nothing runs on the accelerator."""
     from celosia.driver.show import program_summary as about
 
     if not quiet and (advice := about.advice(program)) is not None:
@@ -215,7 +215,7 @@ def advise(program: Program, quiet: bool) -> None:
 
 
 def shapes_of(texts: list[str] | None) -> dict[str, tuple[int, ...]]:
-    """The shapes of `--shape` options. ModelError where one is none."""
+    """Parse the shapes of `--shape` options. ModelError where one is none."""
     from celosia.compiler.graph.errors import ModelError
 
     shapes: dict[str, tuple[int, ...]] = {}
@@ -238,7 +238,8 @@ def program_of(
     target: str | None = None, shapes: Shapes | None = None, keep: str | Sequence[str] = (), trust: Trust | None = None,
     place: Mapping[str, str] = {}, rounding: str | None = None,
 ) -> Program:  # fmt: skip
-    """The Program in `source`, or the one that the ONNX model there compiles to, for `target`, watched by `watch`.
+    """Load the Program in `source`, or compile the ONNX model there for `target`. watch: gets the graph after each
+    pass.
 
     shapes, place, rounding: of a model; see `compile`. keep: tensors that it returns, too; ProgramError where a Program
     was compiled without them. trust: what of a Program's file may run, by default its checked loops.

@@ -91,7 +91,7 @@ def _sentences() -> dict[int, tuple[type[Exception], ...]]:
 
 
 def explained(error: Exception) -> tuple[int, str]:
-    """Exit code and sentence for an error of a command."""
+    """Return exit code and sentence for an error of a command."""
     from celosia.compiler.selfcheck.check import CheckFailed, SelfCheckError
 
     for code, classes in _sentences().items():
@@ -118,7 +118,7 @@ def say(text: str, error: bool = False) -> None:
 
 
 def end_output() -> None:
-    """Write what waits for standard output, or drop it where nobody reads any more, so that Python's end is silent."""
+    """Flush standard output, or drop it where nobody reads any more, so that Python ends silently."""
     try:
         sys.stdout.flush()
     except (OSError, ValueError):
@@ -135,7 +135,8 @@ def _say_warning(
 
 
 class Commands(TyperGroup):
-    """Commands whose complaint about a command line no terminal obeys: a pattern of the shell puts any names there."""
+    """Group of commands that prints errors of the command line with escapes: a shell pattern can put any names
+    there."""
 
     def invoke(self, ctx: Any) -> Any:
         """Invoke the command as typer does, with escapes in the message of an error."""
@@ -148,7 +149,7 @@ class Commands(TyperGroup):
 
 
 def command(function: Callable[..., None]) -> Callable[..., None]:
-    """`function` as a command whose errors are one sentence and an exit code, with an option `--debug`."""
+    """Wrap `function` as a command whose errors are one sentence and an exit code, with an option `--debug`."""
     signature = inspect.signature(function, eval_str=True)
     debugging = inspect.Parameter("debug", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=Debug)
 

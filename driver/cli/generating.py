@@ -108,7 +108,7 @@ def _summarise(session: Session) -> None:
 
 @contextmanager
 def _opened(device: str, config: str, sudo: bool, stages: Stages, options: dict[str, Any]) -> Iterator[Any]:
-    """`device`, or the Device behind the address of a board."""
+    """Open the Device behind the address of a board; other names stay names."""
     if not device.startswith(SSH_PREFIX):
         yield device
         return
@@ -143,7 +143,7 @@ def _tokens(decoder: Decoder, model: Path, prompt: str | None, ids: str | None) 
 
 
 def _write(decoder: Decoder, begin: list[int], made: Iterator[int], prompt: str | None) -> None:
-    """Print tokens when they come: as text, that no terminal obeys, or as numbers."""
+    """Print tokens as they come: as escaped text, or as numbers."""
     from celosia.plain import lines
 
     def text(tokens: list[int]) -> str:

@@ -201,7 +201,8 @@ def inspect(
 
 
 def _show_derivation(model: Path) -> None:
-    """ModelError where `celosia optimise` has not made the model, or that of the Program."""
+    """Print the derivation of a model. ModelError where neither it nor that of the Program comes from `celosia
+    optimise`."""
     common.check_source(model)
     from celosia.compiler.graph.errors import ModelError
     from celosia.compiler.superoptimise.derivation import derivation_in
@@ -230,7 +231,7 @@ class _Parts:
 
     @property
     def watch(self) -> Callable[[str, ir.Model], None] | None:
-        """Keeps graphs."""
+        """Keep the graph of a pass."""
         return self._keep if self.passes else None
 
     def _keep(self, name: str, graph: ir.Model) -> None:
@@ -239,7 +240,7 @@ class _Parts:
         self.graphs[name] = text(graph.graph)
 
     def tables(self, program: Program) -> Iterator[RenderableType]:
-        """With an empty line before each but the first."""
+        """Yield the tables, with an empty line before each but the first."""
         from celosia.driver.show import program_summary as show
 
         every = not (any(self.wanted) or self.passes or self.disassemble)
@@ -254,7 +255,7 @@ class _Parts:
             yield from (show.passes(program), "", show.kernels(program))
 
     def lines(self, program: Program) -> Iterator[str]:
-        """Graphs, and instructions. ProgramError where a name is none."""
+        """Yield graphs and instructions as text. ProgramError for an unknown name."""
         from celosia.driver.show import program_summary as show
 
         if self.passes:

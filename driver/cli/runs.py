@@ -138,7 +138,7 @@ def _ready(device: str, model: Path, threads: int | None) -> int:
 
 @dataclass(frozen=True)
 class _Source:
-    """A Program, or a model that becomes one: what `common.program_of` takes."""
+    """Source of a Program: its file, or a model with the arguments of `common.program_of`."""
 
     path: Path
     config: str | None
@@ -226,7 +226,7 @@ class _Files:
             require()
 
     def write(self, program: Program, result: Result) -> None:
-        """OutputError."""
+        """Write the files of a run. OutputError."""
         if self.output is not None:
             from celosia.driver.data import arrays
 

@@ -119,7 +119,7 @@ def tune(
 def _measuring(
     device: str, memory: str | None, pool: str | None, insecure_pool: bool, sudo: bool, address: str | None
 ) -> dict[str, Any]:
-    """Options of `celosia.tune` that say who measures; none of them is for kernels."""
+    """Options of `celosia.tune` for the devices that measure; kernels take none of them."""
     known_devices = (*WITH_CYCLES, CPU)
     if device not in known_devices and not device.startswith(SSH_PREFIX):
         common.no_device(device, known_devices)

@@ -1,4 +1,4 @@
-"""Samples of a model's inputs: a folder of arrays or images, an .npz archive, or arrays."""
+"""Samples of a model's inputs, read from a folder of arrays or images, an .npz archive, or arrays."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class CalibrationError(InputError):
 
 @dataclass(frozen=True)
 class Input:
-    """An input of the model: None in `shape` is a size that the samples decide."""
+    """An input of the model; None in `shape` is a size that the samples determine."""
 
     name: str
     dtype: np.dtype[Any]
@@ -48,7 +48,7 @@ Completion = Callable[[str, Mapping[str, Array], Sequence[Input]], dict[str, Arr
 
 @dataclass(frozen=True)
 class Samples:
-    """Samples, each read when it is its turn. `inputs` are the model's, of the sizes that the samples have."""
+    """Sequence of samples, each read when it is needed. `inputs` are the model's, with the sizes of the samples."""
 
     inputs: tuple[Input, ...]
     readers: tuple[Reader, ...]
@@ -57,7 +57,7 @@ class Samples:
         return len(self.readers)
 
     def __iter__(self) -> Iterator[Sample]:
-        """Every array of the exact type and shape. CalibrationError."""
+        """Yield the samples, every array of the exact type and shape. CalibrationError."""
         return (reader(self.inputs) for reader in self.readers)
 
     def or_errors(self) -> Iterator[Sample | InputError]:
@@ -78,7 +78,8 @@ def open_samples(
     source: str | Path | Mapping[str, Array], inputs: Sequence[Input], limit: int | None = None,
     pixels: Pixels = IN_UNITS, completed: Completion | None = None,
 ) -> Samples:  # fmt: skip
-    """The samples in `source`: at most `limit`, spread evenly over all. completed: adds arrays that may be missing.
+    """Open the samples in `source`: at most `limit`, spread evenly over all. completed: adds arrays that may be
+    missing.
 
     A folder holds one sample in each .npy file (for models of one input), .npz file (arrays by input name) or image
     (float32 [1, 1 or 3, height, width] inputs; resized), or has a folder of such files for each class. An .npz file,
@@ -111,7 +112,8 @@ def of_readers(readers: list[Reader], inputs: Sequence[Input], limit: int | None
 
 
 def array_readers(source: str, arrays: Mapping[str, Array], inputs: Sequence[Input]) -> list[Reader]:
-    """Samples along the first axis of `arrays`, by input name; `where` is what errors name. CalibrationError."""
+    """Return a reader for each sample along the first axis of `arrays`, by input name; `source` is named in errors.
+    CalibrationError."""
     _check_names(source, arrays, inputs)
     counts = {name: len(array) if array.ndim else 0 for name, array in arrays.items()}
     if len(set(counts.values())) > 1:
@@ -144,7 +146,7 @@ def files_of(folder: Path) -> tuple[list[Path], Array | None]:
 
 
 def sample_files(folder: Path) -> list[Path]:
-    """The files of a folder that are samples, in the order of their names. CalibrationError where there are none."""
+    """List the sample files of a folder, in the order of their names. CalibrationError where there are none."""
     files = sorted(path for path in folder.iterdir() if path.suffix.lower() in {".npy", ".npz", *SUFFIXES})
     if not files:
         raise CalibrationError(f"the folder {folder} holds no samples; put .npy, .npz or image files there")
@@ -152,12 +154,12 @@ def sample_files(folder: Path) -> list[Path]:
 
 
 def file_readers(files: Sequence[Path], pixels: Pixels) -> list[Reader]:
-    """A sample of each file."""
+    """Return a reader for each file."""
     return [partial(_file, path, pixels) for path in files]
 
 
 def _file(path: Path, pixels: Pixels, inputs: Sequence[Input]) -> Sample:
-    """The sample in one file."""
+    """Read the sample in one file."""
     if path.suffix.lower() == ".npz":
         arrays = _archive(path)
         _check_names(str(path), arrays, inputs)
@@ -188,7 +190,7 @@ def _check_names(source: str, arrays: Mapping[str, Array], inputs: Sequence[Inpu
 
 
 def _fitted(array: Array, tensor: Input, source: str) -> Array:
-    """`array` with the batch axis that it may lack. CalibrationError where it does not fit, or is not finite."""
+    """Return `array` with the batch axis that it may lack. CalibrationError where it does not fit, or is not finite."""
     if array.dtype != tensor.dtype:
         raise CalibrationError(f"{source} is {array.dtype}, the model takes {tensor.dtype}; convert it with astype")
     shape = tensor.shape

@@ -1,4 +1,4 @@
-"""Samples with labels, to measure accuracy: a folder, an .npz file, or arrays."""
+"""Samples with labels, to measure accuracy, from a folder, an .npz file, or arrays."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def open_dataset(
     source: str | Path | Mapping[str, Array], inputs: Sequence[Input], labels: str | Path | Array | None = None,
     limit: int | None = None, pixels: Pixels = IN_UNITS,
 ) -> Dataset:  # fmt: skip
-    """The samples in `source`, at most `limit`, spread evenly over all, and their labels.
+    """Open the samples in `source`, at most `limit`, spread evenly over all, and their labels.
 
     source: as `calibration.open_samples` takes it; an .npz file or mapping may hold an array "labels", too, and a
     folder has labels where it has a folder for each class (`calibration.files_of`). labels: one number for each sample,
@@ -73,7 +73,7 @@ def open_dataset(
 
 
 def _read_labels(path: Path, names: Sequence[str]) -> Array:
-    """The labels in a file, for samples in files of `names`, if they are in files. InputError."""
+    """Read the labels in a file, for samples in files of `names`, if they are in files. InputError."""
     if not path.exists():
         raise InputError(f"there is no file {path} with labels")
     if path.suffix.lower() == ".npz":

@@ -1,4 +1,4 @@
-"""Images as inputs of models."""
+"""Read images as inputs of models."""
 
 from __future__ import annotations
 

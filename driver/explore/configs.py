@@ -1,4 +1,4 @@
-"""The Configs among which a search looks: some values for each field, and rules that leave some of them out."""
+"""Space of the Configs of a search: some values for each field, and rules that leave some combinations out."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TRIES = 1000
 
 
 class SpaceError(Sentence, ValueError):
-    """A space that cannot be; one sentence that names the field, the value and what is possible."""
+    """An impossible space; one sentence that names the field, the value and the choices."""
 
 
 def _powers(low: int, high: int) -> tuple[int, ...]:
@@ -43,7 +43,7 @@ DEFAULT: dict[str, tuple[int | bool, ...]] = {
 
 @dataclass(frozen=True)
 class ConfigSpace:
-    """All Configs whose fields have one of these values; fields that are not there have those of `base`.
+    """All Configs whose fields have one of these values; other fields have those of `base`.
 
     >>> space = ConfigSpace({"block_in": (8, 16), "block_out": (8, 16), "forward": (False, True)}, Config())
     >>> len(space), sum(1 for _ in space)    # forward needs block_in >= block_out
@@ -71,8 +71,8 @@ class ConfigSpace:
 
     @staticmethod
     def of(board: Board, source: str | Path | Values | None = None) -> ConfigSpace:
-        """The default space on `board`, or that of a TOML file or mapping, each field one value or a list of them.
-        SpaceError."""
+        """Return the default space on `board`, or that of a TOML file or mapping, each field one value or a list of
+        them."""
         widest = board.bus_bits // 8
         usual = DEFAULT | {"bus_bytes": tuple(width for width in DEFAULT["bus_bytes"] if width <= widest)}
         choices = _read(source) if isinstance(source, (str, Path)) else dict(source or {})
@@ -95,7 +95,7 @@ class ConfigSpace:
                 yield cfg
 
     def config(self, fields: Mapping[str, int | bool]) -> Config | None:
-        """The Config of these fields; None where it cannot be. What it does not look at has its first value."""
+        """Config with these fields; None where it is impossible. Fields that it does not use have their first value."""
         fields = dict(fields)
         if fields.get("taps", self.base.taps) == 0 and "tap_depth" in self.values:
             fields["tap_depth"] = self.values["tap_depth"][0]
@@ -115,7 +115,7 @@ class ConfigSpace:
         return tuple(name for name, values in self.values.items() if len(values) > 1)
 
     def sample(self, rng: np.random.Generator) -> Config | None:
-        """Any Config; None where none was found."""
+        """Draw a random Config; None where none is possible."""
         for _ in range(TRIES):
             drawn = {name: values[rng.integers(len(values))] for name, values in self.values.items()}
             if (cfg := self.config(drawn)) is not None:
@@ -123,7 +123,8 @@ class ConfigSpace:
         return None
 
     def moved(self, cfg: Config, steps: Mapping[str, int]) -> Config | None:
-        """`cfg` with fields so many values up or down; None beyond the last one, or where it cannot be."""
+        """Return `cfg` with fields moved by some values up or down; None beyond the last value, or where it is
+        impossible."""
         fields = {name: getattr(cfg, name) for name in self.values}
         for name, step in steps.items():
             values = sorted(self.values[name])
@@ -135,14 +136,14 @@ class ConfigSpace:
         return None if config == cfg else config
 
     def neighbours(self, cfg: Config) -> Iterator[tuple[str, int, Config]]:
-        """Each Config one step away: the field, the step and the Config."""
+        """Yield each Config one step away: the field, the step and the Config."""
         for name in self.searched:
             for step in (1, -1):
                 if (neighbour := self.moved(cfg, {name: step})) is not None:
                     yield name, step, neighbour
 
     def nearest(self, cfg: Config) -> Config | None:
-        """The Config of the space with the values nearest to those of `cfg`."""
+        """Config of the space with the values nearest to those of `cfg`."""
         fields = {
             name: min(values, key=lambda value: abs(value - getattr(cfg, name))) for name, values in self.values.items()
         }

@@ -39,7 +39,7 @@ def name_of(number: int, point: Point) -> str:
 
 
 def row_of(name: str, point: Point, ladder: Ladder) -> dict[str, Any]:
-    """A point of front.json."""
+    """Return a point as a row of front.json."""
     return {
         "name": name, "file": f"{name}.toml", "digest": point.cfg.digest, "set": point.to_json()["set"],
         "rung": point.rung, "objectives": ladder.figures(point),
@@ -83,7 +83,7 @@ def report_of(
     rows: list[dict[str, Any]], names: Sequence[str], context: dict[str, Any], state: dict[str, Any],
     measured: Sequence[Point], searched: Sequence[str], ladder: Ladder,
 ) -> dict[str, Any]:  # fmt: skip
-    """All of front.json. measured: every Config, in order; searched: fields of several values."""
+    """Return all of front.json. measured: every Config, in order; searched: fields of several values."""
     on_front = {row["digest"] for row in rows}
     points = []
     for point in measured:
@@ -102,7 +102,7 @@ def report_of(
 
 
 def write(folder: Path, report: dict[str, Any], points: Sequence[Point]) -> None:
-    """Put the front in the place of one that was there. OutputError."""
+    """Write the front, in place of an earlier one. OutputError."""
     for row, point in zip(report["front"], points, strict=True):
         write_text(folder / row["file"], f"# {told_of(row, report)}\n{point.cfg.to_toml()}")
     files = {row["file"] for row in report["front"]}
@@ -115,7 +115,7 @@ def write(folder: Path, report: dict[str, Any], points: Sequence[Point]) -> None
 
 
 def told_of(row: dict[str, Any], report: dict[str, Any]) -> str:
-    """A point in a line."""
+    """Describe a point in a line."""
     figures = ", ".join(FIGURES[name].format(row["objectives"][name]) for name in report["objectives"])
     models = [f"{name} as {model['file']}" if model["file"] else name for name, model in row["models"].items()]
     return f"{figures}; {', '.join(models)} on {report['board']}"

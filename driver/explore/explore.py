@@ -42,7 +42,7 @@ BATCH = 4
 
 
 class Interrupted(KeyboardInterrupt):
-    """An exploration that Ctrl-C has ended. found: what it had found by then, written where it had a folder."""
+    """An exploration that Ctrl-C has ended. found: its result so far, written where it had a folder."""
 
     def __init__(self, exploration: Exploration) -> None:
         super().__init__()
@@ -71,7 +71,7 @@ def explore(
     optimise: float = 0.0, fleet: Fleet | None = None, progress: Callable[[str], None] = lambda stage: None,
     told: Callable[[ExploreState | SearchState], None] = lambda state: None,
 ) -> Exploration:  # fmt: skip
-    """Search for the Configs that no other is better than, for these models on `board`.
+    """Search for the Pareto-optimal Configs for these models on `board`.
 
     >>> import celosia
     >>> small = {"block_in": [8, 16], "block_out": 8, "bus_bytes": 8, "taps": 0, "forward": False, "batch": 1}
@@ -141,7 +141,7 @@ def _known_as(board: Board) -> str:
 
 
 def _clock(before: float) -> Callable[[], float]:
-    """Tells seconds from now on, those of earlier runs among them."""
+    """Return a function that returns seconds of exploration, earlier runs included."""
     started = time.perf_counter()
     return lambda: before + time.perf_counter() - started
 
@@ -150,7 +150,7 @@ def _explorer(
     ladder: Ladder, space: ConfigSpace, search: str, objective: Sequence[str], budget: float | None, seed: int,
     told: Callable[[ExploreState], None],
 ) -> Explorer:  # fmt: skip
-    """With the board's preset measured, and what earlier runs know."""
+    """Set up the search, with the board's preset measured, and the points of earlier runs."""
     known = ladder.points
     spent, known_before = known.seconds, len(known.known)
     preset = _preset(ladder, ladder.board.config)
@@ -168,7 +168,8 @@ def _explored(
     explorer: Explorer, budget: float | None, points: int | None, rewritten: Callable[[], None],
     confirmed: Sequence[str], progress: Callable[[str], None],
 ) -> BaseException | None:  # fmt: skip
-    """Runs it to its end, the front rewritten and confirmed. Returns what has interrupted it."""
+    """Run the search to its end, with the front rewritten and confirmed. Return the interrupt that ended it, or
+    None."""
     clock, fleet = explorer.ladder.clock, explorer.ladder.fleet
     try:
         explorer.run(lambda state: _room(state, clock(), budget, points), BATCH * max(1, len(fleet.devices)))
@@ -210,7 +211,7 @@ def _checked(objectives: Sequence[str], confirmed: Sequence[str], search: str, b
 
 
 def subjects_of(models: str | Path | Sequence[str | Path]) -> list[ExploredModel]:
-    """ExploreError where there are none, or two of one name; ModelError."""
+    """Return the models to explore. ExploreError where there are none, or two of one name; ModelError."""
     subjects = [ExploredModel.of(model) for model in ([models] if isinstance(models, (str, Path)) else models)]
     if not subjects:
         raise ExploreError("give at least one model")
@@ -248,7 +249,7 @@ def _room(state: ExploreState, now: float, budget: float | None, points: int | N
 
 
 def _preset(ladder: Ladder, cfg: Config) -> Point | None:
-    """The board's own Config, measured whether it fits or not; None where a model does not run on it."""
+    """Measure the board's own Config, whether it fits or not; None where a model does not run on it."""
     cfg = replace(cfg, name="custom")
     point_known = ladder.points.get(cfg)
     if point_known is None or not point_known.costs:
@@ -272,7 +273,7 @@ def _found(
     explorer: Explorer, points: Points, names: Sequence[str], context: dict[str, Any], folder: str | Path | None,
     spent: float, patient: bool,
 ) -> Exploration:  # fmt: skip
-    """patient: there is time for what the preset takes with the records that come with Celosia."""
+    """Build the Exploration. patient: there is time to measure the preset with the records that come with Celosia."""
     front, ladder = explorer.front, explorer.ladder
     preset = None if explorer.preset is None else points.get(explorer.preset.cfg)
     rows = [result.row_of(result.name_of(number, point), point, ladder) for number, point in enumerate(front, 1)]

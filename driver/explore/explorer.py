@@ -1,4 +1,4 @@
-"""The search itself: Configs are proposed, looked at rung by rung, and the best of them measured."""
+"""The search: propose Configs, judge them rung by rung, and measure the best."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class ExploreState:
 
 
 class Explorer:
-    """Looks for the front of `names` of OBJECTIVES with one search over one space."""
+    """Search for the front of `names` of OBJECTIVES with one search over one space."""
 
     def __init__(
         self, ladder: Ladder, space: ConfigSpace, search: ConfigSearch, names: Sequence[str],
@@ -76,7 +76,7 @@ class Explorer:
         """Objectives in closed form."""
 
     def resume(self, points: Iterable[Point]) -> None:
-        """Go on with what is known."""
+        """Continue with the points of earlier runs."""
         in_space = [point for point in points if point.cfg in self.space]
         for point in in_space:
             if point.measured and self.ladder.fits(point):
@@ -86,7 +86,7 @@ class Explorer:
         self._count()
 
     def gather(self) -> None:
-        """Take what was measured in a round that did not come to its end."""
+        """Take points that were measured in a round that did not end."""
         for digest, point in self.ladder.points.known.items():
             if point.measured and digest not in self.measured and point.cfg in self.space and self.ladder.fits(point):
                 self.measured[digest] = point
@@ -94,7 +94,7 @@ class Explorer:
         self._count()
 
     def reconsider(self) -> None:
-        """Take what is known of the measured Configs as it is now; those that no longer fit are gone."""
+        """Update the measured Configs; drop those that no longer fit."""
         now = [self.ladder.points.known[digest] for digest in self.measured]
         self.measured = {point.cfg.digest: point for point in now if point.measured and self.ladder.fits(point)}
         self._count()
@@ -126,7 +126,7 @@ class Explorer:
         return [cfg.digest for cfg, _ in proposals]
 
     def _note(self, looked: Sequence[Point]) -> None:
-        """Failures are told to the search, others wait."""
+        """Tell failures to the search; other points wait."""
         for point in looked:
             if point.failure is not None:
                 self._fail(point)
@@ -199,7 +199,7 @@ class Explorer:
         self.told(self.state)
 
     def _volume(self, values: Floats) -> float:
-        """The share of the box around the preset that `values` dominate; 0 without a preset."""
+        """Share of the box around the preset that `values` dominate; 0 without a preset."""
         if self.preset is None or not len(values):
             return 0.0
         (middle,) = self.values([self.preset])
@@ -209,12 +209,12 @@ class Explorer:
     # Results --------------------------------------------------------------------------------------------------------
 
     def values(self, points: Iterable[Point]) -> Floats:
-        """[points, objectives]"""
+        """Objectives of points, [points, objectives]."""
         rows = [[self.ladder.figures(point)[name] for name in self.names] for point in points]
         return np.array(rows, np.float64).reshape(len(rows), len(self.names))
 
     def path(self, points: Sequence[Point]) -> list[tuple[int, float]]:
-        """The hypervolume after each of `points`, where it changes."""
+        """Hypervolume after each of `points`, where it changes."""
         values, steps = self.values(points), [(0, 0.0)]
         best = values[:0]
         for number in range(len(values)):
@@ -226,7 +226,7 @@ class Explorer:
 
     @property
     def front(self) -> list[Point]:
-        """The measured Configs that no other is better than, by the first objective."""
+        """Measured Configs that no other dominates, by the first objective."""
         points = list(self.measured.values())
         values = self.values(points)
         chosen = [(tuple(values[n]), n) for n in np.flatnonzero(on_front(values))]
@@ -234,7 +234,8 @@ class Explorer:
 
 
 def dominated(front: Floats, least: Sequence[float]) -> bool:
-    """Whether something on `front` is no worse in anything than what a point can be at best, and better in one."""
+    """Whether something on `front` is no worse in any objective than the best possible values of a point, and better in
+    one."""
     if not len(front):
         return False
     at_best = np.asarray(least)

@@ -1,4 +1,4 @@
-"""Ways to judge a Config, the cheapest first; a Config goes up only as long as it can still be on the front.
+"""Ladder of ways to judge a Config, the cheapest first; a Config climbs only as long as it can still be on the front.
 
 area      the resource model: whether it fits the device               milliseconds
 closed    the compiler's estimate of each layer, and a lower bound     tens of milliseconds
@@ -35,7 +35,7 @@ AFTER_ALL = (Status.CRASHED, Status.HUNG, Status.LOST)
 
 @dataclass
 class Ladder:
-    """Judges Configs for models on a board; what it finds out goes to `points`.
+    """Judge of Configs for models on a board; results go to `points`.
 
     left: share of every resource that must be free. memory: the name of the model behind the ports. clock: seconds of
     exploring until now. on_cpu: operators of each model, by name, that may stay on the CPU.
@@ -81,7 +81,7 @@ class Ladder:
         return measured + self._measured([replace(p, rung="timed") for p in points if not p.measured], "timed", over)
 
     def _measured(self, points: Sequence[Point], rung: str, over: Callable[[], bool]) -> list[Point]:
-        """Each with the Cost of every model."""
+        """Points with the Cost of every model."""
         jobs = [(number, subject) for number in range(len(points)) for subject in self.subjects]
         asks = [Ask(subject, asked_of(points[n].cfg), rung, self.memory) for n, subject in jobs]
         results: dict[int, dict[str, TrialResult]] = {number: {} for number in range(len(points))}
@@ -122,7 +122,7 @@ class Ladder:
         return asdict(Resources.of(cfg, self.board.device, self.model))
 
     def refit(self) -> None:
-        """The resource model with what Yosys has counted of these points, and what it says of all others."""
+        """Fit the resource model to Yosys' counts of these points, and update its estimates of all others."""
         known_points, shipped = self.points.known, area.model().rows
         if not self.board.device.name.startswith(area.FAMILY):
             return
@@ -133,7 +133,7 @@ class Ladder:
                 known_points[digest] = replace(point, area=self._area(point.cfg))
 
     def _of_device(self, point: Point) -> Point:
-        """The point, failed where it does not fit as much of the device as there is to be had now."""
+        """Return the point, failed where it takes more of the device than is available."""
         device = self.board.device
         resources = Resources(**point.area)
         if point.failure is not None and point.failure.kind != "device":
@@ -142,11 +142,11 @@ class Ladder:
         return replace(point, failure=None if reason is None else Failure("device", reason))
 
     def holds(self, cfg: Config) -> bool:
-        """Whether the device has room for it, as far as it is known."""
+        """Whether the device has room for a point, as far as its area is known."""
         return self._of_device(Point(cfg, "closed", {}, self._area(cfg))).failure is None
 
     def fits(self, point: Point) -> bool:
-        """Whether the board's device holds it with enough to spare."""
+        """Whether the board's device holds a point with enough to spare."""
         return self._of_device(point).failure is None
 
     # Objectives -----------------------------------------------------------------------------------------------------
@@ -158,7 +158,7 @@ class Ladder:
         return costs | {name: rewriting.cost for name, rewriting in rewritten.items() if rewriting.cost is not None}
 
     def model_on(self, point: Point, subject: ExploredModel) -> ExploredModel:
-        """The model whose cost counts on a point. ModelError where its file is gone."""
+        """Model file whose cost counts on a point. ModelError where its file is gone."""
         file = self.file_on(point, subject.name)
         return ExploredModel.of(self.points.path.parent / file) if file and self.points.path else subject
 
@@ -168,16 +168,16 @@ class Ladder:
         return "" if rewriting is None or rewriting.cost is None else rewriting.file
 
     def figures(self, point: Point, costs: Sequence[Cost] | None = None) -> dict[str, float]:
-        """All objectives of a point with costs, or with those given."""
+        """All objectives of a point with its own costs, or with `costs`."""
         all_costs = list(self.costs(point).values()) if costs is None else costs
         return objectives(point.cfg, all_costs, Resources(**point.area), self.board, self.clock_of(point))
 
     def clock_of(self, point: Point) -> float:
-        """MHz: what Yosys estimates where somebody asked, else the board's."""
+        """Clock in MHz: Yosys' estimate where it was asked for, else the board's."""
         return point.clock_mhz or self.board.clock_mhz
 
     def power(self, point: Point) -> dict[str, float]:
-        """Watts while it runs the models, on the average: dynamic ones, and those of the device at rest."""
+        """Average watts while it runs the models: dynamic ones, and those of the device at rest."""
         powers = [
             drawn(point.cfg, cost, Resources(**point.area), self.board, self.clock_of(point))
             for cost in self.costs(point).values()
@@ -192,7 +192,7 @@ class Ladder:
         return Resources(**point.area).shares(self.board.device)
 
     def least(self, point: Point) -> dict[str, float]:
-        """Objectives that the point is not below, whatever a higher rung says."""
+        """Lower bounds of a point's objectives, whatever a higher rung measures."""
         idle = {name: 0 for name in ("load", "gemm", "vector", "store")}
         costs = [replace(point.costs[subject.name], busy=idle, moved=0) for subject in self.subjects]
         return self.figures(point, [replace(cost, cycles=max(1, cost.bound)) for cost in costs])
@@ -223,7 +223,7 @@ class Correction:
         self.targets.append([float(np.log(measured[name] / expected[name])) for name in self.names])
 
     def corrected(self, requests: Sequence[tuple[Config, dict[str, float]]]) -> Floats:
-        """[Configs, objectives]"""
+        """Corrected objectives, [Configs, objectives]."""
         plain = np.array([[figures[name] for name in self.names] for _, figures in requests])
         if len(self.rows) < 8:
             return plain

@@ -21,8 +21,8 @@ def drawn(cfg: Config, cost: Cost, resources: Resources, board: Board, clock_mhz
 
 
 def energy_mj(cfg: Config, cost: Cost, resources: Resources, board: Board, clock_mhz: float) -> float:
-    """Millijoules for an image: what the programmable logic draws, and the device at rest, for the time that it takes.
-    Neither processors nor DRAM, which a Config does not choose."""
+    """Energy of an image in millijoules: of the programmable logic, and of the device at rest, for the time that it
+    takes. Processors and DRAM, which a Config does not choose, are not included."""
     milliseconds = cost.cycles / cost.images / clock_mhz / 1000
     return drawn(cfg, cost, resources, board, clock_mhz).fabric * milliseconds
 
@@ -30,7 +30,7 @@ def energy_mj(cfg: Config, cost: Cost, resources: Resources, board: Board, clock
 def objectives(
     cfg: Config, costs: Sequence[Cost], resources: Resources, board: Board, clock_mhz: float
 ) -> dict[str, float]:  # fmt: skip
-    """All of OBJECTIVES for a Config on which the models cost so much, and which takes so much of a board's device."""
+    """All of OBJECTIVES for a Config with these costs of models and this use of a board's device."""
     cycles = _mean([cost.cycles / cost.images for cost in costs])
     run = _mean([cost.cycles for cost in costs])
     shares = resources.shares(board.device)

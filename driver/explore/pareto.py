@@ -31,12 +31,12 @@ def on_front(points: Floats) -> NDArray[np.bool_]:
 
 
 def ranks(points: Floats) -> NDArray[np.int64]:
-    """0 for those on the front, 1 for those on the front of the others, and so on."""
+    """Rank of each point: 0 for those on the front, 1 for those on the front of the others, and so on."""
     return np.asarray(_moocore().pareto_rank(points), np.int64)
 
 
 def reference(points: Floats) -> Floats:
-    """A point that is worse than all, in logarithms."""
+    """Reference point that is worse than all, in logarithms."""
     return np.asarray(np.log(points).max(axis=0) + ROOM, np.float64)
 
 
@@ -75,7 +75,7 @@ def _behind(front: Floats, point: Floats) -> float:
 
 
 def knee(points: Sequence[Sequence[float]]) -> int:
-    """The point with the least product of its objectives' ranges: nearest to the best of all, in proportion."""
+    """Point with the least product of its objectives' ranges: nearest to the best of all, in proportion."""
     logs = np.log(np.asarray(points, np.float64))
     span = np.maximum(np.ptp(logs, axis=0), 1e-12)
     return int(np.argmin(np.linalg.norm((logs - logs.min(axis=0)) / span, axis=1)))

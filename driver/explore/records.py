@@ -1,4 +1,4 @@
-"""Points that were looked at, as a file of JSON lines in the folder of an exploration: one look a line.
+"""Points of an exploration as a file of JSON lines in its folder, one evaluation a line.
 
     {"digest": "9a31...", "set": {"block_in": 16, ...}, "rung": "timed", "costs": {"resnet18": {"cycles": 72061, ...}},
      "area": {"lut": 40449, ...}, "failure": null, "how": "wider bus_bytes", "at": 12.3, "crc": 305419896}
@@ -43,12 +43,12 @@ FAILURES = {
 
 
 class ExploreError(Sentence, ValueError):
-    """An exploration that cannot be as asked; one sentence that says what to do."""
+    """An impossible exploration; one sentence that says what to do."""
 
 
 @dataclass(frozen=True)
 class Failure:
-    """kind: one of FAILURES. why: in a sentence."""
+    """Failure of a Config. kind: one of FAILURES. why: in a sentence."""
 
     kind: str
     why: str
@@ -83,7 +83,7 @@ class Point:
 
     @property
     def measured(self) -> bool:
-        """Whether its cycles are those of the timing model, at least."""
+        """Whether its cycles are those of the timing model or better."""
         return self.failure is None and RUNGS.index(self.rung) >= RUNGS.index("timed")
 
     def to_json(self) -> dict[str, Any]:
@@ -99,7 +99,7 @@ class Point:
 
     @staticmethod
     def from_json(row: dict[str, Any]) -> Point:
-        """ValueError, KeyError, TypeError for what is no point."""
+        """Parse a line of the file. ValueError, KeyError, TypeError for anything else."""
         cfg = Config.from_dict(row["set"])
         if cfg.digest != row["digest"] or row["rung"] not in RUNGS:
             raise ValueError("it is of another version")
@@ -125,7 +125,7 @@ class Point:
 
 
 def _leaves(file: str) -> bool:
-    """Whether it is outside of the folder."""
+    """Whether a path leaves the folder."""
     return Path(file).is_absolute() or ".." in Path(file).parts
 
 
@@ -158,7 +158,7 @@ class Points:
                     self.damaged += 1
 
     def add(self, point: Point) -> None:
-        """Keep it, and write it. OutputError."""
+        """Keep a point, and write it. OutputError."""
         self._keep(point)
         if self.path is not None:
             append(self.path, sealed(point.to_json()))
@@ -185,7 +185,7 @@ def context_of(subjects: list[ExploredModel], board: str, memory: str) -> dict[s
 
 
 def _prepare(folder: Path, context: dict[str, Any]) -> None:
-    """Make the folder, or see that it is of the same exploration."""
+    """Make the folder, or check that it is of the same exploration."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:

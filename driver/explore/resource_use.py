@@ -13,7 +13,8 @@ from celosia.hw.spec.config import Config
 
 @dataclass(frozen=True)
 class Resources:
-    """ram: blocks of 36 kbit. counted: by Yosys. extrapolated: the model was measured on nothing like it."""
+    """Resources of a Config. ram: blocks of 36 kbit. counted: by Yosys. extrapolated: the model was fitted to no Config
+    like it."""
 
     lut: int
     ff: int
@@ -24,7 +25,7 @@ class Resources:
 
     @staticmethod
     def of(cfg: Config, device: Device, model: area.Model | None = None) -> Resources:
-        """model: by default that of the Configs which are shipped."""
+        """Estimate the resources of a Config. model: by default the one fitted to the shipped counts."""
         if (usage := synthesis.known_usage(cfg, device)) is not None:
             return Resources(usage.lut, usage.ff, usage.dsp, usage.ram, True, False)
         used = (model or area.model()).estimate(cfg)
@@ -35,7 +36,8 @@ class Resources:
         return {name: getattr(self, name) / getattr(device, name) for name in RESOURCES}
 
     def why_not(self, device: Device, left: float) -> str | None:
-        """Why it is not on `device` with the share `left` of everything to spare, or None."""
+        """Explain why a Config does not fit on `device` with the share `left` of everything to spare; None where it
+        fits."""
         shares = self.shares(device)
         name = max(shares, key=shares.__getitem__)
         if shares[name] > 1 - left:

@@ -1,4 +1,4 @@
-"""Models rewritten for the Configs of a front, as `celosia optimise` does, at the end of an exploration.
+"""Rewrite models for the Configs of a front, as `celosia optimise` does, at the end of an exploration.
 
 A search for each Config would take hours. What a rewriting saves hangs on the array more than on anything else, so one
 is made for each shape of array on the front, and every point is measured with that of its shape, and with the original.
@@ -32,7 +32,8 @@ STEPS = "steps.jsonl"
 
 
 def require_rewritable(subjects: Iterable[ExploredModel], seconds: float, folder: str | Path | None) -> None:
-    """Says at once what would be wrong in the end. ExploreError, ModelError, OracleError, MissingLibrary."""
+    """Raise at the start the errors that rewriting would meet in the end. ExploreError, ModelError, OracleError,
+    MissingLibrary."""
     if not seconds:
         return
     if seconds < 0:
@@ -52,7 +53,8 @@ def rewrite_front(
 ) -> None:  # fmt: skip
     """Search for rewritten models of the front's Configs and of the preset's, in so many seconds of searching.
 
-    devices: who weighs steps. What was searched for in as many seconds before is known. KeyboardInterrupt."""
+    devices: who weighs steps. What was searched for in as many seconds before is known. KeyboardInterrupt.
+    """
     ladder = explorer.ladder
     if not seconds:
         return
@@ -103,7 +105,7 @@ def _is_known(point: Point, name: str, seconds: float) -> bool:
 
 
 def _written(model: onnx.ModelProto, folder: Path, name: str) -> str:
-    """The file of a rewritten model, relative to the folder of points."""
+    """Write a rewritten model to the folder of points; return its relative path."""
     data = model.SerializeToString(deterministic=True)
     file = f"{PLACE}/{hashlib.sha256(data).hexdigest()[:12]}/{name}.onnx"
     (folder / file).parent.mkdir(exist_ok=True)

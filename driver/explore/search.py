@@ -1,4 +1,4 @@
-"""Ways to look for a front: they are asked for Configs, and told what came of them.
+"""Search strategies: `ask` proposes Configs, `tell` records their outcomes.
 
     search = SEARCHES["bottleneck"](space, np.random.default_rng(0))
     while found := search.ask(8):
@@ -73,7 +73,7 @@ class ConfigSearch:
             self.known[outcome.cfg.digest] = outcome
 
     def proposals(self, count: int) -> Iterator[Proposal]:
-        """Configs worth a look, the best first, known ones among them."""
+        """Yield Configs worth a look, the best first, known ones among them."""
         return iter(())
 
     @property
@@ -82,19 +82,19 @@ class ConfigSearch:
         return [outcome for outcome in self.known.values() if outcome.objectives is not None]
 
     def _any(self) -> Iterator[Proposal]:
-        """Random ones, until most are known."""
+        """Yield random Configs, until most are known."""
         for _ in range(200):
             if (cfg := self.space.sample(self.rng)) is not None:
                 yield cfg, "at random"
 
     def _rest(self) -> Iterator[Proposal]:
-        """All of a space that is small enough to be walked through."""
+        """Yield all Configs of a space that is small enough to enumerate."""
         if len(self.space) <= 100_000:
             yield from ((cfg, "the rest") for cfg in self.space)
 
 
 class RandomConfigs(ConfigSearch):
-    """Any Config."""
+    """Random search."""
 
 
 class Bottleneck(ConfigSearch):
@@ -174,7 +174,7 @@ class Nsga2(ConfigSearch):
                 yield child, "crossed"
 
     def _child(self, one: Config, other: Config) -> Config | None:
-        """Each field of either parent, and now and then a value beside it."""
+        """Cross two Configs: each field of either parent, and now and then a value beside it."""
         fields: dict[str, int | bool] = {}
         for name, values in self.space.values.items():
             value = getattr((one, other)[self.rng.integers(2)], name)
@@ -214,7 +214,7 @@ SEARCHES: dict[str, type[ConfigSearch]] = dict(zip(SEARCH_NAMES, (Bottleneck, Ns
 def spread(
     space: ConfigSpace, rng: np.random.Generator, count: int, fits: Callable[[Config], bool] = lambda cfg: True
 ) -> list[Config]:  # fmt: skip
-    """`count` Configs at random that fit, each far from those before it."""
+    """Draw `count` random Configs that fit, each far from those before it."""
     drawn = (cfg for _ in range(TRIES) if (cfg := space.sample(rng)) is not None and fits(cfg))
     rest = list(dict.fromkeys(islice(drawn, 8 * count)))
     chosen, rest = rest[:1], rest[1:]

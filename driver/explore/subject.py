@@ -1,4 +1,4 @@
-"""A model on a Config without a Program: in closed form, or with its instructions on the timing model.
+"""Cost of a model on a Config without a Program: in closed form, or with its instructions on the timing model.
 
 What every Config shares, the graph after its passes, is made once in a process. Neither kernels of the CPU nor the
 verifier run, for only cycles and bytes are asked for.
@@ -61,7 +61,7 @@ class ExploredModel:
 
 @dataclass(frozen=True)
 class Cost:
-    """A model on a Config, for `images` at once.
+    """Cost of a model on a Config, for `images` at once.
 
     cycles: of all launches; in closed form an estimate. bound: cycles that it is not below, 0 where nobody looked.
     busy: cycles of work of each of UNITS. moved: bytes from and to DRAM. macs: multiplications of the model. on_cpu:
@@ -78,21 +78,22 @@ class Cost:
 
     @property
     def limit(self) -> str:
-        """The unit that works for most of the cycles, at least three quarters of them; else latency."""
+        """Unit that works for most of the cycles, at least three quarters of them; else latency."""
         unit = max(self.busy, key=self.busy.__getitem__)
         return unit if self.busy[unit] >= 0.75 * self.cycles else "latency"
 
 
 @lru_cache(maxsize=8)
 def _graph(subject: ExploredModel, batch: int) -> tuple[ir.Model, int]:
-    """The graph after its passes, and images in a run. ModelError."""
+    """Return the graph after its passes, and images in a run. ModelError."""
     program = specialise(subject.path, None, batch)
     PASSES.run(program.graph)
     return program.graph, batch if program.batched else 1
 
 
 def placed(subject: ExploredModel, cfg: Config, products: bool = False) -> int:
-    """Operators that stay on the CPU, tiles not looked at; or the products of those that do not. ModelError."""
+    """List the operators that stay on the CPU, without looking at tiles; or sum the products of those that do not.
+    ModelError."""
     selection = select(_graph(subject, cfg.batch)[0], cfg)
     return sum(choice.layer.macs for choice in selection.choices) if products else len(selection.cpu)
 
@@ -130,7 +131,7 @@ def closed(subject: ExploredModel, cfg: Config, memory: MemoryModel | str) -> Co
 
 
 def timed(subject: ExploredModel, cfg: Config, memory: MemoryModel | str) -> Cost:
-    """Compiled, and its instructions on the timing model. ModelError."""
+    """Compile the model, and run its instructions on the timing model. ModelError."""
     graph, images = _graph(subject, cfg.batch)
     lowered = lower(cfg, graph, Planner(cfg))
     image, values, moved = lowered.image, Counter[str](), 0
@@ -146,7 +147,7 @@ def timed(subject: ExploredModel, cfg: Config, memory: MemoryModel | str) -> Cos
 
 
 def with_records(subject: ExploredModel, cfg: Config, memory: str) -> int | None:
-    """Cycles under the schedules that come with Celosia for this Config, as `compile` takes them; None without any."""
+    """Cycles with the schedules that come with Celosia for this Config, as `compile` uses them; None without any."""
     if not (presets := shipped(cfg)).trials:
         return None
     graph, _ = _graph(subject, cfg.batch)
@@ -166,7 +167,7 @@ RUNGS = {"closed": closed, "timed": timed}
 
 @dataclass(frozen=True)
 class Ask:
-    """A Job of a Fleet: a model on a Config at a rung of RUNGS. Its TrialResult says the Cost as JSON."""
+    """Job of a Fleet: cost of a model on a Config at a rung of RUNGS. Its TrialResult holds the Cost as JSON."""
 
     subject: ExploredModel
     cfg: Config
@@ -175,7 +176,7 @@ class Ask:
 
     @property
     def alike(self) -> str:
-        """The model, whose graph is loaded."""
+        """Key of jobs that share the loaded graph: the model."""
         return self.subject.digest
 
     def run(self) -> TrialResult:
@@ -192,7 +193,7 @@ class Ask:
 
 
 def asked_of(cfg: Config) -> Config:
-    """`cfg` as it is asked about: nothing takes fewer cycles for `packed` or `pump`, which are no question here."""
+    """Return `cfg` without what cycles do not depend on: `packed` and `pump`."""
     return replace(cfg, packed=True, pump=1)
 
 

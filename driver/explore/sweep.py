@@ -30,7 +30,7 @@ Values = Mapping[str, Sequence[int | bool]]
 
 
 def settings(texts: Sequence[str]) -> dict[str, list[int | bool]]:
-    """The values of fields in texts such as `inp_depth=1024,4096`. ConfigError.
+    """Parse the values of fields in texts such as `inp_depth=1024,4096`. ConfigError.
 
     >>> settings(["bus_bytes=8,16", "forward=true"])
     {'bus_bytes': [8, 16], 'forward': [True]}
@@ -63,7 +63,7 @@ def sweep(
     model: str | Path, values: Values, base: str | Path | Config = "pynq", memory: MemoryModel | str = ZYNQ_HP,
     progress: Callable[[str], None] = lambda stage: None,
 ) -> list[dict[str, Any]]:  # fmt: skip
-    """A row for each combination of `values` of Config fields, in order, on top of `base`.
+    """Return a row for each combination of `values` of Config fields, in order, on top of `base`.
 
     cycles and utilization come from the timing model on that memory, under the compiler's own decisions, whatever
     records there are; bytes are those of scratchpads. dsp, ram (of 36 kbit), lut and ff are of `device`, that of the
@@ -91,12 +91,12 @@ def sweep(
 
 
 def board_for(base: Config) -> Board:
-    """The board whose accelerator `base` is; a PYNQ-Z2 where it is none's."""
+    """Return the board whose accelerator `base` is; a PYNQ-Z2 where it is none's."""
     return next((board for board in BOARDS.values() if board.config == base), BOARDS["pynq-z2"])
 
 
 def fewest(rows: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
-    """The row of fewest cycles among those that fit their device; None where none does."""
+    """Row of fewest cycles among those that fit their device; None where none does."""
     fitting = [row for row in rows if row["cycles"] and not row.get("misfit")]
     return min(fitting, key=lambda row: row["cycles"]) if fitting else None
 
@@ -165,7 +165,7 @@ COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8
 
 
 def page(title: str, rows: Sequence[dict[str, Any]], note: str = "") -> Page:
-    """The rows as a page: cycles over the first field, a line for each choice of the others, and all as a table."""
+    """Page of the rows: cycles over the first field, a line for each choice of the others, and all as a table."""
     sections = [Section("Configs", html=_table(rows), after=f"<p>{escape(note)}</p>")]
     if there := [row for row in rows if row["cycles"]]:
         facts = [(f"{len(there)} of {len(rows)}", "Configs run the model")]
@@ -208,7 +208,7 @@ def _table(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def _tick(value: float) -> int:
-    """1, 2 or 5 times a power of ten, the least that is no less than `value`.
+    """Smallest of 1, 2 or 5 times a power of ten that is at least `value`.
 
     >>> _tick(0.3), _tick(16_076), _tick(5000)
     (1, 20000, 5000)
@@ -218,7 +218,7 @@ def _tick(value: float) -> int:
 
 
 def _plot(rows: Sequence[dict[str, Any]]) -> str:
-    """Inline SVG of the rows that have cycles."""
+    """Draw the rows that have cycles, as inline SVG."""
     there = [row for row in rows if row["cycles"]]
     field, *other_fields = there[0]["set"]
     places = list(dict.fromkeys(row["set"][field] for row in rows))

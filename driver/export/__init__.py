@@ -1,4 +1,4 @@
-"""Programs as C: what needs no Python where it runs."""
+"""Export of Programs as C, which needs no Python where it runs."""
 
 from __future__ import annotations
 

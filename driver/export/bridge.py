@@ -1,4 +1,4 @@
-"""The other side of emulated/device_bridge.c: a simulator whose registers and memory an exported program reaches."""
+"""Host side of emulated/device_bridge.c: a simulator whose registers and memory an exported program reaches."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ NAMES = {register.offset: name for name, register in REGISTERS.items()}
 
 
 class Behind(Protocol):
-    """Registers, and the device whose memory they lead to."""
+    """Registers, and the device with their memory."""
 
     @property
     def device(self) -> FunctionalDevice | RtlDevice:
         """Open the device whose memory becomes the program's memory."""
 
     def read(self, name: str) -> int:
-        """The register of that name."""
+        """Read the register of that name."""
 
     def write(self, name: str, value: int) -> None:
         """Set the register."""
@@ -47,7 +47,7 @@ class Behind(Protocol):
 
 
 class FunctionalRegisters:
-    """Registers in front of the functional simulator: a run has ended when `control` is written."""
+    """Registers in front of the functional simulator: a run ends when `control` is written."""
 
     def __init__(self, config: Config) -> None:
         self.device = FunctionalDevice(config)
@@ -78,11 +78,11 @@ class FunctionalRegisters:
         self._values["status"] = STATUS_DONE | error << STATUS_ERROR_SHIFT
 
     def wait(self) -> None:
-        """Nothing is under way."""
+        """Do nothing: no run is under way."""
 
 
 class RtlRegisters:
-    """The registers of the Verilated accelerator."""
+    """Registers of the Verilated accelerator."""
 
     WAIT_CYCLES = 20_000
 
@@ -97,16 +97,17 @@ class RtlRegisters:
             self.device.control.write(name, value)
 
     def wait(self) -> None:
-        """`WAIT_CYCLES` pass, or fewer: until the interrupt."""
+        """Simulate `WAIT_CYCLES`, or fewer: until the interrupt."""
         self.device.advance(self.WAIT_CYCLES)
 
 
 class BridgeError(RuntimeError):
-    """A program that does not speak as emulated/device_bridge.c does, or has ended."""
+    """A program that breaks the protocol of emulated/device_bridge.c, or has ended."""
 
 
 class Bridge:
-    """An exported program at work on `behind`. Its code is what its calls return; see celosia.h.
+    """An exported program that runs with `behind` as its hardware. Its code is the return value of its calls; see
+    celosia.h.
 
     command: starts it. It has opened the model when this returns. `accesses` counts its reads and writes of registers.
     """
@@ -121,13 +122,13 @@ class Bridge:
         self.code = self._until_told([], [])
 
     def run(self, inputs: Sequence[Array], outputs: Sequence[Array], model: int = 1) -> int:
-        """A model, once; writes to `outputs` where the code that it returns is 0. model: its number, from 1 on."""
+        """Run a model once; write to `outputs` where the code that it returns is 0. model: its number, from 1 on."""
         self._give(struct.pack("<I", model))
         self.code = self._until_told([*inputs], [*outputs])
         return self.code
 
     def close(self) -> int:
-        """Ends the program; its exit code."""
+        """End the program; return its exit code."""
         self._give(struct.pack("<I", 0))
         while letter := self._out.read(1):
             self._message(letter, [], [])
@@ -136,7 +137,7 @@ class Bridge:
         return self.process.wait()
 
     def kill(self) -> None:
-        """Ends the program whatever it does."""
+        """Kill the program."""
         self.process.kill()
         self.process.wait()
 
@@ -184,5 +185,5 @@ class Bridge:
 
 
 def outputs_like(expected: Mapping[str, Array]) -> list[Array]:
-    """Arrays for the outputs of a run."""
+    """Return empty arrays for the outputs of a run."""
     return [np.empty_like(array) for array in expected.values()]

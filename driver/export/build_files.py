@@ -19,7 +19,7 @@ MARK = "TARGET = "
 
 
 def makefile(target: ExportTarget) -> str:
-    """The text of a Makefile for all models in its folder."""
+    """Return the text of a Makefile for all models in its folder."""
     hosted = f"""
 $(MODELS): %: %_main.c lib{LIBRARY}.a
 	$(CC) $(FLAGS) $(CFLAGS) $< lib{LIBRARY}.a -o $@ $(LDLIBS)
@@ -60,7 +60,7 @@ def _zig_flags(target: ExportTarget) -> str:
 
 
 def cmake(target: ExportTarget) -> str:
-    """The text of a CMakeLists.txt for all models in its folder."""
+    """Return the text of a CMakeLists.txt for all models in its folder."""
     devices = " ".join(_devices(target))
     hosted = f"""
 if(CMAKE_PROJECT_NAME STREQUAL PROJECT_NAME)
@@ -99,7 +99,7 @@ target_compile_options({LIBRARY} PUBLIC ${{CELOSIA_FLAGS}})
 
 
 def toolchain(target: ExportTarget) -> str:
-    """The text of what tells CMake to build with ziglang."""
+    """Return the text of a CMake toolchain file for ziglang."""
     system = "Linux" if target.hosted else "Generic"
     return f"""# ziglang from PyPI as compiler for {target.name}. Written by `celosia export`.
 set(CMAKE_SYSTEM_NAME {system})
@@ -126,7 +126,8 @@ def _buffers(model: CModel) -> tuple[list[str], list[str], list[str]]:
 
 
 def main_program(model: CModel) -> str:
-    """The text of NAME_main.c: one inference of files to files, on a board under Linux where the model has launches."""
+    """Return the text of NAME_main.c: one inference of files to files, on a board under Linux where the model has
+    launches."""
     board = bool(model.device_bytes())
     lines, ins, outs = _buffers(model)
     first = 3 if board else 1
@@ -195,7 +196,7 @@ _NO_BOARD = """    static const celosia_device none, *device = &none; /* all of 
 
 
 def bridge_program(models: Sequence[CModel]) -> str:
-    """The text of a program that runs these models on a device behind a bridge, as often as it is told to."""
+    """Return the text of a program that runs these models on a device behind a bridge, as often as it is told to."""
     names = [model.name for model in models]
     sizes = [aligned(model.device_bytes(), PAGE) for model in models]
     includes = "\n".join(f'#include "{name}.h"' for name in names)

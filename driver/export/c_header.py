@@ -12,7 +12,7 @@ _BITS = "MAGIC", "CONTROL_START", "CONTROL_ABORT", "STATUS_BUSY", "STATUS_DONE",
 
 
 def header() -> str:
-    """The text of `HEADER`: offsets, bits, codes and times as the Python driver has them."""
+    """Return the text of `HEADER`: offsets, bits, codes and times as the Python driver has them."""
     clock = int(board.CLOCK_HZ)
     times = {
         "CLOCK_HZ": clock,

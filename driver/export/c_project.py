@@ -1,4 +1,4 @@
-"""`celosia export`: the folder of C that a Program becomes."""
+"""Write the folder of C that `celosia export` makes of a Program."""
 
 from __future__ import annotations
 
@@ -34,7 +34,8 @@ class Exported:
 
 
 def export_program(program: Program, target: ExportTarget, name: str | None = None) -> Exported:
-    """`program`, whose kernels are objects for `target`, as C. name: in C, by default the model's. NotExportable."""
+    """Export `program`, whose kernels are objects for `target`, as C. name: in C, by default the model's.
+    NotExportable."""
     if name is not None:
         require_name(name)
     places, functions = places_of(program), functions_of(program, target)
@@ -91,7 +92,8 @@ def functions_of(program: Program, target: ExportTarget) -> tuple[str, ...]:
 
 
 def require_model(source: Path, name: str | None) -> None:
-    """NotExportable where `source` is a Program, whose kernels are for another processor, or `name` is no name in C."""
+    """Raise NotExportable where `source` is a Program, whose kernels are for another processor, or `name` is no name in
+    C."""
     if source.is_file() and Program.is_program(source):
         raise NotExportable(
             f"{source} is a Program, compiled for one processor; give the ONNX model that it was made of"
@@ -101,14 +103,14 @@ def require_model(source: Path, name: str | None) -> None:
 
 
 def require_name(name: str) -> None:
-    """NotExportable where it is no name in C."""
+    """Raise NotExportable where it is no name in C."""
     if not name or identifier(name) != name:
         suggestion = identifier(name)
         raise NotExportable(f"{name!r} is no name in C, or has a meaning there; take another one, such as {suggestion}")
 
 
 def export(source: Source, target: str, options: Options, name: str | None = None) -> Exported:
-    """An ONNX model as C for `target`. TargetError, NotExportable, and what `compile` raises."""
+    """Export an ONNX model as C for `target`. TargetError, NotExportable, and the errors of `compile`."""
     wanted_target = find_export_target(target)
     options = Options(**{**vars(options), "target": wanted_target.target})
     program = compile_model(source, **vars(options))
@@ -116,7 +118,7 @@ def export(source: Source, target: str, options: Options, name: str | None = Non
 
 
 def require_target(folder: Path, target: str) -> None:
-    """OutputError where there can be no such folder, NotExportable where it holds models for another target."""
+    """Raise OutputError where there can be no such folder, NotExportable where it holds models for another target."""
     require_folder(folder)
     held = target_of(folder)
     if held not in (None, target):
@@ -133,7 +135,7 @@ def target_of(folder: Path) -> str | None:
 
 
 def require_own(exported: Exported, folder: Path) -> None:
-    """OutputError where a file that is to be written is there, and is none of an earlier export."""
+    """Raise OutputError where a file to write exists already and is not from an earlier export."""
     exported_to = target_of(folder) is not None
     is_known = exported_to and (folder / f"{exported.model.name}_celosia.c").exists()
     common = {*runtime_files(exported.target), *BUILD_FILES}
@@ -146,7 +148,7 @@ def require_own(exported: Exported, folder: Path) -> None:
 
 
 def write(exported: Exported, folder: Path) -> None:
-    """All files into `folder`, beside other models of the same target; each wholly or not at all. OutputError."""
+    """Write all files into `folder`, beside other models of the same target; each wholly or not at all. OutputError."""
     require_target(folder, exported.target.name)
     require_own(exported, folder)
     kernels = folder / f"{exported.model.name}_kernels"

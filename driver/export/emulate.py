@@ -1,4 +1,5 @@
-"""Exported models built with ziglang, and run under an emulator of their target, on a simulator of the accelerator."""
+"""Build exported models with ziglang and run them under an emulator of their target, on a simulator of the
+accelerator."""
 
 from __future__ import annotations
 
@@ -116,7 +117,7 @@ def build(exported: Sequence[Exported], folder: Path) -> list[str]:
 
 
 def compile_c(target: ExportTarget, arguments: Sequence[str], folder: Path) -> None:
-    """Runs the C compiler for `target` in `folder`. ToolMissing where it fails."""
+    """Run the C compiler for `target` in `folder`. ToolMissing where it fails."""
     completed = subprocess.run(
         [*compiler(target), *FLAGS, *arguments], cwd=folder, capture_output=True, text=True, check=False,
         env=tool_environment(),
@@ -126,7 +127,7 @@ def compile_c(target: ExportTarget, arguments: Sequence[str], folder: Path) -> N
 
 
 def runtime_objects(target: ExportTarget, folder: Path) -> list[bytes]:
-    """The runtime as objects for `target`, with the devices that it has; `folder` is to be used. ToolMissing."""
+    """Build the runtime as objects for `target`, with its devices; `folder` is scratch space. ToolMissing."""
     files = runtime_files(target)
     for file, data in files.items():
         (folder / file).write_bytes(data)
@@ -141,7 +142,7 @@ FLAGS = "-std=c11", "-O2", "-Wall", "-Wextra", "-Werror", "-I."
 
 
 def compiler(target: ExportTarget) -> list[str]:
-    """The command of a C compiler for `target`: this machine's own, or ziglang."""
+    """Command of a C compiler for `target`: this machine's own, or ziglang."""
     compiler = shutil.which(os.environ.get("CC", "cc"))
     if compiler is not None and target.name == platform.machine():
         return [compiler, *target.gcc]

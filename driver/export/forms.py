@@ -40,7 +40,7 @@ class AffineForm:
     invert: int
 
     def c(self) -> str:
-        """An initialiser."""
+        """C initialiser."""
         fields = (getattr(self, name) for name in self.__dataclass_fields__)
         return "{" + ", ".join(_c(field) for field in fields) + "}"
 
@@ -77,7 +77,7 @@ def _plain(form: FormInfo) -> _Moved:
 
 
 def _windows(form: FormInfo, shape: tuple[int, ...]) -> _Moved:
-    """Channels are taps of a window of each pixel; a sequence is an image of one row."""
+    """Form of taps: channels are taps of a window of each pixel; a sequence is an image of one row."""
     _, channels, height, width = shape if len(shape) == 4 else (*shape[:2], 1, shape[2])
     both = form.fold == "xy"
     kernel = form.kernel[0] if both else 1, form.kernel[1]

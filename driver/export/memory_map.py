@@ -82,7 +82,7 @@ def places_of(program: Program) -> Places:
 
 
 def _place_view(places: Places, step: CpuStep, outputs: set[str]) -> None:
-    """A view lies where its tensor does; one that is returned is copied there."""
+    """Place a view where its tensor lies; one that is returned is copied there."""
     if step.outputs[0] not in outputs:
         places.of[step.outputs[0]] = places[step.inputs[0]]
 
@@ -112,14 +112,14 @@ def _read(program: Program) -> Iterator[str]:
 
 
 def _made(step: object) -> tuple[str, ...]:
-    """Names of the tensors that the step writes, of views none."""
+    """Names of the tensors that the step writes; views write none."""
     if isinstance(step, LaunchStep):
         return tuple(unpack.value for unpack in step.unpack)
     return step.outputs if isinstance(step, CpuStep) and step.kernel is not None else ()
 
 
 def require_exportable(program: Program) -> None:
-    """NotExportable where a step runs in Python, or a tensor of the caller's is none of C's."""
+    """Raise NotExportable where a step runs in Python, or C has no type for an input or output."""
     for step in program.steps:
         if isinstance(step, HostStep):
             raise NotExportable(

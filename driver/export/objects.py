@@ -21,14 +21,14 @@ def undefined(code: bytes) -> set[str]:
 
 
 def code_bytes(code: bytes) -> int:
-    """Bytes of instructions in the object `code`, which is as `undefined` takes it."""
+    """Bytes of instructions in the object `code`, in a format that `undefined` reads."""
     if code[:4] == b"\0asm":
         return sum(end - start for kind, start, end in _wasm_sections(code) if kind == _CODE)
     return sum(length for _, kind, flags, _, _, length, *_ in _elf_sections(code) if kind == 1 and flags & _EXECUTABLE)
 
 
 def _elf_sections(code: bytes) -> list[tuple[int, ...]]:
-    """(name, kind, flags, address, offset, size, link, ...) of each section."""
+    """Yield (name, kind, flags, address, offset, size, link, ...) of each section."""
     wide = code[4] == 2
     table, size, count = (_at(code, *place) for place in (_WIDE if wide else _NARROW))
     section = struct.Struct("<IIQQQQIIQQ" if wide else "<IIIIIIIIII")
@@ -61,7 +61,7 @@ def _at(code: bytes, form: str, at: int) -> int:
 
 
 def _wasm_sections(code: bytes) -> Iterator[tuple[int, int, int]]:
-    """(kind, first byte, end) of each section."""
+    """Yield (kind, first byte, end) of each section."""
     reader = _Wasm(code)
     while reader.at < len(code):
         kind, length = reader.byte(), reader.number()
@@ -70,7 +70,7 @@ def _wasm_sections(code: bytes) -> Iterator[tuple[int, int, int]]:
 
 
 def _of_wasm(code: bytes) -> Iterator[str]:
-    """Functions that the module imports, in a list of (module, name, kind, and what belongs to it)."""
+    """Functions that the module imports, from its list of (module, name, kind, description)."""
     for section, start, _ in _wasm_sections(code):
         if section == _IMPORTS:
             reader = _Wasm(code, start)
@@ -85,7 +85,7 @@ def _of_wasm(code: bytes) -> Iterator[str]:
 
 
 class _Wasm:
-    """Numbers and texts of a module, one after the other."""
+    """Reader of the numbers and texts of a module."""
 
     def __init__(self, code: bytes, at: int = 8) -> None:
         self.code, self.at = code, at

@@ -1,4 +1,4 @@
-"""A Program as C: a header with the entry points, the steps as calls, constants and instructions as an array."""
+"""Write a Program as C: a header with the entry points, the steps as calls, constants and instructions as an array."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ which the files include, functions and files of runtime/, files of other models,
 
 
 def identifier(text: str) -> str:
-    """`text` as the name of a model in C: what it cannot have is `_`.
+    """Make `text` an identifier of C: other characters become `_`.
 
     >>> identifier("net:0"), identifier("3x"), identifier(""), identifier("class"), identifier("_x")
     ('net_0', 'model_3x', 'model', 'class_model', 'model__x')
@@ -83,7 +83,7 @@ class CModel:
         return ", ".join([f"{self.name} *self", *parameters, *(f"{C_TYPES[t.dtype]} *{name}" for t, name in outs)])
 
     def header(self) -> str:
-        """The text of NAME.h."""
+        """Return the text of NAME.h."""
         program, name, upper = self.program, self.name, self.upper
         tensors = [f"   {kind} {number}: {_plain(tensor.name)}, {program.shape_text(tensor)}, {nbytes(tensor)} bytes"
                    for kind, group in (("input", program.inputs), ("output", program.outputs))
@@ -143,7 +143,7 @@ int {name}_close({name} *self);
         return self.program.dram_size if self.program.launches else 0
 
     def source(self) -> str:
-        """The text of NAME.c."""
+        """Return the text of NAME.c."""
         program, name, upper = self.program, self.name, self.upper
         return f"""#include "{name}.h"
 
@@ -212,7 +212,7 @@ int {name}_close({name} *self) {{
         return len(self.program.image) if self.program.launches else 0
 
     def data(self) -> str:
-        """The text of NAME_celosia.c: what the accelerator's memory begins with, and constants of the CPU."""
+        """Return the text of NAME_celosia.c: first contents of the accelerator's memory, and constants of the CPU."""
         image = self.program.image if self.program.launches else self.program.image[:0]
         return "\n".join(
             [
@@ -275,7 +275,7 @@ int {name}_close({name} *self) {{
         yield f"    {self.name}_kernel_{number}((const void *const[]){{{', '.join(arguments)}}}, 0, 1);"
 
     def _copied(self, to: str, source: str) -> Iterator[str]:
-        """A copy of a tensor into the memory of another one, where it does not lie there."""
+        """Copy a tensor into the memory of another one, where it does not lie there."""
         if self.places[to] != self.places[source]:
             yield self._copy(self.places[to], self.places[source], self.program.tensors[to])
 
@@ -298,12 +298,12 @@ def _sizes(tensors: tuple[TensorInfo, ...]) -> str:
 
 
 def _plain(text: str) -> str:
-    """A name of the model's in a comment, which it must not end."""
+    """Return a name of the model's for a comment, which it must not end."""
     return re.sub(r"[^\w.:/\-\[\] ]|/(?=\*)|(?<=\*)/", "_", text, flags=re.ASCII)[:120]
 
 
 def _array(name: str, data: NDArray[np.uint8]) -> Iterator[str]:
-    """Bytes as words of 64 bits, which a compiler reads faster than bytes; it has one at least."""
+    """Write bytes as 64-bit words, which a compiler reads faster than bytes; at least one."""
     padded_size = max(-(-len(data) // 8) * 8, 8)
     words = np.concatenate([data, np.zeros(padded_size - len(data), np.uint8)]).view("<u8")
     yield f"extern const uint64_t {name}[];"

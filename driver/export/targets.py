@@ -60,7 +60,7 @@ _BY_NAME = {target.name: target for target in _ALL}
 
 
 def find_export_target(name: str) -> ExportTarget:
-    """TargetError where there is none of that name."""
+    """Return the target of that name. TargetError where there is none."""
     if name not in EXPORT_TARGETS:
         suggestion = did_you_mean(name, EXPORT_TARGETS)
         raise TargetError(f"there is no target {name!r}{suggestion}; take {', '.join(EXPORT_TARGETS)}")

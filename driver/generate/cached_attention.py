@@ -1,4 +1,5 @@
-"""Attention with a cache inside one operator, as onnxruntime-genai writes it, in plain operators, as optimum does.
+"""Rewrite attention operators with a cache inside, as onnxruntime-genai writes them, to plain operators, as optimum
+does.
 
     y, present_k, present_v = GroupQueryAttention(q, k, v, past_k, past_v, last, total, cos, sin)
         ->
@@ -110,11 +111,11 @@ class _Attention:
         self.dtype = np.dtype(self.cache.dtype)
 
     def real(self, value: Any) -> str:
-        """A constant of the type of queries, keys and values."""
+        """Write a constant of the type of queries, keys and values."""
         return self.writer.constant(value, self.dtype)
 
     def split(self, x: str, heads: int) -> str:
-        """[batch, heads, steps, size] of [batch, steps, heads * size]."""
+        """Write [batch, heads, steps, size] from [batch, steps, heads * size]."""
         parts = self.op("Reshape", x, self.writer.ints(0, 0, heads, self.size))
         return self.op("Transpose", parts, perm=(0, 2, 1, 3))
 
@@ -138,7 +139,7 @@ class _Attention:
         self.op("Reshape", rows, self.writer.ints(0, 0, self.heads * self.size), called=outputs[0])
 
     def repeated(self, x: str) -> str:
-        """Each head of keys or values for all its queries."""
+        """Write each head of keys or values once for each of its queries."""
         group_size = self.heads // self.cache.heads
         if group_size == 1:
             return x
@@ -151,7 +152,7 @@ class _Attention:
         return self.writer.once("Where", seen, self.real(0), self.real(value))
 
     def own(self, x: str) -> str:
-        """The last of x [batch, total]: of the tokens that are new."""
+        """Write the last entries of x [batch, total]: those of the new tokens."""
         steps = self.writer.once("Shape", self.roles.tokens)
         steps = self.writer.once("Gather", steps, self.writer.ints(1))
         begin = self.writer.once("Neg", steps)
@@ -180,7 +181,7 @@ class _Grouped(_Attention):
     of places, cosines and sines, places of new tokens, and what is added to scores."""
 
     def write(self) -> None:
-        """Write it."""
+        """Write the operator in plain operators."""
         groups = self.cache.heads
         if self.attrs.get("kv_num_heads") != groups or not self.heads or self.heads % groups:
             raise ModelError(f"{_called(self.node)} has {self.heads} heads of queries, and its cache {groups} of keys")
@@ -216,7 +217,7 @@ class _Multiple(_Attention):
     cache."""
 
     def write(self) -> None:
-        """Write it."""
+        """Write the operator in plain operators."""
         sides = list(self.node.input[:3])
         if not all(sides) or self.cache.heads != self.heads:
             raise ModelError(f"{_called(self.node)} has not {self.heads} heads of queries, keys and values each")
@@ -235,7 +236,7 @@ class _Multiple(_Attention):
         self.attend(q, k, v, added)
 
     def turned(self, x: str) -> str:
-        """Heads of x; where RotaryEmbedding turned them, plain operators do."""
+        """Write heads of x with rotary positions, where the operator rotates them."""
         node = self.writer.makers.get(x, onnx.NodeProto())
         attrs = _attributes(node)
         plain = attrs.get("scale", 1.0) == 1.0 and not attrs.get("is_packed_batching", 0)

@@ -1,4 +1,4 @@
-"""Running a decoder token by token: celosia.Decoder."""
+"""Run a decoder token by token: celosia.Decoder."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ TABLES = {"Gather": 0, "RotaryEmbedding": 2}
 
 
 class Decoder:
-    """Runs a decoder with its cache, in two Programs: one takes a token, the other `chunk` tokens of a prompt.
+    """A decoder with its cache, as two Programs: one takes a token, the other `chunk` tokens of a prompt.
 
     >>> import celosia
     >>> with celosia.Decoder(celosia.models.gpt_path(), config="tiny", length=32) as decoder:
@@ -80,11 +80,11 @@ class Decoder:
         self._latest: _Latest | None = None
 
     def session(self) -> Session:
-        """A sequence, with nothing in it; several may take turns."""
+        """Begin an empty sequence; several may take turns."""
         return Session(self)
 
     def program(self, steps: int = 1) -> Program:
-        """The Program for so many tokens at once: 1, or `chunk`."""
+        """Program for so many tokens at once: 1, or `chunk`."""
         return self._runtime(steps).program
 
     def run(self, steps: int, inputs: dict[str, Array], session: Session) -> Result:
@@ -102,7 +102,7 @@ class Decoder:
         return result
 
     def compile(self, prompt: int) -> None:
-        """Compile now what a prompt of so many tokens needs, and the steps behind it."""
+        """Compile what a prompt of so many tokens needs, and the steps behind it."""
         for steps in {1, self.chunk} if prompt > 1 else {1}:
             self._runtime(steps)
 
@@ -135,7 +135,7 @@ class Decoder:
 
     @property
     def returns_last(self) -> bool:
-        """Whether of several tokens the model returns logits of the last alone."""
+        """Whether the Program for several tokens returns logits of the last one alone."""
         logits = next(output.shape for output in self.program(self.chunk).outputs if output.name == self.roles.logits)
         return logits[1] < self.chunk
 
@@ -203,7 +203,7 @@ class Session:
 
     @property
     def length(self) -> int:
-        """Tokens that the model has seen."""
+        """Number of tokens that the model has seen."""
         return len(self.tokens)
 
     def check(self, tokens: Sequence[int]) -> None:
@@ -236,7 +236,7 @@ class Session:
     def generate(
         self, prompt: Sequence[int], count: int, choose: Callable[[Array], int] | None = None
     ) -> Iterator[int]:
-        """Tokens that the model puts behind `prompt`: `count` of them, or as many as a sequence has room for.
+        """Yield tokens that the model puts behind `prompt`: `count` of them, or as many as a sequence has room for.
 
         prompt: at least one token, or none to go on behind what was generated. choose: from logits [vocabulary], by
         default the likeliest. InputError as `feed`.
@@ -251,7 +251,7 @@ class Session:
             logits = self.feed([token])
 
     def _run(self, tokens: list[int], steps: int) -> None:
-        """Run once, with `tokens` and what fills them up to `steps`, which nobody sees."""
+        """Run once, with `tokens` and padding up to `steps`, which is masked."""
         decoder, roles, count, before = self.decoder, self.decoder.roles, len(tokens), self.length
         seen = seen_tokens(decoder.length - 1, before, steps, count)
         filled = np.array([tokens + tokens[-1:] * (steps - count)])
@@ -278,7 +278,7 @@ def seen_tokens(past: int, before: int, steps: int, count: int) -> NDArray[np.bo
 
 
 def _whole(tokens: Sequence[int]) -> list[int]:
-    """`tokens`, of any type of whole numbers. InputError for others."""
+    """Check `tokens`, of any type of whole numbers. InputError for others."""
     found = []
     for token in tokens:
         try:
@@ -289,7 +289,7 @@ def _whole(tokens: Sequence[int]) -> list[int]:
 
 
 def _length(requested: int | None, limit: int | None) -> int:
-    """InputError where a sequence is too short to be one, or longer than the model's positions."""
+    """Length of a sequence. InputError where it is too short to be one, or longer than the model's positions."""
     length = min(LENGTH, limit or LENGTH) if requested is None else requested
     if length < 2:
         raise InputError(f"a sequence of {length} tokens is none; take 2 or more")

@@ -1,4 +1,4 @@
-"""Whether an operator with a cache inside it takes the places of tokens from the model's mask."""
+"""Check that an operator with a cache inside it gets the positions of tokens from the model's mask."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ FOUND = "celosia/place"
 
 
 def require_places(proto: onnx.ModelProto, node: onnx.NodeProto, roles: Roles) -> None:
-    """ModelError where `node`, a GroupQueryAttention, does not get the last place and the number of places of the
-    mask."""
+    """Raise ModelError where `node`, a GroupQueryAttention, does not get the last place and the number of places from
+    the mask."""
     for number, label, expected in ((LAST, "last place", SEEN_LAST), (TOTAL, "number of places", len(SEEN))):
         name = node.input[number] if number < len(node.input) else ""
         if not name or _of_mask(proto, name, roles) != expected:
@@ -35,7 +35,7 @@ def require_places(proto: onnx.ModelProto, node: onnx.NodeProto, roles: Roles) -
 
 
 def _of_mask(proto: onnx.ModelProto, name: str, roles: Roles) -> int | None:
-    """The number `name` where the mask is SEEN; None where it is none, or needs more than the mask."""
+    """Compute the number `name` from the mask SEEN; None where it needs more than the mask."""
     wanted_names, nodes = {name}, list[onnx.NodeProto]()
     for node in reversed(proto.graph.node):
         if wanted_names.intersection(node.output):

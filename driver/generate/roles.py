@@ -25,7 +25,7 @@ CACHE_AXIS = 2
 
 @dataclass(frozen=True)
 class Cache:
-    """Keys or values of a layer: the input, the output, and what the model says of [batch, heads, tokens, size]."""
+    """Cache of keys or values of a layer: its input, its output, and the model's [batch, heads, tokens, size]."""
 
     past: str
     present: str
@@ -48,7 +48,8 @@ class Roles:
 
 
 def roles_of(proto: onnx.ModelProto) -> Roles:
-    """The roles of what goes into `proto` and comes out. ModelError where it is no such decoder, with what it lacks."""
+    """Find the roles of the inputs and outputs of `proto`. ModelError, with the missing role, where it is no such
+    decoder."""
     inputs = inputs_of(proto)
     pairs = _pairs(proto)
     if not pairs:
@@ -86,7 +87,7 @@ def roles_of(proto: onnx.ModelProto) -> Roles:
 
 
 def _pairs(proto: onnx.ModelProto) -> list[tuple[str, str]]:
-    """Inputs of a cache, and the output that continues each."""
+    """Pairs of a cache's input, and the output that continues it."""
     present_names = {
         _place(value.name, "present"): value.name for value in proto.graph.output if "present" in value.name
     }
@@ -95,7 +96,7 @@ def _pairs(proto: onnx.ModelProto) -> list[tuple[str, str]]:
 
 
 def _place(name: str, kind: str) -> tuple[str, ...]:
-    """Layer and kind of a cache in a name: what is left of it without what all have.
+    """Layer and kind of a cache, from its name without the common words.
 
     >>> _place("past_key_values.3.key", "past") == _place("present.3.key", "present")
     True

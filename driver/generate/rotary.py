@@ -1,4 +1,4 @@
-"""Rotary positions in plain operators: pairs of elements of heads, turned by the angles of their places."""
+"""Rotary positions in plain operators: pairs of elements of heads, rotated by the angles of their positions."""
 
 from __future__ import annotations
 

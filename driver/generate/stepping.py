@@ -28,14 +28,15 @@ VALUES = ("Identity", "QuantizeLinear", "DequantizeLinear")
 
 @dataclass(frozen=True)
 class Stepping:
-    """proto: the model. dtypes: element type of each cache, by its input."""
+    """Decoder that returns rows of its caches. proto: the model. dtypes: element type of each cache, by its input."""
 
     proto: onnx.ModelProto
     dtypes: dict[str, str]
 
 
 def stepping(proto: onnx.ModelProto, roles: Roles) -> Stepping:
-    """`proto`, which stays as it is, with rows instead of caches. ModelError for one that does not append to them."""
+    """Rewrite a copy of `proto` to return new rows instead of whole caches. ModelError for one that does not append to
+    them."""
     result = onnx.ModelProto()
     result.CopyFrom(proto)
     editor = _Editor(result.graph)
@@ -46,7 +47,7 @@ def stepping(proto: onnx.ModelProto, roles: Roles) -> Stepping:
 
 
 class _Editor:
-    """Changes a graph in place, but for `nodes`, which are to become its own."""
+    """Editor of a graph in place; only `nodes` are a new list."""
 
     def __init__(self, graph: onnx.GraphProto) -> None:
         self.graph, self.nodes = graph, list(graph.node)
@@ -93,7 +94,7 @@ class _Editor:
                 names[:] = [other if name_in == name else name_in for name_in in names]
 
     def _appending(self, cache: Cache) -> onnx.NodeProto:
-        """The Concat that puts new rows behind `cache.past`, and whose output is, or becomes, `cache.present`."""
+        """Concat that puts new rows behind `cache.past`, and whose output is, or becomes, `cache.present`."""
         readers = self.readers.get(cache.past, [])
         if len(readers) == 1 and readers[0].op_type == "Concat" and len(readers[0].input) == 2:
             (concat,) = readers

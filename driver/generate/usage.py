@@ -11,7 +11,7 @@ from celosia.hw.spec.config import Config
 
 @dataclass
 class RunTotals:
-    """Runs of one Program. bytes_loaded: by launches, instructions not counted."""
+    """Totals of the runs of one Program. bytes_loaded: by launches, instructions not counted."""
 
     runs: int = 0
     tokens: int = 0
@@ -34,7 +34,7 @@ class RunTotals:
 
 @dataclass
 class SessionUsage:
-    """steps: runs of one token; prompt: of several at once."""
+    """Use of the accelerator by a session. steps: runs of one token; prompt: of several at once."""
 
     config: Config
     steps: RunTotals = field(default_factory=RunTotals)

@@ -1,4 +1,4 @@
-"""Text and tokens, for models whose file lists what each token stands for."""
+"""Text and tokens of models whose file lists the text of each token."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Vocabulary:
         self._longest = max(map(len, self.texts), default=0)
 
     def tokens_of(self, text: str) -> list[int]:
-        """Tokens of `text`, each the longest that fits. InputError at the first character that begins none.
+        """Split `text` into tokens, each the longest that fits. InputError at the first character that begins none.
 
         >>> Vocabulary(["a", "b", "ab"]).tokens_of("aabb")
         [0, 2, 1]
@@ -44,7 +44,7 @@ class Vocabulary:
         return tokens
 
     def text_of(self, tokens: Sequence[int]) -> str:
-        """The text of `tokens`."""
+        """Return the text of `tokens`."""
         return "".join(self.texts[token] for token in tokens)
 
 

@@ -1,4 +1,4 @@
-"""Writing operators into a graph."""
+"""Write operators into a graph."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def _inside(node: onnx.NodeProto) -> Iterator[onnx.NodeProto]:
 
 
 class GraphWriter:
-    """Writes `nodes`, which are to become those of `graph`, and constants into it; methods return names of tensors.
-    prefix: of the names of what is written."""
+    """Writer of `nodes`, which are to become those of `graph`, and of constants; methods return names of tensors.
+    prefix: of all names that it writes."""
 
     def __init__(self, graph: onnx.GraphProto, prefix: str) -> None:
         self.graph, self.prefix, self.nodes = graph, prefix, list[onnx.NodeProto]()
@@ -53,7 +53,7 @@ class GraphWriter:
         self.graph.initializer.extend(constants)
 
     def op(self, kind: str, *inputs: str, called: str = "", **attributes: Any) -> str:
-        """The first output of an operator; `called` is its name, if it must have one."""
+        """Write an operator; return its first output. called: its name, if it must have one."""
         y = called or unused_name(f"{self.prefix}/{kind}", self._taken)
         self.nodes.append(helper.make_node(kind, list(inputs), [y], name=y, **attributes))
         return y
@@ -66,7 +66,7 @@ class GraphWriter:
         return self._shared[key]
 
     def constant(self, values: Any, dtype: Any = np.int64) -> str:
-        """A constant, equal ones once."""
+        """Write a constant, equal ones once."""
         array = np.asarray(values, dtype)
         key = (array.dtype.str, array.shape, sha256(array.tobytes()).digest())
         if key not in self._shared:
@@ -75,10 +75,10 @@ class GraphWriter:
         return self._shared[key]
 
     def ints(self, *values: int) -> str:
-        """[values]."""
+        """Write the constant [values]."""
         return self.constant(values)
 
     def parts(self, x: str, sizes: Sequence[int]) -> list[str]:
-        """Parts of these sizes of the last axis."""
+        """Split the last axis into parts of these sizes."""
         ends, last = np.cumsum(sizes).tolist(), self.ints(-1)
         return [self.op("Slice", x, self.ints(end - size), self.ints(end), last) for size, end in zip(sizes, ends)]

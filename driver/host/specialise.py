@@ -1,4 +1,4 @@
-"""Programs of one model for the shapes of its inputs, compiled when they come for the first time."""
+"""Programs of one model for different shapes of its inputs, compiled when these shapes first come."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class OpenModel:
         self._free: list[tuple[str, int]] | None = None  # inputs and axes whose sizes need no Program of their own
 
     def shapes(self, arrays: Mapping[str, Array]) -> dict[str, tuple[int, ...]]:
-        """For which shapes to compile, to run these inputs. InputError where one is missing; ModelError."""
+        """Shapes to compile for, to run these inputs. InputError where one is missing; ModelError."""
         for name in self.open:
             if name not in arrays:
                 value = inputs_of(self.proto)[name]
@@ -69,7 +69,7 @@ class OpenModel:
 
 
 def with_given(shape: Sequence[int | None], sizes: Sequence[int | None] | None) -> tuple[int | None, ...]:
-    """`shape` with the sizes `given` where it leaves them open."""
+    """Return `shape` with `sizes` where it leaves them open."""
     if sizes is None or len(sizes) != len(shape):
         return tuple(shape)
     return tuple(fixed if size == -1 else size for size, fixed in zip(shape, sizes))
@@ -127,6 +127,6 @@ class Specialised(Generic[R]):
         return len(self._runtimes)
 
     def close(self) -> None:
-        """Close what runs them."""
+        """Close all runners."""
         while self._runtimes:
             self._runtimes.popitem()[1].__exit__()

@@ -34,7 +34,7 @@ def require_tools(device: str, model: str | Path | ModelProto) -> None:
 
 
 def _has_integers(model: str | Path | ModelProto) -> bool:
-    """Whether some of an ONNX model could run on the accelerator; of a Program, which knows it, False."""
+    """Whether some of an ONNX model could run on the accelerator; False for a Program, whose launches are known."""
     from celosia.compiler.graph.importer import read
 
     if isinstance(model, (str, Path)):

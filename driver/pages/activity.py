@@ -54,9 +54,9 @@ class Occupancy:
 
 @dataclass(frozen=True)
 class Activity:
-    """A run. layers: numbers count on from launch to launch. launches: cycle in which each starts, and the last ends.
-    spans: of each layer, the first and last cycle of its own instructions. gap: pauses and waits of so many cycles and
-    fewer between instructions are not in bars and waits, since there would be too many."""
+    """Activity of a run. layers: numbers count on from launch to launch. launches: cycle in which each starts, and the
+    last ends. spans: of each layer, the first and last cycle of its own instructions. gap: pauses and waits of so many
+    cycles and fewer between instructions are not in bars and waits, since there would be too many."""
 
     bars: Bars
     waits: Waits
@@ -191,7 +191,7 @@ class _Places:
         self._held: list[tuple[Ints, Ints, Ints]] = []
 
     def run(self, touched: Sequence[Touch], start: int, end: int) -> None:
-        """An instruction touches it so, reads first, from cycle `start` to `end`."""
+        """Record the accesses of an instruction, reads first, from cycle `start` to `end`."""
         for touch in touched:
             if not touch.write:
                 index = touch.numbers(len(self._last))
@@ -210,7 +210,7 @@ class _Places:
             self._held.append((pairs >> 32, pairs & 0xFFFFFFFF, count))
 
     def held(self) -> list[tuple[Ints, Ints, Ints]]:
-        """Since when and until when, of how many places."""
+        """Intervals in which places are held, and the number of places."""
         self._keep(self._born, self._last)
         return self._held
 
@@ -230,7 +230,7 @@ def _occupancy(cfg: Config, traces: Sequence[_Trace]) -> dict[str, Occupancy]:
 
 
 def _steps(held: Sequence[tuple[Ints, Ints, Ints]], entries: int, places: int) -> Occupancy:
-    """The sum of what is held, each from a time until another."""
+    """Sum over time of held amounts, each from a time until another."""
     nothing = np.zeros(0, np.int64)
     since, until, count = (np.concatenate([nothing, *parts]) for parts in zip((nothing,) * 3, *held))
     time, inverse = np.unique(np.concatenate([since, until]), return_inverse=True)

@@ -31,7 +31,7 @@ COLUMNS = ("rule", "proof", "at", "tidied up by")
 
 
 def is_derivation(path: Path) -> bool:
-    """Whether a JSON file seems to be what `celosia optimise --report` wrote."""
+    """Whether a JSON file looks like a report of `celosia optimise --report`."""
     try:
         return '"cycles_before"' in path.read_text(encoding="utf-8")
     except (OSError, ValueError):
@@ -39,7 +39,7 @@ def is_derivation(path: Path) -> bool:
 
 
 def of_derivation(path: Path) -> Page:
-    """The page of what `celosia optimise --report` wrote. ReportError for what is none, MissingLibrary."""
+    """Return the page of a report of `celosia optimise --report`. ReportError for anything else, MissingLibrary."""
     require()
     with reading(path, ReportError, "is no derivation", "; write it again with `celosia optimise --report`"):
         report = checked(from_json(path.read_text(encoding="utf-8")))
@@ -58,7 +58,7 @@ def with_derivation(page: Page, model: Path) -> Page:
 
 
 def section(report: Mapping[str, Any]) -> Section:
-    """Each step with its rule, its proof and its gain."""
+    """Section of the steps, each with its rule, its proof and its gain."""
     cost, unit = _cost(report)
     rows = "".join(_row(step, cost) for step in report["steps"])
     head = "".join(f'<th class="said">{name}</th>' for name in COLUMNS) + f"<th>{unit} then</th><th>saved</th>"

@@ -1,4 +1,4 @@
-"""The figures of an exploration, by Bokeh."""
+"""Figures of an exploration, by Bokeh."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NUMBER = "return tick >= 1 ? tick.toLocaleString('en', {maximumSignificantDigits
 def front(
     points: Sequence[Mapping[str, Any]], first: str, second: str, preset: Mapping[str, Any] | None, joined: bool
 ) -> Figure:
-    """Two objectives of all measured Configs. joined: a line through those on the front."""
+    """Plot two objectives of all measured Configs. joined: a line through those on the front."""
     plot = made_figure(
         420, "pan,box_zoom,wheel_zoom,", x_axis_type="log", y_axis_type="log", x_axis_label=UNITS.get(first, first),
         y_axis_label=UNITS.get(second, second), active_scroll="wheel_zoom",
@@ -62,7 +62,7 @@ def front(
 
 
 def _told(fields: Mapping[str, Any], preset: Mapping[str, Any] | None = None) -> str:
-    """Fields with their values, only those that the preset has otherwise."""
+    """Fields with their values, only those that differ from the preset."""
     usual = {} if preset is None else preset["set"]
     changed_fields = {name: value for name, value in fields.items() if name not in usual or usual[name] != value}
     return ", ".join(f"{name} {str(value).lower()}" for name, value in changed_fields.items()) or "no difference"
@@ -75,14 +75,14 @@ def _shares(row: Mapping[str, Any]) -> str:
 
 
 def path(steps: Sequence[tuple[int, float]]) -> Figure:
-    """Hypervolume after so many measured Configs."""
+    """Plot the hypervolume over the number of measured Configs."""
     plot = made_figure(240, "", x_axis_label="Configs measured", y_axis_label="share dominated")
     plot.step([n for n, _ in steps], [v for _, v in steps], mode="after", line_width=3, color=COLOURS["gemm"])
     return plot
 
 
 def parallel(points: Sequence[Mapping[str, Any]], fields: Sequence[str]) -> Figure:
-    """A line for each Config through the values of its fields."""
+    """Plot a line for each Config through the values of its fields."""
     values = {name: sorted({point["set"][name] for point in points}) for name in fields}
     dominated = [point for point in points if not point["front"]]
     shown = [*dominated[:: max(1, len(dominated) // MOST_LINES)], *(point for point in points if point["front"])]
@@ -122,7 +122,7 @@ EFFECTS = (COLOURS["gemm"], COLOURS["load"])
 
 
 def effects(effects_of: Mapping[str, Mapping[str, float]]) -> Figure:
-    """For each field a bar an objective: by what it is multiplied at the field's next value."""
+    """Plot, for each field, a bar an objective: its factor at the field's next value."""
     names = list(effects_of)
     fields = sorted(
         effects_of[names[0]], key=lambda field: max(abs(_percent(effects_of[name][field])) for name in names)

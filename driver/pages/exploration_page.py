@@ -1,4 +1,4 @@
-"""The page of an exploration: the front among all Configs, the way there, the Configs side by side, what fields do."""
+"""Page of an exploration: the front among all Configs, its growth, the Configs side by side, effects of fields."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SHRINK = 1.0
 
 
 def is_front(path: Path) -> bool:
-    """Whether a JSON file seems to be a front, not the report of a run."""
+    """Whether a JSON file looks like a front, not the report of a run."""
     try:
         return '"searched"' in path.read_text(encoding="utf-8")
     except (OSError, ValueError):
@@ -31,7 +31,7 @@ def is_front(path: Path) -> bool:
 
 
 def of_front(source: Path | Mapping[str, Any]) -> Page:
-    """The page of what `celosia explore` wrote as front.json. ReportError for what is none, MissingLibrary."""
+    """Return the page of a front.json of `celosia explore`. ReportError for anything else, MissingLibrary."""
     require()
     if not isinstance(source, Path):
         return _page(source)
@@ -117,7 +117,7 @@ def _marks(preset: Mapping[str, Any] | None, figures: Any) -> str:
 
 
 def _table(report: Mapping[str, Any]) -> str:
-    """The front, and the preset below it: objectives, cycles of each model, and what it takes of the device as bars."""
+    """Table of the front, and the preset below it: objectives, cycles of each model, and use of the device as bars."""
     names, models = list(report["objectives"]), columns_of(report)
     head = ["Config", *(UNITS.get(name, name) for name in names), *(f"cycles of {name}" for name in models),
             *NAMES.values(), WATTS, "known by"]  # fmt: skip
@@ -153,7 +153,7 @@ def watts_of(row: Mapping[str, Any]) -> str:
 
 
 def rows_of(report: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The front and the preset, each with `label`, what to call it, and `preset`, whether it is that."""
+    """The front and the preset, each with its `label`, and `preset`, whether it is that."""
     preset = report.get("preset")
     digest = None if preset is None else preset["digest"]
     rows = [{**row, "preset": row["digest"] == digest, "label": row["file"]} for row in report["front"]]
@@ -222,7 +222,7 @@ def told_of_preset(report: Mapping[str, Any]) -> str:
 
 
 def number(value: float) -> str:
-    """A figure without an exponent.
+    """Format a figure without an exponent.
 
     >>> number(51909.6), number(59.361), number(0.51909), number(0)
     ('51,910', '59.4', '0.519', '0')
@@ -231,7 +231,7 @@ def number(value: float) -> str:
 
 
 def many(count: int) -> str:
-    """A count, large ones in words.
+    """Format a count, large ones in words.
 
     >>> many(2080), many(128_024_064_000)
     ('2,080', '128 billion')

@@ -49,7 +49,8 @@ def nodes(program: Program, report: Mapping[str, Any]) -> list[DrawnNode]:
 
 
 class _Walk:
-    """Follows the steps of a Program, and who made each tensor of the host and each byte of activations in DRAM."""
+    """Walk over the steps of a Program that tracks the maker of each tensor of the host and of each byte of activations
+    in DRAM."""
 
     def __init__(self, program: Program, report: Mapping[str, Any]) -> None:
         self._program = program
@@ -135,7 +136,7 @@ def _limit(row: Mapping[str, Any]) -> str:
 
 
 def drawing(nodes: list[DrawnNode]) -> str:
-    """The rows as HTML, and beside them a line from each node to those that read it."""
+    """Draw the rows as HTML, and beside them a line from each node to those that read it."""
     lines = "".join(_line(start, end) for end, node in enumerate(nodes) for start in node.reads)
     marks = "".join(
         f'<rect class="{node.place}" x="{MIDDLE - EDGE}" y="{_y(number) - EDGE}" width="{2 * EDGE}" '
@@ -156,7 +157,7 @@ def _y(number: int) -> float:
 
 
 def _line(start: int, end: int) -> str:
-    """Straight down to the next node, around those between to a later one, the further the wider."""
+    """Path of an edge: straight down to the next node, around those between to a later one, the further the wider."""
     top, bottom = _y(start) + EDGE, _y(end) - EDGE
     if end == start + 1:
         return f'<path d="M{MIDDLE} {top}V{bottom}"/>'

@@ -1,4 +1,4 @@
-"""A graph as a picture: a box for each operator, below all that it reads."""
+"""Draw a graph: a box for each operator, below all that it reads."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LETTERS = 28
 
 
 def picture(nodes: Sequence[Mapping[str, Any]], title: str) -> str:
-    """SVG of nodes with name, what, reads (names of nodes before it) and changed, which are in colour."""
+    """Draw nodes as SVG; each has name, what, reads (names of nodes before it) and changed, which are in colour."""
     places = _places(nodes)
     width = max((x for x, _ in places.values()), default=0) + WIDTH + 2
     height = max((y for _, y in places.values()), default=0) + HEIGHT + 2
@@ -30,7 +30,7 @@ def picture(nodes: Sequence[Mapping[str, Any]], title: str) -> str:
 
 
 def _places(nodes: Sequence[Mapping[str, Any]]) -> dict[str, tuple[float, int]]:
-    """Left and top of each box: rows by the longest way from an input, in them by the middle of what they read."""
+    """Left and top of each box: rows by the longest path from an input, in them by the middle of their operands."""
     rank: dict[str, int] = {}
     for node in nodes:
         rank[node["name"]] = 1 + max((rank[read] for read in node["reads"] if read in rank), default=-1)

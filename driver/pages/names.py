@@ -34,7 +34,7 @@ class ReportError(Sentence, ValueError):
 
 
 def short(name: str, length: int) -> str:
-    """A name of at most `length` characters, never empty.
+    """Shorten a name to at most `length` characters, never empty.
 
     >>> short("a" * 30, 5), short("", 5)
     ('aaaa…', '(no name)')
@@ -44,7 +44,7 @@ def short(name: str, length: int) -> str:
 
 
 def resource(row: Mapping[str, Any], name: str) -> str:
-    """A resource of a row, or of a point's area, ~ before what is estimated, ? behind what is extrapolated.
+    """Text of a resource of a row, or of a point's area: ~ before an estimate, ? behind an extrapolation.
 
     >>> row = {"lut": 40449, "ff": 24020, "ram": 10.5, "counted": False, "extrapolated": False}
     >>> resource(row, "lut"), resource(row | {"extrapolated": True}, "ff"), resource(row, "ram")
@@ -59,7 +59,7 @@ def resource(row: Mapping[str, Any], name: str) -> str:
 
 
 def resource_cell(row: Mapping[str, Any], name: str, share: float | None) -> str:
-    """A table's cell: a resource, and a bar of its share of the device, where that is known."""
+    """Table cell of a resource, with a bar of its share of the device, where that is known."""
     text = escape(resource(row, name))
     if share is None:
         return f"<td>{text}</td>"

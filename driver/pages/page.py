@@ -1,4 +1,4 @@
-"""A page of figures in one file that needs no network: head, sections, Bokeh and what it draws."""
+"""A page of figures in one file that needs no network: head, sections, and Bokeh with its figures."""
 
 from __future__ import annotations
 
@@ -61,11 +61,11 @@ class Page:
         return _frame(text, 540, "")
 
     def interactive(self) -> Interactive:
-        """All of the page in a notebook, with figures that move: 1.4 to 4 MB, which the notebook keeps."""
+        """Return the whole page for a notebook, with interactive figures: 1.4 to 4 MB, which the notebook keeps."""
         return Interactive(self)
 
     def html(self) -> str:
-        """The page. MissingLibrary where Bokeh is not installed."""
+        """Return the page's text. MissingLibrary where Bokeh is not installed."""
         figures = [
             _item(section.figure, f"figure{number}")
             for number, section in enumerate(self.sections)
@@ -90,7 +90,7 @@ class Page:
 
 @dataclass
 class Interactive:
-    """A page that a notebook shows with its figures."""
+    """Display of a page in a notebook with its figures."""
 
     page: Page
 
@@ -99,7 +99,7 @@ class Interactive:
 
 
 def _brief(section: Section) -> Section:
-    """Without the figure, of which its text speaks."""
+    """Return the section without the figure, which its text describes."""
     return replace(section, text="" if section.figure is not None else section.text, html=section.brief, after="")
 
 
@@ -109,7 +109,7 @@ def _frame(text: str, height: int, allowed: str) -> str:
 
 
 def require() -> None:
-    """MissingLibrary where Bokeh is not installed."""
+    """Raise MissingLibrary where Bokeh is not installed."""
     try:
         import bokeh  # noqa: F401
     except ImportError:
@@ -129,10 +129,10 @@ def _item(figure: LayoutDOM, place: str) -> Any:
 
 
 def _as_json(value: Any) -> str:
-    """JSON that ends no script element, whatever names are in it.
+    r"""Write JSON that ends no script element, whatever names are in it.
 
     >>> _as_json({"name": "</script>"})
-    '{"name":"\\\\u003c/script>"}'
+    '{"name":"\\u003c/script>"}'
     """
     return json.dumps(value, separators=(",", ":")).replace("<", "\\u003c")
 

@@ -1,4 +1,4 @@
-"""The page of what a Python user has."""
+"""celosia.report: the page of a Program, a Result or a report file."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def report(subject: Program | Result | str | Path, memory: MemoryModel | str = ZYNQ_HP) -> Page:
-    """The figures of a run as a page, which a notebook shows and `Page.save` writes.
+    """Return the figures of a run as a page, which a notebook shows and `Page.save` writes.
 
     >>> import celosia
     >>> program = celosia.compile(celosia.models.demo_model_path(), "tiny")

@@ -1,4 +1,4 @@
-"""The figures of a run, by Bokeh. Colours of text and lines are the page's (page.js); colours of data are here."""
+"""Figures of a run, by Bokeh. Colours of text and lines are the page's (page.js); colours of data are here."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ ROWS = 40
 
 
 def made_figure(height: int, tools: str = "", **options: Any) -> Any:
-    """A figure `height` pixels high and as wide as the page. tools: Bokeh's names, with a comma behind each."""
+    """Create a figure `height` pixels high and as wide as the page. tools: Bokeh's names, with a comma behind each."""
     plot = figure(
         height=height, sizing_mode="stretch_width", tools=f"{tools}reset", toolbar_location="above",
         background_fill_alpha=0, border_fill_alpha=0, outline_line_color=None, **options,
@@ -60,7 +60,7 @@ def made_figure(height: int, tools: str = "", **options: Any) -> Any:
 
 
 def _layer_axis(plot: Any, names: Sequence[str]) -> None:
-    """Rows of layers from the top, with their names, or where there are many, some of them."""
+    """Label rows of layers from the top with their names, or where there are many, some of them."""
     step = -(-len(names) // ROWS)
     plot.yaxis.ticker = FixedTicker(ticks=list(range(0, len(names), step)))
     plot.yaxis.formatter = CustomJSTickFormatter(
@@ -70,7 +70,7 @@ def _layer_axis(plot: Any, names: Sequence[str]) -> None:
 
 
 def _untexed(name: str) -> str:
-    """Not what Bokeh takes for a formula, which it would need another library for."""
+    """Protect text that Bokeh takes for a formula, which it would need another library for."""
     return name.replace("$", "\N{FULLWIDTH DOLLAR SIGN}").replace("\\", "\N{FULLWIDTH REVERSE SOLIDUS}")
 
 
@@ -82,7 +82,7 @@ def _height(count: int) -> int:
 
 
 def roofline(rows: Sequence[Mapping[str, Any]], flat: Mapping[str, int], roofs: Mapping[str, float]) -> Figure:
-    """Each layer a point: MACs for each byte moved, and MACs a cycle.
+    """Plot each layer as a point: MACs for each byte moved, and MACs a cycle.
 
     rows: of a report, with MACs, bytes and cycles. flat: MACs a cycle, by what multiplies.
     roofs: bytes a cycle of each of ROOFS.
@@ -164,7 +164,7 @@ def wide_hover(renderers: Sequence[Any], tooltips: Sequence[tuple[str, str]]) ->
 
 
 def cycles(rows: Sequence[Mapping[str, Any]], roof: Sequence[float]) -> Figure:
-    """A bar for each layer, and a mark at `roof`, the cycles that it takes at least."""
+    """Plot a bar for each layer, and a mark at `roof`, the cycles that it takes at least."""
     plot = made_figure(
         _height(len(rows)), "ypan,", y_range=Range1d(start=len(rows) - 0.4, end=-0.6),
         x_range=_from_zero(_most(rows, roof)), x_axis_label="cycles",
@@ -196,7 +196,7 @@ def _from_zero(limit: float) -> Range1d:
 
 
 def traffic(rows: Sequence[Mapping[str, Any]]) -> Figure:
-    """Bytes of each layer: loaded and stored, and those that a block keeps on chip instead."""
+    """Plot bytes of each layer: loaded and stored, and those that a block keeps on chip instead."""
     kinds = {"load": "bytes_loaded", "store": "bytes_stored", "kept": "bytes_kept"}
     columns = {kind: [row[key] for row in rows] for kind, key in kinds.items()}
     highest = max(1, *(sum(column) for column in zip(*columns.values())))
@@ -332,7 +332,7 @@ _SCRATCHPAD = {
 
 
 def thinned(occupancy: Occupancy, points: int) -> tuple[np.ndarray, np.ndarray]:
-    """The curve in at most `points` steps, each as high as the highest of those that it stands for."""
+    """Reduce the curve to at most `points` steps, each as high as the highest of those that it stands for."""
     if len(occupancy.time) <= points:
         return occupancy.time, occupancy.share
     first = np.linspace(0, len(occupancy.time), points, endpoint=False).astype(np.int64)

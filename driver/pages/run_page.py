@@ -1,4 +1,4 @@
-"""The page of a run: what limits each layer, when units worked, where bytes went, and what runs where."""
+"""Page of a run: the bound of each layer, activity of units, traffic, and the place of each operator."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ BRIEF = 40
 
 
 def of_program(program: Program, memory: MemoryModel | str = ZYNQ_HP) -> Page:
-    """The page of a run that was not, with the cycles of the timing model."""
+    """Return the page of a predicted run, with the cycles of the timing model."""
     counters = explain.predicted(program, memory)
     report = explain.estimate(program, memory, counters)
     return of_run(program, report, counters, "by the timing model")
 
 
 def of_run(program: Program, report: Mapping[str, Any], counters: Sequence[Counters], device_text: str = "") -> Page:
-    """The page of a run of `program`, from its report and the counters of its launches."""
+    """Return the page of a run of `program`, from its report and the counters of its launches."""
     require()
     rows = [
         {**row, "loops": "; ".join(map(_decided, layer.parts))}
@@ -50,7 +50,7 @@ def of_run(program: Program, report: Mapping[str, Any], counters: Sequence[Count
 
 
 def of_report(path: Path) -> Page:
-    """The page of what `celosia run --report` wrote, which has no timeline. ReportError where it did not."""
+    """Return the page of a report of `celosia run --report`, which has no timeline. ReportError for anything else."""
     require()
     with reading(path, ReportError, "is no report of a run", "; write it again with `celosia run --report`"):
         report = from_json(path.read_text(encoding="utf-8"))
@@ -72,7 +72,7 @@ _ROW_KEYS: dict[str, tuple[type, ...]] = {
 
 
 def _check(report: Any) -> None:
-    """ValueError for what a page needs and the report has not."""
+    """Raise ValueError where the report lacks something that the page needs."""
     _has(report, _KEYS, "it")
     for row in report["layers"]:
         _has(row, _ROW_KEYS, "a layer")
@@ -209,7 +209,7 @@ def _by_layer(rows: Sequence[Mapping[str, Any]], roofs: Mapping[str, float]) -> 
 
 
 def _bars(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Layers with their cycles as bars, the first BRIEF of those that take the most, in their order."""
+    """Section of layers with their cycles as bars, the first BRIEF of those that take the most, in their order."""
     max_cycles = max(row["cycles"] for row in rows)
     least = sorted((row["cycles"] for row in rows), reverse=True)[:BRIEF][-1]
     lines = []
@@ -314,7 +314,7 @@ def _graph(graph: list[DrawnNode], program: Program | None) -> Section:
 
 
 def roofs_of(cfg: Config, memory: str | None) -> dict[str, float]:
-    """Bytes a cycle at most, of loads, of stores, and of both together."""
+    """Upper bounds in bytes a cycle of loads, of stores, and of both together."""
     load, store = cfg.bus_bytes * cfg.ports, cfg.bus_bytes
     both: float = load + store
     try:
@@ -327,7 +327,7 @@ def roofs_of(cfg: Config, memory: str | None) -> dict[str, float]:
 
 
 def _least(row: Mapping[str, Any], roofs: Mapping[str, float]) -> float:
-    """Cycles that a layer takes at least, alone on the machine."""
+    """Lower bound of a layer's cycles, alone on the machine."""
     loaded, stored = row["bytes_loaded"], row["bytes_stored"]
     least: float = max(
         row["macs"] / max(row["peak"], 1), loaded / roofs["load"], stored / roofs["store"],

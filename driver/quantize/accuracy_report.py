@@ -38,7 +38,7 @@ WHY_NOT = {
 def measure(
     float_model: onnx.ModelProto, quantised: onnx.ModelProto, samples: Samples, decoder: bool
 ) -> list[dict[str, Any]]:  # fmt: skip
-    """Errors of each float output over `samples`, both models under onnxruntime. OracleError."""
+    """Measure the errors of each float output over `samples`, both models under onnxruntime. OracleError."""
     sessions = [session(float_model), session(quantised)]
     names = [value.name for value in float_model.graph.output]
     found: dict[str, list[tuple[Array, Array]]] = {name: [] for name in names}
@@ -62,7 +62,7 @@ def _perplexity(pairs: list[tuple[Array, Array]], samples: Samples) -> dict[str,
 
 
 def _errors(name: str, pairs: list[tuple[Array, Array]]) -> dict[str, Any]:
-    """sqnr_db: power of the float output over that of the error, None where there is no error."""
+    """Errors of an output. sqnr_db: power of the float output over that of the error, None where there is no error."""
     wide = [(a.astype(np.float64), b.astype(np.float64)) for a, b in pairs]
     errors = [np.abs(a - b) for a, b in wide]
     elements = sum(a.size for a, _ in wide)
@@ -97,7 +97,8 @@ def poor(outputs: Sequence[Mapping[str, Any]]) -> bool:
 
 
 def losing(prepared: Path, result: Path, sample: Mapping[str, Array]) -> list[dict[str, Any]]:
-    """The operators whose outputs lose most against their operands, of one sample: name, op, sqnr_db and lost_db."""
+    """List the operators whose outputs lose most against their operands, for one sample: name, op, sqnr_db and
+    lost_db."""
     proto = onnx.load(result)
     graph, values = Graph(proto), tensors(result, sample, optimised=False)
     rows: list[dict[str, Any]] = [
@@ -133,7 +134,8 @@ def advice(
 
 
 def operators(quantised: onnx.ModelProto, chosen: str, exclude: Sequence[str]) -> list[dict[str, Any]]:
-    """Each operator of the model, and why it is not quantised. chosen: one of WHY_NOT, or "" for all that can be."""
+    """List each operator of the model, and why it is not quantised. chosen: one of WHY_NOT, or "" for all that can
+    be."""
     from onnxruntime.quantization.registry import QDQRegistry
 
     nodes = [node for node in quantised.graph.node if node.op_type not in ("QuantizeLinear", "DequantizeLinear")]

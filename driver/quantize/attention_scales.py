@@ -30,7 +30,7 @@ JOINS = ("Add", "Mul")
 
 @dataclass(frozen=True)
 class MaskedScores:
-    """The tensors of a sum that a softmax reads: `scores` are made of products, and `mask` is not."""
+    """Tensors of a sum that a softmax reads: `scores` come from products, and `mask` does not."""
 
     scores: str
     mask: str
@@ -66,7 +66,7 @@ def between_products(model: onnx.ModelProto, choice: str) -> BetweenProducts:
 
 
 def scores_of(model: onnx.ModelProto) -> set[str]:
-    """The tensors of which softmaxes, and nothing but single elements, are computed."""
+    """Find the tensors from which softmaxes, and nothing but single elements, are computed."""
     return _Flow(model, everything=False).read_by(_is_softmax)
 
 
@@ -101,11 +101,11 @@ class _Flow:
                 of.update(dict.fromkeys(node.output, *sources))
 
     def varying(self, node: onnx.NodeProto) -> list[str]:
-        """The operands that are no constants, but for masks, which are made anew."""
+        """Operands that are no constants, without masks, which are rewritten."""
         return [name for name in node.input if name and name not in self.constants]
 
     def mixes(self, node: onnx.NodeProto) -> bool:
-        """Whether it is a product of two activations."""
+        """Whether a node is a product of two activations."""
         return node.op_type in PRODUCTS and len(self.varying(node)) > 1
 
     def read_by(self, ends: Callable[[onnx.NodeProto], bool]) -> set[str]:

@@ -1,4 +1,4 @@
-"""Decoders: models that take tokens and what they computed for earlier ones, and say what comes next."""
+"""Quantise decoders: models that take tokens and caches of earlier ones, and predict the next token."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def _is_cache(tensor: Input) -> bool:
 
 
 def completed(source: str, arrays: Mapping[str, Array], inputs: Sequence[Input]) -> dict[str, Array]:
-    """`arrays` of samples, with what a decoder takes besides TOKENS [n, steps] made where it is missing.
+    """Return `arrays` of samples, with missing inputs of a decoder besides TOKENS [n, steps] filled in.
 
     Caches float [n, heads, past, size] are of no earlier tokens, MASK int64 [n, past + steps] is all ones, POSITIONS
     int64 [n, steps] count from past. Nothing is made where it is not one axis of each cache that is open, besides the
@@ -108,7 +108,7 @@ follow."""
 
 
 def with_sums_apart(model: onnx.ModelProto) -> onnx.ModelProto:
-    """`model` with the residual stream's sums beside the norms that hold them. It is changed.
+    """Separate the residual stream's sums from the norms that hold them. `model` is changed.
 
     y, _, _, sum = SkipLayerNormalization(x, skip, scale)
         ->      sum = Add(x, skip)      y = LayerNormalization(sum, scale)
@@ -134,7 +134,7 @@ def with_sums_apart(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def with_float_neighbours(model: onnx.ModelProto, products: Collection[str]) -> onnx.ModelProto:
-    """`model`, in which what `products` do not make is read quantised by them alone. It is changed.
+    """Let only `products` read tensors from elsewhere quantised. `model` is changed.
 
         x = Concat(past, new)                       present = Concat(past, new)
         present = Dequantize(Quantize(x))     ->    y = Dequantize(Quantize(present))
@@ -161,7 +161,7 @@ def with_float_neighbours(model: onnx.ModelProto, products: Collection[str]) -> 
 
 
 def _rename(graph: onnx.GraphProto, names: Mapping[str, str]) -> None:
-    """Call tensors by other names, all at once; inputs and outputs of the graph keep theirs."""
+    """Rename tensors, all at once; inputs and outputs of the graph keep their names."""
     for node in graph.node:
         node.input[:] = [names.get(name, name) for name in node.input]
         node.output[:] = [names.get(name, name) for name in node.output]

@@ -53,7 +53,8 @@ class FourBits:
 
 
 def in_four_bits(w: Array, axis: int, moments: Array | None = None, bits: int = 4) -> FourBits:
-    """Float weights [..., output channels at `axis`, ...], of which the next axis, or else the other, counts inputs.
+    """Quantise float weights [..., output channels at `axis`, ...], of which the next axis, or else the other, counts
+    inputs.
 
     bits: of LEVELS. moments: of the n inputs of an output (moments.py); errors then count by what they do to outputs,
     and weights that are not rounded yet make up for those that are (GPTQ: Frantar et al., ICLR 2023).
@@ -85,7 +86,7 @@ def in_four_bits(w: Array, axis: int, moments: Array | None = None, bits: int = 
 
 
 def _rounded(scaled: Array, factors: Array, levels: Levels) -> Array:
-    """The nearest of the levels, times the factor."""
+    """Return the nearest of the levels, times the factor."""
     least, largest, step, _ = levels
     first = step - 1
     nearest: Array = np.clip(np.rint((scaled / factors - first) / step) * step + first, least, largest) * factors
@@ -93,7 +94,7 @@ def _rounded(scaled: Array, factors: Array, levels: Levels) -> Array:
 
 
 def _importance(moments: Array) -> Array:
-    """Mean squares of inputs; none is nothing, so that weights of inputs that are always 0 stay what they are."""
+    """Mean squares of inputs; never 0, so that weights of inputs that are always 0 stay what they are."""
     squares = np.diag(moments)
     return np.asarray(np.maximum(squares, 1e-6 * squares.mean() + 1e-30), np.float32)
 
@@ -117,7 +118,7 @@ def _best(rows: Array, weight: Array, levels: Levels) -> tuple[NDArray[np.int64]
 
 
 def _with_step(scaled: Array, weight: Array, levels: Levels) -> tuple[NDArray[np.int64], Array]:
-    """The best factors for weights in such steps, and the errors of outputs."""
+    """Return the best factors for weights in such steps, and the errors of outputs."""
     factors, least = np.ones(scaled.shape[:2], np.int64), np.full(scaled.shape[:2], np.inf)
     for factor in range(1, levels.factors + 1):
         error = ((_rounded(scaled, np.asarray(factor), levels) - scaled) ** 2 * weight).sum(-1)
@@ -127,7 +128,8 @@ def _with_step(scaled: Array, weight: Array, levels: Levels) -> tuple[NDArray[np
 
 
 def _compensated(flat: Array, scale: Array, factors: Array, moments: Array, levels: Levels) -> Array:
-    """Round one input after the other, those that matter most first; what is left makes up for the error of each."""
+    """Round one input after the other, those that matter most first; the remaining ones compensate for the error of
+    each."""
     order = np.argsort(-np.diag(moments), kind="stable")
     spread = moments[np.ix_(order, order)].copy()
     spread[np.diag_indices_from(spread)] += DAMPING * np.diag(moments).mean() + 1e-30
@@ -176,13 +178,13 @@ def with_four_bits(
 
 
 def _outputs(node: onnx.NodeProto) -> int:
-    """The axis of the weights of `node` that counts output channels."""
+    """Axis of the weights of `node` that counts output channels."""
     is_transposed = any(attr.name == "transB" and attr.i for attr in node.attribute)
     return 0 if node.op_type == "Conv" or is_transposed else 1
 
 
 class _Quantised:
-    """A QDQ model: who makes and who reads what, and its constants, which can be changed."""
+    """A QDQ model with the makers and readers of tensors, and its constants, which can be changed."""
 
     def __init__(self, model: onnx.ModelProto) -> None:
         self.graph = model.graph
@@ -194,12 +196,13 @@ class _Quantised:
                 self.readers.setdefault(name, []).append(node)
 
     def array(self, name: str) -> Array:
-        """A constant."""
+        """Value of a constant."""
         array: Array = numpy_helper.to_array(self.constants[name])
         return array
 
     def weights(self) -> list[tuple[onnx.NodeProto, list[onnx.NodeProto]]]:
-        """(DequantizeLinear of constant int8 weights, the operators that multiply by them, all along one axis)."""
+        """Yield (DequantizeLinear of constant int8 weights, the operators that multiply by them, all along one
+        axis)."""
         weights = []
         for node in self.graph.node:
             readers = self.readers.get(node.output[0], []) if node.op_type == "DequantizeLinear" else []
@@ -229,11 +232,11 @@ class _Quantised:
         return np.asarray(values)
 
     def set(self, name: str, array: Array) -> None:
-        """Give a constant another value."""
+        """Set a constant to another value."""
         self.constants[name].CopyFrom(numpy_helper.from_array(array, name))
 
     def replace(self, dequantise: onnx.NodeProto, packed: FourBits, axis: int) -> None:
-        """Weights, scales and zero points of a DequantizeLinear."""
+        """Replace weights, scales and zero points of a DequantizeLinear."""
         self.set(dequantise.input[0], packed.w8)
         self.set(dequantise.input[1], packed.scale)
         zeros = np.zeros(packed.scale.shape, np.int8)

@@ -1,4 +1,4 @@
-"""A float ONNX model to one of 8-bit integers, through onnxruntime.quantization, and what that costs in accuracy."""
+"""Quantise a float ONNX model to 8-bit integers, through onnxruntime.quantization, and measure the loss of accuracy."""
 
 from __future__ import annotations
 
@@ -171,7 +171,7 @@ def quantize(
 def _int8(
     float_model: onnx.ModelProto, samples: Samples, choices: QuantizerChoices, say: Callable[[str], None]
 ) -> tuple[onnx.ModelProto, dict[str, Any]]:
-    """The quantised model, and the report but for the accelerator's share."""
+    """Return the quantised model, and the report but for the accelerator's share."""
     (fitting, measured), decoder = _split(samples), choices.decoder
     with tempfile.TemporaryDirectory() as scratch, _quiet():
         say("preparing the model")
@@ -236,7 +236,7 @@ def _check(model: str | Path, output: str | Path) -> None:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Without what the quantiser prints and logs."""
+    """Silence the quantiser's prints and logs."""
     before = logging.root.manager.disable
     logging.disable(logging.ERROR)
     try:
@@ -270,7 +270,7 @@ def _float_model(path: Path, exclude: Sequence[str]) -> onnx.ModelProto:
 
 
 def _of_opset(proto: onnx.ModelProto, path: Path) -> onnx.ModelProto:
-    """`proto` in an opset that has QuantizeLinear with an axis."""
+    """Convert `proto` to an opset that has QuantizeLinear with an axis."""
     entry = next((opset for opset in proto.opset_import if opset.domain in ("", "ai.onnx")), None)
     if entry is None or entry.version >= PER_CHANNEL_OPSET:
         return proto
@@ -301,13 +301,13 @@ def _inputs(proto: onnx.ModelProto) -> list[Input]:
 
 
 def _in_parts(proto: onnx.ModelProto, operators: str | None) -> onnx.ModelProto:
-    """A decoder without what onnxruntime has as one operator and its quantiser leaves float."""
+    """Split a decoder's fused operators of onnxruntime, which its quantiser leaves float."""
     plain = in_plain_operators(proto)
     return with_sums_apart(plain) if operators == "all" else plain
 
 
 def _of_sizes(proto: onnx.ModelProto, inputs: Sequence[Input]) -> onnx.ModelProto:
-    """`proto` with the sizes of `inputs` for those that it leaves open."""
+    """Return `proto` with the sizes of `inputs` for those that it leaves open."""
     if all(None not in tensor.shape for tensor in _inputs(proto)):
         return proto
     return resized(proto, {tensor.name: [size or 0 for size in tensor.shape] for tensor in inputs})
@@ -321,7 +321,7 @@ def _line(error: Exception) -> str:
 
 
 def _split(samples: Samples) -> tuple[Samples, Samples]:
-    """(for calibration, to be measured): apart where there are enough, else all twice."""
+    """Split samples: (for calibration, to be measured), apart where there are enough, else all twice."""
     if len(samples) < ENOUGH_TO_HOLD_OUT:
         return samples, samples
     held = range(HELD_OUT - 1, len(samples), HELD_OUT)
@@ -427,7 +427,7 @@ def _chosen(model: onnx.ModelProto, samples: Samples, choices: QuantizerChoices)
 
 
 def _name(model: onnx.ModelProto) -> None:
-    """Give each node of `model` a name: the quantiser chooses and excludes them by it."""
+    """Give each node of `model` a name, by which the quantiser chooses and excludes it."""
     names = {node.name for node in model.graph.node}
     for node in model.graph.node:
         if not node.name:

@@ -18,7 +18,7 @@ HIDDEN = -1e3
 
 
 def is_mask(tensor: TensorProto) -> bool:
-    """Whether a constant hides some of what it is added to."""
+    """Whether a constant hides some of the elements that it is added to."""
     array = numpy_helper.to_array(tensor)
     return array.dtype.kind == "f" and bool((array <= HIDDEN).any())
 

@@ -1,4 +1,4 @@
-"""Second moments of what layers multiply their weights by, over samples: how much each error of a weight matters."""
+"""Second moments of layers' inputs over samples: how much each error of a weight matters."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def _fits(node: onnx.NodeProto, dims: Iterable[int]) -> bool:
 
 
 def _rows(node: onnx.NodeProto, x: Array, dims: Iterable[int]) -> Array:
-    """[places, n]: what each output is made of."""
+    """Inputs of each output, [places, n]."""
     if node.op_type != "Conv":
         return x.reshape(-1, x.shape[-1])
     attrs, kernel = _attributes(node), list(dims)[2:]

@@ -1,4 +1,5 @@
-"""Moving what a few channels of activations are larger by into weights, so that bytes are fine enough for the others.
+"""Smooth activations: move the larger scale of a few channels into weights, so that bytes are fine enough for the
+others.
 
     y = Norm(x, gamma, beta)    z = MatMul(y, w)      ->      y = Norm(x, gamma / s, beta / s)    z = MatMul(y, w * s)
 
@@ -68,7 +69,7 @@ class ChannelStatistics:
 
     @property
     def largest(self) -> Array:
-        """Magnitudes."""
+        """Largest magnitude of each channel."""
         return np.asarray(np.maximum(np.abs(self.least), np.abs(self.most)))
 
 
@@ -76,7 +77,7 @@ def smooth(
     model: onnx.ModelProto, samples: Iterable[Mapping[str, Array]], alpha: float | str, symmetric: bool,
     per_channel: bool,
 ) -> dict[str, Any]:  # fmt: skip
-    """Change the float model so that its activations lose less as bytes; what it computes stays the same.
+    """Scale channels of the float model so that its activations lose less as bytes; its function stays equal.
 
     alpha: of the formula above, 0 to 1, or AUTO: for each place that of TRIED with the least error of the products that
     read it, or none. symmetric: whether activations will have no zero point; per_channel: whether weights will have a
@@ -108,7 +109,7 @@ def is_smoothable(model: onnx.ModelProto) -> bool:
 
 
 def _factors(largest: Array, weights: list[Array], alpha: float) -> Array:
-    """Powers of two [channels]; 1 for channels of nothing, and the median of the others."""
+    """Factors, powers of two [channels]; 1 for channels of zeros, and the median of the others."""
     heaviest = np.max([np.abs(w).max(axis=1) for w in weights], axis=0)
     used = (largest > 0) & (heaviest > 0) & np.isfinite(largest * heaviest)
     factors = np.ones(len(largest))
@@ -189,7 +190,7 @@ class _SmoothGraph:
                 yield SmoothPlace(node.output[0], tuple(producers), tuple(read))
 
     def rows(self, operand: ChannelConstant) -> Array:
-        """A matrix [channels, outputs]."""
+        """View a constant as a matrix [channels, outputs]."""
         return np.moveaxis(self._array(operand), operand.axis, 0).astype(np.float64)
 
     def scale(self, place: SmoothPlace, factors: Array) -> None:
@@ -290,11 +291,11 @@ class _SmoothGraph:
         return tuple(self.constants[name].dims) if name in self.constants else ()
 
     def _is_wide(self, operand: str, name: str) -> bool:
-        """Whether a tensor has as many channels as another, and no constant is one."""
+        """Whether a tensor has as many channels as another, and is no constant."""
         return operand not in self.constants and 0 < self.widths.get(operand, 0) == self.widths.get(name)
 
     def _is_view(self, node: onnx.NodeProto) -> bool:
-        """Whether channels stay what they are: rows go elsewhere."""
+        """Whether an operator leaves channels alone: only rows move."""
         if not traits(node.op_type).view or node.input[0] not in self.widths:
             return False
         return 0 < self.widths[node.input[0]] == self.widths.get(node.output[0], 0)

@@ -1,4 +1,4 @@
-"""Runs on a board before anything of Celosia is there: says what the board has, and puts files into place.
+"""First program on a board, before anything of Celosia is there: reports its facts, and installs files.
 
 Its text is sent over ssh and executed by whatever Python the board has, from 3.6 on, so it is on its own, and plain;
 annotations are strings, which that one does not evaluate. It reads a request from standard input: a line of JSON, then
@@ -59,7 +59,7 @@ def versions() -> "dict[str, Any]":
 
 
 def digest(path: str) -> "str | None":
-    """The SHA-256 of a file, None where it cannot be read."""
+    """SHA-256 of a file, None where it cannot be read."""
     try:
         with open(path, "rb") as file:
             return hashlib.sha256(file.read()).hexdigest()
@@ -112,7 +112,7 @@ def install(request: "dict[str, Any]", folder: str, stream: BinaryIO) -> "dict[s
 
 
 def receive(entry: "dict[str, Any]", folder: str, stream: BinaryIO) -> None:
-    """Put one file of a request into place."""
+    """Install one file of a request."""
     handle, part = tempfile.mkstemp(dir=folder, prefix=".", suffix=".part")
     try:
         left, hashed = entry["size"], hashlib.sha256()
@@ -135,7 +135,7 @@ def receive(entry: "dict[str, Any]", folder: str, stream: BinaryIO) -> None:
 
 
 def main() -> None:
-    """Answers one request from standard input with a line of JSON behind MARK."""
+    """Answer one request from standard input with a line of JSON behind MARK."""
     stream, out = sys.stdin.buffer, Beating(sys.stdout.buffer)
     answer: dict[str, Any] = {}
     try:

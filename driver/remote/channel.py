@@ -1,4 +1,4 @@
-"""A command on another machine: its input, its output, and a limit on how long it may be silent."""
+"""Channel to a command on another machine: its input, its output, and a limit on how long it may be silent."""
 
 from __future__ import annotations
 
@@ -57,13 +57,13 @@ class CommandChannel:
         return self._taken(size)
 
     def errors(self) -> str:
-        """The end of what the command has written to standard error."""
+        """End of the command's standard error."""
         while self._err in self._open and self._ready((self._err,), 0):
             self._take_errors()
         return self._errors.decode(errors="replace").strip()
 
     def exit_code(self) -> int | None:
-        """None where it has none within END_SECONDS."""
+        """Exit code; None where it has none within END_SECONDS."""
         end = time.monotonic() + END_SECONDS
         while self._err in self._open and (left := end - time.monotonic()) > 0:  # which may fill its pipe
             if self._ready((self._err,), left):
@@ -78,7 +78,7 @@ class CommandChannel:
         self.process.kill()
 
     def close(self) -> None:
-        """`kill`, and give its pipes back."""
+        """Kill the command, and close its pipes."""
         self.kill()
         for pipe in (self.process.stdin, self.process.stdout, self.process.stderr):
             with suppress(OSError, AttributeError):
@@ -98,7 +98,7 @@ class CommandChannel:
         return bool(data)
 
     def _wait(self, descriptor: int, seconds: float | None, errors: tuple[int, ...]) -> None:
-        """Until `descriptor` is ready, while what arrives at `errors` is taken. Silence."""
+        """Wait until `descriptor` is ready, reading `errors` meanwhile. Silence."""
         end = None if seconds is None else time.monotonic() + seconds
         while True:
             left = None if end is None else max(0.0, end - time.monotonic())

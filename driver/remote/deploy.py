@@ -1,4 +1,4 @@
-"""Programs on boards: `celosia deploy` and `celosia run --device ssh://...`."""
+"""Deploy Programs to boards and run them there: `celosia deploy` and `celosia run --device ssh://...`."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def program_file(program: Program) -> File:
 
 
 def relinked(program: Program) -> Program:
-    """A Program for a board with its kernels compiled again here. ProgramError, LinkError."""
+    """Compile the kernels of a Program for a board again here. ProgramError, LinkError."""
     from celosia.compiler.cpu.llvm import from_loops, link_library
     from celosia.compiler.cpu.target import compiling_for, target_for
 
@@ -141,7 +141,7 @@ class Remote:
             channel.close()
 
     def flash(self, runner: File, bit: File, manifest: Manifest) -> float:
-        """Load an installed bitstream; the accelerator's clock in MHz. Raises DeviceError, SshError."""
+        """Load an installed bitstream; return the accelerator's clock in MHz. Raises DeviceError, SshError."""
         head = {"bitstream": f"{self.folder}/{bit.name}", "manifest": dataclasses.asdict(manifest)}
         answer = self._call(self._runner(runner), [pack(head, {})], _answered)
         with self.understood():
@@ -151,7 +151,7 @@ class Remote:
             return clock
 
     def start(self, runner: File) -> CommandChannel:
-        """The installed runner, which waits for its request."""
+        """Start the installed runner, which waits for its request."""
         return self._started(self._runner(runner))
 
     def _runner(self, runner: File) -> str:
@@ -205,7 +205,8 @@ class Remote:
 
 
 def _write(channel: CommandChannel, head: dict[str, Any], samples: Sequence[Mapping[str, Any]]) -> None:
-    """The request, and a message for each sample, while answers come; the other side may be gone before the end."""
+    """Write the request, and a message for each sample, while answers come; the other side may be gone before the
+    end."""
     with suppress(OSError, ValueError):
         channel.write(pack(head, {}), patient=True)
         for sample in samples:
@@ -213,7 +214,7 @@ def _write(channel: CommandChannel, head: dict[str, Any], samples: Sequence[Mapp
 
 
 def _run_of(channel: CommandChannel) -> Future[Result]:
-    """The next run of a stream, done. EOFError, AnswerError, Silence."""
+    """Read the next run of a stream. EOFError, AnswerError, Silence."""
     future: Future[Result] = Future()
     try:
         future.set_result(load_result(channel, SshError))
@@ -223,7 +224,7 @@ def _run_of(channel: CommandChannel) -> Future[Result]:
 
 
 def _answered(channel: CommandChannel) -> dict[str, Any]:
-    """The board's answer without arrays. Raises the board's error; EOFError, AnswerError, Silence."""
+    """Read the board's answer without arrays. Raises the board's error; EOFError, AnswerError, Silence."""
     head, _ = unpack(channel)
     raise_error(head, SshError)
     return head
@@ -240,12 +241,12 @@ def checked_board(fields: Any) -> RemoteBoard:
 
 
 def _quoted(path: str) -> str:
-    """`path` for a shell; a leading ~/ stays the home folder."""
+    """Quote `path` for a shell; a leading ~/ stays the home folder."""
     return f'"$HOME"/{shlex.quote(path[2:])}' if path.startswith("~/") else shlex.quote(path)
 
 
 def skip_to_mark(stream: IO[bytes] | CommandChannel) -> None:
-    """Past what a login shell prints. EOFError where there is no mark, AnswerError where it prints without end."""
+    """Skip what a login shell prints. EOFError where there is no mark, AnswerError where it prints without end."""
     seen = b""
     for _ in range(BANNER_BYTES):
         byte = stream.read(1)
@@ -277,7 +278,7 @@ def complaints(board: RemoteBoard, program: Program, device: str) -> list[str]:
 
 
 def target_of(board: RemoteBoard) -> str:
-    """The name of the target that the board's processor is. SshError where it is none."""
+    """Name of the target with the board's processor. SshError where there is none."""
     from celosia.compiler.cpu.target import TARGETS
 
     for name, target in TARGETS.items():
@@ -288,7 +289,7 @@ def target_of(board: RemoteBoard) -> str:
 
 
 def require(board: RemoteBoard, program: Program, device: str, name: str) -> None:
-    """ProgramError or SshError where the board cannot run `program`."""
+    """Raise ProgramError or SshError where the board cannot run `program`."""
     problems = complaints(board, program, device)
     if problems:
         raise (ProgramError if "compile it" in problems[0] else SshError)(
@@ -396,7 +397,7 @@ def reported(result: Result, program: Program, device: str, inputs: Mapping[str,
 
 
 def _is_of(tensor: TensorInfo, static: TensorInfo | None, value: Any, batched: bool) -> bool:
-    """Whether a value may be what a run gives for `tensor`. static: the same where its sizes are known."""
+    """Whether a value may be a run's result for `tensor`. static: the tensor with its sizes where known."""
     if not isinstance(value, np.ndarray):
         return False
     is_text = tensor.dtype == "object" and value.dtype.kind in "OU"

@@ -1,4 +1,4 @@
-"""The accelerator of a board as a Device here: each call is a message over ssh (driver/remote/serve.py answers)."""
+"""Device for the accelerator of a board: each call is a message over ssh (driver/remote/serve.py answers)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from celosia.sim.device import Counters, DeviceError
 
 
 def open_remote(url: str, config: Config, **options: Any) -> RemoteDevice:
-    """The accelerator of ssh://USER@BOARD, or numpy there with /functional behind it. Its connection ends with it.
+    """Open the accelerator of ssh://USER@BOARD, or numpy there with /functional behind it. Its connection ends with it.
 
     SshError, DeviceError: as of RemoteDevice, and SshError where `url` names no such device.
     """
@@ -35,7 +35,7 @@ def open_remote(url: str, config: Config, **options: Any) -> RemoteDevice:
 
 
 class RemoteDevice:
-    """A Device on the machine of `remote`, which it holds until `close`; see sim.device.Device.
+    """Device on the machine of `remote`, which it holds until `close`; see sim.device.Device.
 
     device: its name there, "board" or "functional"; options: as `open_device` takes them. SshError where there is no
     connection, or it is lost; DeviceError where the machine has no such device.
@@ -76,7 +76,7 @@ class RemoteDevice:
             return data
 
     def run(self, instr_addr: int, count: int, timeout_cycles: int, trace: bool = False) -> Counters:
-        """See Device."""
+        """Run instructions, see Device."""
         values = {"instr_addr": instr_addr, "count": count, "timeout_cycles": timeout_cycles, "trace": trace}
         with self._understood():
             counters = load_counters(self._call("run", values)[0])
@@ -96,7 +96,7 @@ class RemoteDevice:
 
     @contextmanager
     def _understood(self) -> Iterator[None]:
-        """SshError where there is no answer, or one that is none; the device is of no use any more then."""
+        """Raise SshError where there is no answer, or an invalid one; the device is of no use any more then."""
         try:
             with self._remote.understood(self._channel):
                 yield

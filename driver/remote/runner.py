@@ -42,7 +42,8 @@ class File:
 
 @cache
 def modules() -> dict[str, Path]:
-    """Files by the names of modules: those of FOLDERS that import Python's own, numpy and each other, and no others."""
+    """Files of the modules for a board, by name: those of FOLDERS that import only Python's own, numpy and each
+    other."""
     paths = [path for folder in FOLDERS for path in (PACKAGE / folder).rglob("*.py")]
     around = ("__init__.py", "plain.py", "tools.py", "compiler/__init__.py", "driver/__init__.py")
     module_paths = {_name(path): path for path in sorted([*(PACKAGE / name for name in around), *paths])}
@@ -74,7 +75,7 @@ def _imported(path: Path) -> Iterator[str]:
 
 
 def runner() -> File:
-    """The zip, named by its contents."""
+    """Return the zip, named by its contents."""
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr(zipfile.ZipInfo("__main__.py"), MAIN)

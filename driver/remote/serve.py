@@ -64,11 +64,12 @@ class Readable(Protocol):
 
 
 class AnswerError(Sentence, ValueError):
-    """A message that is none; one sentence that says why."""
+    """An invalid message; one sentence that says why."""
 
 
 def pack(head: dict[str, Any], arrays: Mapping[str, Any]) -> bytes:
-    """A line of JSON with the sizes of `arrays`, and their bytes. A list of arrays is a sequence, None an optional."""
+    """Pack `arrays` to bytes: a line of JSON with their sizes, and their contents. A list of arrays is a sequence, None
+    an optional."""
     blobs: list[bytes] = []
 
     def size(value: Any) -> Any:
@@ -124,7 +125,7 @@ def unpack(stream: Readable) -> tuple[dict[str, Any], dict[str, Any]]:
 
 @contextmanager
 def parsing(part_name: str) -> Iterator[None]:
-    """AnswerError for whatever is raised by reading a message that is none: libraries do not say which errors."""
+    """Raise AnswerError for any error while a message is parsed: libraries do not say which errors they raise."""
     try:
         yield
     except AnswerError:
@@ -140,21 +141,21 @@ def checked(kind: Any, value: Any, label: str) -> Any:
 
 
 def as_table(value: Any, label: str) -> dict[str, Any]:
-    """`value`, an object of JSON. AnswerError."""
+    """Check that `value` is an object of JSON. AnswerError."""
     if not isinstance(value, dict):
         raise AnswerError(f"{label} is {brief(value)}")
     return value
 
 
 def result_bytes(result: Result) -> bytes:
-    """A Result on its way; `load_result` reads it."""
+    """Pack a Result; `load_result` reads it."""
     counters = [dataclasses.asdict(entry) for entry in result.counters]
     head = {"report": result.report, "counters": counters, "outputs": list(result.outputs)}
     return pack(head, result.tensors | result.outputs)
 
 
 def load_counters(head: Any) -> Counters:
-    """Counters of what `dataclasses.asdict` made of them. AnswerError; DeviceError where they count what cannot be."""
+    """Parse Counters from `dataclasses.asdict`. AnswerError; DeviceError where their values are impossible."""
     fields = {field.name for field in dataclasses.fields(Counters)}
     if missing := fields - as_table(head, "counters").keys():
         raise AnswerError(f"counters have no {min(missing)}")
@@ -171,7 +172,7 @@ def raise_error(head: dict[str, Any], kind: type[Exception]) -> None:
 
 
 def memory_of(head: dict[str, Any]) -> str | None:
-    """The memory model of a board's device. AnswerError."""
+    """Memory model of a board's device. AnswerError."""
     memory = head.get("memory_model", "")
     if memory not in (None, BoardDevice.memory_model):
         raise AnswerError(f"memory_model is {brief(memory)}")
@@ -213,7 +214,7 @@ def _end_with(stream: IO[bytes]) -> None:
 
 
 class Answers(Protocol):
-    """Takes whole messages."""
+    """Writer of whole messages."""
 
     def write(self, data: bytes, /) -> object:
         """Send a message at once."""
@@ -287,7 +288,7 @@ def serve_device(head: dict[str, Any], request: IO[bytes], answer: Answers) -> N
 
 
 def _called(device: Device, call: dict[str, Any], arrays: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The answer to a call of `device`: a line, and arrays."""
+    """Answer a call of `device`: a line, and arrays."""
     method = call.pop("call")
     if method == "run":
         return dataclasses.asdict(device.run(**call)), {}
@@ -301,7 +302,7 @@ def _called(device: Device, call: dict[str, Any], arrays: dict[str, Any]) -> tup
 
 
 def main(answer: Answers) -> None:
-    """`python3 runner.pyz` on the board."""
+    """Run `python3 runner.pyz` on the board."""
     code = 130
     with suppress(KeyboardInterrupt):
         serve(sys.stdin.buffer, answer)

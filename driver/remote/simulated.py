@@ -1,4 +1,4 @@
-"""The package `pynq` of a board that is simulated on this machine, for rehearsals (driver/rehearse.py).
+"""Replacement of the package `pynq` for a board that is simulated on this machine, for rehearsals (driver/rehearse.py).
 
 $HOME is the board's folder: `fpga.json` in it says which bitstream is loaded. The FPGA is the functional simulator, or
 the Verilated RTL, which FPGA names as a shared library.
@@ -42,7 +42,7 @@ class Fpga(Protocol):
     """Simulated FPGA behind the registers."""
 
     def read(self, offset: int) -> int:
-        """A register."""
+        """Read a register."""
         ...
 
     def write(self, offset: int, value: int) -> None:
@@ -50,7 +50,7 @@ class Fpga(Protocol):
 
 
 class FunctionalFpga:
-    """Registers whose runs the functional simulator does at once; it counts no cycles."""
+    """Registers whose runs the functional simulator executes at once; it counts no cycles."""
 
     def __init__(self, config: Config, memory: NDArray[np.uint8]) -> None:
         self._memory, self._device = memory, open_simulator("functional", config)
@@ -83,7 +83,7 @@ class FunctionalFpga:
 
 
 class RtlFpga:
-    """The registers of the Verilated RTL, whose clock runs while they are read."""
+    """Registers of the Verilated RTL, whose clock runs while they are read."""
 
     def __init__(self, library: str, memory: NDArray[np.uint8]) -> None:
         self._lib = ctypes.CDLL(library)
@@ -110,7 +110,7 @@ _fpga: Fpga | None = None
 
 
 def _opened() -> Fpga:
-    """The FPGA with the bitstream that is loaded, and the memory that is allocated."""
+    """Return the FPGA with the loaded bitstream, and the allocated memory."""
     global _fpga
     if _fpga is None:
         config = Config.from_dict(json.loads(LOADED.read_text(encoding="utf-8")))
@@ -126,7 +126,7 @@ class MMIO:
         del address, length
 
     def read(self, offset: int) -> int:
-        """A register."""
+        """Read a register."""
         return _opened().read(offset)
 
     def write(self, offset: int, value: int) -> None:
@@ -157,7 +157,7 @@ class _Buffer(np.ndarray[Any, np.dtype[np.uint8]]):
     physical_address = BASE
 
     def flush(self) -> None:
-        """The FPGA sees the same memory."""
+        """Do nothing: the FPGA sees the same memory."""
 
     invalidate = freebuffer = flush
 

@@ -1,4 +1,4 @@
-"""Commands on another machine, by the system's OpenSSH client: the user's keys, agent and settings count."""
+"""Commands on another machine, by the system's OpenSSH client, with the user's keys, agent and settings."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class SshError(Sentence, RuntimeError):
 
 
 def destination(text: str) -> list[str]:
-    """ssh's arguments for `user@host`, `user@host:port`, or `ssh://user@host:port`. SshError where it is none.
+    """Return ssh's arguments for `user@host`, `user@host:port`, or `ssh://user@host:port`. SshError where it is none.
 
     >>> destination("ssh://xilinx@pynq:2222")
     ['-p', '2222', 'xilinx@pynq']
@@ -58,7 +58,7 @@ class Connection:
         self.name, self._where, self._options = name, address, options
 
     def start(self, command: str) -> CommandChannel:
-        """`command`, a line for the shell there."""
+        """Start `command`, a line for the shell there."""
         return CommandChannel(
             subprocess.Popen(
                 self._line(command), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0
@@ -82,7 +82,7 @@ class Connection:
         )
 
     def ended(self, channel: CommandChannel) -> SshError:
-        """Why the command of `channel` ended without an answer."""
+        """Explain why the command of `channel` ended without an answer."""
         code = channel.exit_code()
         if code is None:
             return self.unclear("it goes on without one")
@@ -113,13 +113,13 @@ def _text(path: Path) -> str:
 
 
 def _last(text: str) -> str:
-    """The last line, as a message shows it."""
+    """Last line of some output, as a message shows it."""
     return clipped(printable(text.splitlines()[-1].strip())) if text else ""
 
 
 @contextmanager
 def connected(name: str, seconds: int = CONNECT_SECONDS) -> Iterator[Connection]:
-    """A connection to `name` (see `destination`), shared by all commands, so that a password is asked for once.
+    """Connect to `name` (see `destination`); all commands share the connection, so that a password is asked for once.
 
     SshError where it cannot be made in `seconds`.
     """

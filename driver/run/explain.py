@@ -63,7 +63,7 @@ def layer_rows(program: Program, counters: Sequence[Counters]) -> list[dict[str,
 
 
 def predicted(program: Program, memory: MemoryModel | str = ZYNQ_HP) -> list[Counters]:
-    """The counters of each launch, with the time of each instruction, as the timing model predicts them.
+    """Predict the counters of each launch, with the time of each instruction, by the timing model.
 
     memory: behind the accelerator; ValueError for one that the model does not know. ProgramError where instructions of
     the Program, which may come from a file, are none, or wait for each other for ever.
@@ -78,7 +78,7 @@ def predicted(program: Program, memory: MemoryModel | str = ZYNQ_HP) -> list[Cou
 
 @contextmanager
 def decoding(program: Program) -> Iterator[None]:
-    """ProgramError where what is done inside finds that instructions of the Program are none."""
+    """Raise ProgramError where the code inside finds that instructions of the Program are invalid."""
     try:
         yield
     except (ValueError, DeviceError) as error:
@@ -88,7 +88,7 @@ def decoding(program: Program) -> Iterator[None]:
 def estimate(
     program: Program, memory: MemoryModel | str = ZYNQ_HP, counters: Sequence[Counters] | None = None
 ) -> dict[str, Any]:
-    """The report of a run that was not: cycles, utilization and layers as the timing model predicts them.
+    """Return the report of a predicted run: cycles, utilization and layers of the timing model.
 
     memory, and ValueError: as of `predicted`, whose `counters` they are.
     """
@@ -118,7 +118,7 @@ class Advice:
 
 
 def advised(report: dict[str, Any]) -> list[Advice]:
-    """The advice on the layers of a report, that for most cycles first; none where there are no cycles."""
+    """Advice on the layers of a report, that for most cycles first; none where there are no cycles."""
     rows = [row for row in report["layers"] if row["advice"] and row["cycles"]]
     kinds: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for row in rows:
@@ -133,7 +133,7 @@ def advised(report: dict[str, Any]) -> list[Advice]:
 
 
 def code_of(program: Program, launch: LaunchStep) -> bytes:
-    """The bytes of a launch's instructions."""
+    """Return the bytes of a launch's instructions."""
     start = launch.address - program.image_address
     return program.image[start : start + launch.count * instruction_bytes(program.config)].tobytes()
 
@@ -165,7 +165,7 @@ class _Time:
 
 
 def _times(program: Program, launch: LaunchStep, runs: Sequence[Counters]) -> list[_Time]:
-    """The time of each layer, added up over runs of the launch."""
+    """Time of each layer, added up over runs of the launch."""
     work = _work(program, launch)
     times = [_of_run(program.config, launch, work, run) for run in runs]
     return [sum(rest, first) for first, *rest in zip(*times)]
@@ -224,14 +224,14 @@ def _of_run(cfg: Config, launch: LaunchStep, work: _Work, run: Counters) -> list
 
 
 class _Spread:
-    """Amounts of intervals that follow each other, spread evenly over each and summed up between `edges`."""
+    """Amounts of consecutive intervals, spread evenly over each and summed up between `edges`."""
 
     def __init__(self, since: Floats, until: Floats, edges: Floats) -> None:
         self._since, self._until, self._edges = since, np.maximum(since, until), edges
         self.length = self._until - since
 
     def of(self, amounts: Floats) -> Floats:
-        """The part of all amounts between each two edges; an interval without length counts where it ends."""
+        """Share of all amounts between each two edges; an interval without length counts where it ends."""
         total = np.zeros(len(self._edges) - 1)
         first = np.searchsorted(self._edges, self._since, "right") - 1
         last = np.minimum(np.searchsorted(self._edges, self._until, "left") - 1, len(total) - 1)
@@ -271,7 +271,7 @@ def _row(cfg: Config, layer: LayerInfo, time: _Time | None, parts: int) -> dict[
 
 
 def _bound(time: _Time) -> str | None:
-    """The unit that worked for most of the cycles; "latency" where none did."""
+    """Unit that worked for most of the cycles; "latency" where none did."""
     if not time.cycles:
         return None
     shares = time.busy / time.cycles

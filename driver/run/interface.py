@@ -36,7 +36,7 @@ class RuntimeBase:
         raise NotImplementedError
 
     def program_for(self, inputs: Mapping[str, Array]) -> Program:
-        """The Program that runs inputs of these shapes; of a model, it is compiled now where it was not yet."""
+        """Program for inputs of these shapes; of a model, it is compiled now where it was not yet."""
         raise NotImplementedError
 
     def open(self) -> None:
@@ -48,7 +48,7 @@ class RuntimeBase:
         raise NotImplementedError
 
     def check(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
-        """The inputs as the program takes them. InputError where a name, type or shape is wrong."""
+        """Check the inputs and convert them for the program. InputError where a name, type or shape is wrong."""
         raise NotImplementedError
 
     def run(self, inputs: Mapping[str, Array], keep: Callable[[str], bool] | None = None, trace: bool = True) -> Result:
@@ -66,7 +66,7 @@ class RuntimeBase:
         raise NotImplementedError
 
     def run_batch(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
-        """The outputs of a batch of any size, joined along their first axis.
+        """Run a batch of any size, and return the outputs joined along their first axis.
 
         inputs: arrays whose first axis counts samples; each run takes as many as the Program's inputs have there. Where
         that size is open, `run` does the same. InputError where it does not divide the batch, or inputs have batches of
@@ -87,7 +87,8 @@ class RuntimeBase:
         self.close()
 
     def __call__(self, *arrays: Array) -> Array | tuple[Array, ...]:
-        """The output of a run, or all of them where there are several; arrays in the order of the program's inputs.
+        """Run, and return the output, or all of them where there are several; arrays in the order of the program's
+        inputs.
 
         InputError where there are not as many, or one has another shape or type.
 
@@ -125,11 +126,11 @@ class RuntimeBase:
         return Results(self._futures(samples, in_flight, trace, lost), lost)
 
     def _futures(self, samples: Iterable[Sample], in_flight: int, trace: bool, lost: list[str]) -> Futures:
-        """The runs of `samples`; what is wrong with one is an error of its run. lost: as of Results."""
+        """Run `samples`, and yield the futures; an invalid sample is an error of its run. lost: as of Results."""
         raise NotImplementedError
 
     def _named(self, sample: Sample) -> Mapping[str, Array]:
-        """Inputs by name. InputError where there is no telling which one an array is."""
+        """Return inputs by name. InputError where it is unclear which one an array is."""
         if isinstance(sample, Mapping):
             return sample
         if isinstance(sample, Exception):

@@ -1,4 +1,4 @@
-"""Devices by name."""
+"""Open devices by name."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Devices: TypeAlias = "str | Device | Sequence[Device]"
 
 
 def open_device(name: str, config: Config, **options: Any) -> Device:
-    """The device called "functional", "timed", "rtl" or "board"; `options` are those of its class. ValueError."""
+    """Open the device called "functional", "timed", "rtl" or "board"; `options` are those of its class. ValueError."""
     require_device(name)
     if name == "board":
         from celosia.driver.board.board_device import pynq_device
@@ -27,7 +27,7 @@ def open_device(name: str, config: Config, **options: Any) -> Device:
 
 
 def devices_of(device: Devices) -> list[str | Device]:
-    """Names and Devices one by one. ValueError for none.
+    """List names and Devices one by one. ValueError for none.
 
     >>> devices_of("functional, timed")
     ['functional', 'timed']
@@ -43,7 +43,7 @@ def devices_of(device: Devices) -> list[str | Device]:
 
 
 def require_device(name: str) -> None:
-    """ValueError where there is no device of that name."""
+    """Raise ValueError where there is no device of that name."""
     if name not in DEVICES:
         suggestion = did_you_mean(name, DEVICES)
         raise ValueError(f"there is no device {name!r}{suggestion}; take {', '.join(DEVICES[:-1])} or {DEVICES[-1]}")

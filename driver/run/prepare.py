@@ -47,7 +47,7 @@ def with_kernels(program: Program) -> Program:
 
 
 def require_memory(program: Program, threads: int) -> None:
-    """ProgramError where what a run takes in any case is more than this machine has."""
+    """Raise ProgramError where a run needs more memory than this machine has."""
     workspace = max((kernel.workspace_for(threads) for kernel in program.kernels), default=0)
     constants = sum(array.nbytes for array in program.constants.values())
     tensors = (*program.inputs, *program.outputs, *program.kept)
@@ -76,7 +76,7 @@ def _compiled(program: Program) -> list[CompiledKernel]:
 
 
 def views(program: Program) -> dict[str, NDArray[Any]]:
-    """The tensors of the arena, as arrays in its memory."""
+    """Tensors of the arena, as arrays in its memory."""
     memory = np.empty(program.arena.size + 64, np.uint8)
     start = -memory.ctypes.data % 64
     arrays = {}
@@ -87,7 +87,7 @@ def views(program: Program) -> dict[str, NDArray[Any]]:
 
 
 def fitted(tensor: TensorInfo, value: Any, label: str, batched: bool = False) -> NDArray[Any]:
-    """`given` as an array in order, of this machine's byte order. InputError where it is not what `tensor` says.
+    """Return `value` as a contiguous array of this machine's byte order. InputError where it does not fit `tensor`.
 
     what: its type and shape, for people. batched: its first axis counts any number of samples.
     """
@@ -102,10 +102,10 @@ def fitted(tensor: TensorInfo, value: Any, label: str, batched: bool = False) ->
 
 
 def in_order(value: Any) -> Any:
-    """An array with its elements one after the other; all else as it is."""
+    """Return an array contiguous; all else as it is."""
     return np.asarray(value, order="C") if isinstance(value, np.ndarray) else value
 
 
 def stored(array: NDArray[Any]) -> NDArray[np.int8]:
-    """Bytes as the accelerator stores them: uint8 with its top bit flipped."""
+    """Convert bytes to the accelerator's form: uint8 with its top bit flipped."""
     return (array ^ 0x80).view(np.int8) if array.dtype == np.uint8 else array

@@ -1,4 +1,4 @@
-"""Running a Program: numpy in, numpy out, and a report of where the time went."""
+"""Run a Program: numpy in, numpy out, and a report of the time."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ CYCLES_PER_INSTRUCTION = 200_000
 
 
 class ProgramRuntime(RuntimeBase):
-    """Runs `program` on `device`, by name or any Device of the same Config; see celosia.Runtime.
+    """Runtime of `program` on `device`, by name or any Device of the same Config; see celosia.Runtime.
 
     A device by name is opened when the first launch needs it; a program without launches never opens one.
     Raises ThreadsError, and ProgramError where the CPU's part was compiled for another processor, or is machine code
@@ -96,8 +96,8 @@ class ProgramRuntime(RuntimeBase):
         return self.program
 
     def attach(self, device: Device) -> None:
-        """Take `device`, and put there what the Program has in its memory: again, where others have used it.
-        DeviceError for another Config's."""
+        """Take `device`, and write the Program's constants to its memory: again, where others have used it. DeviceError
+        for another Config's."""
         if device.config.digest != self.program.config.digest:
             raise DeviceError(
                 f"the program was compiled for Config {self.program.config.name} ({self.program.config.digest[:8]}), "
@@ -180,7 +180,7 @@ class ProgramRuntime(RuntimeBase):
         return {name: np.concatenate([outputs[name] for outputs in results]) for name in results[0]}
 
     def _runs(self, name: str, array: Array) -> int:
-        """Runs that a batch takes."""
+        """Number of runs that a batch takes."""
         shape, size = np.shape(array), (*self._known[name].shape, 0)[0]
         if not shape or size < 1 or shape[0] % size or not shape[0]:
             raise InputError(f"input {name!r} must be a batch of a multiple of {size}, not of shape {list(shape)}")
@@ -382,7 +382,8 @@ class ProgramRuntime(RuntimeBase):
         values.update(zip(step.outputs, outputs))
 
     def _require_declared(self, op: HostOp, name: str, value: Any) -> None:
-        """HostError where an output is not of the shape and type that the model declares and kernels were made for."""
+        """Raise HostError where an output has not the shape and type that the model declares and kernels are made
+        for."""
         info = self.program.tensors.get(name)
         if info is None or not isinstance(value, np.ndarray):
             return

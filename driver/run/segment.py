@@ -1,4 +1,4 @@
-"""Kernels of a Program that follow each other."""
+"""Consecutive kernels of a Program, run as one."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Segment:
         self.made = [(name, *kinds[name], places[name]) for name in places if name in internal]
 
     def run(self, values: dict[str, Array]) -> Stamps:
-        """Adds to `values` what no other run has."""
+        """Run the kernels. Adds new tensors to `values`, which no other run shares."""
         arguments = self.calls.arguments
         for name, places in self.checked:
             address = address_of(values[name])

@@ -1,4 +1,4 @@
-"""A stream of samples: the CPU's steps of one run beside launches of another, in order.
+"""Run a stream of samples: the CPU's steps of one run overlap launches of another, in order.
 
 Each sample in flight has a lane: tensors of the host, and memory of the device, of its own. Lanes take turns with what
 there is one of, the CPU and each accelerator, so that a stream takes the larger time of the two, and not their sum.
@@ -53,19 +53,19 @@ class SampleLane(Protocol):
     """Runner of one sample at a time."""
 
     def where(self) -> str:
-        """The accelerator, for messages."""
+        """Description of the accelerator, for messages."""
         ...
 
     def run(self, inputs: Mapping[str, Array], *, trace: bool) -> Result:
-        """The result of one sample."""
+        """Run one sample and return its result."""
         ...
 
     def shared(self) -> bool:
-        """Whether there may be others for the same accelerator."""
+        """Whether the accelerator may have other lanes."""
         ...
 
     def clone_shared(self) -> SampleLane | None:
-        """Another one for the same accelerator; None where that cannot be. It may run meanwhile."""
+        """Return another lane of the accelerator; None where it cannot be had. Runs of both may overlap."""
         ...
 
     def abandon(self, whether: bool) -> None:
@@ -119,7 +119,7 @@ class _Accelerator:
 
 
 class SampleStream:
-    """Samples on one or more accelerators; the faster takes more. lost: as of Results.
+    """Stream of samples on one or more accelerators; the faster takes more. lost: as of Results.
 
     own: a lane of each accelerator. lanes: how many each shall have. named: makes inputs by name of a sample. Further
     lanes are opened by the threads that need them, while the first samples run.
@@ -136,7 +136,7 @@ class SampleStream:
         self._accelerators = [_Accelerator(lane, [lane], [lane], lanes - 1 if lane.shared() else 0) for lane in own]
 
     def futures(self, samples: Iterable[Sample]) -> Futures:
-        """The runs of `samples`, of which no more are read than are in flight, and as many ahead."""
+        """Yield the futures of `samples`, of which no more are read than are in flight, and as many ahead."""
         count = sum(len(accelerator.lanes) + accelerator.more for accelerator in self._accelerators)
         return self._one_by_one(samples) if count == 1 else self._at_once(samples, count)
 
@@ -177,7 +177,7 @@ class SampleStream:
             self._end(threads)
 
     def _end(self, threads: Sequence[Thread]) -> None:
-        """Returns when no thread is left, whatever was interrupted."""
+        """Wait until no thread is left, whatever was interrupted."""
         with self._returned:
             self._over = True
             self._returned.notify_all()
@@ -209,7 +209,7 @@ class SampleStream:
                 future.set_exception(error)
 
     def _run(self, sample: Sample) -> Result:
-        """On any accelerator; on another one where it fails there, which then is left out."""
+        """Run on any accelerator; on another one where it fails there, which then is left out."""
         inputs, first = self._named(sample), self._taken()
         if first is None:
             raise DeviceError("the stream is over")
@@ -258,7 +258,7 @@ class SampleStream:
                 return None if self._over else (chosen, lane)
 
     def _chosen(self, but: _Accelerator | None) -> _Accelerator | None:
-        """The accelerator with most lanes that are free or can be opened, when it has one; None as of `_taken`."""
+        """Accelerator with most lanes that are free or can be opened; None as of `_taken`."""
         while not self._over:
             alive = [
                 accelerator for accelerator in self._accelerators if not accelerator.lost and accelerator is not but
@@ -282,14 +282,14 @@ class SampleStream:
 
 
 def failed(error: Exception) -> Future[Result]:
-    """A run that has ended so."""
+    """Future that has failed with this error."""
     future: Future[Result] = Future()
     future.set_exception(error)
     return future
 
 
 def _done(waiting: deque[Future[Result]]) -> Future[Result]:
-    """The first, when it is done. It stays there while it is waited for, so that an interrupt ends it, too."""
+    """Wait for the first future, which stays in the queue meanwhile, so that an interrupt ends it, too."""
     while not waiting[0].done():
         wait([waiting[0]], LOOK_SECONDS)  # an interrupt that comes just before would not end it
     return waiting.popleft()

@@ -56,7 +56,7 @@ def power(working: Power, resting: Power, title: str, caveat: str) -> Renderable
 
 
 def timing(result: Timing, title: str) -> RenderableType:
-    """The longest paths of an accelerator, and how many paths end at each number of ns."""
+    """Table of the longest paths of an accelerator, and of how many paths end at each number of ns."""
     from celosia.bitstreams.timing import CAVEAT
 
     half = ("",) if result.pumped else ()

@@ -1,4 +1,4 @@
-"""A model beside onnxruntime."""
+"""Summary of a model compared with onnxruntime."""
 
 from __future__ import annotations
 

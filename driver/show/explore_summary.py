@@ -1,4 +1,4 @@
-"""An exploration on a terminal: how far it is, and the front that it has found."""
+"""Summary of an exploration: its progress, and the front that it has found."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def failures(failed: dict[str, int]) -> str:
 
 
 def front(report: dict[str, Any], folder: Path | None = None) -> Iterator[RenderableType]:
-    """The front, and which of it to take. folder: where it was written, if it was."""
+    """Table of the front, and which of it to take. folder: where it was written, if it was."""
     names, models = list(report["objectives"]), columns_of(report)
     title = f"{', '.join(report['models'])} on {report['board']}, memory {report['memory']}"
     table = new_table(title, "Config", *(f">{UNITS[name]}" for name in names), *(f">cycles, {name}" for name in models),

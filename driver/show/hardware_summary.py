@@ -1,4 +1,4 @@
-"""Configs, sweeps over them, and files that are kept."""
+"""Summary of Configs, sweeps over them, and cached files."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def kept(entries: Sequence[Entry]) -> RenderableType:
 
 
 def tools(choices: Iterable[Choice]) -> RenderableType:
-    """The programs that Celosia runs, and which of them it found."""
+    """Table of the programs that Celosia runs, and of those that it found."""
     table = new_table("Programs that Celosia runs", "name", "version", "where", "what for", "note")
     for chosen in choices:
         add_row(table, chosen.tool.name, chosen.version or "missing", chosen.source, chosen.tool.purpose, chosen.note)

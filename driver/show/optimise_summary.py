@@ -22,7 +22,7 @@ def line(state: SearchState) -> str:
 
 
 def derivation(report: dict[str, Any]) -> Iterator[RenderableType]:
-    """Each step with its rule and gain, what was refused, and what all of it came to."""
+    """Summary of each step with its rule and gain, of refused rules, and of the total."""
     yield from steps(report)
     if len(report["tuned"]) > 1:
         first, *later = report["tuned"]
@@ -49,7 +49,7 @@ def derivation(report: dict[str, Any]) -> Iterator[RenderableType]:
 
 
 def steps(report: dict[str, Any]) -> Iterator[RenderableType]:
-    """Each step with its rule, proof and gain, and what all came to; nothing where there is none."""
+    """Table of each step with its rule, proof and gain, and of the total; nothing where there is none."""
     if not report["steps"]:
         return
     unit, cost = ("ns", "host") if is_measured(report) else ("cycles", "cycles")

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def overview(program: Program) -> RenderableType:
-    """Model, Config, inputs and outputs, and how much of it runs where."""
+    """Table of model, Config, inputs and outputs, and how much of it runs where."""
     places = Counter(row["place"] for row in program.placements)
     table = Table(show_header=False, box=None, pad_edge=False)
     share = program.macs_accelerator / program.macs_total if program.macs_total else None
@@ -79,7 +79,7 @@ def operators(program: Program) -> RenderableType:
 
 
 def program_layers(program: Program) -> RenderableType:
-    """Each layer with its instructions; a GEMM or VECTOR instruction is one tile's work."""
+    """Table of layers with their instructions; a GEMM or VECTOR instruction is one tile's work."""
     table = new_table(
         "Layers",
         "layer",
@@ -104,7 +104,7 @@ def program_layers(program: Program) -> RenderableType:
 
 
 def buffers(program: Program) -> RenderableType:
-    """DRAM, the CPU's arena and the scratchpads: what each holds and how much of it is used."""
+    """Table of DRAM, the CPU's arena and the scratchpads: contents and use."""
     cfg = program.config
     code = sum(launch.count for launch in program.launches) * instruction_bytes(cfg)
     table = new_table("Buffers", "buffer", ">size", ">used", "what")
@@ -161,7 +161,7 @@ _SCRATCHPADS = {
 
 
 def passes(program: Program) -> RenderableType:
-    """The passes over the graph in order, and how many operators each left."""
+    """Table of the passes over the graph in order, and how many operators each left."""
     table = new_table("Passes", "pass", ">operators before", ">after", "what it does")
     for pass_ in program.passes:
         add_row(table, pass_.name, pass_.before, pass_.after, pass_.doc)
@@ -169,7 +169,7 @@ def passes(program: Program) -> RenderableType:
 
 
 def kernels(program: Program) -> RenderableType:
-    """The operators that share each kernel of the CPU, and the reads and writes that they save by it."""
+    """Table of operators that share a kernel of the CPU, and the reads and writes that they save by it."""
     table = new_table("Kernels", ">kernel", "operators", ">saved traffic")
     for step in _kernel_steps(program):
         add_row(table, str(step.kernel), " ".join(node.op for node in step.nodes), megabytes(step.saved_bytes))
@@ -182,7 +182,8 @@ def _kernel_steps(program: Program) -> list[CpuStep]:
 
 
 def graphs(program: Program, texts: dict[str, str], only: str | None = None) -> Iterator[str]:
-    """The graph after each pass, from `texts`, where the pass changed it. ProgramError where `only` is no pass."""
+    """Yield the graph after each pass, from `texts`, where the pass changed it. ProgramError where `only` is no
+    pass."""
     names = ["import", *(pass_.name for pass_ in program.passes)]
     if only is not None and only not in names:
         raise ProgramError(f"there is no pass {only!r}; the passes are {', '.join(names)}")
@@ -201,7 +202,8 @@ def graphs(program: Program, texts: dict[str, str], only: str | None = None) -> 
 
 
 def disassembly(program: Program, layer: str | None = None) -> Iterator[str]:
-    """Lines of every instruction, in the order of the program. ProgramError where no layer is called `layer`."""
+    """Yield a line for every instruction, in the order of the program. ProgramError where no layer is called
+    `layer`."""
     layer_name = None if layer is None else _layer(program, layer).name
     for number, launch in enumerate(program.launches):
         yield f"launch {number}: {launch.count} instructions at {launch.address:#x}"
@@ -218,7 +220,7 @@ def disassembly(program: Program, layer: str | None = None) -> Iterator[str]:
 
 
 def loops(program: Program, layer: str) -> Iterator[str]:
-    """The loops of a layer, and the schedule that made them. ProgramError where no layer is called `layer`."""
+    """Loops of a layer, and their schedule. ProgramError where no layer is called `layer`."""
     info = _layer(program, layer)
     for number, part in enumerate(info.parts):
         part_text = f", part {number + 1} of {len(info.parts)}" if len(info.parts) > 1 else ""
@@ -229,7 +231,7 @@ def loops(program: Program, layer: str) -> Iterator[str]:
 
 
 def _layer(program: Program, name: str) -> LayerInfo:
-    """The layer, or the block with the operator, of that name. ProgramError where there is none."""
+    """Layer, or block with the operator, of that name. ProgramError where there is none."""
     infos = [info for launch in program.launches for info in launch.layers]
     matching = [info for info in infos if info.name == name] or [info for info in infos if name in info.nodes]
     if not matching:

@@ -20,7 +20,8 @@ LINE_SECONDS = 60.0
 
 
 class Stages:
-    """Call it with the name of each stage; `cycles` with the cycles of a simulation. Nothing is shown where `quiet`."""
+    """Printer of stages: call it with the name of each; `cycles` with the cycles of a simulation. Silent where
+    `quiet`."""
 
     def __init__(self, quiet: bool = False) -> None:
         self.quiet = quiet
@@ -45,7 +46,7 @@ class Stages:
         return self
 
     def _goes_on(self) -> None:
-        """Off a terminal: the stage goes on, and has not said so for a while."""
+        """Print off a terminal that the stage goes on, at long intervals."""
         if self._stage and not self._paused and time.perf_counter() - self._shown >= LINE_SECONDS / 2:
             self._console.print(so_far(self._stage, self._started))
 
@@ -56,7 +57,7 @@ class Stages:
         self._line.stop()
 
     def __call__(self, stage: str, line: bool = True) -> None:
-        """A new stage begins; without `line` it is shown on a terminal only."""
+        """Begin a new stage; without `line` it is shown on a terminal only."""
         self._stage = stage
         self._reset()
         if self._moving:
@@ -65,7 +66,7 @@ class Stages:
             self._console.print(f"{stage} ...")
 
     def cycles(self, passed: int) -> None:
-        """A simulation has reached cycle `passed` of its launch; launches are added up within a stage."""
+        """Show that a simulation has reached cycle `passed` of its launch; launches are added up within a stage."""
         if passed < self._last:
             self._before += self._last
         self._last = passed
@@ -96,7 +97,7 @@ class Stages:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """While something else shows its own progress."""
+        """Pause while something else shows its own progress."""
         self._line.stop()
         self._paused = True
         try:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def quantised(report: dict[str, Any]) -> Iterator[RenderableType]:
-    """Tables of what `quantize` reports: errors, operators, the accelerator's share."""
+    """Summary of `quantize`'s report: errors, operators, the accelerator's share."""
     sample_text = "held out of the calibration" if report["held_out"] else "the calibration's own"
     samples = f"{report['samples_measured']} samples ({sample_text})"
     yield _errors(f"Against the float model, {samples}", report["outputs"])

@@ -48,7 +48,7 @@ def summary(report: dict[str, Any]) -> RenderableType:
 
 
 def estimate(program: Program, memory: MemoryModel = ZYNQ_HP) -> Iterator[RenderableType]:
-    """Tables of the cycles that a Program would take."""
+    """Tables of the predicted cycles of a Program."""
     report = explain.estimate(program, memory)
     if not report["layers"]:
         yield Text("Nothing of this model runs on the accelerator; --operators says why.")
@@ -75,7 +75,8 @@ def _estimated(report: dict[str, Any]) -> RenderableType:
 
 
 def layers(report: dict[str, Any], every: bool = False) -> RenderableType:
-    """The layers of a run in their order, and what units did meanwhile; without `every`, those that took longest."""
+    """Table of the layers of a run in their order, and the units' work meanwhile; without `every`, those that took
+    longest."""
     rows = report["layers"]
     weight = "cycles" if report["cycles"] is not None else "macs"
     shown = rows
@@ -124,7 +125,7 @@ def advice_on_layers(report: dict[str, Any]) -> RenderableType | None:
 
 
 def blocks(report: dict[str, Any]) -> RenderableType | None:
-    """The blocks of layers whose intermediates stay on chip; None where there are none."""
+    """Table of the blocks of layers whose intermediates stay on chip; None where there are none."""
     rows = [row for row in report["layers"] if row["bytes_kept"]]
     if not rows:
         return None

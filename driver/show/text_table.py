@@ -1,4 +1,4 @@
-"""Tables for people, on a terminal or in a file."""
+"""Tables as text, on a terminal or in a file."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ TOP_LAYERS = 8
 
 
 def console() -> Console:
-    """Standard output; wide enough for a table where it is not a terminal."""
+    """Return a console on standard output; wide enough for a table where it is not a terminal."""
     out = Console()
     return out if out.is_terminal else Console(width=160)
 
 
 def new_table(title: str, *columns: str) -> Table:
-    """A column whose name begins with ">" is aligned to the right."""
+    """Create a table; a column whose name begins with ">" is aligned to the right."""
     table = Table(
         title=printable(title), title_justify="left", box=None, pad_edge=False, header_style="bold", title_style="bold"
     )
@@ -36,15 +36,15 @@ def new_table(title: str, *columns: str) -> Table:
 
 
 def add_row(table: Table, *cells: object) -> None:
-    """Adds a row; integers get thousands' commas, and no cell is taken for markup."""
+    """Add a row; integers get thousands' commas, and no cell is taken for markup."""
     table.add_row(*(Text(f"{cell:,}" if isinstance(cell, int) else printable(str(cell))) for cell in cells))
 
 
 def percent(value: float | None) -> str:
-    """A share with one decimal, "-" for None."""
+    """Format a share with one decimal, "-" for None."""
     return "-" if value is None else f"{100 * value:.1f}%"
 
 
 def megabytes(size: int) -> str:
-    """Bytes as MB or kB."""
+    """Format bytes as MB or kB."""
     return f"{size / 1e6:.2f} MB" if size >= 100_000 else f"{size / 1e3:.1f} kB"

@@ -35,7 +35,7 @@ def tuning_line(state: NetworkState) -> str:
 
 
 def left_out_text(left_out: Mapping[str, str]) -> str:
-    """Devices that get no more trials."""
+    """Text on devices that get no more trials."""
     return "".join(f"; {name} left out: {reason}" for name, reason in left_out.items())
 
 

@@ -1,4 +1,4 @@
-"""Tensor expressions in the words of TVM's papers, over those of the compiler: programs written there run here."""
+"""Tensor expressions in the words of TVM's papers, on top of the compiler's: programs written for TVM run here."""
 
 from collections.abc import Callable
 

@@ -57,7 +57,7 @@ class TensorExpr:
         return self.node[tuple(_position(self.name, position) for position in indices)]
 
     def __call__(self, *index: Value) -> Expr:
-        """The element at `index`."""
+        """Return the element at `index`."""
         return self[index]
 
     def __repr__(self) -> str:
@@ -70,12 +70,12 @@ class TensorExpr:
 
     @property
     def axis(self) -> tuple[Axis, ...]:
-        """The loops over its elements."""
+        """Loops over the elements."""
         return self.node.axes
 
     @property
     def reduce_axis(self) -> tuple[Axis, ...]:
-        """The loops of reductions in it."""
+        """Loops of reductions in it."""
         return tuple(_reduced(self.node.body))
 
 
@@ -85,7 +85,7 @@ def _reduced(body: Expr | None) -> list[Axis]:
 
 
 def _position(name: str, index: Any) -> Value:
-    """An index of any integer type, as sizes have it. ValueError for what is none."""
+    """Convert an index of any integer type to the type of sizes. ValueError for anything else."""
     if isinstance(index, Expr):
         if index.dtype != INDEX and not index.dtype.startswith(("int", "uint")):
             raise ValueError(f"{name} is indexed with {index}, a {index.dtype}; an index is a whole number")
@@ -131,7 +131,7 @@ def _shape(name: str, shape: Size | Sequence[Size]) -> tuple[Size, ...]:
 
 
 def _dtype(name: str, dtype: Any) -> str:
-    """A type's name, of its name or of numpy's type. ValueError for what is none."""
+    """Name of a type, from its name or numpy's type. ValueError for anything else."""
     try:
         return numpy_dtype(dtype).name if isinstance(dtype, str) else np.dtype(dtype).name
     except (TypeError, AttributeError, ImportError):
@@ -139,7 +139,7 @@ def _dtype(name: str, dtype: Any) -> str:
 
 
 def placeholder(shape: Size | Sequence[Size], dtype: Any = "float32", name: str | None = None) -> TensorExpr:
-    """An array that the caller brings; dtype: a name, or numpy's type."""
+    """Declare an array that the caller gives; dtype: a name, or numpy's type."""
     name = name or f"placeholder{next(_numbers)}"
     sizes = _shape(name, shape)
     return TensorExpr(SizedNode(name, tuple(known(size) for size in sizes), _dtype(name, dtype), sizes=sizes))

@@ -47,7 +47,7 @@ def create_schedule(outputs: TensorExpr | Sequence[TensorExpr]) -> TensorSchedul
 
 
 class TensorSchedule:
-    """A StageView for every computed tensor: `s[tensor]`."""
+    """Schedule with a StageView for every computed tensor: `s[tensor]`."""
 
     def __init__(self, outputs: Sequence[TensorExpr]) -> None:
         self.outputs = tuple(output.node for output in outputs)
@@ -84,7 +84,7 @@ class TensorSchedule:
     def cache_read(
         self, tensor: TensorExpr, scope: str, readers: TensorExpr | Sequence[TensorExpr] | None = None
     ) -> TensorExpr:
-        """A copy of `tensor` in memory `scope`, which `readers` (left out: all) read in its stead."""
+        """Copy `tensor` to memory `scope`, where `readers` (left out: all) read it."""
         if readers is None:
             names = [t.name for t, stage in self.loops.stages.items() if tensor.name in _read(stage)]
         else:
@@ -108,7 +108,7 @@ def _read(stage: LoopStage) -> set[str]:
 
 
 def _moved(step: TraceStep, name: str, cache: str) -> TraceStep:
-    """`step` with what it says of the tensor `name` said of its cache."""
+    """Return `step` with the tensor `name` replaced by its cache."""
 
     def moved(arg: Any) -> Any:
         if isinstance(arg, dict):

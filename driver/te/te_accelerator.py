@@ -1,4 +1,4 @@
-"""The accelerator as a program names it: blocks, memories and intrinsics; and intrinsics that a program declares."""
+"""An accelerator in a program's terms: blocks, memories and intrinsics; and intrinsics that a program declares."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from celosia.hw.spec.config import Config
 
 @dataclass(frozen=True)
 class Copies:
-    """See Environment.dma_copy."""
+    """Copy directions, see Environment.dma_copy."""
 
     environment: Environment
 
@@ -43,17 +43,17 @@ class Environment:
 
     @property
     def gemm(self) -> Declared:
-        """acc += inp . wgt transposed, for one entry of each."""
+        """Intrinsic acc += inp . wgt transposed, for one entry of each."""
         return self._known["gemm"]
 
     @property
     def clip(self) -> Declared:
-        """An entry of acc within bounds, as int8, to out."""
+        """Intrinsic that clips an entry of acc to bounds, as int8, to out."""
         return self._known["vector_acc"]
 
     @property
     def requantise(self) -> Declared:
-        """An entry of acc scaled with one of par, as int8, to out."""
+        """Intrinsic that scales an entry of acc with one of par, as int8, to out."""
         return self._known["requantise"]
 
     @property
@@ -62,7 +62,7 @@ class Environment:
         return Copies(self)
 
     def copy(self, source: str, target: str) -> Declared:
-        """The copy between these memories. ValueError where there is none."""
+        """Intrinsic that copies between these memories. ValueError where there is none."""
         if source == "out" and target == "workspace":
             return self._known["store"]
         if source != "dram" or f"load_{target}" not in self._known:
@@ -85,7 +85,7 @@ class TileBuffer:
     node: Node
 
     def access_ptr(self, mode: str) -> TileBuffer:
-        """The tile as an operand, that is read ("r"), written ("w") or both ("rw")."""
+        """Return the tile as an operand that is read ("r"), written ("w") or both ("rw")."""
         return self
 
 

@@ -1,4 +1,4 @@
-"""Programs of schedules, for the CPU or an accelerator; sizes that are open come with the arrays."""
+"""Compile schedules for the CPU or an accelerator; open sizes come with the arrays."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def build(
 
 
 def _environment(target: Target) -> Environment | None:
-    """The accelerator that a target is; None for this processor."""
+    """Accelerator that a target stands for; None for this processor."""
     if isinstance(target, Environment):
         return target
     return None if isinstance(target, str) and target.split(" ")[0] in ("cpu", "llvm") else accelerator(target)
@@ -56,7 +56,7 @@ def lower(
     s: TensorSchedule, args: Sequence[TensorExpr | Var], sizes: Mapping[Var, int] | None = None,
     simple_mode: bool = True,
 ) -> Function:  # fmt: skip
-    """The loops, to be printed. sizes: those of variables; simple_mode: there is no other."""
+    """Return the loops, to print. sizes: those of variables; simple_mode: there is no other."""
     return _lowered(s, args, dict(sizes or {}), None)
 
 
@@ -94,7 +94,7 @@ class BuiltKernel:
         return f"{self.name}({', '.join(map(str, self.args))})"
 
     def made(self, sizes: Mapping[Var, int]) -> Any:
-        """The code for these sizes: a CompiledKernel or an AcceleratorKernel."""
+        """Code for these sizes: a CompiledKernel or an AcceleratorKernel."""
         key = tuple(sizes.items())
         if key not in self._made:
             function = _lowered(self.s, self.args, sizes, self.environment)

@@ -1,4 +1,4 @@
-"""Functions that programs call on elements, by TVM's names."""
+"""Functions on elements, by TVM's names."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def any(*conditions: Expr) -> Expr:
 
 
 def floordiv(a: Value, b: Value) -> Expr:
-    """a / b, rounded down."""
+    """Divide a / b, rounded down."""
     return binary("floordiv", a, b)
 
 
@@ -30,7 +30,7 @@ def floormod(a: Value, b: Value) -> Expr:
 
 
 def const(value: float, dtype: str = "int64") -> Expr:
-    """A number of this type."""
+    """Constant of this type."""
     return wrap(value, dtype)
 
 

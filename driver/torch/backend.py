@@ -67,7 +67,7 @@ class BackendOptions:
 
     @classmethod
     def of(cls, options: Mapping[str, Any] | None) -> BackendOptions:
-        """ValueError for a name that is no option."""
+        """Parse the options. ValueError for an unknown name."""
         names = [field.name for field in fields(cls)]
         for name in options or {}:
             if name not in names:
@@ -76,7 +76,7 @@ class BackendOptions:
 
 
 def celosia(graph: GraphModule, example_inputs: list[Any], options: Mapping[str, Any] | None = None) -> CompiledGraph:
-    """Dynamo's entry: a callable for `graph`. ValueError for an unknown option."""
+    """Entry point of Dynamo: return a callable for `graph`. ValueError for an unknown option."""
     places = enumerate(graph.graph.find_nodes(op="placeholder"))
     fixed = [i for i, node in places if "_dynamo_static_input_type" in node.meta.get("tensor_dict", {})]
     return CompiledGraph(graph, BackendOptions.of(options), fixed, *_traced())
@@ -252,14 +252,14 @@ class CompiledGraph:
         return compute
 
     def _warn(self, sentence: str) -> None:
-        """Once for each thing."""
+        """Warn once about each thing."""
         if sentence not in self.origin.told:
             self.origin.told.add(sentence)
             warnings.warn(f"backend celosia leaves {sentence}", stacklevel=2)
 
 
 class _Part(torch.nn.Module):  # type: ignore[misc]
-    """A part of a graph through its own Programs."""
+    """A part of a graph that runs as its own Programs."""
 
     def __init__(self, compiled: CompiledGraph) -> None:
         super().__init__()
@@ -326,7 +326,7 @@ def to_numpy(x: torch.Tensor) -> Array:
 
 
 def to_torch(array: Array) -> torch.Tensor:
-    """A tensor that shares the array's memory; bfloat16, which numpy has not, through its bits."""
+    """View an array as a tensor that shares its memory; bfloat16, which numpy has not, through its bits."""
     if array.dtype == ml_dtypes.bfloat16:
         return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
     return torch.from_numpy(np.asarray(array))

@@ -24,7 +24,8 @@ aten = torch.ops.aten
 
 
 def masked_softmax(x: Tensor, mask: Tensor, dim: int | None = None, mask_type: int | None = None) -> Tensor:
-    """Softmax where `mask` is not set. mask: of queries and keys (mask_type 0), of samples and keys (1), or as x."""
+    """Softmax over the elements that `mask` does not hide. mask: of queries and keys (mask_type 0), of samples and keys
+    (1), or as x."""
     if mask_type == 1 and mask.dim() == 2:
         mask = mask[:, None, None, :]
     masked = x.masked_fill(mask.to(torch.bool), float("-inf"))
@@ -57,7 +58,7 @@ def transformer_encoder_layer(
     norm_weight_2: Tensor, norm_bias_2: Tensor, ffn_weight_1: Tensor, ffn_bias_1: Tensor, ffn_weight_2: Tensor,
     ffn_bias_2: Tensor, mask: Tensor | None = None, mask_type: int | None = None,
 ) -> Tensor:  # fmt: skip
-    """src: [samples, tokens, embed_dim]."""
+    """Decompose a transformer encoder layer. src: [samples, tokens, embed_dim]."""
 
     def attend(x: Tensor) -> Tensor:
         weights = qkv_weight, qkv_bias, proj_weight, proj_bias
@@ -83,7 +84,7 @@ def transformer_encoder_layer(
 def addmm_activation(
     bias: Tensor, a: Tensor, b: Tensor, *, beta: Any = 1, alpha: Any = 1, use_gelu: bool = False
 ) -> Tensor:
-    """relu or gelu of beta bias + alpha a b."""
+    """Compute relu or gelu of beta bias + alpha a b."""
     y = torch.addmm(bias, a, b, beta=beta, alpha=alpha)
     return F.gelu(y) if use_gelu else F.relu(y)
 
@@ -121,7 +122,7 @@ def scaled_dot_product_attention(
 
 
 def baddbmm(x: Tensor, a: Tensor, b: Tensor, *, beta: Any = 1, alpha: Any = 1) -> Tensor:
-    """beta x + alpha a b. x: [n, m, k] or what becomes that, a: [n, m, i], b: [n, i, k]."""
+    """Compute beta x + alpha a b. x: [n, m, k] or what broadcasts to that, a: [n, m, i], b: [n, i, k]."""
     product = torch.bmm(a, b)
     return (x if beta == 1 else x * beta) + (product if alpha == 1 else product * alpha)
 
@@ -144,7 +145,7 @@ def with_products(model: GraphModule, keep: Callable[[Node], bool]) -> None:
 
 
 def _write_out(model: GraphModule, node: Node, function: Callable[..., Any]) -> None:
-    """The operators of `function` in the place of `node`, in the same module."""
+    """Write the operators of `function` in place of `node`, in the same module."""
     leaves, form = tree_flatten((node.args, node.kwargs))
     inputs_ = list(dict.fromkeys(leaf for leaf in leaves if isinstance(leaf, Node)))
 

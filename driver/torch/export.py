@@ -1,4 +1,4 @@
-"""A PyTorch module as an ONNX model in memory, with every quantise and dequantise that it has.
+"""Export a PyTorch module as an ONNX model in memory, with every quantise and dequantise that it has.
 
 torch.export traces it, torch.onnx writes it down without its optimiser, which takes quantisations for arithmetic that
 it may move. What ONNX would drop in silence (writes to buffers, random numbers, narrower ranges) is an error.
@@ -104,7 +104,7 @@ def to_onnx(
     module: torch.nn.Module | ExportedProgram, example_inputs: Any = (), *, kwargs: Mapping[str, Any] | None = None,
     input_names: Sequence[str] | None = None, output_names: Sequence[str] | None = None, dynamic_shapes: Any = None,
 ) -> onnx.ModelProto:  # fmt: skip
-    """The ONNX model of a module, see `from_torch`, which also `onnx.save` and `Runtime` take. TorchError."""
+    """Return the ONNX model of a module, see `from_torch`, which also `onnx.save` and `Runtime` take. TorchError."""
     module = getattr(module, "_orig_mod", module)  # of what torch.compile returns
     return _model(_exported(module, example_inputs, kwargs, dynamic_shapes), module, input_names, output_names)
 
@@ -216,7 +216,7 @@ def trace(
 
 
 def _register_dataclasses(values: Any) -> None:
-    """Tell torch.export of the dataclasses that a module returned: their fields are outputs."""
+    """Register with torch.export the dataclasses that a module returned: their fields are outputs."""
     for leaf in tree_leaves(values):
         if is_dataclass(leaf):
             torch.export.register_dataclass(type(leaf))
@@ -238,7 +238,7 @@ def require_pure(program: ExportedProgram) -> None:
 
 
 def _is_random(node: Node) -> bool:
-    """Whether it draws numbers: dropout outside of training, on its own or in another operator, does not."""
+    """Whether an operator draws numbers: dropout outside of training does not."""
     if torch.Tag.nondeterministic_seeded not in node.target.tags:
         return False
     schema = node.target._schema.arguments
@@ -252,7 +252,7 @@ def _is_random(node: Node) -> bool:
 def written(
     program: ExportedProgram, input_names: Sequence[str] | None, output_names: Sequence[str] | None
 ) -> onnx.ModelProto:
-    """`program` as ONNX. TorchError."""
+    """Write `program` as ONNX. TorchError."""
     for spec in program.graph_signature.output_specs:
         if isinstance(spec.arg, ConstantArgument) and spec.arg.value is not None:
             raise TorchError(f"the module returns {spec.arg.value!r}, which is no tensor; return tensors alone")
@@ -279,7 +279,7 @@ def written(
 
 
 def _require_reals(program: ExportedProgram) -> None:
-    """ExportError for complex inputs and outputs, which torch.onnx makes pairs of."""
+    """Raise ExportError for complex inputs and outputs, which torch.onnx makes pairs of."""
     signature = program.graph_signature
     border = {*signature.user_inputs, *signature.user_outputs}
     for node in program.graph.nodes:
@@ -364,20 +364,20 @@ def _name_by_modules(graph: ir.Graph) -> None:
 
 
 def _main(nodes: list[ir.Node], operator: str) -> ir.Node | None:
-    """The one that a report is about: the only product, else what torch.onnx gave the name of PyTorch's operator."""
+    """The operator to report on: the only product, else the one that torch.onnx gave the name of PyTorch's operator."""
     products = [node for node in nodes if node.op_type in PRODUCTS]
     named = [node for node in nodes if (node.name or "").startswith(f"node_{operator}")]
     return next(iter(products or named), None) if len(products) < 2 else None
 
 
 def _scopes(noted: str | None) -> tuple[str, str]:
-    """(path of the innermost module, name of PyTorch's operator); "" where there is none."""
+    """Return (path of the innermost module, name of PyTorch's operator); "" where there is none."""
     names = [str(name) for name in literal_eval(noted)] if noted else []
     return (TRACED.sub("", names[-2]) if len(names) > 1 else ""), (names[-1] if names else "")
 
 
 def _class_of(program: ExportedProgram) -> str:
-    """The class of the module that `program` was made of, which its operators remember."""
+    """Class of the module that `program` was exported from, which its operators name."""
     for node in program.graph.nodes:
         for path, kind in node.meta.get("nn_module_stack", {}).values():
             kind = str(kind).rpartition(".")[2]
@@ -390,7 +390,7 @@ def _class_of(program: ExportedProgram) -> str:
 
 
 def require_all_pairs(program: ExportedProgram, proto: onnx.ModelProto) -> None:
-    """TorchError where the model has not as many quantisations and dequantisations as the module, or other ones."""
+    """Raise TorchError where the model's quantisations and dequantisations differ from the module's."""
     for node in _calls(program):
         if node.target._schema.name == "quantized_decomposed::quantize_per_tensor":
             _require_whole_range(node)
@@ -424,7 +424,7 @@ def _require_whole_range(node: Node) -> None:
 
 
 def _source(node: onnx.NodeProto) -> str:
-    """The name of PyTorch's operator that `node` comes from."""
+    """Name of PyTorch's operator that `node` comes from."""
     return _scopes(next((entry.value for entry in node.metadata_props if entry.key == NAMES), None))[1]
 
 
@@ -432,14 +432,14 @@ def _source(node: onnx.NodeProto) -> str:
 
 
 def _calls(program: ExportedProgram) -> Iterator[Node]:
-    """Every operator, those of subgraphs too."""
+    """Yield every operator, those of subgraphs too."""
     for module in program.graph_module.modules():
         if isinstance(module, GraphModule):
             yield from (node for node in module.graph.nodes if isinstance(node.target, torch._ops.OpOverload))
 
 
 def _causes(error: BaseException) -> list[BaseException]:
-    """`error` and what it came from, what began it last: torch.onnx wraps its errors in pages of text."""
+    """Yield `error` and its causes, the first cause last: torch.onnx wraps its errors in pages of text."""
     return [error, *([] if error.__cause__ is None else _causes(error.__cause__))]
 
 
@@ -449,7 +449,7 @@ def _line(error: BaseException) -> str:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Without what the exporters log and warn of, which says nothing of the model."""
+    """Silence logs and warnings of the exporters, which say nothing of the model."""
     before = logging.root.manager.disable
     logging.disable(logging.ERROR)
     try:

@@ -1,4 +1,4 @@
-"""Fake quantisation, which rounds floats to a grid and leaves them floats, as pairs of quantise and dequantise.
+"""Fake quantisation (floats rounded to a grid) as pairs of quantise and dequantise.
 
 `torch.fake_quantize_*` in a module becomes such pairs. A FakeQuantize submodule of `torch.ao.quantization` is one such
 call while its observer is off; with an observer that is on, the grid is no constant.
@@ -39,7 +39,7 @@ def _within(low: int, high: int, bounded: Callable[[int, int], Tensor]) -> Tenso
 
 
 def per_tensor(x: Tensor, scale: Any, zero_point: Any, quant_min: int, quant_max: int) -> Tensor:
-    """torch.fake_quantize_per_tensor_affine. scale, zero_point: numbers, or tensors of one element."""
+    """Replace torch.fake_quantize_per_tensor_affine. scale, zero_point: numbers, or tensors of one element."""
 
     def bounded(low: int, high: int) -> Tensor:
         clamped = torch.clamp(x, (quant_min - zero_point) * scale, (quant_max - zero_point) * scale)
@@ -49,7 +49,7 @@ def per_tensor(x: Tensor, scale: Any, zero_point: Any, quant_min: int, quant_max
 
 
 def per_channel(x: Tensor, scale: Tensor, zero_point: Tensor, axis: int, quant_min: int, quant_max: int) -> Tensor:
-    """torch.fake_quantize_per_channel_affine. scale, zero_point: of each element along `axis`."""
+    """Replace torch.fake_quantize_per_channel_affine. scale, zero_point: of each element along `axis`."""
 
     def bounded(low: int, high: int) -> Tensor:
         broadcast_shape = [-1 if d == axis % x.dim() else 1 for d in range(x.dim())]
@@ -108,7 +108,7 @@ def settled(module: nn.Module) -> Iterator[None]:
 
 
 def _complaint(part: nn.Module) -> str:
-    """Why a submodule cannot be fixed; "" where it can."""
+    """Explain why a submodule cannot be fixed; "" where it can."""
     if isinstance(part, ObserverBase):
         return "that changes with what it sees; remove it"
     if not isinstance(part, FakeQuantize) or part.scale.dim() > 1 or part.scale.dtype != torch.float32:

@@ -1,4 +1,4 @@
-"""A traced module in parts that run one after the other: those that torch.onnx can write, and those that it cannot."""
+"""Split a traced module into consecutive parts: those that torch.onnx can write, and those that it cannot."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ def split(program: ExportedProgram, unknown: str) -> GraphModule | None:
 
 
 def is_eager(part: str) -> bool:
-    """Whether the part of this name is run by PyTorch."""
+    """Whether PyTorch runs the part of this name."""
     return part.endswith("eager")
 
 
 def _numbering(module: GraphModule, eager: set[str]) -> Callable[[Node], str]:
-    """Each part reads what the ones before it have made; odd ones are eager."""
+    """Number the parts: each reads results of those before it; odd ones are eager."""
     numbers: dict[Node, int] = {}
     for node in module.graph.nodes:
         before = max((numbers[operand] for operand in node.all_input_nodes), default=0)

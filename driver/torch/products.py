@@ -1,7 +1,7 @@
-"""Products of two activations in a traced module, as those of attention, and what stands around them.
+r"""Products of two activations in a traced module, as in attention, and the operators around them.
 
 q -> view -> mul 0.25 -> matmul -> view -> div 4 -> add mask -> softmax -> matmul
-\\___ operands ______/            \\_ scaled _/      masks      \\ operand
+\___ operands ______/            \_ scaled _/      masks      \ operand
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ aten = torch.ops.aten
 
 
 def name_of(node: Node) -> str:
-    """The operator of ATen, without overload and for the form that works in place, too; "" for anything else."""
+    """ATen's name of an operator, without overload and in-place suffix; "" for anything else."""
     target = node.target
     if not isinstance(target, torch._ops.OpOverload) or target.namespace != "aten":
         return ""
@@ -56,7 +56,8 @@ class ActivationProducts:
         return _is_scaling(node) and (node in self.scaled or node in self.operands)
 
     def _masks(self, softmax: Node) -> set[Node]:
-        """Nothing where no product leads there: what softmax reads is as quantised as anything else."""
+        """Masks added in front of a softmax; none where no product leads there, since such a softmax reads plain
+        activations."""
         seen: set[Node] = set()
         left, ends = [softmax.args[0]], set[Node]()
         while left:
@@ -97,7 +98,7 @@ def _part(graph: Graph, split: Node, number: int) -> Node | None:
 
 
 def _axis(split: Node, place: int) -> int:
-    """The argument `dim`; the first axis where there is none."""
+    """Argument `dim`; the first axis where there is none."""
     return int(split.args[place] if len(split.args) > place else split.kwargs.get("dim", 0))
 
 

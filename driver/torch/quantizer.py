@@ -1,4 +1,4 @@
-"""A quantizer for PT2E (torchao.quantization.pt2e) that asks for what the accelerator computes.
+"""Quantizer for PT2E (torchao.quantization.pt2e) that annotates a model for the accelerator.
 
 What only moves elements, the largest of a window, and the parts of a concatenation share one scale, so that nothing is
 computed between them. Biases stay float: the compiler takes them into the int32 sums. Operands of products of two
@@ -171,6 +171,6 @@ def _paths(node: Node) -> list[str]:
 
 
 def _inside(path: str, name: str) -> bool:
-    """torch.export writes a path as a name, or as L['self'].name."""
+    """Path of a submodule, which torch.export writes as a name, or as L['self'].name."""
     path = path.removeprefix("L['self']").removeprefix(".")
     return path == name or path.startswith(f"{name}.")

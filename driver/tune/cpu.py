@@ -1,4 +1,4 @@
-"""Search for better schedules of kernels that run on this CPU: those of a model, or of one's own expression."""
+"""Tune kernels that run on this CPU: those of a model, or of a single expression."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def tune_kernel(
     records: str | Path | Records | None = None, jobs: int = 1, search: str = "climb", learner: str = "ridge",
     seed: int = 0, deadline: float = DEADLINE, fleet: Fleet | None = None, told: Told = lambda state: None,
 ) -> tuple[CompiledKernel, Trace]:  # fmt: skip
-    """(a kernel that computes `outputs` from `inputs`, the schedule that was found for it): see `tune_cpu`.
+    """Return (a kernel that computes `outputs` from `inputs`, its tuned schedule): see `tune_cpu`.
 
     >>> import numpy as np
     >>> import celosia

@@ -39,15 +39,15 @@ CONNECT_SECONDS = 10
 
 
 class PoolError(Sentence, ValueError):
-    """A pool that is none, or that has no worker for what is asked; the message says what to do."""
+    """An invalid pool, or one without a worker for the task; the message says what to do."""
 
 
 def fleet_for(
     judge: Judge, jobs: int = 0, pool: str | None = None, deadline: float = DEADLINE, sudo: bool = False,
     base: int | None = None,
 ) -> Fleet:  # fmt: skip
-    """The fleet that measures for `judge`. Raises PoolError, SshError for a board's name that is none,
-    MissingLibrary without Dask.
+    """Open the fleet that measures for `judge`. Raises PoolError, SshError for an invalid board name, MissingLibrary
+    without Dask.
 
     jobs: processes of this machine; 0: this one. pool: dask://HOST:PORT instead, all of whose workers with the resource
     count; dask+tls:// with the certificates that Dask's configuration names, dask+insecure:// where the scheduler or a
@@ -80,7 +80,7 @@ def board_module(url: str, sudo: bool = False, base: int | None = None) -> tuple
 
 
 class BoardMeasurer:
-    """Holds the session with a board, made when it is needed; a lost one is answered with LOST, and made again."""
+    """Session with a board, opened when it is needed; a lost one is answered with LOST, and opened again."""
 
     def __init__(self, url: str, sudo: bool = False, options: Mapping[str, Any] = {}) -> None:
         self.url, self.sudo, self.options = url, sudo, options
@@ -106,7 +106,7 @@ class BoardMeasurer:
         return self._devices[cfg]
 
     def close(self) -> None:
-        """Ends the session."""
+        """End the session."""
         self._devices.clear()
         self._session.close()
 
@@ -119,7 +119,7 @@ def _place(url: str) -> str:
 
 
 def _dask_fleet(judge: Judge, pool: str, module: Sequence[str], deadline: float) -> Fleet:
-    """Each worker a device, as often as it may measure at once."""
+    """Make each worker a device, as often as it may measure at once."""
     resource = resource_of(judge)
     _require_private(pool, _scheduler(pool))
     client = _client(pool)
@@ -172,7 +172,7 @@ def _scheduler(pool: str) -> str:
 
 
 def _there(pool: str) -> str:
-    """Options without which Dask would listen on all interfaces, to whoever comes.
+    """Options without which Dask would listen on all interfaces, to anyone.
 
     >>> _there("dask://127.0.0.1:8786"), _there("dask+tls://10.0.0.5:8786")
     (' --host 127.0.0.1', ' --protocol tls')
@@ -194,7 +194,7 @@ def insecure(pool: str | None) -> str | None:
 
 
 def _require_private(pool: str, address: str) -> None:
-    """PoolError where anybody may reach `address`, and run code there."""
+    """Raise PoolError where anybody may reach `address`, and run code there."""
     if pool.startswith("dask+insecure:") or not address.startswith("tcp:"):
         return
     host, port = urlsplit(address).hostname, urlsplit(address).port

@@ -1,4 +1,4 @@
-"""An ONNX model to one of fewer cycles on an accelerator, with the same bytes under onnxruntime."""
+"""Optimise an ONNX model to fewer cycles on an accelerator, with equal bytes under onnxruntime."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def _tuned(
     cfg: Config, trials: int, records: str | Path | None, fleet: Fleet, progress: Callable[[str], None],
     model: onnx.ModelProto,
 ) -> float:  # fmt: skip
-    """Cycles of a model with schedules of its own; of one that has nothing on the accelerator none."""
+    """Cycles of a model with schedules of its own; none for one without anything on the accelerator."""
     from celosia.driver.tune.tune import tune as tune_model
 
     progress("tuning one of the best")
@@ -131,7 +131,7 @@ def _tuned(
 
 
 def _require(search: str, accelerator: bool, other_devices: bool) -> None:
-    """MissingLibrary; BudgetError where other processes would measure this processor."""
+    """Check the arguments. MissingLibrary; BudgetError where other processes would measure this processor."""
     require()
     if search in ("milp", "egraph"):
         try:
@@ -145,7 +145,8 @@ def _require(search: str, accelerator: bool, other_devices: bool) -> None:
 
 @taking(Options)
 def compile(source: Source, options: Options) -> Program:
-    """`celosia.compiler.compile.compile`, whose text it has, with onnxruntime as the oracle of `optimise`."""
+    """Compile as `celosia.compiler.compile.compile`, whose text it has, with onnxruntime as the oracle of
+    `optimise`."""
     if options.optimise is not None and options.oracle is None:
         require()
         options = replace(options, oracle=opened)

@@ -1,4 +1,4 @@
-"""Search for better schedules of a model's layers, and compile it with what was found."""
+"""Tune the schedules of a model's layers, and compile it with the result."""
 
 from __future__ import annotations
 
@@ -135,5 +135,5 @@ def _report(tuner: Tuner, records: Records, seconds: float) -> dict[str, Any]:
 
 
 def _whole(value: float) -> float | None:
-    """For JSON, which has no infinity."""
+    """Convert a number for JSON, which has no infinity."""
     return value if math.isfinite(value) else None

@@ -1,4 +1,4 @@
-"""Parts of models priced by a Fleet, for a search that weighs steps by them (docs/superoptimiser.md).
+"""Price parts of models with a Fleet, for a search that weighs steps by them (docs/superoptimiser.md).
 
 What comes back is an estimate: it says which step is taken next, and never what a model costs in the end.
 """
@@ -38,7 +38,7 @@ class PartJob:
 
     @property
     def alike(self) -> str:
-        """The Config, whose chains of layers are remembered."""
+        """Key of jobs that share caches: the Config, whose chains of layers are remembered."""
         return self.cfg.digest
 
     def run(self) -> TrialResult:
