@@ -336,13 +336,13 @@ def _array(cfg: Config) -> int:
 
 def _enabled(cfg: Config, share: Mapping[str, float]) -> float:
     """Share of enabled block RAM ports of scratchpads, of which one is the writers' and one the readers'."""
-    total = found = 0.0
+    total = enabled = 0.0
     for pad, blocks in _blocks(cfg).items():
         of = scratchpads(cfg)[pad]
         ports = (min(1.0, sum(share[unit] for unit in units)) for units in (of.writers, of.readers))
         total += blocks
-        found += blocks * sum(ports) / 2
-    return found / total if total else 0.0
+        enabled += blocks * sum(ports) / 2
+    return enabled / total if total else 0.0
 
 
 @cache

@@ -59,8 +59,8 @@ class SimulatedBoard(Connection):
     def __init__(self, name: str, folder: Path, library: Path | None) -> None:
         super().__init__(name, [name], ())
         self.home, binaries, site = folder / "home", folder / "bin", folder / "site"
-        for each in (self.home, binaries, site):
-            each.mkdir()
+        for subfolder in (self.home, binaries, site):
+            subfolder.mkdir()
         installed = Path(np.__file__).parent
         for path in (installed, installed.parent / "numpy.libs"):
             if path.exists():

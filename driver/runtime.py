@@ -109,11 +109,11 @@ class _OfModel(Runtime):
         from celosia.driver.host.specialise import Specialised  # with the compiler, which a board has not
 
         super().__init__(device, threads)
-        for each in self._devices:
-            if isinstance(each, str):
-                require_tools(each, model)
+        for device in self._devices:
+            if isinstance(device, str):
+                require_tools(device, model)
             else:
-                config = each.config
+                config = open_device.config
         self._latest = None
         self._specialised: Specialised[_OfProgram] = Specialised(
             model, {"config": config, **(compiling or {})},

@@ -160,11 +160,11 @@ class Control:
         events = []
         for number in range(max(0, count - depth), count):
             self.write("trace_at", number % depth)
-            what, cycle = self.read("trace_event"), self.read("trace_cycle")
+            event_word, cycle = self.read("trace_event"), self.read("trace_cycle")
             latest = cycles + RING_DELAY
             cycle = latest - (latest - cycle) % (1 << 32)
-            unit, index = what >> TRACE_UNIT_SHIFT & 3, what >> TRACE_INDEX_SHIFT
-            if not what & TRACE_DONE:
+            unit, index = event_word >> TRACE_UNIT_SHIFT & 3, event_word >> TRACE_INDEX_SHIFT
+            if not event_word & TRACE_DONE:
                 starts[unit, index] = cycle
             elif (unit, index) in starts:
                 events.append((unit, index, starts.pop((unit, index)), cycle + 1))

@@ -194,7 +194,7 @@ def _batched(proto: onnx.ModelProto, single: Program, samples: Samples, say: Cal
         many = compile_model(resized(proto, shapes), replace(single.config, batch=BATCH), check=False)
     except (ModelError, ConfigError):
         return None
-    if any(batched.shape != (BATCH, *alone.shape[1:]) for batched, alone in zip(many.outputs, single.outputs)):
+    if any(batched.shape != (BATCH, *unbatched.shape[1:]) for batched, unbatched in zip(many.outputs, single.outputs)):
         return None
     engine, runtime = _Engine(many, BATCH), Runtime(single)
     try:

@@ -297,10 +297,10 @@ def place_of(texts: Sequence[str] | None) -> dict[str, str]:
     """Parse --place to `compile`'s argument. BadParameter."""
     place = {}
     for text in texts or ():
-        name, equals, where = text.rpartition("=")
-        if text != "cost" and not (name and equals and where):
+        name, equals, choice = text.rpartition("=")
+        if text != "cost" and not (name and equals and choice):
             raise typer.BadParameter(f"--place takes NODE=cpu, NODE=accelerator or cost, not {text!r}")
-        place[name or "*"] = where
+        place[name or "*"] = choice
     return place
 
 

@@ -142,7 +142,7 @@ def _tokens(decoder: Decoder, model: Path, prompt: str | None, ids: str | None) 
         raise typer.BadParameter(f"--ids {ids} are no whole numbers between commas") from None
 
 
-def _write(decoder: Decoder, begin: list[int], made: Iterator[int], prompt: str | None) -> None:
+def _write(decoder: Decoder, begin: list[int], new_tokens: Iterator[int], prompt: str | None) -> None:
     """Print tokens as they come: as escaped text, or as numbers."""
     from celosia.plain import lines
 
@@ -152,6 +152,6 @@ def _write(decoder: Decoder, begin: list[int], made: Iterator[int], prompt: str 
         return lines(decoder.vocabulary.text_of(tokens))
 
     typer.echo(text(begin), nl=False)
-    for token in made:
+    for token in new_tokens:
         typer.echo(text([token]), nl=False)
     typer.echo()

@@ -107,11 +107,11 @@ def tune(
         common.check_destinations([model], output, report)
         common.check_destinations([model], records)
         with stages.paused():
-            found, lines = _found(device, model, config, quiet, options)
+            result, lines = _found(device, model, config, quiet, options)
         if output is not None:
             stages("writing the Program")
-            found.program.save(output)
-    common.write_json(report, found.report)
+            result.program.save(output)
+    common.write_json(report, result.report)
     if not quiet:
         common.show(lines)
 

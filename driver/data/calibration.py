@@ -88,8 +88,8 @@ def open_samples(
     """
     complete = completed or (lambda source, arrays, inputs: dict(arrays))
     if isinstance(source, Mapping):
-        where = "the calibration arrays"
-        readers = array_readers(where, complete(where, source, inputs), inputs)
+        name_in_errors = "the calibration arrays"
+        readers = array_readers(name_in_errors, complete(name_in_errors, source, inputs), inputs)
     elif Path(source).is_dir():
         readers = file_readers(files_of(Path(source))[0], replace(pixels, folder=Path(source)))
     elif not Path(source).exists():

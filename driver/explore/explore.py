@@ -103,19 +103,19 @@ def explore(
     subjects = subjects_of(models)
     require_rewritable(subjects, optimise, folder)
     context = context_of(subjects, _known_as(place), memory_model)
-    known = Points(None if folder is None else Path(folder), context)
+    known_points = Points(None if folder is None else Path(folder), context)
     progress("placing operators")
     on_cpu = {subject.name: placed(subject, place.config) for subject in subjects}
-    clock = _clock(known.seconds)
+    clock = _clock(known_points.seconds)
     with nullcontext(fleet) if fleet else fleet_for(Judge("timed", memory_model), jobs, pool, deadline) as measuring:
-        ladder = Ladder(subjects, place, memory_model, left, measuring, known, clock, on_cpu)
+        ladder = Ladder(subjects, place, memory_model, left, measuring, known_points, clock, on_cpu)
         progress(f"measuring {place.config.name}, to compare with")
         explorer = _explorer(ladder, around, search, objective, budget, seed, told)
         progress("exploring")
         apart = measuring if jobs or pool or fleet else None
         rewritten = partial(rewrite_front, explorer, optimise, apart, progress, told)
         stopped = _explored(explorer, budget, points, rewritten, confirmed, progress)
-    exploration = _found(explorer, known, objective, context, folder, clock(), stopped is None)
+    exploration = _found(explorer, known_points, objective, context, folder, clock(), stopped is None)
     if isinstance(stopped, KeyboardInterrupt):
         raise Interrupted(exploration) from None
     if stopped is not None:
@@ -151,15 +151,15 @@ def _explorer(
     told: Callable[[ExploreState], None],
 ) -> Explorer:  # fmt: skip
     """Set up the search, with the board's preset measured, and the points of earlier runs."""
-    known = ladder.points
-    spent, known_before = known.seconds, len(known.known)
+    known_points = ladder.points
+    spent, known_before = known_points.seconds, len(known_points.known)
     preset = _preset(ladder, ladder.board.config)
     rng = np.random.default_rng(seed)
     start = beginning(ladder, space, rng)
     explorer = Explorer(ladder, space, SEARCHES[search](space, rng, start), objective, preset, told)
     explorer.state.budget, explorer.state.spent = budget, spent
-    explorer.resume(list(known.known.values()))
-    if preset is not None and len(known.known) > known_before and preset.cfg.digest in explorer.measured:
+    explorer.resume(list(known_points.known.values()))
+    if preset is not None and len(known_points.known) > known_before and preset.cfg.digest in explorer.measured:
         explorer.state.points, explorer.state.known = 1, explorer.state.known - 1
     return explorer
 

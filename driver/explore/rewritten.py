@@ -79,8 +79,8 @@ def rewrite_front(
             rewriting = Rewriting(
                 _written(optimised.model, folder, subject.name) if optimised.steps else "", None, seconds
             )
-            for each in family:
-                point = ladder.points.known[each.cfg.digest]
+            for member in family:
+                point = ladder.points.known[member.cfg.digest]
                 ladder.points.add(_measured(ladder, point, subject, folder, rewriting))
             if optimised.state.ended == "interrupted":
                 raise KeyboardInterrupt

@@ -115,11 +115,11 @@ def closed(subject: ExploredModel, cfg: Config, memory: MemoryModel | str) -> Co
     for choice in selection.choices:
         candidates = [problem for definition in define(cfg, choice.layer) for problem in problems(definition)]
         layer_problems = [candidate for candidate in candidates if isinstance(candidate, Problem)]
-        for each in layer_problems:
-            if each not in seconds_of:
-                seconds_of[each] = estimated(cfg, each)
-            total += seconds_of[each]
-            vector += each.out_blocks * each.rows * each.columns * each.images * max(1, each.sums)
+        for work in layer_problems:
+            if work not in seconds_of:
+                seconds_of[work] = estimated(cfg, work)
+            total += seconds_of[work]
+            vector += work.out_blocks * work.rows * work.columns * work.images * max(1, work.sums)
         requests.append((choice.layer, layer_problems))
         moved += choice.layer.x.size(cfg) + choice.layer.y.size(cfg)
         moved += choice.layer.weights.size if isinstance(choice.layer, Conv) else 0

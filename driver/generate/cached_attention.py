@@ -208,8 +208,8 @@ class _Grouped(_Attention):
         if packed.ndim != (2 if node.op_type == "MatMul" else 1):
             return self.writer.parts(x, sizes)
         parts = [self.writer.constant(part, part.dtype) for part in np.split(packed, np.cumsum(sizes)[:-1], axis=-1)]
-        others = self.apart(node.input[0], sizes) if node.op_type == "Add" else [node.input[0]] * len(sizes)
-        return [self.op(node.op_type, other, part) for other, part in zip(others, parts)]
+        operands = self.apart(node.input[0], sizes) if node.op_type == "Add" else [node.input[0]] * len(sizes)
+        return [self.op(node.op_type, other, part) for other, part in zip(operands, parts)]
 
 
 class _Multiple(_Attention):

@@ -256,8 +256,8 @@ class Session:
         seen = seen_tokens(decoder.length - 1, before, steps, count)
         filled = np.array([tokens + tokens[-1:] * (steps - count)])
         places = np.minimum(before + np.arange(steps), decoder.length - 1)[None]
-        given = {roles.tokens: filled, roles.mask: seen[None], roles.positions: places}
-        inputs = {name: array.astype(roles.kinds[name]) for name, array in given.items() if name}
+        feed = {roles.tokens: filled, roles.mask: seen[None], roles.positions: places}
+        inputs = {name: array.astype(roles.kinds[name]) for name, array in feed.items() if name}
         result = decoder.run(steps, inputs | self.caches, self)
         for cache in roles.caches:
             rows = result.outputs[cache.present][:, :, :count]
@@ -279,13 +279,13 @@ def seen_tokens(past: int, before: int, steps: int, count: int) -> NDArray[np.bo
 
 def _whole(tokens: Sequence[int]) -> list[int]:
     """Check `tokens`, of any type of whole numbers. InputError for others."""
-    found = []
+    numbers = []
     for token in tokens:
         try:
-            found.append(index(token))
+            numbers.append(index(token))
         except TypeError:
             raise InputError(f"token {token!r} is no whole number; a vocabulary makes tokens of text") from None
-    return found
+    return numbers
 
 
 def _length(requested: int | None, limit: int | None) -> int:

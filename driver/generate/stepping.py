@@ -69,7 +69,7 @@ class _Editor:
         concat = self._appending(cache)
         codes = self._codes(concat.output[0], cache.present)
         self._rename(cache.present, f"{cache.present}/all")  # for whoever reads it inside the graph
-        whole, new = concat.output[0], concat.input[1]
+        joined_rows, new = concat.output[0], concat.input[1]
         shape = self.outputs[cache.present].type.tensor_type.shape
         shape.dim[CACHE_AXIS].Clear()
         place = next(number for number, node in enumerate(self.nodes) if node is concat)
@@ -82,7 +82,7 @@ class _Editor:
         self.nodes[place : place + 1] = [
             helper.make_node("QuantizeLinear", [new, *meaning], [cache.present]),
             helper.make_node("Concat", [cache.past, cache.present], [joined], axis=CACHE_AXIS),
-            helper.make_node("DequantizeLinear", [joined, *meaning], [whole]),
+            helper.make_node("DequantizeLinear", [joined, *meaning], [joined_rows]),
         ]
         for value in (self.outputs[cache.present], self.inputs[cache.past]):
             value.type.tensor_type.elem_type = helper.np_dtype_to_tensor_dtype(codes.zero.dtype)

@@ -43,7 +43,7 @@ class GraphWriter:
         while waiting:
             name = waiting.pop()
             if name not in read and name in makers:
-                waiting += [each for node in (makers[name], *_inside(makers[name])) for each in node.input]
+                waiting += [operand for node in (makers[name], *_inside(makers[name])) for operand in node.input]
             read.add(name)
         read.remove("")
         live_nodes = [node for node in self.nodes if read.intersection(node.output)]

@@ -135,12 +135,12 @@ class _Trace:
         """Intervals in which a unit waits: from the end of its last instruction to the last token that the next one
         takes."""
         arrival, giver = np.full(len(self.unit), -1, np.int64), np.zeros(len(self.unit), np.int64)
-        given, waits = (
+        post_masks, waits = (
             np.array([instruction.fields[name] for instruction in self.stream], np.int64) for name in ("post", "wait")
         )
         for of in Unit:
             for unit in Unit:
-                posts = np.flatnonzero((self.unit == of) & (given >> unit & 1 == 1))
+                posts = np.flatnonzero((self.unit == of) & (post_masks >> unit & 1 == 1))
                 takers = np.flatnonzero((self.unit == unit) & (waits >> of & 1 == 1))[: len(posts)]
                 token = self.end[posts[: len(takers)]]  # the n-th taken is the n-th given
                 later = token > arrival[takers]

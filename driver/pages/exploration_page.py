@@ -61,10 +61,10 @@ def _of_today(report: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**report, "objectives": renamed(report["objectives"]), **rows, **preset}
 
 
-def _page(given: Mapping[str, Any]) -> Page:
+def _page(front_json: Mapping[str, Any]) -> Page:
     from celosia.driver.pages import exploration_figures as figures
 
-    report = _of_today(given)
+    report = _of_today(front_json)
     names, points, preset = list(report["objectives"]), report["points"], report.get("preset")
     models = ", ".join(short(name, NAME) for name in report["models"])
     state = report["state"]
@@ -213,11 +213,10 @@ def told_of_preset(report: Mapping[str, Any]) -> str:
         text += f"; it leaves less than {report['state']['left']:.0%} of the device free, so it is not on the front"
     text += ". Cycles of all Configs are by the timing model under the compiler's own decisions"
     for name, cycles in row["records"].items():
-        own = row["models"][name]["cycles"]
-        if cycles != own and not row["models"][name].get("file"):
-            text += (
-                f"; with the schedules that come with Celosia for {row['name']}, {name} takes {cycles:,}, not {own:,}"
-            )
+        preset_cycles = row["models"][name]["cycles"]
+        if cycles != preset_cycles and not row["models"][name].get("file"):
+            text += f"; with the schedules that come with Celosia for {row['name']}, {name} takes {cycles:,}, "
+            text += f"not {preset_cycles:,}"
     return f"{text} (memory {report['memory']}); `celosia tune` looks for schedules that take fewer, for any of them."
 
 

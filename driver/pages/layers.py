@@ -57,12 +57,12 @@ def _middle(node: Mapping[str, Any], places: Mapping[str, tuple[float, int]]) ->
 
 def _box(node: Mapping[str, Any], x: float, y: int) -> str:
     kind = "changed" if node["changed"] else "same"
-    name, what = (escape(short(node[part], LETTERS)) for part in ("name", "what"))
+    name, label = (escape(short(node[part], LETTERS)) for part in ("name", "what"))
     return (
         f'<g class="{kind}"><title>{escape(node["name"])}: {escape(node["what"])}</title>'
         f'<rect x="{x:.0f}" y="{y}" width="{WIDTH}" height="{HEIGHT}" rx="6"/>'
         f'<text x="{x + 8:.0f}" y="{y + 16}"><tspan>{name}</tspan>'
-        f'<tspan class="what" x="{x + 8:.0f}" dy="15">{what}</tspan></text></g>'
+        f'<tspan class="what" x="{x + 8:.0f}" dy="15">{label}</tspan></text></g>'
     )
 
 

@@ -41,15 +41,15 @@ def measure(
     """Measure the errors of each float output over `samples`, both models under onnxruntime. OracleError."""
     sessions = [session(float_model), session(quantised)]
     names = [value.name for value in float_model.graph.output]
-    found: dict[str, list[tuple[Array, Array]]] = {name: [] for name in names}
+    pairs_of: dict[str, list[tuple[Array, Array]]] = {name: [] for name in names}
     for sample in samples:
         expected, got = (session.run(names, sample) for session in sessions)
         for name, a, b in zip(names, expected, got):
             if isinstance(a, np.ndarray) and a.dtype.kind == "f":
-                found[name].append((a, b))
-    rows = [_errors(name, pairs) for name, pairs in found.items() if pairs]
+                pairs_of[name].append((a, b))
+    rows = [_errors(name, pairs) for name, pairs in pairs_of.items() if pairs]
     for row in rows:
-        row["perplexity"] = _perplexity(found[row["name"]], samples) if decoder and row["name"] == LOGITS else None
+        row["perplexity"] = _perplexity(pairs_of[row["name"]], samples) if decoder and row["name"] == LOGITS else None
     return rows
 
 

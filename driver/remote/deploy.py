@@ -233,8 +233,8 @@ def _answered(channel: CommandChannel) -> dict[str, Any]:
 def checked_board(fields: Any) -> RemoteBoard:
     """Check and return the facts that a board reports. AnswerError."""
     board: RemoteBoard = checked(RemoteBoard, fields, "the board")
-    said = {name: getattr(board, name) for name in TEXTS}
-    texts: dict[str, Any] = {name: clipped(printable(text)) for name, text in said.items() if text is not None}
+    facts = {name: getattr(board, name) for name in TEXTS}
+    texts: dict[str, Any] = {name: clipped(printable(text)) for name, text in facts.items() if text is not None}
     if board.free < 0 or len(board.python) != 3:
         raise AnswerError(f"it has {board.free} bytes of disk, and Python {brief(board.python)}")
     return replace(board, **texts)
@@ -391,8 +391,8 @@ def reported(result: Result, program: Program, device: str, inputs: Mapping[str,
         raise AnswerError(f"it has the counters of {len(result.counters)} launches, not of {len(launches)}")
     for counters, launch in zip(result.counters, launches):
         counters.check(launch.count)
-    said = result.report
-    report = report_of(program, result.counters, said["seconds"], device, said["memory_model"], parts)
+    answer = result.report
+    report = report_of(program, result.counters, answer["seconds"], device, answer["memory_model"], parts)
     return Result(result.outputs, result.counters, lambda: report, result.tensors)
 
 

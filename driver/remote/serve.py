@@ -193,8 +193,8 @@ def load_result(stream: Readable, kind: type[Exception] = RuntimeError) -> Resul
         raise AnswerError(f"output {brief(missing[0])} is missing")
     if seconds.keys() != set(TIMES) or not all(0 <= time < math.inf for time in seconds.values()):
         raise AnswerError(f"seconds are {brief(seconds)}")
-    own = {"memory_model": memory, "seconds": seconds}
-    return Result({name: arrays[name] for name in names}, counters, lambda: own, Tensors(arrays))
+    known_parts = {"memory_model": memory, "seconds": seconds}
+    return Result({name: arrays[name] for name in names}, counters, lambda: known_parts, Tensors(arrays))
 
 
 def _end_with(stream: IO[bytes]) -> None:

@@ -203,7 +203,7 @@ def _of_run(cfg: Config, launch: LaunchStep, work: _Work, run: Counters) -> list
     ends = np.zeros(count)
     np.maximum.at(ends, launch.layer_of[index], end)
     edges = np.concatenate([[0], np.maximum.accumulate(ends)])
-    busy, held, alone = (np.zeros((count, len(UNITS))) for _ in range(3))
+    busy, held, own_work = (np.zeros((count, len(UNITS))) for _ in range(3))
     products = np.zeros(count)
     for unit in Unit:
         rows = np.flatnonzero(work.unit[index] == unit)
@@ -215,11 +215,11 @@ def _of_run(cfg: Config, launch: LaunchStep, work: _Work, run: Counters) -> list
         busy[:, unit] = spread.of(finished)
         held[:, unit] = spread.of(spread.length - finished)
         products += spread.of(work.products[rows_] * finished / np.maximum(work.busy[rows_], 1))
-        alone[:, unit] = np.bincount(launch.layer_of, work.busy * (work.unit == unit), count)
+        own_work[:, unit] = np.bincount(launch.layer_of, work.busy * (work.unit == unit), count)
     model = np.bincount(launch.layer_of, work.products, count)
-    filled = model / np.maximum(alone[:, Unit.GEMM] * cfg.macs_per_cycle, 1)
+    filled = model / np.maximum(own_work[:, Unit.GEMM] * cfg.macs_per_cycle, 1)
     cycles = np.diff(edges).astype(int).tolist()
-    columns = cycles, busy, held, products.tolist(), alone, filled.tolist(), work.peak.tolist()
+    columns = cycles, busy, held, products.tolist(), own_work, filled.tolist(), work.peak.tolist()
     return [_Time(*column) for column in zip(*columns)]
 
 

@@ -123,8 +123,10 @@ def known(size: Size, sizes: Mapping[Var, int] | None = None) -> int:
 
 def _shape(name: str, shape: Size | Sequence[Size]) -> tuple[Size, ...]:
     """Sizes of a shape argument. ValueError for one that is no whole number, or negative."""
-    given = tuple(shape) if isinstance(shape, Sequence) else (shape,)
-    sizes = tuple(size if isinstance(size, Expr) else _whole(size, f"{name} has a size of {size!r}") for size in given)
+    dimensions = tuple(shape) if isinstance(shape, Sequence) else (shape,)
+    sizes = tuple(
+        size if isinstance(size, Expr) else _whole(size, f"{name} has a size of {size!r}") for size in dimensions
+    )
     if any(known(size) < 0 for size in sizes):
         raise ValueError(f"{name} would have the shape {[known(size) for size in sizes]}")
     return sizes

@@ -104,13 +104,15 @@ class BuiltKernel:
                 self._made[key] = compile_function(guarded(interleave(function).expanded()))
         return self._made[key]
 
-    def __call__(self, *given: Array | int) -> None:
+    def __call__(self, *arguments: Array | int) -> None:
         """Fill in the outputs. ValueError for arrays of other shapes or types."""
-        if len(given) != len(self.args):
-            raise ValueError(f"{len(given)} arguments given, {len(self.args)} expected")
-        sizes = _sizes(self.args, given)
+        if len(arguments) != len(self.args):
+            raise ValueError(f"{len(arguments)} arguments given, {len(self.args)} expected")
+        sizes = _sizes(self.args, arguments)
         arrays = {
-            arg.node: _checked(arg, array, sizes) for arg, array in zip(self.args, given) if isinstance(arg, TensorExpr)
+            arg.node: _checked(arg, array, sizes)
+            for arg, array in zip(self.args, arguments)
+            if isinstance(arg, TensorExpr)
         }
         code = self.made(sizes)
         outputs = self.s.outputs

@@ -296,8 +296,8 @@ def all_rows(cfg: Config, opcode: Opcode, f: Columns) -> list[Rows] | list[None]
 def element_sizes(cfg: Config, f: Columns) -> Index:
     """Bytes in DRAM of an element of each of many LOADs."""
     sizes = np.array([element_bytes(cfg, b) if b in buffers(cfg) else 0 for b in Buffer], np.int64)
-    found = np.where(f["widen"] == 1, cfg.piece_bytes, sizes[f["buffer"]])
-    return np.where(f["expand"] == 1, packing(cfg).entry_bytes, found) if "expand" in f else found
+    bytes_each = np.where(f["widen"] == 1, cfg.piece_bytes, sizes[f["buffer"]])
+    return np.where(f["expand"] == 1, packing(cfg).entry_bytes, bytes_each) if "expand" in f else bytes_each
 
 
 def rows(cfg: Config, opcode: Opcode, f: Fields) -> Rows | None:

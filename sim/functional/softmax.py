@@ -51,9 +51,9 @@ def add_pairs(a: Pairs, b: Pairs) -> Pairs:
     lost = (shifted << shift) != small << 1
     total = (large << 1) + shifted
     carry = total >> 25
-    kept, half = total >> 1 + carry, total >> carry & 1
+    halved, half = total >> 1 + carry, total >> carry & 1
     below = lost | (carry & total & 1 != 0)
-    rounded = kept + (half & ((kept & 1) | below))
+    rounded = halved + (half & ((halved & 1) | below))
     over = rounded >> 24
     mantissa = (rounded & 0x7FFFFF) | ((rounded >> 23 & 1) | over) << 23
     e = np.maximum(a_e, b_e) + (carry | over) & 0xFF

@@ -225,8 +225,8 @@ def gated(text: str) -> str:
             yield f"  {assign.left} = {assign.right}"
         for register in registers[path]:
             yield from (f"  {line.strip()}" for line in register.body)
-        for more in inner[path]:
-            yield from (f"  {line}" for line in within(more))
+        for inner_line in inner[path]:
+            yield from (f"  {line}" for line in within(inner_line))
         yield "end"
 
     def below(path: Path) -> Iterator[Path]:
