@@ -80,11 +80,11 @@ class Model:
     def estimate(self, cfg: Config) -> Area:
         """Estimate Yosys' counts for a xc7z020: dsp and ram as declared, lut and ff within `error` of it unless
         `extrapolated`."""
-        lut, ff = (round(self.said(cfg, resource)) for resource in FITTED)
+        lut, ff = (round(self.predicted(cfg, resource)) for resource in FITTED)
         outside = not covers([row.cfg for row in self.rows], cfg, spare=1)
         return Area(lut, ff, multipliers(cfg) + PLANE_PRODUCTS, block_rams(cfg), outside)
 
-    def said(self, cfg: Config, resource: str) -> float:
+    def predicted(self, cfg: Config, resource: str) -> float:
         """LUTs or flip-flops of a Config."""
         costs = self.costs[resource]
         return counted(cfg)[resource] + sum(costs[name] * value for name, value in features(cfg).items())
@@ -113,7 +113,7 @@ class Model:
         if not covers([other.cfg for other in other_rows], row.cfg):
             return None
         model = Model(other_rows)
-        return {resource: model.said(row.cfg, resource) / getattr(row, resource) - 1 for resource in FITTED}
+        return {resource: model.predicted(row.cfg, resource) / getattr(row, resource) - 1 for resource in FITTED}
 
     @property
     def error(self) -> dict[str, float]:

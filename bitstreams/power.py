@@ -30,7 +30,7 @@ MEASURED = Path(__file__).with_name("activity.json")
 TOGGLE_RATE, ENABLED = float(FIGURES["toggle_rate"]), float(FIGURES["enabled"])
 """Activity for which the watts of the reports are taken."""
 UNITS = ("load", "gemm", "vector", "store")
-"""Those whose cycles of work are counted."""
+"""Units whose cycles of work are counted."""
 
 
 @dataclass(frozen=True)
@@ -48,12 +48,12 @@ KINDS = {
     "signals": PowerKind("signals", "lut", 2e5), "ram": PowerKind("block RAM", "ram", 500),
     "dsp": PowerKind("DSP blocks", "dsp", 500),
 }  # fmt: skip
-"""What is proportional to the clock."""
+"""Kinds of power that are proportional to the clock."""
 LABELS = {name: kind.label for name, kind in KINDS.items()} | {
     "mmcm": "clock manager", "static": "static, of the device", "ps": "processors, apart",
 }  # fmt: skip
 OF_DEVICE = ("static", "ps")
-"""What another device of the family has otherwise."""
+"""Kinds in which devices of one family differ."""
 
 
 @dataclass(frozen=True)
@@ -183,7 +183,7 @@ class PowerModel:
     def _nearest(self, name: str, part: str) -> tuple[list[PowerReport], bool]:
         """Reports that say it: of the device where it is the device's, else of the group, else of all; and whether
         those only stand in."""
-        saying = [report for report in self.reports if _says(report, name)]
+        saying = [report for report in self.reports if _counts_for(report, name)]
         if not saying:
             raise KeyError(name)
         alike = [report for report in saying if group_of(report.part) == group_of(part)]
@@ -214,7 +214,7 @@ class PowerModel:
             watts, tuple(name for name, coefficient in coefficients.items() if coefficient.stands_in and watts[name])
         )
 
-    def said(self, report: PowerReport) -> float:
+    def predicted(self, report: PowerReport) -> float:
         """Watts that the model has for what `report.dynamic` has, at the activity that reports assume."""
         coefficients = self.coefficients(report.part)
         return sum(coefficients[name].watts * report.exposure(name) for name in KINDS)
@@ -225,7 +225,7 @@ class PowerModel:
         of it, over what it says."""
         rows = [report for report in self.reports if report.activity == "vectorless" and report.dynamic > 0]
         models = {source: self.without(source) for source in {report.source for report in rows}}
-        return [(report, models[report.source].said(report) / report.dynamic) for report in rows]
+        return [(report, models[report.source].predicted(report) / report.dynamic) for report in rows]
 
     def error(self, part: str) -> tuple[float, float]:
         """Return (the factor within which half of the reports of such parts are, that within which all are)."""
@@ -235,7 +235,7 @@ class PowerModel:
         return median(factors), max(factors)
 
 
-def _says(report: PowerReport, name: str) -> bool:
+def _counts_for(report: PowerReport, name: str) -> bool:
     """Whether a report counts for a coefficient. What a simulation has made toggle is known to that one alone; what is
     static depends on how warm the processors make it."""
     if name in KINDS:
@@ -284,7 +284,7 @@ def model() -> PowerModel:
 
 
 UNIT_OF = {unit: unit for unit in UNITS} | {"array": "gemm"}
-"""Whose work a part does."""
+"""Unit whose work toggles a part."""
 
 
 @dataclass(frozen=True)

@@ -24,11 +24,11 @@ FILES = ("build.tcl", "settings.tcl", "celosia.v", "celosia_top.v", "celosia.xdc
 
 
 OSCILLATOR_MHZ = {"zynq": (600, 1200), "zynqmp": (800, 1600)}
-"""Of an MMCM: AMD DS187 and DS925, the slowest speed grades."""
-MOST_MULTIPLE = 64
+"""Range of an MMCM's oscillator: AMD DS187 and DS925, the slowest speed grades."""
+MAX_MULTIPLE = 64
 PUMPED_MHZ = {"zynq": (10, 230), "zynqmp": (13, 320)}
-"""Of the clock where one of twice the rate is made of it: that an oscillator can be so slow, and nets of clocks and DSP
-blocks so fast, likewise."""
+"""Range of the clock where another of twice the rate is derived from it: limits of the oscillator, and of nets of
+clocks and DSP blocks, likewise."""
 
 
 class ProjectError(Sentence, ValueError):
@@ -124,7 +124,7 @@ def multiple(clock_mhz: int, processor: str) -> int:
     (12, 8, 12)
     """
     _, highest = OSCILLATOR_MHZ[processor]
-    return min(MOST_MULTIPLE, highest // clock_mhz // 2 * 2)
+    return min(MAX_MULTIPLE, highest // clock_mhz // 2 * 2)
 
 
 def _is_direct(board: Board, cfg: Config) -> bool:
@@ -152,7 +152,7 @@ MEMORY = "PROTOCOL @MEMORY@, MAX_BURST_LENGTH 16, SUPPORTS_NARROW_BURST 0"
 BUSES = {"m_axi": MEMORY, "m_axi1": f"{MEMORY}, READ_WRITE_MODE READ_ONLY", "s_axil": "PROTOCOL AXI4LITE"}
 """Parameters of the bus interfaces that Vivado cannot see."""
 LEN_BITS = 4
-"""Of awlen and arlen in AXI3; the accelerator's bursts have at most 16 beats."""
+"""Bits of awlen and arlen in AXI3; the accelerator's bursts have at most 16 beats."""
 SIGNALS = {
     "clk": ("clock", "CLK", "ASSOCIATED_BUSIF @BUSES@, ASSOCIATED_RESET resetn"),
     "resetn": ("reset", "RST", "POLARITY ACTIVE_LOW"),

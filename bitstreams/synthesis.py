@@ -55,7 +55,7 @@ STEPS = {
 }  # fmt: skip
 """Steps of synthesis by the pass of Yosys that each begins with, and the share of the time over then (of `tiny`)."""
 LINE_SECONDS = 180 / 29_000
-"""What a line of Verilog takes, roughly: those of `tiny` three minutes."""
+"""Seconds for a line of Verilog, roughly: those of `tiny` take three minutes."""
 
 
 class SynthesisError(Sentences, RuntimeError):
@@ -132,11 +132,11 @@ def run_yosys(script: str, folder: Path, say: Callable[[str], None]) -> None:
     run_tool(YOSYS, ["yosys", "-Q", "script.ys"], say, r"\d+\.\d+\. (Executing [A-Z_0-9]+)", folder)
 
 
-def steps_told(say: Callable[[str], None], seconds: float) -> Callable[[str], None]:
+def step_printer(say: Callable[[str], None], seconds: float) -> Callable[[str], None]:
     """Callback for `run_yosys` that tells `say` each of STEPS, with the time that is left: at first by the time that
     all will take, `seconds`, then by the time so far.
 
-    >>> tell = steps_told(print, 180)
+    >>> tell = step_printer(print, 180)
     >>> for name in ("HIERARCHY", "FLATTEN", "OPT", "FLATTEN"):
     ...     tell(f"Executing {name}")
     optimising (2 of 5), about 3 min left
@@ -231,7 +231,7 @@ def usage(cfg: Config, device: Device, say: Callable[[str], None] = lambda text:
         folder = Path(name)
         (folder / "top.v").write_text(text, encoding="utf-8")
         started = time.perf_counter()
-        run_yosys(_script(device), folder, steps_told(say, LINE_SECONDS * text.count("\n")))
+        run_yosys(_script(device), folder, step_printer(say, LINE_SECONDS * text.count("\n")))
         seconds = time.perf_counter() - started
         cells = json.loads((folder / "stat.json").read_text(encoding="utf-8"))["design"]["num_cells_by_type"]
     counts = count(cells)
@@ -256,7 +256,7 @@ def netlist(
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
             (folder / "top.v").write_text(text, encoding="utf-8")
-            run_yosys(script, folder, steps_told(say, LINE_SECONDS * text.count("\n")))
+            run_yosys(script, folder, step_printer(say, LINE_SECONDS * text.count("\n")))
             module = json.loads((folder / "top.json").read_text(encoding="utf-8"))["modules"][top]
         for row in (*module["cells"].values(), *module["netnames"].values()):
             row.pop("attributes")

@@ -178,7 +178,7 @@ class _Design:
         self._order = self._sorted()
         self.fast = self._clocked_by(module.get("ports", {}).get(FAST, {"bits": []})["bits"], module)
         self.arrivals = {fast: self._arrive(fast) for fast in ((False, True) if self.fast else (False,))}
-        """By the clock of the registers from which they come."""
+        """Arrivals by the clock of the registers from which they come."""
 
     def _clocked_by(self, clock: list[int], module: Mapping[str, Any]) -> set[str]:
         """Cells whose clock is this port, also behind a buffer."""

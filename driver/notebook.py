@@ -13,14 +13,14 @@ from typing import Any
 
 from celosia.compiler.program.html import table
 
-MOST_ROWS = 20
+MAX_ROWS = 20
 """Rows of a table in a notebook; what has more says how many."""
 UPDATE_SECONDS = 0.1
 """Seconds between two updates of a cell."""
 
 
 def html_of(renderables: Iterable[Any]) -> str:
-    """Return as HTML what the command line prints with Rich: tables, of at most MOST_ROWS rows, and paragraphs of
+    """Return as HTML what the command line prints with Rich: tables, of at most MAX_ROWS rows, and paragraphs of
     text."""
     from rich.table import Table
 
@@ -31,8 +31,8 @@ def html_of(renderables: Iterable[Any]) -> str:
             continue
         title = f"<p><b>{escape(str(renderable.title))}</b></p>" if renderable.title else ""
         rows = list(zip(*([str(cell) for cell in column.cells] for column in renderable.columns), strict=True))
-        omitted = f"<p>{len(rows) - MOST_ROWS:,} more rows</p>" if len(rows) > MOST_ROWS else ""
-        parts.append(title + table([str(column.header) for column in renderable.columns], rows[:MOST_ROWS]) + omitted)
+        omitted = f"<p>{len(rows) - MAX_ROWS:,} more rows</p>" if len(rows) > MAX_ROWS else ""
+        parts.append(title + table([str(column.header) for column in renderable.columns], rows[:MAX_ROWS]) + omitted)
     return "".join(parts)
 
 
@@ -77,7 +77,7 @@ SHOWN: dict[tuple[str, str], Callable[[Any], Iterable[Any]]] = {
     ("celosia.driver.accuracy.compare", "TensorComparison"): _comparison,
     ("celosia.driver.accuracy.evaluate", "Evaluation"): _evaluation,
 }
-"""What the command line prints of a result, by the module and the name of its class."""
+"""Display of each result, by the module and the name of its class."""
 
 
 def register() -> None:

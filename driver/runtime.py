@@ -53,9 +53,9 @@ class Runtime(RuntimeBase):
     """
 
     program: Program
-    """That runs; of a model `program_for` says which."""
+    """Program that runs; for a model, see `program_for`."""
     build_seconds: float
-    """Of the device, when it was opened."""
+    """Seconds of building the device, when it was opened."""
 
     def __new__(
         cls, program: Program | str | Path | ModelProto, device: Devices = "functional",
@@ -109,11 +109,11 @@ class _OfModel(Runtime):
         from celosia.driver.host.specialise import Specialised  # with the compiler, which a board has not
 
         super().__init__(device, threads)
-        for device in self._devices:
-            if isinstance(device, str):
-                require_tools(device, model)
+        for name_or_device in self._devices:
+            if isinstance(name_or_device, str):
+                require_tools(name_or_device, model)
             else:
-                config = open_device.config
+                config = name_or_device.config
         self._latest = None
         self._specialised: Specialised[_OfProgram] = Specialised(
             model, {"config": config, **(compiling or {})},

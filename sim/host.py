@@ -42,7 +42,7 @@ class Control:
         self.last_error: tuple[Error, int] | None = None
         """Code and instruction number of the last run's error."""
         self._prepared: dict[str, int] = {}
-        """Of the last run that was prepared here, the registers that are locked while it is under way."""
+        """Values of the registers of the last run prepared here that are locked during a run."""
         self._number = 0
         """The next run's when that was prepared."""
 

@@ -112,13 +112,13 @@ def _require_float(float_model: str | Path | None, model: str | Path) -> None:
 
 def _rows(graph: Graph, computed: Mapping[str, Any], expected: Mapping[str, Array]) -> list[dict[str, Any]]:
     return [
-        _row(graph, name, computed[name], expected[name]) for name in graph.made
+        _row(graph, name, computed[name], expected[name]) for name in graph.makers
         if name in computed and name in expected and isinstance(computed[name], np.ndarray)
     ]  # fmt: skip
 
 
 SUMS = ("Add", "AveragePool")
-"""What integers may round to the other side of a tie, beside normalisations."""
+"""Operators beside normalisations whose integer results may round to the other side of a tie."""
 
 
 def _rounded(graph: Graph, rows: list[dict[str, Any]], computed: Mapping[str, Any]) -> dict[str, int]:
@@ -128,7 +128,7 @@ def _rounded(graph: Graph, rows: list[dict[str, Any]], computed: Mapping[str, An
     counts = {"values": 0, "apart": 0, "sums": 0, "behind": 0}
     for row in rows:
         follows_rounded = any(operand in excused for operand in graph.operands(row["name"], compared))
-        recomputed = _alone(graph, row["name"], computed) if row["op"] in NORMS else None
+        recomputed = _recomputed(graph, row["name"], computed) if row["op"] in NORMS else None
         if recomputed is not None:
             unequal = np.abs(recomputed.astype(np.int64) - computed[row["name"]])
             counts["values"] += recomputed.size
@@ -147,15 +147,15 @@ def _rounded(graph: Graph, rows: list[dict[str, Any]], computed: Mapping[str, An
     return counts
 
 
-def _alone(graph: Graph, name: str, computed: Mapping[str, Any]) -> Array | None:
+def _recomputed(graph: Graph, name: str, computed: Mapping[str, Any]) -> Array | None:
     """Recompute the quantised tensor `name` of a normalisation with onnxruntime from the accelerator's own input bytes.
     None where it is no normalisation between QuantizeLinear and DequantizeLinear."""
-    nodes = [graph.made[name], graph.maker(name)]
-    before = graph.made.get(nodes[1].input[0])
+    nodes = [graph.makers[name], graph.maker(name)]
+    before = graph.makers.get(nodes[1].input[0])
     x = before.input[0] if before is not None and before.op_type == "DequantizeLinear" else ""
     if nodes[0].op_type != "QuantizeLinear" or before is None or not isinstance(computed.get(x), np.ndarray):
         return None
-    constants = [graph.made[name] for name in nodes[1].input[1:] if name in graph.made]
+    constants = [graph.makers[name] for name in nodes[1].input[1:] if name in graph.makers]
     nodes_alone = [before, *constants, nodes[1], nodes[0]]
     read = {name for node in nodes_alone for name in node.input}
     values = [
@@ -176,7 +176,7 @@ def _summary(graph: Graph, rows: list[dict[str, Any]]) -> dict[str, Any]:
     )  # fmt: skip
     return {
         "different": sum(row["differs"] for row in rows), "first": next(firsts, None),
-        "inside": [name for name in graph.made if name not in graph.constants and not graph.is_known(name, compared)],
+        "inside": [name for name in graph.makers if name not in graph.constants and not graph.is_known(name, compared)],
     }  # fmt: skip
 
 
@@ -184,16 +184,16 @@ class Graph:
     """A model's tensors with the nodes that compute them, and the real values that quantised integers stand for."""
 
     def __init__(self, proto: onnx.ModelProto) -> None:
-        self.made = {name: node for node in proto.graph.node for name in node.output if name}
+        self.makers = {name: node for node in proto.graph.node for name in node.output if name}
         self.constants = {tensor.name: tensor for tensor in proto.graph.initializer}
         self.opsets, self.ir_version = proto.opset_import, proto.ir_version
-        for name, node in self.made.items():
+        for name, node in self.makers.items():
             if node.op_type == "Constant" or all(name in self.constants for name in node.input if name):
                 self.constants.setdefault(name, onnx.TensorProto())
         self.meanings: dict[str, tuple[str, float, float]] = {}
-        """Of a quantised tensor: the name of the float tensor that it stands for, scale and zero point."""
+        """By quantised tensor: the name of the float tensor that it stands for, scale and zero point."""
         self._scaled: dict[str, tuple[float, float]] = {}
-        """Of what an integer operator makes: scale and zero point."""
+        """By result of an integer operator: scale and zero point."""
         for node in proto.graph.node:
             if node.op_type in ("QuantizeLinear", "DequantizeLinear"):
                 scale, zero = self._number(node, 1), self._number(node, 2)
@@ -220,24 +220,24 @@ class Graph:
 
     def maker(self, name: str) -> onnx.NodeProto:
         """Operator that computes a tensor, or the input that QuantizeLinear quantises to it."""
-        node = self.made[name]
-        return self.made.get(node.input[0], node) if node.op_type == "QuantizeLinear" else node
+        node = self.makers[name]
+        return self.makers.get(node.input[0], node) if node.op_type == "QuantizeLinear" else node
 
     def operands(self, name: str, known_tensors: Mapping[str, Any]) -> Iterator[str]:
         """Yield the nearest tensors in `known_tensors` that `name` is computed from."""
-        waiting, seen = list(self.made[name].input) if name in self.made else [], {name}
+        waiting, seen = list(self.makers[name].input) if name in self.makers else [], {name}
         while waiting:
             operand = waiting.pop()
             if operand in known_tensors:
                 yield operand
-            elif operand in self.made and operand not in seen:
-                waiting += self.made[operand].input
+            elif operand in self.makers and operand not in seen:
+                waiting += self.makers[operand].input
             seen.add(operand)
 
     def is_known(self, name: str, compared: Mapping[str, Any]) -> bool:
         """Whether `name` is one of `compared`, or what the integers of one mean."""
         return name in compared or any(
-            integers in compared and (name == real or integers in self.made[name].input[:1])
+            integers in compared and (name == real or integers in self.makers[name].input[:1])
             for integers, (real, _, _) in self.meanings.items()
         )
 

@@ -165,7 +165,7 @@ class _Engine:
         filled = [*samples, *[samples[-1]] * (self.batch - len(samples))]
         return {name: np.concatenate([sample[name] for sample in filled]) for name in samples[0]}
 
-    def apart(self, outputs: Mapping[str, Array], count: int) -> list[dict[str, Array]]:
+    def split_batch(self, outputs: Mapping[str, Array], count: int) -> list[dict[str, Array]]:
         if self.batch == 1:
             return [dict(outputs)]
         return [{name: array[k : k + 1] for name, array in outputs.items()} for k in range(count)]
@@ -199,7 +199,7 @@ def _batched(proto: onnx.ModelProto, single: Program, samples: Samples, say: Cal
     engine, runtime = _Engine(many, BATCH), Runtime(single)
     try:
         first = list(samples.pick(range(BATCH)))
-        batched = engine.apart(Runtime(many).run(engine.joined(first), trace=False).outputs, BATCH)
+        batched = engine.split_batch(Runtime(many).run(engine.joined(first), trace=False).outputs, BATCH)
         singles = [runtime.run(sample, trace=False).outputs for sample in first]
     except OF_THE_SAMPLE:
         return None
@@ -250,7 +250,7 @@ def _run_by(
                 except OF_THE_SAMPLE as error:
                     failed |= dict.fromkeys(range(done_count, done_count + sizes.popleft()), error)
                 else:
-                    outputs += engine.apart(result.outputs, sizes.popleft())
+                    outputs += engine.split_batch(result.outputs, sizes.popleft())
                     cycles += [counters.cycles for counters in result.counters if counters.cycles is not None]
                 count(len(outputs) + len(failed), len(samples))
         seconds = time.perf_counter() - started

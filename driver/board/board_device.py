@@ -45,10 +45,10 @@ LEASE_CYCLES = 500_000_000
 waits renews it ten times a second at least."""
 LOCKS = Path("/run/lock")
 BASES = {processor.machine: processor.address for processor in PROCESSORS.values()}
-"""Where the bitstream projects place the registers, by what `platform.machine()` says."""
+"""Base address of the registers in the bitstream projects, by `platform.machine()`."""
 FPGA_STATE = Path("/sys/class/fpga_manager/fpga0/state")
 LOADED = "operating"
-"""What that says where there is a bitstream."""
+"""State of the FPGA with a bitstream."""
 
 
 class Registers(Protocol):

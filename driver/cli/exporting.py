@@ -70,10 +70,10 @@ def export(
         write.write(exported, output)
     common.advise(exported.model.program, quiet)
     if not quiet:
-        say(_told(exported, output))
+        say(_summary(exported, output))
 
 
-def _told(exported: Exported, folder: Path) -> str:
+def _summary(exported: Exported, folder: Path) -> str:
     """Text on the files that were written, and how to build them."""
     model = exported.model
     cpu = f"{len(model.program.kernels)} kernels" if model.program.kernels else "no kernels"

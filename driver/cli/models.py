@@ -224,7 +224,7 @@ class _Parts:
         self, operators: bool, layers: bool, buffers: bool, disassemble: bool, layer: str | None, passes: bool,
         one_pass: str | None,
     ) -> None:  # fmt: skip
-        self.wanted = operators, layers, buffers
+        self.chosen = operators, layers, buffers
         self.disassemble, self.layer, self.one_pass = disassemble, layer, one_pass
         self.passes = passes or one_pass is not None
         self.graphs: dict[str, str] = {}
@@ -243,10 +243,10 @@ class _Parts:
         """Yield the tables, with an empty line before each but the first."""
         from celosia.driver.show import program_summary as show
 
-        every = not (any(self.wanted) or self.passes or self.disassemble)
+        every = not (any(self.chosen) or self.passes or self.disassemble)
         if every:
             yield show.overview(program)
-        for is_wanted, table in zip(self.wanted, (show.operators, show.program_layers, show.buffers)):
+        for is_wanted, table in zip(self.chosen, (show.operators, show.program_layers, show.buffers)):
             if every:
                 yield ""
             if every or is_wanted:

@@ -107,7 +107,7 @@ def tune(
         common.check_destinations([model], output, report)
         common.check_destinations([model], records)
         with stages.paused():
-            result, lines = _found(device, model, config, quiet, options)
+            result, lines = _run_search(device, model, config, quiet, options)
         if output is not None:
             stages("writing the Program")
             result.program.save(output)
@@ -140,7 +140,7 @@ def _measuring(
     }  # fmt: skip
 
 
-def _found(
+def _run_search(
     device: str, model: Path, config: str, quiet: bool, options: dict[str, Any]
 ) -> tuple[Tuning, Iterable[RenderableType]]:  # fmt: skip
     """Search, and return the result with the function that prints it."""

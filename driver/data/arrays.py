@@ -98,7 +98,7 @@ def _read(text: str, inputs: Sequence[TensorInfo], pixels: Pixels) -> dict[str, 
     if not path.exists():
         raise InputError(f"--input {text}: there is no file {path}")
     if name is None:
-        return _whole_archive(path, known_tensors)
+        return _archive_of_inputs(path, known_tensors)
     if path.suffix.lower() == ".npz":
         return {name: _one_of(path, name)}
     if is_image(path):
@@ -122,7 +122,7 @@ def _split(text: str, names: list[str]) -> tuple[str | None, Path]:
     return names[0], Path(text)
 
 
-def _whole_archive(path: Path, known_tensors: Mapping[str, TensorInfo]) -> dict[str, Array]:
+def _archive_of_inputs(path: Path, known_tensors: Mapping[str, TensorInfo]) -> dict[str, Array]:
     arrays = read_archive(path)
     if len(arrays) == len(known_tensors) == 1:
         return dict(zip(known_tensors, arrays.values()))

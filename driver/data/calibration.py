@@ -43,7 +43,8 @@ class Input:
 Reader = Callable[[Sequence[Input]], Sample]
 """Reads one sample of the inputs; CalibrationError where it does not fit them."""
 Completion = Callable[[str, Mapping[str, Array], Sequence[Input]], dict[str, Array]]
-"""Of what errors name, arrays of samples and the model's inputs: the arrays with those that it can make."""
+"""Function from (name for errors, arrays of samples, the model's inputs) to the arrays with those that it can
+add."""
 
 
 @dataclass(frozen=True)

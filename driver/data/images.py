@@ -27,7 +27,7 @@ class Pixels:
     told: Callable[[str], None] = lambda sentence: None
     folder: Path | None = None
 
-    def called(self, path: Path) -> str:
+    def name_of(self, path: Path) -> str:
         """Name of an image: its path from `folder`, which may have one folder for each class."""
         return path.name if self.folder is None else str(path.relative_to(self.folder))
 
@@ -64,7 +64,7 @@ def read_image(path: Path, name: str, dtype: str, shape: Sequence[int | None], p
             raise InputError(f"{len(values)} numbers as {option} for an image of {channels} channels")
     try:
         with Image.open(path) as image:
-            if changes := _changes(pixels.called(path), image.mode, image.size, channels, (width, height)):
+            if changes := _changes(pixels.name_of(path), image.mode, image.size, channels, (width, height)):
                 pixels.told(changes)
             small = image.convert("RGB" if channels == 3 else "L").resize((width, height))
     except (OSError, ValueError, Image.DecompressionBombError) as error:

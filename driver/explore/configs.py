@@ -38,7 +38,7 @@ DEFAULT: dict[str, tuple[int | bool, ...]] = {
     "tap_depth": _powers(32, 1024), "forward": (False, True), "residual_cycles": (1, 2, 4),
     "pump": (1, 2),
 }  # fmt: skip
-"""What is searched where nobody says otherwise."""
+"""Values of the fields of the default space."""
 
 
 @dataclass(frozen=True)

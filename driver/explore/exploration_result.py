@@ -57,7 +57,7 @@ ENDED = {
     "points": "As many Configs as --points allows are measured; with a larger one the same command goes on.",
     "interrupted": "Interrupted; the same command goes on where it was.",
 }
-"""What has ended an exploration before nothing was left, and how to go on."""
+"""Reasons why an exploration ended early, and how to go on."""
 
 
 def take(rows: Sequence[dict[str, Any]], names: Sequence[str], other_count: int, ended: str) -> str:
@@ -104,7 +104,7 @@ def report_of(
 def write(folder: Path, report: dict[str, Any], points: Sequence[Point]) -> None:
     """Write the front, in place of an earlier one. OutputError."""
     for row, point in zip(report["front"], points, strict=True):
-        write_text(folder / row["file"], f"# {told_of(row, report)}\n{point.cfg.to_toml()}")
+        write_text(folder / row["file"], f"# {describe_point(row, report)}\n{point.cfg.to_toml()}")
     files = {row["file"] for row in report["front"]}
     for path in folder.glob("*.toml"):
         if OWN.fullmatch(path.name) and path.name not in files:
@@ -114,7 +114,7 @@ def write(folder: Path, report: dict[str, Any], points: Sequence[Point]) -> None
         of_front(report).save(folder / "report.html")
 
 
-def told_of(row: dict[str, Any], report: dict[str, Any]) -> str:
+def describe_point(row: dict[str, Any], report: dict[str, Any]) -> str:
     """Describe a point in a line."""
     figures = ", ".join(FIGURES[name].format(row["objectives"][name]) for name in report["objectives"])
     models = [f"{name} as {model['file']}" if model["file"] else name for name, model in row["models"].items()]

@@ -102,7 +102,7 @@ def explore(
     around = space if isinstance(space, ConfigSpace) else ConfigSpace.of(place, space)
     subjects = subjects_of(models)
     require_rewritable(subjects, optimise, folder)
-    context = context_of(subjects, _known_as(place), memory_model)
+    context = context_of(subjects, _board_identity(place), memory_model)
     known_points = Points(None if folder is None else Path(folder), context)
     progress("placing operators")
     on_cpu = {subject.name: placed(subject, place.config) for subject in subjects}
@@ -115,7 +115,7 @@ def explore(
         apart = measuring if jobs or pool or fleet else None
         rewritten = partial(rewrite_front, explorer, optimise, apart, progress, told)
         stopped = _explored(explorer, budget, points, rewritten, confirmed, progress)
-    exploration = _found(explorer, known_points, objective, context, folder, clock(), stopped is None)
+    exploration = _result(explorer, known_points, objective, context, folder, clock(), stopped is None)
     if isinstance(stopped, KeyboardInterrupt):
         raise Interrupted(exploration) from None
     if stopped is not None:
@@ -135,7 +135,7 @@ def _place(board: str | Path | Board, memory: str | None) -> tuple[Board, str]:
         raise ExploreError(str(error)) from None
 
 
-def _known_as(board: Board) -> str:
+def _board_identity(board: Board) -> str:
     """Identity of a board in a report: its name, and for a board of the user's own also its data."""
     return board.name if BOARDS.get(board.name) == board else f"{board.name} ({board.digest})"
 
@@ -269,7 +269,7 @@ def _of_preset(point: Point, ladder: Ladder, patient: bool) -> dict[str, Any]:
     return row
 
 
-def _found(
+def _result(
     explorer: Explorer, points: Points, names: Sequence[str], context: dict[str, Any], folder: str | Path | None,
     spent: float, patient: bool,
 ) -> Exploration:  # fmt: skip

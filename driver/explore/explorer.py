@@ -20,7 +20,7 @@ WIDE, STEPS = 4, 4
 KEPT = 200
 """Configs in closed form that wait for their turn."""
 UNFILTERED = 8
-"""Of so many measured Configs one is the search's own first choice, whatever the closed form says of it."""
+"""One of so many measured Configs is the search's own first choice, whatever the closed form estimates for it."""
 FAR = float(np.log(64))
 """The hypervolume that is told is a share of the box from a 64th of the preset's objectives to 64 times them."""
 

@@ -56,7 +56,7 @@ def promising(known_values: Floats, expected: Floats, worst: Floats, count: int)
 
     def promise(number: int) -> tuple[float, float]:
         point = expected[number]
-        return hypervolume(np.vstack([front, point]), worst), -_behind(front, point)
+        return hypervolume(np.vstack([front, point]), worst), -_distance_to_front(front, point)
 
     while rest and len(chosen) < count:
         best = max(rest, key=promise)
@@ -67,7 +67,7 @@ def promising(known_values: Floats, expected: Floats, worst: Floats, count: int)
     return chosen
 
 
-def _behind(front: Floats, point: Floats) -> float:
+def _distance_to_front(front: Floats, point: Floats) -> float:
     """Distance, in logarithms, by which `point` must improve in every objective to be on `front`."""
     if not len(front):
         return 0.0

@@ -28,9 +28,10 @@ from celosia.hw.spec.config import Config, ConfigError
 from celosia.plain import Sentence, from_json
 
 FORMAT = 2
-"""Of what is kept; a change of what rungs or objectives say raises it. Until 1 energy was a proxy of 45 nm."""
+"""Version of the file's format; a change of the meaning of rungs or objectives raises it. Until 1 energy was a proxy
+of 45 nm."""
 RUNGS = ("closed", "timed", "yosys", "rtl")
-"""How far a Config was looked at, the cheapest way first."""
+"""Rungs of evaluation, the cheapest first."""
 PRESET = "the board's preset"
 """Why the first Config of all is looked at: as `how` of its Point."""
 FAILURES = {
@@ -202,10 +203,10 @@ def _prepare(folder: Path, context: dict[str, Any]) -> None:
         raise ExploreError(f"{about} cannot be read as JSON; give another folder, or remove this one") from None
     for name, value in context.items():
         if not isinstance(header, dict) or header.get(name) != value:
-            raise ExploreError(f"{folder} holds an exploration of {_told(name)}; give another folder")
+            raise ExploreError(f"{folder} holds an exploration of {_other_exploration(name)}; give another folder")
 
 
-def _told(name: str) -> str:
+def _other_exploration(name: str) -> str:
     return {"models": "other models", "board": "another board", "memory": "another memory"}.get(
         name, "another version of Celosia"
     )

@@ -30,7 +30,7 @@ LARGER = {
     "latency": {"queue_depth": 1, "inp_depth": 1, "wgt_depth": 1, "acc_depth": 1, "out_depth": 1, "par_depth": 1,
                 "lut_count": 1, "forward": 1, "bus_bytes": 1},
 }  # fmt: skip
-"""By what limits a Config, the fields that make it faster, and in which direction."""
+"""By the limit of a Config, the fields that make it faster, and in which direction."""
 Proposal = tuple[Config, str]
 
 
@@ -77,7 +77,7 @@ class ConfigSearch:
         return iter(())
 
     @property
-    def good(self) -> list[ConfigOutcome]:
+    def finished(self) -> list[ConfigOutcome]:
         """Outcomes with objectives."""
         return [outcome for outcome in self.known.values() if outcome.objectives is not None]
 
@@ -105,7 +105,7 @@ class Bottleneck(ConfigSearch):
     """
 
     def proposals(self, count: int) -> Iterator[Proposal]:
-        good = self.good
+        good = self.finished
         if not good:
             return
         front = np.flatnonzero(on_front(_matrix(good)))
@@ -161,7 +161,7 @@ class Nsga2(ConfigSearch):
     population = 32
 
     def proposals(self, count: int) -> Iterator[Proposal]:
-        good = self.good
+        good = self.finished
         if len(good) < 4:
             return
         values = _matrix(good)
@@ -219,12 +219,12 @@ def spread(
     rest = list(dict.fromkeys(islice(drawn, 8 * count)))
     chosen, rest = rest[:1], rest[1:]
     while rest and len(chosen) < count:
-        chosen.append(max(rest, key=lambda cfg: min(_apart(space, cfg, other) for other in chosen)))
+        chosen.append(max(rest, key=lambda cfg: min(_changed_fields(space, cfg, other) for other in chosen)))
         rest.remove(chosen[-1])
     return chosen
 
 
-def _apart(space: ConfigSpace, one: Config, other: Config) -> float:
+def _changed_fields(space: ConfigSpace, one: Config, other: Config) -> float:
     """Number of fields in which two Configs differ, by steps."""
     total = 0.0
     for name in space.searched:

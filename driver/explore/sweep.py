@@ -23,8 +23,8 @@ from celosia.hw.spec.config import Config, ConfigError, did_you_mean
 from celosia.hw.spec.scratchpads import total_bytes
 
 DEVICE = "xc7z020"
-"""What resources are of where a row, as one of an older file, does not say."""
-MOST = 200
+"""Device of the resources of a row that names none, as one of an older file."""
+MAX_CONFIGS = 200
 """Configs that one sweep may try."""
 Values = Mapping[str, Sequence[int | bool]]
 
@@ -71,7 +71,7 @@ def sweep(
     dsp and ram from the Config, and lut and ff by the model of `bitstreams/area.py`; `extrapolated` where it knows
     nothing of the kind. `misfit` says why a Config does not fit the device, or its bus not the board; None where it
     fits. A Config that cannot be, or that the model does not fit, has `error` and no cycles. ConfigError for more than
-    MOST, ModelError where nothing of the model runs on the accelerator.
+    MAX_CONFIGS, ModelError where nothing of the model runs on the accelerator.
 
     >>> import celosia
     >>> rows = celosia.sweep(celosia.models.demo_model_path(), {"bus_bytes": [4, 8]}, "tiny")
@@ -80,8 +80,10 @@ def sweep(
     """
     first, dram = Config.load(base), memory_model(memory)
     combinations = [dict(zip(values, choice)) for choice in itertools.product(*values.values())]
-    if len(combinations) > MOST:
-        raise ConfigError(f"these are {len(combinations)} Configs, and a sweep takes at most {MOST}; give fewer values")
+    if len(combinations) > MAX_CONFIGS:
+        raise ConfigError(
+            f"these are {len(combinations)} Configs, and a sweep takes at most {MAX_CONFIGS}; give fewer values"
+        )
     rows, subject, board = [], ExploredModel.of(model), board_for(first)
     for number, fields in enumerate(combinations):
         named = ", ".join(f"{name} {value}" for name, value in fields.items())

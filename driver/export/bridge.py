@@ -29,7 +29,7 @@ Array = NDArray[Any]
 NAMES = {register.offset: name for name, register in REGISTERS.items()}
 
 
-class Behind(Protocol):
+class BridgedHardware(Protocol):
     """Registers, and the device with their memory."""
 
     @property
@@ -106,25 +106,25 @@ class BridgeError(RuntimeError):
 
 
 class Bridge:
-    """An exported program that runs with `behind` as its hardware. Its code is the return value of its calls; see
+    """An exported program that runs with `hardware` as its hardware. Its code is the return value of its calls; see
     celosia.h.
 
     command: starts it. It has opened the model when this returns. `accesses` counts its reads and writes of registers.
     """
 
-    def __init__(self, command: Sequence[str], behind: Behind) -> None:
-        self.behind = behind
+    def __init__(self, command: Sequence[str], hardware: BridgedHardware) -> None:
+        self.hardware = hardware
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         assert self.process.stdin is not None and self.process.stdout is not None
         self._in: IO[bytes] = self.process.stdin
         self._out: IO[bytes] = self.process.stdout
         self.instruction = self.accesses = 0
-        self.code = self._until_told([], [])
+        self.code = self._serve([], [])
 
     def run(self, inputs: Sequence[Array], outputs: Sequence[Array], model: int = 1) -> int:
         """Run a model once; write to `outputs` where the code that it returns is 0. model: its number, from 1 on."""
         self._give(struct.pack("<I", model))
-        self.code = self._until_told([*inputs], [*outputs])
+        self.code = self._serve([*inputs], [*outputs])
         return self.code
 
     def close(self) -> int:
@@ -151,7 +151,7 @@ class Bridge:
         self._in.write(data)
         self._in.flush()
 
-    def _until_told(self, inputs: list[Array], outputs: list[Array]) -> int:
+    def _serve(self, inputs: list[Array], outputs: list[Array]) -> int:
         while True:
             letter = self._get(1)
             if letter == b"E":
@@ -163,17 +163,17 @@ class Bridge:
         first, second = struct.unpack("<II", self._get(8))
         self.accesses += letter in b"RW"
         if letter == b"R":
-            self._give(struct.pack("<I", self.behind.read(NAMES[first])))
+            self._give(struct.pack("<I", self.hardware.read(NAMES[first])))
         elif letter == b"W":
-            self.behind.write(NAMES[first], second)
+            self.hardware.write(NAMES[first], second)
         elif letter == b"T":
-            self.behind.wait()
+            self.hardware.wait()
         elif letter == b"F":
-            self.behind.device.write(first, np.frombuffer(self._get(second), np.uint8))
+            self.hardware.device.write(first, np.frombuffer(self._get(second), np.uint8))
         elif letter == b"I":
-            self._give(self.behind.device.read(first, second).tobytes())
+            self._give(self.hardware.device.read(first, second).tobytes())
         elif letter == b"O":
-            self.behind.device.allocate(first)
+            self.hardware.device.allocate(first)
             self._give(struct.pack("<Q", DMA_BASE))
         elif letter == b"X":
             self._give(np.ascontiguousarray(inputs.pop(0)).tobytes())

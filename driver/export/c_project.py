@@ -61,14 +61,14 @@ def runtime_files(target: ExportTarget) -> dict[str, bytes]:
 
 
 ANYWHERE = frozenset(("memcpy", "memmove", "memset", "memcmp"))
-"""What a C compiler wants of any environment."""
+"""Functions that a C compiler expects in any environment."""
 WITHOUT_SYSTEM = frozenset(
     name + suffix
     for name in ("ceil", "cos", "exp", "exp2", "fabs", "floor", "fma", "fmax", "fmin", "fmod", "log", "log10", "log2",
                  "round", "sin", "sqrt", "tan", "trunc")
     for suffix in ("", "f")
 )  # fmt: skip
-"""What ziglang's runtime has where there is no operating system, and newlib's libm."""
+"""Functions of ziglang's runtime without an operating system, and of newlib's libm."""
 
 
 def functions_of(program: Program, target: ExportTarget) -> tuple[str, ...]:

@@ -13,7 +13,7 @@ from celosia.hw.spec.config import Config
 
 Pair = tuple[int, int]
 TOP_BIT = 0x80
-"""What uint8 is flipped by to be int8."""
+"""Mask that converts uint8 to int8 and back."""
 
 
 @dataclass(frozen=True)

@@ -71,7 +71,7 @@ def places_of(program: Program) -> Places:
     _place_constants(program, places)
     size = aligned(program.arena.size)
     for step in program.steps:
-        for name in _made(step):
+        for name in _written_tensors(step):
             if name not in places.of:
                 places.of[name], size = Location("memory", size), size + aligned(nbytes(program.tensors[name]))
         if isinstance(step, CpuStep) and step.kernel is None:
@@ -111,7 +111,7 @@ def _read(program: Program) -> Iterator[str]:
     yield from (tensor.name for tensor in program.outputs)
 
 
-def _made(step: object) -> tuple[str, ...]:
+def _written_tensors(step: object) -> tuple[str, ...]:
     """Names of the tensors that the step writes; views write none."""
     if isinstance(step, LaunchStep):
         return tuple(unpack.value for unpack in step.unpack)

@@ -6,9 +6,9 @@ import struct
 from collections.abc import Iterator
 
 _SYMBOLS, _EXECUTABLE = 2, 4
-"""Of ELF: a section of symbols; the flag of one of instructions."""
+"""ELF: type of a section of symbols; flag of a section of instructions."""
 _IMPORTS, _CODE, _FUNCTION = 2, 10, 0
-"""Of WebAssembly: sections; an import that is a function."""
+"""WebAssembly: numbers of sections; kind of an import that is a function."""
 
 
 def undefined(code: bytes) -> set[str]:
@@ -52,7 +52,7 @@ def _of_elf(code: bytes) -> Iterator[str]:
 
 _WIDE = ("<Q", 40), ("<H", 58), ("<H", 60)
 _NARROW = ("<I", 32), ("<H", 46), ("<H", 48)
-"""Where the head of an object says where its table of sections is, and how large and how many they are."""
+"""Fields of the head of an object for its table of sections: place, size of an entry, count."""
 
 
 def _at(code: bytes, form: str, at: int) -> int:

@@ -16,7 +16,7 @@ from celosia.driver.export.memory_map import ALIGN, C_TYPES, Location, Places, n
 from celosia.hw.sources import sources_identity
 
 WORDS_A_LINE = 6
-TAKEN = re.compile(
+RESERVED_NAMES = re.compile(
     "auto|break|case|char|const|continue|default|do|double|else|enum|extern|float|for|goto|if|inline|int|long|register|"
     "restrict|return|short|signed|sizeof|static|struct|switch|typedef|union|unsigned|void|volatile|while|"
     "alignas|alignof|and|and_eq|asm|bitand|bitor|bool|catch|class|compl|concept|constexpr|decltype|delete|explicit|export|"
@@ -32,8 +32,9 @@ TAKEN = re.compile(
     r"system|mblen|mbtowc|wctomb|mbstowcs|wcstombs|all|clean|celosia\w*|device_\w+|\w+_(?:main|celosia)",
     re.IGNORECASE,
 )
-"""What no model is called: keywords of C and of C++, what C has in stddef.h, stdint.h, string.h, stdio.h and stdlib.h,
-which the files include, functions and files of runtime/, files of other models, targets of the Makefile."""
+"""Pattern of names that no model has in C: keywords of C and of C++, names in stddef.h, stdint.h, string.h, stdio.h
+and stdlib.h, which the files include, functions and files of runtime/, files of other models, targets of the
+Makefile."""
 
 
 def identifier(text: str) -> str:
@@ -47,7 +48,7 @@ def identifier(text: str) -> str:
         not name or name[0].isdigit() or name[0] == "_"
     ):  # names with _ in front are those of the compiler and of headers
         return f"model_{name}".rstrip("_")
-    return f"{name}_model" if TAKEN.fullmatch(name) else name
+    return f"{name}_model" if RESERVED_NAMES.fullmatch(name) else name
 
 
 def names_of(tensors: tuple[TensorInfo, ...], kind: str) -> list[str]:

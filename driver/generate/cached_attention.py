@@ -35,13 +35,13 @@ PLAIN = {
 }
 """Attributes of each that are written in plain operators."""
 DEFAULTS = {"causal": 1, "k_quant_type": b"NONE", "v_quant_type": b"NONE"}
-"""Of others, values beside 0 that change nothing."""
+"""Values beside 0 of other attributes that change nothing."""
 INPUTS = {GROUPED: 11, MULTIPLE: 8}
-"""So many inputs of each are written in plain operators."""
+"""Number of inputs of each operator that can be written in plain operators."""
 OPSET = 13
 """The first in which axes are inputs."""
 MASKED = -10000.0
-"""What MULTIPLE adds to scores that a mask hides, unless an attribute says otherwise."""
+"""Number that MULTIPLE adds to scores that a mask hides, unless an attribute gives another one."""
 END = np.iinfo(np.int64).max
 
 
@@ -83,16 +83,16 @@ def _attributes(node: onnx.NodeProto) -> dict[str, Any]:
     return {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}
 
 
-def _called(node: onnx.NodeProto) -> str:
+def _name(node: onnx.NodeProto) -> str:
     return f"{node.op_type} ({node.name or node.output[0]})"
 
 
 def _require_plain(node: onnx.NodeProto) -> None:
     for name, value in _attributes(node).items():
         if name not in PLAIN[node.op_type] and value != DEFAULTS.get(name, 0):
-            raise ModelError(f"{_called(node)} has {name} = {value!r}, which cannot be run step by step; leave it out")
+            raise ModelError(f"{_name(node)} has {name} = {value!r}, which cannot be run step by step; leave it out")
     if unsupported := [name for name in node.input[INPUTS[node.op_type] :] if name]:
-        raise ModelError(f"{_called(node)} takes {unsupported[0]!r}, which cannot be run step by step; leave it out")
+        raise ModelError(f"{_name(node)} takes {unsupported[0]!r}, which cannot be run step by step; leave it out")
 
 
 class _Attention:
@@ -105,7 +105,7 @@ class _Attention:
         self.pasts = [node.input[number] for number in PASTS[node.op_type]]
         for past in self.pasts:
             if past not in caches:
-                raise ModelError(f"{_called(node)} has a cache {past!r}, which is no input; export it as one")
+                raise ModelError(f"{_name(node)} has a cache {past!r}, which is no input; export it as one")
         self.cache: Cache = caches[self.pasts[0]]
         self.heads, self.size = int(self.attrs.get("num_heads", 0)), self.cache.size
         self.dtype = np.dtype(self.cache.dtype)
@@ -151,7 +151,7 @@ class _Attention:
         """Write the mask to add to scores: 0 where `seen`, a tensor of bool, else `value`."""
         return self.writer.once("Where", seen, self.real(0), self.real(value))
 
-    def own(self, x: str) -> str:
+    def last_entries(self, x: str) -> str:
         """Write the last entries of x [batch, total]: those of the new tokens."""
         steps = self.writer.once("Shape", self.roles.tokens)
         steps = self.writer.once("Gather", steps, self.writer.ints(1))
@@ -169,7 +169,7 @@ class _Attention:
         once, places = self.writer.once, self.places()
         columns, rows = self.writer.ints(1, 2), self.writer.ints(1, 3)
         valid = once("Unsqueeze", once("Cast", self.roles.mask, to=TensorProto.BOOL), columns)
-        rows, columns = once("Unsqueeze", self.own(places), rows), once("Unsqueeze", places, columns)
+        rows, columns = once("Unsqueeze", self.last_entries(places), rows), once("Unsqueeze", places, columns)
         seen = once("And", valid, once("LessOrEqual", columns, rows))
         if window > 0:
             seen = once("And", seen, once("Less", once("Sub", rows, self.writer.constant(window)), columns))
@@ -184,21 +184,21 @@ class _Grouped(_Attention):
         """Write the operator in plain operators."""
         groups = self.cache.heads
         if self.attrs.get("kv_num_heads") != groups or not self.heads or self.heads % groups:
-            raise ModelError(f"{_called(self.node)} has {self.heads} heads of queries, and its cache {groups} of keys")
+            raise ModelError(f"{_name(self.node)} has {self.heads} heads of queries, and its cache {groups} of keys")
         sides = self.node.input[:3]
         if not _input(self.node, 1):
-            sides = self.apart(sides[0], [self.heads * self.size, *[groups * self.size] * 2])
+            sides = self.split_last_axis(sides[0], [self.heads * self.size, *[groups * self.size] * 2])
         q, k, v = (self.split(x, heads) for x, heads in zip(sides, (self.heads, groups, groups)))
         if self.attrs.get("do_rotary", 0):
             tables, pairs = [_input(self.node, number) for number in (7, 8)], self.attrs.get("rotary_interleaved", 0)
-            places = _input(self.node, 9) or self.own(self.places())
-            rotary = Rotary(self.writer, _called(self.node), tables, self.size, bool(pairs), places)
-            q, k = rotary.turned(q), rotary.turned(k)
+            places = _input(self.node, 9) or self.last_entries(self.places())
+            rotary = Rotary(self.writer, _name(self.node), tables, self.size, bool(pairs), places)
+            q, k = rotary.rotated(q), rotary.rotated(k)
         added = [bias] if (bias := _input(self.node, 10)) else []
         mask = self.hidden(self.in_order(self.attrs.get("local_window_size", -1)), np.finfo(self.dtype).min)
         self.attend(q, k, v, [*added, mask])
 
-    def apart(self, x: str, sizes: Sequence[int]) -> list[str]:
+    def split_last_axis(self, x: str, sizes: Sequence[int]) -> list[str]:
         """Parts of these sizes of the last axis: products of their own, where one by a constant makes x, whose results
         then have scales of their own, too."""
         node, constants = self.writer.makers.get(x, onnx.NodeProto()), self.writer.constants
@@ -208,7 +208,7 @@ class _Grouped(_Attention):
         if packed.ndim != (2 if node.op_type == "MatMul" else 1):
             return self.writer.parts(x, sizes)
         parts = [self.writer.constant(part, part.dtype) for part in np.split(packed, np.cumsum(sizes)[:-1], axis=-1)]
-        operands = self.apart(node.input[0], sizes) if node.op_type == "Add" else [node.input[0]] * len(sizes)
+        operands = self.split_last_axis(node.input[0], sizes) if node.op_type == "Add" else [node.input[0]] * len(sizes)
         return [self.op(node.op_type, other, part) for other, part in zip(operands, parts)]
 
 
@@ -220,11 +220,11 @@ class _Multiple(_Attention):
         """Write the operator in plain operators."""
         sides = list(self.node.input[:3])
         if not all(sides) or self.cache.heads != self.heads:
-            raise ModelError(f"{_called(self.node)} has not {self.heads} heads of queries, keys and values each")
+            raise ModelError(f"{_name(self.node)} has not {self.heads} heads of queries, keys and values each")
         if bias := _input(self.node, 3):
             parts = self.writer.parts(bias, [self.heads * self.size] * 3)
             sides = [self.op("Add", x, part) for x, part in zip(sides, parts)]
-        q, k, v = (self.turned(x) for x in sides)
+        q, k, v = (self.rotated(x) for x in sides)
         hidden, added = self.attrs.get("mask_filter_value", MASKED), []
         if mask := _input(self.node, 4):
             seen = self.writer.once("Cast", mask, to=TensorProto.BOOL)
@@ -235,7 +235,7 @@ class _Multiple(_Attention):
             added.append(self.hidden(self.in_order(0), np.finfo(self.dtype).min))
         self.attend(q, k, v, added)
 
-    def turned(self, x: str) -> str:
+    def rotated(self, x: str) -> str:
         """Write heads of x with rotary positions, where the operator rotates them."""
         node = self.writer.makers.get(x, onnx.NodeProto())
         attrs = _attributes(node)
@@ -244,7 +244,7 @@ class _Multiple(_Attention):
         if node.op_type != "RotaryEmbedding" or not (plain and are_constant) or node.input[1] != self.roles.positions:
             return self.split(x, self.heads)
         pairs = bool(attrs.get("interleaved", 0))
-        rotary = Rotary(self.writer, _called(node), node.input[2:4], self.size, pairs, self.roles.positions)
+        rotary = Rotary(self.writer, _name(node), node.input[2:4], self.size, pairs, self.roles.positions)
         covers_head = attrs.get("rotary_embedding_dim", 0) or 2 * rotary.half == self.size
         heads = self.split(node.input[0] if covers_head else x, self.heads)
-        return rotary.turned(heads) if covers_head else heads
+        return rotary.rotated(heads) if covers_head else heads

@@ -36,7 +36,7 @@ Array = NDArray[Any]
 LENGTH, CHUNK = 256, 16
 """Tokens of a sequence, at most, and those of a prompt that are taken at once, where nobody says how many."""
 COUNTING = ("CumSum", "Sub", "Slice")
-"""What makes places of new tokens of a mask, beside Cast."""
+"""Operators, beside Cast, that compute positions of new tokens from a mask."""
 TABLES = {"Gather": 0, "RotaryEmbedding": 2}
 """Operators whose second input is places in a table, and which of their inputs that is."""
 
@@ -224,7 +224,7 @@ class Session:
     def feed(self, tokens: Sequence[int]) -> Array:
         """Let the model see `tokens`. Returns the logits [vocabulary] of what comes behind them. InputError as `check`;
         the sequence is then as it was."""
-        tokens, decoder = _whole(tokens), self.decoder
+        tokens, decoder = _whole_numbers(tokens), self.decoder
         self.check(tokens)
         while len(tokens) > 1 and (len(tokens) >= decoder.chunk or not decoder.returns_last):
             self._run(tokens[: decoder.chunk], decoder.chunk)
@@ -277,7 +277,7 @@ def seen_tokens(past: int, before: int, steps: int, count: int) -> NDArray[np.bo
     return held
 
 
-def _whole(tokens: Sequence[int]) -> list[int]:
+def _whole_numbers(tokens: Sequence[int]) -> list[int]:
     """Check `tokens`, of any type of whole numbers. InputError for others."""
     numbers = []
     for token in tokens:

@@ -20,7 +20,7 @@ from celosia.compiler.graph.dimensions import inputs_of
 from celosia.compiler.graph.errors import ModelError
 
 CACHE_AXIS = 2
-"""Of a cache: tokens."""
+"""Axis of tokens in a cache."""
 
 
 @dataclass(frozen=True)

@@ -36,7 +36,7 @@ class Rotary:
             )
         self.half = self.cos.shape[1]
 
-    def turned(self, x: str) -> str:
+    def rotated(self, x: str) -> str:
         """x [batch, heads, steps, size]: x * cos + others * sin, where the others of a pair have changed places, and
         the first ones their sign. Elements that no angle turns have cos 1, sin 0."""
         op, half, rest = self.writer.op, self.half, self.size - 2 * self.half

@@ -23,7 +23,7 @@ from celosia.compiler.program.traits import Moves
 from celosia.driver.generate.roles import CACHE_AXIS, Cache, Roles
 
 VALUES = ("Identity", "QuantizeLinear", "DequantizeLinear")
-"""What stands between a cache and the output that returns it. Its bytes are the same however often they are taken."""
+"""Operators that may stand between a cache and the output that returns it; applied again, they give equal bytes."""
 
 
 @dataclass(frozen=True)

@@ -41,7 +41,7 @@ class SessionUsage:
     prompt: RunTotals = field(default_factory=RunTotals)
     launches: int = 0
     share: float | None = None
-    """Of the multiplications of a step that the accelerator does."""
+    """Share of the multiplications of a step that the accelerator does."""
 
     def add(self, steps: int, report: dict[str, Any], tokens: int) -> None:
         """Count a run of the Program for `steps` tokens, of which so many were new."""

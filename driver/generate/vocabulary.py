@@ -11,7 +11,7 @@ from celosia.compiler.program import InputError
 from celosia.plain import from_json
 
 KEY = "vocabulary"
-"""Of the model's metadata: a JSON list of texts, one for each token."""
+"""Key of the model's metadata: a JSON list of texts, one for each token."""
 
 
 class Vocabulary:

@@ -33,7 +33,7 @@ class GraphWriter:
                 )
         self.makers = {name: node for node in graph.node for name in node.output}
         values = (*graph.input, *graph.initializer)
-        self._taken = {value.name for value in values} | {name for node in graph.node for name in node.output}
+        self._used_names = {value.name for value in values} | {name for node in graph.node for name in node.output}
         self._shared: dict[Hashable, str] = {}
 
     def close(self) -> None:
@@ -54,7 +54,7 @@ class GraphWriter:
 
     def op(self, kind: str, *inputs: str, called: str = "", **attributes: Any) -> str:
         """Write an operator; return its first output. called: its name, if it must have one."""
-        y = called or unused_name(f"{self.prefix}/{kind}", self._taken)
+        y = called or unused_name(f"{self.prefix}/{kind}", self._used_names)
         self.nodes.append(helper.make_node(kind, list(inputs), [y], name=y, **attributes))
         return y
 
@@ -70,7 +70,7 @@ class GraphWriter:
         array = np.asarray(values, dtype)
         key = (array.dtype.str, array.shape, sha256(array.tobytes()).digest())
         if key not in self._shared:
-            self._shared[key] = unused_name(f"{self.prefix}/constant", self._taken)
+            self._shared[key] = unused_name(f"{self.prefix}/constant", self._used_names)
             self.graph.initializer.append(numpy_helper.from_array(array, self._shared[key]))
         return self._shared[key]
 

@@ -32,7 +32,7 @@ class OpenModel:
     def __init__(self, source: str | Path | onnx.ModelProto) -> None:
         self.proto = source if isinstance(source, onnx.ModelProto) else opened(source)
         self.source = source if has_files(self.proto) else self.proto
-        """What is compiled: the file again, where large constants lie beside it."""
+        """Source to compile: the file again, where large constants lie beside it."""
         self.name = "model" if isinstance(source, onnx.ModelProto) else Path(source).stem
         self.inputs = list(inputs_of(self.proto))
         self.open = open_inputs(self.proto)
@@ -98,7 +98,7 @@ class Specialised(Generic[R]):
         held: int = PROGRAMS_HELD,
     ) -> None:  # fmt: skip
         self.model, self.compiling, self.make, self.held = OpenModel(source), dict(compiling), make, held
-        self.given: Shapes = self.compiling.pop("shapes", None) or {}
+        self.fixed_shapes: Shapes = self.compiling.pop("shapes", None) or {}
         self._runtimes: OrderedDict[Key, R] = OrderedDict()
         self._lock = Lock()
 
@@ -109,12 +109,12 @@ class Specialised(Generic[R]):
             shapes = self.model.shapes(inputs)
             key = tuple(shapes.values())
             if key not in self._runtimes:
-                self._runtimes[key] = self._made(shapes)
+                self._runtimes[key] = self._compile(shapes)
             self._runtimes.move_to_end(key)
             return self._runtimes[key]
 
-    def _made(self, shapes: Shapes) -> R:
-        shapes = {name: with_given(shape, self.given.get(name)) for name, shape in shapes.items()}
+    def _compile(self, shapes: Shapes) -> R:
+        shapes = {name: with_given(shape, self.fixed_shapes.get(name)) for name, shape in shapes.items()}
         program = compile_model(self.model.source, shapes=shapes, **self.compiling)
         program.name = self.model.name
         while len(self._runtimes) >= self.held:

@@ -23,7 +23,7 @@ from celosia.driver.pages.names import NAME, ReportError, short
 from celosia.driver.pages.page import Page, Section, require
 from celosia.plain import from_json
 
-SAYS = (
+SUMMARY = (
     "Each step is a rule that is proved for all such models, taken at one place; what it saves is of the whole, {}. In "
     "the pictures, operators that the other model has not are in colour, between those next to them."
 )
@@ -65,7 +65,7 @@ def section(report: Mapping[str, Any]) -> Section:
     table = f'<div class="table"><table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>'
     summary = "".join(f"<p>{escape(text)}</p>" for text in (total(dict(report)), distance(report)) if text)
     html = f"{table}{summary}{_pictures(report.get('changes'))}"
-    clock_note = SAYS.format("as measured on this processor" if is_measured(report) else "by the timing model")
+    clock_note = SUMMARY.format("as measured on this processor" if is_measured(report) else "by the timing model")
     return Section("How the model came to be", clock_note, html, brief=html)
 
 

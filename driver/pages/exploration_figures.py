@@ -12,9 +12,9 @@ from celosia.driver.pages.names import NAME, NAMES, UNITS, short
 from celosia.driver.pages.run_figures import COLOURS, Figure, hover, made_figure, wide_hover
 
 SHADES = Cividis256[70:230]
-"""Those that are seen on light and on dark ground."""
+"""Colours that are visible on light and on dark ground."""
 FRONT, PRESET = COLOURS["store"], COLOURS["cpu"]
-MOST_LINES = 400
+MAX_LINES = 400
 """Configs that are drawn side by side, beside those on the front."""
 NUMBER = "return tick >= 1 ? tick.toLocaleString('en', {maximumSignificantDigits: 3}) : tick.toPrecision(2)"
 
@@ -38,7 +38,7 @@ def front(
         "x": [row["objectives"][first] for row in rows], "y": [row["objectives"][second] for row in rows],
         "color": [FRONT if row["front"] else shade for row, shade in zip(rows, shades)],
         "size": [11 if row["front"] else 6 for row in rows], "digest": [row["digest"][:6] for row in rows],
-        "fields": [_told(row["set"], preset) for row in rows], "how": [row["how"] for row in rows],
+        "fields": [_changed_fields_text(row["set"], preset) for row in rows], "how": [row["how"] for row in rows],
         "shares": [_shares(row) for row in rows], "at": [round(row["at"]) for row in rows],
     })  # fmt: skip
     dots = plot.scatter("x", "y", size="size", color="color", fill_alpha=0.8, source=source)
@@ -61,7 +61,7 @@ def front(
     return plot
 
 
-def _told(fields: Mapping[str, Any], preset: Mapping[str, Any] | None = None) -> str:
+def _changed_fields_text(fields: Mapping[str, Any], preset: Mapping[str, Any] | None = None) -> str:
     """Fields with their values, only those that differ from the preset."""
     usual = {} if preset is None else preset["set"]
     changed_fields = {name: value for name, value in fields.items() if name not in usual or usual[name] != value}
@@ -85,7 +85,7 @@ def parallel(points: Sequence[Mapping[str, Any]], fields: Sequence[str]) -> Figu
     """Plot a line for each Config through the values of its fields."""
     values = {name: sorted({point["set"][name] for point in points}) for name in fields}
     dominated = [point for point in points if not point["front"]]
-    shown = [*dominated[:: max(1, len(dominated) // MOST_LINES)], *(point for point in points if point["front"])]
+    shown = [*dominated[:: max(1, len(dominated) // MAX_LINES)], *(point for point in points if point["front"])]
 
     def height(name: str, value: Any) -> float:
         return values[name].index(value) / max(1, len(values[name]) - 1)
@@ -98,7 +98,7 @@ def parallel(points: Sequence[Mapping[str, Any]], fields: Sequence[str]) -> Figu
         source = ColumnDataSource({
             "xs": [list(range(len(fields)))] * len(rows), "digest": [row["digest"][:6] for row in rows],
             "ys": [[height(name, row["set"][name]) for name in fields] for row in rows],
-            "fields": [_told(row["set"]) for row in rows],
+            "fields": [_changed_fields_text(row["set"]) for row in rows],
         })  # fmt: skip
         lines = plot.multi_line("xs", "ys", color=colour, line_alpha=alpha, line_width=width, source=source)
         if on_front:
@@ -118,7 +118,7 @@ def parallel(points: Sequence[Mapping[str, Any]], fields: Sequence[str]) -> Figu
 
 
 EFFECTS = (COLOURS["gemm"], COLOURS["load"])
-"""Of the two objectives."""
+"""Colours of the two objectives."""
 
 
 def effects(effects_of: Mapping[str, Mapping[str, float]]) -> Figure:

@@ -19,7 +19,7 @@ LARGE = ((10**12, "trillion"), (10**9, "billion"), (10**6, "million"))
 ESTIMATES, PROXY, PROXY_LABEL = 2, "energy", "uJ (the proxy of 45 nm of an earlier version)"
 """The format of a front since which energy is an estimate; what it was before."""
 SHRINK = 1.0
-"""Of the regression that says what fields do."""
+"""Regularisation of the regression of effects on fields."""
 
 
 def is_front(path: Path) -> bool:
@@ -70,7 +70,7 @@ def _page(front_json: Mapping[str, Any]) -> Page:
     state = report["state"]
     facts = [
         (f"{len(report['front'])}", "Configs on the front"), (f"{len(points):,}", "measured"),
-        (many(state["space"]), "in the space"), (f"{state['seconds']:,.0f} s", "of exploring"),
+        (count_text(state["space"]), "in the space"), (f"{state['seconds']:,.0f} s", "of exploring"),
     ]  # fmt: skip
     table = _table(report) + _notes(report)
     sections = [Section("Which to take", report["take"], table, brief=table)]
@@ -179,16 +179,16 @@ def _notes(report: Mapping[str, Any]) -> str:
     if "power" in report:
         notes.append(f"Watts are those of logic and device, without the processors. {report['power']}")
     if report.get("preset"):
-        notes.append(told_of_preset(report))
-    notes.append(told_of_rewritten(report))
+        notes.append(preset_caption(report))
+    notes.append(rewritten_caption(report))
     return f"<p>{escape(' '.join(filter(None, notes)))}</p>"
 
 
-def told_of_rewritten(report: Mapping[str, Any]) -> str:
+def rewritten_caption(report: Mapping[str, Any]) -> str:
     """Caption on rewritten models that Configs' cycles were measured with; "" where there are none.
 
     >>> row = {"file": "1.toml", "digest": "", "models": {"a": {"file": "optimised/12/a.onnx"}, "b": {"file": ""}}}
-    >>> told_of_rewritten({"front": [row]})
+    >>> rewritten_caption({"front": [row]})
     'Rewritten models, in the folder of points: optimised/12/a.onnx, on 1.toml.'
     """
     labels_of: dict[str, list[str]] = {}
@@ -200,10 +200,10 @@ def told_of_rewritten(report: Mapping[str, Any]) -> str:
     return f"Rewritten models, in the folder of points: {caption}." if caption else ""
 
 
-def told_of_preset(report: Mapping[str, Any]) -> str:
+def preset_caption(report: Mapping[str, Any]) -> str:
     """Caption on the preset's row, and why its cycles are not those of a compiled Program.
 
-    >>> told_of_preset({"memory": "m", "preset": {"name": "p", "fits": True, "records": {"a": 7, "b": 9}, "models": {
+    >>> preset_caption({"memory": "m", "preset": {"name": "p", "fits": True, "records": {"a": 7, "b": 9}, "models": {
     ...     "a": {"cycles": 7}, "b": {"cycles": 10}}}}).partition("; ")[2].partition(" (")[0]
     'with the schedules that come with Celosia for p, b takes 9, not 10'
     """
@@ -229,10 +229,10 @@ def number(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
 
 
-def many(count: int) -> str:
+def count_text(count: int) -> str:
     """Format a count, large ones in words.
 
-    >>> many(2080), many(128_024_064_000)
+    >>> count_text(2080), count_text(128_024_064_000)
     ('2,080', '128 billion')
     """
     large = next(((size, name) for size, name in LARGE if count >= size), None)

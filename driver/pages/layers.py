@@ -9,9 +9,9 @@ from typing import Any
 from celosia.driver.pages.names import short
 
 WIDTH, HEIGHT, ACROSS, DOWN = 226, 38, 14, 34
-"""Of a box, and between boxes; pixels."""
+"""Size of a box, and distances between boxes; pixels."""
 LETTERS = 28
-"""That a box is wide for."""
+"""Letters that fit into a box."""
 
 
 def picture(nodes: Sequence[Mapping[str, Any]], title: str) -> str:

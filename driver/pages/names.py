@@ -26,7 +26,7 @@ MARKS = (
     "~ LUTs and flip-flops by a model of Configs that Yosys has counted; ~ and ? where none of those is like it, so "
     "that the model may be off: `--confirm yosys` counts. No mark: counted. DSP blocks and block RAM as declared."
 )
-"""What the signs of `resource` mean."""
+"""Legend of the marks of `resource`."""
 
 
 class ReportError(Sentence, ValueError):

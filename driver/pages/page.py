@@ -29,9 +29,9 @@ class Section:
     html: str = ""
     figure: LayoutDOM | None = None
     after: str = ""
-    """As `html`, below the figure."""
+    """HTML as `html`, below the figure."""
     brief: str = ""
-    """As `html`, what a notebook shows of it, which has no script."""
+    """HTML as `html` for notebooks, which run no script."""
 
 
 @dataclass(repr=False)

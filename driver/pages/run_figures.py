@@ -37,7 +37,7 @@ LAYER_COLOURS = (
 )  # fmt: skip
 """Layers take them in turn."""
 ROOFS = ("loads and stores", "loads alone")
-"""What the sloping roofs are of; the text above the figure says it, too."""
+"""Labels of the sloping roofs; the text above the figure names them, too."""
 POINTS = 8_000
 """Steps of each scratchpad's curve that are drawn."""
 FEW = 4
@@ -129,7 +129,7 @@ def roofline(rows: Sequence[Mapping[str, Any]], flat: Mapping[str, int], roofs: 
 
 _ABOVE = {"text_align": "right", "text_baseline": "bottom", "x_offset": -8}
 _BELOW = {"text_align": "left", "text_baseline": "top", "x_offset": 8, "y_offset": 4}
-"""Where the text of a sloping roof is."""
+"""Position of the text of a sloping roof."""
 _ABOUT = [
     ("layer", "@name"), ("what", "@what"), ("cycles", "@cycles{0,0}"), ("array", "@array"), ("bound by", "@bound"),
 ]  # fmt: skip
@@ -167,7 +167,7 @@ def cycles(rows: Sequence[Mapping[str, Any]], roof: Sequence[float]) -> Figure:
     """Plot a bar for each layer, and a mark at `roof`, the cycles that it takes at least."""
     plot = made_figure(
         _height(len(rows)), "ypan,", y_range=Range1d(start=len(rows) - 0.4, end=-0.6),
-        x_range=_from_zero(_most(rows, roof)), x_axis_label="cycles",
+        x_range=_from_zero(_maximum(rows, roof)), x_axis_label="cycles",
     )  # fmt: skip
     source = ColumnDataSource(_of_layers(rows) | {
         "y": list(range(len(rows))), "roof": roof,
@@ -187,7 +187,7 @@ def cycles(rows: Sequence[Mapping[str, Any]], roof: Sequence[float]) -> Figure:
     return plot
 
 
-def _most(rows: Sequence[Mapping[str, Any]], roof: Sequence[float]) -> float:
+def _maximum(rows: Sequence[Mapping[str, Any]], roof: Sequence[float]) -> float:
     return float(max([1, *(row["cycles"] for row in rows), *roof]))
 
 

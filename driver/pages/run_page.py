@@ -25,7 +25,7 @@ LOOPS = 2_000_000
 """Characters of all loops that a page holds."""
 TIPS = 5
 BOUNDS = (*explain.UNITS, "latency")
-"""What limits layers."""
+"""Names of the bounds of layers."""
 BRIEF = 40
 """Layers that a notebook shows."""
 
@@ -73,18 +73,18 @@ _ROW_KEYS: dict[str, tuple[type, ...]] = {
 
 def _check(report: Any) -> None:
     """Raise ValueError where the report lacks something that the page needs."""
-    _has(report, _KEYS, "it")
+    _require_keys(report, _KEYS, "it")
     for row in report["layers"]:
-        _has(row, _ROW_KEYS, "a layer")
+        _require_keys(row, _ROW_KEYS, "a layer")
     for node in report["cpu_nodes"]:
-        _has(node, {"name": (str,), "op": (str,), "reason": (str,)}, "an operator")
+        _require_keys(node, {"name": (str,), "op": (str,), "reason": (str,)}, "an operator")
     try:
         Config.from_dict(report["config"])
     except (ConfigError, TypeError) as error:
         raise ValueError(f"its config is none: {error}") from None
 
 
-def _has(thing: Any, keys: Mapping[str, tuple[type, ...]], description: str) -> None:
+def _require_keys(thing: Any, keys: Mapping[str, tuple[type, ...]], description: str) -> None:
     if not isinstance(thing, dict):
         raise ValueError(f"{description} is no object")
     for key, types in keys.items():

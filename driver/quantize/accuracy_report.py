@@ -103,7 +103,7 @@ def losing(prepared: Path, result: Path, sample: Mapping[str, Array]) -> list[di
     graph, values = Graph(proto), tensors(result, sample, optimised=False)
     rows: list[dict[str, Any]] = [
         {"name": name, "op": graph.maker(name).op_type, "node": graph.maker(name).name, "float": None, "matched": None,
-         "sqnr_db": None, "lost_db": None} for name in graph.made if isinstance(values.get(name), np.ndarray)
+         "sqnr_db": None, "lost_db": None} for name in graph.makers if isinstance(values.get(name), np.ndarray)
     ]  # fmt: skip
     add_noise(proto, graph, rows, values, sample, prepared)
     best: dict[str, dict[str, Any]] = {}

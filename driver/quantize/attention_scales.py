@@ -22,10 +22,10 @@ from celosia.driver.quantize.score_masks import HIDDEN, is_mask
 Array = NDArray[Any]
 
 BELOW = 24.0
-"""What lies so far below the largest score of a row adds nothing to a sum of float32 by its power of e, a thousand of
-them neither."""
+"""Distance from the largest score of a row from which on a score adds nothing to a sum of float32 by its power of e,
+even a thousand of them."""
 JOINS = ("Add", "Mul")
-"""What integers compute of two tensors."""
+"""Operators that compute integers from two tensors."""
 
 
 @dataclass(frozen=True)

@@ -18,9 +18,9 @@ Array = NDArray[Any]
 TOKENS, MASK, POSITIONS, LOGITS = "input_ids", "attention_mask", "position_ids", "logits"
 """Names that exporters give to what all decoders take and return."""
 CACHES = "past"
-"""What names of caches begin with: past_key_values.0.key, past_key_self_0, past_0."""
+"""Beginning of the names of caches: past_key_values.0.key, past_key_self_0, past_0."""
 EPSILON = 1e-12
-"""Of SKIPS, if they have none."""
+"""Epsilon of SKIPS that have none."""
 PRODUCTS = ("MatMul", "Gemm")
 """The operators that `operators="products"` quantises."""
 

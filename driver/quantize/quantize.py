@@ -52,7 +52,7 @@ ENOUGH_TO_HOLD_OUT = 20
 HELD_OUT = 5
 """One sample of so many is kept from the calibration and measured, where there are enough."""
 MAX_BYTES = 2**31 - 2**20
-"""What a protobuf can hold."""
+"""Largest size of a protobuf."""
 
 
 class QuantizeError(Sentence, ValueError):

@@ -13,19 +13,19 @@ from numpy.typing import NDArray
 from celosia.driver.host.oracle import run, session
 
 Array = NDArray[Any]
-MOST_INPUTS = 4096
+MAX_INPUTS = 4096
 """Products for an output, beyond which no moments are kept: their inverse takes minutes."""
-MOST_ROWS = 4096
+MAX_ROWS = 4096
 """Places of an image, or rows of a matrix, that are looked at in one sample: evenly spread where there are more."""
 
 
 def moments(floats: onnx.ModelProto, samples: Iterable[Mapping[str, Array]]) -> dict[str, Array]:
     """Second moments of inputs, by the name of a constant that a Conv, MatMul or Gemm of a float model multiplies by:
     float64 [n, n], the sum of x xᵀ over all x, the n numbers of which an output is a sum, in the order of a row of
-    weights. Left out are grouped convolutions, those with `auto_pad`, and sums of more than MOST_INPUTS products.
+    weights. Left out are grouped convolutions, those with `auto_pad`, and sums of more than MAX_INPUTS products.
     OracleError.
 
-    Left out are grouped convolutions, those with `auto_pad`, and sums of more than MOST_INPUTS products. OracleError.
+    Left out are grouped convolutions, those with `auto_pad`, and sums of more than MAX_INPUTS products. OracleError.
     """
     constants = {tensor.name: tensor.dims for tensor in floats.graph.initializer}
     layers = [node for node in floats.graph.node if node.input[1:2] and _fits(node, constants.get(node.input[1], ()))]
@@ -42,7 +42,7 @@ def moments(floats: onnx.ModelProto, samples: Iterable[Mapping[str, Array]]) -> 
         values = {**sample, **run(on, sample)}
         for node in layers:
             rows = _rows(node, values[node.input[0]], constants[node.input[1]])
-            rows = rows[:: -(-len(rows) // MOST_ROWS)].astype(np.float64)
+            rows = rows[:: -(-len(rows) // MAX_ROWS)].astype(np.float64)
             total = sums.setdefault(node.input[1], np.zeros((rows.shape[1],) * 2))
             total += rows.T @ rows
     return sums
@@ -56,9 +56,9 @@ def _fits(node: onnx.NodeProto, dims: Iterable[int]) -> bool:
     sizes, attrs = list(dims), _attributes(node)
     if node.op_type == "Conv":
         plain = attrs.get("group", 1) == 1 and attrs.get("auto_pad", b"NOTSET") == b"NOTSET"
-        return len(sizes) > 2 and plain and int(np.prod(sizes[1:])) <= MOST_INPUTS
+        return len(sizes) > 2 and plain and int(np.prod(sizes[1:])) <= MAX_INPUTS
     fits = node.op_type == "MatMul" or (node.op_type == "Gemm" and not attrs.get("transA", 0))
-    return fits and len(sizes) == 2 and sizes[1 if attrs.get("transB", 0) else 0] <= MOST_INPUTS
+    return fits and len(sizes) == 2 and sizes[1 if attrs.get("transB", 0) else 0] <= MAX_INPUTS
 
 
 def _rows(node: onnx.NodeProto, x: Array, dims: Iterable[int]) -> Array:

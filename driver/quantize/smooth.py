@@ -179,7 +179,7 @@ class _SmoothGraph:
         """Places of the model where channels can be scaled, in its order."""
         for node in self.graph.node:
             read = [] if self._is_view(node) or not node.output else self._read(node.output[0])
-            producers = self._made(node.output[0]) if read else None
+            producers = self._divisible_constants(node.output[0]) if read else None
             if (
                 producers
                 and len(
@@ -240,7 +240,7 @@ class _SmoothGraph:
         axes = (1, 0) if attrs.get("transB") else (0, 1)
         return ChannelConstant(node, 1, axes[0]), ChannelConstant(node, 1, axes[1])
 
-    def _made(self, name: str) -> list[ChannelConstant] | None:
+    def _divisible_constants(self, name: str) -> list[ChannelConstant] | None:
         """Constants to divide so that a tensor is divided; None where that is not possible."""
         node = self.makers.get(name)
         if node is None or node.output[0] != name:
@@ -248,10 +248,10 @@ class _SmoothGraph:
         if node.op_type in NORMS:
             return self._of_norm(node)
         if (weights := self._weights(node)) is not None:
-            bias = self._along(node, 2, name)
+            bias = self._channel_constant(node, 2, name)
             return None if bias is None else [weights[1], *bias]
         if node.op_type in HOMOGENEOUS or self._is_view(node):
-            return self._alone(node.input[0])
+            return self._of_only_reader(node.input[0])
         return self._of_both(node, name) if node.op_type in (*SUMS, *FACTORS) else None
 
     def _of_norm(self, node: onnx.NodeProto) -> list[ChannelConstant] | None:
@@ -264,22 +264,26 @@ class _SmoothGraph:
         """A sum's constant and what it is added to; one factor of a product."""
         constant = [k for k in (0, 1) if node.input[k] in self.constants]
         if node.op_type in SUMS:
-            constant_part = self._along(node, constant[0], name) if len(constant) == 1 else None
-            rest = None if constant_part is None else self._alone(node.input[1 - constant[0]])
+            constant_part = self._channel_constant(node, constant[0], name) if len(constant) == 1 else None
+            rest = None if constant_part is None else self._of_only_reader(node.input[1 - constant[0]])
             return None if constant_part is None or rest is None else constant_part + rest
-        if node.op_type == "Mul" and len(constant) == 1 and (constant_part := self._along(node, constant[0], name)):
+        if (
+            node.op_type == "Mul"
+            and len(constant) == 1
+            and (constant_part := self._channel_constant(node, constant[0], name))
+        ):
             return constant_part
         for k in (0, 1) if node.op_type == "Mul" else (0,):
-            operand = self._alone(node.input[k]) if self._is_wide(node.input[k], name) else None
+            operand = self._of_only_reader(node.input[k]) if self._is_wide(node.input[k], name) else None
             if operand is not None:
                 return operand
         return None
 
-    def _alone(self, name: str) -> list[ChannelConstant] | None:
-        """`_made` of a tensor that one node reads, once."""
-        return self._made(name) if len(self.readers[name]) == 1 and name not in self.outputs else None
+    def _of_only_reader(self, name: str) -> list[ChannelConstant] | None:
+        """`_divisible_constants` of a tensor that one node reads, once."""
+        return self._divisible_constants(name) if len(self.readers[name]) == 1 and name not in self.outputs else None
 
-    def _along(self, node: onnx.NodeProto, place: int, name: str) -> list[ChannelConstant] | None:
+    def _channel_constant(self, node: onnx.NodeProto, place: int, name: str) -> list[ChannelConstant] | None:
         """A constant operand that has a number for each channel of the tensor `name`; none where it is left out."""
         if place >= len(node.input) or not node.input[place]:
             return []

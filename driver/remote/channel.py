@@ -48,13 +48,13 @@ class CommandChannel:
         at = 0
         while (end := self._waiting.find(b"\n", at)) < 0 and (at := len(self._waiting)) < limit and self._more():
             pass
-        return self._taken(min(limit, end + 1 if end >= 0 else len(self._waiting)))
+        return self._read_available(min(limit, end + 1 if end >= 0 else len(self._waiting)))
 
     def read(self, size: int) -> bytes:
         """Read at least one byte and at most `size`; none at the end of the output."""
         if not self._waiting:
             self._more()
-        return self._taken(size)
+        return self._read_available(size)
 
     def errors(self) -> str:
         """End of the command's standard error."""
@@ -85,7 +85,7 @@ class CommandChannel:
                 pipe.close()  # type: ignore[union-attr]
         self.process.wait()
 
-    def _taken(self, size: int) -> bytes:
+    def _read_available(self, size: int) -> bytes:
         data = bytes(self._waiting[:size])
         del self._waiting[:size]
         return data

@@ -35,13 +35,13 @@ from celosia.hw.manifest import Manifest
 from celosia.plain import brief, printable
 
 FAILURES: tuple[type[Exception], ...] = (RuntimeError, *ERRORS.values())
-"""Of a run on the board."""
+"""Errors of a run on the board."""
 FOLDER = "~/celosia"
-"""Where files go on the board."""
+"""Default folder of files on the board."""
 BANNER_BYTES = 1 << 20
 """Longest text that a login shell may print."""
 TEXTS = ("machine", "numpy", "pynq", "pynq_error")
-"""What a board says in words of its own."""
+"""Facts of a board that are free text."""
 PYTHON = (3, 10)
 """The oldest Python that the runner runs on; PYNQ 3.0 has it."""
 

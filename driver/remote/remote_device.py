@@ -56,7 +56,7 @@ class RemoteDevice:
 
     abandoned = False
     ending: ExitStack | None = None
-    """What ends with the device."""
+    """Contexts that close with the device."""
 
     def clone_shared(self) -> RemoteDevice:
         """Return a device for the same accelerator, with another process there; see sim.device.Shared."""

@@ -17,7 +17,7 @@ from celosia.hw.sources import KEPT, sources_digest
 
 PACKAGE = Path(__file__).parents[2]
 FOLDERS = ("compiler/program", "driver/board", "driver/remote", "driver/run", "hw", "sim")
-"""What runs on a board, without the modules that need Amaranth or another package: those make hardware."""
+"""Folders of modules for a board, without those that need Amaranth or another package: those make hardware."""
 INSTALLED = {*sys.stdlib_module_names, "numpy"}
 MAIN = """\
 import sys

@@ -281,13 +281,13 @@ def serve_device(head: dict[str, Any], request: IO[bytes], answer: Answers) -> N
         while True:
             call, arrays = unpack(request)
             try:
-                data = pack(*_called(device, call, arrays))
+                data = pack(*_answer_call(device, call, arrays))
             except Exception as error:
                 data = _error(error)
             answer.write(data)
 
 
-def _called(device: Device, call: dict[str, Any], arrays: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+def _answer_call(device: Device, call: dict[str, Any], arrays: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Answer a call of `device`: a line, and arrays."""
     method = call.pop("call")
     if method == "run":

@@ -35,7 +35,7 @@ WAIT_CYCLES = 5000
 MEMORY_MODEL = (40, 40, 8, 780, 16, 32, 0, 0, 0, 0, 0, 2**64 - 1, 2**64 - 1)
 """Parameters of the memory behind the RTL: those of zynq-hp."""
 CLOCK_MHZ = 1000
-"""Of the simulated PLL: every clock that is asked for is a divisor of it."""
+"""Clock of the simulated PLL: every clock that is asked for is a divisor of it."""
 
 
 class Fpga(Protocol):

@@ -12,7 +12,7 @@ from celosia.compiler.program import InputError, Program
 from celosia.compiler.program.host.threads import default_threads, thread_count
 from celosia.driver.run.open_device import Devices, devices_of
 from celosia.driver.run.run_result import Result
-from celosia.driver.run.stream import LANES, MOST_LANES, Futures, Results, Sample
+from celosia.driver.run.stream import LANES, MAX_LANES, Futures, Results, Sample
 
 Array = NDArray[Any]
 R = TypeVar("R", bound="RuntimeBase")
@@ -120,8 +120,8 @@ class RuntimeBase:
         >>> [classes[result.outputs["logits"].argmax()] for result in runtime.run_each(images[:2, None])]
         ['Ankle boot', 'Pullover']
         """
-        if in_flight not in range(1, MOST_LANES + 1):
-            raise InputError(f"in_flight must be a whole number from 1 to {MOST_LANES}, not {in_flight}")
+        if in_flight not in range(1, MAX_LANES + 1):
+            raise InputError(f"in_flight must be a whole number from 1 to {MAX_LANES}, not {in_flight}")
         lost: list[str] = []
         return Results(self._futures(samples, in_flight, trace, lost), lost)
 

@@ -64,7 +64,9 @@ class ProgramRuntime(RuntimeBase):
         ]  # fmt: skip
         require_memory(program, self.threads)
         self._arena = views(program)
-        self._fresh = {name for step in program.steps for name in _made(step) if _is_fresh(step, name, self._arena)}
+        self._fresh = {
+            name for step in program.steps for name in _written_tensors(step) if _is_fresh(step, name, self._arena)
+        }
         self._fixed = {name: in_order(array) for name, array in program.constants.items()}
         self._steps = self._actions()
         self._returned = [(tensor.name, tensor.name in self._fresh) for tensor in (*program.outputs, *program.kept)]
@@ -262,7 +264,7 @@ class ProgramRuntime(RuntimeBase):
                     self._cpu(step, values)
             stamps.append(time.perf_counter() - before)
             if keep is not None:  # now, before the memory is used again
-                kept_tensors |= {name: _own(values[name]) for name in _made(step) if keep(name)}
+                kept_tensors |= {name: _own(values[name]) for name in _written_tensors(step) if keep(name)}
         if self._launches:
             self._resident.end([pack for launch in self.program.launches for pack in launch.pack])
         returned = {name: values[name] if fresh else _own(values[name]) for name, fresh in self._returned}
@@ -437,7 +439,7 @@ def _read(step: Step) -> tuple[str, ...]:
     return *step.inputs, *captured
 
 
-def _made(step: Step) -> tuple[str, ...]:
+def _written_tensors(step: Step) -> tuple[str, ...]:
     """Names of the tensors that the host has after the step."""
     return tuple(unpack.value for unpack in step.unpack) if isinstance(step, LaunchStep) else step.outputs
 

@@ -15,7 +15,7 @@ from celosia.hw.spec.config import Config
 
 Bytes = NDArray[np.uint8]
 Changed = Mapping[str, range]
-"""By cache: rows that are not what they were in the run before; all others are."""
+"""By cache: rows that differ from the run before; all others are equal."""
 
 
 class ResidentBuffers:

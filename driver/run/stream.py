@@ -28,16 +28,16 @@ Sample = Mapping[str, Array] | Array | Exception
 Futures = Generator["Future[Result]", None, None]
 """The runs of a stream in order, each done."""
 LANES = 3
-"""Of an accelerator: one that it works for, one that the CPU works for, and one that is ready for whichever ends first:
-with two, each delay of a thread is one of the stream."""
-MOST_LANES = 64
-"""Of an accelerator: each has a thread and memory of its own."""
+"""Lanes of an accelerator: one that it works for, one that the CPU works for, and one that is ready for whichever
+ends first: with two, each delay of a thread is one of the stream."""
+MAX_LANES = 64
+"""Most lanes of an accelerator: each has a thread and memory of its own."""
 LOOK_SECONDS = 0.1
 """Between two looks at what is waited for."""
 START_SECONDS = 1.0
-"""That a thread has to begin."""
+"""Seconds that a thread has to begin."""
 OF_THE_SAMPLE = InputError, ProgramError, HostError
-"""What no other accelerator would change."""
+"""Errors that no other accelerator would avoid."""
 
 
 @dataclass(frozen=True)
@@ -210,7 +210,7 @@ class SampleStream:
 
     def _run(self, sample: Sample) -> Result:
         """Run on any accelerator; on another one where it fails there, which then is left out."""
-        inputs, first = self._named(sample), self._taken()
+        inputs, first = self._named(sample), self._acquire_lane()
         if first is None:
             raise DeviceError("the stream is over")
         try:
@@ -218,7 +218,7 @@ class SampleStream:
         except OF_THE_SAMPLE:
             raise
         except Exception as error:
-            other = self._taken(first[0])
+            other = self._acquire_lane(first[0])
             if other is None:
                 raise
             try:
@@ -237,7 +237,7 @@ class SampleStream:
                 accelerator.free.append(lane)
                 self._returned.notify_all()
 
-    def _taken(self, but: _Accelerator | None = None) -> tuple[_Accelerator, SampleLane] | None:
+    def _acquire_lane(self, but: _Accelerator | None = None) -> tuple[_Accelerator, SampleLane] | None:
         """A free lane of the accelerator that has most, when there is one, or another one that is opened; None where
         there is no accelerator, and when the stream is over."""
         while True:
@@ -258,7 +258,7 @@ class SampleStream:
                 return None if self._over else (chosen, lane)
 
     def _chosen(self, but: _Accelerator | None) -> _Accelerator | None:
-        """Accelerator with most lanes that are free or can be opened; None as of `_taken`."""
+        """Accelerator with most lanes that are free or can be opened; None as of `_acquire_lane`."""
         while not self._over:
             alive = [
                 accelerator for accelerator in self._accelerators if not accelerator.lost and accelerator is not but

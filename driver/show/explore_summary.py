@@ -16,14 +16,14 @@ from celosia.driver.explore.records import FAILURES
 from celosia.driver.pages.exploration_page import (
     columns_of,
     number,
+    preset_caption,
+    rewritten_caption,
     rows_of,
-    told_of_preset,
-    told_of_rewritten,
     watts_of,
 )
 from celosia.driver.pages.names import MARKS, NAMES, UNITS, resource
 from celosia.driver.show.text_table import add_row, new_table
-from celosia.driver.show.tune_summary import left_out_text
+from celosia.driver.show.tune_summary import excluded_devices_text
 
 
 def line(state: ExploreState) -> str:
@@ -61,12 +61,12 @@ def front(report: dict[str, Any], folder: Path | None = None) -> Iterator[Render
     text += f"of {state['space']:,}, in {state['seconds']:,.0f} s{failures(state['failed'])}"
     if state["damaged"]:
         text += f"; {state['damaged']:,} damaged lines of {(folder or Path()) / 'points.jsonl'} left out"
-    yield Text(text + left_out_text(state["left_out"]))
-    yield from map(Text, filter(None, [told_of_rewritten(report)]))
+    yield Text(text + excluded_devices_text(state["left_out"]))
+    yield from map(Text, filter(None, [rewritten_caption(report)]))
     yield Text(f"Percents are of a {report['device']}. {MARKS}")
     yield Text(f"Watts are those of logic and device, without the processors. {report['power']}")
     if report["preset"]:
-        yield Text(told_of_preset(report))
+        yield Text(preset_caption(report))
     yield Text(report["take"] + (f" All in {folder}." if folder else ""))
     if state["ended"] and ENDED[state["ended"]] not in report["take"]:
         yield Text(ENDED[state["ended"]])

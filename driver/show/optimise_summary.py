@@ -11,7 +11,7 @@ from rich.text import Text
 from celosia.compiler.superoptimise.derivation import distance, is_measured, rule_in, tidied, total
 from celosia.compiler.superoptimise.state import SearchState
 from celosia.driver.show.text_table import add_row, new_table
-from celosia.driver.show.tune_summary import left_out_text
+from celosia.driver.show.tune_summary import excluded_devices_text
 from celosia.plain import printable
 
 
@@ -36,7 +36,7 @@ def derivation(report: dict[str, Any]) -> Iterator[RenderableType]:
             printable(f"{row['rule']}: fits in {row['matched']:,} places, {saves}; {row['taken']:,} steps of it")
         )
     ended = f"{report['weighed']:,} steps weighed, {report['priced']:,} graphs priced in {report['seconds']:.1f} s, "
-    ended += f"ended by: {report['ended']}{left_out_text(report['left_out'])}"
+    ended += f"ended by: {report['ended']}{excluded_devices_text(report['left_out'])}"
     if not report["steps"]:
         measured = is_measured(report)
         cost = f"{report['host_before'] / 1e6:,.3f} ms" if measured else f"{report['cycles_before']:,.0f} cycles"

@@ -16,7 +16,7 @@ from celosia.long_running import every_minute, so_far
 from celosia.terminal import Console
 
 LINE_SECONDS = 60.0
-"""Where there is no terminal: seconds between two lines about the same work."""
+"""Seconds between two lines about the same work, where there is no terminal."""
 
 
 class Stages:

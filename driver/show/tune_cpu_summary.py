@@ -10,7 +10,7 @@ from rich.text import Text
 
 from celosia.compiler.tune.kernels.tuner import KernelState
 from celosia.driver.show.text_table import add_row, new_table, percent
-from celosia.driver.show.tune_summary import left_out_text, trials_line, trials_text
+from celosia.driver.show.tune_summary import excluded_devices_text, trials_line, trials_text
 
 SHOWN = 16
 """Kernels in the live table: those that take the most time."""
@@ -21,7 +21,7 @@ def tuning_line(state: KernelState) -> str:
     text = trials_line(state, "kernels")
     if state.untuned:
         text += f"; {state.tuned * 1e3:,.3f} ms, {state.untuned * 1e3:,.3f} ms untuned"
-    return text + left_out_text(state.left_out)
+    return text + excluded_devices_text(state.left_out)
 
 
 def tuning(state: KernelState) -> RenderableType:

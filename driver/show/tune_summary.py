@@ -31,10 +31,10 @@ def tuning_line(state: NetworkState) -> str:
         text += f"; layers at most {state.regret:.1%} from the best"
     if state.untuned:
         text += f"; whole network {state.tuned:,} cycles, {state.untuned:,} untuned"
-    return text + left_out_text(state.left_out)
+    return text + excluded_devices_text(state.left_out)
 
 
-def left_out_text(left_out: Mapping[str, str]) -> str:
+def excluded_devices_text(left_out: Mapping[str, str]) -> str:
     """Text on devices that get no more trials."""
     return "".join(f"; {name} left out: {reason}" for name, reason in left_out.items())
 
@@ -77,4 +77,4 @@ def trials_text(report: dict[str, Any]) -> str:
         text += f"; {report['failed']:,} trials failed"
     if report["damaged"]:
         text += f"; {report['damaged']:,} damaged lines of the records left out"
-    return text + left_out_text(report["left_out"])
+    return text + excluded_devices_text(report["left_out"])

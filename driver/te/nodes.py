@@ -28,7 +28,7 @@ from celosia.compiler.program.dtypes import numpy_dtype
 
 Size = int | Expr
 NOMINAL = 1 << 10
-"""What a variable is before it is known."""
+"""Value of a variable before it is known."""
 _numbers = count()
 
 
@@ -90,10 +90,10 @@ def _position(name: str, index: Any) -> Value:
         if index.dtype != INDEX and not index.dtype.startswith(("int", "uint")):
             raise ValueError(f"{name} is indexed with {index}, a {index.dtype}; an index is a whole number")
         return index.astype(INDEX)
-    return _whole(index, f"{name} is indexed with {index!r}")
+    return _whole_number(index, f"{name} is indexed with {index!r}")
 
 
-def _whole(value: Any, name: str) -> int:
+def _whole_number(value: Any, name: str) -> int:
     try:
         return operator.index(value)
     except TypeError:
@@ -125,7 +125,7 @@ def _shape(name: str, shape: Size | Sequence[Size]) -> tuple[Size, ...]:
     """Sizes of a shape argument. ValueError for one that is no whole number, or negative."""
     dimensions = tuple(shape) if isinstance(shape, Sequence) else (shape,)
     sizes = tuple(
-        size if isinstance(size, Expr) else _whole(size, f"{name} has a size of {size!r}") for size in dimensions
+        size if isinstance(size, Expr) else _whole_number(size, f"{name} has a size of {size!r}") for size in dimensions
     )
     if any(known(size) < 0 for size in sizes):
         raise ValueError(f"{name} would have the shape {[known(size) for size in sizes]}")

@@ -41,7 +41,7 @@ def build(
     """
     kernel = BuiltKernel(s, args, _environment(target), device, name)
     if s.sized:
-        kernel.made({})
+        kernel.compiled({})
     return kernel
 
 
@@ -88,21 +88,21 @@ class BuiltKernel:
         self.s, self.args, self.environment, self.device, self.name = s, tuple(args), environment, device, name
         self._read = {node for node in topological(s.outputs) if node.body is None}
         self.counters: Counters | None = None
-        self._made: dict[tuple[tuple[Var, int], ...], Any] = {}
+        self._compiled: dict[tuple[tuple[Var, int], ...], Any] = {}
 
     def __repr__(self) -> str:
         return f"{self.name}({', '.join(map(str, self.args))})"
 
-    def made(self, sizes: Mapping[Var, int]) -> Any:
+    def compiled(self, sizes: Mapping[Var, int]) -> Any:
         """Code for these sizes: a CompiledKernel or an AcceleratorKernel."""
         key = tuple(sizes.items())
-        if key not in self._made:
+        if key not in self._compiled:
             function = _lowered(self.s, self.args, sizes, self.environment)
             if self.environment is not None:
-                self._made[key] = render(self.environment.cfg, function)
+                self._compiled[key] = render(self.environment.cfg, function)
             else:
-                self._made[key] = compile_function(guarded(interleave(function).expanded()))
-        return self._made[key]
+                self._compiled[key] = compile_function(guarded(interleave(function).expanded()))
+        return self._compiled[key]
 
     def __call__(self, *arguments: Array | int) -> None:
         """Fill in the outputs. ValueError for arrays of other shapes or types."""
@@ -114,7 +114,7 @@ class BuiltKernel:
             for arg, array in zip(self.args, arguments)
             if isinstance(arg, TensorExpr)
         }
-        code = self.made(sizes)
+        code = self.compiled(sizes)
         outputs = self.s.outputs
         inputs = [np.ascontiguousarray(array) for node, array in arrays.items() if node in self._read]
         if isinstance(code, AcceleratorKernel):

@@ -45,7 +45,7 @@ from celosia.hw.spec.config import Config
 
 Array = NDArray[Any]
 Compute = Callable[..., Any]
-"""From the tensors that are free in a graph to its tensors."""
+"""Function from the free tensors of a graph to its results."""
 log = logging.getLogger("celosia.torch")
 
 

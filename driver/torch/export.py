@@ -36,13 +36,13 @@ from celosia.hw.spec.config import Config
 from celosia.plain import Sentences
 
 NAMES = "pkg.torch.onnx.name_scopes"
-"""Where torch.onnx notes the operators of PyTorch that an operator of ONNX comes from."""
+"""Key under which torch.onnx notes the operators of PyTorch that an operator of ONNX comes from."""
 
 
 UNKNOWN = re.compile(r"translating node %(\w+) : .*?target=torch\.ops\.([\w.]+)\]")
-"""How torch.onnx says which operator it cannot write."""
+"""Pattern of torch.onnx's error for an operator that it cannot write."""
 UNREGISTERED = "which is not a known type"
-"""How torch.export says that a result is of a class of the caller's."""
+"""Pattern of torch.export's error for a result of a class of the caller's."""
 
 
 class TorchError(Sentences, ValueError):
@@ -335,7 +335,7 @@ def _settle_outputs(graph: ir.Graph, names: Sequence[str] | None) -> None:
 # Names -----------------------------------------------------------------------------------------------------------
 
 TRACED = re.compile(r"L\['\w+'\]\.?")
-"""What Dynamo puts before the path of a module."""
+"""Prefix that Dynamo puts before the path of a module."""
 PRODUCTS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 
 

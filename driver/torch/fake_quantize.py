@@ -64,7 +64,7 @@ PAIRS: dict[torch._ops.OpOverload, Callable[..., Any]] = {
     aten.fake_quantize_per_tensor_affine.tensor_qparams: per_tensor,
     aten.fake_quantize_per_channel_affine.default: per_channel,
 }
-"""What each operator of PyTorch becomes where torch.onnx does not know its range."""
+"""Replacement of each operator of PyTorch whose range torch.onnx does not know."""
 
 
 class _Settled(nn.Module):  # type: ignore[misc]

@@ -20,9 +20,9 @@ MOVES = {
 }  # fmt: skip
 """Operators of ATen that only move elements, or take the largest of a window."""
 SPLITS = {"unbind", "split", "split_with_sizes", "chunk"}
-"""What makes several tensors of one."""
+"""Operators that split a tensor into several."""
 MASKS = {"add", "sub", "mul", "div", "masked_fill", "where"}
-"""What masks are made of, and added by, between a product and softmax."""
+"""Operators that compute and add masks between a product and softmax."""
 aten = torch.ops.aten
 
 

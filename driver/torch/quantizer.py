@@ -33,9 +33,9 @@ from celosia.driver.torch.decompose import with_products
 from celosia.driver.torch.products import MOVES, ActivationProducts, name_of, with_slices
 
 KEY = "quantization_annotation"
-"""Where PT2E looks for what is asked of an operator."""
+"""Key of an operator's annotation for PT2E."""
 SMALLEST_SCALE = 2.0**-16
-"""Of dead channels, whose weights are all zero: a bias in smaller steps would not fit int32."""
+"""Scale of dead channels, whose weights are all zero: a bias in smaller steps would not fit int32."""
 
 # Operators as torch.export writes them; one name stands for its overloads and for the form that works in place.
 PRODUCTS = {"conv1d", "conv2d", "linear"}
@@ -43,7 +43,8 @@ TRANSPOSED = {"conv_transpose1d", "conv_transpose2d"}
 """Products, too, whose weights are [inputs, outputs / groups, ...]."""
 NORMS = {"batch_norm"}
 CLAMPS = {"relu", "relu6", "hardtanh"}
-"""What joins the operator before it where it begins at 0: then the bytes end where it does, and nothing is computed."""
+"""Operators that fuse with the one before them where they begin at 0: then the bytes end where they do, and nothing
+is computed."""
 SUMS = {"add", "mul"}
 FUNCTIONS = CLAMPS | {
     "hardswish", "hardsigmoid", "sigmoid", "silu", "tanh", "gelu", "leaky_relu", "elu", "avg_pool2d",

@@ -141,7 +141,9 @@ def _dask_fleet(judge: Judge, pool: str, module: Sequence[str], deadline: float)
         client.close()
         option = "" if resource is None else f" --resources {resource}=1"
         subject = "no worker" if resource is None else f"no worker with the resource {resource}"
-        raise PoolError(f"{pool} has {subject}; start one: dask worker {_scheduler(pool)}{_there(pool)}{option}")
+        raise PoolError(
+            f"{pool} has {subject}; start one: dask worker {_scheduler(pool)}{_local_options(pool)}{option}"
+        )
     return Fleet(places, deadline, client.close)
 
 
@@ -155,7 +157,7 @@ def _client(pool: str) -> Any:
         return distributed.Client(address, timeout=CONNECT_SECONDS, set_as_default=False)
     except OSError:
         port = address.rsplit(":")[-1]
-        line = f"dask scheduler{_there(pool)} --port {port}"
+        line = f"dask scheduler{_local_options(pool)} --port {port}"
         raise PoolError(f"no scheduler answers at {pool}; start one: {line}") from None
 
 
@@ -171,10 +173,10 @@ def _scheduler(pool: str) -> str:
     return f"{SCHEMES[parts.scheme]}://{f'[{host}]' if ':' in host else host}:{port}"
 
 
-def _there(pool: str) -> str:
+def _local_options(pool: str) -> str:
     """Options without which Dask would listen on all interfaces, to anyone.
 
-    >>> _there("dask://127.0.0.1:8786"), _there("dask+tls://10.0.0.5:8786")
+    >>> _local_options("dask://127.0.0.1:8786"), _local_options("dask+tls://10.0.0.5:8786")
     (' --host 127.0.0.1', ' --protocol tls')
     """
     host = urlsplit(pool).hostname

@@ -120,20 +120,20 @@ def _report(tuner: Tuner, records: Records, seconds: float) -> dict[str, Any]:
     layers = [
         {
             "layer": subject.name, "workload": subject.occurrence.workload, "count": subject.occurrence.count,
-            "points": len(subject.space), "usual": _whole(subject.usual), "best": _whole(subject.best),
-            "regret": _whole(subject.search.regret), "trials": subject.trials,
+            "points": len(subject.space), "usual": _json_number(subject.usual), "best": _json_number(subject.best),
+            "regret": _json_number(subject.search.regret), "trials": subject.trials,
             "decided": [d.to_json() for d in tuner.chosen.get(subject.occurrence.workload, ())],
         }
         for subject in state.subjects
     ]  # fmt: skip
     return {
-        "cycles": state.tuned, "untuned": state.untuned, "regret": _whole(state.regret), "trials": state.spent,
+        "cycles": state.tuned, "untuned": state.untuned, "regret": _json_number(state.regret), "trials": state.spent,
         "measured": state.measured + state.evaluations, "known": state.known + state.known_evaluations,
         "failed": state.failed, "seconds": seconds, "left_out": dict(state.left_out), "damaged": records.damaged,
         "conflicts": records.conflicts, "layers": layers,
     }  # fmt: skip
 
 
-def _whole(value: float) -> float | None:
+def _json_number(value: float) -> float | None:
     """Convert a number for JSON, which has no infinity."""
     return value if math.isfinite(value) else None

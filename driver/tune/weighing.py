@@ -24,7 +24,7 @@ from celosia.hw.spec.config import Config
 from celosia.plain import from_json
 
 STEP_SECONDS = 120.0
-"""That a step may take a device; a part of a large network takes some."""
+"""Seconds that a step may take a device; a part of a large network takes some."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class PartJob:
     model: bytes
     cfg: Config
     version: int = VERSION
-    """Of who asks."""
+    """Version of the asking Celosia."""
 
     @property
     def alike(self) -> str:

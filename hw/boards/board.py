@@ -46,13 +46,13 @@ LIMITS = {
     "device.ram": (1, 10**6), "dram.bits": (16, 128), "dram.megatransfers": (250, 20_000),
     "dram.refresh_every_ns": (1000, 10**6), "dram.refresh_ns": (1, 10**5),
 }  # fmt: skip
-"""Of each number, both ends possible."""
+"""Limits of each number, both inclusive."""
 _TEXTS = {
     "name": (r"[\w.-]{1,60}", "letters, digits, points and dashes, at most 60"),
     "board_files": (r"[\w.-]{0,60}", "the name in Vivado's board part, as pynq-z2 in tul.com.tw:pynq-z2:part0:1.0"),
     "light_standard": (r"[A-Z][A-Z0-9_]{0,30}|", "an I/O standard of Vivado, as LVCMOS33"),
 }
-"""Of each text: what it must match, and that in words. Vivado's Tcl reads them."""
+"""Pattern of each text, and the same in words. Vivado's Tcl reads these texts."""
 _PIN = r"[A-Z]{1,2}\d{1,2}"
 
 

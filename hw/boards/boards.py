@@ -12,11 +12,11 @@ from celosia.hw.boards.memory import IDEAL, ZYNQ_HP, Dram, MemoryModel
 from celosia.hw.spec.config import PRESETS, did_you_mean
 
 _DDR3 = Dram(16, 1050, 7800, 260)
-"""Of the PYNQ-Z1 and -Z2: 16 bits at 525 MHz (Digilent, PYNQ-Z1 reference manual; TUL, PYNQ-Z2 user manual and board
-files): 2.1 GB/s. One chip of 4 Gbit: JESD79-3, tREFI and tRFC."""
+"""DRAM of the PYNQ-Z1 and -Z2: 16 bits at 525 MHz (Digilent, PYNQ-Z1 reference manual; TUL, PYNQ-Z2 user manual and
+board files): 2.1 GB/s. One chip of 4 Gbit: JESD79-3, tREFI and tRFC."""
 _LPDDR4 = Dram(32, 1066, 3904, 280)
-"""Of the Ultra96-V2: 32 bits at 533 MHz (Avnet's board files: LPDDR4_1066): 4.3 GB/s. Channels of 8 Gbit, refreshed as
-a whole: JESD209-4, tREFI and tRFCab."""
+"""DRAM of the Ultra96-V2: 32 bits at 533 MHz (Avnet's board files: LPDDR4_1066): 4.3 GB/s. Channels of 8 Gbit,
+refreshed as a whole: JESD209-4, tREFI and tRFCab."""
 
 BOARDS = {
     board.name: board

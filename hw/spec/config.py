@@ -82,7 +82,7 @@ def field_specs() -> dict[str, FieldSpec]:
 
 
 _MOST_PIECES = 8
-"""Of the larger one of block_in and block_out."""
+"""Largest ratio between block_in and block_out."""
 
 
 def limits(field: str) -> str:

@@ -102,7 +102,7 @@ NEEDS: dict[type[IntEnum], dict[IntEnum, str]] = {
     },
     Destination: {Destination.ACC: "int32", Destination.INP: "forward", Destination.VIN: "forward"},
 }
-"""What of VECTOR not every Config has, and the field of the Config that must be true for it."""
+"""Features of VECTOR that not every Config has, and the field of the Config that must be true for each."""
 
 
 @dataclass(frozen=True)

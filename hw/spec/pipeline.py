@@ -69,7 +69,7 @@ def array_stages(cfg: Config) -> int:
 UNDER_WAY = 2
 """Instructions in it at once."""
 READ_STAGES, TAP_STAGES = 1, 3
-"""From an entry's step to the read of its accumulator, where the Config has no taps, and where it has."""
+"""Cycles from an entry's step to the read of its accumulator, for a Config without taps, and with taps."""
 WRITEBACK_DEPTH = 32
 """Entries that VECTOR has under way to acc at most: the places of the queue in which they wait for GEMM."""
 REQUANTISE_STAGES, ADD_STAGES = 8, 6
@@ -79,11 +79,11 @@ _FROM_ACC = {
     "add": ADD_STAGES, "write": 1,
 }  # fmt: skip
 VECTOR_STAGES = sum(_FROM_ACC.values()) - 1
-"""From the read of an accumulator to the entry's write."""
+"""Cycles from the read of an accumulator to the entry's write."""
 SUMS = 4
 """Registers of an adder of softmax, around which as many sums go: rows of a lane in a tile of rows."""
 QUOTIENT_BITS = 10
-"""Of a share in softmax, with one behind the point: the steps of its division."""
+"""Bits of a share in softmax, with one behind the point: the steps of its division."""
 PART_STAGES, LOOK_STAGES, DIVIDE_STAGES = 3, 3, QUOTIENT_BITS + 6
 """Registers of softmax between a step and the bytes of its entry that count, between the place of a byte that is kept
 and its power, and between a share and its quotient."""
@@ -102,9 +102,9 @@ READERS = 4
 ROWS_OFFERED = 2
 """Cycles for which it is offered before it is told."""
 ROWS_TAKEN = 2
-"""From the cycle in which one is accepted to its first read of vin."""
+"""Cycles from the acceptance of a softmax to its first read of vin."""
 ROWS_READ = SHARE_STAGES + DIVIDE_STAGES + 2
-"""From the cycle in which the last of them has been read for the last time to that in which it is done."""
+"""Cycles from the last read of the last rows to the end of the softmax."""
 
 
 def tile_rows(cfg: Config) -> int:
@@ -155,7 +155,7 @@ NORM_ROWS = 64
 NORM_LANES = 2048
 """Lanes of the longest row, as it lies in whole entries."""
 NORM_OFFSET = 128
-"""Of a norm a_offset is so much at most, above 0 or below, so that what is squared has 9 bits."""
+"""Largest magnitude of a_offset in a norm, so that squared numbers have 9 bits."""
 NORM_STEPS = 32
 """Cycles from a row of a norm to the next one at least: of each part of what is computed of its sums."""
 EPSILON_SHIFT, ROOT_BITS, FACTOR_BITS, NORM_FRACTION = 20, 26, 24, 25

@@ -46,10 +46,11 @@ class Part(NamedTuple):
 
 
 PAR = {"bias": Part(0, 32, signed=True), "multiplier": Part(32, 24), "shift": Part(56, 6)}
-"""What par holds of one channel, in 64 bits of which the highest two are unused."""
+"""Parts of a word of par: one channel, in 64 bits of which the highest two are unused."""
 
 FLOAT = {"fraction": Part(0, 23), "exponent": Part(23, 8)}
-"""What of a float32 the hardware looks at: there are no negative ones, and an exponent of 255 is one as any other."""
+"""Parts of a float32 that the hardware uses: there are no negative ones, and an exponent of 255 is one as any
+other."""
 
 
 @dataclass(frozen=True)

@@ -39,9 +39,9 @@ from celosia.hw.spec.pipeline import EPSILON_SHIFT, FACTOR_BITS, NORM_FRACTION, 
 Int64 = NDArray[np.int64]
 
 VARIANCE_BITS = 60
-"""Of V with EPSILON_SHIFT bits behind its point."""
+"""Bits of V, EPSILON_SHIFT of them behind its point."""
 _KEPT = 32
-"""Of them those of which the root is taken."""
+"""Bits of V of which the root is taken."""
 _SPARE = 32 - NORM_FRACTION
 """Bits that a product has behind those of v."""
 _LANES_BITS = NORM_LANES.bit_length()

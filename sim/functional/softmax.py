@@ -17,12 +17,12 @@ Pairs = tuple[Int64, Int64]
 """m and e of floats, an array each."""
 
 QUOTIENT_BITS = 10
-"""Of twice a quotient, which is below 2^9 where it does not count as LARGE."""
+"""Bits of twice a quotient, which is below 2^9 where it does not count as LARGE."""
 LARGE = (1 << QUOTIENT_BITS - 1) - 1
 """A quotient that is at least 2^8, or whose exponents say so: any zero point and any limits make the upper limit of it.
 """
 _REST_BITS = 25
-"""Of a remainder, which has a sign."""
+"""Bits of a remainder, which has a sign."""
 
 
 def pairs_of(words: NDArray[np.uint32]) -> Pairs:

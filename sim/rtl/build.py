@@ -44,7 +44,7 @@ JOBS = max(1, min(4, os.cpu_count() or 1))
 HARNESS = Path(__file__).with_name("harness.cpp")
 REHEARSAL = Path(__file__).with_name("pgo_training.py")
 FASTER = tuple(Path(__file__).with_name(name) for name in ("gating.py", "flat_verilog.py", "array_model.py"))
-"""What makes another text of the Verilog of a large array."""
+"""Modules that rewrite the Verilog of a large array for the simulator."""
 WATCHED, REHEARSED = ("-fprofile-generate",), ("-fprofile-use", "-Wno-error=coverage-mismatch")
 """Flags for what is compiled before the rehearsal (rehearsal.py), and after it."""
 RUNTIME = ("verilated.cpp", "verilated_threads.cpp")
@@ -118,11 +118,11 @@ def _cxx_sources(folder: Path, large: bool) -> tuple[list[Path], Path]:
     generated = sorted(folder.glob("*.cpp"))
     starting = [path for path in generated if path.stem.endswith("Slow")]
     running = [*(path for path in generated if path not in starting), HARNESS, PRODUCTS]
-    seldom = _together(starting, folder / "seldom.cpp")
-    return running if large else [_together(running, folder / "often.cpp")], seldom
+    seldom = _write_unit(starting, folder / "seldom.cpp")
+    return running if large else [_write_unit(running, folder / "often.cpp")], seldom
 
 
-def _together(sources: Iterable[Path], file: Path) -> Path:
+def _write_unit(sources: Iterable[Path], file: Path) -> Path:
     """Write to `file` one translation unit that includes all `sources`."""
     file.write_text("".join(f'#include "{path}"\n' for path in sources), encoding="utf-8")
     return file
@@ -136,7 +136,7 @@ def runtime(cxx: str, root: Path) -> Path:
     if not path.exists():
         make_folder(path.parent)
         with tempfile.TemporaryDirectory(dir=path.parent) as folder:
-            source = _together((root / "include" / name for name in RUNTIME), Path(folder) / "runtime.cpp")
+            source = _write_unit((root / "include" / name for name in RUNTIME), Path(folder) / "runtime.cpp")
             object_file = source.with_suffix(".o")
             _call(
                 [cxx, *CXX_FLAGS, "-O1", *includes(root), "-c", str(source), "-o", str(object_file)], object_file.parent
@@ -194,7 +194,7 @@ def library(cfg: Config, quiet: bool = False, source: str | None = None) -> Path
     """
     path = library_path(cfg, source)
     require_own(path)
-    if _is_whole(path):
+    if _is_complete(path):
         used(path)
         return path
     with writing():
@@ -202,10 +202,10 @@ def library(cfg: Config, quiet: bool = False, source: str | None = None) -> Path
 
 
 CHECKSUM = "simulator.sha256"
-"""Beside a simulator: of what was built."""
+"""Name of the file beside a simulator with the checksum of what was built."""
 
 
-def _is_whole(path: Path) -> bool:
+def _is_complete(path: Path) -> bool:
     """Whether a simulator is complete: the system ends a process that calls into a truncated library."""
     try:
         return path.with_name(CHECKSUM).read_text(encoding="ascii") == _digest(path)
@@ -228,7 +228,7 @@ def _built(cfg: Config, path: Path, quiet: bool, source: str | None) -> Path:
             print(f"Waiting for another process that builds the simulator of {name}", file=sys.stderr)
 
     with locked(path.parent / "lock", waits):
-        if not _is_whole(path):
+        if not _is_complete(path):
             for left_over in path.parent.glob("build.*"):
                 shutil.rmtree(left_over, ignore_errors=True)
             with ending_on_sigterm():

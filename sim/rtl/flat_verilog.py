@@ -134,7 +134,7 @@ class Register:
             for name in names_in(_SLICES.sub("", line.split(" <= ")[0]) + " ")
         }
 
-    def apart(self) -> None:
+    def write_parts_alone(self) -> None:
         """Write the parts of a memory's entry one by one, since other blocks write it, too."""
         self.body, self.local = self.text[1:-1], None
 
@@ -216,7 +216,7 @@ class Module:
     def __init__(self, text: str) -> None:
         self.statements: list[str | Assign | Register] = []
         self.wires: dict[str, str] = {}
-        """Their widths, as Verilog has them."""
+        """Width of each wire, as Verilog has it."""
         self.memories: dict[str, str] = {}
         self.fixed: set[str] = set()
         """Names that are used outside: ports, and all in lines that are not understood."""
@@ -226,7 +226,7 @@ class Module:
         written = Counter(name for register in self.registers for name in register.targets & self.memories.keys())
         for register in self.registers:
             if register.local and written[register.local[0]] > 1:
-                register.apart()
+                register.write_parts_alone()
         self.assigns = self._alive([statement for statement in self.statements if isinstance(statement, Assign)])
 
     def _statement(self, lines: list[str]) -> str | Assign | Register:

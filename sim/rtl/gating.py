@@ -136,7 +136,7 @@ class _Gating:
         loops of names, which have no such order, and all in front of them stay outside.
         """
         used, assigns = self._used(), self.module.assigns
-        together = _together(assigns)
+        together = _assign_groups(assigns)
         readers: defaultdict[str, set[int]] = defaultdict(set)
         members: defaultdict[int, list[Assign]] = defaultdict(list)
         for assign in assigns:
@@ -166,7 +166,7 @@ class _Gating:
         return {id(assign): children.get(together[id(assign)], {()}) for assign in assigns}, order[::-1]
 
 
-def _together(assigns: list[Assign]) -> dict[int, int]:
+def _assign_groups(assigns: list[Assign]) -> dict[int, int]:
     """Number the assignments, with equal numbers for those that write parts of one name."""
     number = {id(assign): count for count, assign in enumerate(assigns)}
     first: dict[str, int] = {}

@@ -19,11 +19,11 @@ from celosia.sim.device import Counters, Device
 from celosia.sim.rtl.rtlsim import RtlDevice
 
 ROUNDS = 100
-"""Of one instruction for each unit, each of which waits for the one before it."""
+"""Rounds of one instruction for each unit, each of which waits for the one before it."""
 LOOPS = {Opcode.GEMM: 6, Opcode.VECTOR: 4}
 """Longest loops: as in models, GEMM is at work most of the time, and the others wait."""
 CYCLES = 2_000_000
-"""More than they take."""
+"""Limit of cycles, more than the rounds take."""
 DATA = 1 << 20
 """Bytes that they read and write."""
 ROW, PLANE = 4096, 16384

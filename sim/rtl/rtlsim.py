@@ -147,7 +147,7 @@ class RtlDevice(Memory):
             self.use(self.memory)
 
     @property
-    def behind(self) -> NDArray[np.uint8]:
+    def beyond_limit(self) -> NDArray[np.uint8]:
         """Memory that follows the DMA limit: a page and more, which no program can reach."""
         return self._pages[len(self.dram) :]
 

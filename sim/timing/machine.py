@@ -52,8 +52,8 @@ class Timing:
 
 
 MAX_PASSES, CONVERGED = 8, 0.001
-"""Where channels share DRAM, a run is computed from the transfers of the pass before. The passes end when its cycles
-change by at most the share CONVERGED, or after MAX_PASSES."""
+"""Passes for channels that share DRAM: each pass computes the run from the transfers of the pass before. They end
+when its cycles change by at most the share CONVERGED, or after MAX_PASSES."""
 
 
 def predict(cfg: Config, code: bytes, memory: MemoryModel | str = ZYNQ_HP, address: int = 0) -> Timing:

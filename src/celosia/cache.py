@@ -23,7 +23,7 @@ KINDS = {
     "netlists": "netlists, for the estimate of the clock (minutes each)",
     "kernels": "machine code for the CPU (milliseconds each)",
 }
-"""What may go; counts of synthesis and proofs stay, which take hours and little room."""
+"""Kinds of files that may be deleted; counts of synthesis and proofs stay, which take hours and little room."""
 LIMIT = "2GB"
 """Size that CELOSIA_CACHE_LIMIT changes."""
 _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}

@@ -8,7 +8,7 @@ from typing import Any
 DEEPEST = 100
 """Lists and objects inside each other: what goes through a value may call itself for each."""
 MOST_DIGITS = 40
-"""Of a whole number: more fit neither a float nor a message."""
+"""Most digits of a whole number: more fit neither a float nor a message."""
 MOST_VALUES = 2_000_000
 """Values of one JSON text. Python takes up to 250 bytes for one of three characters: this bounds a text to 500 MB."""
 TOO_DEEP = "its lists and tables are too deep inside each other"

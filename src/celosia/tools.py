@@ -16,7 +16,7 @@ from importlib import metadata
 
 Version = tuple[int, ...]
 ASK_SECONDS = 60
-"""How long a program may take to print its version; Vivado takes ten seconds on a cold disk."""
+"""Seconds that a program may take to print its version; Vivado takes ten seconds on a cold disk."""
 
 
 @dataclass(frozen=True)

@@ -168,7 +168,7 @@ def test_searches_are_better_than_chance() -> None:
             search: ConfigSearch = SEARCHES[kind](space, rng, spread(space, rng, 12))
             for _ in range(24):
                 search.tell([limited(cfg) for cfg, _ in search.ask(4)])
-            values = np.array([each.objectives for each in search.good])
+            values = np.array([each.objectives for each in search.finished])
             shares.append(hypervolume(values, worst) / hypervolume(every, worst))
         found[kind] = float(np.mean(shares))
     assert found["bottleneck"] > found["nsga2"] > found["random"] + 0.02, found
