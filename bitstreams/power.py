@@ -355,7 +355,7 @@ WORKING = dict.fromkeys(UNITS, 1.0)
 """Every unit works in every cycle."""
 
 
-# Of a Config on a board ---------------------------------------------------------------------------------------------
+# Power of a Config on a board -------------------------------------------------------------------------------------
 
 
 def estimate(cfg: Config, cells: Cells, board: Board, mhz: float, busy: Mapping[str, float] | None) -> Power:

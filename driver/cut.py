@@ -49,7 +49,7 @@ def cut(
     fixed = with_shapes(source_model, shapes, sizes_of(source_model, shapes))
     named = ir.from_proto(with_inferred_shapes(inline_functions(fixed)))
     infer_shapes(named)
-    name_nodes(named.graph)  # by names the timing model tells cycles
+    name_nodes(named.graph)  # the timing model reports cycles by name
     proto = ir.to_proto(named)
     places = _necks(named.graph)
     if parts < 1 or len(places) < parts - 1:
@@ -95,7 +95,7 @@ def _cycles_before(
     numbers = {node.name: number for number, node in enumerate(proto.graph.node)}
     chosen = [0] * (len(places) + 1)
     for row in estimate(program, memory)["layers"]:
-        names = re.split(r" (?:\.\.|\|) ", row["name"])  # of a block: the first and the last of each group
+        names = re.split(r" (?:\.\.|\|) ", row["name"])  # the name of a block has the first and the last of each group
         last = max((numbers[name] for name in names if name in numbers), default=-1)
         for number, place in enumerate((*places, len(numbers))):
             chosen[number] += row["cycles"] * (last <= place)

@@ -46,7 +46,7 @@ PYNQ = """\
 __version__ = "(simulated)"
 try:
     from celosia.driver.remote.simulated import MMIO, Clocks, Overlay, allocate
-except ImportError:  # what asks for the board's state has no runner
+except ImportError:  # a process that asks for the board's state has no runner
     pass
 """
 CMA_BYTES = 128 << 20

@@ -295,7 +295,7 @@ class _PynqMemory:
     def allocate(self, size: int) -> BoardBuffer:
         try:
             return _PynqBuffer(self._pynq.allocate((size,), np.uint8, cacheable=True))
-        except RuntimeError as error:  # what PYNQ raises where CMA is exhausted
+        except RuntimeError as error:  # PYNQ raises it where CMA is exhausted
             raise MemoryError(str(error)) from None
 
 

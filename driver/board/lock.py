@@ -58,7 +58,7 @@ def _opened(path: Path) -> int:
 def _holder(handle: int) -> str:
     """Name the process that holds the lock, and the way out, for an error."""
     match = re.fullmatch(rb"([1-9]\d{0,9}) +(\d{1,10}) *\n", os.pread(handle, 64, 0))
-    if match is None:  # it has only just been made, or others have written to it
+    if match is None:  # a new file, or one that others have written
         return "another process holds it; wait for it, or end it"
     process, since = map(int, match.groups())
     clock = time.strftime("%H:%M:%S", time.localtime(since))

@@ -98,7 +98,7 @@ def open_samples(
     else:
         arrays = _archive(Path(source))
         if LABELS not in {tensor.name for tensor in inputs}:
-            arrays.pop(LABELS, None)  # of a test set
+            arrays.pop(LABELS, None)  # labels of a test set
         readers = array_readers(str(source), complete(str(source), arrays, inputs), inputs)
     return of_readers(readers, inputs, limit)
 

@@ -140,7 +140,7 @@ def timed(subject: ExploredModel, cfg: Config, memory: MemoryModel | str) -> Cos
         values.update(predict(cfg, code.tobytes(), memory, launch.address).values)
         moved += sum(launch.bytes_loaded) + sum(launch.bytes_stored) + code.size
     busy = {unit: values[f"{unit}_busy"] for unit in UNITS}
-    # What moves nothing while it waits for memory is at work
+    # LOAD and STORE work while they wait for memory
     busy |= {unit: busy[unit] + values[f"{unit}_wait_memory"] for unit in ("load", "store")}
     macs = sum(choice.layer.macs for choice in lowered.selection.choices)
     return Cost(images, values["cycles"], 0, busy, moved, macs, len(lowered.selection.cpu))

@@ -129,7 +129,7 @@ def _row(
         cost = timed(model, cfg, memory)
     except ModelError:
         raise
-    except ValueError as error:  # what this Config cannot run
+    except ValueError as error:  # a model that this Config cannot run
         return row | {"error": str(error)}
     if not cost.cycles:
         raise ModelError(nothing_on_accelerator(model))

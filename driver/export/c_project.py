@@ -154,7 +154,7 @@ def write(exported: Exported, folder: Path) -> None:
     kernels = folder / f"{exported.model.name}_kernels"
     make_folder(folder)
     try:
-        shutil.rmtree(kernels, ignore_errors=True)  # of an earlier export
+        shutil.rmtree(kernels, ignore_errors=True)  # kernels of an earlier export
         if any("/" in file for file in exported.files):
             kernels.mkdir()
     except OSError as error:

@@ -39,7 +39,7 @@ def _of_elf(code: bytes) -> Iterator[str]:
     wide = code[4] == 2
     sections = _elf_sections(code)
     symbol = struct.Struct("<IBBHQQ" if wide else "<IIIBBH")
-    place = 3 if wide else 5  # of the section that defines it
+    place = 3 if wide else 5  # index of the section that defines the symbol
     for _, kind, _, _, start, length, link, *_ in sections:
         if kind == _SYMBOLS:
             names = sections[link][4]

@@ -91,7 +91,7 @@ class Decoder:
         """Run the Program for `steps` tokens of `session`. The accelerator's memory keeps caches from run to run: it is
         given the rows that are new."""
         runtime = self._runtime(steps)
-        latest, self._latest = self._latest, None  # where the run fails, nothing is sure to lie there
+        latest, self._latest = self._latest, None  # after a failed run the memory's contents are unknown
         if (latest is None or latest.runtime is not runtime) and runtime.program.launches:
             runtime.attach(self._opened())
         changed = None

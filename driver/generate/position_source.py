@@ -45,7 +45,7 @@ def _of_mask(proto: onnx.ModelProto, name: str, roles: Roles) -> int | None:
         return None
     constants = [tensor for tensor in proto.graph.initializer if tensor.name in wanted_names]
     constants.append(numpy_helper.from_array(np.array([SEEN]).astype(roles.kinds[roles.mask]), roles.mask))
-    nodes.append(helper.make_node("Identity", [name], [FOUND]))  # what makes an output is not folded
+    nodes.append(helper.make_node("Identity", [name], [FOUND]))  # nodes of outputs are not folded
     graph = helper.make_graph(nodes, "places", [], [onnx.ValueInfoProto(name=FOUND)], constants)
     model = ir.from_proto(helper.make_model(graph, opset_imports=proto.opset_import))
     LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)

@@ -115,7 +115,7 @@ class _Trace:
         code = np.frombuffer(code_of(program, launch), np.uint8).reshape(-1, instruction_bytes(program.config))
         stream = [
             instruction for instruction in decode(program.config, code) if instruction is not None
-        ]  # it has run: none is illegal
+        ]  # none is illegal in a program that has run
         start, end = np.zeros((2, len(stream)), np.int64)
         for event in run.events:
             start[event.index], end[event.index] = now + event.start, now + event.end

@@ -86,7 +86,7 @@ class _Walk:
         first, reads = len(self.nodes), [set[int]() for _ in step.layers]
         makers = {number: self._made.get(pack.value, set()) for number, pack in enumerate(step.pack)}
         for number, pack in enumerate(step.pack):
-            self._at(pack.address, self._packed_bytes(pack))[...] = -2 - number  # who made it is looked up below
+            self._at(pack.address, self._packed_bytes(pack))[...] = -2 - number  # its maker is looked up below
         code = np.frombuffer(code_of(self._program, step), np.uint8)
         code = code.reshape(-1, instruction_bytes(self._program.config))
         for instruction, layer in zip(decode(self._program.config, code), step.layer_of.tolist()):

@@ -73,7 +73,7 @@ def completed(source: str, arrays: Mapping[str, Array], inputs: Sequence[Input])
     return completed_arrays
 
 
-# What is quantised ----------------------------------------------------------------------------------------------
+# Choice of operators ----------------------------------------------------------------------------------------------
 
 
 def products_of(model: onnx.ModelProto) -> list[str]:

@@ -420,7 +420,7 @@ def _chosen(model: onnx.ModelProto, samples: Samples, choices: QuantizerChoices)
     if not choices.chosen:
         return {"nodes_to_exclude": [*choices.exclude, *masks], "extra_options": options}
     names = [name for name in names if name not in choices.exclude]
-    if not names:  # which would stand for all of them
+    if not names:  # no names would mean all operators
         raise QuantizeError("the model has no MatMul and no Gemm that could be quantised; take --operators all")
     kinds = {node.op_type for node in model.graph.node if node.name in names}
     return {"nodes_to_quantize": names, "op_types_to_quantize": sorted(kinds), "extra_options": options}

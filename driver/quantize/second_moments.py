@@ -22,8 +22,7 @@ MAX_ROWS = 4096
 def moments(floats: onnx.ModelProto, samples: Iterable[Mapping[str, Array]]) -> dict[str, Array]:
     """Second moments of inputs, by the name of a constant that a Conv, MatMul or Gemm of a float model multiplies by:
     float64 [n, n], the sum of x xᵀ over all x, the n numbers of which an output is a sum, in the order of a row of
-    weights. Left out are grouped convolutions, those with `auto_pad`, and sums of more than MAX_INPUTS products.
-    OracleError.
+    weights.
 
     Left out are grouped convolutions, those with `auto_pad`, and sums of more than MAX_INPUTS products. OracleError.
     """

@@ -65,7 +65,7 @@ class CommandChannel:
     def exit_code(self) -> int | None:
         """Exit code; None where it has none within END_SECONDS."""
         end = time.monotonic() + END_SECONDS
-        while self._err in self._open and (left := end - time.monotonic()) > 0:  # which may fill its pipe
+        while self._err in self._open and (left := end - time.monotonic()) > 0:  # the command may fill its pipe
             if self._ready((self._err,), left):
                 self._take_errors()
         try:

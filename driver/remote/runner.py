@@ -81,7 +81,7 @@ def runner() -> File:
         archive.writestr(zipfile.ZipInfo("__main__.py"), MAIN)
         archive.writestr(zipfile.ZipInfo(f"celosia/hw/{KEPT}"), sources_digest())
         for path in modules().values():
-            entry = zipfile.ZipInfo(f"celosia/{path.relative_to(PACKAGE).as_posix()}")  # of 1980: equal every time
+            entry = zipfile.ZipInfo(f"celosia/{path.relative_to(PACKAGE).as_posix()}")  # dated 1980: equal every time
             entry.compress_type = zipfile.ZIP_DEFLATED
             archive.writestr(entry, path.read_bytes())
     data = buffer.getvalue()

@@ -275,7 +275,7 @@ def _bound(time: _Time) -> str | None:
     if not time.cycles:
         return None
     shares = time.busy / time.cycles
-    for unit in (Unit.LOAD, Unit.STORE):  # which move nothing while they wait for memory
+    for unit in (Unit.LOAD, Unit.STORE):  # they move nothing while they wait for memory
         shares[unit] += time.held[unit] / time.cycles
     best = int(np.argmax(np.where(shares >= shares.max() - 0.02, time.busy + 1, 0)))
     return UNITS[best] if shares[best] >= BOUND else "latency"

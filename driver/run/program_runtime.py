@@ -149,7 +149,7 @@ class ProgramRuntime(RuntimeBase):
         one of this, but in turns on the CPU, and on the device. None where there is no device, or no memory for it."""
         if not isinstance(self._device, Shared):
             return None
-        with suppress(RuntimeError), ExitStack() as cleanup:  # it takes no second process, or has no memory
+        with suppress(RuntimeError), ExitStack() as cleanup:  # no second process, or no memory
             device = cleanup.enter_context(closing(self._device.clone_shared()))
             clone = type(self)(self.program, device, self.threads)
             clone._name, clone.build_seconds, clone.turns = self._name, self.build_seconds, self.turns

@@ -162,7 +162,7 @@ class SampleStream:
                     sample = next(source)
                 except StopIteration:
                     break
-                except Exception as error:  # of who makes the samples: after the results of those that are made
+                except Exception as error:  # an error of the samples' iterator: raised after the results so far
                     failure = error
                     break
                 waiting.append(Future())
@@ -223,7 +223,7 @@ class SampleStream:
                 raise
             try:
                 result = self._on(other, inputs)
-            except Exception:  # so it may be the sample's fault, and both go on
+            except Exception:  # perhaps the sample's fault: both accelerators go on
                 raise error from None
             self._leave_out(first[0], error)
             return result

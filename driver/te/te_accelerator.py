@@ -75,7 +75,7 @@ def accelerator(config: str | Config) -> Environment:
     return Environment(config if isinstance(config, Config) else Config.load(config))
 
 
-# What a program declares -------------------------------------------------------------------------------------------
+# Declared intrinsics -------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

@@ -283,7 +283,7 @@ class _Bound(torch.nn.Module):  # type: ignore[misc]
         super().__init__()
         self.graph, self.free = graph, free
         self.numbers = {i: x for i, x in enumerate(arguments) if not isinstance(x, torch.Tensor)}
-        self.names = [f"{node.name}_" for node in graph.graph.find_nodes(op="placeholder")]  # as in error messages
+        self.names = [f"{node.name}_" for node in graph.graph.find_nodes(op="placeholder")]  # names in error messages
         for i, x in enumerate(arguments):
             if isinstance(x, torch.Tensor) and i not in free:
                 self.register_buffer(self.names[i], x.detach())

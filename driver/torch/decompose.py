@@ -116,7 +116,7 @@ def scaled_dot_product_attention(
     elif attn_mask is not None:
         scores = scores + attn_mask
     shares = scores.softmax(-1)
-    if attn_mask is not None:  # which may leave out all keys of a query
+    if attn_mask is not None:  # a mask may hide all keys of a query
         shares = shares.masked_fill(shares.isnan(), 0.0)
     return (F.dropout(shares, dropout_p) if dropout_p else shares) @ value
 
@@ -164,8 +164,8 @@ def _write_out(model: GraphModule, node: Node, function: Callable[..., Any]) -> 
     (result,) = traced.output_node().args
     if isinstance(result, Node):
         node.replace_all_uses_with(copies[result])
-    for user in list(node.users):  # which take their parts of a tuple
-        if isinstance(part := result[user.args[1]], Node):  # else nobody asked for it
+    for user in list(node.users):  # users take parts of a tuple
+        if isinstance(part := result[user.args[1]], Node):  # None for an unused part
             user.replace_all_uses_with(copies[part])
         model.graph.erase_node(user)
     model.graph.erase_node(node)  # dropout, which may be in it, makes PyTorch keep it

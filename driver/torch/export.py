@@ -89,7 +89,7 @@ def from_torch(
     >>> program.shape_text(program.inputs[0])
     'float32[n, 4]'
     """
-    module = getattr(module, "_orig_mod", module)  # of what torch.compile returns
+    module = getattr(module, "_orig_mod", module)  # the module inside torch.compile's result
     exported = _exported(module, example_inputs, kwargs, dynamic_shapes)
     proto = _model(exported, module, input_names, output_names)
     if open_inputs(proto):
@@ -105,7 +105,7 @@ def to_onnx(
     input_names: Sequence[str] | None = None, output_names: Sequence[str] | None = None, dynamic_shapes: Any = None,
 ) -> onnx.ModelProto:  # fmt: skip
     """Return the ONNX model of a module, see `from_torch`, which also `onnx.save` and `Runtime` take. TorchError."""
-    module = getattr(module, "_orig_mod", module)  # of what torch.compile returns
+    module = getattr(module, "_orig_mod", module)  # the module inside torch.compile's result
     return _model(_exported(module, example_inputs, kwargs, dynamic_shapes), module, input_names, output_names)
 
 
@@ -187,7 +187,7 @@ def trace(
     """Trace `module` with torch.export. TorchError."""
     if not isinstance(module, torch.nn.Module):
         raise TorchError(f"a module of PyTorch is needed, not {type(module).__name__}")
-    if module.training and not isinstance(module, GraphModule):  # of which PT2E takes eval() away
+    if module.training and not isinstance(module, GraphModule):  # PT2E removes eval() from a GraphModule
         raise TorchError(f"{type(module).__name__} is in training mode; call its eval() before")
     arguments = tuple(example_inputs) if isinstance(example_inputs, (tuple, list)) else (example_inputs,)
     for tensor in (*module.parameters(), *module.buffers(), *tree_leaves((arguments, kwargs))):
@@ -408,7 +408,7 @@ def require_all_pairs(program: ExportedProgram, proto: onnx.ModelProto) -> None:
 
 def _is_quantisation(node: Node, kind: str) -> bool:
     namespace, name = node.target._schema.name.split("::")
-    if node.target in PAIRS:  # which are both
+    if node.target in PAIRS:  # a pair is both
         return True
     return namespace in ("quantized_decomposed", "torchao") and name.startswith(f"{kind}_")
 

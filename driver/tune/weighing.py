@@ -85,7 +85,7 @@ def weighed_by(fleet: Fleet | None, cfg: Config, costs: Pricing, stays: bool = F
         return costs.tuned(model)
 
     for _ in fleet.devices:
-        begin(onnx.ModelProto())  # of nothing, so that they load the compiler while the original is priced here
+        begin(onnx.ModelProto())  # an empty job: workers load the compiler while the original is priced here
     try:
         waits = None if costs.tuned is None else tuned
         yield costs._replace(elsewhere=begin, helpers=len(fleet.devices), tuned=waits)

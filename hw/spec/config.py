@@ -395,7 +395,7 @@ class Config:
         """Hash of its numbers, equal in every process. Caches by Config ask for it at each look-up."""
         return hash(tuple(value for value in dataclasses.astuple(self) if isinstance(value, int)))
 
-    # Of which the entries of scratchpads are made (scratchpads.py) ------------------------------------------
+    # Layout of the entries of scratchpads (scratchpads.py) ------------------------------------------
 
     @cached_property
     def group(self) -> int:

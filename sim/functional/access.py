@@ -40,8 +40,7 @@ Columns = dict[str, Index]
 
 class Operand(NamedTuple):
     """One operand of the instructions of an opcode. `when` tells from fields by name (numbers or arrays of them, as in
-    the rules of `legality`) whether an instruction has it. memory: a scratchpad. loops: those that move the address;
-    None: the block of a LOAD or STORE.
+    the rules of `legality`) whether an instruction has it.
 
     memory: a scratchpad. loops: those that move the address; None: the block of a LOAD or STORE.
     """
@@ -152,7 +151,7 @@ def _each(cfg: Config, operand: str, f: Any) -> Any:
     """Number of consecutive entries at each address."""
     if operand == "a":
         return np.where(f["taps"], cfg.taps, 1)
-    return {"exp": POWERS, "book": BOOKS * NIBBLES}.get(operand, 1)  # which are read as a whole
+    return {"exp": POWERS, "book": BOOKS * NIBBLES}.get(operand, 1)  # both are read as a whole
 
 
 def _steps(strides: tuple[tuple[str, str], ...] | None, f: Any) -> Any:

@@ -67,8 +67,8 @@ class Accesses:
                     f"({rival.name}) {other}; no token orders the two"
                 )
 
-    def _at(self, index: Index, valid: NDArray[np.bool_]) -> str:
-        return f"{self.name} {self.unit} {int(index[valid][0])}"
+    def _at(self, index: Index, selected: NDArray[np.bool_]) -> str:
+        return f"{self.name} {self.unit} {int(index[selected][0])}"
 
 
 class Checker:

@@ -214,7 +214,7 @@ def _describe(
             continue
         number = queues[unit][0]
         instruction = program[number]
-        assert instruction is not None  # it has been fetched
+        assert instruction is not None  # a fetched instruction is legal
         missing = [f"a token from {o.name}" for o in instruction.waits if not tokens[o][unit]]
         full = [f"room for a token to {o.name}" for o in instruction.posts if tokens[unit][o] >= max_tokens]
         parts.append(f"{unit.name} waits at instruction {number} for {' and '.join(missing + full)}")

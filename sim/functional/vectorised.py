@@ -84,7 +84,7 @@ def _gemm(cfg: Config, key: tuple[int, ...]) -> _Gemm | None:
         return None
     (n, y, x), length = extents[:3], prod(extents[3:]) * cfg.block_in
     # Entries [..., block_in/group, batch, group] become rows [..., batch][k, r, s, block_in].
-    o, p = len(inp) - 3, len(wgt) - 3  # how many loops are outer ones
+    o, p = len(inp) - 3, len(wgt) - 3  # numbers of outer loops
     outer = () if many == 0 else (prod(extents[:many]),)
     total = ((y, x, cfg.batch, n) if many == 0 else (n, y, x, cfg.batch)) + (cfg.out_pieces, cfg.group)
     return _Gemm(
@@ -208,7 +208,7 @@ def softmax(state: State, f: Fields) -> None:
     count = f["extent_n"] * state.cfg.block_out - f["imm"]
     ordinary = np.isfinite(state.exp).all() and not np.signbit(state.exp).any() and powers[-1] > 0
     if not ordinary or float(powers.max()) * count >= float(np.finfo(np.float32).max):
-        return reference.softmax(state, f)  # what float32 is not asked for
+        return reference.softmax(state, f)  # a case without a float32 path
     n, x = f["extent_n"], f["extent_x"]
     loops = (n, f["a_n"] if n > 1 else 0), (x, f["a_x"] if x > 1 else 0)
     rows = np.swapaxes(gather(state.vin, f["a_base"], loops), 0, 1).reshape(x, -1)

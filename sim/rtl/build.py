@@ -42,11 +42,11 @@ FAST_CLOCK = "fast_clk"
 """The port of the clock of twice the rate, where Verilog has it."""
 JOBS = max(1, min(4, os.cpu_count() or 1))
 HARNESS = Path(__file__).with_name("harness.cpp")
-REHEARSAL = Path(__file__).with_name("pgo_training.py")
+TRAINING_RUN = Path(__file__).with_name("pgo_training.py")
 FASTER = tuple(Path(__file__).with_name(name) for name in ("gating.py", "flat_verilog.py", "array_model.py"))
 """Modules that rewrite the Verilog of a large array for the simulator."""
-WATCHED, REHEARSED = ("-fprofile-generate",), ("-fprofile-use", "-Wno-error=coverage-mismatch")
-"""Flags for what is compiled before the rehearsal (rehearsal.py), and after it."""
+PROFILING_FLAGS, TRAINED_FLAGS = ("-fprofile-generate",), ("-fprofile-use", "-Wno-error=coverage-mismatch")
+"""Flags for what is compiled before the training run (pgo_training.py), and after it."""
 RUNTIME = ("verilated.cpp", "verilated_threads.cpp")
 """Files of Verilator's runtime that every simulator needs."""
 
@@ -100,7 +100,7 @@ def _is_large(cfg: Config) -> bool:
     return cfg.macs_per_cycle > SMALL_ARRAY
 
 
-def _is_rehearsed(cfg: Config, source: str | None) -> bool:
+def _uses_training(cfg: Config, source: str | None) -> bool:
     """Whether the simulator is compiled twice, for profile-guided optimisation, with a compiler whose profiles are
     g++'s."""
     is_wanted = os.environ.get("CELOSIA_REHEARSAL") != "0"
@@ -173,8 +173,8 @@ def library_path(cfg: Config, source: str | None = None) -> Path:
     """Path of the library of `cfg`, built or not; its name is a digest of all that it is made from. source: see
     `library`."""
     files = HARNESS, PRODUCTS, *(FASTER if source is None and _is_large(cfg) else ())
-    twice = _is_rehearsed(cfg, source)
-    profiling = (REHEARSAL.read_text(encoding="utf-8"), *WATCHED, *REHEARSED) if twice else ()
+    twice = _uses_training(cfg, source)
+    profiling = (TRAINING_RUN.read_text(encoding="utf-8"), *PROFILING_FLAGS, *TRAINED_FLAGS) if twice else ()
     digest = hashlib.sha256()
     for part in (
         hardware_digest(cfg) if source is None else source, *(file.read_text(encoding="utf-8") for file in files),
@@ -267,7 +267,7 @@ def _build(cfg: Config, path: Path, quiet: bool, source: str | None) -> None:
         _call([*command, str(work / "top.v")], work, environment)
 
         macros = {"BUS_BYTES": cfg.bus_bytes, "PORTS": cfg.ports, **defines(cfg)}
-        if re.search(rf"\b{FAST_CLOCK}\b", text):  # of a device, whose array has a clock of its own
+        if re.search(rf"\b{FAST_CLOCK}\b", text):  # a device whose array has a clock of its own
             macros["TWO_CLOCKS"] = 1
         include = [f"-I{folder}", *includes(root), *(f"-D{name}={value}" for name, value in macros.items())]
 
@@ -276,20 +276,20 @@ def _build(cfg: Config, path: Path, quiet: bool, source: str | None) -> None:
             stage = name
             progress.reset(task, description=f"{description}: {stage}", total=steps)
 
-        _compile(cfg, work, include, _is_rehearsed(cfg, source), begin, lambda: progress.advance(task))
+        _compile(cfg, work, include, _uses_training(cfg, source), begin, lambda: progress.advance(task))
         write_atomically(path.with_name(CHECKSUM), _digest(work / "simulator.so"))
         (work / "simulator.so").chmod(0o755)
         os.replace(work / "simulator.so", path)
 
 
 def _compile(
-    cfg: Config, work: Path, include: list[str], rehearsed: bool, begin: Callable[[str, int | None], None],
+    cfg: Config, work: Path, include: list[str], trained: bool, begin: Callable[[str, int | None], None],
     step_done: Callable[[], None],
 ) -> None:  # fmt: skip
     """Compile the C++ in `work` to simulator.so. begin: called with a stage and its number of steps; step_done: after
     each step.
 
-    rehearsed: compiled twice, where that can be done: the second time the compiler knows what a run does.
+    trained: compiled twice, where that can be done: the second time the compiler knows what a run does.
     """
     cxx = compiler()
     sources, seldom = _cxx_sources(work, _is_large(cfg))
@@ -306,25 +306,25 @@ def _compile(
         parts = [str(runtime(cxx, verilator_root())), *map(str, objects.values())]
         _call([cxx, "-shared", *flags, *parts, "-o", str(work / "simulator.so"), "-lpthread"], work)
 
-    if rehearsed:
+    if trained:
         try:
-            compiled(*WATCHED)
-            begin("rehearsal", None)
-            _rehearse(cfg, work)
-            compiled(*REHEARSED)
+            compiled(*PROFILING_FLAGS)
+            begin("training run", None)
+            _train(cfg, work)
+            compiled(*TRAINED_FLAGS)
             return
         except (BuildError, OSError):
             pass  # not every compiler keeps such profiles
     compiled()
 
 
-def _rehearse(cfg: Config, work: Path) -> None:
+def _train(cfg: Config, work: Path) -> None:
     """Run `work`/simulator.so, which writes a profile of each object beside it. BuildError where it does not."""
     (work / "config.toml").write_text(cfg.to_toml(), encoding="utf-8")
     files = [str(work / name) for name in ("simulator.so", "config.toml")]
     _call([sys.executable, "-m", "celosia.sim.rtl.pgo_training", *files], work)
     if not any(work.glob("*.gcda")):
-        raise BuildError("the rehearsal has left no profile")
+        raise BuildError("the training run has left no profile")
 
 
 def _call_all(commands: list[list[str]], folder: Path, step_done: Callable[[], None]) -> None:

@@ -219,7 +219,7 @@ def gated(text: str) -> str:
         yield from (f"  {variable(module.wires[name], written(name))}" for name in names)
         entries = (register.local for register in registers[path] if register.local)
         yield from (f"  {variable(width, word_of(memory))}" for memory, width in entries)
-        # What is written part by part would be random first, which takes long.
+        # A variable that is written part by part would be randomised first, which takes long.
         yield from (f"  {written(name)} = 0;" for name in names if name in parts)
         for assign in assigns[path]:
             yield f"  {assign.left} = {assign.right}"

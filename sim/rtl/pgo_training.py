@@ -63,7 +63,7 @@ def _instruction(cfg: Config, opcode: Opcode, data: int, draw: Random) -> int:
             return word
 
 
-def rehearse(device: Device, rounds: int = ROUNDS) -> Counters:
+def train(device: Device, rounds: int = ROUNDS) -> Counters:
     """Run `rounds` instructions of each unit. DeviceError where the hardware refuses one."""
     cfg, draw = device.config, Random(0)
     size, count = instruction_bytes(cfg), rounds * len(Opcode)
@@ -76,4 +76,4 @@ def rehearse(device: Device, rounds: int = ROUNDS) -> Counters:
 
 
 if __name__ == "__main__":
-    rehearse(RtlDevice(Config.load(sys.argv[2]), simulator=Path(sys.argv[1])))
+    train(RtlDevice(Config.load(sys.argv[2]), simulator=Path(sys.argv[1])))

@@ -202,7 +202,7 @@ class RtlDevice(Memory):
     def settle(self) -> None:
         """End a run that nobody waits for any more, and wait until memory has answered. DeviceError where it does
         not."""
-        self.control.write("irq_enable", 0)  # which would end each moment at once
+        self.control.write("irq_enable", 0)  # an enabled interrupt would end each moment at once
         self.control.settle(self._call("run", MOMENT) for _ in range(PATIENCE))
 
     def advance(self, cycles: int) -> None:

@@ -35,7 +35,7 @@ class Gemm:
     def __init__(self, cfg: Config, acc: Acc) -> None:
         self._stages = GEMM_STAGES + array_stages(cfg)
         self._acc = acc
-        self.free = 0  # when the next instruction may start
+        self.free = 0  # cycle from which the next instruction may start
 
     def run(self, ready: int, work: Work) -> tuple[int, int]:
         """Return the start and end cycles of an instruction that is ready in cycle `ready`."""
@@ -121,19 +121,17 @@ class Vector:
     """
 
     def __init__(self, cfg: Config, acc: Acc) -> None:
-        self._free, self._acc = 0, acc  # when the next instruction may start
+        self._free, self._acc = 0, acc  # cycle from which the next instruction may start
         if cfg.softmax:
             self._rows = SoftmaxTiming(cfg)
-        self._next = 0  # when its first step may be taken
-        self._last_start = 0  # when the last one started
-        self._rows_last = self._rows_done = 0  # when a single softmax is left, and when none is
+        self._next = 0  # cycle from which its first step may be taken
+        self._last_start = 0  # start of the last instruction
+        self._rows_last = self._rows_done = 0  # cycles from which at most one softmax, and none, is under way
         self._rows_to_inp = False
-        self._last_row_reads, self._row_entries = (
-            Train(0, 0, 0),
-            0,
-        )  # when its rows are read no more, and the entries of one
+        self._last_row_reads = Train(0, 0, 0)  # last reads of each row of the last softmax
+        self._row_entries = 0  # entries of such a row
         self._written = deque([-1] * UNDER_WAY, UNDER_WAY)
-        self._last_writes = 0  # what the last instruction writes
+        self._last_writes = 0  # shared scratchpads that the last instruction writes
         self.stalled = 0  # cycles lost to GEMM
         self.overlapped_steps = 0  # steps taken beside a softmax
         self._to_acc = read_stages(cfg)
@@ -222,7 +220,7 @@ class Vector:
         """Yield (number of outputs, first cycle in which they may be computed) for an instruction during a softmax: the
         outputs in front of its rows, those over each row once it is read no more, and the outputs behind them."""
         left, rows = work.outputs, self._last_row_reads
-        counted = start + 2  # it takes a cycle to count them
+        counted = start + 2  # counting takes a cycle
         parts = [
             (work.behind_softmax - 1, 0),
             *((self._row_entries, rows.first + n * rows.period + 1) for n in range(rows.entries)),

@@ -37,12 +37,10 @@ class RowLister:
 
     def __init__(self, engine: WriteBursts | ReadBursts) -> None:
         self._engine = engine
-        self._begun = 0  # when the last instruction left the place where it waits
-        self._listed = 0  # when its last row had been listed
-        self._last_asks = deque(
-            [-1] * PREFETCH_ROWS, PREFETCH_ROWS
-        )  # when the last bursts of the last rows were asked for
-        self._jobs = deque([-1] * IN_FLIGHT, IN_FLIGHT)  # when the last instructions' data began
+        self._begun = 0  # cycle in which the last instruction left its waiting place
+        self._listed = 0  # cycle in which its last row was listed
+        self._last_asks = deque([-1] * PREFETCH_ROWS, PREFETCH_ROWS)  # cycles of the last requests for the last rows
+        self._jobs = deque([-1] * IN_FLIGHT, IN_FLIGHT)  # cycles in which the last instructions' data began
 
     def start(self, ready: int, waiting: int = 0) -> int:
         """Start cycle of the next instruction. waiting: instructions in front of it that have not begun."""
@@ -81,8 +79,8 @@ class LoadChannel:
     def __init__(self, engine: ReadBursts, ports: list[Port], step_to_end: int) -> None:
         self._engine, self._lister, self._ports, self._step_to_end = engine, RowLister(engine), ports, step_to_end
         self._last = 0  # the writer's last step
-        self._beats = 0  # of all instructions so far
-        # How the writer took the last instructions' beats out of the engine: (beats before, beats, from, to).
+        self._beats = 0  # beats of all instructions so far
+        # Reads of the last instructions' beats from the engine by the writer: (beats before, beats, from, to).
         self._read_out: deque[tuple[int, int, int, int]] = deque([(0, 0, 0, 0)], 2 * IN_FLIGHT)
         self._started: deque[tuple[Work, int]] = deque()  # instructions that have started, and when
         self._first = 0  # beat of the train that is open
@@ -202,9 +200,9 @@ class Load:
             LoadChannel(engine, ports, STEP_TO_END + EXPAND_STAGES * late) for engine, late in zip(engines, expands)
         ]
         self._issued: deque[tuple[Work, int]] = deque()  # instructions behind the gate, and when they may start
-        self._free = 0  # when the next one may start
-        self._unretired: deque[Work] = deque()  # those that have started, and whose end is not known
-        self._ended: list[deque[int]] = [deque() for _ in engines]  # by channel, their ends
+        self._free = 0  # cycle from which the next instruction may start
+        self._unretired: deque[Work] = deque()  # instructions that have started and not retired
+        self._ended: list[deque[int]] = [deque() for _ in engines]  # ends that wait to retire, by channel
         self._retired = deque([-1] * MAX_UNRETIRED, MAX_UNRETIRED)  # the last ends
         self._weight_ports = ONE_PORT  # in which weights came last: that of the RTL's register after its reset
 
@@ -267,7 +265,7 @@ class Store:
         steps, beats = work.steps, work.beats
         start = max(self._lister.start(ready), self._ends[0])
         self._lister.begin(start)
-        units = -(-steps // beats)  # of a beat
+        units = -(-steps // beats)  # units in a beat
         unit = max(start + START_TO_STEP, self._last + 1) + units - 1
         channel = self._engine.channel
         hidden = 0 if units == 1 else channel.refreshes(unit, unit + steps, 2 * units + 1)

@@ -31,7 +31,7 @@ class Fetch:
         self._asked_beats = 0  # beats asked for
         self._may_ask = FIRST_ASK
         self._arrived: deque[tuple[int, int]] = deque()  # bursts not used up: beats through each, cycle of its last one
-        self._joined: list[int] = []  # when each word was there
+        self._joined: list[int] = []  # cycle in which each word was complete
         self._valid: list[int] = []  # and when it had been checked
         self.queued_at: list[int] = []  # and when it went to its queue
         self._units, self._depth, self._queued = units, cfg.queue_depth, [0] * len(Unit)

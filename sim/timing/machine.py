@@ -86,8 +86,8 @@ class Semaphore:
 
     def __init__(self, bits: int) -> None:
         self._max_tokens = (1 << bits) - 1
-        self.posts: deque[int] = deque()  # when the tokens came that have not been taken
-        self._takes: deque[int] = deque([-1] * self._max_tokens)  # when unreserved places became free
+        self.posts: deque[int] = deque()  # cycles in which the waiting tokens came
+        self._takes: deque[int] = deque([-1] * self._max_tokens)  # cycles in which the unreserved places became free
 
     def has_room(self) -> bool:
         """Whether the cycle of the next free place is known."""
@@ -139,9 +139,9 @@ class Machine:
         self._issued = [deque([-1] * ISSUE_DEPTH, ISSUE_DEPTH) for _ in Unit]  # starts of each unit's last instructions
         self._token_waits = [0] * len(Unit)
         self._starts, self._ends = [0] * self._count, [0] * self._count
-        self._channel_ends = [[0] * self._count for _ in engines]  # by channel of LOAD, before they retire
+        self._channel_ends = [[0] * self._count for _ in engines]  # ends by channel of LOAD, before retirement
         self._runnable = 0  # mask of the units whose next instruction may pass its gate
-        self._deferred_until = NEVER  # when VECTOR's deferred instruction would leave acc; NEVER: none is deferred
+        self._deferred_until = NEVER  # cycle in which VECTOR's deferred instruction would leave acc; NEVER: none
         self._not_deferred = -1  # number of the instruction that need not be deferred any more
 
     def _instructions(self) -> list[deque[Work]]:

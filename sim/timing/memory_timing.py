@@ -96,7 +96,7 @@ class SharedChannel(Channel):
     def __init__(self, memory: MemoryModel, bus_bytes: int, other_transfers: Sequence[Transfers]) -> None:
         super().__init__(memory)
         self._beat_rate = memory.bytes_per_cycle / bus_bytes  # beats a cycle of all channels
-        changes: dict[int, list[float]] = {0: [0.0, 0]}  # of the rate of the others, and of how many move
+        changes: dict[int, list[float]] = {0: [0.0, 0]}  # changes of the others' rate, and of the number that move
         for first, end, beats in chain.from_iterable(other_transfers):
             if not beats:
                 continue
@@ -167,7 +167,7 @@ class WriteBursts:
         self.channel, self.lead, self.turn = channel, lead, turn
         self.outstanding = outstanding
         self.ends = deque([-NEVER] * (outstanding + 1), outstanding + 1)  # last beats of the last bursts
-        self.asked = -NEVER  # when the last burst was asked for
+        self.asked = -NEVER  # cycle of the last request
 
     def train(self, ask: int, bursts: int, slots: int, beats: int, early: int = 0) -> tuple[int, int]:
         """Send `bursts` bursts of `beats`, which take `slots` in all, the first asked for in cycle `ask` or later.
@@ -263,9 +263,9 @@ class ReadBursts:
         self.firsts, self.ends = (deque([-NEVER] * (2 * outstanding + 1), 2 * outstanding + 1) for _ in range(2))
         self.asked = -NEVER
         self._granted = self._accepted = -NEVER  # the last request, of either: when it was chosen, when memory took it
-        self._last_was_fetch = False  # whose it was
-        self._bursts = self._slots = self._placed = 0  # of the train: all bursts, their slots, and bursts placed
-        self._begin = 0  # when its first burst may be asked for
+        self._last_was_fetch = False  # whether it was a request of fetch
+        self._bursts = self._slots = self._placed = 0  # the train: all bursts, their slots, and bursts placed
+        self._begin = 0  # cycle from which its first burst may be asked for
 
     @property
     def left(self) -> int:

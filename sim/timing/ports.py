@@ -57,7 +57,7 @@ class Port:
             if cycle < first:
                 count -= first - cycle
                 cycle = first
-            # Of the cycles from `first` on, every one that is a multiple of `period` behind it is taken.
+            # From `first` on, every `period`-th cycle is reserved.
             passed = -(-(cycle - first) // period)
             free = (entries - 1) * (period - 1) - (cycle - first - passed)
             if count <= free:
