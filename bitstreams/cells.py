@@ -83,6 +83,7 @@ def _filled(pattern: str, port: str, name: str) -> str:
 
 
 def _carry(cell: Cell) -> Iterator[tuple[str, int, int, float]]:
+    """Timing arcs of a carry chain: port and net of an input, output, ns."""
     figures = FIGURES["carry"]
     for name, bits in cell.inputs.items():
         for i, bit in enumerate(bits):
@@ -104,6 +105,7 @@ def _carry(cell: Cell) -> Iterator[tuple[str, int, int, float]]:
 
 
 def _block_ram(cell: Cell) -> Arcs:
+    """Timing arcs of a block RAM."""
     figures, simple = FIGURES["ram"], cell.parameters.get("RAM_MODE") == "SDP"
     launch = []
     for name, bit in _nets(cell.outputs):
@@ -119,6 +121,7 @@ def _block_ram(cell: Cell) -> Arcs:
 
 
 def _dsp(cell: Cell) -> Arcs:
+    """Timing arcs of a DSP block, by the registers that it uses."""
     figures = FIGURES["dsp"]
     operand = {"A": cell.number("AREG"), "B": cell.number("BREG")}
     with_c, product, result = (cell.number(f"{name}REG") for name in "CMP")

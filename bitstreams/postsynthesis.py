@@ -52,6 +52,7 @@ def models(kinds: set[str]) -> Iterator[str]:
 
 
 def _module(module: Mapping[str, Any], name: str) -> Iterator[str]:
+    """Yield the lines of a module of the netlist: ports, wires, cells."""
     yield f"module {name}({', '.join(module['ports'])});"
     for port, row in module["ports"].items():
         yield f"  {row['direction']} [{len(row['bits']) - 1}:0] {port};"
@@ -107,6 +108,7 @@ def _cell(cell: Mapping[str, Any], number: int) -> Iterator[str]:
 
 
 def _instance(cell: Mapping[str, Any], number: int) -> str:
+    """Write a cell as an instance of its model."""
     parameters = ", ".join(f".{name}({_value(value)})" for name, value in _parameters(cell).items())
     ports = ", ".join(
         f".{name}({{{', '.join(map(_bit, reversed(bits)))}}})"

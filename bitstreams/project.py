@@ -79,6 +79,7 @@ def _check_folder(folder: Path) -> None:
 
 
 def _texts(board: Board, cfg: Config, clock: int) -> dict[str, str]:
+    """Contents of all FILES of the project."""
     from celosia.hw.verilog import hardware_digest, verilog
 
     manifest = Manifest(
@@ -99,6 +100,7 @@ def _texts(board: Board, cfg: Config, clock: int) -> dict[str, str]:
 
 
 def _settings(board: Board, cfg: Config, clock: int) -> str:
+    """Tcl variables that build.tcl reads."""
     values = {
         "name": _name(board.name, cfg.name), "board_files": board.board_files, "processor": board.processor,
         "part": board.part, "clock_mhz": clock, "bus_bits": 8 * cfg.bus_bytes, "address": f"{board.address:#010x}",

@@ -220,6 +220,7 @@ class _Design:
         return order
 
     def _arrive(self, fast: bool) -> dict[int, _Arrival]:
+        """Compute the latest arrival at each net from registers of one clock. fast: of that of twice the rate."""
         arrivals: dict[int, _Arrival] = {}
         for name, arc in self._arcs.items():
             for bit, ns in arc.launch if (name in self.fast) == fast else ():
@@ -236,6 +237,7 @@ class _Design:
         return arrivals
 
     def ends(self) -> Iterator[_End]:
+        """Yield the ends of all paths."""
         for name, arc in self._arcs.items():
             for port, bit, setup in arc.setup:
                 for fast, arrivals in self.arrivals.items():
@@ -258,6 +260,7 @@ class _Design:
         return tuple(self._path(*end, count[key]) for key, end in first.items())
 
     def _path(self, end: _End, start: str, target: str, ends: int) -> Path:
+        """Walk back from the end of a path to its start, and list its steps."""
         steps, bit, arrivals = [], end.bit, self.arrivals[end.from_fast]
         while True:
             at = arrivals[bit]

@@ -58,6 +58,7 @@ def run(count: int, device: str, config: str, stages: Stages, **options: Any) ->
 
 
 def _print_summary(reports: list[dict[str, Any]], right: int, comparison: str) -> None:
+    """Print accuracy, cycles and the comparison with onnxruntime."""
     out, last, count = console(), reports[-1], len(reports)
     out.print()
     out.print(show.layers(last, every=True))
@@ -72,6 +73,7 @@ def _print_summary(reports: list[dict[str, Any]], right: int, comparison: str) -
 
 
 def _print_image(image: NDArray[np.float32], predicted: str, true: str, report: dict[str, Any]) -> None:
+    """Print an image beside its label, prediction and cycles."""
     out = console()
     cycles = f"{report['seconds']['run']:.2f} s"
     if report["cycles"] is not None:

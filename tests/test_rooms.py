@@ -24,6 +24,7 @@ TWICE = {
     "Config": "of the accelerator; of a kernel of the tile language, whose name is Triton's",
     "Control": UNITS, "Fetch": UNITS, "Gemm": UNITS, "Semaphore": UNITS, "Vector": UNITS,
     "Device": "an FPGA; what runs programs",
+    "LoadChannel": UNITS,
     "Load": UNITS + "; reading an element, in the loop IR", "Store": UNITS + "; writing one",
     "Memory": "as Yosys declares it; DRAM",
     "Register": "of the accelerator; of flat Verilog",

@@ -169,6 +169,7 @@ def _recomputed(graph: Graph, name: str, computed: Mapping[str, Any]) -> Array |
 
 
 def _summary(graph: Graph, rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """Counts and the first difference of a comparison's rows."""
     compared = {row["name"]: row for row in rows}
     firsts = (
         row["name"] for row in rows
@@ -255,6 +256,7 @@ class Graph:
 
 
 def _row(graph: Graph, name: str, computed: Array, expected: Array) -> dict[str, Any]:
+    """Compare one tensor."""
     node = graph.maker(name)
     row = {
         "name": name, "op": node.op_type, "node": node.name,

@@ -124,6 +124,7 @@ def _require_config(model: str | Path, program: Program, config: str | Path | Co
 
 
 def _inputs(tensors: Sequence[TensorInfo]) -> list[Input]:
+    """Convert a Program's inputs to those of samples. InputError for other kinds than tensors."""
     for tensor in tensors:
         if tensor.kind != "tensor":
             raise InputError(f"input {tensor.name!r} is a {tensor.kind} of tensors, of which there are no samples")
@@ -258,6 +259,7 @@ def _run_by(
 
 
 def _parts(samples: Samples, size: int) -> Iterator[list[Sample | InputError]]:
+    """Group samples into batches of `size`, the last one shorter."""
     part: list[Sample | InputError] = []
     for sample in samples.or_errors():
         part.append(sample)
@@ -296,6 +298,7 @@ def _accuracy(outputs: Sequence[Mapping[str, Array]], labels: NDArray[np.int64] 
 
 
 def _against(session: Any, dataset: Dataset, computed: Sequence[Mapping[str, Array]]) -> dict[str, Any]:
+    """Run the samples under onnxruntime, and compare accuracy, outputs and speed."""
     expected, seconds = [], 0.0
     for sample in dataset.samples:
         started = time.perf_counter()

@@ -154,6 +154,7 @@ class _Matcher:
                 self._same_operator(operator)
 
     def _same_operator(self, operator: FlowOperator) -> None:
+        """Match the outputs of `operator` with those of the nearest float operator on matched operands."""
         operands = tuple(self.found[name][0] for name in operator.operands)
         candidates = []
         for other in dict.fromkeys(self.exact.users[operands[0]]):
@@ -183,6 +184,7 @@ class _Matcher:
         return float(np.square(self.values[tensor].astype(np.float64) - self.floats[other]).sum())
 
     def by_order(self) -> None:
+        """Match tensors of one kind and shape in the models' order, where both have as many."""
         float_groups = list(_grouped(self.exact.operators, self.floats, self.used))
         ours = list(_grouped(self.quantised.operators, self.values, set(self.found)))
         for key in {key for key, _ in ours}:

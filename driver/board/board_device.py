@@ -212,6 +212,7 @@ class BoardDevice:
             return self._run(self._buffer.physical_address, instr_addr, count, timeout_cycles, trace)
 
     def _run(self, base: int, instr_addr: int, count: int, timeout_cycles: int, trace: bool) -> Counters:
+        """Start a run, wait for its end, and read its counters."""
         self._stop()
         self.control.prepare(
             base, instr_addr=instr_addr, instr_count=count, dma_size=self._size, watchdog=self.watchdog_cycles,
@@ -228,6 +229,7 @@ class BoardDevice:
         return counters
 
     def _until_done(self, timeout_cycles: int) -> None:
+        """Wait for the interrupt, or poll. TimeLimit after `timeout_cycles`."""
         limit = timeout_cycles / self.clock_hz
         end = self._now() + limit
         while True:

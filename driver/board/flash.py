@@ -76,6 +76,7 @@ def _stop(pynq: Any) -> None:
 
 
 def _load(pynq: Any, bit: str, manifest: Manifest) -> float:
+    """Load the bitstream, set the clock and check the identity. Returns the clock in MHz. DeviceError."""
     try:
         pynq.Overlay(os.path.expanduser(bit))
         pumped = manifest.config.get("pump", 1) == 2

@@ -305,6 +305,7 @@ def place_of(texts: Sequence[str] | None) -> dict[str, str]:
 
 
 def _require_kept(source: Path, program: Program, keep: str | Sequence[str]) -> None:
+    """Raise ProgramError where the Program does not return the tensors of --keep."""
     from celosia.compiler.program import ProgramError
 
     there = {tensor.name for tensor in (*program.outputs, *program.kept)}

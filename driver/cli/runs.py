@@ -163,6 +163,7 @@ class _Source:
 def _run_here(
     source: _Source, device: str, values: dict[str, Any], threads: int, stages: Stages, **options: Any
 ) -> tuple[Program, Result]:
+    """Load or compile the Program, and run it on a device of this machine."""
     from celosia.driver.runtime import Runtime
 
     program = common.program_of(
@@ -242,6 +243,7 @@ class _Files:
 
 
 def _write_trace(path: Path, program: Program, result: Result) -> None:
+    """Write the timeline of a run as JSON for Perfetto."""
     from celosia.compiler.program.files import write_text
     from celosia.driver.pages.timeline import timeline
     from celosia.hw.boards.boards import clock_mhz
@@ -257,6 +259,7 @@ def _write_trace(path: Path, program: Program, result: Result) -> None:
 
 
 def _show(result: Result, layers: bool) -> None:
+    """Print the summary of a run, its layers and its outputs."""
     from celosia.driver.show import run_summary as show
 
     parts: list[RenderableType] = [show.summary(result.report)]

@@ -123,6 +123,7 @@ def _split(text: str, names: list[str]) -> tuple[str | None, Path]:
 
 
 def _archive_of_inputs(path: Path, known_tensors: Mapping[str, TensorInfo]) -> dict[str, Array]:
+    """Read an .npz archive of inputs. InputError for unknown names."""
     arrays = read_archive(path)
     if len(arrays) == len(known_tensors) == 1:
         return dict(zip(known_tensors, arrays.values()))

@@ -181,6 +181,7 @@ def _archive(path: Path) -> dict[str, Array]:
 
 
 def _check_names(source: str, arrays: Mapping[str, Array], inputs: Sequence[Input]) -> None:
+    """Raise CalibrationError where arrays and inputs have different names."""
     held = ", ".join(map(repr, arrays)) or "nothing"
     for tensor in inputs:
         if tensor.name not in arrays:

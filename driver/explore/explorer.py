@@ -171,6 +171,7 @@ class Explorer:
         return chosen
 
     def _learned(self, points: Sequence[Point]) -> None:
+        """Record measured points, correct the closed form by them, and tell the search."""
         for point in points:
             digest = point.cfg.digest
             if point.failure is not None:

@@ -98,6 +98,8 @@ class Ladder:
         return timed
 
     def _judged(self, point: Point, results: dict[str, TrialResult]) -> Point:
+        """Return the point with the costs in `results`, or failed where a model failed or more of it stays on the
+        CPU."""
         for name, result in results.items():
             if result.status != Status.OK:
                 kind = "lost" if result.status in AFTER_ALL else "layers"

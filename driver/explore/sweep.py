@@ -115,6 +115,7 @@ def remark(row: dict[str, Any], best: dict[str, Any] | None) -> str:
 def _row(
     model: ExploredModel, base: Config, fields: dict[str, int | bool], memory: MemoryModel, board: Board
 ) -> dict[str, Any]:
+    """Row of one Config: cycles of the model, estimates of the hardware, or why it failed."""
     row: dict[str, Any] = {
         "set": fields, "cycles": None, "utilization": None, "dsp": None, "bytes": None, "lut": None, "ff": None,
         "ram": None, "counted": False, "extrapolated": False, "error": None,
@@ -138,6 +139,7 @@ def _row(
 
 
 def _hardware(cfg: Config, board: Board) -> dict[str, Any]:
+    """Resources of a Config on the board, and whether they fit."""
     used, misfit = Resources.of(cfg, board.device), None
     if 8 * cfg.bus_bytes > board.bus_bits:
         misfit = f"its bus of {cfg.bus_bytes} bytes is wider than the {board.bus_bits // 8} of {board.name}"
@@ -191,6 +193,7 @@ def _named(fields: Mapping[str, int | bool]) -> str:
 
 
 def _table(rows: Sequence[dict[str, Any]]) -> str:
+    """HTML table of the rows."""
     head = [*rows[0]["set"], "cycles", "utilisation", *NAMES.values(), "scratchpads", ""] if rows else []
     best = fewest(rows)
     lines = []

@@ -67,6 +67,7 @@ class FunctionalRegisters:
             self._run()
 
     def _run(self) -> None:
+        """Run the instructions that the registers describe, and set the status."""
         error, memory = Error.NONE, self.device.dram
         try:
             start = (self._values["dma_base_lo"] | self._values["dma_base_hi"] << 32) - DMA_BASE
@@ -160,6 +161,7 @@ class Bridge:
             self._message(letter, inputs, outputs)
 
     def _message(self, letter: bytes, inputs: list[Array], outputs: list[Array]) -> None:
+        """Answer one message of the program, by its letter (emulated/device_bridge.c)."""
         first, second = struct.unpack("<II", self._get(8))
         self.accesses += letter in b"RW"
         if letter == b"R":

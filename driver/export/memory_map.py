@@ -88,6 +88,7 @@ def _place_view(places: Places, step: CpuStep, outputs: set[str]) -> None:
 
 
 def _place_constants(program: Program, places: Places) -> None:
+    """Place the constants that the CPU's steps read, one after the other."""
     parts: list[NDArray[np.uint8]] = []
     size = 0
     for name in dict.fromkeys(_read(program)):

@@ -36,6 +36,7 @@ def _elf_sections(code: bytes) -> list[tuple[int, ...]]:
 
 
 def _of_elf(code: bytes) -> Iterator[str]:
+    """Yield the undefined symbols of an ELF object."""
     wide = code[4] == 2
     sections = _elf_sections(code)
     symbol = struct.Struct("<IBBHQQ" if wide else "<IIIBBH")

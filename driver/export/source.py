@@ -199,6 +199,7 @@ int {name}_close({name} *self) {{
 """
 
     def _typed(self) -> str:
+        """C code of the entry function with typed parameters."""
         ins, outs = names_of(self.program.inputs, "in"), names_of(self.program.outputs, "out")
         name, upper = self.name, self.upper
         return f"""int {name}_run({self.parameters()}) {{
@@ -243,6 +244,7 @@ int {name}_close({name} *self) {{
                 yield f"static const celosia_form {self.name}_{kind}_{number}_{k} = {form.c()};"
 
     def _steps(self) -> Iterator[str]:
+        """C code of all steps of a run, in order."""
         launches = 0
         for step in self.program.steps:
             if isinstance(step, LaunchStep):
@@ -257,6 +259,7 @@ int {name}_close({name} *self) {{
                 yield self._copy(location, self.places[tensor.name], tensor)
 
     def _launch(self, number: int, step: LaunchStep) -> Iterator[str]:
+        """C code of a launch: pack inputs, run, unpack outputs."""
         yield f"    /* launch {number}: {len(step.layers)} layers, {step.count} instructions */"
         for k, pack in enumerate(step.pack):
             yield f"    celosia_pack(state, &{self.name}_pack_{number}_{k}, {pack.address}u, {self._at(pack.value)});"
@@ -267,6 +270,7 @@ int {name}_close({name} *self) {{
             yield f"    celosia_unpack(state, {form}, {unpack.address}u, {self._at(unpack.value)});"
 
     def _kernel(self, step: CpuStep, number: int, kernel: CompiledKernel) -> Iterator[str]:
+        """C code of the call of a kernel."""
         yield f"    /* {', '.join(f'{node.op} {_plain(node.name)}' for node in step.nodes)} */"
         inputs = [name for name in step.inputs if name]
         for out, place in kernel.in_place:

@@ -118,6 +118,7 @@ class Decoder:
         return self._device
 
     def _runtime(self, steps: int) -> ProgramRuntime:
+        """Open the runtime for `steps` tokens, compiled at its first use."""
         if steps not in self._runtimes:
             self._say(f"compiling for {steps} tokens at once" if steps > 1 else "compiling for a token")
             program = compile_model(

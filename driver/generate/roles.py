@@ -106,6 +106,7 @@ def _place(name: str, kind: str) -> tuple[str, ...]:
 
 
 def _cache(value: onnx.ValueInfoProto, present: str) -> Cache:
+    """Describe the cache of an input. ModelError where its shape is not [batch, heads, tokens, size]."""
     dims = value.type.tensor_type.shape.dim
     if len(dims) != 4 or not all(dims[axis].dim_value > 0 for axis in (1, 3)):
         shown = ", ".join(dim.dim_param or str(dim.dim_value) for dim in dims)

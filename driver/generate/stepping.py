@@ -121,6 +121,7 @@ class _Editor:
         )
 
     def _ends(self, name: str, present: str) -> Iterator[_Codes | None]:
+        """Yield the quantisation at each reader of `name`, through moves; None for any other reader."""
         for node in self.readers.get(name, []):
             if node.op_type == "QuantizeLinear" and len(node.input) == 3 and node.input[0] == name:
                 scale, zero = (self.constants.get(name) for name in node.input[1:])

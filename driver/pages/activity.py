@@ -216,6 +216,7 @@ class _Places:
 
 
 def _occupancy(cfg: Config, traces: Sequence[_Trace]) -> dict[str, Occupancy]:
+    """Occupancy of each scratchpad over time."""
     sizes = {name: pad.depth * pad.pieces for name, pad in scratchpads(cfg).items()}
     held: dict[str, list[tuple[Ints, Ints, Ints]]] = {name: [] for name in sizes}
     for trace in traces:  # a launch finds nothing of the one before

@@ -62,6 +62,7 @@ def _of_today(report: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _page(front_json: Mapping[str, Any]) -> Page:
+    """Build the page from the contents of front.json."""
     from celosia.driver.pages import exploration_figures as figures
 
     report = _of_today(front_json)
@@ -172,6 +173,7 @@ def columns_of(report: Mapping[str, Any]) -> list[str]:
 
 
 def _notes(report: Mapping[str, Any]) -> str:
+    """Text below the table: marks, rewritten models, the preset, power."""
     notes = [f"Bars and percents are of the device, a {report['device']}."] if "device" in report else []
     notes.append(MARKS)
     if "area" in report["objectives"]:

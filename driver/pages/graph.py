@@ -74,6 +74,7 @@ class _Walk:
         return len(self.nodes) - 1
 
     def _cpu(self, step: CpuStep | HostStep) -> None:
+        """Add the node of a step on the CPU, and record its outputs."""
         reads = set().union(*(self._made.get(name, set()) for name in step.inputs))
         first, count = step.nodes[0], len(step.nodes)
         operators = ", ".join(dict.fromkeys(node.op for node in step.nodes))
@@ -83,6 +84,7 @@ class _Walk:
         self._made.update({name: {number} for name in step.outputs})
 
     def _launch(self, step: LaunchStep) -> None:
+        """Add a node for each layer of a launch, with edges through the bytes that it loads and stores."""
         first, reads = len(self.nodes), [set[int]() for _ in step.layers]
         makers = {number: self._made.get(pack.value, set()) for number, pack in enumerate(step.pack)}
         for number, pack in enumerate(step.pack):

@@ -56,6 +56,7 @@ def _middle(node: Mapping[str, Any], places: Mapping[str, tuple[float, int]]) ->
 
 
 def _box(node: Mapping[str, Any], x: float, y: int) -> str:
+    """SVG of the box of a node."""
     kind = "changed" if node["changed"] else "same"
     name, label = (escape(short(node[part], LETTERS)) for part in ("name", "what"))
     return (

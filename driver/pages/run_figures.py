@@ -136,6 +136,7 @@ _ABOUT = [
 
 
 def _of_layers(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Columns of the tooltips for rows of layers."""
     return {
         "name": [short(row["name"], NAME) for row in rows],
         "what": [short(row["what"], 2 * NAME) for row in rows],
@@ -247,6 +248,7 @@ def layer_colour(number: int) -> str:
 
 
 def _units(activity: Activity, names: Sequence[str], clock_mhz: float, time: Range1d) -> Any:
+    """Plot bars of work and of waits for each unit over time."""
     plot = made_figure(
         230, TIME_TOOLS, x_range=time, y_range=Range1d(start=len(UNITS) - 0.45, end=-0.5), min_border_left=BESIDE,
         active_scroll="xwheel_zoom",
@@ -300,6 +302,7 @@ return value.toLocaleString('en') + ' cycles, ' + (us < 1000 ? us.toFixed(2) + '
 
 
 def _scratchpads(activity: Activity, time: Range1d) -> Any:
+    """Plot the occupancy of each scratchpad over time."""
     used = {name: occupancy for name, occupancy in activity.scratchpads.items() if len(occupancy.time)}
     plot = made_figure(
         60 + 42 * len(used), TIME_TOOLS, x_range=time, y_range=Range1d(start=len(used) - 0.05, end=-0.15),

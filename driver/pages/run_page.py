@@ -45,8 +45,8 @@ def of_run(program: Program, report: Mapping[str, Any], counters: Sequence[Count
         for row, layer in zip(report["layers"], (layer for launch in program.launches for layer in launch.layers))
     ]
     with explain.decoding(program):
-        graph, activity_found = nodes(program, report), activity(program, counters)
-    return _page(report, rows, graph, program, activity_found, device_text)
+        graph, run_activity = nodes(program, report), activity(program, counters)
+    return _page(report, rows, graph, program, run_activity, device_text)
 
 
 def of_report(path: Path) -> Page:
@@ -85,6 +85,7 @@ def _check(report: Any) -> None:
 
 
 def _require_keys(thing: Any, keys: Mapping[str, tuple[type, ...]], description: str) -> None:
+    """Raise ValueError where a key is missing or has another type."""
     if not isinstance(thing, dict):
         raise ValueError(f"{description} is no object")
     for key, types in keys.items():
@@ -103,6 +104,7 @@ def _page(
     report: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], graph: list[DrawnNode], program: Program | None,
     activity: Activity | None, device_text: str,
 ) -> Page:  # fmt: skip
+    """Assemble the page's sections."""
     cfg = Config.from_dict(report["config"])
     roofs = roofs_of(cfg, report["memory_model"])
     timed = [row for row in rows if row["cycles"]]
@@ -120,6 +122,7 @@ def _page(
 
 
 def _subtitle(report: Mapping[str, Any], cfg: Config, device_text: str, timed: bool, traced: bool) -> str:
+    """Config, device and memory of a run, in a sentence."""
     parts = [f"Config {cfg.name}: {cfg.macs_per_cycle:,} multipliers"]
     if report["cycles"]:
         device_phrase = device_text or f"on the device {report['device']}" if "device" in report else device_text
@@ -142,6 +145,7 @@ def _subtitle(report: Mapping[str, Any], cfg: Config, device_text: str, timed: b
 def _facts(
     report: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], graph: Sequence[DrawnNode]
 ) -> list[tuple[str, str]]:
+    """Key figures at the head of the page: (number, caption)."""
     facts = []
     if report["cycles"]:
         mhz = clock_mhz(report["memory_model"])
@@ -161,6 +165,7 @@ def _facts(
 
 
 def _limits(report: Mapping[str, Any]) -> Section:
+    """Section on the bounds of layers, with advice."""
     cycles: Counter[str] = Counter()
     for row in report["layers"]:
         cycles[row["bound"] or "latency"] += row["cycles"] or 0
@@ -196,6 +201,7 @@ def _colour(bound: str) -> str:
 
 
 def _by_layer(rows: Sequence[Mapping[str, Any]], roofs: Mapping[str, float]) -> Section:
+    """Section with the cycles of each layer, and their lower bound."""
     from celosia.driver.pages import run_figures as figures
 
     return Section(
@@ -226,6 +232,7 @@ def _bars(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _roofline(cfg: Config, rows: Sequence[Mapping[str, Any]], roofs: Mapping[str, float]) -> list[Section]:
+    """Section with the roofline of the layers; none without cycles."""
     from celosia.driver.pages import run_figures as figures
 
     shown = [row for row in rows if row["macs"] and row["bytes_loaded"] + row["bytes_stored"]]
@@ -250,6 +257,7 @@ def _roofline(cfg: Config, rows: Sequence[Mapping[str, Any]], roofs: Mapping[str
 
 
 def _time(activity: Activity, rows: Sequence[Mapping[str, Any]], mhz: float) -> Section:
+    """Section with the timeline of units and scratchpads."""
     from celosia.driver.pages import run_figures as figures
 
     names = [row["name"] for row in rows]
@@ -284,6 +292,7 @@ def _time(activity: Activity, rows: Sequence[Mapping[str, Any]], mhz: float) -> 
 
 
 def _traffic(rows: Sequence[Mapping[str, Any]]) -> Section:
+    """Section with the bytes that each layer moves."""
     from celosia.driver.pages import run_figures as figures
 
     total = {key: sum(row[f"bytes_{key}"] for row in rows) for key in ("loaded", "stored", "kept")}
@@ -301,6 +310,7 @@ def _traffic(rows: Sequence[Mapping[str, Any]]) -> Section:
 
 
 def _graph(graph: list[DrawnNode], program: Program | None) -> Section:
+    """Section with the graph of layers and CPU kernels."""
     free = sum(placement["place"] == "free" for placement in program.placements) if program is not None else 0
     text = "Layers of the accelerator, and kernels of the CPU with the reason why they are there"
     text += ", in the order in which they run; lines go to what reads their result." if program is not None else "."

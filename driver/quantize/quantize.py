@@ -223,6 +223,7 @@ def _measured(
 
 
 def _check(model: str | Path, output: str | Path) -> None:
+    """Check libraries and the output path before any work. MissingLibrary, OutputError."""
     try:
         import onnxruntime.quantization.shape_inference  # noqa: F401
     except ImportError as error:
@@ -250,6 +251,7 @@ def _quiet() -> Iterator[None]:
 
 
 def _float_model(path: Path, exclude: Sequence[str]) -> onnx.ModelProto:
+    """Read and check the float model. ModelError, QuantizeError."""
     proto = read(path)
     if proto.ByteSize() > MAX_BYTES:
         raise QuantizeError(f"{path} takes {proto.ByteSize():,} bytes; models of 2 GB or more cannot be quantised")
@@ -285,8 +287,9 @@ def _of_opset(proto: onnx.ModelProto, path: Path) -> onnx.ModelProto:
 
 
 def _inputs(proto: onnx.ModelProto) -> list[Input]:
+    """Inputs of the model that are no constants. QuantizeError where one is no tensor of known rank."""
     constants = {tensor.name for tensor in proto.graph.initializer}
-    images = []
+    inputs = []
     for value in proto.graph.input:
         if value.name in constants:
             continue
@@ -294,10 +297,10 @@ def _inputs(proto: onnx.ModelProto) -> list[Input]:
         if not value.type.HasField("tensor_type") or not kind.HasField("shape"):
             raise QuantizeError(f"input {value.name!r} is no tensor of known rank; export the model with shapes")
         dims = tuple(d.dim_value if d.HasField("dim_value") and d.dim_value > 0 else None for d in kind.shape.dim)
-        images.append(Input(value.name, np.dtype(onnx.helper.tensor_dtype_to_np_dtype(kind.elem_type)), dims))
-    if not images:
+        inputs.append(Input(value.name, np.dtype(onnx.helper.tensor_dtype_to_np_dtype(kind.elem_type)), dims))
+    if not inputs:
         raise QuantizeError("the model has no inputs, so there is nothing to calibrate")
-    return images
+    return inputs
 
 
 def _in_parts(proto: onnx.ModelProto, operators: str | None) -> onnx.ModelProto:
@@ -362,6 +365,7 @@ def _smoothed(prepared: Path, samples: Samples, choices: QuantizerChoices) -> di
 
 
 def _quantise(source: Path, result: Path, samples: Samples, choices: QuantizerChoices) -> None:
+    """Run onnxruntime's quantiser on the file `source`, and write `result`."""
     from onnxruntime.quantization import (
         CalibrationDataReader,
         CalibrationMethod,

@@ -138,6 +138,7 @@ def _error(x: ChannelStatistics, weights: list[Array], factors: Array, symmetric
 def _statistics(
     model: onnx.ModelProto, places: list[SmoothPlace], samples: Iterable[Mapping[str, Array]]
 ) -> dict[str, ChannelStatistics]:
+    """Collect the statistics of the tensors of `places` over the samples."""
     probe = onnx.ModelProto()
     probe.CopyFrom(model)
     del probe.graph.output[:]

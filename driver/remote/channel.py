@@ -103,7 +103,7 @@ class CommandChannel:
         while True:
             left = None if end is None else max(0.0, end - time.monotonic())
             ready = self._ready(
-                (descriptor, *(descriptor_ for descriptor_ in errors if descriptor_ in self._open)), left
+                (descriptor, *(error_descriptor for error_descriptor in errors if error_descriptor in self._open)), left
             )
             if descriptor in ready:
                 return

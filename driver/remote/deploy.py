@@ -158,6 +158,7 @@ class Remote:
         return f"python3 {_quoted(f'{self.folder}/{runner.name}')}"
 
     def _bootstrap(self, action: str, files: tuple[File, ...], data: list[bytes] | None = None) -> dict[str, Any]:
+        """Run the bootstrap program on the board with an action on files; return its answer. SshError."""
         text = Path(bootstrap.__file__).read_bytes()
         request = {"what": action, "folder": self.folder, "files": [file.to_dict() for file in files]}
         script = f"import sys; exec(sys.stdin.buffer.read({len(text)}))"
@@ -359,6 +360,7 @@ def run_each(
 def _reported_each(
     remote: Remote, runs: Futures, program: Program, device: str, samples: Sequence[Mapping[str, Any]]
 ) -> Futures:
+    """Yield the runs of a stream, each with its report."""
     with closing(runs):
         for run, sample in zip(runs, samples):
             if run.exception() is None:
@@ -391,8 +393,8 @@ def reported(result: Result, program: Program, device: str, inputs: Mapping[str,
         raise AnswerError(f"it has the counters of {len(result.counters)} launches, not of {len(launches)}")
     for counters, launch in zip(result.counters, launches):
         counters.check(launch.count)
-    answer = result.report
-    report = report_of(program, result.counters, answer["seconds"], device, answer["memory_model"], parts)
+    board_report = result.report
+    report = report_of(program, result.counters, board_report["seconds"], device, board_report["memory_model"], parts)
     return Result(result.outputs, result.counters, lambda: report, result.tensors)
 
 

@@ -110,6 +110,7 @@ class RemoteDevice:
         return self._answer(pack({"call": method, **{name: int(value) for name, value in values.items()}}, arrays))
 
     def _answer(self, message: bytes, first: bool = False) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Send a message and return the answer: (head, arrays). DeviceError, SshError."""
         with self._understood():
             self._channel.write(message)
             if first:

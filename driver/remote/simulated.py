@@ -68,6 +68,7 @@ class FunctionalFpga:
             self._run()
 
     def _run(self) -> None:
+        """Run the instructions that the registers describe, and set the status."""
         address, count, low, high, size = (
             self._values[REGISTERS[name].offset]
             for name in ("instr_addr", "instr_count", "dma_base_lo", "dma_base_hi", "dma_size")

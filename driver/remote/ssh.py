@@ -164,6 +164,7 @@ def unasked(name: str, seconds: int = CONNECT_SECONDS) -> Iterator[Connection]:
 
 
 def _refusal(name: str, errors: str) -> str:
+    """Explain ssh's error output in a sentence."""
     last = _last(errors) or "ssh said nothing"
     if "Host key verification failed" in errors or "IDENTIFICATION HAS CHANGED" in errors:
         return f"the host key of {name} is not the known one; log in once with ssh to check it, then try again ({last})"

@@ -172,6 +172,7 @@ def _times(program: Program, launch: LaunchStep, runs: Sequence[Counters]) -> li
 
 
 def _work(program: Program, launch: LaunchStep) -> _Work:
+    """Work of each instruction of a launch."""
     cfg, work_demand = program.config, demand(program.config, code_of(program, launch))
     held = (cfg.residual_cycles - 1) * work_demand.outputs * work_demand.residual
     gemm, taps = work_demand.unit == Unit.GEMM, _uses_taps(program, launch)
@@ -196,6 +197,7 @@ def _uses_taps(program: Program, launch: LaunchStep) -> NDArray[np.bool_]:
 
 
 def _of_run(cfg: Config, launch: LaunchStep, work: _Work, run: Counters) -> list[_Time]:
+    """Time of each layer of a launch in one run, from its events."""
     count = len(launch.layers)
     index = np.array([event.index for event in run.events])
     start = np.array([event.start for event in run.events], float)
@@ -208,13 +210,13 @@ def _of_run(cfg: Config, launch: LaunchStep, work: _Work, run: Counters) -> list
     for unit in Unit:
         rows = np.flatnonzero(work.unit[index] == unit)
         rows = rows[np.argsort(end[rows], kind="stable")]
-        rows_ = index[rows]
+        instructions = index[rows]
         before = np.maximum.accumulate(np.concatenate([[0], end[rows]]))[:-1]
         spread = _Spread(np.maximum(start[rows], before), end[rows], edges)
-        finished = np.minimum(work.busy[rows_], spread.length)
+        finished = np.minimum(work.busy[instructions], spread.length)
         busy[:, unit] = spread.of(finished)
         held[:, unit] = spread.of(spread.length - finished)
-        products += spread.of(work.products[rows_] * finished / np.maximum(work.busy[rows_], 1))
+        products += spread.of(work.products[instructions] * finished / np.maximum(work.busy[instructions], 1))
         own_work[:, unit] = np.bincount(launch.layer_of, work.busy * (work.unit == unit), count)
     model = np.bincount(launch.layer_of, work.products, count)
     filled = model / np.maximum(own_work[:, Unit.GEMM] * cfg.macs_per_cycle, 1)
@@ -249,6 +251,7 @@ class _Spread:
 
 
 def _row(cfg: Config, layer: LayerInfo, time: _Time | None, parts: int) -> dict[str, Any]:
+    """Row of the report for a layer."""
     row: dict[str, Any] = {
         "name": layer.name, "op": layer.op, "what": layer.what, "macs": parts * layer.macs, "cycles": None,
         "peak": None, "utilization": None, "bound": None, "units": None, "advice": None,

@@ -62,17 +62,18 @@ def require_memory(program: Program, threads: int) -> None:
 
 
 def _compiled(program: Program) -> list[CompiledKernel]:
+    """Compile the loops of the Program's kernels for this machine."""
     llvm = links_kernels()
     if llvm is None:
         raise ProgramError(
             "the program's kernels are compiled where they run, and here is no LLVM: install llvmlite, or compile the "
             "model with --target for this machine"
         )
-    samples = []
+    kernels = []
     for number, kernel in enumerate(program.kernels):
         with reading(f"kernel {number}", ProgramError, "of the program cannot be compiled of its loops"):
-            samples.append(llvm.from_loops(kernel, program.trusted))
-    return samples
+            kernels.append(llvm.from_loops(kernel, program.trusted))
+    return kernels
 
 
 def views(program: Program) -> dict[str, NDArray[Any]]:

@@ -231,13 +231,14 @@ class ProgramRuntime(RuntimeBase):
 
         def times() -> Times:
             seconds = parts[0].seconds | {key: sum(part.seconds[key] for part in parts) for key in ("run", "cpu")}
-            return seconds, [seconds_ for part in parts for seconds_ in part.step_seconds]
+            return seconds, [step_time for part in parts for step_time in part.step_seconds]
 
         return self._result(outputs, outputs, counters, times, len(parts))
 
     def _run(
         self, checked: dict[str, Array], keep: Callable[[str], bool] | None, trace: bool, changed: Changed | None = None
     ) -> Result:
+        """Execute the steps of the Program in order. keep: tells by name which tensors to return beside the outputs."""
         if self._launches:
             if self._device is None:
                 self.open()
@@ -286,6 +287,8 @@ class ProgramRuntime(RuntimeBase):
         self, outputs: dict[str, Array], tensors: dict[str, Array], counters: list[Counters],
         times: Callable[[], Times], parts: int = 1,
     ) -> Result:  # fmt: skip
+        """Assemble the Result; its report is made when it is first read."""
+
         def report() -> dict[str, Any]:
             name, memory = self._name or self._where, None if self._device is None else self._device.memory_model
             return report_of(self.program, counters, times()[0], name, memory, parts)
@@ -363,6 +366,7 @@ class ProgramRuntime(RuntimeBase):
         return [Segment(self.program, steps, self._fixed, checked, self._workspace, self.threads)]
 
     def _cpu(self, step: CpuStep | HostStep, values: dict[str, Array]) -> None:
+        """Execute a step on the CPU, and add its outputs to `values`."""
         arena = self._arena
         if isinstance(step, HostStep):  # its outputs may be its inputs, or parts of them
             copies = {name: values[name].copy() for name in step.inputs if name in arena}
@@ -396,6 +400,7 @@ class ProgramRuntime(RuntimeBase):
             )
 
     def _launch(self, step: LaunchStep, values: dict[str, Array], trace: bool) -> Counters:
+        """Execute a launch: write inputs, run the accelerator, read outputs."""
         device = self._device
         assert device is not None
         for pack in step.pack:
@@ -418,6 +423,7 @@ class ProgramRuntime(RuntimeBase):
         return self._resident.writes(pack, stored(array), past)
 
     def _unpacked(self, device: Device, unpack: Unpack) -> Array:
+        """Read an output of a launch from the device, in the host's layout."""
         cfg, info = self.program.config, self.program.tensors[unpack.value]
         images, _, height, width = unpack.form.dims
         size = -(-images // cfg.batch) * unpack.groups * height * width * cfg.piece_bytes

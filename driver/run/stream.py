@@ -151,6 +151,7 @@ class SampleStream:
             yield future
 
     def _at_once(self, samples: Iterable[Sample], count: int) -> Futures:
+        """Run samples in `count` threads, and yield their futures in order."""
         waiting: deque[Future[Result]] = deque()
         threads = [Thread(target=self._serve, name="celosia-lane", daemon=True) for _ in range(count)]
         try:
@@ -229,6 +230,7 @@ class SampleStream:
             return result
 
     def _on(self, place: tuple[_Accelerator, SampleLane], inputs: Mapping[str, Array]) -> Result:
+        """Run a sample on a lane, and free the lane."""
         accelerator, lane = place
         try:
             return lane.run(inputs, trace=self._trace)
@@ -272,6 +274,7 @@ class SampleStream:
         return None
 
     def _leave_out(self, accelerator: _Accelerator, error: Exception) -> None:
+        """Exclude an accelerator whose failed sample ran on another one."""
         with self._returned:
             other_accelerators = [other for other in self._accelerators if other is not accelerator and not other.lost]
             if other_accelerators and not accelerator.lost:

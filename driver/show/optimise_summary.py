@@ -26,7 +26,7 @@ def derivation(report: dict[str, Any]) -> Iterator[RenderableType]:
     yield from steps(report)
     if len(report["tuned"]) > 1:
         first, *later = report["tuned"]
-        cycles = ", ".join(f"{cycles_:,.0f}" for cycles_ in later)
+        cycles = ", ".join(f"{count:,.0f}" for count in later)
         yield Text(f"tuned, the original takes {first:,.0f} cycles, the best of the search {cycles}")
     for sentence in report["refused"]:
         yield Text(sentence)

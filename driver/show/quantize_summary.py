@@ -45,10 +45,11 @@ def quantised(report: dict[str, Any]) -> Iterator[RenderableType]:
 
 
 def _errors(title: str, outputs: list[dict[str, Any]]) -> RenderableType:
+    """Table of the errors of outputs."""
     named = any(row["perplexity"] for row in outputs)
-    columns_ = (">perplexity float", ">int8") if named else ()
+    perplexity_columns = (">perplexity float", ">int8") if named else ()
     errors = new_table(
-        title, "output", ">largest", ">max error", ">mean error", ">SQNR dB", ">top-1 agreement", *columns_
+        title, "output", ">largest", ">max error", ">mean error", ">SQNR dB", ">top-1 agreement", *perplexity_columns
     )
     for row in outputs:
         numbers = [f"{row[key]:.4g}" for key in ("largest", "max_abs", "mean_abs")]
@@ -75,6 +76,7 @@ def _poor(report: dict[str, Any]) -> Iterator[RenderableType]:
 
 
 def _placed(accelerator: dict[str, Any]) -> Iterator[RenderableType]:
+    """Tables of the accelerator's share, and of operators on the CPU."""
     if "error" in accelerator:
         yield Text(f"It does not compile for {accelerator['config']}: {accelerator['error']}")
         return

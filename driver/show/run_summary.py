@@ -61,6 +61,7 @@ def estimate(program: Program, memory: MemoryModel = ZYNQ_HP) -> Iterator[Render
 
 
 def _estimated(report: dict[str, Any]) -> RenderableType:
+    """Table of the predicted figures of a Program."""
     table = Table(show_header=False, box=None, pad_edge=False)
     milliseconds = report["cycles"] / report["clock_mhz"] / 1e3
     rows = [

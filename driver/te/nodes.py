@@ -242,6 +242,8 @@ def _bound_axis(axis: Axis, sizes: Mapping[Var, int]) -> Axis:
 def _bound_body(
     body: Expr, copies: Mapping[Node, Node], loops: Mapping[Axis, Axis], sizes: Mapping[Var, int]
 ) -> Expr:  # fmt: skip
+    """Replace tensors, loops and sizes in the body of an expression."""
+
     def change(e: Expr) -> Expr | None:
         match e:
             case Axis():

@@ -63,6 +63,7 @@ def lower(
 def _lowered(
     s: TensorSchedule, args: Sequence[TensorExpr | Var], sizes: Mapping[Var, int], environment: Environment | None
 ) -> Function:  # fmt: skip
+    """Lower the schedule to loops for these sizes."""
     new = bound(s.outputs, sizes)
     declared = {
         name: intrinsic.on(environment.cfg) if environment and isinstance(intrinsic, DeclaredIntrinsic) else intrinsic
@@ -139,6 +140,7 @@ def _sizes(args: Sequence[TensorExpr | Var], arrays: Sequence[Array | int]) -> d
 
 
 def _checked(arg: TensorExpr, array: Any, sizes: Mapping[Var, int]) -> Array:
+    """Check type and shape of an argument. ValueError."""
     if not isinstance(array, np.ndarray):
         raise ValueError(f"{arg.name} is an array, not {type(array).__name__}")
     shape = tuple(known(size, sizes) for size in arg.shape) if array.ndim == len(arg.shape) else None

@@ -177,6 +177,7 @@ class CompiledGraph:
         return [i for i, x in enumerate(arguments) if isinstance(x, torch.Tensor) and i not in self.fixed]
 
     def _require_inference(self, arguments: tuple[Any, ...]) -> None:
+        """Raise TorchError where gradients are needed."""
         tensors = [x for x in (*arguments, *self.owned) if isinstance(x, torch.Tensor)]
         if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
             raise TorchError(
@@ -232,6 +233,7 @@ class CompiledGraph:
         return compute
 
     def _program(self, exported: ExportedProgram) -> Compute:
+        """Compile an exported graph to a Program, and return the function that runs it."""
         proto = written(exported, None, None)
         require_all_pairs(exported, proto)
         options = self.options

@@ -147,20 +147,20 @@ def with_products(model: GraphModule, keep: Callable[[Node], bool]) -> None:
 def _write_out(model: GraphModule, node: Node, function: Callable[..., Any]) -> None:
     """Write the operators of `function` in place of `node`, in the same module."""
     leaves, form = tree_flatten((node.args, node.kwargs))
-    inputs_ = list(dict.fromkeys(leaf for leaf in leaves if isinstance(leaf, Node)))
+    input_nodes = list(dict.fromkeys(leaf for leaf in leaves if isinstance(leaf, Node)))
 
     def call(*inputs: Any) -> Any:
-        value_of = dict(zip(inputs_, inputs))
+        value_of = dict(zip(input_nodes, inputs))
         args, kwargs = tree_unflatten([value_of[leaf] if isinstance(leaf, Node) else leaf for leaf in leaves], form)
         return function(*args, **kwargs)
 
-    traced = make_fx(call, pre_dispatch=True)(*(node_.meta["val"] for node_ in inputs_)).graph
-    copies = dict(zip(traced.find_nodes(op="placeholder"), inputs_))
+    traced = make_fx(call, pre_dispatch=True)(*(traced_node.meta["val"] for traced_node in input_nodes)).graph
+    copies = dict(zip(traced.find_nodes(op="placeholder"), input_nodes))
     with model.graph.inserting_before(node):
-        for node_ in traced.nodes:
-            if node_.op == "call_function":
-                copies[node_] = model.graph.node_copy(node_, copies.__getitem__)
-                copies[node_].meta = {**node.meta, "val": node_.meta["val"]}
+        for traced_node in traced.nodes:
+            if traced_node.op == "call_function":
+                copies[traced_node] = model.graph.node_copy(traced_node, copies.__getitem__)
+                copies[traced_node].meta = {**node.meta, "val": traced_node.meta["val"]}
     (result,) = traced.output_node().args
     if isinstance(result, Node):
         node.replace_all_uses_with(copies[result])

@@ -113,6 +113,7 @@ def _exported(
     module: torch.nn.Module | ExportedProgram, example_inputs: Any, kwargs: Mapping[str, Any] | None,
     dynamic_shapes: Any,
 ) -> ExportedProgram:  # fmt: skip
+    """Run torch.export. Raises ExportError in place of its errors."""
     if not isinstance(module, ExportedProgram):
         _require_tensors(module, example_inputs)
         return trace(module, example_inputs, kwargs, dynamic_shapes)
@@ -133,6 +134,7 @@ def _require_tensors(module: Any, example_inputs: Any) -> None:
 def _model(
     program: ExportedProgram, module: Any, input_names: Sequence[str] | None, output_names: Sequence[str] | None
 ) -> onnx.ModelProto:
+    """Export `program` to an ONNX model, with the given names of inputs and outputs."""
     require_pure(program)
     proto = written(program, input_names, output_names)
     require_all_pairs(program, proto)
@@ -414,6 +416,7 @@ def _is_quantisation(node: Node, kind: str) -> bool:
 
 
 def _require_whole_range(node: Node) -> None:
+    """Raise TorchError for a quantisation that does not use its type's whole range."""
     low, high, kind = node.args[3:6]
     info = torch.iinfo(kind)
     if (low, high) != (info.min, info.max):

@@ -146,6 +146,7 @@ def _readers(node: Node) -> Iterator[Node]:
 
 
 def _joined(operands: Iterable[Any]) -> set[Node]:
+    """Nodes that must share the scale of one of `operands`, through sources and readers."""
     reached, left = set[Node](), list(operands)
     while left:
         node = left.pop()
@@ -156,6 +157,7 @@ def _joined(operands: Iterable[Any]) -> set[Node]:
 
 
 def _forward(products: Iterable[Node]) -> set[Node]:
+    """Nodes behind `products`, through moves and scalings only."""
     reached, left = set[Node](), list(products)
     while left:
         for user in left.pop().users:

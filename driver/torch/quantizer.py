@@ -106,6 +106,7 @@ class CelosiaQuantizer(Quantizer):  # type: ignore[misc]
         return any(_inside(path, name) for path in _paths(node) for name in self.exclude)
 
     def _annotate(self, node: Node, quantised: set[Node]) -> None:
+        """Annotate one node by its kind; add it to `quantised` where it is quantised."""
         op = name_of(node)
         first: Any = node.args[0] if node.args else None
         if op in PRODUCTS | TRANSPOSED:

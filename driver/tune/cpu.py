@@ -103,6 +103,7 @@ def _tuned(
     learner: str, seed: int, deadline: float, fleet: Fleet | None, told: Told,
     until: float = math.inf,
 ) -> tuple[KernelState, dict[str, Trace]]:  # fmt: skip
+    """Tune the kernels. Returns the last state, and the best trace of each."""
     with nullcontext(fleet) if fleet else Fleet.local(jobs, deadline) as measuring:
         tuner = KernelTuner(records, measuring, trials, search, learner, seed, told, until)
         traces = tuner.tune(workloads)
@@ -110,6 +111,7 @@ def _tuned(
 
 
 def _report(state: KernelState, records: Records, seconds: float) -> dict[str, Any]:
+    """Plain data on a tuning: kernels, seconds, trials."""
     kernels = [
         {
             "kernel": s.workload.name, "count": s.count, "trials": s.trials, "own": s.usual, "tuned": s.final,

@@ -96,6 +96,7 @@ class BoardMeasurer:
             return TrialResult(Status.LOST, detail=str(error))
 
     def _opened(self, cfg: Config, judge: Judge) -> RemoteDevice:
+        """Open the board's device for a Config."""
         if cfg not in self._devices:
             self.close()  # the board has one accelerator
             connection = self._session.enter_context(unasked(_place(self.url)))
@@ -148,6 +149,7 @@ def _dask_fleet(judge: Judge, pool: str, module: Sequence[str], deadline: float)
 
 
 def _client(pool: str) -> Any:
+    """Connect to a Dask pool. PoolError."""
     address = _scheduler(pool)
     try:
         distributed: Any = importlib.import_module("distributed")

@@ -116,6 +116,7 @@ def opened(records: str | Path | Records | None) -> Records:
 
 
 def _report(tuner: Tuner, records: Records, seconds: float) -> dict[str, Any]:
+    """Plain data on a tuning: layers, cycles, trials, seconds."""
     state = tuner.state
     layers = [
         {

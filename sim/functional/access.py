@@ -245,7 +245,7 @@ def tabulated(instructions: Sequence[Fields], defaults: Fields) -> Columns:
 # DRAM -------------------------------------------------------------------------------------------------------
 
 
-class Rows(NamedTuple):
+class DramRows(NamedTuple):
     """Bytes of DRAM: z planes of y rows, each of `row` bytes from `address + z * z_stride + y * y_stride`."""
 
     address: int
@@ -282,14 +282,14 @@ class Rows(NamedTuple):
         return index[index < size]
 
 
-def all_rows(cfg: Config, opcode: Opcode, f: Columns) -> list[Rows] | list[None]:
+def all_rows(cfg: Config, opcode: Opcode, f: Columns) -> list[DramRows] | list[None]:
     """Compute `rows` of many instructions of an opcode at once from the values of their fields."""
     if opcode not in (Opcode.LOAD, Opcode.STORE):
         return [None] * len(f["opcode"])
     write = opcode == Opcode.STORE
     row = f["x_size"] * (cfg.piece_bytes if write else element_sizes(cfg, f))
     values = f["dram_addr"], row, f["y_size"], f["dram_y"], f["z_size"], f["dram_z"]
-    return [Rows._make((*row, write)) for row in zip(*(column.tolist() for column in values), strict=True)]
+    return [DramRows._make((*row, write)) for row in zip(*(column.tolist() for column in values), strict=True)]
 
 
 def element_sizes(cfg: Config, f: Columns) -> Index:
@@ -299,7 +299,7 @@ def element_sizes(cfg: Config, f: Columns) -> Index:
     return np.where(f["expand"] == 1, packing(cfg).entry_bytes, bytes_each) if "expand" in f else bytes_each
 
 
-def rows(cfg: Config, opcode: Opcode, f: Fields) -> Rows | None:
+def rows(cfg: Config, opcode: Opcode, f: Fields) -> DramRows | None:
     """Rows of DRAM that an instruction with the fields `f` accesses; None but for LOAD and STORE."""
     if opcode not in (Opcode.LOAD, Opcode.STORE):
         return None
@@ -307,4 +307,4 @@ def rows(cfg: Config, opcode: Opcode, f: Fields) -> Rows | None:
     size = (
         cfg.piece_bytes if write else element_bytes(cfg, Buffer(f["buffer"]), bool(f["widen"]), bool(f.get("expand")))
     )
-    return Rows(f["dram_addr"], f["x_size"] * size, f["y_size"], f["dram_y"], f["z_size"], f["dram_z"], write)
+    return DramRows(f["dram_addr"], f["x_size"] * size, f["y_size"], f["dram_y"], f["z_size"], f["dram_z"], write)

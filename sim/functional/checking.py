@@ -56,6 +56,7 @@ class Accesses:
     def _ordered(
         self, index: Index, unit: Unit, number: int, clock: list[int], log: NDArray[np.int32], verb: str, other: str
     ) -> None:
+        """Raise CheckError where an earlier access of another unit is not ordered before this one by tokens."""
         for rival in Unit:
             if rival == unit:
                 continue
@@ -98,6 +99,7 @@ class Checker:
                 self.tokens[unit, other].append(list(clock))
 
     def _accesses(self, number: int, unit: Unit, opcode: Opcode, f: Fields, clock: list[int]) -> None:
+        """Check and record all accesses of an instruction to scratchpads and DRAM."""
         dram = rows(self.cfg, opcode, f)
         if dram is not None and not dram.write:
             self.dram.read(dram.numbers(self.dram.size), unit, number, clock)

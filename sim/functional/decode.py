@@ -73,6 +73,7 @@ class _Places(NamedTuple):
 
 @cache
 def _places(cfg: Config, opcode: Opcode) -> _Places:
+    """Bit positions of the fields of an opcode."""
     form = formats(cfg)[opcode]
     offsets, widths = np.array([list(form.offsets.values())]).T, [field.width for field in form.fields]
     return _Places(

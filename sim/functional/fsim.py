@@ -115,6 +115,7 @@ class FunctionalDevice(Memory):
             return self._run(instr_addr, count, timeout_cycles)
 
     def _run(self, instr_addr: int, count: int, timeout_cycles: int) -> Counters:
+        """Execute instructions unit by unit as tokens allow. DeviceError where none can proceed."""
         size = instruction_bytes(self.config)
         code = self.read(instr_addr, count * size)
         program = self._decode(code.reshape(count, size))

@@ -300,6 +300,7 @@ def _wrap(value: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def _binary(op: BinaryOp, a: NDArray[np.int64], b: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Apply a binary operation in int32 that wraps."""
     if op == BinaryOp.MUL:
         return _wrap(a.astype(np.int16).astype(np.int64) * b.astype(np.int16).astype(np.int64))
     results: dict[BinaryOp, Callable[[], NDArray[np.int64]]] = {

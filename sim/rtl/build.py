@@ -238,6 +238,7 @@ def _built(cfg: Config, path: Path, quiet: bool, source: str | None) -> Path:
 
 
 def _build(cfg: Config, path: Path, quiet: bool, source: str | None) -> None:
+    """Verilate and compile the simulator of `cfg` to `path`, with progress on standard error."""
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn  # slow to import, and rarely needed
 
     from celosia.terminal import Console

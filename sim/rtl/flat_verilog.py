@@ -230,6 +230,7 @@ class Module:
         self.assigns = self._alive([statement for statement in self.statements if isinstance(statement, Assign)])
 
     def _statement(self, lines: list[str]) -> str | Assign | Register:
+        """Parse the lines of a statement; other text stays as it is."""
         text = "\n".join(lines)
         if text.startswith("  assign "):
             return Assign(*text[9:].split(" = ", 1))

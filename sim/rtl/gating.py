@@ -95,6 +95,7 @@ class _Gating:
         return atoms if len(atoms) == len(parts) else []
 
     def _place_registers(self) -> None:
+        """Place each register inside the nested conditions that imply its own."""
         registers = self.module.registers
         clock = Counter(register.text[0].removesuffix(" begin") for register in registers).most_common(1)
         common: dict[Register, set[str]] = {
@@ -249,6 +250,7 @@ def gated(text: str) -> str:
 
 
 def _lines(module: Module, gating: _Gating, moved: set[str], groups: Iterable[Iterator[str]]) -> Iterator[str]:
+    """Yield the module's lines, with gated statements in groups before its end."""
     for line in module.statements:
         if isinstance(line, Assign):
             if () in gating.paths.get(id(line), ()):

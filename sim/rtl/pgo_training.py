@@ -52,6 +52,7 @@ def _chosen(field: str, opcode: Opcode, data: int, draw: Random) -> int | None:
 
 
 def _instruction(cfg: Config, opcode: Opcode, data: int, draw: Random) -> int:
+    """Draw a legal instruction of an opcode."""
     form = formats(cfg)[opcode]
     while True:
         word = 0

@@ -53,6 +53,7 @@ _EVENT = np.dtype([("unit", np.uint32), ("index", np.uint32), ("start", np.uint6
 
 @cache
 def _load(path: Path) -> ctypes.CDLL:
+    """Load the simulator's library, and declare its functions."""
     lib = ctypes.CDLL(str(path))
     handle, u64, u32 = ctypes.c_void_p, ctypes.c_uint64, ctypes.c_uint32
     for name, result, arguments in (
@@ -225,6 +226,7 @@ class RtlDevice(Memory):
             return counts.reshape((4,) * len(Unit)).transpose().copy()
 
     def _until_done(self, timeout_cycles: int) -> None:
+        """Simulate in slices until the run is done. DeviceError, TimeLimit."""
         slice_cycles = min(SLICE, SLICE_PRODUCTS // self.config.macs_per_cycle)
         while True:
             passed = self._call("cycle")

@@ -136,6 +136,7 @@ def _where(condition: NDArray[np.bool_], value: int) -> Ints:
 
 
 def _gemm(cfg: Config, f: Columns) -> dict[str, Ints]:
+    """Demand of GEMM instructions."""
     bank, here = _banks(cfg, f, "acc")
     return {
         "steps": _product(f, (f"extent_{loop}" for loop in GEMM_LOOPS)),
@@ -148,6 +149,7 @@ def _gemm(cfg: Config, f: Columns) -> dict[str, Ints]:
 
 
 def _vector(cfg: Config, f: Columns) -> dict[str, Ints]:
+    """Demand of VECTOR instructions."""
     read_bank, read_bank_outputs = _banks(cfg, f, "a", f["a_source"] == ASource.ACC)
     write_bank, write_bank_outputs = _banks(cfg, f, "dst", f["destination"] == Destination.ACC)
     steps = _product(f, (f"extent_{loop}" for loop in VECTOR_LOOPS))
@@ -217,6 +219,7 @@ def _banks(cfg: Config, f: Columns, operand: str, applies: NDArray[np.bool_] | N
 
 
 def _load(cfg: Config, f: Columns) -> dict[str, Ints]:
+    """Demand of LOAD instructions."""
     size = element_sizes(cfg, f)
     x, y, z = f["x_size"], f["y_size"], f["z_size"]
     left, top = f["pad_left"], f["pad_top"]
@@ -243,6 +246,7 @@ def _load(cfg: Config, f: Columns) -> dict[str, Ints]:
 
 
 def _store(cfg: Config, f: Columns) -> dict[str, Ints]:
+    """Demand of STORE instructions."""
     elements = f["x_size"] * f["y_size"] * f["z_size"]
     size = np.full(len(elements), cfg.piece_bytes, np.int64)
     steps = elements * max(1, cfg.piece_bytes // cfg.bus_bytes)

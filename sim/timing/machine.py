@@ -308,6 +308,7 @@ class Machine:
         return takes, posts
 
     def _timing(self, start: NDArray[np.int64], end: NDArray[np.int64], waited: Sequence[int]) -> Timing:
+        """Compute the Timing and its counters from starts, ends and waits of all instructions."""
         w = self._demand
         cycles = int(end.max()) + END_TO_DONE
         in_lanes = 1 + (w.weight_ports == BOTH_PORTS)
