@@ -68,7 +68,7 @@ class Rewriting:
 @dataclass(frozen=True)
 class Point:
     """A Config and what is known of it. rung: the highest at which it was looked at. costs: by model, of that rung or
-    timed. area: as hardware.Resources. clock_mhz: Yosys' estimate, None where nobody asked. how: why it was tried.
+    timed. area: as resource_use.Resources. clock_mhz: Yosys' estimate, None where nobody asked. how: why it was tried.
     at: seconds of exploring before it was known. rewritten: by model."""
 
     cfg: Config

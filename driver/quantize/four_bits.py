@@ -24,7 +24,7 @@ Array = NDArray[Any]
 
 
 class Levels(NamedTuple):
-    """The numbers q, from least to largest in steps; factors: the largest k."""
+    """The numbers q, from least to most in steps; factors: the largest k."""
 
     least: int
     largest: int
@@ -33,7 +33,7 @@ class Levels(NamedTuple):
 
 
 LEVELS = {4: Levels(-8, 7, 1, 16), 2: Levels(-3, 3, 2, 15), 1: Levels(-1, 1, 2, 15)}
-"""Levels by bits. Fewer than four bits have no zero, since the largest weights are not near to it; so groups of
+"""Levels by bits. Fewer than four bits have no zero, since most weights are not near to it; so groups of
 zeros, such as those of channels that fill up a block, take the sixteenth of an accelerator's codebooks."""
 TRIED = 16
 """Steps that are tried for each output channel; one is such that the largest weight is the least q times the largest
@@ -128,7 +128,7 @@ def _with_step(scaled: Array, weight: Array, levels: Levels) -> tuple[NDArray[np
 
 
 def _compensated(flat: Array, scale: Array, factors: Array, moments: Array, levels: Levels) -> Array:
-    """Round one input after the other, those that matter largest first; the remaining ones compensate for the error of
+    """Round one input after the other, those that matter most first; the remaining ones compensate for the error of
     each."""
     order = np.argsort(-np.diag(moments), kind="stable")
     spread = moments[np.ix_(order, order)].copy()
