@@ -236,8 +236,8 @@ class PowerModel:
 
 
 def _counts_for(report: PowerReport, name: str) -> bool:
-    """Whether a report counts for a coefficient. What a simulation has made toggle is known to that one alone; what is
-    static depends on how warm the processors make it."""
+    """Whether a report counts for a coefficient. Toggling that a simulation measured is specific to that design; what
+    is static depends on how warm the processors make it."""
     if name in KINDS:
         return report.exposure(name) > 0 and (name == "clocks" or report.activity == "vectorless")
     if name == "mmcm":

@@ -1,6 +1,6 @@
 """Estimate the clock at which an accelerator can run, from the longest paths of Yosys' netlist.
 
-What it is: static timing with published delays of cells, and of nets by how many pins they drive. What it is not: a
+It is a static timing analysis with published delays of cells, and of nets by how many pins they drive. It is no
 sign-off. Nothing is placed: it knows of no distance, no congestion, no columns of DSP blocks and block RAM, no skew,
 and no copy of a register that drives too much, as Vivado makes them. It was not calibrated against Vivado.
 """

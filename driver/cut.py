@@ -36,9 +36,9 @@ def cut(
 ) -> list[onnx.ModelProto]:  # fmt: skip
     """Cut the model into `parts` models, each of which takes the output of the one before: one 8-bit tensor.
 
-    Of the tensors that all of the rest needs, and nothing else, those are taken at which the longest part has fewest
-    cycles, by the timing model with this memory. shapes: of inputs whose sizes are open, which the parts have then.
-    ModelError where there are not enough such tensors.
+    Candidates are tensors that alone feed all later operators. The chosen ones give the longest part the fewest cycles,
+    by the timing model with this memory. shapes: of inputs whose sizes are open, which the parts have then. ModelError
+    where there are not enough such tensors.
 
     >>> import celosia
     >>> [len(part.graph.output) for part in celosia.cut(celosia.models.demo_model_path(), 2, "tiny")]

@@ -64,8 +64,8 @@ class Registers(Protocol):
 class BoardBuffer(Protocol):
     """Contiguous physical memory; the host may see it through a cache that the device does not see.
 
-    `data` is the host's view. What it writes there reaches the device with `flush`; what the device has written it
-    sees after `invalidate`; both take the bytes from `start` on, and may touch the rest of their cache lines.
+    `data` is the host's view. Its writes reach the device with `flush`; what the device has written it sees after
+    `invalidate`; both take the bytes from `start` on, and may touch the rest of their cache lines.
     """
 
     data: NDArray[np.uint8]

@@ -3,9 +3,9 @@
     {"digest": "9a31...", "set": {"block_in": 16, ...}, "rung": "timed", "costs": {"resnet18": {"cycles": 72061, ...}},
      "area": {"lut": 40449, ...}, "failure": null, "how": "wider bus_bytes", "at": 12.3, "crc": 305419896}
 
-A line is written at once, so that a run that is ended keeps all of them. What is damaged is left out and counted. Of
-several lines about a Config the one of the highest rung counts. What a look says depends on models, board, memory and
-this code alone; explore.json beside the points says which those were, and no other exploration may go on with them.
+A line is written at once, so that a run that is ended keeps all of them. Damaged lines are left out and counted. If
+several lines are about one Config, the one of the highest rung counts. An evaluation depends on models, board, memory
+and this code alone; explore.json beside the points says which those were, and no other exploration may go on with them.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Rewrite models for the Configs of a front, as `celosia optimise` does, at the end of an exploration.
 
-A search for each Config would take hours. What a rewriting saves hangs on the array more than on anything else, so one
-is made for each shape of array on the front, and every point is measured with that of its shape, and with the original.
+A search for each Config would take hours. The gain of a rewriting depends mostly on the shape of the array. So each
+shape on the front gets one rewriting, and every point is measured with that of its shape, and with the original.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def rewrite_front(
 ) -> None:  # fmt: skip
     """Search for rewritten models of the front's Configs and of the preset's, in so many seconds of searching.
 
-    devices: who weighs steps. What was searched for in as many seconds before is known. KeyboardInterrupt.
+    devices: who weighs steps. A search that has already run for as many seconds is not repeated. KeyboardInterrupt.
     """
     ladder = explorer.ladder
     if not seconds:

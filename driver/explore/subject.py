@@ -1,6 +1,6 @@
 """Cost of a model on a Config without a Program: in closed form, or with its instructions on the timing model.
 
-What every Config shares, the graph after its passes, is made once in a process. Neither kernels of the CPU nor the
+The graph after its passes, which every Config shares, is made once in a process. Neither kernels of the CPU nor the
 verifier run, for only cycles and bytes are asked for.
 """
 

@@ -16,7 +16,7 @@ Array = NDArray[Any]
 
 class Rotary:
     """Turns heads of `size` elements. owner: the operator that did, for errors. tables: names of cosines and sines
-    [places, half], constants. pairs: neighbours are turned, not halves. places: of new tokens [batch, steps].
+    [places, half], constants. pairs: neighbours are rotated, not halves. places: of new tokens [batch, steps].
     ModelError where tables are none for such heads."""
 
     def __init__(

@@ -172,7 +172,7 @@ def _rename(graph: onnx.GraphProto, names: Mapping[str, str]) -> None:
 
 def surprise(logits: Array, sample: Mapping[str, Array]) -> tuple[float, int]:
     """The sum of -ln p of the tokens that come next, and their number: logits float [batch, steps, vocabulary] of
-    TOKENS [batch, steps], whose next ones are themselves shifted by one. What MASK [batch, total] leaves out is not
+    TOKENS [batch, steps], whose next ones are themselves shifted by one. Tokens that MASK [batch, total] hides are not
     counted."""
     tokens = sample[TOKENS]
     is_real = sample[MASK][:, -tokens.shape[1] :] != 0 if MASK in sample else np.ones(tokens.shape, bool)

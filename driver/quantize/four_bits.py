@@ -1,9 +1,9 @@
 """Weights of four bits, or two or one, in a model of int8: w8 = q * k, q one of LEVELS, a factor k for each group.
 
-What is written is int8 with a scale for each output channel, as before, so whoever runs int8 runs it; it takes as many
-bits a weight, and an eighth, where an accelerator expands it. A group is GROUP input channels of an output channel, at
-all places of a kernel. Steps and factors are those with the least squared error, what is clipped included; errors of
-weights are made up for by others where samples say how inputs go together.
+The weights are written as int8 with a scale for each output channel, as before, so that any int8 runtime runs them; it
+takes as many bits a weight, and an eighth, where an accelerator expands it. A group is GROUP input channels of an
+output channel, at all places of a kernel. Steps and factors are those with the least squared error, what is clipped
+included; errors of weights are made up for by others where samples say how inputs go together.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
     Where(hidden, -inf, scores)    ->    Add(scores, Where(hidden, -inf, 0))
 
-PyTorch's `masked_fill` is the first. What is hidden lies far below all else in both.
+PyTorch's `masked_fill` is the first. Hidden scores lie far below all others in both.
 """
 
 from __future__ import annotations

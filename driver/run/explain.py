@@ -1,9 +1,9 @@
 """Explain a layer's cycles: what each unit did in them, what bounds the layer, and what would make it faster.
 
 A layer's row is a stretch of time, from the end of the layers before it to its own end, so that cycles add up to those
-of the run. What a unit did in that stretch counts whichever layer it was for: loads for the next layer, too. An
-instruction's work is spread evenly over the time in which it had its unit to itself, so that no share passes 100%.
-A layer's utilisation is that of the array; the vector unit multiplies beside it (taps), which its own share shows.
+of the run. All work of a unit in that stretch counts for the layer, even loads for the next one. An instruction's work
+is spread evenly over the time in which it had its unit to itself, so that no share passes 100%. A layer's utilisation
+is that of the array; the vector unit multiplies beside it (taps), which its own share shows.
 """
 
 from __future__ import annotations

@@ -208,7 +208,7 @@ class ProgramRuntime(RuntimeBase):
     def _in_parts(self, checked: dict[str, Array], keep: Callable[[str], bool] | None, trace: bool) -> Result:
         """Run a batch of any size: as many samples as the Program takes at once, and again.
 
-        What the last part lacks is a sample of it again, or zeros where there is none, of which nothing is returned.
+        The last part is filled up with one of its samples, or with zeros; their results are dropped.
         """
         batch, batched, samples = self.program.batch, self.program.batched, self._samples(checked)
         if keep is not None or self.program.kept:

@@ -2,7 +2,8 @@
 
 Dynamo cuts a function into graphs, and what it cannot trace between them runs in Python as ever. A graph is compiled
 when it is first called, once for each combination of shapes and types. Parameters and buffers are constants of the
-Program, which is made again when they have changed. What cannot be exported stays with PyTorch, and a warning names it.
+Program, which is made again when they have changed. Parts that cannot be exported stay with PyTorch, and a warning
+names them.
 """
 
 from __future__ import annotations
@@ -276,7 +277,7 @@ class _Part(torch.nn.Module):  # type: ignore[misc]
 
 class _Bound(torch.nn.Module):  # type: ignore[misc]
     """`graph` as a module of its free inputs alone: parameters are its buffers, numbers are fixed. It returns tensors
-    only; `results` are all that the graph returned when it was traced. What is traced keeps the modules' names.
+    only; `results` are all that the graph returned when it was traced. The trace keeps the modules' names.
     """
 
     results: tuple[Any, ...] = ()

@@ -37,7 +37,7 @@ def native_multi_head_attention(
     proj_weight: Tensor, proj_bias: Tensor, mask: Tensor | None = None, need_weights: bool = True,
     average_attn_weights: bool = True, mask_type: int | None = None,
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
-    """query, key, value: [samples, tokens, embed_dim]. What a mask leaves out is true in it, or no 0."""
+    """query, key, value: [samples, tokens, embed_dim]. A mask is true, or not 0, where it hides."""
     if query is key and key is value:  # then the weights stay whole, and a quantiser knows them
         parts = F.linear(query, qkv_weight, qkv_bias).chunk(3, -1)
     else:

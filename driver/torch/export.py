@@ -1,7 +1,7 @@
 """Export a PyTorch module as an ONNX model in memory, with every quantise and dequantise that it has.
 
 torch.export traces it, torch.onnx writes it down without its optimiser, which takes quantisations for arithmetic that
-it may move. What ONNX would drop in silence (writes to buffers, random numbers, narrower ranges) is an error.
+it may move. Features that ONNX would drop in silence (writes to buffers, random numbers, narrower ranges) are errors.
 """
 
 from __future__ import annotations
@@ -157,8 +157,8 @@ def _settle_sizes(proto: onnx.ModelProto) -> None:
 
 
 def _shapes(proto: onnx.ModelProto, example: Any, given_shapes: Mapping[str, Any]) -> dict[str, Any]:
-    """For which shapes to compile: those of the example, open where a Program can leave them so, and those `given`.
-    What was to be open and is not, a warning says.
+    """For which shapes to compile: those of the example, open where a Program can leave them so, and those `given`. A
+    warning names sizes that were to be open and are not.
     """
     tensors = [leaf for leaf in tree_leaves(example) if isinstance(leaf, torch.Tensor)]
     full_shapes = {name: tuple(tensor.shape) for name, tensor in zip(inputs_of(proto), tensors, strict=True)}
@@ -343,8 +343,8 @@ PRODUCTS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 
 def _name_by_modules(graph: ir.Graph) -> None:
     """Call each operator by the path of its module, "blocks.0.fc": with PyTorch's operator behind it where the module
-    has several, "blocks.0.add_1", and with ONNX's where that became several, "blocks.0.fc/Add" beside the product. What
-    stands in no module keeps its name, as quantisations do.
+    has several, "blocks.0.add_1", and with ONNX's where that became several, "blocks.0.fc/Add" beside the product. An
+    operator outside of modules keeps its name, as quantisations do.
     """
     parts: dict[str, dict[str, list[ir.Node]]] = {}
     for node in graph:

@@ -1,9 +1,9 @@
 """Quantizer for PT2E (torchao.quantization.pt2e) that annotates a model for the accelerator.
 
-What only moves elements, the largest of a window, and the parts of a concatenation share one scale, so that nothing is
-computed between them. Biases stay float: the compiler takes them into the int32 sums. Operands of products of two
-activations have 0 as their zero point, since another one would be multiplied, too; masks and what they are added to
-stay float, up to softmax.
+Operators that only move elements, the largest of a window, and the parts of a concatenation share one scale, so that
+nothing is computed between them. Biases stay float: the compiler takes them into the int32 sums. Operands of products
+of two activations have 0 as their zero point, since another one would be multiplied, too; masks and what they are added
+to stay float, up to softmax.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ class CelosiaQuantizer(Quantizer):  # type: ignore[misc]
     submodules, as of `named_modules()`, that stay float with all that is inside them.
 
     Products with weights, and of two activations, are quantised wherever they stand; additions, functions, pooling,
-    views and concatenations where all that they read is quantised or an input of the module. What has a product of two
-    activations as operand is symmetric, back to where it is computed.
+    views and concatenations where all that they read is quantised or an input of the module. Operands of a product of
+    two activations are symmetric, back to where they are computed.
     """
 
     def __init__(self, *, qat: bool = False, exclude: Sequence[str] = ()) -> None:

@@ -62,7 +62,7 @@ def optimise(
     `budget`: the one that takes fewest cycles then is taken; records keep these trials, too, for `compile(records=)`.
 
     jobs, pool: who weighs steps, several at a time, and who tunes, as `celosia.tune` has it; 0 jobs: this process.
-    What they say of a step is an estimate; the whole is priced, and bytes are compared, here. A step whose device gives
+    Their price of a step is an estimate; the whole is priced, and bytes are compared, here. A step whose device gives
     no answer is left out; where no device is left, this process goes on. fleet: other devices, which stay open.
 
     >>> import celosia

@@ -1,6 +1,6 @@
 """Price parts of models with a Fleet, for a search that weighs steps by them (docs/superoptimiser.md).
 
-What comes back is an estimate: it says which step is taken next, and never what a model costs in the end.
+The result is an estimate: it decides which step is taken next, and never what a model costs in the end.
 """
 
 from __future__ import annotations

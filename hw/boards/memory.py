@@ -63,9 +63,8 @@ IDEAL = MemoryModel("ideal", read_latency=1, write_latency=1, outstanding=16, re
 class Dram:
     """The DRAM of a board.
 
-    bits, megatransfers: of the data bus, and a second; what they move is the most that the pins can. Of what a
-    controller loses, refreshes are told: each `refresh_every_ns` one, for `refresh_ns`; changes of row and of direction
-    are not.
+    bits, megatransfers: of the data bus, and a second; what they move is the most that the pins can. Refreshes are
+    modelled: one every `refresh_every_ns`, for `refresh_ns`; changes of row and of direction are not.
     """
 
     bits: int

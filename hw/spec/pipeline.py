@@ -1,7 +1,7 @@
 """Depths of queues and stages of pipelines that the RTL is built with and the timing model reckons with.
 
-Standard library only: RTL, timing model and the count of memories all read it. What only the RTL knows, the cycles
-between two events, `sim/timing/latency.py` has, measured.
+Standard library only: RTL, timing model and the count of memories all read it. Cycles between two events, which only
+the RTL determines, are measured in `sim/timing/latency.py`.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """Rows of bytes less their mean and over their deviation, in integers alone, as the hardware computes them
 (`hw/vector_unit/norm/`): LayerNorm, and RMSNorm, which takes the mean for 0.
 
-Of the `count` values u of a row, S1 is their sum (RMSNorm: 0), S2 that of their squares. What is wanted is
-
-    z = (count u - S1) / sqrt(V),    V = count S2 - S1^2 + E / 2^EPSILON_SHIFT
+Of the `count` values u of a row, S1 is their sum (RMSNorm: 0), S2 that of their squares. The result is z = (count u -
+S1) / sqrt(V), V = count S2 - S1^2 + E / 2^EPSILON_SHIFT
 
 where E stands for count^2 epsilon. Each v is z with NORM_FRACTION bits behind its point. m0 is the whole number nearest
 to the mean and S1' = S1 - count m0 the rest of the sum, so that z = (u - m0) Q - S1' Q / count, Q = count / sqrt(V).
@@ -70,8 +69,8 @@ def normalise_rows(x: NDArray[np.int8], count: int, offset: int, centre: bool, e
 def factors(count: int, variance: Int64, rest: Int64) -> tuple[Int64, Int64, Int64]:
     """factor, shift and less of rows, of V in VARIANCE_BITS and S1'.
 
-    The shift is modulo 16, of which Q >= 2^-9 needs no more. Of V = 0, where all of a row is 0 or nothing but its mean,
-    they mean nothing.
+    The shift is modulo 16, of which Q >= 2^-9 needs no more. For V = 0, where all of a row is 0 or equals its mean,
+    they have no meaning.
     """
     up = np.where(variance > 0, VARIANCE_BITS - _bit_length(variance) & ~1, 80)
     root = inverse_root(variance << np.minimum(up, VARIANCE_BITS) >> VARIANCE_BITS - _KEPT)

@@ -260,7 +260,8 @@ def norm_entries(cfg: Config, entries: NDArray[Any], f: Fields) -> Int32:
 
 
 def softmax(state: State, f: Fields) -> None:
-    """VECTOR with softmax: of each x the lanes over n, but for the last `imm`, are a row. Those get what 0 would."""
+    """VECTOR with softmax: of each x the lanes over n, but for the last `imm`, are a row. The last `imm` get the result
+    of 0."""
     cfg = state.cfg
     a = state.vin[addresses(f, "a", OUTER_LOOPS, len(state.vin))[:, 0]]  # [n, x, block_out/group, 1, group]
     rows = np.swapaxes(a, 0, 1).reshape(f["extent_x"], -1)

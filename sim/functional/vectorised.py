@@ -1,7 +1,7 @@
 """Fast version of `reference.py` with numpy and BLAS: one call an instruction, not one a tile.
 
-Each function does to the state and to DRAM exactly what its namesake in `reference.py` does. What has no quick form
-(rows whose addresses wrap around at 2^32, operands that take too much memory) is handed to the reference.
+Each function does to the state and to DRAM exactly what its namesake in `reference.py` does. Instructions without a
+quick form (rows whose addresses wrap around at 2^32, operands that take too much memory) go to the reference.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ nine cycles of ten. Here assignments move into the conditions of the registers t
 
 Nothing else changes: registers get the same values in the same cycles. Statements that are not of the forms known here
 stay where they are. A condition holds others: where `enable` is `valid & move`, logic that several such enables share
-stands in `if (valid)`. What up to COPIES groups of registers use is written once in each of them. Variables of a task
+stands in `if (valid)`. Logic that up to COPIES groups of registers use is copied into each of them. Variables of a task
 become those of a C++ function, which need no place in memory; those of an always block would be stored each time.
 
 It reads what Yosys writes as text, by regular expressions, and not Yosys' cells. Those of `pynq` were looked at, at

@@ -160,8 +160,7 @@ class LoadChannel:
 
     def _arrivals(self, bursts: int, data: int, trail: int) -> Iterator[tuple[int, int]]:
         """Yield, for each remembered burst, the cycles of its first and last beat, and the writer's cycles from then
-        on.
-        Those of `data` are spread evenly over the bursts, and `trail` follows them."""
+        on. The cycles of `data` are spread evenly over the bursts, and `trail` follows them."""
         engine = self._engine
         count = min(bursts, len(engine.ends))
         for number in range(bursts - count, bursts):
