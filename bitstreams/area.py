@@ -104,8 +104,8 @@ class Model:
 
     @cached_property
     def errors(self) -> list[dict[str, float] | None]:
-        """For each row, how far the model that is fitted to the others is off in each resource, as a share of what was
-        counted; None where it is beyond the others, so that the model would extrapolate."""
+        """Relative error of each resource of each row in a model fitted to the other rows; None where it is beyond the
+        others, so that the model would extrapolate."""
         return [self._error(number) for number in range(len(self.rows))]
 
     def _error(self, number: int) -> dict[str, float] | None:

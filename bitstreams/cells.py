@@ -33,8 +33,8 @@ class Cell:
 
 
 class Arcs(NamedTuple):
-    """launch: output and ns from the clock. through: port and net of an input, output, ns. setup: port and net of an
-    input, ns to the clock."""
+    """Timing arcs of a cell. launch: output and ns from the clock. through: port and net of an input, output, ns.
+    setup: port and net of an input, ns to the clock."""
 
     launch: list[tuple[int, float]]
     through: list[tuple[str, int, int, float]]

@@ -43,9 +43,9 @@ class Stretch:
 
 @dataclass(frozen=True)
 class Result:
-    """fmax_mhz: the clock that nextpnr reports for the routed design. used: resources, by nextpnr's names.
-    longest: the path that bounds the clock. seed: of the placer, the best of 1 to `seeds`. seconds: of each tool, for
-    all seeds. config, design: what was built. bit: name of the bitstream."""
+    """Result of a build. fmax_mhz: the clock that nextpnr reports for the routed design. used: resources, by nextpnr's
+    names. longest: the path that bounds the clock. seed: of the placer, the best of 1 to `seeds`. seconds: of each
+    tool, for all seeds. config, design: what was built. bit: name of the bitstream."""
 
     bit: str
     design: str

@@ -94,8 +94,9 @@ class PowerReport:
 
 @dataclass(frozen=True)
 class Coefficient:
-    """watts: of one cell at 1 MHz; of an MMCM, processors and what is static, of one. sources: designs that it is the
-    median of, reports: how many reports. stands_in: it is of another family, or device, for want of reports."""
+    """A coefficient of the power model. watts: of one cell at 1 MHz; of an MMCM, processors and what is static, of one.
+    sources: designs that it is the median of, reports: how many reports. stands_in: it is of another family, or device,
+    for want of reports."""
 
     watts: float
     sources: int
@@ -121,8 +122,8 @@ class Cells:
 
 @dataclass(frozen=True)
 class Toggling:
-    """toggles: of a bit in a cycle. computing: the same of what DSP blocks compute. enabled: the share of cycles in
-    which block RAM is."""
+    """Assumed switching activity. toggles: of a bit in a cycle. computing: the same of what DSP blocks compute.
+    enabled: the share of cycles in which block RAM is."""
 
     toggles: float
     computing: float
@@ -144,7 +145,8 @@ AT_REST = Toggling(0.0, 0.0, 0.0)
 
 @dataclass(frozen=True)
 class Power:
-    """watts: by the names of LABELS. stand_ins: those whose coefficient is of another family or device."""
+    """Power of an accelerator. watts: by the names of LABELS. stand_ins: those whose coefficient is of another family
+    or device."""
 
     watts: Mapping[str, float]
     stand_ins: tuple[str, ...] = field(default=())

@@ -61,9 +61,8 @@ class Path:
 
 @dataclass(frozen=True)
 class Timing:
-    """ns: the longest path, those that have half a cycle counting twice. ends: how many end at each number of whole ns.
-    paths: the longest ones first. pumped: there is a clock of twice the rate.
-    """
+    """Timing of a design. ns: the longest path, those that have half a cycle counting twice. ends: how many end at each
+    number of whole ns. paths: the longest ones first. pumped: there is a clock of twice the rate."""
 
     ns: float
     ends: dict[int, int]
@@ -127,7 +126,8 @@ class _Arrival(NamedTuple):
 
 
 class _End(NamedTuple):
-    """from_fast: the register where the path begins is in the clock of twice the rate. half: it, or this end, is."""
+    """The end of a path. from_fast: the register where the path begins is in the clock of twice the rate. half: it, or
+    this end, is."""
 
     ns: float
     bit: int

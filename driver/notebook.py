@@ -116,7 +116,7 @@ class CellProgress:
         self._draw(stage, None, None)
 
     def count(self, done: int, total: int) -> None:
-        """`done` of `total` samples are done."""
+        """Show that `done` of `total` samples are done."""
         self.state(f"{self._stage}: {done:,} of {total:,}", done, total)
 
     def state(self, text: str, done: float | None = None, total: float | None = None) -> None:

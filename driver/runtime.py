@@ -123,7 +123,7 @@ class _OfModel(Runtime):
     _latest: _OfProgram | None
 
     def _attached(self, runtime: _OfProgram) -> _OfProgram:
-        """`runtime`, whose Program now lies in the memory of the devices, where all have the same ones."""
+        """Return `runtime` with its Program in the memory of the devices, where all have the same ones."""
         if runtime is not self._latest:
             for clone, device in zip((runtime, *runtime.others), self._devices):
                 if not isinstance(device, str):

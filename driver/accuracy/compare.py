@@ -243,7 +243,7 @@ class Graph:
         )
 
     def real(self, name: str, array: Array) -> tuple[str, Array] | None:
-        """(The name of the float tensor that `array` stands for, its values); None for other integers."""
+        """Return (the name of the float tensor that `array` stands for, its values); None for other integers."""
         if array.dtype.kind == "f":
             return name, array.astype(np.float64)
         if name in self.meanings:

@@ -95,10 +95,10 @@ def feed_of(quantised: Flow, exact: Flow, inputs: Mapping[str, Array]) -> dict[s
 
 @dataclass
 class Matching:
-    """found: the float tensor for each tensor of the quantised model that has one, and how it was found: "name",
-    "structure" (the same operator on matched operands; of several the one with the nearest values), "order" (the same
-    place among as many operators of its kind and shape). left: float tensors that no operator of the quantised model
-    makes, nor has made part of another."""
+    """Result of matching two models. found: the float tensor for each tensor of the quantised model that has one, and
+    how it was found: "name", "structure" (the same operator on matched operands; of several the one with the nearest
+    values), "order" (the same place among as many operators of its kind and shape). left: float tensors that no
+    operator of the quantised model makes, nor has made part of another."""
 
     found: dict[str, tuple[str, str]]
     left: list[str]

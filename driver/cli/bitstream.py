@@ -1,4 +1,4 @@
-"""`celosia bitstream`: from a Config to what an FPGA loads."""
+"""`celosia bitstream`: make the files that an FPGA loads from a Config."""
 
 from __future__ import annotations
 

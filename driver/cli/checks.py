@@ -1,4 +1,4 @@
-"""`celosia compare` and `eval`: right or wrong, and how fast."""
+"""`celosia compare` and `eval`: check a model's outputs, accuracy and speed."""
 
 from __future__ import annotations
 

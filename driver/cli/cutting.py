@@ -1,4 +1,4 @@
-"""`celosia cut`."""
+"""`celosia cut`: cut a model for several accelerators."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`celosia deploy`, `flash` and `rehearse`."""
+"""`celosia deploy`, `flash` and `rehearse`: Programs and bitstreams on boards."""
 
 from __future__ import annotations
 

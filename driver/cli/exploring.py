@@ -1,4 +1,4 @@
-"""`celosia explore`."""
+"""`celosia explore`: search for accelerators for models on a board."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`celosia export`."""
+"""`celosia export`: write a model as C."""
 
 from __future__ import annotations
 

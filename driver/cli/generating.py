@@ -1,4 +1,4 @@
-"""`celosia generate`."""
+"""`celosia generate`: write text with a decoder."""
 
 from __future__ import annotations
 

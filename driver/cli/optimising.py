@@ -1,4 +1,4 @@
-"""`celosia optimise`."""
+"""`celosia optimise`: rewrite a model by proved rules."""
 
 from __future__ import annotations
 

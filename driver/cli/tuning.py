@@ -1,4 +1,4 @@
-"""`celosia tune`."""
+"""`celosia tune`: search for better schedules."""
 
 from __future__ import annotations
 

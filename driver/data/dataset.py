@@ -30,7 +30,7 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True)
 class Dataset:
-    """samples, and the number of each one's class; None where there are no labels."""
+    """Samples, and the class number of each; None where there are no labels."""
 
     samples: Samples
     labels: NDArray[np.int64] | None

@@ -36,8 +36,8 @@ Proposal = tuple[Config, str]
 
 @dataclass(frozen=True)
 class ConfigOutcome:
-    """objectives: None where the Config is none that can be taken; expected ones, until it is measured. limits: which
-    unit bounds it, for which share of the models."""
+    """Outcome of a proposed Config. objectives: None where the Config is none that can be taken; expected ones, until
+    it is measured. limits: which unit bounds it, for which share of the models."""
 
     cfg: Config
     objectives: tuple[float, ...] | None

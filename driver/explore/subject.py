@@ -51,7 +51,7 @@ class ExploredModel:
 
     @staticmethod
     def of(path: str | Path) -> ExploredModel:
-        """ModelError where there is no such file."""
+        """Describe a model. ModelError where there is no such file."""
         try:
             data = Path(path).read_bytes()
         except OSError as error:

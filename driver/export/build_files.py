@@ -113,7 +113,7 @@ set(CMAKE_TRY_COMPILE_TARGET_TYPE STATIC_LIBRARY)
 
 
 def _buffers(model: CModel) -> tuple[list[str], list[str], list[str]]:
-    """(declarations, names of inputs, names of outputs) of static memory for the tensors."""
+    """Return (declarations, names of inputs, names of outputs) of static memory for the tensors."""
     lines: list[str] = []
     names: tuple[list[str], list[str]] = ([], [])
     groups = ("in", model.program.inputs), ("out", model.program.outputs)

@@ -29,8 +29,8 @@ class ToolMissing(RuntimeError):
 
 @dataclass(frozen=True)
 class Emulator:
-    """command: what goes before the program's name. sources: of the stream, and of what begins the program. flags: of
-    the linker. package: Debian's, which has it. files: that it needs, too."""
+    """An emulator of a target. command: what goes before the program's name. sources: of the stream, and of what begins
+    the program. flags: of the linker. package: Debian's, which has it. files: that it needs, too."""
 
     command: tuple[str, ...]
     sources: tuple[str, ...] = ("stream_hosted.c",)

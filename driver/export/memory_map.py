@@ -23,7 +23,8 @@ class NotExportable(Sentence, ValueError):
 
 @dataclass(frozen=True)
 class Location:
-    """area: "in" or "out", the caller's tensor number `at`; "memory" or "constants", from byte `at` on."""
+    """Location of a tensor. area: "in" or "out", the caller's tensor number `at`; "memory" or "constants", from byte
+    `at` on."""
 
     area: str
     at: int

@@ -11,8 +11,8 @@ from celosia.hw.spec.config import did_you_mean
 
 @dataclass(frozen=True)
 class ExportTarget:
-    """target: of kernels. gcc, zig: options of a C compiler for it; `gcc` of gcc and clang for that processor, `zig` of
-    `zig cc`. hosted: whether it has an operating system and a C library."""
+    """A target of exported C. target: of kernels. gcc, zig: options of a C compiler for it; `gcc` of gcc and clang for
+    that processor, `zig` of `zig cc`. hosted: whether it has an operating system and a C library."""
 
     name: str
     target: Target

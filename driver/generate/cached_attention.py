@@ -46,8 +46,8 @@ END = np.iinfo(np.int64).max
 
 
 def in_plain_operators(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """`proto`, a decoder, without attention that has a cache inside; itself where it has none. ModelError where plain
-    operators do not say the same."""
+    """Return `proto`, a decoder, without attention that has a cache inside; itself where it has none. ModelError where
+    plain operators cannot express it."""
     if not any(map(_has_cache, proto.graph.node)):
         return proto
     if (opset := opset_of(proto, "")) < OPSET:

@@ -208,8 +208,8 @@ class Session:
         return len(self.tokens)
 
     def check(self, tokens: Sequence[int]) -> None:
-        """InputError where there are no tokens, more than fit behind those that were seen, or one that the model does
-        not know."""
+        """Check tokens. InputError where there are none, more than fit behind those that were seen, or one that the
+        model does not know."""
         known_tokens = self.decoder.known
         if not tokens:
             raise InputError("there are no tokens; give at least one")

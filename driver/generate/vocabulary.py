@@ -15,7 +15,7 @@ KEY = "vocabulary"
 
 
 class Vocabulary:
-    """texts[token] is what `token` stands for. ModelError where one is empty or there twice."""
+    """Vocabulary of a model: texts[token] is the text of `token`. ModelError where one is empty or there twice."""
 
     def __init__(self, texts: Sequence[str]) -> None:
         self.texts = list(texts)

@@ -184,7 +184,7 @@ def _line(error: Exception) -> str:
 
 
 def with_types(model: onnx.ModelProto) -> onnx.ModelProto:
-    """`model`, changed: with types of tensors that ONNX's inference does not find, as behind operators that are
+    """Add to `model` the types of tensors that ONNX's inference does not find, as behind operators that are
     onnxruntime's own. Raises MissingLibrary, OracleError."""
     graph = infer_shapes(model).graph
     typed_names = {value.name for value in (*graph.value_info, *graph.input, *graph.output)}

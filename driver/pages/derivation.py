@@ -52,7 +52,8 @@ def of_derivation(path: Path) -> Page:
 
 
 def with_derivation(page: Page, model: Path) -> Page:
-    """`page`, with a section more where `celosia optimise` has made the model, or that of the Program. ModelError."""
+    """Return `page` with a section more where `celosia optimise` has made the model, or that of the Program.
+    ModelError."""
     report = derivation_in(model)
     return page if report is None else replace(page, sections=[*page.sections, section(report)])
 

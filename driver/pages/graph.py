@@ -28,7 +28,8 @@ ROW, MIDDLE, EDGE = 26, 96, 6
 
 @dataclass(frozen=True)
 class DrawnNode:
-    """place: "accelerator", "cpu" or "border", an input or output of the model. reads: numbers of nodes before it."""
+    """A node of the drawing. place: "accelerator", "cpu" or "border", an input or output of the model. reads: numbers
+    of nodes before it."""
 
     name: str
     what: str

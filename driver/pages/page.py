@@ -22,7 +22,8 @@ HERE = Path(__file__).parent
 
 @dataclass
 class Section:
-    """title, text: plain text. html: of the page's own making, names in it escaped. figure: drawn below both."""
+    """A section of a page. title, text: plain text. html: of the page's own making, names in it escaped. figure: drawn
+    below both."""
 
     title: str
     text: str = ""
@@ -36,7 +37,8 @@ class Section:
 
 @dataclass(repr=False)
 class Page:
-    """title, subtitle: plain text. facts: (number, what it is), shown large. data: what the page's script reads."""
+    """A page of sections. title, subtitle: plain text. facts: (number, what it is), shown large. data: what the page's
+    script reads."""
 
     title: str
     subtitle: str

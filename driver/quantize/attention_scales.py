@@ -39,8 +39,8 @@ class MaskedScores:
 
 @dataclass
 class BetweenProducts:
-    """operators: names of nodes that are computed of products, and for products, of two tensors or of whole rows.
-    masked: the sums with masks among them."""
+    """Operators to quantise between products. operators: names of nodes that are computed of products, and for
+    products, of two tensors or of whole rows. masked: the sums with masks among them."""
 
     operators: list[str] = field(default_factory=list)
     masked: list[MaskedScores] = field(default_factory=list)
@@ -185,8 +185,8 @@ def bound_masks(
 
 
 def with_float_constants(model: onnx.ModelProto, original: onnx.ModelProto, names: Collection[str]) -> onnx.ModelProto:
-    """`model`, in which norms among the nodes `names` have the scales and offsets that they have in `original`, floats:
-    the quantiser rounds them, which saves nothing. It is changed."""
+    """Return `model` with the scales and offsets of norms among the nodes `names` as in `original`, floats: the
+    quantiser rounds them, which saves nothing. `model` is changed."""
     graph, constants = model.graph, {tensor.name: tensor for tensor in original.graph.initializer}
     norms = {node.name: node.input for node in original.graph.node if node.name in names and node.op_type in NORMS}
     replacement = dict[str, str]()

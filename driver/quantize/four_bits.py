@@ -46,7 +46,8 @@ ROWS = 1 << 20
 
 @dataclass(frozen=True)
 class FourBits:
-    """w8: int8 like the weights. scale: float32, one for each output channel. Real weights are near to w8 * scale."""
+    """Weights in four bits. w8: int8 like the weights. scale: float32, one for each output channel. Real weights are
+    near to w8 * scale."""
 
     w8: NDArray[np.int8]
     scale: NDArray[np.float32]
@@ -100,8 +101,8 @@ def _importance(moments: Array) -> Array:
 
 
 def _best(rows: Array, weight: Array, levels: Levels) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-    """For weights [outputs, groups, elements] a factor for each group, and a step for each output. weight: of the
-    squared errors of elements [groups, elements]."""
+    """Choose for weights [outputs, groups, elements] a factor for each group, and a step for each output. weight: of
+    the squared errors of elements [groups, elements]."""
     magnitude = np.abs(rows).max((1, 2))
     widest = np.where(magnitude == 0, np.float32(1), magnitude / np.float32(-levels.least * levels.factors)).astype(
         np.float32

@@ -14,7 +14,7 @@ from onnx import helper, numpy_helper
 
 
 def with_row_biases(model: onnx.ModelProto) -> onnx.ModelProto:
-    """`model`, which is changed: the biases of its products by constants [K, N] are [N], and beta is 1."""
+    """Change `model`: the biases of its products by constants [K, N] become [N], and beta 1."""
     graph, nodes = model.graph, list[onnx.NodeProto]()
     constants = {tensor.name: tensor for tensor in graph.initializer}
     for node in graph.node:

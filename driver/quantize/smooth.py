@@ -281,7 +281,7 @@ class _SmoothGraph:
         return None
 
     def _of_only_reader(self, name: str) -> list[ChannelConstant] | None:
-        """`_divisible_constants` of a tensor that one node reads, once."""
+        """Return `_divisible_constants` of a tensor that one node reads, once."""
         return self._divisible_constants(name) if len(self.readers[name]) == 1 and name not in self.outputs else None
 
     def _channel_constant(self, node: onnx.NodeProto, place: int, name: str) -> list[ChannelConstant] | None:

@@ -192,7 +192,7 @@ class Remote:
 
     @contextmanager
     def understood(self, channel: CommandChannel | None = None) -> Iterator[None]:
-        """SshError where what the board says, or does not say, is no answer. Errors of the run itself pass."""
+        """Raise SshError where the board's answer, or its silence, is no answer. Errors of the run itself pass."""
         try:
             yield
         except AnswerError as error:

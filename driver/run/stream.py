@@ -107,8 +107,8 @@ class Results(Iterator[Result]):
 
 @dataclass(eq=False)
 class _Accelerator:
-    """own: the lane that outlives the stream. lanes: those that are open; free: without a sample. more: how many are
-    opened when samples come for them, one at a time."""
+    """An accelerator with its lanes. own: the lane that outlives the stream. lanes: those that are open; free: without
+    a sample. more: how many are opened when samples come for them, one at a time."""
 
     own: SampleLane
     lanes: list[SampleLane]

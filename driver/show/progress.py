@@ -77,7 +77,7 @@ class Stages:
         self._show(text, now)
 
     def count(self, done: int, total: int) -> None:
-        """`done` of `total` samples are done: their rate, and the time left."""
+        """Show that `done` of `total` samples are done: their rate, and the time left."""
         now = time.perf_counter()
         rate = done / max(now - self._started, 1e-3)
         left = timedelta(seconds=round((total - done) / rate)) if done else "?"

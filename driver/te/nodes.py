@@ -260,7 +260,7 @@ def _bound_body(
 
 
 def _check_inside(name: str, body: Expr) -> None:
-    """ValueError where an index leaves its tensor, unless a selection may drop what is read there."""
+    """Raise ValueError where an index leaves its tensor, unless a selection may drop the value there."""
     if isinstance(body, Select):
         return
     for child in body.children():

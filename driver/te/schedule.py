@@ -34,7 +34,7 @@ class ThreadAxis:
 
 
 def thread_axis(dom: Any = None, tag: str | None = None, name: str = "") -> ThreadAxis:
-    """`thread_axis("vthread")`, virtual threads ("cthread" is VTA's word). ValueError for a thread of a GPU."""
+    """Return `thread_axis("vthread")`, virtual threads ("cthread" is VTA's word). ValueError for a thread of a GPU."""
     tag = tag or dom
     if tag not in ("vthread", "cthread"):
         raise ValueError(f"no loop is bound to {tag!r}: virtual threads are 'vthread'; parallel(axis) is for a CPU's")
@@ -156,7 +156,8 @@ class StageView:
         return self.stage.split(_name(parent), factor)
 
     def tile(self, *axes_and_factors: Any) -> tuple[Axis, ...]:
-        """`tile(y, x, 8, 8)`, for any number of loops: the tiles' loops, then those inside, from the outermost."""
+        """Tile loops: `tile(y, x, 8, 8)`, for any number of loops; returns the tiles' loops, then those inside, from
+        the outermost."""
         half = len(axes_and_factors) // 2
         pairs = [self.split(*pair) for pair in zip(axes_and_factors[:half], axes_and_factors[half:], strict=True)]
         loops = (*(outer for outer, _ in pairs), *(inner for _, inner in pairs))

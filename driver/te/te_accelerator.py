@@ -58,7 +58,7 @@ class Environment:
 
     @property
     def dma_copy(self) -> Copies:
-        """For StageView.pragma: LOAD or STORE, as the memories say."""
+        """Copies for StageView.pragma: LOAD or STORE, by the memories."""
         return Copies(self)
 
     def copy(self, source: str, target: str) -> Declared:

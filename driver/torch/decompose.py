@@ -37,7 +37,8 @@ def native_multi_head_attention(
     proj_weight: Tensor, proj_bias: Tensor, mask: Tensor | None = None, need_weights: bool = True,
     average_attn_weights: bool = True, mask_type: int | None = None,
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
-    """query, key, value: [samples, tokens, embed_dim]. A mask is true, or not 0, where it hides."""
+    """Decompose multi-head attention. query, key, value: [samples, tokens, embed_dim]. A mask is true, or not 0, where
+    it hides."""
     if query is key and key is value:  # then the weights stay whole, and a quantiser knows them
         parts = F.linear(query, qkv_weight, qkv_bias).chunk(3, -1)
     else:
@@ -101,10 +102,9 @@ def scaled_dot_product_attention(
     query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0,
     is_causal: bool = False, *, scale: float | None = None, enable_gqa: bool = False,
 ) -> Tensor:  # fmt: skip
-    """query: [..., queries, inner], key: [..., keys, inner], value: [..., keys, outer], float32. attn_mask: bool, of
-    what is looked at, or floats that are added. The scores are scaled behind their product, as one table there, and not
-    before it in two.
-    """
+    """Decompose attention. query: [..., queries, inner], key: [..., keys, inner], value: [..., keys, outer], float32.
+    attn_mask: bool, of what is looked at, or floats that are added. The scores are scaled behind their product, as one
+    table there, and not before it in two."""
     if enable_gqa:
         key, value = (x.repeat_interleave(query.shape[-3] // x.shape[-3], -3) for x in (key, value))
     scores = (query @ key.transpose(-2, -1)) * (query.shape[-1] ** -0.5 if scale is None else scale)
@@ -172,7 +172,7 @@ def _write_out(model: GraphModule, node: Node, function: Callable[..., Any]) -> 
 
 
 def without_fused(program: ExportedProgram) -> ExportedProgram:
-    """`program` with the operators that FUSED ones and fake quantisations stand for; itself where it has none."""
+    """Decompose FUSED operators and fake quantisations in `program`; itself where it has none."""
     table = {**FUSED, **PAIRS}
     if not any(node.target in table for node in program.graph.nodes):
         return program

@@ -157,9 +157,8 @@ def _settle_sizes(proto: onnx.ModelProto) -> None:
 
 
 def _shapes(proto: onnx.ModelProto, example: Any, given_shapes: Mapping[str, Any]) -> dict[str, Any]:
-    """For which shapes to compile: those of the example, open where a Program can leave them so, and those `given`. A
-    warning names sizes that were to be open and are not.
-    """
+    """Choose the shapes to compile for: those of the example, open where a Program can leave them so, and
+    `given_shapes`. A warning names sizes that were to be open and are not."""
     tensors = [leaf for leaf in tree_leaves(example) if isinstance(leaf, torch.Tensor)]
     full_shapes = {name: tuple(tensor.shape) for name, tensor in zip(inputs_of(proto), tensors, strict=True)}
     full_shapes = {name: full_shapes[name] for name in open_inputs(proto)}
@@ -225,7 +224,7 @@ def _register_dataclasses(values: Any) -> None:
 
 
 def require_pure(program: ExportedProgram) -> None:
-    """TorchError where `program` does what an ONNX model cannot: keeps state, or draws random numbers."""
+    """Raise TorchError where `program` does something that an ONNX model cannot: keep state, or draw random numbers."""
     with quiet():
         program = program.run_decompositions({})  # with writes as further outputs
     signature = program.graph_signature

@@ -13,8 +13,8 @@ from torch.fx.traceback import NodeSource
 
 
 def split(program: ExportedProgram, unknown: str) -> GraphModule | None:
-    """`program` as a module that calls parts in a row, whose names end with "eager" where they hold the operator
-    `unknown` ("aten.linalg_qr.default") alone. None where that is nowhere in it.
+    """Split `program` into parts in a row, whose names end with "eager" where they hold only the operator `unknown`
+    ("aten.linalg_qr.default"). None where that is nowhere in it.
 
         sin, linalg_qr, add   ->   submod_0_program: sin;  submod_1_eager: linalg_qr;  submod_2_program: add
     """

@@ -69,8 +69,8 @@ def price_in(result: TrialResult) -> Price:
 
 @contextmanager
 def weighed_by(fleet: Fleet | None, cfg: Config, costs: Pricing, stays: bool = False) -> Iterator[Pricing]:
-    """`costs`, with steps weighed by `fleet`; as they are where there is none. stays: it is used for something else
-    when this is over, so that what is under way comes to its end."""
+    """Return `costs` with steps weighed by `fleet`; unchanged where there is none. stays: `fleet` is used for something
+    else afterwards, so jobs under way run to their end."""
     if fleet is None:
         yield costs
         return

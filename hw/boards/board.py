@@ -58,7 +58,8 @@ _PIN = r"[A-Z]{1,2}\d{1,2}"
 
 @dataclass(frozen=True)
 class Board:
-    """BoardError for what cannot be; docs/boards.md says where a vendor's documents have each.
+    """A board with its part, Config, clock and DRAM. BoardError for an impossible one; docs/boards.md says where a
+    vendor's documents have each field.
 
     name: of its bitstreams' files, and for people. part: the FPGA, as Vivado calls it. device: what that holds.
     config: the accelerator where none is named. clock_mhz: wanted of it. dram: behind the processors' ports.
@@ -174,7 +175,7 @@ def synth_of(part: str) -> str:
 
 
 def _known(part: str) -> tuple[str, str]:
-    """(processor, device)"""
+    """Look up (processor, device) of a part."""
     if isinstance(part, str):
         for name, processor in PROCESSORS.items():
             if match := re.fullmatch(processor.part, part, re.ASCII):

@@ -98,7 +98,7 @@ def _table(title: str, value: object, names: list[str]) -> dict[str, Any]:
 
 
 def _check_names(prefix: str, names: Mapping[str, object], known: Mapping[str, bool]) -> None:
-    """known: whether each must be there."""
+    """Check the names of a table. known: whether each must be there."""
     for name in names:
         if name not in known:
             suggestion = did_you_mean(name, known)

@@ -21,7 +21,7 @@ class ConfigError(Sentence, ValueError):
 
 
 def did_you_mean(name: str, names: Iterable[str]) -> str:
-    """For the end of "there is no ...": the name that is meant, perhaps.
+    """Return the end of "there is no ...": a suggestion, perhaps.
 
     >>> did_you_mean("PYNK", ["tiny", "pynq"]), did_you_mean("nexys", ["pynq"])
     (" (did you mean 'pynq'?)", '')
@@ -112,7 +112,7 @@ def field_values(field: str) -> Sequence[int]:
 
 
 def check_field(field: str, value: object) -> None:
-    """ConfigError where no Config can have this value of a field."""
+    """Raise ConfigError where no Config can have this value of a field."""
     if field == "name":
         if not isinstance(value, str):
             raise ConfigError(f"name must be a text, not {str(value)[:60]!r}")
@@ -130,7 +130,7 @@ def check_field(field: str, value: object) -> None:
 
 
 def _check_together(cfg: Config) -> None:
-    """ConfigError where fields that are possible alone do not go together."""
+    """Raise ConfigError where possible fields exclude each other."""
     if max(cfg.block_in, cfg.block_out) // cfg.group > _MOST_PIECES:
         raise ConfigError(
             f"block_in and block_out may differ at most by a factor of {_MOST_PIECES}, not {cfg.block_in} and "

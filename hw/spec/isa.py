@@ -115,7 +115,7 @@ class Field:
     signed: bool = False
 
     def check(self, value: int, format_name: str) -> int:
-        """`value` as an unsigned bit pattern; ValueError where it does not fit."""
+        """Return `value` as an unsigned bit pattern; ValueError where it does not fit."""
         low, high = (-(1 << self.width - 1), (1 << self.width - 1) - 1) if self.signed else (0, (1 << self.width) - 1)
         if not low <= value <= high:
             raise ValueError(f"{format_name}.{self.name} must be between {low} and {high}, not {value}")
@@ -208,7 +208,7 @@ Pads = Mapping[str, Scratchpad]
 
 
 def _formats(cfg: Config, limit: int | None) -> dict[Opcode, Format]:
-    """limit: the bits of an instruction, where they are known."""
+    """Formats of all instructions. limit: the bits of an instruction, where they are known."""
     formats_made = (make(cfg, scratchpads(cfg), limit) for make in (_load, _gemm, _vector, _store))
     return {fmt.opcode: fmt for fmt in formats_made}
 

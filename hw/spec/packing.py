@@ -26,10 +26,9 @@ NIBBLES = 1 << NIBBLE_BITS
 
 
 class Packing(NamedTuple):
-    """bits: of a weight. entries: of wgt in a pack. run: of an entry's weights, in their order, those that share a
-    codebook. head_bytes: in front of a pack; those beyond its groups do not count. unit: bytes of the bus, which come
-    at once.
-    """
+    """Layout of packed weights. bits: of a weight. entries: of wgt in a pack. run: of an entry's weights, in their
+    order, those that share a codebook. head_bytes: in front of a pack; those beyond its groups do not count. unit:
+    bytes of the bus, which come at once."""
 
     bits: int
     entries: int
@@ -75,7 +74,7 @@ class Packing(NamedTuple):
 
     @property
     def units(self) -> tuple[int, int]:
-        """(Units of the head, units of weights) in a pack."""
+        """Number of (units of the head, units of weights) in a pack."""
         return self.head_bytes // self.unit, self.weight_bytes // self.unit
 
     @property

@@ -67,7 +67,7 @@ def normalise_rows(x: NDArray[np.int8], count: int, offset: int, centre: bool, e
 
 
 def factors(count: int, variance: Int64, rest: Int64) -> tuple[Int64, Int64, Int64]:
-    """factor, shift and less of rows, of V in VARIANCE_BITS and S1'.
+    """Compute factor, shift and less of rows, from V in VARIANCE_BITS and S1'.
 
     The shift is modulo 16, of which Q >= 2^-9 needs no more. For V = 0, where all of a row is 0 or equals its mean,
     they have no meaning.

@@ -12,7 +12,8 @@ from celosia.hw.spec.packing import NIBBLE_BITS, NIBBLES, packing
 
 
 def numbers(data: NDArray[np.uint8], bits: int) -> NDArray[np.uint8]:
-    """[..., 8 / bits * bytes] of [..., bytes] uint8: the numbers of so many bits in each byte, the lowest ones first.
+    """Unpack [..., bytes] uint8 to [..., 8 / bits * bytes]: the numbers of `bits` bits in each byte, the lowest ones
+    first.
 
     >>> numbers(np.array([0x2B], np.uint8), 4).tolist(), numbers(np.array([0x2B], np.uint8), 2).tolist()
     ([11, 2], [3, 2, 2, 0])

@@ -61,7 +61,7 @@ def _end(*_: Any) -> NoReturn:
 
 @contextmanager
 def ending_on_sigterm() -> Iterator[None]:
-    """`end_on_sigterm` for the body alone."""
+    """Apply `end_on_sigterm` to the body alone."""
     before = signal.getsignal(signal.SIGTERM)
     end_on_sigterm()
     try:
