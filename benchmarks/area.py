@@ -31,7 +31,7 @@ SPACE: dict[str, tuple[Any, ...]] = {
     "pump": (1, 1, 2),
 }  # fmt: skip
 """What Configs are drawn from."""
-MOST_LANES, MOST_PRODUCTS = 8, 64
+MAX_LANES, MOST_PRODUCTS = 8, 64
 """Of those drawn, for Yosys takes minutes for larger ones."""
 BLOCKS = ("dsp", "ram")
 
@@ -43,7 +43,7 @@ def drawn(generator: random.Random) -> Config:
             cfg = Config(**{name: generator.choice(values) for name, values in SPACE.items()})
         except ConfigError:
             continue
-        if cfg.lanes <= MOST_LANES and cfg.macs_per_cycle <= MOST_PRODUCTS:
+        if cfg.lanes <= MAX_LANES and cfg.macs_per_cycle <= MOST_PRODUCTS:
             return cfg
 
 

@@ -447,7 +447,7 @@ ATTENTION = tuple(
 FOUR_BITS = tuple(
     Figure(
         f"four-bits-{name}{suffix}", f"{label}: {what}", unit,
-        ("driver/quantize/four_bits.py", "driver/quantize/moments.py", "driver/quantize/quantize.py", "models"),
+        ("driver/quantize/four_bits.py", "driver/quantize/second_moments.py", "driver/quantize/quantize.py", "models"),
         f"{BENCH} four_bits --models {name}", (f"four_bits/{name}",), of(key, factor), most=most,
     )
     for name, label, unit, cost, bound, factor in (

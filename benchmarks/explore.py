@@ -29,11 +29,11 @@ from celosia.driver.explore.configs import ConfigSpace
 from celosia.driver.explore.confirm import rtl_cycles
 from celosia.driver.explore.explore import Exploration, beginning, explore
 from celosia.driver.explore.explorer import Explorer
-from celosia.driver.explore.front import Floats, hypervolume, on_front, reference
-from celosia.driver.explore.hardware import Resources
 from celosia.driver.explore.ladder import Ladder
 from celosia.driver.explore.objectives import objectives
+from celosia.driver.explore.pareto import Floats, hypervolume, on_front, reference
 from celosia.driver.explore.records import Points, context_of
+from celosia.driver.explore.resource_use import Resources
 from celosia.driver.explore.search import SEARCHES, ConfigOutcome, ConfigSearch, Proposal
 from celosia.driver.explore.subject import Ask, ExploredModel, cost_of, placed, timed
 from celosia.hw.boards.board import Board

@@ -19,9 +19,9 @@ from celosia.compiler.options import Options
 from celosia.driver.choices import EXPORT_TARGETS
 from celosia.driver.export import emulate
 from celosia.driver.export.bridge import Bridge, FunctionalRegisters, RtlRegisters, outputs_like
+from celosia.driver.export.c_project import RUNTIME, Exported, export
 from celosia.driver.export.objects import code_bytes, undefined
 from celosia.driver.export.targets import ExportTarget, find_export_target
-from celosia.driver.export.write import RUNTIME, Exported, export
 from celosia.hw.spec.config import Config
 
 Say = Callable[[str], None]
@@ -30,7 +30,7 @@ RUNS = 2
 """Of each program: its memory is that of the run before."""
 RTL = "tiny"
 """The Config of the row on the RTL."""
-MOST_LINES, MOST_BYTES = 1000, 32 << 10
+MAX_LINES, MOST_BYTES = 1000, 32 << 10
 ALLOCATORS = frozenset(("malloc", "calloc", "realloc", "free", "aligned_alloc"))
 MODELS = {
     "demo": "the demo ResNet-8",
@@ -144,7 +144,7 @@ def _runtime(target: ExportTarget) -> Row:
     """Lines and bytes of the runtime, with the devices that the target has."""
     head = (
         f"export/runtime/{target.name}", f"the runtime, {target.name}",
-        f"at most {MOST_LINES:,} lines and {MOST_BYTES:,} bytes of code, no malloc",
+        f"at most {MAX_LINES:,} lines and {MOST_BYTES:,} bytes of code, no malloc",
     )  # fmt: skip
     if lack := emulate.missing(target):
         return Row(*head, f"skipped: {lack}", None, COMMAND)
@@ -153,6 +153,6 @@ def _runtime(target: ExportTarget) -> Row:
     size = sum(map(code_bytes, objects))
     lines = sum(len(path.read_text(encoding="utf-8").splitlines()) for path in RUNTIME.iterdir())
     calls = set().union(*map(undefined, objects)) & ALLOCATORS
-    met = size <= MOST_BYTES and lines <= MOST_LINES and not calls
+    met = size <= MOST_BYTES and lines <= MAX_LINES and not calls
     text = f"{lines} lines, {size:,} bytes, calls {', '.join(sorted(calls)) or 'no malloc'}"
     return Row(*head, text, met, COMMAND, {"lines": lines, "bytes": size, "allocators": sorted(calls)})

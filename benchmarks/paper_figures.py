@@ -8,7 +8,7 @@ from typing import Any
 
 from bokeh.models import ColumnDataSource, FactorRange, FixedTicker, NumeralTickFormatter
 
-from celosia.driver.pages.figures import COLOURS, LAYER_COLOURS, Figure, hover, made_figure, roofline
+from celosia.driver.pages.run_figures import COLOURS, LAYER_COLOURS, Figure, hover, made_figure, roofline
 
 OFF = COLOURS["latency"]
 ACROSS = 4

@@ -26,8 +26,8 @@ from celosia.compiler.program import LaunchStep, Program
 from celosia.compiler.switches import PARTS
 from celosia.compiler.tensorize.decisions import decisions_of
 from celosia.compiler.tune.kernels.trial import by_turns
-from celosia.driver.pages.figures import ROOFS
-from celosia.driver.pages.run import roofs_of
+from celosia.driver.pages.run_figures import ROOFS
+from celosia.driver.pages.run_page import roofs_of
 from celosia.driver.run.explain import layer_rows, predicted
 from celosia.driver.runtime import Runtime
 from celosia.hw.boards.memory import ZYNQ_HP

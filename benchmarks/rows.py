@@ -25,8 +25,8 @@ from benchmarks.workloads import OF_THE_EXACTNESS_ROW, OF_THE_ONCHIP_ROW, WORKLO
 from celosia import models
 from celosia.compiler.program import Program
 from celosia.driver.accuracy.evaluate import evaluate
-from celosia.driver.run.devices import open_device
-from celosia.driver.run.result import Result
+from celosia.driver.run.open_device import open_device
+from celosia.driver.run.run_result import Result
 from celosia.driver.runtime import Runtime
 from celosia.hw.boards.boards import BOARDS
 from celosia.hw.boards.memory import ZYNQ_HP, MemoryModel

@@ -30,7 +30,7 @@ TARGETS = {"minilm_64": 1.10, "minilm_128": 1.10, "deit_tiny": 1.12}
 """Cycles over products / products a cycle, at most."""
 LAUNCHES = {"minilm_64": 13, "minilm_128": 13, "deit_tiny": 26}
 """At most, with softmax on the accelerator."""
-MOST_LANES = 8
+MAX_LANES = 8
 """Of a softmax beside which attention alone is bound by its products, up to 512 tokens."""
 ROUNDED = {"minilm_64": 1.08, "minilm_128": 1.08, "deit_tiny": 1.12}
 """Cycles over products / products a cycle, at most, in one launch."""
@@ -50,7 +50,7 @@ def rows(models: tuple[str, ...], config: str | None, memory: MemoryModel, say: 
                 yield _step(name, cfg, memory, say, rotary=True)
             yield _rounded_step(name, replace(cfg, softmax=LANES, norm=NORM), memory, say)
         elif name in ATTENTIONS:
-            for lanes in (0, LANES, MOST_LANES):
+            for lanes in (0, LANES, MAX_LANES):
                 yield _attention(name, replace(cfg, softmax=lanes), memory, say)
         else:
             for kind, each in (("int8", cfg), ("uint8", cfg), ("int8", replace(cfg, softmax=LANES))):

@@ -1,4 +1,4 @@
-"""What an accelerator takes of a Zynq-7000, without running Yosys.
+"""Estimate of the resources of an accelerator on a Zynq-7000, without running Yosys.
 
 Block RAM, DSP blocks, distributed RAM and adders follow from what is declared; what is left of LUTs and flip-flops from
 a model that is fitted to Configs which Yosys has counted: those of area.json, and more where somebody has them.
@@ -40,7 +40,7 @@ RANGED = (
 
 @dataclass(frozen=True)
 class Area:
-    """What an accelerator takes. ram: blocks of 36 kbit. extrapolated: lut and ff are of a Config beyond those that
+    """Resources of an accelerator. ram: blocks of 36 kbit. extrapolated: lut and ff are of a Config beyond those that
     were synthesised, or all but one of them, so that nobody knows how far they are off."""
 
     lut: int
@@ -52,7 +52,7 @@ class Area:
 
 @dataclass(frozen=True)
 class Counted:
-    """A Config as Yosys counted it for a xc7z020."""
+    """A Config with Yosys' counts for a xc7z020."""
 
     cfg: Config
     lut: int
@@ -62,80 +62,80 @@ class Counted:
 
     @staticmethod
     def from_json(row: dict[str, Any]) -> Counted:
-        """From what `to_json` gave."""
+        """Read rows that `to_json` wrote."""
         return Counted(Config.from_dict(dict(row["set"])), row["lut"], row["ff"], row["dsp"], row["ram"])
 
     def to_json(self) -> dict[str, Any]:
-        """As a dictionary, without the Config's name."""
+        """Return the row as a dictionary, without the Config's name."""
         fields = {name: value for name, value in self.cfg.to_dict().items() if name != "name"}
         return {"set": fields, "lut": self.lut, "ff": self.ff, "dsp": self.dsp, "ram": self.ram}
 
 
 class Model:
-    """LUTs and flip-flops by the Configs that were counted."""
+    """Model of LUTs and flip-flops, fitted to counted Configs."""
 
     def __init__(self, rows: Iterable[Counted]) -> None:
         self.rows = tuple(rows)
 
     def estimate(self, cfg: Config) -> Area:
-        """What Yosys would count for a xc7z020: dsp and ram as declared, lut and ff within `error` of it unless
+        """Estimate Yosys' counts for a xc7z020: dsp and ram as declared, lut and ff within `error` of it unless
         `extrapolated`."""
-        lut, ff = (round(self.said(cfg, resource)) for resource in FITTED)
+        lut, ff = (round(self.predicted(cfg, resource)) for resource in FITTED)
         outside = not covers([row.cfg for row in self.rows], cfg, spare=1)
         return Area(lut, ff, multipliers(cfg) + PLANE_PRODUCTS, block_rams(cfg), outside)
 
-    def said(self, cfg: Config, resource: str) -> float:
+    def predicted(self, cfg: Config, resource: str) -> float:
         """LUTs or flip-flops of a Config."""
         costs = self.costs[resource]
         return counted(cfg)[resource] + sum(costs[name] * value for name, value in features(cfg).items())
 
     @cached_property
     def costs(self) -> dict[str, dict[str, float]]:
-        """By resource, what one of each feature takes."""
+        """Cost of one of each feature, by resource."""
         return {resource: self._fit(resource) for resource in FITTED}
 
     def _fit(self, resource: str) -> dict[str, float]:
-        """What has the smallest sum of squared relative errors beside what is `counted`, nothing below 0."""
-        found = [features(row.cfg) for row in self.rows]
+        """Fit costs, none below 0, with the smallest sum of squared relative errors beside what is `counted`."""
+        feature_rows = [features(row.cfg) for row in self.rows]
         counts = np.array([getattr(row, resource) for row in self.rows], float)
-        matrix = np.array([list(each.values()) for each in found]) / counts[:, None]
+        matrix = np.array([list(feature_row.values()) for feature_row in feature_rows]) / counts[:, None]
         left = 1 - np.array([counted(row.cfg)[resource] for row in self.rows]) / counts
-        return dict(zip(found[0], map(float, _not_negative(matrix, left))))
+        return dict(zip(feature_rows[0], map(float, _not_negative(matrix, left))))
 
     @cached_property
     def errors(self) -> list[dict[str, float] | None]:
-        """For each row, how far the model that is fitted to the others is off in each resource, as a share of what was
-        counted; None where it is beyond the others, so that the model would extrapolate."""
+        """Relative error of each resource of each row in a model fitted to the other rows; None where it is beyond the
+        others, so that the model would extrapolate."""
         return [self._error(number) for number in range(len(self.rows))]
 
     def _error(self, number: int) -> dict[str, float] | None:
-        row, others = self.rows[number], self.rows[:number] + self.rows[number + 1 :]
-        if not covers([each.cfg for each in others], row.cfg):
+        row, other_rows = self.rows[number], self.rows[:number] + self.rows[number + 1 :]
+        if not covers([other.cfg for other in other_rows], row.cfg):
             return None
-        model = Model(others)
-        return {resource: model.said(row.cfg, resource) / getattr(row, resource) - 1 for resource in FITTED}
+        model = Model(other_rows)
+        return {resource: model.predicted(row.cfg, resource) / getattr(row, resource) - 1 for resource in FITTED}
 
     @property
     def error(self) -> dict[str, float]:
-        """The largest of `errors`, by resource."""
+        """Largest of `errors`, by resource."""
         return {resource: max(abs(off[resource]) for off in self.errors if off) for resource in FITTED}
 
 
-def _not_negative(matrix: NDArray[np.float64], wanted: NDArray[np.float64]) -> NDArray[np.float64]:
+def _not_negative(matrix: NDArray[np.float64], target: NDArray[np.float64]) -> NDArray[np.float64]:
     """Least squares of matrix @ x = wanted without negative x: the most negative one becomes 0 until there is none."""
-    kept = list(range(matrix.shape[1]))
+    columns = list(range(matrix.shape[1]))
     while True:
-        solved, *_ = np.linalg.lstsq(matrix[:, kept], wanted, rcond=None)
+        solved, *_ = np.linalg.lstsq(matrix[:, columns], target, rcond=None)
         if solved.min() >= 0:
             x = np.zeros(matrix.shape[1])
-            x[kept] = solved
+            x[columns] = solved
             return x
-        kept.pop(int(solved.argmin()))
+        columns.pop(int(solved.argmin()))
 
 
 @cache
 def model() -> Model:
-    """Fitted to the Configs that are shipped.
+    """Model fitted to the Configs that are shipped.
 
     >>> from celosia.hw.spec.config import PRESETS
     >>> model().estimate(PRESETS["tiny"]).ram, model().estimate(PRESETS["tiny"]).extrapolated
@@ -145,7 +145,7 @@ def model() -> Model:
 
 
 def features(cfg: Config) -> dict[str, float]:
-    """What the LUTs and flip-flops that are not `counted` are proportional to."""
+    """Features that the LUTs and flip-flops that are not `counted` are proportional to."""
     return {
         "one": 1,
         "channels": cfg.bus_bytes * (cfg.ports + 1),
@@ -161,7 +161,7 @@ def features(cfg: Config) -> dict[str, float]:
 
 
 def counted(cfg: Config) -> dict[str, float]:
-    """LUTs and flip-flops of what is declared: distributed RAM, the array's adders, and selections by address."""
+    """LUTs and flip-flops of declared parts: distributed RAM, the array's adders, and selections by address."""
     distributed = [memory for memory in memories(cfg) if not memory.blocks]
     sums = cfg.lanes * (32 + _tree(cfg.block_in))
     pads = scratchpads(cfg)
@@ -178,7 +178,7 @@ def counted(cfg: Config) -> dict[str, float]:
 
 
 def _pumped(cfg: Config) -> dict[str, float]:
-    """What lies between the two clocks: weights, factors and what corrects them, one of two factors for each half of a
+    """Registers between the two clocks: weights, factors and their corrections, one of two factors for each half of a
     cycle, and sums of two products.
 
     >>> from dataclasses import replace
@@ -209,5 +209,5 @@ def covers(measured: Sequence[Config], cfg: Config, spare: int = 0) -> bool:
 
 @cache
 def _ranges(measured: tuple[Config, ...], spare: int) -> dict[str, tuple[int, int]]:
-    values = {name: sorted(getattr(each, name) for each in measured) for name in RANGED}
-    return {name: (found[spare], found[-1 - spare]) for name, found in values.items()}
+    values = {name: sorted(getattr(cfg, name) for cfg in measured) for name in RANGED}
+    return {name: (column[spare], column[-1 - spare]) for name, column in values.items()}

@@ -1,4 +1,4 @@
-"""What a cell of a netlist does to signals in time; the figures and where they come from are in delays.toml."""
+"""Delays and timing arcs of a netlist's cells; the figures and where they come from are in delays.toml."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Bits = Sequence["int | str"]
 
 @dataclass(frozen=True)
 class Cell:
-    """One cell. inputs, outputs: the nets at each port."""
+    """A cell of a netlist. inputs, outputs: the nets at each port."""
 
     kind: str
     parameters: Mapping[str, Any]
@@ -27,14 +27,14 @@ class Cell:
     outputs: Mapping[str, Bits]
 
     def number(self, parameter: str, default: int = 1) -> int:
-        """A parameter that is a number, which Yosys writes in binary digits."""
+        """Value of a parameter that is a number, which Yosys writes in binary digits."""
         value = self.parameters.get(parameter, default)
         return int(value, 2) if isinstance(value, str) else int(value)
 
 
 class Arcs(NamedTuple):
-    """launch: output and ns from the clock. through: port and net of an input, output, ns. setup: port and net of an
-    input, ns to the clock."""
+    """Timing arcs of a cell. launch: output and ns from the clock. through: port and net of an input, output, ns.
+    setup: port and net of an input, ns to the clock."""
 
     launch: list[tuple[int, float]]
     through: list[tuple[str, int, int, float]]
@@ -42,7 +42,7 @@ class Arcs(NamedTuple):
 
 
 def arcs(cell: Cell) -> Arcs:
-    """KeyError for a kind of cell whose delays are not known."""
+    """Timing arcs of a cell. KeyError for a kind of cell whose delays are not known."""
     if cell.kind == "CARRY4":
         return Arcs([], list(_carry(cell)), [])
     if cell.kind.startswith("RAMB"):
@@ -78,11 +78,12 @@ def _nets(ports: Mapping[str, Bits], pattern: str = ".*") -> Iterator[tuple[str,
 
 
 def _filled(pattern: str, port: str, name: str) -> str:
-    found = re.fullmatch(port, name)
-    return pattern.replace("$1", found[1]) if found and found.groups() else pattern
+    match = re.fullmatch(port, name)
+    return pattern.replace("$1", match[1]) if match and match.groups() else pattern
 
 
 def _carry(cell: Cell) -> Iterator[tuple[str, int, int, float]]:
+    """Timing arcs of a carry chain: port and net of an input, output, ns."""
     figures = FIGURES["carry"]
     for name, bits in cell.inputs.items():
         for i, bit in enumerate(bits):
@@ -104,6 +105,7 @@ def _carry(cell: Cell) -> Iterator[tuple[str, int, int, float]]:
 
 
 def _block_ram(cell: Cell) -> Arcs:
+    """Timing arcs of a block RAM."""
     figures, simple = FIGURES["ram"], cell.parameters.get("RAM_MODE") == "SDP"
     launch = []
     for name, bit in _nets(cell.outputs):
@@ -119,6 +121,7 @@ def _block_ram(cell: Cell) -> Arcs:
 
 
 def _dsp(cell: Cell) -> Arcs:
+    """Timing arcs of a DSP block, by the registers that it uses."""
     figures = FIGURES["dsp"]
     operand = {"A": cell.number("AREG"), "B": cell.number("BREG")}
     with_c, product, result = (cell.number(f"{name}REG") for name in "CMP")
@@ -127,7 +130,7 @@ def _dsp(cell: Cell) -> Arcs:
 
     launch, through, setup = [], [], []
     for name, bit in _nets(cell.outputs):
-        more = figures["to_cascade_registered" if result else "to_cascade"] if name == "PCOUT" else 0
+        cascade = figures["to_cascade_registered" if result else "to_cascade"] if name == "PCOUT" else 0
         times = []
         if result:
             times.append(figures["launch"])
@@ -138,10 +141,10 @@ def _dsp(cell: Cell) -> Arcs:
                 times.append(figures["launch_operand"][does])
             if with_c:
                 times.append(figures["launch_c"])
-        launch += [(bit, ns + more) for ns in times]
+        launch += [(bit, ns + cascade) for ns in times]
 
     def ends(name: str) -> tuple[float | None, float]:
-        """Setup of an input, if a register follows, or else what it takes to the output."""
+        """Setup of an input, if a register follows, else the delay to the output."""
         side = name.removesuffix("CIN") if name in ("ACIN", "BCIN") else name
         if side in operand:
             if operand[side]:

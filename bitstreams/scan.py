@@ -1,4 +1,4 @@
-"""Designs behind five pins, for devices on which nothing else holds their ports."""
+"""Wrap designs behind five pins, for devices on which nothing else holds their ports."""
 
 from __future__ import annotations
 
@@ -39,19 +39,19 @@ class Scanned(wiring.Component):
         for path, member, value in component.signature.flatten(component):
             if path[0] != "trace":
                 ports[member.flow].append(Value.cast(value))
-        given, sampled = (Signal(len(Cat(ports[flow])), name=flow.name, reset_less=True) for flow in (In, Out))
+        driven, sampled = (Signal(len(Cat(ports[flow])), name=flow.name, reset_less=True) for flow in (In, Out))
         outputs = Signal.like(sampled, name="outputs")
-        m.d.comb += [Cat(ports[In]).eq(given), self.scan_out.eq(sampled[-1])]
+        m.d.comb += [Cat(ports[In]).eq(driven), self.scan_out.eq(sampled[-1])]
         m.d.sync += outputs.eq(Cat(ports[Out]))
         with m.If(self.shift):
-            m.d.sync += Cat(given, sampled).eq(Cat(self.scan_in, given, sampled))
+            m.d.sync += Cat(driven, sampled).eq(Cat(self.scan_in, driven, sampled))
         with m.Else():
             m.d.sync += sampled.eq(outputs)
         return m
 
 
 class GemmCore(wiring.Component):
-    """The gemm unit with its scratchpads: all that takes part in a tile operation, without the rest of the accelerator.
+    """The gemm unit with its scratchpads: all parts of a tile operation, without the rest of the accelerator.
 
     Members
     -------

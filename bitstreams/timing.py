@@ -1,6 +1,6 @@
-"""An estimate of the clock at which an accelerator can run, from Yosys' netlist: how long its longest paths take.
+"""Estimate the clock at which an accelerator can run, from the longest paths of Yosys' netlist.
 
-What it is: static timing with published delays of cells, and of nets by how many pins they drive. What it is not: a
+It is a static timing analysis with published delays of cells, and of nets by how many pins they drive. It is no
 sign-off. Nothing is placed: it knows of no distance, no congestion, no columns of DSP blocks and block RAM, no skew,
 and no copy of a register that drives too much, as Vivado makes them. It was not calibrated against Vivado.
 """
@@ -61,9 +61,8 @@ class Path:
 
 @dataclass(frozen=True)
 class Timing:
-    """ns: the longest path, those that have half a cycle counting twice. ends: how many end at each number of whole ns.
-    paths: the longest ones first. pumped: there is a clock of twice the rate.
-    """
+    """Timing of a design. ns: the longest path, those that have half a cycle counting twice. ends: how many end at each
+    number of whole ns. paths: the longest ones first. pumped: there is a clock of twice the rate."""
 
     ns: float
     ends: dict[int, int]
@@ -72,24 +71,25 @@ class Timing:
 
     @property
     def mhz(self) -> float:
-        """The clock whose period is the longest path."""
+        """Clock whose period is the longest path."""
         return 1000 / self.ns
 
 
 def known(board: Board) -> str:
-    """The device of `board`, with its speed grade. ProjectError where its delays are not known."""
+    """Device of `board`, with its speed grade. ProjectError where its delays are not known."""
     if board.device.name != PART:
-        others = " or ".join(name for name, other in BOARDS.items() if other.device.name == PART)
+        alternatives = " or ".join(name for name, other in BOARDS.items() if other.device.name == PART)
         config = board.config.name if board.config.name in PRESETS else "FILE"
         raise ProjectError(
             f"delays of {board.device.name}, the device of {board.name}, are not known, only those of {PART}; "
-            f"to compare Configs, take --board {others} with --config {config}"
+            f"to compare Configs, take --board {alternatives} with --config {config}"
         )
     return f"{PART}{FIGURES['speed_grade']}"
 
 
 def estimate(cfg: Config, paths: int = 20, say: Callable[[str], None] = lambda text: None) -> Timing:
-    """Timing of the accelerator of `cfg` on an xc7z020 of speed grade -1: minutes, the netlist is kept on disk.
+    """Estimate the timing of the accelerator of `cfg` on an xc7z020 of speed grade -1: minutes, the netlist is kept on
+    disk.
 
     Raises SynthesisError.
     """
@@ -98,13 +98,14 @@ def estimate(cfg: Config, paths: int = 20, say: Callable[[str], None] = lambda t
     from celosia.hw.verilog import convert
 
     device = FPGAS[PART]
-    found = netlist(lambda: convert(Scanned(Accelerator(cfg)), TOP, platform=device.blocks), TOP, device, say)
+    design = netlist(lambda: convert(Scanned(Accelerator(cfg)), TOP, platform=device.blocks), TOP, device, say)
     say("timing")
-    return analyse(found, paths)
+    return analyse(design, paths)
 
 
 def analyse(module: Mapping[str, Any], paths: int = 20) -> Timing:
-    """Timing of a module of Yosys' JSON. SynthesisError for a cell of no known delay or a loop without a register."""
+    """Analyse the timing of a module of Yosys' JSON. SynthesisError for a cell of no known delay or a loop without a
+    register."""
     design = _Design(module)
     ends = sorted(design.ends(), key=lambda end: -end.cycle)
     if not ends:
@@ -114,7 +115,7 @@ def analyse(module: Mapping[str, Any], paths: int = 20) -> Timing:
 
 
 class _Arrival(NamedTuple):
-    """When a net has its value: on the path from net `start`, the last step of which is from net `before`."""
+    """Latest arrival at a net, on the path from net `start`, whose last step comes from net `before`."""
 
     ns: float
     levels: int
@@ -125,7 +126,8 @@ class _Arrival(NamedTuple):
 
 
 class _End(NamedTuple):
-    """from_fast: the register where the path begins is in the clock of twice the rate. half: it, or this end, is."""
+    """The end of a path. from_fast: the register where the path begins is in the clock of twice the rate. half: it, or
+    this end, is."""
 
     ns: float
     bit: int
@@ -137,7 +139,7 @@ class _End(NamedTuple):
 
     @property
     def cycle(self) -> float:
-        """ns of the slower clock's cycle that the path needs."""
+        """Cycle of the slower clock in ns that the path needs."""
         return 2 * self.ns if self.half else self.ns
 
 
@@ -146,7 +148,7 @@ _COMPUTES = re.compile(r"LUT|INV|RAM|SRL|DSP|CARRY")
 
 
 class _Design:
-    """A netlist, and when each of its nets has its value."""
+    """A netlist, with the arrival time of each of its nets."""
 
     def __init__(self, module: Mapping[str, Any]) -> None:
         self.names = _names(module)
@@ -170,13 +172,13 @@ class _Design:
             kind, number = unknown.most_common(1)[0]
             raise SynthesisError(f"Yosys used {number} of cell {kind}, whose delay celosia does not know; report this")
         self._following: dict[int, list[tuple[str, str, int, float]]] = defaultdict(list)
-        for name, each in self._arcs.items():
-            for port, bit, out, ns in each.through:
+        for name, arc in self._arcs.items():
+            for port, bit, out, ns in arc.through:
                 self._following[bit].append((name, port, out, ns))
         self._order = self._sorted()
         self.fast = self._clocked_by(module.get("ports", {}).get(FAST, {"bits": []})["bits"], module)
         self.arrivals = {fast: self._arrive(fast) for fast in ((False, True) if self.fast else (False,))}
-        """By the clock of the registers from which they come."""
+        """Arrivals by the clock of the registers from which they come."""
 
     def _clocked_by(self, clock: list[int], module: Mapping[str, Any]) -> set[str]:
         """Cells whose clock is this port, also behind a buffer."""
@@ -185,7 +187,7 @@ class _Design:
         return {name for name, cell in self.cells.items() if any(nets & set(bits) for bits in cell.inputs.values())}
 
     def net(self, bit: int, to: str, port: str) -> float:
-        """ns from the driver of a net to a port of cell `to`."""
+        """Delay in ns from the driver of a net to a port of cell `to`."""
         figures, (source, out) = FIGURES["net"], self.driver[bit]
         kind, target = self.cells[source].kind, self.cells[to].kind
         if out == "CO" and port == "CI":
@@ -196,13 +198,13 @@ class _Design:
             target in ("MUXF7", "MUXF8") and port != "S"
         ):
             return 0.0  # wires within a slice
-        alone = target.startswith("FD") and port == "D" and self.fan_out[bit] == 1
-        if alone and re.match("LUT|CARRY|MUXF", kind):
+        is_only_load = target.startswith("FD") and port == "D" and self.fan_out[bit] == 1
+        if is_only_load and re.match("LUT|CARRY|MUXF", kind):
             return float(figures["to_own_flip_flop"])
         return float(min(figures["most"], figures["base"] + figures["root"] * math.sqrt(self.fan_out[bit])))
 
     def _sorted(self) -> list[int]:
-        """Nets in topological order: each after all from which something comes to it."""
+        """Nets in topological order: each after all that reach it."""
         missing = Counter(out for rows in self._following.values() for _, _, out, _ in rows)
         ready = [bit for bit in {*self.driver, *self._following} if not missing[bit]]
         order = []
@@ -218,9 +220,10 @@ class _Design:
         return order
 
     def _arrive(self, fast: bool) -> dict[int, _Arrival]:
+        """Compute the latest arrival at each net from registers of one clock. fast: of that of twice the rate."""
         arrivals: dict[int, _Arrival] = {}
-        for name, each in self._arcs.items():
-            for bit, ns in each.launch if (name in self.fast) == fast else ():
+        for name, arc in self._arcs.items():
+            for bit, ns in arc.launch if (name in self.fast) == fast else ():
                 if bit not in arrivals or ns > arrivals[bit].ns:
                     arrivals[bit] = _Arrival(ns, 0, bit, None, 0.0, ns)
         for bit in self._order:
@@ -234,8 +237,9 @@ class _Design:
         return arrivals
 
     def ends(self) -> Iterator[_End]:
-        for name, each in self._arcs.items():
-            for port, bit, setup in each.setup:
+        """Yield the ends of all paths."""
+        for name, arc in self._arcs.items():
+            for port, bit, setup in arc.setup:
                 for fast, arrivals in self.arrivals.items():
                     if (arrival := arrivals.get(bit)) is not None:
                         net = self.net(bit, name, port)
@@ -243,7 +247,7 @@ class _Design:
                         yield _End(arrival.ns + net + setup, bit, name, port, net, fast, half)
 
     def longest(self, ends: list[_End], number: int) -> tuple[Path, ...]:
-        """Of paths between registers of the same names but for numbers the longest one."""
+        """Longest paths: of paths between registers of equal names but for numbers one."""
         first: dict[tuple[str, str], tuple[_End, str, str]] = {}
         count: Counter[tuple[str, str]] = Counter()
         for end in ends:
@@ -253,9 +257,10 @@ class _Design:
             count[key] += 1
             if key not in first and len(first) < number:
                 first[key] = end, *names
-        return tuple(self._path(*each, count[key]) for key, each in first.items())
+        return tuple(self._path(*end, count[key]) for key, end in first.items())
 
     def _path(self, end: _End, start: str, target: str, ends: int) -> Path:
+        """Walk back from the end of a path to its start, and list its steps."""
         steps, bit, arrivals = [], end.bit, self.arrivals[end.from_fast]
         while True:
             at = arrivals[bit]
@@ -265,9 +270,9 @@ class _Design:
                 break
             bit = at.before
         nets = sum(step.net_ns for step in steps) + end.net_ns
-        most = max(step.fan_out for step in steps)
+        max_fan_out = max(step.fan_out for step in steps)
         levels = arrivals[end.bit].levels
-        return Path(start, target, end.ns, nets, levels, most, ends, tuple(reversed(steps)), end.half)
+        return Path(start, target, end.ns, nets, levels, max_fan_out, ends, tuple(reversed(steps)), end.half)
 
     def _register(self, name: str, port: str = "D") -> str:
         """Unit and signal of the register, memory or DSP block that a cell is; the port, where it is not the data of a
@@ -289,7 +294,7 @@ def _cell(row: Mapping[str, Any]) -> Cell:
 
 
 def _names(module: Mapping[str, Any]) -> dict[int, str]:
-    """The name of each net that has one of the design's; of several the shortest."""
+    """Name of each net that has one of the design's; of several the shortest."""
     names: dict[int, str] = {}
     for name, row in module["netnames"].items():
         if "$" in name and not re.fullmatch(r"[\w.]+\$signal[\w.$]*", name):

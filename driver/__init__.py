@@ -1,1 +1,1 @@
-"""The host's side: running Programs on a Device, and the command line."""
+"""Host side: Programs on a Device, quantising, tuning, exploring, export, and the command line."""

@@ -1,4 +1,4 @@
-"""What users choose from, and what holds where they choose nothing: imports nothing slow, for the command's help."""
+"""Choices of options and their defaults. Imports nothing slow, for the command's help."""
 
 TRIALS, KERNEL_TRIALS = 1000, 300
 """Schedules of layers, and of kernels, that are tried at most, if nobody says otherwise."""
@@ -11,44 +11,44 @@ OBJECTIVES = {
     "area": "percent of the device: the mean of LUTs, flip-flops, DSP blocks and block RAM",
     "energy": "millijoules for an image, an estimate: what logic and device draw, without processors and DRAM",
 }
-"""What may be wanted of a Config, and what each figure is."""
+"""Objectives of an exploration, and the meaning of each figure."""
 DEFAULT_OBJECTIVES = ("cycles", "area")
 ALSO = {"fps": "period"}
 """Other names of objectives that a user may give."""
 BUDGET = "10m"
-"""Of an exploration that is given neither time nor a number of points."""
+"""Seconds of an exploration that is given neither time nor a number of points."""
 WAYS = ("yosys", "rtl")
-"""How a front may be confirmed."""
+"""Ways to confirm a front."""
 ACTIVATIONS = ("int8", "uint8")
 """Types of activations; the first is the default."""
 WEIGHTS = (8, 4, 2, 1)
 """Bits of weights; the first is the default."""
 METHODS = {"minmax": "MinMax", "entropy": "Entropy", "percentile": "Percentile"}
-"""How ranges come from samples, and onnxruntime's names for it; the first is the default."""
+"""Methods to get ranges from samples, with onnxruntime's names for them; the first is the default."""
 OPERATORS = ("all", "products", "rotary", "attention")
-"""What is quantised: every operator that can be, products only, these and rotary positions, or all that is between
-products in attention; of decoders all is what lies between embeddings and logits."""
+"""Operators to quantise: every one that can be, products only, these and rotary positions, or all between products
+in attention; of decoders `all` is what lies between embeddings and logits."""
 AUTO = "auto"
-"""Of --smooth: alpha is found for each place."""
+"""Value of --smooth: alpha is searched for each place."""
 
 SUPEROPTIMISERS = ("queue", "greedy", "milp", "egraph")
-"""How `celosia optimise` searches."""
+"""Searches of `celosia optimise`."""
 EXPORT_TARGETS = ("x86_64", "armv7-linux", "armv7-none", "aarch64-linux", "riscv32-none", "wasm32")
-"""What models are exported for; the first is the default."""
+"""Targets of export; the first is the default."""
 
 
-def alpha_of(given: float | str) -> float | str:
-    """What --smooth says: AUTO, or a number from 0 to 1. ValueError for anything else.
+def alpha_of(text: float | str) -> float | str:
+    """Parse --smooth: AUTO, or a number from 0 to 1. ValueError for anything else.
 
     >>> alpha_of("0.5"), alpha_of("auto")
     (0.5, 'auto')
     """
     try:
-        alpha = None if given == AUTO else float(given)
+        alpha = None if text == AUTO else float(text)
     except ValueError:
         alpha = -1.0
     if alpha is None:
         return AUTO
     if not 0 <= alpha <= 1:
-        raise ValueError(f"smoothing takes {AUTO} or a number from 0 to 1, not {given!r}")
+        raise ValueError(f"smoothing takes {AUTO} or a number from 0 to 1, not {text!r}")
     return alpha

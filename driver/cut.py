@@ -1,4 +1,4 @@
-"""A model over several accelerators, a part of it on each: where the timing model says that they take equally long."""
+"""Cut a model into parts for several accelerators, where the timing model estimates equal times."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from celosia.compiler.graph.names import name_nodes
 from celosia.compiler.graph.shapes import infer_shapes
 from celosia.compiler.graph.values import operands
 from celosia.compiler.program import Program
-from celosia.driver.run.devices import Devices, devices_of
 from celosia.driver.run.explain import estimate
+from celosia.driver.run.open_device import Devices, devices_of
 from celosia.driver.run.stream import LANES, Results, Sample
 from celosia.driver.runtime import Runtime
 from celosia.hw.boards.memory import ZYNQ_HP, MemoryModel
@@ -34,22 +34,22 @@ def cut(
     model: str | Path, parts: int = 2, config: str | Path | Config = "pynq", memory: MemoryModel | str = ZYNQ_HP,
     shapes: Shapes | None = None,
 ) -> list[onnx.ModelProto]:  # fmt: skip
-    """The model as so many models, each of which takes what the one before it gives: one 8-bit tensor.
+    """Cut the model into `parts` models, each of which takes the output of the one before: one 8-bit tensor.
 
-    Of the tensors that all of the rest needs, and nothing else, those are taken at which the longest part has fewest
-    cycles, by the timing model with this memory. shapes: of inputs whose sizes are open, which the parts have then.
-    ModelError where there are not enough such tensors.
+    Candidates are tensors that alone feed all later operators. The chosen ones give the longest part the fewest cycles,
+    by the timing model with this memory. shapes: of inputs whose sizes are open, which the parts have then. ModelError
+    where there are not enough such tensors.
 
     >>> import celosia
     >>> [len(part.graph.output) for part in celosia.cut(celosia.models.demo_model_path(), 2, "tiny")]
     [1, 1]
     """
-    given, shapes = read(Path(model)), shapes or {}
-    imported(*sound(given))  # or its error
-    fixed = with_shapes(given, shapes, sizes_of(given, shapes))
+    source_model, shapes = read(Path(model)), shapes or {}
+    imported(*sound(source_model))  # or its error
+    fixed = with_shapes(source_model, shapes, sizes_of(source_model, shapes))
     named = ir.from_proto(with_inferred_shapes(inline_functions(fixed)))
     infer_shapes(named)
-    name_nodes(named.graph)  # by names the timing model tells cycles
+    name_nodes(named.graph)  # the timing model reports cycles by name
     proto = ir.to_proto(named)
     places = _necks(named.graph)
     if parts < 1 or len(places) < parts - 1:
@@ -61,20 +61,21 @@ def cut(
     before = _cycles_before(proto, program, memory, [place for place, _ in places])
     total = before.pop()
     ends = [places[number][1] for number in _balanced(before, total, parts)]
-    names = [[each.name for each in some] for some in (proto.graph.input, proto.graph.output)]
-    constants = {each.name for each in proto.graph.initializer}
+    names = [[value.name for value in some] for some in (proto.graph.input, proto.graph.output)]
+    constants = {initializer.name for initializer in proto.graph.initializer}
     first = [name for name in names[0] if name not in constants]
     extract = Extractor(proto).extract_model
     return [extract(a, b) for a, b in zip([first, *[[end] for end in ends]], [*[[end] for end in ends], names[1]])]
 
 
 def _necks(graph: ir.Graph) -> list[tuple[int, str]]:
-    """8-bit tensors after which nothing else that depends on inputs is needed, each with the number of its node."""
-    live = {each for each in graph.inputs if each.name not in graph.initializers}
+    """Find the 8-bit tensors after which nothing else that depends on inputs is needed, each with the number of its
+    node."""
+    live = {value for value in graph.inputs if value.name not in graph.initializers}
     varying = set(live)
     last = {value: number for number, node in enumerate(graph) for value in operands(node)}
     last |= dict.fromkeys(graph.outputs, len(graph))
-    found = []
+    cuts = []
     for number, node in enumerate(graph):
         if varying.isdisjoint(operands(node)):
             continue
@@ -83,27 +84,27 @@ def _necks(graph: ir.Graph) -> list[tuple[int, str]]:
         if len(live) == 1:
             (neck,) = live
             if neck in node.outputs and neck.dtype in BYTES and neck.shape is not None and neck.name:
-                found.append((number, neck.name))
-    return found
+                cuts.append((number, neck.name))
+    return cuts
 
 
 def _cycles_before(
     proto: onnx.ModelProto, program: Program, memory: MemoryModel | str, places: Sequence[int]
 ) -> list[int]:
-    """Cycles of layers whose last operator is among the first so many nodes, for each of `places`; then of all."""
+    """Sum the cycles of layers whose last operator is among the first nodes, up to each of `places`; then of all."""
     numbers = {node.name: number for number, node in enumerate(proto.graph.node)}
-    found = [0] * (len(places) + 1)
+    chosen = [0] * (len(places) + 1)
     for row in estimate(program, memory)["layers"]:
-        names = re.split(r" (?:\.\.|\|) ", row["name"])  # of a block: the first and the last of each group
+        names = re.split(r" (?:\.\.|\|) ", row["name"])  # the name of a block has the first and the last of each group
         last = max((numbers[name] for name in names if name in numbers), default=-1)
         for number, place in enumerate((*places, len(numbers))):
-            found[number] += row["cycles"] * (last <= place)
-    return found
+            chosen[number] += row["cycles"] * (last <= place)
+    return chosen
 
 
 def _balanced(before: Sequence[int], total: int, parts: int) -> list[int]:
-    """Numbers of `parts` - 1 of the places, such that the longest part is shortest. before: cycles in front of each."""
-    best: list[tuple[int, list[int]]] = [(each, []) for each in (*before, total)]
+    """Choose `parts` - 1 of the places, such that the longest part is shortest. before: cycles in front of each."""
+    best: list[tuple[int, list[int]]] = [(cycles, []) for cycles in (*before, total)]
     """For each place as an end: the longest part before it, and the places where it was cut."""
     for _ in range(parts - 1):
         best = [
@@ -117,7 +118,8 @@ def _balanced(before: Sequence[int], total: int, parts: int) -> list[int]:
 
 
 class Relay:
-    """Programs that each take what the one before it gives, on a device each: all have a sample in flight at a time.
+    """Pipeline of Programs, each on its device, that passes outputs on as inputs: all have a sample in flight at a
+    time.
 
     programs: as they follow each other. device, threads: as of Runtime; there are as many devices as Programs.
     """
@@ -129,20 +131,20 @@ class Relay:
         devices = devices * len(programs) if len(devices) == 1 and isinstance(devices[0], str) else devices
         if len(devices) != len(programs):
             raise ValueError(f"there are {len(programs)} Programs and {len(devices)} devices; give one for each")
-        self.runtimes = [Runtime(each, where, threads, **options) for each, where in zip(programs, devices)]
+        self.runtimes = [Runtime(program, device, threads, **options) for program, device in zip(programs, devices)]
 
     def run_each(self, samples: Iterable[Sample], in_flight: int = LANES, trace: bool = True) -> Results:
-        """The results of the last Program, for each sample of the first; see Runtime.run_each."""
-        first, *others = self.runtimes
+        """Return the results of the last Program, for each sample of the first; see Runtime.run_each."""
+        first, *later_runtimes = self.runtimes
         results = first.run_each(samples, in_flight, trace)
-        for runtime in others:
+        for runtime in later_runtimes:
             results = runtime.run_each(_handed_on(results), in_flight, trace)
         return results
 
     def close(self) -> None:
         """Release the devices."""
-        for each in self.runtimes:
-            each.close()
+        for runtime in self.runtimes:
+            runtime.close()
 
     def __enter__(self) -> Relay:
         return self
@@ -152,7 +154,7 @@ class Relay:
 
 
 def _handed_on(results: Results) -> Iterator[Sample]:
-    """Outputs, or what went wrong."""
+    """Yield outputs, or the error of a sample."""
     try:
         while True:
             try:

@@ -16,9 +16,9 @@ from celosia.compiler.compile import compile as compile_model
 from celosia.driver.host import oracle
 from celosia.driver.host.tools import require_tools
 from celosia.driver.runtime import Runtime
-from celosia.driver.show import run as show
+from celosia.driver.show import run_summary as show
 from celosia.driver.show.progress import Stages
-from celosia.driver.show.table import console, percent
+from celosia.driver.show.text_table import console, percent
 
 ROWS = 12
 """Height of a picture in the terminal, in lines of two pixels each."""
@@ -58,6 +58,7 @@ def run(count: int, device: str, config: str, stages: Stages, **options: Any) ->
 
 
 def _print_summary(reports: list[dict[str, Any]], right: int, comparison: str) -> None:
+    """Print accuracy, cycles and the comparison with onnxruntime."""
     out, last, count = console(), reports[-1], len(reports)
     out.print()
     out.print(show.layers(last, every=True))
@@ -72,6 +73,7 @@ def _print_summary(reports: list[dict[str, Any]], right: int, comparison: str) -
 
 
 def _print_image(image: NDArray[np.float32], predicted: str, true: str, report: dict[str, Any]) -> None:
+    """Print an image beside its label, prediction and cycles."""
     out = console()
     cycles = f"{report['seconds']['run']:.2f} s"
     if report["cycles"] is not None:
@@ -86,7 +88,7 @@ def _print_image(image: NDArray[np.float32], predicted: str, true: str, report: 
 
 
 def _picture(image: NDArray[np.float32]) -> Text:
-    """The image in half blocks: two pixels, one above the other, in each character."""
+    """Draw the image in half blocks: two pixels, one above the other, in each character."""
     pick = np.linspace(2, 29, 2 * ROWS).round().astype(int)
     small = (image[np.ix_(pick, pick)] * 255).astype(int)
     text = Text()
@@ -99,7 +101,7 @@ def _picture(image: NDArray[np.float32]) -> Text:
 
 
 def _comparison(path: str, images: NDArray[np.float32], logits: NDArray[np.float32]) -> str:
-    """The sentence that compares the outputs with onnxruntime's."""
+    """Sentence that compares the outputs with onnxruntime's."""
     try:
         session = oracle.session(Path(path))
     except oracle.MissingLibrary:

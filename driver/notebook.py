@@ -1,4 +1,4 @@
-"""What notebooks show: progress while work goes on, and results as short HTML in place of thousands of numbers."""
+"""Display in notebooks: progress while work goes on, and results as short HTML in place of thousands of numbers."""
 
 from __future__ import annotations
 
@@ -13,59 +13,61 @@ from typing import Any
 
 from celosia.compiler.program.html import table
 
-MOST_ROWS = 20
+MAX_ROWS = 20
 """Rows of a table in a notebook; what has more says how many."""
 UPDATE_SECONDS = 0.1
 """Seconds between two updates of a cell."""
 
 
 def html_of(renderables: Iterable[Any]) -> str:
-    """HTML of what the command line prints with Rich: tables, of at most MOST_ROWS rows, and paragraphs of text."""
+    """Return as HTML what the command line prints with Rich: tables, of at most MAX_ROWS rows, and paragraphs of
+    text."""
     from rich.table import Table
 
     parts = []
-    for each in renderables:
-        if not isinstance(each, Table):
-            parts.append(f"<p>{escape(str(each))}</p>")
+    for renderable in renderables:
+        if not isinstance(renderable, Table):
+            parts.append(f"<p>{escape(str(renderable))}</p>")
             continue
-        title = f"<p><b>{escape(str(each.title))}</b></p>" if each.title else ""
-        rows = list(zip(*([str(cell) for cell in column.cells] for column in each.columns), strict=True))
-        more = f"<p>{len(rows) - MOST_ROWS:,} more rows</p>" if len(rows) > MOST_ROWS else ""
-        parts.append(title + table([str(column.header) for column in each.columns], rows[:MOST_ROWS]) + more)
+        title = f"<p><b>{escape(str(renderable.title))}</b></p>" if renderable.title else ""
+        rows = list(zip(*([str(cell) for cell in column.cells] for column in renderable.columns), strict=True))
+        omitted = f"<p>{len(rows) - MAX_ROWS:,} more rows</p>" if len(rows) > MAX_ROWS else ""
+        parts.append(title + table([str(column.header) for column in renderable.columns], rows[:MAX_ROWS]) + omitted)
     return "".join(parts)
 
 
 # Results ----------------------------------------------------------------------------------------------------------
 
 
-def _exploration(found: Any) -> Iterable[Any]:
-    from celosia.driver.show import explore
+def _exploration(exploration: Any) -> Iterable[Any]:
+    from celosia.driver.show import explore_summary as explore
 
-    return explore.front(found.report)
-
-
-def _tuning(found: Any) -> Iterable[Any]:
-    from celosia.driver.show import tune, tune_cpu
-
-    return tune.tuned(found.report) if "untuned" in found.report else tune_cpu.tuned(found.report)
+    return explore.front(exploration.report)
 
 
-def _optimised(found: Any) -> Iterable[Any]:
-    from celosia.driver.show import optimise
+def _tuning(tuned: Any) -> Iterable[Any]:
+    from celosia.driver.show import tune_cpu_summary as tune_cpu
+    from celosia.driver.show import tune_summary as tune
 
-    return optimise.derivation(found.report)
-
-
-def _comparison(found: Any) -> Iterable[Any]:
-    from celosia.driver.show import compare
-
-    return compare.comparison(found)
+    return tune.tuned(tuned.report) if "untuned" in tuned.report else tune_cpu.tuned(tuned.report)
 
 
-def _evaluation(found: Any) -> Iterable[Any]:
-    from celosia.driver.show import compare
+def _optimised(optimised: Any) -> Iterable[Any]:
+    from celosia.driver.show import optimise_summary as optimise
 
-    return compare.evaluation(found)
+    return optimise.derivation(optimised.report)
+
+
+def _comparison(comparison: Any) -> Iterable[Any]:
+    from celosia.driver.show import compare_summary as compare
+
+    return compare.comparison(comparison)
+
+
+def _evaluation(evaluation: Any) -> Iterable[Any]:
+    from celosia.driver.show import compare_summary as compare
+
+    return compare.evaluation(evaluation)
 
 
 SHOWN: dict[tuple[str, str], Callable[[Any], Iterable[Any]]] = {
@@ -75,21 +77,21 @@ SHOWN: dict[tuple[str, str], Callable[[Any], Iterable[Any]]] = {
     ("celosia.driver.accuracy.compare", "TensorComparison"): _comparison,
     ("celosia.driver.accuracy.evaluate", "Evaluation"): _evaluation,
 }
-"""What the command line prints of a result, by the module and the name of its class."""
+"""Display of each result, by the module and the name of its class."""
 
 
 def register() -> None:
-    """Have this notebook show results as HTML."""
+    """Register this notebook's formatters, which show results as HTML."""
     html = sys.modules["IPython"].get_ipython().display_formatter.formatters["text/html"]
     for (module, name), show in SHOWN.items():
-        html.for_type_by_name(module, name, lambda found, show=show: html_of(show(found)))
+        html.for_type_by_name(module, name, lambda result, show=show: html_of(show(result)))
 
 
 # Progress ---------------------------------------------------------------------------------------------------------
 
 
 class CellProgress:
-    """A bar and a line in the output of a notebook's cell, which go when the work ends.
+    """A bar and a line in the output of a notebook's cell, removed when the work ends.
 
     Call it with the name of each stage; `count` with the samples done and all of them.
     """
@@ -114,11 +116,11 @@ class CellProgress:
         self._draw(stage, None, None)
 
     def count(self, done: int, total: int) -> None:
-        """`done` of `total` samples are done."""
+        """Show that `done` of `total` samples are done."""
         self.state(f"{self._stage}: {done:,} of {total:,}", done, total)
 
     def state(self, text: str, done: float | None = None, total: float | None = None) -> None:
-        """How far the stage is; left out where the cell was drawn just now."""
+        """Show the progress of a stage; skipped where the cell was drawn just now."""
         if time.perf_counter() - self._shown >= UPDATE_SECONDS:
             self._draw(text, done, total)
 
@@ -129,8 +131,11 @@ class CellProgress:
 
 
 def _line(state: Any) -> str:
-    """How far a search is, as the command line says it."""
-    from celosia.driver.show import explore, optimise, tune, tune_cpu
+    """One line on the progress of a search, as the command line prints it."""
+    from celosia.driver.show import explore_summary as explore
+    from celosia.driver.show import optimise_summary as optimise
+    from celosia.driver.show import tune_cpu_summary as tune_cpu
+    from celosia.driver.show import tune_summary as tune
 
     lines: dict[str, Callable[[Any], str]] = {
         "ExploreState": explore.line, "SearchState": optimise.line, "NetworkState": tune.tuning_line,
@@ -140,8 +145,8 @@ def _line(state: Any) -> str:
 
 
 def with_progress(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A function that takes `progress`, and perhaps `count` or `told`, with a CellProgress where the caller gives none.
-    Any other one as it is."""
+    """Wrap a function that takes `progress`, and perhaps `count` or `told`, to use a CellProgress where the caller
+    gives none. Other functions stay as they are."""
     takes = inspect.signature(function).parameters
     if "progress" not in takes:
         return function
@@ -156,7 +161,7 @@ def with_progress(function: Callable[..., Any]) -> Callable[..., Any]:
                 cell.state(_line(state), getattr(state, "spent", None), getattr(state, "trials", None))
 
             offered: dict[str, Any] = {"progress": cell, "count": cell.count, "told": told}
-            named.update({name: each for name, each in offered.items() if name in takes and name not in named})
+            named.update({name: value for name, value in offered.items() if name in takes and name not in named})
             return function(*args, **named)
 
     return run

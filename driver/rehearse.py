@@ -31,7 +31,7 @@ from celosia.driver.remote import deploy
 from celosia.driver.remote.runner import runner
 from celosia.driver.remote.simulated import FPGA
 from celosia.driver.remote.ssh import Connection
-from celosia.driver.run.result import Result
+from celosia.driver.run.run_result import Result
 from celosia.driver.runtime import Runtime
 from celosia.hw.boards.board import Board
 from celosia.hw.manifest import Manifest
@@ -46,7 +46,7 @@ PYNQ = """\
 __version__ = "(simulated)"
 try:
     from celosia.driver.remote.simulated import MMIO, Clocks, Overlay, allocate
-except ImportError:  # what asks for the board's state has no runner
+except ImportError:  # a process that asks for the board's state has no runner
     pass
 """
 CMA_BYTES = 128 << 20
@@ -54,13 +54,13 @@ CMA_BYTES = 128 << 20
 
 
 class SimulatedBoard(Connection):
-    """A board in `folder`, whose FPGA is the Verilated RTL `library`, or the functional simulator."""
+    """A simulated board in `folder`, whose FPGA is the Verilated RTL `library`, or the functional simulator."""
 
     def __init__(self, name: str, folder: Path, library: Path | None) -> None:
         super().__init__(name, [name], ())
         self.home, binaries, site = folder / "home", folder / "bin", folder / "site"
-        for each in (self.home, binaries, site):
-            each.mkdir()
+        for subfolder in (self.home, binaries, site):
+            subfolder.mkdir()
         installed = Path(np.__file__).parent
         for path in (installed, installed.parent / "numpy.libs"):
             if path.exists():
@@ -82,7 +82,7 @@ class SimulatedBoard(Connection):
 
 
 def this_machine() -> Target:
-    """The processor of the simulated board, of this machine's kind. DeviceError where none of it is known."""
+    """Processor of the simulated board, of this machine's kind. DeviceError where none of it is known."""
     target = target_for(platform.machine())
     if target is None:
         raise DeviceError(f"a board cannot be simulated on a {platform.machine()}; rehearse on x86_64 or aarch64")
@@ -90,7 +90,7 @@ def this_machine() -> Target:
 
 
 def bitstream(folder: Path, board: Board, config: Config) -> Path:
-    """A .bit file for `board` in Vivado's format, with .hwh and manifest, that only a simulated FPGA can load."""
+    """Write a .bit file for `board` in Vivado's format, with .hwh and manifest, that only a simulated FPGA can load."""
     head = bytes.fromhex("00090ff00ff00ff00ff0000001")
     for key, text in zip(b"abcd", ("rehearsal", board.part, "1980/01/01", "00:00:00")):
         data = text.encode() + b"\0"
@@ -110,7 +110,7 @@ def bitstream(folder: Path, board: Board, config: Config) -> Path:
 
 @dataclass(frozen=True)
 class RehearsalStep:
-    """One step of a rehearsal. needs: what it needs on the real board."""
+    """One step of a rehearsal. needs: requirements on the real board."""
 
     name: str
     seconds: float
@@ -120,7 +120,7 @@ class RehearsalStep:
 
 @dataclass
 class Rehearsal:
-    """What a rehearsal has found. different: names of outputs whose bytes differ from the local simulator's."""
+    """Result of a rehearsal. different: names of outputs whose bytes differ from the local simulator's."""
 
     board: Board
     steps: list[RehearsalStep] = field(default_factory=list)
@@ -129,7 +129,7 @@ class Rehearsal:
 
     @contextmanager
     def step(self, name: str, needs: str, stages: Callable[[str], object]) -> Iterator[Callable[[str], None]]:
-        """Time what is done inside, which says in a few words what came of it."""
+        """Time the work inside, which describes its result in a few words."""
         stages(name)
         started = time.perf_counter()
         words: list[str] = []
@@ -146,42 +146,48 @@ def rehearse(
     device: what is in the FPGA, "functional" or "rtl". Raises what deployment raises.
     """
     config = board.config if config is None else config
-    found = Rehearsal(board)
+    rehearsal = Rehearsal(board)
     with TemporaryDirectory(prefix="celosia") as name:
         folder = Path(name)
         library = None
         if device == "rtl":
             from celosia.sim.rtl.build import library as built
 
-            with found.step("simulator", "nothing: the FPGA takes its place", stages) as say:
+            with rehearsal.step("simulator", "nothing: the FPGA takes its place", stages) as say:
                 library = built(config)
                 say(f"the RTL of {config.name}")
-        with found.step("compile", f"celosia compile {model.name} --target {board.name}", stages) as say:
+        with rehearsal.step("compile", f"celosia compile {model.name} --target {board.name}", stages) as say:
             program = compile_model(model, config, target=this_machine(), shapes=shapes)
             say(f"{len(program.launches)} launches, {program.dram_size:,} bytes of the board's memory")
-        with found.step("connect", "PYNQ 3.0, root's ssh key, and the name of the board for USER@BOARD", stages) as say:
+        with rehearsal.step(
+            "connect", "PYNQ 3.0, root's ssh key, and the name of the board for USER@BOARD", stages
+        ) as say:
             connection = SimulatedBoard(board.name, folder, library)
             remote = deploy.Remote(connection)
             files = runner(), deploy.program_file(program)
             there = remote.status(*files)
             say(f"{there.machine}, Python {'.'.join(map(str, there.python))}, numpy {there.numpy}, pynq {there.pynq}")
-        with found.step("deploy", f"{sum(len(each.data) for each in files):,} bytes of its disk", stages) as say:
+        with rehearsal.step("deploy", f"{sum(len(file.data) for file in files):,} bytes of its disk", stages) as say:
             deploy.require(there, program, "board", board.name)
             say(f"{remote.install(there, *files):,} bytes sent")
-        with found.step("flash", "a bitstream: celosia bitstream project, and build with Vivado", stages) as say:
+        with rehearsal.step("flash", "a bitstream: celosia bitstream project, and build with Vivado", stages) as say:
             bit = bitstream(folder, board, config)
             clock = deploy.flash(remote, bit, prepare(bit, board.name, board.part))
             say(f"{config.name} ({config.identity:08x}) at {clock:g} MHz")
         memory = f"{program.dram_size:,} of some {CMA_BYTES:,} bytes of contiguous memory"
-        with found.step("run", memory, stages) as say:
-            found.result = deploy.run(remote, program, inputs, base=board.address)
-            say(_cycles(found.result))
-        with found.step("compare", "the same inputs, and --output", stages) as say:
+        with rehearsal.step("run", memory, stages) as say:
+            rehearsal.result = deploy.run(remote, program, inputs, base=board.address)
+            say(_cycles(rehearsal.result))
+        with rehearsal.step("compare", "the same inputs, and --output", stages) as say:
             sent = folder / files[1].name
             sent.write_bytes(files[1].data)
-            found.different = _different(Program.load(sent, trust=True), inputs, found.result)
-            say(f"{len(program.outputs)} outputs as here" if not found.different else "outputs differ from those here")
-    return found
+            rehearsal.different = _different(Program.load(sent, trust=True), inputs, rehearsal.result)
+            say(
+                f"{len(program.outputs)} outputs as here"
+                if not rehearsal.different
+                else "outputs differ from those here"
+            )
+    return rehearsal
 
 
 def _cycles(result: Result) -> str:
@@ -190,7 +196,7 @@ def _cycles(result: Result) -> str:
 
 
 def _different(program: Program, inputs: Mapping[str, Any], result: Result) -> list[str]:
-    """Outputs that a run on this machine's simulator gives otherwise."""
+    """Names of outputs that differ from a run on this machine's simulator."""
     with Runtime(program) as runtime:
         expected = runtime.run(inputs).outputs
     return [name for name, value in expected.items() if not _same(value, result.outputs[name])]

@@ -1,4 +1,4 @@
-"""Running Programs, and models that are compiled when inputs come: celosia.Runtime."""
+"""celosia.Runtime: run Programs, and models that are compiled when inputs come."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 import celosia.compiler.cpu  # noqa: F401  # provides what links kernels
 from celosia.compiler.program import Program
 from celosia.driver.host.tools import require_tools
-from celosia.driver.run.devices import Devices
 from celosia.driver.run.interface import RuntimeBase
-from celosia.driver.run.result import Result
-from celosia.driver.run.runtime import ProgramRuntime
+from celosia.driver.run.open_device import Devices
+from celosia.driver.run.program_runtime import ProgramRuntime
+from celosia.driver.run.run_result import Result
 from celosia.driver.run.stream import Futures, Sample, failed
 from celosia.hw.spec.config import Config
 from celosia.sim.device import Device
@@ -53,9 +53,9 @@ class Runtime(RuntimeBase):
     """
 
     program: Program
-    """That runs; of a model `program_for` says which."""
+    """Program that runs; for a model, see `program_for`."""
     build_seconds: float
-    """Of the device, when it was opened."""
+    """Seconds of building the device, when it was opened."""
 
     def __new__(
         cls, program: Program | str | Path | ModelProto, device: Devices = "functional",
@@ -79,7 +79,7 @@ class _OfProgram(ProgramRuntime, Runtime):
     def _opener(self, name: str) -> Callable[[], Device]:
         if not name.startswith(SSH_PREFIX):
             return super()._opener(name)
-        from celosia.driver.remote.device import open_remote
+        from celosia.driver.remote.remote_device import open_remote
 
         return partial(open_remote, name, self.program.config, **self._options)
 
@@ -88,7 +88,7 @@ class _OfProgram(ProgramRuntime, Runtime):
         """The page of `celosia.report`, in brief; "" where there are no cycles to draw, or no Bokeh to draw with."""
         from celosia.driver.host.oracle import MissingLibrary
         from celosia.driver.pages.page import require
-        from celosia.driver.pages.report import report
+        from celosia.driver.pages.report_page import report
 
         if not result.report["cycles"]:
             return ""
@@ -100,7 +100,7 @@ class _OfProgram(ProgramRuntime, Runtime):
 
 
 class _OfModel(Runtime):
-    """One Runtime for each Program of the model."""
+    """Runtimes of a model, one for each of its Programs."""
 
     def __init__(
         self, model: str | Path | ModelProto, device: Devices = "functional", threads: int | None = None, *,
@@ -109,11 +109,11 @@ class _OfModel(Runtime):
         from celosia.driver.host.specialise import Specialised  # with the compiler, which a board has not
 
         super().__init__(device, threads)
-        for each in self._devices:
-            if isinstance(each, str):
-                require_tools(each, model)
+        for name_or_device in self._devices:
+            if isinstance(name_or_device, str):
+                require_tools(name_or_device, model)
             else:
-                config = each.config
+                config = name_or_device.config
         self._latest = None
         self._specialised: Specialised[_OfProgram] = Specialised(
             model, {"config": config, **(compiling or {})},
@@ -123,11 +123,11 @@ class _OfModel(Runtime):
     _latest: _OfProgram | None
 
     def _attached(self, runtime: _OfProgram) -> _OfProgram:
-        """`runtime`, whose Program now lies in the memory of the devices, where all have the same ones."""
+        """Return `runtime` with its Program in the memory of the devices, where all have the same ones."""
         if runtime is not self._latest:
-            for each, device in zip((runtime, *runtime.others), self._devices):
+            for clone, device in zip((runtime, *runtime.others), self._devices):
                 if not isinstance(device, str):
-                    each.attach(device)
+                    clone.attach(device)
         self._latest = runtime
         return runtime
 
@@ -139,7 +139,7 @@ class _OfModel(Runtime):
         return self._specialised.runtime(inputs).program
 
     def _futures(self, samples: Iterable[Sample], in_flight: int, trace: bool, lost: list[str]) -> Futures:
-        """Those of one Program after those of another, where shapes change."""
+        """Futures of the samples' results; those of another Program begin after the last one's end."""
 
         def runtime_of(sample: Sample) -> _OfProgram | Exception:
             try:
@@ -147,12 +147,12 @@ class _OfModel(Runtime):
             except Exception as error:
                 return error
 
-        for found, some in groupby(samples, runtime_of):
-            if isinstance(found, Exception):
+        for runtime, some in groupby(samples, runtime_of):
+            if isinstance(runtime, Exception):
                 for _ in some:
-                    yield failed(found)
+                    yield failed(runtime)
             else:
-                yield from self._attached(found)._futures(some, in_flight, trace, lost)
+                yield from self._attached(runtime)._futures(some, in_flight, trace, lost)
 
     def open(self) -> None:
         """Nothing: each Program opens a device when it first runs."""

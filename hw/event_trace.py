@@ -1,4 +1,4 @@
-"""When instructions start and end, kept in a ring for the host, in hardware whose Config has a `trace_depth`."""
+"""Event trace: start and end of instructions in a ring for the host, in hardware whose Config has a `trace_depth`."""
 
 from __future__ import annotations
 

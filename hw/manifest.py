@@ -1,4 +1,4 @@
-"""What a bitstream was made from, and the header of the file itself. Standard library only, for the board."""
+"""Manifest of a bitstream, and the header of the .bit file. Standard library only, for the board."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from celosia.plain import Sentence, from_json
 
 
 class ManifestError(Sentence, ValueError):
-    """A bitstream or its manifest that is damaged, or not for this board; the message names the file and the reason."""
+    """A bitstream or manifest that is damaged, or not for this board; the message names the file and the reason."""
 
 
 @dataclass(frozen=True)
@@ -42,12 +42,12 @@ class Manifest:
     hwh: str
 
     def to_json(self) -> str:
-        """As `from_json` reads it."""
+        """Write the manifest as JSON, which `from_json` reads."""
         return json.dumps(dataclasses.asdict(self), indent=2) + "\n"
 
     @property
     def identity(self) -> int:
-        """What the identity register of this hardware reads."""
+        """Value of the identity register of this hardware."""
         return int(self.config_digest[:8], 16)
 
     @staticmethod
@@ -74,13 +74,13 @@ class Manifest:
         return manifest
 
     def check_files(self, bit: Path) -> None:
-        """ManifestError where the bitstream, or the hardware handoff beside it, is not the one that was described."""
+        """Raise ManifestError where the bitstream, or the hardware handoff beside it, differs from the manifest."""
         for path, expected in ((bit, self.bit), (bit.with_suffix(".hwh"), self.hwh)):
             try:
-                found = hashlib.sha256(path.read_bytes()).hexdigest()
+                actual = hashlib.sha256(path.read_bytes()).hexdigest()
             except OSError as error:
                 raise ManifestError(f"cannot read {path}: {error.strerror}") from None
-            if found != expected:
+            if actual != expected:
                 raise ManifestError(f"{path} is damaged or from another build: its checksum is not the manifest's")
 
 
@@ -97,7 +97,7 @@ class BitHeader:
 
     @staticmethod
     def read(path: str | Path) -> BitHeader:
-        """Raises ManifestError for a file that is no bitstream, or is cut off.
+        """Read the header. ManifestError for a file that is no bitstream, or is cut off.
 
         The format: a field of nine fixed bytes, the number 1, then fields keyed a to e: a letter, a length (two bytes,
         four for e), and what it says (a: design, b: part, c: date, d: time, e: the data).
@@ -111,21 +111,22 @@ class BitHeader:
             raise ManifestError(f"{path} is not a bitstream of Vivado")
         try:
             for key in b"abcd":
-                found, size = struct.unpack_from(">BH", data, position)
-                if found != key:
+                kind, size = struct.unpack_from(">BH", data, position)
+                if kind != key:
                     raise ManifestError(f"{path} is damaged: field {chr(key)} of its header is missing")
                 texts.append(data[position + 3 : position + 3 + size].rstrip(b"\0").decode("ascii"))
                 position += 3 + size
-            found, length = struct.unpack_from(">BI", data, position)
+            kind, length = struct.unpack_from(">BI", data, position)
         except (struct.error, UnicodeDecodeError):
             raise ManifestError(f"{path} is damaged: its header is cut off") from None
-        if found != ord("e") or position + 5 + length != len(data):
+        if kind != ord("e") or position + 5 + length != len(data):
             raise ManifestError(f"{path} is damaged: it holds {len(data)} bytes, its header says otherwise")
         design, part, date, time = texts
         return BitHeader(design.split(";")[0], part, date, time, position + 5, length)
 
     def is_for(self, part: str) -> bool:
-        """Whether a device with the full name `part`, as "xc7z020clg400-1", is the one; speed grades do not matter."""
+        """Whether the bitstream fits a device with the full name `part`, as "xc7z020clg400-1"; speed grades do not
+        matter."""
         return _plain(self.part).startswith(_plain(re.sub(r"-\d[a-z]*(-[a-z])?$", "", part.lower())))
 
 

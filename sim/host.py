@@ -42,7 +42,7 @@ class Control:
         self.last_error: tuple[Error, int] | None = None
         """Code and instruction number of the last run's error."""
         self._prepared: dict[str, int] = {}
-        """Of the last run that was prepared here, the registers that are locked while it is under way."""
+        """Values of the registers of the last run prepared here that are locked during a run."""
         self._number = 0
         """The next run's when that was prepared."""
 
@@ -56,7 +56,7 @@ class Control:
         self._write(REGISTERS[name].offset, value)
 
     def check(self, config: Config) -> None:
-        """DeviceError where there is no accelerator, or one of another Config or of other sources."""
+        """Raise DeviceError where there is no accelerator, or one of another Config or of other sources."""
         magic, identity = self.read("magic"), self.read("identity")
         if magic != MAGIC:
             raise DeviceError(
@@ -78,7 +78,7 @@ class Control:
             )
 
     def prepare(self, base: int, **values: int) -> None:
-        """Set the registers of a run. base: physical address of DRAM offset 0; `values` by the names of registers."""
+        """Set the registers of a run. base: physical address of DRAM offset 0. values: registers by name."""
         values = {"dma_base_lo": base & 0xFFFFFFFF, "dma_base_hi": base >> 32, **values}
         for name, value in values.items():
             self.write(name, value)
@@ -86,22 +86,22 @@ class Control:
         self._number = (self.read("runs") + 1) % (1 << 32)  # after all writes, see `is_ours`
 
     def start(self) -> None:
-        """Start a run of what the registers say; `done` tells when it has ended."""
+        """Start the prepared run; `done` tells when it has ended."""
         self.write("control", CONTROL_START)
 
     def done(self) -> bool:
-        """Whether no run is under way, and the last one has ended; `counters` tells whether that was ours."""
+        """Whether no run is under way and the last one has ended; `counters` checks that it was ours."""
         return self.read("status") & (STATUS_BUSY | STATUS_DONE) == STATUS_DONE
 
     def is_ours(self) -> bool:
-        """Whether the run that is under way, or the last one, is the one that was prepared here: exactly one has begun
-        since, and while it is under way its registers are locked, so that they are those that it has run with."""
+        """Whether the current or last run is the one that was prepared here: exactly one run has begun since, and its
+        registers, which are locked during a run, have our values."""
         return self.read("runs") == self._number and all(
-            self.read(name) == each for name, each in self._prepared.items()
+            self.read(name) == value for name, value in self._prepared.items()
         )
 
     def _require_ours(self) -> None:
-        """To be called after all that is read of a run."""
+        """Raise DeviceError where another process started a run; call this after everything of a run has been read."""
         if not self.is_ours():
             raise DeviceError(
                 "another process has used the accelerator during this run, whose results are lost; run it again, and "
@@ -109,9 +109,10 @@ class Control:
             )
 
     def settle(self, moments: Iterable[object]) -> None:
-        """Make ready for a run: end one that is under way, and wait until memory has answered what it was asked.
+        """Get ready for a run: end one that is under way, and wait until memory has answered all requests.
 
-        moments: iterating waits a while, as often as the host has patience. DeviceError where that was not enough.
+        moments: iterating waits a while, as often as the host will wait. DeviceError where memory has still not
+        answered.
         """
         status = self.read("status")
         if status & STATUS_BUSY:
@@ -126,24 +127,25 @@ class Control:
         )
 
     def counters(self, describe: Callable[[], str]) -> dict[str, int]:
-        """What a run that is done has measured. DeviceError with the error of the run, and what `describe` says; also
-        where it was not ours."""
+        """Return the counters of a run that is done. DeviceError with the error of the run and the text of `describe`,
+        and where the run was not ours."""
         status, values = self.read("status"), self.values()
         self._require_ours()
         code = status >> STATUS_ERROR_SHIFT & 0xFF
         if code:
-            index, known = self.read("error_index"), code in ERROR_TEXT
-            self.last_error = (Error(code), index) if known else None
-            text = ERROR_TEXT[Error(code)] if known else f"error code {code}"
+            index, is_known = self.read("error_index"), code in ERROR_TEXT
+            self.last_error = (Error(code), index) if is_known else None
+            text = ERROR_TEXT[Error(code)] if is_known else f"error code {code}"
             raise DeviceError(f"instruction {index}: {text}; {describe()}")
         return values
 
     def values(self) -> dict[str, int]:
-        """The counters as they stand."""
+        """Read all counters."""
         return {name: self.read(f"{name}_lo") | self.read(f"{name}_hi") << 32 for name in COUNTERS}
 
     def events(self, depth: int, cycles: int) -> list[Event]:
-        """Of the last run, those instructions of which the ring has kept start and end, in the order of their ends.
+        """Return the instructions of the last run whose start and end the event ring has kept, in the order of their
+        ends.
         DeviceError where it was not ours.
 
         depth: of the ring. cycles: of the run.
@@ -158,11 +160,11 @@ class Control:
         events = []
         for number in range(max(0, count - depth), count):
             self.write("trace_at", number % depth)
-            what, cycle = self.read("trace_event"), self.read("trace_cycle")
+            event_word, cycle = self.read("trace_event"), self.read("trace_cycle")
             latest = cycles + RING_DELAY
             cycle = latest - (latest - cycle) % (1 << 32)
-            unit, index = what >> TRACE_UNIT_SHIFT & 3, what >> TRACE_INDEX_SHIFT
-            if not what & TRACE_DONE:
+            unit, index = event_word >> TRACE_UNIT_SHIFT & 3, event_word >> TRACE_INDEX_SHIFT
+            if not event_word & TRACE_DONE:
                 starts[unit, index] = cycle
             elif (unit, index) in starts:
                 events.append((unit, index, starts.pop((unit, index)), cycle + 1))

@@ -16,12 +16,12 @@ def timeline(
     events: Sequence[Event], labels: Sequence[str] = (), clock_mhz: float = 100.0,
     host: Sequence[tuple[str, float, float]] = (),
 ) -> dict[str, Any]:  # fmt: skip
-    """Chrome's trace format, one row for each unit, and one for the host where it has work.
+    """Return Chrome's trace format of a run: one row for each unit, and one for the host where it has work.
 
-    host: (what, start, length) of that work, in cycles.
-
-    labels: what each instruction is for, by its number; appended to unit and number. Units start an instruction while
-    the one before is still in the pipeline: it is drawn from the end of that one, its true start is an argument.
+    events: of the instructions. labels: text for each instruction, by its number; appended to unit and number.
+    clock_mhz: converts cycles to microseconds. host: (label, start, length) of the host's work, in cycles. Units start
+    an instruction while the one before is still in the pipeline: it is drawn from the end of that one, its true start
+    is an argument.
     """
     rows: list[dict[str, Any]] = [
         {"name": "thread_name", "ph": "M", "pid": 0, "tid": int(unit), "args": {"name": unit.name}} for unit in Unit
@@ -42,7 +42,15 @@ def timeline(
     if host:
         rows.append({"name": "thread_name", "ph": "M", "pid": 0, "tid": HOST, "args": {"name": "CPU"}})
     rows += [
-        {"name": what, "ph": "X", "pid": 0, "tid": HOST, "ts": start / clock_mhz, "dur": length / clock_mhz, "args": {}}
-        for what, start, length in host
+        {
+            "name": label,
+            "ph": "X",
+            "pid": 0,
+            "tid": HOST,
+            "ts": start / clock_mhz,
+            "dur": length / clock_mhz,
+            "args": {},
+        }
+        for label, start, length in host
     ]
     return {"traceEvents": rows, "displayTimeUnit": "ns", "otherData": {"clock_mhz": clock_mhz}}

@@ -117,7 +117,7 @@ def test_a_runtime_is_called_with_arrays(program: celosia.Program, images: np.nd
     with celosia.Runtime(program) as runtime:
         expected = runtime.run({"image": images[:1]}).outputs["logits"]
         np.testing.assert_array_equal(runtime(images[:1]), expected)
-        with pytest.raises(InputError, match="there are 1 inputs, image, and 2 arrays"):
+        with pytest.raises(InputError, match=r"1 inputs.*image.*2 arrays"):
             runtime(images[:1], images[:1])
         with pytest.raises(InputError, match="must be float32"):
             runtime(images[0])

@@ -19,7 +19,7 @@ def split(parameters: list[Any]) -> tuple[list[Any], list[Any]]:
 def test_some_cases_are_kept_and_none_is_lost() -> None:
     assert split(some("abc", "ca")) == ([("a",), ("c",)], [("b",)])
     assert split(some([("a", 1), ("b", 2)], [("b", 2)])) == ([("b", 2)], [("a", 1)])
-    with pytest.raises(ValueError, match=r"\['d'\] are not among the cases"):
+    with pytest.raises(ValueError, match=r"\['d'\]"):
         some("abc", "ad")
 
 

@@ -81,13 +81,13 @@ def test_the_package_is_used_in_place_of_an_old_yosys(path: Path, monkeypatch: p
 def test_an_old_yosys_without_the_package_is_named(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fake(path, "yosys", VERSIONS["yosys"])
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(SynthesisError, match=r"yosys is 0\.23, and at least 0\.50 is needed; install it: pip install"):
+    with pytest.raises(SynthesisError, match=r"yosys.*0\.23.*0\.50.*pip install"):
         synthesis.require(synthesis.YOSYS)
 
 
 def test_compilers_that_are_too_old(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fake(path, "g++", VERSIONS["g++"])
-    with pytest.raises(BuildError, match=r"g\+\+ is 8\.3\.0, and at least 9 is needed"):
+    with pytest.raises(BuildError, match=r"g\+\+.*8\.3\.0.*9"):
         build.compiler()
     fake(path, "clang++", "clang version 14.0.6")
     assert build.compiler() == str(path / "clang++")

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from celosia.hw.spec.packing import BOOKS, NIBBLE_BITS, NIBBLES
-from celosia.sim.functional.packing import numbers
+from celosia.sim.functional.unpacking import numbers
 
 Bytes = NDArray[np.uint8]
 CHUNK = 1 << 14

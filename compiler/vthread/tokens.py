@@ -16,7 +16,7 @@ from celosia.compiler.vthread.pipeline import Unencoded
 from celosia.hw.spec.config import Config
 from celosia.hw.spec.isa import UNIT_OF, Opcode, Unit
 from celosia.hw.spec.scratchpads import depths
-from celosia.sim.functional.access import Range, Rows, all_ranges, all_rows, columns
+from celosia.sim.functional.access import DramRows, Range, all_ranges, all_rows, columns
 
 NEVER = -1
 UNITS = range(len(Unit))
@@ -78,17 +78,17 @@ class _Dram:
         self.read = np.full(-(-size // self.granule) + 1, NEVER, np.int64)
         self.write = np.full(-(-size // self.granule) + 1, NEVER, np.int64)
 
-    def at(self, rows: Rows, written: bool) -> NDArray[np.int64]:
+    def at(self, rows: DramRows, written: bool) -> NDArray[np.int64]:
         """The last reads, or writes, of the granules of `rows`."""
         return rows.view(self.write if written else self.read, self.granule)
 
 
-def _touched(cfg: Config, instructions: list[Unencoded]) -> list[tuple[list[Range], Rows | None]]:
+def _touched(cfg: Config, instructions: list[Unencoded]) -> list[tuple[list[Range], DramRows | None]]:
     """What each instruction touches of the scratchpads and of DRAM."""
     numbers: dict[Opcode, list[int]] = {}
     for number, instruction in enumerate(instructions):
         numbers.setdefault(instruction.opcode, []).append(number)
-    found: dict[int, tuple[list[Range], Rows | None]] = {}
+    found: dict[int, tuple[list[Range], DramRows | None]] = {}
     for opcode, own in numbers.items():
         fields = columns(cfg, opcode, [instructions[number].fields for number in own])
         found.update(zip(own, zip(all_ranges(cfg, opcode, fields), all_rows(cfg, opcode, fields))))

@@ -1,1 +1,1 @@
-"""How near a model is to onnxruntime, and to its labels."""
+"""Accuracy of a model: differences from onnxruntime, and from its labels."""

@@ -1,4 +1,5 @@
-"""Every tensor of a model against onnxruntime's, and against the float model's: what differs first, what loses most."""
+"""Compare every tensor of a model with onnxruntime's and with the float model's: the first that differs, and the
+losses."""
 
 from __future__ import annotations
 
@@ -32,7 +33,7 @@ FLOAT_TOLERANCE = 1e-4
 
 
 class TensorComparison(dict[str, Any]):
-    """What `compare` found, as plain data with a short display."""
+    """Result of `compare`, as plain data with a short display."""
 
     def __repr__(self) -> str:
         differ = f"{len(self['tensors']):,} tensors, {self['different']:,} differ"
@@ -78,22 +79,22 @@ def compare(
     require_tools(device, model)
     proto = read(Path(model))
     _require_float(float_model, model)
-    opened, given = OpenModel(Path(model)), shapes or {}
-    sizes = opened.shapes(inputs) if opened.open else given
-    shapes = {name: with_given(shape, given.get(name)) for name, shape in sizes.items()}
+    opened, given_shapes = OpenModel(Path(model)), shapes or {}
+    sizes = opened.shapes(inputs) if opened.open else given_shapes
+    shapes = {name: with_given(shape, given_shapes.get(name)) for name, shape in sizes.items()}
     program = compile_model(model, config, progress=progress, keep="all", check=check, rounding=rounding, shapes=shapes)
     with Runtime(program, device, **options) as runtime:
         runtime.open()
         say(f"running on the {device} device")
-        found = runtime.run(inputs, trace=False).tensors
+        tensors = runtime.run(inputs, trace=False).tensors
     say("running under onnxruntime")
     expected = oracle.tensors(Path(model), inputs)
     graph, unmatched = Graph(proto), None
-    rows = _rows(graph, found, expected)
-    rounded = None if rounding == ROUNDINGS[0] else _rounded(graph, rows, {**inputs, **found})
+    rows = _rows(graph, tensors, expected)
+    rounded = None if rounding == ROUNDINGS[0] else _rounded(graph, rows, {**inputs, **tensors})
     if float_model is not None:
         say("running the float model")
-        unmatched = add_noise(proto, graph, rows, found, inputs, Path(float_model))
+        unmatched = add_noise(proto, graph, rows, tensors, inputs, Path(float_model))
     return TensorComparison({
         "model": str(model), "config": program.config.to_dict(), "device": device, "oracle": oracle.version(),
         "float_model": None if float_model is None else str(float_model), "tensors": rows,
@@ -109,90 +110,91 @@ def _require_float(float_model: str | Path | None, model: str | Path) -> None:
         )
 
 
-def _rows(graph: Graph, found: Mapping[str, Any], expected: Mapping[str, Array]) -> list[dict[str, Any]]:
+def _rows(graph: Graph, computed: Mapping[str, Any], expected: Mapping[str, Array]) -> list[dict[str, Any]]:
     return [
-        _row(graph, name, found[name], expected[name]) for name in graph.made
-        if name in found and name in expected and isinstance(found[name], np.ndarray)
+        _row(graph, name, computed[name], expected[name]) for name in graph.makers
+        if name in computed and name in expected and isinstance(computed[name], np.ndarray)
     ]  # fmt: skip
 
 
 SUMS = ("Add", "AveragePool")
-"""What integers may round to the other side of a tie, beside normalisations."""
+"""Operators beside normalisations whose integer results may round to the other side of a tie."""
 
 
-def _rounded(graph: Graph, rows: list[dict[str, Any]], found: Mapping[str, Any]) -> dict[str, int]:
-    """What `compare` says of what is rounded correctly. Those that are a step apart, and what is computed of these, do
-    not differ then; but a normalisation is compared with onnxruntime's on the same bytes."""
+def _rounded(graph: Graph, rows: list[dict[str, Any]], computed: Mapping[str, Any]) -> dict[str, int]:
+    """Count values that differ from the correctly rounded ones. Values one step apart, and what is computed from them,
+    are no differences then; but a normalisation is compared with onnxruntime's on the same bytes."""
     compared, excused = {row["name"]: row for row in rows}, set[str]()
-    told = {"values": 0, "apart": 0, "sums": 0, "behind": 0}
+    counts = {"values": 0, "apart": 0, "sums": 0, "behind": 0}
     for row in rows:
-        behind = any(each in excused for each in graph.operands(row["name"], compared))
-        alone = _alone(graph, row["name"], found) if row["op"] in NORMS else None
-        if alone is not None:
-            unequal = np.abs(alone.astype(np.int64) - found[row["name"]])
-            told["values"] += alone.size
-            told["apart"] += int(np.sum(unequal))
+        follows_rounded = any(operand in excused for operand in graph.operands(row["name"], compared))
+        recomputed = _recomputed(graph, row["name"], computed) if row["op"] in NORMS else None
+        if recomputed is not None:
+            unequal = np.abs(recomputed.astype(np.int64) - computed[row["name"]])
+            counts["values"] += recomputed.size
+            counts["apart"] += int(np.sum(unequal))
             right = int(unequal.max(initial=0)) <= 1
         else:
             is_sum = (
                 row["op"].removeprefix("QLinear") in SUMS and row["dtype"] in ("int8", "uint8") and row["largest"] == 1
             )
-            told["sums"] += row["different"] * (is_sum and not behind)
-            told["behind"] += row["different"] > 0 and behind
-            right = behind or is_sum
+            counts["sums"] += row["different"] * (is_sum and not follows_rounded)
+            counts["behind"] += row["different"] > 0 and follows_rounded
+            right = follows_rounded or is_sum
         if row["different"] and right:
             excused.add(row["name"])
             row["differs"] = False
-    return told
+    return counts
 
 
-def _alone(graph: Graph, name: str, found: Mapping[str, Any]) -> Array | None:
-    """What onnxruntime makes of the bytes of `found` that the quantised tensor `name` is computed of, by a
-    normalisation between QuantizeLinear and DequantizeLinear; None where that is not what it is."""
-    nodes = [graph.made[name], graph.maker(name)]
-    before = graph.made.get(nodes[1].input[0])
+def _recomputed(graph: Graph, name: str, computed: Mapping[str, Any]) -> Array | None:
+    """Recompute the quantised tensor `name` of a normalisation with onnxruntime from the accelerator's own input bytes.
+    None where it is no normalisation between QuantizeLinear and DequantizeLinear."""
+    nodes = [graph.makers[name], graph.maker(name)]
+    before = graph.makers.get(nodes[1].input[0])
     x = before.input[0] if before is not None and before.op_type == "DequantizeLinear" else ""
-    if nodes[0].op_type != "QuantizeLinear" or before is None or not isinstance(found.get(x), np.ndarray):
+    if nodes[0].op_type != "QuantizeLinear" or before is None or not isinstance(computed.get(x), np.ndarray):
         return None
-    constants = [graph.made[each] for each in nodes[1].input[1:] if each in graph.made]
-    taken = [before, *constants, nodes[1], nodes[0]]
-    read = {each for node in taken for each in node.input}
+    constants = [graph.makers[name] for name in nodes[1].input[1:] if name in graph.makers]
+    nodes_alone = [before, *constants, nodes[1], nodes[0]]
+    read = {name for node in nodes_alone for name in node.input}
     values = [
-        helper.make_tensor_value_info(each, helper.np_dtype_to_tensor_dtype(found[of].dtype), found[of].shape)
-        for each, of in ((x, x), (name, name))
+        helper.make_tensor_value_info(label, helper.np_dtype_to_tensor_dtype(computed[of].dtype), computed[of].shape)
+        for label, of in ((x, x), (name, name))
     ]
-    held = [tensor for each, tensor in graph.constants.items() if each in read and tensor.ByteSize()]
-    made = helper.make_graph(taken, "alone", values[:1], values[1:], held)
-    model = helper.make_model(made, opset_imports=graph.opsets, ir_version=graph.ir_version)
-    return oracle.run(oracle.session(model), {x: found[x]})[name]
+    held = [tensor for name, tensor in graph.constants.items() if name in read and tensor.ByteSize()]
+    graph_alone = helper.make_graph(nodes_alone, "alone", values[:1], values[1:], held)
+    model = helper.make_model(graph_alone, opset_imports=graph.opsets, ir_version=graph.ir_version)
+    return oracle.run(oracle.session(model), {x: computed[x]})[name]
 
 
 def _summary(graph: Graph, rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """Counts and the first difference of a comparison's rows."""
     compared = {row["name"]: row for row in rows}
     firsts = (
         row["name"] for row in rows
-        if row["differs"] and not any(compared[each]["differs"] for each in graph.operands(row["name"], compared))
+        if row["differs"] and not any(compared[operand]["differs"] for operand in graph.operands(row["name"], compared))
     )  # fmt: skip
     return {
         "different": sum(row["differs"] for row in rows), "first": next(firsts, None),
-        "inside": [name for name in graph.made if name not in graph.constants and not graph.is_known(name, compared)],
+        "inside": [name for name in graph.makers if name not in graph.constants and not graph.is_known(name, compared)],
     }  # fmt: skip
 
 
 class Graph:
-    """Who makes each tensor of a model, from what, and what the integers of quantised ones mean."""
+    """A model's tensors with the nodes that compute them, and the real values that quantised integers stand for."""
 
     def __init__(self, proto: onnx.ModelProto) -> None:
-        self.made = {name: node for node in proto.graph.node for name in node.output if name}
+        self.makers = {name: node for node in proto.graph.node for name in node.output if name}
         self.constants = {tensor.name: tensor for tensor in proto.graph.initializer}
         self.opsets, self.ir_version = proto.opset_import, proto.ir_version
-        for name, node in self.made.items():
-            if node.op_type == "Constant" or all(each in self.constants for each in node.input if each):
+        for name, node in self.makers.items():
+            if node.op_type == "Constant" or all(name in self.constants for name in node.input if name):
                 self.constants.setdefault(name, onnx.TensorProto())
         self.meanings: dict[str, tuple[str, float, float]] = {}
-        """Of a quantised tensor: the name of the float tensor that it stands for, scale and zero point."""
+        """By quantised tensor: the name of the float tensor that it stands for, scale and zero point."""
         self._scaled: dict[str, tuple[float, float]] = {}
-        """Of what an integer operator makes: scale and zero point."""
+        """By result of an integer operator: scale and zero point."""
         for node in proto.graph.node:
             if node.op_type in ("QuantizeLinear", "DequantizeLinear"):
                 scale, zero = self._number(node, 1), self._number(node, 2)
@@ -208,7 +210,7 @@ class Graph:
                     self._scaled[node.output[0]] = scale, zero
 
     def _number(self, node: onnx.NodeProto, place: int) -> float | None:
-        """A scalar constant input; 0 where it is left out."""
+        """Value of a scalar constant input; 0 where it is left out."""
         if len(node.input) <= place or not node.input[place]:
             return 0.0
         tensor = self.constants.get(node.input[place])
@@ -218,30 +220,30 @@ class Graph:
         return float(array.reshape(-1)[0]) if array.size == 1 else None
 
     def maker(self, name: str) -> onnx.NodeProto:
-        """The operator that makes a tensor, or what QuantizeLinear makes integers of."""
-        node = self.made[name]
-        return self.made.get(node.input[0], node) if node.op_type == "QuantizeLinear" else node
+        """Operator that computes a tensor, or the input that QuantizeLinear quantises to it."""
+        node = self.makers[name]
+        return self.makers.get(node.input[0], node) if node.op_type == "QuantizeLinear" else node
 
-    def operands(self, name: str, known: Mapping[str, Any]) -> Iterator[str]:
-        """The nearest tensors in `known` that `name` is computed from."""
-        waiting, seen = list(self.made[name].input) if name in self.made else [], {name}
+    def operands(self, name: str, known_tensors: Mapping[str, Any]) -> Iterator[str]:
+        """Yield the nearest tensors in `known_tensors` that `name` is computed from."""
+        waiting, seen = list(self.makers[name].input) if name in self.makers else [], {name}
         while waiting:
-            each = waiting.pop()
-            if each in known:
-                yield each
-            elif each in self.made and each not in seen:
-                waiting += self.made[each].input
-            seen.add(each)
+            operand = waiting.pop()
+            if operand in known_tensors:
+                yield operand
+            elif operand in self.makers and operand not in seen:
+                waiting += self.makers[operand].input
+            seen.add(operand)
 
     def is_known(self, name: str, compared: Mapping[str, Any]) -> bool:
         """Whether `name` is one of `compared`, or what the integers of one mean."""
         return name in compared or any(
-            integers in compared and (name == real or integers in self.made[name].input[:1])
+            integers in compared and (name == real or integers in self.makers[name].input[:1])
             for integers, (real, _, _) in self.meanings.items()
         )
 
     def real(self, name: str, array: Array) -> tuple[str, Array] | None:
-        """(The name of the float tensor that `array` stands for, its values); None for other integers."""
+        """Return (the name of the float tensor that `array` stands for, its values); None for other integers."""
         if array.dtype.kind == "f":
             return name, array.astype(np.float64)
         if name in self.meanings:
@@ -253,44 +255,46 @@ class Graph:
         return real, (array.astype(np.float64) - zero) * scale
 
 
-def _row(graph: Graph, name: str, found: Array, expected: Array) -> dict[str, Any]:
+def _row(graph: Graph, name: str, computed: Array, expected: Array) -> dict[str, Any]:
+    """Compare one tensor."""
     node = graph.maker(name)
     row = {
-        "name": name, "op": node.op_type, "node": node.name, "dtype": found.dtype.name, "shape": list(found.shape),
+        "name": name, "op": node.op_type, "node": node.name,
+        "dtype": computed.dtype.name, "shape": list(computed.shape),
         "float": None, "matched": None, "sqnr_db": None, "lost_db": None,
     }  # fmt: skip
     expected = np.asarray(expected)
-    if found.shape != expected.shape or found.dtype != expected.dtype:
+    if computed.shape != expected.shape or computed.dtype != expected.dtype:
         kind = f"{expected.dtype}{list(expected.shape)}"
-        return row | {"different": found.size, "largest": None, "first": [None, None, kind], "differs": True}
-    unequal = (found != expected) & ~((found != found) & (expected != expected))  # NaN is NaN
+        return row | {"different": computed.size, "largest": None, "first": [None, None, kind], "differs": True}
+    unequal = (computed != expected) & ~((computed != computed) & (expected != expected))  # NaN is NaN
     places = np.argwhere(unequal)
-    largest, differs = largest_difference(found, expected) if len(places) else (0.0, False)
+    largest, differs = largest_difference(computed, expected) if len(places) else (0.0, False)
     first = None
     if len(places):
         index = tuple(int(k) for k in places[0])
-        first = [list(index), found[index].item(), expected[index].item()]
+        first = [list(index), computed[index].item(), expected[index].item()]
     return row | {"different": len(places), "largest": largest, "first": first, "differs": differs}
 
 
-def largest_difference(found: Array, expected: Array) -> tuple[float | None, bool]:
-    """(Largest difference, of floats as a share of the largest number, whether it counts); None where it is not finite,
-    or no number. Infinities that are equal do not differ, nor do two NaN."""
-    if found.dtype.kind not in "iufb":
+def largest_difference(computed: Array, expected: Array) -> tuple[float | None, bool]:
+    """Return (largest difference, whether it counts), of floats as a share of the largest number; None where it is not
+    finite, or no number. Infinities that are equal do not differ, nor do two NaN."""
+    if computed.dtype.kind not in "iufb":
         return None, True
-    a, b = (array.astype(np.float64) for array in (found, expected))
+    a, b = (array.astype(np.float64) for array in (computed, expected))
     apart = (a != b) & ~(np.isnan(a) & np.isnan(b))
     if not (np.isfinite(a[apart]).all() and np.isfinite(b[apart]).all()):
         return None, True
     largest = float(np.max(np.abs(a[apart] - b[apart]), initial=0.0))
-    if found.dtype.kind != "f" or not largest:
-        return largest, found.dtype.kind != "f"
+    if computed.dtype.kind != "f" or not largest:
+        return largest, computed.dtype.kind != "f"
     scale = float(np.max(np.abs(b[np.isfinite(b)]), initial=0.0))
     return (largest / scale, largest / scale > FLOAT_TOLERANCE) if scale else (None, True)
 
 
 def add_noise(
-    proto: onnx.ModelProto, graph: Graph, rows: list[dict[str, Any]], found: Mapping[str, Array],
+    proto: onnx.ModelProto, graph: Graph, rows: list[dict[str, Any]], computed: Mapping[str, Array],
     inputs: Mapping[str, Array], float_model: Path,
 ) -> dict[str, list[str]]:  # fmt: skip
     """Add to `rows` the float tensor, how it was matched, its power over that of the error, and what was lost. Returns
@@ -298,7 +302,7 @@ def add_noise(
     quantised, exact = Flow(proto), Flow(read(float_model))
     feed = feed_of(quantised, exact, inputs)
     floats = {**oracle.tensors(float_model, feed, optimised=False), **feed}
-    real = {row["name"]: known for row in rows if (known := graph.real(row["name"], found[row["name"]])) is not None}
+    real = {row["name"]: value for row in rows if (value := graph.real(row["name"], computed[row["name"]])) is not None}
     values = {quantised.source(name): array for name, array in real.values()}
     matching = match(quantised, exact, values, {k: v for k, v in floats.items() if v.dtype.kind == "f"})
     noise: dict[str, float] = dict.fromkeys(inputs, np.inf)
@@ -310,20 +314,21 @@ def add_noise(
                 noise[row["name"]] = sqnr(floats[row["float"]], array)
     for row in rows:
         if row["name"] in noise:
-            own = noise[row["name"]]
-            before = min((noise[each] for each in graph.operands(row["name"], noise)), default=np.inf)
-            row["sqnr_db"] = own if np.isfinite(own) else None
-            row["lost_db"] = before - own if np.isfinite(before) and np.isfinite(own) else None
+            own_noise = noise[row["name"]]
+            before = min((noise[operand] for operand in graph.operands(row["name"], noise)), default=np.inf)
+            row["sqnr_db"] = own_noise if np.isfinite(own_noise) else None
+            row["lost_db"] = before - own_noise if np.isfinite(before) and np.isfinite(own_noise) else None
     return {"model": [name for name in real if name not in noise], "float": matching.left}
 
 
-def sqnr(exact: Array, found: Array) -> float:
-    """Power of `exact` over that of the error, in decibels; infinite where there is no error.
+def sqnr(exact: Array, computed: Array) -> float:
+    """Signal to quantisation noise: power of `exact` over that of the error, in decibels; infinite where there is no
+    error.
 
     >>> sqnr(np.array([3.0, 4.0]), np.array([3.0, 4.5]))
     20.0
     """
-    signal, error = exact.astype(np.float64), exact.astype(np.float64) - found.astype(np.float64)
+    signal, error = exact.astype(np.float64), exact.astype(np.float64) - computed.astype(np.float64)
     power, lost = float((signal**2).sum()), float((error**2).sum())
     if not lost:
         return np.inf

@@ -1,4 +1,4 @@
-"""A model on a data set: accuracy, speed, and agreement with onnxruntime."""
+"""Evaluate a model on a data set: accuracy, speed, and agreement with onnxruntime."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ Count = Callable[[int, int], None]
 
 
 class Evaluation(dict[str, Any]):
-    """What `evaluate` found, as plain data with a short display."""
+    """Result of `evaluate`, as plain data with a short display."""
 
     def __repr__(self) -> str:
         return f"<Evaluation of {self['samples']:,} samples of {self['model']}; keys: {', '.join(self)}>"
@@ -77,16 +77,16 @@ def evaluate(
     `compile` and `Runtime` do, and CalibrationError, InputError, OracleError, and MissingLibrary without onnxruntime.
     """
     say = progress or (lambda stage: None)
-    for each in device.split(","):
-        require_tools(each.strip(), model)
+    for name in device.split(","):
+        require_tools(name.strip(), model)
     program = _program(model, against)
-    taken = program.inputs if program is not None else inputs_of(model)
-    dataset = open_dataset(data, _inputs(taken), labels, samples, pixels)
+    model_inputs = program.inputs if program is not None else inputs_of(model)
+    dataset = open_dataset(data, _inputs(model_inputs), labels, samples, pixels)
     if program is not None:
         _require_config(model, program, config)
         engine = _Engine(program, 1)
     else:
-        proto = _of_sizes(read(Path(model)), taken, dataset.samples)
+        proto = _of_sizes(read(Path(model)), model_inputs, dataset.samples)
         program = compile_model(proto, config or "pynq", progress=progress, check=check)
         program.name = Path(model).stem
         batched = _batched(proto, program, dataset.samples, say) if device == WITHOUT_CYCLES else None
@@ -108,7 +108,7 @@ def evaluate(
 
 
 def _program(model: str | Path, against: bool) -> Program | None:
-    """The Program in `model`; None where that is an ONNX model, as onnxruntime needs it to run beside."""
+    """Load the Program in `model`; None where that is an ONNX model, as onnxruntime needs it to run beside."""
     if against:
         oracle.require()
     if not (Path(model).is_file() and Program.is_program(model)):
@@ -124,28 +124,29 @@ def _require_config(model: str | Path, program: Program, config: str | Path | Co
 
 
 def _inputs(tensors: Sequence[TensorInfo]) -> list[Input]:
-    for each in tensors:
-        if each.kind != "tensor":
-            raise InputError(f"input {each.name!r} is a {each.kind} of tensors, of which there are no samples")
+    """Convert a Program's inputs to those of samples. InputError for other kinds than tensors."""
+    for tensor in tensors:
+        if tensor.kind != "tensor":
+            raise InputError(f"input {tensor.name!r} is a {tensor.kind} of tensors, of which there are no samples")
     return [
-        Input(each.name, np.dtype(each.dtype), tuple(None if size < 0 else size for size in each.shape))
-        for each in tensors
+        Input(tensor.name, np.dtype(tensor.dtype), tuple(None if size < 0 else size for size in tensor.shape))
+        for tensor in tensors
     ]
 
 
 def _without(dataset: Dataset, failed: Mapping[int, Exception]) -> Dataset:
-    """The other samples; the first error where there are none."""
-    kept = [number for number in range(len(dataset.samples)) if number not in failed]
-    if not kept:
+    """Drop failed samples; raise the first error where none is left."""
+    evaluated = [number for number in range(len(dataset.samples)) if number not in failed]
+    if not evaluated:
         raise failed[0]
-    return Dataset(dataset.samples.pick(kept), None if dataset.labels is None else dataset.labels[kept])
+    return Dataset(dataset.samples.pick(evaluated), None if dataset.labels is None else dataset.labels[evaluated])
 
 
 def _of_sizes(proto: onnx.ModelProto, inputs: Sequence[TensorInfo], samples: Samples) -> onnx.ModelProto:
-    """`proto` of the samples' sizes where it leaves some open."""
-    if all(min(each.shape, default=0) >= 0 for each in inputs):
+    """Return `proto` with the samples' sizes where it leaves some open."""
+    if all(min(tensor.shape, default=0) >= 0 for tensor in inputs):
         return proto
-    return resized(proto, {each.name: [size or 0 for size in each.shape] for each in samples.inputs})
+    return resized(proto, {tensor.name: [size or 0 for size in tensor.shape] for tensor in samples.inputs})
 
 
 # Running --------------------------------------------------------------------------------------------------------
@@ -153,19 +154,19 @@ def _of_sizes(proto: onnx.ModelProto, inputs: Sequence[TensorInfo], samples: Sam
 
 @dataclass(frozen=True)
 class _Engine:
-    """A Program that takes `batch` samples at a time."""
+    """A Program that runs `batch` samples at a time."""
 
     program: Program
     batch: int
 
     def joined(self, samples: Sequence[Sample]) -> Sample:
-        """Samples as one, the last repeated where there are too few."""
+        """Join samples to one batch, the last repeated where there are too few."""
         if self.batch == 1:
             return dict(samples[0])
         filled = [*samples, *[samples[-1]] * (self.batch - len(samples))]
         return {name: np.concatenate([sample[name] for sample in filled]) for name in samples[0]}
 
-    def apart(self, outputs: Mapping[str, Array], count: int) -> list[dict[str, Array]]:
+    def split_batch(self, outputs: Mapping[str, Array], count: int) -> list[dict[str, Array]]:
         if self.batch == 1:
             return [dict(outputs)]
         return [{name: array[k : k + 1] for name, array in outputs.items()} for k in range(count)]
@@ -173,7 +174,7 @@ class _Engine:
 
 @dataclass(frozen=True)
 class _Run:
-    """failed: by the number of a sample, of which there is no output."""
+    """Outputs and counters of all samples. failed: error by the number of a sample that has no output."""
 
     outputs: list[dict[str, Array]]
     failed: dict[int, Exception]
@@ -184,26 +185,26 @@ class _Run:
 
 
 def _batched(proto: onnx.ModelProto, single: Program, samples: Samples, say: Callable[[str], None]) -> _Engine | None:
-    """The model for BATCH samples at a time, where its first batch gives the bytes that `single` gives."""
+    """Compile the model for BATCH samples at a time, where its first batch gives the bytes that `single` gives."""
     ends = (*single.inputs, *single.outputs)
-    if len(samples) < BATCH or any(each.kind != "tensor" or each.shape[:1] != (1,) for each in ends):
+    if len(samples) < BATCH or any(tensor.kind != "tensor" or tensor.shape[:1] != (1,) for tensor in ends):
         return None
     say(f"compiling for batches of {BATCH}")
-    shapes = {each.name: (BATCH, *each.shape[1:]) for each in single.inputs}
+    shapes = {tensor.name: (BATCH, *tensor.shape[1:]) for tensor in single.inputs}
     try:
         many = compile_model(resized(proto, shapes), replace(single.config, batch=BATCH), check=False)
     except (ModelError, ConfigError):
         return None
-    if any(each.shape != (BATCH, *own.shape[1:]) for each, own in zip(many.outputs, single.outputs)):
+    if any(batched.shape != (BATCH, *unbatched.shape[1:]) for batched, unbatched in zip(many.outputs, single.outputs)):
         return None
     engine, runtime = _Engine(many, BATCH), Runtime(single)
     try:
         first = list(samples.pick(range(BATCH)))
-        found = engine.apart(Runtime(many).run(engine.joined(first), trace=False).outputs, BATCH)
-        alone = [runtime.run(sample, trace=False).outputs for sample in first]
+        batched = engine.split_batch(Runtime(many).run(engine.joined(first), trace=False).outputs, BATCH)
+        singles = [runtime.run(sample, trace=False).outputs for sample in first]
     except OF_THE_SAMPLE:
         return None
-    equal = all(a[name].tobytes() == b[name].tobytes() for a, b in zip(alone, found) for name in a)
+    equal = all(a[name].tobytes() == b[name].tobytes() for a, b in zip(singles, batched) for name in a)
     return engine if equal else None
 
 
@@ -211,20 +212,20 @@ def _run(
     engines: Sequence[_Engine], samples: Samples, device: str, workers: int | None,
     count: Count | None, options: dict[str, Any],
 ) -> _Run:  # fmt: skip
-    """By the first of `engines` with which no sample fails, else by the last, which takes them one by one: the others
-    of a batch are not lost."""
-    most = workers or (processors() if device == "rtl" else 1)
+    """Run the samples with the first of `engines` with which none fails. The last engine takes samples one by one, so
+    that one bad sample does not lose a whole batch."""
+    worker_limit = workers or (processors() if device == "rtl" else 1)
     for engine in engines:
-        run = _run_by(engine, samples, device, most, count or (lambda done, total: None), options)
+        run = _run_by(engine, samples, device, worker_limit, count or (lambda done, total: None), options)
         if not run.failed or engine.batch == 1:
             break
     return run
 
 
 def _run_by(
-    engine: _Engine, samples: Samples, device: str, most: int, count: Count, options: dict[str, Any]
+    engine: _Engine, samples: Samples, device: str, worker_limit: int, count: Count, options: dict[str, Any]
 ) -> _Run:  # fmt: skip
-    """Samples are read here, in order, while devices run in threads of their own, `most` at most."""
+    """Run samples on devices in threads, at most `worker_limit`; samples are read here, in order."""
     outputs: list[dict[str, Array]] = []
     failed: dict[int, Exception] = {}
     cycles: list[int] = []
@@ -233,29 +234,32 @@ def _run_by(
     def joined() -> Iterator[Sample | InputError]:
         for part in _parts(samples, engine.batch):
             sizes.append(len(part))
-            wrong = [each for each in part if isinstance(each, InputError)]
-            yield wrong[0] if wrong else engine.joined([each for each in part if not isinstance(each, InputError)])
+            wrong = [sample for sample in part if isinstance(sample, InputError)]
+            yield (
+                wrong[0] if wrong else engine.joined([sample for sample in part if not isinstance(sample, InputError)])
+            )
 
-    workers = min(most, -(-len(samples) // engine.batch))
+    workers = min(worker_limit, -(-len(samples) // engine.batch))
     devices = ",".join([device] * workers)
     with Runtime(engine.program, devices, threads=1 if workers > 1 else None, **options) as runtime:
         runtime.open()
         started = time.perf_counter()
         with closing(runtime.run_each(joined(), trace=False)) as results:
-            while (done := len(outputs) + len(failed)) < len(samples):
+            while (done_count := len(outputs) + len(failed)) < len(samples):
                 try:
                     result = next(results)
                 except OF_THE_SAMPLE as error:
-                    failed |= dict.fromkeys(range(done, done + sizes.popleft()), error)
+                    failed |= dict.fromkeys(range(done_count, done_count + sizes.popleft()), error)
                 else:
-                    outputs += engine.apart(result.outputs, sizes.popleft())
-                    cycles += [each.cycles for each in result.counters if each.cycles is not None]
+                    outputs += engine.split_batch(result.outputs, sizes.popleft())
+                    cycles += [counters.cycles for counters in result.counters if counters.cycles is not None]
                 count(len(outputs) + len(failed), len(samples))
         seconds = time.perf_counter() - started
     return _Run(outputs, failed, engine.batch, workers, seconds, sum(cycles) / len(outputs) if cycles else None)
 
 
 def _parts(samples: Samples, size: int) -> Iterator[list[Sample | InputError]]:
+    """Group samples into batches of `size`, the last one shorter."""
     part: list[Sample | InputError] = []
     for sample in samples.or_errors():
         part.append(sample)
@@ -270,8 +274,8 @@ def _parts(samples: Samples, size: int) -> Iterator[list[Sample | InputError]]:
 
 
 def _scores(outputs: Sequence[Mapping[str, Array]]) -> Array | None:
-    """The first output as [samples, classes]; None where it is not [1, classes] (further axes of 1)."""
-    first = [next(iter(each.values())) for each in outputs]
+    """Return the first output as [samples, classes]; None where it is not [1, classes] (further axes of 1)."""
+    first = [next(iter(sample.values())) for sample in outputs]
     shape = first[0].shape
     if len(shape) < 2 or shape[0] != 1 or shape[1] < 2 or any(n != 1 for n in shape[2:]):
         return None
@@ -293,16 +297,19 @@ def _accuracy(outputs: Sequence[Mapping[str, Array]], labels: NDArray[np.int64] 
     return {"top1": float(right[:, 0].mean()), "top5": top5}
 
 
-def _against(session: Any, dataset: Dataset, found: Sequence[Mapping[str, Array]]) -> dict[str, Any]:
+def _against(session: Any, dataset: Dataset, computed: Sequence[Mapping[str, Array]]) -> dict[str, Any]:
+    """Run the samples under onnxruntime, and compare accuracy, outputs and speed."""
     expected, seconds = [], 0.0
     for sample in dataset.samples:
         started = time.perf_counter()
         expected.append(oracle.run(session, sample))
         seconds += time.perf_counter() - started
-    pairs = [(a[name], b[name]) for a, b in zip(found, expected) for name in b]
-    ours, theirs = _scores(found), _scores(expected)
-    differ = [any(_differs(a[name], b[name]) for name in b) for a, b in zip(found, expected)]
-    agreement = None if ours is None or theirs is None else float(np.mean(ours.argmax(1) == theirs.argmax(1)))
+    pairs = [(a[name], b[name]) for a, b in zip(computed, expected) for name in b]
+    ours, expected_scores = _scores(computed), _scores(expected)
+    differ = [any(_differs(a[name], b[name]) for name in b) for a, b in zip(computed, expected)]
+    agreement = (
+        None if ours is None or expected_scores is None else float(np.mean(ours.argmax(1) == expected_scores.argmax(1)))
+    )
     return {
         "onnxruntime": oracle.version(), **_accuracy(expected, dataset.labels), "differ": sum(differ),
         "bytes": sum(b.nbytes for _, b in pairs), "bytes_different": sum(_bytes_different(a, b) for a, b in pairs),
@@ -310,14 +317,14 @@ def _against(session: Any, dataset: Dataset, found: Sequence[Mapping[str, Array]
     }  # fmt: skip
 
 
-def _differs(found: Array, expected: Array) -> bool:
-    return found.shape != expected.shape or (
-        found.tobytes() != expected.tobytes() and largest_difference(found, expected)[1]
+def _differs(computed: Array, expected: Array) -> bool:
+    return computed.shape != expected.shape or (
+        computed.tobytes() != expected.tobytes() and largest_difference(computed, expected)[1]
     )
 
 
-def _bytes_different(found: Array, expected: Array) -> int:
-    if found.nbytes != expected.nbytes:
-        return max(found.nbytes, expected.nbytes)
-    raw = (np.ascontiguousarray(array).reshape(-1).view(np.uint8) for array in (found, expected))
+def _bytes_different(computed: Array, expected: Array) -> int:
+    if computed.nbytes != expected.nbytes:
+        return max(computed.nbytes, expected.nbytes)
+    raw = (np.ascontiguousarray(array).reshape(-1).view(np.uint8) for array in (computed, expected))
     return int(np.count_nonzero(np.not_equal(*raw)))

@@ -1,4 +1,4 @@
-"""Which tensor of a float model a tensor of its quantised one stands for, where their names differ, too."""
+"""Match tensors of a quantised model with those of its float model, also where their names differ."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ _CONSTANTS = {"Constant", "ConstantOfShape"}
 
 @dataclass(frozen=True, eq=False)
 class FlowOperator:
-    """kind: of what it computes, in floats. operands: tensors that are no constants. outputs: names, some empty."""
+    """An operator in a Flow. kind: of its computation, in floats. operands: tensors that are no constants. outputs:
+    names, some empty."""
 
     kind: str
     operands: tuple[str, ...]
@@ -31,14 +32,14 @@ class FlowOperator:
     attributes: Mapping[str, Any]
 
     def fits(self, other: FlowOperator) -> bool:
-        """Whether both may be the same operator: of one kind, with no attribute that both have and that differs."""
+        """Whether both may be counterparts: of one kind, without an attribute that both have and that differs."""
         return self.kind == other.kind and all(
             other.attributes.get(name, value) == value for name, value in self.attributes.items()
         )
 
 
 class Flow:
-    """The operators of a model, and what flows between them. Quantisation, constants and identities are left out.
+    """Operators of a model and the data flow between them. Quantisation, constants and identities are left out.
 
     inputs: names of the model's. operators: in its order. maker, users: of a tensor.
     """
@@ -49,30 +50,32 @@ class Flow:
         self._source: dict[str, str] = {}
         self.operators: list[FlowOperator] = []
         for node in proto.graph.node:
-            if node.op_type in _CONSTANTS or (node.input and all(not each or each in constants for each in node.input)):
+            if node.op_type in _CONSTANTS or (node.input and all(not name or name in constants for name in node.input)):
                 constants |= {*node.output}
             elif node.op_type in WIRES:
                 self._source[node.output[0]] = self.source(node.input[0])
             else:
                 operands = (self.source(name) for name in node.input if name and name not in constants)
-                attributes = {each.name: onnx.helper.get_attribute_value(each) for each in node.attribute}
+                attributes = {
+                    attribute.name: onnx.helper.get_attribute_value(attribute) for attribute in node.attribute
+                }
                 self.operators.append(
                     FlowOperator(_kind(node.op_type), tuple(operands), tuple(node.output), attributes)
                 )
-        self.maker = {name: each for each in self.operators for name in each.outputs if name}
+        self.maker = {name: operator for operator in self.operators for name in operator.outputs if name}
         self.users: dict[str, list[FlowOperator]] = defaultdict(list)
-        for each in self.operators:
-            for name in each.operands:
-                self.users[name].append(each)
+        for operator in self.operators:
+            for name in operator.operands:
+                self.users[name].append(operator)
         self.outputs = {self.source(value.name) for value in proto.graph.output}
 
     def source(self, name: str) -> str:
-        """The tensor of which `name` is a quantised, dequantised or plain copy."""
+        """Tensor of which `name` is a quantised, dequantised or plain copy."""
         return self._source.get(name, name)
 
 
 def _kind(op: str) -> str:
-    """What an operator, or the integer operator that stands for it, computes.
+    """Kind of an operator, with integer operators under the name of the float operator that they stand for.
 
     >>> _kind("QLinearConv"), _kind("QGemm"), _kind("Conv")
     ('Conv', 'Gemm', 'Conv')
@@ -81,21 +84,21 @@ def _kind(op: str) -> str:
 
 
 def feed_of(quantised: Flow, exact: Flow, inputs: Mapping[str, Array]) -> dict[str, Array]:
-    """`inputs` of the quantised model by the float model's names: the same ones, or the same order. ModelError."""
+    """Rename `inputs` of the quantised model to the float model's: equal names, or equal order. ModelError."""
     if set(exact.inputs) <= set(inputs):
         return {name: inputs[name] for name in exact.inputs}
     if len(exact.inputs) != len(quantised.inputs):
-        ours, theirs = ", ".join(quantised.inputs), ", ".join(exact.inputs)
-        raise ModelError(f"the float model takes {theirs}, the int8 model {ours}; give one with the same inputs")
-    return {name: inputs[own] for name, own in zip(exact.inputs, quantised.inputs)}
+        ours, float_names = ", ".join(quantised.inputs), ", ".join(exact.inputs)
+        raise ModelError(f"the float model takes {float_names}, the int8 model {ours}; give one with the same inputs")
+    return {name: inputs[quantised_name] for name, quantised_name in zip(exact.inputs, quantised.inputs)}
 
 
 @dataclass
 class Matching:
-    """found: the float tensor for each tensor of the quantised model that has one, and how it was found: "name",
-    "structure" (the same operator on matched operands; of several the one with the nearest values), "order" (the same
-    place among as many operators of its kind and shape). left: float tensors that no operator of the quantised model
-    makes, nor has made part of another."""
+    """Result of matching two models. found: the float tensor for each tensor of the quantised model that has one, and
+    how it was found: "name", "structure" (the same operator on matched operands; of several the one with the nearest
+    values), "order" (the same place among as many operators of its kind and shape). left: float tensors that no
+    operator of the quantised model makes, nor has made part of another."""
 
     found: dict[str, tuple[str, str]]
     left: list[str]
@@ -107,9 +110,9 @@ def match(
     """Match the tensors of two models. values: what the quantised model's mean, as far as they are known; floats: the
     other's. Both are by name, without those names that a `Flow` leaves out. A match has the same shape."""
     matcher = _Matcher(quantised, exact, values, floats)
-    matcher.by_name(lambda own, other: own.fits(other))
+    matcher.by_name(lambda tensor, other: tensor.fits(other))
     matcher.by_structure()
-    matcher.by_name(lambda own, other: True)
+    matcher.by_name(lambda tensor, other: True)
     matcher.by_order()
     return Matching(matcher.found, matcher.left())
 
@@ -121,87 +124,89 @@ class _Matcher:
         self.quantised, self.exact, self.values, self.floats = quantised, exact, values, floats
         self.found: dict[str, tuple[str, str]] = {}
         self.used: set[str] = set()
-        for own, other in zip(quantised.inputs, exact.inputs):
-            named = own in exact.inputs
-            self._add(own, own if named else other, "name" if named else "order")
+        for tensor, other in zip(quantised.inputs, exact.inputs):
+            named = tensor in exact.inputs
+            self._add(tensor, tensor if named else other, "name" if named else "order")
 
-    def _add(self, own: str, other: str, how: str) -> None:
-        self.found[own] = other, how
+    def _add(self, tensor: str, other: str, method: str) -> None:
+        self.found[tensor] = other, method
         self.used.add(other)
 
-    def _same_shape(self, own: str, other: str) -> bool:
+    def _same_shape(self, tensor: str, other: str) -> bool:
         if other not in self.floats:
             return False
-        return own not in self.values or self.values[own].shape == self.floats[other].shape
+        return tensor not in self.values or self.values[tensor].shape == self.floats[other].shape
 
     def by_name(self, fits: Callable[[FlowOperator, FlowOperator], bool]) -> None:
-        for name, own in self.quantised.maker.items():
+        for name, operator in self.quantised.maker.items():
             other = self.exact.maker.get(name)
             if name in self.found or name in self.used or other is None or not self._same_shape(name, name):
                 continue
-            if other.kind in ABSORBED or fits(own, other):
+            if other.kind in ABSORBED or fits(operator, other):
                 self._add(name, name, "name")
 
     def by_structure(self) -> None:
-        """Operators in the model's order, each on operands that are matched."""
-        for own in self.quantised.operators:
-            if not own.operands or any(name in self.found for name in own.outputs):
+        """Match operators in the model's order, each on operands that are matched."""
+        for operator in self.quantised.operators:
+            if not operator.operands or any(name in self.found for name in operator.outputs):
                 continue
-            if all(name in self.found for name in own.operands):
-                self._same_operator(own)
+            if all(name in self.found for name in operator.operands):
+                self._same_operator(operator)
 
-    def _same_operator(self, own: FlowOperator) -> None:
-        operands = tuple(self.found[name][0] for name in own.operands)
+    def _same_operator(self, operator: FlowOperator) -> None:
+        """Match the outputs of `operator` with those of the nearest float operator on matched operands."""
+        operands = tuple(self.found[name][0] for name in operator.operands)
         candidates = []
         for other in dict.fromkeys(self.exact.users[operands[0]]):
-            if other.operands == operands and own.fits(other) and len(other.outputs) == len(own.outputs):
-                ends = [self._absorbing(*pair) for pair in zip(own.outputs, other.outputs)]
-                if not self.used & {*ends} and all(map(self._same_shape, own.outputs, ends)):
+            if other.operands == operands and operator.fits(other) and len(other.outputs) == len(operator.outputs):
+                ends = [self._absorbing(*pair) for pair in zip(operator.outputs, other.outputs)]
+                if not self.used & {*ends} and all(map(self._same_shape, operator.outputs, ends)):
                     candidates.append(ends)
         if not candidates:
             return
-        nearest = min(candidates, key=lambda ends: sum(map(self._distance, own.outputs, ends)))
-        for pair in zip(own.outputs, nearest):
+        nearest = min(candidates, key=lambda ends: sum(map(self._distance, operator.outputs, ends)))
+        for pair in zip(operator.outputs, nearest):
             self._add(*pair, "structure")
 
-    def _absorbing(self, own: str, other: str) -> str:
+    def _absorbing(self, tensor: str, other: str) -> str:
         """The tensor that quantisation makes of `other` in one operator: behind those that `own`'s model has not."""
-        kept = {user.kind for user in self.quantised.users[own]}
+        kinds = {user.kind for user in self.quantised.users[tensor]}
         while other not in self.exact.outputs and len(self.exact.users[other]) == 1:
             user = self.exact.users[other][0]
-            if user.kind not in ABSORBED or user.kind in kept:
+            if user.kind not in ABSORBED or user.kind in kinds:
                 break
             other = user.outputs[0]
         return other
 
-    def _distance(self, own: str, other: str) -> float:
-        if own not in self.values or other not in self.floats:
+    def _distance(self, tensor: str, other: str) -> float:
+        if tensor not in self.values or other not in self.floats:
             return 0.0
-        return float(np.square(self.values[own].astype(np.float64) - self.floats[other]).sum())
+        return float(np.square(self.values[tensor].astype(np.float64) - self.floats[other]).sum())
 
     def by_order(self) -> None:
-        theirs = list(_grouped(self.exact.operators, self.floats, self.used))
+        """Match tensors of one kind and shape in the models' order, where both have as many."""
+        float_groups = list(_grouped(self.exact.operators, self.floats, self.used))
         ours = list(_grouped(self.quantised.operators, self.values, set(self.found)))
         for key in {key for key, _ in ours}:
-            own, other = ([name for each, name in group if each == key] for group in (ours, theirs))
-            if len(own) == len(other):
-                for pair in zip(own, other):
+            names, other = ([name for group_key, name in group if group_key == key] for group in (ours, float_groups))
+            if len(names) == len(other):
+                for pair in zip(names, other):
                     self._add(pair[0], self._absorbing(*pair), "order")
 
     def left(self) -> list[str]:
         inside = set()
         for name in self.used:
-            while (made := self.exact.maker.get(name)) is not None and made.kind in ABSORBED:
-                name = made.operands[0]
+            while (maker := self.exact.maker.get(name)) is not None and maker.kind in ABSORBED:
+                name = maker.operands[0]
                 inside.add(name)
         return [name for name in self.exact.maker if name not in self.used | inside]
 
 
 def _grouped(
-    operators: Sequence[FlowOperator], known: Mapping[str, Array], matched: set[str]
+    operators: Sequence[FlowOperator], known_constants: Mapping[str, Array], matched: set[str]
 ) -> Iterator[tuple[tuple[str, tuple[int, ...]], str]]:
-    """Kind and shape, and name, of what is not matched."""
-    for each in operators:
-        for name in each.outputs:
-            if name in known and name not in matched:
-                yield (each.kind, known[name].shape), name
+    """Yield kind and shape, and name, of the tensors that are not matched."""
+    for operator in operators:
+        for name in operator.outputs:
+            if name in known_constants and name not in matched:
+                yield (operator.kind, known_constants[name].shape), name

@@ -1,1 +1,1 @@
-"""The accelerator of the board that this runs on."""
+"""The accelerator on the board that this process runs on."""

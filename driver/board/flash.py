@@ -1,4 +1,4 @@
-"""Loads a bitstream into the FPGA of a board, through PYNQ, and reads back whose hardware answers."""
+"""Load a bitstream into the FPGA of a board, through PYNQ, and check that its accelerator answers."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from celosia.driver.board.device import INSTANCE, LOADED, REGISTER_BYTES, board_lock, fpga_state, moments
+from celosia.driver.board.board_device import INSTANCE, LOADED, REGISTER_BYTES, board_lock, fpga_state, moments
 from celosia.hw.manifest import BitHeader, Manifest, ManifestError
 from celosia.hw.sources import sources_identity
 from celosia.hw.spec.regs import MAGIC, REGISTERS
@@ -15,7 +15,8 @@ from celosia.sim.host import Control
 
 
 def prepare(bit: Path, board: str, part: str) -> Manifest:
-    """The manifest of the bitstream at `bit`. ManifestError where it is damaged, or not for `board` and its `part`."""
+    """Check the bitstream at `bit` and return its manifest. ManifestError where it is damaged, or not for `board` and
+    its `part`."""
     header = BitHeader.read(bit)
     if not header.is_for(part):
         raise ManifestError(f"{bit} is for {header.part}, and {board} has {part}; make a project for {board}")
@@ -75,23 +76,26 @@ def _stop(pynq: Any) -> None:
 
 
 def _load(pynq: Any, bit: str, manifest: Manifest) -> float:
+    """Load the bitstream, set the clock and check the identity. Returns the clock in MHz. DeviceError."""
     try:
         pynq.Overlay(os.path.expanduser(bit))
         pumped = manifest.config.get("pump", 1) == 2
         clock_mhz = (_kept_clock if pumped else _set_clock)(pynq.Clocks, manifest.clock_mhz)
         registers = pynq.MMIO(manifest.address, REGISTER_BYTES)
-        magic, found = (registers.read(REGISTERS[name].offset) for name in ("magic", "identity"))
+        magic, identity = (registers.read(REGISTERS[name].offset) for name in ("magic", "identity"))
         sources = registers.read(REGISTERS["sources"].offset)
     except Exception as error:
-        why = f"{type(error).__name__}: {error}"
-        raise DeviceError(f"PYNQ cannot load {bit} ({why}); it needs the rights of root, and the .hwh file") from None
+        reason = f"{type(error).__name__}: {error}"
+        raise DeviceError(
+            f"PYNQ cannot load {bit} ({reason}); it needs the rights of root, and the .hwh file"
+        ) from None
     if magic != MAGIC:
         raise DeviceError(
             f"{bit} was loaded, but no accelerator answers at {manifest.address:#x}: it reads {magic:#010x}"
         )
-    if found != manifest.identity:
+    if identity != manifest.identity:
         raise DeviceError(
-            f"{bit} was loaded, but the accelerator there has Config {found:08x}, not {manifest.identity:08x}"
+            f"{bit} was loaded, but the accelerator there has Config {identity:08x}, not {manifest.identity:08x}"
         )
     if sources != sources_identity():
         raise DeviceError(
@@ -102,16 +106,16 @@ def _load(pynq: Any, bit: str, manifest: Manifest) -> float:
 
 
 def _set_clock(clocks: Any, mhz: int) -> float:
-    """Set the clock of the logic to `mhz`, or as little below as the board's PLL allows; returns it.
+    """Set the clock of the logic to `mhz`, or as little below as the board's PLL allows; return it.
 
     Overlay has taken the divisors of the .hwh file, which are those for the PLL that Vivado assumes; the boot image may
     have set another. And of a clock that is asked for PYNQ takes the nearest, which may be too fast.
     """
-    for wanted in range(mhz, 0, -1):
-        clocks.fclk0_mhz = wanted
-        found = float(clocks.fclk0_mhz)
-        if found <= 1.001 * mhz:
-            return found
+    for tried_mhz in range(mhz, 0, -1):
+        clocks.fclk0_mhz = tried_mhz
+        actual_mhz = float(clocks.fclk0_mhz)
+        if actual_mhz <= 1.001 * mhz:
+            return actual_mhz
     raise RuntimeError(f"its clock cannot be set to {mhz} MHz")
 
 
@@ -119,7 +123,7 @@ def _kept_clock(clocks: Any, mhz: int) -> float:
     """The clock of the logic, which is not to change where another one is made of it: that would end. RuntimeError
     where it is not `mhz`, or up to a tenth below.
     """
-    found = float(clocks.fclk0_mhz)
-    if not 0.9 * mhz <= found <= 1.001 * mhz:
-        raise RuntimeError(f"its clock is {found:g} MHz, and the array's is made of one of {mhz} MHz")
-    return found
+    actual_mhz = float(clocks.fclk0_mhz)
+    if not 0.9 * mhz <= actual_mhz <= 1.001 * mhz:
+        raise RuntimeError(f"its clock is {actual_mhz:g} MHz, and the array's is made of one of {mhz} MHz")
+    return actual_mhz

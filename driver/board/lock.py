@@ -1,4 +1,4 @@
-"""A lock for what several processes of a machine want, of which the kernel takes it when they die."""
+"""A lock between the processes of a machine, which the kernel releases when they die."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ TRY_SECONDS = 1e-3
 
 
 @contextmanager
-def exclusive(path: Path, what: str, patience: float = PATIENCE) -> Iterator[None]:
-    """Hold the lock `path`, and say in it who does. what: is locked, for messages. Holds between threads, too.
+def exclusive(path: Path, description: str, patience: float = PATIENCE) -> Iterator[None]:
+    """Hold the lock file `path`, with this process's number in it. description: of the locked thing, for messages.
+    Threads exclude each other, too.
 
     DeviceError where it cannot be taken, or another one keeps it for over `patience` seconds.
     """
@@ -28,7 +29,7 @@ def exclusive(path: Path, what: str, patience: float = PATIENCE) -> Iterator[Non
     try:
         handle = _opened(path)
     except OSError as error:
-        raise DeviceError(f"{what} cannot be locked ({error}); it needs the rights of root") from None
+        raise DeviceError(f"{description} cannot be locked ({error}); it needs the rights of root") from None
     try:
         end = time.monotonic() + patience
         while True:
@@ -37,7 +38,7 @@ def exclusive(path: Path, what: str, patience: float = PATIENCE) -> Iterator[Non
                 break
             except BlockingIOError:
                 if time.monotonic() >= end:
-                    raise DeviceError(f"{what} is in use: {_holder(handle)}") from None
+                    raise DeviceError(f"{description} is in use: {_holder(handle)}") from None
                 time.sleep(TRY_SECONDS)
         os.pwrite(handle, f"{os.getpid():<10} {time.time():<20.0f}\n".encode(), 0)  # always as long: written at once
         yield
@@ -46,7 +47,7 @@ def exclusive(path: Path, what: str, patience: float = PATIENCE) -> Iterator[Non
 
 
 def _opened(path: Path) -> int:
-    """Of others, too, which in a folder for all Linux denies to those who would make it."""
+    """Open the lock file, also another user's, which a folder for all users denies to those who would create it."""
     flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
     try:
         return os.open(path, flags)
@@ -55,10 +56,10 @@ def _opened(path: Path) -> int:
 
 
 def _holder(handle: int) -> str:
-    """Who holds the lock, and the way out."""
-    found = re.fullmatch(rb"([1-9]\d{0,9}) +(\d{1,10}) *\n", os.pread(handle, 64, 0))
-    if found is None:  # it has only just been made, or others have written to it
+    """Name the process that holds the lock, and the way out, for an error."""
+    match = re.fullmatch(rb"([1-9]\d{0,9}) +(\d{1,10}) *\n", os.pread(handle, 64, 0))
+    if match is None:  # a new file, or one that others have written
         return "another process holds it; wait for it, or end it"
-    process, since = map(int, found.groups())
+    process, since = map(int, match.groups())
     clock = time.strftime("%H:%M:%S", time.localtime(since))
     return f"process {process} has held it since {clock}; wait for it, or end it with `kill {process}`"

@@ -7,9 +7,9 @@ from typing import Annotated
 import typer
 
 from celosia.driver.cli import bitstream
-from celosia.driver.cli.boards import deploy, flash, rehearse
 from celosia.driver.cli.checks import compare, eval_
 from celosia.driver.cli.cutting import cut
+from celosia.driver.cli.deploying import deploy, flash, rehearse
 from celosia.driver.cli.errors import EXIT_CODES, Commands, end_output
 from celosia.driver.cli.exploring import explore
 from celosia.driver.cli.exporting import export
@@ -27,8 +27,8 @@ app = typer.Typer(
 app.add_typer(bitstream.app, name="bitstream")
 
 
-def _version(wanted: bool) -> None:
-    if wanted:
+def _version(is_wanted: bool) -> None:
+    if is_wanted:
         from importlib.metadata import version
 
         typer.echo(f"celosia {version('celosia')}")

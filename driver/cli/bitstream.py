@@ -1,4 +1,4 @@
-"""`celosia bitstream`: from a Config to what an FPGA loads."""
+"""`celosia bitstream`: make the files that an FPGA loads from a Config."""
 
 from __future__ import annotations
 
@@ -104,15 +104,15 @@ def report(
     """
     from celosia.bitstreams.power import WORKING, Cells, caveat, estimate
     from celosia.bitstreams.synthesis import known_usage, usage
-    from celosia.driver.show import bitstream as show
-    from celosia.driver.show.table import console
+    from celosia.driver.show import bitstream_summary as show
+    from celosia.driver.show.text_table import console
     from celosia.hw.boards.boards import find_board
     from celosia.hw.spec.config import Config
 
     place = find_board(board)
     cfg, device = place.config if config is None else Config.load(config), place.device
     if not quiet and not as_json and known_usage(cfg, device) is None:
-        from celosia.driver.explore.hardware import Resources
+        from celosia.driver.explore.resource_use import Resources
 
         console().print(show.estimated(Resources.of(cfg, device), device, f"{cfg.name} on {place.name}, by the model"))
     with common.progress_stages(quiet) as stages:
@@ -130,8 +130,8 @@ def report(
             "mhz": place.clock_mhz, "working": dict(working.watts), "resting": dict(resting.watts),
             "stand_ins": working.stand_ins, "caveat": caveat(place),
         }  # fmt: skip
-        found = {"resources": resources, "fits": fits, "tool": used.tool, "power": power}
-        typer.echo(json.dumps(about | found, indent=1))
+        estimates = {"resources": resources, "fits": fits, "tool": used.tool, "power": power}
+        typer.echo(json.dumps(about | estimates, indent=1))
     else:
         console().print(show.resources(used, device, f"{cfg.name} on {place.name} ({device.name}), {used.tool}"))
         title = f"Watts at {place.clock_mhz} MHz, an estimate"
@@ -165,23 +165,23 @@ def timing(
     from dataclasses import asdict
 
     from celosia.bitstreams import timing as sta
-    from celosia.driver.show import bitstream as show
-    from celosia.driver.show.table import console
+    from celosia.driver.show import bitstream_summary as show
+    from celosia.driver.show.text_table import console
     from celosia.hw.boards.boards import find_board
     from celosia.hw.spec.config import Config
 
     chosen = find_board(board)
     cfg, device = chosen.config if config is None else Config.load(config), sta.known(chosen)
     with common.progress_stages(quiet) as stages:
-        found = sta.estimate(cfg, paths, lambda step: stages(f"timing of {cfg.name} on {device}: {step}"))
+        timing = sta.estimate(cfg, paths, lambda step: stages(f"timing of {cfg.name} on {device}: {step}"))
     if as_json:
         about = {"board": chosen.name, "device": device, "config": cfg.name, "digest": cfg.digest}
-        longest = [asdict(path) for path in found.paths]
-        clock = {"mhz": round(found.mhz, 1), "ns": round(found.ns, 3), "caveat": sta.CAVEAT}
-        clock |= {"array_mhz": round(2 * found.mhz, 1)} if found.pumped else {}
-        typer.echo(json.dumps(about | clock | {"ends": found.ends, "paths": longest}, indent=1))
+        longest = [asdict(path) for path in timing.paths]
+        clock = {"mhz": round(timing.mhz, 1), "ns": round(timing.ns, 3), "caveat": sta.CAVEAT}
+        clock |= {"array_mhz": round(2 * timing.mhz, 1)} if timing.pumped else {}
+        typer.echo(json.dumps(about | clock | {"ends": timing.ends, "paths": longest}, indent=1))
     else:
-        console().print(show.timing(found, f"{cfg.name} on {chosen.name} ({device})"))
+        console().print(show.timing(timing, f"{cfg.name} on {chosen.name} ({device})"))
 
 
 @app.command(epilog=EXIT_CODES)

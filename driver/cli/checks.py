@@ -1,4 +1,4 @@
-"""`celosia compare` and `eval`: right or wrong, and how fast."""
+"""`celosia compare` and `eval`: check a model's outputs, accuracy and speed."""
 
 from __future__ import annotations
 
@@ -74,16 +74,16 @@ def compare(
         values = common.read_inputs(model, inputs, random, common.pixels_of(mean, std, quiet), shapes)
         from celosia.driver.accuracy.compare import compare as compare_tensors
 
-        found = compare_tensors(
+        comparison = compare_tensors(
             model, values, float_model=float_model, config=config, device=device, check=not no_check, progress=stages,
             shapes=shapes, **common.rounding_of(rounding), **options,
         )  # fmt: skip
-    common.write_json(report, found)
+    common.write_json(report, comparison)
     if not quiet:
-        from celosia.driver.show import compare as show
+        from celosia.driver.show import compare_summary as show
 
-        common.show(show.comparison(found, every))
-    if found["different"]:
+        common.show(show.comparison(comparison, every))
+    if comparison["different"]:
         raise typer.Exit(DIFFERS)
 
 
@@ -125,34 +125,34 @@ def eval_(
       celosia eval model.celosia --data test.npz --samples 20 --device rtl
       celosia eval model_int8.onnx --data test.npz --device ssh://root@pynq,ssh://root@second
     """
-    devices = [each.strip() for each in device.split(",")]
-    for each in devices:
-        if each not in DEVICES and not each.startswith(SSH_PREFIX):
-            common.no_device(each, DEVICES)
-    (options, *others) = (_options(memory, each, quiet) for each in devices)
-    if any(other != options for other in others):
+    devices = [name.strip() for name in device.split(",")]
+    for name in devices:
+        if name not in DEVICES and not name.startswith(SSH_PREFIX):
+            common.no_device(name, DEVICES)
+    (options, *other_options) = (_options(memory, name, quiet) for name in devices)
+    if any(other != options for other in other_options):
         raise typer.BadParameter("--device: rtl and --memory are for simulators of one kind; run them one by one")
     with common.progress_stages(quiet) as stages:
         common.check_source(model)
         common.check_destinations([model, data], report)
         from celosia.driver.accuracy.evaluate import evaluate
 
-        found = evaluate(
+        evaluation = evaluate(
             model, data, labels, config=config, device=device, against=against is not None, samples=samples,
             pixels=common.pixels_of(mean, std, quiet), workers=workers, check=not no_check, progress=stages,
             count=stages.count, **options,
         )  # fmt: skip
-    common.write_json(report, found)
+    common.write_json(report, evaluation)
     if not quiet:
-        from celosia.driver.show import compare as show
+        from celosia.driver.show import compare_summary as show
 
-        common.show(show.evaluation(found))
-    if found["failed"]:
+        common.show(show.evaluation(evaluation))
+    if evaluation["failed"]:
         raise typer.Exit(WRONG_INPUT)
-    if found["against"] is not None and found["against"]["differ"]:
+    if evaluation["against"] is not None and evaluation["against"]["differ"]:
         raise typer.Exit(DIFFERS)
 
 
 def _options(memory: str | None, device: str, quiet: bool) -> dict[str, Any]:
-    """Those of a simulator."""
+    """Options of a simulator, as arguments."""
     return common.memory_options(memory, device) | ({"quiet": quiet} if device == "rtl" else {})

@@ -1,4 +1,4 @@
-"""What commands share: checks before long work, the Program that a file holds or becomes, and how results are told."""
+"""Code that commands share: checks before long work, loading or compiling a Program, and printing results."""
 
 from __future__ import annotations
 
@@ -29,24 +29,26 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Trust:
-    """What a user says of a Program's file: options of `run`."""
+    """Options of `run` by which a user trusts a Program's file."""
 
     trusted: bool = False
     digest: str | None = None
     rebuild: bool = False
 
 
-def no_device(name: str, known: Iterable[str]) -> NoReturn:
-    """Ends the command: `name` is none of the devices that it takes beside boards over ssh."""
+def no_device(name: str, known_names: Iterable[str]) -> NoReturn:
+    """End the command: `name` is none of the devices that it takes beside boards over ssh."""
     from celosia.hw.spec.config import did_you_mean
 
-    known = [*known]
-    near = did_you_mean(name, known)
-    raise typer.BadParameter(f"there is no device {name!r}{near}; take {', '.join(known)} or {SSH_PREFIX}USER@BOARD")
+    known_names = [*known_names]
+    suggestion = did_you_mean(name, known_names)
+    raise typer.BadParameter(
+        f"there is no device {name!r}{suggestion}; take {', '.join(known_names)} or {SSH_PREFIX}USER@BOARD"
+    )
 
 
 def write_json(path: Path | None, data: Any) -> None:
-    """Write plain data to a file that was asked for. OutputError."""
+    """Write plain data to a file that the user named. OutputError."""
     if path is not None:
         from celosia.compiler.program.files import write_text
 
@@ -55,16 +57,16 @@ def write_json(path: Path | None, data: Any) -> None:
 
 def show(parts: Iterable[RenderableType], **options: Any) -> None:
     """Print tables and texts one below the other."""
-    from celosia.driver.show.table import console
+    from celosia.driver.show.text_table import console
 
     out = console()
-    for each in parts:
-        out.print(each, **options)
+    for part in parts:
+        out.print(part, **options)
 
 
 @contextmanager
 def progress_stages(quiet: bool) -> Iterator[Stages]:
-    """Stages that are told on standard error, or not; the module is slow to import."""
+    """Return Stages on standard error, or silent ones; the module is slow to import."""
     from celosia.driver.show.progress import Stages
 
     with Stages(quiet) as stages:
@@ -72,7 +74,7 @@ def progress_stages(quiet: bool) -> Iterator[Stages]:
 
 
 def check_destinations(sources: list[Path], *paths: Path | None) -> None:
-    """OutputError where a file cannot be written, now and not after minutes of work."""
+    """Raise OutputError where a file cannot be written: now, and not after minutes of work."""
     from celosia.compiler.program.files import OutputError, check_writable
 
     seen = {realpath(path): "an input" for path in sources}
@@ -113,7 +115,7 @@ def address_options(text: str | None) -> dict[str, Any]:
 
 
 def pool_of(pool: str | None, insecure_too: bool) -> str | None:
-    """The pool of `--pool`, with `--insecure-pool` wherever it listens."""
+    """Return the pool of `--pool`, with `--insecure-pool` wherever it listens."""
     from celosia.driver.tune.fleet import insecure
 
     return insecure(pool) if insecure_too else pool
@@ -140,7 +142,7 @@ def import_files(paths: Sequence[Path] | None) -> None:
 
 
 def check_source(path: Path) -> None:
-    """ModelError where there is no file, now and not after a login on a board."""
+    """Raise ModelError where there is no file: now, and not after a login on a board."""
     if not path.exists():
         from celosia.compiler.graph.errors import ModelError
 
@@ -148,14 +150,14 @@ def check_source(path: Path) -> None:
 
 
 def is_program(source: Path) -> bool:
-    """Whether there is a file that says it is a Program."""
+    """Whether a file is there and begins as a Program does."""
     from celosia.compiler.program import Program
 
     return source.is_file() and Program.is_program(source)
 
 
 def read_inputs(
-    source: Path, given: list[str] | None, random: bool, pixels: Pixels, shapes: Shapes | None = None
+    source: Path, arguments: list[str] | None, random: bool, pixels: Pixels, shapes: Shapes | None = None
 ) -> dict[str, Any]:
     """The inputs of a model or Program, checked before anything is compiled. shapes: of a model's inputs. InputError,
     ModelError, ProgramError."""
@@ -170,54 +172,54 @@ def read_inputs(
     if is_program(source):
         program = Program.load(source)
         inputs = tuple(
-            replace(each, shape=(-1, *each.shape[1:])) if each.name in program.batched else each
-            for each in program.inputs
+            replace(tensor, shape=(-1, *tensor.shape[1:])) if tensor.name in program.batched else tensor
+            for tensor in program.inputs
         )
     else:
         proto = read(source, data=False)
         proto = with_shapes(proto, shapes or {}, sizes_of(proto, shapes or {}))
         inputs, labels = inputs_of(proto), open_axes(proto)
-    return arrays.read_inputs(given or [], inputs, random, pixels, labels)
+    return arrays.read_inputs(arguments or [], inputs, random, pixels, labels)
 
 
 def pixels_of(mean: list[float] | None, std: list[float] | None, quiet: bool) -> Pixels:
-    """How images become inputs; says of the first that is not taken as it is what becomes of it."""
+    """Return the conversion of images to inputs; says of the first one that is changed how it is."""
     from celosia.driver.data.images import Pixels
 
     return Pixels(tuple(mean or (0.0,)), tuple(std or (1.0,)), telling_once(quiet))
 
 
 def telling_once(quiet: bool) -> Callable[[str], None]:
-    """Says the first sentence that it is given on standard error, and none after it."""
-    told: set[str] = set()
+    """Return a function that prints the first sentence that it gets on standard error, and none after it."""
+    shown: set[str] = set()
 
     def tell(sentence: str) -> None:
-        if not told and not quiet:
+        if not shown and not quiet:
             say(f"celosia: {sentence}; of others this is not said", error=True)
-        told.add(sentence)
+        shown.add(sentence)
 
     return tell
 
 
-def keep_of(wanted: list[str] | None) -> str | list[str]:
-    """What `compile` keeps for a repeatable option of TENSOR|all."""
-    return "all" if "all" in (wanted or []) else wanted or []
+def keep_of(texts: list[str] | None) -> str | list[str]:
+    """Parse the repeatable option TENSOR|all to `compile`'s argument `keep`."""
+    return "all" if "all" in (texts or []) else texts or []
 
 
 def advise(program: Program, quiet: bool) -> None:
-    """Say on standard error what to do with a model of which nothing runs on the accelerator."""
-    from celosia.driver.show import program as about
+    """Print advice for a model of which nothing runs on the accelerator."""
+    from celosia.driver.show import program_summary as about
 
     if not quiet and (advice := about.advice(program)) is not None:
         say(f"celosia: {advice}", error=True)
 
 
-def shapes_of(given: list[str] | None) -> dict[str, tuple[int, ...]]:
-    """The shapes of `--shape` options. ModelError where one is none."""
+def shapes_of(texts: list[str] | None) -> dict[str, tuple[int, ...]]:
+    """Parse the shapes of `--shape` options. ModelError where one is none."""
     from celosia.compiler.graph.errors import ModelError
 
     shapes: dict[str, tuple[int, ...]] = {}
-    for text in given or []:
+    for text in texts or []:
         name, equals, sizes = text.rpartition("=")
         try:
             shape = tuple(int(size) for size in sizes.split(",")) if sizes else ()
@@ -236,7 +238,8 @@ def program_of(
     target: str | None = None, shapes: Shapes | None = None, keep: str | Sequence[str] = (), trust: Trust | None = None,
     place: Mapping[str, str] = {}, rounding: str | None = None,
 ) -> Program:  # fmt: skip
-    """The Program in `source`, or the one that the ONNX model there compiles to, for `target`, watched by `watch`.
+    """Load the Program in `source`, or compile the ONNX model there for `target`. watch: gets the graph after each
+    pass.
 
     shapes, place, rounding: of a model; see `compile`. keep: tensors that it returns, too; ProgramError where a Program
     was compiled without them. trust: what of a Program's file may run, by default its checked loops.
@@ -280,36 +283,37 @@ def program_of(
     )  # fmt: skip
 
 
-def rounding_of(given: str | None) -> dict[str, Any]:
-    """What --rounding says, as an argument of `compile`; nothing where it is left out."""
-    return {} if given is None else {"rounding": given}
+def rounding_of(text: str | None) -> dict[str, Any]:
+    """Parse --rounding to an argument of `compile`; nothing where it is left out."""
+    return {} if text is None else {"rounding": text}
 
 
 def chosen(shape: list[str] | None, place: Sequence[str] | None, rounding: str | None) -> dict[str, Any]:
-    """What these options say, as arguments of `program_of`. BadParameter, ModelError."""
+    """Return these options as arguments of `program_of`. BadParameter, ModelError."""
     return {"shapes": shapes_of(shape), "place": place_of(place), "rounding": rounding}
 
 
-def place_of(given: Sequence[str] | None) -> dict[str, str]:
-    """What --place says, as `compile` takes it. BadParameter."""
+def place_of(texts: Sequence[str] | None) -> dict[str, str]:
+    """Parse --place to `compile`'s argument. BadParameter."""
     place = {}
-    for text in given or ():
-        name, equals, where = text.rpartition("=")
-        if text != "cost" and not (name and equals and where):
+    for text in texts or ():
+        name, equals, choice = text.rpartition("=")
+        if text != "cost" and not (name and equals and choice):
             raise typer.BadParameter(f"--place takes NODE=cpu, NODE=accelerator or cost, not {text!r}")
-        place[name or "*"] = where
+        place[name or "*"] = choice
     return place
 
 
 def _require_kept(source: Path, program: Program, keep: str | Sequence[str]) -> None:
+    """Raise ProgramError where the Program does not return the tensors of --keep."""
     from celosia.compiler.program import ProgramError
 
     there = {tensor.name for tensor in (*program.outputs, *program.kept)}
     missing = [name for name in ([] if keep == "all" else keep) if name not in there]
     if missing or (keep == "all" and not program.kept):
-        what = f"tensor {missing[0]!r}" if missing else "the tensors inside the model"
+        subject = f"tensor {missing[0]!r}" if missing else "the tensors inside the model"
         raise ProgramError(
-            f"{source} was compiled to return its outputs, not {what}; compile the model again with --keep "
+            f"{source} was compiled to return its outputs, not {subject}; compile the model again with --keep "
             f"{missing[0] if missing else 'all'}, or give the ONNX model here"
         )
 
@@ -318,7 +322,7 @@ def program_there(
     source: Path, config: str | None, stages: Stages, remote: Remote, no_check: bool, shapes: Shapes | None = None,
     keep: str | Sequence[str] = (), trust: Trust | None = None, place: Mapping[str, str] = {},
 ) -> Program:  # fmt: skip
-    """As `program_of`, for the board's processor."""
+    """Return the Program as `program_of` does, for the processor of a board."""
     from celosia.driver.remote import deploy
 
     target = deploy.target_of(remote.status()) if not is_program(source) or (trust and trust.rebuild) else None

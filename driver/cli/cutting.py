@@ -1,4 +1,4 @@
-"""`celosia cut`."""
+"""`celosia cut`: cut a model for several accelerators."""
 
 from __future__ import annotations
 
@@ -49,17 +49,17 @@ def cut(
         from celosia.hw.boards.memory import ZYNQ_HP
 
         stages("looking for places")
-        found = {
+        cuts = {
             output / f"{model.stem}.{number}.onnx": part
             for number, part in enumerate(cut_model(model, parts, config, shapes=shapes), 1)
         }
         lines = []
-        for path, part in found.items():
+        for path, part in cuts.items():
             stages(path.name)
             cycles = estimate(compile_model(part, config, check=False), ZYNQ_HP)["cycles"]
-            lines.append(f"{path}: {cycles:,} cycles, to {', '.join(each.name for each in part.graph.output)}")
+            lines.append(f"{path}: {cycles:,} cycles, to {', '.join(output.name for output in part.graph.output)}")
         make_folder(output)
-        for path, part in found.items():
+        for path, part in cuts.items():
             with replacing(path) as temporary:
                 temporary.write_bytes(part.SerializeToString(deterministic=True))
     if not quiet:

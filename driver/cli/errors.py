@@ -60,7 +60,7 @@ def _sentences() -> dict[int, tuple[type[Exception], ...]]:
     from celosia.compiler.tune.records import RecordsError
     from celosia.driver.explore.configs import SpaceError
     from celosia.driver.explore.records import ExploreError
-    from celosia.driver.export.places import NotExportable
+    from celosia.driver.export.memory_map import NotExportable
     from celosia.driver.host.oracle import MissingLibrary, OracleError
     from celosia.driver.pages.names import ReportError
     from celosia.driver.quantize.quantize import QuantizeError
@@ -91,7 +91,7 @@ def _sentences() -> dict[int, tuple[type[Exception], ...]]:
 
 
 def explained(error: Exception) -> tuple[int, str]:
-    """Exit code and sentence for an error of a command."""
+    """Return exit code and sentence for an error of a command."""
     from celosia.compiler.selfcheck.check import CheckFailed, SelfCheckError
 
     for code, classes in _sentences().items():
@@ -108,8 +108,8 @@ def explained(error: Exception) -> tuple[int, str]:
         return FAULT, f"a fault of celosia: {error}; report it with the model (--no-check compiles nevertheless)"
     if isinstance(error, CheckFailed):
         return UNCHECKED, f"{error}; go on without it with --no-check (check=False in Python), and report the model"
-    what = f"{type(error).__name__}: {error}".splitlines()[0]
-    return FAULT, f"a fault of celosia: {what}; run the command again with --debug and report what it prints"
+    summary = f"{type(error).__name__}: {error}".splitlines()[0]
+    return FAULT, f"a fault of celosia: {summary}; run the command again with --debug and report what it prints"
 
 
 def say(text: str, error: bool = False) -> None:
@@ -118,7 +118,7 @@ def say(text: str, error: bool = False) -> None:
 
 
 def end_output() -> None:
-    """Write what waits for standard output, or drop it where nobody reads any more, so that Python's end is silent."""
+    """Flush standard output, or drop it where nobody reads any more, so that Python ends silently."""
     try:
         sys.stdout.flush()
     except (OSError, ValueError):
@@ -130,15 +130,16 @@ def _say_warning(
     message: Warning | str, category: type[Warning], filename: str, lineno: int, file: TextIO | None = None,
     line: str | None = None,
 ) -> None:  # fmt: skip
-    """As `warnings.showwarning`, in one sentence."""
+    """Print a warning in one sentence, in place of `warnings.showwarning`."""
     say(f"celosia: warning: {printable(str(message))}", error=True)
 
 
 class Commands(TyperGroup):
-    """Commands whose complaint about a command line no terminal obeys: a pattern of the shell puts any names there."""
+    """Group of commands that prints errors of the command line with escapes: a shell pattern can put any names
+    there."""
 
     def invoke(self, ctx: Any) -> Any:
-        """As typer has it, with escapes in the message of an error."""
+        """Invoke the command as typer does, with escapes in the message of an error."""
         try:
             return super().invoke(ctx)
         except Exception as error:
@@ -148,8 +149,8 @@ class Commands(TyperGroup):
 
 
 def command(function: Callable[..., None]) -> Callable[..., None]:
-    """`function` as a command whose errors are one sentence and an exit code, with an option `--debug`."""
-    given = inspect.signature(function, eval_str=True)
+    """Wrap `function` as a command whose errors are one sentence and an exit code, with an option `--debug`."""
+    signature = inspect.signature(function, eval_str=True)
     debugging = inspect.Parameter("debug", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=Debug)
 
     @functools.wraps(function)
@@ -175,5 +176,5 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
             typer.secho(f"celosia: error: {text}", fg="red" if sys.stderr.isatty() else None, err=True)
             raise typer.Exit(code) from None
 
-    checked.__signature__ = given.replace(parameters=[*given.parameters.values(), debugging])  # type: ignore[attr-defined]
+    checked.__signature__ = signature.replace(parameters=[*signature.parameters.values(), debugging])  # type: ignore[attr-defined]
     return checked

@@ -1,4 +1,4 @@
-"""`celosia explore`."""
+"""`celosia explore`: search for accelerators for models on a board."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def explore(
     if as_json:
         typer.echo(json.dumps(report, indent=1))
     elif not quiet:
-        from celosia.driver.show import explore as show
+        from celosia.driver.show import explore_summary as show
 
         common.show(show.front(report, output), highlight=False)
     if interrupted:
@@ -122,11 +122,11 @@ def explore(
 def _explored(
     models: list[Path], board: str, budget: str | None, quiet: bool, options: dict[str, Any]
 ) -> tuple[dict[str, Any], bool]:  # fmt: skip
-    """(the report, whether Ctrl-C has ended it)."""
+    """Explore, and return (the report, whether Ctrl-C has ended it)."""
     from celosia.compiler.superoptimise.state import SearchState
     from celosia.driver.explore import explore as explorer
-    from celosia.driver.show import explore as show
-    from celosia.driver.show import optimise as search
+    from celosia.driver.show import explore_summary as show
+    from celosia.driver.show import optimise_summary as search
 
     with common.progress_stages(quiet) as stages:
         for model in models:
@@ -134,8 +134,8 @@ def _explored(
         seconds = None if budget is None else explorer.seconds(budget)
         stages("reading the models")
         try:
-            told = lambda state: stages.now((search if isinstance(state, SearchState) else show).line(state))  # noqa: E731
-            found = explorer.explore(models, board, budget=seconds, progress=stages, told=told, **options)
+            on_state = lambda state: stages.now((search if isinstance(state, SearchState) else show).line(state))  # noqa: E731
+            exploration = explorer.explore(models, board, budget=seconds, progress=stages, told=on_state, **options)
         except explorer.Interrupted as end:
             return end.found.report, True
-    return found.report, False
+    return exploration.report, False

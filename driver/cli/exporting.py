@@ -1,4 +1,4 @@
-"""`celosia export`."""
+"""`celosia export`: write a model as C."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from celosia.driver.cli import options as opt
 from celosia.driver.cli.errors import command, say
 
 if TYPE_CHECKING:
-    from celosia.driver.export.write import Exported
+    from celosia.driver.export.c_project import Exported
 
 Folder = Annotated[Path, typer.Option("--output", "-o", metavar="DIR", help="The folder to write, or to add to.")]
 Target = Annotated[
@@ -57,7 +57,7 @@ def export(
         shapes, placed = common.shapes_of(shape), common.place_of(place)
         common.check_source(model)
         from celosia.compiler.options import Options
-        from celosia.driver.export import write
+        from celosia.driver.export import c_project as write
 
         write.require_model(model, name)
         write.require_target(output, target)
@@ -65,21 +65,21 @@ def export(
             config=config, progress=stages, check=not no_check, decisions=decisions, shapes=shapes, records=records,
             place=placed, without=without or (), **common.rounding_of(rounding),
         )  # fmt: skip
-        made = write.export(model, target, options, name)
+        exported = write.export(model, target, options, name)
         stages("writing C")
-        write.write(made, output)
-    common.advise(made.model.program, quiet)
+        write.write(exported, output)
+    common.advise(exported.model.program, quiet)
     if not quiet:
-        say(_told(made, output))
+        say(_summary(exported, output))
 
 
-def _told(made: Exported, folder: Path) -> str:
-    """What was written, and how to build it."""
-    model = made.model
+def _summary(exported: Exported, folder: Path) -> str:
+    """Text on the files that were written, and how to build them."""
+    model = exported.model
     cpu = f"{len(model.program.kernels)} kernels" if model.program.kernels else "no kernels"
-    needs = f", which call {', '.join(made.functions)} of the C library" if made.functions else ""
+    needs = f", which call {', '.join(exported.functions)} of the C library" if exported.functions else ""
     return (
-        f"{folder}: {model.name}.h for {made.target.name}; {len(model.program.launches)} launches, {cpu}{needs}; "
+        f"{folder}: {model.name}.h for {exported.target.name}; {len(model.program.launches)} launches, {cpu}{needs}; "
         f"{model.places.memory_bytes:,} bytes of memory and {model.device_bytes():,} of the accelerator's; make -C "
         f"{folder}"
     )

@@ -1,4 +1,4 @@
-"""`celosia generate`."""
+"""`celosia generate`: write text with a decoder."""
 
 from __future__ import annotations
 
@@ -79,13 +79,13 @@ def generate(
     options = device_options(device, memory, address)
     common.check_source(model)
     common.check_destinations([model], report)
-    with common.progress_stages(quiet) as stages, _opened(device, config, sudo, stages, options) as where:
+    with common.progress_stages(quiet) as stages, _opened(device, config, sudo, stages, options) as device_or_name:
         from celosia.driver.generate.decoder import Decoder
 
         options |= {"progress": stages.cycles, "quiet": quiet} if device == "rtl" else {}
         decoder = Decoder(
-            model, where, config=config, length=length, threads=threads, check=not no_check, progress=stages,
-            options=options if where == device else {}, **common.rounding_of(rounding),
+            model, device_or_name, config=config, length=length, threads=threads, check=not no_check, progress=stages,
+            options=options if device_or_name == device else {}, **common.rounding_of(rounding),
         )  # fmt: skip
         with decoder:
             begin = _tokens(decoder, model, prompt, ids)
@@ -101,19 +101,19 @@ def generate(
 
 
 def _summarise(session: Session) -> None:
-    from celosia.driver.show.generate import summary
+    from celosia.driver.show.generate_summary import summary
 
     common.show(["", summary(session.usage.report(), session.length, session.decoder)])
 
 
 @contextmanager
 def _opened(device: str, config: str, sudo: bool, stages: Stages, options: dict[str, Any]) -> Iterator[Any]:
-    """`device`, or the Device behind the address of a board."""
+    """Open the Device behind the address of a board; other names stay names."""
     if not device.startswith(SSH_PREFIX):
         yield device
         return
     from celosia.driver.remote.deploy import Remote
-    from celosia.driver.remote.device import RemoteDevice
+    from celosia.driver.remote.remote_device import RemoteDevice
     from celosia.driver.remote.ssh import connected
     from celosia.hw.spec.config import Config
 
@@ -127,7 +127,7 @@ def _opened(device: str, config: str, sudo: bool, stages: Stages, options: dict[
 
 
 def _tokens(decoder: Decoder, model: Path, prompt: str | None, ids: str | None) -> list[int]:
-    """Those of --prompt or --ids. InputError."""
+    """Tokens of --prompt or --ids. InputError."""
     from celosia.compiler.program import InputError
 
     if (prompt is None) == (ids is None):
@@ -142,8 +142,8 @@ def _tokens(decoder: Decoder, model: Path, prompt: str | None, ids: str | None) 
         raise typer.BadParameter(f"--ids {ids} are no whole numbers between commas") from None
 
 
-def _write(decoder: Decoder, begin: list[int], made: Iterator[int], prompt: str | None) -> None:
-    """Print tokens when they come: as text, that no terminal obeys, or as numbers."""
+def _write(decoder: Decoder, begin: list[int], new_tokens: Iterator[int], prompt: str | None) -> None:
+    """Print tokens as they come: as escaped text, or as numbers."""
     from celosia.plain import lines
 
     def text(tokens: list[int]) -> str:
@@ -152,6 +152,6 @@ def _write(decoder: Decoder, begin: list[int], made: Iterator[int], prompt: str 
         return lines(decoder.vocabulary.text_of(tokens))
 
     typer.echo(text(begin), nl=False)
-    for token in made:
+    for token in new_tokens:
         typer.echo(text([token]), nl=False)
     typer.echo()

@@ -54,8 +54,8 @@ def configs(
       celosia configs
       celosia configs pynq > mine.toml
     """
-    from celosia.driver.show import hardware as show
-    from celosia.driver.show.table import console
+    from celosia.driver.show import hardware_summary as show
+    from celosia.driver.show.text_table import console
     from celosia.hw.spec.config import PRESETS, Config
 
     if name is not None:
@@ -80,8 +80,8 @@ def boards(
       celosia boards pynq-z2 > my_board.toml
       celosia bitstream project --board my_board.toml -o build/my_board
     """
-    from celosia.driver.show import hardware as show
-    from celosia.driver.show.table import console
+    from celosia.driver.show import hardware_summary as show
+    from celosia.driver.show.text_table import console
     from celosia.hw.boards.boards import BOARDS, find_board
 
     if name is not None:
@@ -114,22 +114,22 @@ def sweep(
     """
     if not given:
         raise typer.BadParameter("--set names what to try, as in --set bus_bytes=8,16")
-    behind = common.memory_options(memory, "timed")
+    memory_args = common.memory_options(memory, "timed")
     with common.progress_stages(quiet) as stages:
         common.check_source(model)
         common.check_destinations([model], html, report)
         from celosia.driver.explore import sweep as sweeping
-        from celosia.driver.show import hardware as show
-        from celosia.driver.show.table import console
+        from celosia.driver.show import hardware_summary as show
+        from celosia.driver.show.text_table import console
         from celosia.hw.spec.config import ConfigError
 
-        rows = sweeping.sweep(model, sweeping.settings(given), config, progress=stages, **behind)
-    told = f"{model.name} on {config}; cycles by the timing model, memory {behind.get('memory', 'zynq-hp')}"
+        rows = sweeping.sweep(model, sweeping.settings(given), config, progress=stages, **memory_args)
+    title = f"{model.name} on {config}; cycles by the timing model, memory {memory_args.get('memory', 'zynq-hp')}"
     if html is not None:
-        sweeping.page(f"celosia sweep {model.name}", rows, f"{told}. {sweeping.note(rows)}").save(html)
+        sweeping.page(f"celosia sweep {model.name}", rows, f"{title}. {sweeping.note(rows)}").save(html)
     common.write_json(report, rows)
     if not quiet:
-        console().print(show.swept(told, rows))
+        console().print(show.swept(title, rows))
         console().print(sweeping.note(rows), highlight=False)
     if all(row["cycles"] is None for row in rows):
         raise ConfigError(f"none of the {len(rows)} Configs runs {model.name}; the first: {rows[0]['error']}")
@@ -146,8 +146,8 @@ def doctor() -> None:
       celosia doctor
     """
     from celosia import tools
-    from celosia.driver.show import hardware as show
-    from celosia.driver.show.table import console
+    from celosia.driver.show import hardware_summary as show
+    from celosia.driver.show.text_table import console
 
     console().print(show.tools([tools.choice(tool) for tool in tools.TOOLS]))
 
@@ -170,8 +170,8 @@ def cache(
       celosia cache --limit 500MB
     """
     from celosia import cache as kept
-    from celosia.driver.show import hardware as show
-    from celosia.driver.show.table import console, megabytes
+    from celosia.driver.show import hardware_summary as show
+    from celosia.driver.show.text_table import console, megabytes
 
     if limit is not None and clear:
         raise typer.BadParameter("--clear leaves nothing for --limit; give one of them")

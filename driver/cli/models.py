@@ -38,7 +38,7 @@ Target = Annotated[
 
 
 def _config(target: str | None) -> Config:
-    """That of the board which is compiled for, where none is named."""
+    """Return the Config of the board that is compiled for, where no Config is named."""
     if target is None or not (target in BOARDS or is_file(target)):
         return PRESETS["pynq"]
     return find_board(target).config
@@ -88,13 +88,13 @@ def compile_(
         ), stages)  # fmt: skip
     common.advise(program, quiet)
     if not quiet:
-        from celosia.driver.show import program as show
+        from celosia.driver.show import program_summary as show
 
         common.show([show.overview(program), _size(output)])
 
 
 def _compiled_to(path: Path, compiled: Callable[[], Program], stages: Callable[[str], None]) -> Program:
-    """What `compiled` gives, written to `path`. A Program whose check failed itself is written, too. CheckFailed."""
+    """Compile and write the Program to `path`, also one whose own check failed. Raises CheckFailed then."""
     from celosia.compiler.selfcheck.check import CheckFailed
 
     try:
@@ -110,7 +110,7 @@ def _compiled_to(path: Path, compiled: Callable[[], Program], stages: Callable[[
 
 
 def _size(path: Path) -> str:
-    from celosia.driver.show.table import megabytes
+    from celosia.driver.show.text_table import megabytes
 
     return f"{path}: {megabytes(path.stat().st_size)}"
 
@@ -178,15 +178,15 @@ def inspect(
         return
     if memory is not None and not estimate:
         raise typer.BadParameter("--memory needs --estimate: nothing else here depends on it")
-    behind = common.memory_options(memory, "timed")
+    memory_args = common.memory_options(memory, "timed")
     parts = _Parts(operators, layers, buffers, disassemble or layer is not None, layer, passes, one_pass)
     with common.progress_stages(quiet) as stages:
         common.check_destinations([model], decisions)
         chosen = common.chosen(shape, place, rounding)
         program = common.program_of(model, config, stages, no_check, parts.watch, **chosen)
     common.advise(program, quiet)
-    from celosia.driver.show import program as show
-    from celosia.driver.show import run as show_run
+    from celosia.driver.show import program_summary as show
+    from celosia.driver.show import run_summary as show_run
 
     if decisions is not None:
         from celosia.compiler.tensorize.decisions import decisions_of
@@ -195,17 +195,18 @@ def inspect(
     if loops is not None:
         _say(show.loops(program, loops))
     elif decisions is None:
-        common.show(show_run.estimate(program, **behind) if estimate else parts.tables(program))
+        common.show(show_run.estimate(program, **memory_args) if estimate else parts.tables(program))
     if loops is None and decisions is None and not estimate:
         _say(parts.lines(program))
 
 
 def _show_derivation(model: Path) -> None:
-    """ModelError where `celosia optimise` has not made the model, or that of the Program."""
+    """Print the derivation of a model. ModelError where neither it nor that of the Program comes from `celosia
+    optimise`."""
     common.check_source(model)
     from celosia.compiler.graph.errors import ModelError
     from celosia.compiler.superoptimise.derivation import derivation_in
-    from celosia.driver.show import optimise as show
+    from celosia.driver.show import optimise_summary as show
 
     report = derivation_in(model)
     if report is None:
@@ -214,7 +215,7 @@ def _show_derivation(model: Path) -> None:
 
 
 class _Parts:
-    """What `inspect` shows of a Program: what was asked for, or where nothing was, all tables.
+    """Parts of a Program that `inspect` shows: those asked for, else all tables.
 
     graphs: the graph as text after each pass, by the pass's name, where it is asked for.
     """
@@ -223,14 +224,14 @@ class _Parts:
         self, operators: bool, layers: bool, buffers: bool, disassemble: bool, layer: str | None, passes: bool,
         one_pass: str | None,
     ) -> None:  # fmt: skip
-        self.wanted = operators, layers, buffers
+        self.chosen = operators, layers, buffers
         self.disassemble, self.layer, self.one_pass = disassemble, layer, one_pass
         self.passes = passes or one_pass is not None
         self.graphs: dict[str, str] = {}
 
     @property
     def watch(self) -> Callable[[str, ir.Model], None] | None:
-        """Keeps graphs."""
+        """Keep the graph of a pass."""
         return self._keep if self.passes else None
 
     def _keep(self, name: str, graph: ir.Model) -> None:
@@ -239,23 +240,23 @@ class _Parts:
         self.graphs[name] = text(graph.graph)
 
     def tables(self, program: Program) -> Iterator[RenderableType]:
-        """With an empty line before each but the first."""
-        from celosia.driver.show import program as show
+        """Yield the tables, with an empty line before each but the first."""
+        from celosia.driver.show import program_summary as show
 
-        every = not (any(self.wanted) or self.passes or self.disassemble)
+        every = not (any(self.chosen) or self.passes or self.disassemble)
         if every:
             yield show.overview(program)
-        for wanted, table in zip(self.wanted, (show.operators, show.program_layers, show.buffers)):
+        for is_wanted, table in zip(self.chosen, (show.operators, show.program_layers, show.buffers)):
             if every:
                 yield ""
-            if every or wanted:
+            if every or is_wanted:
                 yield table(program)
         if self.passes and self.one_pass is None:
             yield from (show.passes(program), "", show.kernels(program))
 
     def lines(self, program: Program) -> Iterator[str]:
-        """Graphs, and instructions. ProgramError where a name is none."""
-        from celosia.driver.show import program as show
+        """Yield graphs and instructions as text. ProgramError for an unknown name."""
+        from celosia.driver.show import program_summary as show
 
         if self.passes:
             yield from show.graphs(program, self.graphs, self.one_pass)
@@ -301,31 +302,34 @@ def report(
       celosia report front/front.json -o front.html
       celosia report faster.onnx -o page.html
     """
-    behind = common.memory_options(memory, "timed")
-    from celosia.driver.pages import derivation, page, run
+    memory_args = common.memory_options(memory, "timed")
+    from celosia.driver.pages import derivation, page
+    from celosia.driver.pages import run_page as run
 
     page.require()
     with common.progress_stages(quiet) as stages:
         common.check_source(source)
         common.check_destinations([source], output)
         if source.suffix == ".json":
-            for option, given in (("--config", config), ("--memory", memory), ("--shape", shape)):
-                if given:
+            for option, value in (("--config", config), ("--memory", memory), ("--shape", shape)):
+                if value:
                     raise typer.BadParameter(f"{option} is for a model or Program: {source} says what its run had")
-            made = _page_of(source)
+            written_page = _page_of(source)
         else:
             program = common.program_of(source, config, stages, no_check, shapes=common.shapes_of(shape))
             stages("drawing")
-            made = run.of_program(program, **behind)
-            made = derivation.with_derivation(made, source)
-        made.save(output)
+            written_page = run.of_program(program, **memory_args)
+            written_page = derivation.with_derivation(written_page, source)
+        written_page.save(output)
     if not quiet:
         say(f"{output}: {output.stat().st_size / 1e6:.1f} MB, for a browser; it needs no network")
 
 
 def _page_of(report: Path) -> Page:
-    """Of what `run --report`, `explore` or `optimise --report` wrote."""
-    from celosia.driver.pages import derivation, front, run
+    """Return the page of a report that `run --report`, `explore` or `optimise --report` wrote."""
+    from celosia.driver.pages import derivation
+    from celosia.driver.pages import exploration_page as front
+    from celosia.driver.pages import run_page as run
 
     if derivation.is_derivation(report):
         return derivation.of_derivation(report)
@@ -409,15 +413,15 @@ def quantize(
         common.check_destinations([model, calibration], output, report)
         from celosia.driver.quantize.quantize import quantize as quantize_model
 
-        found = quantize_model(
+        quantised = quantize_model(
             model, calibration, output, per_channel=not per_tensor, activations=activations, method=method,
             symmetric=symmetric, operators=operators, samples=samples, exclude=exclude or (), mean=mean or (0.0,),
             std=std or (1.0,), weights=int(weights), smooth=alpha, config=config, progress=stages,
             told=common.telling_once(quiet),
         )  # fmt: skip
-    common.write_json(report, found)
+    common.write_json(report, quantised)
     if not quiet:
-        from celosia.driver.show import quantize as show
+        from celosia.driver.show import quantize_summary as show
 
-        tables = (part for table in show.quantised(found) for part in (table, ""))
+        tables = (part for table in show.quantised(quantised) for part in (table, ""))
         common.show([*tables, _size(output)])

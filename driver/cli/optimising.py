@@ -1,4 +1,4 @@
-"""`celosia optimise`."""
+"""`celosia optimise`: rewrite a model by proved rules."""
 
 from __future__ import annotations
 
@@ -92,43 +92,43 @@ def optimise(
       celosia optimise encoder.onnx -o faster.onnx --shape mel=1,80,400 --report derivation.json
     """
     from celosia.compiler.superoptimise.budget import seconds
-    from celosia.driver.show import optimise as show
+    from celosia.driver.show import optimise_summary as show
     from celosia.driver.tune.optimise import optimise as driver
 
     _refuse(cpu, fast_math, tune, bool(jobs or pool))
     with common.progress_stages(quiet) as stages:
         common.check_source(model)
         common.check_destinations([model], output, report, records)
-        found = driver(
+        optimised = driver(
             model, config, budget=seconds(budget), shapes=common.shapes_of(shape), search=search, progress=stages,
             accelerator=not cpu, fast_math=fast_math, records=records, tune=tune,
             jobs=jobs or (os.cpu_count() or 1 if tune else 0),
             pool=common.pool_of(pool, insecure_pool), told=lambda state: stages.now(show.line(state)),
         )  # fmt: skip
         stages("writing the model")
-        _save(found, output)
-    common.write_json(report, found.report)
+        _save(optimised, output)
+    common.write_json(report, optimised.report)
     if not quiet:
-        common.show(show.derivation(found.report))
-    if found.state.ended == "interrupted":
+        common.show(show.derivation(optimised.report))
+    if optimised.state.ended == "interrupted":
         say(f"celosia: interrupted; the best so far is in {output}", error=True)
         raise typer.Exit(INTERRUPTED)
 
 
-def _refuse(cpu: bool, fast_math: bool, trials: int, others: bool) -> None:
-    """What does not go together."""
+def _refuse(cpu: bool, fast_math: bool, trials: int, other_devices: bool) -> None:
+    """Raise BadParameter for options that exclude each other."""
     if cpu and trials:
         raise typer.BadParameter("--tune is of the accelerator's schedules; leave it out, or --cpu")
     if fast_math and not cpu:
         raise typer.BadParameter("--fast-math is of floats on the CPU; give --cpu, too, or leave it out")
-    if cpu and others:
+    if cpu and other_devices:
         raise typer.BadParameter(
             "what counts with --cpu is the time of this process alone; leave out --jobs and --pool"
         )
 
 
-def _save(found: Optimised, output: Path) -> None:
+def _save(optimised: Optimised, output: Path) -> None:
     from celosia.compiler.program.files import replacing
 
     with replacing(output) as temporary:
-        temporary.write_bytes(found.model.SerializeToString(deterministic=True))
+        temporary.write_bytes(optimised.model.SerializeToString(deterministic=True))

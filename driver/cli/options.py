@@ -1,4 +1,4 @@
-"""Options that several commands have, each declared once, and how one is declared that takes a name."""
+"""Options that several commands share."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from celosia.sim.devices import SIMULATORS
 
 
 def one_of(*flags: str, names: Collection[str], help: str) -> Any:
-    """An option that takes one of `names`."""
+    """Declare an option that takes one of `names`."""
 
     def known(name: str) -> str:
         if name not in names:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from celosia.compiler.program import Program
-    from celosia.driver.run.result import Result
+    from celosia.driver.run.run_result import Result
     from celosia.driver.show.progress import Stages
 
 Device = Annotated[
@@ -117,7 +117,8 @@ def run(
 
 
 def device_options(device: str, memory: str | None, address: str | None) -> dict[str, Any]:
-    """Those of --memory and --address for --device. BadParameter where there is no such device, or it takes none."""
+    """Return the options --memory and --address for a --device. BadParameter where the device is unknown or takes
+    neither."""
     if device not in DEVICES and not device.startswith(SSH_PREFIX):
         common.no_device(device, DEVICES)
     on_board, simulated = common.address_options(address), common.memory_options(memory, device)
@@ -137,7 +138,7 @@ def _ready(device: str, model: Path, threads: int | None) -> int:
 
 @dataclass(frozen=True)
 class _Source:
-    """A Program, or a model that becomes one: what `common.program_of` takes."""
+    """Source of a Program: its file, or a model with the arguments of `common.program_of`."""
 
     path: Path
     config: str | None
@@ -148,7 +149,7 @@ class _Source:
     given: dict[str, tuple[int, ...]]
 
     def shapes(self, values: dict[str, Any]) -> dict[str, tuple[int | None, ...]]:
-        """Those of the arrays for inputs whose sizes the model leaves open, and the sizes that were given for it."""
+        """Shapes of the arrays for inputs whose sizes the model leaves open, and the sizes that were given for it."""
         from celosia.compiler.graph.dimensions import open_inputs
         from celosia.compiler.graph.importer import read
 
@@ -162,6 +163,7 @@ class _Source:
 def _run_here(
     source: _Source, device: str, values: dict[str, Any], threads: int, stages: Stages, **options: Any
 ) -> tuple[Program, Result]:
+    """Load or compile the Program, and run it on a device of this machine."""
     from celosia.driver.runtime import Runtime
 
     program = common.program_of(
@@ -200,7 +202,7 @@ def _run_there(
 
 @dataclass(frozen=True)
 class _Files:
-    """What is written of a run, and where; None: not at all. dump: tensors inside the model that `output` gets, too."""
+    """Files to write of a run; None: not written. dump: tensors inside the model that `output` gets, too."""
 
     output: Path | None
     report: Path | None
@@ -209,7 +211,7 @@ class _Files:
     dump: list[str]
 
     def check(self, device: str, model: Path) -> None:
-        """That all can be written, before anything slow."""
+        """Check that all files can be written, before anything slow."""
         if self.trace is not None and device == "functional":
             raise typer.BadParameter(
                 f"--trace needs --device {' or '.join(WITH_CYCLES)}, or a board whose Config has a trace_depth: the "
@@ -225,7 +227,7 @@ class _Files:
             require()
 
     def write(self, program: Program, result: Result) -> None:
-        """OutputError."""
+        """Write the files of a run. OutputError."""
         if self.output is not None:
             from celosia.driver.data import arrays
 
@@ -235,28 +237,30 @@ class _Files:
         if self.trace is not None:
             _write_trace(self.trace, program, result)
         if self.html is not None:
-            from celosia.driver.pages.run import of_run
+            from celosia.driver.pages.run_page import of_run
 
             of_run(program, result.report, result.counters).save(self.html)
 
 
 def _write_trace(path: Path, program: Program, result: Result) -> None:
+    """Write the timeline of a run as JSON for Perfetto."""
     from celosia.compiler.program.files import write_text
     from celosia.driver.pages.timeline import timeline
     from celosia.hw.boards.boards import clock_mhz
 
-    if result.counters and not any(each.events for each in result.counters):
+    if result.counters and not any(counters.events for counters in result.counters):
         raise typer.BadParameter(
             "--trace: the accelerator has kept no instruction's time; take a Config with a trace_depth, and a "
             "bitstream of it"
         )
     memory = result.report["memory_model"]
-    made = timeline(program, result.counters, result.step_seconds, memory, clock_mhz(memory))
-    write_text(path, json.dumps(made) + "\n")
+    trace_json = timeline(program, result.counters, result.step_seconds, memory, clock_mhz(memory))
+    write_text(path, json.dumps(trace_json) + "\n")
 
 
 def _show(result: Result, layers: bool) -> None:
-    from celosia.driver.show import run as show
+    """Print the summary of a run, its layers and its outputs."""
+    from celosia.driver.show import run_summary as show
 
     parts: list[RenderableType] = [show.summary(result.report)]
     if result.report["layers"]:

@@ -1,4 +1,4 @@
-"""`celosia tune`."""
+"""`celosia tune`: search for better schedules."""
 
 from __future__ import annotations
 
@@ -96,10 +96,10 @@ def tune(
       celosia tune model.onnx --device cpu --records tuned.jsonl
     """
     measuring = _measuring(device, memory, pool, insecure_pool, sudo, address)
-    given = {"trials": trials, "search": search, "deadline": deadline, "budget": budget}
+    limits = {"trials": trials, "search": search, "deadline": deadline, "budget": budget}
     options: dict[str, Any] = {
         "records": records, "jobs": jobs or os.cpu_count() or 1, "learner": learner, "seed": seed,
-        "check": not no_check, **{name: value for name, value in given.items() if value}, **measuring,
+        "check": not no_check, **{name: value for name, value in limits.items() if value}, **measuring,
     }  # fmt: skip
     with common.progress_stages(quiet) as stages:
         options["shapes"] = common.shapes_of(shape)
@@ -107,11 +107,11 @@ def tune(
         common.check_destinations([model], output, report)
         common.check_destinations([model], records)
         with stages.paused():
-            found, lines = _found(device, model, config, quiet, options)
+            result, lines = _run_search(device, model, config, quiet, options)
         if output is not None:
             stages("writing the Program")
-            found.program.save(output)
-    common.write_json(report, found.report)
+            result.program.save(output)
+    common.write_json(report, result.report)
     if not quiet:
         common.show(lines)
 
@@ -119,33 +119,33 @@ def tune(
 def _measuring(
     device: str, memory: str | None, pool: str | None, insecure_pool: bool, sudo: bool, address: str | None
 ) -> dict[str, Any]:
-    """Options of `celosia.tune` that say who measures; none of them is for kernels."""
-    known = (*WITH_CYCLES, CPU)
-    if device not in known and not device.startswith(SSH_PREFIX):
-        common.no_device(device, known)
+    """Options of `celosia.tune` for the devices that measure; kernels take none of them."""
+    known_devices = (*WITH_CYCLES, CPU)
+    if device not in known_devices and not device.startswith(SSH_PREFIX):
+        common.no_device(device, known_devices)
     if device == CPU:
-        for name, given in (("--memory", memory), ("--pool", pool)):
-            if given:
+        for name, value in (("--memory", memory), ("--pool", pool)):
+            if value:
                 raise typer.BadParameter(
                     f"{name} is of the accelerator; leave it out, or take another device than {CPU}"
                 )
         return {}
-    behind = common.memory_options(memory, device if device in WITH_CYCLES else WITH_CYCLES[0])
+    memory_args = common.memory_options(memory, device if device in WITH_CYCLES else WITH_CYCLES[0])
     base = common.address_options(address).get("base")
     from celosia.hw.boards.memory import ZYNQ_HP
 
     return {
-        "device": device, "memory": behind.get("memory", ZYNQ_HP), "sudo": sudo, "base": base,
+        "device": device, "memory": memory_args.get("memory", ZYNQ_HP), "sudo": sudo, "base": base,
         "pool": common.pool_of(pool, insecure_pool),
     }  # fmt: skip
 
 
-def _found(
+def _run_search(
     device: str, model: Path, config: str, quiet: bool, options: dict[str, Any]
 ) -> tuple[Tuning, Iterable[RenderableType]]:  # fmt: skip
-    """What the search has found, and how it is told."""
-    from celosia.driver.show import tune as show
-    from celosia.driver.show import tune_cpu as show_kernels
+    """Search, and return the result with the function that prints it."""
+    from celosia.driver.show import tune_cpu_summary as show_kernels
+    from celosia.driver.show import tune_summary as show
     from celosia.driver.show.progress import Live
     from celosia.driver.tune import cpu as tune_cpu
     from celosia.driver.tune import tune
@@ -153,6 +153,6 @@ def _found(
     search: Callable[..., Tuning] = tune_cpu.tune_cpu if device == CPU else tune.tune
     shown: ModuleType = show_kernels if device == CPU else show
     with Live(quiet) as live:
-        told = lambda state: live(shown.tuning_line(state), lambda: shown.tuning(state))  # noqa: E731
-        found = search(model, config, **options, told=told)
-    return found, shown.tuned(found.report)
+        on_state = lambda state: live(shown.tuning_line(state), lambda: shown.tuning(state))  # noqa: E731
+        tuned = search(model, config, **options, told=on_state)
+    return tuned, shown.tuned(tuned.report)

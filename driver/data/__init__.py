@@ -1,1 +1,1 @@
-"""Samples, images and arrays that users give."""
+"""Samples, images and arrays from a user's files."""

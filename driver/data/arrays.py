@@ -1,4 +1,4 @@
-"""Arrays that a user gives and takes: `--input NAME=FILE`, `--random`, and the .npz of the outputs."""
+"""Arrays from and to a user's files: `--input NAME=FILE`, `--random`, and the .npz of the outputs."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ LARGEST_INDEX = 2
 
 
 def read_inputs(
-    given: Sequence[str], inputs: Sequence[TensorInfo], random: bool = False, pixels: Pixels = IN_UNITS,
+    texts: Sequence[str], inputs: Sequence[TensorInfo], random: bool = False, pixels: Pixels = IN_UNITS,
     labels: Mapping[tuple[str, int], str] = {},
 ) -> dict[str, Array]:  # fmt: skip
-    """The arrays of `--input` options, each of the type and shape that `inputs` say. InputError.
+    """Read the arrays of `--input` options, each of the type and shape that `inputs` declare. InputError.
 
     An option is NAME=FILE, or FILE where there is one input only or FILE is an .npz of arrays by input name. FILE is a
     .npy, an .npz (of the array NAME, or of a single one), or an image. random: make up the inputs that are not given.
@@ -37,7 +37,7 @@ def read_inputs(
     """
     _require_memory([tensor for tensor in inputs if random and tensor.kind == "tensor"])
     arrays: dict[str, Array] = {}
-    for text in given:
+    for text in texts:
         for name, array in _read(text, inputs, pixels).items():
             if name in arrays:
                 raise InputError(f"input {name!r} is given twice")
@@ -57,22 +57,22 @@ def read_inputs(
 
 
 def _closed(tensor: TensorInfo, arrays: Mapping[str, Array], labels: Mapping[tuple[str, int], str]) -> TensorInfo:
-    """`tensor` with numbers for the open sizes that labels or a batch of 1 tell."""
+    """Return `tensor` with numbers for the open sizes that its labels, or a batch of 1, determine."""
     if tensor.kind != "tensor":
         return tensor
-    known = {
+    known_tensors = {
         label: arrays[name].shape[axis] for (name, axis), label in labels.items()
         if name in arrays and axis < arrays[name].ndim
     }  # fmt: skip
     sizes = (
-        size if size >= 0 else known.get(labels.get((tensor.name, axis), ""), 1 if axis == 0 else size)
+        size if size >= 0 else known_tensors.get(labels.get((tensor.name, axis), ""), 1 if axis == 0 else size)
         for axis, size in enumerate(tensor.shape)
     )
     return replace(tensor, shape=tuple(sizes))
 
 
 def _require_memory(inputs: Sequence[TensorInfo]) -> None:
-    """InputError where arrays for all `inputs` take more than this machine has."""
+    """Raise InputError where arrays for all `inputs` take more memory than this machine has."""
     try:
         for tensor in inputs:
             check_size(_bytes(tensor), f"input {tensor.name!r}, {shape_text(tensor)},")
@@ -82,33 +82,33 @@ def _require_memory(inputs: Sequence[TensorInfo]) -> None:
 
 
 def _bytes(tensor: TensorInfo) -> int:
-    """With the float64 that random numbers are at first."""
+    """Bytes of a tensor, including the float64 that random numbers are at first."""
     return prod(max(size, 1) for size in tensor.shape) * max(itemsize(tensor.dtype), 8)
 
 
 def shape_text(tensor: TensorInfo) -> str:
-    """Element type and shape for people: `?` for a size of any number."""
+    """Describe element type and shape for people: `?` for an open size."""
     return f"{tensor.dtype}[{', '.join('?' if size == -1 else str(size) for size in tensor.shape)}]"
 
 
 def _read(text: str, inputs: Sequence[TensorInfo], pixels: Pixels) -> dict[str, Array]:
-    """The arrays of one option."""
-    known = {tensor.name: tensor for tensor in inputs}
-    name, path = _split(text, list(known))
+    """Read the arrays of one option."""
+    known_tensors = {tensor.name: tensor for tensor in inputs}
+    name, path = _split(text, list(known_tensors))
     if not path.exists():
         raise InputError(f"--input {text}: there is no file {path}")
     if name is None:
-        return _whole_archive(path, known)
+        return _archive_of_inputs(path, known_tensors)
     if path.suffix.lower() == ".npz":
         return {name: _one_of(path, name)}
     if is_image(path):
-        tensor = known[name]
+        tensor = known_tensors[name]
         return {name: read_image(path, name, tensor.dtype, tensor.shape, pixels)}
     return {name: read_array(path)}
 
 
 def _split(text: str, names: list[str]) -> tuple[str | None, Path]:
-    """Name and file of one option; names may hold equals signs, too. None for an archive of inputs."""
+    """Split an option into name and file; names may hold equals signs, too. None for an archive of inputs."""
     for name in sorted(names, key=len, reverse=True):
         if text.startswith(f"{name}="):
             return name, Path(text[len(name) + 1 :])
@@ -122,13 +122,14 @@ def _split(text: str, names: list[str]) -> tuple[str | None, Path]:
     return names[0], Path(text)
 
 
-def _whole_archive(path: Path, known: Mapping[str, TensorInfo]) -> dict[str, Array]:
+def _archive_of_inputs(path: Path, known_tensors: Mapping[str, TensorInfo]) -> dict[str, Array]:
+    """Read an .npz archive of inputs. InputError for unknown names."""
     arrays = read_archive(path)
-    if len(arrays) == len(known) == 1:
-        return dict(zip(known, arrays.values()))
+    if len(arrays) == len(known_tensors) == 1:
+        return dict(zip(known_tensors, arrays.values()))
     for name in arrays:
-        if name not in known:
-            listed = ", ".join(map(repr, known)) or "none"
+        if name not in known_tensors:
+            listed = ", ".join(map(repr, known_tensors)) or "none"
             raise InputError(f"{path} has an array {name!r}, and there is no such input; the inputs are {listed}")
     return arrays
 
@@ -142,7 +143,7 @@ def _one_of(path: Path, name: str) -> Array:
 
 
 def read_array(path: Path) -> Array:
-    """The array in a .npy file. InputError where it is not one."""
+    """Read the array in a .npy file. InputError where it is not one."""
     with reading(path, InputError, "is not a .npy file of numbers", "; write one with numpy.save"):
         array = np.load(path, allow_pickle=False)
     if not isinstance(array, np.ndarray):
@@ -152,7 +153,7 @@ def read_array(path: Path) -> Array:
 
 
 def read_archive(path: Path, error: type[Exception] = InputError) -> dict[str, Array]:
-    """The arrays in an .npz file by name. `error` where it is not one."""
+    """Read the arrays in an .npz file by name. Raises `error` where it is not one."""
     with (
         reading(path, error, "is not an .npz file of numbers", "; write one with numpy.savez"),
         np.load(path, allow_pickle=False) as archive,
@@ -161,8 +162,8 @@ def read_archive(path: Path, error: type[Exception] = InputError) -> dict[str, A
 
 
 def random_array(tensor: TensorInfo, seed: int = 0) -> Array:
-    """An input made up, the same for the same `seed`: floats in 0..1, bytes of the whole range, other integers 0 and 1.
-    InputError where that cannot be.
+    """Random input, equal for equal `seed`: floats in 0..1, bytes of the whole range, other integers 0 and 1.
+    InputError for a type that it cannot draw.
 
     >>> random_array(TensorInfo("x", "float32", (1, 2)))
     array([[0.6369617 , 0.26978672]], dtype=float32)

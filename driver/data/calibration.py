@@ -1,4 +1,4 @@
-"""Samples of a model's inputs: a folder of arrays or images, an .npz archive, or arrays."""
+"""Samples of a model's inputs, read from a folder of arrays or images, an .npz archive, or arrays."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class CalibrationError(InputError):
 
 @dataclass(frozen=True)
 class Input:
-    """An input of the model: None in `shape` is a size that the samples decide."""
+    """An input of the model; None in `shape` is a size that the samples determine."""
 
     name: str
     dtype: np.dtype[Any]
@@ -43,12 +43,13 @@ class Input:
 Reader = Callable[[Sequence[Input]], Sample]
 """Reads one sample of the inputs; CalibrationError where it does not fit them."""
 Completion = Callable[[str, Mapping[str, Array], Sequence[Input]], dict[str, Array]]
-"""Of what errors name, arrays of samples and the model's inputs: the arrays with those that it can make."""
+"""Function from (name for errors, arrays of samples, the model's inputs) to the arrays with those that it can
+add."""
 
 
 @dataclass(frozen=True)
 class Samples:
-    """Samples, each read when it is its turn. `inputs` are the model's, of the sizes that the samples have."""
+    """Sequence of samples, each read when it is needed. `inputs` are the model's, with the sizes of the samples."""
 
     inputs: tuple[Input, ...]
     readers: tuple[Reader, ...]
@@ -57,11 +58,11 @@ class Samples:
         return len(self.readers)
 
     def __iter__(self) -> Iterator[Sample]:
-        """Every array of the exact type and shape. CalibrationError."""
+        """Yield the samples, every array of the exact type and shape. CalibrationError."""
         return (reader(self.inputs) for reader in self.readers)
 
     def or_errors(self) -> Iterator[Sample | InputError]:
-        """The same, with an error in the place of each sample that cannot be read."""
+        """Yield the samples, with an error in the place of each one that cannot be read."""
         for reader in self.readers:
             try:
                 sample: Sample | InputError = reader(self.inputs)
@@ -70,7 +71,7 @@ class Samples:
             yield sample
 
     def pick(self, numbers: Iterable[int]) -> Samples:
-        """Those of these numbers, in their order."""
+        """Pick the samples with these numbers, in their order."""
         return Samples(self.inputs, tuple(self.readers[k] for k in numbers))
 
 
@@ -78,50 +79,54 @@ def open_samples(
     source: str | Path | Mapping[str, Array], inputs: Sequence[Input], limit: int | None = None,
     pixels: Pixels = IN_UNITS, completed: Completion | None = None,
 ) -> Samples:  # fmt: skip
-    """The samples in `source`: at most `limit`, spread evenly over all. completed: adds arrays that may be missing.
+    """Open the samples in `source`: at most `limit`, spread evenly over all. completed: adds arrays that may be
+    missing.
 
     A folder holds one sample in each .npy file (for models of one input), .npz file (arrays by input name) or image
     (float32 [1, 1 or 3, height, width] inputs; resized), or has a folder of such files for each class. An .npz file,
     or a mapping, holds arrays by input name whose first axis counts samples. A sample may leave out the batch axis of
     an input whose batch is 1. Raises CalibrationError.
     """
-    complete = completed or (lambda where, arrays, inputs: dict(arrays))
+    complete = completed or (lambda source, arrays, inputs: dict(arrays))
     if isinstance(source, Mapping):
-        where = "the calibration arrays"
-        readers = array_readers(where, complete(where, source, inputs), inputs)
+        name_in_errors = "the calibration arrays"
+        readers = array_readers(name_in_errors, complete(name_in_errors, source, inputs), inputs)
     elif Path(source).is_dir():
         readers = file_readers(files_of(Path(source))[0], replace(pixels, folder=Path(source)))
     elif not Path(source).exists():
         raise CalibrationError(f"there is no calibration folder or file {source}")
     else:
         arrays = _archive(Path(source))
-        if LABELS not in {each.name for each in inputs}:
-            arrays.pop(LABELS, None)  # of a test set
+        if LABELS not in {tensor.name for tensor in inputs}:
+            arrays.pop(LABELS, None)  # labels of a test set
         readers = array_readers(str(source), complete(str(source), arrays, inputs), inputs)
     return of_readers(readers, inputs, limit)
 
 
 def of_readers(readers: list[Reader], inputs: Sequence[Input], limit: int | None) -> Samples:
-    """At most `limit` of the samples, spread evenly; the first decides the sizes that the model leaves open."""
+    """Pick at most `limit` samples, spread evenly; the first decides the sizes that the model leaves open."""
     if limit is not None and limit < len(readers):
         readers = [readers[int(k)] for k in np.linspace(0, len(readers) - 1, limit).round()]
     first = readers[0](inputs)
-    fixed = tuple(Input(each.name, each.dtype, first[each.name].shape) for each in inputs)
+    fixed = tuple(Input(tensor.name, tensor.dtype, first[tensor.name].shape) for tensor in inputs)
     return Samples(fixed, tuple(readers))
 
 
-def array_readers(where: str, arrays: Mapping[str, Array], inputs: Sequence[Input]) -> list[Reader]:
-    """Samples along the first axis of `arrays`, by input name; `where` is what errors name. CalibrationError."""
-    _check_names(where, arrays, inputs)
+def array_readers(source: str, arrays: Mapping[str, Array], inputs: Sequence[Input]) -> list[Reader]:
+    """Return a reader for each sample along the first axis of `arrays`, by input name; `source` is named in errors.
+    CalibrationError."""
+    _check_names(source, arrays, inputs)
     counts = {name: len(array) if array.ndim else 0 for name, array in arrays.items()}
     if len(set(counts.values())) > 1:
-        raise CalibrationError(f"{where}: the first axis counts samples, and its sizes differ: {counts}")
+        raise CalibrationError(f"{source}: the first axis counts samples, and its sizes differ: {counts}")
     count = next(iter(counts.values()))
     if not count:
-        raise CalibrationError(f"{where} holds no samples; the first axis of each array counts them")
+        raise CalibrationError(f"{source} holds no samples; the first axis of each array counts them")
 
     def row(k: int, inputs: Sequence[Input]) -> Sample:
-        return {each.name: _fitted(arrays[each.name][k], each, f"{where}: {each.name}[{k}]") for each in inputs}
+        return {
+            tensor.name: _fitted(arrays[tensor.name][k], tensor, f"{source}: {tensor.name}[{k}]") for tensor in inputs
+        }
 
     return [partial(row, k) for k in range(count)]
 
@@ -138,11 +143,11 @@ def files_of(folder: Path) -> tuple[list[Path], Array | None]:
     else:
         numbers = list(range(len(classes)))
     files = [sample_files(path) for path in classes]
-    return list(chain.from_iterable(files)), np.repeat(numbers, [len(each) for each in files])
+    return list(chain.from_iterable(files)), np.repeat(numbers, [len(group) for group in files])
 
 
 def sample_files(folder: Path) -> list[Path]:
-    """The files of a folder that are samples, in the order of their names. CalibrationError where there are none."""
+    """List the sample files of a folder, in the order of their names. CalibrationError where there are none."""
     files = sorted(path for path in folder.iterdir() if path.suffix.lower() in {".npy", ".npz", *SUFFIXES})
     if not files:
         raise CalibrationError(f"the folder {folder} holds no samples; put .npy, .npz or image files there")
@@ -150,23 +155,23 @@ def sample_files(folder: Path) -> list[Path]:
 
 
 def file_readers(files: Sequence[Path], pixels: Pixels) -> list[Reader]:
-    """A sample of each file."""
+    """Return a reader for each file."""
     return [partial(_file, path, pixels) for path in files]
 
 
 def _file(path: Path, pixels: Pixels, inputs: Sequence[Input]) -> Sample:
-    """The sample in one file."""
+    """Read the sample in one file."""
     if path.suffix.lower() == ".npz":
         arrays = _archive(path)
         _check_names(str(path), arrays, inputs)
     elif len(inputs) != 1:
-        names = ", ".join(repr(each.name) for each in inputs)
+        names = ", ".join(repr(tensor.name) for tensor in inputs)
         raise CalibrationError(f"{path} holds one array, the model has the inputs {names}; give .npz files")
     elif path.suffix.lower() == ".npy":
         arrays = {inputs[0].name: read_array(path)}
     else:
         arrays = {inputs[0].name: _image(path, inputs[0], pixels)}
-    return {each.name: _fitted(arrays[each.name], each, f"{path}: {each.name!r}") for each in inputs}
+    return {tensor.name: _fitted(arrays[tensor.name], tensor, f"{path}: {tensor.name!r}") for tensor in inputs}
 
 
 def _archive(path: Path) -> dict[str, Array]:
@@ -175,32 +180,33 @@ def _archive(path: Path) -> dict[str, Array]:
     return read_archive(path, CalibrationError)
 
 
-def _check_names(where: str, arrays: Mapping[str, Array], inputs: Sequence[Input]) -> None:
+def _check_names(source: str, arrays: Mapping[str, Array], inputs: Sequence[Input]) -> None:
+    """Raise CalibrationError where arrays and inputs have different names."""
     held = ", ".join(map(repr, arrays)) or "nothing"
-    for each in inputs:
-        if each.name not in arrays:
-            raise CalibrationError(f"{where} has no array {each.name!r} ({each}); it holds {held}")
+    for tensor in inputs:
+        if tensor.name not in arrays:
+            raise CalibrationError(f"{source} has no array {tensor.name!r} ({tensor}); it holds {held}")
     for name in arrays:
-        if name not in {each.name for each in inputs}:
-            raise CalibrationError(f"{where} has an array {name!r}, but the model has no such input")
+        if name not in {tensor.name for tensor in inputs}:
+            raise CalibrationError(f"{source} has an array {name!r}, but the model has no such input")
 
 
-def _fitted(array: Array, wanted: Input, where: str) -> Array:
-    """`array` with the batch axis that it may lack. CalibrationError where it does not fit, or is not finite."""
-    if array.dtype != wanted.dtype:
-        raise CalibrationError(f"{where} is {array.dtype}, the model takes {wanted.dtype}; convert it with astype")
-    shape = wanted.shape
+def _fitted(array: Array, tensor: Input, source: str) -> Array:
+    """Return `array` with the batch axis that it may lack. CalibrationError where it does not fit, or is not finite."""
+    if array.dtype != tensor.dtype:
+        raise CalibrationError(f"{source} is {array.dtype}, the model takes {tensor.dtype}; convert it with astype")
+    shape = tensor.shape
     if array.ndim == len(shape) - 1 and shape[0] in (1, None):
         array = array[None]
     if array.ndim != len(shape) or any(w not in (None, n) for n, w in zip(array.shape, shape)):
-        raise CalibrationError(f"{where} is {array.dtype}{list(array.shape)}, the model takes {wanted}")
+        raise CalibrationError(f"{source} is {array.dtype}{list(array.shape)}, the model takes {tensor}")
     if array.dtype.kind == "f" and not np.isfinite(array).all():
-        raise CalibrationError(f"{where} holds NaN or infinite values, of which no range can be taken")
+        raise CalibrationError(f"{source} holds NaN or infinite values, of which no range can be taken")
     return np.ascontiguousarray(array)
 
 
-def _image(path: Path, wanted: Input, pixels: Pixels) -> Array:
+def _image(path: Path, tensor: Input, pixels: Pixels) -> Array:
     try:
-        return read_image(path, wanted.name, wanted.dtype.name, wanted.shape, pixels)
+        return read_image(path, tensor.name, tensor.dtype.name, tensor.shape, pixels)
     except InputError as error:
         raise CalibrationError(str(error)) from None

@@ -1,4 +1,4 @@
-"""Samples with labels, to measure accuracy: a folder, an .npz file, or arrays."""
+"""Samples with labels, to measure accuracy, from a folder, an .npz file, or arrays."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True)
 class Dataset:
-    """samples, and the number of each one's class; None where there are no labels."""
+    """Samples, and the class number of each; None where there are no labels."""
 
     samples: Samples
     labels: NDArray[np.int64] | None
@@ -40,7 +40,7 @@ def open_dataset(
     source: str | Path | Mapping[str, Array], inputs: Sequence[Input], labels: str | Path | Array | None = None,
     limit: int | None = None, pixels: Pixels = IN_UNITS,
 ) -> Dataset:  # fmt: skip
-    """The samples in `source`, at most `limit`, spread evenly over all, and their labels.
+    """Open the samples in `source`, at most `limit`, spread evenly over all, and their labels.
 
     source: as `calibration.open_samples` takes it; an .npz file or mapping may hold an array "labels", too, and a
     folder has labels where it has a folder for each class (`calibration.files_of`). labels: one number for each sample,
@@ -50,22 +50,22 @@ def open_dataset(
     if not isinstance(source, Mapping) and not Path(source).exists():
         raise InputError(f"there is no folder or file {source} with samples")
     names: list[str] = []
-    given: Array | None = None
+    labels_given: Array | None = None
     if not isinstance(source, Mapping) and Path(source).is_dir():
-        files, given = files_of(Path(source))
+        files, labels_given = files_of(Path(source))
         names, readers = [file.name for file in files], file_readers(files, replace(pixels, folder=Path(source)))
         count, samples = len(files), of_readers(readers, inputs, limit)
     else:
         arrays = dict(source if isinstance(source, Mapping) else read_archive(Path(source), CalibrationError))
-        if LABELS in arrays and LABELS not in {each.name for each in inputs}:
-            given = arrays.pop(LABELS)
+        if LABELS in arrays and LABELS not in {tensor.name for tensor in inputs}:
+            labels_given = arrays.pop(LABELS)
         readers = array_readers("the arrays" if isinstance(source, Mapping) else str(source), arrays, inputs)
         count, samples = len(readers), of_readers(readers, inputs, limit)
     if labels is not None:
-        given = labels if isinstance(labels, np.ndarray) else _read_labels(Path(labels), names)
-    if given is None:
+        labels_given = labels if isinstance(labels, np.ndarray) else _read_labels(Path(labels), names)
+    if labels_given is None:
         return Dataset(samples, None)
-    numbers = np.asarray(given)
+    numbers = np.asarray(labels_given)
     if numbers.size != count or numbers.dtype.kind not in "iu":
         raise InputError(f"labels are {numbers.dtype}{list(numbers.shape)}; {count} samples need as many whole numbers")
     chosen = np.linspace(0, count - 1, len(samples)).round().astype(int)
@@ -73,7 +73,7 @@ def open_dataset(
 
 
 def _read_labels(path: Path, names: Sequence[str]) -> Array:
-    """The labels in a file, for samples in files of `names`, if they are in files. InputError."""
+    """Read the labels in a file, for samples in files of `names`, if they are in files. InputError."""
     if not path.exists():
         raise InputError(f"there is no file {path} with labels")
     if path.suffix.lower() == ".npz":
@@ -91,8 +91,8 @@ def _read_labels(path: Path, names: Sequence[str]) -> Array:
             raise InputError(f"{path}, line {number + 1}: {' '.join(row)!r} is not LABEL or FILE LABEL")
     if all(len(row) == 1 for row in rows):
         return np.array([int(row[0]) for row in rows], np.int64)
-    known = {Path(row[0]).name: int(row[1]) for row in rows if len(row) == 2}
+    label_of = {Path(row[0]).name: int(row[1]) for row in rows if len(row) == 2}
     for name in names:
-        if name not in known:
+        if name not in label_of:
             raise InputError(f"{path} has no label of {name}")
-    return np.array([known[name] for name in names], np.int64)
+    return np.array([label_of[name] for name in names], np.int64)

@@ -1,4 +1,4 @@
-"""Images as inputs of models."""
+"""Read images as inputs of models."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SUFFIXES = frozenset((".png", ".jpg", ".jpeg", ".bmp"))
 
 @dataclass(frozen=True)
 class Pixels:
-    """How an image becomes an input: (pixel / 255 - mean) / std, one number for all channels or one for each.
+    """Conversion of an image to an input: (pixel / 255 - mean) / std, one number for all channels or one for each.
 
     told: called with a sentence for each image that is not taken as it is, which calls it as `folder` does.
     """
@@ -27,8 +27,8 @@ class Pixels:
     told: Callable[[str], None] = lambda sentence: None
     folder: Path | None = None
 
-    def called(self, path: Path) -> str:
-        """What an image is called: its path from `folder`, which may have one for each class."""
+    def name_of(self, path: Path) -> str:
+        """Name of an image: its path from `folder`, which may have one folder for each class."""
         return path.name if self.folder is None else str(path.relative_to(self.folder))
 
 
@@ -37,7 +37,7 @@ IN_UNITS = Pixels()
 
 
 def is_image(path: Path) -> bool:
-    """By its suffix."""
+    """Whether a file is an image, by its suffix."""
     return path.suffix.lower() in SUFFIXES
 
 
@@ -59,12 +59,12 @@ def read_image(path: Path, name: str, dtype: str, shape: Sequence[int | None], p
             "width]; give .npy files"
         )
     channels, height, width = (int(size or 0) for size in shape[1:])
-    for which, values in (("mean", pixels.mean), ("std", pixels.std)):
+    for option, values in (("mean", pixels.mean), ("std", pixels.std)):
         if len(values) not in (1, channels):
-            raise InputError(f"{len(values)} numbers as {which} for an image of {channels} channels")
+            raise InputError(f"{len(values)} numbers as {option} for an image of {channels} channels")
     try:
         with Image.open(path) as image:
-            if changes := _changes(pixels.called(path), image.mode, image.size, channels, (width, height)):
+            if changes := _changes(pixels.name_of(path), image.mode, image.size, channels, (width, height)):
                 pixels.told(changes)
             small = image.convert("RGB" if channels == 3 else "L").resize((width, height))
     except (OSError, ValueError, Image.DecompressionBombError) as error:
@@ -78,8 +78,8 @@ GREY = ("1", "L", "LA", "I", "I;16", "F")
 """Modes of pillow without colours."""
 
 
-def _changes(name: str, mode: str, size: tuple[int, int], channels: int, wanted: tuple[int, int]) -> str:
-    """What becomes of an image that is not as the input is; "" for one that is.
+def _changes(name: str, mode: str, size: tuple[int, int], channels: int, wanted_size: tuple[int, int]) -> str:
+    """Describe how an image is changed to fit the input; "" for one that fits.
 
     >>> _changes("cat.jpg", "RGB", (640, 480), 1, (28, 28))
     'cat.jpg is resized to 28x28 from 640x480, which changes its proportions, and converted to grey'
@@ -87,10 +87,10 @@ def _changes(name: str, mode: str, size: tuple[int, int], channels: int, wanted:
     ''
     """
     changes = []
-    if size != wanted:
-        text = f"resized to {wanted[0]}x{wanted[1]} from {size[0]}x{size[1]}"
+    if size != wanted_size:
+        text = f"resized to {wanted_size[0]}x{wanted_size[1]} from {size[0]}x{size[1]}"
         changes.append(
-            f"{text}, which changes its proportions," if size[0] * wanted[1] != size[1] * wanted[0] else text
+            f"{text}, which changes its proportions," if size[0] * wanted_size[1] != size[1] * wanted_size[0] else text
         )
     if channels == 1 and mode not in GREY:
         changes.append("converted to grey")

@@ -1,1 +1,1 @@
-"""A search over Configs for models on a board, and the Pareto front that it finds."""
+"""Search over Configs for models on a board, and the Pareto front that it finds; sweeps over fields of a Config."""

@@ -1,4 +1,4 @@
-"""The Configs among which a search looks: some values for each field, and rules that leave some of them out."""
+"""Space of the Configs of a search: some values for each field, and rules that leave some combinations out."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TRIES = 1000
 
 
 class SpaceError(Sentence, ValueError):
-    """A space that cannot be; one sentence that names the field, the value and what is possible."""
+    """An impossible space; one sentence that names the field, the value and the choices."""
 
 
 def _powers(low: int, high: int) -> tuple[int, ...]:
@@ -38,12 +38,12 @@ DEFAULT: dict[str, tuple[int | bool, ...]] = {
     "tap_depth": _powers(32, 1024), "forward": (False, True), "residual_cycles": (1, 2, 4),
     "pump": (1, 2),
 }  # fmt: skip
-"""What is searched where nobody says otherwise."""
+"""Values of the fields of the default space."""
 
 
 @dataclass(frozen=True)
 class ConfigSpace:
-    """All Configs whose fields have one of these values; fields that are not there have those of `base`.
+    """All Configs whose fields have one of these values; other fields have those of `base`.
 
     >>> space = ConfigSpace({"block_in": (8, 16), "block_out": (8, 16), "forward": (False, True)}, Config())
     >>> len(space), sum(1 for _ in space)    # forward needs block_in >= block_out
@@ -54,11 +54,13 @@ class ConfigSpace:
     base: Config = field(default_factory=lambda: Config(packed=True))
 
     def __post_init__(self) -> None:
-        known = {each.name for each in dataclasses.fields(Config)} - {"name"}
+        known_fields = {field.name for field in dataclasses.fields(Config)} - {"name"}
         for name, values in self.values.items():
-            if name not in known:
-                near = did_you_mean(name, known)
-                raise SpaceError(f"unknown Config field {name!r}{near}; known are {', '.join(sorted(known))}")
+            if name not in known_fields:
+                suggestion = did_you_mean(name, known_fields)
+                raise SpaceError(
+                    f"unknown Config field {name!r}{suggestion}; known are {', '.join(sorted(known_fields))}"
+                )
             if not values:
                 raise SpaceError(f"{name} has no values; give at least one, or leave it out")
             try:
@@ -69,18 +71,18 @@ class ConfigSpace:
 
     @staticmethod
     def of(board: Board, source: str | Path | Values | None = None) -> ConfigSpace:
-        """The default space on `board`, or that of a TOML file or mapping, each field one value or a list of them.
-        SpaceError."""
+        """Return the default space on `board`, or that of a TOML file or mapping, each field one value or a list of
+        them."""
         widest = board.bus_bits // 8
-        usual = DEFAULT | {"bus_bytes": tuple(each for each in DEFAULT["bus_bytes"] if each <= widest)}
-        given = _read(source) if isinstance(source, (str, Path)) else dict(source or {})
-        narrowed = {name: tuple(dict.fromkeys(_several(name, value))) for name, value in given.items()}
+        usual = DEFAULT | {"bus_bytes": tuple(width for width in DEFAULT["bus_bytes"] if width <= widest)}
+        choices = _read(source) if isinstance(source, (str, Path)) else dict(source or {})
+        narrowed = {name: tuple(dict.fromkeys(_several(name, value))) for name, value in choices.items()}
         if wide := [value for value in narrowed.get("bus_bytes", ()) if isinstance(value, int) and value > widest]:
             raise SpaceError(f"bus_bytes {wide[0]} is wider than a port of {board.name}; take at most {widest}")
         return ConfigSpace(usual | narrowed, board.config)
 
     def __len__(self) -> int:
-        """How many there are before rules leave some out."""
+        """Number of combinations before rules leave some out."""
         return prod(len(values) for values in self.values.values())
 
     def __iter__(self) -> Iterator[Config]:
@@ -93,7 +95,7 @@ class ConfigSpace:
                 yield cfg
 
     def config(self, fields: Mapping[str, int | bool]) -> Config | None:
-        """The Config of these fields; None where it cannot be. What it does not look at has its first value."""
+        """Config with these fields; None where it is impossible. Fields that it does not use have their first value."""
         fields = dict(fields)
         if fields.get("taps", self.base.taps) == 0 and "tap_depth" in self.values:
             fields["tap_depth"] = self.values["tap_depth"][0]
@@ -113,7 +115,7 @@ class ConfigSpace:
         return tuple(name for name, values in self.values.items() if len(values) > 1)
 
     def sample(self, rng: np.random.Generator) -> Config | None:
-        """Any Config; None where none was found."""
+        """Draw a random Config; None where none is possible."""
         for _ in range(TRIES):
             drawn = {name: values[rng.integers(len(values))] for name, values in self.values.items()}
             if (cfg := self.config(drawn)) is not None:
@@ -121,7 +123,8 @@ class ConfigSpace:
         return None
 
     def moved(self, cfg: Config, steps: Mapping[str, int]) -> Config | None:
-        """`cfg` with fields so many values up or down; None beyond the last one, or where it cannot be."""
+        """Return `cfg` with fields moved by some values up or down; None beyond the last value, or where it is
+        impossible."""
         fields = {name: getattr(cfg, name) for name in self.values}
         for name, step in steps.items():
             values = sorted(self.values[name])
@@ -129,18 +132,18 @@ class ConfigSpace:
             if not 0 <= at < len(values):
                 return None
             fields[name] = values[at]
-        found = self.config(fields)
-        return None if found == cfg else found
+        config = self.config(fields)
+        return None if config == cfg else config
 
     def neighbours(self, cfg: Config) -> Iterator[tuple[str, int, Config]]:
-        """Each Config one step away: the field, the step and the Config."""
+        """Yield each Config one step away: the field, the step and the Config."""
         for name in self.searched:
             for step in (1, -1):
-                if (found := self.moved(cfg, {name: step})) is not None:
-                    yield name, step, found
+                if (neighbour := self.moved(cfg, {name: step})) is not None:
+                    yield name, step, neighbour
 
     def nearest(self, cfg: Config) -> Config | None:
-        """The Config of the space with the values nearest to those of `cfg`."""
+        """Config of the space with the values nearest to those of `cfg`."""
         fields = {
             name: min(values, key=lambda value: abs(value - getattr(cfg, name))) for name, values in self.values.items()
         }
@@ -148,12 +151,12 @@ class ConfigSpace:
 
 
 def _several(name: str, value: Any) -> Sequence[int | bool]:
-    """One value, or a list of them. SpaceError."""
-    found = value if isinstance(value, (list, tuple)) else (value,)
-    for each in found:
-        if not isinstance(each, int):
-            raise SpaceError(f"{name} cannot be {brief(each)}: it takes whole numbers, or true and false")
-    return found
+    """Return the values of a field: one, or a list of them. SpaceError."""
+    values = value if isinstance(value, (list, tuple)) else (value,)
+    for entry in values:
+        if not isinstance(entry, int):
+            raise SpaceError(f"{name} cannot be {brief(entry)}: it takes whole numbers, or true and false")
+    return values
 
 
 def _read(path: str | Path) -> dict[str, Any]:

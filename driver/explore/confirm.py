@@ -1,4 +1,4 @@
-"""The front looked at more closely, in the end: counted by Yosys, run on the RTL."""
+"""Confirm the points of a front: count them by Yosys, run them on the RTL."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from celosia.compiler.compile import compile
 from celosia.driver.choices import WAYS
 from celosia.driver.data.arrays import read_inputs
 from celosia.driver.explore.explorer import Explorer
-from celosia.driver.explore.hardware import Resources
 from celosia.driver.explore.ladder import Ladder
 from celosia.driver.explore.records import RUNGS, Point
+from celosia.driver.explore.resource_use import Resources
 from celosia.driver.explore.subject import ExploredModel
 from celosia.driver.runtime import Runtime
 from celosia.hw.spec.config import Config
@@ -23,7 +23,8 @@ Say = Callable[[str], None]
 
 
 def front(explorer: Explorer, ways: Sequence[str], say: Say, over: Callable[[], bool]) -> None:
-    """Confirm the points of the front, again where what is found changes it, until all are or time is `over`."""
+    """Confirm the points of the front, and those of the front that results, until all are confirmed or time is
+    `over`."""
     for way in (name for name in WAYS if name in ways):
         while not over():
             rest = [point for point in explorer.front if not _done(point, way)]
@@ -31,8 +32,8 @@ def front(explorer: Explorer, ways: Sequence[str], say: Say, over: Callable[[], 
                 break
             point = rest[0]
             say(f"{way} of {point.cfg.digest[:6]}, {len(rest)} of the front to do")
-            found = _CONFIRM[way](explorer.ladder, point, say)
-            explorer.ladder.points.add(found)
+            confirmed = _CONFIRM[way](explorer.ladder, point, say)
+            explorer.ladder.points.add(confirmed)
             explorer.ladder.refit()
             explorer.reconsider()
 
@@ -42,7 +43,7 @@ def _done(point: Point, way: str) -> bool:
 
 
 def _yosys(ladder: Ladder, point: Point, say: Say) -> Point:
-    """Counted, and its clock estimated where the device's delays are known. SynthesisError."""
+    """Count by Yosys, and estimate the clock where the device's delays are known. SynthesisError."""
     device = ladder.board.device
     usage(point.cfg, device, say)
     mhz = timing.estimate(point.cfg, say=say).mhz if device.name == PART else None
@@ -51,13 +52,16 @@ def _yosys(ladder: Ladder, point: Point, say: Say) -> Point:
 
 
 def _rtl(ladder: Ladder, point: Point, say: Say) -> Point:
-    """Cycles of each model on the RTL."""
-    found = {each.name: rtl_cycles(ladder.model_on(point, each), point.cfg, ladder.memory) for each in ladder.subjects}
-    return replace(point, rung=_higher(point, "rtl"), rtl=found, at=ladder.clock())
+    """Measure the cycles of each model on the RTL."""
+    cycles = {
+        subject.name: rtl_cycles(ladder.model_on(point, subject), point.cfg, ladder.memory)
+        for subject in ladder.subjects
+    }
+    return replace(point, rung=_higher(point, "rtl"), rtl=cycles, at=ladder.clock())
 
 
 def rtl_cycles(subject: ExploredModel, cfg: Config, memory: str) -> int:
-    """Cycles of a run with inputs that are made up, compiled as `subject.timed` does."""
+    """Cycles of a run with random inputs, compiled as `subject.timed` does."""
     program = compile(subject.path, cfg, check=False, records="none")
     inputs = read_inputs([], program.inputs, random=True)
     with Runtime(program, "rtl", memory=memory) as runtime:

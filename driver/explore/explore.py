@@ -1,4 +1,4 @@
-"""Which accelerator to build for some models on a board: a search, and the front that it finds."""
+"""Explore Configs for some models on a board: a search, and the Pareto front that it finds."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ from celosia.compiler.tune.choices import DEADLINE
 from celosia.compiler.tune.measure import Judge
 from celosia.compiler.tune.pool import Fleet
 from celosia.driver.choices import ALSO, DEFAULT_OBJECTIVES, OBJECTIVES, WAYS
-from celosia.driver.explore import confirm, result
+from celosia.driver.explore import confirm
+from celosia.driver.explore import exploration_result as result
 from celosia.driver.explore.configs import ConfigSpace, Values
 from celosia.driver.explore.explorer import Explorer, ExploreState
 from celosia.driver.explore.ladder import Ladder
@@ -41,16 +42,17 @@ BATCH = 4
 
 
 class Interrupted(KeyboardInterrupt):
-    """An exploration that Ctrl-C has ended. found: what it had found by then, written where it had a folder."""
+    """An exploration that Ctrl-C has ended. found: its result so far, written where it had a folder."""
 
-    def __init__(self, found: Exploration) -> None:
+    def __init__(self, exploration: Exploration) -> None:
         super().__init__()
-        self.found = found
+        self.found = exploration
 
 
 @dataclass(frozen=True)
 class Exploration:
-    """What `explore` has found. report: what front.json holds, plain data. front: its Configs. points: all."""
+    """Result of `explore`. report: content of front.json, plain data. front: its Configs. points: all that were
+    measured."""
 
     report: dict[str, Any]
     front: tuple[Config, ...]
@@ -69,7 +71,7 @@ def explore(
     optimise: float = 0.0, fleet: Fleet | None = None, progress: Callable[[str], None] = lambda stage: None,
     told: Callable[[ExploreState | SearchState], None] = lambda state: None,
 ) -> Exploration:  # fmt: skip
-    """Search for the Configs that no other is better than, for these models on `board`.
+    """Search for the Pareto-optimal Configs for these models on `board`.
 
     >>> import celosia
     >>> small = {"block_in": [8, 16], "block_out": 8, "bus_bytes": 8, "taps": 0, "forward": False, "batch": 1}
@@ -96,29 +98,29 @@ def explore(
     look at.
     """
     objective = _checked(objective, confirmed, search, budget)
-    place, behind = _place(board, memory)
+    place, memory_model = _place(board, memory)
     around = space if isinstance(space, ConfigSpace) else ConfigSpace.of(place, space)
     subjects = subjects_of(models)
     require_rewritable(subjects, optimise, folder)
-    context = context_of(subjects, _known_as(place), behind)
-    known = Points(None if folder is None else Path(folder), context)
+    context = context_of(subjects, _board_identity(place), memory_model)
+    known_points = Points(None if folder is None else Path(folder), context)
     progress("placing operators")
-    on_cpu = {each.name: placed(each, place.config) for each in subjects}
-    clock = _clock(known.seconds)
-    with nullcontext(fleet) if fleet else fleet_for(Judge("timed", behind), jobs, pool, deadline) as measuring:
-        ladder = Ladder(subjects, place, behind, left, measuring, known, clock, on_cpu)
+    on_cpu = {subject.name: placed(subject, place.config) for subject in subjects}
+    clock = _clock(known_points.seconds)
+    with nullcontext(fleet) if fleet else fleet_for(Judge("timed", memory_model), jobs, pool, deadline) as measuring:
+        ladder = Ladder(subjects, place, memory_model, left, measuring, known_points, clock, on_cpu)
         progress(f"measuring {place.config.name}, to compare with")
         explorer = _explorer(ladder, around, search, objective, budget, seed, told)
         progress("exploring")
         apart = measuring if jobs or pool or fleet else None
         rewritten = partial(rewrite_front, explorer, optimise, apart, progress, told)
         stopped = _explored(explorer, budget, points, rewritten, confirmed, progress)
-    found = _found(explorer, known, objective, context, folder, clock(), stopped is None)
+    exploration = _result(explorer, known_points, objective, context, folder, clock(), stopped is None)
     if isinstance(stopped, KeyboardInterrupt):
-        raise Interrupted(found) from None
+        raise Interrupted(exploration) from None
     if stopped is not None:
         raise stopped
-    return found
+    return exploration
 
 
 def _place(board: str | Path | Board, memory: str | None) -> tuple[Board, str]:
@@ -133,13 +135,13 @@ def _place(board: str | Path | Board, memory: str | None) -> tuple[Board, str]:
         raise ExploreError(str(error)) from None
 
 
-def _known_as(board: Board) -> str:
-    """What differs where a board does: the name of one of Celosia's, and for one of somebody's own what it is, too."""
+def _board_identity(board: Board) -> str:
+    """Identity of a board in a report: its name, and for a board of the user's own also its data."""
     return board.name if BOARDS.get(board.name) == board else f"{board.name} ({board.digest})"
 
 
 def _clock(before: float) -> Callable[[], float]:
-    """Tells seconds from now on, those of earlier runs among them."""
+    """Return a function that returns seconds of exploration, earlier runs included."""
     started = time.perf_counter()
     return lambda: before + time.perf_counter() - started
 
@@ -148,16 +150,16 @@ def _explorer(
     ladder: Ladder, space: ConfigSpace, search: str, objective: Sequence[str], budget: float | None, seed: int,
     told: Callable[[ExploreState], None],
 ) -> Explorer:  # fmt: skip
-    """With the board's preset measured, and what earlier runs know."""
-    known = ladder.points
-    spent, known_before = known.seconds, len(known.known)
+    """Set up the search, with the board's preset measured, and the points of earlier runs."""
+    known_points = ladder.points
+    spent, known_before = known_points.seconds, len(known_points.known)
     preset = _preset(ladder, ladder.board.config)
     rng = np.random.default_rng(seed)
     start = beginning(ladder, space, rng)
     explorer = Explorer(ladder, space, SEARCHES[search](space, rng, start), objective, preset, told)
     explorer.state.budget, explorer.state.spent = budget, spent
-    explorer.resume(list(known.known.values()))
-    if preset is not None and len(known.known) > known_before and preset.cfg.digest in explorer.measured:
+    explorer.resume(list(known_points.known.values()))
+    if preset is not None and len(known_points.known) > known_before and preset.cfg.digest in explorer.measured:
         explorer.state.points, explorer.state.known = 1, explorer.state.known - 1
     return explorer
 
@@ -166,7 +168,8 @@ def _explored(
     explorer: Explorer, budget: float | None, points: int | None, rewritten: Callable[[], None],
     confirmed: Sequence[str], progress: Callable[[str], None],
 ) -> BaseException | None:  # fmt: skip
-    """Runs it to its end, the front rewritten and confirmed. Returns what has interrupted it."""
+    """Run the search to its end, with the front rewritten and confirmed. Return the interrupt that ended it, or
+    None."""
     clock, fleet = explorer.ladder.clock, explorer.ladder.fleet
     try:
         explorer.run(lambda state: _room(state, clock(), budget, points), BATCH * max(1, len(fleet.devices)))
@@ -181,49 +184,49 @@ def _explored(
 
 
 def beginning(ladder: Ladder, space: ConfigSpace, rng: np.random.Generator) -> list[Config]:
-    """What a search looks at first: the Config nearest to the board's, and FIRST others. The largest arrays come first,
-    for models have the fewest instructions on them, so that something is known soon."""
+    """First Configs of a search: the one nearest to the board's, and FIRST others. The largest arrays come first: their
+    models have the fewest instructions, so that first results come soon."""
     first = space.nearest(ladder.board.config)
-    others = sorted(spread(space, rng, FIRST, ladder.holds), key=lambda cfg: -cfg.macs_per_cycle)
-    return others if first is None else [first, *others]
+    candidates = sorted(spread(space, rng, FIRST, ladder.holds), key=lambda cfg: -cfg.macs_per_cycle)
+    return candidates if first is None else [first, *candidates]
 
 
-def _checked(given: Sequence[str], confirmed: Sequence[str], search: str, budget: float | None) -> list[str]:
+def _checked(objectives: Sequence[str], confirmed: Sequence[str], search: str, budget: float | None) -> list[str]:
     """The objectives by their own names. ExploreError for what is no name or time; MissingLibrary without moocore."""
-    from celosia.driver.explore.front import on_front
+    from celosia.driver.explore.pareto import on_front
 
     if budget is not None and budget <= 0:
         raise ExploreError(f"in {budget:g} s nothing can be explored; give more, as 10m")
     on_front(np.ones((1, 1)))  # says at once that moocore is missing
-    objective = [ALSO.get(name, name) for name in given]
-    for what, names, there in (
+    objective = [ALSO.get(name, name) for name in objectives]
+    for label, names, there in (
         ("objective", objective, OBJECTIVES), ("way to confirm", confirmed, WAYS), ("search", [search], SEARCHES),
     ):  # fmt: skip
         for name in names:
             if name not in there:
-                raise ExploreError(f"there is no {what} {name!r}; take {', '.join(there)}")
+                raise ExploreError(f"there is no {label} {name!r}; take {', '.join(there)}")
     if not objective or len(set(objective)) != len(objective):
         raise ExploreError(f"give each objective once, at least one of {', '.join(OBJECTIVES)}")
     return objective
 
 
 def subjects_of(models: str | Path | Sequence[str | Path]) -> list[ExploredModel]:
-    """ExploreError where there are none, or two of one name; ModelError."""
-    found = [ExploredModel.of(each) for each in ([models] if isinstance(models, (str, Path)) else models)]
-    if not found:
+    """Return the models to explore. ExploreError where there are none, or two of one name; ModelError."""
+    subjects = [ExploredModel.of(model) for model in ([models] if isinstance(models, (str, Path)) else models)]
+    if not subjects:
         raise ExploreError("give at least one model")
-    names = [each.name for each in found]
+    names = [subject.name for subject in subjects]
     for name in names:
         if names.count(name) > 1:
             raise ExploreError(f"two models are called {name!r}; give one of them another name")
-    for each in found:
-        if not placed(each, Config(), products=True):
-            raise ModelError(nothing_on_accelerator(each))
-    return found
+    for subject in subjects:
+        if not placed(subject, Config(), products=True):
+            raise ModelError(nothing_on_accelerator(subject))
+    return subjects
 
 
 def seconds(text: str) -> float:
-    """Of "90", "90s", "30m" or "1.5h". ExploreError.
+    """Parse a time: "90", "90s", "30m" or "1.5h". ExploreError.
 
     >>> seconds("30m"), seconds("90"), seconds("1.5h")
     (1800.0, 90.0, 5400.0)
@@ -235,7 +238,7 @@ def seconds(text: str) -> float:
 
 
 def _room(state: ExploreState, now: float, budget: float | None, points: int | None) -> int:
-    """How many more Configs may be measured; where none, the state says what has ended it."""
+    """Number of Configs that may still be measured; where none, the state says what has ended the search."""
     if budget is not None and now >= budget:
         state.ended = "budget"
         return 0
@@ -246,38 +249,38 @@ def _room(state: ExploreState, now: float, budget: float | None, points: int | N
 
 
 def _preset(ladder: Ladder, cfg: Config) -> Point | None:
-    """The board's own Config, measured whether it fits or not; None where a model does not run on it."""
+    """Measure the board's own Config, whether it fits or not; None where a model does not run on it."""
     cfg = replace(cfg, name="custom")
-    known = ladder.points.get(cfg)
-    if known is None or not known.costs:
-        (known,) = ladder.closed([(cfg, PRESET)])
-    if known.failure is None and not known.measured:
-        (known,) = ladder.timed([known])
-    return known if known.measured else None
+    point_known = ladder.points.get(cfg)
+    if point_known is None or not point_known.costs:
+        (point_known,) = ladder.closed([(cfg, PRESET)])
+    if point_known.failure is None and not point_known.measured:
+        (point_known,) = ladder.timed([point_known])
+    return point_known if point_known.measured else None
 
 
 def _of_preset(point: Point, ladder: Ladder, patient: bool) -> dict[str, Any]:
     """The preset as a row of front.json. records: cycles of each model with the schedules that come with Celosia, which
     no other Config has, so that none is compared by them; {} where there are none."""
     row = result.row_of(ladder.board.config.name, point, ladder)
-    found = {each.name: with_records(each, point.cfg, ladder.memory) for each in ladder.subjects if patient}
-    row["records"] = {name: cycles for name, cycles in found.items() if cycles is not None}
+    records = {subject.name: with_records(subject, point.cfg, ladder.memory) for subject in ladder.subjects if patient}
+    row["records"] = {name: cycles for name, cycles in records.items() if cycles is not None}
     row["fits"] = ladder.fits(point)
     return row
 
 
-def _found(
-    explorer: Explorer, known: Points, names: Sequence[str], context: dict[str, Any], folder: str | Path | None,
+def _result(
+    explorer: Explorer, points: Points, names: Sequence[str], context: dict[str, Any], folder: str | Path | None,
     spent: float, patient: bool,
 ) -> Exploration:  # fmt: skip
-    """patient: there is time for what the preset takes with the records that come with Celosia."""
+    """Build the Exploration. patient: there is time to measure the preset with the records that come with Celosia."""
     front, ladder = explorer.front, explorer.ladder
-    preset = None if explorer.preset is None else known.get(explorer.preset.cfg)
+    preset = None if explorer.preset is None else points.get(explorer.preset.cfg)
     rows = [result.row_of(result.name_of(number, point), point, ladder) for number, point in enumerate(front, 1)]
     state = explorer.state
     about = {
         "seconds": round(spent, 1), "points": state.points, "known": state.known, "looked": state.looked,
-        "failed": state.failed, "damaged": known.damaged, "hypervolume": state.volume, "space": len(explorer.space),
+        "failed": state.failed, "damaged": points.damaged, "hypervolume": state.volume, "space": len(explorer.space),
         "left": ladder.left, "left_out": ladder.fleet.left_out, "ended": state.ended,
         "preset": None if preset is None else ladder.figures(preset),
     }  # fmt: skip
@@ -287,4 +290,4 @@ def _found(
     report["path"] = explorer.path(measured)
     if folder is not None:
         result.write(Path(folder), report, front)
-    return Exploration(report, tuple(point.cfg for point in front), tuple(known.known.values()))
+    return Exploration(report, tuple(point.cfg for point in front), tuple(points.known.values()))

@@ -1,4 +1,4 @@
-"""The search itself: Configs are proposed, looked at rung by rung, and the best of them measured."""
+"""The search: propose Configs, judge them rung by rung, and measure the best."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import numpy as np
 
 from celosia.driver.choices import OBJECTIVES
 from celosia.driver.explore.configs import ConfigSpace
-from celosia.driver.explore.front import Floats, hypervolume, on_front, promising, reference
 from celosia.driver.explore.ladder import Correction, Ladder
+from celosia.driver.explore.pareto import Floats, hypervolume, on_front, promising, reference
 from celosia.driver.explore.records import Point
 from celosia.driver.explore.search import ConfigOutcome, ConfigSearch
 
@@ -20,16 +20,16 @@ WIDE, STEPS = 4, 4
 KEPT = 200
 """Configs in closed form that wait for their turn."""
 UNFILTERED = 8
-"""Of so many measured Configs one is the search's own first choice, whatever the closed form says of it."""
+"""One of so many measured Configs is the search's own first choice, whatever the closed form estimates for it."""
 FAR = float(np.log(64))
 """The hypervolume that is told is a share of the box from a 64th of the preset's objectives to 64 times them."""
 
 
 @dataclass
 class ExploreState:
-    """How far an exploration is. points: those measured by the search; known: before it; looked: Configs in closed
-    form. front: Configs on it. volume: of the front, a share of a box that does not change. budget: seconds, None
-    without. ended: what has ended it before nothing was left: "budget", "points" or "interrupted"."""
+    """Progress of an exploration. points: those measured by the search; known: before it; looked: Configs judged in
+    closed form. front: Configs on it. volume: of the front, a share of a box that does not change. budget: seconds,
+    None without. ended: why it ended before nothing was left: "budget", "points" or "interrupted"."""
 
     budget: float | None = None
     spent: float = 0.0
@@ -56,7 +56,7 @@ class ExploreState:
 
 
 class Explorer:
-    """Looks for the front of `names` of OBJECTIVES with one search over one space."""
+    """Search for the front of `names` of OBJECTIVES with one search over one space."""
 
     def __init__(
         self, ladder: Ladder, space: ConfigSpace, search: ConfigSearch, names: Sequence[str],
@@ -76,17 +76,17 @@ class Explorer:
         """Objectives in closed form."""
 
     def resume(self, points: Iterable[Point]) -> None:
-        """Go on with what is known."""
-        known = [point for point in points if point.cfg in self.space]
-        for point in known:
+        """Continue with the points of earlier runs."""
+        in_space = [point for point in points if point.cfg in self.space]
+        for point in in_space:
             if point.measured and self.ladder.fits(point):
                 self.measured[point.cfg.digest] = point
                 self.state.known += 1
-        self.search.tell([self._outcome(point) for point in known if point.measured or point.failure is not None])
+        self.search.tell([self._outcome(point) for point in in_space if point.measured or point.failure is not None])
         self._count()
 
     def gather(self) -> None:
-        """Take what was measured in a round that did not come to its end."""
+        """Take points that were measured in a round that did not end."""
         for digest, point in self.ladder.points.known.items():
             if point.measured and digest not in self.measured and point.cfg in self.space and self.ladder.fits(point):
                 self.measured[digest] = point
@@ -94,7 +94,7 @@ class Explorer:
         self._count()
 
     def reconsider(self) -> None:
-        """Take what is known of the measured Configs as it is now; those that no longer fit are gone."""
+        """Update the measured Configs; drop those that no longer fit."""
         now = [self.ladder.points.known[digest] for digest in self.measured]
         self.measured = {point.cfg.digest: point for point in now if point.measured and self.ladder.fits(point)}
         self._count()
@@ -111,22 +111,22 @@ class Explorer:
             chosen = self._chosen(count, order)
             if not chosen and not order:
                 return
-            found = self.ladder.timed(chosen, over)
-            self._learned(found)
+            timed = self.ladder.timed(chosen, over)
+            self._learned(timed)
             self._count()
 
     # Steps ----------------------------------------------------------------------------------------------------------
 
     def _look(self, at_once: int, over: Callable[[], bool]) -> list[str]:
-        """At what the search asks for, in closed form."""
-        asked = self.search.ask((WIDE if self.filtering else 1) * at_once)
-        looked = self.ladder.closed(asked, over)
+        """Judge the search's proposals in closed form."""
+        proposals = self.search.ask((WIDE if self.filtering else 1) * at_once)
+        looked = self.ladder.closed(proposals, over)
         self.state.looked += len(looked)
         self._note(looked)
-        return [cfg.digest for cfg, _ in asked]
+        return [cfg.digest for cfg, _ in proposals]
 
     def _note(self, looked: Sequence[Point]) -> None:
-        """Failures are told to the search, others wait."""
+        """Tell failures to the search; other points wait."""
         for point in looked:
             if point.failure is not None:
                 self._fail(point)
@@ -140,13 +140,15 @@ class Explorer:
         if fresh and self.filtering:  # the search walks on in closed form
             expected = self.correction.corrected([(point.cfg, self.closed[point.cfg.digest]) for point in fresh])
             limits = [self.ladder.limits(point) for point in fresh]
-            self.search.tell([ConfigOutcome(p.cfg, tuple(row), own) for p, row, own in zip(fresh, expected, limits)])
+            self.search.tell(
+                [ConfigOutcome(p.cfg, tuple(row), limit) for p, row, limit in zip(fresh, expected, limits)]
+            )
 
     def _chosen(self, count: int, order: Sequence[str]) -> list[Point]:
-        """Those that are to be measured now: by what they promise, one of UNFILTERED as the search proposes."""
-        known = self.values(self.measured.values())
-        if len(known) and self.filtering:
-            front = known[on_front(known)]
+        """Choose the Configs to measure now: by their expected gain, and one of UNFILTERED as the search proposes."""
+        values = self.values(self.measured.values())
+        if len(values) and self.filtering:
+            front = values[on_front(values)]
             self.waiting = {
                 digest: point for digest, point in self.waiting.items()
                 if not dominated(front, [self.ladder.least(point)[name] for name in self.names])
@@ -158,18 +160,19 @@ class Explorer:
             picked = ([digest for digest in order if digest in self.waiting] or digests)[:count]
         else:
             expected = self.correction.corrected([(self.waiting[d].cfg, self.closed[d]) for d in digests])
-            worst = reference(np.vstack([known[on_front(known)], expected[on_front(expected)]]))
-            picked = [digests[n] for n in promising(known, expected, worst, count)]
-            own = [digest for digest in order if digest in self.waiting and digest not in picked]
-            if own and (self.state.points // count) % (max(1, UNFILTERED // count)) == 0:
-                picked[-1] = own[0]
+            worst = reference(np.vstack([values[on_front(values)], expected[on_front(expected)]]))
+            picked = [digests[n] for n in promising(values, expected, worst, count)]
+            candidates = [digest for digest in order if digest in self.waiting and digest not in picked]
+            if candidates and (self.state.points // count) % (max(1, UNFILTERED // count)) == 0:
+                picked[-1] = candidates[0]
         chosen = [self.waiting.pop(digest) for digest in picked]
         for digest in list(self.waiting)[:-KEPT]:
             del self.waiting[digest]
         return chosen
 
-    def _learned(self, found: Sequence[Point]) -> None:
-        for point in found:
+    def _learned(self, points: Sequence[Point]) -> None:
+        """Record measured points, correct the closed form by them, and tell the search."""
+        for point in points:
             digest = point.cfg.digest
             if point.failure is not None:
                 self._fail(point)
@@ -178,7 +181,7 @@ class Explorer:
             self.state.points += 1
             if digest in self.closed:
                 self.correction.learn(point.cfg, self.closed[digest], self.ladder.figures(point))
-        self.search.tell([self._outcome(point) for point in found])
+        self.search.tell([self._outcome(point) for point in points])
 
     def _fail(self, point: Point) -> None:
         assert point.failure is not None
@@ -197,22 +200,22 @@ class Explorer:
         self.told(self.state)
 
     def _volume(self, values: Floats) -> float:
-        """The share of the box around the preset that `values` dominate; 0 without a preset."""
+        """Share of the box around the preset that `values` dominate; 0 without a preset."""
         if self.preset is None or not len(values):
             return 0.0
         (middle,) = self.values([self.preset])
-        near = np.clip(values / middle, np.exp(-FAR), None)
-        return hypervolume(near, np.full(len(self.names), FAR)) / (2 * FAR) ** len(self.names)
+        clipped = np.clip(values / middle, np.exp(-FAR), None)
+        return hypervolume(clipped, np.full(len(self.names), FAR)) / (2 * FAR) ** len(self.names)
 
     # Results --------------------------------------------------------------------------------------------------------
 
     def values(self, points: Iterable[Point]) -> Floats:
-        """[points, objectives]"""
+        """Objectives of points, [points, objectives]."""
         rows = [[self.ladder.figures(point)[name] for name in self.names] for point in points]
         return np.array(rows, np.float64).reshape(len(rows), len(self.names))
 
     def path(self, points: Sequence[Point]) -> list[tuple[int, float]]:
-        """The hypervolume after each of `points`, where it changes."""
+        """Hypervolume after each of `points`, where it changes."""
         values, steps = self.values(points), [(0, 0.0)]
         best = values[:0]
         for number in range(len(values)):
@@ -224,7 +227,7 @@ class Explorer:
 
     @property
     def front(self) -> list[Point]:
-        """The measured Configs that no other is better than, by the first objective."""
+        """Measured Configs that no other dominates, by the first objective."""
         points = list(self.measured.values())
         values = self.values(points)
         chosen = [(tuple(values[n]), n) for n in np.flatnonzero(on_front(values))]
@@ -232,7 +235,8 @@ class Explorer:
 
 
 def dominated(front: Floats, least: Sequence[float]) -> bool:
-    """Whether something on `front` is no worse in anything than what a point can be at best, and better in one."""
+    """Whether something on `front` is no worse in any objective than the best possible values of a point, and better in
+    one."""
     if not len(front):
         return False
     at_best = np.asarray(least)

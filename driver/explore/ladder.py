@@ -1,4 +1,4 @@
-"""Ways to judge a Config, the cheapest first; a Config goes up only as long as it can still be on the front.
+"""Ladder of ways to judge a Config, the cheapest first; a Config climbs only as long as it can still be on the front.
 
 area      the resource model: whether it fits the device               milliseconds
 closed    the compiler's estimate of each layer, and a lower bound     tens of milliseconds
@@ -20,10 +20,10 @@ from celosia.compiler.tune.cost_model import ridge
 from celosia.compiler.tune.measure import Status, TrialResult
 from celosia.compiler.tune.pool import Fleet
 from celosia.driver.explore.configs import ConfigSpace
-from celosia.driver.explore.front import Floats
-from celosia.driver.explore.hardware import Resources
 from celosia.driver.explore.objectives import drawn, objectives
+from celosia.driver.explore.pareto import Floats
 from celosia.driver.explore.records import Failure, Point, Points
+from celosia.driver.explore.resource_use import Resources
 from celosia.driver.explore.subject import Ask, Cost, ExploredModel, asked_of, cost_of
 from celosia.hw.boards.board import Board
 from celosia.hw.spec.config import Config
@@ -35,7 +35,7 @@ AFTER_ALL = (Status.CRASHED, Status.HUNG, Status.LOST)
 
 @dataclass
 class Ladder:
-    """Judges Configs for models on a board; what it finds out goes to `points`.
+    """Judge of Configs for models on a board; results go to `points`.
 
     left: share of every resource that must be free. memory: the name of the model behind the ports. clock: seconds of
     exploring until now. on_cpu: operators of each model, by name, that may stay on the CPU.
@@ -59,54 +59,56 @@ class Ladder:
 
     # Rungs ----------------------------------------------------------------------------------------------------------
 
-    def closed(self, asked: Sequence[tuple[Config, str]], over: Callable[[], bool] = lambda: False) -> list[Point]:
+    def closed(self, requests: Sequence[tuple[Config, str]], over: Callable[[], bool] = lambda: False) -> list[Point]:
         """Area and closed form of Configs, each with why it is tried; what is known is not computed again. Those that
         have not begun when it is `over` are left out."""
-        found: list[Point] = []
+        points: list[Point] = []
         fitting: list[Point] = []
-        for cfg, how in asked:
-            if (known := self.points.get(cfg)) is not None:
-                found.append(self._of_device(known))
+        for cfg, origin in requests:
+            if (known_point := self.points.get(cfg)) is not None:
+                points.append(self._of_device(known_point))
                 continue
-            point = self._of_device(Point(cfg, "closed", {}, self._area(cfg), how=how, at=self.clock()))
+            point = self._of_device(Point(cfg, "closed", {}, self._area(cfg), how=origin, at=self.clock()))
             if point.failure is None:
                 fitting.append(point)
             else:
-                found.append(self._kept(point))
-        return found + self._measured(fitting, "closed", over)
+                points.append(self._kept(point))
+        return points + self._measured(fitting, "closed", over)
 
     def timed(self, points: Sequence[Point], over: Callable[[], bool] = lambda: False) -> list[Point]:
-        """The same Configs by the timing model, but for those that have not begun when it is `over`."""
-        done = [point for point in points if point.measured]
-        return done + self._measured([replace(p, rung="timed") for p in points if not p.measured], "timed", over)
+        """Measure these Configs by the timing model, except those that have not begun when it is `over`."""
+        measured = [point for point in points if point.measured]
+        return measured + self._measured([replace(p, rung="timed") for p in points if not p.measured], "timed", over)
 
     def _measured(self, points: Sequence[Point], rung: str, over: Callable[[], bool]) -> list[Point]:
-        """Each with the Cost of every model."""
+        """Points with the Cost of every model."""
         jobs = [(number, subject) for number in range(len(points)) for subject in self.subjects]
         asks = [Ask(subject, asked_of(points[n].cfg), rung, self.memory) for n, subject in jobs]
         results: dict[int, dict[str, TrialResult]] = {number: {} for number in range(len(points))}
-        found: list[Point] = []
+        timed: list[Point] = []
 
         def keep(place: int, result: TrialResult) -> None:
             number, subject = jobs[place]
             results[number][subject.name] = result
             if len(results[number]) == len(self.subjects):
-                found.append(self._kept(self._judged(points[number], results[number])))
+                timed.append(self._kept(self._judged(points[number], results[number])))
 
         if asks:
             self.fleet.run(asks, keep, over)
-        return found
+        return timed
 
     def _judged(self, point: Point, results: dict[str, TrialResult]) -> Point:
+        """Return the point with the costs in `results`, or failed where a model failed or more of it stays on the
+        CPU."""
         for name, result in results.items():
             if result.status != Status.OK:
                 kind = "lost" if result.status in AFTER_ALL else "layers"
                 return replace(point, failure=Failure(kind, f"{name}: {result.detail}"), at=self.clock())
-        costs = {name: cost_of(results[name]) for name in (each.name for each in self.subjects)}
+        costs = {name: cost_of(results[name]) for name in (subject.name for subject in self.subjects)}
         for name, cost in costs.items():
-            if (more := cost.on_cpu - self.on_cpu[name]) > 0:
-                why = f"{name}: {more} operators more stay on the CPU than on {self.board.config.name}"
-                return replace(point, failure=Failure("cpu", why), at=self.clock())
+            if (extra := cost.on_cpu - self.on_cpu[name]) > 0:
+                reason = f"{name}: {extra} operators more stay on the CPU than on {self.board.config.name}"
+                return replace(point, failure=Failure("cpu", reason), at=self.clock())
         if point.rung == "timed" and (before := self.points.get(point.cfg)) is not None:
             costs = {n: replace(cost, bound=before.costs[n].bound) for n, cost in costs.items() if n in before.costs}
         return replace(point, costs=costs, at=self.clock())
@@ -122,87 +124,87 @@ class Ladder:
         return asdict(Resources.of(cfg, self.board.device, self.model))
 
     def refit(self) -> None:
-        """The resource model with what Yosys has counted of these points, and what it says of all others."""
-        known, shipped = self.points.known, area.model().rows
+        """Fit the resource model to Yosys' counts of these points, and update its estimates of all others."""
+        known_points, shipped = self.points.known, area.model().rows
         if not self.board.device.name.startswith(area.FAMILY):
             return
-        found = [_counted(point) for point in known.values() if point.area["counted"]]
-        self.model = area.Model((*shipped, *(row for row in found if row.cfg not in [each.cfg for each in shipped])))
-        for digest, point in known.items():
+        counted = [_counted(point) for point in known_points.values() if point.area["counted"]]
+        self.model = area.Model((*shipped, *(row for row in counted if row.cfg not in [row.cfg for row in shipped])))
+        for digest, point in known_points.items():
             if not point.area["counted"]:
-                known[digest] = replace(point, area=self._area(point.cfg))
+                known_points[digest] = replace(point, area=self._area(point.cfg))
 
     def _of_device(self, point: Point) -> Point:
-        """The point, failed where it does not fit as much of the device as there is to be had now."""
+        """Return the point, failed where it takes more of the device than is available."""
         device = self.board.device
         resources = Resources(**point.area)
         if point.failure is not None and point.failure.kind != "device":
             return point
-        why = resources.why_not(device, self.left)
-        return replace(point, failure=None if why is None else Failure("device", why))
+        reason = resources.why_not(device, self.left)
+        return replace(point, failure=None if reason is None else Failure("device", reason))
 
     def holds(self, cfg: Config) -> bool:
-        """Whether the device has room for it, as far as it is known."""
+        """Whether the device has room for a point, as far as its area is known."""
         return self._of_device(Point(cfg, "closed", {}, self._area(cfg))).failure is None
 
     def fits(self, point: Point) -> bool:
-        """Whether the board's device holds it with enough to spare."""
+        """Whether the board's device holds a point with enough to spare."""
         return self._of_device(point).failure is None
 
     # Objectives -----------------------------------------------------------------------------------------------------
 
     def costs(self, point: Point) -> dict[str, Cost]:
-        """What each model, or what was made of it, costs on a point; by name."""
-        found = {each.name: point.costs[each.name] for each in self.subjects}
-        made = point.rewritten if self.rewriting else {}
-        return found | {name: each.cost for name, each in made.items() if each.cost is not None}
+        """Cost of each model, or of its rewritten form, on a point; by name."""
+        costs = {subject.name: point.costs[subject.name] for subject in self.subjects}
+        rewritten = point.rewritten if self.rewriting else {}
+        return costs | {name: rewriting.cost for name, rewriting in rewritten.items() if rewriting.cost is not None}
 
     def model_on(self, point: Point, subject: ExploredModel) -> ExploredModel:
-        """The model whose cost counts on a point. ModelError where its file is gone."""
+        """Model file whose cost counts on a point. ModelError where its file is gone."""
         file = self.file_on(point, subject.name)
         return ExploredModel.of(self.points.path.parent / file) if file and self.points.path else subject
 
     def file_on(self, point: Point, name: str) -> str:
-        """That of the rewritten model whose cost counts, in the folder of points; "" where it is the original's."""
-        made = point.rewritten.get(name) if self.rewriting else None
-        return "" if made is None or made.cost is None else made.file
+        """File of the rewritten model whose cost counts, in the folder of points; "" where the original's counts."""
+        rewriting = point.rewritten.get(name) if self.rewriting else None
+        return "" if rewriting is None or rewriting.cost is None else rewriting.file
 
     def figures(self, point: Point, costs: Sequence[Cost] | None = None) -> dict[str, float]:
-        """All objectives of a point with costs, or with those given."""
-        own = list(self.costs(point).values()) if costs is None else costs
-        return objectives(point.cfg, own, Resources(**point.area), self.board, self.clock_of(point))
+        """All objectives of a point with its own costs, or with `costs`."""
+        all_costs = list(self.costs(point).values()) if costs is None else costs
+        return objectives(point.cfg, all_costs, Resources(**point.area), self.board, self.clock_of(point))
 
     def clock_of(self, point: Point) -> float:
-        """MHz: what Yosys estimates where somebody asked, else the board's."""
+        """Clock in MHz: Yosys' estimate where it was asked for, else the board's."""
         return point.clock_mhz or self.board.clock_mhz
 
     def power(self, point: Point) -> dict[str, float]:
-        """Watts while it runs the models, on the average: dynamic ones, and those of the device at rest."""
-        found = [
-            drawn(point.cfg, each, Resources(**point.area), self.board, self.clock_of(point))
-            for each in self.costs(point).values()
+        """Average watts while it runs the models: dynamic ones, and those of the device at rest."""
+        powers = [
+            drawn(point.cfg, cost, Resources(**point.area), self.board, self.clock_of(point))
+            for cost in self.costs(point).values()
         ]
         return {
-            "dynamic": sum(each.dynamic for each in found) / len(found), "static": found[0].watts["static"],
-            "processors": found[0].watts["ps"],
+            "dynamic": sum(power.dynamic for power in powers) / len(powers), "static": powers[0].watts["static"],
+            "processors": powers[0].watts["ps"],
         }  # fmt: skip
 
     def shares(self, point: Point) -> dict[str, float]:
-        """What the point takes of each resource of the device."""
+        """Share of each resource of the device that the point takes."""
         return Resources(**point.area).shares(self.board.device)
 
     def least(self, point: Point) -> dict[str, float]:
-        """Objectives that the point is not below, whatever a higher rung says."""
+        """Lower bounds of a point's objectives, whatever a higher rung measures."""
         idle = {name: 0 for name in ("load", "gemm", "vector", "store")}
-        costs = [replace(point.costs[each.name], busy=idle, moved=0) for each in self.subjects]
+        costs = [replace(point.costs[subject.name], busy=idle, moved=0) for subject in self.subjects]
         return self.figures(point, [replace(cost, cycles=max(1, cost.bound)) for cost in costs])
 
     def limits(self, point: Point) -> dict[str, float]:
-        """By unit, the share of the models that it limits."""
-        found: dict[str, float] = {}
+        """Share of the models that each unit limits, by unit."""
+        corrections: dict[str, float] = {}
         for cost in self.costs(point).values():
-            found[cost.limit] = found.get(cost.limit, 0.0) + 1 / len(point.costs)
-        return found
+            corrections[cost.limit] = corrections.get(cost.limit, 0.0) + 1 / len(point.costs)
+        return corrections
 
 
 def _counted(point: Point) -> area.Counted:
@@ -210,25 +212,25 @@ def _counted(point: Point) -> area.Counted:
 
 
 class Correction:
-    """What the closed form gets wrong, learned from points that went up: a factor for each objective."""
+    """Correction of the closed form, learned from points that were also timed: a factor for each objective."""
 
     def __init__(self, space: ConfigSpace, names: Sequence[str]) -> None:
         self.space, self.names = space, names
         self.rows: list[Floats] = []
         self.targets: list[list[float]] = []
 
-    def learn(self, cfg: Config, expected: dict[str, float], found: dict[str, float]) -> None:
-        """From the closed form's objectives of `cfg`, and those of the timing model."""
+    def learn(self, cfg: Config, expected: dict[str, float], measured: dict[str, float]) -> None:
+        """Learn from the closed form's objectives of `cfg`, and those of the timing model."""
         self.rows.append(self._features(cfg))
-        self.targets.append([float(np.log(found[name] / expected[name])) for name in self.names])
+        self.targets.append([float(np.log(measured[name] / expected[name])) for name in self.names])
 
-    def corrected(self, asked: Sequence[tuple[Config, dict[str, float]]]) -> Floats:
-        """[Configs, objectives]"""
-        plain = np.array([[figures[name] for name in self.names] for _, figures in asked])
+    def corrected(self, requests: Sequence[tuple[Config, dict[str, float]]]) -> Floats:
+        """Corrected objectives, [Configs, objectives]."""
+        plain = np.array([[figures[name] for name in self.names] for _, figures in requests])
         if len(self.rows) < 8:
             return plain
         features, targets = np.array(self.rows), np.array(self.targets)
-        asked_features = np.array([self._features(cfg) for cfg, _ in asked])
+        asked_features = np.array([self._features(cfg) for cfg, _ in requests])
         for column in range(len(self.names)):
             if np.ptp(targets[:, column]) > 1e-9:
                 plain[:, column] *= np.exp(ridge(features, targets[:, column])(asked_features))

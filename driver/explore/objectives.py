@@ -1,4 +1,4 @@
-"""What is wanted of a Config, as figures of which less is better."""
+"""Objectives of an exploration, as figures of which less is better."""
 
 from __future__ import annotations
 
@@ -6,23 +6,23 @@ import math
 from collections.abc import Sequence
 
 from celosia.bitstreams.power import Cells, Power, estimate
-from celosia.driver.explore.hardware import Resources
+from celosia.driver.explore.resource_use import Resources
 from celosia.driver.explore.subject import Cost
 from celosia.hw.boards.board import Board
 from celosia.hw.spec.config import Config
 
 
 def drawn(cfg: Config, cost: Cost, resources: Resources, board: Board, clock_mhz: float) -> Power:
-    """What the accelerator draws while it runs a model that costs so much. LOAD and STORE are at work there while they
-    wait for memory, too."""
+    """Power in watts that the accelerator draws while it runs a model of a known cost. LOAD and STORE count as busy
+    while they wait for memory, too."""
     cells = Cells.of(cfg, resources.lut, resources.ff, resources.dsp, resources.ram)
     busy = {unit: cycles / cost.cycles for unit, cycles in cost.busy.items()}
     return estimate(cfg, cells, board, clock_mhz, busy)
 
 
 def energy_mj(cfg: Config, cost: Cost, resources: Resources, board: Board, clock_mhz: float) -> float:
-    """Millijoules for an image: what the programmable logic draws, and the device at rest, for the time that it takes.
-    Neither processors nor DRAM, which a Config does not choose."""
+    """Energy of an image in millijoules: of the programmable logic, and of the device at rest, for the time that it
+    takes. Processors and DRAM, which a Config does not choose, are not included."""
     milliseconds = cost.cycles / cost.images / clock_mhz / 1000
     return drawn(cfg, cost, resources, board, clock_mhz).fabric * milliseconds
 
@@ -30,14 +30,14 @@ def energy_mj(cfg: Config, cost: Cost, resources: Resources, board: Board, clock
 def objectives(
     cfg: Config, costs: Sequence[Cost], resources: Resources, board: Board, clock_mhz: float
 ) -> dict[str, float]:  # fmt: skip
-    """All of OBJECTIVES for a Config on which the models cost so much, and which takes so much of a board's device."""
-    cycles = _mean([each.cycles / each.images for each in costs])
-    run = _mean([each.cycles for each in costs])
+    """All of OBJECTIVES for a Config with these costs of models and this use of a board's device."""
+    cycles = _mean([cost.cycles / cost.images for cost in costs])
+    run = _mean([cost.cycles for cost in costs])
     shares = resources.shares(board.device)
     return {
         "cycles": cycles, "latency": run / clock_mhz / 1000, "period": cycles / clock_mhz / 1000,
         "area": 100 * sum(shares.values()) / len(shares),
-        "energy": _mean([energy_mj(cfg, each, resources, board, clock_mhz) for each in costs]),
+        "energy": _mean([energy_mj(cfg, cost, resources, board, clock_mhz) for cost in costs]),
     }  # fmt: skip
 
 

@@ -1,11 +1,11 @@
-"""Points that were looked at, as a file of JSON lines in the folder of an exploration: one look a line.
+"""Points of an exploration as a file of JSON lines in its folder, one evaluation a line.
 
     {"digest": "9a31...", "set": {"block_in": 16, ...}, "rung": "timed", "costs": {"resnet18": {"cycles": 72061, ...}},
      "area": {"lut": 40449, ...}, "failure": null, "how": "wider bus_bytes", "at": 12.3, "crc": 305419896}
 
-A line is written at once, so that a run that is ended keeps all of them. What is damaged is left out and counted. Of
-several lines about a Config the one of the highest rung counts. What a look says depends on models, board, memory and
-this code alone; explore.json beside the points says which those were, and no other exploration may go on with them.
+A line is written at once, so that a run that is ended keeps all of them. Damaged lines are left out and counted. If
+several lines are about one Config, the one of the highest rung counts. An evaluation depends on models, board, memory
+and this code alone; explore.json beside the points says which those were, and no other exploration may go on with them.
 """
 
 from __future__ import annotations
@@ -21,16 +21,17 @@ from celosia.compiler.program.files import OutputError, write_text
 from celosia.compiler.program.saved import make
 from celosia.compiler.tune.measure import VERSION
 from celosia.compiler.tune.records import append, sealed, unsealed
-from celosia.driver.explore.hardware import Resources
+from celosia.driver.explore.resource_use import Resources
 from celosia.driver.explore.subject import Cost, ExploredModel
 from celosia.driver.run.explain import UNITS
 from celosia.hw.spec.config import Config, ConfigError
 from celosia.plain import Sentence, from_json
 
 FORMAT = 2
-"""Of what is kept; a change of what rungs or objectives say raises it. Until 1 energy was a proxy of 45 nm."""
+"""Version of the file's format; a change of the meaning of rungs or objectives raises it. Until 1 energy was a proxy
+of 45 nm."""
 RUNGS = ("closed", "timed", "yosys", "rtl")
-"""How far a Config was looked at, the cheapest way first."""
+"""Rungs of evaluation, the cheapest first."""
 PRESET = "the board's preset"
 """Why the first Config of all is looked at: as `how` of its Point."""
 FAILURES = {
@@ -43,12 +44,12 @@ FAILURES = {
 
 
 class ExploreError(Sentence, ValueError):
-    """An exploration that cannot be as asked; one sentence that says what to do."""
+    """An impossible exploration; one sentence that says what to do."""
 
 
 @dataclass(frozen=True)
 class Failure:
-    """kind: one of FAILURES. why: in a sentence."""
+    """Failure of a Config. kind: one of FAILURES. why: in a sentence."""
 
     kind: str
     why: str
@@ -56,8 +57,8 @@ class Failure:
 
 @dataclass(frozen=True)
 class Rewriting:
-    """What a search has made of a model for a Config. file: of the rewritten model, in the folder of points; "" where
-    the original is best. cost: None there. seconds: of searching, for all Configs of that time together."""
+    """Result of rewriting a model for a Config. file: of the rewritten model, in the folder of points; "" where the
+    original is best. cost: None there. seconds: of searching, for all Configs of that time together."""
 
     file: str
     cost: Cost | None
@@ -67,7 +68,7 @@ class Rewriting:
 @dataclass(frozen=True)
 class Point:
     """A Config and what is known of it. rung: the highest at which it was looked at. costs: by model, of that rung or
-    timed. area: as hardware.Resources. clock_mhz: Yosys' estimate, None where nobody asked. how: why it was tried.
+    timed. area: as resource_use.Resources. clock_mhz: Yosys' estimate, None where nobody asked. how: why it was tried.
     at: seconds of exploring before it was known. rewritten: by model."""
 
     cfg: Config
@@ -83,23 +84,23 @@ class Point:
 
     @property
     def measured(self) -> bool:
-        """Whether its cycles are those of the timing model, at least."""
+        """Whether its cycles are those of the timing model or better."""
         return self.failure is None and RUNGS.index(self.rung) >= RUNGS.index("timed")
 
     def to_json(self) -> dict[str, Any]:
-        """As a line of the file; `from_json` reads it."""
+        """Return the point as a line of the file; `from_json` reads it."""
         fields = {name: value for name, value in self.cfg.to_dict().items() if name != "name"}
         return {
             "digest": self.cfg.digest, "set": fields, "rung": self.rung,
             "costs": {name: dataclasses.asdict(cost) for name, cost in self.costs.items()}, "area": self.area,
             "failure": None if self.failure is None else dataclasses.asdict(self.failure),
             "clock_mhz": self.clock_mhz, "rtl": self.rtl, "how": self.how, "at": round(self.at, 2),
-            "rewritten": {name: dataclasses.asdict(each) for name, each in self.rewritten.items()},
+            "rewritten": {name: dataclasses.asdict(rewriting) for name, rewriting in self.rewritten.items()},
         }  # fmt: skip
 
     @staticmethod
     def from_json(row: dict[str, Any]) -> Point:
-        """ValueError, KeyError, TypeError for what is no point."""
+        """Parse a line of the file. ValueError, KeyError, TypeError for anything else."""
         cfg = Config.from_dict(row["set"])
         if cfg.digest != row["digest"] or row["rung"] not in RUNGS:
             raise ValueError("it is of another version")
@@ -107,13 +108,17 @@ class Point:
         point: Point = make(Point, fields, cfg=cfg, area=_area(row["area"]))
         if point.failure is not None and point.failure.kind not in FAILURES:
             raise ValueError(f"there is no failure {point.failure.kind!r}")
-        made = [each.cost for each in point.rewritten.values() if each.cost is not None]
-        for cost in (*point.costs.values(), *made):
+        costs = [rewriting.cost for rewriting in point.rewritten.values() if rewriting.cost is not None]
+        for cost in (*point.costs.values(), *costs):
             least = min(cost.bound, cost.moved, cost.macs, cost.on_cpu, *cost.busy.values())
             if cost.busy.keys() != set(UNITS) or min(cost.images, cost.cycles) < 1 or least < 0:
                 raise ValueError("a model takes cycles of the accelerator's units")
-        for name, each in point.rewritten.items():
-            if name not in point.costs or (each.file != "") is not (each.cost is not None) or _leaves(each.file):
+        for name, rewriting in point.rewritten.items():
+            if (
+                name not in point.costs
+                or (rewriting.file != "") is not (rewriting.cost is not None)
+                or _leaves(rewriting.file)
+            ):
                 raise ValueError(f"no model {name!r} was rewritten so")
         if not 0 <= point.at < math.inf or (point.clock_mhz is not None and not 0 < point.clock_mhz < math.inf):
             raise ValueError("seconds and clocks are finite")
@@ -121,12 +126,12 @@ class Point:
 
 
 def _leaves(file: str) -> bool:
-    """Whether it is outside of the folder."""
+    """Whether a path leaves the folder."""
     return Path(file).is_absolute() or ".." in Path(file).parts
 
 
 def _area(row: Any) -> dict[str, Any]:
-    """What a Config takes. ValueError, TypeError where that is none."""
+    """Parse the area of a Config. ValueError, TypeError where it is none."""
     if not isinstance(row, dict) or not all(
         isinstance(value, (bool, int, float)) and 0 <= value < 2**40 for value in row.values()
     ):
@@ -136,7 +141,7 @@ def _area(row: Any) -> dict[str, Any]:
 
 
 class Points:
-    """What is known of Configs, in the folder of an exploration; `folder` None: in memory only."""
+    """Points of an exploration, kept in its folder; `folder` None: in memory only."""
 
     def __init__(self, folder: Path | None, context: dict[str, Any]) -> None:
         """context: what the looks depend on. ExploreError where the folder holds another exploration, OutputError."""
@@ -154,18 +159,18 @@ class Points:
                     self.damaged += 1
 
     def add(self, point: Point) -> None:
-        """Keep it, and write it. OutputError."""
+        """Keep a point, and write it. OutputError."""
         self._keep(point)
         if self.path is not None:
             append(self.path, sealed(point.to_json()))
 
     def get(self, cfg: Config) -> Point | None:
-        """What is known of `cfg`, whatever its name."""
+        """Return the point of `cfg`, whatever its name; None for an unknown one."""
         return self.known.get(cfg.digest)
 
     @property
     def seconds(self) -> float:
-        """How long all runs have explored."""
+        """Seconds of exploration, of all runs together."""
         return max((point.at for point in self.known.values()), default=0.0)
 
     def _keep(self, point: Point) -> None:
@@ -175,13 +180,13 @@ class Points:
 
 
 def context_of(subjects: list[ExploredModel], board: str, memory: str) -> dict[str, Any]:
-    """What looks depend on."""
-    models = {each.name: each.digest for each in subjects}
+    """Context of an exploration: everything on which its points depend."""
+    models = {subject.name: subject.digest for subject in subjects}
     return {"models": models, "board": board, "memory": memory, "format": FORMAT, "timing": VERSION}
 
 
 def _prepare(folder: Path, context: dict[str, Any]) -> None:
-    """Make the folder, or see that it is of the same exploration."""
+    """Make the folder, or check that it is of the same exploration."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -193,15 +198,15 @@ def _prepare(folder: Path, context: dict[str, Any]) -> None:
         write_text(about, json.dumps(context, indent=1) + "\n")
         return
     try:
-        known = from_json(about.read_text(encoding="utf-8"))
+        header = from_json(about.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         raise ExploreError(f"{about} cannot be read as JSON; give another folder, or remove this one") from None
     for name, value in context.items():
-        if not isinstance(known, dict) or known.get(name) != value:
-            raise ExploreError(f"{folder} holds an exploration of {_told(name)}; give another folder")
+        if not isinstance(header, dict) or header.get(name) != value:
+            raise ExploreError(f"{folder} holds an exploration of {_other_exploration(name)}; give another folder")
 
 
-def _told(name: str) -> str:
+def _other_exploration(name: str) -> str:
     return {"models": "other models", "board": "another board", "memory": "another memory"}.get(
         name, "another version of Celosia"
     )

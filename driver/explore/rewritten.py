@@ -1,7 +1,7 @@
-"""Models rewritten for the Configs of a front, as `celosia optimise` does, at the end of an exploration.
+"""Rewrite models for the Configs of a front, as `celosia optimise` does, at the end of an exploration.
 
-A search for each Config would take hours. What a rewriting saves hangs on the array more than on anything else, so one
-is made for each shape of array on the front, and every point is measured with that of its shape, and with the original.
+A search for each Config would take hours. The gain of a rewriting depends mostly on the shape of the array. So each
+shape on the front gets one rewriting, and every point is measured with that of its shape, and with the original.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ STEPS = "steps.jsonl"
 
 
 def require_rewritable(subjects: Iterable[ExploredModel], seconds: float, folder: str | Path | None) -> None:
-    """Says at once what would be wrong in the end. ExploreError, ModelError, OracleError, MissingLibrary."""
+    """Raise at the start the errors that rewriting would meet in the end. ExploreError, ModelError, OracleError,
+    MissingLibrary."""
     if not seconds:
         return
     if seconds < 0:
@@ -40,8 +41,8 @@ def require_rewritable(subjects: Iterable[ExploredModel], seconds: float, folder
     if folder is None:
         raise ExploreError("models that are rewritten are written to the folder of points; give one")
     require()
-    for each in subjects:
-        model = with_shapes(each.path, None)
+    for subject in subjects:
+        model = with_shapes(subject.path, None)
         graph_of(model)
         opened(model)
 
@@ -52,7 +53,8 @@ def rewrite_front(
 ) -> None:  # fmt: skip
     """Search for rewritten models of the front's Configs and of the preset's, in so many seconds of searching.
 
-    devices: who weighs steps. What was searched for in as many seconds before is known. KeyboardInterrupt."""
+    devices: who weighs steps. A search that has already run for as many seconds is not repeated. KeyboardInterrupt.
+    """
     ladder = explorer.ladder
     if not seconds:
         return
@@ -61,7 +63,7 @@ def rewrite_front(
     chosen = {point.cfg.digest: point for point in (*explorer.front, *filter(None, [explorer.preset]))}
     waiting = [
         (family, subject) for family in families(ladder, chosen.values()) for subject in ladder.subjects
-        if not all(_is_known(ladder.points.known[each.cfg.digest], subject.name, seconds) for each in family)
+        if not all(_is_known(ladder.points.known[point.cfg.digest], subject.name, seconds) for point in family)
     ]  # fmt: skip
     ladder.rewriting, left = True, seconds
     (folder / PLACE).mkdir(exist_ok=True)
@@ -72,24 +74,26 @@ def rewrite_front(
             first = family[0].cfg
             progress(f"rewriting {subject.name} for {_shape(first)}, {number + 1} of {len(waiting)}")
             share, steps = left / (len(waiting) - number), folder / PLACE / STEPS
-            found = optimise(subject.path, asked_of(first), budget=share, records=steps, fleet=devices, told=told)
-            left -= found.state.seconds
-            made = Rewriting(_written(found.model, folder, subject.name) if found.steps else "", None, seconds)
-            for each in family:
-                point = ladder.points.known[each.cfg.digest]
-                ladder.points.add(_measured(ladder, point, subject, folder, made))
-            if found.state.ended == "interrupted":
+            optimised = optimise(subject.path, asked_of(first), budget=share, records=steps, fleet=devices, told=told)
+            left -= optimised.state.seconds
+            rewriting = Rewriting(
+                _written(optimised.model, folder, subject.name) if optimised.steps else "", None, seconds
+            )
+            for member in family:
+                point = ladder.points.known[member.cfg.digest]
+                ladder.points.add(_measured(ladder, point, subject, folder, rewriting))
+            if optimised.state.ended == "interrupted":
                 raise KeyboardInterrupt
     finally:
         explorer.reconsider()
 
 
 def families(ladder: Ladder, points: Iterable[Point]) -> list[list[Point]]:
-    """Those of one shape of array, the fastest first; the shape whose fastest has the fewest cycles comes first."""
-    found: dict[str, list[Point]] = {}
-    for point in sorted(points, key=lambda each: (ladder.figures(each)["cycles"], each.cfg.digest)):
-        found.setdefault(_shape(point.cfg), []).append(point)
-    return list(found.values())
+    """Group points by the shape of their array, the fastest first; the shape with the fewest cycles comes first."""
+    families: dict[str, list[Point]] = {}
+    for point in sorted(points, key=lambda point_key: (ladder.figures(point_key)["cycles"], point_key.cfg.digest)):
+        families.setdefault(_shape(point.cfg), []).append(point)
+    return list(families.values())
 
 
 def _shape(cfg: Config) -> str:
@@ -101,7 +105,7 @@ def _is_known(point: Point, name: str, seconds: float) -> bool:
 
 
 def _written(model: onnx.ModelProto, folder: Path, name: str) -> str:
-    """The file of a rewritten model, relative to the folder of points."""
+    """Write a rewritten model to the folder of points; return its relative path."""
     data = model.SerializeToString(deterministic=True)
     file = f"{PLACE}/{hashlib.sha256(data).hexdigest()[:12]}/{name}.onnx"
     (folder / file).parent.mkdir(exist_ok=True)
@@ -110,19 +114,19 @@ def _written(model: onnx.ModelProto, folder: Path, name: str) -> str:
     return file
 
 
-def _measured(ladder: Ladder, point: Point, subject: ExploredModel, folder: Path, made: Rewriting) -> Point:
+def _measured(ladder: Ladder, point: Point, subject: ExploredModel, folder: Path, rewriting: Rewriting) -> Point:
     """The point with what the rewritten model costs on it; with the one that is there, or the original, where that is
     no better. Measured here, where the file is."""
     before = ladder.costs(point)[subject.name]
-    kept = replace(point.rewritten.get(subject.name, made), seconds=made.seconds)
-    if made.file:
-        model = ExploredModel.of(folder / made.file)
+    updated = replace(point.rewritten.get(subject.name, rewriting), seconds=rewriting.seconds)
+    if rewriting.file:
+        model = ExploredModel.of(folder / rewriting.file)
         result = Ask(model, asked_of(point.cfg), "timed", ladder.memory).run()
         if result.status == Status.OK:
             cost = cost_of(result)
             if cost.images == before.images and cost.cycles < before.cycles:
-                rewritten = point.rewritten | {subject.name: replace(made, cost=cost)}
+                rewritten = point.rewritten | {subject.name: replace(rewriting, cost=cost)}
                 return replace(point, rewritten=rewritten, rtl=None)
-    if kept.cost is None:
-        kept = replace(kept, file="")
-    return replace(point, rewritten=point.rewritten | {subject.name: kept})
+    if updated.cost is None:
+        updated = replace(updated, file="")
+    return replace(point, rewritten=point.rewritten | {subject.name: updated})

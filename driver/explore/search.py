@@ -1,4 +1,4 @@
-"""Ways to look for a front: they are asked for Configs, and told what came of them.
+"""Search strategies: `ask` proposes Configs, `tell` records their outcomes.
 
     search = SEARCHES["bottleneck"](space, np.random.default_rng(0))
     while found := search.ask(8):
@@ -18,7 +18,7 @@ import numpy as np
 
 from celosia.driver.choices import SEARCH_NAMES
 from celosia.driver.explore.configs import TRIES, ConfigSpace
-from celosia.driver.explore.front import Floats, on_front, ranks
+from celosia.driver.explore.pareto import Floats, on_front, ranks
 from celosia.hw.spec.config import Config
 from celosia.hw.spec.scratchpads import scratchpads
 
@@ -30,14 +30,14 @@ LARGER = {
     "latency": {"queue_depth": 1, "inp_depth": 1, "wgt_depth": 1, "acc_depth": 1, "out_depth": 1, "par_depth": 1,
                 "lut_count": 1, "forward": 1, "bus_bytes": 1},
 }  # fmt: skip
-"""By what limits a Config, the fields that make it faster, and in which direction."""
+"""By the limit of a Config, the fields that make it faster, and in which direction."""
 Proposal = tuple[Config, str]
 
 
 @dataclass(frozen=True)
 class ConfigOutcome:
-    """objectives: None where the Config is none that can be taken; expected ones, until it is measured. limits: which
-    unit bounds it, for which share of the models."""
+    """Outcome of a proposed Config. objectives: None where the Config is none that can be taken; expected ones, until
+    it is measured. limits: which unit bounds it, for which share of the models."""
 
     cfg: Config
     objectives: tuple[float, ...] | None
@@ -45,81 +45,82 @@ class ConfigOutcome:
 
 
 class ConfigSearch:
-    """What all have in common: what was asked for, and what is known."""
+    """Base of all searches: Configs that were asked for, and their outcomes."""
 
     def __init__(self, space: ConfigSpace, rng: np.random.Generator, start: Sequence[Config] = ()) -> None:
         """start: Configs that are asked for first."""
         self.space, self.rng = space, rng
-        self.start = [each for each in start if each in space]
+        self.start = [cfg for cfg in start if cfg in space]
         self.asked: set[str] = set()
         self.known: dict[str, ConfigOutcome] = {}
 
     def ask(self, count: int) -> list[Proposal]:
-        """Up to `count` new Configs."""
-        found: list[Proposal] = []
+        """Propose up to `count` new Configs."""
+        proposals: list[Proposal] = []
         first = ((cfg, "to begin with") for cfg in self.start)
-        for cfg, how in chain(first, self.proposals(count), self._any(), self._rest()):
-            if len(found) == count:
+        for cfg, origin in chain(first, self.proposals(count), self._any(), self._rest()):
+            if len(proposals) == count:
                 break
             if cfg.digest not in self.asked:
                 self.asked.add(cfg.digest)
-                found.append((cfg, how))
-        return found
+                proposals.append((cfg, origin))
+        return proposals
 
     def tell(self, outcomes: Sequence[ConfigOutcome]) -> None:
-        """What came of Configs that were asked for, or of others."""
-        for each in outcomes:
-            self.asked.add(each.cfg.digest)
-            self.known[each.cfg.digest] = each
+        """Record the outcomes of Configs, proposed here or not."""
+        for outcome in outcomes:
+            self.asked.add(outcome.cfg.digest)
+            self.known[outcome.cfg.digest] = outcome
 
     def proposals(self, count: int) -> Iterator[Proposal]:
-        """Configs worth a look, the best first, known ones among them."""
+        """Yield Configs worth a look, the best first, known ones among them."""
         return iter(())
 
     @property
-    def good(self) -> list[ConfigOutcome]:
-        """What came to an end with objectives."""
-        return [each for each in self.known.values() if each.objectives is not None]
+    def finished(self) -> list[ConfigOutcome]:
+        """Outcomes with objectives."""
+        return [outcome for outcome in self.known.values() if outcome.objectives is not None]
 
     def _any(self) -> Iterator[Proposal]:
-        """Random ones, until most are known."""
+        """Yield random Configs, until most are known."""
         for _ in range(200):
             if (cfg := self.space.sample(self.rng)) is not None:
                 yield cfg, "at random"
 
     def _rest(self) -> Iterator[Proposal]:
-        """All of a space that is small enough to be walked through."""
+        """Yield all Configs of a space that is small enough to enumerate."""
         if len(self.space) <= 100_000:
             yield from ((cfg, "the rest") for cfg in self.space)
 
 
 class RandomConfigs(ConfigSearch):
-    """Any Config."""
+    """Random search."""
 
 
 class Bottleneck(ConfigSearch):
-    """From each Config on the front: more of what limits it, also for as many bytes, less of what does not, and both.
+    """Search from each Config on the front: more of what limits it, also for as many bytes, less of what does not, and
+    both.
 
     A tenth are random ones, so that no part of the space is cut off.
     """
 
     def proposals(self, count: int) -> Iterator[Proposal]:
-        good = self.good
+        good = self.finished
         if not good:
             return
         front = np.flatnonzero(on_front(_matrix(good)))
         moves = [self._moves(good[n]) for n in self.rng.permutation(front)]
         number = 0
-        for each in chain.from_iterable(zip_longest(*moves)):
-            if each is None:
+        for move in chain.from_iterable(zip_longest(*moves)):
+            if move is None:
                 continue
             number += 1
             if number % 10 == 0 and (cfg := self.space.sample(self.rng)) is not None:
                 yield cfg, "at random"
-            yield each
+            yield move
 
     def _moves(self, outcome: ConfigOutcome) -> Iterator[Proposal]:
-        """From one Config, what is likely to help first."""
+        """Yield moves from one Config, the most promising first."""
         cfg = outcome.cfg
         searched = set(self.space.searched)
         limits = sorted(outcome.limits, key=lambda name: -outcome.limits[name])
@@ -139,9 +140,9 @@ class Bottleneck(ConfigSearch):
         back = ((self.space.moved(cfg, {name: -step}), f"less {name}") for name, step, _ in up)
         far = ((self.space.moved(cfg, {name: 2 * step}), f"{limit}: {name} twice") for name, step, limit in up)
         first = chain.from_iterable(zip_longest(single, same, less, fillvalue=(None, "")))
-        for moved, how in chain(first, back, both, far):
+        for moved, origin in chain(first, back, both, far):
             if moved is not None:
-                yield moved, how
+                yield moved, origin
 
     def _same_bytes(self, cfg: Config, name: str, step: int) -> Config | None:
         """A step after which scratchpads whose entries are wider have fewer of them, so that they need no more room;
@@ -160,7 +161,7 @@ class Nsga2(ConfigSearch):
     population = 32
 
     def proposals(self, count: int) -> Iterator[Proposal]:
-        good = self.good
+        good = self.finished
         if len(good) < 4:
             return
         values = _matrix(good)
@@ -169,11 +170,11 @@ class Nsga2(ConfigSearch):
         order = sorted(range(len(good)), key=lambda n: (rank[n], -crowded[n]))[: self.population]
         for _ in range(min(50 * count, 2000)):
             parents = [good[order[min(self.rng.choice(len(order), 2))]] for _ in range(2)]
-            if (child := self._child(*(each.cfg for each in parents))) is not None:
+            if (child := self._child(*(parent.cfg for parent in parents))) is not None:
                 yield child, "crossed"
 
     def _child(self, one: Config, other: Config) -> Config | None:
-        """Each field of either parent, and now and then a value beside it."""
+        """Cross two Configs: each field of either parent, and now and then a value beside it."""
         fields: dict[str, int | bool] = {}
         for name, values in self.space.values.items():
             value = getattr((one, other)[self.rng.integers(2)], name)
@@ -186,25 +187,25 @@ class Nsga2(ConfigSearch):
 
 
 def crowding(values: Floats, rank: np.ndarray[tuple[int, ...], np.dtype[np.int64]]) -> Floats:
-    """How far the neighbours of each point are within its rank, in every objective; inf for those at the ends.
+    """Crowding distance of each point within its rank (NSGA-II): in every objective; inf for those at the ends.
 
     >>> crowding(np.array([[1.0, 4], [2, 2], [4, 1]]), np.zeros(3, np.int64))
     array([inf,  2., inf])
     """
-    found = np.zeros(len(values))
-    for each in np.unique(rank):
-        own = np.flatnonzero(rank == each)
-        for column in values[own].T:
-            order = own[np.argsort(column, kind="stable")]
+    distance = np.zeros(len(values))
+    for front_rank in np.unique(rank):
+        members = np.flatnonzero(rank == front_rank)
+        for column in values[members].T:
+            order = members[np.argsort(column, kind="stable")]
             ordered = np.sort(column)
-            found[order[[0, -1]]] = np.inf
+            distance[order[[0, -1]]] = np.inf
             if (span := ordered[-1] - ordered[0]) > 0:
-                found[order[1:-1]] += (ordered[2:] - ordered[:-2]) / span
-    return found
+                distance[order[1:-1]] += (ordered[2:] - ordered[:-2]) / span
+    return distance
 
 
 def _matrix(outcomes: Sequence[ConfigOutcome]) -> Floats:
-    return np.array([each.objectives for each in outcomes], np.float64)
+    return np.array([outcome.objectives for outcome in outcomes], np.float64)
 
 
 SEARCHES: dict[str, type[ConfigSearch]] = dict(zip(SEARCH_NAMES, (Bottleneck, Nsga2, RandomConfigs), strict=True))
@@ -213,18 +214,18 @@ SEARCHES: dict[str, type[ConfigSearch]] = dict(zip(SEARCH_NAMES, (Bottleneck, Ns
 def spread(
     space: ConfigSpace, rng: np.random.Generator, count: int, fits: Callable[[Config], bool] = lambda cfg: True
 ) -> list[Config]:  # fmt: skip
-    """`count` Configs at random that fit, each far from those before it."""
+    """Draw `count` random Configs that fit, each far from those before it."""
     drawn = (cfg for _ in range(TRIES) if (cfg := space.sample(rng)) is not None and fits(cfg))
     rest = list(dict.fromkeys(islice(drawn, 8 * count)))
     chosen, rest = rest[:1], rest[1:]
     while rest and len(chosen) < count:
-        chosen.append(max(rest, key=lambda cfg: min(_apart(space, cfg, each) for each in chosen)))
+        chosen.append(max(rest, key=lambda cfg: min(_changed_fields(space, cfg, other) for other in chosen)))
         rest.remove(chosen[-1])
     return chosen
 
 
-def _apart(space: ConfigSpace, one: Config, other: Config) -> float:
-    """In how many fields two Configs differ, by steps."""
+def _changed_fields(space: ConfigSpace, one: Config, other: Config) -> float:
+    """Number of fields in which two Configs differ, by steps."""
     total = 0.0
     for name in space.searched:
         values = sorted(space.values[name])

@@ -1,6 +1,6 @@
-"""A model on a Config without a Program: in closed form, or with its instructions on the timing model.
+"""Cost of a model on a Config without a Program: in closed form, or with its instructions on the timing model.
 
-What every Config shares, the graph after its passes, is made once in a process. Neither kernels of the CPU nor the
+The graph after its passes, which every Config shares, is made once in a process. Neither kernels of the CPU nor the
 verifier run, for only cycles and bytes are asked for.
 """
 
@@ -51,7 +51,7 @@ class ExploredModel:
 
     @staticmethod
     def of(path: str | Path) -> ExploredModel:
-        """ModelError where there is no such file."""
+        """Describe a model. ModelError where there is no such file."""
         try:
             data = Path(path).read_bytes()
         except OSError as error:
@@ -61,7 +61,7 @@ class ExploredModel:
 
 @dataclass(frozen=True)
 class Cost:
-    """A model on a Config, for `images` at once.
+    """Cost of a model on a Config, for `images` at once.
 
     cycles: of all launches; in closed form an estimate. bound: cycles that it is not below, 0 where nobody looked.
     busy: cycles of work of each of UNITS. moved: bytes from and to DRAM. macs: multiplications of the model. on_cpu:
@@ -78,27 +78,28 @@ class Cost:
 
     @property
     def limit(self) -> str:
-        """The unit that works for most of the cycles, at least three quarters of them; else latency."""
+        """Unit that works for most of the cycles, at least three quarters of them; else latency."""
         unit = max(self.busy, key=self.busy.__getitem__)
         return unit if self.busy[unit] >= 0.75 * self.cycles else "latency"
 
 
 @lru_cache(maxsize=8)
 def _graph(subject: ExploredModel, batch: int) -> tuple[ir.Model, int]:
-    """The graph after its passes, and images in a run. ModelError."""
-    found = specialise(subject.path, None, batch)
-    PASSES.run(found.graph)
-    return found.graph, batch if found.batched else 1
+    """Return the graph after its passes, and images in a run. ModelError."""
+    program = specialise(subject.path, None, batch)
+    PASSES.run(program.graph)
+    return program.graph, batch if program.batched else 1
 
 
 def placed(subject: ExploredModel, cfg: Config, products: bool = False) -> int:
-    """Operators that stay on the CPU, tiles not looked at; or the products of those that do not. ModelError."""
+    """List the operators that stay on the CPU, without looking at tiles; or sum the products of those that do not.
+    ModelError."""
     selection = select(_graph(subject, cfg.batch)[0], cfg)
     return sum(choice.layer.macs for choice in selection.choices) if products else len(selection.cpu)
 
 
 def nothing_on_accelerator(subject: ExploredModel) -> str:
-    """What is wrong with a model of which no Config can be judged."""
+    """Explain why no Config can be judged by a model: nothing of it runs on the accelerator."""
     return f"nothing of {subject.name} runs on the accelerator; make an int8 model of it with `celosia quantize`"
 
 
@@ -109,28 +110,28 @@ def closed(subject: ExploredModel, cfg: Config, memory: MemoryModel | str) -> Co
     """
     graph, images = _graph(subject, cfg.batch)
     selection = select(graph, cfg)
-    known: dict[Problem, float] = {}
-    asked, total, moved, vector = [], 0.0, 0, 0
+    seconds_of: dict[Problem, float] = {}
+    requests, total, moved, vector = [], 0.0, 0, 0
     for choice in selection.choices:
-        found = [problem for each in define(cfg, choice.layer) for problem in problems(each)]
-        own = [each for each in found if isinstance(each, Problem)]
-        for each in own:
-            if each not in known:
-                known[each] = estimated(cfg, each)
-            total += known[each]
-            vector += each.out_blocks * each.rows * each.columns * each.images * max(1, each.sums)
-        asked.append((choice.layer, own))
+        candidates = [problem for definition in define(cfg, choice.layer) for problem in problems(definition)]
+        layer_problems = [candidate for candidate in candidates if isinstance(candidate, Problem)]
+        for work in layer_problems:
+            if work not in seconds_of:
+                seconds_of[work] = estimated(cfg, work)
+            total += seconds_of[work]
+            vector += work.out_blocks * work.rows * work.columns * work.images * max(1, work.sums)
+        requests.append((choice.layer, layer_problems))
         moved += choice.layer.x.size(cfg) + choice.layer.y.size(cfg)
         moved += choice.layer.weights.size if isinstance(choice.layer, Conv) else 0
-    gemm = sum(each.steps for _, own in asked for each in own)
+    gemm = sum(problem.steps for _, layer_problems in requests for problem in layer_problems)
     busy = {"gemm": gemm, "vector": vector, "load": moved // cfg.bus_bytes, "store": 0}
-    bound = int(network_bound(cfg, asked, memory_model(memory)))
+    bound = int(network_bound(cfg, requests, memory_model(memory)))
     macs = sum(choice.layer.macs for choice in selection.choices)
     return Cost(images, max(bound, round(total)), bound, busy, moved, macs, len(selection.cpu))
 
 
 def timed(subject: ExploredModel, cfg: Config, memory: MemoryModel | str) -> Cost:
-    """Compiled, and its instructions on the timing model. ModelError."""
+    """Compile the model, and run its instructions on the timing model. ModelError."""
     graph, images = _graph(subject, cfg.batch)
     lowered = lower(cfg, graph, Planner(cfg))
     image, values, moved = lowered.image, Counter[str](), 0
@@ -139,15 +140,15 @@ def timed(subject: ExploredModel, cfg: Config, memory: MemoryModel | str) -> Cos
         values.update(predict(cfg, code.tobytes(), memory, launch.address).values)
         moved += sum(launch.bytes_loaded) + sum(launch.bytes_stored) + code.size
     busy = {unit: values[f"{unit}_busy"] for unit in UNITS}
-    # What moves nothing while it waits for memory is at work
+    # LOAD and STORE work while they wait for memory
     busy |= {unit: busy[unit] + values[f"{unit}_wait_memory"] for unit in ("load", "store")}
     macs = sum(choice.layer.macs for choice in lowered.selection.choices)
     return Cost(images, values["cycles"], 0, busy, moved, macs, len(lowered.selection.cpu))
 
 
 def with_records(subject: ExploredModel, cfg: Config, memory: str) -> int | None:
-    """Cycles under the schedules that come with Celosia for this Config, as `compile` takes them; None without any."""
-    if not (known := shipped(cfg)).trials:
+    """Cycles with the schedules that come with Celosia for this Config, as `compile` uses them; None without any."""
+    if not (presets := shipped(cfg)).trials:
         return None
     graph, _ = _graph(subject, cfg.batch)
 
@@ -155,7 +156,7 @@ def with_records(subject: ExploredModel, cfg: Config, memory: str) -> int | None
         return Network(cfg, *plan, planner)
 
     def image(plan: LaunchLayers, planner: Planner) -> Image:
-        return apply(network(plan, planner), known, TIMED, known)[0]
+        return apply(network(plan, planner), presets, TIMED, presets)[0]
 
     lowered = lower(cfg, graph, Planner(cfg), made=image)
     return network(lowered.plan, lowered.planner).cycles(lowered.image, Judge("timed", memory))
@@ -166,7 +167,7 @@ RUNGS = {"closed": closed, "timed": timed}
 
 @dataclass(frozen=True)
 class Ask:
-    """A Job of a Fleet: a model on a Config at a rung of RUNGS. Its TrialResult says the Cost as JSON."""
+    """Job of a Fleet: cost of a model on a Config at a rung of RUNGS. Its TrialResult holds the Cost as JSON."""
 
     subject: ExploredModel
     cfg: Config
@@ -175,11 +176,11 @@ class Ask:
 
     @property
     def alike(self) -> str:
-        """The model, whose graph is loaded."""
+        """Key of jobs that share the loaded graph: the model."""
         return self.subject.digest
 
     def run(self) -> TrialResult:
-        """Where the Job is measured; the Status says what went wrong."""
+        """Measure the Job in this process; the Status says what went wrong."""
         try:
             if ExploredModel.of(self.subject.path).digest != self.subject.digest:
                 return TrialResult(Status.FAILED, detail=f"{self.subject.path} is another file here; give all the same")
@@ -192,11 +193,11 @@ class Ask:
 
 
 def asked_of(cfg: Config) -> Config:
-    """`cfg` as it is asked about: nothing takes fewer cycles for `packed` or `pump`, which are no question here."""
+    """Return `cfg` without what cycles do not depend on: `packed` and `pump`."""
     return replace(cfg, packed=True, pump=1)
 
 
 def cost_of(result: TrialResult) -> Cost:
-    """What an Ask has found out; of a TrialResult that is OK."""
+    """Return the Cost in the answer of an Ask; for a TrialResult that is OK."""
     fields: dict[str, Any] = json.loads(result.detail)
     return Cost(**fields)

@@ -1,4 +1,4 @@
-"""One model on many Configs: cycles by the timing model, and what is known of the hardware without building it."""
+"""Run one model on many Configs by the timing model, and list cycles and estimates of the hardware."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from celosia.compiler.graph.errors import ModelError
-from celosia.driver.explore.hardware import Resources
+from celosia.driver.explore.resource_use import Resources
 from celosia.driver.explore.subject import ExploredModel, nothing_on_accelerator, timed
 from celosia.driver.pages.names import NAMES, key_of, resource_cell
 from celosia.driver.pages.page import Page, Section
@@ -23,31 +23,31 @@ from celosia.hw.spec.config import Config, ConfigError, did_you_mean
 from celosia.hw.spec.scratchpads import total_bytes
 
 DEVICE = "xc7z020"
-"""What resources are of where a row, as one of an older file, does not say."""
-MOST = 200
+"""Device of the resources of a row that names none, as one of an older file."""
+MAX_CONFIGS = 200
 """Configs that one sweep may try."""
 Values = Mapping[str, Sequence[int | bool]]
 
 
-def settings(given: Sequence[str]) -> dict[str, list[int | bool]]:
-    """The values of fields in texts such as `inp_depth=1024,4096`. ConfigError.
+def settings(texts: Sequence[str]) -> dict[str, list[int | bool]]:
+    """Parse the values of fields in texts such as `inp_depth=1024,4096`. ConfigError.
 
     >>> settings(["bus_bytes=8,16", "forward=true"])
     {'bus_bytes': [8, 16], 'forward': [True]}
     """
     fields = {field.name for field in dataclasses.fields(Config)} - {"name"}
-    found: dict[str, list[int | bool]] = {}
-    for text in given:
+    values_of: dict[str, list[int | bool]] = {}
+    for text in texts:
         name, equals, values = text.partition("=")
         if not equals or not values:
             raise ConfigError(f"{text!r} sets no field; write it as inp_depth=1024,4096")
         if name not in fields:
-            near = did_you_mean(name, fields)
-            raise ConfigError(f"unknown Config field {name!r}{near}; known are {', '.join(sorted(fields))}")
-        if name in found:
+            suggestion = did_you_mean(name, fields)
+            raise ConfigError(f"unknown Config field {name!r}{suggestion}; known are {', '.join(sorted(fields))}")
+        if name in values_of:
             raise ConfigError(f"{name} is set twice; give all of its values at once, as {name}=...,...")
-        found[name] = list(dict.fromkeys(_value(name, value) for value in values.split(",")))
-    return found
+        values_of[name] = list(dict.fromkeys(_value(name, value) for value in values.split(",")))
+    return values_of
 
 
 def _value(name: str, text: str) -> int | bool:
@@ -63,7 +63,7 @@ def sweep(
     model: str | Path, values: Values, base: str | Path | Config = "pynq", memory: MemoryModel | str = ZYNQ_HP,
     progress: Callable[[str], None] = lambda stage: None,
 ) -> list[dict[str, Any]]:  # fmt: skip
-    """A row for each combination of `values` of Config fields, in order, on top of `base`.
+    """Return a row for each combination of `values` of Config fields, in order, on top of `base`.
 
     cycles and utilization come from the timing model on that memory, under the compiler's own decisions, whatever
     records there are; bytes are those of scratchpads. dsp, ram (of 36 kbit), lut and ff are of `device`, that of the
@@ -71,38 +71,40 @@ def sweep(
     dsp and ram from the Config, and lut and ff by the model of `bitstreams/area.py`; `extrapolated` where it knows
     nothing of the kind. `misfit` says why a Config does not fit the device, or its bus not the board; None where it
     fits. A Config that cannot be, or that the model does not fit, has `error` and no cycles. ConfigError for more than
-    MOST, ModelError where nothing of the model runs on the accelerator.
+    MAX_CONFIGS, ModelError where nothing of the model runs on the accelerator.
 
     >>> import celosia
     >>> rows = celosia.sweep(celosia.models.demo_model_path(), {"bus_bytes": [4, 8]}, "tiny")
     >>> [row["set"]["bus_bytes"] for row in rows], rows[0]["cycles"] > rows[1]["cycles"]
     ([4, 8], True)
     """
-    first, behind = Config.load(base), memory_model(memory)
-    combinations = [dict(zip(values, each)) for each in itertools.product(*values.values())]
-    if len(combinations) > MOST:
-        raise ConfigError(f"these are {len(combinations)} Configs, and a sweep takes at most {MOST}; give fewer values")
+    first, dram = Config.load(base), memory_model(memory)
+    combinations = [dict(zip(values, choice)) for choice in itertools.product(*values.values())]
+    if len(combinations) > MAX_CONFIGS:
+        raise ConfigError(
+            f"these are {len(combinations)} Configs, and a sweep takes at most {MAX_CONFIGS}; give fewer values"
+        )
     rows, subject, board = [], ExploredModel.of(model), board_for(first)
     for number, fields in enumerate(combinations):
         named = ", ".join(f"{name} {value}" for name, value in fields.items())
         progress(f"Config {number + 1} of {len(combinations)}: {named}")
-        rows.append(_row(subject, first, fields, behind, board))
+        rows.append(_row(subject, first, fields, dram, board))
     return rows
 
 
 def board_for(base: Config) -> Board:
-    """The board whose accelerator `base` is; a PYNQ-Z2 where it is none's."""
+    """Return the board whose accelerator `base` is; a PYNQ-Z2 where it is none's."""
     return next((board for board in BOARDS.values() if board.config == base), BOARDS["pynq-z2"])
 
 
 def fewest(rows: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
-    """The row of fewest cycles among those that fit their device; None where none does."""
+    """Row of fewest cycles among those that fit their device; None where none does."""
     fitting = [row for row in rows if row["cycles"] and not row.get("misfit")]
     return min(fitting, key=lambda row: row["cycles"]) if fitting else None
 
 
 def remark(row: dict[str, Any], best: dict[str, Any] | None) -> str:
-    """What a table says of a row at its end."""
+    """Remark at the end of a row of a table."""
     if row["error"]:
         return str(row["error"])
     if row.get("misfit"):
@@ -113,6 +115,7 @@ def remark(row: dict[str, Any], best: dict[str, Any] | None) -> str:
 def _row(
     model: ExploredModel, base: Config, fields: dict[str, int | bool], memory: MemoryModel, board: Board
 ) -> dict[str, Any]:
+    """Row of one Config: cycles of the model, estimates of the hardware, or why it failed."""
     row: dict[str, Any] = {
         "set": fields, "cycles": None, "utilization": None, "dsp": None, "bytes": None, "lut": None, "ff": None,
         "ram": None, "counted": False, "extrapolated": False, "error": None,
@@ -127,7 +130,7 @@ def _row(
         cost = timed(model, cfg, memory)
     except ModelError:
         raise
-    except ValueError as error:  # what this Config cannot run
+    except ValueError as error:  # a model that this Config cannot run
         return row | {"error": str(error)}
     if not cost.cycles:
         raise ModelError(nothing_on_accelerator(model))
@@ -136,6 +139,7 @@ def _row(
 
 
 def _hardware(cfg: Config, board: Board) -> dict[str, Any]:
+    """Resources of a Config on the board, and whether they fit."""
     used, misfit = Resources.of(cfg, board.device), None
     if 8 * cfg.bus_bytes > board.bus_bits:
         misfit = f"its bus of {cfg.bus_bytes} bytes is wider than the {board.bus_bits // 8} of {board.name}"
@@ -147,7 +151,7 @@ def _hardware(cfg: Config, board: Board) -> dict[str, Any]:
 
 
 def note(rows: Sequence[dict[str, Any]]) -> str:
-    """What the resources of a sweep are, in a sentence."""
+    """Sentence on the source of a sweep's resources."""
     from celosia.bitstreams.area import model
 
     off = model().error
@@ -165,7 +169,7 @@ COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8
 
 
 def page(title: str, rows: Sequence[dict[str, Any]], note: str = "") -> Page:
-    """The rows as a page: cycles over the first field, a line for each choice of the others, and all as a table."""
+    """Page of the rows: cycles over the first field, a line for each choice of the others, and all as a table."""
     sections = [Section("Configs", html=_table(rows), after=f"<p>{escape(note)}</p>")]
     if there := [row for row in rows if row["cycles"]]:
         facts = [(f"{len(there)} of {len(rows)}", "Configs run the model")]
@@ -176,9 +180,9 @@ def page(title: str, rows: Sequence[dict[str, Any]], note: str = "") -> Page:
             ]
         else:
             facts.append(("none", f"of them fits a {rows[0].get('device', DEVICE)}"))
-        field, *others = there[0]["set"]
-        told = f"By {field}" + (f", a line for each choice of {', '.join(others)}." if others else ".")
-        sections.insert(0, Section("Cycles", f"{told} The pointer on a dot says its cycles.", _plot(rows)))
+        field, *other_fields = there[0]["set"]
+        caption = f"By {field}" + (f", a line for each choice of {', '.join(other_fields)}." if other_fields else ".")
+        sections.insert(0, Section("Cycles", f"{caption} The pointer on a dot says its cycles.", _plot(rows)))
     else:
         facts = [("none", f"of {len(rows)} Configs runs the model")]
     return Page(title, "", facts, sections)
@@ -189,6 +193,7 @@ def _named(fields: Mapping[str, int | bool]) -> str:
 
 
 def _table(rows: Sequence[dict[str, Any]]) -> str:
+    """HTML table of the rows."""
     head = [*rows[0]["set"], "cycles", "utilisation", *NAMES.values(), "scratchpads", ""] if rows else []
     best = fewest(rows)
     lines = []
@@ -208,7 +213,7 @@ def _table(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def _tick(value: float) -> int:
-    """1, 2 or 5 times a power of ten, the least that is no less than `value`.
+    """Smallest of 1, 2 or 5 times a power of ten that is at least `value`.
 
     >>> _tick(0.3), _tick(16_076), _tick(5000)
     (1, 20000, 5000)
@@ -218,23 +223,23 @@ def _tick(value: float) -> int:
 
 
 def _plot(rows: Sequence[dict[str, Any]]) -> str:
-    """Inline SVG of the rows that have cycles."""
+    """Draw the rows that have cycles, as inline SVG."""
     there = [row for row in rows if row["cycles"]]
-    field, *others = there[0]["set"]
+    field, *other_fields = there[0]["set"]
     places = list(dict.fromkeys(row["set"][field] for row in rows))
-    most = max(row["cycles"] for row in there)
+    max_cycles = max(row["cycles"] for row in there)
     step, high = (WIDTH - LEFT - 60) / max(1, len(places) - 1), HEIGHT - BELOW - TOP
 
     def at(row: dict[str, Any]) -> tuple[float, float]:
-        return LEFT + 30 + places.index(row["set"][field]) * step, TOP + high * (1 - row["cycles"] / most)
+        return LEFT + 30 + places.index(row["set"][field]) * step, TOP + high * (1 - row["cycles"] / max_cycles)
 
     lines: dict[str, list[dict[str, Any]]] = {}
     for row in there:
-        lines.setdefault(_named({name: row["set"][name] for name in others}), []).append(row)
+        lines.setdefault(_named({name: row["set"][name] for name in other_fields}), []).append(row)
     parts = []
-    tick = _tick(most / 4)
-    for part in range(int(most // tick) + 1):
-        y = TOP + high * (1 - part * tick / most)
+    tick = _tick(max_cycles / 4)
+    for part in range(int(max_cycles // tick) + 1):
+        y = TOP + high * (1 - part * tick / max_cycles)
         parts.append(f'<line x1="{LEFT}" y1="{y:.0f}" x2="{WIDTH}" y2="{y:.0f}" stroke="var(--line)"/>')
         parts.append(f'<text x="{LEFT - 8}" y="{y + 5:.0f}" text-anchor="end">{part * tick:,}</text>')
     for number, place in enumerate(places):
@@ -242,16 +247,16 @@ def _plot(rows: Sequence[dict[str, Any]]) -> str:
         parts.append(f'<text x="{x:.0f}" y="{HEIGHT - BELOW + 22}" text-anchor="middle">{str(place).lower()}</text>')
     x, y = (LEFT + WIDTH) / 2, TOP + high / 2
     parts.append(f'<text class="axis" x="{x:.0f}" y="{HEIGHT - 12}" text-anchor="middle">{escape(field)}</text>')
-    turned = f'transform="rotate(-90 16 {y:.0f})"'
-    parts.append(f'<text class="axis" x="16" y="{y:.0f}" text-anchor="middle" {turned}>cycles</text>')
-    for number, own in enumerate(lines.values()):
+    rotation = f'transform="rotate(-90 16 {y:.0f})"'
+    parts.append(f'<text class="axis" x="16" y="{y:.0f}" text-anchor="middle" {rotation}>cycles</text>')
+    for number, line in enumerate(lines.values()):
         colour = COLOURS[number % len(COLOURS)]
-        points = " ".join("{:.1f},{:.1f}".format(*at(row)) for row in own)
+        points = " ".join("{:.1f},{:.1f}".format(*at(row)) for row in line)
         parts.append(f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="2"/>')
-        for row in own:
+        for row in line:
             x, y = at(row)
-            told = escape(f"{_named(row['set'])}: {row['cycles']:,} cycles")
-            parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="5" fill="{colour}"><title>{told}</title></circle>')
+            tooltip = escape(f"{_named(row['set'])}: {row['cycles']:,} cycles")
+            parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="5" fill="{colour}"><title>{tooltip}</title></circle>')
     key = key_of([(COLOURS[number % len(COLOURS)], name) for number, name in enumerate(lines) if name])
     view = f'viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}"'
     return f'{key}<svg class="plot" role="img" aria-label="cycles by {escape(field)}" {view}>{"".join(parts)}</svg>'

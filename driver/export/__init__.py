@@ -1,4 +1,4 @@
-"""Programs as C: what needs no Python where it runs."""
+"""Export of Programs as C, which needs no Python where it runs."""
 
 from __future__ import annotations
 
@@ -26,6 +26,6 @@ def export(
     True
     """
     from celosia.compiler.options import Options
-    from celosia.driver.export import write
+    from celosia.driver.export import c_project as write
 
     write.write(write.export(source, target, Options(**options), name), Path(folder))

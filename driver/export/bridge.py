@@ -1,4 +1,4 @@
-"""The other side of emulated/device_bridge.c: a simulator whose registers and memory an exported program reaches."""
+"""Host side of emulated/device_bridge.c: a simulator whose registers and memory an exported program reaches."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ from celosia.sim.functional.fsim import FunctionalDevice
 from celosia.sim.rtl.rtlsim import DMA_BASE, RtlDevice
 
 Array = NDArray[Any]
-NAMES = {each.offset: name for name, each in REGISTERS.items()}
+NAMES = {register.offset: name for name, register in REGISTERS.items()}
 
 
-class Behind(Protocol):
-    """Registers, and the device whose memory they lead to."""
+class BridgedHardware(Protocol):
+    """Registers, and the device with their memory."""
 
     @property
     def device(self) -> FunctionalDevice | RtlDevice:
-        """Its memory is what the program's becomes."""
+        """Open the device whose memory becomes the program's memory."""
 
     def read(self, name: str) -> int:
-        """The register of that name."""
+        """Read the register of that name."""
 
     def write(self, name: str, value: int) -> None:
         """Set the register."""
@@ -47,7 +47,7 @@ class Behind(Protocol):
 
 
 class FunctionalRegisters:
-    """Registers in front of the functional simulator: a run has ended when `control` is written."""
+    """Registers in front of the functional simulator: a run ends when `control` is written."""
 
     def __init__(self, config: Config) -> None:
         self.device = FunctionalDevice(config)
@@ -67,22 +67,23 @@ class FunctionalRegisters:
             self._run()
 
     def _run(self) -> None:
-        error, whole = Error.NONE, self.device.dram
+        """Run the instructions that the registers describe, and set the status."""
+        error, memory = Error.NONE, self.device.dram
         try:
             start = (self._values["dma_base_lo"] | self._values["dma_base_hi"] << 32) - DMA_BASE
-            self.device.dram = whole[start : start + self._values["dma_size"]]
+            self.device.dram = memory[start : start + self._values["dma_size"]]
             self.device.run(self._values["instr_addr"], self._values["instr_count"])
         except (DeviceError, ValueError):
             error = Error.ILLEGAL_INSTRUCTION
-        self.device.dram = whole
+        self.device.dram = memory
         self._values["status"] = STATUS_DONE | error << STATUS_ERROR_SHIFT
 
     def wait(self) -> None:
-        """Nothing is under way."""
+        """Do nothing: no run is under way."""
 
 
 class RtlRegisters:
-    """The registers of the Verilated accelerator."""
+    """Registers of the Verilated accelerator."""
 
     WAIT_CYCLES = 20_000
 
@@ -97,37 +98,38 @@ class RtlRegisters:
             self.device.control.write(name, value)
 
     def wait(self) -> None:
-        """`WAIT_CYCLES` pass, or fewer: until the interrupt."""
+        """Simulate `WAIT_CYCLES`, or fewer: until the interrupt."""
         self.device.advance(self.WAIT_CYCLES)
 
 
 class BridgeError(RuntimeError):
-    """A program that does not speak as emulated/device_bridge.c does, or has ended."""
+    """A program that breaks the protocol of emulated/device_bridge.c, or has ended."""
 
 
 class Bridge:
-    """An exported program at work on `behind`. Its code is what its calls return; see celosia.h.
+    """An exported program that runs with `hardware` as its hardware. Its code is the return value of its calls; see
+    celosia.h.
 
     command: starts it. It has opened the model when this returns. `accesses` counts its reads and writes of registers.
     """
 
-    def __init__(self, command: Sequence[str], behind: Behind) -> None:
-        self.behind = behind
+    def __init__(self, command: Sequence[str], hardware: BridgedHardware) -> None:
+        self.hardware = hardware
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         assert self.process.stdin is not None and self.process.stdout is not None
         self._in: IO[bytes] = self.process.stdin
         self._out: IO[bytes] = self.process.stdout
         self.instruction = self.accesses = 0
-        self.code = self._until_told([], [])
+        self.code = self._serve([], [])
 
     def run(self, inputs: Sequence[Array], outputs: Sequence[Array], model: int = 1) -> int:
-        """A model, once; writes to `outputs` where the code that it returns is 0. model: its number, from 1 on."""
+        """Run a model once; write to `outputs` where the code that it returns is 0. model: its number, from 1 on."""
         self._give(struct.pack("<I", model))
-        self.code = self._until_told([*inputs], [*outputs])
+        self.code = self._serve([*inputs], [*outputs])
         return self.code
 
     def close(self) -> int:
-        """Ends the program; its exit code."""
+        """End the program; return its exit code."""
         self._give(struct.pack("<I", 0))
         while letter := self._out.read(1):
             self._message(letter, [], [])
@@ -136,7 +138,7 @@ class Bridge:
         return self.process.wait()
 
     def kill(self) -> None:
-        """Ends the program whatever it does."""
+        """Kill the program."""
         self.process.kill()
         self.process.wait()
 
@@ -150,7 +152,7 @@ class Bridge:
         self._in.write(data)
         self._in.flush()
 
-    def _until_told(self, inputs: list[Array], outputs: list[Array]) -> int:
+    def _serve(self, inputs: list[Array], outputs: list[Array]) -> int:
         while True:
             letter = self._get(1)
             if letter == b"E":
@@ -159,20 +161,21 @@ class Bridge:
             self._message(letter, inputs, outputs)
 
     def _message(self, letter: bytes, inputs: list[Array], outputs: list[Array]) -> None:
+        """Answer one message of the program, by its letter (emulated/device_bridge.c)."""
         first, second = struct.unpack("<II", self._get(8))
         self.accesses += letter in b"RW"
         if letter == b"R":
-            self._give(struct.pack("<I", self.behind.read(NAMES[first])))
+            self._give(struct.pack("<I", self.hardware.read(NAMES[first])))
         elif letter == b"W":
-            self.behind.write(NAMES[first], second)
+            self.hardware.write(NAMES[first], second)
         elif letter == b"T":
-            self.behind.wait()
+            self.hardware.wait()
         elif letter == b"F":
-            self.behind.device.write(first, np.frombuffer(self._get(second), np.uint8))
+            self.hardware.device.write(first, np.frombuffer(self._get(second), np.uint8))
         elif letter == b"I":
-            self._give(self.behind.device.read(first, second).tobytes())
+            self._give(self.hardware.device.read(first, second).tobytes())
         elif letter == b"O":
-            self.behind.device.allocate(first)
+            self.hardware.device.allocate(first)
             self._give(struct.pack("<Q", DMA_BASE))
         elif letter == b"X":
             self._give(np.ascontiguousarray(inputs.pop(0)).tobytes())
@@ -184,5 +187,5 @@ class Bridge:
 
 
 def outputs_like(expected: Mapping[str, Array]) -> list[Array]:
-    """Arrays for the outputs of a run."""
+    """Return empty arrays for the outputs of a run."""
     return [np.empty_like(array) for array in expected.values()]

@@ -1,12 +1,12 @@
-"""What an exported model is built with and begins from: Makefile, CMakeLists.txt, and two programs to start from."""
+"""Files to build an exported model with, and to begin from: Makefile, CMakeLists.txt, and two example programs."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from celosia.compiler.program.dtypes import itemsize
-from celosia.driver.board.device import PAGE
-from celosia.driver.export.places import ALIGN, C_TYPES, aligned, nbytes
+from celosia.driver.board.board_device import PAGE
+from celosia.driver.export.memory_map import ALIGN, C_TYPES, aligned, nbytes
 from celosia.driver.export.source import CModel
 from celosia.driver.export.targets import ExportTarget
 
@@ -19,7 +19,7 @@ MARK = "TARGET = "
 
 
 def makefile(target: ExportTarget) -> str:
-    """The text of a Makefile for all models in its folder."""
+    """Return the text of a Makefile for all models in its folder."""
     hosted = f"""
 $(MODELS): %: %_main.c lib{LIBRARY}.a
 	$(CC) $(FLAGS) $(CFLAGS) $< lib{LIBRARY}.a -o $@ $(LDLIBS)
@@ -60,7 +60,7 @@ def _zig_flags(target: ExportTarget) -> str:
 
 
 def cmake(target: ExportTarget) -> str:
-    """The text of a CMakeLists.txt for all models in its folder."""
+    """Return the text of a CMakeLists.txt for all models in its folder."""
     devices = " ".join(_devices(target))
     hosted = f"""
 if(CMAKE_PROJECT_NAME STREQUAL PROJECT_NAME)
@@ -99,7 +99,7 @@ target_compile_options({LIBRARY} PUBLIC ${{CELOSIA_FLAGS}})
 
 
 def toolchain(target: ExportTarget) -> str:
-    """The text of what tells CMake to build with ziglang."""
+    """Return the text of a CMake toolchain file for ziglang."""
     system = "Linux" if target.hosted else "Generic"
     return f"""# ziglang from PyPI as compiler for {target.name}. Written by `celosia export`.
 set(CMAKE_SYSTEM_NAME {system})
@@ -113,20 +113,21 @@ set(CMAKE_TRY_COMPILE_TARGET_TYPE STATIC_LIBRARY)
 
 
 def _buffers(model: CModel) -> tuple[list[str], list[str], list[str]]:
-    """(declarations, names of inputs, names of outputs) of static memory for the tensors."""
+    """Return (declarations, names of inputs, names of outputs) of static memory for the tensors."""
     lines: list[str] = []
     names: tuple[list[str], list[str]] = ([], [])
     groups = ("in", model.program.inputs), ("out", model.program.outputs)
-    for group, (what, tensors) in zip(names, groups):
+    for group, (kind, tensors) in zip(names, groups):
         for number, tensor in enumerate(tensors):
-            group.append(f"{model.name}_{what}{number}")
+            group.append(f"{model.name}_{kind}{number}")
             count = max(nbytes(tensor) // itemsize(tensor.dtype), 1)
             lines.append(f"static {C_TYPES[tensor.dtype]} {group[-1]}[{count}];")
     return lines, *names
 
 
 def main_program(model: CModel) -> str:
-    """The text of NAME_main.c: one inference of files to files, on a board under Linux where the model has launches."""
+    """Return the text of NAME_main.c: one inference of files to files, on a board under Linux where the model has
+    launches."""
     board = bool(model.device_bytes())
     lines, ins, outs = _buffers(model)
     first = 3 if board else 1
@@ -195,7 +196,7 @@ _NO_BOARD = """    static const celosia_device none, *device = &none; /* all of 
 
 
 def bridge_program(models: Sequence[CModel]) -> str:
-    """The text of a program that runs these models on a device behind a bridge, as often as it is told to."""
+    """Return the text of a program that runs these models on a device behind a bridge, as often as it is told to."""
     names = [model.name for model in models]
     sizes = [aligned(model.device_bytes(), PAGE) for model in models]
     includes = "\n".join(f'#include "{name}.h"' for name in names)
@@ -239,7 +240,7 @@ int main(void) {{
 
 
 def _bridged(model: CModel, number: int) -> str:
-    """One model's case: inputs, a run, and where it ends well, outputs."""
+    """Generate one model's case: inputs, a run, and where it ends well, outputs."""
     lines, ins, outs = _buffers(model)
     declared = "\n".join(f"            {line}" for line in lines)
     sent, returned = zip(ins, model.program.inputs), zip(outs, model.program.outputs)

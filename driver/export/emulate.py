@@ -1,4 +1,5 @@
-"""Exported models built with ziglang, and run under an emulator of their target, on a simulator of the accelerator."""
+"""Build exported models with ziglang and run them under an emulator of their target, on a simulator of the
+accelerator."""
 
 from __future__ import annotations
 
@@ -15,21 +16,21 @@ from pathlib import Path
 from celosia import tools
 from celosia.cache import tool_environment
 from celosia.driver.export.build_files import bridge_program
+from celosia.driver.export.c_project import Exported, runtime_files, write
 from celosia.driver.export.targets import ExportTarget
-from celosia.driver.export.write import Exported, runtime_files, write
 
 EMULATED = Path(__file__).with_name("emulated")
 BRIDGE = "device_bridge.c"
 
 
 class ToolMissing(RuntimeError):
-    """What builds or runs a program for a target is not here; the message says what, and where it comes from."""
+    """A tool that builds or runs a program for a target is missing; the message says which, and where it comes from."""
 
 
 @dataclass(frozen=True)
 class Emulator:
-    """command: what goes before the program's name. sources: of the stream, and of what begins the program. flags: of
-    the linker. package: Debian's, which has it. files: that it needs, too."""
+    """An emulator of a target. command: what goes before the program's name. sources: of the stream, and of what begins
+    the program. flags: of the linker. package: Debian's, which has it. files: that it needs, too."""
 
     command: tuple[str, ...]
     sources: tuple[str, ...] = ("stream_hosted.c",)
@@ -78,7 +79,7 @@ EMULATORS = {
 
 
 def missing(target: ExportTarget) -> str | None:
-    """What a test or benchmark that emulates `target` lacks here, and where it comes from; None for nothing."""
+    """Name the missing tools that emulating `target` needs, and where they come from; None for nothing."""
     if "ziglang" in compiler(target) and find_spec("ziglang") is None:
         return "could not import 'ziglang', which builds C for other processors; pip install 'celosia[deploy]'"
     emulator = EMULATORS[target.name]
@@ -100,33 +101,33 @@ def build(exported: Sequence[Exported], folder: Path) -> list[str]:
     lack = missing(target)
     if lack is not None:
         raise ToolMissing(lack)
-    for each in exported:
-        write(each, folder)
-    (folder / f"{PROGRAM}.c").write_text(bridge_program([each.model for each in exported]), encoding="utf-8")
+    for model in exported:
+        write(model, folder)
+    (folder / f"{PROGRAM}.c").write_text(bridge_program([model.model for model in exported]), encoding="utf-8")
     if target.name in _ORIGINS:
         text = (EMULATED / "memory.ld").read_text(encoding="utf-8")
         (folder / "program.ld").write_text(text.replace("PROGRAM_ORIGIN", hex(_ORIGINS[target.name])), encoding="utf-8")
     sources = [f"{PROGRAM}.c", "celosia.c", *(str(EMULATED / file) for file in (BRIDGE, *emulator.sources))]
-    for each in exported:
-        sources += [f"{each.model.name}.c", f"{each.model.name}_celosia.c"]
-        sources += [file for file in each.files if file.endswith(".o")]
+    for model in exported:
+        sources += [f"{model.model.name}.c", f"{model.model.name}_celosia.c"]
+        sources += [file for file in model.files if file.endswith(".o")]
     last = ("-lm",) if target.hosted else ()
     compile_c(target, [f"-I{EMULATED}", *emulator.flags, *sources, "-o", PROGRAM, *last], folder)
     return [*emulator.command, str(folder / PROGRAM)]
 
 
 def compile_c(target: ExportTarget, arguments: Sequence[str], folder: Path) -> None:
-    """Runs the C compiler for `target` in `folder`. ToolMissing where it fails."""
-    done = subprocess.run(
+    """Run the C compiler for `target` in `folder`. ToolMissing where it fails."""
+    completed = subprocess.run(
         [*compiler(target), *FLAGS, *arguments], cwd=folder, capture_output=True, text=True, check=False,
         env=tool_environment(),
     )  # fmt: skip
-    if done.returncode:
-        raise ToolMissing(f"the C compiler for {target.name} failed: {done.stderr.strip()[-600:]}")
+    if completed.returncode:
+        raise ToolMissing(f"the C compiler for {target.name} failed: {completed.stderr.strip()[-600:]}")
 
 
 def runtime_objects(target: ExportTarget, folder: Path) -> list[bytes]:
-    """The runtime as objects for `target`, with the devices that it has; `folder` is to be used. ToolMissing."""
+    """Build the runtime as objects for `target`, with its devices; `folder` is scratch space. ToolMissing."""
     files = runtime_files(target)
     for file, data in files.items():
         (folder / file).write_bytes(data)
@@ -141,8 +142,8 @@ FLAGS = "-std=c11", "-O2", "-Wall", "-Wextra", "-Werror", "-I."
 
 
 def compiler(target: ExportTarget) -> list[str]:
-    """The command of a C compiler for `target`: this machine's own, or ziglang."""
-    own = shutil.which(os.environ.get("CC", "cc"))
-    if own is not None and target.name == platform.machine():
-        return [own, *target.gcc]
+    """Command of a C compiler for `target`: this machine's own, or ziglang."""
+    compiler = shutil.which(os.environ.get("CC", "cc"))
+    if compiler is not None and target.name == platform.machine():
+        return [compiler, *target.gcc]
     return [sys.executable, "-m", "ziglang", "cc", *target.zig, *(() if target.hosted else ("-ffreestanding",))]

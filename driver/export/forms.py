@@ -1,4 +1,5 @@
-"""How the accelerator stores a tensor, as one affine map of its elements: `celosia_form` of runtime/celosia.h."""
+"""Layout of a tensor in the accelerator's memory, as one affine map of its elements: `celosia_form` of
+runtime/celosia.h."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from celosia.hw.spec.config import Config
 
 Pair = tuple[int, int]
 TOP_BIT = 0x80
-"""What uint8 is flipped by to be int8."""
+"""Mask that converts uint8 to int8 and back."""
 
 
 @dataclass(frozen=True)
@@ -39,9 +40,9 @@ class AffineForm:
     invert: int
 
     def c(self) -> str:
-        """An initialiser."""
+        """C initialiser."""
         fields = (getattr(self, name) for name in self.__dataclass_fields__)
-        return "{" + ", ".join(_c(each) for each in fields) + "}"
+        return "{" + ", ".join(_c(field) for field in fields) + "}"
 
 
 def _c(value: int | tuple[int, ...]) -> str:
@@ -49,7 +50,7 @@ def _c(value: int | tuple[int, ...]) -> str:
 
 
 def form_of(cfg: Config, move: Pack | Unpack, info: TensorInfo) -> AffineForm:
-    """Of what a launch takes from the host, or gives back; `info` is its tensor."""
+    """Return the form of a tensor that a launch takes from the host, or gives back; `info` is its tensor."""
     form, unpacked = move.form, isinstance(move, Unpack)
     first = move.offset if isinstance(move, Unpack) else 0
     images, channels, height, width = form.dims
@@ -76,7 +77,7 @@ def _plain(form: FormInfo) -> _Moved:
 
 
 def _windows(form: FormInfo, shape: tuple[int, ...]) -> _Moved:
-    """Channels are taps of a window of each pixel; a sequence is an image of one row."""
+    """Form of taps: channels are taps of a window of each pixel; a sequence is an image of one row."""
     _, channels, height, width = shape if len(shape) == 4 else (*shape[:2], 1, shape[2])
     both = form.fold == "xy"
     kernel = form.kernel[0] if both else 1, form.kernel[1]

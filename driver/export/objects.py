@@ -1,4 +1,4 @@
-"""What object files want of others, and how much code they have, of ELF and of WebAssembly."""
+"""Undefined symbols and code size of object files, in ELF and WebAssembly."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import struct
 from collections.abc import Iterator
 
 _SYMBOLS, _EXECUTABLE = 2, 4
-"""Of ELF: a section of symbols; the flag of one of instructions."""
+"""ELF: type of a section of symbols; flag of a section of instructions."""
 _IMPORTS, _CODE, _FUNCTION = 2, 10, 0
-"""Of WebAssembly: sections; an import that is a function."""
+"""WebAssembly: numbers of sections; kind of an import that is a function."""
 
 
 def undefined(code: bytes) -> set[str]:
@@ -21,14 +21,14 @@ def undefined(code: bytes) -> set[str]:
 
 
 def code_bytes(code: bytes) -> int:
-    """Bytes of instructions in the object `code`, which is as `undefined` takes it."""
+    """Bytes of instructions in the object `code`, in a format that `undefined` reads."""
     if code[:4] == b"\0asm":
         return sum(end - start for kind, start, end in _wasm_sections(code) if kind == _CODE)
     return sum(length for _, kind, flags, _, _, length, *_ in _elf_sections(code) if kind == 1 and flags & _EXECUTABLE)
 
 
 def _elf_sections(code: bytes) -> list[tuple[int, ...]]:
-    """(name, kind, flags, address, offset, size, link, ...) of each section."""
+    """Yield (name, kind, flags, address, offset, size, link, ...) of each section."""
     wide = code[4] == 2
     table, size, count = (_at(code, *place) for place in (_WIDE if wide else _NARROW))
     section = struct.Struct("<IIQQQQIIQQ" if wide else "<IIIIIIIIII")
@@ -36,10 +36,11 @@ def _elf_sections(code: bytes) -> list[tuple[int, ...]]:
 
 
 def _of_elf(code: bytes) -> Iterator[str]:
+    """Yield the undefined symbols of an ELF object."""
     wide = code[4] == 2
     sections = _elf_sections(code)
     symbol = struct.Struct("<IBBHQQ" if wide else "<IIIBBH")
-    place = 3 if wide else 5  # of the section that defines it
+    place = 3 if wide else 5  # index of the section that defines the symbol
     for _, kind, _, _, start, length, link, *_ in sections:
         if kind == _SYMBOLS:
             names = sections[link][4]
@@ -52,7 +53,7 @@ def _of_elf(code: bytes) -> Iterator[str]:
 
 _WIDE = ("<Q", 40), ("<H", 58), ("<H", 60)
 _NARROW = ("<I", 32), ("<H", 46), ("<H", 48)
-"""Where the head of an object says where its table of sections is, and how large and how many they are."""
+"""Fields of the head of an object for its table of sections: place, size of an entry, count."""
 
 
 def _at(code: bytes, form: str, at: int) -> int:
@@ -61,7 +62,7 @@ def _at(code: bytes, form: str, at: int) -> int:
 
 
 def _wasm_sections(code: bytes) -> Iterator[tuple[int, int, int]]:
-    """(kind, first byte, end) of each section."""
+    """Yield (kind, first byte, end) of each section."""
     reader = _Wasm(code)
     while reader.at < len(code):
         kind, length = reader.byte(), reader.number()
@@ -70,7 +71,7 @@ def _wasm_sections(code: bytes) -> Iterator[tuple[int, int, int]]:
 
 
 def _of_wasm(code: bytes) -> Iterator[str]:
-    """Functions that the module imports, in a list of (module, name, kind, and what belongs to it)."""
+    """Functions that the module imports, from its list of (module, name, kind, description)."""
     for section, start, _ in _wasm_sections(code):
         if section == _IMPORTS:
             reader = _Wasm(code, start)
@@ -85,7 +86,7 @@ def _of_wasm(code: bytes) -> Iterator[str]:
 
 
 class _Wasm:
-    """Numbers and texts of a module, one after the other."""
+    """Reader of the numbers and texts of a module."""
 
     def __init__(self, code: bytes, at: int = 8) -> None:
         self.code, self.at = code, at
@@ -95,7 +96,7 @@ class _Wasm:
         return self.code[self.at - 1]
 
     def number(self) -> int:
-        """Of any length: seven bits in each byte."""
+        """Read a LEB128 number of any length: seven bits in each byte."""
         value = shift = 0
         while True:
             byte = self.byte()
@@ -110,7 +111,7 @@ class _Wasm:
         return self.code[self.at - size : self.at].decode()
 
     def skip(self, kind: int) -> None:
-        """What a table (1), a memory (2) or a global (3) says of itself."""
+        """Skip the type of a table (1), a memory (2) or a global (3)."""
         if kind == 3:
             self.at += 2
             return

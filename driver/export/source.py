@@ -1,4 +1,4 @@
-"""A Program as C: a header with the entry points, the steps as calls, constants and instructions as an array."""
+"""Write a Program as C: a header with the entry points, the steps as calls, constants and instructions as an array."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 from celosia.compiler.program import CpuStep, LaunchStep, Pack, Program, TensorInfo, Unpack
 from celosia.compiler.program.host.kernel import CompiledKernel
 from celosia.driver.export.forms import form_of
-from celosia.driver.export.places import ALIGN, C_TYPES, Location, Places, nbytes
+from celosia.driver.export.memory_map import ALIGN, C_TYPES, Location, Places, nbytes
 from celosia.hw.sources import sources_identity
 
 WORDS_A_LINE = 6
-TAKEN = re.compile(
+RESERVED_NAMES = re.compile(
     "auto|break|case|char|const|continue|default|do|double|else|enum|extern|float|for|goto|if|inline|int|long|register|"
     "restrict|return|short|signed|sizeof|static|struct|switch|typedef|union|unsigned|void|volatile|while|"
     "alignas|alignof|and|and_eq|asm|bitand|bitor|bool|catch|class|compl|concept|constexpr|decltype|delete|explicit|export|"
@@ -32,12 +32,13 @@ TAKEN = re.compile(
     r"system|mblen|mbtowc|wctomb|mbstowcs|wcstombs|all|clean|celosia\w*|device_\w+|\w+_(?:main|celosia)",
     re.IGNORECASE,
 )
-"""What no model is called: keywords of C and of C++, what C has in stddef.h, stdint.h, string.h, stdio.h and stdlib.h,
-which the files include, functions and files of runtime/, files of other models, targets of the Makefile."""
+"""Pattern of names that no model has in C: keywords of C and of C++, names in stddef.h, stdint.h, string.h, stdio.h
+and stdlib.h, which the files include, functions and files of runtime/, files of other models, targets of the
+Makefile."""
 
 
 def identifier(text: str) -> str:
-    """`text` as the name of a model in C: what it cannot have is `_`.
+    """Make `text` an identifier of C: other characters become `_`.
 
     >>> identifier("net:0"), identifier("3x"), identifier(""), identifier("class"), identifier("_x")
     ('net_0', 'model_3x', 'model', 'class_model', 'model__x')
@@ -47,21 +48,21 @@ def identifier(text: str) -> str:
         not name or name[0].isdigit() or name[0] == "_"
     ):  # names with _ in front are those of the compiler and of headers
         return f"model_{name}".rstrip("_")
-    return f"{name}_model" if TAKEN.fullmatch(name) else name
+    return f"{name}_model" if RESERVED_NAMES.fullmatch(name) else name
 
 
-def names_of(tensors: tuple[TensorInfo, ...], what: str) -> list[str]:
+def names_of(tensors: tuple[TensorInfo, ...], kind: str) -> list[str]:
     """Parameters of C for tensors, each another one, that begin with `what`: none is a keyword, type or macro."""
-    found: list[str] = []
+    names: list[str] = []
     for number, tensor in enumerate(tensors):
-        name = f"{what}_{re.sub(r'[^a-zA-Z0-9]+', '_', tensor.name[:60])}"
-        found.append(f"{what}{number}" if name in found else name)
-    return found
+        name = f"{kind}_{re.sub(r'[^a-zA-Z0-9]+', '_', tensor.name[:60])}"
+        names.append(f"{kind}{number}" if name in names else name)
+    return names
 
 
 @dataclass(frozen=True)
 class CModel:
-    """What is written of a Program: its name in C, and where its tensors lie."""
+    """A Program to write as C: its name there, and the locations of its tensors."""
 
     name: str
     program: Program
@@ -69,24 +70,25 @@ class CModel:
 
     @property
     def upper(self) -> str:
-        """As macros begin: the name in capitals, or, where it has some itself, as it is, so that `Net` is not `net`."""
+        """Prefix of macros: the name in capitals, or, where it has some itself, as it is, so that `Net` is not
+        `net`."""
         if self.name == self.name.lower():
             return self.name.upper()
         return f"{self.name}_model" if self.name == self.name.upper() else self.name
 
     def parameters(self) -> str:
-        """Those of the typed entry."""
+        """Parameters of the typed entry function."""
         ins = zip(self.program.inputs, names_of(self.program.inputs, "in"))
         outs = zip(self.program.outputs, names_of(self.program.outputs, "out"))
-        given = [f"const {C_TYPES[tensor.dtype]} *{name}" for tensor, name in ins]
-        return ", ".join([f"{self.name} *self", *given, *(f"{C_TYPES[t.dtype]} *{name}" for t, name in outs)])
+        parameters = [f"const {C_TYPES[tensor.dtype]} *{name}" for tensor, name in ins]
+        return ", ".join([f"{self.name} *self", *parameters, *(f"{C_TYPES[t.dtype]} *{name}" for t, name in outs)])
 
     def header(self) -> str:
-        """The text of NAME.h."""
+        """Return the text of NAME.h."""
         program, name, upper = self.program, self.name, self.upper
-        tensors = [f"   {what} {number}: {_plain(each.name)}, {program.shape_text(each)}, {nbytes(each)} bytes"
-                   for what, group in (("input", program.inputs), ("output", program.outputs))
-                   for number, each in enumerate(group)]  # fmt: skip
+        tensors = [f"   {kind} {number}: {_plain(tensor.name)}, {program.shape_text(tensor)}, {nbytes(tensor)} bytes"
+                   for kind, group in (("input", program.inputs), ("output", program.outputs))
+                   for number, tensor in enumerate(group)]  # fmt: skip
         return f"""/* Model {_plain(program.name)} for Config {_plain(program.config.name)}, by `celosia export`.
 
 {chr(10).join(tensors)}
@@ -142,7 +144,7 @@ int {name}_close({name} *self);
         return self.program.dram_size if self.program.launches else 0
 
     def source(self) -> str:
-        """The text of NAME.c."""
+        """Return the text of NAME.c."""
         program, name, upper = self.program, self.name, self.upper
         return f"""#include "{name}.h"
 
@@ -197,6 +199,7 @@ int {name}_close({name} *self) {{
 """
 
     def _typed(self) -> str:
+        """C code of the entry function with typed parameters."""
         ins, outs = names_of(self.program.inputs, "in"), names_of(self.program.outputs, "out")
         name, upper = self.name, self.upper
         return f"""int {name}_run({self.parameters()}) {{
@@ -211,7 +214,7 @@ int {name}_close({name} *self) {{
         return len(self.program.image) if self.program.launches else 0
 
     def data(self) -> str:
-        """The text of NAME_celosia.c: what the accelerator's memory begins with, and constants of the CPU."""
+        """Return the text of NAME_celosia.c: first contents of the accelerator's memory, and constants of the CPU."""
         image = self.program.image if self.program.launches else self.program.image[:0]
         return "\n".join(
             [
@@ -236,11 +239,12 @@ int {name}_close({name} *self) {{
         for number, launch in enumerate(self.program.launches):
             moves: list[tuple[str, int, Pack | Unpack]] = [("pack", k, pack) for k, pack in enumerate(launch.pack)]
             moves += [("unpack", k, unpack) for k, unpack in enumerate(launch.unpack)]
-            for what, k, move in moves:
+            for kind, k, move in moves:
                 form = form_of(self.program.config, move, self.program.info(move.value))
-                yield f"static const celosia_form {self.name}_{what}_{number}_{k} = {form.c()};"
+                yield f"static const celosia_form {self.name}_{kind}_{number}_{k} = {form.c()};"
 
     def _steps(self) -> Iterator[str]:
+        """C code of all steps of a run, in order."""
         launches = 0
         for step in self.program.steps:
             if isinstance(step, LaunchStep):
@@ -251,10 +255,11 @@ int {name}_close({name} *self) {{
             elif isinstance(step, CpuStep):
                 yield from self._copied(step.outputs[0], step.inputs[0])
         for number, tensor in enumerate(self.program.outputs):
-            if self.places[tensor.name] != (wanted := Location("out", number)):
-                yield self._copy(wanted, self.places[tensor.name], tensor)
+            if self.places[tensor.name] != (location := Location("out", number)):
+                yield self._copy(location, self.places[tensor.name], tensor)
 
     def _launch(self, number: int, step: LaunchStep) -> Iterator[str]:
+        """C code of a launch: pack inputs, run, unpack outputs."""
         yield f"    /* launch {number}: {len(step.layers)} layers, {step.count} instructions */"
         for k, pack in enumerate(step.pack):
             yield f"    celosia_pack(state, &{self.name}_pack_{number}_{k}, {pack.address}u, {self._at(pack.value)});"
@@ -265,16 +270,17 @@ int {name}_close({name} *self) {{
             yield f"    celosia_unpack(state, {form}, {unpack.address}u, {self._at(unpack.value)});"
 
     def _kernel(self, step: CpuStep, number: int, kernel: CompiledKernel) -> Iterator[str]:
+        """C code of the call of a kernel."""
         yield f"    /* {', '.join(f'{node.op} {_plain(node.name)}' for node in step.nodes)} */"
         inputs = [name for name in step.inputs if name]
         for out, place in kernel.in_place:
             yield from self._copied(step.outputs[out], inputs[place])
-        given = [self._at(name) for name in (*inputs, *step.outputs)]
-        given.append(f"memory + {self.places.workspace}" if kernel.workspace_bytes else "memory")
-        yield f"    {self.name}_kernel_{number}((const void *const[]){{{', '.join(given)}}}, 0, 1);"
+        arguments = [self._at(name) for name in (*inputs, *step.outputs)]
+        arguments.append(f"memory + {self.places.workspace}" if kernel.workspace_bytes else "memory")
+        yield f"    {self.name}_kernel_{number}((const void *const[]){{{', '.join(arguments)}}}, 0, 1);"
 
     def _copied(self, to: str, source: str) -> Iterator[str]:
-        """A copy of a tensor into the memory of another one, where it does not lie there."""
+        """Copy a tensor into the memory of another one, where it does not lie there."""
         if self.places[to] != self.places[source]:
             yield self._copy(self.places[to], self.places[source], self.program.tensors[to])
 
@@ -297,14 +303,14 @@ def _sizes(tensors: tuple[TensorInfo, ...]) -> str:
 
 
 def _plain(text: str) -> str:
-    """A name of the model's in a comment, which it must not end."""
+    """Return a name of the model's for a comment, which it must not end."""
     return re.sub(r"[^\w.:/\-\[\] ]|/(?=\*)|(?<=\*)/", "_", text, flags=re.ASCII)[:120]
 
 
 def _array(name: str, data: NDArray[np.uint8]) -> Iterator[str]:
-    """Bytes as words of 64 bits, which a compiler reads faster than bytes; it has one at least."""
-    whole = max(-(-len(data) // 8) * 8, 8)
-    words = np.concatenate([data, np.zeros(whole - len(data), np.uint8)]).view("<u8")
+    """Write bytes as 64-bit words, which a compiler reads faster than bytes; at least one."""
+    padded_size = max(-(-len(data) // 8) * 8, 8)
+    words = np.concatenate([data, np.zeros(padded_size - len(data), np.uint8)]).view("<u8")
     yield f"extern const uint64_t {name}[];"
     yield f"_Alignas({ALIGN}) const uint64_t {name}[] = {{"
     for start in range(0, len(words), WORDS_A_LINE):

@@ -1,4 +1,4 @@
-"""Where exported C may run: what LLVM compiles kernels for, and how a C compiler is told the same."""
+"""Targets of exported C: LLVM's settings for kernels, and the equal flags of a C compiler."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from celosia.hw.spec.config import did_you_mean
 
 @dataclass(frozen=True)
 class ExportTarget:
-    """target: of kernels. gcc, zig: options of a C compiler for it; `gcc` of gcc and clang for that processor, `zig` of
-    `zig cc`. hosted: whether it has an operating system and a C library."""
+    """A target of exported C. target: of kernels. gcc, zig: options of a C compiler for it; `gcc` of gcc and clang for
+    that processor, `zig` of `zig cc`. hosted: whether it has an operating system and a C library."""
 
     name: str
     target: Target
@@ -56,12 +56,12 @@ _ALL = (
         hosted=False,
     ),
 )  # fmt: skip
-_BY_NAME = {each.name: each for each in _ALL}
+_BY_NAME = {target.name: target for target in _ALL}
 
 
 def find_export_target(name: str) -> ExportTarget:
-    """TargetError where there is none of that name."""
+    """Return the target of that name. TargetError where there is none."""
     if name not in EXPORT_TARGETS:
-        near = did_you_mean(name, EXPORT_TARGETS)
-        raise TargetError(f"there is no target {name!r}{near}; take {', '.join(EXPORT_TARGETS)}")
+        suggestion = did_you_mean(name, EXPORT_TARGETS)
+        raise TargetError(f"there is no target {name!r}{suggestion}; take {', '.join(EXPORT_TARGETS)}")
     return _BY_NAME[name]

@@ -1,1 +1,1 @@
-"""Text and other sequences from decoders: models that are given a token, and a cache of those before it."""
+"""Generate text and other sequences with decoders: models that take a token, and a cache of those before it."""

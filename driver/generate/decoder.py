@@ -1,4 +1,4 @@
-"""Running a decoder token by token: celosia.Decoder."""
+"""Run a decoder token by token: celosia.Decoder."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from celosia.compiler.graph.importer import read
 from celosia.compiler.program import InputError, Program
 from celosia.compiler.program.dtypes import numpy_dtype
 from celosia.compiler.program.model import ROUNDINGS
-from celosia.driver.generate.attention import in_plain_operators
+from celosia.driver.generate.cached_attention import in_plain_operators
 from celosia.driver.generate.roles import CACHE_AXIS, Roles, roles_of
 from celosia.driver.generate.sampling import Sampler
 from celosia.driver.generate.stepping import stepping
 from celosia.driver.generate.usage import SessionUsage
 from celosia.driver.generate.vocabulary import vocabulary_of
 from celosia.driver.host.tools import require_tools
-from celosia.driver.run.devices import open_device
-from celosia.driver.run.result import Result
-from celosia.driver.run.runtime import ProgramRuntime
+from celosia.driver.run.open_device import open_device
+from celosia.driver.run.program_runtime import ProgramRuntime
+from celosia.driver.run.run_result import Result
 from celosia.hw.spec.config import Config
 from celosia.sim.device import Device
 
@@ -36,13 +36,13 @@ Array = NDArray[Any]
 LENGTH, CHUNK = 256, 16
 """Tokens of a sequence, at most, and those of a prompt that are taken at once, where nobody says how many."""
 COUNTING = ("CumSum", "Sub", "Slice")
-"""What makes places of new tokens of a mask, beside Cast."""
+"""Operators, beside Cast, that compute positions of new tokens from a mask."""
 TABLES = {"Gather": 0, "RotaryEmbedding": 2}
 """Operators whose second input is places in a table, and which of their inputs that is."""
 
 
 class Decoder:
-    """Runs a decoder with its cache, in two Programs: one takes a token, the other `chunk` tokens of a prompt.
+    """A decoder with its cache, as two Programs: one takes a token, the other `chunk` tokens of a prompt.
 
     >>> import celosia
     >>> with celosia.Decoder(celosia.models.gpt_path(), config="tiny", length=32) as decoder:
@@ -80,18 +80,18 @@ class Decoder:
         self._latest: _Latest | None = None
 
     def session(self) -> Session:
-        """A sequence, with nothing in it; several may take turns."""
+        """Begin an empty sequence; several may take turns."""
         return Session(self)
 
     def program(self, steps: int = 1) -> Program:
-        """The Program for so many tokens at once: 1, or `chunk`."""
+        """Program for so many tokens at once: 1, or `chunk`."""
         return self._runtime(steps).program
 
     def run(self, steps: int, inputs: dict[str, Array], session: Session) -> Result:
         """Run the Program for `steps` tokens of `session`. The accelerator's memory keeps caches from run to run: it is
         given the rows that are new."""
         runtime = self._runtime(steps)
-        latest, self._latest = self._latest, None  # where the run fails, nothing is sure to lie there
+        latest, self._latest = self._latest, None  # after a failed run the memory's contents are unknown
         if (latest is None or latest.runtime is not runtime) and runtime.program.launches:
             runtime.attach(self._opened())
         changed = None
@@ -102,7 +102,7 @@ class Decoder:
         return result
 
     def compile(self, prompt: int) -> None:
-        """Compile now what a prompt of so many tokens needs, and the steps behind it."""
+        """Compile what a prompt of so many tokens needs, and the steps behind it."""
         for steps in {1, self.chunk} if prompt > 1 else {1}:
             self._runtime(steps)
 
@@ -118,6 +118,7 @@ class Decoder:
         return self._device
 
     def _runtime(self, steps: int) -> ProgramRuntime:
+        """Open the runtime for `steps` tokens, compiled at its first use."""
         if steps not in self._runtimes:
             self._say(f"compiling for {steps} tokens at once" if steps > 1 else "compiling for a token")
             program = compile_model(
@@ -135,16 +136,16 @@ class Decoder:
 
     @property
     def returns_last(self) -> bool:
-        """Whether of several tokens the model returns logits of the last alone."""
-        logits = next(each.shape for each in self.program(self.chunk).outputs if each.name == self.roles.logits)
+        """Whether the Program for several tokens returns logits of the last one alone."""
+        logits = next(output.shape for output in self.program(self.chunk).outputs if output.name == self.roles.logits)
         return logits[1] < self.chunk
 
     def _known(self, program: Program) -> int:
-        return next(each.shape[-1] for each in program.outputs if each.name == self.roles.logits)
+        return next(output.shape[-1] for output in program.outputs if output.name == self.roles.logits)
 
     @property
     def known(self) -> int:
-        """How many tokens the model knows."""
+        """Number of tokens that the model knows."""
         return self._known(self.program())
 
     def _shapes(self, steps: int) -> dict[str, tuple[int, ...]]:
@@ -177,8 +178,8 @@ class Decoder:
         self.close()
 
     def __repr__(self) -> str:
-        where = self._where if isinstance(self._where, str) else type(self._where).__name__
-        return f"<Decoder {self.name!r} on {where}, Config {self.config.name}: sequences of {self.length} tokens>"
+        device = self._where if isinstance(self._where, str) else type(self._where).__name__
+        return f"<Decoder {self.name!r} on {device}, Config {self.config.name}: sequences of {self.length} tokens>"
 
 
 @dataclass(frozen=True)
@@ -203,18 +204,18 @@ class Session:
 
     @property
     def length(self) -> int:
-        """Tokens that the model has seen."""
+        """Number of tokens that the model has seen."""
         return len(self.tokens)
 
     def check(self, tokens: Sequence[int]) -> None:
-        """InputError where there are no tokens, more than fit behind those that were seen, or one that the model does
-        not know."""
-        known = self.decoder.known
+        """Check tokens. InputError where there are none, more than fit behind those that were seen, or one that the
+        model does not know."""
+        known_tokens = self.decoder.known
         if not tokens:
             raise InputError("there are no tokens; give at least one")
         for token in tokens:
-            if not 0 <= token < known:
-                raise InputError(f"token {token} is none of the model's, which are 0 to {known - 1}")
+            if not 0 <= token < known_tokens:
+                raise InputError(f"token {token} is none of the model's, which are 0 to {known_tokens - 1}")
         if self.length + len(tokens) > self.decoder.length:
             raise InputError(
                 f"{self.length + len(tokens)} tokens are more than a sequence of {self.decoder.length} has room for; "
@@ -224,7 +225,7 @@ class Session:
     def feed(self, tokens: Sequence[int]) -> Array:
         """Let the model see `tokens`. Returns the logits [vocabulary] of what comes behind them. InputError as `check`;
         the sequence is then as it was."""
-        tokens, decoder = _whole(tokens), self.decoder
+        tokens, decoder = _whole_numbers(tokens), self.decoder
         self.check(tokens)
         while len(tokens) > 1 and (len(tokens) >= decoder.chunk or not decoder.returns_last):
             self._run(tokens[: decoder.chunk], decoder.chunk)
@@ -236,7 +237,7 @@ class Session:
     def generate(
         self, prompt: Sequence[int], count: int, choose: Callable[[Array], int] | None = None
     ) -> Iterator[int]:
-        """Tokens that the model puts behind `prompt`: `count` of them, or as many as a sequence has room for.
+        """Yield tokens that the model puts behind `prompt`: `count` of them, or as many as a sequence has room for.
 
         prompt: at least one token, or none to go on behind what was generated. choose: from logits [vocabulary], by
         default the likeliest. InputError as `feed`.
@@ -251,13 +252,13 @@ class Session:
             logits = self.feed([token])
 
     def _run(self, tokens: list[int], steps: int) -> None:
-        """Run once, with `tokens` and what fills them up to `steps`, which nobody sees."""
+        """Run once, with `tokens` and padding up to `steps`, which is masked."""
         decoder, roles, count, before = self.decoder, self.decoder.roles, len(tokens), self.length
         seen = seen_tokens(decoder.length - 1, before, steps, count)
         filled = np.array([tokens + tokens[-1:] * (steps - count)])
         places = np.minimum(before + np.arange(steps), decoder.length - 1)[None]
-        given = {roles.tokens: filled, roles.mask: seen[None], roles.positions: places}
-        inputs = {name: array.astype(roles.kinds[name]) for name, array in given.items() if name}
+        feed = {roles.tokens: filled, roles.mask: seen[None], roles.positions: places}
+        inputs = {name: array.astype(roles.kinds[name]) for name, array in feed.items() if name}
         result = decoder.run(steps, inputs | self.caches, self)
         for cache in roles.caches:
             rows = result.outputs[cache.present][:, :, :count]
@@ -270,36 +271,36 @@ class Session:
 
 
 def seen_tokens(past: int, before: int, steps: int, count: int) -> NDArray[np.bool_]:
-    """Which of a cache with room for `past` tokens, and of `steps` new ones, hold tokens: the first `before`, and the
+    """Mask of the tokens in a cache with room for `past` tokens, and of `steps` new ones: the first `before`, and the
     first `count`."""
     places = np.arange(past + steps)
     held: NDArray[np.bool_] = (places < before) | ((places >= past) & (places < past + count))
     return held
 
 
-def _whole(tokens: Sequence[int]) -> list[int]:
-    """`tokens`, of any type of whole numbers. InputError for others."""
-    found = []
+def _whole_numbers(tokens: Sequence[int]) -> list[int]:
+    """Check `tokens`, of any type of whole numbers. InputError for others."""
+    numbers = []
     for token in tokens:
         try:
-            found.append(index(token))
+            numbers.append(index(token))
         except TypeError:
             raise InputError(f"token {token!r} is no whole number; a vocabulary makes tokens of text") from None
-    return found
+    return numbers
 
 
-def _length(wanted: int | None, most: int | None) -> int:
-    """InputError where a sequence is too short to be one, or longer than the model's positions."""
-    length = min(LENGTH, most or LENGTH) if wanted is None else wanted
+def _length(requested: int | None, limit: int | None) -> int:
+    """Length of a sequence. InputError where it is too short to be one, or longer than the model's positions."""
+    length = min(LENGTH, limit or LENGTH) if requested is None else requested
     if length < 2:
         raise InputError(f"a sequence of {length} tokens is none; take 2 or more")
-    if most is not None and length > most:
-        raise InputError(f"the model has positions for {most} tokens, not for {length}; take at most {most}")
+    if limit is not None and length > limit:
+        raise InputError(f"the model has positions for {limit} tokens, not for {length}; take at most {limit}")
     return length
 
 
 def positions_of(proto: onnx.ModelProto, roles: Roles) -> int | None:
-    """How many positions the model has a row for; None where it computes what it needs of any."""
+    """Number of positions that the model has a row for; None where it computes what it needs of any."""
     tables = {tensor.name: tensor.dims[0] for tensor in proto.graph.initializer if len(tensor.dims) == 2}
     counted = {roles.mask}
     """The mask, and places that are counted in it."""

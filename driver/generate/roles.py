@@ -1,4 +1,4 @@
-"""What the inputs and outputs of a decoder are, by their names, as exporters choose them.
+"""Roles of the inputs and outputs of a decoder, by their names, as exporters choose them.
 
 input_ids            int [1, steps]                 tokens that have not been seen yet
 attention_mask       int [1, total]                 1 for tokens that are seen; total = past + steps
@@ -20,12 +20,12 @@ from celosia.compiler.graph.dimensions import inputs_of
 from celosia.compiler.graph.errors import ModelError
 
 CACHE_AXIS = 2
-"""Of a cache: tokens."""
+"""Axis of tokens in a cache."""
 
 
 @dataclass(frozen=True)
 class Cache:
-    """Keys or values of a layer: the input, the output, and what the model says of [batch, heads, tokens, size]."""
+    """Cache of keys or values of a layer: its input, its output, and the model's [batch, heads, tokens, size]."""
 
     past: str
     present: str
@@ -36,7 +36,7 @@ class Cache:
 
 @dataclass(frozen=True)
 class Roles:
-    """Which input and output is what. positions: "" where there are none."""
+    """Names of a decoder's inputs and outputs by role. positions: "" where there are none."""
 
     tokens: str
     mask: str
@@ -48,7 +48,8 @@ class Roles:
 
 
 def roles_of(proto: onnx.ModelProto) -> Roles:
-    """The roles of what goes into `proto` and comes out. ModelError where it is no such decoder, with what it lacks."""
+    """Find the roles of the inputs and outputs of `proto`. ModelError, with the missing role, where it is no such
+    decoder."""
     inputs = inputs_of(proto)
     pairs = _pairs(proto)
     if not pairs:
@@ -56,10 +57,10 @@ def roles_of(proto: onnx.ModelProto) -> Roles:
             "the model has no cache, which is inputs named past... and outputs named present...; export it with its "
             "cache, as optimum does for text-generation-with-past"
         )
-    given = {past for past, _ in pairs}
+    past_names = {past for past, _ in pairs}
     outputs = {value.name: value for value in proto.graph.output}
     kinds = {name: _kind(value) for name, value in inputs.items()}
-    ids = [name for name, kind in kinds.items() if name not in given and kind.startswith(("int", "bool"))]
+    ids = [name for name, kind in kinds.items() if name not in past_names and kind.startswith(("int", "bool"))]
     masks = [name for name in ids if "mask" in name.lower()]
     positions = [name for name in ids if "position" in name.lower()]
     tokens = [name for name in ids if name not in (*masks, *positions)]
@@ -73,9 +74,9 @@ def roles_of(proto: onnx.ModelProto) -> Roles:
             f"the model needs one input of tokens and one of positions, and has {_listed(tokens)} and "
             f"{_listed(positions)}"
         )
-    others = [name for name in inputs if name not in (*given, *tokens, *masks, *positions)]
-    if others:
-        raise ModelError(f"input {others[0]!r} is none of tokens, mask, positions and cache of a decoder")
+    other_inputs = [name for name in inputs if name not in (*past_names, *tokens, *masks, *positions)]
+    if other_inputs:
+        raise ModelError(f"input {other_inputs[0]!r} is none of tokens, mask, positions and cache of a decoder")
     present = {name for _, name in pairs}
     logits = [name for name in outputs if name not in present]
     logits = [name for name in logits if "logits" in name.lower()] or logits
@@ -86,23 +87,26 @@ def roles_of(proto: onnx.ModelProto) -> Roles:
 
 
 def _pairs(proto: onnx.ModelProto) -> list[tuple[str, str]]:
-    """Inputs of a cache, and the output that continues each."""
-    made = {_place(value.name, "present"): value.name for value in proto.graph.output if "present" in value.name}
-    given = [name for name in inputs_of(proto) if "past" in name.lower()]
-    return [(name, made[place]) for name in given if (place := _place(name, "past")) in made]
+    """Pairs of a cache's input, and the output that continues it."""
+    present_names = {
+        _place(value.name, "present"): value.name for value in proto.graph.output if "present" in value.name
+    }
+    past_names = [name for name in inputs_of(proto) if "past" in name.lower()]
+    return [(name, present_names[place]) for name in past_names if (place := _place(name, "past")) in present_names]
 
 
-def _place(name: str, what: str) -> tuple[str, ...]:
-    """Layer and kind of a cache in a name: what is left of it without what all have.
+def _place(name: str, kind: str) -> tuple[str, ...]:
+    """Layer and kind of a cache, from its name without the common words.
 
     >>> _place("past_key_values.3.key", "past") == _place("present.3.key", "present")
     True
     """
-    rest = name.lower().replace("key_values", "").replace(what, "")
+    rest = name.lower().replace("key_values", "").replace(kind, "")
     return tuple(re.findall(r"[a-z]+|\d+", rest))
 
 
 def _cache(value: onnx.ValueInfoProto, present: str) -> Cache:
+    """Describe the cache of an input. ModelError where its shape is not [batch, heads, tokens, size]."""
     dims = value.type.tensor_type.shape.dim
     if len(dims) != 4 or not all(dims[axis].dim_value > 0 for axis in (1, 3)):
         shown = ", ".join(dim.dim_param or str(dim.dim_value) for dim in dims)

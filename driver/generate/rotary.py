@@ -1,4 +1,4 @@
-"""Rotary positions in plain operators: pairs of elements of heads, turned by the angles of their places."""
+"""Rotary positions in plain operators: pairs of elements of heads, rotated by the angles of their positions."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Array = NDArray[Any]
 
 class Rotary:
     """Turns heads of `size` elements. owner: the operator that did, for errors. tables: names of cosines and sines
-    [places, half], constants. pairs: neighbours are turned, not halves. places: of new tokens [batch, steps].
+    [places, half], constants. pairs: neighbours are rotated, not halves. places: of new tokens [batch, steps].
     ModelError where tables are none for such heads."""
 
     def __init__(
@@ -36,7 +36,7 @@ class Rotary:
             )
         self.half = self.cos.shape[1]
 
-    def turned(self, x: str) -> str:
+    def rotated(self, x: str) -> str:
         """x [batch, heads, steps, size]: x * cos + others * sin, where the others of a pair have changed places, and
         the first ones their sign. Elements that no angle turns have cos 1, sin 0."""
         op, half, rest = self.writer.op, self.half, self.size - 2 * self.half
@@ -45,13 +45,13 @@ class Rotary:
             cos, sin = (np.stack(pair, -1).reshape(len(cos), -1) for pair in ((cos, cos), (-sin, sin)))
             order = np.arange(self.size)
             order[: 2 * half] ^= 1
-            others = op("Gather", x, self.writer.constant(order), axis=-1)
+            rotated = op("Gather", x, self.writer.constant(order), axis=-1)
         else:
             cos, sin = np.hstack([cos, cos]), np.hstack([sin, sin])
             first, second, *end = self.writer.parts(x, [half, half, *[rest] * (rest > 0)])
-            others = op("Concat", op("Neg", second), first, *end, axis=-1)
-        cos, sin = (np.pad(each, ((0, 0), (0, rest)), constant_values=n) for each, n in ((cos, 1), (sin, 0)))
-        return op("Add", op("Mul", x, self._at_places(cos)), op("Mul", others, self._at_places(sin)))
+            rotated = op("Concat", op("Neg", second), first, *end, axis=-1)
+        cos, sin = (np.pad(table, ((0, 0), (0, rest)), constant_values=n) for table, n in ((cos, 1), (sin, 0)))
+        return op("Add", op("Mul", x, self._at_places(cos)), op("Mul", rotated, self._at_places(sin)))
 
     def _at_places(self, table: Array) -> str:
         """Rows of `table` [places, size] for new tokens, [batch, 1, steps, size]."""

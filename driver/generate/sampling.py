@@ -1,4 +1,4 @@
-"""The next token from its logits."""
+"""Sample the next token from its logits."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from celosia.compiler.program import InputError
 
 @dataclass
 class Sampler:
-    """temperature: 0 takes the likeliest token, 1 draws by the model's own chances. top: only among so many, 0 for all.
-    Equal seeds give equal tokens. ValueError."""
+    """Sampler of tokens. temperature: 0 takes the likeliest token, 1 draws by the model's own chances. top: only among
+    so many, 0 for all. Equal seeds give equal tokens. ValueError."""
 
     temperature: float = 0.0
     top: int = 0
@@ -29,7 +29,7 @@ class Sampler:
         self._random = np.random.default_rng(self.seed)
 
     def __call__(self, logits: NDArray[Any]) -> int:
-        """A token, from float logits [vocabulary]. InputError where it is to be drawn and they are no numbers.
+        """Draw a token from float logits [vocabulary]. InputError where they are no numbers.
 
         >>> Sampler()(np.array([0.5, 2.0, 1.0]))
         1

@@ -23,30 +23,31 @@ from celosia.compiler.program.traits import Moves
 from celosia.driver.generate.roles import CACHE_AXIS, Cache, Roles
 
 VALUES = ("Identity", "QuantizeLinear", "DequantizeLinear")
-"""What stands between a cache and the output that returns it. Its bytes are the same however often they are taken."""
+"""Operators that may stand between a cache and the output that returns it; applied again, they give equal bytes."""
 
 
 @dataclass(frozen=True)
 class Stepping:
-    """proto: the model. dtypes: element type of each cache, by its input."""
+    """Decoder that returns rows of its caches. proto: the model. dtypes: element type of each cache, by its input."""
 
     proto: onnx.ModelProto
     dtypes: dict[str, str]
 
 
 def stepping(proto: onnx.ModelProto, roles: Roles) -> Stepping:
-    """`proto`, which stays as it is, with rows instead of caches. ModelError for one that does not append to them."""
-    made = onnx.ModelProto()
-    made.CopyFrom(proto)
-    editor = _Editor(made.graph)
+    """Rewrite a copy of `proto` to return new rows instead of whole caches. ModelError for one that does not append to
+    them."""
+    result = onnx.ModelProto()
+    result.CopyFrom(proto)
+    editor = _Editor(result.graph)
     dtypes = {cache.past: editor.shorten(cache) for cache in roles.caches}
-    del made.graph.node[:]
-    made.graph.node.extend(editor.nodes)
-    return Stepping(made, dtypes)
+    del result.graph.node[:]
+    result.graph.node.extend(editor.nodes)
+    return Stepping(result, dtypes)
 
 
 class _Editor:
-    """Changes a graph in place, but for `nodes`, which are to become its own."""
+    """Editor of a graph in place; only `nodes` are a new list."""
 
     def __init__(self, graph: onnx.GraphProto) -> None:
         self.graph, self.nodes = graph, list(graph.node)
@@ -58,7 +59,7 @@ class _Editor:
         self.constants = {tensor.name: tensor for tensor in graph.initializer}
         for node in self.nodes:
             if node.op_type == "Constant":
-                values = [each.t for each in node.attribute if each.name == "value"]
+                values = [attribute.t for attribute in node.attribute if attribute.name == "value"]
                 self.constants.update(zip(node.output, values))
         self.inputs = {value.name: value for value in graph.input}
         self.outputs = {value.name: value for value in graph.output}
@@ -68,7 +69,7 @@ class _Editor:
         concat = self._appending(cache)
         codes = self._codes(concat.output[0], cache.present)
         self._rename(cache.present, f"{cache.present}/all")  # for whoever reads it inside the graph
-        whole, new = concat.output[0], concat.input[1]
+        joined_rows, new = concat.output[0], concat.input[1]
         shape = self.outputs[cache.present].type.tensor_type.shape
         shape.dim[CACHE_AXIS].Clear()
         place = next(number for number, node in enumerate(self.nodes) if node is concat)
@@ -81,7 +82,7 @@ class _Editor:
         self.nodes[place : place + 1] = [
             helper.make_node("QuantizeLinear", [new, *meaning], [cache.present]),
             helper.make_node("Concat", [cache.past, cache.present], [joined], axis=CACHE_AXIS),
-            helper.make_node("DequantizeLinear", [joined, *meaning], [whole]),
+            helper.make_node("DequantizeLinear", [joined, *meaning], [joined_rows]),
         ]
         for value in (self.outputs[cache.present], self.inputs[cache.past]):
             value.type.tensor_type.elem_type = helper.np_dtype_to_tensor_dtype(codes.zero.dtype)
@@ -90,14 +91,14 @@ class _Editor:
     def _rename(self, name: str, other: str) -> None:
         for node in self.nodes:
             for names in (node.input, node.output):
-                names[:] = [other if each == name else each for each in names]
+                names[:] = [other if name_in == name else name_in for name_in in names]
 
     def _appending(self, cache: Cache) -> onnx.NodeProto:
-        """The Concat that puts new rows behind `cache.past`, and whose output is, or becomes, `cache.present`."""
+        """Concat that puts new rows behind `cache.past`, and whose output is, or becomes, `cache.present`."""
         readers = self.readers.get(cache.past, [])
         if len(readers) == 1 and readers[0].op_type == "Concat" and len(readers[0].input) == 2:
             (concat,) = readers
-            axes = [helper.get_attribute_value(each) for each in concat.attribute if each.name == "axis"]
+            axes = [helper.get_attribute_value(attribute) for attribute in concat.attribute if attribute.name == "axis"]
             source = cache.present
             while (maker := self.makers.get(source)) is not None and maker.op_type in VALUES:
                 source = maker.input[0]
@@ -109,16 +110,21 @@ class _Editor:
             "which is what can be run step by step; export the model in plain operators"
         )
 
-    def _codes(self, whole: str, present: str) -> _Codes | None:
-        """What the QuantizeLinear nodes that alone read the values of `whole`, but for `present`, make of them; None
-        where something else reads them, or these differ."""
-        first, *others = [*self._ends(whole, present)] or [None]
-        return first if first is not None and all(other is not None and other.same(first) for other in others) else None
+    def _codes(self, joined: str, present: str) -> _Codes | None:
+        """QuantizeLinear nodes that alone read the values of `joined`, except for `present`, merged into one. None
+        where something else reads them, or the nodes differ."""
+        first, *later_ends = [*self._ends(joined, present)] or [None]
+        return (
+            first
+            if first is not None and all(other is not None and other.same(first) for other in later_ends)
+            else None
+        )
 
     def _ends(self, name: str, present: str) -> Iterator[_Codes | None]:
+        """Yield the quantisation at each reader of `name`, through moves; None for any other reader."""
         for node in self.readers.get(name, []):
             if node.op_type == "QuantizeLinear" and len(node.input) == 3 and node.input[0] == name:
-                scale, zero = (self.constants.get(each) for each in node.input[1:])
+                scale, zero = (self.constants.get(name) for name in node.input[1:])
                 one = scale is not None and zero is not None and not scale.dims and not zero.dims
                 yield _Codes(numpy_helper.to_array(scale), numpy_helper.to_array(zero)) if one else None
             elif (

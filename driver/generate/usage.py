@@ -1,4 +1,4 @@
-"""What the runs of a session have taken of the accelerator."""
+"""Use of the accelerator by the runs of a session."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from celosia.hw.spec.config import Config
 
 @dataclass
 class RunTotals:
-    """Runs of one Program. bytes_loaded: by launches, instructions not counted."""
+    """Totals of the runs of one Program. bytes_loaded: by launches, instructions not counted."""
 
     runs: int = 0
     tokens: int = 0
@@ -34,14 +34,14 @@ class RunTotals:
 
 @dataclass
 class SessionUsage:
-    """steps: runs of one token; prompt: of several at once."""
+    """Use of the accelerator by a session. steps: runs of one token; prompt: of several at once."""
 
     config: Config
     steps: RunTotals = field(default_factory=RunTotals)
     prompt: RunTotals = field(default_factory=RunTotals)
     launches: int = 0
     share: float | None = None
-    """Of the multiplications of a step that the accelerator does."""
+    """Share of the multiplications of a step that the accelerator does."""
 
     def add(self, steps: int, report: dict[str, Any], tokens: int) -> None:
         """Count a run of the Program for `steps` tokens, of which so many were new."""

@@ -1,4 +1,4 @@
-"""Text and tokens, for models whose file lists what each token stands for."""
+"""Text and tokens of models whose file lists the text of each token."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from celosia.compiler.program import InputError
 from celosia.plain import from_json
 
 KEY = "vocabulary"
-"""Of the model's metadata: a JSON list of texts, one for each token."""
+"""Key of the model's metadata: a JSON list of texts, one for each token."""
 
 
 class Vocabulary:
-    """texts[token] is what `token` stands for. ModelError where one is empty or there twice."""
+    """Vocabulary of a model: texts[token] is the text of `token`. ModelError where one is empty or there twice."""
 
     def __init__(self, texts: Sequence[str]) -> None:
         self.texts = list(texts)
@@ -25,7 +25,7 @@ class Vocabulary:
         self._longest = max(map(len, self.texts), default=0)
 
     def tokens_of(self, text: str) -> list[int]:
-        """Tokens of `text`, each the longest that fits. InputError at the first character that begins none.
+        """Split `text` into tokens, each the longest that fits. InputError at the first character that begins none.
 
         >>> Vocabulary(["a", "b", "ab"]).tokens_of("aabb")
         [0, 2, 1]
@@ -44,12 +44,12 @@ class Vocabulary:
         return tokens
 
     def text_of(self, tokens: Sequence[int]) -> str:
-        """The text of `tokens`."""
+        """Return the text of `tokens`."""
         return "".join(self.texts[token] for token in tokens)
 
 
 def vocabulary_of(proto: onnx.ModelProto) -> Vocabulary | None:
-    """That of the model's metadata; None where it has none. ModelError for one that is no list of texts."""
+    """Vocabulary in the model's metadata; None where it has none. ModelError for one that is no list of texts."""
     text = next((entry.value for entry in proto.metadata_props if entry.key == KEY), None)
     if text is None:
         return None
@@ -57,6 +57,6 @@ def vocabulary_of(proto: onnx.ModelProto) -> Vocabulary | None:
         texts = from_json(text)
     except ValueError:
         texts = None
-    if not isinstance(texts, list) or not all(isinstance(each, str) for each in texts):
+    if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
         raise ModelError(f"the metadata's {KEY} is no JSON list of texts")
     return Vocabulary(texts)

@@ -1,4 +1,4 @@
-"""Writing operators into a graph."""
+"""Write operators into a graph."""
 
 from __future__ import annotations
 
@@ -20,63 +20,65 @@ def _inside(node: onnx.NodeProto) -> Iterator[onnx.NodeProto]:
 
 
 class GraphWriter:
-    """Writes `nodes`, which are to become those of `graph`, and constants into it; methods return names of tensors.
-    prefix: of the names of what is written."""
+    """Writer of `nodes`, which are to become those of `graph`, and of constants; methods return names of tensors.
+    prefix: of all names that it writes."""
 
     def __init__(self, graph: onnx.GraphProto, prefix: str) -> None:
         self.graph, self.prefix, self.nodes = graph, prefix, list[onnx.NodeProto]()
         self.constants = {tensor.name: tensor for tensor in graph.initializer}
         for node in graph.node:
             if node.op_type == "Constant":
-                self.constants.update(zip(node.output, (each.t for each in node.attribute if each.name == "value")))
+                self.constants.update(
+                    zip(node.output, (attribute.t for attribute in node.attribute if attribute.name == "value"))
+                )
         self.makers = {name: node for node in graph.node for name in node.output}
         values = (*graph.input, *graph.initializer)
-        self._taken = {value.name for value in values} | {name for node in graph.node for name in node.output}
+        self._used_names = {value.name for value in values} | {name for node in graph.node for name in node.output}
         self._shared: dict[Hashable, str] = {}
 
     def close(self) -> None:
         """Make `nodes` those of the graph, but for operators and constants that nobody reads any more."""
         makers = {name: node for node in self.nodes for name in node.output}
-        waiting, read = [each.name for each in self.graph.output], {""}
+        waiting, read = [value.name for value in self.graph.output], {""}
         while waiting:
             name = waiting.pop()
             if name not in read and name in makers:
-                waiting += [each for node in (makers[name], *_inside(makers[name])) for each in node.input]
+                waiting += [operand for node in (makers[name], *_inside(makers[name])) for operand in node.input]
             read.add(name)
         read.remove("")
-        kept = [node for node in self.nodes if read.intersection(node.output)]
+        live_nodes = [node for node in self.nodes if read.intersection(node.output)]
         constants = [tensor for tensor in self.graph.initializer if tensor.name in read]
         del self.graph.node[:], self.graph.initializer[:]
-        self.graph.node.extend(kept)
+        self.graph.node.extend(live_nodes)
         self.graph.initializer.extend(constants)
 
     def op(self, kind: str, *inputs: str, called: str = "", **attributes: Any) -> str:
-        """The first output of an operator; `called` is its name, if it must have one."""
-        y = called or unused_name(f"{self.prefix}/{kind}", self._taken)
+        """Write an operator; return its first output. called: its name, if it must have one."""
+        y = called or unused_name(f"{self.prefix}/{kind}", self._used_names)
         self.nodes.append(helper.make_node(kind, list(inputs), [y], name=y, **attributes))
         return y
 
     def once(self, kind: str, *inputs: str, **attributes: Any) -> str:
-        """As `op`, but what is asked for twice is written once."""
+        """Write an operator as `op` does, but only once for equal arguments."""
         key = (kind, inputs, *sorted(attributes.items()))
         if key not in self._shared:
             self._shared[key] = self.op(kind, *inputs, **attributes)
         return self._shared[key]
 
     def constant(self, values: Any, dtype: Any = np.int64) -> str:
-        """A constant, equal ones once."""
+        """Write a constant, equal ones once."""
         array = np.asarray(values, dtype)
         key = (array.dtype.str, array.shape, sha256(array.tobytes()).digest())
         if key not in self._shared:
-            self._shared[key] = unused_name(f"{self.prefix}/constant", self._taken)
+            self._shared[key] = unused_name(f"{self.prefix}/constant", self._used_names)
             self.graph.initializer.append(numpy_helper.from_array(array, self._shared[key]))
         return self._shared[key]
 
     def ints(self, *values: int) -> str:
-        """[values]."""
+        """Write the constant [values]."""
         return self.constant(values)
 
     def parts(self, x: str, sizes: Sequence[int]) -> list[str]:
-        """Parts of these sizes of the last axis."""
+        """Split the last axis into parts of these sizes."""
         ends, last = np.cumsum(sizes).tolist(), self.ints(-1)
         return [self.op("Slice", x, self.ints(end - size), self.ints(end), last) for size, end in zip(sizes, ends)]

@@ -1,1 +1,1 @@
-"""Parts of a Runtime that only the host has: onnxruntime sessions, tools of devices, Programs for open shapes."""
+"""Parts of a Runtime that only the host needs: onnxruntime sessions, tools of devices, Programs for open shapes."""

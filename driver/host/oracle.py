@@ -31,7 +31,7 @@ class OracleError(Sentence, ValueError):
 
 
 def require() -> None:
-    """MissingLibrary where onnxruntime is not installed."""
+    """Raise MissingLibrary where onnxruntime is not installed."""
     try:
         import onnxruntime  # noqa: F401
     except ImportError:
@@ -42,7 +42,7 @@ def session(
     model: Path | onnx.ModelProto, level: str = "ALL", save: Path | None = None, threads: int = 0, int8: bool = True,
     without: Sequence[str] = (), exact: bool = True,
 ) -> Any:  # fmt: skip
-    """An onnxruntime.InferenceSession of `model` on the CPU.
+    """Open an onnxruntime.InferenceSession of `model` on the CPU.
 
     level: of onnxruntime's optimisations: "ALL", "EXTENDED" (without its own layouts), "BASIC", "DISABLE_ALL". save:
     where its optimised graph goes. threads: 0 for its own choice. int8: with INT8, and with weights of fewer bits in
@@ -98,7 +98,7 @@ _LEVELS = {level: f"ENABLE_{level}" for level in ("ALL", "EXTENDED", "BASIC")}
 
 
 def _widened(model: Path | onnx.ModelProto) -> Path | onnx.ModelProto:
-    """`model` as graph/narrow.py understands it; itself where it has no integers of fewer than 8 bits."""
+    """Widen integers of fewer than 8 bits, as graph/narrow.py reads them; a model without any stays as it is."""
     proto = onnx.load(model, load_external_data=False) if isinstance(model, Path) else model
     if not any(tensor.data_type in FEW_BITS for tensor in _constants(proto.graph)):
         return model
@@ -116,7 +116,7 @@ def _constants(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
 
 
 def _with_sound_names(model: Path | onnx.ModelProto) -> Path | onnx.ModelProto:
-    """`model` without names of nodes where two have the same, which ONNX allows and onnxruntime does not."""
+    """Drop the names of nodes that two share, which ONNX allows and onnxruntime does not."""
     proto = onnx.load(model, load_external_data=False) if isinstance(model, Path) else model
     names = [node.name for node in proto.graph.node if node.name]
     if len(set(names)) == len(names):
@@ -129,14 +129,14 @@ def _with_sound_names(model: Path | onnx.ModelProto) -> Path | onnx.ModelProto:
 
 
 def version() -> str:
-    """Of onnxruntime."""
+    """Version of onnxruntime."""
     import onnxruntime
 
     return str(onnxruntime.__version__)
 
 
 def run(on: Any, feed: Mapping[str, Array]) -> dict[str, Array]:
-    """The outputs of a session by name. OracleError."""
+    """Return the outputs of a session by name. OracleError."""
     try:
         return dict(zip((value.name for value in on.get_outputs()), on.run(None, dict(feed))))
     except Exception as error:  # onnxruntime raises many classes
@@ -152,7 +152,7 @@ def opened(model: onnx.ModelProto) -> Callable[[Mapping[str, Array]], dict[str, 
 
 
 def tensors(model: Path, feed: Mapping[str, Array], optimised: bool = True) -> dict[str, Array]:
-    """Every tensor of `model` that onnxruntime computes, by name; outputs are those of its usual session.
+    """Return every tensor of `model` that onnxruntime computes, by name; outputs are those of its usual session.
 
     optimised: of the graph that onnxruntime's optimisations leave, where quantised operators are integer operators;
     else of the model as it is. Raises MissingLibrary, OracleError.
@@ -168,12 +168,12 @@ def tensors(model: Path, feed: Mapping[str, Array], optimised: bool = True) -> d
 
 
 def exposed(model: onnx.ModelProto) -> onnx.ModelProto:
-    """A copy of `model` that returns every tensor but those of 4 bits or fewer, which onnxruntime cannot return."""
+    """Copy `model` so that it returns every tensor but those of 4 bits or fewer, which onnxruntime cannot return."""
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
     types = {value.name: value.type.tensor_type.elem_type for value in infer_shapes(model).graph.value_info}
-    known = {value.name for value in copy.graph.output}
-    names = [name for node in copy.graph.node for name in node.output if name and name not in known]
+    output_names = {value.name for value in copy.graph.output}
+    names = [name for node in copy.graph.node for name in node.output if name and name not in output_names]
     returned = [name for name in names if types.get(name) not in FEW_BITS]
     copy.graph.output.extend(onnx.ValueInfoProto(name=name) for name in returned)
     return copy
@@ -184,20 +184,20 @@ def _line(error: Exception) -> str:
 
 
 def with_types(model: onnx.ModelProto) -> onnx.ModelProto:
-    """`model`, changed: with types of tensors that ONNX's inference does not find, as behind operators that are
+    """Add to `model` the types of tensors that ONNX's inference does not find, as behind operators that are
     onnxruntime's own. Raises MissingLibrary, OracleError."""
     graph = infer_shapes(model).graph
-    known = {value.name for value in (*graph.value_info, *graph.input, *graph.output)}
-    missing = [name for node in graph.node for name in node.output if name and name not in known]
+    typed_names = {value.name for value in (*graph.value_info, *graph.input, *graph.output)}
+    missing = [name for node in graph.node for name in node.output if name and name not in typed_names]
     if not missing:
         return model
-    asked = onnx.ModelProto()
-    asked.CopyFrom(model)
-    asked.graph.output.extend(onnx.ValueInfoProto(name=name) for name in missing)
-    for value in session(asked, "DISABLE_ALL").get_outputs():
+    typed_graph = onnx.ModelProto()
+    typed_graph.CopyFrom(model)
+    typed_graph.graph.output.extend(onnx.ValueInfoProto(name=name) for name in missing)
+    for value in session(typed_graph, "DISABLE_ALL").get_outputs():
         if value.name in missing and (kind := _ELEMENTS.get(value.type)) is not None:
-            made = onnx.helper.make_tensor_value_info(value.name, kind, value.shape)
-            model.graph.value_info.append(made)
+            value_info = onnx.helper.make_tensor_value_info(value.name, kind, value.shape)
+            model.graph.value_info.append(value_info)
     return model
 
 

@@ -1,4 +1,4 @@
-"""Programs of one model for the shapes of its inputs, compiled when they come for the first time."""
+"""Programs of one model for different shapes of its inputs, compiled when these shapes first come."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class OpenModel:
     def __init__(self, source: str | Path | onnx.ModelProto) -> None:
         self.proto = source if isinstance(source, onnx.ModelProto) else opened(source)
         self.source = source if has_files(self.proto) else self.proto
-        """What is compiled: the file again, where large constants lie beside it."""
+        """Source to compile: the file again, where large constants lie beside it."""
         self.name = "model" if isinstance(source, onnx.ModelProto) else Path(source).stem
         self.inputs = list(inputs_of(self.proto))
         self.open = open_inputs(self.proto)
@@ -40,7 +40,7 @@ class OpenModel:
         self._free: list[tuple[str, int]] | None = None  # inputs and axes whose sizes need no Program of their own
 
     def shapes(self, arrays: Mapping[str, Array]) -> dict[str, tuple[int, ...]]:
-        """For which shapes to compile, to run these inputs. InputError where one is missing; ModelError."""
+        """Shapes to compile for, to run these inputs. InputError where one is missing; ModelError."""
         for name in self.open:
             if name not in arrays:
                 value = inputs_of(self.proto)[name]
@@ -48,8 +48,10 @@ class OpenModel:
                 raise InputError(f"input {name!r} is missing; it is {kind}{declared(value)}")
         shapes = {name: np.shape(arrays[name]) for name in self.open}
         if self._free is None:
-            given = without_free(self.source, shapes)
-            self._free = [(name, axis) for name, dims in given.items() for axis, n in enumerate(dims) if n is None]
+            fixed_shapes = without_free(self.source, shapes)
+            self._free = [
+                (name, axis) for name, dims in fixed_shapes.items() for axis, n in enumerate(dims) if n is None
+            ]
         sizes: dict[str, tuple[int, str]] = {}
         for name, axis in self._free:
             label = self._labels[name, axis]
@@ -66,15 +68,15 @@ class OpenModel:
         }
 
 
-def with_given(shape: Sequence[int | None], given: Sequence[int | None] | None) -> tuple[int | None, ...]:
-    """`shape` with the sizes `given` where it leaves them open."""
-    if given is None or len(given) != len(shape):
+def with_given(shape: Sequence[int | None], sizes: Sequence[int | None] | None) -> tuple[int | None, ...]:
+    """Return `shape` with `sizes` where it leaves them open."""
+    if sizes is None or len(sizes) != len(shape):
         return tuple(shape)
-    return tuple(more if size == -1 else size for size, more in zip(shape, given))
+    return tuple(fixed if size == -1 else size for size, fixed in zip(shape, sizes))
 
 
 class Runs(Protocol):
-    """What runs a Program."""
+    """Runner of one Program."""
 
     program: Program
 
@@ -85,7 +87,7 @@ R = TypeVar("R", bound=Runs)
 
 
 class Specialised(Generic[R]):
-    """What runs each Program of a model.
+    """Runners of all Programs of a model, by the shapes of its inputs.
 
     compiling: arguments of `compile` for all of them; `shapes` among these give sizes that could stay open. make: what
     runs a Program. held: how many are kept.
@@ -96,22 +98,23 @@ class Specialised(Generic[R]):
         held: int = PROGRAMS_HELD,
     ) -> None:  # fmt: skip
         self.model, self.compiling, self.make, self.held = OpenModel(source), dict(compiling), make, held
-        self.given: Shapes = self.compiling.pop("shapes", None) or {}
+        self.fixed_shapes: Shapes = self.compiling.pop("shapes", None) or {}
         self._runtimes: OrderedDict[Key, R] = OrderedDict()
         self._lock = Lock()
 
     def runtime(self, inputs: Mapping[str, Array]) -> R:
-        """What runs inputs of these shapes. InputError where one is missing; ModelError where it cannot be compiled."""
+        """Return the runner for inputs of these shapes. InputError where one is missing; ModelError where it cannot be
+        compiled."""
         with self._lock:
             shapes = self.model.shapes(inputs)
             key = tuple(shapes.values())
             if key not in self._runtimes:
-                self._runtimes[key] = self._made(shapes)
+                self._runtimes[key] = self._compile(shapes)
             self._runtimes.move_to_end(key)
             return self._runtimes[key]
 
-    def _made(self, shapes: Shapes) -> R:
-        shapes = {name: with_given(shape, self.given.get(name)) for name, shape in shapes.items()}
+    def _compile(self, shapes: Shapes) -> R:
+        shapes = {name: with_given(shape, self.fixed_shapes.get(name)) for name, shape in shapes.items()}
         program = compile_model(self.model.source, shapes=shapes, **self.compiling)
         program.name = self.model.name
         while len(self._runtimes) >= self.held:
@@ -120,10 +123,10 @@ class Specialised(Generic[R]):
 
     @property
     def ready(self) -> int:
-        """How many Programs there are."""
+        """Number of Programs compiled so far."""
         return len(self._runtimes)
 
     def close(self) -> None:
-        """Close what runs them."""
+        """Close all runners."""
         while self._runtimes:
             self._runtimes.popitem()[1].__exit__()

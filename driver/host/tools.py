@@ -1,4 +1,4 @@
-"""What devices need, found before a model is compiled for them."""
+"""Look for the tools and packages of a device before a model is compiled for it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from celosia.compiler.program import Program
-from celosia.driver.run.devices import require_device
+from celosia.driver.run.open_device import require_device
 from celosia.sim.devices import SSH_PREFIX
 
 if TYPE_CHECKING:
@@ -28,13 +28,13 @@ def require_tools(device: str, model: str | Path | ModelProto) -> None:
 
         build.require_tools()
     else:
-        from celosia.driver.board import device as board
+        from celosia.driver.board import board_device as board
 
         board.require_pynq()
 
 
 def _has_integers(model: str | Path | ModelProto) -> bool:
-    """Whether some of an ONNX model could run on the accelerator; of a Program, which knows it, False."""
+    """Whether some of an ONNX model could run on the accelerator; False for a Program, whose launches are known."""
     from celosia.compiler.graph.importer import read
 
     if isinstance(model, (str, Path)):

@@ -1,1 +1,1 @@
-"""Pages of figures in a browser."""
+"""Reports as HTML pages with figures: of runs, of explorations, of optimised models."""

@@ -1,4 +1,4 @@
-"""What the accelerator did in each cycle of a run: instructions, the tokens they waited for, scratchpads."""
+"""Activity of the accelerator in each cycle of a run: instructions, the tokens they waited for, scratchpads."""
 
 from __future__ import annotations
 
@@ -54,9 +54,9 @@ class Occupancy:
 
 @dataclass(frozen=True)
 class Activity:
-    """A run. layers: numbers count on from launch to launch. launches: cycle in which each starts, and the last ends.
-    spans: of each layer, the first and last cycle of its own instructions. gap: pauses and waits of so many cycles and
-    fewer between instructions are not in bars and waits, since there would be too many."""
+    """Activity of a run. layers: numbers count on from launch to launch. launches: cycle in which each starts, and the
+    last ends. spans: of each layer, the first and last cycle of its own instructions. gap: pauses and waits of so many
+    cycles and fewer between instructions are not in bars and waits, since there would be too many."""
 
     bars: Bars
     waits: Waits
@@ -68,8 +68,8 @@ class Activity:
 
 
 def activity(program: Program, counters: Sequence[Counters], limit: int = 20_000) -> Activity | None:
-    """What happened in the launches, of which `counters` has those of the first run of the Program; None where the
-    device did not tell the time of each instruction, or there was none.
+    """Return the activity in the launches of a Program; `counters` are those of its first run. None where the device
+    did not give the time of each instruction, or there was none.
 
     limit: bars, from which on instructions that follow each other are drawn as one.
     """
@@ -113,14 +113,16 @@ class _Trace:
     @classmethod
     def of(cls, program: Program, launch: LaunchStep, run: Counters, now: int, layer: int, index: int) -> _Trace:
         code = np.frombuffer(code_of(program, launch), np.uint8).reshape(-1, instruction_bytes(program.config))
-        stream = [each for each in decode(program.config, code) if each is not None]  # it has run: none is illegal
+        stream = [
+            instruction for instruction in decode(program.config, code) if instruction is not None
+        ]  # none is illegal in a program that has run
         start, end = np.zeros((2, len(stream)), np.int64)
         for event in run.events:
             start[event.index], end[event.index] = now + event.start, now + event.end
-        unit = np.array([int(each.unit) for each in stream], np.int64)
+        unit = np.array([int(instruction.unit) for instruction in stream], np.int64)
         drawn = start.copy()
-        for each in Unit:
-            rows = np.flatnonzero(unit == each)
+        for kind in Unit:
+            rows = np.flatnonzero(unit == kind)
             before = np.maximum.accumulate(np.concatenate([[now], end[rows]]))[:-1]
             drawn[rows] = np.minimum(np.maximum(start[rows], before), end[rows])
         owner = launch.layer_of.astype(np.int64) + layer
@@ -130,13 +132,16 @@ class _Trace:
         return self.unit, self.layer, self.index, np.ones_like(self.index), self.drawn, self.end
 
     def waits(self) -> tuple[Ints, ...]:
-        """From the end of what its unit did before to the last token that each instruction takes."""
+        """Intervals in which a unit waits: from the end of its last instruction to the last token that the next one
+        takes."""
         arrival, giver = np.full(len(self.unit), -1, np.int64), np.zeros(len(self.unit), np.int64)
-        given, taken = (np.array([each.fields[name] for each in self.stream], np.int64) for name in ("post", "wait"))
+        post_masks, waits = (
+            np.array([instruction.fields[name] for instruction in self.stream], np.int64) for name in ("post", "wait")
+        )
         for of in Unit:
             for unit in Unit:
-                posts = np.flatnonzero((self.unit == of) & (given >> unit & 1 == 1))
-                takers = np.flatnonzero((self.unit == unit) & (taken >> of & 1 == 1))[: len(posts)]
+                posts = np.flatnonzero((self.unit == of) & (post_masks >> unit & 1 == 1))
+                takers = np.flatnonzero((self.unit == unit) & (waits >> of & 1 == 1))[: len(posts)]
                 token = self.end[posts[: len(takers)]]  # the n-th taken is the n-th given
                 later = token > arrival[takers]
                 arrival[takers[later]], giver[takers[later]] = token[later], of
@@ -158,7 +163,8 @@ class _Trace:
 
 
 def _joined(bars: Bars, limit: int) -> tuple[Bars, int]:
-    """At most `limit` bars where possible: those of a unit and a layer with the smallest pauses between them joined."""
+    """Join bars until at most `limit` are left where possible: those of a unit and a layer with the smallest pauses
+    first."""
     order = np.lexsort((bars.index, bars.unit))
     unit, layer, index, count, drawn, end = (getattr(bars, name)[order] for name in Bars.__dataclass_fields__)
     pause = np.maximum(drawn[1:] - np.maximum.accumulate(end)[:-1], 0)
@@ -185,7 +191,7 @@ class _Places:
         self._held: list[tuple[Ints, Ints, Ints]] = []
 
     def run(self, touched: Sequence[Touch], start: int, end: int) -> None:
-        """An instruction touches it so, reads first, from cycle `start` to `end`."""
+        """Record the accesses of an instruction, reads first, from cycle `start` to `end`."""
         for touch in touched:
             if not touch.write:
                 index = touch.numbers(len(self._last))
@@ -204,29 +210,30 @@ class _Places:
             self._held.append((pairs >> 32, pairs & 0xFFFFFFFF, count))
 
     def held(self) -> list[tuple[Ints, Ints, Ints]]:
-        """Since when and until when, of how many places."""
+        """Intervals in which places are held, and the number of places."""
         self._keep(self._born, self._last)
         return self._held
 
 
 def _occupancy(cfg: Config, traces: Sequence[_Trace]) -> dict[str, Occupancy]:
+    """Occupancy of each scratchpad over time."""
     sizes = {name: pad.depth * pad.pieces for name, pad in scratchpads(cfg).items()}
     held: dict[str, list[tuple[Ints, Ints, Ints]]] = {name: [] for name in sizes}
     for trace in traces:  # a launch finds nothing of the one before
         places = {name: _Places(size) for name, size in sizes.items()}
-        for each, start, end in zip(trace.stream, trace.start.tolist(), trace.end.tolist()):
-            touched = touches(cfg, each.opcode, each.fields)
+        for instruction, start, end in zip(trace.stream, trace.start.tolist(), trace.end.tolist()):
+            touched = touches(cfg, instruction.opcode, instruction.fields)
             for memory in {touch.memory for touch in touched}:
                 places[memory].run([touch for touch in touched if touch.memory == memory], start, end)
-        for name, own in places.items():
-            held[name] += own.held()
+        for name, accesses in places.items():
+            held[name] += accesses.held()
     return {name: _steps(held[name], pad.depth, sizes[name]) for name, pad in scratchpads(cfg).items()}
 
 
 def _steps(held: Sequence[tuple[Ints, Ints, Ints]], entries: int, places: int) -> Occupancy:
-    """The sum of what is held, each from a time until another."""
+    """Sum over time of held amounts, each from a time until another."""
     nothing = np.zeros(0, np.int64)
     since, until, count = (np.concatenate([nothing, *parts]) for parts in zip((nothing,) * 3, *held))
-    time, which = np.unique(np.concatenate([since, until]), return_inverse=True)
-    change = np.bincount(which, np.concatenate([count, -count]), len(time))
+    time, inverse = np.unique(np.concatenate([since, until]), return_inverse=True)
+    change = np.bincount(inverse, np.concatenate([count, -count]), len(time))
     return Occupancy(entries, time, np.cumsum(change) / places)

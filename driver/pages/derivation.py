@@ -1,4 +1,4 @@
-"""How an optimised model came to be, as a section of a page or a page of its own."""
+"""Derivation of an optimised model, as a section of a page or a page of its own."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from celosia.driver.pages.names import NAME, ReportError, short
 from celosia.driver.pages.page import Page, Section, require
 from celosia.plain import from_json
 
-SAYS = (
+SUMMARY = (
     "Each step is a rule that is proved for all such models, taken at one place; what it saves is of the whole, {}. In "
     "the pictures, operators that the other model has not are in colour, between those next to them."
 )
@@ -31,7 +31,7 @@ COLUMNS = ("rule", "proof", "at", "tidied up by")
 
 
 def is_derivation(path: Path) -> bool:
-    """Whether a JSON file seems to be what `celosia optimise --report` wrote."""
+    """Whether a JSON file looks like a report of `celosia optimise --report`."""
     try:
         return '"cycles_before"' in path.read_text(encoding="utf-8")
     except (OSError, ValueError):
@@ -39,7 +39,7 @@ def is_derivation(path: Path) -> bool:
 
 
 def of_derivation(path: Path) -> Page:
-    """The page of what `celosia optimise --report` wrote. ReportError for what is none, MissingLibrary."""
+    """Return the page of a report of `celosia optimise --report`. ReportError for anything else, MissingLibrary."""
     require()
     with reading(path, ReportError, "is no derivation", "; write it again with `celosia optimise --report`"):
         report = checked(from_json(path.read_text(encoding="utf-8")))
@@ -52,30 +52,31 @@ def of_derivation(path: Path) -> Page:
 
 
 def with_derivation(page: Page, model: Path) -> Page:
-    """`page`, with a section more where `celosia optimise` has made the model, or that of the Program. ModelError."""
+    """Return `page` with a section more where `celosia optimise` has made the model, or that of the Program.
+    ModelError."""
     report = derivation_in(model)
     return page if report is None else replace(page, sections=[*page.sections, section(report)])
 
 
 def section(report: Mapping[str, Any]) -> Section:
-    """Each step with its rule, its proof and its gain."""
+    """Section of the steps, each with its rule, its proof and its gain."""
     cost, unit = _cost(report)
     rows = "".join(_row(step, cost) for step in report["steps"])
     head = "".join(f'<th class="said">{name}</th>' for name in COLUMNS) + f"<th>{unit} then</th><th>saved</th>"
     table = f'<div class="table"><table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>'
-    said = "".join(f"<p>{escape(text)}</p>" for text in (total(dict(report)), distance(report)) if text)
-    html = f"{table}{said}{_pictures(report.get('changes'))}"
-    says = SAYS.format("as measured on this processor" if is_measured(report) else "by the timing model")
-    return Section("How the model came to be", says, html, brief=html)
+    summary = "".join(f"<p>{escape(text)}</p>" for text in (total(dict(report)), distance(report)) if text)
+    html = f"{table}{summary}{_pictures(report.get('changes'))}"
+    clock_note = SUMMARY.format("as measured on this processor" if is_measured(report) else "by the timing model")
+    return Section("How the model came to be", clock_note, html, brief=html)
 
 
 def _cost(report: Mapping[str, Any]) -> tuple[str, str]:
-    """What the steps save: its name in a report, and its unit."""
+    """Name in a report, and unit, of the cost that the steps save."""
     return ("host", "ns") if is_measured(report) else ("cycles", "cycles")
 
 
 def _pictures(changes: Mapping[str, Any] | None) -> str:
-    """What is no longer there beside what is new. Nothing of models that were made before this was kept."""
+    """Draw the removed operators beside the new ones; nothing for models of older versions."""
     if not changes or not any(changes.values()):
         return ""
     sides = "".join(
@@ -86,8 +87,8 @@ def _pictures(changes: Mapping[str, Any] | None) -> str:
 
 
 def _row(step: Mapping[str, Any], cost: str) -> str:
-    where = ", ".join(short(name, NAME) for name in step["where"])
+    location = ", ".join(short(name, NAME) for name in step["where"])
     rule = f"<b>{escape(rule_in(step))}</b><br>{escape(step['says'])}"
-    texts = rule, *map(escape, (step["proof"], where, tidied(dict(step))))
+    texts = rule, *map(escape, (step["proof"], location, tidied(dict(step))))
     cells = "".join(f'<td class="said">{text}</td>' for text in texts)
     return f"<tr>{cells}<td>{step[cost]:,.0f}</td><td>{step['gain']:,.0f}</td></tr>"

@@ -1,4 +1,4 @@
-"""What runs where, and which of it reads what: a row for each layer and each kernel of the CPU, in their order."""
+"""Graph of layers and CPU kernels and the data between them: a row for each, in their order."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ ROW, MIDDLE, EDGE = 26, 96, 6
 
 @dataclass(frozen=True)
 class DrawnNode:
-    """place: "accelerator", "cpu" or "border", an input or output of the model. reads: numbers of nodes before it."""
+    """A node of the drawing. place: "accelerator", "cpu" or "border", an input or output of the model. reads: numbers
+    of nodes before it."""
 
     name: str
     what: str
@@ -38,56 +39,63 @@ class DrawnNode:
 
 
 def nodes_of_report(report: Mapping[str, Any]) -> list[DrawnNode]:
-    """Of a report, which does not say what reads what: layers, then the CPU's operators."""
+    """Nodes of a report, which has no edges: layers, then the CPU's operators."""
     layers = [DrawnNode(row["name"], row["what"], "accelerator", _limit(row)) for row in report["layers"]]
-    return layers + [DrawnNode(each["name"], each["op"], "cpu", each["reason"]) for each in report["cpu_nodes"]]
+    return layers + [DrawnNode(node["name"], node["op"], "cpu", node["reason"]) for node in report["cpu_nodes"]]
 
 
 def nodes(program: Program, report: Mapping[str, Any]) -> list[DrawnNode]:
-    """Of a Program, with the edges; layers read what other layers left in the bytes of DRAM that they load."""
+    """Nodes of a Program with their edges; layers read what other layers left in the bytes of DRAM that they load."""
     return _Walk(program, report).nodes
 
 
 class _Walk:
-    """Follows the steps of a Program, and who made each tensor of the host and each byte of activations in DRAM."""
+    """Walk over the steps of a Program that tracks the maker of each tensor of the host and of each byte of activations
+    in DRAM."""
 
     def __init__(self, program: Program, report: Mapping[str, Any]) -> None:
         self._program = program
         self._made: dict[str, set[int]] = {}
         self._bytes = np.full(program.image_address, NOBODY, np.int32)
         self._rows = iter(report["layers"])
-        self.nodes = [DrawnNode(each.name, program.shape_text(each), "border", "input") for each in program.inputs]
-        self._made.update({each.name: {number} for number, each in enumerate(program.inputs)})
+        self.nodes = [
+            DrawnNode(tensor.name, program.shape_text(tensor), "border", "input") for tensor in program.inputs
+        ]
+        self._made.update({tensor.name: {number} for number, tensor in enumerate(program.inputs)})
         for step in program.steps:
             if isinstance(step, LaunchStep):
                 self._launch(step)
             else:
                 self._cpu(step)
-        for each in program.outputs:
-            self._add(each.name, program.shape_text(each), "border", "output", self._made.get(each.name, set()))
+        for tensor in program.outputs:
+            self._add(tensor.name, program.shape_text(tensor), "border", "output", self._made.get(tensor.name, set()))
 
-    def _add(self, name: str, what: str, place: str, why: str, reads: Iterable[int]) -> int:
-        self.nodes.append(DrawnNode(name, what, place, why, tuple(sorted(reads))))
+    def _add(self, name: str, operators_text: str, place: str, reason: str, reads: Iterable[int]) -> int:
+        self.nodes.append(DrawnNode(name, operators_text, place, reason, tuple(sorted(reads))))
         return len(self.nodes) - 1
 
     def _cpu(self, step: CpuStep | HostStep) -> None:
+        """Add the node of a step on the CPU, and record its outputs."""
         reads = set().union(*(self._made.get(name, set()) for name in step.inputs))
         first, count = step.nodes[0], len(step.nodes)
         operators = ", ".join(dict.fromkeys(node.op for node in step.nodes))
-        what = operators if count == 1 else f"{operators}: {count} operators in one kernel"
-        why = "; ".join(dict.fromkeys(node.reason for node in step.nodes))
-        number = self._add(first.name, what, "cpu", why, reads)
+        label = operators if count == 1 else f"{operators}: {count} operators in one kernel"
+        reason = "; ".join(dict.fromkeys(node.reason for node in step.nodes))
+        number = self._add(first.name, label, "cpu", reason, reads)
         self._made.update({name: {number} for name in step.outputs})
 
     def _launch(self, step: LaunchStep) -> None:
+        """Add a node for each layer of a launch, with edges through the bytes that it loads and stores."""
         first, reads = len(self.nodes), [set[int]() for _ in step.layers]
         makers = {number: self._made.get(pack.value, set()) for number, pack in enumerate(step.pack)}
         for number, pack in enumerate(step.pack):
-            self._at(pack.address, self._packed_bytes(pack))[...] = -2 - number  # who made it is looked up below
+            self._at(pack.address, self._packed_bytes(pack))[...] = -2 - number  # its maker is looked up below
         code = np.frombuffer(code_of(self._program, step), np.uint8)
         code = code.reshape(-1, instruction_bytes(self._program.config))
-        for each, layer in zip(decode(self._program.config, code), step.layer_of.tolist()):
-            moved = rows(self._program.config, each.opcode, each.fields) if each is not None else None
+        for instruction, layer in zip(decode(self._program.config, code), step.layer_of.tolist()):
+            moved = (
+                rows(self._program.config, instruction.opcode, instruction.fields) if instruction is not None else None
+            )
             if moved is None or moved.address >= len(self._bytes):
                 continue
             owners = moved.view(self._bytes)
@@ -103,8 +111,8 @@ class _Walk:
             owners = self._at(unpack.address, self._unpacked_bytes(unpack))
             self._made[unpack.value] = {owner for owner in np.unique(owners).tolist() if owner >= 0}
         for number, makers_of in makers.items():  # no number of a pack outlives its launch
-            own = self._bytes == -2 - number
-            self._bytes[own] = next(iter(makers_of), NOBODY)
+            of_node = self._bytes == -2 - number
+            self._bytes[of_node] = next(iter(makers_of), NOBODY)
 
     def _at(self, address: int, size: int) -> NDArray[np.int32]:
         return self._bytes[address : address + size]
@@ -131,7 +139,7 @@ def _limit(row: Mapping[str, Any]) -> str:
 
 
 def drawing(nodes: list[DrawnNode]) -> str:
-    """The rows as HTML, and beside them a line from each node to those that read it."""
+    """Draw the rows as HTML, and beside them a line from each node to those that read it."""
     lines = "".join(_line(start, end) for end, node in enumerate(nodes) for start in node.reads)
     marks = "".join(
         f'<rect class="{node.place}" x="{MIDDLE - EDGE}" y="{_y(number) - EDGE}" width="{2 * EDGE}" '
@@ -143,8 +151,8 @@ def drawing(nodes: list[DrawnNode]) -> str:
 
 
 def _row(node: DrawnNode) -> str:
-    told = " · ".join(escape(short(part, TEXT)) for part in (node.what, node.why) if part)
-    return f"<li><b>{escape(short(node.name, NAME))}</b> {told}</li>"
+    tooltip = " · ".join(escape(short(part, TEXT)) for part in (node.what, node.why) if part)
+    return f"<li><b>{escape(short(node.name, NAME))}</b> {tooltip}</li>"
 
 
 def _y(number: int) -> float:
@@ -152,7 +160,7 @@ def _y(number: int) -> float:
 
 
 def _line(start: int, end: int) -> str:
-    """Straight down to the next node, around those between to a later one, the further the wider."""
+    """Path of an edge: straight down to the next node, around those between to a later one, the further the wider."""
     top, bottom = _y(start) + EDGE, _y(end) - EDGE
     if end == start + 1:
         return f'<path d="M{MIDDLE} {top}V{bottom}"/>'

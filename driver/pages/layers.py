@@ -1,4 +1,4 @@
-"""A graph as a picture: a box for each operator, below all that it reads."""
+"""Draw a graph: a box for each operator, below all that it reads."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Any
 from celosia.driver.pages.names import short
 
 WIDTH, HEIGHT, ACROSS, DOWN = 226, 38, 14, 34
-"""Of a box, and between boxes; pixels."""
+"""Size of a box, and distances between boxes; pixels."""
 LETTERS = 28
-"""That a box is wide for."""
+"""Letters that fit into a box."""
 
 
 def picture(nodes: Sequence[Mapping[str, Any]], title: str) -> str:
-    """SVG of nodes with name, what, reads (names of nodes before it) and changed, which are in colour."""
+    """Draw nodes as SVG; each has name, what, reads (names of nodes before it) and changed, which are in colour."""
     places = _places(nodes)
     width = max((x for x, _ in places.values()), default=0) + WIDTH + 2
     height = max((y for _, y in places.values()), default=0) + HEIGHT + 2
@@ -30,7 +30,7 @@ def picture(nodes: Sequence[Mapping[str, Any]], title: str) -> str:
 
 
 def _places(nodes: Sequence[Mapping[str, Any]]) -> dict[str, tuple[float, int]]:
-    """Left and top of each box: rows by the longest way from an input, in them by the middle of what they read."""
+    """Left and top of each box: rows by the longest path from an input, in them by the middle of their operands."""
     rank: dict[str, int] = {}
     for node in nodes:
         rank[node["name"]] = 1 + max((rank[read] for read in node["reads"] if read in rank), default=-1)
@@ -56,13 +56,14 @@ def _middle(node: Mapping[str, Any], places: Mapping[str, tuple[float, int]]) ->
 
 
 def _box(node: Mapping[str, Any], x: float, y: int) -> str:
+    """SVG of the box of a node."""
     kind = "changed" if node["changed"] else "same"
-    name, what = (escape(short(node[part], LETTERS)) for part in ("name", "what"))
+    name, label = (escape(short(node[part], LETTERS)) for part in ("name", "what"))
     return (
         f'<g class="{kind}"><title>{escape(node["name"])}: {escape(node["what"])}</title>'
         f'<rect x="{x:.0f}" y="{y}" width="{WIDTH}" height="{HEIGHT}" rx="6"/>'
         f'<text x="{x + 8:.0f}" y="{y + 16}"><tspan>{name}</tspan>'
-        f'<tspan class="what" x="{x + 8:.0f}" dy="15">{what}</tspan></text></g>'
+        f'<tspan class="what" x="{x + 8:.0f}" dy="15">{label}</tspan></text></g>'
     )
 
 

@@ -26,7 +26,7 @@ MARKS = (
     "~ LUTs and flip-flops by a model of Configs that Yosys has counted; ~ and ? where none of those is like it, so "
     "that the model may be off: `--confirm yosys` counts. No mark: counted. DSP blocks and block RAM as declared."
 )
-"""What the signs of `resource` mean."""
+"""Legend of the marks of `resource`."""
 
 
 class ReportError(Sentence, ValueError):
@@ -34,7 +34,7 @@ class ReportError(Sentence, ValueError):
 
 
 def short(name: str, length: int) -> str:
-    """A name of at most `length` characters, never empty.
+    """Shorten a name to at most `length` characters, never empty.
 
     >>> short("a" * 30, 5), short("", 5)
     ('aaaa…', '(no name)')
@@ -44,7 +44,7 @@ def short(name: str, length: int) -> str:
 
 
 def resource(row: Mapping[str, Any], name: str) -> str:
-    """A resource of a row, or of a point's area, ~ before what is estimated, ? behind what is extrapolated.
+    """Text of a resource of a row, or of a point's area: ~ before an estimate, ? behind an extrapolation.
 
     >>> row = {"lut": 40449, "ff": 24020, "ram": 10.5, "counted": False, "extrapolated": False}
     >>> resource(row, "lut"), resource(row | {"extrapolated": True}, "ff"), resource(row, "ram")
@@ -59,7 +59,7 @@ def resource(row: Mapping[str, Any], name: str) -> str:
 
 
 def resource_cell(row: Mapping[str, Any], name: str, share: float | None) -> str:
-    """A table's cell: a resource, and a bar of its share of the device, where that is known."""
+    """Table cell of a resource, with a bar of its share of the device, where that is known."""
     text = escape(resource(row, name))
     if share is None:
         return f"<td>{text}</td>"
@@ -69,6 +69,6 @@ def resource_cell(row: Mapping[str, Any], name: str, share: float | None) -> str
 
 
 def key_of(pairs: Sequence[tuple[str, str]]) -> str:
-    """Which colour is whose."""
+    """Legend of the colours."""
     rows = "".join(f'<span><i style="background:{colour}"></i>{escape(name)}</span>' for colour, name in pairs)
     return f'<div class="key">{rows}</div>'

@@ -1,4 +1,4 @@
-"""A page of figures in one file that needs no network: head, sections, Bokeh and what it draws."""
+"""A page of figures in one file that needs no network: head, sections, and Bokeh with its figures."""
 
 from __future__ import annotations
 
@@ -22,21 +22,23 @@ HERE = Path(__file__).parent
 
 @dataclass
 class Section:
-    """title, text: plain text. html: of the page's own making, names in it escaped. figure: drawn below both."""
+    """A section of a page. title, text: plain text. html: of the page's own making, names in it escaped. figure: drawn
+    below both."""
 
     title: str
     text: str = ""
     html: str = ""
     figure: LayoutDOM | None = None
     after: str = ""
-    """As `html`, below the figure."""
+    """HTML as `html`, below the figure."""
     brief: str = ""
-    """As `html`, what a notebook shows of it, which has no script."""
+    """HTML as `html` for notebooks, which run no script."""
 
 
 @dataclass(repr=False)
 class Page:
-    """title, subtitle: plain text. facts: (number, what it is), shown large. data: what the page's script reads."""
+    """A page of sections. title, subtitle: plain text. facts: (number, what it is), shown large. data: what the page's
+    script reads."""
 
     title: str
     subtitle: str
@@ -52,20 +54,20 @@ class Page:
         write_text(Path(path), self.html())
 
     def _repr_html_(self) -> str:
-        """What of the page needs no script, in a frame of its own: a notebook keeps every output."""
-        told = ", ".join(section.title for section in self.sections if not section.brief)
+        """Parts of the page that need no script, in a frame of its own: a notebook keeps every output."""
+        titles = ", ".join(section.title for section in self.sections if not section.brief)
         way = 'page = celosia.report(...); page.save("page.html") writes all of it, page.interactive() shows it here.'
-        rest = [Section("More", f"The whole page also has: {told}. {way}")] if told else []
-        sections = [_brief(each) for each in self.sections if each.brief] + rest
+        rest = [Section("More", f"The whole page also has: {titles}. {way}")] if titles else []
+        sections = [_brief(section) for section in self.sections if section.brief] + rest
         text = self._filled(sections, style=_text("page.css"), figures="[]", data="{}", bokeh="", script="")
         return _frame(text, 540, "")
 
     def interactive(self) -> Interactive:
-        """All of the page in a notebook, with figures that move: 1.4 to 4 MB, which the notebook keeps."""
+        """Return the whole page for a notebook, with interactive figures: 1.4 to 4 MB, which the notebook keeps."""
         return Interactive(self)
 
     def html(self) -> str:
-        """The page. MissingLibrary where Bokeh is not installed."""
+        """Return the page's text. MissingLibrary where Bokeh is not installed."""
         figures = [
             _item(section.figure, f"figure{number}")
             for number, section in enumerate(self.sections)
@@ -83,14 +85,14 @@ class Page:
     def _filled(self, sections: Sequence[Section], **parts: str) -> str:
         return Template(_text("page.html")).substitute(
             title=escape(self.title or "(no name)"), subtitle=escape(self.subtitle),
-            facts="".join(f"<div><b>{escape(n)}</b><span>{escape(what)}</span></div>" for n, what in self.facts),
+            facts="".join(f"<div><b>{escape(n)}</b><span>{escape(fact)}</span></div>" for n, fact in self.facts),
             sections="".join(map(_section, sections)), **parts,
         )  # fmt: skip
 
 
 @dataclass
 class Interactive:
-    """A page that a notebook shows with its figures."""
+    """Display of a page in a notebook with its figures."""
 
     page: Page
 
@@ -99,7 +101,7 @@ class Interactive:
 
 
 def _brief(section: Section) -> Section:
-    """Without the figure, of which its text speaks."""
+    """Return the section without the figure, which its text describes."""
     return replace(section, text="" if section.figure is not None else section.text, html=section.brief, after="")
 
 
@@ -109,7 +111,7 @@ def _frame(text: str, height: int, allowed: str) -> str:
 
 
 def require() -> None:
-    """MissingLibrary where Bokeh is not installed."""
+    """Raise MissingLibrary where Bokeh is not installed."""
     try:
         import bokeh  # noqa: F401
     except ImportError:
@@ -129,10 +131,10 @@ def _item(figure: LayoutDOM, place: str) -> Any:
 
 
 def _as_json(value: Any) -> str:
-    """JSON that ends no script element, whatever names are in it.
+    r"""Write JSON that ends no script element, whatever names are in it.
 
     >>> _as_json({"name": "</script>"})
-    '{"name":"\\\\u003c/script>"}'
+    '{"name":"\\u003c/script>"}'
     """
     return json.dumps(value, separators=(",", ":")).replace("<", "\\u003c")
 

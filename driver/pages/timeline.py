@@ -1,4 +1,4 @@
-"""The timeline of a whole run: its steps one after the other, each instruction with its layer."""
+"""Timeline of a whole run: its steps one after the other, each instruction with its layer."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def timeline(
     program: Program, counters: Sequence[Counters], step_seconds: Sequence[float], memory_model: str | None,
     clock_mhz: float = 100.0,
 ) -> dict[str, Any]:  # fmt: skip
-    """Chrome's trace format of a run with `trace`.
+    """Return Chrome's trace format of a run with `trace`.
 
     Launches take their cycles on that memory model at `clock_mhz`, steps on the CPU the seconds that they took here.
     otherData tells how many instructions are missing because a board has not kept their times ("lost").

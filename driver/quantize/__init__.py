@@ -1,1 +1,1 @@
-"""Float models to models of 8-bit integers."""
+"""Quantise float models to 8-bit integers."""

@@ -1,4 +1,4 @@
-"""Decoders: models that take tokens and what they computed for earlier ones, and say what comes next."""
+"""Quantise decoders: models that take tokens and caches of earlier ones, and predict the next token."""
 
 from __future__ import annotations
 
@@ -18,58 +18,62 @@ Array = NDArray[Any]
 TOKENS, MASK, POSITIONS, LOGITS = "input_ids", "attention_mask", "position_ids", "logits"
 """Names that exporters give to what all decoders take and return."""
 CACHES = "past"
-"""What names of caches begin with: past_key_values.0.key, past_key_self_0, past_0."""
+"""Beginning of the names of caches: past_key_values.0.key, past_key_self_0, past_0."""
 EPSILON = 1e-12
-"""Of SKIPS, if they have none."""
+"""Epsilon of SKIPS that have none."""
 PRODUCTS = ("MatMul", "Gemm")
 """The operators that `operators="products"` quantises."""
 
 
 def is_decoder(inputs: Iterable[Input]) -> bool:
     """Whether a model takes a cache: floats of four or five axes, whose name begins with CACHES."""
-    return any(_is_cache(each) for each in inputs)
+    return any(_is_cache(tensor) for tensor in inputs)
 
 
-def _is_cache(given: Input) -> bool:
-    return given.name.startswith(CACHES) and given.dtype.kind == "f" and len(given.shape) in (4, 5)
+def _is_cache(tensor: Input) -> bool:
+    return tensor.name.startswith(CACHES) and tensor.dtype.kind == "f" and len(tensor.shape) in (4, 5)
 
 
 # Samples --------------------------------------------------------------------------------------------------------
 
 
-def completed(where: str, arrays: Mapping[str, Array], inputs: Sequence[Input]) -> dict[str, Array]:
-    """`arrays` of samples, with what a decoder takes besides TOKENS [n, steps] made where it is missing.
+def completed(source: str, arrays: Mapping[str, Array], inputs: Sequence[Input]) -> dict[str, Array]:
+    """Return `arrays` of samples, with missing inputs of a decoder besides TOKENS [n, steps] filled in.
 
     Caches float [n, heads, past, size] are of no earlier tokens, MASK int64 [n, past + steps] is all ones, POSITIONS
     int64 [n, steps] count from past. Nothing is made where it is not one axis of each cache that is open, besides the
     batch. where: what errors name. CalibrationError where sizes contradict each other.
     """
-    found, tokens, caches = dict(arrays), arrays.get(TOKENS), [each for each in inputs if _is_cache(each)]
-    axes = {each.name: [k for k, size in enumerate(each.shape) if k and size is None] for each in caches}
+    completed_arrays, tokens, caches = (
+        dict(arrays),
+        arrays.get(TOKENS),
+        [tensor for tensor in inputs if _is_cache(tensor)],
+    )
+    axes = {cache.name: [k for k, size in enumerate(cache.shape) if k and size is None] for cache in caches}
     if tokens is None or tokens.ndim < 2 or any(len(open_ones) != 1 for open_ones in axes.values()):
-        return found
+        return completed_arrays
     past = 0
-    for each in caches:
-        (axis,) = axes[each.name]
-        if each.name not in found:
-            sizes = [0 if k == axis else size or 1 for k, size in enumerate(each.shape)]
-            found[each.name] = np.zeros((len(tokens), *sizes), each.dtype)
-        elif found[each.name].ndim >= len(each.shape):
-            past = found[each.name].shape[axis - len(each.shape)]
+    for cache in caches:
+        (axis,) = axes[cache.name]
+        if cache.name not in completed_arrays:
+            sizes = [0 if k == axis else size or 1 for k, size in enumerate(cache.shape)]
+            completed_arrays[cache.name] = np.zeros((len(tokens), *sizes), cache.dtype)
+        elif completed_arrays[cache.name].ndim >= len(cache.shape):
+            past = completed_arrays[cache.name].shape[axis - len(cache.shape)]
     count, total = len(tokens), past + tokens.shape[-1]
-    kinds = {each.name: each.dtype for each in inputs}
+    kinds = {tensor.name: tensor.dtype for tensor in inputs}
     if MASK in kinds:
-        mask = found.setdefault(MASK, np.ones((count, total), kinds[MASK]))
+        mask = completed_arrays.setdefault(MASK, np.ones((count, total), kinds[MASK]))
         if mask.shape[-1:] != (total,):
             raise CalibrationError(
-                f"{where}: {MASK} is for {mask.shape[-1]} tokens, but {past} are of caches and {total - past} are new"
+                f"{source}: {MASK} is for {mask.shape[-1]} tokens, but {past} are of caches and {total - past} are new"
             )
     if POSITIONS in kinds:
-        found.setdefault(POSITIONS, np.tile(np.arange(past, total, dtype=kinds[POSITIONS]), (count, 1)))
-    return found
+        completed_arrays.setdefault(POSITIONS, np.tile(np.arange(past, total, dtype=kinds[POSITIONS]), (count, 1)))
+    return completed_arrays
 
 
-# What is quantised ----------------------------------------------------------------------------------------------
+# Choice of operators ----------------------------------------------------------------------------------------------
 
 
 def products_of(model: onnx.ModelProto) -> list[str]:
@@ -83,19 +87,19 @@ def products_of(model: onnx.ModelProto) -> list[str]:
     ends = {value.name for value in model.graph.output}
     of: dict[str, str] = {}
     """The product of whose result alone a tensor is made, element by element."""
-    found = []
+    fused = []
     for node in model.graph.node:
         varying = [name for name in node.input if name and name not in constants]
         sources = {of.get(name, "") for name in varying}
         gates = node.op_type == "Mul" and len(sources) == len(varying) == 2 and "" not in sources
-        alone = readers.get(node.output[0], set()) <= {*PRODUCTS} and node.output[0] not in ends
+        only_in_products = readers.get(node.output[0], set()) <= {*PRODUCTS} and node.output[0] not in ends
         bias = node.op_type == "Add" and constants.intersection(node.input) and sources <= {*varying}
-        if node.op_type in PRODUCTS or (gates and alone) or (bias and "" not in sources):
-            found.append(node.name)
+        if node.op_type in PRODUCTS or (gates and only_in_products) or (bias and "" not in sources):
+            fused.append(node.name)
             of[node.output[0]] = node.output[0]
         elif traits(node.op_type).kind is Kind.INJECTIVE and len(sources) == 1:
             of[node.output[0]] = sources.pop()
-    return found
+    return fused
 
 
 SKIPS = {"SkipSimplifiedLayerNormalization": 3, "SkipLayerNormalization": 4}
@@ -104,7 +108,7 @@ follow."""
 
 
 def with_sums_apart(model: onnx.ModelProto) -> onnx.ModelProto:
-    """`model` with the residual stream's sums beside the norms that hold them. It is changed.
+    """Separate the residual stream's sums from the norms that hold them. `model` is changed.
 
     y, _, _, sum = SkipLayerNormalization(x, skip, scale)
         ->      sum = Add(x, skip)      y = LayerNormalization(sum, scale)
@@ -115,14 +119,14 @@ def with_sums_apart(model: onnx.ModelProto) -> onnx.ModelProto:
         if node.op_type not in SKIPS or statistics:
             writer.nodes.append(node)
             continue
-        x, skip, *others = node.input
-        bias = others[SKIPS[node.op_type] - 2 :]
+        x, skip, *later_inputs = node.input
+        bias = later_inputs[SKIPS[node.op_type] - 2 :]
         called = [*node.output, "", "", ""][3]
         if any(bias):
             x, skip = writer.op("Add", x, skip), bias[0]
         total = writer.op("Add", x, skip, called=called)
-        epsilon = next((each.f for each in node.attribute if each.name == "epsilon"), EPSILON)
-        scales = others[: SKIPS[node.op_type] - 2]
+        epsilon = next((attribute.f for attribute in node.attribute if attribute.name == "epsilon"), EPSILON)
+        scales = later_inputs[: SKIPS[node.op_type] - 2]
         kind = node.op_type.removeprefix("Skip")
         writer.op(kind, total, *scales, called=node.output[0], axis=-1, epsilon=epsilon)
     writer.close()
@@ -130,7 +134,7 @@ def with_sums_apart(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def with_float_neighbours(model: onnx.ModelProto, products: Collection[str]) -> onnx.ModelProto:
-    """`model`, in which what `products` do not make is read quantised by them alone. It is changed.
+    """Let only `products` read tensors from elsewhere quantised. `model` is changed.
 
         x = Concat(past, new)                       present = Concat(past, new)
         present = Dequantize(Quantize(x))     ->    y = Dequantize(Quantize(present))
@@ -157,7 +161,7 @@ def with_float_neighbours(model: onnx.ModelProto, products: Collection[str]) -> 
 
 
 def _rename(graph: onnx.GraphProto, names: Mapping[str, str]) -> None:
-    """Call tensors by other names, all at once; inputs and outputs of the graph keep theirs."""
+    """Rename tensors, all at once; inputs and outputs of the graph keep their names."""
     for node in graph.node:
         node.input[:] = [names.get(name, name) for name in node.input]
         node.output[:] = [names.get(name, name) for name in node.output]
@@ -168,11 +172,11 @@ def _rename(graph: onnx.GraphProto, names: Mapping[str, str]) -> None:
 
 def surprise(logits: Array, sample: Mapping[str, Array]) -> tuple[float, int]:
     """The sum of -ln p of the tokens that come next, and their number: logits float [batch, steps, vocabulary] of
-    TOKENS [batch, steps], whose next ones are themselves shifted by one. What MASK [batch, total] leaves out is not
+    TOKENS [batch, steps], whose next ones are themselves shifted by one. Tokens that MASK [batch, total] hides are not
     counted."""
     tokens = sample[TOKENS]
-    known = sample[MASK][:, -tokens.shape[1] :] != 0 if MASK in sample else np.ones(tokens.shape, bool)
-    counted = known[:, :-1] & known[:, 1:]
+    is_real = sample[MASK][:, -tokens.shape[1] :] != 0 if MASK in sample else np.ones(tokens.shape, bool)
+    counted = is_real[:, :-1] & is_real[:, 1:]
     rows = logits[:, :-1].astype(np.float64)
     rows -= rows.max(-1, keepdims=True)
     picked = np.take_along_axis(rows, tokens[:, 1:, None], -1)[..., 0] - np.log(np.exp(rows).sum(-1))
@@ -180,7 +184,7 @@ def surprise(logits: Array, sample: Mapping[str, Array]) -> tuple[float, int]:
 
 
 def perplexity(logits: Iterable[Array], samples: Iterable[Mapping[str, Array]]) -> float | None:
-    """Of all samples' next tokens: exp of the mean of -ln p; None where no token has a next one."""
-    sums = [surprise(found, sample) for found, sample in zip(logits, samples)]
+    """Perplexity of all samples' next tokens: exp of the mean of -ln p; None where no token has a next one."""
+    sums = [surprise(model_logits, sample) for model_logits, sample in zip(logits, samples)]
     count = sum(number for _, number in sums)
     return float(np.exp(sum(total for total, _ in sums) / count)) if count else None

@@ -1,9 +1,9 @@
 """Weights of four bits, or two or one, in a model of int8: w8 = q * k, q one of LEVELS, a factor k for each group.
 
-What is written is int8 with a scale for each output channel, as before, so whoever runs int8 runs it; it takes as many
-bits a weight, and an eighth, where an accelerator expands it. A group is GROUP input channels of an output channel, at
-all places of a kernel. Steps and factors are those with the least squared error, what is clipped included; errors of
-weights are made up for by others where samples say how inputs go together.
+The weights are written as int8 with a scale for each output channel, as before, so that any int8 runtime runs them; it
+takes as many bits a weight, and an eighth, where an accelerator expands it. A group is GROUP input channels of an
+output channel, at all places of a kernel. Steps and factors are those with the least squared error, what is clipped
+included; errors of weights are made up for by others where samples say how inputs go together.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx import numpy_helper
 
-from celosia.driver.quantize.moments import moments
+from celosia.driver.quantize.second_moments import moments
 from celosia.hw.spec.packing import GROUP
 
 Array = NDArray[Any]
@@ -27,33 +27,35 @@ class Levels(NamedTuple):
     """The numbers q, from least to most in steps; factors: the largest k."""
 
     least: int
-    most: int
+    largest: int
     step: int
     factors: int
 
 
 LEVELS = {4: Levels(-8, 7, 1, 16), 2: Levels(-3, 3, 2, 15), 1: Levels(-1, 1, 2, 15)}
-"""By bits. Fewer than four have no zero, which most weights are not near to; so groups of zeros, such as those of
-channels that fill up a block, take the sixteenth of an accelerator's codebooks."""
+"""Levels by bits. Fewer than four bits have no zero, since most weights are not near to it; so groups of
+zeros, such as those of channels that fill up a block, take the sixteenth of an accelerator's codebooks."""
 TRIED = 16
 """Steps that are tried for each output channel; one is such that the largest weight is the least q times the largest
 factor."""
 DAMPING = 0.01
-"""Of the mean square of inputs, added to each: correlations are those of samples."""
+"""Share of the mean square of inputs, added to each: correlations are those of samples."""
 ROWS = 1 << 20
 """Weights that are looked at together."""
 
 
 @dataclass(frozen=True)
 class FourBits:
-    """w8: int8 like the weights. scale: float32, one for each output channel. Real weights are near to w8 * scale."""
+    """Weights in four bits. w8: int8 like the weights. scale: float32, one for each output channel. Real weights are
+    near to w8 * scale."""
 
     w8: NDArray[np.int8]
     scale: NDArray[np.float32]
 
 
 def in_four_bits(w: Array, axis: int, moments: Array | None = None, bits: int = 4) -> FourBits:
-    """Float weights [..., output channels at `axis`, ...], of which the next axis, or else the other, counts inputs.
+    """Quantise float weights [..., output channels at `axis`, ...], of which the next axis, or else the other, counts
+    inputs.
 
     bits: of LEVELS. moments: of the n inputs of an output (moments.py); errors then count by what they do to outputs,
     and weights that are not rounded yet make up for those that are (GPTQ: Frantar et al., ICLR 2023).
@@ -67,40 +69,40 @@ def in_four_bits(w: Array, axis: int, moments: Array | None = None, bits: int = 
     flat, places = rows.reshape(outputs, -1), int(np.prod(rows.shape[2:]))
     weight = np.ones(flat.shape[1], np.float32) if moments is None else _importance(moments)
     groups, width = -(-inputs // GROUP), GROUP * places
-    more = groups * width - flat.shape[1]
-    grouped = np.pad(flat, [(0, 0), (0, more)]).reshape(outputs, groups, width)
+    padding = groups * width - flat.shape[1]
+    grouped = np.pad(flat, [(0, 0), (0, padding)]).reshape(outputs, groups, width)
     factors, scale = np.empty((outputs, groups), np.int64), np.empty(outputs, np.float32)
     step = max(1, ROWS // max(flat.shape[1], 1))
     for first in range(0, outputs, step):
         part = slice(first, first + step)
-        factors[part], scale[part] = _best(grouped[part], np.pad(weight, (0, more)).reshape(groups, width), levels)
-    each = np.repeat(factors, width, axis=1)[:, : flat.shape[1]]
+        factors[part], scale[part] = _best(grouped[part], np.pad(weight, (0, padding)).reshape(groups, width), levels)
+    scales = np.repeat(factors, width, axis=1)[:, : flat.shape[1]]
     if moments is None:
-        w8 = _rounded(flat / scale[:, None], each, levels)
+        w8 = _rounded(flat / scale[:, None], scales, levels)
     else:
-        w8 = _compensated(flat, scale, each, moments, levels)
+        w8 = _compensated(flat, scale, scales, moments, levels)
     if levels.step > 1:
         w8 *= np.repeat(grouped.any(axis=2), width, axis=1)[:, : flat.shape[1]]
     return FourBits(np.ascontiguousarray(np.moveaxis(w8.astype(np.int8).reshape(rows.shape), 0, axis)), scale)
 
 
 def _rounded(scaled: Array, factors: Array, levels: Levels) -> Array:
-    """The nearest of the levels, times the factor."""
-    least, most, step, _ = levels
+    """Return the nearest of the levels, times the factor."""
+    least, largest, step, _ = levels
     first = step - 1
-    nearest: Array = np.clip(np.rint((scaled / factors - first) / step) * step + first, least, most) * factors
+    nearest: Array = np.clip(np.rint((scaled / factors - first) / step) * step + first, least, largest) * factors
     return nearest
 
 
 def _importance(moments: Array) -> Array:
-    """Mean squares of inputs; none is nothing, so that weights of inputs that are always 0 stay what they are."""
+    """Mean squares of inputs; never 0, so that weights of inputs that are always 0 stay what they are."""
     squares = np.diag(moments)
     return np.asarray(np.maximum(squares, 1e-6 * squares.mean() + 1e-30), np.float32)
 
 
 def _best(rows: Array, weight: Array, levels: Levels) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-    """For weights [outputs, groups, elements] a factor for each group, and a step for each output. weight: of the
-    squared errors of elements [groups, elements]."""
+    """Choose for weights [outputs, groups, elements] a factor for each group, and a step for each output. weight: of
+    the squared errors of elements [groups, elements]."""
     magnitude = np.abs(rows).max((1, 2))
     widest = np.where(magnitude == 0, np.float32(1), magnitude / np.float32(-levels.least * levels.factors)).astype(
         np.float32
@@ -109,15 +111,15 @@ def _best(rows: Array, weight: Array, levels: Levels) -> tuple[NDArray[np.int64]
     factors, scale = np.ones(rows.shape[:2], np.int64), widest.copy()
     for share in np.linspace(0.5, 1.25, TRIED, dtype=np.float32):
         tried = widest * share
-        found, error = _with_step(rows / tried[:, None, None], weight, levels)
+        candidate, error = _with_step(rows / tried[:, None, None], weight, levels)
         error *= tried.astype(np.float64) ** 2
         better = error < least
-        factors[better], scale[better], least[better] = found[better], tried[better], error[better]
+        factors[better], scale[better], least[better] = candidate[better], tried[better], error[better]
     return factors, scale
 
 
 def _with_step(scaled: Array, weight: Array, levels: Levels) -> tuple[NDArray[np.int64], Array]:
-    """The best factors for weights in such steps, and the errors of outputs."""
+    """Return the best factors for weights in such steps, and the errors of outputs."""
     factors, least = np.ones(scaled.shape[:2], np.int64), np.full(scaled.shape[:2], np.inf)
     for factor in range(1, levels.factors + 1):
         error = ((_rounded(scaled, np.asarray(factor), levels) - scaled) ** 2 * weight).sum(-1)
@@ -127,7 +129,8 @@ def _with_step(scaled: Array, weight: Array, levels: Levels) -> tuple[NDArray[np
 
 
 def _compensated(flat: Array, scale: Array, factors: Array, moments: Array, levels: Levels) -> Array:
-    """Round one input after the other, those that matter most first; what is left makes up for the error of each."""
+    """Round one input after the other, those that matter most first; the remaining ones compensate for the error of
+    each."""
     order = np.argsort(-np.diag(moments), kind="stable")
     spread = moments[np.ix_(order, order)].copy()
     spread[np.diag_indices_from(spread)] += DAMPING * np.diag(moments).mean() + 1e-30
@@ -156,33 +159,33 @@ def with_four_bits(
     """
     model = _Quantised(quantised)
     real = {tensor.name: tensor for tensor in floats.graph.initializer}
-    known = moments(floats, samples)
+    moments_of = moments(floats, samples)
     signal = noise = 0.0
     changed = 0
     for dequantise, readers in model.weights():
         name = dequantise.input[0].removesuffix("_quantized")
         w = numpy_helper.to_array(real[name]) if name in real else model.reals(dequantise)
         axis = _outputs(readers[0])
-        found = in_four_bits(w, axis, known.get(name) if len(readers) == 1 else None, bits)
-        model.replace(dequantise, found, axis)
+        best = in_four_bits(w, axis, moments_of.get(name) if len(readers) == 1 else None, bits)
+        model.replace(dequantise, best, axis)
         for reader in readers:
-            model.rescale_bias(reader, found.scale, real)
+            model.rescale_bias(reader, best.scale, real)
         across = [1] * w.ndim
         across[axis] = -1
         signal += float((w.astype(np.float64) ** 2).sum())
-        noise += float(((found.w8 * found.scale.reshape(across) - w).astype(np.float64) ** 2).sum())
+        noise += float(((best.w8 * best.scale.reshape(across) - w).astype(np.float64) ** 2).sum())
         changed += 1
     return {"matrices": changed, "sqnr_db": 10 * float(np.log10(signal / noise)) if noise and signal else None}
 
 
 def _outputs(node: onnx.NodeProto) -> int:
-    """The axis of the weights of `node` that counts output channels."""
-    turned = any(attr.name == "transB" and attr.i for attr in node.attribute)
-    return 0 if node.op_type == "Conv" or turned else 1
+    """Axis of the weights of `node` that counts output channels."""
+    is_transposed = any(attr.name == "transB" and attr.i for attr in node.attribute)
+    return 0 if node.op_type == "Conv" or is_transposed else 1
 
 
 class _Quantised:
-    """A QDQ model: who makes and who reads what, and its constants, which can be changed."""
+    """A QDQ model with the makers and readers of tensors, and its constants, which can be changed."""
 
     def __init__(self, model: onnx.ModelProto) -> None:
         self.graph = model.graph
@@ -194,22 +197,23 @@ class _Quantised:
                 self.readers.setdefault(name, []).append(node)
 
     def array(self, name: str) -> Array:
-        """A constant."""
+        """Value of a constant."""
         array: Array = numpy_helper.to_array(self.constants[name])
         return array
 
     def weights(self) -> list[tuple[onnx.NodeProto, list[onnx.NodeProto]]]:
-        """(DequantizeLinear of constant int8 weights, the operators that multiply by them, all along one axis)."""
-        found = []
+        """Yield (DequantizeLinear of constant int8 weights, the operators that multiply by them, all along one
+        axis)."""
+        weights = []
         for node in self.graph.node:
             readers = self.readers.get(node.output[0], []) if node.op_type == "DequantizeLinear" else []
             if not readers or node.input[0] not in self.constants or self.array(node.input[0]).dtype != np.int8:
                 continue
-            alone = len(self.readers[node.input[0]]) == len(self.readers[node.input[1]]) == 1
+            is_only_reader = len(self.readers[node.input[0]]) == len(self.readers[node.input[1]]) == 1
             fit = [self._fits(reader, node.output[0], self.array(node.input[0]).shape) for reader in readers]
-            if alone and all(fit) and len({_outputs(reader) for reader in readers}) == 1:
-                found.append((node, readers))
-        return found
+            if is_only_reader and all(fit) and len({_outputs(reader) for reader in readers}) == 1:
+                weights.append((node, readers))
+        return weights
 
     def _fits(self, node: onnx.NodeProto, name: str, dims: tuple[int, ...]) -> bool:
         if node.input[1:2] != [name] or name in (node.input[0], *node.input[2:]):
@@ -220,29 +224,29 @@ class _Quantised:
         return node.op_type in ("Gemm", "MatMul") and len(dims) == 2
 
     def reals(self, dequantise: onnx.NodeProto) -> Array:
-        """What the DequantizeLinear of a constant makes."""
+        """Real values that the DequantizeLinear of a constant computes."""
         from onnx.reference.ops.op_dequantize_linear import DequantizeLinear_21
 
         axis = next((attr.i for attr in dequantise.attribute if attr.name == "axis"), 1)
         inputs = [self.array(name) for name in dequantise.input]
-        (made,) = DequantizeLinear_21(dequantise, {"log": None})._run(*inputs, axis=axis)
-        return np.asarray(made)
+        (values,) = DequantizeLinear_21(dequantise, {"log": None})._run(*inputs, axis=axis)
+        return np.asarray(values)
 
     def set(self, name: str, array: Array) -> None:
-        """Give a constant another value."""
+        """Set a constant to another value."""
         self.constants[name].CopyFrom(numpy_helper.from_array(array, name))
 
-    def replace(self, dequantise: onnx.NodeProto, found: FourBits, axis: int) -> None:
-        """Weights, scales and zero points of a DequantizeLinear."""
-        self.set(dequantise.input[0], found.w8)
-        self.set(dequantise.input[1], found.scale)
-        zeros = np.zeros(found.scale.shape, np.int8)
+    def replace(self, dequantise: onnx.NodeProto, packed: FourBits, axis: int) -> None:
+        """Replace weights, scales and zero points of a DequantizeLinear."""
+        self.set(dequantise.input[0], packed.w8)
+        self.set(dequantise.input[1], packed.scale)
+        zeros = np.zeros(packed.scale.shape, np.int8)
         if len(dequantise.input) > 2 and not np.array_equal(self.array(dequantise.input[2]), zeros):
             dequantise.input[2] = f"{dequantise.input[0]}_zeros"
             self.graph.initializer.append(numpy_helper.from_array(zeros, dequantise.input[2]))
-        kept = [attr for attr in dequantise.attribute if attr.name != "axis"]
+        attributes = [attr for attr in dequantise.attribute if attr.name != "axis"]
         del dequantise.attribute[:]
-        dequantise.attribute.extend([*kept, onnx.helper.make_attribute("axis", axis)])
+        dequantise.attribute.extend([*attributes, onnx.helper.make_attribute("axis", axis)])
 
     def rescale_bias(
         self, node: onnx.NodeProto, scale: NDArray[np.float32], real: Mapping[str, onnx.TensorProto]
@@ -253,8 +257,8 @@ class _Quantised:
         if bias is None or x is None or bias.op_type != "DequantizeLinear" or bias.input[0] not in self.constants:
             return
         name = bias.input[0].removesuffix("_quantized")
-        given = numpy_helper.to_array(real[name]) if name in real else self.reals(bias)
+        bias_values = numpy_helper.to_array(real[name]) if name in real else self.reals(bias)
         steps = (self.array(x.input[1]).reshape(()) * scale).astype(np.float32)
-        self.set(bias.input[0], np.clip(np.rint(given / steps), -(2**31), 2**31 - 1).astype(np.int32))
+        self.set(bias.input[0], np.clip(np.rint(bias_values / steps), -(2**31), 2**31 - 1).astype(np.int32))
         self.set(bias.input[1], steps)
         del bias.input[2:]  # zero points, of which none is another number than 0

@@ -14,7 +14,7 @@ from onnx import helper, numpy_helper
 
 
 def with_row_biases(model: onnx.ModelProto) -> onnx.ModelProto:
-    """`model`, which is changed: the biases of its products by constants [K, N] are [N], and beta is 1."""
+    """Change `model`: the biases of its products by constants [K, N] become [N], and beta 1."""
     graph, nodes = model.graph, list[onnx.NodeProto]()
     constants = {tensor.name: tensor for tensor in graph.initializer}
     for node in graph.node:
@@ -31,10 +31,10 @@ def with_row_biases(model: onnx.ModelProto) -> onnx.ModelProto:
         bias = bias * bias.dtype.type(beta)
         bias = bias if several else np.ascontiguousarray(np.broadcast_to(bias.reshape(-1), (columns,)))
         graph.initializer.append(numpy_helper.from_array(bias, name))
-        made, inputs = (f"{y}_product", node.input[:2]) if several else (y, [*node.input[:2], name])
-        nodes[-1] = helper.make_node("Gemm", inputs, [made], name=node.name, **attributes)
+        product, inputs = (f"{y}_product", node.input[:2]) if several else (y, [*node.input[:2], name])
+        nodes[-1] = helper.make_node("Gemm", inputs, [product], name=node.name, **attributes)
         if several:
-            nodes.append(helper.make_node("Add", [made, name], [y], name=f"{node.name}_bias" if node.name else ""))
+            nodes.append(helper.make_node("Add", [product, name], [y], name=f"{node.name}_bias" if node.name else ""))
     del graph.node[:]
     graph.node.extend(nodes)
     return model

@@ -1,4 +1,4 @@
-"""A float ONNX model to one of 8-bit integers, through onnxruntime.quantization, and what that costs in accuracy."""
+"""Quantise a float ONNX model to 8-bit integers, through onnxruntime.quantization, and measure the loss of accuracy."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ from celosia.compiler.program.files import OutputError, check_writable, replacin
 from celosia.driver.choices import ACTIVATIONS, METHODS, OPERATORS, WEIGHTS, alpha_of
 from celosia.driver.data.calibration import Input, Samples, open_samples
 from celosia.driver.data.images import Pixels
-from celosia.driver.generate.attention import in_plain_operators
+from celosia.driver.generate.cached_attention import in_plain_operators
 from celosia.driver.host.oracle import MissingLibrary, OracleError, session, with_types
-from celosia.driver.quantize import report as reporting
-from celosia.driver.quantize.attention import (
+from celosia.driver.quantize import accuracy_report as reporting
+from celosia.driver.quantize.attention_scales import (
     between_products,
     bound_masks,
     score_ranges,
@@ -41,7 +41,7 @@ from celosia.driver.quantize.attention import (
 from celosia.driver.quantize.decoders import completed, is_decoder, products_of, with_float_neighbours, with_sums_apart
 from celosia.driver.quantize.four_bits import with_four_bits
 from celosia.driver.quantize.gemms import with_row_biases
-from celosia.driver.quantize.masks import add_masks
+from celosia.driver.quantize.score_masks import add_masks
 from celosia.driver.quantize.smooth import is_smoothable
 from celosia.driver.quantize.smooth import smooth as smooth_floats
 from celosia.hw.spec.config import Config, did_you_mean
@@ -52,7 +52,7 @@ ENOUGH_TO_HOLD_OUT = 20
 HELD_OUT = 5
 """One sample of so many is kept from the calibration and measured, where there are enough."""
 MAX_BYTES = 2**31 - 2**20
-"""What a protobuf can hold."""
+"""Largest size of a protobuf."""
 
 
 class QuantizeError(Sentence, ValueError):
@@ -61,8 +61,8 @@ class QuantizeError(Sentence, ValueError):
 
 @dataclass(frozen=True)
 class QuantizerChoices:
-    """What onnxruntime's quantiser is told, as `quantize` says, and whether of a decoder; ValueError for a name that
-    there is not."""
+    """Settings of onnxruntime's quantiser, as `quantize` describes, and whether the model is a decoder; ValueError for
+    an unknown name."""
 
     per_channel: bool
     activations: str
@@ -82,7 +82,7 @@ class QuantizerChoices:
 
     @property
     def chosen(self) -> str:
-        """Which operators the quantiser is told by name: "products", those of "rotary" positions, "attention" or a
+        """Operators that the quantiser gets by name: "products", those of "rotary" positions, "attention" or a
         "decoder", too; "" where it takes all that it can."""
         if self.operators != "all":
             return self.operators
@@ -171,7 +171,7 @@ def quantize(
 def _int8(
     float_model: onnx.ModelProto, samples: Samples, choices: QuantizerChoices, say: Callable[[str], None]
 ) -> tuple[onnx.ModelProto, dict[str, Any]]:
-    """The quantised model, and the report but for the accelerator's share."""
+    """Return the quantised model, and the report but for the accelerator's share."""
     (fitting, measured), decoder = _split(samples), choices.decoder
     with tempfile.TemporaryDirectory() as scratch, _quiet():
         say("preparing the model")
@@ -223,6 +223,7 @@ def _measured(
 
 
 def _check(model: str | Path, output: str | Path) -> None:
+    """Check libraries and the output path before any work. MissingLibrary, OutputError."""
     try:
         import onnxruntime.quantization.shape_inference  # noqa: F401
     except ImportError as error:
@@ -236,7 +237,7 @@ def _check(model: str | Path, output: str | Path) -> None:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Without what the quantiser prints and logs."""
+    """Silence the quantiser's prints and logs."""
     before = logging.root.manager.disable
     logging.disable(logging.ERROR)
     try:
@@ -250,11 +251,12 @@ def _quiet() -> Iterator[None]:
 
 
 def _float_model(path: Path, exclude: Sequence[str]) -> onnx.ModelProto:
+    """Read and check the float model. ModelError, QuantizeError."""
     proto = read(path)
     if proto.ByteSize() > MAX_BYTES:
         raise QuantizeError(f"{path} takes {proto.ByteSize():,} bytes; models of 2 GB or more cannot be quantised")
-    if why := complaint(proto, str(path.parent)):
-        raise ModelError(f"{path} is not a valid ONNX model: {why}")
+    if reason := complaint(proto, str(path.parent)):
+        raise ModelError(f"{path} is not a valid ONNX model: {reason}")
     proto = conform(proto)
     try:
         onnx.checker.check_model(for_checker(proto))
@@ -270,8 +272,8 @@ def _float_model(path: Path, exclude: Sequence[str]) -> onnx.ModelProto:
 
 
 def _of_opset(proto: onnx.ModelProto, path: Path) -> onnx.ModelProto:
-    """`proto` in an opset that has QuantizeLinear with an axis."""
-    entry = next((each for each in proto.opset_import if each.domain in ("", "ai.onnx")), None)
+    """Convert `proto` to an opset that has QuantizeLinear with an axis."""
+    entry = next((opset for opset in proto.opset_import if opset.domain in ("", "ai.onnx")), None)
     if entry is None or entry.version >= PER_CHANNEL_OPSET:
         return proto
     try:
@@ -285,8 +287,9 @@ def _of_opset(proto: onnx.ModelProto, path: Path) -> onnx.ModelProto:
 
 
 def _inputs(proto: onnx.ModelProto) -> list[Input]:
+    """Inputs of the model that are no constants. QuantizeError where one is no tensor of known rank."""
     constants = {tensor.name for tensor in proto.graph.initializer}
-    found = []
+    inputs = []
     for value in proto.graph.input:
         if value.name in constants:
             continue
@@ -294,23 +297,23 @@ def _inputs(proto: onnx.ModelProto) -> list[Input]:
         if not value.type.HasField("tensor_type") or not kind.HasField("shape"):
             raise QuantizeError(f"input {value.name!r} is no tensor of known rank; export the model with shapes")
         dims = tuple(d.dim_value if d.HasField("dim_value") and d.dim_value > 0 else None for d in kind.shape.dim)
-        found.append(Input(value.name, np.dtype(onnx.helper.tensor_dtype_to_np_dtype(kind.elem_type)), dims))
-    if not found:
+        inputs.append(Input(value.name, np.dtype(onnx.helper.tensor_dtype_to_np_dtype(kind.elem_type)), dims))
+    if not inputs:
         raise QuantizeError("the model has no inputs, so there is nothing to calibrate")
-    return found
+    return inputs
 
 
 def _in_parts(proto: onnx.ModelProto, operators: str | None) -> onnx.ModelProto:
-    """A decoder without what onnxruntime has as one operator and its quantiser leaves float."""
+    """Split a decoder's fused operators of onnxruntime, which its quantiser leaves float."""
     plain = in_plain_operators(proto)
     return with_sums_apart(plain) if operators == "all" else plain
 
 
 def _of_sizes(proto: onnx.ModelProto, inputs: Sequence[Input]) -> onnx.ModelProto:
-    """`proto` with the sizes of `inputs` for those that it leaves open."""
-    if all(None not in each.shape for each in _inputs(proto)):
+    """Return `proto` with the sizes of `inputs` for those that it leaves open."""
+    if all(None not in tensor.shape for tensor in _inputs(proto)):
         return proto
-    return resized(proto, {each.name: [size or 0 for size in each.shape] for each in inputs})
+    return resized(proto, {tensor.name: [size or 0 for size in tensor.shape] for tensor in inputs})
 
 
 def _line(error: Exception) -> str:
@@ -321,7 +324,7 @@ def _line(error: Exception) -> str:
 
 
 def _split(samples: Samples) -> tuple[Samples, Samples]:
-    """(for calibration, to be measured): apart where there are enough, else all twice."""
+    """Split samples: (for calibration, to be measured), apart where there are enough, else all twice."""
     if len(samples) < ENOUGH_TO_HOLD_OUT:
         return samples, samples
     held = range(HELD_OUT - 1, len(samples), HELD_OUT)
@@ -349,19 +352,20 @@ def _smoothed(prepared: Path, samples: Samples, choices: QuantizerChoices) -> di
     """Smooth the model of a file, as `choices` say. QuantizeError where there is no place for it."""
     model = onnx.load(prepared)
     try:
-        found = smooth_floats(model, samples, alpha_of(choices.smooth or 0.0), choices.centred, choices.per_channel)
+        smoothed = smooth_floats(model, samples, alpha_of(choices.smooth or 0.0), choices.centred, choices.per_channel)
     except OracleError as error:
         raise QuantizeError(str(error)) from None
-    if not found["places"]:
+    if not smoothed["places"]:
         raise QuantizeError(
             "there is nothing to smooth: products by constants are all that reads a norm, or a product, nowhere in the "
             "model; leave --smooth out"
         )
     onnx.save(model, prepared)
-    return found
+    return smoothed
 
 
 def _quantise(source: Path, result: Path, samples: Samples, choices: QuantizerChoices) -> None:
+    """Run onnxruntime's quantiser on the file `source`, and write `result`."""
     from onnxruntime.quantization import (
         CalibrationDataReader,
         CalibrationMethod,
@@ -379,25 +383,25 @@ def _quantise(source: Path, result: Path, samples: Samples, choices: QuantizerCh
 
     int8 = choices.activations == "int8"
     prepared = onnx.load(source)
-    which = _chosen(prepared, samples, choices)
+    chosen = _chosen(prepared, samples, choices)
     onnx.save(prepared, source)
     try:
         quantize_static(
             source, result, CalibrationReader(), quant_format=QuantFormat.QDQ, per_channel=choices.per_channel,
             weight_type=QuantType.QInt8, activation_type=QuantType.QInt8 if int8 else QuantType.QUInt8,
-            calibrate_method=CalibrationMethod[METHODS[choices.method]], **which,
+            calibrate_method=CalibrationMethod[METHODS[choices.method]], **chosen,
         )  # fmt: skip
     except InputError:  # a sample's
         raise
     except Exception as error:  # onnxruntime raises many classes
         raise QuantizeError(f"onnxruntime cannot quantise the model: {_line(error)}") from None
-    if names := which.get("nodes_to_quantize"):
-        made = with_float_constants(onnx.load(result), prepared, names)
-        onnx.save(with_float_neighbours(made, names), result)
+    if names := chosen.get("nodes_to_quantize"):
+        quantised = with_float_constants(onnx.load(result), prepared, names)
+        onnx.save(with_float_neighbours(quantised, names), result)
 
 
 def _chosen(model: onnx.ModelProto, samples: Samples, choices: QuantizerChoices) -> dict[str, Any]:
-    """What the quantiser is told of the operators of `model`, which is changed. QuantizeError."""
+    """Choose the quantiser's options for the operators of `model`, which is changed. QuantizeError."""
     if choices.chosen:
         _name(model)
     names, scores, masks = products_of(model), dict[str, Any](), list[str]()
@@ -412,24 +416,24 @@ def _chosen(model: onnx.ModelProto, samples: Samples, choices: QuantizerChoices)
         masks += bound_masks(model, between.masked, ranges)
         # Masked scores lie far below the others, and a softmax does not multiply, so that a zero point costs nothing.
         scores = {
-            name: [{"rmin": np.float32(each.low), "rmax": np.float32(each.high), "symmetric": False}]
-            for name, each in ranges.items()
+            name: [{"rmin": np.float32(pair.low), "rmax": np.float32(pair.high), "symmetric": False}]
+            for name, pair in ranges.items()
         }
         names += between.operators
     options = {"ActivationSymmetric": choices.centred, "TensorQuantOverrides": scores}
     if not choices.chosen:
         return {"nodes_to_exclude": [*choices.exclude, *masks], "extra_options": options}
     names = [name for name in names if name not in choices.exclude]
-    if not names:  # which would stand for all of them
+    if not names:  # no names would mean all operators
         raise QuantizeError("the model has no MatMul and no Gemm that could be quantised; take --operators all")
     kinds = {node.op_type for node in model.graph.node if node.name in names}
     return {"nodes_to_quantize": names, "op_types_to_quantize": sorted(kinds), "extra_options": options}
 
 
 def _name(model: onnx.ModelProto) -> None:
-    """Give each node of `model` a name: the quantiser chooses and excludes them by it."""
-    taken = {node.name for node in model.graph.node}
+    """Give each node of `model` a name, by which the quantiser chooses and excludes it."""
+    names = {node.name for node in model.graph.node}
     for node in model.graph.node:
         if not node.name:
-            node.name = next(name for k in count() if (name := f"{node.op_type}_{k}") not in taken)
-            taken.add(node.name)
+            node.name = next(name for k in count() if (name := f"{node.op_type}_{k}") not in names)
+            names.add(node.name)

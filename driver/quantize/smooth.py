@@ -1,4 +1,5 @@
-"""Moving what a few channels of activations are larger by into weights, so that bytes are fine enough for the others.
+"""Smooth activations: move the larger scale of a few channels into weights, so that bytes are fine enough for the
+others.
 
     y = Norm(x, gamma, beta)    z = MatMul(y, w)      ->      y = Norm(x, gamma / s, beta / s)    z = MatMul(y, w * s)
 
@@ -59,7 +60,8 @@ class SmoothPlace:
 
 @dataclass
 class ChannelStatistics:
-    """Of a tensor [..., channels] over samples: least and largest numbers of each channel, and ROWS of its rows."""
+    """Statistics of a tensor [..., channels] over samples: least and largest numbers of each channel, and ROWS of its
+    rows."""
 
     least: Array
     most: Array
@@ -67,7 +69,7 @@ class ChannelStatistics:
 
     @property
     def largest(self) -> Array:
-        """Magnitudes."""
+        """Largest magnitude of each channel."""
         return np.asarray(np.maximum(np.abs(self.least), np.abs(self.most)))
 
 
@@ -75,7 +77,7 @@ def smooth(
     model: onnx.ModelProto, samples: Iterable[Mapping[str, Array]], alpha: float | str, symmetric: bool,
     per_channel: bool,
 ) -> dict[str, Any]:  # fmt: skip
-    """Change the float model so that its activations lose less as bytes; what it computes stays the same.
+    """Scale channels of the float model so that its activations lose less as bytes; its function stays equal.
 
     alpha: of the formula above, 0 to 1, or AUTO: for each place that of TRIED with the least error of the products that
     read it, or none. symmetric: whether activations will have no zero point; per_channel: whether weights will have a
@@ -84,9 +86,9 @@ def smooth(
     """
     graph = _SmoothGraph(model)
     places = list(graph.places())
-    known, changed = _statistics(model, places, samples), list[dict[str, Any]]()
+    statistics, changed = _statistics(model, places, samples), list[dict[str, Any]]()
     for place in places:
-        x, weights = known[place.tensor], [graph.rows(each) for each in place.multiplied]
+        x, weights = statistics[place.tensor], [graph.rows(operand) for operand in place.multiplied]
         before, best = _error(x, weights, np.ones(len(x.most)), symmetric, per_channel), None
         least = before * GAIN if alpha == AUTO else np.inf
         for tried in TRIED if alpha == AUTO else (float(alpha),):
@@ -107,7 +109,7 @@ def is_smoothable(model: onnx.ModelProto) -> bool:
 
 
 def _factors(largest: Array, weights: list[Array], alpha: float) -> Array:
-    """Powers of two [channels]; 1 for channels of nothing, and the median of the others."""
+    """Factors, powers of two [channels]; 1 for channels of zeros, and the median of the others."""
     heaviest = np.max([np.abs(w).max(axis=1) for w in weights], axis=0)
     used = (largest > 0) & (heaviest > 0) & np.isfinite(largest * heaviest)
     factors = np.ones(len(largest))
@@ -118,7 +120,7 @@ def _factors(largest: Array, weights: list[Array], alpha: float) -> Array:
 
 
 def _error(x: ChannelStatistics, weights: list[Array], factors: Array, symmetric: bool, per_channel: bool) -> float:
-    """Of all products together: the sum of squares, over the rows that are kept."""
+    """Sum of squared errors of all products together, over the rows that are kept."""
     low, high = min(float((x.least / factors).min()), 0.0), max(float((x.most / factors).max()), 0.0)
     if symmetric:
         high = max(-low, high)
@@ -136,26 +138,27 @@ def _error(x: ChannelStatistics, weights: list[Array], factors: Array, symmetric
 def _statistics(
     model: onnx.ModelProto, places: list[SmoothPlace], samples: Iterable[Mapping[str, Array]]
 ) -> dict[str, ChannelStatistics]:
-    asked = onnx.ModelProto()
-    asked.CopyFrom(model)
-    del asked.graph.output[:]
-    asked.graph.output.extend(onnx.ValueInfoProto(name=place.tensor) for place in places)
-    found, rows = dict[str, ChannelStatistics](), list(samples) if places else []
-    opened = session(asked, int8=False) if places else None
+    """Collect the statistics of the tensors of `places` over the samples."""
+    probe = onnx.ModelProto()
+    probe.CopyFrom(model)
+    del probe.graph.output[:]
+    probe.graph.output.extend(onnx.ValueInfoProto(name=place.tensor) for place in places)
+    statistics, rows = dict[str, ChannelStatistics](), list(samples) if places else []
+    opened = session(probe, int8=False) if places else None
     for sample in rows:
         for name, array in run(opened, sample).items():
             flat = array.reshape(-1, array.shape[-1]).astype(np.float64)
             some = flat[np.linspace(0, len(flat) - 1, min(len(flat), -(-ROWS // len(rows)))).astype(int)]
-            least, most, known = flat.min(axis=0), flat.max(axis=0), found.get(name)
-            if known is not None:
-                least, most = np.minimum(least, known.least), np.maximum(most, known.most)
-                some = np.concatenate([known.rows, some])
-            found[name] = ChannelStatistics(least, most, some)
-    return found
+            least, largest, earlier = flat.min(axis=0), flat.max(axis=0), statistics.get(name)
+            if earlier is not None:
+                least, largest = np.minimum(least, earlier.least), np.maximum(largest, earlier.most)
+                some = np.concatenate([earlier.rows, some])
+            statistics[name] = ChannelStatistics(least, largest, some)
+    return statistics
 
 
 class _SmoothGraph:
-    """Who makes and who reads what in a float model, and its constants, which can be changed."""
+    """A float model's constants, which can be changed, with makers and readers of each tensor."""
 
     def __init__(self, model: onnx.ModelProto) -> None:
         self.graph = model.graph
@@ -174,25 +177,31 @@ class _SmoothGraph:
         }
 
     def places(self) -> Iterator[SmoothPlace]:
-        """Those of the model, in its order."""
+        """Places of the model where channels can be scaled, in its order."""
         for node in self.graph.node:
             read = [] if self._is_view(node) or not node.output else self._read(node.output[0])
-            made = self._made(node.output[0]) if read else None
-            if made and len({self._dims(each.node.input[each.place])[each.axis] for each in (*made, *read)}) == 1:
-                yield SmoothPlace(node.output[0], tuple(made), tuple(read))
+            producers = self._divisible_constants(node.output[0]) if read else None
+            if (
+                producers
+                and len(
+                    {self._dims(operand.node.input[operand.place])[operand.axis] for operand in (*producers, *read)}
+                )
+                == 1
+            ):
+                yield SmoothPlace(node.output[0], tuple(producers), tuple(read))
 
     def rows(self, operand: ChannelConstant) -> Array:
-        """A matrix [channels, outputs]."""
+        """View a constant as a matrix [channels, outputs]."""
         return np.moveaxis(self._array(operand), operand.axis, 0).astype(np.float64)
 
     def scale(self, place: SmoothPlace, factors: Array) -> None:
         """Divide and multiply the constants of a place."""
         for operands, by in ((place.divided, 1 / factors), (place.multiplied, factors)):
-            for each in operands:
-                array = self._array(each)
+            for operand in operands:
+                array = self._array(operand)
                 across = [1] * array.ndim
-                across[each.axis] = -1
-                self._set(each, (array * by.reshape(across)).astype(array.dtype))
+                across[operand.axis] = -1
+                self._set(operand, (array * by.reshape(across)).astype(array.dtype))
 
     def _array(self, operand: ChannelConstant) -> Array:
         array: Array = numpy_helper.to_array(self.constants[operand.node.input[operand.place]])
@@ -205,45 +214,45 @@ class _SmoothGraph:
             self.constants[name].CopyFrom(numpy_helper.from_array(array, name))
             return
         self.readers[name] = [(n, k) for n, k in self.readers[name] if (n, k) != (operand.node, operand.place)]
-        own = f"{name}_{operand.place}_of_{operand.node.output[0]}"
-        operand.node.input[operand.place] = own
-        self.graph.initializer.append(numpy_helper.from_array(array, own))
-        self.constants[own], self.readers[own] = self.graph.initializer[-1], [(operand.node, operand.place)]
+        copy_name = f"{name}_{operand.place}_of_{operand.node.output[0]}"
+        operand.node.input[operand.place] = copy_name
+        self.graph.initializer.append(numpy_helper.from_array(array, copy_name))
+        self.constants[copy_name], self.readers[copy_name] = self.graph.initializer[-1], [(operand.node, operand.place)]
 
     def _read(self, name: str) -> list[ChannelConstant]:
         """Weights of the products that read a tensor; none where anything else does."""
-        found: list[ChannelConstant] = []
+        constants: list[ChannelConstant] = []
         for node, place in self.readers.get(name, ()):
             if self._is_view(node):
-                more = self._read(node.output[0])
+                further = self._read(node.output[0])
             else:
                 weights = self._weights(node)
-                more = [weights[0]] if weights and place == 0 else []
-            if not more:
+                further = [weights[0]] if weights and place == 0 else []
+            if not further:
                 return []
-            found += more
-        return [] if name in self.outputs else found
+            constants += further
+        return [] if name in self.outputs else constants
 
     def _weights(self, node: onnx.NodeProto) -> tuple[ChannelConstant, ChannelConstant] | None:
-        """Of a product by a constant matrix: (its rows, its columns)."""
+        """Weights of a product by a constant matrix: (its rows, its columns)."""
         attrs = _attributes(node)
         if node.op_type not in PRODUCTS or attrs.get("transA") or len(self._dims(node.input[1])) != 2:
             return None
         axes = (1, 0) if attrs.get("transB") else (0, 1)
         return ChannelConstant(node, 1, axes[0]), ChannelConstant(node, 1, axes[1])
 
-    def _made(self, name: str) -> list[ChannelConstant] | None:
-        """What has to be divided so that a tensor is; None where that is not possible."""
+    def _divisible_constants(self, name: str) -> list[ChannelConstant] | None:
+        """Constants to divide so that a tensor is divided; None where that is not possible."""
         node = self.makers.get(name)
         if node is None or node.output[0] != name:
             return None
         if node.op_type in NORMS:
             return self._of_norm(node)
         if (weights := self._weights(node)) is not None:
-            bias = self._along(node, 2, name)
+            bias = self._channel_constant(node, 2, name)
             return None if bias is None else [weights[1], *bias]
         if node.op_type in HOMOGENEOUS or self._is_view(node):
-            return self._alone(node.input[0])
+            return self._of_only_reader(node.input[0])
         return self._of_both(node, name) if node.op_type in (*SUMS, *FACTORS) else None
 
     def _of_norm(self, node: onnx.NodeProto) -> list[ChannelConstant] | None:
@@ -256,45 +265,49 @@ class _SmoothGraph:
         """A sum's constant and what it is added to; one factor of a product."""
         constant = [k for k in (0, 1) if node.input[k] in self.constants]
         if node.op_type in SUMS:
-            along = self._along(node, constant[0], name) if len(constant) == 1 else None
-            rest = None if along is None else self._alone(node.input[1 - constant[0]])
-            return None if along is None or rest is None else along + rest
-        if node.op_type == "Mul" and len(constant) == 1 and (along := self._along(node, constant[0], name)):
-            return along
+            constant_part = self._channel_constant(node, constant[0], name) if len(constant) == 1 else None
+            rest = None if constant_part is None else self._of_only_reader(node.input[1 - constant[0]])
+            return None if constant_part is None or rest is None else constant_part + rest
+        if (
+            node.op_type == "Mul"
+            and len(constant) == 1
+            and (constant_part := self._channel_constant(node, constant[0], name))
+        ):
+            return constant_part
         for k in (0, 1) if node.op_type == "Mul" else (0,):
-            found = self._alone(node.input[k]) if self._is_wide(node.input[k], name) else None
-            if found is not None:
-                return found
+            operand = self._of_only_reader(node.input[k]) if self._is_wide(node.input[k], name) else None
+            if operand is not None:
+                return operand
         return None
 
-    def _alone(self, name: str) -> list[ChannelConstant] | None:
-        """`_made` of a tensor that one node reads, once."""
-        return self._made(name) if len(self.readers[name]) == 1 and name not in self.outputs else None
+    def _of_only_reader(self, name: str) -> list[ChannelConstant] | None:
+        """Return `_divisible_constants` of a tensor that one node reads, once."""
+        return self._divisible_constants(name) if len(self.readers[name]) == 1 and name not in self.outputs else None
 
-    def _along(self, node: onnx.NodeProto, place: int, name: str) -> list[ChannelConstant] | None:
+    def _channel_constant(self, node: onnx.NodeProto, place: int, name: str) -> list[ChannelConstant] | None:
         """A constant operand that has a number for each channel of the tensor `name`; none where it is left out."""
         if place >= len(node.input) or not node.input[place]:
             return []
         dims = self._dims(node.input[place])
-        alone = dims and dims[-1] == self.widths.get(name) and dims[-1] == np.prod(dims)
-        return [ChannelConstant(node, place, len(dims) - 1)] if alone else None
+        covers_channels = dims and dims[-1] == self.widths.get(name) and dims[-1] == np.prod(dims)
+        return [ChannelConstant(node, place, len(dims) - 1)] if covers_channels else None
 
     def _dims(self, name: str) -> tuple[int, ...]:
         return tuple(self.constants[name].dims) if name in self.constants else ()
 
     def _is_wide(self, operand: str, name: str) -> bool:
-        """Whether a tensor has as many channels as another, and no constant is one."""
+        """Whether a tensor has as many channels as another, and is no constant."""
         return operand not in self.constants and 0 < self.widths.get(operand, 0) == self.widths.get(name)
 
     def _is_view(self, node: onnx.NodeProto) -> bool:
-        """Whether channels stay what they are: rows go elsewhere."""
+        """Whether an operator leaves channels alone: only rows move."""
         if not traits(node.op_type).view or node.input[0] not in self.widths:
             return False
         return 0 < self.widths[node.input[0]] == self.widths.get(node.output[0], 0)
 
 
 def _captured(nodes: Iterable[onnx.NodeProto], inside: bool = False) -> Iterator[str]:
-    """What graphs in attributes of nodes read."""
+    """Names that graphs in attributes of nodes read."""
     for node in nodes:
         yield from node.input if inside else ()
         for attr in node.attribute:

@@ -1,4 +1,4 @@
-"""Runs on a board before anything of Celosia is there: says what the board has, and puts files into place.
+"""First program on a board, before anything of Celosia is there: reports its facts, and installs files.
 
 Its text is sent over ssh and executed by whatever Python the board has, from 3.6 on, so it is on its own, and plain;
 annotations are strings, which that one does not evaluate. It reads a request from standard input: a line of JSON, then
@@ -47,19 +47,19 @@ class Beating:
 
 
 def versions() -> "dict[str, Any]":
-    """Of numpy and pynq, None where one is missing, with the reason as `NAME_error`."""
-    found: dict[str, Any] = {}
+    """Versions of numpy and pynq, None where one is missing, with the reason as `NAME_error`."""
+    facts: dict[str, Any] = {}
     for name in ("numpy", "pynq"):
         try:
-            found[name] = getattr(__import__(name), "__version__", "unknown")
+            facts[name] = getattr(__import__(name), "__version__", "unknown")
         except Exception as error:  # pynq has many ways to fail
-            found[name] = None
-            found[name + "_error"] = type(error).__name__ + ": " + str(error)
-    return found
+            facts[name] = None
+            facts[name + "_error"] = type(error).__name__ + ": " + str(error)
+    return facts
 
 
 def digest(path: str) -> "str | None":
-    """The SHA-256 of a file, None where it cannot be read."""
+    """SHA-256 of a file, None where it cannot be read."""
     try:
         with open(path, "rb") as file:
             return hashlib.sha256(file.read()).hexdigest()
@@ -90,11 +90,11 @@ def installing(folder: str, wait: bool) -> "Iterator[None]":
 
 
 def status(request: "dict[str, Any]", folder: str) -> "dict[str, Any]":
-    """What the board has, and the names of the files asked for that it has not, or not so."""
+    """Facts on the board, and the names of the files asked for that are missing or differ."""
     with suppress(OSError), installing(folder, False):  # nothing is there yet, or somebody else is at it
         pass
     files = request["files"]
-    missing = [each["name"] for each in files if digest(os.path.join(folder, each["name"])) != each["sha256"]]
+    missing = [entry["name"] for entry in files if digest(os.path.join(folder, entry["name"])) != entry["sha256"]]
     home = os.path.expanduser("~")
     return {
         "python": list(sys.version_info[:3]), "machine": platform.machine(), "folder": folder, "missing": missing,
@@ -106,36 +106,36 @@ def install(request: "dict[str, Any]", folder: str, stream: BinaryIO) -> "dict[s
     """Each file appears under its name when all of it is there and right; a file begun is removed."""
     os.makedirs(folder, exist_ok=True)
     with installing(folder, True):
-        for each in request["files"]:
-            receive(each, folder, stream)
+        for entry in request["files"]:
+            receive(entry, folder, stream)
     return {}
 
 
-def receive(each: "dict[str, Any]", folder: str, stream: BinaryIO) -> None:
-    """Put one file of a request into place."""
+def receive(entry: "dict[str, Any]", folder: str, stream: BinaryIO) -> None:
+    """Install one file of a request."""
     handle, part = tempfile.mkstemp(dir=folder, prefix=".", suffix=".part")
     try:
-        left, hashed = each["size"], hashlib.sha256()
+        left, hashed = entry["size"], hashlib.sha256()
         with os.fdopen(handle, "wb") as file:
             while left:
                 data = stream.read(min(left, 1 << 16))
                 if not data:
-                    raise EOFError("the connection ended within " + each["name"])
+                    raise EOFError("the connection ended within " + entry["name"])
                 file.write(data)
                 hashed.update(data)
                 left -= len(data)
             file.flush()
             os.fsync(file.fileno())
-        if hashed.hexdigest() != each["sha256"]:
-            raise ValueError(each["name"] + " arrived damaged")
-        os.replace(part, os.path.join(folder, each["name"]))
+        if hashed.hexdigest() != entry["sha256"]:
+            raise ValueError(entry["name"] + " arrived damaged")
+        os.replace(part, os.path.join(folder, entry["name"]))
     except BaseException:
         os.unlink(part)
         raise
 
 
 def main() -> None:
-    """Answers one request from standard input with a line of JSON behind MARK."""
+    """Answer one request from standard input with a line of JSON behind MARK."""
     stream, out = sys.stdin.buffer, Beating(sys.stdout.buffer)
     answer: dict[str, Any] = {}
     try:

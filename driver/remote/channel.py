@@ -1,4 +1,4 @@
-"""A command on another machine: its input, its output, and a limit on how long it may be silent."""
+"""Channel to a command on another machine: its input, its output, and a limit on how long it may be silent."""
 
 from __future__ import annotations
 
@@ -44,28 +44,28 @@ class CommandChannel:
                 view = view[os.write(self._in, view[:CHUNK_BYTES]) :]
 
     def readline(self, limit: int) -> bytes:
-        """Up to the next end of a line, at most `limit` bytes."""
+        """Read up to the next end of a line, at most `limit` bytes."""
         at = 0
         while (end := self._waiting.find(b"\n", at)) < 0 and (at := len(self._waiting)) < limit and self._more():
             pass
-        return self._taken(min(limit, end + 1 if end >= 0 else len(self._waiting)))
+        return self._read_available(min(limit, end + 1 if end >= 0 else len(self._waiting)))
 
     def read(self, size: int) -> bytes:
-        """At least one byte and at most `size`; none at the end of the output."""
+        """Read at least one byte and at most `size`; none at the end of the output."""
         if not self._waiting:
             self._more()
-        return self._taken(size)
+        return self._read_available(size)
 
     def errors(self) -> str:
-        """The end of what the command has written to standard error."""
+        """End of the command's standard error."""
         while self._err in self._open and self._ready((self._err,), 0):
             self._take_errors()
         return self._errors.decode(errors="replace").strip()
 
     def exit_code(self) -> int | None:
-        """None where it has none within END_SECONDS."""
+        """Exit code; None where it has none within END_SECONDS."""
         end = time.monotonic() + END_SECONDS
-        while self._err in self._open and (left := end - time.monotonic()) > 0:  # which may fill its pipe
+        while self._err in self._open and (left := end - time.monotonic()) > 0:  # the command may fill its pipe
             if self._ready((self._err,), left):
                 self._take_errors()
         try:
@@ -78,14 +78,14 @@ class CommandChannel:
         self.process.kill()
 
     def close(self) -> None:
-        """`kill`, and give its pipes back."""
+        """Kill the command, and close its pipes."""
         self.kill()
         for pipe in (self.process.stdin, self.process.stdout, self.process.stderr):
             with suppress(OSError, AttributeError):
                 pipe.close()  # type: ignore[union-attr]
         self.process.wait()
 
-    def _taken(self, size: int) -> bytes:
+    def _read_available(self, size: int) -> bytes:
         data = bytes(self._waiting[:size])
         del self._waiting[:size]
         return data
@@ -98,11 +98,13 @@ class CommandChannel:
         return bool(data)
 
     def _wait(self, descriptor: int, seconds: float | None, errors: tuple[int, ...]) -> None:
-        """Until `descriptor` is ready, while what arrives at `errors` is taken. Silence."""
+        """Wait until `descriptor` is ready, reading `errors` meanwhile. Silence."""
         end = None if seconds is None else time.monotonic() + seconds
         while True:
             left = None if end is None else max(0.0, end - time.monotonic())
-            ready = self._ready((descriptor, *(each for each in errors if each in self._open)), left)
+            ready = self._ready(
+                (descriptor, *(error_descriptor for error_descriptor in errors if error_descriptor in self._open)), left
+            )
             if descriptor in ready:
                 return
             if self._err in ready:
@@ -112,9 +114,9 @@ class CommandChannel:
 
     def _ready(self, descriptors: tuple[int, ...], seconds: float | None) -> set[int]:
         poll = select.poll()
-        for each in descriptors:
-            poll.register(each, select.POLLOUT if each == self._in else select.POLLIN)
-        return {each for each, _ in poll.poll(None if seconds is None else seconds * 1e3)}
+        for descriptor in descriptors:
+            poll.register(descriptor, select.POLLOUT if descriptor == self._in else select.POLLIN)
+        return {ready for ready, _ in poll.poll(None if seconds is None else seconds * 1e3)}
 
     def _take_errors(self) -> None:
         data = os.read(self._err, CHUNK_BYTES)

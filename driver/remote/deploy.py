@@ -1,4 +1,4 @@
-"""Programs on boards: `celosia deploy` and `celosia run --device ssh://...`."""
+"""Deploy Programs to boards and run them there: `celosia deploy` and `celosia run --device ssh://...`."""
 
 from __future__ import annotations
 
@@ -28,27 +28,27 @@ from celosia.driver.remote.channel import CommandChannel, Silence
 from celosia.driver.remote.runner import File, runner
 from celosia.driver.remote.serve import ERRORS, AnswerError, checked, load_result, pack, raise_error, unpack
 from celosia.driver.remote.ssh import Connection, SshError, connected
-from celosia.driver.run.report import report_of
-from celosia.driver.run.result import Result
+from celosia.driver.run.run_report import report_of
+from celosia.driver.run.run_result import Result
 from celosia.driver.run.stream import Futures, Results
 from celosia.hw.manifest import Manifest
 from celosia.plain import brief, printable
 
 FAILURES: tuple[type[Exception], ...] = (RuntimeError, *ERRORS.values())
-"""Of a run on the board."""
+"""Errors of a run on the board."""
 FOLDER = "~/celosia"
-"""Where files go on the board."""
+"""Default folder of files on the board."""
 BANNER_BYTES = 1 << 20
 """Longest text that a login shell may print."""
 TEXTS = ("machine", "numpy", "pynq", "pynq_error")
-"""What a board says in words of its own."""
+"""Facts of a board that are free text."""
 PYTHON = (3, 10)
 """The oldest Python that the runner runs on; PYNQ 3.0 has it."""
 
 
 @dataclass(frozen=True)
 class RemoteBoard:
-    """What a board says of itself. missing: names of files that are not there yet."""
+    """Facts that a board reports. missing: names of files that are not there yet."""
 
     machine: str
     python: tuple[int, ...]
@@ -68,7 +68,7 @@ def program_file(program: Program) -> File:
 
 
 def relinked(program: Program) -> Program:
-    """A Program for a board with its kernels compiled again here. ProgramError, LinkError."""
+    """Compile the kernels of a Program for a board again here. ProgramError, LinkError."""
     from celosia.compiler.cpu.llvm import from_loops, link_library
     from celosia.compiler.cpu.target import compiling_for, target_for
 
@@ -89,23 +89,23 @@ class Remote:
         self.connection, self.folder, self.sudo = connection, folder, sudo
 
     def status(self, *files: File) -> RemoteBoard:
-        """What the board has. SshError where it has no Python that can say so."""
-        said = self._bootstrap("status", files)
-        fields = {field.name: said.get(field.name) for field in dataclasses.fields(RemoteBoard)}
+        """Ask the board for its facts. SshError where it has no Python that can answer."""
+        status = self._bootstrap("status", files)
+        fields = {field.name: status.get(field.name) for field in dataclasses.fields(RemoteBoard)}
         with self.understood():
-            return checked_board(fields | {"pynq_error": said.get("pynq_error", "")})
+            return checked_board(fields | {"pynq_error": status.get("pynq_error", "")})
 
     def install(self, board: RemoteBoard, *files: File) -> int:
         """Put those of `files` on the board that are missing, each wholly or not at all; bytes sent. SshError."""
-        wanted = tuple(file for file in files if file.name in board.missing)
-        size = sum(len(file.data) for file in wanted)
+        missing = tuple(file for file in files if file.name in board.missing)
+        size = sum(len(file.data) for file in missing)
         if size > board.free:
             raise SshError(
                 f"{self.connection.name} has {board.free} bytes left on its disk, and {size} are needed; make room in "
                 f"{self.folder} there"
             )
-        if wanted:
-            self._bootstrap("install", wanted, [file.data for file in wanted])
+        if missing:
+            self._bootstrap("install", missing, [file.data for file in missing])
         return size
 
     def run(
@@ -141,25 +141,26 @@ class Remote:
             channel.close()
 
     def flash(self, runner: File, bit: File, manifest: Manifest) -> float:
-        """Load an installed bitstream; the accelerator's clock in MHz. Raises DeviceError, SshError."""
+        """Load an installed bitstream; return the accelerator's clock in MHz. Raises DeviceError, SshError."""
         head = {"bitstream": f"{self.folder}/{bit.name}", "manifest": dataclasses.asdict(manifest)}
-        said = self._call(self._runner(runner), [pack(head, {})], _answered)
+        answer = self._call(self._runner(runner), [pack(head, {})], _answered)
         with self.understood():
-            clock: float = checked(float, said.get("clock_mhz"), "clock_mhz")
+            clock: float = checked(float, answer.get("clock_mhz"), "clock_mhz")
             if not 0 < clock < math.inf:
                 raise AnswerError(f"clock_mhz is {clock}")
             return clock
 
     def start(self, runner: File) -> CommandChannel:
-        """The installed runner, which waits for its request."""
+        """Start the installed runner, which waits for its request."""
         return self._started(self._runner(runner))
 
     def _runner(self, runner: File) -> str:
         return f"python3 {_quoted(f'{self.folder}/{runner.name}')}"
 
-    def _bootstrap(self, what: str, files: tuple[File, ...], data: list[bytes] | None = None) -> dict[str, Any]:
+    def _bootstrap(self, action: str, files: tuple[File, ...], data: list[bytes] | None = None) -> dict[str, Any]:
+        """Run the bootstrap program on the board with an action on files; return its answer. SshError."""
         text = Path(bootstrap.__file__).read_bytes()
-        request = {"what": what, "folder": self.folder, "files": [file.to_dict() for file in files]}
+        request = {"what": action, "folder": self.folder, "files": [file.to_dict() for file in files]}
         script = f"import sys; exec(sys.stdin.buffer.read({len(text)}))"
         command = f"python3 -c {shlex.quote(script)}"
         answer: dict[str, Any] = self._call(
@@ -177,7 +178,8 @@ class Remote:
         return self.connection.start(shell)
 
     def _call(self, command: str, parts: list[bytes], read: Callable[[CommandChannel], Any]) -> Any:
-        """What `read` makes of the answer of `command`, which gets `parts` and then nothing until it has answered."""
+        """Send `parts` to `command` on the board, and nothing more until it has answered; return what `read` makes of
+        the answer."""
         channel = self._started(command)
         try:
             with self.understood(channel):
@@ -190,7 +192,7 @@ class Remote:
 
     @contextmanager
     def understood(self, channel: CommandChannel | None = None) -> Iterator[None]:
-        """SshError where what the board says, or does not say, is no answer. Errors of the run itself pass."""
+        """Raise SshError where the board's answer, or its silence, is no answer. Errors of the run itself pass."""
         try:
             yield
         except AnswerError as error:
@@ -204,7 +206,8 @@ class Remote:
 
 
 def _write(channel: CommandChannel, head: dict[str, Any], samples: Sequence[Mapping[str, Any]]) -> None:
-    """The request, and a message for each sample, while answers come; the other side may be gone before the end."""
+    """Write the request, and a message for each sample, while answers come; the other side may be gone before the
+    end."""
     with suppress(OSError, ValueError):
         channel.write(pack(head, {}), patient=True)
         for sample in samples:
@@ -212,7 +215,7 @@ def _write(channel: CommandChannel, head: dict[str, Any], samples: Sequence[Mapp
 
 
 def _run_of(channel: CommandChannel) -> Future[Result]:
-    """The next run of a stream, done. EOFError, AnswerError, Silence."""
+    """Read the next run of a stream. EOFError, AnswerError, Silence."""
     future: Future[Result] = Future()
     try:
         future.set_result(load_result(channel, SshError))
@@ -222,29 +225,29 @@ def _run_of(channel: CommandChannel) -> Future[Result]:
 
 
 def _answered(channel: CommandChannel) -> dict[str, Any]:
-    """The board's answer without arrays. Raises the board's error; EOFError, AnswerError, Silence."""
+    """Read the board's answer without arrays. Raises the board's error; EOFError, AnswerError, Silence."""
     head, _ = unpack(channel)
     raise_error(head, SshError)
     return head
 
 
 def checked_board(fields: Any) -> RemoteBoard:
-    """What a board says of itself. AnswerError."""
+    """Check and return the facts that a board reports. AnswerError."""
     board: RemoteBoard = checked(RemoteBoard, fields, "the board")
-    said = {name: getattr(board, name) for name in TEXTS}
-    texts: dict[str, Any] = {name: clipped(printable(text)) for name, text in said.items() if text is not None}
+    facts = {name: getattr(board, name) for name in TEXTS}
+    texts: dict[str, Any] = {name: clipped(printable(text)) for name, text in facts.items() if text is not None}
     if board.free < 0 or len(board.python) != 3:
         raise AnswerError(f"it has {board.free} bytes of disk, and Python {brief(board.python)}")
     return replace(board, **texts)
 
 
 def _quoted(path: str) -> str:
-    """`path` for a shell; a leading ~/ stays the home folder."""
+    """Quote `path` for a shell; a leading ~/ stays the home folder."""
     return f'"$HOME"/{shlex.quote(path[2:])}' if path.startswith("~/") else shlex.quote(path)
 
 
 def skip_to_mark(stream: IO[bytes] | CommandChannel) -> None:
-    """Past what a login shell prints. EOFError where there is no mark, AnswerError where it prints without end."""
+    """Skip what a login shell prints. EOFError where there is no mark, AnswerError where it prints without end."""
     seen = b""
     for _ in range(BANNER_BYTES):
         byte = stream.read(1)
@@ -257,40 +260,42 @@ def skip_to_mark(stream: IO[bytes] | CommandChannel) -> None:
 
 
 def complaints(board: RemoteBoard, program: Program, device: str) -> list[str]:
-    """What the board lacks to run `program` on `device`, a sentence each."""
-    found = []
+    """List the requirements of `program` on `device` that the board does not meet, a sentence each."""
+    problems = []
     if board.python < PYTHON:
         version = ".".join(map(str, board.python))
-        found.append(f"its Python is {version}; {PYTHON[0]}.{PYTHON[1]} or newer is needed (PYNQ 3.0 has it)")
+        problems.append(f"its Python is {version}; {PYTHON[0]}.{PYTHON[1]} or newer is needed (PYNQ 3.0 has it)")
     if board.numpy is None:
-        found.append("it has no numpy; pip3 install numpy")
+        problems.append("it has no numpy; pip3 install numpy")
     if device == "board" and board.pynq is None:
-        found.append(f"it has no pynq ({board.pynq_error}); use a PYNQ image, or pip3 install pynq")
+        problems.append(f"it has no pynq ({board.pynq_error}); use a PYNQ image, or pip3 install pynq")
     if program.kernels and program.machine != board.machine:
         made_for = program.machine or "this machine"
-        found.append(
+        problems.append(
             f"its processor is {board.machine}, and the Program's kernels are for {made_for}; compile it with "
             "--target, or give --rebuild-kernels"
         )
-    return found
+    return problems
 
 
 def target_of(board: RemoteBoard) -> str:
-    """The name of the target that the board's processor is. SshError where it is none."""
+    """Name of the target with the board's processor. SshError where there is none."""
     from celosia.compiler.cpu.target import TARGETS
 
     for name, target in TARGETS.items():
         if target.machine == board.machine:
             return name
-    known = ", ".join(target.machine for target in TARGETS.values())
-    raise SshError(f"its processor is {board.machine}; Programs are compiled for {known}")
+    machines = ", ".join(target.machine for target in TARGETS.values())
+    raise SshError(f"its processor is {board.machine}; Programs are compiled for {machines}")
 
 
 def require(board: RemoteBoard, program: Program, device: str, name: str) -> None:
-    """ProgramError or SshError where the board cannot run `program`."""
-    found = complaints(board, program, device)
-    if found:
-        raise (ProgramError if "compile it" in found[0] else SshError)(f"{name} cannot run it: {'; '.join(found)}")
+    """Raise ProgramError or SshError where the board cannot run `program`."""
+    problems = complaints(board, program, device)
+    if problems:
+        raise (ProgramError if "compile it" in problems[0] else SshError)(
+            f"{name} cannot run it: {'; '.join(problems)}"
+        )
 
 
 def deploy(program: Program, host: str, sudo: bool = False) -> RemoteBoard:
@@ -355,6 +360,7 @@ def run_each(
 def _reported_each(
     remote: Remote, runs: Futures, program: Program, device: str, samples: Sequence[Mapping[str, Any]]
 ) -> Futures:
+    """Yield the runs of a stream, each with its report."""
     with closing(runs):
         for run, sample in zip(runs, samples):
             if run.exception() is None:
@@ -365,19 +371,20 @@ def _reported_each(
 
 
 def reported(result: Result, program: Program, device: str, inputs: Mapping[str, Any]) -> Result:
-    """What a board has computed, with the report of `program`, which is known here but for seconds and counters.
+    """Check and return a board's result, with the report of `program`, which is known here but for seconds and
+    counters.
 
     AnswerError where tensors or counters are not those of the Program.
     """
-    known = {tensor.name: tensor for tensor in (*program.outputs, *program.kept)}
-    wanted = {tensor.name for tensor in program.outputs}
-    if result.outputs.keys() != wanted or not wanted <= result.tensors.keys() <= known.keys():
-        raise AnswerError(f"its tensors are {brief([*result.tensors])}, not {brief([*known])}")
+    known_tensors = {tensor.name: tensor for tensor in (*program.outputs, *program.kept)}
+    expected_names = {tensor.name for tensor in program.outputs}
+    if result.outputs.keys() != expected_names or not expected_names <= result.tensors.keys() <= known_tensors.keys():
+        raise AnswerError(f"its tensors are {brief([*result.tensors])}, not {brief([*known_tensors])}")
     for name, value in result.tensors.items():
-        tensor, static = known[name], program.tensors.get(name)
+        tensor, static = known_tensors[name], program.tensors.get(name)
         if tensor.kind == "tensor" and not _is_of(tensor, static, value, bool(program.batched)):
-            found = f"{value.dtype}{list(value.shape)}" if isinstance(value, np.ndarray) else type(value).__name__
-            raise AnswerError(f"tensor {brief(name)} is {found}, not {program.shape_text(tensor)}")
+            actual = f"{value.dtype}{list(value.shape)}" if isinstance(value, np.ndarray) else type(value).__name__
+            raise AnswerError(f"tensor {brief(name)} is {actual}, not {program.shape_text(tensor)}")
     parts = 1
     if program.batched:
         parts = max(1, -(-np.shape(inputs[program.batched[0]])[0] // program.batch))
@@ -386,13 +393,13 @@ def reported(result: Result, program: Program, device: str, inputs: Mapping[str,
         raise AnswerError(f"it has the counters of {len(result.counters)} launches, not of {len(launches)}")
     for counters, launch in zip(result.counters, launches):
         counters.check(launch.count)
-    said = result.report
-    report = report_of(program, result.counters, said["seconds"], device, said["memory_model"], parts)
+    board_report = result.report
+    report = report_of(program, result.counters, board_report["seconds"], device, board_report["memory_model"], parts)
     return Result(result.outputs, result.counters, lambda: report, result.tensors)
 
 
 def _is_of(tensor: TensorInfo, static: TensorInfo | None, value: Any, batched: bool) -> bool:
-    """Whether a value may be what a run gives for `tensor`. static: the same where its sizes are known."""
+    """Whether a value may be a run's result for `tensor`. static: the tensor with its sizes where known."""
     if not isinstance(value, np.ndarray):
         return False
     is_text = tensor.dtype == "object" and value.dtype.kind in "OU"

@@ -1,4 +1,4 @@
-"""What a board gets of Celosia: one zip that its Python executes."""
+"""Package of Celosia for a board: one zip that its Python executes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from celosia.hw.sources import KEPT, sources_digest
 
 PACKAGE = Path(__file__).parents[2]
 FOLDERS = ("compiler/program", "driver/board", "driver/remote", "driver/run", "hw", "sim")
-"""What runs on a board, without the modules that need Amaranth or another package: those make hardware."""
+"""Folders of modules for a board, without those that need Amaranth or another package: those make hardware."""
 INSTALLED = {*sys.stdlib_module_names, "numpy"}
 MAIN = """\
 import sys
@@ -36,27 +36,28 @@ class File:
     data: bytes
 
     def to_dict(self) -> dict[str, Any]:
-        """What a request says of it."""
+        """Return the runner as a request describes it."""
         return {"name": self.name, "size": len(self.data), "sha256": hashlib.sha256(self.data).hexdigest()}
 
 
 @cache
 def modules() -> dict[str, Path]:
-    """Files by the names of modules: those of FOLDERS that import Python's own, numpy and each other, and no others."""
+    """Files of the modules for a board, by name: those of FOLDERS that import only Python's own, numpy and each
+    other."""
     paths = [path for folder in FOLDERS for path in (PACKAGE / folder).rglob("*.py")]
     around = ("__init__.py", "plain.py", "tools.py", "compiler/__init__.py", "driver/__init__.py")
-    known = {_name(path): path for path in sorted([*(PACKAGE / name for name in around), *paths])}
+    module_paths = {_name(path): path for path in sorted([*(PACKAGE / name for name in around), *paths])}
     needs = {
-        name: [each if each in known else each.rpartition(".")[0] for each in _imported(path)]
-        for name, path in known.items()
+        name: [module if module in module_paths else module.rpartition(".")[0] for module in _imported(path)]
+        for name, path in module_paths.items()
     }
     left: dict[str, Path] = {}
-    while len(left) != len(known):
-        left, known = known, {
-            name: path for name, path in known.items()
-            if all(each in known or each.partition(".")[0] in INSTALLED for each in needs[name])
+    while len(left) != len(module_paths):
+        left, module_paths = module_paths, {
+            name: path for name, path in module_paths.items()
+            if all(module in module_paths or module.partition(".")[0] in INSTALLED for module in needs[name])
         }  # fmt: skip
-    return known
+    return module_paths
 
 
 def _name(path: Path) -> str:
@@ -65,7 +66,7 @@ def _name(path: Path) -> str:
 
 
 def _imported(path: Path) -> Iterator[str]:
-    """What `path` imports when it is loaded itself: names in modules, each with its module."""
+    """Names that `path` imports when it is loaded itself, each with its module."""
     for node in ast.parse(path.read_bytes()).body:
         if isinstance(node, ast.Import):
             yield from (f"{alias.name}." for alias in node.names)
@@ -74,13 +75,13 @@ def _imported(path: Path) -> Iterator[str]:
 
 
 def runner() -> File:
-    """The zip, named by its contents."""
+    """Return the zip, named by its contents."""
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr(zipfile.ZipInfo("__main__.py"), MAIN)
         archive.writestr(zipfile.ZipInfo(f"celosia/hw/{KEPT}"), sources_digest())
         for path in modules().values():
-            entry = zipfile.ZipInfo(f"celosia/{path.relative_to(PACKAGE).as_posix()}")  # of 1980: equal every time
+            entry = zipfile.ZipInfo(f"celosia/{path.relative_to(PACKAGE).as_posix()}")  # dated 1980: equal every time
             entry.compress_type = zipfile.ZIP_DEFLATED
             archive.writestr(entry, path.read_bytes())
     data = buffer.getvalue()

@@ -29,11 +29,11 @@ from celosia.compiler.program import InputError, Program, ProgramError
 from celosia.compiler.program.host.op import HostError, clipped, memory_bytes
 from celosia.compiler.program.saved import array_bytes, load_array, make
 from celosia.driver.board import flash
-from celosia.driver.board.device import BoardDevice
+from celosia.driver.board.board_device import BoardDevice
 from celosia.driver.remote.bootstrap import MARK
-from celosia.driver.run.devices import open_device
-from celosia.driver.run.result import Result, Tensors
-from celosia.driver.run.runtime import ProgramRuntime
+from celosia.driver.run.open_device import open_device
+from celosia.driver.run.program_runtime import ProgramRuntime
+from celosia.driver.run.run_result import Result, Tensors
 from celosia.hw.manifest import Manifest
 from celosia.hw.spec.config import Config
 from celosia.plain import Sentence, brief, from_json, printable
@@ -52,28 +52,29 @@ TIMES = ("compile", "build", "run", "cpu")
 
 
 class Readable(Protocol):
-    """What messages are read from: a file, or a CommandChannel."""
+    """Source of messages: a file, or a CommandChannel."""
 
     def read(self, size: int, /) -> bytes:
-        """At most `size` bytes; none at the end."""
+        """Read at most `size` bytes; none at the end."""
         ...
 
     def readline(self, limit: int, /) -> bytes:
-        """Up to the next end of a line, at most `limit` bytes."""
+        """Read up to the next end of a line, at most `limit` bytes."""
         ...
 
 
 class AnswerError(Sentence, ValueError):
-    """A message that is none; one sentence that says why."""
+    """An invalid message; one sentence that says why."""
 
 
 def pack(head: dict[str, Any], arrays: Mapping[str, Any]) -> bytes:
-    """A line of JSON with the sizes of `arrays`, and their bytes. A list of arrays is a sequence, None an optional."""
+    """Pack `arrays` to bytes: a line of JSON with their sizes, and their contents. A list of arrays is a sequence, None
+    an optional."""
     blobs: list[bytes] = []
 
     def size(value: Any) -> Any:
         if isinstance(value, list):
-            return [size(each) for each in value]
+            return [size(entry) for entry in value]
         if value is None:
             return None
         blobs.append(array_bytes(np.asarray(value)))
@@ -84,7 +85,8 @@ def pack(head: dict[str, Any], arrays: Mapping[str, Any]) -> bytes:
 
 
 def unpack(stream: Readable) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What `pack` made, behind any number of empty lines. Takes no more memory than arrives, nor than there is.
+    """Read a message that `pack` made, behind any number of empty lines. Takes no more memory than arrives, nor than
+    there is.
 
     EOFError where it is cut short, AnswerError where it is something else.
     """
@@ -100,7 +102,7 @@ def unpack(stream: Readable) -> tuple[dict[str, Any], dict[str, Any]]:
     def value(size: Any) -> Any:
         nonlocal left
         if isinstance(size, list):
-            return [value(each) for each in size]
+            return [value(entry) for entry in size]
         if size is None:
             return None
         left -= checked(int, size, "a size")
@@ -122,38 +124,38 @@ def unpack(stream: Readable) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 @contextmanager
-def parsing(what: str) -> Iterator[None]:
-    """AnswerError for whatever is raised by reading a message that is none: libraries do not say which errors."""
+def parsing(part_name: str) -> Iterator[None]:
+    """Raise AnswerError for any error while a message is parsed: libraries do not say which errors they raise."""
     try:
         yield
     except AnswerError:
         raise
     except Exception as error:
-        raise AnswerError(f"{what} cannot be read: {clipped(f'{type(error).__name__} {error}')}") from None
+        raise AnswerError(f"{part_name} cannot be read: {clipped(f'{type(error).__name__} {error}')}") from None
 
 
-def checked(kind: Any, value: Any, what: str) -> Any:
-    """What JSON holds as the type `kind`, see `make`. AnswerError."""
-    with parsing(what):
-        return make(kind, value, what)
+def checked(kind: Any, value: Any, label: str) -> Any:
+    """Check that a JSON value has the type `kind`, see `make`. AnswerError."""
+    with parsing(label):
+        return make(kind, value, label)
 
 
-def as_table(value: Any, what: str) -> dict[str, Any]:
-    """`value`, an object of JSON. AnswerError."""
+def as_table(value: Any, label: str) -> dict[str, Any]:
+    """Check that `value` is an object of JSON. AnswerError."""
     if not isinstance(value, dict):
-        raise AnswerError(f"{what} is {brief(value)}")
+        raise AnswerError(f"{label} is {brief(value)}")
     return value
 
 
 def result_bytes(result: Result) -> bytes:
-    """A Result on its way; `load_result` reads it."""
-    counters = [dataclasses.asdict(each) for each in result.counters]
+    """Pack a Result; `load_result` reads it."""
+    counters = [dataclasses.asdict(entry) for entry in result.counters]
     head = {"report": result.report, "counters": counters, "outputs": list(result.outputs)}
     return pack(head, result.tensors | result.outputs)
 
 
 def load_counters(head: Any) -> Counters:
-    """Counters of what `dataclasses.asdict` made of them. AnswerError; DeviceError where they count what cannot be."""
+    """Parse Counters from `dataclasses.asdict`. AnswerError; DeviceError where their values are impossible."""
     fields = {field.name for field in dataclasses.fields(Counters)}
     if missing := fields - as_table(head, "counters").keys():
         raise AnswerError(f"counters have no {min(missing)}")
@@ -170,7 +172,7 @@ def raise_error(head: dict[str, Any], kind: type[Exception]) -> None:
 
 
 def memory_of(head: dict[str, Any]) -> str | None:
-    """The memory model of a board's device. AnswerError."""
+    """Memory model of a board's device. AnswerError."""
     memory = head.get("memory_model", "")
     if memory not in (None, BoardDevice.memory_model):
         raise AnswerError(f"memory_model is {brief(memory)}")
@@ -185,14 +187,14 @@ def load_result(stream: Readable, kind: type[Exception] = RuntimeError) -> Resul
     report = as_table(head.get("report"), "report")
     memory = memory_of(report)
     seconds = checked(dict[str, float], report.get("seconds"), "seconds")
-    counters = [load_counters(each) for each in checked(list[object], head.get("counters"), "counters")]
+    counters = [load_counters(entry) for entry in checked(list[object], head.get("counters"), "counters")]
     names = checked(list[str], head.get("outputs"), "outputs")
     if missing := [name for name in names if name not in arrays]:
         raise AnswerError(f"output {brief(missing[0])} is missing")
-    if seconds.keys() != set(TIMES) or not all(0 <= each < math.inf for each in seconds.values()):
+    if seconds.keys() != set(TIMES) or not all(0 <= time < math.inf for time in seconds.values()):
         raise AnswerError(f"seconds are {brief(seconds)}")
-    own = {"memory_model": memory, "seconds": seconds}
-    return Result({name: arrays[name] for name in names}, counters, lambda: own, Tensors(arrays))
+    known_parts = {"memory_model": memory, "seconds": seconds}
+    return Result({name: arrays[name] for name in names}, counters, lambda: known_parts, Tensors(arrays))
 
 
 def _end_with(stream: IO[bytes]) -> None:
@@ -212,7 +214,7 @@ def _end_with(stream: IO[bytes]) -> None:
 
 
 class Answers(Protocol):
-    """Takes whole messages."""
+    """Writer of whole messages."""
 
     def write(self, data: bytes, /) -> object:
         """Send a message at once."""
@@ -279,20 +281,20 @@ def serve_device(head: dict[str, Any], request: IO[bytes], answer: Answers) -> N
         while True:
             call, arrays = unpack(request)
             try:
-                data = pack(*_called(device, call, arrays))
+                data = pack(*_answer_call(device, call, arrays))
             except Exception as error:
                 data = _error(error)
             answer.write(data)
 
 
-def _called(device: Device, call: dict[str, Any], arrays: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The answer to a call of `device`: a line, and arrays."""
-    what = call.pop("call")
-    if what == "run":
+def _answer_call(device: Device, call: dict[str, Any], arrays: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Answer a call of `device`: a line, and arrays."""
+    method = call.pop("call")
+    if method == "run":
         return dataclasses.asdict(device.run(**call)), {}
-    if what == "read":
+    if method == "read":
         return {}, {"data": device.read(**call)}
-    if what == "write":
+    if method == "write":
         device.write(call["addr"], arrays["data"])
     else:
         device.allocate(**call)
@@ -300,7 +302,7 @@ def _called(device: Device, call: dict[str, Any], arrays: dict[str, Any]) -> tup
 
 
 def main(answer: Answers) -> None:
-    """`python3 runner.pyz` on the board."""
+    """Run `python3 runner.pyz` on the board."""
     code = 130
     with suppress(KeyboardInterrupt):
         serve(sys.stdin.buffer, answer)

@@ -1,4 +1,4 @@
-"""The package `pynq` of a board that is simulated on this machine, for rehearsals (driver/rehearse.py).
+"""Replacement of the package `pynq` for a board that is simulated on this machine, for rehearsals (driver/rehearse.py).
 
 $HOME is the board's folder: `fpga.json` in it says which bitstream is loaded. The FPGA is the functional simulator, or
 the Verilated RTL, which FPGA names as a shared library.
@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from celosia.driver.board import device as board
+from celosia.driver.board import board_device as board
 from celosia.hw.manifest import BitHeader
 from celosia.hw.sources import sources_identity
 from celosia.hw.spec.config import Config
@@ -35,14 +35,14 @@ WAIT_CYCLES = 5000
 MEMORY_MODEL = (40, 40, 8, 780, 16, 32, 0, 0, 0, 0, 0, 2**64 - 1, 2**64 - 1)
 """Parameters of the memory behind the RTL: those of zynq-hp."""
 CLOCK_MHZ = 1000
-"""Of the simulated PLL: every clock that is asked for is a divisor of it."""
+"""Clock of the simulated PLL: every clock that is asked for is a divisor of it."""
 
 
 class Fpga(Protocol):
-    """What is behind the registers."""
+    """Simulated FPGA behind the registers."""
 
     def read(self, offset: int) -> int:
-        """A register."""
+        """Read a register."""
         ...
 
     def write(self, offset: int, value: int) -> None:
@@ -50,11 +50,11 @@ class Fpga(Protocol):
 
 
 class FunctionalFpga:
-    """Registers whose runs the functional simulator does at once; it counts no cycles."""
+    """Registers whose runs the functional simulator executes at once; it counts no cycles."""
 
     def __init__(self, config: Config, memory: NDArray[np.uint8]) -> None:
         self._memory, self._device = memory, open_simulator("functional", config)
-        self._values = {each.offset: 0 for each in REGISTERS.values()}
+        self._values = {register.offset: 0 for register in REGISTERS.values()}
         for name, value in (("magic", MAGIC), ("identity", config.identity), ("sources", sources_identity())):
             self._values[REGISTERS[name].offset] = value
 
@@ -68,6 +68,7 @@ class FunctionalFpga:
             self._run()
 
     def _run(self) -> None:
+        """Run the instructions that the registers describe, and set the status."""
         address, count, low, high, size = (
             self._values[REGISTERS[name].offset]
             for name in ("instr_addr", "instr_count", "dma_base_lo", "dma_base_hi", "dma_size")
@@ -83,7 +84,7 @@ class FunctionalFpga:
 
 
 class RtlFpga:
-    """The registers of the Verilated RTL, whose clock runs while they are read."""
+    """Registers of the Verilated RTL, whose clock runs while they are read."""
 
     def __init__(self, library: str, memory: NDArray[np.uint8]) -> None:
         self._lib = ctypes.CDLL(library)
@@ -110,7 +111,7 @@ _fpga: Fpga | None = None
 
 
 def _opened() -> Fpga:
-    """The FPGA with the bitstream that is loaded, and the memory that is allocated."""
+    """Return the FPGA with the loaded bitstream, and the allocated memory."""
     global _fpga
     if _fpga is None:
         config = Config.from_dict(json.loads(LOADED.read_text(encoding="utf-8")))
@@ -120,13 +121,13 @@ def _opened() -> Fpga:
 
 
 class MMIO:
-    """As PYNQ's."""
+    """Registers, with the interface of PYNQ's MMIO."""
 
     def __init__(self, address: int, length: int) -> None:
         del address, length
 
     def read(self, offset: int) -> int:
-        """A register."""
+        """Read a register."""
         return _opened().read(offset)
 
     def write(self, offset: int, value: int) -> None:
@@ -135,7 +136,7 @@ class MMIO:
 
 
 class Overlay:
-    """As PYNQ's: loads the bitstream `path`, whose data is the Config of a rehearsal."""
+    """Overlay, with the interface of PYNQ's: loads the bitstream `path`, whose data is the Config of a rehearsal."""
 
     def __init__(self, path: str) -> None:
         if not Path(path).with_suffix(".hwh").exists():
@@ -146,24 +147,24 @@ class Overlay:
 
 
 class Clocks:
-    """As PYNQ's."""
+    """Clocks, with the interface of PYNQ's."""
 
     fclk0_mhz: float = CLOCK_MHZ
 
 
 class _Buffer(np.ndarray[Any, np.dtype[np.uint8]]):
-    """As PYNQ's."""
+    """Buffer, with the interface of PYNQ's."""
 
     physical_address = BASE
 
     def flush(self) -> None:
-        """The FPGA sees the same memory."""
+        """Do nothing: the FPGA sees the same memory."""
 
     invalidate = freebuffer = flush
 
 
 def allocate(shape: tuple[int, ...], dtype: Any, cacheable: bool) -> Any:
-    """As PYNQ's: a buffer, of which this process has one."""
+    """Allocate the one buffer of this process, with the interface of PYNQ's."""
     global _memory, _fpga
     del dtype, cacheable
     _memory, _fpga = np.zeros(-(-shape[0] // board.PAGE) * board.PAGE, np.uint8), None

@@ -1,4 +1,4 @@
-"""Commands on another machine, by the system's OpenSSH client: the user's keys, agent and settings count."""
+"""Commands on another machine, by the system's OpenSSH client, with the user's keys, agent and settings."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class SshError(Sentence, RuntimeError):
 
 
 def destination(text: str) -> list[str]:
-    """ssh's arguments for `user@host`, `user@host:port`, or `ssh://user@host:port`. SshError where it is none.
+    """Return ssh's arguments for `user@host`, `user@host:port`, or `ssh://user@host:port`. SshError where it is none.
 
     >>> destination("ssh://xilinx@pynq:2222")
     ['-p', '2222', 'xilinx@pynq']
@@ -54,11 +54,11 @@ class Connection:
     options: of ssh, which has the rest from its settings.
     """
 
-    def __init__(self, name: str, where: list[str], options: tuple[str, ...]) -> None:
-        self.name, self._where, self._options = name, where, options
+    def __init__(self, name: str, address: list[str], options: tuple[str, ...]) -> None:
+        self.name, self._where, self._options = name, address, options
 
     def start(self, command: str) -> CommandChannel:
-        """`command`, a line for the shell there."""
+        """Start `command`, a line for the shell there."""
         return CommandChannel(
             subprocess.Popen(
                 self._line(command), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0
@@ -69,27 +69,29 @@ class Connection:
         return ["ssh", *self._options, "-T", *self._where, command]
 
     def silent(self, channel: CommandChannel) -> SshError:
-        """That a command says nothing any more."""
+        """Error for a command that has been silent for too long."""
         return SshError(
             f"{self.name} has said nothing for {channel.seconds:g} s; check its power and network, and try again"
         )
 
     def unclear(self, reason: object) -> SshError:
-        """That an answer is none. reason: what is wrong with it."""
+        """Error for an unreadable answer. reason: what is wrong with it."""
         return SshError(
             f"{self.name} gave an answer that is none ({clipped(printable(str(reason)))}); check that "
             f"`ssh {self.name}` leads to the right machine, and try again"
         )
 
     def ended(self, channel: CommandChannel) -> SshError:
-        """Why the command of `channel` ended without an answer."""
+        """Explain why the command of `channel` ended without an answer."""
         code = channel.exit_code()
         if code is None:
             return self.unclear("it goes on without one")
-        said = channel.errors()
+        errors = channel.errors()
         if code in (255, -1):
-            return SshError(f"the connection to {self.name} was lost{f' ({_last(said)})' if said else ''}; try again")
-        if said.startswith("sudo:"):
+            return SshError(
+                f"the connection to {self.name} was lost{f' ({_last(errors)})' if errors else ''}; try again"
+            )
+        if errors.startswith("sudo:"):
             return SshError(
                 f"sudo on {self.name} asks for a password; log in as root, or allow it without: `sudo visudo`, "
                 "USER ALL=(ALL) NOPASSWD: ALL"
@@ -103,7 +105,7 @@ class Connection:
             return SshError(f"{self.name} ended the program, which it does where memory is short; end others there")
         if code == 127:
             return SshError(f"{self.name} has no python3; install Python 3.10 or newer there")
-        return SshError(f"{self.name} gave no answer (exit code {code}): {_last(said) or 'it said nothing'}")
+        return SshError(f"{self.name} gave no answer (exit code {code}): {_last(errors) or 'it said nothing'}")
 
 
 def _text(path: Path) -> str:
@@ -111,17 +113,17 @@ def _text(path: Path) -> str:
 
 
 def _last(text: str) -> str:
-    """The last line, as a message shows it."""
+    """Last line of some output, as a message shows it."""
     return clipped(printable(text.splitlines()[-1].strip())) if text else ""
 
 
 @contextmanager
 def connected(name: str, seconds: int = CONNECT_SECONDS) -> Iterator[Connection]:
-    """A connection to `name` (see `destination`), shared by all commands, so that a password is asked for once.
+    """Connect to `name` (see `destination`); all commands share the connection, so that a password is asked for once.
 
     SshError where it cannot be made in `seconds`.
     """
-    where = destination(name)
+    address = destination(name)
     ssh = tools.by_command("ssh")
     if tools.find(ssh) is None:
         raise SshError(
@@ -129,24 +131,24 @@ def connected(name: str, seconds: int = CONNECT_SECONDS) -> Iterator[Connection]
             "openssh-client"
         )
     with tempfile.TemporaryDirectory(prefix="celosia") as folder:
-        control, said = Path(folder) / "s", Path(folder) / "said"
+        control, errors_path = Path(folder) / "s", Path(folder) / "said"
         options = (
             "-M", "-N", "-f", "-S", str(control), "-T", "-o", f"ConnectTimeout={seconds}", "-o",
             "ServerAliveInterval=5", "-o", "ServerAliveCountMax=3", "-o", "ControlPersist=no",
         )  # fmt: skip
-        with said.open("wb") as errors:
-            line = ["ssh", *options, *where]
+        with errors_path.open("wb") as errors:
+            line = ["ssh", *options, *address]
             try:
                 code = subprocess.run(line, stdout=subprocess.DEVNULL, stderr=errors, timeout=LOGIN_SECONDS).returncode
             except subprocess.TimeoutExpired:
                 raise SshError(f"the login on {name} takes over {LOGIN_SECONDS} s; check `ssh {name}`") from None
         if code:
-            raise SshError(_refusal(name, _text(said)))
+            raise SshError(_refusal(name, _text(errors_path)))
         try:
-            yield Connection(name, where, ("-S", str(control)))
+            yield Connection(name, address, ("-S", str(control)))
         finally:
             with suppress(subprocess.TimeoutExpired):
-                line = ["ssh", "-S", str(control), "-O", "exit", *where]
+                line = ["ssh", "-S", str(control), "-O", "exit", *address]
                 subprocess.run(line, capture_output=True, timeout=CONNECT_SECONDS)
 
 
@@ -161,12 +163,13 @@ def unasked(name: str, seconds: int = CONNECT_SECONDS) -> Iterator[Connection]:
     yield Connection(name, destination(name), options)
 
 
-def _refusal(name: str, said: str) -> str:
-    last = _last(said) or "ssh said nothing"
-    if "Host key verification failed" in said or "IDENTIFICATION HAS CHANGED" in said:
+def _refusal(name: str, errors: str) -> str:
+    """Explain ssh's error output in a sentence."""
+    last = _last(errors) or "ssh said nothing"
+    if "Host key verification failed" in errors or "IDENTIFICATION HAS CHANGED" in errors:
         return f"the host key of {name} is not the known one; log in once with ssh to check it, then try again ({last})"
-    if "Permission denied" in said or "Too many authentication failures" in said:
+    if "Permission denied" in errors or "Too many authentication failures" in errors:
         return f"{name} refused the login; check the user's name, and that `ssh {name}` works ({last})"
-    if any(words in said for words in UNREACHABLE):
+    if any(words in errors for words in UNREACHABLE):
         return f"{name} cannot be reached; check its name, power and cable ({last})"
     return f"no connection to {name}: {last}"

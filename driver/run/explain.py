@@ -1,9 +1,9 @@
-"""Where a layer's cycles went: what each unit did in them, what bounds the layer, and what would make it faster.
+"""Explain a layer's cycles: what each unit did in them, what bounds the layer, and what would make it faster.
 
 A layer's row is a stretch of time, from the end of the layers before it to its own end, so that cycles add up to those
-of the run. What a unit did in that stretch counts whichever layer it was for: loads for the next layer, too. An
-instruction's work is spread evenly over the time in which it had its unit to itself, so that no share passes 100%.
-A layer's utilisation is that of the array; the vector unit multiplies beside it (taps), which its own share shows.
+of the run. All work of a unit in that stretch counts for the layer, even loads for the next one. An instruction's work
+is spread evenly over the time in which it had its unit to itself, so that no share passes 100%. A layer's utilisation
+is that of the array; the vector unit multiplies beside it (taps), which its own share shows.
 """
 
 from __future__ import annotations
@@ -36,8 +36,9 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class _Work:
-    """What instructions ask for. busy: cycles of work of each. products: of their layer's MACs, those that a GEMM does;
-    a layer's MACs are spread over its instructions by what each could multiply. peak: of each layer, see `_Time`."""
+    """Work that instructions ask for. busy: cycles of work of each. products: those of their layer's MACs that a GEMM
+    computes; a layer's MACs are spread over its instructions by what each could multiply. peak: of each layer, see
+    `_Time`."""
 
     unit: NDArray[np.int64]
     busy: Floats
@@ -46,7 +47,7 @@ class _Work:
 
 
 def layer_rows(program: Program, counters: Sequence[Counters]) -> list[dict[str, Any]]:
-    """What the report says of each layer. counters: of each launch, again for each part of a batch.
+    """Rows of the report, one for each layer. counters: of each launch, again for each part of a batch.
 
     cycles, utilization, bound, units and advice are None on a device that does not tell each instruction's time.
     """
@@ -62,7 +63,7 @@ def layer_rows(program: Program, counters: Sequence[Counters]) -> list[dict[str,
 
 
 def predicted(program: Program, memory: MemoryModel | str = ZYNQ_HP) -> list[Counters]:
-    """The counters of each launch, with the time of each instruction, as the timing model predicts them.
+    """Predict the counters of each launch, with the time of each instruction, by the timing model.
 
     memory: behind the accelerator; ValueError for one that the model does not know. ProgramError where instructions of
     the Program, which may come from a file, are none, or wait for each other for ever.
@@ -77,7 +78,7 @@ def predicted(program: Program, memory: MemoryModel | str = ZYNQ_HP) -> list[Cou
 
 @contextmanager
 def decoding(program: Program) -> Iterator[None]:
-    """ProgramError where what is done inside finds that instructions of the Program are none."""
+    """Raise ProgramError where the code inside finds that instructions of the Program are invalid."""
     try:
         yield
     except (ValueError, DeviceError) as error:
@@ -87,13 +88,13 @@ def decoding(program: Program) -> Iterator[None]:
 def estimate(
     program: Program, memory: MemoryModel | str = ZYNQ_HP, counters: Sequence[Counters] | None = None
 ) -> dict[str, Any]:
-    """The report of a run that was not: cycles, utilization and layers as the timing model predicts them.
+    """Return the report of a predicted run: cycles, utilization and layers of the timing model.
 
     memory, and ValueError: as of `predicted`, whose `counters` they are.
     """
     memory = memory_model(memory)
     counters = predicted(program, memory) if counters is None else counters
-    cycles = sum(each.cycles or 0 for each in counters)
+    cycles = sum(entry.cycles or 0 for entry in counters)
     peak = cycles * program.config.macs_per_cycle
     return {
         "model": program.name, "config": program.config.to_dict(), "memory_model": str(memory),
@@ -106,7 +107,8 @@ def estimate(
 
 @dataclass(frozen=True)
 class Advice:
-    """What would make layers faster that one thing bounds. share: of the cycles of all layers. longest: its name."""
+    """Advice for layers with one common bound. share: of the cycles of all layers. longest: name of the longest
+    layer."""
 
     bound: str
     advice: str
@@ -116,22 +118,22 @@ class Advice:
 
 
 def advised(report: dict[str, Any]) -> list[Advice]:
-    """The advice on the layers of a report, that for most cycles first; none where there are no cycles."""
+    """Advice on the layers of a report, that for most cycles first; none where there are no cycles."""
     rows = [row for row in report["layers"] if row["advice"] and row["cycles"]]
     kinds: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for row in rows:
         kinds.setdefault((row["bound"], row["advice"]), []).append(row)
     total = sum(row["cycles"] for row in rows)
-    found = [
-        Advice(bound, advice, len(own), max(own, key=lambda row: row["cycles"])["name"],
-               sum(row["cycles"] for row in own) / total)
-        for (bound, advice), own in kinds.items()
+    advice_list = [
+        Advice(bound, advice, len(layers_of), max(layers_of, key=lambda row: row["cycles"])["name"],
+               sum(row["cycles"] for row in layers_of) / total)
+        for (bound, advice), layers_of in kinds.items()
     ]  # fmt: skip
-    return sorted(found, key=lambda each: -each.share)
+    return sorted(advice_list, key=lambda advice: -advice.share)
 
 
 def code_of(program: Program, launch: LaunchStep) -> bytes:
-    """The bytes of a launch's instructions."""
+    """Return the bytes of a launch's instructions."""
     start = launch.address - program.image_address
     return program.image[start : start + launch.count * instruction_bytes(program.config)].tobytes()
 
@@ -141,10 +143,10 @@ def code_of(program: Program, launch: LaunchStep) -> bytes:
 
 @dataclass(frozen=True)
 class _Time:
-    """Of a layer's cycles: for each unit those with work, and those under way without; the array's multiplications in
+    """A layer's cycles: for each unit those with work, and those under way without; the array's multiplications in
     them. own, filled: cycles of work that the layer's own instructions ask of each unit, whenever they run, and the
-    share of the array's products in them that are the model's, and no padding. peak: multiplications a cycle of what
-    it multiplies with, the array or the vector unit's taps, or both."""
+    share of the array's products in them that are the model's, and no padding. peak: multiplications a cycle of what it
+    multiplies with, the array or the vector unit's taps, or both."""
 
     cycles: int
     busy: Floats
@@ -163,24 +165,28 @@ class _Time:
 
 
 def _times(program: Program, launch: LaunchStep, runs: Sequence[Counters]) -> list[_Time]:
-    """The time of each layer, added up over runs of the launch."""
+    """Time of each layer, added up over runs of the launch."""
     work = _work(program, launch)
     times = [_of_run(program.config, launch, work, run) for run in runs]
     return [sum(rest, first) for first, *rest in zip(*times)]
 
 
 def _work(program: Program, launch: LaunchStep) -> _Work:
-    cfg, wanted = program.config, demand(program.config, code_of(program, launch))
-    held = (cfg.residual_cycles - 1) * wanted.outputs * wanted.residual
-    gemm, taps = wanted.unit == Unit.GEMM, _uses_taps(program, launch)
+    """Work of each instruction of a launch."""
+    cfg, work_demand = program.config, demand(program.config, code_of(program, launch))
+    held = (cfg.residual_cycles - 1) * work_demand.outputs * work_demand.residual
+    gemm, taps = work_demand.unit == Unit.GEMM, _uses_taps(program, launch)
     speed = np.where(gemm, cfg.macs_per_cycle, taps * cfg.taps * cfg.lanes)
-    possible = wanted.steps * speed
+    possible = work_demand.steps * speed
     peak = np.zeros((2, len(launch.layers)), np.int64)
     np.maximum.at(peak, (gemm.astype(int), launch.layer_of), speed)
     total = np.bincount(launch.layer_of, possible, len(launch.layers))
     share = np.array([layer.macs for layer in launch.layers]) / np.maximum(total, 1)
     return _Work(
-        wanted.unit, (wanted.steps + held).astype(float), gemm * possible * share[launch.layer_of], peak.sum(0)
+        work_demand.unit,
+        (work_demand.steps + held).astype(float),
+        gemm * possible * share[launch.layer_of],
+        peak.sum(0),
     )
 
 
@@ -191,6 +197,7 @@ def _uses_taps(program: Program, launch: LaunchStep) -> NDArray[np.bool_]:
 
 
 def _of_run(cfg: Config, launch: LaunchStep, work: _Work, run: Counters) -> list[_Time]:
+    """Time of each layer of a launch in one run, from its events."""
     count = len(launch.layers)
     index = np.array([event.index for event in run.events])
     start = np.array([event.start for event in run.events], float)
@@ -198,35 +205,35 @@ def _of_run(cfg: Config, launch: LaunchStep, work: _Work, run: Counters) -> list
     ends = np.zeros(count)
     np.maximum.at(ends, launch.layer_of[index], end)
     edges = np.concatenate([[0], np.maximum.accumulate(ends)])
-    busy, held, own = (np.zeros((count, len(UNITS))) for _ in range(3))
+    busy, held, own_work = (np.zeros((count, len(UNITS))) for _ in range(3))
     products = np.zeros(count)
     for unit in Unit:
         rows = np.flatnonzero(work.unit[index] == unit)
         rows = rows[np.argsort(end[rows], kind="stable")]
-        which = index[rows]
+        instructions = index[rows]
         before = np.maximum.accumulate(np.concatenate([[0], end[rows]]))[:-1]
         spread = _Spread(np.maximum(start[rows], before), end[rows], edges)
-        done = np.minimum(work.busy[which], spread.length)
-        busy[:, unit] = spread.of(done)
-        held[:, unit] = spread.of(spread.length - done)
-        products += spread.of(work.products[which] * done / np.maximum(work.busy[which], 1))
-        own[:, unit] = np.bincount(launch.layer_of, work.busy * (work.unit == unit), count)
+        finished = np.minimum(work.busy[instructions], spread.length)
+        busy[:, unit] = spread.of(finished)
+        held[:, unit] = spread.of(spread.length - finished)
+        products += spread.of(work.products[instructions] * finished / np.maximum(work.busy[instructions], 1))
+        own_work[:, unit] = np.bincount(launch.layer_of, work.busy * (work.unit == unit), count)
     model = np.bincount(launch.layer_of, work.products, count)
-    filled = model / np.maximum(own[:, Unit.GEMM] * cfg.macs_per_cycle, 1)
+    filled = model / np.maximum(own_work[:, Unit.GEMM] * cfg.macs_per_cycle, 1)
     cycles = np.diff(edges).astype(int).tolist()
-    columns = cycles, busy, held, products.tolist(), own, filled.tolist(), work.peak.tolist()
-    return [_Time(*each) for each in zip(*columns)]
+    columns = cycles, busy, held, products.tolist(), own_work, filled.tolist(), work.peak.tolist()
+    return [_Time(*column) for column in zip(*columns)]
 
 
 class _Spread:
-    """Amounts of intervals that follow each other, spread evenly over each and summed up between `edges`."""
+    """Amounts of consecutive intervals, spread evenly over each and summed up between `edges`."""
 
     def __init__(self, since: Floats, until: Floats, edges: Floats) -> None:
         self._since, self._until, self._edges = since, np.maximum(since, until), edges
         self.length = self._until - since
 
     def of(self, amounts: Floats) -> Floats:
-        """The part of all amounts between each two edges; an interval without length counts where it ends."""
+        """Share of all amounts between each two edges; an interval without length counts where it ends."""
         total = np.zeros(len(self._edges) - 1)
         first = np.searchsorted(self._edges, self._since, "right") - 1
         last = np.minimum(np.searchsorted(self._edges, self._until, "left") - 1, len(total) - 1)
@@ -244,6 +251,7 @@ class _Spread:
 
 
 def _row(cfg: Config, layer: LayerInfo, time: _Time | None, parts: int) -> dict[str, Any]:
+    """Row of the report for a layer."""
     row: dict[str, Any] = {
         "name": layer.name, "op": layer.op, "what": layer.what, "macs": parts * layer.macs, "cycles": None,
         "peak": None, "utilization": None, "bound": None, "units": None, "advice": None,
@@ -266,18 +274,18 @@ def _row(cfg: Config, layer: LayerInfo, time: _Time | None, parts: int) -> dict[
 
 
 def _bound(time: _Time) -> str | None:
-    """The unit that worked for most of the cycles; "latency" where none did."""
+    """Unit that worked for most of the cycles; "latency" where none did."""
     if not time.cycles:
         return None
     shares = time.busy / time.cycles
-    for unit in (Unit.LOAD, Unit.STORE):  # which move nothing while they wait for memory
+    for unit in (Unit.LOAD, Unit.STORE):  # they move nothing while they wait for memory
         shares[unit] += time.held[unit] / time.cycles
     best = int(np.argmax(np.where(shares >= shares.max() - 0.02, time.busy + 1, 0)))
     return UNITS[best] if shares[best] >= BOUND else "latency"
 
 
 def _advice(cfg: Config, layer: LayerInfo, time: _Time, bound: str | None) -> str | None:
-    """One line on what would make the layer faster."""
+    """Advise in one line how to make the layer faster."""
     if bound == "gemm" and time.filled >= FULL:
         return f"near the speed of the {cfg.macs_per_cycle} multipliers: a larger block_in or block_out"
     if bound == "gemm":
@@ -304,6 +312,6 @@ def _advice(cfg: Config, layer: LayerInfo, time: _Time, bound: str | None) -> st
     if bound == "store":
         return f"{cfg.bus_bytes} bytes a cycle leave: a wider bus_bytes, or blocks of layers (forward = true)"
     if bound == "latency":
-        most = UNITS[int(np.argmax(time.busy))]
-        return f"units wait for each other, {most} works most: `celosia tune` looks for a faster schedule"
+        busiest = UNITS[int(np.argmax(time.busy))]
+        return f"units wait for each other, {busiest} works most: `celosia tune` looks for a faster schedule"
     return None

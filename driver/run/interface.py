@@ -1,4 +1,4 @@
-"""What runs something on a device: a Program, or a model with a Program for each shape of its inputs."""
+"""Interface of runtimes: a Program on a device, or a model with a Program for each shape of its inputs."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 
 from celosia.compiler.program import InputError, Program
 from celosia.compiler.program.host.threads import default_threads, thread_count
-from celosia.driver.run.devices import Devices, devices_of
-from celosia.driver.run.result import Result
-from celosia.driver.run.stream import LANES, MOST_LANES, Futures, Results, Sample
+from celosia.driver.run.open_device import Devices, devices_of
+from celosia.driver.run.run_result import Result
+from celosia.driver.run.stream import LANES, MAX_LANES, Futures, Results, Sample
 
 Array = NDArray[Any]
 R = TypeVar("R", bound="RuntimeBase")
@@ -25,16 +25,18 @@ class RuntimeBase:
     def __init__(self, device: Devices, threads: int | None) -> None:
         self.threads = default_threads() if threads is None else thread_count(threads)
         self._devices = devices_of(device)
-        self._where = ", ".join(each if isinstance(each, str) else type(each).__name__ for each in self._devices)
+        self._where = ", ".join(
+            device if isinstance(device, str) else type(device).__name__ for device in self._devices
+        )
         self._busy = Lock()  # the arena, and the device, hold the tensors of one run
 
     @property
     def names(self) -> list[str]:
-        """Of the inputs, in their order."""
+        """Names of the inputs, in their order."""
         raise NotImplementedError
 
     def program_for(self, inputs: Mapping[str, Array]) -> Program:
-        """The Program that runs inputs of these shapes; of a model, it is compiled now where it was not yet."""
+        """Program for inputs of these shapes; of a model, it is compiled now where it was not yet."""
         raise NotImplementedError
 
     def open(self) -> None:
@@ -46,7 +48,7 @@ class RuntimeBase:
         raise NotImplementedError
 
     def check(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
-        """The inputs as the program takes them. InputError where a name, type or shape is wrong."""
+        """Check the inputs and convert them for the program. InputError where a name, type or shape is wrong."""
         raise NotImplementedError
 
     def run(self, inputs: Mapping[str, Array], keep: Callable[[str], bool] | None = None, trace: bool = True) -> Result:
@@ -64,7 +66,7 @@ class RuntimeBase:
         raise NotImplementedError
 
     def run_batch(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
-        """The outputs of a batch of any size, joined along their first axis.
+        """Run a batch of any size, and return the outputs joined along their first axis.
 
         inputs: arrays whose first axis counts samples; each run takes as many as the Program's inputs have there. Where
         that size is open, `run` does the same. InputError where it does not divide the batch, or inputs have batches of
@@ -85,7 +87,8 @@ class RuntimeBase:
         self.close()
 
     def __call__(self, *arrays: Array) -> Array | tuple[Array, ...]:
-        """The output of a run, or all of them where there are several; arrays in the order of the program's inputs.
+        """Run, and return the output, or all of them where there are several; arrays in the order of the program's
+        inputs.
 
         InputError where there are not as many, or one has another shape or type.
 
@@ -97,8 +100,8 @@ class RuntimeBase:
         names = self.names
         if len(arrays) != len(names):
             raise InputError(f"there are {len(names)} inputs, {', '.join(names) or 'none'}, and {len(arrays)} arrays")
-        made = tuple(self.run(dict(zip(names, arrays)), trace=False).outputs.values())
-        return made[0] if len(made) == 1 else made
+        outputs = tuple(self.run(dict(zip(names, arrays)), trace=False).outputs.values())
+        return outputs[0] if len(outputs) == 1 else outputs
 
     def run_each(self, samples: Iterable[Sample], in_flight: int = LANES, trace: bool = True) -> Results:
         """Run once for each of `samples`, in order: inputs by name, or the array of the only input.
@@ -117,17 +120,17 @@ class RuntimeBase:
         >>> [classes[result.outputs["logits"].argmax()] for result in runtime.run_each(images[:2, None])]
         ['Ankle boot', 'Pullover']
         """
-        if in_flight not in range(1, MOST_LANES + 1):
-            raise InputError(f"in_flight must be a whole number from 1 to {MOST_LANES}, not {in_flight}")
+        if in_flight not in range(1, MAX_LANES + 1):
+            raise InputError(f"in_flight must be a whole number from 1 to {MAX_LANES}, not {in_flight}")
         lost: list[str] = []
         return Results(self._futures(samples, in_flight, trace, lost), lost)
 
     def _futures(self, samples: Iterable[Sample], in_flight: int, trace: bool, lost: list[str]) -> Futures:
-        """The runs of `samples`; what is wrong with one is an error of its run. lost: as of Results."""
+        """Run `samples`, and yield the futures; an invalid sample is an error of its run. lost: as of Results."""
         raise NotImplementedError
 
     def _named(self, sample: Sample) -> Mapping[str, Array]:
-        """Inputs by name. InputError where there is no telling which one an array is."""
+        """Return inputs by name. InputError where it is unclear which one an array is."""
         if isinstance(sample, Mapping):
             return sample
         if isinstance(sample, Exception):

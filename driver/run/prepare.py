@@ -1,4 +1,4 @@
-"""What a Program needs before it runs here: kernels, memory, and inputs as it takes them."""
+"""Preparation of a Program for a run on this machine: kernels, memory, and inputs in the form that it takes."""
 
 from __future__ import annotations
 
@@ -47,63 +47,66 @@ def with_kernels(program: Program) -> Program:
 
 
 def require_memory(program: Program, threads: int) -> None:
-    """ProgramError where what a run takes in any case is more than this machine has."""
+    """Raise ProgramError where a run needs more memory than this machine has."""
     workspace = max((kernel.workspace_for(threads) for kernel in program.kernels), default=0)
     constants = sum(array.nbytes for array in program.constants.values())
     tensors = (*program.inputs, *program.outputs, *program.kept)
-    given = sum(prod(t.shape) * itemsize(t.dtype) for t in tensors if t.kind == "tensor" and -1 not in t.shape)
+    input_bytes = sum(prod(t.shape) * itemsize(t.dtype) for t in tensors if t.kind == "tensor" and -1 not in t.shape)
     try:
         dram = program.dram_size if program.launches else 0
-        check_size(program.arena.size + constants + workspace + given + dram, f"a run of Program {program.name!r}")
+        check_size(
+            program.arena.size + constants + workspace + input_bytes + dram, f"a run of Program {program.name!r}"
+        )
     except HostError as error:
         raise ProgramError(str(error)) from None
 
 
 def _compiled(program: Program) -> list[CompiledKernel]:
+    """Compile the loops of the Program's kernels for this machine."""
     llvm = links_kernels()
     if llvm is None:
         raise ProgramError(
             "the program's kernels are compiled where they run, and here is no LLVM: install llvmlite, or compile the "
             "model with --target for this machine"
         )
-    made = []
+    kernels = []
     for number, kernel in enumerate(program.kernels):
         with reading(f"kernel {number}", ProgramError, "of the program cannot be compiled of its loops"):
-            made.append(llvm.from_loops(kernel, program.trusted))
-    return made
+            kernels.append(llvm.from_loops(kernel, program.trusted))
+    return kernels
 
 
 def views(program: Program) -> dict[str, NDArray[Any]]:
-    """The tensors of the arena, as arrays in its memory."""
+    """Tensors of the arena, as arrays in its memory."""
     memory = np.empty(program.arena.size + 64, np.uint8)
     start = -memory.ctypes.data % 64
-    found = {}
+    arrays = {}
     for name, offset in program.arena.offsets.items():
         info = program.tensors[name]
-        found[name] = np.ndarray(info.shape, numpy_dtype(info.dtype), memory.data, start + offset)
-    return found
+        arrays[name] = np.ndarray(info.shape, numpy_dtype(info.dtype), memory.data, start + offset)
+    return arrays
 
 
-def fitted(tensor: TensorInfo, given: Any, what: str, batched: bool = False) -> NDArray[Any]:
-    """`given` as an array in order, of this machine's byte order. InputError where it is not what `tensor` says.
+def fitted(tensor: TensorInfo, value: Any, label: str, batched: bool = False) -> NDArray[Any]:
+    """Return `value` as a contiguous array of this machine's byte order. InputError where it does not fit `tensor`.
 
     what: its type and shape, for people. batched: its first axis counts any number of samples.
     """
-    array = np.asarray(given)
+    array = np.asarray(value)
     if not tensor.shape and array.size == 1:
         array = array.reshape(())  # onnxruntime takes [1], too, where a model declares a scalar
-    wanted = (-1, *tensor.shape[1:]) if batched else tensor.shape
-    same = array.ndim == len(wanted) and all(w in (n, -1) for n, w in zip(array.shape, wanted))
+    shape = (-1, *tensor.shape[1:]) if batched else tensor.shape
+    same = array.ndim == len(shape) and all(w in (n, -1) for n, w in zip(array.shape, shape))
     if array.dtype.name != tensor.dtype or not same:
-        raise InputError(f"input {tensor.name!r} must be {what}, not {array.dtype}{list(array.shape)}")
+        raise InputError(f"input {tensor.name!r} must be {label}, not {array.dtype}{list(array.shape)}")
     return np.asarray(array, array.dtype.newbyteorder("="), order="C")
 
 
 def in_order(value: Any) -> Any:
-    """An array with its elements one after the other; all else as it is."""
+    """Return an array contiguous; all else as it is."""
     return np.asarray(value, order="C") if isinstance(value, np.ndarray) else value
 
 
 def stored(array: NDArray[Any]) -> NDArray[np.int8]:
-    """Bytes as the accelerator stores them: uint8 with its top bit flipped."""
+    """Convert bytes to the accelerator's form: uint8 with its top bit flipped."""
     return (array ^ 0x80).view(np.int8) if array.dtype == np.uint8 else array

@@ -1,4 +1,4 @@
-"""What the accelerator's memory keeps of caches from run to run, and what of them is written anew."""
+"""Cached rows that stay in the accelerator's memory from run to run, and the rows that are written anew."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from celosia.hw.spec.config import Config
 
 Bytes = NDArray[np.uint8]
 Changed = Mapping[str, range]
-"""By cache: rows that are not what they were in the run before; all others are."""
+"""By cache: rows that differ from the run before; all others are equal."""
 
 
 class ResidentBuffers:
-    """Which packs of a Program lie in the memory of a device as the run before has left them."""
+    """Packs of a Program that lie in the memory of a device as the run before has left them."""
 
     def __init__(self, config: Config) -> None:
         self.config = config
@@ -46,9 +46,9 @@ class ResidentBuffers:
             yield pack.address, pack_activation(self.config, pack.form.arrange(array), pack.groups)
             return
         held = array.shape[-2]
-        for each in (range(rows.start, min(rows.stop, held)), range(past, held)):
-            if each:
-                yield from rows_of(self.config, pack, array, each)
+        for span in (range(rows.start, min(rows.stop, held)), range(past, held)):
+            if span:
+                yield from rows_of(self.config, pack, array, span)
 
 
 def rows_of(cfg: Config, pack: Pack, array: NDArray[np.int8], rows: range) -> Iterator[tuple[int, Bytes]]:

@@ -1,4 +1,4 @@
-"""Kernels of a Program that follow each other."""
+"""Consecutive kernels of a Program, run as one."""
 
 from __future__ import annotations
 
@@ -39,15 +39,15 @@ class Segment:
                 if name not in fixed:
                     kinds[name] = numpy_dtype(dtype), tuple(shape)
                     places.setdefault(name, []).append(place)
-        made = {name for step in steps for name in step.outputs}
-        given = [name for name in places if name not in made]
-        known = {name for name in given if checked.get(name) == kinds[name]}
-        self.checked = [(name, places[name]) for name in given if name in known]
-        self.given = [(name, *kinds[name], places[name]) for name in given if name not in known]
-        self.made = [(name, *kinds[name], places[name]) for name in places if name in made]
+        internal = {name for step in steps for name in step.outputs}
+        external = [name for name in places if name not in internal]
+        fixed_shape = {name for name in external if checked.get(name) == kinds[name]}
+        self.checked = [(name, places[name]) for name in external if name in fixed_shape]
+        self.given = [(name, *kinds[name], places[name]) for name in external if name not in fixed_shape]
+        self.made = [(name, *kinds[name], places[name]) for name in places if name in internal]
 
     def run(self, values: dict[str, Array]) -> Stamps:
-        """Adds to `values` what no other run has."""
+        """Run the kernels. Adds new tensors to `values`, which no other run shares."""
         arguments = self.calls.arguments
         for name, places in self.checked:
             address = address_of(values[name])

@@ -1,4 +1,4 @@
-"""A stream of samples: the CPU's steps of one run beside launches of another, in order.
+"""Run a stream of samples: the CPU's steps of one run overlap launches of another, in order.
 
 Each sample in flight has a lane: tensors of the host, and memory of the device, of its own. Lanes take turns with what
 there is one of, the CPU and each accelerator, so that a stream takes the larger time of the two, and not their sum.
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from celosia.compiler.program import InputError, ProgramError
 from celosia.compiler.program.host.op import HostError
-from celosia.driver.run.result import Result
+from celosia.driver.run.run_result import Result
 from celosia.sim.device import DeviceError
 
 Array = NDArray[Any]
@@ -28,50 +28,51 @@ Sample = Mapping[str, Array] | Array | Exception
 Futures = Generator["Future[Result]", None, None]
 """The runs of a stream in order, each done."""
 LANES = 3
-"""Of an accelerator: one that it works for, one that the CPU works for, and one that is ready for whichever ends first:
-with two, each delay of a thread is one of the stream."""
-MOST_LANES = 64
-"""Of an accelerator: each has a thread and memory of its own."""
+"""Lanes of an accelerator: one that it works for, one that the CPU works for, and one that is ready for whichever
+ends first: with two, each delay of a thread is one of the stream."""
+MAX_LANES = 64
+"""Most lanes of an accelerator: each has a thread and memory of its own."""
 LOOK_SECONDS = 0.1
 """Between two looks at what is waited for."""
 START_SECONDS = 1.0
-"""That a thread has to begin."""
+"""Seconds that a thread has to begin."""
 OF_THE_SAMPLE = InputError, ProgramError, HostError
-"""What no other accelerator would change."""
+"""Errors that no other accelerator would avoid."""
 
 
 @dataclass(frozen=True)
 class ResourceLocks:
-    """What a run holds while it uses what there is one of: of the lanes of an accelerator, cpu of all accelerators."""
+    """Locks for what exists once, held while a run uses it: an accelerator by its lanes, the cpu by all
+    accelerators."""
 
     cpu: Lock = field(default_factory=Lock)
     device: Lock = field(default_factory=Lock)
 
 
 class SampleLane(Protocol):
-    """What runs a sample at a time."""
+    """Runner of one sample at a time."""
 
     def where(self) -> str:
-        """The accelerator, for messages."""
+        """Description of the accelerator, for messages."""
         ...
 
     def run(self, inputs: Mapping[str, Array], *, trace: bool) -> Result:
-        """The result of one sample."""
+        """Run one sample and return its result."""
         ...
 
     def shared(self) -> bool:
-        """Whether there may be others for the same accelerator."""
+        """Whether the accelerator may have other lanes."""
         ...
 
     def clone_shared(self) -> SampleLane | None:
-        """Another one for the same accelerator; None where that cannot be. It may run meanwhile."""
+        """Return another lane of the accelerator; None where it cannot be had. Runs of both may overlap."""
         ...
 
     def abandon(self, whether: bool) -> None:
         """Whether nobody waits any more for what runs."""
 
     def close(self) -> None:
-        """It is not used any more."""
+        """Release what the lane holds."""
 
 
 class Results(Iterator[Result]):
@@ -106,8 +107,8 @@ class Results(Iterator[Result]):
 
 @dataclass(eq=False)
 class _Accelerator:
-    """own: the lane that outlives the stream. lanes: those that are open; free: without a sample. more: how many are
-    opened when samples come for them, one at a time."""
+    """An accelerator with its lanes. own: the lane that outlives the stream. lanes: those that are open; free: without
+    a sample. more: how many are opened when samples come for them, one at a time."""
 
     own: SampleLane
     lanes: list[SampleLane]
@@ -118,7 +119,7 @@ class _Accelerator:
 
 
 class SampleStream:
-    """Samples on one or more accelerators; the faster takes more. lost: as of Results.
+    """Stream of samples on one or more accelerators; the faster takes more. lost: as of Results.
 
     own: a lane of each accelerator. lanes: how many each shall have. named: makes inputs by name of a sample. Further
     lanes are opened by the threads that need them, while the first samples run.
@@ -132,15 +133,15 @@ class SampleStream:
         self._work: SimpleQueue[tuple[Future[Result], Sample] | None] = SimpleQueue()
         self._over = False
         self._returned = Condition()
-        self._accelerators = [_Accelerator(each, [each], [each], lanes - 1 if each.shared() else 0) for each in own]
+        self._accelerators = [_Accelerator(lane, [lane], [lane], lanes - 1 if lane.shared() else 0) for lane in own]
 
     def futures(self, samples: Iterable[Sample]) -> Futures:
-        """The runs of `samples`, of which no more are read than are in flight, and as many ahead."""
-        count = sum(len(each.lanes) + each.more for each in self._accelerators)
+        """Yield the futures of `samples`, of which no more are read than are in flight, and as many ahead."""
+        count = sum(len(accelerator.lanes) + accelerator.more for accelerator in self._accelerators)
         return self._one_by_one(samples) if count == 1 else self._at_once(samples, count)
 
     def _one_by_one(self, samples: Iterable[Sample]) -> Futures:
-        """In this thread, which an interrupt ends at once."""
+        """Run the samples in this thread, which an interrupt ends at once."""
         for sample in samples:
             future: Future[Result] = Future()
             try:
@@ -150,6 +151,7 @@ class SampleStream:
             yield future
 
     def _at_once(self, samples: Iterable[Sample], count: int) -> Futures:
+        """Run samples in `count` threads, and yield their futures in order."""
         waiting: deque[Future[Result]] = deque()
         threads = [Thread(target=self._serve, name="celosia-lane", daemon=True) for _ in range(count)]
         try:
@@ -161,7 +163,7 @@ class SampleStream:
                     sample = next(source)
                 except StopIteration:
                     break
-                except Exception as error:  # of who makes the samples: after the results of those that are made
+                except Exception as error:  # an error of the samples' iterator: raised after the results so far
                     failure = error
                     break
                 waiting.append(Future())
@@ -176,13 +178,15 @@ class SampleStream:
             self._end(threads)
 
     def _end(self, threads: Sequence[Thread]) -> None:
-        """Returns when no thread is left, whatever was interrupted."""
+        """Wait until no thread is left, whatever was interrupted."""
         with self._returned:
             self._over = True
             self._returned.notify_all()
         for _ in threads:
             self._work.put(None)
-        for lane in [lane for each in self._accelerators for lane in each.lanes if lane not in each.free]:
+        for lane in [
+            lane for accelerator in self._accelerators for lane in accelerator.lanes if lane not in accelerator.free
+        ]:
             lane.abandon(True)
         for thread in threads:
             end = time.monotonic() + START_SECONDS
@@ -190,9 +194,9 @@ class SampleStream:
                 time.sleep(1e-3)
             if thread.ident is not None:
                 thread.join()
-        for each in self._accelerators:
-            each.own.abandon(False)
-            for lane in each.lanes[1:]:
+        for accelerator in self._accelerators:
+            accelerator.own.abandon(False)
+            for lane in accelerator.lanes[1:]:
                 lane.close()
 
     # In the threads of lanes -----------------------------------------------------------------------------------
@@ -206,8 +210,8 @@ class SampleStream:
                 future.set_exception(error)
 
     def _run(self, sample: Sample) -> Result:
-        """On any accelerator; on another one where it fails there, which then is left out."""
-        inputs, first = self._named(sample), self._taken()
+        """Run on any accelerator; on another one where it fails there, which then is left out."""
+        inputs, first = self._named(sample), self._acquire_lane()
         if first is None:
             raise DeviceError("the stream is over")
         try:
@@ -215,18 +219,19 @@ class SampleStream:
         except OF_THE_SAMPLE:
             raise
         except Exception as error:
-            other = self._taken(first[0])
+            other = self._acquire_lane(first[0])
             if other is None:
                 raise
             try:
                 result = self._on(other, inputs)
-            except Exception:  # so it may be the sample's fault, and both go on
+            except Exception:  # perhaps the sample's fault: both accelerators go on
                 raise error from None
             self._leave_out(first[0], error)
             return result
 
-    def _on(self, taken: tuple[_Accelerator, SampleLane], inputs: Mapping[str, Array]) -> Result:
-        accelerator, lane = taken
+    def _on(self, place: tuple[_Accelerator, SampleLane], inputs: Mapping[str, Array]) -> Result:
+        """Run a sample on a lane, and free the lane."""
+        accelerator, lane = place
         try:
             return lane.run(inputs, trace=self._trace)
         finally:
@@ -234,7 +239,7 @@ class SampleStream:
                 accelerator.free.append(lane)
                 self._returned.notify_all()
 
-    def _taken(self, but: _Accelerator | None = None) -> tuple[_Accelerator, SampleLane] | None:
+    def _acquire_lane(self, but: _Accelerator | None = None) -> tuple[_Accelerator, SampleLane] | None:
         """A free lane of the accelerator that has most, when there is one, or another one that is opened; None where
         there is no accelerator, and when the stream is over."""
         while True:
@@ -255,36 +260,39 @@ class SampleStream:
                 return None if self._over else (chosen, lane)
 
     def _chosen(self, but: _Accelerator | None) -> _Accelerator | None:
-        """The accelerator with most lanes that are free or can be opened, when it has one; None as of `_taken`."""
+        """Accelerator with most lanes that are free or can be opened; None as of `_acquire_lane`."""
         while not self._over:
-            alive = [each for each in self._accelerators if not each.lost and each is not but]
+            alive = [
+                accelerator for accelerator in self._accelerators if not accelerator.lost and accelerator is not but
+            ]
             if not alive:
                 break
-            best = max(alive, key=lambda each: len(each.free) + each.more)
+            best = max(alive, key=lambda accelerator: len(accelerator.free) + accelerator.more)
             if best.free or best.more:
                 return best
             self._returned.wait()
         return None
 
     def _leave_out(self, accelerator: _Accelerator, error: Exception) -> None:
+        """Exclude an accelerator whose failed sample ran on another one."""
         with self._returned:
-            others = [each for each in self._accelerators if each is not accelerator and not each.lost]
-            if others and not accelerator.lost:
+            other_accelerators = [other for other in self._accelerators if other is not accelerator and not other.lost]
+            if other_accelerators and not accelerator.lost:
                 accelerator.lost = True
-                where = accelerator.own.where()
-                self._lost.append(f"{where} is left out, for another one ran what failed there: {error}")
+                device_text = accelerator.own.where()
+                self._lost.append(f"{device_text} is left out, for another one ran what failed there: {error}")
                 self._returned.notify_all()
 
 
 def failed(error: Exception) -> Future[Result]:
-    """A run that has ended so."""
+    """Future that has failed with this error."""
     future: Future[Result] = Future()
     future.set_exception(error)
     return future
 
 
 def _done(waiting: deque[Future[Result]]) -> Future[Result]:
-    """The first, when it is done. It stays there while it is waited for, so that an interrupt ends it, too."""
+    """Wait for the first future, which stays in the queue meanwhile, so that an interrupt ends it, too."""
     while not waiting[0].done():
         wait([waiting[0]], LOOK_SECONDS)  # an interrupt that comes just before would not end it
     return waiting.popleft()

@@ -1,1 +1,1 @@
-"""What commands show: tables and texts."""
+"""Text output of commands: tables and sentences."""

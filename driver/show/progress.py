@@ -1,4 +1,4 @@
-"""What a command is doing, on standard error: a moving line on a terminal, one line for each stage elsewhere."""
+"""Progress of a command, on standard error: a moving line on a terminal, one line for each stage elsewhere."""
 
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ from celosia.long_running import every_minute, so_far
 from celosia.terminal import Console
 
 LINE_SECONDS = 60.0
-"""Where there is no terminal: seconds between two lines about the same work."""
+"""Seconds between two lines about the same work, where there is no terminal."""
 
 
 class Stages:
-    """Call it with the name of each stage; `cycles` with the cycles of a simulation. Nothing is shown where `quiet`."""
+    """Printer of stages: call it with the name of each; `cycles` with the cycles of a simulation. Silent where
+    `quiet`."""
 
     def __init__(self, quiet: bool = False) -> None:
         self.quiet = quiet
@@ -45,7 +46,7 @@ class Stages:
         return self
 
     def _goes_on(self) -> None:
-        """Off a terminal: the stage goes on, and has not said so for a while."""
+        """Print off a terminal that the stage goes on, at long intervals."""
         if self._stage and not self._paused and time.perf_counter() - self._shown >= LINE_SECONDS / 2:
             self._console.print(so_far(self._stage, self._started))
 
@@ -56,7 +57,7 @@ class Stages:
         self._line.stop()
 
     def __call__(self, stage: str, line: bool = True) -> None:
-        """A new stage begins; without `line` it is shown on a terminal only."""
+        """Begin a new stage; without `line` it is shown on a terminal only."""
         self._stage = stage
         self._reset()
         if self._moving:
@@ -65,7 +66,7 @@ class Stages:
             self._console.print(f"{stage} ...")
 
     def cycles(self, passed: int) -> None:
-        """A simulation has reached cycle `passed` of its launch; launches are added up within a stage."""
+        """Show that a simulation has reached cycle `passed` of its launch; launches are added up within a stage."""
         if passed < self._last:
             self._before += self._last
         self._last = passed
@@ -76,7 +77,7 @@ class Stages:
         self._show(text, now)
 
     def count(self, done: int, total: int) -> None:
-        """`done` of `total` samples are done: their rate, and the time left."""
+        """Show that `done` of `total` samples are done: their rate, and the time left."""
         now = time.perf_counter()
         rate = done / max(now - self._started, 1e-3)
         left = timedelta(seconds=round((total - done) / rate)) if done else "?"
@@ -84,7 +85,7 @@ class Stages:
         self._show(text, now)
 
     def now(self, text: str) -> None:
-        """How far the stage is, in a line."""
+        """Print the progress of the stage, in a line."""
         self._show(text, time.perf_counter())
 
     def _show(self, text: str, now: float) -> None:
@@ -96,7 +97,7 @@ class Stages:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """While something else shows its own progress."""
+        """Pause while something else shows its own progress."""
         self._line.stop()
         self._paused = True
         try:
@@ -107,7 +108,7 @@ class Stages:
 
 
 class Live:
-    """What `table` shows, drawn again while work goes on: on a terminal in place, elsewhere as a line a minute."""
+    """Table drawn again while work goes on: on a terminal in place, elsewhere as a line a minute."""
 
     def __init__(self, quiet: bool = False) -> None:
         self._console = Console(stderr=True, quiet=quiet, soft_wrap=True)

@@ -1,12 +1,12 @@
-"""Tensor expressions in the words of TVM's papers, over those of the compiler: programs written there run here."""
+"""Tensor expressions in the words of TVM's papers, on top of the compiler's: programs written for TVM run here."""
 
 from collections.abc import Callable
 
 from celosia.compiler.expr.nodes import Expr, call, clip, equal, maximum, minimum, select
-from celosia.driver.te.build import BuiltKernel, build, lower
-from celosia.driver.te.machine import Environment, accelerator, decl_tensor_intrin, hardware_intrin
 from celosia.driver.te.nodes import TensorExpr, compute, max, min, placeholder, reduce_axis, sum, var
 from celosia.driver.te.schedule import StageView, TensorSchedule, create_schedule, thread_axis
+from celosia.driver.te.te_accelerator import Environment, accelerator, decl_tensor_intrin, hardware_intrin
+from celosia.driver.te.te_program import BuiltKernel, build, lower
 from celosia.driver.te.words import all, any, const, floordiv, floormod, function
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""Runs what `compiler.tensorize.render` makes of a scheduled function on a Device."""
+"""Run a kernel of `compiler.tensorize.render`, made of a scheduled function, on a Device."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ TIMEOUT_CYCLES = 1 << 32
 
 
 def run(kernel: AcceleratorKernel, device: Device, *inputs: Array) -> tuple[list[Array], Counters]:
-    """(outputs, what the run measured). ValueError where the device or an array is not what the kernel was made for."""
+    """Return (outputs, counters of the run). ValueError where the device or an array does not fit the kernel."""
     if device.config.digest != kernel.cfg.digest:
         raise ValueError(f"{kernel.name} was rendered for Config {kernel.cfg.name}, the device is {device.config.name}")
     if len(inputs) != len(kernel.inputs):

@@ -1,4 +1,4 @@
-"""What is computed: variables for sizes, tensors of them, and reductions.
+"""Nodes of tensor expressions: variables for sizes, tensors of them, and reductions.
 
 Nodes are those of compiler.expr. Where a size is a variable, they stand there with a size for the time being, NOMINAL,
 so that mistakes are found in the line that makes them; `bound` makes the nodes anew for sizes that are known.
@@ -28,7 +28,7 @@ from celosia.compiler.program.dtypes import numpy_dtype
 
 Size = int | Expr
 NOMINAL = 1 << 10
-"""What a variable is before it is known."""
+"""Value of a variable before it is known."""
 _numbers = count()
 
 
@@ -53,11 +53,11 @@ class TensorExpr:
         self.shape: tuple[Size, ...] = node.sizes if isinstance(node, SizedNode) else node.shape
 
     def __getitem__(self, index: Any) -> Expr:
-        given = index if isinstance(index, tuple) else (index,)
-        return self.node[tuple(_position(self.name, each) for each in given)]
+        indices = index if isinstance(index, tuple) else (index,)
+        return self.node[tuple(_position(self.name, position) for position in indices)]
 
     def __call__(self, *index: Value) -> Expr:
-        """The element at `index`."""
+        """Return the element at `index`."""
         return self[index]
 
     def __repr__(self) -> str:
@@ -65,17 +65,17 @@ class TensorExpr:
 
     @property
     def op(self) -> TensorExpr:
-        """What computes it; that is the same here."""
+        """Operation that computes the tensor; here, the tensor itself."""
         return self
 
     @property
     def axis(self) -> tuple[Axis, ...]:
-        """The loops over its elements."""
+        """Loops over the elements."""
         return self.node.axes
 
     @property
     def reduce_axis(self) -> tuple[Axis, ...]:
-        """The loops of reductions in it."""
+        """Loops of reductions in it."""
         return tuple(_reduced(self.node.body))
 
 
@@ -85,19 +85,19 @@ def _reduced(body: Expr | None) -> list[Axis]:
 
 
 def _position(name: str, index: Any) -> Value:
-    """An index of any integer type, as sizes have it. ValueError for what is none."""
+    """Convert an index of any integer type to the type of sizes. ValueError for anything else."""
     if isinstance(index, Expr):
         if index.dtype != INDEX and not index.dtype.startswith(("int", "uint")):
             raise ValueError(f"{name} is indexed with {index}, a {index.dtype}; an index is a whole number")
         return index.astype(INDEX)
-    return _whole(index, f"{name} is indexed with {index!r}")
+    return _whole_number(index, f"{name} is indexed with {index!r}")
 
 
-def _whole(value: Any, what: str) -> int:
+def _whole_number(value: Any, name: str) -> int:
     try:
         return operator.index(value)
     except TypeError:
-        raise ValueError(f"{what}: that is a whole number, or made of variables and axes") from None
+        raise ValueError(f"{name}: that is a whole number, or made of variables and axes") from None
 
 
 def var(name: str = "n", dtype: str = "int64") -> Var:
@@ -122,16 +122,18 @@ def known(size: Size, sizes: Mapping[Var, int] | None = None) -> int:
 
 
 def _shape(name: str, shape: Size | Sequence[Size]) -> tuple[Size, ...]:
-    """Its sizes. ValueError for one that is no whole number, or negative."""
-    given = tuple(shape) if isinstance(shape, Sequence) else (shape,)
-    sizes = tuple(size if isinstance(size, Expr) else _whole(size, f"{name} has a size of {size!r}") for size in given)
+    """Sizes of a shape argument. ValueError for one that is no whole number, or negative."""
+    dimensions = tuple(shape) if isinstance(shape, Sequence) else (shape,)
+    sizes = tuple(
+        size if isinstance(size, Expr) else _whole_number(size, f"{name} has a size of {size!r}") for size in dimensions
+    )
     if any(known(size) < 0 for size in sizes):
         raise ValueError(f"{name} would have the shape {[known(size) for size in sizes]}")
     return sizes
 
 
 def _dtype(name: str, dtype: Any) -> str:
-    """A type's name, of its name or of numpy's type. ValueError for what is none."""
+    """Name of a type, from its name or numpy's type. ValueError for anything else."""
     try:
         return numpy_dtype(dtype).name if isinstance(dtype, str) else np.dtype(dtype).name
     except (TypeError, AttributeError, ImportError):
@@ -139,7 +141,7 @@ def _dtype(name: str, dtype: Any) -> str:
 
 
 def placeholder(shape: Size | Sequence[Size], dtype: Any = "float32", name: str | None = None) -> TensorExpr:
-    """An array that the caller brings; dtype: a name, or numpy's type."""
+    """Declare an array that the caller gives; dtype: a name, or numpy's type."""
     name = name or f"placeholder{next(_numbers)}"
     sizes = _shape(name, shape)
     return TensorExpr(SizedNode(name, tuple(known(size) for size in sizes), _dtype(name, dtype), sizes=sizes))
@@ -166,13 +168,13 @@ def compute(shape: Size | Sequence[Size], fcompute: Callable[..., Value], name: 
         names += [f"i{d}" for d in range(len(names), len(sizes))]
     if len(names) != len(sizes):
         raise ValueError(f"{name} has {len(sizes)} dimensions, and its function {len(names)} parameters")
-    axes = tuple(SizedAxis(each, extent=known(size), size=size) for each, size in zip(names, sizes))
+    axes = tuple(SizedAxis(name, extent=known(size), size=size) for name, size in zip(names, sizes))
     body = _element(name, fcompute(*axes))
     return TensorExpr(SizedNode(name, tuple(axis.extent for axis in axes), body.dtype, axes, body, sizes=sizes))
 
 
 def _element(name: str, value: Any) -> Expr:
-    """What a function of indices gives. ValueError for what is no element, and for constants that do not fit."""
+    """Element that a function of indices returns. ValueError for anything else, and for constants that do not fit."""
     if not isinstance(value, Expr | int | float | np.generic):
         raise ValueError(
             f"{name} is made of elements, and its function gives {type(value).__name__}: index tensors, and make a "
@@ -216,20 +218,20 @@ def bound(outputs: Sequence[Node], sizes: Mapping[Var, int]) -> dict[Node, Node]
     """Each tensor that `outputs` need, as it is where variables are `sizes`. ValueError for a size that is open, a
     negative one, and an index that leaves its tensor.
     """
-    made: dict[Node, Node] = {}
+    copies: dict[Node, Node] = {}
     for node in topological(outputs):
         assert isinstance(node, SizedNode)
         shape = tuple(known(size, sizes) for size in node.sizes)
         if any(extent < 0 for extent in shape):
             raise ValueError(f"{node.name} would have the shape {list(shape)}")
         if node.body is None:
-            made[node] = Node(node.name, shape, node.dtype)
+            copies[node] = Node(node.name, shape, node.dtype)
             continue
         loops = {axis: _bound_axis(axis, sizes) for axis in (*node.axes, *_reduced(node.body))}
-        body = _bound_body(node.body, made, loops, sizes)
-        made[node] = Node(node.name, shape, node.dtype, tuple(loops[axis] for axis in node.axes), body)
-        _check_inside(made[node].name, body)
-    return made
+        body = _bound_body(node.body, copies, loops, sizes)
+        copies[node] = Node(node.name, shape, node.dtype, tuple(loops[axis] for axis in node.axes), body)
+        _check_inside(copies[node].name, body)
+    return copies
 
 
 def _bound_axis(axis: Axis, sizes: Mapping[Var, int]) -> Axis:
@@ -238,8 +240,10 @@ def _bound_axis(axis: Axis, sizes: Mapping[Var, int]) -> Axis:
 
 
 def _bound_body(
-    body: Expr, made: Mapping[Node, Node], loops: Mapping[Axis, Axis], sizes: Mapping[Var, int]
+    body: Expr, copies: Mapping[Node, Node], loops: Mapping[Axis, Axis], sizes: Mapping[Var, int]
 ) -> Expr:  # fmt: skip
+    """Replace tensors, loops and sizes in the body of an expression."""
+
     def change(e: Expr) -> Expr | None:
         match e:
             case Axis():
@@ -247,7 +251,7 @@ def _bound_body(
             case Var():
                 return Const(known(e, sizes), INDEX)
             case Load():
-                return Load(made[e.tensor], e.index)
+                return Load(copies[e.tensor], e.index)
             case Reduce():
                 return Reduce(e.kind, e.value, tuple(loops[axis] for axis in e.axes))
         return None
@@ -256,7 +260,7 @@ def _bound_body(
 
 
 def _check_inside(name: str, body: Expr) -> None:
-    """ValueError where an index leaves its tensor, unless a selection may drop what is read there."""
+    """Raise ValueError where an index leaves its tensor, unless a selection may drop the value there."""
     if isinstance(body, Select):
         return
     for child in body.children():

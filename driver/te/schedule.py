@@ -18,8 +18,8 @@ from celosia.compiler.expr.schedule import create_schedule as plain
 from celosia.compiler.expr.trace import PRIMITIVES, Trace, TraceStep
 from celosia.compiler.expr.transform import topological
 from celosia.compiler.expr.walk import loaded
-from celosia.driver.te.machine import Copies
 from celosia.driver.te.nodes import SizedAxis, SizedNode, TensorExpr
+from celosia.driver.te.te_accelerator import Copies
 
 SCOPES = {"global": "workspace"}
 """Memories that have another name here."""
@@ -28,13 +28,13 @@ Loop = Axis | str
 
 @dataclass(frozen=True)
 class ThreadAxis:
-    """What a loop is bound to."""
+    """Virtual thread that a loop is bound to."""
 
     tag: str
 
 
 def thread_axis(dom: Any = None, tag: str | None = None, name: str = "") -> ThreadAxis:
-    """`thread_axis("vthread")`, virtual threads ("cthread" is VTA's word). ValueError for a thread of a GPU."""
+    """Return `thread_axis("vthread")`, virtual threads ("cthread" is VTA's word). ValueError for a thread of a GPU."""
     tag = tag or dom
     if tag not in ("vthread", "cthread"):
         raise ValueError(f"no loop is bound to {tag!r}: virtual threads are 'vthread'; parallel(axis) is for a CPU's")
@@ -47,7 +47,7 @@ def create_schedule(outputs: TensorExpr | Sequence[TensorExpr]) -> TensorSchedul
 
 
 class TensorSchedule:
-    """A StageView for every computed tensor: `s[tensor]`."""
+    """Schedule with a StageView for every computed tensor: `s[tensor]`."""
 
     def __init__(self, outputs: Sequence[TensorExpr]) -> None:
         self.outputs = tuple(output.node for output in outputs)
@@ -75,7 +75,8 @@ class TensorSchedule:
         return all(isinstance(size, int) for size in (*sizes, *(axis.size for axis in axes)))
 
     def replayed(self, outputs: Sequence[Node], declared: dict[str, Declared]) -> Loops:
-        """This schedule for `outputs`, which are its own but for their sizes. ValueError where it is none for them."""
+        """Replay this schedule for `outputs`, which are its own but for their sizes. ValueError where it does not apply
+        to them."""
         loops = plain(outputs)
         self.loops.trace.replay(loops, declared)
         return loops
@@ -83,11 +84,11 @@ class TensorSchedule:
     def cache_read(
         self, tensor: TensorExpr, scope: str, readers: TensorExpr | Sequence[TensorExpr] | None = None
     ) -> TensorExpr:
-        """A copy of `tensor` in memory `scope`, which `readers` (left out: all) read in its stead."""
+        """Copy `tensor` to memory `scope`, where `readers` (left out: all) read it."""
         if readers is None:
             names = [t.name for t, stage in self.loops.stages.items() if tensor.name in _read(stage)]
         else:
-            names = [each.name for each in ((readers,) if isinstance(readers, TensorExpr) else readers)]
+            names = [reader.name for reader in ((readers,) if isinstance(readers, TensorExpr) else readers)]
         return TensorExpr(self.loops.cache_read(tensor.name, SCOPES.get(scope, scope), names))
 
     def cache_write(self, tensor: TensorExpr, scope: str) -> TensorExpr:
@@ -107,12 +108,12 @@ def _read(stage: LoopStage) -> set[str]:
 
 
 def _moved(step: TraceStep, name: str, cache: str) -> TraceStep:
-    """`step` with what it says of the tensor `name` said of its cache."""
+    """Return `step` with the tensor `name` replaced by its cache."""
 
     def moved(arg: Any) -> Any:
         if isinstance(arg, dict):
             return {"stage": cache if arg["stage"] == name else arg["stage"]}
-        return [moved(each) for each in arg] if isinstance(arg, list) else cache if arg == name else arg
+        return [moved(part) for part in arg] if isinstance(arg, list) else cache if arg == name else arg
 
     args = step.args
     if step.primitive == "cache_read":
@@ -132,13 +133,13 @@ class StageView:
 
     @property
     def stage(self) -> LoopStage:
-        """As compiler.expr has it."""
+        """Return the stage of compiler.expr."""
         return self.owner.loops[self.op.name]
 
     def __getattr__(self, primitive: str) -> Callable[..., Any]:
         if primitive not in PRIMITIVES or not hasattr(LoopStage, primitive):
-            known = sorted(name for name in {*PRIMITIVES, "bind", "tile"} if name in ("bind", *dir(LoopStage)))
-            raise AttributeError(f"a stage has no primitive {primitive!r}; there are {', '.join(known)}")
+            known_names = sorted(name for name in {*PRIMITIVES, "bind", "tile"} if name in ("bind", *dir(LoopStage)))
+            raise AttributeError(f"a stage has no primitive {primitive!r}; there are {', '.join(known_names)}")
         return lambda *args: getattr(self.stage, primitive)(*(_name(arg) for arg in args))
 
     def split(self, parent: Loop, factor: int | None = None, nparts: int | None = None) -> tuple[Axis, Axis]:
@@ -155,7 +156,8 @@ class StageView:
         return self.stage.split(_name(parent), factor)
 
     def tile(self, *axes_and_factors: Any) -> tuple[Axis, ...]:
-        """`tile(y, x, 8, 8)`, for any number of loops: the tiles' loops, then those inside, from the outermost."""
+        """Tile loops: `tile(y, x, 8, 8)`, for any number of loops; returns the tiles' loops, then those inside, from
+        the outermost."""
         half = len(axes_and_factors) // 2
         pairs = [self.split(*pair) for pair in zip(axes_and_factors[:half], axes_and_factors[half:], strict=True)]
         loops = (*(outer for outer, _ in pairs), *(inner for _, inner in pairs))
@@ -163,7 +165,7 @@ class StageView:
         return loops
 
     def fuse(self, *axes: Loop) -> Axis:
-        """One loop over all; each follows the one before."""
+        """Fuse loops into one; each follows the one before."""
         return reduce(lambda outer, inner: self.stage.fuse(_name(outer), _name(inner)), axes)  # type: ignore[return-value]
 
     def bind(self, axis: Loop, thread: ThreadAxis) -> None:
@@ -200,6 +202,6 @@ class StageView:
 
 
 def _name(arg: Any) -> Any:
-    if isinstance(arg, Sequence) and any(isinstance(each, Axis) for each in arg):
+    if isinstance(arg, Sequence) and any(isinstance(part, Axis) for part in arg):
         raise ValueError("loops are given one by one, as reorder(*loops), not as a list")
     return arg.name if isinstance(arg, Axis) else arg

@@ -1,4 +1,4 @@
-"""What programs write of elements beside arithmetic, in TVM's words."""
+"""Functions on elements, by TVM's names."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ def any(*conditions: Expr) -> Expr:
 
 
 def floordiv(a: Value, b: Value) -> Expr:
-    """a / b, rounded down."""
+    """Divide a / b, rounded down."""
     return binary("floordiv", a, b)
 
 
 def floormod(a: Value, b: Value) -> Expr:
-    """What `floordiv` leaves."""
+    """Remainder of `floordiv`."""
     return binary("mod", a, b)
 
 
 def const(value: float, dtype: str = "int64") -> Expr:
-    """A number of this type."""
+    """Constant of this type."""
     return wrap(value, dtype)
 
 
 def function(name: str) -> Callable[..., Expr]:
-    """What the compiler has of this name: `exp(x)` is `call("exp", x)`. AttributeError where it has none."""
+    """Function of the compiler with this name: `exp(x)` is `call("exp", x)`. AttributeError where it has none."""
     if name not in ARITY:
         raise AttributeError(
             f"celosia.te has no {name!r}; docs/expressions.md says what a program as TVM's papers print it may use"

@@ -1,4 +1,5 @@
-"""PyTorch's side: modules as Programs, a quantiser for PT2E, and a backend for torch.compile. Needs celosia[torch]."""
+"""PyTorch front end: modules as Programs, a quantiser for PT2E, and a backend for torch.compile. Needs
+celosia[torch]."""
 
 from importlib.util import find_spec
 

@@ -2,7 +2,8 @@
 
 Dynamo cuts a function into graphs, and what it cannot trace between them runs in Python as ever. A graph is compiled
 when it is first called, once for each combination of shapes and types. Parameters and buffers are constants of the
-Program, which is made again when they have changed. What cannot be exported stays with PyTorch, and a warning names it.
+Program, which is made again when they have changed. Parts that cannot be exported stay with PyTorch, and a warning
+names them.
 """
 
 from __future__ import annotations
@@ -45,13 +46,13 @@ from celosia.hw.spec.config import Config
 
 Array = NDArray[Any]
 Compute = Callable[..., Any]
-"""From the tensors that are free in a graph to its tensors."""
+"""Function from the free tensors of a graph to its results."""
 log = logging.getLogger("celosia.torch")
 
 
 @dataclass(frozen=True)
 class BackendOptions:
-    """What `torch.compile(..., options={...})` may hold.
+    """Options of `torch.compile(..., options={...})`.
 
     config, accelerator, check: as of `celosia.compile`. device, threads: as of `Runtime`. programs: a list to which
     each Program is added as it is made, to see what ran where. quiet: nothing is said of progress on standard error.
@@ -66,17 +67,17 @@ class BackendOptions:
     quiet: bool = False
 
     @classmethod
-    def of(cls, given: Mapping[str, Any] | None) -> BackendOptions:
-        """ValueError for a name that is no option."""
+    def of(cls, options: Mapping[str, Any] | None) -> BackendOptions:
+        """Parse the options. ValueError for an unknown name."""
         names = [field.name for field in fields(cls)]
-        for name in given or {}:
+        for name in options or {}:
             if name not in names:
                 raise ValueError(f"backend celosia has no option {name!r}; its options are {', '.join(names)}")
-        return cls(**(given or {}))
+        return cls(**(options or {}))
 
 
 def celosia(graph: GraphModule, example_inputs: list[Any], options: Mapping[str, Any] | None = None) -> CompiledGraph:
-    """Dynamo's entry: a callable for `graph`. ValueError for an unknown option."""
+    """Entry point of Dynamo: return a callable for `graph`. ValueError for an unknown option."""
     places = enumerate(graph.graph.find_nodes(op="placeholder"))
     fixed = [i for i, node in places if "_dynamo_static_input_type" in node.meta.get("tensor_dict", {})]
     return CompiledGraph(graph, BackendOptions.of(options), fixed, *_traced())
@@ -84,8 +85,8 @@ def celosia(graph: GraphModule, example_inputs: list[Any], options: Mapping[str,
 
 @dataclass
 class GraphOrigin:
-    """What graphs are made of: a module or a function. compiled: the pieces of code that a graph was compiled of, which
-    are several where Python runs between graphs. told: what was warned of.
+    """Source of graphs: a module or a function. compiled: the pieces of code that a graph was compiled of, which are
+    several where Python runs between graphs. told: warnings already given.
     """
 
     name: str
@@ -97,7 +98,7 @@ _origins: WeakKeyDictionary[Any, GraphOrigin] = WeakKeyDictionary()
 
 
 def _traced() -> tuple[GraphOrigin, CodeType | None]:
-    """What Dynamo is tracing, and the code of it."""
+    """Origin and code of what Dynamo is tracing."""
     try:
         frame = InstructionTranslator.current_tx()
     except AttributeError:  # a graph from elsewhere
@@ -111,8 +112,8 @@ def _traced() -> tuple[GraphOrigin, CodeType | None]:
 
 @dataclass(frozen=True)
 class SpecialisedGraph:
-    """What a graph is for one combination of shapes. run: gives results for arguments. fixed: the parameters, and their
-    versions, whose contents it holds.
+    """A graph compiled for one combination of shapes. run: returns results for arguments. fixed: the parameters, and
+    their versions, whose contents it holds.
     """
 
     run: Callable[..., tuple[Any, ...]]
@@ -156,25 +157,28 @@ class CompiledGraph:
         self._require_inference(arguments)
         key = tuple(_kind(x) for x in arguments)
         fixed = [*(arguments[i] for i in self.fixed), *self.owned]
-        found = self.cache.get(key)
-        if found is None or not found.holds(fixed):
+        cached = self.cache.get(key)
+        if cached is None or not cached.holds(fixed):
             with Stages(self.options.quiet) as say:
-                self._announce(say, arguments, known=found is not None)
-                found = self.cache[key] = self._specialise(arguments, fixed)
-        return found.run(*arguments)
+                self._announce(say, arguments, is_known=cached is not None)
+                cached = self.cache[key] = self._specialise(arguments, fixed)
+        return cached.run(*arguments)
 
-    def _announce(self, say: Stages, arguments: tuple[Any, ...], known: bool) -> None:
-        """What is compiled, and why it is again: for good where it is, else while it lasts."""
+    def _announce(self, say: Stages, arguments: tuple[Any, ...], is_known: bool) -> None:
+        """Say what is compiled, and why it is again: for good where it is, else while it lasts."""
         again = self.code in self.origin.compiled
         self.origin.compiled.add(self.code)
         shapes = [str(tuple(arguments[i].shape)) for i in self._free(arguments)]
-        why = "as its parameters have changed" if known else f"for shape{'s' * (len(shapes) > 1)} {', '.join(shapes)}"
-        say(f"celosia: compiling {self.origin.name}{' again' * again} {why}", line=again)
+        reason = (
+            "as its parameters have changed" if is_known else f"for shape{'s' * (len(shapes) > 1)} {', '.join(shapes)}"
+        )
+        say(f"celosia: compiling {self.origin.name}{' again' * again} {reason}", line=again)
 
     def _free(self, arguments: tuple[Any, ...]) -> list[int]:
         return [i for i, x in enumerate(arguments) if isinstance(x, torch.Tensor) and i not in self.fixed]
 
     def _require_inference(self, arguments: tuple[Any, ...]) -> None:
+        """Raise TorchError where gradients are needed."""
         tensors = [x for x in (*arguments, *self.owned) if isinstance(x, torch.Tensor)]
         if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
             raise TorchError(
@@ -195,41 +199,42 @@ class CompiledGraph:
                 require_pure(exported)
                 compute = self._computed(exported)
             except (ExportError, ModelError) as error:
-                why = str(error).replace(_Bound.__name__, self.origin.name)
-                self._warn(f"{self.origin.name} to PyTorch: {why}")
+                reason = str(error).replace(_Bound.__name__, self.origin.name)
+                self._warn(f"{self.origin.name} to PyTorch: {reason}")
                 return SpecialisedGraph(lambda *arguments: _row(self.graph(*arguments)))
         places = iter(range(len(bound.results)))
         outputs = [next(places) if isinstance(x, torch.Tensor) else Plain(x) for x in bound.results]
 
         def run(*arguments: Any) -> tuple[Any, ...]:
-            made = compute(*(arguments[i] for i in free))
-            return tuple(x.value if isinstance(x, Plain) else made[x] for x in outputs)
+            results = compute(*(arguments[i] for i in free))
+            return tuple(x.value if isinstance(x, Plain) else results[x] for x in outputs)
 
         return SpecialisedGraph(run, tuple((x.detach(), _version(x)) for x in fixed))
 
     def _computed(self, exported: ExportedProgram) -> Compute:
-        """As a Program; where torch.onnx does not know an operator, as Programs before and after it."""
+        """Compile to a Program; where torch.onnx does not know an operator, to Programs before and after it."""
         try:
             return self._program(exported)
         except UnknownOperator as error:
             with quiet():
-                whole = split(exported, error.operator)
-            if whole is None:
+                parts = split(exported, error.operator)
+            if parts is None:
                 raise
             self._warn(
                 f"{error.operator} of {self.origin.name} to PyTorch, as torch.onnx does not know it; write that part "
                 "with other operators, and it is in the Program"
             )
         options = replace(self.options, quiet=True)
-        for node in whole.graph.find_nodes(op="call_module"):
+        for node in parts.graph.find_nodes(op="call_module"):
             if not is_eager(node.target):
                 fixed = [i for i, x in enumerate(node.args) if x.op == "get_attr"]
-                part = CompiledGraph(getattr(whole, node.target), options, fixed, self.origin, self.code)
-                setattr(whole, node.target, _Part(part))
-        compute: Compute = whole
+                part = CompiledGraph(getattr(parts, node.target), options, fixed, self.origin, self.code)
+                setattr(parts, node.target, _Part(part))
+        compute: Compute = parts
         return compute
 
     def _program(self, exported: ExportedProgram) -> Compute:
+        """Compile an exported graph to a Program, and return the function that runs it."""
         proto = written(exported, None, None)
         require_all_pairs(exported, proto)
         options = self.options
@@ -244,20 +249,20 @@ class CompiledGraph:
 
         def compute(*tensors: torch.Tensor) -> list[torch.Tensor]:
             feed = dict(zip(names, map(to_numpy, tensors), strict=True))
-            made = runtime.run(feed, trace=False).outputs
-            return [to_torch(made[tensor.name]) for tensor in program.outputs]
+            outputs = runtime.run(feed, trace=False).outputs
+            return [to_torch(outputs[tensor.name]) for tensor in program.outputs]
 
         return compute
 
-    def _warn(self, what: str) -> None:
-        """Once for each thing."""
-        if what not in self.origin.told:
-            self.origin.told.add(what)
-            warnings.warn(f"backend celosia leaves {what}", stacklevel=2)
+    def _warn(self, sentence: str) -> None:
+        """Warn once about each thing."""
+        if sentence not in self.origin.told:
+            self.origin.told.add(sentence)
+            warnings.warn(f"backend celosia leaves {sentence}", stacklevel=2)
 
 
 class _Part(torch.nn.Module):  # type: ignore[misc]
-    """A part of a graph through its own Programs."""
+    """A part of a graph that runs as its own Programs."""
 
     def __init__(self, compiled: CompiledGraph) -> None:
         super().__init__()
@@ -266,13 +271,13 @@ class _Part(torch.nn.Module):  # type: ignore[misc]
         self.alone = isinstance(result, Node)
 
     def forward(self, *arguments: Any) -> Any:
-        made = self.compiled(*arguments)
-        return made[0] if self.alone else made
+        results = self.compiled(*arguments)
+        return results[0] if self.alone else results
 
 
 class _Bound(torch.nn.Module):  # type: ignore[misc]
     """`graph` as a module of its free inputs alone: parameters are its buffers, numbers are fixed. It returns tensors
-    only; `results` are all that the graph returned when it was traced. What is traced keeps the modules' names.
+    only; `results` are all that the graph returned when it was traced. The trace keeps the modules' names.
     """
 
     results: tuple[Any, ...] = ()
@@ -281,32 +286,32 @@ class _Bound(torch.nn.Module):  # type: ignore[misc]
         super().__init__()
         self.graph, self.free = graph, free
         self.numbers = {i: x for i, x in enumerate(arguments) if not isinstance(x, torch.Tensor)}
-        self.names = [f"{node.name}_" for node in graph.graph.find_nodes(op="placeholder")]  # as in error messages
+        self.names = [f"{node.name}_" for node in graph.graph.find_nodes(op="placeholder")]  # names in error messages
         for i, x in enumerate(arguments):
             if isinstance(x, torch.Tensor) and i not in free:
                 self.register_buffer(self.names[i], x.detach())
 
     def forward(self, *inputs: torch.Tensor) -> Any:
-        given = dict(zip(self.free, inputs)) | self.numbers
-        arguments = (given[i] if i in given else getattr(self, name) for i, name in enumerate(self.names))
+        values = dict(zip(self.free, inputs)) | self.numbers
+        arguments = (values[i] if i in values else getattr(self, name) for i, name in enumerate(self.names))
         with preserve_node_meta():
-            made = Interpreter(self.graph).run(*arguments)
-        self.results = _row(made)
+            results = Interpreter(self.graph).run(*arguments)
+        self.results = _row(results)
         return tuple(x for x in self.results if isinstance(x, torch.Tensor))
 
 
 def _is_scalar(node: Node) -> bool:
     """Whether an argument is a Python number that Dynamo holds in a tensor, as it does where sizes are dynamic."""
-    return bool(node.users) and all((each.op, each.target) == ("call_method", "item") for each in node.users)
+    return bool(node.users) and all((user.op, user.target) == ("call_method", "item") for user in node.users)
 
 
-def _row(made: Any) -> tuple[Any, ...]:
-    """What a graph returns: of Dynamo's all results, of a part the one alone."""
-    return tuple(made) if isinstance(made, (tuple, list)) else (made,)
+def _row(results: Any) -> tuple[Any, ...]:
+    """Results that a graph returns: of Dynamo's all, of a part the one alone."""
+    return tuple(results) if isinstance(results, (tuple, list)) else (results,)
 
 
 def _kind(x: Any) -> Any:
-    """What a Program is made for: shape and type of a tensor, a number itself."""
+    """Part of a cache key: shape and type of a tensor, a number itself."""
     return (x.dtype, tuple(x.shape)) if isinstance(x, torch.Tensor) else x
 
 
@@ -315,7 +320,7 @@ def _version(x: torch.Tensor) -> int:
 
 
 def to_numpy(x: torch.Tensor) -> Array:
-    """The same bytes, without a copy where they are in order."""
+    """View a tensor as numpy, without a copy where it is contiguous."""
     x = x.detach().resolve_conj().resolve_neg().contiguous()
     if x.dtype != torch.bfloat16:
         array: Array = x.numpy()
@@ -324,7 +329,7 @@ def to_numpy(x: torch.Tensor) -> Array:
 
 
 def to_torch(array: Array) -> torch.Tensor:
-    """A tensor that shares the array's memory; bfloat16, which numpy has not, through its bits."""
+    """View an array as a tensor that shares its memory; bfloat16, which numpy has not, through its bits."""
     if array.dtype == ml_dtypes.bfloat16:
         return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
     return torch.from_numpy(np.asarray(array))

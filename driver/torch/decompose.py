@@ -24,11 +24,12 @@ aten = torch.ops.aten
 
 
 def masked_softmax(x: Tensor, mask: Tensor, dim: int | None = None, mask_type: int | None = None) -> Tensor:
-    """Softmax where `mask` is not set. mask: of queries and keys (mask_type 0), of samples and keys (1), or as x."""
+    """Softmax over the elements that `mask` does not hide. mask: of queries and keys (mask_type 0), of samples and keys
+    (1), or as x."""
     if mask_type == 1 and mask.dim() == 2:
         mask = mask[:, None, None, :]
-    kept = x.masked_fill(mask.to(torch.bool), float("-inf"))
-    return kept.softmax(x.dim() - 1 if dim is None else dim)
+    masked = x.masked_fill(mask.to(torch.bool), float("-inf"))
+    return masked.softmax(x.dim() - 1 if dim is None else dim)
 
 
 def native_multi_head_attention(
@@ -36,7 +37,8 @@ def native_multi_head_attention(
     proj_weight: Tensor, proj_bias: Tensor, mask: Tensor | None = None, need_weights: bool = True,
     average_attn_weights: bool = True, mask_type: int | None = None,
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
-    """query, key, value: [samples, tokens, embed_dim]. What a mask leaves out is true in it, or no 0."""
+    """Decompose multi-head attention. query, key, value: [samples, tokens, embed_dim]. A mask is true, or not 0, where
+    it hides."""
     if query is key and key is value:  # then the weights stay whole, and a quantiser knows them
         parts = F.linear(query, qkv_weight, qkv_bias).chunk(3, -1)
     else:
@@ -57,7 +59,7 @@ def transformer_encoder_layer(
     norm_weight_2: Tensor, norm_bias_2: Tensor, ffn_weight_1: Tensor, ffn_bias_1: Tensor, ffn_weight_2: Tensor,
     ffn_bias_2: Tensor, mask: Tensor | None = None, mask_type: int | None = None,
 ) -> Tensor:  # fmt: skip
-    """src: [samples, tokens, embed_dim]."""
+    """Decompose a transformer encoder layer. src: [samples, tokens, embed_dim]."""
 
     def attend(x: Tensor) -> Tensor:
         weights = qkv_weight, qkv_bias, proj_weight, proj_bias
@@ -83,7 +85,7 @@ def transformer_encoder_layer(
 def addmm_activation(
     bias: Tensor, a: Tensor, b: Tensor, *, beta: Any = 1, alpha: Any = 1, use_gelu: bool = False
 ) -> Tensor:
-    """relu or gelu of beta bias + alpha a b."""
+    """Compute relu or gelu of beta bias + alpha a b."""
     y = torch.addmm(bias, a, b, beta=beta, alpha=alpha)
     return F.gelu(y) if use_gelu else F.relu(y)
 
@@ -100,10 +102,9 @@ def scaled_dot_product_attention(
     query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0,
     is_causal: bool = False, *, scale: float | None = None, enable_gqa: bool = False,
 ) -> Tensor:  # fmt: skip
-    """query: [..., queries, inner], key: [..., keys, inner], value: [..., keys, outer], float32. attn_mask: bool, of
-    what is looked at, or floats that are added. The scores are scaled behind their product, as one table there, and not
-    before it in two.
-    """
+    """Decompose attention. query: [..., queries, inner], key: [..., keys, inner], value: [..., keys, outer], float32.
+    attn_mask: bool, of what is looked at, or floats that are added. The scores are scaled behind their product, as one
+    table there, and not before it in two."""
     if enable_gqa:
         key, value = (x.repeat_interleave(query.shape[-3] // x.shape[-3], -3) for x in (key, value))
     scores = (query @ key.transpose(-2, -1)) * (query.shape[-1] ** -0.5 if scale is None else scale)
@@ -115,13 +116,13 @@ def scaled_dot_product_attention(
     elif attn_mask is not None:
         scores = scores + attn_mask
     shares = scores.softmax(-1)
-    if attn_mask is not None:  # which may leave out all keys of a query
+    if attn_mask is not None:  # a mask may hide all keys of a query
         shares = shares.masked_fill(shares.isnan(), 0.0)
     return (F.dropout(shares, dropout_p) if dropout_p else shares) @ value
 
 
 def baddbmm(x: Tensor, a: Tensor, b: Tensor, *, beta: Any = 1, alpha: Any = 1) -> Tensor:
-    """beta x + alpha a b. x: [n, m, k] or what becomes that, a: [n, m, i], b: [n, i, k]."""
+    """Compute beta x + alpha a b. x: [n, m, k] or what broadcasts to that, a: [n, m, i], b: [n, i, k]."""
     product = torch.bmm(a, b)
     return (x if beta == 1 else x * beta) + (product if alpha == 1 else product * alpha)
 
@@ -144,34 +145,34 @@ def with_products(model: GraphModule, keep: Callable[[Node], bool]) -> None:
 
 
 def _write_out(model: GraphModule, node: Node, function: Callable[..., Any]) -> None:
-    """The operators of `function` in the place of `node`, in the same module."""
+    """Write the operators of `function` in place of `node`, in the same module."""
     leaves, form = tree_flatten((node.args, node.kwargs))
-    given = list(dict.fromkeys(each for each in leaves if isinstance(each, Node)))
+    input_nodes = list(dict.fromkeys(leaf for leaf in leaves if isinstance(leaf, Node)))
 
     def call(*inputs: Any) -> Any:
-        found = dict(zip(given, inputs))
-        args, kwargs = tree_unflatten([found[each] if isinstance(each, Node) else each for each in leaves], form)
+        value_of = dict(zip(input_nodes, inputs))
+        args, kwargs = tree_unflatten([value_of[leaf] if isinstance(leaf, Node) else leaf for leaf in leaves], form)
         return function(*args, **kwargs)
 
-    made = make_fx(call, pre_dispatch=True)(*(each.meta["val"] for each in given)).graph
-    copies = dict(zip(made.find_nodes(op="placeholder"), given))
+    traced = make_fx(call, pre_dispatch=True)(*(traced_node.meta["val"] for traced_node in input_nodes)).graph
+    copies = dict(zip(traced.find_nodes(op="placeholder"), input_nodes))
     with model.graph.inserting_before(node):
-        for each in made.nodes:
-            if each.op == "call_function":
-                copies[each] = model.graph.node_copy(each, copies.__getitem__)
-                copies[each].meta = {**node.meta, "val": each.meta["val"]}
-    (result,) = made.output_node().args
+        for traced_node in traced.nodes:
+            if traced_node.op == "call_function":
+                copies[traced_node] = model.graph.node_copy(traced_node, copies.__getitem__)
+                copies[traced_node].meta = {**node.meta, "val": traced_node.meta["val"]}
+    (result,) = traced.output_node().args
     if isinstance(result, Node):
         node.replace_all_uses_with(copies[result])
-    for user in list(node.users):  # which take their parts of a tuple
-        if isinstance(part := result[user.args[1]], Node):  # else nobody asked for it
+    for user in list(node.users):  # users take parts of a tuple
+        if isinstance(part := result[user.args[1]], Node):  # None for an unused part
             user.replace_all_uses_with(copies[part])
         model.graph.erase_node(user)
     model.graph.erase_node(node)  # dropout, which may be in it, makes PyTorch keep it
 
 
 def without_fused(program: ExportedProgram) -> ExportedProgram:
-    """`program` with the operators that FUSED ones and fake quantisations stand for; itself where it has none."""
+    """Decompose FUSED operators and fake quantisations in `program`; itself where it has none."""
     table = {**FUSED, **PAIRS}
     if not any(node.target in table for node in program.graph.nodes):
         return program

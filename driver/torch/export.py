@@ -1,7 +1,7 @@
-"""A PyTorch module as an ONNX model in memory, with every quantise and dequantise that it has.
+"""Export a PyTorch module as an ONNX model in memory, with every quantise and dequantise that it has.
 
 torch.export traces it, torch.onnx writes it down without its optimiser, which takes quantisations for arithmetic that
-it may move. What ONNX would drop in silence (writes to buffers, random numbers, narrower ranges) is an error.
+it may move. Features that ONNX would drop in silence (writes to buffers, random numbers, narrower ranges) are errors.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ from celosia.hw.spec.config import Config
 from celosia.plain import Sentences
 
 NAMES = "pkg.torch.onnx.name_scopes"
-"""Where torch.onnx notes the operators of PyTorch that an operator of ONNX comes from."""
+"""Key under which torch.onnx notes the operators of PyTorch that an operator of ONNX comes from."""
 
 
 UNKNOWN = re.compile(r"translating node %(\w+) : .*?target=torch\.ops\.([\w.]+)\]")
-"""How torch.onnx says which operator it cannot write."""
+"""Pattern of torch.onnx's error for an operator that it cannot write."""
 UNREGISTERED = "which is not a known type"
-"""How torch.export says that a result is of a class of the caller's."""
+"""Pattern of torch.export's error for a result of a class of the caller's."""
 
 
 class TorchError(Sentences, ValueError):
@@ -50,7 +50,7 @@ class TorchError(Sentences, ValueError):
 
 
 class ExportError(TorchError):
-    """What PyTorch's own exporters cannot do."""
+    """Failure of PyTorch's own exporters."""
 
 
 class UnknownOperator(ExportError):
@@ -89,7 +89,7 @@ def from_torch(
     >>> program.shape_text(program.inputs[0])
     'float32[n, 4]'
     """
-    module = getattr(module, "_orig_mod", module)  # of what torch.compile returns
+    module = getattr(module, "_orig_mod", module)  # the module inside torch.compile's result
     exported = _exported(module, example_inputs, kwargs, dynamic_shapes)
     proto = _model(exported, module, input_names, output_names)
     if open_inputs(proto):
@@ -104,8 +104,8 @@ def to_onnx(
     module: torch.nn.Module | ExportedProgram, example_inputs: Any = (), *, kwargs: Mapping[str, Any] | None = None,
     input_names: Sequence[str] | None = None, output_names: Sequence[str] | None = None, dynamic_shapes: Any = None,
 ) -> onnx.ModelProto:  # fmt: skip
-    """The ONNX model of a module, see `from_torch`, which also `onnx.save` and `Runtime` take. TorchError."""
-    module = getattr(module, "_orig_mod", module)  # of what torch.compile returns
+    """Return the ONNX model of a module, see `from_torch`, which also `onnx.save` and `Runtime` take. TorchError."""
+    module = getattr(module, "_orig_mod", module)  # the module inside torch.compile's result
     return _model(_exported(module, example_inputs, kwargs, dynamic_shapes), module, input_names, output_names)
 
 
@@ -113,6 +113,7 @@ def _exported(
     module: torch.nn.Module | ExportedProgram, example_inputs: Any, kwargs: Mapping[str, Any] | None,
     dynamic_shapes: Any,
 ) -> ExportedProgram:  # fmt: skip
+    """Run torch.export. Raises ExportError in place of its errors."""
     if not isinstance(module, ExportedProgram):
         _require_tensors(module, example_inputs)
         return trace(module, example_inputs, kwargs, dynamic_shapes)
@@ -126,13 +127,14 @@ def _require_tensors(module: Any, example_inputs: Any) -> None:
         raise TorchError("a module of torch.jit has its operators no more; give the module that it was made of")
     if isinstance(example_inputs, Mapping):
         raise TorchError("example_inputs is a tensor, or a tuple of arguments; give those with names as kwargs={...}")
-    if any(isinstance(each, np.ndarray) for each in tree_leaves(example_inputs)):
+    if any(isinstance(leaf, np.ndarray) for leaf in tree_leaves(example_inputs)):
         raise TorchError("example_inputs holds an array of numpy's; give torch.from_numpy(array)")
 
 
 def _model(
     program: ExportedProgram, module: Any, input_names: Sequence[str] | None, output_names: Sequence[str] | None
 ) -> onnx.ModelProto:
+    """Export `program` to an ONNX model, with the given names of inputs and outputs."""
     require_pure(program)
     proto = written(program, input_names, output_names)
     require_all_pairs(program, proto)
@@ -154,25 +156,26 @@ def _settle_sizes(proto: onnx.ModelProto) -> None:
                 _say_fixed(value.name, axis, dim.dim_value, "torch.export found that the module takes no other")
 
 
-def _shapes(proto: onnx.ModelProto, example: Any, given: Mapping[str, Any]) -> dict[str, Any]:
-    """For which shapes to compile: those of the example, open where a Program can leave them so, and those `given`.
-    What was to be open and is not, a warning says.
-    """
-    tensors = [each for each in tree_leaves(example) if isinstance(each, torch.Tensor)]
-    whole = {name: tuple(each.shape) for name, each in zip(inputs_of(proto), tensors, strict=True)}
-    whole = {name: whole[name] for name in open_inputs(proto)}
-    shapes = without_free(proto, whole)
-    fixed = {place for place in open_axes(proto) if place[0] not in given and shapes[place[0]][place[1]] is not None}
-    reasons = why_fixed(proto, whole) if fixed else {}
+def _shapes(proto: onnx.ModelProto, example: Any, given_shapes: Mapping[str, Any]) -> dict[str, Any]:
+    """Choose the shapes to compile for: those of the example, open where a Program can leave them so, and
+    `given_shapes`. A warning names sizes that were to be open and are not."""
+    tensors = [leaf for leaf in tree_leaves(example) if isinstance(leaf, torch.Tensor)]
+    full_shapes = {name: tuple(tensor.shape) for name, tensor in zip(inputs_of(proto), tensors, strict=True)}
+    full_shapes = {name: full_shapes[name] for name in open_inputs(proto)}
+    shapes = without_free(proto, full_shapes)
+    fixed = {
+        place for place in open_axes(proto) if place[0] not in given_shapes and shapes[place[0]][place[1]] is not None
+    }
+    reasons = why_fixed(proto, full_shapes) if fixed else {}
     for name, axis in sorted(fixed):
-        why = f"{reasons[name, axis]}; for any size, give Runtime what celosia.driver.torch.export.to_onnx returns"
-        _say_fixed(name, axis, whole[name][axis], why)
-    return {**shapes, **given}
+        reason = f"{reasons[name, axis]}; for any size, give Runtime what celosia.driver.torch.export.to_onnx returns"
+        _say_fixed(name, axis, full_shapes[name][axis], reason)
+    return {**shapes, **given_shapes}
 
 
-def _say_fixed(name: str, axis: int, size: int, why: str) -> None:
+def _say_fixed(name: str, axis: int, size: int, reason: str) -> None:
     warnings.warn(
-        f"dimension {axis} of input {name!r} is {size}, and not open as dynamic_shapes has it: {why}", stacklevel=4
+        f"dimension {axis} of input {name!r} is {size}, and not open as dynamic_shapes has it: {reason}", stacklevel=4
     )
 
 
@@ -182,17 +185,17 @@ def _say_fixed(name: str, axis: int, size: int, why: str) -> None:
 def trace(
     module: torch.nn.Module, example_inputs: Any, kwargs: Mapping[str, Any] | None = None, dynamic_shapes: Any = None
 ) -> ExportedProgram:
-    """What torch.export makes of `module`. TorchError."""
+    """Trace `module` with torch.export. TorchError."""
     if not isinstance(module, torch.nn.Module):
         raise TorchError(f"a module of PyTorch is needed, not {type(module).__name__}")
-    if module.training and not isinstance(module, GraphModule):  # of which PT2E takes eval() away
+    if module.training and not isinstance(module, GraphModule):  # PT2E removes eval() from a GraphModule
         raise TorchError(f"{type(module).__name__} is in training mode; call its eval() before")
     arguments = tuple(example_inputs) if isinstance(example_inputs, (tuple, list)) else (example_inputs,)
-    for each in (*module.parameters(), *module.buffers(), *tree_leaves((arguments, kwargs))):
-        if isinstance(each, torch.Tensor) and each.device.type != "cpu":
+    for tensor in (*module.parameters(), *module.buffers(), *tree_leaves((arguments, kwargs))):
+        if isinstance(tensor, torch.Tensor) and tensor.device.type != "cpu":
             raise TorchError(
-                f"{type(module).__name__} and its example are to be on the CPU, and a tensor is on {each.device}; call "
-                ".cpu() of both"
+                f"{type(module).__name__} and its example are to be on the CPU, and a tensor is on {tensor.device}; "
+                "call .cpu() of both"
             )
     try:
         with (
@@ -209,19 +212,19 @@ def trace(
     except UnsettledError as error:
         raise TorchError(str(error)) from error
     except Exception as error:  # torch raises many classes
-        why = next((line.strip(" -") for line in str(error).splitlines() if line.startswith("  - ")), _line(error))
-        raise ExportError(f"torch.export cannot trace {type(module).__name__}: {why}") from error
+        reason = next((line.strip(" -") for line in str(error).splitlines() if line.startswith("  - ")), _line(error))
+        raise ExportError(f"torch.export cannot trace {type(module).__name__}: {reason}") from error
 
 
-def _register_dataclasses(made: Any) -> None:
-    """Tell torch.export of the dataclasses that a module returned: their fields are outputs."""
-    for each in tree_leaves(made):
-        if is_dataclass(each):
-            torch.export.register_dataclass(type(each))
+def _register_dataclasses(values: Any) -> None:
+    """Register with torch.export the dataclasses that a module returned: their fields are outputs."""
+    for leaf in tree_leaves(values):
+        if is_dataclass(leaf):
+            torch.export.register_dataclass(type(leaf))
 
 
 def require_pure(program: ExportedProgram) -> None:
-    """TorchError where `program` does what an ONNX model cannot: keeps state, or draws random numbers."""
+    """Raise TorchError where `program` does something that an ONNX model cannot: keep state, or draw random numbers."""
     with quiet():
         program = program.run_decompositions({})  # with writes as further outputs
     signature = program.graph_signature
@@ -236,19 +239,21 @@ def require_pure(program: ExportedProgram) -> None:
 
 
 def _is_random(node: Node) -> bool:
-    """Whether it draws numbers: dropout outside of training, on its own or in another operator, does not."""
+    """Whether an operator draws numbers: dropout outside of training does not."""
     if torch.Tag.nondeterministic_seeded not in node.target.tags:
         return False
     schema = node.target._schema.arguments
-    given = {each.name: each.default_value for each in schema} | dict(zip((each.name for each in schema), node.args))
-    given |= node.kwargs
-    return given.get("train", given.get("training")) is not False and given.get("dropout_p") != 0.0
+    arguments = {argument.name: argument.default_value for argument in schema} | dict(
+        zip((argument.name for argument in schema), node.args)
+    )
+    arguments |= node.kwargs
+    return arguments.get("train", arguments.get("training")) is not False and arguments.get("dropout_p") != 0.0
 
 
 def written(
     program: ExportedProgram, input_names: Sequence[str] | None, output_names: Sequence[str] | None
 ) -> onnx.ModelProto:
-    """`program` as ONNX. TorchError."""
+    """Write `program` as ONNX. TorchError."""
     for spec in program.graph_signature.output_specs:
         if isinstance(spec.arg, ConstantArgument) and spec.arg.value is not None:
             raise TorchError(f"the module returns {spec.arg.value!r}, which is no tensor; return tensors alone")
@@ -256,26 +261,26 @@ def written(
     try:
         with quiet():
             program = without_fused(program)
-            made = torch.onnx.export(
+            exported = torch.onnx.export(
                 program, dynamo=True, optimize=False, verbose=False, input_names=input_names, output_names=output_names
             )
-            _settle_types(made.model.graph)
-            _settle_axes(made.model.graph)
-            _settle_outputs(made.model.graph, output_names)
-            _name_by_modules(made.model.graph)
-            proto: onnx.ModelProto = made.model_proto
+            _settle_types(exported.model.graph)
+            _settle_axes(exported.model.graph)
+            _settle_outputs(exported.model.graph, output_names)
+            _name_by_modules(exported.model.graph)
+            proto: onnx.ModelProto = exported.model_proto
     except Exception as error:  # torch raises many classes
-        for each in _causes(error):
-            if isinstance(each, UnsettledError):
-                raise TorchError(str(each).splitlines()[0]) from error  # torch adds where it was
-            if found := UNKNOWN.search(str(each)):
-                raise UnknownOperator(found[2]) from error
+        for cause in _causes(error):
+            if isinstance(cause, UnsettledError):
+                raise TorchError(str(cause).splitlines()[0]) from error  # torch adds where it was
+            if match := UNKNOWN.search(str(cause)):
+                raise UnknownOperator(match[2]) from error
         raise ExportError(f"torch.onnx cannot write the module: {_line(_causes(error)[-1])}") from error
     return proto
 
 
 def _require_reals(program: ExportedProgram) -> None:
-    """ExportError for complex inputs and outputs, which torch.onnx makes pairs of."""
+    """Raise ExportError for complex inputs and outputs, which torch.onnx makes pairs of."""
     signature = program.graph_signature
     border = {*signature.user_inputs, *signature.user_outputs}
     for node in program.graph.nodes:
@@ -331,49 +336,49 @@ def _settle_outputs(graph: ir.Graph, names: Sequence[str] | None) -> None:
 # Names -----------------------------------------------------------------------------------------------------------
 
 TRACED = re.compile(r"L\['\w+'\]\.?")
-"""What Dynamo puts before the path of a module."""
+"""Prefix that Dynamo puts before the path of a module."""
 PRODUCTS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 
 
 def _name_by_modules(graph: ir.Graph) -> None:
     """Call each operator by the path of its module, "blocks.0.fc": with PyTorch's operator behind it where the module
-    has several, "blocks.0.add_1", and with ONNX's where that became several, "blocks.0.fc/Add" beside the product. What
-    stands in no module keeps its name, as quantisations do.
+    has several, "blocks.0.add_1", and with ONNX's where that became several, "blocks.0.fc/Add" beside the product. An
+    operator outside of modules keeps its name, as quantisations do.
     """
     parts: dict[str, dict[str, list[ir.Node]]] = {}
     for node in graph:
         path, operator = _scopes(node.metadata_props.get(NAMES))
         if path:
             parts.setdefault(path, {}).setdefault(operator, []).append(node)
-    taken: set[str] = set()
+    used_names: set[str] = set()
     for path, operators in parts.items():
         for operator, nodes in operators.items():
-            whole = path if len(operators) == 1 else f"{path}.{operator}"
+            full_name = path if len(operators) == 1 else f"{path}.{operator}"
             main = _main(nodes, operator)
             for node in nodes:
-                name = whole if node is main else f"{whole}/{node.op_type}"
+                name = full_name if node is main else f"{full_name}/{node.op_type}"
                 number, node.name = 1, name
-                while node.name in taken:
+                while node.name in used_names:
                     number += 1
                     node.name = f"{name}_{number}"
-                taken.add(node.name)
+                used_names.add(node.name)
 
 
 def _main(nodes: list[ir.Node], operator: str) -> ir.Node | None:
-    """The one that a report is about: the only product, else what torch.onnx gave the name of PyTorch's operator."""
+    """The operator to report on: the only product, else the one that torch.onnx gave the name of PyTorch's operator."""
     products = [node for node in nodes if node.op_type in PRODUCTS]
     named = [node for node in nodes if (node.name or "").startswith(f"node_{operator}")]
     return next(iter(products or named), None) if len(products) < 2 else None
 
 
 def _scopes(noted: str | None) -> tuple[str, str]:
-    """(path of the innermost module, name of PyTorch's operator); "" where there is none."""
+    """Return (path of the innermost module, name of PyTorch's operator); "" where there is none."""
     names = [str(name) for name in literal_eval(noted)] if noted else []
     return (TRACED.sub("", names[-2]) if len(names) > 1 else ""), (names[-1] if names else "")
 
 
 def _class_of(program: ExportedProgram) -> str:
-    """The class of the module that `program` was made of, which its operators remember."""
+    """Class of the module that `program` was exported from, which its operators name."""
     for node in program.graph.nodes:
         for path, kind in node.meta.get("nn_module_stack", {}).values():
             kind = str(kind).rpartition(".")[2]
@@ -386,7 +391,7 @@ def _class_of(program: ExportedProgram) -> str:
 
 
 def require_all_pairs(program: ExportedProgram, proto: onnx.ModelProto) -> None:
-    """TorchError where the model has not as many quantisations and dequantisations as the module, or other ones."""
+    """Raise TorchError where the model's quantisations and dequantisations differ from the module's."""
     for node in _calls(program):
         if node.target._schema.name == "quantized_decomposed::quantize_per_tensor":
             _require_whole_range(node)
@@ -404,12 +409,13 @@ def require_all_pairs(program: ExportedProgram, proto: onnx.ModelProto) -> None:
 
 def _is_quantisation(node: Node, kind: str) -> bool:
     namespace, name = node.target._schema.name.split("::")
-    if node.target in PAIRS:  # which are both
+    if node.target in PAIRS:  # a pair is both
         return True
     return namespace in ("quantized_decomposed", "torchao") and name.startswith(f"{kind}_")
 
 
 def _require_whole_range(node: Node) -> None:
+    """Raise TorchError for a quantisation that does not use its type's whole range."""
     low, high, kind = node.args[3:6]
     info = torch.iinfo(kind)
     if (low, high) != (info.min, info.max):
@@ -420,7 +426,7 @@ def _require_whole_range(node: Node) -> None:
 
 
 def _source(node: onnx.NodeProto) -> str:
-    """The name of PyTorch's operator that `node` comes from."""
+    """Name of PyTorch's operator that `node` comes from."""
     return _scopes(next((entry.value for entry in node.metadata_props if entry.key == NAMES), None))[1]
 
 
@@ -428,14 +434,14 @@ def _source(node: onnx.NodeProto) -> str:
 
 
 def _calls(program: ExportedProgram) -> Iterator[Node]:
-    """Every operator, those of subgraphs too."""
+    """Yield every operator, those of subgraphs too."""
     for module in program.graph_module.modules():
         if isinstance(module, GraphModule):
             yield from (node for node in module.graph.nodes if isinstance(node.target, torch._ops.OpOverload))
 
 
 def _causes(error: BaseException) -> list[BaseException]:
-    """`error` and what it came from, what began it last: torch.onnx wraps its errors in pages of text."""
+    """Yield `error` and its causes, the first cause last: torch.onnx wraps its errors in pages of text."""
     return [error, *([] if error.__cause__ is None else _causes(error.__cause__))]
 
 
@@ -445,7 +451,7 @@ def _line(error: BaseException) -> str:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Without what the exporters log and warn of, which says nothing of the model."""
+    """Silence logs and warnings of the exporters, which say nothing of the model."""
     before = logging.root.manager.disable
     logging.disable(logging.ERROR)
     try:

@@ -1,4 +1,4 @@
-"""Fake quantisation, which rounds floats to a grid and leaves them floats, as pairs of quantise and dequantise.
+"""Fake quantisation (floats rounded to a grid) as pairs of quantise and dequantise.
 
 `torch.fake_quantize_*` in a module becomes such pairs. A FakeQuantize submodule of `torch.ao.quantization` is one such
 call while its observer is off; with an observer that is on, the grid is no constant.
@@ -39,21 +39,21 @@ def _within(low: int, high: int, bounded: Callable[[int, int], Tensor]) -> Tenso
 
 
 def per_tensor(x: Tensor, scale: Any, zero_point: Any, quant_min: int, quant_max: int) -> Tensor:
-    """torch.fake_quantize_per_tensor_affine. scale, zero_point: numbers, or tensors of one element."""
+    """Replace torch.fake_quantize_per_tensor_affine. scale, zero_point: numbers, or tensors of one element."""
 
     def bounded(low: int, high: int) -> Tensor:
-        kept = torch.clamp(x, (quant_min - zero_point) * scale, (quant_max - zero_point) * scale)
-        return torch.fake_quantize_per_tensor_affine(kept, scale, zero_point, low, high)
+        clamped = torch.clamp(x, (quant_min - zero_point) * scale, (quant_max - zero_point) * scale)
+        return torch.fake_quantize_per_tensor_affine(clamped, scale, zero_point, low, high)
 
     return _within(quant_min, quant_max, bounded)
 
 
 def per_channel(x: Tensor, scale: Tensor, zero_point: Tensor, axis: int, quant_min: int, quant_max: int) -> Tensor:
-    """torch.fake_quantize_per_channel_affine. scale, zero_point: of each element along `axis`."""
+    """Replace torch.fake_quantize_per_channel_affine. scale, zero_point: of each element along `axis`."""
 
     def bounded(low: int, high: int) -> Tensor:
-        along = [-1 if d == axis % x.dim() else 1 for d in range(x.dim())]
-        ends = ((end - zero_point).mul(scale).reshape(along) for end in (quant_min, quant_max))
+        broadcast_shape = [-1 if d == axis % x.dim() else 1 for d in range(x.dim())]
+        ends = ((end - zero_point).mul(scale).reshape(broadcast_shape) for end in (quant_min, quant_max))
         return torch.fake_quantize_per_channel_affine(torch.clamp(x, *ends), scale, zero_point, axis, low, high)
 
     return _within(quant_min, quant_max, bounded)
@@ -64,11 +64,11 @@ PAIRS: dict[torch._ops.OpOverload, Callable[..., Any]] = {
     aten.fake_quantize_per_tensor_affine.tensor_qparams: per_tensor,
     aten.fake_quantize_per_channel_affine.default: per_channel,
 }
-"""What each operator of PyTorch becomes where torch.onnx does not know its range."""
+"""Replacement of each operator of PyTorch whose range torch.onnx does not know."""
 
 
 class _Settled(nn.Module):  # type: ignore[misc]
-    """What a FakeQuantize does while its observer is off."""
+    """Fake quantisation with constant scales, as a FakeQuantize computes it while its observer is off."""
 
     def __init__(self, fake: FakeQuantize) -> None:
         super().__init__()
@@ -96,8 +96,8 @@ def settled(module: nn.Module) -> Iterator[None]:
     }  # fmt: skip
     parts = {path: part for path, part in parts.items() if id(part) not in inside}
     for path, part in parts.items():
-        if why := _complaint(part):
-            raise UnsettledError(f"{path or 'the module'} is a {type(part).__name__} {why}, or {ADVICE}")
+        if reason := _complaint(part):
+            raise UnsettledError(f"{path or 'the module'} is a {type(part).__name__} {reason}, or {ADVICE}")
     try:
         for path, part in parts.items():
             module.set_submodule(path, _Settled(part) if bool(part.fake_quant_enabled[0]) else nn.Identity())
@@ -108,7 +108,7 @@ def settled(module: nn.Module) -> Iterator[None]:
 
 
 def _complaint(part: nn.Module) -> str:
-    """Why a submodule cannot be fixed; "" where it can."""
+    """Explain why a submodule cannot be fixed; "" where it can."""
     if isinstance(part, ObserverBase):
         return "that changes with what it sees; remove it"
     if not isinstance(part, FakeQuantize) or part.scale.dim() > 1 or part.scale.dtype != torch.float32:

@@ -1,4 +1,4 @@
-"""A traced module in parts that run one after the other: those that torch.onnx can write, and those that it cannot."""
+"""Split a traced module into consecutive parts: those that torch.onnx can write, and those that it cannot."""
 
 from __future__ import annotations
 
@@ -13,32 +13,32 @@ from torch.fx.traceback import NodeSource
 
 
 def split(program: ExportedProgram, unknown: str) -> GraphModule | None:
-    """`program` as a module that calls parts in a row, whose names end with "eager" where they hold the operator
-    `unknown` ("aten.linalg_qr.default") alone. None where that is nowhere in it.
+    """Split `program` into parts in a row, whose names end with "eager" where they hold only the operator `unknown`
+    ("aten.linalg_qr.default"). None where that is nowhere in it.
 
         sin, linalg_qr, add   ->   submod_0_program: sin;  submod_1_eager: linalg_qr;  submod_2_program: add
     """
     names = {node.name for node in program.graph.nodes if _is(node, unknown)}
     if not names:  # torch.onnx names what it comes to
-        made = [node for node in program.run_decompositions().graph.nodes if _is(node, unknown)]
-        names = {name for node in made for name in _sources(node.meta.get("from_node", ()))}
+        nodes = [node for node in program.run_decompositions().graph.nodes if _is(node, unknown)]
+        names = {name for node in nodes for name in _sources(node.meta.get("from_node", ()))}
     module = program.module(check_guards=False)
     if not any(node.name in names for node in module.graph.nodes):
         return None
-    whole: GraphModule = split_module(module, module, _numbering(module, names))
-    return whole
+    split: GraphModule = split_module(module, module, _numbering(module, names))
+    return split
 
 
 def is_eager(part: str) -> bool:
-    """Whether the part of this name is run by PyTorch."""
+    """Whether PyTorch runs the part of this name."""
     return part.endswith("eager")
 
 
 def _numbering(module: GraphModule, eager: set[str]) -> Callable[[Node], str]:
-    """Each part reads what the ones before it have made; odd ones are eager."""
+    """Number the parts: each reads results of those before it; odd ones are eager."""
     numbers: dict[Node, int] = {}
     for node in module.graph.nodes:
-        before = max((numbers[each] for each in node.all_input_nodes), default=0)
+        before = max((numbers[operand] for operand in node.all_input_nodes), default=0)
         if node.target is python.getitem:  # with what made the tuple
             numbers[node] = before
         else:
@@ -47,13 +47,14 @@ def _numbering(module: GraphModule, eager: set[str]) -> Callable[[Node], str]:
 
 
 def _is(node: Node, unknown: str) -> bool:
-    """By its name alone: torch.onnx may know an operator of ATen as one of another namespace."""
+    """Whether a node calls an unknown operator, by its name alone: torch.onnx may know it as one of another
+    namespace."""
     target = node.target
     return isinstance(target, torch._ops.OpOverload) and target._schema.name.split("::")[1] == unknown.split(".")[1]
 
 
-def _sources(found: Sequence[NodeSource]) -> Iterator[str]:
+def _sources(sources: Sequence[NodeSource]) -> Iterator[str]:
     """Names of the operators that one was decomposed from."""
-    for each in found:
-        yield each.name
-        yield from _sources(each.from_node)
+    for source in sources:
+        yield source.name
+        yield from _sources(source.from_node)

@@ -1,7 +1,7 @@
-"""Products of two activations in a traced module, as those of attention, and what stands around them.
+r"""Products of two activations in a traced module, as in attention, and the operators around them.
 
 q -> view -> mul 0.25 -> matmul -> view -> div 4 -> add mask -> softmax -> matmul
-\\___ operands ______/            \\_ scaled _/      masks      \\ operand
+\___ operands ______/            \_ scaled _/      masks      \ operand
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ MOVES = {
 }  # fmt: skip
 """Operators of ATen that only move elements, or take the largest of a window."""
 SPLITS = {"unbind", "split", "split_with_sizes", "chunk"}
-"""What makes several tensors of one."""
+"""Operators that split a tensor into several."""
 MASKS = {"add", "sub", "mul", "div", "masked_fill", "where"}
-"""What masks are made of, and added by, between a product and softmax."""
+"""Operators that compute and add masks between a product and softmax."""
 aten = torch.ops.aten
 
 
 def name_of(node: Node) -> str:
-    """The operator of ATen, without overload and for the form that works in place, too; "" for anything else."""
+    """ATen's name of an operator, without overload and in-place suffix; "" for anything else."""
     target = node.target
     if not isinstance(target, torch._ops.OpOverload) or target.namespace != "aten":
         return ""
@@ -35,7 +35,7 @@ def name_of(node: Node) -> str:
 
 
 class ActivationProducts:
-    """What a quantiser asks of `graph`. exclude: tells which operators stay float.
+    """Products of `graph` for a quantiser, with their operands and masks. exclude: tells which operators stay float.
 
     nodes: products of two float32 tensors, neither of which is constant, with as many matrices each, [..., m, k] and
     [..., k, n]. operands: whatever shares a scale with an operand of one, from what made it on; one zero point, 0, for
@@ -46,17 +46,18 @@ class ActivationProducts:
     def __init__(self, graph: Graph, exclude: Callable[[Node], bool]) -> None:
         varying = _varying(graph)
         self.nodes = {node for node in graph.nodes if _multiplies(node, varying) and not exclude(node)}
-        self.operands = _joined(each for node in self.nodes for each in node.args[:2])
+        self.operands = _joined(operand for node in self.nodes for operand in node.args[:2])
         self.scaled = _forward(self.nodes)
         softmaxes = [node for node in graph.nodes if name_of(node) == "softmax"]
-        self.masks = {each for node in softmaxes for each in self._masks(node)} - self.scaled
+        self.masks = {mask for node in softmaxes for mask in self._masks(node)} - self.scaled
 
     def is_scaling(self, node: Node) -> bool:
         """Whether a number times the result or an operand of a product: of bytes, the same bytes in another scale."""
         return _is_scaling(node) and (node in self.scaled or node in self.operands)
 
     def _masks(self, softmax: Node) -> set[Node]:
-        """Nothing where no product leads there: what softmax reads is as quantised as anything else."""
+        """Masks added in front of a softmax; none where no product leads there, since such a softmax reads plain
+        activations."""
         seen: set[Node] = set()
         left, ends = [softmax.args[0]], set[Node]()
         while left:
@@ -75,45 +76,45 @@ def with_slices(model: GraphModule, products: ActivationProducts) -> None:
     unbind, getitem 0, getitem 1   ->   select 0, select 1
     """
     for node in [node for node in model.graph.nodes if node in products.operands and _is_part(node)]:
-        whole: Any = node.args[0]
+        source: Any = node.args[0]
         with model.graph.inserting_before(node):
-            part = _part(model.graph, whole, node.args[1])
+            part = _part(model.graph, source, node.args[1])
         if part is not None:
-            part.meta = {**whole.meta, "val": node.meta["val"]}
+            part.meta = {**source.meta, "val": node.meta["val"]}
             node.replace_all_uses_with(part)
     model.graph.eliminate_dead_code()
     model.recompile()
 
 
-def _part(graph: Graph, whole: Node, number: int) -> Node | None:
-    """Of what `whole` splits; None where its sizes are open."""
-    if name_of(whole) == "unbind":
-        return graph.call_function(aten.select.int, (whole.args[0], _axis(whole, 1), number))
-    axis = _axis(whole, 2)
-    sizes = [each.shape[axis] for each in whole.meta["val"][: number + 1]]
+def _part(graph: Graph, split: Node, number: int) -> Node | None:
+    """Part `number` of the tensor that `split` splits; None where its sizes are open."""
+    if name_of(split) == "unbind":
+        return graph.call_function(aten.select.int, (split.args[0], _axis(split, 1), number))
+    axis = _axis(split, 2)
+    sizes = [value.shape[axis] for value in split.meta["val"][: number + 1]]
     if not all(isinstance(size, int) for size in sizes):
         return None
-    return graph.call_function(aten.slice.Tensor, (whole.args[0], axis, sum(sizes[:-1]), sum(sizes)))
+    return graph.call_function(aten.slice.Tensor, (split.args[0], axis, sum(sizes[:-1]), sum(sizes)))
 
 
-def _axis(whole: Node, place: int) -> int:
-    """The argument `dim`; the first axis where there is none."""
-    return int(whole.args[place] if len(whole.args) > place else whole.kwargs.get("dim", 0))
+def _axis(split: Node, place: int) -> int:
+    """Argument `dim`; the first axis where there is none."""
+    return int(split.args[place] if len(split.args) > place else split.kwargs.get("dim", 0))
 
 
 def _varying(graph: Graph) -> set[Node]:
-    """What depends on an input of the module."""
-    found: set[Node] = set()
+    """Nodes that depend on an input of the module."""
+    varying: set[Node] = set()
     for node in graph.nodes:
-        if node.op == "placeholder" or any(each in found for each in node.all_input_nodes):
-            found.add(node)
-    return found
+        if node.op == "placeholder" or any(operand in varying for operand in node.all_input_nodes):
+            varying.add(node)
+    return varying
 
 
 def _multiplies(node: Node, varying: set[Node]) -> bool:
     if name_of(node) not in ("matmul", "bmm") or not varying.issuperset(node.args[:2]):
         return False
-    a, b = (each.meta["val"] for each in node.args[:2])
+    a, b = (operand.meta["val"] for operand in node.args[:2])
     if a.dtype != torch.float32 or min(a.dim(), b.dim()) < 2 or a.dim() != b.dim():
         return False
     return all(statically_known_true(x == y) for x, y in zip(a.shape[:-2], b.shape[:-2]))
@@ -128,7 +129,7 @@ def _is_part(node: Node) -> bool:
 
 
 def _sources(node: Node) -> list[Node]:
-    """What shares its scale, or a multiple of it, with `node`, which was made of it."""
+    """Nodes that share their scale, or a multiple of it, with `node`, which was computed from them."""
     if name_of(node) == "cat":
         return list(node.args[0])
     if _is_part(node):
@@ -145,20 +146,22 @@ def _readers(node: Node) -> Iterator[Node]:
 
 
 def _joined(operands: Iterable[Any]) -> set[Node]:
-    found, left = set[Node](), list(operands)
+    """Nodes that must share the scale of one of `operands`, through sources and readers."""
+    reached, left = set[Node](), list(operands)
     while left:
         node = left.pop()
-        if node not in found:
-            found.add(node)
+        if node not in reached:
+            reached.add(node)
             left += [*_sources(node), *_readers(node)]
-    return found
+    return reached
 
 
 def _forward(products: Iterable[Node]) -> set[Node]:
-    found, left = set[Node](), list(products)
+    """Nodes behind `products`, through moves and scalings only."""
+    reached, left = set[Node](), list(products)
     while left:
         for user in left.pop().users:
-            if user not in found and (name_of(user) in MOVES or _is_scaling(user)):
-                found.add(user)
+            if user not in reached and (name_of(user) in MOVES or _is_scaling(user)):
+                reached.add(user)
                 left.append(user)
-    return found
+    return reached

@@ -1,9 +1,9 @@
-"""A quantizer for PT2E (torchao.quantization.pt2e) that asks for what the accelerator computes.
+"""Quantizer for PT2E (torchao.quantization.pt2e) that annotates a model for the accelerator.
 
-What only moves elements, the largest of a window, and the parts of a concatenation share one scale, so that nothing is
-computed between them. Biases stay float: the compiler takes them into the int32 sums. Operands of products of two
-activations have 0 as their zero point, since another one would be multiplied, too; masks and what they are added to
-stay float, up to softmax.
+Operators that only move elements, the largest of a window, and the parts of a concatenation share one scale, so that
+nothing is computed between them. Biases stay float: the compiler takes them into the int32 sums. Operands of products
+of two activations have 0 as their zero point, since another one would be multiplied, too; masks and what they are added
+to stay float, up to softmax.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from celosia.driver.torch.decompose import with_products
 from celosia.driver.torch.products import MOVES, ActivationProducts, name_of, with_slices
 
 KEY = "quantization_annotation"
-"""Where PT2E looks for what is asked of an operator."""
+"""Key of an operator's annotation for PT2E."""
 SMALLEST_SCALE = 2.0**-16
-"""Of dead channels, whose weights are all zero: a bias in smaller steps would not fit int32."""
+"""Scale of dead channels, whose weights are all zero: a bias in smaller steps would not fit int32."""
 
 # Operators as torch.export writes them; one name stands for its overloads and for the form that works in place.
 PRODUCTS = {"conv1d", "conv2d", "linear"}
@@ -43,7 +43,8 @@ TRANSPOSED = {"conv_transpose1d", "conv_transpose2d"}
 """Products, too, whose weights are [inputs, outputs / groups, ...]."""
 NORMS = {"batch_norm"}
 CLAMPS = {"relu", "relu6", "hardtanh"}
-"""What joins the operator before it where it begins at 0: then the bytes end where it does, and nothing is computed."""
+"""Operators that fuse with the one before them where they begin at 0: then the bytes end where they do, and nothing
+is computed."""
 SUMS = {"add", "mul"}
 FUNCTIONS = CLAMPS | {
     "hardswish", "hardsigmoid", "sigmoid", "silu", "tanh", "gelu", "leaky_relu", "elu", "avg_pool2d",
@@ -59,8 +60,8 @@ class CelosiaQuantizer(Quantizer):  # type: ignore[misc]
     submodules, as of `named_modules()`, that stay float with all that is inside them.
 
     Products with weights, and of two activations, are quantised wherever they stand; additions, functions, pooling,
-    views and concatenations where all that they read is quantised or an input of the module. What has a product of two
-    activations as operand is symmetric, back to where it is computed.
+    views and concatenations where all that they read is quantised or an input of the module. Operands of a product of
+    two activations are symmetric, back to where they are computed.
     """
 
     def __init__(self, *, qat: bool = False, exclude: Sequence[str] = ()) -> None:
@@ -80,16 +81,16 @@ class CelosiaQuantizer(Quantizer):  # type: ignore[misc]
     def annotate(self, model: GraphModule) -> GraphModule:
         """Note in each operator of `model` how its inputs and its output are quantised. ValueError for a name in
         `exclude` that no submodule has."""
-        found = {path for node in model.graph.nodes for path in _paths(node)}
+        paths = {path for node in model.graph.nodes for path in _paths(node)}
         for name in self.exclude:
-            if not any(_inside(path, name) for path in found):
+            if not any(_inside(path, name) for path in paths):
                 raise ValueError(f"there is no submodule {name!r} to exclude; named_modules() lists them")
         self.products = ActivationProducts(model.graph, self._stays_float)
-        known = {node for node in model.graph.nodes if node.op == "placeholder" and _is_float(node)}
+        quantised = {node for node in model.graph.nodes if node.op == "placeholder" and _is_float(node)}
         for node in model.graph.nodes:
             stays = self._stays_float(node) or node in self.products.masks
             if node.op == "call_function" and KEY not in node.meta and _is_float(node) and not stays:
-                self._annotate(node, known)
+                self._annotate(node, quantised)
         return model
 
     def transform_for_annotation(self, model: GraphModule) -> GraphModule:
@@ -104,22 +105,23 @@ class CelosiaQuantizer(Quantizer):  # type: ignore[misc]
     def _stays_float(self, node: Node) -> bool:
         return any(_inside(path, name) for path in _paths(node) for name in self.exclude)
 
-    def _annotate(self, node: Node, known: set[Node]) -> None:
+    def _annotate(self, node: Node, quantised: set[Node]) -> None:
+        """Annotate one node by its kind; add it to `quantised` where it is quantised."""
         op = name_of(node)
         first: Any = node.args[0] if node.args else None
         if op in PRODUCTS | TRANSPOSED:
             weight = self.weight if op in PRODUCTS else self._transposed_weight(node)
-            self._compute(node, {first: self._spec(first), node.args[1]: weight}, [NORMS, CLAMPS], known)
+            self._compute(node, {first: self._spec(first), node.args[1]: weight}, [NORMS, CLAMPS], quantised)
         elif node in self.products.nodes:
-            self._compute(node, {each: self._spec(each) for each in node.args[:2]}, [], known)
-        elif op in SUMS and set(node.args[:2]) <= known and node.args[0] is not node.args[1]:
-            self._compute(node, {each: self._spec(each) for each in node.args[:2]}, [CLAMPS], known)
-        elif (op in FUNCTIONS or self.products.is_scaling(node)) and first in known:
-            self._compute(node, {first: self._spec(first)}, [], known)
-        elif op in MOVES and first in known:
-            self._share(node, [first], known)
-        elif op == "cat" and set(first) <= known:
-            self._share(node, list(first), known)
+            self._compute(node, {operand: self._spec(operand) for operand in node.args[:2]}, [], quantised)
+        elif op in SUMS and set(node.args[:2]) <= quantised and node.args[0] is not node.args[1]:
+            self._compute(node, {operand: self._spec(operand) for operand in node.args[:2]}, [CLAMPS], quantised)
+        elif (op in FUNCTIONS or self.products.is_scaling(node)) and first in quantised:
+            self._compute(node, {first: self._spec(first)}, [], quantised)
+        elif op in MOVES and first in quantised:
+            self._share(node, [first], quantised)
+        elif op == "cat" and set(first) <= quantised:
+            self._share(node, list(first), quantised)
 
     def _transposed_weight(self, node: Node) -> QuantizationSpec:
         """A scale for each output channel where one axis of the weights counts those: where there is one group, or each
@@ -134,30 +136,30 @@ class CelosiaQuantizer(Quantizer):  # type: ignore[misc]
         )
 
     def _spec(self, node: Node) -> QuantizationSpec:
-        """How an activation is quantised."""
+        """Quantisation of an activation."""
         return self.operand if node in self.products.operands else self.activation
 
     def _compute(
-        self, node: Node, inputs: dict[Node, QuantizationSpecBase], followers: list[set[str]], known: set[Node]
+        self, node: Node, inputs: dict[Node, QuantizationSpecBase], followers: list[set[str]], quantised: set[Node]
     ) -> None:
         """Quantise `inputs` of `node`, and the output of the last of `followers` that alone reads what is before it."""
         node.meta[KEY] = QuantizationAnnotation(input_qspec_map=inputs, _annotated=True)
         for ops in followers:
-            (user, *more) = node.users or [None]
-            if user is None or more or name_of(user) not in ops or self._stays_float(user):
+            (user, *more_users) = node.users or [None]
+            if user is None or more_users or name_of(user) not in ops or self._stays_float(user):
                 continue
             if name_of(user) != "hardtanh" or user.args[1:2] == (0.0,):
                 node = user
                 node.meta[KEY] = QuantizationAnnotation(_annotated=True)
         node.meta[KEY].output_qspec = self._spec(node)
-        known.add(node)
+        quantised.add(node)
 
-    def _share(self, node: Node, parts: list[Node], known: set[Node]) -> None:
-        """One scale for `parts` and the output of `node`."""
+    def _share(self, node: Node, parts: list[Node], quantised: set[Node]) -> None:
+        """Share one scale between `parts` and the output of `node`."""
         shared = SharedQuantizationSpec((parts[0], node))
         inputs = {**dict.fromkeys(parts, shared), parts[0]: self._spec(parts[0])}
         node.meta[KEY] = QuantizationAnnotation(input_qspec_map=inputs, output_qspec=shared, _annotated=True)
-        known.add(node)
+        quantised.add(node)
 
 
 def _is_float(node: Node) -> bool:
@@ -171,6 +173,6 @@ def _paths(node: Node) -> list[str]:
 
 
 def _inside(path: str, name: str) -> bool:
-    """torch.export writes a path as a name, or as L['self'].name."""
+    """Path of a submodule, which torch.export writes as a name, or as L['self'].name."""
     path = path.removeprefix("L['self']").removeprefix(".")
     return path == name or path.startswith(f"{name}.")

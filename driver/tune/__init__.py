@@ -1,1 +1,1 @@
-"""Search for schedules, and who measures them."""
+"""Search for schedules, and the fleets that measure them."""

@@ -1,4 +1,4 @@
-"""Search for better schedules of kernels that run on this CPU: those of a model, or of one's own expression."""
+"""Tune kernels that run on this CPU: those of a model, or of a single expression."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def tune_cpu(
     Raises what `compile` does, RecordsError, ValueError for a name that there is not, FleetError where no process is
     left to measure.
     """
-    known, started, until = opened(records), time.perf_counter(), end_of(budget)
+    kernel_records, started, until = opened(records), time.perf_counter(), end_of(budget)
 
     def compiled(choices: Choices) -> Program:
         with choosing(choices):
@@ -69,8 +69,10 @@ def tune_cpu(
     compiled(met)
     if progress is not None:
         progress("tuning")
-    state, traces = _tuned(known, met.met.values(), trials, jobs, search, learner, seed, deadline, fleet, told, until)
-    return Tuning(compiled(Choices(traces)), _report(state, known, time.perf_counter() - started))
+    state, traces = _tuned(
+        kernel_records, met.met.values(), trials, jobs, search, learner, seed, deadline, fleet, told, until
+    )
+    return Tuning(compiled(Choices(traces)), _report(state, kernel_records, time.perf_counter() - started))
 
 
 def tune_kernel(
@@ -78,7 +80,7 @@ def tune_kernel(
     records: str | Path | Records | None = None, jobs: int = 1, search: str = "climb", learner: str = "ridge",
     seed: int = 0, deadline: float = DEADLINE, fleet: Fleet | None = None, told: Told = lambda state: None,
 ) -> tuple[CompiledKernel, Trace]:  # fmt: skip
-    """(a kernel that computes `outputs` from `inputs`, the schedule that was found for it): see `tune_cpu`.
+    """Return (a kernel that computes `outputs` from `inputs`, its tuned schedule): see `tune_cpu`.
 
     >>> import numpy as np
     >>> import celosia
@@ -101,6 +103,7 @@ def _tuned(
     learner: str, seed: int, deadline: float, fleet: Fleet | None, told: Told,
     until: float = math.inf,
 ) -> tuple[KernelState, dict[str, Trace]]:  # fmt: skip
+    """Tune the kernels. Returns the last state, and the best trace of each."""
     with nullcontext(fleet) if fleet else Fleet.local(jobs, deadline) as measuring:
         tuner = KernelTuner(records, measuring, trials, search, learner, seed, told, until)
         traces = tuner.tune(workloads)
@@ -108,6 +111,7 @@ def _tuned(
 
 
 def _report(state: KernelState, records: Records, seconds: float) -> dict[str, Any]:
+    """Plain data on a tuning: kernels, seconds, trials."""
     kernels = [
         {
             "kernel": s.workload.name, "count": s.count, "trials": s.trials, "own": s.usual, "tuned": s.final,

@@ -1,4 +1,4 @@
-"""Who measures for a tuning, by name: processes here, a board over ssh, or the workers of a Dask cluster.
+"""Fleets that measure for a tuning, by name: processes here, a board over ssh, or the workers of a Dask cluster.
 
     python -m celosia.driver.tune.fleet ssh://root@pynq        # a process that measures on a board; see tune/station.py
 
@@ -26,7 +26,7 @@ from celosia.compiler.tune.pool import Job as AnyJob
 from celosia.compiler.tune.station import main as serve
 from celosia.driver.host.oracle import MissingLibrary
 from celosia.driver.remote.deploy import Remote
-from celosia.driver.remote.device import RemoteDevice
+from celosia.driver.remote.remote_device import RemoteDevice
 from celosia.driver.remote.ssh import SshError, destination, unasked
 from celosia.hw.spec.config import Config
 from celosia.plain import Sentence
@@ -39,15 +39,15 @@ CONNECT_SECONDS = 10
 
 
 class PoolError(Sentence, ValueError):
-    """A pool that is none, or that has no worker for what is asked; the message says what to do."""
+    """An invalid pool, or one without a worker for the task; the message says what to do."""
 
 
 def fleet_for(
     judge: Judge, jobs: int = 0, pool: str | None = None, deadline: float = DEADLINE, sudo: bool = False,
     base: int | None = None,
 ) -> Fleet:  # fmt: skip
-    """The fleet that measures for `judge`. Raises PoolError, SshError for a board's name that is none,
-    MissingLibrary without Dask.
+    """Open the fleet that measures for `judge`. Raises PoolError, SshError for an invalid board name, MissingLibrary
+    without Dask.
 
     jobs: processes of this machine; 0: this one. pool: dask://HOST:PORT instead, all of whose workers with the resource
     count; dask+tls:// with the certificates that Dask's configuration names, dask+insecure:// where the scheduler or a
@@ -64,7 +64,7 @@ def fleet_for(
 
 
 def resource_of(judge: Judge) -> str | None:
-    """What a worker must have. SshError where a board's name is none."""
+    """Resource that a worker must have. SshError where a board's name is none."""
     if judge.board:
         return f"board:{destination(_place(judge.device))[-1].rsplit('@')[-1]}"
     return RTL if judge.device == "rtl" else None
@@ -74,13 +74,13 @@ def resource_of(judge: Judge) -> str | None:
 
 
 def board_module(url: str, sudo: bool = False, base: int | None = None) -> tuple[str, ...]:
-    """What Python runs to measure on a board."""
+    """Command that Python runs to measure on a board."""
     place = () if base is None else (f"--base={base}",)
     return ("-m", "celosia.driver.tune.fleet", *(["--sudo"] if sudo else []), *place, url)
 
 
 class BoardMeasurer:
-    """Holds the session with a board, made when it is needed; a lost one is answered with LOST, and made again."""
+    """Session with a board, opened when it is needed; a lost one is answered with LOST, and opened again."""
 
     def __init__(self, url: str, sudo: bool = False, options: Mapping[str, Any] = {}) -> None:
         self.url, self.sudo, self.options = url, sudo, options
@@ -96,6 +96,7 @@ class BoardMeasurer:
             return TrialResult(Status.LOST, detail=str(error))
 
     def _opened(self, cfg: Config, judge: Judge) -> RemoteDevice:
+        """Open the board's device for a Config."""
         if cfg not in self._devices:
             self.close()  # the board has one accelerator
             connection = self._session.enter_context(unasked(_place(self.url)))
@@ -106,7 +107,7 @@ class BoardMeasurer:
         return self._devices[cfg]
 
     def close(self) -> None:
-        """Ends the session."""
+        """End the session."""
         self._devices.clear()
         self._session.close()
 
@@ -119,7 +120,7 @@ def _place(url: str) -> str:
 
 
 def _dask_fleet(judge: Judge, pool: str, module: Sequence[str], deadline: float) -> Fleet:
-    """Each worker a device, as often as it may measure at once."""
+    """Make each worker a device, as often as it may measure at once."""
     resource = resource_of(judge)
     _require_private(pool, _scheduler(pool))
     client = _client(pool)
@@ -132,20 +133,23 @@ def _dask_fleet(judge: Judge, pool: str, module: Sequence[str], deadline: float)
     places: list[Measurer] = []
     for address, worker in _workers(client).items():
         count = worker["nthreads"] if resource is None else int(worker["resources"].get(resource, 0))
-        wanted = {} if resource is None else {"resources": {resource: 1}}
+        requirement = {} if resource is None else {"resources": {resource: 1}}
         for number in range(count):
-            executor = client.get_executor(workers=[address], pure=False, **wanted)
+            executor = client.get_executor(workers=[address], pure=False, **requirement)
             name = f"worker {worker['name']}" + (f", {number + 1} of {count}" if count > 1 else "")
             places.append(Executed(name, executor, module, partial(_is_there, client, address)))
     if not places:
         client.close()
-        given = "" if resource is None else f" --resources {resource}=1"
-        what = "no worker" if resource is None else f"no worker with the resource {resource}"
-        raise PoolError(f"{pool} has {what}; start one: dask worker {_scheduler(pool)}{_there(pool)}{given}")
+        option = "" if resource is None else f" --resources {resource}=1"
+        subject = "no worker" if resource is None else f"no worker with the resource {resource}"
+        raise PoolError(
+            f"{pool} has {subject}; start one: dask worker {_scheduler(pool)}{_local_options(pool)}{option}"
+        )
     return Fleet(places, deadline, client.close)
 
 
 def _client(pool: str) -> Any:
+    """Connect to a Dask pool. PoolError."""
     address = _scheduler(pool)
     try:
         distributed: Any = importlib.import_module("distributed")
@@ -155,7 +159,7 @@ def _client(pool: str) -> Any:
         return distributed.Client(address, timeout=CONNECT_SECONDS, set_as_default=False)
     except OSError:
         port = address.rsplit(":")[-1]
-        line = f"dask scheduler{_there(pool)} --port {port}"
+        line = f"dask scheduler{_local_options(pool)} --port {port}"
         raise PoolError(f"no scheduler answers at {pool}; start one: {line}") from None
 
 
@@ -171,10 +175,10 @@ def _scheduler(pool: str) -> str:
     return f"{SCHEMES[parts.scheme]}://{f'[{host}]' if ':' in host else host}:{port}"
 
 
-def _there(pool: str) -> str:
-    """Options without which Dask would listen on all interfaces, to whoever comes.
+def _local_options(pool: str) -> str:
+    """Options without which Dask would listen on all interfaces, to anyone.
 
-    >>> _there("dask://127.0.0.1:8786"), _there("dask+tls://10.0.0.5:8786")
+    >>> _local_options("dask://127.0.0.1:8786"), _local_options("dask+tls://10.0.0.5:8786")
     (' --host 127.0.0.1', ' --protocol tls')
     """
     host = urlsplit(pool).hostname
@@ -194,15 +198,15 @@ def insecure(pool: str | None) -> str | None:
 
 
 def _require_private(pool: str, address: str) -> None:
-    """PoolError where anybody may reach `address`, and run code there."""
+    """Raise PoolError where anybody may reach `address`, and run code there."""
     if pool.startswith("dask+insecure:") or not address.startswith("tcp:"):
         return
     host, port = urlsplit(address).hostname, urlsplit(address).port
     try:
-        found = {str(place[4][0]).partition("%")[0] for place in socket.getaddrinfo(host, port)}
+        addresses = {str(place[4][0]).partition("%")[0] for place in socket.getaddrinfo(host, port)}
     except OSError:
         return  # nobody answers there
-    public = [each for each in sorted(found) if not ipaddress.ip_address(each).is_private]
+    public = [address for address in sorted(addresses) if not ipaddress.ip_address(address).is_private]
     if public:
         raise PoolError(
             f"{pool}: {public[0]} is a public address, without TLS, and Dask runs what anybody sends there; start its "
@@ -212,8 +216,8 @@ def _require_private(pool: str, address: str) -> None:
 
 
 def _workers(client: Any) -> dict[str, Any]:
-    found: dict[str, Any] = client.scheduler_info(n_workers=-1)["workers"]
-    return found
+    workers: dict[str, Any] = client.scheduler_info(n_workers=-1)["workers"]
+    return workers
 
 
 def _is_there(client: Any, address: str) -> bool:
@@ -224,9 +228,9 @@ def _is_there(client: Any, address: str) -> bool:
 
 
 def main(arguments: list[str]) -> None:
-    """What a process of `fleet_for` runs for a board: see `--help`."""
-    what = "Measures on a board: Jobs come in, Results go out."
-    parser = argparse.ArgumentParser(prog="python -m celosia.driver.tune.fleet", description=what)
+    """Serve measurements on a board: the main function of a process of `fleet_for`, see `--help`."""
+    docstring = "Measures on a board: Jobs come in, Results go out."
+    parser = argparse.ArgumentParser(prog="python -m celosia.driver.tune.fleet", description=docstring)
     parser.add_argument("url", help="ssh://USER@BOARD, or ssh://USER@BOARD/functional")
     parser.add_argument("--sudo", action="store_true")
     parser.add_argument("--base", type=int)

@@ -1,4 +1,4 @@
-"""An ONNX model to one of fewer cycles on an accelerator, with the same bytes under onnxruntime."""
+"""Optimise an ONNX model to fewer cycles on an accelerator, with equal bytes under onnxruntime."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def optimise(
     `budget`: the one that takes fewest cycles then is taken; records keep these trials, too, for `compile(records=)`.
 
     jobs, pool: who weighs steps, several at a time, and who tunes, as `celosia.tune` has it; 0 jobs: this process.
-    What they say of a step is an estimate; the whole is priced, and bytes are compared, here. A step whose device gives
+    Their price of a step is an estimate; the whole is priced, and bytes are compared, here. A step whose device gives
     no answer is left out; where no device is left, this process goes on. fleet: other devices, which stay open.
 
     >>> import celosia
@@ -84,25 +84,25 @@ def optimise(
         progress("comparing with the original under onnxruntime")
         return opened(model)
 
-    known = None if records is None else Records.load(records, must_exist=False)
-    with _devices(tune if accelerator else 0, jobs, pool, fleet) as others:
+    known_records = None if records is None else Records.load(records, must_exist=False)
+    with _devices(tune if accelerator else 0, jobs, pool, fleet) as other_devices:
         costs = pricing(source, cfg, accelerator)
-        if others is not None and tune:
-            costs = costs._replace(tuned=partial(_tuned, cfg, tune, records, others, progress))
-        with weighed_by(others if jobs or pool or fleet else None, cfg, costs, fleet is not None) as shared:
-            found = optimised(
+        if other_devices is not None and tune:
+            costs = costs._replace(tuned=partial(_tuned, cfg, tune, records, other_devices, progress))
+        with weighed_by(other_devices if jobs or pool or fleet else None, cfg, costs, fleet is not None) as shared:
+            result = optimised(
                 source, shared, budget, oracle, shapes, own=rules, told=told, way=search, floats=not accelerator,
-                records=known, config=cfg.digest if accelerator else processor(), fast_math=fast_math,
+                records=known_records, config=cfg.digest if accelerator else processor(), fast_math=fast_math,
             )  # fmt: skip
-        found.state.left_out = {} if others is None else dict(others.left_out)
-    return found
+        result.state.left_out = {} if other_devices is None else dict(other_devices.left_out)
+    return result
 
 
 def _devices(
     trials: int, jobs: int, pool: str | None, fleet: Fleet | None
 ) -> AbstractContextManager[Fleet | None]:  # fmt: skip
-    """Who weighs steps and measures schedules: now, so that a pool that does not answer costs no search. `fleet` stays
-    open."""
+    """Open the fleet that weighs steps and measures schedules: now, so that a pool that does not answer costs no
+    search. `fleet` stays open."""
     if fleet is not None or not (trials or jobs or pool):
         return nullcontext(fleet)
     from celosia.compiler.tune.choices import DEADLINE
@@ -119,7 +119,7 @@ def _tuned(
     cfg: Config, trials: int, records: str | Path | None, fleet: Fleet, progress: Callable[[str], None],
     model: onnx.ModelProto,
 ) -> float:  # fmt: skip
-    """Cycles of a model with schedules of its own; of one that has nothing on the accelerator none."""
+    """Cycles of a model with schedules of its own; none for one without anything on the accelerator."""
     from celosia.driver.tune.tune import tune as tune_model
 
     progress("tuning one of the best")
@@ -130,8 +130,8 @@ def _tuned(
     return float(tuning.report["cycles"])
 
 
-def _require(search: str, accelerator: bool, others: bool) -> None:
-    """MissingLibrary; BudgetError where other processes would measure this processor."""
+def _require(search: str, accelerator: bool, other_devices: bool) -> None:
+    """Check the arguments. MissingLibrary; BudgetError where other processes would measure this processor."""
     require()
     if search in ("milp", "egraph"):
         try:
@@ -139,13 +139,14 @@ def _require(search: str, accelerator: bool, others: bool) -> None:
         except ImportError:
             way = "pip install 'celosia[superoptimise]'"
             raise MissingLibrary(f"to search by {search}, scipy is needed: {way}") from None
-    if others and not accelerator:
+    if other_devices and not accelerator:
         raise BudgetError("the time of this processor is measured in one process alone; leave out jobs and pool")
 
 
 @taking(Options)
 def compile(source: Source, options: Options) -> Program:
-    """`celosia.compiler.compile.compile`, whose text it has, with onnxruntime as the oracle of `optimise`."""
+    """Compile as `celosia.compiler.compile.compile`, whose text it has, with onnxruntime as the oracle of
+    `optimise`."""
     if options.optimise is not None and options.oracle is None:
         require()
         options = replace(options, oracle=opened)

@@ -1,4 +1,4 @@
-"""Search for better schedules of a model's layers, and compile it with what was found."""
+"""Tune the schedules of a model's layers, and compile it with the result."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from celosia.hw.spec.config import Config
 
 @dataclass(frozen=True)
 class Tuning:
-    """What `tune` has found. program: compiled with it. report: plain data, see `tune`."""
+    """Result of `tune`. program: compiled with it. report: plain data, see `tune`."""
 
     program: Program
     report: dict[str, Any]
@@ -78,10 +78,10 @@ def tune(
     none, FleetError where no device is left.
     """
     judge, until = Judge(device, shortest(memory_model(memory))), end_of(budget)
-    known = opened(records)
+    known_records = opened(records)
     started = time.perf_counter()
     with nullcontext(fleet) if fleet else fleet_for(judge, jobs, pool, deadline, sudo, base) as measuring:
-        tuner = Tuner(known, measuring, trials, judge, search, learner, seed, told, until)
+        tuner = Tuner(known_records, measuring, trials, judge, search, learner, seed, told, until)
         network = network_of(source, config, progress, shapes=shapes)
         if not network.launches:
             raise ModelError(_nothing(source, network.cfg))
@@ -91,7 +91,7 @@ def tune(
     program = compile_model(source, config, progress, check=check, shapes=shapes, tuned=tuned)
     state, kernels = tuner.state, program.schedules
     program.schedules = f"tuned: {state.tuned:,} cycles, {state.untuned:,} untuned{'; ' * bool(kernels)}{kernels}"
-    return Tuning(program, _report(tuner, known, time.perf_counter() - started))
+    return Tuning(program, _report(tuner, known_records, time.perf_counter() - started))
 
 
 def _nothing(source: str | Path | onnx.ModelProto, cfg: Config) -> str:
@@ -104,36 +104,37 @@ def _nothing(source: str | Path | onnx.ModelProto, cfg: Config) -> str:
 
 
 def end_of(budget: str | float | None) -> float:
-    """When a budget that begins now is over, of time.monotonic. BudgetError."""
+    """End of a budget that begins now, of time.monotonic. BudgetError."""
     return math.inf if budget is None else time.monotonic() + seconds_of(budget)
 
 
 def opened(records: str | Path | Records | None) -> Records:
-    """What `tune` was given, as Records; a file need not be there yet. RecordsError."""
+    """Open `tune`'s argument as Records; a file need not be there yet. RecordsError."""
     if isinstance(records, Records):
         return records
     return Records() if records is None else Records.load(records, must_exist=False)
 
 
 def _report(tuner: Tuner, records: Records, seconds: float) -> dict[str, Any]:
+    """Plain data on a tuning: layers, cycles, trials, seconds."""
     state = tuner.state
     layers = [
         {
             "layer": subject.name, "workload": subject.occurrence.workload, "count": subject.occurrence.count,
-            "points": len(subject.space), "usual": _whole(subject.usual), "best": _whole(subject.best),
-            "regret": _whole(subject.search.regret), "trials": subject.trials,
+            "points": len(subject.space), "usual": _json_number(subject.usual), "best": _json_number(subject.best),
+            "regret": _json_number(subject.search.regret), "trials": subject.trials,
             "decided": [d.to_json() for d in tuner.chosen.get(subject.occurrence.workload, ())],
         }
         for subject in state.subjects
     ]  # fmt: skip
     return {
-        "cycles": state.tuned, "untuned": state.untuned, "regret": _whole(state.regret), "trials": state.spent,
+        "cycles": state.tuned, "untuned": state.untuned, "regret": _json_number(state.regret), "trials": state.spent,
         "measured": state.measured + state.evaluations, "known": state.known + state.known_evaluations,
         "failed": state.failed, "seconds": seconds, "left_out": dict(state.left_out), "damaged": records.damaged,
         "conflicts": records.conflicts, "layers": layers,
     }  # fmt: skip
 
 
-def _whole(value: float) -> float | None:
-    """For JSON, which has no infinity."""
+def _json_number(value: float) -> float | None:
+    """Convert a number for JSON, which has no infinity."""
     return value if math.isfinite(value) else None

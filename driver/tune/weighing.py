@@ -1,6 +1,6 @@
-"""Parts of models priced by a Fleet, for a search that weighs steps by them (docs/superoptimiser.md).
+"""Price parts of models with a Fleet, for a search that weighs steps by them (docs/superoptimiser.md).
 
-What comes back is an estimate: it says which step is taken next, and never what a model costs in the end.
+The result is an estimate: it decides which step is taken next, and never what a model costs in the end.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from celosia.hw.spec.config import Config
 from celosia.plain import from_json
 
 STEP_SECONDS = 120.0
-"""That a step may take a device; a part of a large network takes some."""
+"""Seconds that a step may take a device; a part of a large network takes some."""
 
 
 @dataclass(frozen=True)
@@ -34,29 +34,29 @@ class PartJob:
     model: bytes
     cfg: Config
     version: int = VERSION
-    """Of who asks."""
+    """Version of the asking Celosia."""
 
     @property
     def alike(self) -> str:
-        """The Config, whose chains of layers are remembered."""
+        """Key of jobs that share caches: the Config, whose chains of layers are remembered."""
         return self.cfg.digest
 
     def run(self) -> TrialResult:
-        """Its Price as JSON; REFUSED for one that does not compile."""
+        """Weigh the part: its Price as JSON; REFUSED for one that does not compile."""
         if self.version != VERSION:
             return TrialResult(Status.FAILED, detail=other_version(self.version))
         try:
-            found = price(onnx.ModelProto.FromString(self.model), self.cfg, records=None)
+            estimate = price(onnx.ModelProto.FromString(self.model), self.cfg, records=None)
         except ModelError as error:
             return TrialResult(Status.REFUSED, detail=str(error))
-        if found is DEAR:
+        if estimate is DEAR:
             return TrialResult(Status.REFUSED, detail="a layer does not fit")
-        detail = json.dumps({"cycles": found.cycles, "host": found.host})
-        return TrialResult(Status.OK, max(1, round(found.cycles)), detail)
+        detail = json.dumps({"cycles": estimate.cycles, "host": estimate.host})
+        return TrialResult(Status.OK, max(1, round(estimate.cycles)), detail)
 
 
 def price_in(result: TrialResult) -> Price:
-    """What a PartJob has found out, whoever ran it."""
+    """Price in the result of a PartJob, whoever ran it."""
     if result.status != Status.OK:
         return DEAR if result.status == Status.REFUSED else LOST
     try:
@@ -69,8 +69,8 @@ def price_in(result: TrialResult) -> Price:
 
 @contextmanager
 def weighed_by(fleet: Fleet | None, cfg: Config, costs: Pricing, stays: bool = False) -> Iterator[Pricing]:
-    """`costs`, with steps weighed by `fleet`; as they are where there is none. stays: it is used for something else
-    when this is over, so that what is under way comes to its end."""
+    """Return `costs` with steps weighed by `fleet`; unchanged where there is none. stays: `fleet` is used for something
+    else afterwards, so jobs under way run to their end."""
     if fleet is None:
         yield costs
         return
@@ -85,7 +85,7 @@ def weighed_by(fleet: Fleet | None, cfg: Config, costs: Pricing, stays: bool = F
         return costs.tuned(model)
 
     for _ in fleet.devices:
-        begin(onnx.ModelProto())  # of nothing, so that they load the compiler while the original is priced here
+        begin(onnx.ModelProto())  # an empty job: workers load the compiler while the original is priced here
     try:
         waits = None if costs.tuned is None else tuned
         yield costs._replace(elsewhere=begin, helpers=len(fleet.devices), tuned=waits)

@@ -1,1 +1,1 @@
-"""Boards, their FPGAs and their memories. Standard library only."""
+"""Boards (boards.py, or a user's TOML file), their FPGAs and their memory models. Standard library only."""

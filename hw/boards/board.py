@@ -21,8 +21,8 @@ class BoardError(Sentence, ValueError):
 
 @dataclass(frozen=True)
 class Processor:
-    """Of a family of FPGAs. part: what the names of its parts are, the device in the first group. synth: the Yosys
-    command for it. machine: what `platform.machine()` says there. address: of the accelerator's registers, as the
+    """Processor of a family of FPGAs. part: pattern of its parts' names, with the device in the first group. synth: the
+    Yosys command for it. machine: what `platform.machine()` says there. address: of the accelerator's registers, as the
     processor sees them: on GP0 of a Zynq-7000, on HPM0 of an UltraScale+. bus_bits: of its widest port to memory
     (UG585, UG1085)."""
 
@@ -46,19 +46,20 @@ LIMITS = {
     "device.ram": (1, 10**6), "dram.bits": (16, 128), "dram.megatransfers": (250, 20_000),
     "dram.refresh_every_ns": (1000, 10**6), "dram.refresh_ns": (1, 10**5),
 }  # fmt: skip
-"""Of each number, both ends possible."""
+"""Limits of each number, both inclusive."""
 _TEXTS = {
     "name": (r"[\w.-]{1,60}", "letters, digits, points and dashes, at most 60"),
     "board_files": (r"[\w.-]{0,60}", "the name in Vivado's board part, as pynq-z2 in tul.com.tw:pynq-z2:part0:1.0"),
     "light_standard": (r"[A-Z][A-Z0-9_]{0,30}|", "an I/O standard of Vivado, as LVCMOS33"),
 }
-"""Of each text: what it must match, and that in words. Vivado's Tcl reads them."""
+"""Pattern of each text, and the same in words. Vivado's Tcl reads these texts."""
 _PIN = r"[A-Z]{1,2}\d{1,2}"
 
 
 @dataclass(frozen=True)
 class Board:
-    """BoardError for what cannot be; docs/boards.md says where a vendor's documents have each.
+    """A board with its part, Config, clock and DRAM. BoardError for an impossible one; docs/boards.md says where a
+    vendor's documents have each field.
 
     name: of its bitstreams' files, and for people. part: the FPGA, as Vivado calls it. device: what that holds.
     config: the accelerator where none is named. clock_mhz: wanted of it. dram: behind the processors' ports.
@@ -110,27 +111,27 @@ class Board:
 
     @property
     def processor(self) -> str:
-        """One of PROCESSORS."""
+        """Processor, one of PROCESSORS."""
         return _known(self.part)[0]
 
     @property
     def memory(self) -> MemoryModel:
-        """Its DRAM at the accelerator's clock, as simulators have it."""
+        """Memory model of its DRAM at the accelerator's clock."""
         return self.dram.behind(self.name, self.clock_mhz)
 
     @property
     def address(self) -> int:
-        """Of the accelerator's registers."""
+        """Address of the accelerator's registers."""
         return PROCESSORS[self.processor].address
 
     @property
     def bus_bits(self) -> int:
-        """Of the widest port of its processor to memory."""
+        """Width in bits of its processor's widest port to memory."""
         return PROCESSORS[self.processor].bus_bits
 
     @property
     def machine(self) -> str:
-        """What `platform.machine()` says there."""
+        """Result of `platform.machine()` on the board."""
         return PROCESSORS[self.processor].machine
 
     def pins(self) -> dict[str, str]:
@@ -174,11 +175,11 @@ def synth_of(part: str) -> str:
 
 
 def _known(part: str) -> tuple[str, str]:
-    """(processor, device)"""
+    """Look up (processor, device) of a part."""
     if isinstance(part, str):
         for name, processor in PROCESSORS.items():
-            if found := re.fullmatch(processor.part, part, re.ASCII):
-                return name, found[1]
+            if match := re.fullmatch(processor.part, part, re.ASCII):
+                return name, match[1]
     raise BoardError(
         f"part cannot be {brief(part)}; it is a Zynq-7000, Zynq UltraScale+ or Kria K24 or K26 by the whole name that "
         "Vivado has for it, as xc7z020clg400-1 or xczu3eg-sbva484-1-i"

@@ -35,16 +35,16 @@ def _of_platform(name: object) -> dict[str, Any]:
     """Part and lights of a platform of amaranth-boards, as "arty_z7.ArtyZ720Platform"."""
     from importlib import import_module
 
-    found = re.fullmatch(r"([a-z][a-z0-9_]*)\.([A-Z]\w*)", name) if isinstance(name, str) else None
+    match = re.fullmatch(r"([a-z][a-z0-9_]*)\.([A-Z]\w*)", name) if isinstance(name, str) else None
     try:
-        platform: Any = getattr(import_module(f"amaranth_boards.{found[1]}"), found[2]) if found else None
+        platform: Any = getattr(import_module(f"amaranth_boards.{match[1]}"), match[2]) if match else None
         part = platform.device, platform.package, platform.speed
     except (ImportError, AttributeError):
         raise BoardError(
             f"platform cannot be {brief(name)}; it is a module of amaranth-boards and a class in it for a Zynq, as "
             "arty_z7.ArtyZ720Platform"
         ) from None
-    leds = [each for each in platform.resources if each.name == "led"][: len(STATES)]
+    leds = [resource for resource in platform.resources if resource.name == "led"][: len(STATES)]
     lights: dict[str, Any] = {"lights": [led.ios[0].names[0] for led in leds]}
     if leds:
         lights["light_standard"] = str(leds[0].attrs["IOSTANDARD"])
@@ -55,11 +55,11 @@ def _of_platform(name: object) -> dict[str, Any]:
 def _board(path: Path, fields: dict[str, Any]) -> Board:
     if "platform" in fields:
         fields = _of_platform(fields["platform"]) | {name: fields[name] for name in fields if name != "platform"}
-    known = {each.name: each.default is dataclasses.MISSING for each in dataclasses.fields(Board)}
-    _check_names("", fields, known | {"name": False, "device": False})
+    required = {field.name: field.default is dataclasses.MISSING for field in dataclasses.fields(Board)}
+    _check_names("", fields, required | {"name": False, "device": False})
     fields = {"name": path.stem, **fields}
     fields["device"] = _device(fields["part"], fields.get("device"))
-    fields["dram"] = Dram(**_table("dram", fields["dram"], [each.name for each in dataclasses.fields(Dram)]))
+    fields["dram"] = Dram(**_table("dram", fields["dram"], [field.name for field in dataclasses.fields(Dram)]))
     fields["config"] = _config(path.parent, fields["config"], fields["name"])
     lights = fields.get("lights", [])
     if not isinstance(lights, list):
@@ -70,39 +70,39 @@ def _board(path: Path, fields: dict[str, Any]) -> Board:
 def _device(part: str, table: object) -> Device:
     name = device_of(part)
     if table is not None:
-        resources = [each.name for each in dataclasses.fields(Device) if each.name not in ("name", "synth")]
+        resources = [field.name for field in dataclasses.fields(Device) if field.name not in ("name", "synth")]
         return Device(name, synth_of(part), **_table("device", table, resources))
     if name not in FPGAS:
         raise BoardError(f"[device] is missing: Celosia does not know what a {name} holds; {PAGE}")
     return FPGAS[name]
 
 
-def _config(folder: Path, given: object, name: object) -> Config:
-    """By the name of a preset, a file beside the board's, or a table of fields."""
+def _config(folder: Path, value: object, name: object) -> Config:
+    """Config by the name of a preset, a file beside the board's, or a table of fields."""
     try:
-        if isinstance(given, dict):
-            return Config.from_dict({"name": name, **given})
-        if not isinstance(given, str):
-            raise BoardError(f"config cannot be {brief(given)}; it is the name of a preset, a file, or a table")
-        return Config.load(folder / given if given.endswith((".toml", ".json")) else given)
+        if isinstance(value, dict):
+            return Config.from_dict({"name": name, **value})
+        if not isinstance(value, str):
+            raise BoardError(f"config cannot be {brief(value)}; it is the name of a preset, a file, or a table")
+        return Config.load(folder / value if value.endswith((".toml", ".json")) else value)
     except ConfigError as error:
         raise BoardError(f"config: {error}") from None
 
 
-def _table(title: str, given: object, names: list[str]) -> dict[str, Any]:
+def _table(title: str, value: object, names: list[str]) -> dict[str, Any]:
     """A table that must have all of these fields."""
-    if not isinstance(given, dict):
-        raise BoardError(f"{title} cannot be {brief(given)}; it is a table, [{title}], of {', '.join(names)}")
-    _check_names(f"{title}.", given, dict.fromkeys(names, True))
-    return given
+    if not isinstance(value, dict):
+        raise BoardError(f"{title} cannot be {brief(value)}; it is a table, [{title}], of {', '.join(names)}")
+    _check_names(f"{title}.", value, dict.fromkeys(names, True))
+    return value
 
 
-def _check_names(prefix: str, given: Mapping[str, object], known: Mapping[str, bool]) -> None:
-    """known: whether each must be there."""
-    for name in given:
+def _check_names(prefix: str, names: Mapping[str, object], known: Mapping[str, bool]) -> None:
+    """Check the names of a table. known: whether each must be there."""
+    for name in names:
         if name not in known:
-            near = did_you_mean(name, known)
-            raise BoardError(f"there is no field {f'{prefix}{name}'[:60]!r}{near}; known are {', '.join(known)}")
+            suggestion = did_you_mean(name, known)
+            raise BoardError(f"there is no field {f'{prefix}{name}'[:60]!r}{suggestion}; known are {', '.join(known)}")
     for name, must in known.items():
-        if must and name not in given:
+        if must and name not in names:
             raise BoardError(f"{prefix}{name} is missing; {PAGE}")

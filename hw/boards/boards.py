@@ -12,11 +12,11 @@ from celosia.hw.boards.memory import IDEAL, ZYNQ_HP, Dram, MemoryModel
 from celosia.hw.spec.config import PRESETS, did_you_mean
 
 _DDR3 = Dram(16, 1050, 7800, 260)
-"""Of the PYNQ-Z1 and -Z2: 16 bits at 525 MHz (Digilent, PYNQ-Z1 reference manual; TUL, PYNQ-Z2 user manual and board
-files): 2.1 GB/s. One chip of 4 Gbit: JESD79-3, tREFI and tRFC."""
+"""DRAM of the PYNQ-Z1 and -Z2: 16 bits at 525 MHz (Digilent, PYNQ-Z1 reference manual; TUL, PYNQ-Z2 user manual and
+board files): 2.1 GB/s. One chip of 4 Gbit: JESD79-3, tREFI and tRFC."""
 _LPDDR4 = Dram(32, 1066, 3904, 280)
-"""Of the Ultra96-V2: 32 bits at 533 MHz (Avnet's board files: LPDDR4_1066): 4.3 GB/s. Channels of 8 Gbit, refreshed as
-a whole: JESD209-4, tREFI and tRFCab."""
+"""DRAM of the Ultra96-V2: 32 bits at 533 MHz (Avnet's board files: LPDDR4_1066): 4.3 GB/s. Channels of 8 Gbit,
+refreshed as a whole: JESD209-4, tREFI and tRFCab."""
 
 BOARDS = {
     board.name: board
@@ -104,22 +104,22 @@ def described(text: str) -> MemoryModel:
     """
     if text in MEMORY_MODELS:
         return MEMORY_MODELS[text]
-    if found := re.fullmatch(r"([\w.-]+) \((\w+=[\d.]{1,12}(?:, \w+=[\d.]{1,12})*)\)", text, re.ASCII):
-        fields = dict(field.split("=") for field in found[2].split(", "))
+    if match := re.fullmatch(r"([\w.-]+) \((\w+=[\d.]{1,12}(?:, \w+=[\d.]{1,12})*)\)", text, re.ASCII):
+        fields = dict(field.split("=") for field in match[2].split(", "))
         try:
             numbers = {name: float(value) if name == "stall" else int(value) for name, value in fields.items()}
-            return MemoryModel(found[1], **numbers)  # type: ignore[arg-type]
+            return MemoryModel(match[1], **numbers)  # type: ignore[arg-type]
         except (TypeError, ValueError):
             pass  # a field or a number that no MemoryModel has
-    *most, last = MEMORY_MODELS
-    near = did_you_mean(text, MEMORY_MODELS)
+    *names, last = MEMORY_MODELS
+    suggestion = did_you_mean(text, MEMORY_MODELS)
     raise ValueError(
-        f"there is no memory model {text!r}{near}; take {', '.join(most)} or {last}, or a board's .toml file"
+        f"there is no memory model {text!r}{suggestion}; take {', '.join(names)} or {last}, or a board's .toml file"
     )
 
 
 def shortest(memory: MemoryModel) -> str:
-    """What `described` knows it by, in any process: its name, or all of it."""
+    """Shortest text from which `described` makes this model, in any process: its name, or all of it."""
     return memory.name if MEMORY_MODELS.get(memory.name) == memory else str(memory)
 
 

@@ -1,4 +1,4 @@
-"""What the FPGAs hold. Standard library only."""
+"""Resources of the FPGAs. Standard library only."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Device:
 
     @property
     def blocks(self) -> Blocks | None:
-        """What the hardware asks for by name; None: Yosys infers what multiplies."""
+        """Vendor blocks that the hardware instantiates by name; None: Yosys infers what multiplies."""
         return _BLOCKS.get(self.synth)
 
 

@@ -1,4 +1,4 @@
-"""How the memory behind the AXI ports behaves, for the RTL simulator and for the timing model."""
+"""Memory models: behaviour of the memory behind the AXI ports, for the RTL simulator and for the timing model."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class MemoryModel:
-    """How the memory behind the AXI ports behaves. Times are cycles; the defaults are high-performance ports of a Zynq.
+    """Behaviour of the memory behind the AXI ports. Times are cycles; the defaults are high-performance ports of a
+    Zynq.
 
     clock_mhz: of the accelerator, whose cycles these are. read_latency: from the acceptance of a read's address to its
     first beat. write_latency: from the last beat of a write to its response. outstanding: bursts accepted on a port,
@@ -62,9 +63,8 @@ IDEAL = MemoryModel("ideal", read_latency=1, write_latency=1, outstanding=16, re
 class Dram:
     """The DRAM of a board.
 
-    bits, megatransfers: of the data bus, and a second; what they move is the most that the pins can. Of what a
-    controller loses, refreshes are told: each `refresh_every_ns` one, for `refresh_ns`; changes of row and of direction
-    are not.
+    bits, megatransfers: of the data bus, and a second; what they move is the most that the pins can. Refreshes are
+    modelled: one every `refresh_every_ns`, for `refresh_ns`; changes of row and of direction are not.
     """
 
     bits: int
@@ -73,8 +73,8 @@ class Dram:
     refresh_ns: int
 
     def behind(self, name: str, clock_mhz: int) -> MemoryModel:
-        """As a model, behind the ports of ZYNQ_HP, whose latency and outstanding bursts it keeps. clock_mhz: of the
-        accelerator."""
+        """Memory model of this DRAM behind the ports of ZYNQ_HP, whose latency and outstanding bursts it keeps.
+        clock_mhz: of the accelerator."""
         return MemoryModel(
             name, clock_mhz,
             refresh_period=self.refresh_every_ns * clock_mhz // 1000,

@@ -1,4 +1,4 @@
-"""Decompress packed weights on their way to wgt (`hw/spec/packing.py`, `sim/functional/packing.py`)."""
+"""Decompress packed weights on their way to wgt (`hw/spec/packing.py`, `sim/functional/unpacking.py`)."""
 
 from __future__ import annotations
 

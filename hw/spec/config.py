@@ -1,4 +1,4 @@
-"""What a user picks of the hardware. Every other size is derived from it, here or in `isa.py`."""
+"""Config: the user's choices for the hardware. All other sizes are derived from it, here or in `isa.py`."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ class ConfigError(Sentence, ValueError):
     """A Config that cannot be built; the message names the field, its value and what is possible."""
 
 
-def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """For the end of "there is no ...": the name that is meant, perhaps.
+def did_you_mean(name: str, names: Iterable[str]) -> str:
+    """Return the end of "there is no ...": a suggestion, perhaps.
 
     >>> did_you_mean("PYNK", ["tiny", "pynq"]), did_you_mean("nexys", ["pynq"])
     (" (did you mean 'pynq'?)", '')
     """
-    near = difflib.get_close_matches(name.lower(), list(known), 1)
-    return f" (did you mean {near[0]!r}?)" if near else ""
+    suggestion = difflib.get_close_matches(name.lower(), list(names), 1)
+    return f" (did you mean {suggestion[0]!r}?)" if suggestion else ""
 
 
 def _is_power_of_two(value: int) -> bool:
@@ -41,7 +41,7 @@ def _toml(text: str) -> dict[str, Any]:
 
 
 class _Limits(NamedTuple):
-    """What a number may be."""
+    """Limits of a number, and its documentation."""
 
     low: int
     high: int
@@ -64,15 +64,15 @@ class FieldSpec:
 
 
 def _number(
-    default: int, low: int, high: int, what: str, cost: str, *, powers: bool = True, later: bool = False
+    default: int, low: int, high: int, description: str, cost: str, *, powers: bool = True, later: bool = False
 ) -> Any:
     return dataclasses.field(
-        default=default, metadata={"spec": FieldSpec(what, cost, _Limits(low, high, powers), later)}
+        default=default, metadata={"spec": FieldSpec(description, cost, _Limits(low, high, powers), later)}
     )
 
 
-def _switch(default: bool, what: str, cost: str, *, later: bool = False) -> Any:
-    return dataclasses.field(default=default, metadata={"spec": FieldSpec(what, cost, None, later)})
+def _switch(default: bool, description: str, cost: str, *, later: bool = False) -> Any:
+    return dataclasses.field(default=default, metadata={"spec": FieldSpec(description, cost, None, later)})
 
 
 @cache
@@ -82,11 +82,11 @@ def field_specs() -> dict[str, FieldSpec]:
 
 
 _MOST_PIECES = 8
-"""Of the larger one of block_in and block_out."""
+"""Largest ratio between block_in and block_out."""
 
 
 def limits(field: str) -> str:
-    """What a field may hold, in words.
+    """Values that a field may hold, in words.
 
     >>> limits("bus_bytes"), limits("taps"), limits("packed")
     ('4 to 128, a power of two', '0 to 16', 'true or false')
@@ -112,7 +112,7 @@ def field_values(field: str) -> Sequence[int]:
 
 
 def check_field(field: str, value: object) -> None:
-    """ConfigError where no Config can have this value of a field."""
+    """Raise ConfigError where no Config can have this value of a field."""
     if field == "name":
         if not isinstance(value, str):
             raise ConfigError(f"name must be a text, not {str(value)[:60]!r}")
@@ -130,7 +130,7 @@ def check_field(field: str, value: object) -> None:
 
 
 def _check_together(cfg: Config) -> None:
-    """ConfigError where fields that are possible alone do not go together."""
+    """Raise ConfigError where possible fields exclude each other."""
     if max(cfg.block_in, cfg.block_out) // cfg.group > _MOST_PIECES:
         raise ConfigError(
             f"block_in and block_out may differ at most by a factor of {_MOST_PIECES}, not {cfg.block_in} and "
@@ -143,12 +143,12 @@ def _check_together(cfg: Config) -> None:
         )
     if cfg.residual_cycles > cfg.lanes:
         raise ConfigError(f"residual_cycles must be at most the {cfg.lanes} lanes, not {cfg.residual_cycles}")
-    most = cfg.block_out // (2 if cfg.taps > 1 else 4)
-    if cfg.softmax and (cfg.batch > 1 or cfg.softmax > most or not _is_power_of_two(cfg.softmax)):
+    largest = cfg.block_out // (2 if cfg.taps > 1 else 4)
+    if cfg.softmax and (cfg.batch > 1 or cfg.softmax > largest or not _is_power_of_two(cfg.softmax)):
         # Three readers of vin take turns, in block_out / softmax cycles; with taps each reads two entries at once.
         raise ConfigError(
             f"softmax needs batch = 1, not {cfg.batch}, and 0 or a power of two up to block_out / 4, with taps = 2 and "
-            f"more block_out / 2, {most}, not {cfg.softmax}"
+            f"more block_out / 2, {largest}, not {cfg.softmax}"
         )
     if cfg.norm and (cfg.batch > 1 or cfg.norm > cfg.block_out or not _is_power_of_two(cfg.norm)):
         raise ConfigError(
@@ -392,10 +392,10 @@ class Config:
 
     @cached_property
     def _hash(self) -> int:
-        """Of its numbers, the same in every process. It is asked for at each look into what is remembered by Config."""
+        """Hash of its numbers, equal in every process. Caches by Config ask for it at each look-up."""
         return hash(tuple(value for value in dataclasses.astuple(self) if isinstance(value, int)))
 
-    # Of which the entries of scratchpads are made (scratchpads.py) ------------------------------------------
+    # Layout of the entries of scratchpads (scratchpads.py) ------------------------------------------
 
     @cached_property
     def group(self) -> int:
@@ -457,11 +457,11 @@ class Config:
         """The Config with these fields, the others as they are by default. Raises ConfigError."""
         if not isinstance(fields, dict):
             raise ConfigError(f"a Config is a table of fields, not {str(fields)[:60]!r}")
-        known = {field.name for field in dataclasses.fields(Config)}
+        names = {field.name for field in dataclasses.fields(Config)}
         for key in fields:
-            if key not in known:
-                near = did_you_mean(key, known)
-                raise ConfigError(f"unknown Config field {key!r}{near}; known are {', '.join(sorted(known))}")
+            if key not in names:
+                suggestion = did_you_mean(key, names)
+                raise ConfigError(f"unknown Config field {key!r}{suggestion}; known are {', '.join(sorted(names))}")
         return Config(**fields)
 
     @staticmethod

@@ -17,7 +17,7 @@ from celosia.hw.spec.scratchpads import Scratchpad, scratchpads
 
 
 class Opcode(IntEnum):
-    """What an instruction is; 0 and 5 to 7 do not exist."""
+    """Operation of an instruction; 0 and 5 to 7 do not exist."""
 
     LOAD = 1
     GEMM = 2
@@ -38,7 +38,7 @@ UNIT_OF = {Opcode.LOAD: Unit.LOAD, Opcode.GEMM: Unit.GEMM, Opcode.VECTOR: Unit.V
 
 
 class Buffer(IntEnum):
-    """Where a LOAD writes."""
+    """Scratchpad that a LOAD writes."""
 
     INP = 0
     WGT = 1
@@ -52,7 +52,7 @@ class Buffer(IntEnum):
 
 
 class ReduceOp(IntEnum):
-    """How VECTOR combines the values of a window."""
+    """Reduction of the values of a window by VECTOR."""
 
     ADD = 0
     MAX = 1
@@ -60,7 +60,7 @@ class ReduceOp(IntEnum):
 
 
 class BinaryOp(IntEnum):
-    """How VECTOR combines A and B, in int32 that wraps."""
+    """Binary operation of VECTOR on A and B, in int32 that wraps."""
 
     NONE = 0
     ADD = 1
@@ -72,21 +72,21 @@ class BinaryOp(IntEnum):
 
 
 class ASource(IntEnum):
-    """Where VECTOR reads A: int32 of ACC, or int8 of VIN."""
+    """Source of A for VECTOR: int32 of ACC, or int8 of VIN."""
 
     ACC = 0
     VIN = 1
 
 
 class BSource(IntEnum):
-    """Where VECTOR reads B: a field of the instruction, or int8 of VIN."""
+    """Source of B for VECTOR: a field of the instruction, or int8 of VIN."""
 
     IMM = 0
     VIN = 1
 
 
 class Destination(IntEnum):
-    """Where a VECTOR writes. Of INP an address counts parts of the size of an entry of acc."""
+    """Scratchpad that a VECTOR writes. An address in INP counts parts of the size of an entry of acc."""
 
     ACC = 0
     OUT = 1
@@ -102,12 +102,12 @@ NEEDS: dict[type[IntEnum], dict[IntEnum, str]] = {
     },
     Destination: {Destination.ACC: "int32", Destination.INP: "forward", Destination.VIN: "forward"},
 }
-"""What of VECTOR not every Config has, and the field of the Config that must be true for it."""
+"""Features of VECTOR that not every Config has, and the field of the Config that must be true for each."""
 
 
 @dataclass(frozen=True)
 class Field:
-    """Some bits of an instruction; doc: a sentence for docs/isa.md."""
+    """A field: some bits of an instruction; doc: a sentence for docs/isa.md."""
 
     name: str
     width: int
@@ -115,7 +115,7 @@ class Field:
     signed: bool = False
 
     def check(self, value: int, format_name: str) -> int:
-        """`value` as an unsigned bit pattern; ValueError where it does not fit."""
+        """Return `value` as an unsigned bit pattern; ValueError where it does not fit."""
         low, high = (-(1 << self.width - 1), (1 << self.width - 1) - 1) if self.signed else (0, (1 << self.width) - 1)
         if not low <= value <= high:
             raise ValueError(f"{format_name}.{self.name} must be between {low} and {high}, not {value}")
@@ -124,7 +124,7 @@ class Field:
 
 @dataclass(frozen=True)
 class Format:
-    """One instruction: an opcode and the fields that follow each other from bit 0."""
+    """Format of an instruction: an opcode and the fields that follow each other from bit 0."""
 
     opcode: Opcode
     doc: str
@@ -199,18 +199,18 @@ def _extents(loops: tuple[str, ...]) -> tuple[Field, ...]:
     return tuple(Field(f"extent_{loop}", EXTENT_BITS, f"Iterations of loop {loop}, at least 1.") for loop in loops)
 
 
-def _address(operand: str, bits: int, loops: tuple[str, ...], what: str) -> tuple[Field, ...]:
+def _address(operand: str, bits: int, loops: tuple[str, ...], description: str) -> tuple[Field, ...]:
     strides = (Field(f"{operand}_{loop}", bits, f"Step of {operand} in loop {loop}.") for loop in loops)
-    return (Field(f"{operand}_base", bits, what), *strides)
+    return (Field(f"{operand}_base", bits, description), *strides)
 
 
 Pads = Mapping[str, Scratchpad]
 
 
 def _formats(cfg: Config, limit: int | None) -> dict[Opcode, Format]:
-    """limit: the bits of an instruction, where they are known."""
-    made = (make(cfg, scratchpads(cfg), limit) for make in (_load, _gemm, _vector, _store))
-    return {fmt.opcode: fmt for fmt in made}
+    """Formats of all instructions. limit: the bits of an instruction, where they are known."""
+    formats_made = (make(cfg, scratchpads(cfg), limit) for make in (_load, _gemm, _vector, _store))
+    return {fmt.opcode: fmt for fmt in formats_made}
 
 
 def _load(cfg: Config, pads: Pads, limit: int | None) -> Format:
@@ -355,7 +355,7 @@ def element_bytes(cfg: Config, buffer: Buffer, widen: bool = False, expand: bool
 
 
 def buffers(cfg: Config) -> tuple[Buffer, ...]:
-    """Those that `cfg` has."""
+    """Buffers that `cfg` has."""
     return tuple(buffer for buffer in Buffer if buffer.name.lower() in scratchpads(cfg))
 
 
@@ -373,8 +373,8 @@ def lanes(cfg: Config) -> tuple[tuple[Buffer, ...], ...]:
     """The buffers that LOAD fills through each port to memory; with two ports, weights and parameters by the second,
     and what is spread by both."""
     pads = {buffer: scratchpads(cfg)[buffer.name.lower()] for buffer in buffers(cfg)}
-    near = [buffer for buffer, pad in pads.items() if cfg.ports == 1 or not pad.far or pad.spread]
-    return (tuple(near), tuple(buffer for buffer, pad in pads.items() if pad.far))[: cfg.ports]
+    near_buffers = [buffer for buffer, pad in pads.items() if cfg.ports == 1 or not pad.far or pad.spread]
+    return (tuple(near_buffers), tuple(buffer for buffer, pad in pads.items() if pad.far))[: cfg.ports]
 
 
 @cache

@@ -1,4 +1,4 @@
-"""What makes an instruction illegal, declared once: the RTL's decoder raises its error on these rules, simulators and
+"""Rules of illegal instructions, declared once: the RTL's decoder raises its error on these rules, simulators and
 verifier refuse with their sentences. Standard library only."""
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ _SIZES = ("x_size", "y_size", "z_size")
 
 @cache
 def rules(cfg: Config) -> dict[Opcode, dict[str, Broken]]:
-    """What makes an instruction illegal: by opcode, the sentence for the user and the test."""
+    """Rules that make an instruction illegal: by opcode, the sentence for the user and the test."""
     return {opcode: _RULES[opcode] | _limits(cfg).get(opcode, {}) for opcode in Opcode}
 
 
@@ -106,20 +106,20 @@ def _limits(cfg: Config) -> dict[Opcode, dict[str, Broken]]:
 
 
 def _expansion(cfg: Config) -> dict[str, Broken]:
-    found: dict[str, Broken] = {
+    rules: dict[str, Broken] = {
         "only WGT is expanded": lambda f: (f["expand"] == 1) & (f["buffer"] != Buffer.WGT),
     }
     if scratchpads(cfg)["wgt"].spread:
-        found["what is spread is not expanded"] = lambda f: (f["expand"] == 1) & (f["spread"] == 1)
+        rules["what is spread is not expanded"] = lambda f: (f["expand"] == 1) & (f["spread"] == 1)
     if (entries := packing(cfg).entries) > 1:
-        found[f"packs of {entries} elements are expanded whole"] = lambda f: (
+        rules[f"packs of {entries} elements are expanded whole"] = lambda f: (
             (f["expand"] == 1) & ((f["x_size"] & (entries - 1)) != 0)
         )
-    return found
+    return rules
 
 
-def _with(field: str, *others: Broken) -> Broken:
-    return lambda f: (f[field] == 1) & reduce(or_, (other(f) for other in others))
+def _with(field: str, *checks: Broken) -> Broken:
+    return lambda f: (f[field] == 1) & reduce(or_, (other(f) for other in checks))
 
 
 def _left_out(cfg: Config) -> Broken:

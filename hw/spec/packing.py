@@ -1,4 +1,4 @@
-"""How weights of few bits lie in DRAM, which LOAD expands to int8 by codebooks, one of BOOKS for each group of them.
+"""Layout in DRAM of weights of few bits, which LOAD expands to int8 by codebooks, one of BOOKS for each group of them.
 
 A pack holds neighbouring entries of wgt: its head, which says the codebook of each of their groups, then the weights in
 their order, two, four or eight in a byte, the first one in its lowest bits. A group is 32 neighbouring input channels
@@ -26,10 +26,9 @@ NIBBLES = 1 << NIBBLE_BITS
 
 
 class Packing(NamedTuple):
-    """bits: of a weight. entries: of wgt in a pack. run: of an entry's weights, in their order, those that share a
-    codebook. head_bytes: in front of a pack; those beyond its groups do not count. unit: bytes of the bus, which come
-    at once.
-    """
+    """Layout of packed weights. bits: of a weight. entries: of wgt in a pack. run: of an entry's weights, in their
+    order, those that share a codebook. head_bytes: in front of a pack; those beyond its groups do not count. unit:
+    bytes of the bus, which come at once."""
 
     bits: int
     entries: int
@@ -40,7 +39,7 @@ class Packing(NamedTuple):
 
     @property
     def groups(self) -> int:
-        """Of a pack: one for each run of an entry's weights."""
+        """Number of groups of a pack: one for each run of an entry's weights."""
         return self.weights // self.entries // self.run
 
     @property
@@ -50,7 +49,7 @@ class Packing(NamedTuple):
 
     @property
     def weight_bytes(self) -> int:
-        """Those behind the head."""
+        """Bytes of the weights behind the head."""
         return self.weights * self.bits // 8
 
     @property
@@ -75,7 +74,7 @@ class Packing(NamedTuple):
 
     @property
     def units(self) -> tuple[int, int]:
-        """(Units of the head, units of weights) in a pack."""
+        """Number of (units of the head, units of weights) in a pack."""
         return self.head_bytes // self.unit, self.weight_bytes // self.unit
 
     @property
@@ -86,7 +85,7 @@ class Packing(NamedTuple):
 
 @cache
 def packing(cfg: Config) -> Packing:
-    """That of `cfg`, whose weight_bits are less than 8.
+    """Packing of `cfg`, whose weight_bits are less than 8.
 
     >>> packing(Config(weight_bits=4)).pack_bytes, packing(Config(weight_bits=4)).entries  # 512 weights
     (264, 2)

@@ -1,7 +1,7 @@
 """Depths of queues and stages of pipelines that the RTL is built with and the timing model reckons with.
 
-Standard library only: RTL, timing model and the count of memories all read it. What only the RTL knows, the cycles
-between two events, `sim/timing/latency.py` has, measured.
+Standard library only: RTL, timing model and the count of memories all read it. Cycles between two events, which only
+the RTL determines, are measured in `sim/timing/latency.py`.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def array_stages(cfg: Config) -> int:
 UNDER_WAY = 2
 """Instructions in it at once."""
 READ_STAGES, TAP_STAGES = 1, 3
-"""From an entry's step to the read of its accumulator, where the Config has no taps, and where it has."""
+"""Cycles from an entry's step to the read of its accumulator, for a Config without taps, and with taps."""
 WRITEBACK_DEPTH = 32
 """Entries that VECTOR has under way to acc at most: the places of the queue in which they wait for GEMM."""
 REQUANTISE_STAGES, ADD_STAGES = 8, 6
@@ -79,11 +79,11 @@ _FROM_ACC = {
     "add": ADD_STAGES, "write": 1,
 }  # fmt: skip
 VECTOR_STAGES = sum(_FROM_ACC.values()) - 1
-"""From the read of an accumulator to the entry's write."""
+"""Cycles from the read of an accumulator to the entry's write."""
 SUMS = 4
 """Registers of an adder of softmax, around which as many sums go: rows of a lane in a tile of rows."""
 QUOTIENT_BITS = 10
-"""Of a share in softmax, with one behind the point: the steps of its division."""
+"""Bits of a share in softmax, with one behind the point: the steps of its division."""
 PART_STAGES, LOOK_STAGES, DIVIDE_STAGES = 3, 3, QUOTIENT_BITS + 6
 """Registers of softmax between a step and the bytes of its entry that count, between the place of a byte that is kept
 and its power, and between a share and its quotient."""
@@ -102,9 +102,9 @@ READERS = 4
 ROWS_OFFERED = 2
 """Cycles for which it is offered before it is told."""
 ROWS_TAKEN = 2
-"""From the cycle in which one is accepted to its first read of vin."""
+"""Cycles from the acceptance of a softmax to its first read of vin."""
 ROWS_READ = SHARE_STAGES + DIVIDE_STAGES + 2
-"""From the cycle in which the last of them has been read for the last time to that in which it is done."""
+"""Cycles from the last read of the last rows to the end of the softmax."""
 
 
 def tile_rows(cfg: Config) -> int:
@@ -132,8 +132,8 @@ def softmax_behind(cfg: Config, rows: Any, entries: Any) -> Any:
     of so many entries: one beat of each of the first tile's rows but the last one, the sums of all tiles, and the
     quotients of the last one."""
     tile, groups = tile_rows(cfg), softmax_spans(cfg, entries)
-    others = (rows - 1) // tile
-    beats = tile - 1 + (others + 1) * tile * groups + (rows - tile * others) * groups
+    earlier_tiles = (rows - 1) // tile
+    beats = tile - 1 + (earlier_tiles + 1) * tile * groups + (rows - tile * earlier_tiles) * groups
     return beats * softmax_parts(cfg) + ROWS_READ
 
 
@@ -155,7 +155,7 @@ NORM_ROWS = 64
 NORM_LANES = 2048
 """Lanes of the longest row, as it lies in whole entries."""
 NORM_OFFSET = 128
-"""Of a norm a_offset is so much at most, above 0 or below, so that what is squared has 9 bits."""
+"""Largest magnitude of a_offset in a norm, so that squared numbers have 9 bits."""
 NORM_STEPS = 32
 """Cycles from a row of a norm to the next one at least: of each part of what is computed of its sums."""
 EPSILON_SHIFT, ROOT_BITS, FACTOR_BITS, NORM_FRACTION = 20, 26, 24, 25
@@ -181,12 +181,12 @@ def norm_cycles(cfg: Config, rows: Any, groups: Any) -> Any:
     """
     entries = groups * norm_parts(cfg)
     short = entries < NORM_STEPS
-    each = entries * (1 - short) + NORM_STEPS * short
-    return (rows - 1) * each + entries + _TO_MOMENTS + cfg.norm.bit_length() - 1 + _FROM_MOMENTS
+    steps_per_row = entries * (1 - short) + NORM_STEPS * short
+    return (rows - 1) * steps_per_row + entries + _TO_MOMENTS + cfg.norm.bit_length() - 1 + _FROM_MOMENTS
 
 
 def read_stages(cfg: Config) -> int:
-    """From an entry's step to the read of its accumulator."""
+    """Cycles from an entry's step to the read of its accumulator."""
     return TAP_STAGES if cfg.taps else READ_STAGES
 
 

@@ -9,17 +9,17 @@ from enum import IntEnum
 from celosia.hw.spec.isa import Unit
 
 MAGIC = 0x43454C4F
-"""What register `magic` reads: "CELO"."""
+"""Value of register `magic`: "CELO"."""
 
 
 class Access(IntEnum):
-    """What the host may do with a register."""
+    """Access of the host to a register."""
 
     READ = 0
     WRITE = 1
     """Written by the host; reads give the value back."""
     SETUP = 2
-    """As WRITE, but writes change nothing during a run, or while memory owes answers of one."""
+    """Written as WRITE, but writes change nothing during a run, or while memory owes answers of one."""
 
 
 class Error(IntEnum):
@@ -66,11 +66,11 @@ STATUS_STUCK = 1 << 2
 """Memory has not answered all that the last run asked of it within the watchdog's time; no run starts before it has."""
 STATUS_ERROR_SHIFT = 8
 TRACE_DONE = 1 << 0
-"""Of an event of the trace: the instruction is done; else it starts."""
+"""Flag of a trace event: the instruction is done; else it starts."""
 TRACE_UNIT_SHIFT, TRACE_INDEX_SHIFT = 1, 3
-"""Of an event: where its unit, and the instruction's number begin."""
+"""First bits of the unit and of the instruction's number in a trace event."""
 TRACE_PREFIX = "trace_"
-"""Of registers that are there only where the Config has a `trace_depth`; others read as 0."""
+"""Prefix of registers that exist only where the Config has a `trace_depth`; others read as 0."""
 
 
 _Rows = tuple[tuple[str, Access, str], ...]
@@ -112,7 +112,7 @@ _RUN: _Rows = (
     ),
     ("irq_enable", Access.WRITE, "Bit 0: raise the interrupt while done."),
 )
-"""Of the hardware, and of a run."""
+"""Registers of the hardware, and of a run."""
 
 _TRACE: _Rows = (
     (
@@ -129,7 +129,7 @@ _TRACE: _Rows = (
     ),
     ("trace_cycle", Access.READ, "When it was: cycles from the start, modulo 2^32."),
 )
-"""Of the event trace."""
+"""Registers of the event trace."""
 
 
 def _counters() -> Iterator[tuple[str, str]]:
@@ -138,19 +138,21 @@ def _counters() -> Iterator[tuple[str, str]]:
     yield "read_beats", "Beats received on the AXI read channels"
     yield "write_beats", "Beats sent on the AXI write channel"
     for unit in Unit:
-        for what, doc, lanes in (
+        for label, doc, lanes in (
             ("busy", "cycles in which it moved a beat or did a tile operation", ", those of each lane"),
             ("wait_token", "cycles in which its next instruction waited for a token", ""),
             ("wait_memory", "cycles in which it was held up by memory", ", those of each lane"),
         ):
-            yield f"{unit.name.lower()}_{what}", f"{unit.name}: {doc}{lanes if unit == Unit.LOAD else ''}"
+            yield f"{unit.name.lower()}_{label}", f"{unit.name}: {doc}{lanes if unit == Unit.LOAD else ''}"
 
 
 def _registers() -> dict[str, Register]:
-    """In the order of their offsets."""
+    """All registers, in the order of their offsets."""
     halves = (("lo", "low half"), ("hi", "high half"))
     counters = (
-        (f"{name}_{half}", Access.READ, f"{doc}, {which}.") for name, doc in _counters() for half, which in halves
+        (f"{name}_{half}", Access.READ, f"{doc}, {half_text}.")
+        for name, doc in _counters()
+        for half, half_text in halves
     )
     rows = (*_RUN, *counters, *_TRACE)
     return {name: Register(name, 4 * i, access, doc) for i, (name, access, doc) in enumerate(rows)}

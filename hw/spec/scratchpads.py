@@ -30,14 +30,14 @@ _BITS = {"int8": 8, "int32": 32, "float32": 32, "uint64": 64}
 
 
 class Part(NamedTuple):
-    """Some bits of a word."""
+    """A part: some bits of a word."""
 
     offset: int
     width: int
     signed: bool = False
 
     def of(self, word: Any) -> Any:
-        """These bits of an integer, an array of uint64 or an expression, as unsigned.
+        """Extract these bits from an integer, an array of uint64 or an expression, as unsigned.
 
         >>> [part.of((30 << 56) + (9 << 32) + 5) for part in PAR.values()]
         [5, 9, 30]
@@ -46,15 +46,16 @@ class Part(NamedTuple):
 
 
 PAR = {"bias": Part(0, 32, signed=True), "multiplier": Part(32, 24), "shift": Part(56, 6)}
-"""What par holds of one channel, in 64 bits of which the highest two are unused."""
+"""Parts of a word of par: one channel, in 64 bits of which the highest two are unused."""
 
 FLOAT = {"fraction": Part(0, 23), "exponent": Part(23, 8)}
-"""What of a float32 the hardware looks at: there are no negative ones, and an exponent of 255 is one as any other."""
+"""Parts of a float32 that the hardware uses: there are no negative ones, and an exponent of 255 is one as any
+other."""
 
 
 @dataclass(frozen=True)
 class Scratchpad:
-    """One of the scratchpads of a Config.
+    """Properties of one of the scratchpads of a Config.
 
     name: that of its Buffer, and of its ports. depth: entries, a power of two.
     shape, element: the values of an entry, the first one in the lowest bits, and their type.
@@ -135,13 +136,13 @@ class Scratchpad:
 
     @property
     def bytes(self) -> int:
-        """All that it holds."""
+        """Size in bytes."""
         return self.depth * self.width // 8
 
 
 @cache
 def scratchpads(cfg: Config) -> Mapping[str, Scratchpad]:
-    """Those that `cfg` has, by name: without taps there is no tap.
+    """Scratchpads of `cfg`, by name: without taps there is no tap.
 
     >>> pad = scratchpads(Config())["acc"]
     >>> pad.depth, pad.shape, pad.width, pad.banks
@@ -162,8 +163,8 @@ def scratchpads(cfg: Config) -> Mapping[str, Scratchpad]:
         _scratchpad(cfg, "lut", cfg.lut_count, (TABLE_SIZE,), "load", "vector", far=True),
     ]  # fmt: skip
     if cfg.taps:
-        shape, kept = (slots, cfg.block_out), cfg.taps * cfg.block_out  # places beyond `taps` are not looked at
-        pads.append(_scratchpad(cfg, "tap", cfg.tap_depth, shape, "load", "vector", kept=kept, far=True))
+        shape, kept_bytes = (slots, cfg.block_out), cfg.taps * cfg.block_out  # places beyond `taps` are not looked at
+        pads.append(_scratchpad(cfg, "tap", cfg.tap_depth, shape, "load", "vector", kept=kept_bytes, far=True))
     if cfg.softmax:
         pads.append(_scratchpad(cfg, "exp", POWERS, (1,), "load", "vector", element="float32", far=True))
     if cfg.weight_bits < 8:
@@ -174,17 +175,17 @@ def scratchpads(cfg: Config) -> Mapping[str, Scratchpad]:
 
 def _scratchpad(
     cfg: Config, name: str, depth: int, shape: tuple[int, ...], writers: str, readers: str, element: str = "int8",
-    grain: int = 0, in_pieces: bool = False, **more: Any,
+    grain: int = 0, in_pieces: bool = False, **options: Any,
 ) -> Scratchpad:  # fmt: skip
-    """Where nothing else is said, LOAD writes what a beat of the bus holds, or a piece."""
+    """Scratchpad with defaults: LOAD writes what a beat of the bus holds, or a piece."""
     step = prod(shape[in_pieces:]) * _BITS[element]
     grain = grain or min(8 * cfg.bus_bytes, step)
     units = tuple(writers.split()), tuple(readers.split())
-    return Scratchpad(name, depth, shape, element, grain, *units, in_pieces, **more)
+    return Scratchpad(name, depth, shape, element, grain, *units, in_pieces, **options)
 
 
 def total_bytes(cfg: Config) -> int:
-    """All that they hold together."""
+    """Bytes of all scratchpads together."""
     return sum(pad.bytes for pad in scratchpads(cfg).values())
 
 

@@ -1,1 +1,1 @@
-"""The meaning of each instruction, and the device that executes it."""
+"""Functional simulator: the meaning of each instruction (reference.py), its fast form, and the device that runs it."""

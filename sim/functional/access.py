@@ -1,4 +1,4 @@
-"""What an instruction reads and writes: entries of scratchpads, and bytes of DRAM.
+"""Entries of scratchpads and bytes of DRAM that each instruction reads and writes.
 
 The simulator's checks, the timing model's demand, the compiler's tokens and the pages of reports derive from here. The
 verifier (`compiler/vthread/verify/decode.py`) tells it once more on purpose: it is to find what is wrong here, too.
@@ -39,8 +39,8 @@ Columns = dict[str, Index]
 
 
 class Operand(NamedTuple):
-    """What instructions of an opcode may touch. `when` says of fields by name whether they do: numbers, or arrays of
-    them, as in the rules of `legality`.
+    """One operand of the instructions of an opcode. `when` tells from fields by name (numbers or arrays of them, as in
+    the rules of `legality`) whether an instruction has it.
 
     memory: a scratchpad. loops: those that move the address; None: the block of a LOAD or STORE.
     """
@@ -87,7 +87,8 @@ OPERANDS: dict[Opcode, tuple[Operand, ...]] = {
 
 
 class Touch(NamedTuple):
-    """An access to `memory` at base + sum of index * stride, over the `steps`, and at `each - 1` addresses behind each.
+    """An access to `memory` at base + sum of index * stride, over the `steps`, and at the `each - 1` addresses behind
+    each.
 
     pieces: of a scratchpad's entry that an address counts; of inp, acc, vin and out it has several.
     """
@@ -101,7 +102,8 @@ class Touch(NamedTuple):
     write: bool
 
     def numbers(self, size: int) -> Index:
-        """Numbers of the pieces touched, each once; the memory has `size` of them, after which addresses wrap."""
+        """Numbers of the pieces that are accessed, each once; the memory has `size` of them, after which addresses
+        wrap."""
         places = size // self.pieces
         index = (_visited(self.steps, places, self.each) + self.base) % places
         return index if self.pieces == 1 else (index[:, None] * self.pieces + np.arange(self.pieces)).ravel()
@@ -113,45 +115,47 @@ class Touch(NamedTuple):
         return any(first + low >= 0 and last + high < places for _, low, high in spans(self.steps, places))
 
     def entries(self, pieces: int) -> tuple[int, int]:
-        """The smallest range [first, end) of entries, of so many pieces, that holds all of it."""
+        """Return the smallest range [first, end) of entries, of `pieces` pieces each, that holds all of the access."""
         first, end = _range(self.base, self.steps, self.each, self.pieces, pieces)
         return first, end
 
 
-def _range(base: Any, steps: Any, each: Any, pieces: int, of: int) -> tuple[Any, Any]:
-    """`Touch.entries`, of numbers or of arrays of them. of: pieces of an entry."""
-    end = base + each
+def _range(base: Any, steps: Any, entry_span: Any, pieces: int, of: int) -> tuple[Any, Any]:
+    """Compute `Touch.entries` from numbers or from arrays of them. of: pieces of an entry."""
+    end = base + entry_span
     for extent, stride in steps:
         end = end + (extent - 1) * stride
     return (base, end) if pieces == of else (base * pieces // of, -(-end * pieces // of))
 
 
 @lru_cache(maxsize=8192)
-def _visited(pattern: Steps, depth: int, each: int) -> Index:
-    """Addresses from base 0, each once."""
+def _visited(pattern: Steps, depth: int, entry_span: int) -> Index:
+    """List the addresses from base 0 that steps visit, each once."""
     first = np.unique(offsets(pattern, depth))
-    return first if each == 1 else np.unique((first[:, None] + np.arange(each)) % depth)
+    return first if entry_span == 1 else np.unique((first[:, None] + np.arange(entry_span)) % depth)
 
 
 def touches(cfg: Config, opcode: Opcode, f: Fields) -> list[Touch]:
-    """What of the scratchpads an instruction with the fields `f` touches, reads first; see `complete`."""
-    found = []
+    """List the scratchpad entries that an instruction with the fields `f` accesses, reads first; see `complete`."""
+    touched = []
     for operand, base, strides, pieces in _operands(cfg, opcode):
         if operand.when(f):
-            first, each = f[base] if base else 0, int(_each(cfg, operand.name, f))
-            found.append(Touch(operand.memory, operand.name, first, _steps(strides, f), each, pieces, operand.write))
-    return found
+            first, entry_span = f[base] if base else 0, int(_each(cfg, operand.name, f))
+            touched.append(
+                Touch(operand.memory, operand.name, first, _steps(strides, f), entry_span, pieces, operand.write)
+            )
+    return touched
 
 
 def _each(cfg: Config, operand: str, f: Any) -> Any:
-    """Entries at each address, one after the other."""
+    """Number of consecutive entries at each address."""
     if operand == "a":
         return np.where(f["taps"], cfg.taps, 1)
-    return {"exp": POWERS, "book": BOOKS * NIBBLES}.get(operand, 1)  # which are read as a whole
+    return {"exp": POWERS, "book": BOOKS * NIBBLES}.get(operand, 1)  # both are read as a whole
 
 
 def _steps(strides: tuple[tuple[str, str], ...] | None, f: Any) -> Any:
-    """(extent, stride) of each loop over the address, by the names of their fields; None: of the block."""
+    """Return (extent, stride) of each loop over the address, by the names of their fields; None: of the block."""
     return block(f) if strides is None else tuple([(f[extent], f[step]) for extent, step in strides])
 
 
@@ -159,7 +163,7 @@ def _steps(strides: tuple[tuple[str, str], ...] | None, f: Any) -> Any:
 def _operands(cfg: Config, opcode: Opcode) -> list[tuple[Operand, str | None, tuple[tuple[str, str], ...] | None, int]]:
     """Each operand with the field of its base, if it is not always 0, those of each loop's extent and stride, and the
     pieces of an address."""
-    pads, found = scratchpads(cfg), []
+    pads, entries = scratchpads(cfg), []
     for operand in OPERANDS[opcode]:
         if operand.memory in pads:
             base = {"table": "table", "exp": None, "book": None}.get(operand.name, f"{operand.name}_base")
@@ -167,12 +171,12 @@ def _operands(cfg: Config, opcode: Opcode) -> list[tuple[Operand, str | None, tu
             strides = None if loops is None else tuple((f"extent_{loop}", f"{operand.name}_{loop}") for loop in loops)
             # VECTOR writes parts of an entry of inp, each as large as one of out.
             of = pads["out" if operand.name == "dst" else operand.memory]
-            found.append((operand, base, strides, 1 if loops is None else of.pieces))
-    return found
+            entries.append((operand, base, strides, 1 if loops is None else of.pieces))
+    return entries
 
 
 class Range(NamedTuple):
-    """Entries [first, end) of a scratchpad, the smallest range that holds all that an operand touches."""
+    """Entries [first, end) of a scratchpad: the smallest range that holds all that an operand accesses."""
 
     memory: str
     first: int
@@ -181,27 +185,29 @@ class Range(NamedTuple):
 
 
 def ranges(cfg: Config, opcode: Opcode, f: Fields) -> list[Range]:
-    """What of the scratchpads an instruction touches; what it reads and writes counts as written."""
+    """Entries of scratchpads that an instruction accesses; an entry that is read and written counts as written."""
     pads = scratchpads(cfg)
-    found = {(each.memory, *each.entries(pads[each.memory].pieces)): each.write for each in touches(cfg, opcode, f)}
-    return [Range(*entries, write) for entries, write in found.items()]
+    is_write = {
+        (access.memory, *access.entries(pads[access.memory].pieces)): access.write for access in touches(cfg, opcode, f)
+    }
+    return [Range(*entries, write) for entries, write in is_write.items()]
 
 
 def all_ranges(cfg: Config, opcode: Opcode, f: Columns) -> list[list[Range]]:
-    """`ranges` of many instructions of an opcode, computed at once of the values of their fields."""
+    """Compute `ranges` of many instructions of an opcode at once from the values of their fields."""
     pads = scratchpads(cfg)
-    found: list[dict[tuple[str, int, int], bool]] = [{} for _ in f["opcode"]]
+    is_write: list[dict[tuple[str, int, int], bool]] = [{} for _ in f["opcode"]]
     for operand, base, strides, pieces in _operands(cfg, opcode):
         bases = f[base] if base else np.zeros_like(f["opcode"])
         ends = _range(bases, _steps(strides, f), _each(cfg, operand.name, f), pieces, pads[operand.memory].pieces)
         first, end = (bound.tolist() for bound in ends)
         for number in np.flatnonzero(operand.when(f)).tolist():
-            found[number][operand.memory, first[number], end[number]] = operand.write
-    return [[Range(*entries, write) for entries, write in each.items()] for each in found]
+            is_write[number][operand.memory, first[number], end[number]] = operand.write
+    return [[Range(*entries, write) for entries, write in columns.items()] for columns in is_write]
 
 
 def block(f: Fields) -> Steps:
-    """The loops of a LOAD or STORE over its scratchpad, padding included: planes, rows, elements."""
+    """Loops of a LOAD or STORE over its scratchpad, padding included: planes, rows, elements."""
     height = f["y_size"] + f.get("pad_top", 0) + f.get("pad_bottom", 0)
     width = f["x_size"] + f.get("pad_left", 0) + f.get("pad_right", 0)
     return (f["z_size"], f["sram_z"]), (height, f["sram_y"]), (width, f["sram_x"])
@@ -214,32 +220,32 @@ def _defaults(cfg: Config, opcode: Opcode) -> dict[str, int]:
 
 
 def complete(cfg: Config, opcode: Opcode, f: Fields) -> Fields:
-    """`f` with the fields that it leaves out: extents are 1, all others 0."""
+    """Return `f` with the fields that it leaves out: extents are 1, all others 0."""
     return _defaults(cfg, opcode) | f
 
 
 def columns(cfg: Config, opcode: Opcode, instructions: Sequence[Fields]) -> Columns:
-    """The values of each field of instructions of an opcode, which are completed."""
+    """Values of each field of instructions of an opcode, completed."""
     return tabulated(instructions, _defaults(cfg, opcode))
 
 
 def tabulated(instructions: Sequence[Fields], defaults: Fields) -> Columns:
-    """The values of each of the fields that `defaults` has, which stand where an instruction has none."""
+    """Values of each of the fields in `defaults`, which gives the value where an instruction has none."""
     alike: dict[tuple[str, ...], list[int]] = {}
     for number, fields in enumerate(instructions):
         alike.setdefault(tuple(fields), []).append(number)
-    found = {name: np.full(len(instructions), default, np.int64) for name, default in defaults.items()}
+    operands = {name: np.full(len(instructions), default, np.int64) for name, default in defaults.items()}
     for names, numbers in alike.items():  # few, as loops make many instructions with the same fields
         values = np.array([tuple(instructions[number].values()) for number in numbers], np.int64)
         for name, column in zip(names, values.T):
-            found[name][numbers] = column
-    return found
+            operands[name][numbers] = column
+    return operands
 
 
 # DRAM -------------------------------------------------------------------------------------------------------
 
 
-class Rows(NamedTuple):
+class DramRows(NamedTuple):
     """Bytes of DRAM: z planes of y rows, each of `row` bytes from `address + z * z_stride + y * y_stride`."""
 
     address: int
@@ -276,29 +282,29 @@ class Rows(NamedTuple):
         return index[index < size]
 
 
-def all_rows(cfg: Config, opcode: Opcode, f: Columns) -> list[Rows] | list[None]:
-    """`rows` of many instructions of an opcode, computed at once of the values of their fields."""
+def all_rows(cfg: Config, opcode: Opcode, f: Columns) -> list[DramRows] | list[None]:
+    """Compute `rows` of many instructions of an opcode at once from the values of their fields."""
     if opcode not in (Opcode.LOAD, Opcode.STORE):
         return [None] * len(f["opcode"])
     write = opcode == Opcode.STORE
     row = f["x_size"] * (cfg.piece_bytes if write else element_sizes(cfg, f))
     values = f["dram_addr"], row, f["y_size"], f["dram_y"], f["z_size"], f["dram_z"]
-    return [Rows._make((*each, write)) for each in zip(*(column.tolist() for column in values), strict=True)]
+    return [DramRows._make((*row, write)) for row in zip(*(column.tolist() for column in values), strict=True)]
 
 
 def element_sizes(cfg: Config, f: Columns) -> Index:
     """Bytes in DRAM of an element of each of many LOADs."""
     sizes = np.array([element_bytes(cfg, b) if b in buffers(cfg) else 0 for b in Buffer], np.int64)
-    found = np.where(f["widen"] == 1, cfg.piece_bytes, sizes[f["buffer"]])
-    return np.where(f["expand"] == 1, packing(cfg).entry_bytes, found) if "expand" in f else found
+    bytes_each = np.where(f["widen"] == 1, cfg.piece_bytes, sizes[f["buffer"]])
+    return np.where(f["expand"] == 1, packing(cfg).entry_bytes, bytes_each) if "expand" in f else bytes_each
 
 
-def rows(cfg: Config, opcode: Opcode, f: Fields) -> Rows | None:
-    """What of DRAM an instruction with the fields `f` touches; None but for LOAD and STORE."""
+def rows(cfg: Config, opcode: Opcode, f: Fields) -> DramRows | None:
+    """Rows of DRAM that an instruction with the fields `f` accesses; None but for LOAD and STORE."""
     if opcode not in (Opcode.LOAD, Opcode.STORE):
         return None
     write = opcode == Opcode.STORE
     size = (
         cfg.piece_bytes if write else element_bytes(cfg, Buffer(f["buffer"]), bool(f["widen"]), bool(f.get("expand")))
     )
-    return Rows(f["dram_addr"], f["x_size"] * size, f["y_size"], f["dram_y"], f["z_size"], f["dram_z"], write)
+    return DramRows(f["dram_addr"], f["x_size"] * size, f["y_size"], f["dram_y"], f["z_size"], f["dram_z"], write)

@@ -1,4 +1,4 @@
-"""Finds what a program must not rely on: never-written entries, addresses outside a buffer, races between units.
+"""Checker of programs: finds reads of unwritten entries, addresses outside a buffer, and races between units.
 
 A race is an access to what another unit writes (or a write to what another unit reads) that no chain of tokens puts in
 order. Each unit has a vector clock: for every other unit, the last of its instructions that is known to have ended.
@@ -23,11 +23,13 @@ UNITS = len(Unit)
 
 
 class CheckError(DeviceError):
-    """A program that relies on what the machine does not promise; the message names instruction, buffer and entry."""
+    """A program that relies on behaviour that the machine does not guarantee; the message names instruction, buffer and
+    entry."""
 
 
 class Accesses:
-    """Who last read and wrote each element of one buffer. Times are instruction numbers plus one, 0 for never."""
+    """The last reader and the last writer of each element of one buffer. Times are instruction numbers plus one, 0 for
+    never."""
 
     def __init__(self, name: str, size: int, unit: str, must_be_written: bool) -> None:
         self.name, self.size, self.unit, self.must_be_written = name, size, unit, must_be_written
@@ -46,7 +48,7 @@ class Accesses:
         self.reads[unit, index] = number + 1
 
     def write(self, index: Index, unit: Unit, number: int, clock: list[int]) -> None:
-        """The same where it writes them."""
+        """Record a write by instruction number `time` of the elements at `index`."""
         self._ordered(index, unit, number, clock, self.writes, "writes", "writes")
         self._ordered(index, unit, number, clock, self.reads, "writes", "reads")
         self.writes[unit, index] = number + 1
@@ -54,6 +56,7 @@ class Accesses:
     def _ordered(
         self, index: Index, unit: Unit, number: int, clock: list[int], log: NDArray[np.int32], verb: str, other: str
     ) -> None:
+        """Raise CheckError where an earlier access of another unit is not ordered before this one by tokens."""
         for rival in Unit:
             if rival == unit:
                 continue
@@ -65,12 +68,12 @@ class Accesses:
                     f"({rival.name}) {other}; no token orders the two"
                 )
 
-    def _at(self, index: Index, where: NDArray[np.bool_]) -> str:
-        return f"{self.name} {self.unit} {int(index[where][0])}"
+    def _at(self, index: Index, selected: NDArray[np.bool_]) -> str:
+        return f"{self.name} {self.unit} {int(index[selected][0])}"
 
 
 class Checker:
-    """Follows the instructions of one run, in the order in which they are executed."""
+    """Checker of one run: call `execute` for each instruction in the order in which they run."""
 
     def __init__(self, cfg: Config, dram_bytes: int) -> None:
         self.cfg = cfg
@@ -83,7 +86,7 @@ class Checker:
         self.tokens: dict[tuple[Unit, Unit], deque[list[int]]] = {(a, b): deque() for a in Unit for b in Unit}
 
     def execute(self, number: int, unit: Unit, opcode: Opcode, f: Fields) -> None:
-        """Instruction `number` runs on `unit` now. Raises CheckError."""
+        """Check instruction `number`, which runs on `unit` now. Raises CheckError."""
         clock = self.clocks[unit]
         for other in Unit:
             if f["wait"] >> other & 1:
@@ -96,6 +99,7 @@ class Checker:
                 self.tokens[unit, other].append(list(clock))
 
     def _accesses(self, number: int, unit: Unit, opcode: Opcode, f: Fields, clock: list[int]) -> None:
+        """Check and record all accesses of an instruction to scratchpads and DRAM."""
         dram = rows(self.cfg, opcode, f)
         if dram is not None and not dram.write:
             self.dram.read(dram.numbers(self.dram.size), unit, number, clock)

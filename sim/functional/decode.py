@@ -1,4 +1,4 @@
-"""Instruction words to fields, all words of a program at once."""
+"""Decode instruction words to fields, all words of a program at once."""
 
 from __future__ import annotations
 
@@ -47,22 +47,23 @@ class Columns(NamedTuple):
 
 
 def columns(cfg: Config, code: NDArray[np.uint8]) -> tuple[dict[Opcode, Columns], NDArray[np.bool_]]:
-    """The instructions of code [count, instruction_bytes] uint8 by opcode, and which of all break a rule of `isa`."""
+    """Decode code [count, instruction_bytes] uint8. Return the instructions by opcode, and a mask of those that break a
+    rule of `legality`."""
     opcodes = code[:, 0] & 0b111
     illegal: NDArray[np.bool_] = np.isin(opcodes, list(Opcode), invert=True)
-    found = {}
+    by_opcode = {}
     for opcode, form in formats(cfg).items():
         numbers = np.flatnonzero(opcodes == opcode)
-        found[opcode] = each = Columns(numbers, tuple(form.offsets), _values(cfg, opcode, code[numbers]))
+        by_opcode[opcode] = decoded = Columns(numbers, tuple(form.offsets), _values(cfg, opcode, code[numbers]))
         if len(numbers):
-            fields = each.fields
+            fields = decoded.fields
             illegal[numbers] = np.any([broken(fields) for broken in rules(cfg)[opcode].values()], axis=0)
-    return found, illegal
+    return by_opcode, illegal
 
 
 class _Places(NamedTuple):
-    """Of all fields of an opcode, in their order, each [fields, 1]: where they lie (word of 64 bits and bit), masks of
-    their width, and the value of their sign bit (0 where unsigned)."""
+    """Bit positions of all fields of an opcode, in their order, each [fields, 1]: 64-bit word and bit, masks of their
+    width, and the value of their sign bit (0 where unsigned)."""
 
     words: NDArray[np.intp]
     bits: NDArray[np.uint64]
@@ -72,6 +73,7 @@ class _Places(NamedTuple):
 
 @cache
 def _places(cfg: Config, opcode: Opcode) -> _Places:
+    """Bit positions of the fields of an opcode."""
     form = formats(cfg)[opcode]
     offsets, widths = np.array([list(form.offsets.values())]).T, [field.width for field in form.fields]
     return _Places(
@@ -82,7 +84,7 @@ def _places(cfg: Config, opcode: Opcode) -> _Places:
 
 
 def _values(cfg: Config, opcode: Opcode, code: NDArray[np.uint8]) -> NDArray[np.int64]:
-    """[fields, count] of code [count, bytes of one]."""
+    """Extract the values [fields, count] of code [count, bytes of an instruction]."""
     places, (count, size) = _places(cfg, opcode), code.shape
     padded = np.zeros((count, -(-size // 8) * 8 + 8), np.uint8)  # one word more, for the last field
     padded[:, :size] = code
@@ -95,12 +97,12 @@ def _values(cfg: Config, opcode: Opcode, code: NDArray[np.uint8]) -> NDArray[np.
 
 
 def decode(cfg: Config, code: NDArray[np.uint8]) -> list[Instruction | None]:
-    """The instructions of code [count, instruction_bytes]; None for each illegal word."""
+    """Decode code [count, instruction_bytes] to instructions; None for each illegal word."""
     program: list[Instruction | None] = [None] * len(code)
-    found, illegal = columns(cfg, code)
-    for opcode, each in found.items():
-        bad = illegal[each.numbers].tolist()
-        for number, broken, instruction in zip(each.numbers.tolist(), bad, _instructions(opcode, each)):
+    by_opcode, illegal = columns(cfg, code)
+    for opcode, decoded in by_opcode.items():
+        bad = illegal[decoded.numbers].tolist()
+        for number, broken, instruction in zip(decoded.numbers.tolist(), bad, _instructions(opcode, decoded)):
             program[number] = None if broken else instruction
     return program
 
@@ -111,7 +113,7 @@ def _instructions(opcode: Opcode, columns: Columns) -> list[Instruction]:
     waits, posts = (map(_units, values[names.index(mask)].tolist()) for mask in ("wait", "post"))
     steps = values[counted].prod(axis=0, dtype=np.float64).tolist()
     rows = map(tuple, values.T.tolist())
-    return [Instruction(unit, opcode, names, *others) for others in zip(rows, waits, posts, steps)]
+    return [Instruction(unit, opcode, names, *values) for values in zip(rows, waits, posts, steps)]
 
 
 @cache

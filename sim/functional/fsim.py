@@ -1,4 +1,4 @@
-"""A Device that executes instructions with numpy: the same bytes as the RTL, and no cycles."""
+"""A Device that executes instructions with numpy: bytes equal to the RTL's, and no cycles."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ DECODED_LIMIT = 1 << 22
 
 @cache
 def _blas() -> ThreadpoolController | None:
-    """What holds BLAS to one thread; None where threadpoolctl is missing, as on a board."""
+    """Return a context that holds BLAS to one thread; None where threadpoolctl is missing, as on a board."""
     try:
         from threadpoolctl import ThreadpoolController
     except ModuleNotFoundError:
@@ -39,7 +39,7 @@ def _blas() -> ThreadpoolController | None:
 
 
 def one_blas_thread() -> AbstractContextManager[Any]:
-    """Products of matrices take one thread inside: with two on a busy machine they wait for each other."""
+    """Limit BLAS to one thread inside: on a busy machine, two wait for each other."""
     blas = _blas()
     return blas.limit(limits=1, user_api="blas") if blas else nullcontext()
 
@@ -73,7 +73,7 @@ class Memory:
 
 
 class FunctionalDevice(Memory):
-    """Executes programs through the meaning of the instructions; `run` gives no cycle counts and no events.
+    """Device that executes programs by the meaning of the instructions; `run` returns no cycle counts and no events.
 
     The units take turns: of those whose next instruction has its tokens, the one with the earliest instruction goes
     first. So a program that cannot proceed ends in a DeviceError, as it would hang on the machine.
@@ -99,10 +99,10 @@ class FunctionalDevice(Memory):
         """Nothing to release."""
 
     def clone_shared(self) -> FunctionalDevice:
-        """The same scratchpads, and a memory of its own; see sim.device.Shared."""
-        made = copy(self)
-        made.allocate(0)
-        return made
+        """Return a device that shares the scratchpads and has a memory of its own; see sim.device.Shared."""
+        clone = copy(self)
+        clone.allocate(0)
+        return clone
 
     def run(self, instr_addr: int, count: int, timeout_cycles: int = 0, trace: bool = False) -> Counters:
         """Execute `count` instructions at `instr_addr`. DeviceError where one fails or none can proceed.
@@ -115,18 +115,19 @@ class FunctionalDevice(Memory):
             return self._run(instr_addr, count, timeout_cycles)
 
     def _run(self, instr_addr: int, count: int, timeout_cycles: int) -> Counters:
+        """Execute instructions unit by unit as tokens allow. DeviceError where none can proceed."""
         size = instruction_bytes(self.config)
         code = self.read(instr_addr, count * size)
         program = self._decode(code.reshape(count, size))
         checker = Checker(self.config, len(self.dram)) if self.checking else None
         tokens = [[0] * len(Unit) for _ in Unit]  # tokens[from][to]
-        most = (1 << self.config.token_bits) - 1
+        max_tokens = (1 << self.config.token_bits) - 1
 
         def step(number: int, instruction: Instruction) -> None:
             unit, opcode, _, _, waits, posts, steps = instruction
             if 0 < timeout_cycles < steps:
-                which = f"instruction {number} ({opcode.name}) has {int(steps)} steps"
-                raise TimeLimit(f"no end within {timeout_cycles} cycles: {which}")
+                description = f"instruction {number} ({opcode.name}) has {int(steps)} steps"
+                raise TimeLimit(f"no end within {timeout_cycles} cycles: {description}")
             if checker is not None:
                 checker.execute(number, unit, opcode, instruction.fields)
             self.execute(instruction, number)
@@ -138,7 +139,7 @@ class FunctionalDevice(Memory):
         fetched = 0
         if None not in program:  # the earliest instruction goes first: while each has its tokens, there are no queues
             for instruction in program:
-                if instruction is None or not _can_start(instruction, tokens, most):
+                if instruction is None or not _can_start(instruction, tokens, max_tokens):
                     break
                 step(fetched, instruction)
                 fetched += 1
@@ -159,7 +160,7 @@ class FunctionalDevice(Memory):
                 fetched += 1
             for ready in sorted([queue[0] for queue in queues if queue]):
                 instruction = program[ready]
-                if instruction is not None and _can_start(instruction, tokens, most):
+                if instruction is not None and _can_start(instruction, tokens, max_tokens):
                     break
             else:
                 break
@@ -167,11 +168,11 @@ class FunctionalDevice(Memory):
             queues[instruction.unit].popleft()
             step(ready, instruction)
         if fetched < count or any(queues):
-            raise DeviceError("no unit can proceed: " + _describe(queues, program, tokens, most, fetched, count))
+            raise DeviceError("no unit can proceed: " + _describe(queues, program, tokens, max_tokens, fetched, count))
         return Counters()
 
     def _decode(self, code: NDArray[np.uint8]) -> list[Instruction | None]:
-        """The instructions of `code` [count, bytes of one], from memory where they have run before."""
+        """Decode `code` [count, bytes of an instruction], once for code that runs again."""
         key = code.tobytes()
         if key not in self._decoded:
             if sum(map(len, self._decoded)) + len(key) > DECODED_LIMIT:
@@ -189,24 +190,24 @@ class FunctionalDevice(Memory):
             raise DeviceError(f"instruction {number}: it has more steps than this machine has memory for") from None
 
 
-def _can_start(instruction: Instruction, tokens: list[list[int]], most: int) -> bool:
-    """Whether its tokens are there, and room for those that it gives."""
+def _can_start(instruction: Instruction, tokens: list[list[int]], max_tokens: int) -> bool:
+    """Whether an instruction's tokens are there, and room for those that it posts."""
     unit, _, _, _, waits, posts, _ = instruction
     for other in waits:
         if not tokens[other][unit]:
             return False
-    return all(tokens[unit][other] < most for other in posts)
+    return all(tokens[unit][other] < max_tokens for other in posts)
 
 
 def _describe(
     queues: list[deque[int]],
     program: list[Instruction | None],
     tokens: list[list[int]],
-    most: int,
+    max_tokens: int,
     fetched: int,
     count: int,
 ) -> str:
-    """What each unit's next instruction waits for."""
+    """Describe, for an error, the tokens that each unit's next instruction waits for."""
     parts = []
     for unit in Unit:
         if not queues[unit]:
@@ -214,8 +215,8 @@ def _describe(
             continue
         number = queues[unit][0]
         instruction = program[number]
-        assert instruction is not None  # it has been fetched
+        assert instruction is not None  # a fetched instruction is legal
         missing = [f"a token from {o.name}" for o in instruction.waits if not tokens[o][unit]]
-        full = [f"room for a token to {o.name}" for o in instruction.posts if tokens[unit][o] >= most]
+        full = [f"room for a token to {o.name}" for o in instruction.posts if tokens[unit][o] >= max_tokens]
         parts.append(f"{unit.name} waits at instruction {number} for {' and '.join(missing + full)}")
     return "; ".join(parts) + f"; {fetched} of {count} instructions fetched"

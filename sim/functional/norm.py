@@ -1,9 +1,8 @@
 """Rows of bytes less their mean and over their deviation, in integers alone, as the hardware computes them
 (`hw/vector_unit/norm/`): LayerNorm, and RMSNorm, which takes the mean for 0.
 
-Of the `count` values u of a row, S1 is their sum (RMSNorm: 0), S2 that of their squares. What is wanted is
-
-    z = (count u - S1) / sqrt(V),    V = count S2 - S1^2 + E / 2^EPSILON_SHIFT
+Of the `count` values u of a row, S1 is their sum (RMSNorm: 0), S2 that of their squares. The result is z = (count u -
+S1) / sqrt(V), V = count S2 - S1^2 + E / 2^EPSILON_SHIFT
 
 where E stands for count^2 epsilon. Each v is z with NORM_FRACTION bits behind its point. m0 is the whole number nearest
 to the mean and S1' = S1 - count m0 the rest of the sum, so that z = (u - m0) Q - S1' Q / count, Q = count / sqrt(V).
@@ -39,17 +38,17 @@ from celosia.hw.spec.pipeline import EPSILON_SHIFT, FACTOR_BITS, NORM_FRACTION, 
 Int64 = NDArray[np.int64]
 
 VARIANCE_BITS = 60
-"""Of V with EPSILON_SHIFT bits behind its point."""
+"""Bits of V, EPSILON_SHIFT of them behind its point."""
 _KEPT = 32
-"""Of them those of which the root is taken."""
+"""Bits of V of which the root is taken."""
 _SPARE = 32 - NORM_FRACTION
 """Bits that a product has behind those of v."""
 _LANES_BITS = NORM_LANES.bit_length()
 
 
 def normalise_rows(x: NDArray[np.int8], count: int, offset: int, centre: bool, epsilon: int) -> NDArray[np.int32]:
-    """v of each lane of x [rows, lanes], of which the first `count`, 1 to NORM_LANES, are the row. centre: LayerNorm,
-    not RMSNorm. offset: added to x, -128 to 128. epsilon: E, 0 to 2^47 - 1.
+    """Return v of each lane of x [rows, lanes], normalised. The first `count` lanes, 1 to NORM_LANES, are the row.
+    centre: LayerNorm, not RMSNorm. offset: added to x, -128 to 128. epsilon: E, 0 to 2^47 - 1.
 
     Other lanes get what their values would, modulo 2^16 at the multiplier and 2^32 behind it.
 
@@ -68,10 +67,10 @@ def normalise_rows(x: NDArray[np.int8], count: int, offset: int, centre: bool, e
 
 
 def factors(count: int, variance: Int64, rest: Int64) -> tuple[Int64, Int64, Int64]:
-    """factor, shift and less of rows, of V in VARIANCE_BITS and S1'.
+    """Compute factor, shift and less of rows, from V in VARIANCE_BITS and S1'.
 
-    The shift is modulo 16, of which Q >= 2^-9 needs no more. Of V = 0, where all of a row is 0 or nothing but its mean,
-    they mean nothing.
+    The shift is modulo 16, of which Q >= 2^-9 needs no more. For V = 0, where all of a row is 0 or equals its mean,
+    they have no meaning.
     """
     up = np.where(variance > 0, VARIANCE_BITS - _bit_length(variance) & ~1, 80)
     root = inverse_root(variance << np.minimum(up, VARIANCE_BITS) >> VARIANCE_BITS - _KEPT)
@@ -85,16 +84,16 @@ def factors(count: int, variance: Int64, rest: Int64) -> tuple[Int64, Int64, Int
 
 
 def inverse_root(value: Int64) -> Int64:
-    """The largest r below 2^ROOT_BITS with r^2 value <= 2^82, of values below 2^32: from 2^30 on it has all its bits.
+    """Largest r below 2^ROOT_BITS with r^2 value <= 2^82, for values below 2^32; from 2^30 on it has all its bits.
 
     >>> inverse_root(np.array([0, 1 << 30, (1 << 30) + 1, (1 << 32) - 1]))
     array([67108863, 67108863, 67108863, 33554432])
     """
-    most = (1 << ROOT_BITS) - 1
+    max_root = (1 << ROOT_BITS) - 1
     # Doubles may be wrong by one where the root is nearly whole.
-    guess = np.minimum(2.0**41 / np.sqrt(np.maximum(value, 1)), most).astype(np.int64)
+    guess = np.minimum(2.0**41 / np.sqrt(np.maximum(value, 1)), max_root).astype(np.int64)
     guess = guess - ~_fits(guess, value)
-    return np.minimum(guess + _fits(guess + 1, value), most)
+    return np.minimum(guess + _fits(guess + 1, value), max_root)
 
 
 def _fits(root: Int64, value: Int64) -> NDArray[np.bool_]:

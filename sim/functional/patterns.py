@@ -16,21 +16,22 @@ Steps = tuple[tuple[int, int], ...]
 
 @lru_cache(maxsize=8192)
 def spans(pattern: Steps, depth: int) -> tuple[tuple[tuple[int, ...], int, int], ...]:
-    """Ways to read the strides of `pattern`, modulo `depth`, as signed numbers: (strides, lowest, highest offset).
+    """Return the ways to read the strides of `pattern`, modulo `depth`, as signed numbers: (strides, lowest, highest
+    offset).
 
     A stride of `depth - 1` is a step of -1; with two iterations it may as well be a step of `depth - 1`.
     """
-    found: list[tuple[tuple[int, ...], int, int]] = [((), 0, 0)]
+    dimensions: list[tuple[tuple[int, ...], int, int]] = [((), 0, 0)]
     for extent, stride in pattern:
         last, stride = extent - 1, stride % depth
         signed = (stride, stride - depth) if last and stride else (0,)
-        found = [
+        dimensions = [
             ((*strides, step), low + min(step * last, 0), high + max(step * last, 0))
-            for strides, low, high in found
+            for strides, low, high in dimensions
             for step in signed
             if abs(step) * last < depth
         ]
-    return tuple(way for way in found if way[2] - way[1] < depth)
+    return tuple(way for way in dimensions if way[2] - way[1] < depth)
 
 
 @lru_cache(maxsize=8192)
@@ -47,7 +48,7 @@ def offsets(pattern: Steps, depth: int) -> NDArray[np.int64]:
 
 @lru_cache(maxsize=8192)
 def distinct(pattern: Steps, depth: int) -> bool:
-    """True where no two iterations of `pattern` have the same address."""
+    """Whether no two iterations of `pattern` have equal addresses."""
     reach = 1
     for step, extent in sorted((min(s % depth, -s % depth), e) for e, s in pattern if e > 1):
         if step < reach:
@@ -80,7 +81,8 @@ def view(array: Array, base: int, pattern: Steps) -> Array | None:
 def _layouts(
     pattern: Steps, shape: tuple[int, ...], strides: tuple[int, ...]
 ) -> tuple[tuple[int, int, tuple[int, ...], tuple[int, ...]], ...]:
-    """The `spans` of `pattern` in an array of this shape: lowest and highest offset, shape and strides of the view."""
+    """Yield lowest and highest offset, shape and strides of the view for each of the `spans` of `pattern` in an array
+    of this shape."""
     extents = tuple(extent for extent, _ in pattern)
     return tuple(
         (low, high, (*extents, *shape[1:]), (*(step * strides[0] for step in signed), *strides[1:]))
@@ -89,9 +91,9 @@ def _layouts(
 
 
 def gather(array: Array, base: int, pattern: Steps) -> Array:
-    """Entries of `array` in the order of `pattern`; perhaps a view."""
-    found = view(array, base % len(array), pattern)
-    return array[(offsets(pattern, len(array)) + base) % len(array)] if found is None else found
+    """Return entries of `array` in the order of `pattern`; perhaps a view."""
+    picked = view(array, base % len(array), pattern)
+    return array[(offsets(pattern, len(array)) + base) % len(array)] if picked is None else picked
 
 
 def scatter(array: Array, base: int, pattern: Steps, values: Array, add: bool = False) -> None:
@@ -100,19 +102,19 @@ def scatter(array: Array, base: int, pattern: Steps, values: Array, add: bool = 
     base %= len(array)
     if not distinct(pattern, len(array)):
         return _scatter_again(array, base, pattern, values, add)
-    found = view(array, base, pattern)
-    if found is not None:
+    picked = view(array, base, pattern)
+    if picked is not None:
         if add:
-            np.add(found, values, out=found, casting="unsafe")
+            np.add(picked, values, out=picked, casting="unsafe")
         else:
-            found[...] = values
+            picked[...] = values
     else:
         index = (offsets(pattern, len(array)) + base) % len(array)
         array[index] = array[index] + values if add else values
 
 
 def _scatter_again(array: Array, base: int, pattern: Steps, values: Array, add: bool) -> None:
-    """`scatter` of a pattern that visits entries several times."""
+    """Scatter a pattern that visits entries several times."""
     extents, entry = [extent for extent, _ in pattern], array.shape[1:]
     values = np.broadcast_to(values, (*extents, *entry)).reshape(-1, *entry)
     if add:
@@ -123,5 +125,5 @@ def _scatter_again(array: Array, base: int, pattern: Steps, values: Array, add: 
 
 
 def once(pattern: Steps, depth: int) -> Steps:
-    """`pattern` with loops that do not move the address run once (the result broadcasts)."""
+    """Return `pattern` with loops that do not move the address run once (the result broadcasts)."""
     return tuple((extent, stride) if stride % depth else (1, 0) for extent, stride in pattern)

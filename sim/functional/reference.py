@@ -1,4 +1,4 @@
-"""What each instruction means, in plain numpy.
+"""The meaning of each instruction, in plain numpy.
 
 This is the specification: RTL, functional simulator and compiler are held to it. It favours plainness over speed.
 An address that runs past its buffer wraps around (depths are powers of two); compiled programs never rely on that.
@@ -33,8 +33,8 @@ from celosia.hw.spec.legality import why_illegal
 from celosia.hw.spec.regs import Error
 from celosia.hw.spec.scratchpads import PAR, scratchpads
 from celosia.sim.functional.norm import normalise_rows
-from celosia.sim.functional.packing import expand
 from celosia.sim.functional.softmax import softmax_rows
+from celosia.sim.functional.unpacking import expand
 
 Int8 = NDArray[np.int8]
 Int32 = NDArray[np.int32]
@@ -90,14 +90,15 @@ class State:
                 buffer.reshape(-1).view(np.uint8)[...] = rng.integers(0, 256, buffer.nbytes, np.uint8)
 
     def elements(self, buffer: Buffer) -> NDArray[Any]:
-        """A view of `buffer` as [elements, values]: an element is what one step of LOAD writes."""
+        """Return a view of `buffer` as [elements, values]: an element is what one step of LOAD writes."""
         name = buffer.name.lower()
         array: NDArray[Any] = getattr(self, name)
         return array.reshape(len(array) * scratchpads(self.cfg)[name].pieces, -1)
 
 
 def addresses(f: Fields, operand: str, loops: tuple[str, ...], depth: int) -> NDArray[np.int64]:
-    """Entry of `operand` in each iteration: base + sum of index * stride, modulo `depth`; shape is the extents."""
+    """Return the entry of `operand` in each iteration: base + sum of index * stride, modulo `depth`; shape is the
+    extents."""
     total = np.full((1,) * len(loops), f[f"{operand}_base"], np.int64)
     for axis, loop in enumerate(loops):
         shape = [1] * len(loops)
@@ -107,14 +108,14 @@ def addresses(f: Fields, operand: str, loops: tuple[str, ...], depth: int) -> ND
 
 
 def _dram_rows(f: Fields, row_bytes: int) -> Iterator[tuple[int, int, int]]:
-    """(z, y, first byte) of each row that LOAD or STORE touches, in order; addresses wrap at 2^32."""
+    """Yield (z, y, first byte) of each row that LOAD or STORE accesses, in order; addresses wrap at 2^32."""
     for z in range(f["z_size"]):
         for y in range(f["y_size"]):
             yield z, y, (f["dram_addr"] + z * f["dram_z"] + y * f["dram_y"]) % (1 << 32)
 
 
 def load(state: State, dram: NDArray[np.uint8], f: Fields) -> None:
-    """LOAD. `dram` holds the bytes from the DMA base to the limit. IndexError where a row leaves it."""
+    """Execute a LOAD. `dram` holds the bytes from the DMA base to the limit. IndexError where a row leaves it."""
     cfg, buffer, widen = state.cfg, Buffer(f["buffer"]), bool(f["widen"])
     expands = bool(f.get("expand"))
     size = element_bytes(cfg, buffer, widen, expands)
@@ -138,7 +139,7 @@ def load(state: State, dram: NDArray[np.uint8], f: Fields) -> None:
 
 
 def store(state: State, dram: NDArray[np.uint8], f: Fields) -> None:
-    """STORE. Writes `dram` in place. IndexError where a row leaves it."""
+    """Execute a STORE. Writes `dram` in place. IndexError where a row leaves it."""
     pieces = state.out.reshape(-1, state.cfg.piece_bytes)
     size = state.cfg.piece_bytes
     for z, y, start in _dram_rows(f, f["x_size"] * size):
@@ -150,7 +151,8 @@ def store(state: State, dram: NDArray[np.uint8], f: Fields) -> None:
 
 
 def gemm(state: State, f: Fields) -> None:
-    """GEMM. Sums wrap at 32 bits. Outputs are visited one after the other, so a repeated accumulator sees the last."""
+    """Execute a GEMM. Sums wrap at 32 bits. Outputs are visited one after the other, so a repeated accumulator sees the
+    last."""
     cfg = state.cfg
     acc = addresses(f, "acc", OUTER_LOOPS, len(state.acc))
     inp = addresses(f, "inp", GEMM_LOOPS, len(state.inp))
@@ -183,14 +185,15 @@ def requantise(v: Int32, bias: Int32, multiplier: NDArray[np.int64], shift: NDAr
 
 
 def _bit_length(value: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Bits that a non-negative value below 2^53 takes."""
+    """Number of bits of a non-negative value below 2^53."""
     return np.frexp(value.astype(np.float64))[1].astype(np.int64)
 
 
 def _round_half_even(
     value: NDArray[np.int64], shift: NDArray[np.int64], slack: NDArray[np.int64], keep_scale: bool = False
 ) -> NDArray[np.int64]:
-    """Non-negative value / 2^shift to the nearest integer; within `slack` of a tie it is a tie, which goes to even."""
+    """Round a non-negative value / 2^shift to the nearest integer; within `slack` of a tie it is a tie, which goes to
+    even."""
     floor = value >> shift
     fraction = value - (floor << shift)
     half = np.where(shift > 0, np.int64(1) << np.maximum(shift - 1, 0), 0)
@@ -201,7 +204,7 @@ def _round_half_even(
 
 
 def vector(state: State, f: Fields) -> None:
-    """VECTOR. An instruction must not read an accumulator that it wrote itself."""
+    """Execute a VECTOR. An instruction must not read an accumulator that it wrote itself."""
     cfg = state.cfg
     if f.get("softmax"):
         return softmax(state, f)
@@ -227,7 +230,7 @@ def vector(state: State, f: Fields) -> None:
 
 
 def _combined(state: State, f: Fields, residual: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The window of A, combined with B [n, y, x, block_out/group, batch, group]."""
+    """Combine the window of A with B [n, y, x, block_out/group, batch, group]."""
     loops = VECTOR_LOOPS
     if f["taps"]:
         a = _taps(state, f)
@@ -249,15 +252,16 @@ def _normed(state: State, f: Fields) -> NDArray[np.int64]:
 
 
 def norm_entries(cfg: Config, entries: NDArray[Any], f: Fields) -> Int32:
-    """v of entries [n, 1, x, block_out/group, 1, group], as a VECTOR with norm makes them."""
+    """Normalise entries [n, 1, x, block_out/group, 1, group], as a VECTOR with norm does."""
     rows = entries[:, 0].swapaxes(0, 1)  # [x, n, block_out/group, 1, group]
     count = f["extent_n"] * cfg.block_out - f["imm"]
-    found = normalise_rows(rows.reshape(len(rows), -1), count, f["a_offset"], bool(f["centre"]), f["scale_c"])
-    return found.reshape(rows.shape).swapaxes(0, 1)[:, None]
+    normalised = normalise_rows(rows.reshape(len(rows), -1), count, f["a_offset"], bool(f["centre"]), f["scale_c"])
+    return normalised.reshape(rows.shape).swapaxes(0, 1)[:, None]
 
 
 def softmax(state: State, f: Fields) -> None:
-    """VECTOR with softmax: of each x the lanes over n, but for the last `imm`, are a row. Those get what 0 would."""
+    """VECTOR with softmax: of each x the lanes over n, but for the last `imm`, are a row. The last `imm` get the result
+    of 0."""
     cfg = state.cfg
     a = state.vin[addresses(f, "a", OUTER_LOOPS, len(state.vin))[:, 0]]  # [n, x, block_out/group, 1, group]
     rows = np.swapaxes(a, 0, 1).reshape(f["extent_x"], -1)
@@ -272,9 +276,10 @@ def softmax(state: State, f: Fields) -> None:
         target[index[n, x]] = result[x].reshape(len(index), cfg.out_pieces, 1, cfg.group)[n]
 
 
-def destination(state: State, which: Destination) -> NDArray[Any]:
-    """What a VECTOR writes, as [places, block_out/group, batch, group]: a place of inp is a part of an entry."""
-    array: NDArray[Any] = getattr(state, which.name.lower())
+def destination(state: State, kind: Destination) -> NDArray[Any]:
+    """Return the scratchpad that a VECTOR writes, as [places, block_out/group, batch, group]: a place of inp is a part
+    of an entry."""
+    array: NDArray[Any] = getattr(state, kind.name.lower())
     return array.reshape(-1, *state.acc.shape[1:])
 
 
@@ -296,6 +301,7 @@ def _wrap(value: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def _binary(op: BinaryOp, a: NDArray[np.int64], b: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Apply a binary operation in int32 that wraps."""
     if op == BinaryOp.MUL:
         return _wrap(a.astype(np.int16).astype(np.int64) * b.astype(np.int16).astype(np.int64))
     results: dict[BinaryOp, Callable[[], NDArray[np.int64]]] = {
@@ -310,7 +316,7 @@ def _binary(op: BinaryOp, a: NDArray[np.int64], b: NDArray[np.int64]) -> NDArray
 
 
 def _round_signed(value: NDArray[np.int64], shift: int) -> NDArray[np.int64]:
-    """value / 2^shift to the nearest integer, ties to even."""
+    """Round value / 2^shift to the nearest integer, ties to even."""
     if shift == 0:
         return value
     floor = value >> shift

@@ -1,4 +1,4 @@
-"""Rows of QLinearSoftmax in integers alone, as the hardware computes them (`hw/vector_unit/softmax/`).
+"""QLinearSoftmax of rows in integers alone, as the hardware computes it (`hw/vector_unit/softmax/`).
 
 A positive float32 is a pair: its mantissa m of 24 bits, the leading one written out, and its exponent's field e, at
 least 1; it is m * 2^(e - 150). Denormals, of which e is 1, then need nothing of their own. An exponent beyond 255
@@ -17,16 +17,17 @@ Pairs = tuple[Int64, Int64]
 """m and e of floats, an array each."""
 
 QUOTIENT_BITS = 10
-"""Of twice a quotient, which is below 2^9 where it does not count as LARGE."""
+"""Bits of twice a quotient, which is below 2^9 where it does not count as LARGE."""
 LARGE = (1 << QUOTIENT_BITS - 1) - 1
 """A quotient that is at least 2^8, or whose exponents say so: any zero point and any limits make the upper limit of it.
 """
 _REST_BITS = 25
-"""Of a remainder, which has a sign."""
+"""Bits of a remainder, which has a sign."""
 
 
 def pairs_of(words: NDArray[np.uint32]) -> Pairs:
-    """m and e of float32 with these bits, [...]; signs count as none, and an exponent of 255 is one as any other.
+    """Return mantissa m and exponent e of the float32 with these bits, [...]; signs are ignored, and an exponent of 255
+    is a normal one.
 
     >>> pairs_of(np.array([0x3F800000, 0, 1], np.uint32))
     (array([8388608,       0,       1]), array([127,   1,   1]))
@@ -37,7 +38,7 @@ def pairs_of(words: NDArray[np.uint32]) -> Pairs:
 
 
 def add_pairs(a: Pairs, b: Pairs) -> Pairs:
-    """a + b, rounded to nearest, ties to even.
+    """Return a + b, rounded to nearest, ties to even.
 
     The smaller exponent's mantissa is shifted down to one bit behind those of the other, what falls out of it told by
     whether it was 0; a carry makes the exponent one more.
@@ -50,9 +51,9 @@ def add_pairs(a: Pairs, b: Pairs) -> Pairs:
     lost = (shifted << shift) != small << 1
     total = (large << 1) + shifted
     carry = total >> 25
-    kept, half = total >> 1 + carry, total >> carry & 1
+    halved, half = total >> 1 + carry, total >> carry & 1
     below = lost | (carry & total & 1 != 0)
-    rounded = kept + (half & ((kept & 1) | below))
+    rounded = halved + (half & ((halved & 1) | below))
     over = rounded >> 24
     mantissa = (rounded & 0x7FFFFF) | ((rounded >> 23 & 1) | over) << 23
     e = np.maximum(a_e, b_e) + (carry | over) & 0xFF
@@ -60,7 +61,7 @@ def add_pairs(a: Pairs, b: Pairs) -> Pairs:
 
 
 def divide_pairs(a: Pairs, b: Pairs) -> Int64:
-    """The float32 a / b rounded to an integer, ties to even, [...], LARGE where it is much too large for a byte.
+    """Return the float32 a / b rounded to an integer, ties to even, [...]; LARGE where it is much too large for a byte.
 
     By a division that adds the divisor where the remainder has become negative, and subtracts it else: QUOTIENT_BITS
     steps of 25 bits give 2 a / b without its fraction. An integer and a half lies half way between two float32 or is
@@ -75,10 +76,10 @@ def divide_pairs(a: Pairs, b: Pairs) -> Int64:
         rest = 2 * rest + (dividend >> bit & 1) + np.where(rest < 0, b_m, -b_m)
         rest = (rest + (1 << _REST_BITS - 1) & (1 << _REST_BITS) - 1) - (1 << _REST_BITS - 1)
         twice = 2 * twice + (rest >= 0)
-    whole, half = twice >> 1, twice & 1
-    bits = sum((whole >> bit != 0).astype(np.int64) for bit in range(QUOTIENT_BITS - 1))
+    quotient, half = twice >> 1, twice & 1
+    bits = sum((quotient >> bit != 0).astype(np.int64) for bit in range(QUOTIENT_BITS - 1))
     tie = np.abs(rest) <= b_m >> 24 - bits
-    nearest = whole + np.where(tie, whole & 1, half)
+    nearest = quotient + np.where(tie, quotient & 1, half)
     return np.asarray(np.where(shift < 0, 0, np.where(shift >= QUOTIENT_BITS, LARGE, nearest)))
 
 

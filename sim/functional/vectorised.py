@@ -1,7 +1,7 @@
-"""The meaning of each instruction once more, at the speed of numpy and BLAS: one call an instruction, not one a tile.
+"""Fast version of `reference.py` with numpy and BLAS: one call an instruction, not one a tile.
 
-Each function does to the state and to DRAM exactly what its namesake in `reference.py` does. What has no quick form
-(rows whose addresses wrap around at 2^32, operands that take too much memory) is handed to the reference.
+Each function does to the state and to DRAM exactly what its namesake in `reference.py` does. Instructions without a
+quick form (rows whose addresses wrap around at 2^32, operands that take too much memory) go to the reference.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from celosia.hw.spec.isa import (
 )
 from celosia.hw.spec.scratchpads import PAR, depths, scratchpads
 from celosia.sim.functional import reference
-from celosia.sim.functional.packing import expand
 from celosia.sim.functional.patterns import Steps, gather, once, scatter, spans
 from celosia.sim.functional.reference import Fields, Int32, State, destination
+from celosia.sim.functional.unpacking import expand
 
 Array = NDArray[Any]
 CHUNK = 1024
@@ -44,7 +44,7 @@ LARGEST_GATHER = 1 << 27
 
 
 class _Gemm(NamedTuple):
-    """How to execute a GEMM of certain extents and strides: patterns and axes of both operands, and shapes."""
+    """Plan for a GEMM of certain extents and strides: patterns and axes of both operands, and shapes."""
 
     acc: Steps
     inp: Steps
@@ -65,7 +65,7 @@ _GEMM_KEY = itemgetter(
 
 @lru_cache(maxsize=8192)
 def _gemm(cfg: Config, key: tuple[int, ...]) -> _Gemm | None:
-    """The plan for a GEMM with the fields `key` of _GEMM_KEY; None where only the reference can do it."""
+    """Return the plan for a GEMM with the fields `key` of _GEMM_KEY; None where only the reference can execute it."""
     extents = key[:6]
     acc, inp, wgt = (
         tuple((e, stride if e > 1 else 0) for e, stride in zip(extents, strides))
@@ -84,7 +84,7 @@ def _gemm(cfg: Config, key: tuple[int, ...]) -> _Gemm | None:
         return None
     (n, y, x), length = extents[:3], prod(extents[3:]) * cfg.block_in
     # Entries [..., block_in/group, batch, group] become rows [..., batch][k, r, s, block_in].
-    o, p = len(inp) - 3, len(wgt) - 3  # how many loops are outer ones
+    o, p = len(inp) - 3, len(wgt) - 3  # numbers of outer loops
     outer = () if many == 0 else (prod(extents[:many]),)
     total = ((y, x, cfg.batch, n) if many == 0 else (n, y, x, cfg.batch)) + (cfg.out_pieces, cfg.group)
     return _Gemm(
@@ -94,7 +94,7 @@ def _gemm(cfg: Config, key: tuple[int, ...]) -> _Gemm | None:
 
 
 def gemm(state: State, f: Fields) -> None:
-    """As `reference.gemm`."""
+    """Execute a GEMM, as `reference.gemm` does."""
     plan = _gemm(state.cfg, _GEMM_KEY(f))
     if plan is None:
         return reference.gemm(state, f)
@@ -105,10 +105,10 @@ def gemm(state: State, f: Fields) -> None:
 
 
 def _floats(array: Array, axes: tuple[int, ...]) -> Array:
-    """int8 `array` with its axes in another order, the last one kept, as contiguous float32."""
+    """Return int8 `array` with its axes in another order, the last one kept, as contiguous float32."""
     wide = _WIDE.get(array.shape[-1] & -array.shape[-1], _WIDE[16])  # several bytes move at a time
-    turned: Array = np.ascontiguousarray(array.view(wide).transpose(axes))
-    return turned.view(np.int8).astype(np.float32)
+    transposed: Array = np.ascontiguousarray(array.view(wide).transpose(axes))
+    return transposed.view(np.int8).astype(np.float32)
 
 
 _WIDE: dict[int, Any] = {1: np.int8, 2: np.int16, 4: np.int32, 8: np.int64, 16: np.complex128}
@@ -116,7 +116,7 @@ _WIDE: dict[int, Any] = {1: np.int8, 2: np.int16, 4: np.int32, 8: np.int64, 16: 
 
 
 def _product(left: Array, right: Array) -> Int32:
-    """left [..., P, K] times right [..., C, K] transposed; whole numbers from -128 to 127, sums modulo 2^32."""
+    """Multiply left [..., P, K] by right [..., C, K] transposed; whole numbers from -128 to 127, sums modulo 2^32."""
     right = np.swapaxes(right, -1, -2)
     total = None
     for start in range(0, left.shape[-1], CHUNK):
@@ -127,7 +127,7 @@ def _product(left: Array, right: Array) -> Int32:
 
 
 class _Vector(NamedTuple):
-    """The patterns of a VECTOR of certain extents and strides."""
+    """Plan for a VECTOR of certain extents and strides."""
 
     dst: Steps
     a: Steps
@@ -155,7 +155,7 @@ def _vector(cfg: Config, key: tuple[int, ...], depth: int) -> _Vector | None:
 
 
 def vector(state: State, f: Fields) -> None:
-    """As `reference.vector`."""
+    """Execute a VECTOR, as `reference.vector` does."""
     cfg = state.cfg
     if f.get("softmax"):
         return softmax(state, f)
@@ -203,12 +203,12 @@ def vector(state: State, f: Fields) -> None:
 
 
 def softmax(state: State, f: Fields) -> None:
-    """As `reference.softmax`."""
+    """Execute a softmax, as `reference.softmax` does."""
     powers, shares = np.split(state.exp.ravel(), 2)
     count = f["extent_n"] * state.cfg.block_out - f["imm"]
     ordinary = np.isfinite(state.exp).all() and not np.signbit(state.exp).any() and powers[-1] > 0
     if not ordinary or float(powers.max()) * count >= float(np.finfo(np.float32).max):
-        return reference.softmax(state, f)  # what float32 is not asked for
+        return reference.softmax(state, f)  # a case without a float32 path
     n, x = f["extent_n"], f["extent_x"]
     loops = (n, f["a_n"] if n > 1 else 0), (x, f["a_x"] if x > 1 else 0)
     rows = np.swapaxes(gather(state.vin, f["a_base"], loops), 0, 1).reshape(x, -1)
@@ -217,9 +217,9 @@ def softmax(state: State, f: Fields) -> None:
     for k in range(count):
         total += powers[places[:, k]]
     with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
-        found = np.rint(shares[places] / total[:, None]) + np.float32(f["zero_point"])
+        rounded = np.rint(shares[places] / total[:, None]) + np.float32(f["zero_point"])
     result = np.full(rows.shape, f["zero_point"], np.float32)
-    result[:, :count] = found
+    result[:, :count] = rounded
     clipped = np.minimum(np.maximum(result, f["clip_lo"]), f["clip_hi"]).astype(np.int8)
     entries = clipped.reshape(x, n, state.cfg.out_pieces, 1, state.cfg.group)
     out = (x, f["dst_x"] if x > 1 else 0), (n, f["dst_n"] if n > 1 else 0)
@@ -241,7 +241,7 @@ def _taps(state: State, f: Fields, a: Steps) -> Int32:
 
 
 def _reduce(op: int, a: Array, offset: int) -> Array:
-    """a [n, y, x, r, s, ...] int8 or int32 over r and s, in int32 that wraps."""
+    """Reduce a [n, y, x, r, s, ...] int8 or int32 over r and s, in int32 that wraps."""
     if a.shape[3:5] == (1, 1):
         return a[:, :, :, 0, 0] + np.int32(offset) if offset else a[:, :, :, 0, 0]
     combine = {ReduceOp.ADD: np.add, ReduceOp.MAX: np.maximum, ReduceOp.MIN: np.minimum}[ReduceOp(op)]
@@ -258,7 +258,7 @@ def _reduce(op: int, a: Array, offset: int) -> Array:
 
 
 def _binary(op: BinaryOp, a: Int32, b: Int32) -> Int32:
-    """a op b in int32 that wraps."""
+    """Compute a op b in int32 that wraps."""
     if op == BinaryOp.MUL:
         return a.astype(np.int16).astype(np.int32) * b.astype(np.int16).astype(np.int32)
     if op == BinaryOp.SHR:
@@ -272,7 +272,7 @@ def _binary(op: BinaryOp, a: Int32, b: Int32) -> Int32:
 
 
 def _requantise(v: Array, par: NDArray[np.uint64]) -> NDArray[np.float32]:
-    """`reference.requantise` as the float32 product that it describes; equal wherever the result is below 2^20.
+    """Requantise by the float32 product that `reference.requantise` describes; equal wherever the result is below 2^20.
 
     Beyond that both are far outside int8, on the same side, so that the clip that follows makes them equal.
     """
@@ -284,7 +284,7 @@ def _requantise(v: Array, par: NDArray[np.uint64]) -> NDArray[np.float32]:
 
 @lru_cache(maxsize=1024)
 def _parameters(entries: bytes) -> tuple[Int32, NDArray[np.float32]]:
-    """Bias and factor of each of `entries` of par."""
+    """Return bias and factor of each of `entries` of par."""
     par = np.frombuffer(entries, np.uint64)
     bias, multiplier, shift = (part.of(par) for part in PAR.values())
     factor = np.ldexp(multiplier.astype(np.float32), -shift.astype(np.int32))
@@ -292,7 +292,8 @@ def _parameters(entries: bytes) -> tuple[Int32, NDArray[np.float32]]:
 
 
 def _dram_steps(state: State, dram: Array, f: Fields, size: int, verb: str) -> tuple[int, Steps]:
-    """First byte and signed steps of the rows in DRAM, all inside it. IndexError names the first row that is not."""
+    """Return first byte and signed steps of the rows in DRAM, all inside it. IndexError names the first row that is
+    not."""
     start, width = f["dram_addr"], f["x_size"] * size
     for rows, low, high in _signed_rows(_pattern(f["z_size"], f["dram_z"], f["y_size"], f["dram_y"])):
         if start + low >= 0 and start + high + width <= len(dram):
@@ -305,13 +306,13 @@ def _dram_steps(state: State, dram: Array, f: Fields, size: int, verb: str) -> t
 
 @lru_cache(maxsize=8192)
 def _pattern(*loops: int) -> Steps:
-    """The loops (extent, stride, extent, stride, ...); the stride of one that runs once is 0."""
+    """Return the loops (extent, stride, extent, stride, ...); the stride of one that runs once is 0."""
     return tuple((extent, stride if extent > 1 else 0) for extent, stride in zip(loops[::2], loops[1::2]))
 
 
 @lru_cache(maxsize=8192)
 def _signed_rows(rows: Steps) -> tuple[tuple[Steps, int, int], ...]:
-    """The `spans` of rows in DRAM, with the extents."""
+    """Return the `spans` of rows in DRAM, with the extents."""
     return tuple(
         (tuple((extent, step) for (extent, _), step in zip(rows, signed, strict=True)), low, high)
         for signed, low, high in spans(rows, 1 << 32)
@@ -319,14 +320,14 @@ def _signed_rows(rows: Steps) -> tuple[tuple[Steps, int, int], ...]:
 
 
 def _dram_view(dram: NDArray[np.uint8], start: int, rows: Steps, count: int, size: int, dtype: Any) -> Array:
-    """[z, y, count, values] of `dtype`: rows of `count` consecutive elements of `size` bytes."""
+    """View DRAM as [z, y, count, values] of `dtype`: rows of `count` consecutive elements of `size` bytes."""
     item = np.dtype(dtype).itemsize
     (z, dram_z), (y, dram_y) = rows
     return np.ndarray((z, y, count, size // item), dtype, dram, start, (dram_z, dram_y, size, item))
 
 
 def load(state: State, dram: NDArray[np.uint8], f: Fields) -> None:
-    """As `reference.load`."""
+    """Execute a LOAD, as `reference.load` does."""
     buffer, widen = Buffer(f["buffer"]), bool(f["widen"])
     expands = bool(f.get("expand"))
     size = element_bytes(state.cfg, buffer, widen, expands)
@@ -344,8 +345,8 @@ def load(state: State, dram: NDArray[np.uint8], f: Fields) -> None:
     else:
         values = _dram_view(dram, start, rows, f["x_size"], size, np.int8 if widen else target.dtype)
     if (height, width) != (f["y_size"], f["x_size"]):
-        whole = f["pad_value"] if buffer == Buffer.ACC else _repeated(f["pad_value"], target.dtype)
-        padded = np.full((f["z_size"], height, width, target.shape[1]), whole, target.dtype)
+        padding = f["pad_value"] if buffer == Buffer.ACC else _repeated(f["pad_value"], target.dtype)
+        padded = np.full((f["z_size"], height, width, target.shape[1]), padding, target.dtype)
         top, left = f["pad_top"], f["pad_left"]
         padded[:, top : top + f["y_size"], left : left + f["x_size"]] = values
         values = padded
@@ -353,12 +354,12 @@ def load(state: State, dram: NDArray[np.uint8], f: Fields) -> None:
 
 
 def _repeated(value: int, dtype: np.dtype[Any]) -> np.generic:
-    """A number of `dtype` whose every byte is `value`."""
+    """Return a number of `dtype` whose every byte is `value`."""
     return np.full(dtype.itemsize, value, np.int8).view(dtype)[0]  # type: ignore[no-any-return]
 
 
 def store(state: State, dram: NDArray[np.uint8], f: Fields) -> None:
-    """As `reference.store`."""
+    """Execute a STORE, as `reference.store` does."""
     size = state.cfg.piece_bytes
     pieces = state.out.reshape(-1, size)
     try:
@@ -376,7 +377,7 @@ def store(state: State, dram: NDArray[np.uint8], f: Fields) -> None:
 
 @lru_cache(maxsize=8192)
 def _rows_overlap(rows: Steps, width: int) -> bool:
-    """True where rows of `width` bytes may share a byte."""
+    """Whether rows of `width` bytes may share a byte."""
     reach = width
     for extent, stride in sorted(rows, key=lambda loop: abs(loop[1])):
         if extent > 1:

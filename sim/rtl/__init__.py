@@ -1,1 +1,1 @@
-"""The Verilated hardware: how it is built, and the device that runs it."""
+"""RTL simulator: the hardware compiled by Verilator (build.py), and the device that runs it (rtlsim.py)."""

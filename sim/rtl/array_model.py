@@ -1,4 +1,4 @@
-"""The array of multiply-accumulate cells as a simulator computes it: each product is made when its operands enter.
+"""Fast model of the array of multiply-accumulate cells: each product is computed when its operands enter.
 
 The module takes the place of the one that `hw.gemm_core.array` leaves out for the platform `Modelled`. Sums of products
 come from C++ (array_model.cpp), for all outputs at once, and wait in a ring until the array's stages would have come to
@@ -18,12 +18,12 @@ PRODUCTS = Path(__file__).with_name("array_model.cpp")
 
 
 def defines(cfg: Config) -> dict[str, int]:
-    """Macros of `PRODUCTS`."""
+    """Return the Verilog macros of `PRODUCTS`."""
     return {"BATCH": cfg.batch, "BLOCK_IN": cfg.block_in, "BLOCK_OUT": cfg.block_out, "GROUP": cfg.group}
 
 
 def array_model(cfg: Config) -> str:
-    """The Verilog module for the array of `cfg`."""
+    """Return the Verilog module for the array of `cfg`."""
     pads = scratchpads(cfg)
     inp, wgt, acc = (f"[{pads[name].width - 1}:0]" for name in ("inp", "wgt", "acc"))
     return f"""

@@ -42,11 +42,11 @@ FAST_CLOCK = "fast_clk"
 """The port of the clock of twice the rate, where Verilog has it."""
 JOBS = max(1, min(4, os.cpu_count() or 1))
 HARNESS = Path(__file__).with_name("harness.cpp")
-REHEARSAL = Path(__file__).with_name("pgo_training.py")
+TRAINING_RUN = Path(__file__).with_name("pgo_training.py")
 FASTER = tuple(Path(__file__).with_name(name) for name in ("gating.py", "flat_verilog.py", "array_model.py"))
-"""What makes another text of the Verilog of a large array."""
-WATCHED, REHEARSED = ("-fprofile-generate",), ("-fprofile-use", "-Wno-error=coverage-mismatch")
-"""Flags for what is compiled before the rehearsal (rehearsal.py), and after it."""
+"""Modules that rewrite the Verilog of a large array for the simulator."""
+PROFILING_FLAGS, TRAINED_FLAGS = ("-fprofile-generate",), ("-fprofile-use", "-Wno-error=coverage-mismatch")
+"""Flags for what is compiled before the training run (pgo_training.py), and after it."""
 RUNTIME = ("verilated.cpp", "verilated_threads.cpp")
 """Files of Verilator's runtime that every simulator needs."""
 
@@ -56,7 +56,8 @@ class BuildError(Sentences, RuntimeError):
 
 
 def compiler() -> str:
-    """The C++ compiler: $CXX, g++ or clang++, whichever comes first and is new enough. BuildError where none is."""
+    """Find the C++ compiler: $CXX, g++ or clang++, whichever comes first and is new enough. BuildError where none
+    is."""
     for tool in (tools.GXX, tools.CLANGXX):
         if (program := tools.find(tool)) is not None:
             return program.path
@@ -68,7 +69,7 @@ def compiler() -> str:
 
 
 def verilator_root() -> Path:
-    """The folder of the installed verilator package. BuildError where it is missing."""
+    """Folder of the installed verilator package. BuildError where it is missing."""
     try:
         files = metadata.distribution("verilator").locate_file("verilator")
     except metadata.PackageNotFoundError:
@@ -80,13 +81,14 @@ def verilator_root() -> Path:
 
 
 def require_tools() -> None:
-    """BuildError where the compiler or Verilator is missing, without which no simulator is built or recognised."""
+    """Raise BuildError where the compiler or Verilator is missing, without which no simulator is built or
+    recognised."""
     compiler()
     verilator_root()
 
 
 def _processor() -> str:
-    """What -march=native depends on."""
+    """Describe the processor, on which -march=native depends."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -98,10 +100,11 @@ def _is_large(cfg: Config) -> bool:
     return cfg.macs_per_cycle > SMALL_ARRAY
 
 
-def _is_rehearsed(cfg: Config, source: str | None) -> bool:
-    """Whether it is compiled twice: what takes long runs, by a compiler that keeps profiles as g++ does."""
-    wanted = os.environ.get("CELOSIA_REHEARSAL") != "0"
-    return wanted and source is None and _is_large(cfg) and "clang" not in _version(compiler())
+def _uses_training(cfg: Config, source: str | None) -> bool:
+    """Whether the simulator is compiled twice, for profile-guided optimisation, with a compiler whose profiles are
+    g++'s."""
+    is_wanted = os.environ.get("CELOSIA_REHEARSAL") != "0"
+    return is_wanted and source is None and _is_large(cfg) and "clang" not in _version(compiler())
 
 
 def _optimisation(cfg: Config) -> str:
@@ -115,39 +118,41 @@ def _cxx_sources(folder: Path, large: bool) -> tuple[list[Path], Path]:
     generated = sorted(folder.glob("*.cpp"))
     starting = [path for path in generated if path.stem.endswith("Slow")]
     running = [*(path for path in generated if path not in starting), HARNESS, PRODUCTS]
-    seldom = _together(starting, folder / "seldom.cpp")
-    return running if large else [_together(running, folder / "often.cpp")], seldom
+    seldom = _write_unit(starting, folder / "seldom.cpp")
+    return running if large else [_write_unit(running, folder / "often.cpp")], seldom
 
 
-def _together(sources: Iterable[Path], file: Path) -> Path:
-    """`file`, in which all `sources` are one translation unit."""
+def _write_unit(sources: Iterable[Path], file: Path) -> Path:
+    """Write to `file` one translation unit that includes all `sources`."""
     file.write_text("".join(f'#include "{path}"\n' for path in sources), encoding="utf-8")
     return file
 
 
 def runtime(cxx: str, root: Path) -> Path:
-    """Verilator's runtime, compiled once for all simulators that `cxx` compiles. Raises BuildError."""
-    told = "\0".join((metadata.version("verilator"), _version(cxx), _processor(), *CXX_FLAGS))
-    path = cache_folder() / "verilator" / f"{hashlib.sha256(told.encode()).hexdigest()[:32]}.o"
+    """Compile Verilator's runtime once for all simulators that `cxx` compiles. Raises BuildError."""
+    toolchain = "\0".join((metadata.version("verilator"), _version(cxx), _processor(), *CXX_FLAGS))
+    path = cache_folder() / "verilator" / f"{hashlib.sha256(toolchain.encode()).hexdigest()[:32]}.o"
     require_own(path)
     if not path.exists():
         make_folder(path.parent)
         with tempfile.TemporaryDirectory(dir=path.parent) as folder:
-            source = _together((root / "include" / name for name in RUNTIME), Path(folder) / "runtime.cpp")
-            made = source.with_suffix(".o")
-            _call([cxx, *CXX_FLAGS, "-O1", *includes(root), "-c", str(source), "-o", str(made)], made.parent)
-            os.replace(made, path)
+            source = _write_unit((root / "include" / name for name in RUNTIME), Path(folder) / "runtime.cpp")
+            object_file = source.with_suffix(".o")
+            _call(
+                [cxx, *CXX_FLAGS, "-O1", *includes(root), "-c", str(source), "-o", str(object_file)], object_file.parent
+            )
+            os.replace(object_file, path)
     used(path)
     return path
 
 
 def includes(root: Path) -> list[str]:
-    """Flags by which the compiler finds Verilator's headers."""
+    """Compiler flags for Verilator's headers."""
     return [f"-I{root}/include", f"-I{root}/include/vltstd"]
 
 
 def _source(cfg: Config) -> str:
-    """What is simulated of `cfg`. Raises BuildError."""
+    """Write the Verilog that is simulated for `cfg`. Raises BuildError."""
     try:
         return faster(cfg) if _is_large(cfg) else verilog(cfg, simulation=True)
     except VerilogError as error:
@@ -155,7 +160,8 @@ def _source(cfg: Config) -> str:
 
 
 def faster(cfg: Config) -> str:
-    """Verilog that does in every cycle what that of `cfg` does, for less work of a simulator. Raises VerilogError."""
+    """Return Verilog equivalent to that of `cfg` in every cycle that takes a simulator less work. Raises
+    VerilogError."""
     return gated(verilog(cfg, simulation=True, flat=True, modelled=True)) + array_model(cfg)
 
 
@@ -164,10 +170,11 @@ def _version(tool: str) -> str:
 
 
 def library_path(cfg: Config, source: str | None = None) -> Path:
-    """Where the library of `cfg` is or will be; differs with everything that it is made from. source: see `library`."""
+    """Path of the library of `cfg`, built or not; its name is a digest of all that it is made from. source: see
+    `library`."""
     files = HARNESS, PRODUCTS, *(FASTER if source is None and _is_large(cfg) else ())
-    twice = _is_rehearsed(cfg, source)
-    profiling = (REHEARSAL.read_text(encoding="utf-8"), *WATCHED, *REHEARSED) if twice else ()
+    twice = _uses_training(cfg, source)
+    profiling = (TRAINING_RUN.read_text(encoding="utf-8"), *PROFILING_FLAGS, *TRAINED_FLAGS) if twice else ()
     digest = hashlib.sha256()
     for part in (
         hardware_digest(cfg) if source is None else source, *(file.read_text(encoding="utf-8") for file in files),
@@ -179,14 +186,15 @@ def library_path(cfg: Config, source: str | None = None) -> Path:
 
 
 def library(cfg: Config, quiet: bool = False, source: str | None = None) -> Path:
-    """The simulator of `cfg`, built where it is not there yet (minutes for large arrays). BuildError, CacheError.
+    """Return the simulator of `cfg`, built where it is not there yet (minutes for large arrays). BuildError,
+    CacheError.
 
     quiet: without the progress line on standard error. source: Verilog of its top module, in place of what `hw.verilog`
     writes of it, which where the array is large is gated (gating.py) and has a model of the array (array_model.py).
     """
     path = library_path(cfg, source)
     require_own(path)
-    if _is_whole(path):
+    if _is_complete(path):
         used(path)
         return path
     with writing():
@@ -194,11 +202,11 @@ def library(cfg: Config, quiet: bool = False, source: str | None = None) -> Path
 
 
 CHECKSUM = "simulator.sha256"
-"""Beside a simulator: of what was built."""
+"""Name of the file beside a simulator with the checksum of what was built."""
 
 
-def _is_whole(path: Path) -> bool:
-    """Whether a simulator is there as it was built: the system ends a process that calls into a part of one."""
+def _is_complete(path: Path) -> bool:
+    """Whether a simulator is complete: the system ends a process that calls into a truncated library."""
     try:
         return path.with_name(CHECKSUM).read_text(encoding="ascii") == _digest(path)
     except (OSError, ValueError):
@@ -210,7 +218,7 @@ def _digest(path: Path) -> str:
 
 
 def _built(cfg: Config, path: Path, quiet: bool, source: str | None) -> Path:
-    """`path`, built once by whoever comes first. Raises BuildError, OSError."""
+    """Build `path` once, in whichever process comes first. Raises BuildError, OSError."""
     make_folder(path.parent)
     require_own(path)
 
@@ -220,7 +228,7 @@ def _built(cfg: Config, path: Path, quiet: bool, source: str | None) -> Path:
             print(f"Waiting for another process that builds the simulator of {name}", file=sys.stderr)
 
     with locked(path.parent / "lock", waits):
-        if not _is_whole(path):
+        if not _is_complete(path):
             for left_over in path.parent.glob("build.*"):
                 shutil.rmtree(left_over, ignore_errors=True)
             with ending_on_sigterm():
@@ -230,6 +238,7 @@ def _built(cfg: Config, path: Path, quiet: bool, source: str | None) -> Path:
 
 
 def _build(cfg: Config, path: Path, quiet: bool, source: str | None) -> None:
+    """Verilate and compile the simulator of `cfg` to `path`, with progress on standard error."""
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn  # slow to import, and rarely needed
 
     from celosia.terminal import Console
@@ -237,96 +246,97 @@ def _build(cfg: Config, path: Path, quiet: bool, source: str | None) -> None:
     root = verilator_root()
     columns = TextColumn("{task.description}", markup=False), BarColumn(), TimeElapsedColumn()
     console = Console(stderr=True, quiet=quiet)
-    what = f"Building the simulator of {cfg.name} (once)"
+    description = f"Building the simulator of {cfg.name} (once)"
     stage, started = "Verilog", time.perf_counter()
     say = console.print
     with (
         tempfile.TemporaryDirectory(dir=path.parent, prefix="build.") as folder,
         Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress,
-        nullcontext() if console.is_terminal else every_minute(lambda: say(so_far(f"{what}: {stage}", started))),
+        nullcontext() if console.is_terminal else every_minute(lambda: say(so_far(f"{description}: {stage}", started))),
     ):
         if not console.is_terminal:
-            say(f"{what} ...")
+            say(f"{description} ...")
         work = Path(folder)
-        task = progress.add_task(f"{what}: {stage}", total=None)
+        task = progress.add_task(f"{description}: {stage}", total=None)
         text = _source(cfg) if source is None else source
         # Each evaluation in which the clock has changed is a cycle of the harness.
         (work / "top.v").write_text(text.replace("@(posedge ", "@(edge "), encoding="utf-8")
         stage = "Verilator"
-        progress.update(task, description=f"{what}: {stage}")
+        progress.update(task, description=f"{description}: {stage}")
         environment = os.environ | {"VERILATOR_ROOT": str(root)}
         command = [str(root / "bin" / "verilator_bin"), *VERILATOR_FLAGS, "--top-module", TOP, "--Mdir", folder]
         _call([*command, str(work / "top.v")], work, environment)
 
         macros = {"BUS_BYTES": cfg.bus_bytes, "PORTS": cfg.ports, **defines(cfg)}
-        if re.search(rf"\b{FAST_CLOCK}\b", text):  # of a device, whose array has a clock of its own
+        if re.search(rf"\b{FAST_CLOCK}\b", text):  # a device whose array has a clock of its own
             macros["TWO_CLOCKS"] = 1
         include = [f"-I{folder}", *includes(root), *(f"-D{name}={value}" for name, value in macros.items())]
 
         def begin(name: str, steps: int | None) -> None:
             nonlocal stage
             stage = name
-            progress.reset(task, description=f"{what}: {stage}", total=steps)
+            progress.reset(task, description=f"{description}: {stage}", total=steps)
 
-        _compile(cfg, work, include, _is_rehearsed(cfg, source), begin, lambda: progress.advance(task))
+        _compile(cfg, work, include, _uses_training(cfg, source), begin, lambda: progress.advance(task))
         write_atomically(path.with_name(CHECKSUM), _digest(work / "simulator.so"))
         (work / "simulator.so").chmod(0o755)
         os.replace(work / "simulator.so", path)
 
 
 def _compile(
-    cfg: Config, work: Path, include: list[str], rehearsed: bool, begin: Callable[[str, int | None], None],
-    done: Callable[[], None],
+    cfg: Config, work: Path, include: list[str], trained: bool, begin: Callable[[str, int | None], None],
+    step_done: Callable[[], None],
 ) -> None:  # fmt: skip
-    """`work`/simulator.so, from the C++ there. begin: told of a stage and its number of steps; done: of each step.
+    """Compile the C++ in `work` to simulator.so. begin: called with a stage and its number of steps; step_done: after
+    each step.
 
-    rehearsed: compiled twice, where that can be done: the second time the compiler knows what a run does.
+    trained: compiled twice, where that can be done: the second time the compiler knows what a run does.
     """
     cxx = compiler()
     sources, seldom = _cxx_sources(work, _is_large(cfg))
     sources.sort(key=lambda source: -source.stat().st_size)  # the longest first: both cores end together
-    objects = {each: work / f"{each.stem}.o" for each in (seldom, *sources)}
+    objects = {path: work / f"{path.stem}.o" for path in (seldom, *sources)}
 
     def compiled(*flags: str) -> None:
         line = [cxx, *CXX_FLAGS, _optimisation(cfg), *flags]
-        commands = [[*line, *include, "-c", str(each), "-o", str(objects[each])] for each in sources]
+        commands = [[*line, *include, "-c", str(path), "-o", str(objects[path])] for path in sources]
         if not objects[seldom].exists():
             commands.insert(0, [cxx, *CXX_FLAGS, "-O0", *include, "-c", str(seldom), "-o", str(objects[seldom])])
         begin("C++", len(commands) + 1)
-        _call_all(commands, work, done)
+        _call_all(commands, work, step_done)
         parts = [str(runtime(cxx, verilator_root())), *map(str, objects.values())]
         _call([cxx, "-shared", *flags, *parts, "-o", str(work / "simulator.so"), "-lpthread"], work)
 
-    if rehearsed:
+    if trained:
         try:
-            compiled(*WATCHED)
-            begin("rehearsal", None)
-            _rehearse(cfg, work)
-            compiled(*REHEARSED)
+            compiled(*PROFILING_FLAGS)
+            begin("training run", None)
+            _train(cfg, work)
+            compiled(*TRAINED_FLAGS)
             return
         except (BuildError, OSError):
             pass  # not every compiler keeps such profiles
     compiled()
 
 
-def _rehearse(cfg: Config, work: Path) -> None:
-    """Run `work`/simulator.so, which leaves a profile of each object beside it. BuildError where it does not."""
+def _train(cfg: Config, work: Path) -> None:
+    """Run `work`/simulator.so, which writes a profile of each object beside it. BuildError where it does not."""
     (work / "config.toml").write_text(cfg.to_toml(), encoding="utf-8")
     files = [str(work / name) for name in ("simulator.so", "config.toml")]
     _call([sys.executable, "-m", "celosia.sim.rtl.pgo_training", *files], work)
     if not any(work.glob("*.gcda")):
-        raise BuildError("the rehearsal has left no profile")
+        raise BuildError("the training run has left no profile")
 
 
-def _call_all(commands: list[list[str]], folder: Path, done: Callable[[], None]) -> None:
-    """Run tools, JOBS of them at once; where one fails, or this process is to end, none of them goes on."""
+def _call_all(commands: list[list[str]], folder: Path, step_done: Callable[[], None]) -> None:
+    """Run commands, JOBS of them at once; where one fails, or this process is to end, all are stopped."""
     running: set[subprocess.Popen[str]] = set()
     with ThreadPoolExecutor(JOBS) as pool:
         jobs = [pool.submit(_call, command, folder, None, running) for command in commands]
         try:
             for job in as_completed(jobs):
                 job.result()
-                done()
+                step_done()
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             while any(job.running() for job in jobs):  # one may be just about to start its process
@@ -340,21 +350,21 @@ def _call(
     command: list[str], folder: Path, environment: dict[str, str] | None = None,
     running: set[subprocess.Popen[str]] | None = None,
 ) -> None:  # fmt: skip
-    """Run a tool, which is in `running` meanwhile. BuildError with the end of its output where it fails."""
+    """Run a command, which is in `running` meanwhile. BuildError with the end of its output where it fails."""
     with subprocess.Popen(
         command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     ) as process:
         running = set() if running is None else running
         running.add(process)
         try:
-            said, _ = process.communicate()
+            errors, _ = process.communicate()
         except BaseException:
             process.kill()
             raise
         finally:
             running.discard(process)
     if process.returncode != 0:
-        output = "\n".join(said.strip().splitlines()[:20])
+        output = "\n".join(errors.strip().splitlines()[:20])
         name = Path(command[0]).name
         raise BuildError(f"{name} failed ({process.returncode}) while building the simulator:\n{output}")
 

@@ -1,4 +1,4 @@
-"""A flat Verilog module as Yosys writes it: what each statement reads and writes, and on which conditions."""
+"""Parser of flat Verilog as Yosys writes it: reads, writes and conditions of each statement."""
 
 from __future__ import annotations
 
@@ -29,59 +29,59 @@ DECLARATION = re.compile(r"  (?:wire|reg) ((?:\[[^\]]*\] )?)(?:\\(\S+) |([A-Za-z
 
 
 def names_in(text: str) -> set[str]:
-    """Names in Verilog, which ends in a space, without their backslashes; keywords are none."""
-    found = {escaped or plain for escaped, plain in _NAME.findall(text)}
-    return found - _KEYWORDS
+    """Names in Verilog text, which ends in a space, without their backslashes; keywords are left out."""
+    names = {escaped or plain for escaped, plain in _NAME.findall(text)}
+    return names - _KEYWORDS
 
 
 def atom_of(text: str) -> str | None:
-    """A name, a bit of it, or the negation of one of them, in a normal form; None for all else."""
-    found = _ATOM.fullmatch(text + " ")
-    return f"{found[1]}{found[2] or found[3]}{found[4] or ''}" if found else None
+    """Return a name, a bit of it, or the negation of either, in a normal form; None for all else."""
+    atom = _ATOM.fullmatch(text + " ")
+    return f"{atom[1]}{atom[2] or atom[3]}{atom[4] or ''}" if atom else None
 
 
 def base_of(atom: str) -> str:
-    """The name in an atom."""
+    """Return the name in an atom."""
     return re.sub(r"\[\d+\]$", "", atom.removeprefix("!"))
 
 
 def written(name: str) -> str:
-    """A name as Verilog has it."""
+    """Write a name as Verilog has it."""
     return name if re.fullmatch(r"[A-Za-z_][\w$]*", name) else f"\\{name} "
 
 
 def word_of(memory: str) -> str:
-    """The variable for an entry of a memory that is being put together."""
+    """Name of the variable for an entry of a memory that is put together."""
     return f"\\{memory}.word "
 
 
 def variable(width: str, name: str) -> str:
-    """The declaration of a variable; width: as Verilog has it, [high:0] or nothing."""
+    """Declare a variable; width: as Verilog has it, [high:0] or nothing."""
     high = int(width[1:].partition(":")[0]) if width else 0
     return f"{'automatic' if high < WIDE else 'static'} reg {width}{name};"
 
 
 def condition_of(atom: str) -> str:
-    """An atom as Verilog."""
+    """Write an atom as Verilog."""
     base = base_of(atom)
     return f"{'!' if atom[0] == '!' else ''}{written(base)}{atom.removeprefix('!')[len(base) :]}"
 
 
 def selected(text: str) -> str:
-    """Flat Verilog in which one entry of a wide register is selected, not shifted down with all behind it.
+    r"""Rewrite flat Verilog so that one entry of a wide register is selected, not shifted down with all behind it.
 
     >>> text = ["reg [63:0] t;", "wire [2:0] n;", "wire [7:0] a;", "assign a = t >> { 1'h0, n, 3'h0 };"]
-    >>> print(selected("".join(f"  {line}\\n" for line in text)).splitlines()[-1])
+    >>> print(selected("".join(f"  {line}\n" for line in text)).splitlines()[-1])
       assign a = t[{ n, 3'h0 } +: 8];
     """
     widths = {name: int(high or 0) + 1 for high, name in _WIDTH.findall(text)}
 
-    def select(found: re.Match[str]) -> str:
-        left, wide, number, zeros = found.groups()
+    def select(match: re.Match[str]) -> str:
+        left, wide, number, zeros = match.groups()
         entry = 1 << int(zeros)
         width = widths.get(left, entry + 1)
         if width > entry or widths.get(wide) != entry << widths.get(number, 0):
-            return found[0]
+            return match[0]
         return f"  assign {left} = {wide}[{{ {number}, {zeros}'h0 }} +: {width}];"
 
     return _SHIFT.sub(select, text)
@@ -96,12 +96,12 @@ class Assign:
 
     @cached_property
     def writes(self) -> set[str]:
-        """Names of what it writes, or writes parts of."""
+        """Names that the assignment writes, wholly or in part."""
         return names_in(_SLICES.sub("", self.left) + " ")
 
     @cached_property
     def reads(self) -> set[str]:
-        """Names of what it reads."""
+        """Names that the assignment reads."""
         return names_in(self.right + " ")
 
 
@@ -121,12 +121,12 @@ class Register:
         self.path: Path = ()
         if text[0].endswith("begin"):
             self._read_port(text[1:-1], memories)
-        elif found := _IF.fullmatch(text[1]):
-            self._read_conditions(found[1], [line for line in (found[2], *text[2:]) if line])
+        elif condition := _IF.fullmatch(text[1]):
+            self._read_conditions(condition[1], [line for line in (condition[2], *text[2:]) if line])
 
     @property
     def targets(self) -> set[str]:
-        """Names of what it writes."""
+        """Names of the targets."""
         return {
             name
             for line in self.text
@@ -134,36 +134,40 @@ class Register:
             for name in names_in(_SLICES.sub("", line.split(" <= ")[0]) + " ")
         }
 
-    def apart(self) -> None:
-        """Write the parts of a memory's entry one by one: others write it, too."""
+    def write_parts_alone(self) -> None:
+        """Write the parts of a memory's entry one by one, since other blocks write it, too."""
         self.body, self.local = self.text[1:-1], None
 
     def _read_conditions(self, condition: str, lines: list[str]) -> None:
-        """if (condition) ..., or if (reset) ... else if (condition) ..."""
-        others = [number for number, line in enumerate(lines) if line.startswith("    else")]
-        if not others and (atom := atom_of(condition)):
+        """Parse if (condition) ..., or if (reset) ... else if (condition) ..."""
+        else_lines = [number for number, line in enumerate(lines) if line.startswith("    else")]
+        if not else_lines and (atom := atom_of(condition)):
             self.conditions, self.body = [atom], lines
-        elif len(others) == 1 and (found := _ELSE_IF.fullmatch(lines[others[0]])) and (atom := atom_of(found[1])):
-            self.reset = f"if ({condition}) {' '.join(line.strip() for line in lines[: others[0]])}"
-            self.conditions, self.body = [atom], [line for line in (found[2], *lines[others[0] + 1 :]) if line]
+        elif (
+            len(else_lines) == 1
+            and (else_if := _ELSE_IF.fullmatch(lines[else_lines[0]]))
+            and (atom := atom_of(else_if[1]))
+        ):
+            self.reset = f"if ({condition}) {' '.join(line.strip() for line in lines[: else_lines[0]])}"
+            self.conditions, self.body = [atom], [line for line in (else_if[2], *lines[else_lines[0] + 1 :]) if line]
 
     def _read_port(self, lines: list[str], memories: Mapping[str, str]) -> None:
-        """A port of a memory: a read, or writes of some bits each."""
+        """Parse a port of a memory: a read, or writes of some bits each."""
         outer = [line for line in lines if re.match(r" {4}\S", line) and line != "    end"]
-        found = [_IF.fullmatch(line.removesuffix("begin")) for line in outer]
-        atoms = [atom_of(each[1]) if each else None for each in found]
+        conditions = [_IF.fullmatch(line.removesuffix("begin")) for line in outer]
+        atoms = [atom_of(condition[1]) if condition else None for condition in conditions]
         if all(atoms):
             self.conditions, self.body = [atom for atom in atoms if atom], _one_compare(lines)
             self._write_once(lines, memories)
 
     def _write_once(self, lines: list[str], memories: Mapping[str, str]) -> None:
-        """Writes of parts of a memory's entry become one write of the entry."""
+        """Merge writes of parts of a memory's entry into one write of the entry."""
         parts = []
         for condition, line in zip(lines[::2], lines[1::2]):
-            found, part = _IF.fullmatch(condition), _WRITE.fullmatch(line)
-            if not found or found[2] or not part:
+            guard, part = _IF.fullmatch(condition), _WRITE.fullmatch(line)
+            if not guard or guard[2] or not part:
                 return
-            parts.append((found[1], part[1] or part[2], part[3], part[4], part[5]))
+            parts.append((guard[1], part[1] or part[2], part[3], part[4], part[5]))
         if len(lines) % 2 or len({(memory, address) for _, memory, address, _, _ in parts}) != 1:
             return
         _, memory, address, _, _ = parts[0]
@@ -174,14 +178,14 @@ class Register:
 
 
 def _one_compare(lines: list[str]) -> list[str]:
-    """What an entry becomes that is written while it is read: its address is compared once for all parts."""
-    found = [re.fullmatch(r"      if \((.*) && (\S.* == \S.*)\)", line) for line in lines]
-    compares = [each[2] for each in found if each]
+    """Rewrite a read of an entry that is written in the same cycle: compare its address once for all parts."""
+    tests = [re.fullmatch(r"      if \((.*) && (\S.* == \S.*)\)", line) for line in lines]
+    compares = [test[2] for test in tests if test]
     if len(compares) < 2 or len(set(compares)) != 1:
         return lines
-    first = next(number for number, each in enumerate(found) if each)
-    last = max(number for number, each in enumerate(found) if each) + 1
-    inner = [f"      if ({each[1]})" if each else line for each, line in zip(found, lines)]
+    first = next(number for number, test in enumerate(tests) if test)
+    last = max(number for number, test in enumerate(tests) if test) + 1
+    inner = [f"      if ({test[1]})" if test else line for test, line in zip(tests, lines)]
     return [
         *lines[:first],
         f"      if ({compares[0]}) begin",
@@ -192,7 +196,7 @@ def _one_compare(lines: list[str]) -> list[str]:
 
 
 def _statements(text: str) -> Iterator[list[str]]:
-    """The lines of each statement."""
+    """Yield the lines of each statement."""
     statement: list[str] = []
     for line in text.split("\n"):
         first = statement[0] if statement else ""
@@ -212,36 +216,37 @@ class Module:
     def __init__(self, text: str) -> None:
         self.statements: list[str | Assign | Register] = []
         self.wires: dict[str, str] = {}
-        """Their widths, as Verilog has them."""
+        """Width of each wire, as Verilog has it."""
         self.memories: dict[str, str] = {}
         self.fixed: set[str] = set()
         """Names that are used outside: ports, and all in lines that are not understood."""
         for lines in _statements(text):
             self.statements.append(self._statement(lines))
-        self.registers = [each for each in self.statements if isinstance(each, Register)]
+        self.registers = [statement for statement in self.statements if isinstance(statement, Register)]
         written = Counter(name for register in self.registers for name in register.targets & self.memories.keys())
         for register in self.registers:
             if register.local and written[register.local[0]] > 1:
-                register.apart()
-        self.assigns = self._alive([each for each in self.statements if isinstance(each, Assign)])
+                register.write_parts_alone()
+        self.assigns = self._alive([statement for statement in self.statements if isinstance(statement, Assign)])
 
     def _statement(self, lines: list[str]) -> str | Assign | Register:
+        """Parse the lines of a statement; other text stays as it is."""
         text = "\n".join(lines)
         if text.startswith("  assign "):
             return Assign(*text[9:].split(" = ", 1))
         if text.startswith("  always @(posedge "):
             return Register(lines, self.memories)
-        if found := DECLARATION.fullmatch(text):
+        if declaration := DECLARATION.fullmatch(text):
             if text.startswith("  wire "):
-                self.wires[found[2] or found[3]] = found[1]
-            elif found[4].strip():
-                self.memories[found[2] or found[3]] = found[1]
+                self.wires[declaration[2] or declaration[3]] = declaration[1]
+            elif declaration[4].strip():
+                self.memories[declaration[2] or declaration[3]] = declaration[1]
         elif not text.startswith(("  (*", "  function ", "endmodule")):
             self.fixed |= names_in(text + " ")
         return text
 
     def _alive(self, assigns: list[Assign]) -> list[Assign]:
-        """Those that somebody reads in the end."""
+        """Keep the statements whose result some register, memory or output needs."""
         outside = self.fixed.union(*(names_in("\n".join(register.text) + " ") for register in self.registers))
         while True:
             read = outside.union(*(assign.reads for assign in assigns))

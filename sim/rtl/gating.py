@@ -1,4 +1,4 @@
-"""Verilog that a simulator runs faster: what nobody looks at in a cycle is not computed in it.
+"""Gate the logic of flat Verilog for faster simulation: what no register needs in a cycle is not computed in it.
 
 Yosys writes a flat module as continuous assignments and registers with enables. A simulator evaluates all of the former
 in every cycle, though most of their values end in registers that stay as they are: the vector unit's lanes are idle in
@@ -17,7 +17,7 @@ nine cycles of ten. Here assignments move into the conditions of the registers t
 
 Nothing else changes: registers get the same values in the same cycles. Statements that are not of the forms known here
 stay where they are. A condition holds others: where `enable` is `valid & move`, logic that several such enables share
-stands in `if (valid)`. What up to COPIES groups of registers use is written once in each of them. Variables of a task
+stands in `if (valid)`. Logic that up to COPIES groups of registers use is copied into each of them. Variables of a task
 become those of a C++ function, which need no place in memory; those of an always block would be stored each time.
 
 It reads what Yosys writes as text, by regular expressions, and not Yosys' cells. Those of `pynq` were looked at, at
@@ -55,7 +55,7 @@ COPIES = 4
 
 
 class _Gating:
-    """Which statement of a module stands in which conditions."""
+    """The conditions under which the values of each statement of a module are needed."""
 
     def __init__(self, module: Module) -> None:
         self.module = module
@@ -68,14 +68,14 @@ class _Gating:
         self.paths, self.order = self._place_assigns()
 
     def implied(self, atom: str) -> set[str]:
-        """`atom`, and what is true wherever it is."""
+        """Return `atom` and all atoms that are true wherever it is."""
         if atom not in self._closures:
             self._closures[atom] = {atom}  # also where a definition comes back to it
-            self._closures[atom] |= {more for each in self._defined(atom) for more in self.implied(each)}
+            self._closures[atom] |= {implied for defined in self._defined(atom) for implied in self.implied(defined)}
         return self._closures[atom]
 
     def _defined(self, atom: str) -> list[str]:
-        """Atoms that hold together where `atom` does, by its definition."""
+        """Return atoms that hold together with `atom`, by its definition."""
         base = base_of(atom)
         drivers = self.drivers[base]
         if atom[0] == "!" or len(drivers) != 1 or atom_of(drivers[0].left) != base:
@@ -88,18 +88,19 @@ class _Gating:
         elif atom != base:
             parts = []  # a bit of something wide
         elif together := re.fullmatch(r"& \{ (.*) \}", right):
-            return [each for part in together[1].split(", ") if (each := atom_of(part))]
+            return [operand for part in together[1].split(", ") if (operand := atom_of(part))]
         else:
             parts = re.split(r" +&&? +", right)
-        atoms = [each for part in parts if (each := atom_of(part))]
+        atoms = [operand for part in parts if (operand := atom_of(part))]
         return atoms if len(atoms) == len(parts) else []
 
     def _place_registers(self) -> None:
+        """Place each register inside the nested conditions that imply its own."""
         registers = self.module.registers
-        clock = Counter(each.text[0].removesuffix(" begin") for each in registers).most_common(1)
+        clock = Counter(register.text[0].removesuffix(" begin") for register in registers).most_common(1)
         common: dict[Register, set[str]] = {
-            each: set.intersection(*map(self.implied, each.conditions)) for each in registers
-            if each.conditions and each.text[0].removesuffix(" begin") == clock[0][0]
+            register: set.intersection(*map(self.implied, register.conditions)) for register in registers
+            if register.conditions and register.text[0].removesuffix(" begin") == clock[0][0]
         }  # fmt: skip
         popular = Counter(atom for atoms in common.values() for atom in atoms)
 
@@ -108,15 +109,15 @@ class _Gating:
             return max(atoms, key=lambda atom: (len(self.implied(atom)), -popular[atom], atom))
 
         def path(atom: str) -> Path:
-            outer = {each for each in self.implied(atom) if atom not in self.implied(each)}
+            outer = {candidate for candidate in self.implied(atom) if atom not in self.implied(candidate)}
             return (*path(closest(outer)), atom) if outer else (atom,)
 
-        for each, atoms in common.items():
+        for register, atoms in common.items():
             if atoms:
-                each.path = path(closest(atoms))
+                register.path = path(closest(atoms))
 
     def _used(self) -> dict[str, set[Path]]:
-        """By name, where registers and conditions use it."""
+        """Return, by name, the conditions under which registers and conditions use a signal."""
         used: defaultdict[str, set[Path]] = defaultdict(set)
         for name in self.module.fixed:
             used[name].add(())
@@ -130,44 +131,44 @@ class _Gating:
         return used
 
     def _place_assigns(self) -> tuple[dict[int, set[Path]], list[Assign]]:
-        """For each assignment where it stands, and those that move in an order in which they can be done.
+        """Return the place of each assignment, and an order of those that move in which each comes after its operands.
 
         Assignments that write parts of one name stay together. They are placed after all that read them; those in
         loops of names, which have no such order, and all in front of them stay outside.
         """
         used, assigns = self._used(), self.module.assigns
-        together = _together(assigns)
+        together = _assign_groups(assigns)
         readers: defaultdict[str, set[int]] = defaultdict(set)
         members: defaultdict[int, list[Assign]] = defaultdict(list)
         for assign in assigns:
             members[together[id(assign)]].append(assign)
             for name in assign.reads:
                 readers[name].add(together[id(assign)])
-        writes = {number: {name for each in parts for name in each.writes} for number, parts in members.items()}
+        writes = {number: {name for part in parts for name in part.writes} for number, parts in members.items()}
         waiting = {number: {r for name in names for r in readers[name]} for number, names in writes.items()}
         inputs: defaultdict[int, set[int]] = defaultdict(set)
         for number, after in waiting.items():
             for reader in after:
                 inputs[reader].add(number)
-        found: dict[int, set[Path]] = {}
+        children: dict[int, set[Path]] = {}
         order: list[Assign] = []
         ready = [number for number, after in waiting.items() if not after]
         while ready:
             number = ready.pop()
             names = writes[number]
             paths = {path for name in names for path in used.get(name, ())}
-            paths |= {path for name in names for reader in readers[name] for path in found[reader]}
-            found[number] = _meet(paths) if names <= self.module.wires.keys() else {()}
+            paths |= {path for name in names for reader in readers[name] for path in children[reader]}
+            children[number] = _meet(paths) if names <= self.module.wires.keys() else {()}
             order += reversed(members[number])
             for before in inputs[number]:
                 waiting[before].discard(number)
                 if not waiting[before]:
                     ready.append(before)
-        return {id(assign): found.get(together[id(assign)], {()}) for assign in assigns}, order[::-1]
+        return {id(assign): children.get(together[id(assign)], {()}) for assign in assigns}, order[::-1]
 
 
-def _together(assigns: list[Assign]) -> dict[int, int]:
-    """A number for each assignment, the same for those that write parts of one name."""
+def _assign_groups(assigns: list[Assign]) -> dict[int, int]:
+    """Number the assignments, with equal numbers for those that write parts of one name."""
     number = {id(assign): count for count, assign in enumerate(assigns)}
     first: dict[str, int] = {}
     changed = True
@@ -182,7 +183,7 @@ def _together(assigns: list[Assign]) -> dict[int, int]:
 
 
 def _meet(paths: set[Path]) -> set[Path]:
-    """The innermost places from which all of `paths` can be seen: one for each outermost condition, or outside."""
+    """Innermost places from which all of `paths` can be seen: one for each outermost condition, or outside."""
     meeting: dict[str, Path] = {}
     for path in paths:
         if not path:
@@ -194,7 +195,7 @@ def _meet(paths: set[Path]) -> set[Path]:
 
 
 def gated(text: str) -> str:
-    """The flat Verilog module `text` of Yosys, its logic in the conditions of the registers that use it."""
+    """Return Yosys' flat Verilog module `text` with its logic inside the conditions of the registers that use it."""
     module = Module(selected(text))
     gating = _Gating(module)
     assigns: defaultdict[Path, list[Assign]] = defaultdict(list)
@@ -219,20 +220,20 @@ def gated(text: str) -> str:
         yield from (f"  {variable(module.wires[name], written(name))}" for name in names)
         entries = (register.local for register in registers[path] if register.local)
         yield from (f"  {variable(width, word_of(memory))}" for memory, width in entries)
-        # What is written part by part would be random first, which takes long.
+        # A variable that is written part by part would be randomised first, which takes long.
         yield from (f"  {written(name)} = 0;" for name in names if name in parts)
         for assign in assigns[path]:
             yield f"  {assign.left} = {assign.right}"
         for register in registers[path]:
             yield from (f"  {line.strip()}" for line in register.body)
-        for more in inner[path]:
-            yield from (f"  {line}" for line in within(more))
+        for inner_line in inner[path]:
+            yield from (f"  {line}" for line in within(inner_line))
         yield "end"
 
     def below(path: Path) -> Iterator[Path]:
         yield path
-        for more in inner[path]:
-            yield from below(more)
+        for line in inner[path]:
+            yield from below(line)
 
     def group(number: int, path: Path) -> Iterator[str]:
         places = list(below(path))
@@ -249,6 +250,7 @@ def gated(text: str) -> str:
 
 
 def _lines(module: Module, gating: _Gating, moved: set[str], groups: Iterable[Iterator[str]]) -> Iterator[str]:
+    """Yield the module's lines, with gated statements in groups before its end."""
     for line in module.statements:
         if isinstance(line, Assign):
             if () in gating.paths.get(id(line), ()):
@@ -257,8 +259,8 @@ def _lines(module: Module, gating: _Gating, moved: set[str], groups: Iterable[It
             if not line.path:
                 yield from line.text
         elif line == "endmodule":
-            for each in groups:
-                yield from each
+            for group in groups:
+                yield from group
             yield line
-        elif not ((found := DECLARATION.fullmatch(line)) and (found[2] or found[3]) in moved):
+        elif not ((declaration := DECLARATION.fullmatch(line)) and (declaration[2] or declaration[3]) in moved):
             yield line

@@ -1,4 +1,4 @@
-"""What a simulator does while its compiler looks on: a short run of all units, after which it is compiled once more.
+"""Training run for profile-guided optimisation: a short run of all units, after which the simulator is compiled again.
 
 The compiler then knows which of a million branches are taken, and puts what runs beside each other. Instructions are
 random, but legal; nobody looks at what they compute. A process of its own runs them, whose end writes the profile.
@@ -19,11 +19,11 @@ from celosia.sim.device import Counters, Device
 from celosia.sim.rtl.rtlsim import RtlDevice
 
 ROUNDS = 100
-"""Of one instruction for each unit, each of which waits for the one before it."""
+"""Rounds of one instruction for each unit, each of which waits for the one before it."""
 LOOPS = {Opcode.GEMM: 6, Opcode.VECTOR: 4}
 """Longest loops: as in models, GEMM is at work most of the time, and the others wait."""
 CYCLES = 2_000_000
-"""More than they take."""
+"""Limit of cycles, more than the rounds take."""
 DATA = 1 << 20
 """Bytes that they read and write."""
 ROW, PLANE = 4096, 16384
@@ -31,7 +31,7 @@ ROW, PLANE = 4096, 16384
 
 
 def _chosen(field: str, opcode: Opcode, data: int, draw: Random) -> int | None:
-    """A value for a field, None where any will do. data: where the memory for it begins."""
+    """Choose a value for a field; None where any will do. data: where the memory for it begins."""
     unit = UNIT_OF[opcode]
     match field:
         case "opcode":
@@ -52,6 +52,7 @@ def _chosen(field: str, opcode: Opcode, data: int, draw: Random) -> int | None:
 
 
 def _instruction(cfg: Config, opcode: Opcode, data: int, draw: Random) -> int:
+    """Draw a legal instruction of an opcode."""
     form = formats(cfg)[opcode]
     while True:
         word = 0
@@ -63,7 +64,7 @@ def _instruction(cfg: Config, opcode: Opcode, data: int, draw: Random) -> int:
             return word
 
 
-def rehearse(device: Device, rounds: int = ROUNDS) -> Counters:
+def train(device: Device, rounds: int = ROUNDS) -> Counters:
     """Run `rounds` instructions of each unit. DeviceError where the hardware refuses one."""
     cfg, draw = device.config, Random(0)
     size, count = instruction_bytes(cfg), rounds * len(Opcode)
@@ -76,4 +77,4 @@ def rehearse(device: Device, rounds: int = ROUNDS) -> Counters:
 
 
 if __name__ == "__main__":
-    rehearse(RtlDevice(Config.load(sys.argv[2]), simulator=Path(sys.argv[1])))
+    train(RtlDevice(Config.load(sys.argv[2]), simulator=Path(sys.argv[1])))

@@ -37,7 +37,7 @@ MOMENT, PATIENCE = 500, 200
 
 
 class _Parameters(ctypes.Structure):
-    """`Parameters` of harness.cpp."""
+    """Structure `Parameters` of harness.cpp."""
 
     _fields_ = [
         (name, ctypes.c_uint64)
@@ -53,6 +53,7 @@ _EVENT = np.dtype([("unit", np.uint32), ("index", np.uint32), ("start", np.uint6
 
 @cache
 def _load(path: Path) -> ctypes.CDLL:
+    """Load the simulator's library, and declare its functions."""
     lib = ctypes.CDLL(str(path))
     handle, u64, u32 = ctypes.c_void_p, ctypes.c_uint64, ctypes.c_uint32
     for name, result, arguments in (
@@ -77,7 +78,7 @@ def _load(path: Path) -> ctypes.CDLL:
 
 
 class RtlDevice(Memory):
-    """The accelerator's RTL of `config`, built at the first use (see build.py).
+    """Device that runs the RTL of `config`, built at the first use (see build.py).
 
     memory: behind its AXI ports; a model or its name.
     progress: called now and then during a run with the cycles passed.
@@ -118,14 +119,14 @@ class RtlDevice(Memory):
         self.control.check(self.config)
 
     def clone_shared(self) -> RtlDevice:
-        """Another simulator of the same hardware, with a memory of its own; see sim.device.Shared."""
-        made = copy(self)
-        made._begin()
-        return made
+        """Return another simulator of the same hardware, with a memory of its own; see sim.device.Shared."""
+        clone = copy(self)
+        clone._begin()
+        return clone
 
     @property
     def memory_model(self) -> str | None:
-        """The name of its memory, for whoever shows cycles."""
+        """Name of its memory model."""
         return str(self.memory)
 
     @property
@@ -134,21 +135,21 @@ class RtlDevice(Memory):
         return self.control.last_error
 
     def allocate(self, size: int) -> None:
-        """As `Device.allocate`. DeviceError where memory owes answers of an earlier run."""
+        """Allocate memory, as `Device.allocate`. DeviceError where memory still owes answers of an earlier run."""
         self.settle()  # late writes would arrive in what is not their memory any more
         self._place(size)
 
     def _place(self, size: int) -> None:
         super().allocate(size)
-        whole = -(-size // PAGE) * PAGE + PAGE
+        rounded = -(-size // PAGE) * PAGE + PAGE
         with self._using:
-            self._pages = np.zeros(whole, np.uint8)
+            self._pages = np.zeros(rounded, np.uint8)
             self.dram = self._pages[:size]
             self.use(self.memory)
 
     @property
-    def behind(self) -> NDArray[np.uint8]:
-        """The memory that follows the DMA limit: a page and more, which no program can reach."""
+    def beyond_limit(self) -> NDArray[np.uint8]:
+        """Memory that follows the DMA limit: a page and more, which no program can reach."""
         return self._pages[len(self.dram) :]
 
     def use(self, memory: MemoryModel) -> None:
@@ -170,7 +171,7 @@ class RtlDevice(Memory):
                 self._handle = ctypes.c_void_p()
 
     def _call(self, name: str, *arguments: Any) -> Any:
-        """A function of the simulator. DeviceError after `close`."""
+        """Call a function of the simulator. DeviceError after `close`."""
         with self._using:
             if not self._handle:
                 raise DeviceError("the RTL simulator was closed; open another one")
@@ -200,20 +201,21 @@ class RtlDevice(Memory):
         return Counters(values["cycles"], values, events)
 
     def settle(self) -> None:
-        """End a run that nobody waits for any more, and wait until memory has answered. DeviceError where it does not;
-        `reset` helps then."""
-        self.control.write("irq_enable", 0)  # which would end each moment at once
+        """End a run that nobody waits for any more, and wait until memory has answered. DeviceError where it does
+        not."""
+        self.control.write("irq_enable", 0)  # an enabled interrupt would end each moment at once
         self.control.settle(self._call("run", MOMENT) for _ in range(PATIENCE))
 
     def advance(self, cycles: int) -> None:
-        """Let so many cycles pass, or fewer: until the interrupt. DeviceError where it breaks the rules of its bus."""
+        """Simulate up to `cycles` cycles, fewer at an interrupt. DeviceError where the hardware breaks the rules of its
+        bus."""
         if self._call("run", cycles) < 0:
             error = self._call("error").decode()
             self.reset()
             raise DeviceError(error)
 
     def reset(self) -> None:
-        """Reset the hardware and its memory, whose contents stay: what loading a bitstream is to a board."""
+        """Reset the hardware and its memory model, as loading a bitstream does on a board; memory contents stay."""
         self._call("reset")
 
     def states(self) -> NDArray[np.uint64]:
@@ -224,6 +226,7 @@ class RtlDevice(Memory):
             return counts.reshape((4,) * len(Unit)).transpose().copy()
 
     def _until_done(self, timeout_cycles: int) -> None:
+        """Simulate in slices until the run is done. DeviceError, TimeLimit."""
         slice_cycles = min(SLICE, SLICE_PRODUCTS // self.config.macs_per_cycle)
         while True:
             passed = self._call("cycle")
@@ -231,14 +234,14 @@ class RtlDevice(Memory):
                 raise DeviceError(f"nobody waits for the run any more, after {passed} cycles")
             if passed >= timeout_cycles:
                 raise TimeLimit(f"no end within {timeout_cycles} cycles: {self._state()}")
-            done = self._call("run", min(slice_cycles, timeout_cycles - passed))
-            if done < 0:
+            is_done = self._call("run", min(slice_cycles, timeout_cycles - passed))
+            if is_done < 0:
                 error, state = self._call("error").decode(), self._state()
                 self.reset()  # nothing is known of hardware that breaks the rules of its bus
                 raise DeviceError(f"{error}; {state}")
             if self.progress is not None:
                 self.progress(self._call("cycle"))
-            if done:
+            if is_done:
                 return
 
     def _events(self) -> NDArray[np.void]:
@@ -249,7 +252,7 @@ class RtlDevice(Memory):
             return np.frombuffer(ctypes.string_at(self._call("events"), count * _EVENT.itemsize), _EVENT)
 
     def _state(self) -> str:
-        """How far each unit has come."""
+        """Describe, for an error, how far each unit has come."""
         values = (ctypes.c_int64 * (4 * len(Unit)))()
         self._call("progress", values)
         parts = []

@@ -1,4 +1,4 @@
-"""LOAD and STORE: rows listed, asked for, and taken or given unit by unit."""
+"""Timing of LOAD and STORE: rows are listed, asked for, and moved unit by unit."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from celosia.hw.spec.pipeline import (
     READ_BUFFER_BEATS,
     ROW_FIFO_DEPTH,
 )
-from celosia.sim.timing.demand import ALONE, SPREAD
+from celosia.sim.timing.demand import BOTH_PORTS, ONE_PORT
 from celosia.sim.timing.latency import (
     BEAT_TO_STEP,
     BEGIN_TO_ASK,
@@ -26,91 +26,92 @@ from celosia.sim.timing.latency import (
     STEP_TO_END,
     UNIT_TO_BEAT,
 )
-from celosia.sim.timing.memory import Engine, ReadBursts
+from celosia.sim.timing.memory_timing import ReadBursts, WriteBursts
 from celosia.sim.timing.ports import Port
 from celosia.sim.timing.work import NEVER, Work
 
 
-class Listing:
-    """The side of LOAD and STORE that accepts instructions and lists their rows for an engine. One instruction may wait
+class RowLister:
+    """Front end of LOAD and STORE: accepts instructions and lists their rows for an engine. One instruction may wait
     while the rows of the one before are listed."""
 
-    def __init__(self, engine: Engine | ReadBursts) -> None:
+    def __init__(self, engine: WriteBursts | ReadBursts) -> None:
         self._engine = engine
-        self._begun = 0  # when the last instruction left the place where it waits
-        self._listed = 0  # when its last row had been listed
-        self._asked = deque([-1] * PREFETCH_ROWS, PREFETCH_ROWS)  # when the last bursts of the last rows were asked for
-        self._jobs = deque([-1] * IN_FLIGHT, IN_FLIGHT)  # when the last instructions' data began
+        self._begun = 0  # cycle in which the last instruction left its waiting place
+        self._listed = 0  # cycle in which its last row was listed
+        self._last_asks = deque([-1] * PREFETCH_ROWS, PREFETCH_ROWS)  # cycles of the last requests for the last rows
+        self._jobs = deque([-1] * IN_FLIGHT, IN_FLIGHT)  # cycles in which the last instructions' data began
 
     def start(self, ready: int, waiting: int = 0) -> int:
-        """When the next instruction starts, of which as many wait before it that have not begun."""
+        """Start cycle of the next instruction. waiting: instructions in front of it that have not begun."""
         return max(ready, self._begun + 1, self._jobs[waiting] + 1)
 
     def begin(self, start: int) -> None:
-        """The rows of the instruction that started in cycle `start` are next."""
+        """Begin to list the rows of the instruction that started in cycle `start`."""
         self._begun = max(start + 1, self._listed)
 
     @property
     def ask(self) -> int:
-        """When the first burst of the instruction that has begun may be asked for."""
+        """Cycle from which on the first burst of the instruction that has begun may be asked for."""
         return self._begun + BEGIN_TO_ASK
 
     def end(self, job: int, rows: int, first: int, last: int, data_last: int) -> None:
-        """first, last: beats of the train; data_last: the last step of the data's side."""
+        """Record the end of an instruction. job: start of its data. first, last: beats of its train. data_last: the
+        last step of the scratchpad side."""
         self._jobs.append(job)
         listed = self._begun + rows
         if rows > ROW_FIFO_DEPTH:
             listed = max(listed, data_last + 1 - (ROW_FIFO_DEPTH + 1) * (data_last - job) // rows)
-        asked, each = self._engine.asked, (last - first) // rows
-        ahead = self._asked[rows - 1] if rows <= PREFETCH_ROWS else asked - PREFETCH_ROWS * each
+        last_ask, row_cycles = self._engine.asked, (last - first) // rows
+        ahead = self._last_asks[rows - 1] if rows <= PREFETCH_ROWS else last_ask - PREFETCH_ROWS * row_cycles
         self._listed = max(listed, ahead + 1)
         for left in range(min(rows, PREFETCH_ROWS) - 1, -1, -1):
-            self._asked.append(asked - left * each)
+            self._last_asks.append(last_ask - left * row_cycles)
 
 
-class Lane:
-    """Rows of DRAM through the engine to the writer, with ROOM beats between them.
+class LoadChannel:
+    """One channel of LOAD: rows of DRAM go through the engine to the writer, with READ_BUFFER_BEATS between them.
 
     An instruction starts once there is a place for it, begins its train (`open`), between whose bursts those of fetch
     may come, and ends (`close`).
     """
 
     def __init__(self, engine: ReadBursts, ports: list[Port], step_to_end: int) -> None:
-        self._engine, self._listing, self._ports, self._step_to_end = engine, Listing(engine), ports, step_to_end
+        self._engine, self._lister, self._ports, self._step_to_end = engine, RowLister(engine), ports, step_to_end
         self._last = 0  # the writer's last step
-        self._beats = 0  # of all instructions so far
-        # How the writer took the last instructions' beats out of the engine: (beats before, beats, from, to).
-        self._taken: deque[tuple[int, int, int, int]] = deque([(0, 0, 0, 0)], 2 * IN_FLIGHT)
+        self._beats = 0  # beats of all instructions so far
+        # Reads of the last instructions' beats from the engine by the writer: (beats before, beats, from, to).
+        self._read_out: deque[tuple[int, int, int, int]] = deque([(0, 0, 0, 0)], 2 * IN_FLIGHT)
         self._started: deque[tuple[Work, int]] = deque()  # instructions that have started, and when
         self._first = 0  # beat of the train that is open
         self.is_open = False  # whether a train has begun and not ended
 
     @property
     def port(self) -> int:
-        """The port that the instruction whose train is open shares with VECTOR."""
+        """Scratchpad port that VECTOR and the instruction with the open train share."""
         return self._started[0][0].port
 
     @property
     def full(self) -> bool:
-        """Whether it is not known when one more instruction may start."""
+        """Whether the start of one more instruction cannot be computed yet."""
         return len(self._started) == 2
 
     def free(self, ready: int) -> int:
-        """When the next instruction can start, in cycle `ready` or later."""
-        return self._listing.start(ready, len(self._started))
+        """Start cycle of the next instruction, `ready` or later."""
+        return self._lister.start(ready, len(self._started))
 
     def start(self, work: Work, start: int) -> None:
         """Start an instruction in that cycle."""
         self._started.append((work, start))
         if len(self._started) == 1:
-            self._listing.begin(start)
+            self._lister.begin(start)
 
     def ask(self) -> int:
-        """When the first burst of the next train is asked for."""
+        """Cycle in which the first burst of the next train is asked for; NEVER without an instruction."""
         if not self._started:
             return NEVER
         work, _ = self._started[0]
-        return max(self._listing.ask, self._engine.next_ask, self._room(min(work.beats // work.bursts, MAX_BURST)))
+        return max(self._lister.ask, self._engine.next_ask, self._room_at(min(work.beats // work.bursts, MAX_BURST)))
 
     def open(self, ask: int) -> None:
         """Begin the train of the instruction that has begun, its first burst asked for in cycle `ask`."""
@@ -126,23 +127,24 @@ class Lane:
         first, last = self._first, self._engine.ends[-1]
         job = max(start + 1, self._last - 1)
         begin = max(start + START_TO_STEP, self._last + 1)
-        end = self._written(work, begin, first + BEAT_TO_STEP, last + BEAT_TO_STEP)
-        self._hold_back(end - trail * (1 + work.stall), steps - lead - trail, work.rows, bursts, beats)
-        self._taken.append((self._beats, beats, first + 2, max(last, end - trail - 2)))
+        end = self._last_step(work, begin, first + BEAT_TO_STEP, last + BEAT_TO_STEP)
+        self._delay_last_burst(end - trail * (1 + work.padding_stall), steps - lead - trail, work.rows, bursts, beats)
+        self._read_out.append((self._beats, beats, first + 2, max(last, end - trail - 2)))
         self._beats += beats
         self._last = end
-        self._listing.end(job, work.rows, first, last, end)
+        self._lister.end(job, work.rows, first, last, end)
         if self._started:
-            self._listing.begin(self._started[0][1])
+            self._lister.begin(self._started[0][1])
         self.is_open = False
         return work, end + self._step_to_end
 
-    def _written(self, work: Work, begin: int, first: int, last: int) -> int:
-        """The writer's last step, where it may take the first one in cycle `begin`, data in cycle `first` and the last
-        of it in `last`. A step that finds no data waits for it, one that finds the port taken waits, too.
+    def _last_step(self, work: Work, begin: int, first: int, last: int) -> int:
+        """Cycle of the writer's last step. begin: first cycle for a step; first, last: cycles of the first and last
+        data. A step waits while it has no data or while the port is taken.
 
-        Where padding stalls, the step is the one in the cycle before it is written."""
-        lead, trail, stalled = (pads * (1 + work.stall) for pads in (work.lead, work.trail, work.padding))
+        Where padding stalls, the step is the one in the cycle before it is written.
+        """
+        lead, trail, stalled = (pads * (1 + work.padding_stall) for pads in (work.lead, work.trail, work.padding))
         cycles = work.steps - work.padding + stalled
         data = cycles - lead - trail
         waits = [(begin, cycles), (first, cycles - lead), *self._arrivals(work.bursts, data, trail)]
@@ -154,11 +156,11 @@ class Lane:
         for start in port.starts(first + 1, last + 1):
             arrived = data * (start - 1 - first) // (last - first + 1)
             waits.append((start - 1, work.steps - work.lead - arrived))
-        return max(port.left(cycle + 1, left) for cycle, left in waits) - 1
+        return max(port.free_cycle(cycle + 1, left) for cycle, left in waits) - 1
 
     def _arrivals(self, bursts: int, data: int, trail: int) -> Iterator[tuple[int, int]]:
-        """When the first and last beat of each remembered burst may be written, and the writer's cycles from then on.
-        Those of `data` are spread evenly over the bursts, and `trail` follows them."""
+        """Yield, for each remembered burst, the cycles of its first and last beat, and the writer's cycles from then
+        on. The cycles of `data` are spread evenly over the bursts, and `trail` follows them."""
         engine = self._engine
         count = min(bursts, len(engine.ends))
         for number in range(bursts - count, bursts):
@@ -166,16 +168,16 @@ class Lane:
             yield engine.firsts[place] + BEAT_TO_STEP, data - data * number // bursts + trail
             yield engine.ends[place] + BEAT_TO_STEP, 1 + data - data * (number + 1) // bursts + trail
 
-    def _room(self, beats: int) -> int:
-        """When the engine has room for a burst of `beats`."""
-        wanted = self._beats + beats - READ_BUFFER_BEATS
-        for before, count, begin, end in reversed(self._taken):
-            if before < wanted or not before:
-                return begin + (end - begin) * max(0, wanted - before) // max(1, count) + 2 if wanted > 0 else 0
+    def _room_at(self, beats: int) -> int:
+        """Cycle from which on the engine's buffer has room for a burst of `beats`."""
+        needed = self._beats + beats - READ_BUFFER_BEATS
+        for before, count, begin, end in reversed(self._read_out):
+            if before < needed or not before:
+                return begin + (end - begin) * max(0, needed - before) // max(1, count) + 2 if needed > 0 else 0
         return 0
 
-    def _hold_back(self, end: int, steps: int, rows: int, bursts: int, beats: int) -> None:
-        """Where the writer is slower than memory, the engine asks for its last burst when that has room."""
+    def _delay_last_burst(self, end: int, steps: int, rows: int, bursts: int, beats: int) -> None:
+        """Delay the engine's last burst until its buffer has room, where the writer is slower than memory."""
         ahead = min(READ_BUFFER_BEATS, ROW_FIFO_DEPTH * beats // rows)
         if beats > ahead:
             engine, burst = self._engine, beats // bursts
@@ -186,87 +188,90 @@ class Lane:
 
 
 class Load:
-    """Hands instructions in order to lanes that work side by side, and tells their ends in that order.
+    """LOAD: hands instructions in order to channels that work in parallel, and retires them in that order.
 
-    An instruction passes its gate (`accept`) and starts once its lane has a place for it.
+    An instruction passes its gate (`accept`) and starts once its channel has a place for it.
     """
 
     def __init__(self, cfg: Config, engines: Sequence[ReadBursts], ports: list[Port]) -> None:
         expands = [cfg.weight_bits < 8 and engine is engines[-1] for engine in engines]
-        self.lanes = [Lane(e, ports, STEP_TO_END + EXPAND_STAGES * late) for e, late in zip(engines, expands)]
+        self.channels = [
+            LoadChannel(engine, ports, STEP_TO_END + EXPAND_STAGES * late) for engine, late in zip(engines, expands)
+        ]
         self._issued: deque[tuple[Work, int]] = deque()  # instructions behind the gate, and when they may start
-        self._free = 0  # when the next one may start
-        self._untold: deque[Work] = deque()  # those that have started, and whose end is not known
-        self._ended: list[deque[int]] = [deque() for _ in engines]  # of each lane, when the first of those ended
-        self._told = deque([-1] * MAX_UNRETIRED, MAX_UNRETIRED)  # the last ends
-        self._way = ALONE  # in which weights came last: that of the RTL's register after its reset
+        self._free = 0  # cycle from which the next instruction may start
+        self._unretired: deque[Work] = deque()  # instructions that have started and not retired
+        self._ended: list[deque[int]] = [deque() for _ in engines]  # ends that wait to retire, by channel
+        self._retired = deque([-1] * MAX_UNRETIRED, MAX_UNRETIRED)  # the last ends
+        self._weight_ports = ONE_PORT  # in which weights came last: that of the RTL's register after its reset
 
     @property
     def full(self) -> bool:
-        """Whether one more instruction would have to wait for the start of one that is not known."""
+        """Whether one more instruction would wait for a start that cannot be computed yet."""
         return len(self._issued) >= ISSUE_DEPTH
 
     def accept(self, work: Work, ready: int) -> None:
-        """An instruction has passed its gate, and is there in cycle `ready`."""
+        """Queue an instruction that has passed its gate and is ready in cycle `ready`."""
         self._issued.append((work, ready))
 
     def start(self) -> tuple[Work, int] | None:
-        """The next instruction to start, and when; None where that is not known."""
-        waiting = len(self._untold)
+        """Return the next instruction to start, and its start cycle; None where that cannot be computed yet."""
+        waiting = len(self._unretired)
         if not self._issued or waiting == MAX_UNRETIRED:
             return None
         work, ready = self._issued[0]
-        lanes, changes = self._lanes_of(work), work.weights not in (0, self._way)
-        if any(lane.full for lane in lanes) or (changes and waiting):  # which waits until all have ended
+        channels, changes = self._channels_of(work), work.weight_ports not in (0, self._weight_ports)
+        if any(channel.full for channel in channels) or (changes and waiting):  # a change waits for all ends
             return None
         self._issued.popleft()
-        ready = max(ready, self._free, self._told[-1] if changes else self._told[waiting])
-        start = max(lane.free(ready) for lane in lanes)
-        for lane in lanes:
-            lane.start(work, start)
-        self._way = work.weights or self._way
+        ready = max(ready, self._free, self._retired[-1] if changes else self._retired[waiting])
+        start = max(channel.free(ready) for channel in channels)
+        for channel in channels:
+            channel.start(work, start)
+        self._weight_ports = work.weight_ports or self._weight_ports
         self._free = start + 1
-        self._untold.append(work)
+        self._unretired.append(work)
         return work, start
 
-    def end(self, lane: int, end: int) -> list[tuple[Work, int]]:
-        """The oldest instruction of a lane is at its end: the instructions whose ends can now be told, and when."""
-        self._ended[lane].append(end)
-        told = []
-        while self._untold and all(ended := self._ends_of(self._untold[0])):
-            work = self._untold.popleft()
-            self._told.append(max(*(ends.popleft() for ends in ended), self._told[-1] + 1))
-            told.append((work, self._told[-1]))
-        return told
+    def end(self, channel: int, end: int) -> list[tuple[Work, int]]:
+        """Note that the oldest instruction of a channel ends. Return the instructions that retire now, with their end
+        cycles."""
+        self._ended[channel].append(end)
+        retired = []
+        while self._unretired and all(ended := self._ends_of(self._unretired[0])):
+            work = self._unretired.popleft()
+            self._retired.append(max(*(ends.popleft() for ends in ended), self._retired[-1] + 1))
+            retired.append((work, self._retired[-1]))
+        return retired
 
-    def _lanes_of(self, work: Work) -> list[Lane]:
-        return self.lanes if work.weights == SPREAD else [self.lanes[work.lane]]
+    def _channels_of(self, work: Work) -> list[LoadChannel]:
+        return self.channels if work.weight_ports == BOTH_PORTS else [self.channels[work.load_channel]]
 
     def _ends_of(self, work: Work) -> list[deque[int]]:
-        return self._ended if work.weights == SPREAD else [self._ended[work.lane]]
+        return self._ended if work.weight_ports == BOTH_PORTS else [self._ended[work.load_channel]]
 
 
 class Store:
-    """Units from `out`, packed into beats, and their responses."""
+    """STORE: reads units from `out`, packs them into beats, and waits for responses."""
 
-    def __init__(self, engine: Engine, response: int) -> None:
-        self._engine, self._listing, self._response = engine, Listing(engine), response
+    def __init__(self, engine: WriteBursts, response: int) -> None:
+        self._engine, self._lister, self._response = engine, RowLister(engine), response
         self._last = 0  # the reader's last unit
         self._ends = deque([-1] * MAX_UNANSWERED, MAX_UNANSWERED)
 
     def run(self, ready: int, work: Work) -> tuple[int, int]:
-        """Start and end of an instruction that is there in cycle `ready`."""
+        """Return the start and end cycles of an instruction that is ready in cycle `ready`."""
         steps, beats = work.steps, work.beats
-        start = max(self._listing.start(ready), self._ends[0])
-        self._listing.begin(start)
-        units = -(-steps // beats)  # of a beat
+        start = max(self._lister.start(ready), self._ends[0])
+        self._lister.begin(start)
+        units = -(-steps // beats)  # units in a beat
         unit = max(start + START_TO_STEP, self._last + 1) + units - 1
         channel = self._engine.channel
         hidden = 0 if units == 1 else channel.refreshes(unit, unit + steps, 2 * units + 1)
         slots = max(beats, steps - hidden)
-        ask = max(self._listing.ask, unit + UNIT_TO_BEAT - self._engine.lead)
+        ask = max(self._lister.ask, unit + UNIT_TO_BEAT - self._engine.lead)
         first, last = self._engine.train(ask, work.bursts, slots - units + 1, beats, units - 1)
-        self._listing.end(max(start + 1, self._last), work.rows, first, last, last)
+        self._lister.end(max(start + 1, self._last), work.rows, first, last, last)
         self._last = last - UNIT_TO_BEAT
         end = last + self._response + RESPONSE_TO_END
         self._ends.append(end)

@@ -1,4 +1,4 @@
-"""What a stream of encoded instructions asks of the machine: steps, bytes and bursts of each, computed all at once."""
+"""Steps, bytes and bursts of each instruction of an encoded stream, computed for all at once."""
 
 from __future__ import annotations
 
@@ -34,30 +34,32 @@ from celosia.sim.functional.decode import columns
 Ints = NDArray[np.int64]
 IN_ACC, IN_VIN = 1, 2
 INP_PORT, VIN_PORT = 1, 2
-ALONE, SPREAD = 1, 2
+ONE_PORT, BOTH_PORTS = 1, 2
 TABLE_PADDING = 2
 """Cycles of a padded table besides one a grain: before the first and behind the last (`hw/vector_unit/table.py`)."""
 
 
 @dataclass(frozen=True)
 class Demand:
-    """One entry for each instruction of a stream; 0 where its unit has no such thing.
+    """Demand of each instruction of a stream, one entry each; 0 where its unit has no such thing.
 
-    unit, wait, post: the unit's number and the masks of its tokens.
-    steps: cycles for which the unit works if nothing holds it up: tile operations, entries, writes to a scratchpad
-    (padding too), units read from `out`.
-    lead, trail, padding: those of a LOAD's steps that are padding before its first and after its last element, and all
-    of padding. stall: further cycles of each of these, since a table is padded grain by grain.
-    rows, bursts, beats: of its copy in DRAM. lane: of LOAD, the number of its port to memory; 0 where it is spread over
-    both, and steps and what is copied are those of each. weights: ALONE or SPREAD of a LOAD of weights that may be.
-    outputs: entries that a GEMM or VECTOR writes; residual: whether VECTOR adds one to each; alone: of a
-    softmax, beside which others are not under way, and whose steps are all its cycles, the entries of a row; alike:
-    whether the VECTOR before it is one like it, but for what each has of its own; trails: of a VECTOR that may write
-    vin behind the softmax before it, one more than the entries from its first one to those rows; finds: cycles before
-    the first step of a norm. reads, feeds: what it reads, and writes for a VECTOR to read, of IN_ACC and IN_VIN. port:
-    INP_PORT or VIN_PORT, which LOAD and VECTOR share, where one of them writes there.
-    read_bank, write_bank: in which half of acc the first output is read and written; read_here, write_here: how many of
-    the outputs, from the first one on, are there.
+    unit, wait, post: the unit's number and the masks of its tokens. steps: cycles of work without waits: tile
+    operations, entries, writes to a scratchpad (padding included), units read from `out`.
+
+    lead, trail, padding: steps of a LOAD that are padding before its first element, after its last one, and in all.
+    padding_stall: further cycles of each of these, since a table is padded grain by grain. rows, bursts, beats: of its
+    copy in DRAM. load_channel: of LOAD, the number of its port to memory; 0 where it uses both, and steps and rows are
+    those of each. weight_ports: ONE_PORT or BOTH_PORTS of a LOAD of weights on a Config with both.
+
+    outputs: entries that a GEMM or VECTOR writes. residual: whether VECTOR adds a residual to each. norm_cycles: cycles
+    before the first step of a norm. softmax_entries: entries of a row of a softmax, whose steps are all its cycles.
+    like_last_softmax: whether the VECTOR before it is a like softmax that it may overlap. behind_softmax: for a VECTOR
+    that may write vin behind the last softmax, one more than the entries from its first one to the rows of the softmax.
+
+    shared_reads, shared_writes: scratchpads that it reads, and writes for a VECTOR to read, as masks of IN_ACC and
+    IN_VIN. port: INP_PORT or VIN_PORT, which LOAD and VECTOR share, where one of them writes there. read_bank,
+    write_bank: the half of acc in which the first output is read and written. read_bank_outputs, write_bank_outputs:
+    how many of the outputs, from the first one on, are there.
     """
 
     unit: NDArray[np.int64]
@@ -67,44 +69,44 @@ class Demand:
     lead: Ints
     trail: Ints
     padding: Ints
-    stall: Ints
+    padding_stall: Ints
     rows: Ints
     bursts: Ints
     beats: Ints
-    lane: Ints
-    weights: Ints
+    load_channel: Ints
+    weight_ports: Ints
     outputs: Ints
     residual: Ints
-    alone: Ints
-    alike: Ints
-    trails: Ints
-    finds: Ints
-    reads: Ints
-    feeds: Ints
+    softmax_entries: Ints
+    like_last_softmax: Ints
+    behind_softmax: Ints
+    norm_cycles: Ints
+    shared_reads: Ints
+    shared_writes: Ints
     port: Ints
     read_bank: Ints
-    read_here: Ints
+    read_bank_outputs: Ints
     write_bank: Ints
-    write_here: Ints
+    write_bank_outputs: Ints
 
 
 def demand(cfg: Config, code: bytes) -> Demand:
-    """The demand of the instructions in `code`. ValueError where one is illegal or cut off."""
+    """Compute the demand of the instructions in `code`. ValueError where one is illegal or cut off."""
     size = instruction_bytes(cfg)
     if len(code) % size:
         raise ValueError(f"{len(code)} bytes are not whole instructions of {size} bytes")
     words = np.frombuffer(code, np.uint8).reshape(-1, size)
-    found, illegal = columns(cfg, words)
+    by_opcode, illegal = columns(cfg, words)
     for number in np.flatnonzero(illegal)[:1]:
         reason = why_illegal(cfg, int.from_bytes(words[number].tobytes(), "little"))
         raise ValueError(f"instruction {number}: {reason}")
     result: dict[str, Ints] = {name: np.zeros(len(words), np.int64) for name in Demand.__dataclass_fields__}
-    for opcode, each in found.items():
-        fields, which = each.fields, each.numbers
+    for opcode, decoded in by_opcode.items():
+        fields, numbers = decoded.fields, decoded.numbers
         values = {"wait": fields["wait"], "post": fields["post"], **_shared(opcode, fields), **_OF[opcode](cfg, fields)}
-        result["unit"][which] = UNIT_OF[opcode]
+        result["unit"][numbers] = UNIT_OF[opcode]
         for name, value in values.items():
-            result[name][which] = value
+            result[name][numbers] = value
     return Demand(**result)
 
 
@@ -113,62 +115,66 @@ def _product(f: Columns, names: Iterable[str]) -> Ints:
 
 
 def _shared(opcode: Opcode, f: Columns) -> dict[str, Ints]:
-    """Which of the scratchpads are read and written that several units use."""
+    """Shared scratchpads that each instruction of an opcode reads and writes, as masks."""
 
     def which(write: bool, memories: dict[str, int]) -> Ints:
-        own = [each for each in OPERANDS[opcode] if each.write == write and each.memory in memories]
-        return reduce(or_, (_where(each.when(f), memories[each.memory]) for each in own), np.zeros_like(f["opcode"]))
+        operands = [operand for operand in OPERANDS[opcode] if operand.write == write and operand.memory in memories]
+        return reduce(
+            or_, (_where(operand.when(f), memories[operand.memory]) for operand in operands), np.zeros_like(f["opcode"])
+        )
 
     read = {"acc": IN_ACC, "vin": IN_VIN}
     return {
-        "reads": which(False, read), "feeds": which(True, read),
+        "shared_reads": which(False, read), "shared_writes": which(True, read),
         "port": which(True, {"inp": INP_PORT, "vin": VIN_PORT}),
     }  # fmt: skip
 
 
 def _where(condition: NDArray[np.bool_], value: int) -> Ints:
-    """`value` where the condition holds, else 0."""
+    """Return `value` where the condition holds, else 0."""
     return condition.astype(np.int64) * value
 
 
 def _gemm(cfg: Config, f: Columns) -> dict[str, Ints]:
+    """Demand of GEMM instructions."""
     bank, here = _banks(cfg, f, "acc")
     return {
         "steps": _product(f, (f"extent_{loop}" for loop in GEMM_LOOPS)),
         "outputs": _product(f, (f"extent_{loop}" for loop in OUTER_LOOPS)),
         "read_bank": bank,
-        "read_here": here,
+        "read_bank_outputs": here,
         "write_bank": bank,
-        "write_here": here,
+        "write_bank_outputs": here,
     }
 
 
 def _vector(cfg: Config, f: Columns) -> dict[str, Ints]:
-    read_bank, read_here = _banks(cfg, f, "a", f["a_source"] == ASource.ACC)
-    write_bank, write_here = _banks(cfg, f, "dst", f["destination"] == Destination.ACC)
+    """Demand of VECTOR instructions."""
+    read_bank, read_bank_outputs = _banks(cfg, f, "a", f["a_source"] == ASource.ACC)
+    write_bank, write_bank_outputs = _banks(cfg, f, "dst", f["destination"] == Destination.ACC)
     steps = _product(f, (f"extent_{loop}" for loop in VECTOR_LOOPS))
-    alone = alike = trails = np.zeros_like(steps)
+    row_entries = alike = trails = np.zeros_like(steps)
     if cfg.softmax:
-        alone, alike, trails = f["softmax"] * f["extent_n"], _alike(f), _trails(cfg, f)
-        steps = np.where(alone, softmax_cycles(cfg, f["extent_x"], f["extent_n"]), steps)
+        row_entries, alike, trails = f["softmax"] * f["extent_n"], _alike(f), _trails(cfg, f)
+        steps = np.where(row_entries, softmax_cycles(cfg, f["extent_x"], f["extent_n"]), steps)
     finds = f["norm"] * norm_cycles(cfg, f["extent_x"], f["extent_n"]) if cfg.norm else np.zeros_like(steps)
     return {
         "steps": steps,
         "outputs": _product(f, (f"extent_{loop}" for loop in OUTER_LOOPS)),
-        "finds": finds,
+        "norm_cycles": finds,
         "residual": f["rescale_add"],
-        "alone": alone,
-        "alike": alike,
-        "trails": trails,
+        "softmax_entries": row_entries,
+        "like_last_softmax": alike,
+        "behind_softmax": trails,
         "read_bank": read_bank,
-        "read_here": read_here,
+        "read_bank_outputs": read_bank_outputs,
         "write_bank": write_bank,
-        "write_here": write_here,
+        "write_bank_outputs": write_bank_outputs,
     }
 
 
 def _alike(f: Columns) -> Ints:
-    """Whether each VECTOR is a softmax that the engine takes beside the one before it."""
+    """Mark each VECTOR that is a softmax which may overlap the softmax before it."""
     facts = [f[name] for name in ("softmax", *ROWS_ALIKE, "destination", "zero_point", "clip_hi")]
     facts.append(np.minimum(f["clip_lo"], f["clip_hi"]))
     alike = f["softmax"].copy()
@@ -179,9 +185,9 @@ def _alike(f: Columns) -> Ints:
 
 
 def _trails(cfg: Config, f: Columns) -> Ints:
-    """Of each VECTOR from acc to entries of vin that lie one behind another, where the rows of the last softmax before
-    it do so as well, to the end of vin at most, and do not begin in front of them: the distance of their first entries,
-    and 1."""
+    """Mark the VECTORs that may write vin behind the last softmax before them. Such a VECTOR goes from acc to
+    consecutive entries of vin. The rows of the softmax are consecutive, too, end inside vin, and do not begin before
+    the written entries. Returns the distance of their first entries plus 1; 0 for all other instructions."""
     numbers = np.arange(len(f["opcode"]))
     before = np.maximum.accumulate(np.where(f["softmax"], numbers, -1))
     rows = {name: f[name][before] for name in ("a_base", "a_n", "a_x", "extent_n", "extent_x")}
@@ -195,14 +201,15 @@ def _trails(cfg: Config, f: Columns) -> Ints:
     return _where(of_acc & in_line & (before >= 0) & (in_front >= 0), 1) * (in_front + 1)
 
 
-def _banks(cfg: Config, f: Columns, operand: str, which: NDArray[np.bool_] | None = None) -> tuple[Ints, Ints]:
-    """In which bank of acc the first output lies, and how many from it on; for the instructions `which` alone."""
+def _banks(cfg: Config, f: Columns, operand: str, applies: NDArray[np.bool_] | None = None) -> tuple[Ints, Ints]:
+    """Bank of acc of each first output, and the number of outputs from it on in that bank. applies: instructions to
+    look at."""
     extents = [f[f"extent_{loop}"] for loop in OUTER_LOOPS]
     strides = [f[f"{operand}_{loop}"] for loop in OUTER_LOOPS]
     base, half = f[f"{operand}_base"], scratchpads(cfg)["acc"].bank_depth
     bank, here = base // half % 2, prod(extents, start=np.ones_like(base))
     reach = base + sum((extent - 1) * stride for extent, stride in zip(extents, strides))
-    leaves = (reach // half != base // half) & (True if which is None else which)
+    leaves = (reach // half != base // half) & (True if applies is None else applies)
     for i in np.flatnonzero(leaves).tolist():
         steps = (np.arange(extent[i]) * stride[i] for extent, stride in zip(extents, strides))
         n, y, x = np.ix_(*steps)
@@ -212,30 +219,34 @@ def _banks(cfg: Config, f: Columns, operand: str, which: NDArray[np.bool_] | Non
 
 
 def _load(cfg: Config, f: Columns) -> dict[str, Ints]:
+    """Demand of LOAD instructions."""
     size = element_sizes(cfg, f)
     x, y, z = f["x_size"], f["y_size"], f["z_size"]
     left, top = f["pad_left"], f["pad_top"]
     width = left + x + f["pad_right"]
     elements = x * y * z
-    lane = np.array([max((n for n, own in enumerate(lanes(cfg)) if b in own), default=0) for b in Buffer], np.int64)
+    lane = np.array(
+        [max((n for n, buffers in enumerate(lanes(cfg)) if b in buffers), default=0) for b in Buffer], np.int64
+    )
     padding = z * width * (top + y + f["pad_bottom"]) - elements
     spread = f["spread"] if "spread" in f else np.zeros_like(x)
     may = (f["buffer"] == Buffer.WGT) & ("spread" in f)
-    each = np.maximum(1, (size >> spread) // cfg.bus_bytes)
+    writes_per_element = np.maximum(1, (size >> spread) // cfg.bus_bytes)
     packed = f["expand"] == 1 if "expand" in f else np.zeros(len(x), np.bool_)
     return {
-        "steps": padding + np.where(packed, elements * size // cfg.bus_bytes, elements * each),
+        "steps": padding + np.where(packed, elements * size // cfg.bus_bytes, elements * writes_per_element),
         "lead": top * width + left,
         "trail": f["pad_bottom"] * width + f["pad_right"],
         "padding": padding,
-        "stall": _where(f["buffer"] == Buffer.LUT, TABLE_SIZE // cfg.bus_bytes + TABLE_PADDING - 1),
-        "lane": lane[f["buffer"]] * (1 - spread),
-        "weights": _where(may, ALONE) + spread,
+        "padding_stall": _where(f["buffer"] == Buffer.LUT, TABLE_SIZE // cfg.bus_bytes + TABLE_PADDING - 1),
+        "load_channel": lane[f["buffer"]] * (1 - spread),
+        "weight_ports": _where(may, ONE_PORT) + spread,
         **_rows(cfg, f, size, spread),
     }
 
 
 def _store(cfg: Config, f: Columns) -> dict[str, Ints]:
+    """Demand of STORE instructions."""
     elements = f["x_size"] * f["y_size"] * f["z_size"]
     size = np.full(len(elements), cfg.piece_bytes, np.int64)
     steps = elements * max(1, cfg.piece_bytes // cfg.bus_bytes)
@@ -243,7 +254,7 @@ def _store(cfg: Config, f: Columns) -> dict[str, Ints]:
 
 
 def _rows(cfg: Config, f: Columns, size: Ints, spread: Ints) -> dict[str, Ints]:
-    """Rows of DRAM, where the rows of a plane that touch are one, and what they are on the bus.
+    """Rows of DRAM, and their beats and bursts. Rows of a plane that touch count as one.
 
     size: bytes of an element. spread: whether half of each is a row of its own.
     """
@@ -268,12 +279,13 @@ def _rows(cfg: Config, f: Columns, size: Ints, spread: Ints) -> dict[str, Ints]:
 
 
 def on_the_bus(bus_bytes: int, offset: Ints, size: Ints) -> tuple[Ints, Ints]:
-    """Beats and bursts of rows of `size` bytes from `offset`: bursts of up to MAX_BURST, none across BOUNDARY."""
+    """Return beats and bursts of rows of `size` bytes from `offset`: bursts of up to MAX_BURST, none across
+    BOUNDARY."""
     beats = (offset % bus_bytes + size - 1) // bus_bytes + 1
     page = BOUNDARY // bus_bytes
     first = np.minimum(beats, page - offset // bus_bytes % page)
-    whole, last = np.divmod(beats - first, page)
-    bursts = -(-first // MAX_BURST) + whole * (page // MAX_BURST) + -(-last // MAX_BURST)
+    whole_pages, last = np.divmod(beats - first, page)
+    bursts = -(-first // MAX_BURST) + whole_pages * (page // MAX_BURST) + -(-last // MAX_BURST)
     return beats, bursts
 
 

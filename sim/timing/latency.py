@@ -36,7 +36,7 @@ WRITE_TO_END = 2
 ARRIVAL_TO_WRITE = 2
 """An entry for acc is in VECTOR's last stage -> it is written: its queue, the register in front of the port."""
 WRITE_TO_ROOM = 2
-"""It is written -> a step may be taken in its place: the count of what is under way, the register of the decision."""
+"""An entry is written -> a step may be taken in its place: count of entries under way, register of the decision."""
 READ_TO_WRITE = 4
 """GEMM reads an accumulator -> it writes the sum (gemm.py)."""
 UNIT_TO_BEAT = 2

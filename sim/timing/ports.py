@@ -1,4 +1,4 @@
-"""Ports of scratchpads that two parties share."""
+"""Timing of scratchpad ports that two parties share."""
 
 from __future__ import annotations
 
@@ -8,35 +8,35 @@ from celosia.sim.timing.work import Steps, Train, Work
 
 
 class Port:
-    """A port of a scratchpad that two parties share: the second has the cycles that the first leaves."""
+    """A port of a scratchpad that two parties share: the second party gets the cycles that the first one leaves."""
 
     def __init__(self) -> None:
-        self._taken: deque[Train] = deque()
+        self._reserved: deque[Train] = deque()
 
-    def take(self, writes: Train) -> None:
-        """The first party uses it at these times."""
-        self._taken.append(writes)
+    def reserve(self, writes: Train) -> None:
+        """Reserve the port for the first party in these cycles."""
+        self._reserved.append(writes)
 
     def forget(self, cycle: int) -> None:
-        """No one asks for a cycle before `cycle` any more."""
-        while self._taken and self._taken[0].last < cycle:
-            self._taken.popleft()
+        """Drop reservations before `cycle`, which nobody asks for any more."""
+        while self._reserved and self._reserved[0].last < cycle:
+            self._reserved.popleft()
 
-    def stepped(self, steps: Steps) -> int:
-        """When the last of some steps has its turn, each as far behind the one before as it wants to be, or further."""
+    def last_step(self, steps: Steps) -> int:
+        """Cycle of the last of some steps that use the port, each at least as far behind the one before as planned."""
         if not steps.gap:
-            return self.left(steps.first, steps.steps)
+            return self.free_cycle(steps.first, steps.steps)
         number, cycle = 0, steps.first
-        for train in self._taken:
+        for train in self._reserved:
             if train.last < cycle:
                 continue
-            # Those in front of the train are not held up.
+            # Steps before the train are not delayed.
             late = cycle - steps.cycle(number)
             outputs = max(0, train.first - cycle) // (steps.each + steps.gap)
             number = min(steps.steps - 1, number + outputs * steps.each)
             cycle = steps.cycle(number) + late
             while cycle <= train.last:
-                free = self.left(cycle, 1)
+                free = self.free_cycle(cycle, 1)
                 late, cycle = late + free - cycle, free
                 if number == steps.steps - 1:
                     return cycle
@@ -45,23 +45,23 @@ class Port:
         return steps.last + cycle - steps.cycle(number)
 
     def starts(self, first: int, last: int) -> list[int]:
-        """When the first party begins to use it, between these cycles."""
-        return [train.first for train in self._taken if first < train.first < last]
+        """Cycles between `first` and `last` in which the first party begins to use the port."""
+        return [train.first for train in self._reserved if first < train.first < last]
 
-    def left(self, cycle: int, count: int) -> int:
-        """The cycle that is the `count`-th left to the second party from `cycle` on."""
-        for first, period, taken in self._taken:
-            end = first + (taken - 1) * period
+    def free_cycle(self, cycle: int, count: int) -> int:
+        """Cycle of the `count`-th free slot for the second party from `cycle` on."""
+        for first, period, entries in self._reserved:
+            end = first + (entries - 1) * period
             if end < cycle or cycle + count <= first:
                 continue
             if cycle < first:
                 count -= first - cycle
                 cycle = first
-            # Of the cycles from `first` on, every one that is a multiple of `period` behind it is taken.
-            gone = -(-(cycle - first) // period)
-            free = (taken - 1) * (period - 1) - (cycle - first - gone)
+            # From `first` on, every `period`-th cycle is reserved.
+            passed = -(-(cycle - first) // period)
+            free = (entries - 1) * (period - 1) - (cycle - first - passed)
             if count <= free:
-                turns, rest = divmod(cycle - first - gone + count - 1, period - 1)
+                turns, rest = divmod(cycle - first - passed + count - 1, period - 1)
                 return first + turns * period + 1 + rest
             count -= free
             cycle = end + 1
@@ -69,38 +69,38 @@ class Port:
 
 
 class Acc:
-    """The accumulators: two banks, each with a read port and a write port that are GEMM's before they are VECTOR's."""
+    """The accumulators: two banks, each with a read port and a write port, on which GEMM has priority over VECTOR."""
 
     def __init__(self) -> None:
         self._reads, self._writes = (Port(), Port()), (Port(), Port())
 
     def gemm(self, work: Work, reads: Train, writes: Train) -> None:
-        """GEMM reads, where it adds, and writes the outputs of an instruction at these times."""
-        if work.reads:
-            self._take(self._reads, work.read_bank, work.read_here, reads)
-        self._take(self._writes, work.write_bank, work.write_here, writes)
+        """Reserve GEMM's reads (where it accumulates) and writes of an instruction."""
+        if work.shared_reads:
+            self._reserve(self._reads, work.read_bank, work.read_bank_outputs, reads)
+        self._reserve(self._writes, work.write_bank, work.write_bank_outputs, writes)
 
-    def _take(self, ports: tuple[Port, Port], bank: int, here: int, train: Train) -> None:
-        ports[bank].take(train._replace(entries=here))
+    def _reserve(self, ports: tuple[Port, Port], bank: int, here: int, train: Train) -> None:
+        ports[bank].reserve(train._replace(entries=here))
         if here < train.entries:
-            ports[1 - bank].take(train.after(here))
+            ports[1 - bank].reserve(train.after(here))
 
     def forget(self, cycle: int) -> None:
-        """No one asks for a cycle before `cycle` any more."""
+        """Drop reservations before `cycle`, which nobody asks for any more."""
         for port in (*self._reads, *self._writes):
             port.forget(cycle)
 
     def vector_reads(self, work: Work, steps: Steps, output: int = 0) -> int:
-        """When the last of VECTOR's reads from an output on has its turn, which wants to be at these times."""
-        here = min(steps.steps, max(0, work.read_here - output) * steps.each)
+        """Cycle of VECTOR's last read of acc from an output on, if its reads want to be at `steps`."""
+        here = min(steps.steps, max(0, work.read_bank_outputs - output) * steps.each)
         ports, last, late = (self._reads[work.read_bank], self._reads[1 - work.read_bank]), steps.last, 0
         for port, part in zip(ports, (steps.only(here), steps.after(here)), strict=True):
             if part.steps:
-                last = port.stepped(part.later(late))
+                last = port.last_step(part.later(late))
                 late = last - part.last
         return last
 
     def vector_write(self, work: Work, output: int, cycle: int) -> int:
-        """When VECTOR writes an output for which it wants to do so in `cycle`."""
-        bank = work.write_bank if output < work.write_here else 1 - work.write_bank
-        return self._writes[bank].left(cycle, 1)
+        """Cycle in which VECTOR writes an output that is ready in `cycle`."""
+        bank = work.write_bank if output < work.write_bank_outputs else 1 - work.write_bank
+        return self._writes[bank].free_cycle(cycle, 1)

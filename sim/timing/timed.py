@@ -15,7 +15,7 @@ REMEMBERED = 8
 
 
 class TimedDevice(FunctionalDevice):
-    """Executes programs as `FunctionalDevice` does; cycles, counters and events are those that `predict` finds.
+    """Device that executes programs as `FunctionalDevice` does, with the cycles, counters and events of `predict`.
 
     memory: the model behind the cycles, or its name. ValueError for one that the timing model does not know.
     """

@@ -1,4 +1,4 @@
-"""What goes through the machine: instructions, and the cycles in which their entries come."""
+"""Instructions as the machine model sees them, and the cycles in which their entries come."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ NEVER = 1 << 62
 
 
 class Work(NamedTuple):
-    """One instruction: its number and its demand."""
+    """The number of an instruction, and its demand (see `demand.Demand`)."""
 
     number: int
     unit: int
@@ -19,29 +19,29 @@ class Work(NamedTuple):
     lead: int
     trail: int
     padding: int
-    stall: int
+    padding_stall: int
     rows: int
     bursts: int
     beats: int
-    lane: int
-    weights: int
+    load_channel: int
+    weight_ports: int
     outputs: int
     residual: int
-    alone: int
-    alike: int
-    trails: int
-    finds: int
-    reads: int
-    feeds: int
+    softmax_entries: int
+    like_last_softmax: int
+    behind_softmax: int
+    norm_cycles: int
+    shared_reads: int
+    shared_writes: int
     port: int
     read_bank: int
-    read_here: int
+    read_bank_outputs: int
     write_bank: int
-    write_here: int
+    write_bank_outputs: int
 
 
 class Train(NamedTuple):
-    """Entries that come one after the other: the first in cycle `first`, `entries` in all, each `period` later."""
+    """Entries at regular intervals: the first in cycle `first`, `entries` in all, each `period` later."""
 
     first: int
     period: int
@@ -49,11 +49,11 @@ class Train(NamedTuple):
 
     @property
     def last(self) -> int:
-        """When the last entry comes."""
+        """Cycle of the last entry."""
         return self.first + (self.entries - 1) * self.period
 
     def after(self, entries: int) -> Train:
-        """Without its first entries."""
+        """Return the train without its first entries."""
         return Train(self.first + entries * self.period, self.period, self.entries - entries)
 
 
@@ -66,22 +66,22 @@ class Steps(NamedTuple):
     gap: int
 
     def cycle(self, step: int) -> int:
-        """When that one is taken."""
+        """Cycle in which a step is taken."""
         return self.first + step + step // self.each * self.gap
 
     @property
     def last(self) -> int:
-        """When the last one is taken."""
+        """Cycle in which the last step is taken."""
         return self.cycle(self.steps - 1)
 
     def only(self, steps: int) -> Steps:
-        """The first of them."""
+        """Return the first `steps` steps."""
         return self._replace(steps=steps)
 
     def after(self, steps: int) -> Steps:
-        """Without the first of them, whole outputs."""
+        """Return the steps without the first `steps`, which are whole outputs."""
         return self._replace(first=self.cycle(steps), steps=self.steps - steps)
 
     def later(self, cycles: int) -> Steps:
-        """All so much later."""
+        """Return the steps delayed by `cycles`."""
         return self._replace(first=self.first + cycles)

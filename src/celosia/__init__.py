@@ -29,10 +29,10 @@ if TYPE_CHECKING:
     from celosia.driver.explore.sweep import sweep
     from celosia.driver.export import export
     from celosia.driver.generate.decoder import Decoder
-    from celosia.driver.pages.report import report
+    from celosia.driver.pages.report_page import report
     from celosia.driver.quantize.quantize import quantize
     from celosia.driver.remote.deploy import deploy
-    from celosia.driver.run.result import Result
+    from celosia.driver.run.run_result import Result
     from celosia.driver.runtime import Runtime
     from celosia.driver.torch.export import from_torch
     from celosia.driver.torch.quantizer import CelosiaQuantizer
@@ -54,7 +54,7 @@ _PLACES = {
     "Config": "celosia.hw.spec.config",
     "Decoder": "celosia.driver.generate.decoder",
     "Program": "celosia.compiler.program",
-    "Result": "celosia.driver.run.result",
+    "Result": "celosia.driver.run.run_result",
     "Runtime": "celosia.driver.runtime",
     "compare": "celosia.driver.accuracy.compare",
     "compile": "celosia.driver.tune.optimise",
@@ -68,7 +68,7 @@ _PLACES = {
     "explore": "celosia.driver.explore.explore",
     "from_torch": "celosia.driver.torch.export",
     "quantize": "celosia.driver.quantize.quantize",
-    "report": "celosia.driver.pages.report",
+    "report": "celosia.driver.pages.report_page",
     "tune": "celosia.driver.tune.tune",
     "tune_cpu": "celosia.driver.tune.cpu",
     "tune_kernel": "celosia.driver.tune.cpu",
@@ -76,7 +76,7 @@ _PLACES = {
 
 
 def __dir__() -> list[str]:
-    """What the package offers, loaded or not."""
+    """Names that the package offers, loaded or not."""
     return sorted(__all__)
 
 
@@ -87,32 +87,32 @@ def __getattr__(name: str) -> Any:
     if name == "__version__":
         return _version()
     if name in _PLACES:
-        found = getattr(_imported(_PLACES[name]), name)
-        return _in_notebook(_with_advice(found)) if inspect.isfunction(found) else found
+        value = getattr(_imported(_PLACES[name]), name)
+        return _in_notebook(_with_advice(value)) if inspect.isfunction(value) else value
     raise AttributeError(f"module 'celosia' has no attribute {name!r}")
 
 
 @functools.cache
 def _with_advice(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`function`, whose TypeError for an argument that it does not know names the one that was probably meant."""
-    known = inspect.signature(function).parameters
-    takes_any = any(each.kind is inspect.Parameter.VAR_KEYWORD for each in known.values())
+    """Wrap `function`, so that its TypeError for an unknown argument names the argument that was probably meant."""
+    parameters = inspect.signature(function).parameters
+    takes_any = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values())
 
     def refuse(name: str) -> NoReturn:
         from celosia.hw.spec.config import did_you_mean
 
-        near = did_you_mean(name, known)
+        suggestion = did_you_mean(name, parameters)
         raise TypeError(
-            f"{function.__name__}() takes no argument {name!r}{near}; it takes {', '.join(known)}"
+            f"{function.__name__}() takes no argument {name!r}{suggestion}; it takes {', '.join(parameters)}"
         ) from None
 
     @functools.wraps(function)
-    def called(*given: Any, **named: Any) -> Any:
-        unknown = [name for name in named if name not in known]
+    def called(*args: Any, **named: Any) -> Any:
+        unknown = [name for name in named if name not in parameters]
         if unknown and not takes_any:
             refuse(unknown[0])
         try:
-            return function(*given, **named)
+            return function(*args, **named)
         except TypeError as error:  # of what takes the options that are passed on
             for name in unknown:
                 if f"unexpected keyword argument '{name}'" in str(error):
@@ -123,7 +123,7 @@ def _with_advice(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _in_notebook(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A function of the package, which in a notebook shows how far it is, and its result as HTML."""
+    """Wrap a function of the package, which in a notebook shows its progress, and its result as HTML."""
     ipython = sys.modules.get("IPython")
     if ipython is None or getattr(ipython.get_ipython(), "kernel", None) is None:
         return function
@@ -135,7 +135,7 @@ def _in_notebook(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _imported(module: str) -> ModuleType:
-    """Import without searches for garbage: what modules make lives on, and goes to what is seldom looked through."""
+    """Import without searches for garbage: objects of modules live on, and move to the oldest generation."""
     if not gc.isenabled() or gc.get_freeze_count():
         return importlib.import_module(module)
     gc.disable()
@@ -148,7 +148,7 @@ def _imported(module: str) -> ModuleType:
 
 
 def _version() -> str:
-    """As it was installed; "unknown" of files that were only copied, as to a board."""
+    """Version as installed; "unknown" for files that were only copied, as to a board."""
     from importlib.metadata import PackageNotFoundError, version
 
     try:

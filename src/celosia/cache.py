@@ -1,4 +1,4 @@
-"""The folder of what is generated once and kept: simulators, Verilog, kernels; the least recently used goes first."""
+"""Cache folder of generated files: simulators, Verilog, kernels; the least recently used are deleted first."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ KINDS = {
     "netlists": "netlists, for the estimate of the clock (minutes each)",
     "kernels": "machine code for the CPU (milliseconds each)",
 }
-"""What may go; counts of synthesis and proofs stay, which take hours and little room."""
+"""Kinds of files that may be deleted; counts of synthesis and proofs stay, which take hours and little room."""
 LIMIT = "2GB"
 """Size that CELOSIA_CACHE_LIMIT changes."""
 _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 
 
 def cache_folder() -> Path:
-    """Where generated files are kept: CELOSIA_CACHE, else the user's cache, else a folder of the user's among temporary
-    files where the home directory cannot be written, as in many containers."""
+    """Path of the cache: CELOSIA_CACHE, else the user's cache, else a folder of the user's among temporary files where
+    the home directory cannot be written, as in many containers."""
     from platformdirs import user_cache_dir
 
     if chosen := os.environ.get("CELOSIA_CACHE"):
@@ -53,15 +53,15 @@ class CacheError(Sentence, OSError):
 
 
 def require_own(path: Path) -> None:
-    """CacheError where another user could have put code at `path`, which is in the folder of generated files: a file or
-    folder there that neither this user nor root owns, or that others may write to."""
+    """Raise CacheError where another user could have put code at `path` in the cache: a file or folder there that
+    neither this user nor root owns, or that others may write to."""
     place, folder = path, cache_folder()
     while True:
         with suppress(FileNotFoundError, NotADirectoryError):
             if (reason := _why_foreign(os.stat(place))) is not None:
-                what, way_out = reason
+                problem, way_out = reason
                 raise CacheError(
-                    f"{place} {what}, who could put other code there that celosia would run; "
+                    f"{place} {problem}, who could put other code there that celosia would run; "
                     f"{way_out.format(place)}, or set CELOSIA_CACHE to a folder of your own"
                 )
         if place in (folder, place.parent):
@@ -79,11 +79,11 @@ def is_own(path: Path) -> bool:
 
 
 def _why_foreign(status: os.stat_result) -> tuple[str, str] | None:
-    """What is wrong with the owner or rights of a file, and the way out."""
+    """Explain the problem with the owner or rights of a file, and the way out; None for none."""
     if status.st_uid not in (os.getuid(), 0):
         return f"belongs to user {status.st_uid}", "remove {}"
-    others = stat.S_IWOTH if _is_private(status.st_gid) else stat.S_IWOTH | stat.S_IWGRP
-    return ("may be written by other users", "chmod go-w {}") if status.st_mode & others else None
+    foreign_bits = stat.S_IWOTH if _is_private(status.st_gid) else stat.S_IWOTH | stat.S_IWGRP
+    return ("may be written by other users", "chmod go-w {}") if status.st_mode & foreign_bits else None
 
 
 def _is_private(group: int) -> bool:
@@ -96,7 +96,7 @@ def _is_private(group: int) -> bool:
 
 
 def make_folder(folder: Path) -> None:
-    """Make `folder`, in that of generated files, and those around it, for this user alone. OSError."""
+    """Make `folder` in the cache, and those around it, for this user alone. OSError."""
     for place in (*reversed(folder.parents), folder):
         if not place.exists():
             place.mkdir(mode=0o700, exist_ok=True)
@@ -104,7 +104,7 @@ def make_folder(folder: Path) -> None:
 
 @contextmanager
 def writing() -> Iterator[Path]:
-    """The folder of generated files, to write there. CacheError, also for an OSError from within."""
+    """Return the cache folder for a write inside. CacheError, also for an OSError from within."""
     folder = cache_folder()
     try:
         make_folder(folder)
@@ -131,7 +131,8 @@ def tool_environment() -> dict[str, str]:
 
 @contextmanager
 def locked(path: Path, waits: Callable[[], None] = lambda: None) -> Iterator[None]:
-    """Hold the lock `path`, made where missing; the kernel takes it from whoever dies. Threads exclude each other, too.
+    """Hold the lock `path`, made where missing; the kernel releases it when its process dies. Threads exclude each
+    other, too.
 
     waits: called where another one has it, before it is waited for. OSError where the file cannot be written.
     """
@@ -147,21 +148,21 @@ def locked(path: Path, waits: Callable[[], None] = lambda: None) -> Iterator[Non
 
 
 def size_of(text: str) -> int:
-    """Bytes. ValueError for what is no size.
+    """Parse a size to bytes. ValueError for what is no size.
 
     >>> size_of("500MB"), size_of("1.5 GB"), size_of("0")
     (500000000, 1500000000, 0)
     """
-    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?B?)\s*", text.upper())
-    unit = found[2] if found else None
-    if found is None or unit is None or unit not in _UNITS:
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?B?)\s*", text.upper())
+    unit = match[2] if match else None
+    if match is None or unit is None or unit not in _UNITS:
         raise ValueError(f"{text!r} is no size; write it as 500MB or 2GB")
-    return int(float(found[1]) * _UNITS[unit])
+    return int(float(match[1]) * _UNITS[unit])
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A file that is kept, or a folder; used: when, in seconds since 1970."""
+    """A file or folder in the cache; used: last use, in seconds since 1970."""
 
     kind: str
     path: Path
@@ -176,9 +177,9 @@ def used(path: Path) -> None:
 
 
 def entries() -> list[Entry]:
-    """All that is kept, the least recently used first."""
-    found = (entry for kind in KINDS for entry in _entries(kind))
-    return sorted(found, key=lambda entry: entry.used)
+    """List all entries, the least recently used first."""
+    all_entries = (entry for kind in KINDS for entry in _entries(kind))
+    return sorted(all_entries, key=lambda entry: entry.used)
 
 
 def _entries(kind: str) -> Iterator[Entry]:
@@ -197,15 +198,15 @@ def _entries(kind: str) -> Iterator[Entry]:
 
 
 def shrink(limit: int | None = None, keep: Path | None = None) -> list[Entry]:
-    """Remove the least recently used until all fit into `limit` bytes; returns what has gone.
+    """Remove the least recently used entries until all fit into `limit` bytes; return those removed.
 
     limit: by default CELOSIA_CACHE_LIMIT, or LIMIT; ValueError where that is no size. keep: stays in any case.
     """
-    most = size_of(os.environ.get("CELOSIA_CACHE_LIMIT") or LIMIT) if limit is None else limit
-    kept = entries()
-    total, gone = sum(entry.size for entry in kept), []
-    for entry in kept:
-        if total <= most:
+    size_limit = size_of(os.environ.get("CELOSIA_CACHE_LIMIT") or LIMIT) if limit is None else limit
+    remaining = entries()
+    total, gone = sum(entry.size for entry in remaining), []
+    for entry in remaining:
+        if total <= size_limit:
             break
         if entry.path == keep:
             continue

@@ -1,4 +1,4 @@
-"""Python's collector of garbage, while many objects are made that nearly all live on."""
+"""Control of Python's garbage collector while many objects are made that nearly all live on."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ a third of an elaboration's."""
 
 @contextmanager
 def seldom_collected() -> Iterator[None]:
-    """Let it look for cycles every COLLECTED objects only, unless it looks more seldom anyway or not at all."""
+    """Let the collector look for cycles only every COLLECTED objects, unless it looks less often anyway or not at
+    all."""
     before = gc.get_threshold()
     if 0 < before[0] < COLLECTED:
         gc.set_threshold(COLLECTED, *before[1:])

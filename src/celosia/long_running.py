@@ -15,10 +15,10 @@ MINUTE = 60.0
 @contextmanager
 def every_minute(tell: Callable[[], None], seconds: float = MINUTE) -> Iterator[None]:
     """While the body runs, call `tell` every so many seconds, from another thread."""
-    done = threading.Event()
+    stopped = threading.Event()
 
     def repeat() -> None:
-        while not done.wait(seconds):
+        while not stopped.wait(seconds):
             tell()
 
     thread = threading.Thread(target=repeat, daemon=True)
@@ -26,11 +26,11 @@ def every_minute(tell: Callable[[], None], seconds: float = MINUTE) -> Iterator[
     try:
         yield
     finally:
-        done.set()
+        stopped.set()
         thread.join()
 
 
-def so_far(what: str, started: float) -> str:
+def so_far(description: str, started: float) -> str:
     """A line on work that began at `time.perf_counter()` `started`.
 
     >>> so_far("building", time.perf_counter() - 125)
@@ -38,7 +38,7 @@ def so_far(what: str, started: float) -> str:
     """
     minutes, seconds = divmod(round(time.perf_counter() - started), 60)
     spent = [f"{minutes} min"] * (minutes > 0) + [f"{seconds} s"] * (seconds > 0 or minutes == 0)
-    return f"{what}: {' '.join(spent)} so far"
+    return f"{description}: {' '.join(spent)} so far"
 
 
 TERMINATED = 128 + signal.SIGTERM
@@ -61,7 +61,7 @@ def _end(*_: Any) -> NoReturn:
 
 @contextmanager
 def ending_on_sigterm() -> Iterator[None]:
-    """`end_on_sigterm` for the body alone."""
+    """Apply `end_on_sigterm` to the body alone."""
     before = signal.getsignal(signal.SIGTERM)
     end_on_sigterm()
     try:

@@ -1,4 +1,4 @@
-"""What JSON and TOML files of whoever may hold: plain values that the rest of the program can take."""
+"""Parse JSON and TOML files from untrusted sources to plain values of bounded size."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from typing import Any
 DEEPEST = 100
 """Lists and objects inside each other: what goes through a value may call itself for each."""
 MOST_DIGITS = 40
-"""Of a whole number: more fit neither a float nor a message."""
+"""Most digits of a whole number: more fit neither a float nor a message."""
 MOST_VALUES = 2_000_000
 """Values of one JSON text. Python takes up to 250 bytes for one of three characters: this bounds a text to 500 MB."""
 TOO_DEEP = "its lists and tables are too deep inside each other"
 
 
 def from_json(text: str | bytes) -> Any:
-    """The value of a JSON text. ValueError where it is none, nests too deep, holds too many values, has a number that
-    is too large, or text with halves of characters, which no file and no terminal takes.
+    """Parse a JSON text. ValueError where it is none, nests too deep, holds too many values, has a number that is too
+    large, or text with halves of characters, which no file and no terminal takes.
 
     >>> from_json('{"a": [1, 2.5]}')
     {'a': [1, 2.5]}
@@ -31,7 +31,7 @@ def from_json(text: str | bytes) -> Any:
 
 
 def require_few_values(text: str | bytes) -> None:
-    """ValueError where a JSON text may hold more than MOST_VALUES values, before any memory is taken for them."""
+    """Raise ValueError where a JSON text may hold more than MOST_VALUES values, before any memory is taken for them."""
     marks = ",[{"
     count = sum(map(text.count, marks)) if isinstance(text, str) else sum(map(text.count, marks.encode()))
     if count > MOST_VALUES:
@@ -39,7 +39,7 @@ def require_few_values(text: str | bytes) -> None:
 
 
 def from_toml(text: str) -> dict[str, Any]:
-    """The table of a TOML text, which may hold dates, too. ValueError as `from_json`. Needs Python 3.11.
+    """Parse a TOML text, which may hold dates, too. ValueError as `from_json`. Needs Python 3.11.
 
     >>> from_toml("a = [1, 2.5]")
     {'a': [1, 2.5]}
@@ -59,7 +59,7 @@ def from_toml(text: str) -> dict[str, Any]:
 
 
 def brief(value: object) -> str:
-    """A value for a message, cut where it is long.
+    """Shorten a value for a message.
 
     >>> brief("cat"), brief(10**5000), len(brief("cat" * 100))
     ("'cat'", 'a number of more than 40 digits', 63)
@@ -85,21 +85,21 @@ def _whole(digits: str) -> int:
 
 
 def _check(value: Any) -> None:
-    """Level by level."""
+    """Check depth, size and values, level by level."""
     level = [value]
     for _ in range(DEEPEST):
         below: list[Any] = []
-        for each in level:
-            if isinstance(each, dict):
-                below += (*each.keys(), *each.values())
-            elif isinstance(each, list):
-                below += each
-            elif isinstance(each, str) and not each.isascii():
+        for nested in level:
+            if isinstance(nested, dict):
+                below += (*nested.keys(), *nested.values())
+            elif isinstance(nested, list):
+                below += nested
+            elif isinstance(nested, str) and not nested.isascii():
                 try:
-                    each.encode()
+                    nested.encode()
                 except UnicodeEncodeError:
-                    raise ValueError(f"{each[:40]!a} has half a character") from None
-            elif isinstance(each, int) and _too_large(each):
+                    raise ValueError(f"{nested[:40]!a} has half a character") from None
+            elif isinstance(nested, int) and _too_large(nested):
                 raise ValueError(f"a number has more than {MOST_DIGITS} digits")
         if not below:
             return
@@ -108,10 +108,10 @@ def _check(value: Any) -> None:
 
 
 def printable(text: str) -> str:
-    """A name as one line that any terminal shows and none obeys: escapes for control characters, marks that turn the
+    r"""Write a name as one line that is safe on any terminal: escapes for control characters, marks that turn the
     direction of text around, ends of lines and halves of characters.
 
-    >>> printable("bold\\x1b[1m\\n") == "bold\\\\x1b[1m\\\\n", printable("größe ✓")
+    >>> printable("bold\x1b[1m\n") == "bold\\x1b[1m\\n", printable("größe ✓")
     (True, 'größe ✓')
     """
     if text.isprintable():
@@ -120,7 +120,7 @@ def printable(text: str) -> str:
 
 
 def lines(text: str) -> str:
-    """`printable` for a text of several lines."""
+    """Apply `printable` to each line of a text."""
     return "\n".join(map(printable, text.split("\n")))
 
 
@@ -129,16 +129,16 @@ LONGEST = 1000
 
 
 def shortened(text: str) -> str:
-    """`text` without its middle where it is long."""
+    """Shorten a long `text` in its middle."""
     half = LONGEST // 2
     return text if len(text) <= LONGEST else f"{text[:half]} ... {text[-half:]}"
 
 
 class Sentence(Exception):
-    """An error whose message is one line of bounded length, which any terminal shows and none obeys.
+    r"""An error whose message is one line of bounded length, safe on any terminal.
 
-    >>> str(Sentence("no input 'a\\x1b[1m'")), len(str(Sentence("x" * 10**6)))
-    ("no input 'a\\\\x1b[1m'", 1005)
+    >>> str(Sentence("no input 'a\x1b[1m'")), len(str(Sentence("x" * 10**6)))
+    ("no input 'a\\x1b[1m'", 1005)
     """
 
     def __str__(self) -> str:
@@ -146,7 +146,7 @@ class Sentence(Exception):
 
 
 class Sentences(Exception):
-    """As `Sentence`, of several lines: the output of a tool."""
+    """An error as `Sentence`, of several lines: the output of a tool."""
 
     def __str__(self) -> str:
         return shortened(lines(super().__str__()))

@@ -13,12 +13,13 @@ from celosia.plain import lines
 
 
 class Console(rich.console.Console):
-    """Rich's, without markup, that shows what is no text as an escape: what a name holds is neither style nor order."""
+    """Rich's Console without markup; other characters than text become escapes: names hold neither style nor
+    commands."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**{"highlight": False, "markup": False, "emoji": False, **options})
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
-        """As rich does it, each text through `lines`."""
+        """Render as Rich does, each text through `lines`."""
         for segment in super().render(renderable, options):
             yield segment if segment.control else Segment(lines(segment.text), segment.style)

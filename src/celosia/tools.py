@@ -1,4 +1,4 @@
-"""Programs from outside of Python that Celosia runs: where they are, their versions, and which of them it uses.
+"""External programs that Celosia runs: paths, versions, and the choice between several.
 
 A program that lies on PATH is used only where its version is known to be new enough; `celosia doctor` prints all of it.
 """
@@ -16,12 +16,12 @@ from importlib import metadata
 
 Version = tuple[int, ...]
 ASK_SECONDS = 60
-"""How long a program may take to print its version; Vivado takes ten seconds on a cold disk."""
+"""Seconds that a program may take to print its version; Vivado takes ten seconds on a cold disk."""
 
 
 @dataclass(frozen=True)
 class Tool:
-    """A program that Celosia runs.
+    """An external program that Celosia runs.
 
     commands: its names on PATH, in order of preference. oldest: the first version that works, or () where any does.
     package: the Python package that brings it, too. install: how a user gets it where there is no such package.
@@ -40,7 +40,7 @@ class Tool:
 
 @dataclass(frozen=True)
 class Program:
-    """A program on PATH; version: () where it does not say which it is. is_chosen: a user's variable names it."""
+    """A program on PATH; version: () where it is unknown. is_chosen: a user's variable names it."""
 
     tool: Tool
     path: str
@@ -49,7 +49,8 @@ class Program:
 
     @property
     def is_new_enough(self) -> bool:
-        """Whether it may be used. One of unknown version may where any version will do, or where the user chose it."""
+        """Whether the program may be used. One of unknown version may where any version will do, or where the user
+        chose it."""
         return self.version >= self.tool.oldest or (self.is_chosen and not self.version)
 
 
@@ -89,7 +90,7 @@ TOOLS = (
 
 
 def read_version(text: str) -> Version:
-    """The first version number in what a program prints; () where there is none.
+    """Find the first version number in a program's output; () where there is none.
 
     >>> read_version("Yosys 0.23 (git sha1 7ce5011c24b)"), read_version("g++ (Debian 12.2.0-14+deb12u1) 12.2.0")
     ((0, 23), (12, 2, 0))
@@ -101,7 +102,7 @@ def read_version(text: str) -> Version:
 
 
 def spelled(version: Version) -> str:
-    """A version as users write it; "of unknown version" for ().
+    """Write a version for users; "of unknown version" for ().
 
     >>> spelled((0, 23)), spelled(())
     ('0.23', 'of unknown version')
@@ -110,28 +111,28 @@ def spelled(version: Version) -> str:
 
 
 def by_command(command: str) -> Tool:
-    """The tool that has a command of this name on PATH. KeyError where there is none."""
+    """Return the tool that has a command of this name on PATH. KeyError where there is none."""
     return {name: tool for tool in TOOLS for name in tool.commands}[command]
 
 
 def programs(tool: Tool) -> list[Program]:
-    """All programs on PATH that are `tool`, in order of preference, whether or not they may be used."""
+    """List all programs on PATH that are `tool`, in order of preference, whether or not they may be used."""
     chosen = os.environ.get(tool.environment) or None
-    found = []
+    problems = []
     for name in (chosen, *tool.commands):
         if name is not None and (path := shutil.which(name)) is not None:
             version = _version(path, tool.version_flag, os.stat(path).st_mtime_ns)
-            found.append(Program(tool, path, version, name == chosen))
-    return found
+            problems.append(Program(tool, path, version, name == chosen))
+    return problems
 
 
 def find(tool: Tool) -> Program | None:
-    """The program on PATH that is used as `tool`; None where there is none, or none that is new enough."""
+    """Find the program on PATH that is used as `tool`; None where there is none, or none that is new enough."""
     return next((program for program in programs(tool) if program.is_new_enough), None)
 
 
 def too_old(tool: Tool) -> str:
-    """What to add to a message where programs on PATH were passed over; "" where there are none.
+    """Addition to a message where programs on PATH are too old; "" where there are none.
 
     Example: "; /usr/bin/yosys is 0.23, and at least 0.50 is needed".
     """
@@ -144,7 +145,7 @@ def too_old(tool: Tool) -> str:
 
 @dataclass(frozen=True)
 class Choice:
-    """What runs when Celosia needs `tool`.
+    """The program that Celosia runs for `tool`.
 
     source: its path, or "package NAME"; "" where the tool is missing. note: what was passed over, or how to get it.
     """
@@ -156,7 +157,7 @@ class Choice:
 
 
 def choice(tool: Tool) -> Choice:
-    """What runs as `tool` on this machine: a program on PATH that is new enough, else the Python package."""
+    """Choose the program for `tool` on this machine: one on PATH that is new enough, else the Python package."""
     old = too_old(tool).removeprefix("; ")
     if (program := find(tool)) is not None:
         return Choice(tool, program.path, spelled(program.version), old)
@@ -167,7 +168,7 @@ def choice(tool: Tool) -> Choice:
 
 
 def packaged(tool: Tool) -> str | None:
-    """The version of the Python package that brings `tool`; None where it is not installed, or there is none."""
+    """Version of the Python package that brings `tool`; None where it is not installed, or there is none."""
     if not tool.package or importlib.util.find_spec(tool.package.replace("-", "_")) is None:
         return None
     try:
@@ -178,12 +179,12 @@ def packaged(tool: Tool) -> str | None:
 
 @cache
 def _version(path: str, flag: str, changed: int) -> Version:
-    """What the program at `path`, last `changed` then, says of its version."""
+    """Ask the program at `path`, last `changed` then, for its version."""
     try:
-        done = subprocess.run(
+        completed = subprocess.run(
             [path, flag], capture_output=True, text=True, errors="replace", stdin=subprocess.DEVNULL,
             timeout=ASK_SECONDS, check=False,
         )  # fmt: skip
     except (OSError, subprocess.TimeoutExpired):
         return ()
-    return read_version(done.stdout or done.stderr) or read_version(done.stderr)
+    return read_version(completed.stdout or completed.stderr) or read_version(completed.stderr)

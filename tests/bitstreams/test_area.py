@@ -27,7 +27,7 @@ def test_what_was_counted(row: Counted) -> None:
     assert abs(found.dsp - row.dsp) <= 0.03 * row.dsp and abs(found.ram - row.ram) <= 0.03 * row.ram
     if OFF[ROWS.index(row)] is not None:
         for name in area.FITTED:
-            assert area.model().said(row.cfg, name) == pytest.approx(getattr(row, name), rel=off[name])
+            assert area.model().predicted(row.cfg, name) == pytest.approx(getattr(row, name), rel=off[name])
 
 
 def test_a_wrong_count_shows_in_the_error() -> None:

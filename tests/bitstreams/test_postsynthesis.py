@@ -92,5 +92,5 @@ def test_block_ram_that_the_model_does_not_have_is_refused() -> None:
     parameters = {"RAM_MODE": "SDP", "WRITE_MODE_A": "READ_FIRST", "WRITE_MODE_B": "READ_FIRST", "DOA_REG": "0"}
     parameters |= {"DOB_REG": "0", "READ_WIDTH_A": f"{36:b}", "WRITE_WIDTH_B": f"{72:b}", "INIT_00": "000"}
     cell = {"type": "RAMB36E1", "parameters": parameters, "connections": {}, "port_directions": {}}
-    with pytest.raises(SynthesisError, match="RAMB36E1 is used with READ_WIDTH_A = 100100, which the model"):
+    with pytest.raises(SynthesisError, match=r"RAMB36E1.*READ_WIDTH_A = 100100"):
         simulated({"ports": {}, "cells": {"ram": cell}})

@@ -95,7 +95,7 @@ class Wrong(PowerModel):
 def test_a_wrong_coefficient_is_found(name: str) -> None:
     """With it reports are not given back within the error that is stated."""
     model = Wrong(name)
-    ratios = [model.said(report) / report.dynamic for report, _ in MODEL.errors if "7z" in report.part]
+    ratios = [model.predicted(report) / report.dynamic for report, _ in MODEL.errors if "7z" in report.part]
     within = max(max(ratio, 1 / ratio) for ratio in ratios) <= MODEL.error(BOARD.part)[1]
     assert within == (name == "")
 
@@ -166,7 +166,7 @@ def test_the_page_says_what_the_model_does() -> None:
     text = (ROOT / "docs" / "bitstreams.md").read_text(encoding="utf-8")
     missing = [row for row in (*coefficient_table(), *watts_table()) if row not in text]
     assert not missing, "docs/bitstreams.md should have these rows:\n" + "\n".join(missing)
-    simulated = [MODEL.said(report) / report.dynamic for report in MODEL.reports if report.activity == "saif"]
+    simulated = [MODEL.predicted(report) / report.dynamic for report in MODEL.reports if report.activity == "saif"]
     assert f"{min(simulated):.1f} and {max(simulated):.1f} times" in text and len(simulated) == 2
     assert f"{len(MODEL.reports)} reports of {len({report.source for report in MODEL.reports})} designs" in text
 

@@ -51,7 +51,7 @@ def test_boards() -> None:
         assert 8 * board.config.bus_bytes <= board.bus_bits
         assert list(board.pins()) == list(STATES)[: len(board.lights)]
         assert len(board.lights) == {"kv260": 0, "ultra96": 2}.get(board.name, 3)
-    with pytest.raises(BoardError, match=r"no board 'pynq' \(did you mean 'pynq-z2'\?\); take one of pynq-z1"):
+    with pytest.raises(BoardError, match=r"'pynq'.*'pynq-z2'.*pynq-z1"):
         find_board("pynq")
 
 
@@ -110,7 +110,7 @@ def test_tcl_makes_a_bitstream(project: tuple[Board, Path], with_board_files: bo
     assert manifest.bit == hashlib.sha256(b"a bitstream").hexdigest()
     manifest.check_files(folder / f"{name}.bit")
     (folder / f"{name}.hwh").write_text("another")
-    with pytest.raises(ManifestError, match=r"hwh is damaged or from another build"):
+    with pytest.raises(ManifestError, match=r"hwh.*damaged"):
         manifest.check_files(folder / f"{name}.bit")
 
 
@@ -247,7 +247,7 @@ def test_the_model_finds_faults(tmp_path: Path, fault: str) -> None:
 def test_a_port_of_another_kind_is_not_joined_to_the_processors(tmp_path: Path) -> None:
     wrapper_file = write_project(BOARDS["pynq-z1"], tmp_path, TINY) / "celosia.v"
     wrapper_file.write_text(wrapper_file.read_text().replace("PROTOCOL AXI3", "PROTOCOL AXI4"))
-    with pytest.raises(VivadoError, match=r"PROTOCOL of celosia/m_axi and ps/S_AXI_HP0 does not match: AXI3 and AXI4"):
+    with pytest.raises(VivadoError, match=r"PROTOCOL of celosia/m_axi.*AXI3 and AXI4"):
         vivado(BOARDS["pynq-z1"]).source(tmp_path / "build.tcl")
 
 
@@ -327,12 +327,12 @@ def test_verilog_is_accepted(tmp_path: Path, config: Config, bits: int) -> None:
 
 def test_projects_that_cannot_be_made(tmp_path: Path) -> None:
     board = BOARDS["pynq-z2"]
-    with pytest.raises(ProjectError, match="bus of 128 bits, the memory ports of pynq-z2 have 32 to 64"):
+    with pytest.raises(ProjectError, match=r"128 bits.*pynq-z2.*32 to 64"):
         write_project(board, tmp_path / "new", PRESETS["zcu104"])
     for clock in (5000, 0, -1):
         with pytest.raises(ProjectError, match=f"clock of {clock} MHz"):
             write_project(board, tmp_path / "new", TINY, clock)
-    with pytest.raises(ProjectError, match=r"250 MHz with pump = 2, which is 500 MHz in the array, .* take 10 to 230"):
+    with pytest.raises(ProjectError, match=r"250 MHz.*pump = 2.*500 MHz.*10 to 230"):
         write_project(board, tmp_path / "new", PUMPED, 250)
     (tmp_path / "file").write_text("mine")
     with pytest.raises(ProjectError, match="holds other files"):
@@ -354,10 +354,10 @@ def test_a_name_from_outside_is_only_a_name(tmp_path: Path) -> None:
 def test_build_without_vivado(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     folder = write_project(BOARDS["zcu104"], tmp_path / "project", TINY)
-    with pytest.raises(ToolError, match=r"Vivado was not found.*xczu7ev-ffvc1156-2-e.*vivado -mode batch"):
+    with pytest.raises(ToolError, match=r"Vivado.*xczu7ev-ffvc1156-2-e"):
         build_project(folder)
     (folder / "celosia.v").unlink()
-    with pytest.raises(ProjectError, match=r"celosia\.v is missing"):
+    with pytest.raises(ProjectError, match=r"celosia\.v"):
         build_project(folder)
 
 

@@ -142,7 +142,7 @@ def test_a_missing_tool(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None
 def test_a_failing_tool(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("CELOSIA_CACHE", str(tmp_path))
     monkeypatch.setattr(synthesis, "verilog", lambda cfg, blocks: "module celosia_top(; endmodule")
-    with pytest.raises(SynthesisError, match=r"yosys failed .* ERROR: .*syntax error"):
+    with pytest.raises(SynthesisError, match=r"yosys.*ERROR.*syntax error"):
         usage(PRESETS["tiny"], FPGAS["xc7z020"])
     assert not list(tmp_path.rglob("*.json"))
 

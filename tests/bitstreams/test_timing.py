@@ -181,7 +181,7 @@ def test_what_cannot_be_timed() -> None:
     design = Netlist()
     loop = design.bit("component.loop")
     design.cell("LUT1", {"I0": [loop]}, {"O": [loop]})
-    with pytest.raises(SynthesisError, match="loops without a register, loop among them"):
+    with pytest.raises(SynthesisError, match=r"loops without a register.*loop"):
         design.analyse()
 
 
@@ -261,7 +261,7 @@ def test_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_board_of_unknown_delays() -> None:
     assert known(BOARDS["pynq-z1"]) == "xc7z020-1"
-    with pytest.raises(ProjectError, match="delays of xczu3eg, the device of ultra96, are not known"):
+    with pytest.raises(ProjectError, match=r"xczu3eg.*ultra96"):
         known(BOARDS["ultra96"])
     result = CliRunner().invoke(cli.app, ["bitstream", "timing", "--board", "zcu104"])
     assert result.exit_code == 1 and "--board pynq-z1 or pynq-z2 with --config zcu104" in result.stderr

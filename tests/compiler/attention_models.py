@@ -26,7 +26,7 @@ from onnx import TensorProto, helper, numpy_helper
 import celosia
 from celosia.compiler.launch import blocks
 from celosia.compiler.layer import Block, Layer
-from celosia.driver.generate.attention import in_plain_operators
+from celosia.driver.generate.cached_attention import in_plain_operators
 from celosia.driver.generate.roles import roles_of
 from celosia.driver.generate.stepping import stepping
 from celosia.driver.runtime import Runtime

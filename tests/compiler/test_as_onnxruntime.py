@@ -407,7 +407,7 @@ def test_tensors_of_too_many_dimensions_are_refused(body: str) -> None:
     model = onnx.parser.parse_model(
         f'<ir_version: 9, opset_import: ["" : 17]> g (float[{sizes}] x) => (y) <int64[1] o = {{0}}> {{ {body} }}'
     )
-    with pytest.raises(ModelError, match="has 65 dimensions, and no more than 64 can be"):
+    with pytest.raises(ModelError, match=r"65 dimensions.*64"):
         celosia.compile(model, "tiny")
 
 

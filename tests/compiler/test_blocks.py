@@ -72,7 +72,7 @@ def test_slots_beyond_the_taps_do_not_matter(name: str) -> None:
     np.testing.assert_array_equal(hand.run(), hand.expected())
     hand.verify()
     slots[-1, 0, 0] ^= 1
-    with pytest.raises(ProvenanceError, match=r"layer 0 'depthwise'\) multiplies .* by other weights"):
+    with pytest.raises(ProvenanceError, match=r"layer 0 'depthwise'\).*other weights"):
         hand.verify()
 
 
@@ -84,7 +84,7 @@ def test_a_layer_whose_clip_leaves_one_value_may_be_written_as_padding_is(name: 
     np.testing.assert_array_equal(hand.run(), hand.expected())
     hand.verify()
     hand.roles["wide"][1].fields |= {"clip_lo": 6, "clip_hi": 6}
-    with pytest.raises(ProvenanceError, match=DEEP + "takes padding of 6 instead of .* of 'wide'"):
+    with pytest.raises(ProvenanceError, match=DEEP + r".*padding of 6.*'wide'"):
         hand.verify()
 
 
@@ -126,7 +126,7 @@ def test_blocks_in_one_launch_and_in_several(name: str) -> None:
 
     check()
     second.drop(second.roles["wide"][0])
-    with pytest.raises(ProvenanceError, match=r"of launch 1 \(VECTOR, layer 0 .*, in it layer 1 'to deep'\)"):
+    with pytest.raises(ProvenanceError, match=r"launch 1 \(VECTOR, layer 0.*1 'to deep'"):
         check()
 
 
@@ -164,7 +164,7 @@ def _tap_entries(h: Hand) -> NDArray[np.uint8]:
 # Taps.
 
 
-OTHER_WEIGHTS = DEEP + "(multiplies .* by other weights|takes padding of 7 instead of .* of 'wide')"
+OTHER_WEIGHTS = DEEP + r"(multiplies .* by other weights|takes padding of 7 instead of .* of 'wide')"
 """The same padding in several places may as well have been taken instead of another piece."""
 
 
@@ -218,13 +218,13 @@ def no_taps(h: BlockByHand) -> None:
 # Halo and padding.
 
 
-@fault(DEEP + "takes padding of 7 instead of .* of 'wide'", Meaning.TERMS)
+@fault(DEEP + r"takes padding of 7 instead of .* of 'wide'", Meaning.TERMS)
 def missing_halo_row(h: BlockByHand) -> None:
     """The row of `wide` below the tile is padding."""
     h.roles["wide"][0].fields["extent_y"] -= 1
 
 
-@fault(DEEP + "takes padding of 7 instead of .* of 'wide'", Meaning.TERMS)
+@fault(DEEP + r"takes padding of 7 instead of .* of 'wide'", Meaning.TERMS)
 def missing_halo_row_above_the_second_tile(h: BlockByHand) -> None:
     i = h.roles["wide"][h.slices].fields
     i["extent_y"] -= 1
@@ -237,7 +237,7 @@ def padding_not_written(h: BlockByHand) -> None:
     h.drop(h.roles["pad"][0])
 
 
-@fault(DEEP + "takes .* of 'wide' instead of padding of 7", Meaning.TERMS)
+@fault(DEEP + r"takes .* of 'wide' instead of padding of 7", Meaning.TERMS)
 def padding_not_written_again(h: BlockByHand) -> None:
     """The last tile, which ends sooner, has rows of the one before in the place of its padding."""
     for i in h.roles["pad"][-h.slices :]:
@@ -263,7 +263,7 @@ def padding_looked_up(h: BlockByHand) -> None:
 # Intermediates.
 
 
-@fault(DEEP + "takes .* channel group 0, .* of 'wide' instead of .* channel group 1, .* of 'wide'", Meaning.TERMS)
+@fault(DEEP + r"takes .* channel group 0, .* of 'wide' instead of .* channel group 1, .* of 'wide'", Meaning.TERMS)
 def intermediate_of_another_slice(h: BlockByHand) -> None:
     h.roles["taps"][1].fields["a_base"] = h.roles["taps"][0].fields["a_base"]
 
@@ -289,7 +289,7 @@ def wrong_slice_of_the_depthwise_convolution_left_out(h: BlockByHand) -> None:
     taps |= {"extent_y": h.tile_rows}
 
 
-@fault(DEEP + "multiplies .* of 'wide' by other weights", Meaning.TERMS)
+@fault(DEEP + r"multiplies .* of 'wide' by other weights", Meaning.TERMS)
 def rows_of_an_intermediate_swapped(h: BlockByHand) -> None:
     """The first two rows of `wide` in each other's place."""
     i = h.roles["wide"][0]
@@ -518,7 +518,7 @@ def test_a_term_in_the_wrong_sum_of_two_with_equal_weights_is_found(name: str) -
         sums = f["acc_base"] + max(pixel, 1)  # that of pixel 0 is added to pixel 1
         hand.insert_after(i, Opcode.GEMM, f | {"inp_base": f["inp_base"] + pixel, "acc_base": sums})
     assert (hand.run(checking=True) != hand.expected()).any()
-    with pytest.raises(ProvenanceError, match=WIDE + r"leaves out \d+ of \d+ terms") as caught:
+    with pytest.raises(ProvenanceError, match=WIDE + r".*\d+ of \d+ terms") as caught:
         hand.verify()
     assert caught.value.rule == Meaning.TERMS
 
@@ -538,7 +538,7 @@ def without_token(h: BlockByHand, giver: Unencoded, taker: Unencoded) -> NDArray
 def test_gemm_must_wait_for_what_vector_writes_to_inp(name: str) -> None:
     hand = BlockByHand(CONFIGS[name])
     code = without_token(hand, hand.roles["taps"][hand.parts - 1], hand.roles["gemm y"][0])
-    with pytest.raises(VerifyError, match=r"\(GEMM\) reads inp entry \d+, which instruction \d+ \(VECTOR\) writes"):
+    with pytest.raises(VerifyError, match=r"GEMM\) reads inp entry \d+.*VECTOR"):
         hand.verify(code)
 
 
@@ -546,7 +546,7 @@ def test_gemm_must_wait_for_what_vector_writes_to_inp(name: str) -> None:
 def test_vector_must_wait_until_gemm_has_read_inp(name: str) -> None:
     hand = BlockByHand(CONFIGS[name], ahead=True)
     code = without_token(hand, hand.roles["gemm y"][0], hand.roles["taps"][hand.parts])
-    with pytest.raises(VerifyError, match=r"\(VECTOR\) writes inp entry \d+, which instruction \d+ \(GEMM\) reads"):
+    with pytest.raises(VerifyError, match=r"VECTOR\) writes inp entry \d+.*GEMM"):
         hand.verify(code)
 
 
@@ -557,7 +557,7 @@ def test_load_must_wait_until_vector_has_read_vin(name: str) -> None:
     over = hand.roles["wide"][0].fields["dst_base"]
     f = hand.roles["load residual"][0].fields | dict(sram_base=over, x_size=1, y_size=1, z_size=1, wait=0, post=0)
     hand.insert_after(hand.roles["wide"][0], Opcode.LOAD, f)
-    with pytest.raises(VerifyError, match=r"\(LOAD\) writes vin entry \d+, which instruction \d+ \(VECTOR\) writes"):
+    with pytest.raises(VerifyError, match=r"LOAD\) writes vin entry \d+.*VECTOR"):
         hand.verify(encode(hand.cfg, hand.stream))
 
 
@@ -569,7 +569,7 @@ def test_vector_must_wait_for_taps(name: str) -> None:
     hand.insert_after(late, Opcode.LOAD, load.fields)
     load = hand.stream[hand.stream.index(late) + 1]
     code = without_token(hand, load, hand.roles["taps"][0])
-    with pytest.raises(VerifyError, match=r"\(VECTOR\) reads tap entry 0, which instruction \d+ \(LOAD\) writes"):
+    with pytest.raises(VerifyError, match=r"VECTOR\) reads tap entry 0.*LOAD"):
         hand.verify(code)
 
 

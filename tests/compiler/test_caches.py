@@ -196,7 +196,7 @@ def test_keys_of_another_group_are_found(steps: dict[str, Stepping], monkeypatch
 def test_a_cache_that_is_no_input(steps: dict[str, Stepping]) -> None:
     feed = fed(NETWORKS["own heads"], 1, 15)
     shapes = {name: array.shape for name, array in feed.items()}
-    with pytest.raises(ModelError, match=r"cache 'past_key_values.0.keys' is no input .did you mean"):
+    with pytest.raises(ModelError, match=r"'past_key_values\.0\.keys'.*did you mean"):
         celosia.compile(steps["own heads"].proto, shapes=shapes, caches=["past_key_values.0.keys"])
 
 

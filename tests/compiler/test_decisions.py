@@ -76,11 +76,9 @@ def test_what_is_left_out_changes_no_bytes(program: Program, part: str) -> None:
 
 
 def test_what_cannot_be_left_out_is_refused() -> None:
-    with pytest.raises(
-        ModelError, match=r"nothing is compiled without 'fushion' \(did you mean 'fusion'\?\); take wires"
-    ):
+    with pytest.raises(ModelError, match=r"'fushion'.*'fusion'.*wires"):
         celosia.compile(MODEL, "tiny", without=["fushion"])
-    with pytest.raises(ModelError, match="nothing is compiled without 'integer'"):
+    with pytest.raises(ModelError, match="without 'integer'"):
         celosia.compile(MODEL, "tiny", without="integer")
 
 

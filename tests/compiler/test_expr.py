@@ -43,7 +43,7 @@ def test_expressions_fold_and_check_types() -> None:
         x + T.wrap(1.0, "float32")
     with pytest.raises(TypeError, match="not a truth value"):
         bool(x < 3)
-    with pytest.raises(ValueError, match="a has 2 dimensions, indexed with 1"):
+    with pytest.raises(ValueError, match=r"a has 2 dimensions.*1"):
         T.placeholder((2, 3), "int8", "a")[x]
     with pytest.raises(ValueError, match="not a reduce_axis"):
         T.sum(x, T.Axis("i", extent=3))
@@ -107,11 +107,11 @@ def test_illegal_schedules_say_why() -> None:
     stage = T.create_schedule(c)[c]
     i, j = c.axes
     r = stage.order[-1]
-    with pytest.raises(ValueError, match="reduction k cannot be parallel"):
+    with pytest.raises(ValueError, match=r"reduction k.*parallel"):
         stage.parallel(r)
     with pytest.raises(ValueError, match="only the innermost data loop"):
         stage.vectorize(i)
-    with pytest.raises(ValueError, match="i0 does not follow i1"):
+    with pytest.raises(ValueError, match=r"i0.*i1"):
         stage.fuse(j, i)
     with pytest.raises(ValueError, match="a reduction cannot be inlined"):
         stage.compute_inline()

@@ -120,7 +120,7 @@ def refused(folder: Path, words: str, location: str, **where: object) -> None:
     with pytest.raises(ModelError, match=words) as info:
         celosia.compile(path, accelerator=False)
     assert "\n" not in str(info.value) and "'w'" in str(info.value)
-    with pytest.raises(ModelError, match="'w' is in another file; give the path of the model"):
+    with pytest.raises(ModelError, match=r"'w'.*another file"):
         celosia.compile(onnx.load(path, load_external_data=False), accelerator=False)
 
 

@@ -115,9 +115,9 @@ def test_what_is_refused(what: str) -> None:
 
 def test_other_tensors_than_the_file_says() -> None:
     text = "f(a: int64[400000]) -> (b: int64[400000]):\n  for i in 400000:\n    b[i] = a[i]"
-    with pytest.raises(ValueError, match="the loops of kernel f take or make other tensors than it says"):
+    with pytest.raises(ValueError, match=r"kernel f.*other tensors"):
         from_loops(kernel(text))
-    with pytest.raises(IRError, match="an input in the memory of an output is as large as it"):
+    with pytest.raises(IRError, match="input in the memory of an output"):
         small = "f(a: int8[4]) -> (b: int64[4]):\n  for i in 4:\n    b[i] = int64(a[i])"
         from_loops(replace(kernel(small), in_place=((0, 0),)))
 

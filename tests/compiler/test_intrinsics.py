@@ -148,21 +148,21 @@ def test_what_is_not_a_tile_says_why() -> None:
 def test_what_is_no_instruction_says_why() -> None:
     x = T.placeholder((4, 4), "int8", "x")
     y = T.compute((4, 4), lambda i, j: x[i, j] + T.wrap(1, "int8"), "y")
-    with pytest.raises(RenderError, match=r"no instruction does `y\[i0, i1\] = .*`; tensorize it"):
+    with pytest.raises(RenderError, match=r"`y\[i0, i1\] = .*`.*tensorize"):
         render(TINY, T.lower(y))
     s = T.create_schedule(y)
     near = s.cache_read(x, "local", y)
     s[near].compute_at(s[y], y.axes[0])
-    with pytest.raises(RenderError, match=r"x\.local is in local memory inside loops, which the accelerator has not"):
+    with pytest.raises(RenderError, match=r"x\.local.*local memory inside loops"):
         render(TINY, T.lower(s))
     big = T.placeholder((2000, 4), "int8", "big")
     z = copy(big, "z")
     s = T.create_schedule(z)
     near = s.cache_read(big, "inp", z)
     s[near].tensorize(near.axes[1], hw.load(TINY, "inp"))
-    with pytest.raises(RenderError, match=r"big\.inp needs 2000 entries of inp, which has 1024, 0 in use"):
+    with pytest.raises(RenderError, match=r"big\.inp.*2000 entries of inp.*1024, 0"):
         render(TINY, T.lower(s))
-    with pytest.raises(ValueError, match="rendered for Config tiny, the device is pair"):
+    with pytest.raises(ValueError, match=r"Config tiny.*pair"):
         inputs, acc, out = matmul(TINY, 1, 4, 4)
         run(render(TINY, T.lower(scheduled(TINY, inputs, acc, out, 1, 1, 1), inputs)), FunctionalDevice(PAIR))
 
@@ -170,9 +170,9 @@ def test_what_is_no_instruction_says_why() -> None:
 def test_an_intrinsic_says_all_of_itself() -> None:
     tile = T.placeholder((4,), "int8", "tile")
     copied = T.compute((4,), lambda i: tile[i], "copied")
-    with pytest.raises(ValueError, match="odd: the memory of tile is not said"):
+    with pytest.raises(ValueError, match="odd: the memory of tile"):
         hw.TensorIntrinsic("odd", copied, {"copied": "inp"}, hw.Move(Opcode.LOAD))
-    with pytest.raises(ValueError, match="odd: copied is no operand of VECTOR"):
+    with pytest.raises(ValueError, match=r"odd: copied.*VECTOR"):
         hw.TensorIntrinsic("odd", copied, {"copied": "out", "tile": "acc"}, hw.Compute(Opcode.VECTOR, {"tile": "a"}))
 
 
@@ -248,7 +248,7 @@ def test_pooling_is_a_vector_instruction(cfg: Config, cut: bool) -> None:
     plan[out].tensorize(out.axes[3], hw.window_max(cfg))
     if cut:
         plan[out].unroll(r)
-        with pytest.raises(RenderError, match="its reduction does not fit into one instruction"):
+        with pytest.raises(RenderError, match=r"reduction.*one instruction"):
             render(cfg, T.lower(plan))
         return
     x = int8(*data.shape)

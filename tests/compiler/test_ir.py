@@ -135,7 +135,7 @@ def test_long_constants_are_given() -> None:
     assert "constant table: int64[100] = ..." in str(f)
     again = T.parse(str(f), constants={"table": table})
     np.testing.assert_array_equal(T.interpret(again)[0], table[::-1])
-    with pytest.raises(T.ParseError, match="line 2: the values of constant table are missing"):
+    with pytest.raises(T.ParseError, match=r"line 2.*constant table"):
         T.parse(str(f))
 
 

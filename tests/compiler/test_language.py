@@ -198,7 +198,7 @@ def test_quantised_arrays_that_are_one() -> None:
     a, b = np.arange(4, dtype=np.int8), np.zeros(4, np.int8)
     shift[(1,)](cl.quantised(a, 3), cl.quantised(b, 1))
     assert b.tolist() == [2, 3, 4, 5]
-    with pytest.raises(cl.LanguageError, match="y, which the kernel writes, shares memory with x"):
+    with pytest.raises(cl.LanguageError, match=r"y.*shares memory with x"):
         shift[(1,)](cl.quantised(a, 3), cl.quantised(a, 1))
     shift[(1,)](cl.quantised(a, 3), cl.quantised(a, 3))
     assert a.tolist() == [0, 1, 2, 3]

@@ -237,7 +237,7 @@ def test_another_softmax_is_never_taken_for_this_one(which: str) -> None:
         on("4x4", odd)[(1,)](*given)
         assert np.array_equal(y, right)
         return
-    with pytest.raises(cl.LanguageError, match=r"test_language_attention\.py:[0-9]+: .*" + re.escape(ODD[which])):
+    with pytest.raises(cl.LanguageError, match=r"attention\.py:[0-9]+: .*" + re.escape(ODD[which])):
         on("4x4", odd)[(1,)](*given)
     if which not in OUTSIDE:
         with interpreted():
@@ -265,7 +265,7 @@ def test_powers_that_are_none() -> None:
             on("4x4", softmax_bytes)[(1,)](x, powers, 127.0, y, 8, 4, 8)
     with pytest.raises(cl.LanguageError, match="takes a Config with softmax"):
         cl.jit(softmax_bytes, config="tiny")[(1,)](x, cl.powers(8, 0.04), 127.0, y, 8, 4, 8)
-    with pytest.raises(cl.LanguageError, match=r"positive scale, and not 8 and 0\.0"):
+    with pytest.raises(cl.LanguageError, match=r"scale.*8 and 0\.0"):
         cl.powers(8, 0.0)
 
 
@@ -417,11 +417,11 @@ def test_another_attention_is_never_taken_for_this_one(which: str) -> None:
 
 def test_blocks_that_do_not_fit() -> None:
     x, powers = np.zeros((2, 300), np.int8), cl.powers(300, 0.1)
-    with pytest.raises(cl.LanguageError, match="75 entries of out, where 64 are to be had; its rows are too long"):
+    with pytest.raises(cl.LanguageError, match=r"75 entries of out.*64"):
         on("4x4", softmax_bytes)[(2,)](x, powers, 127.0, np.zeros_like(x), 300, 1, 300)
-    with pytest.raises(cl.LanguageError, match=r"of \[1, 200, 16\] does not fit: .* take smaller blocks"):
+    with pytest.raises(cl.LanguageError, match=r"\[1, 200, 16\].*smaller blocks"):
         attended("4x4", 1, 200, 16, 16, 200)
-    with pytest.raises(cl.LanguageError, match="a softmax on the accelerator takes a Config with softmax"):
+    with pytest.raises(cl.LanguageError, match=r"softmax.*Config with softmax"):
         kernel, y = cl.jit(attention_bytes, config="tiny"), np.zeros((1, 8, 8), np.int8)
         par = cl.parameters([0], [0.01])
         kernel[(1, 1)](y.copy(), y.copy(), y.copy(), par, cl.powers(8, 0.1), 127.0, par, y, 8, 8, 8, 8, 8)
@@ -473,7 +473,7 @@ def test_sides_that_do_not_fit(of: tuple[tuple[int, ...], ...], says: str) -> No
 
 def test_one_array_for_several() -> None:
     x, par = bytes_of(np.random.default_rng(0), 1, 8, 8), cl.parameters([0], [0.01])
-    with pytest.raises(cl.LanguageError, match="q is read as several of queries, keys, values and masks; give copies"):
+    with pytest.raises(cl.LanguageError, match=r"q is read as several.*copies"):
         given = x, x, x.copy(), par, cl.powers(8, 0.1), 127.0, par, np.zeros_like(x), 8, 8, 8, 8, 8
         cl.jit(attention_bytes, config=CONFIGS["4x4"])[(1, 1)](*given)
     with pytest.raises(cl.LanguageError, match="q is read and written"):

@@ -440,10 +440,10 @@ def test_there_are_enough() -> None:
 
 def test_a_tile_that_does_not_fit_says_what_it_needs() -> None:
     x, w, y = np.zeros((512, 32), np.int8), np.zeros((32, 32), np.int8), np.zeros((512, 32), np.int8)
-    with pytest.raises(cl.LanguageError, match=r"linear on tiny: .* takes 1024 entries of out, where 128 are"):
+    with pytest.raises(cl.LanguageError, match=r"linear on tiny.*1024 entries of out.*128"):
         cl.jit(linear, config="tiny")[(2, 2)](x, w, P, y, 512, 32, 32, 256, 16)
     kernel = cl.jit(conv3x3, config="pynq")
-    with pytest.raises(cl.LanguageError, match="multiples of block_out, 16, and not 24"):
+    with pytest.raises(cl.LanguageError, match=r"block_out, 16.*24"):
         kernel[(1, 2)](np.zeros((4, 4, 16), np.int8), np.zeros((40, 3, 3, 16), np.int8), np.zeros(40, np.uint64),
                        np.zeros((4, 4, 40), np.int8), 4, 4, 16, 40, 4, 24)  # fmt: skip
 
@@ -479,7 +479,7 @@ def test_an_array_that_cannot_be_written() -> None:
     fill[(1,)](F.copy())
     fixed = F.copy()
     fixed.flags.writeable = False
-    with pytest.raises(cl.LanguageError, match="x, which fill writes, is read-only; give it a copy"):
+    with pytest.raises(cl.LanguageError, match=r"x.*fill.*read-only"):
         fill[(1,)](fixed)
 
 
@@ -488,7 +488,7 @@ def test_memory_that_is_shared_in_part() -> None:
     def copy(x, y):
         cl.store(y + cl.arange(0, 32), cl.load(x + cl.arange(0, 32)))
 
-    with pytest.raises(cl.LanguageError, match="y, which the kernel writes, shares memory with x; copy one"):
+    with pytest.raises(cl.LanguageError, match=r"y.*shares memory with x"):
         copy[(1,)](F[:32], F[16:48])
 
 
@@ -497,7 +497,7 @@ def test_the_interpreter_finds_what_only_data_shows() -> None:
     def gather(x, at):
         cl.store(x + 0, cl.load(x + cl.load(at + 0)))
 
-    with interpreted(), pytest.raises(cl.LanguageError, match=r"x has 64 elements, and this reads number 70"):
+    with interpreted(), pytest.raises(cl.LanguageError, match=r"x.*64 elements.*70"):
         gather[(1,)](F, np.array([70], np.int32))
 
 
@@ -514,10 +514,8 @@ def test_arguments_that_are_no_arrays(interpreting: bool) -> None:
     line = r"test_language_errors.py:\d+: "
     with interpreted() if interpreting else nullcontext():
         for wrong_one, kind in (([1.0, 2.0], "list"), (Tensor(), "Tensor"), ({}, "dict"), (cl.quantised([1]), "list")):
-            with pytest.raises(
-                cl.LanguageError, match=line + f"x of kernel is a {kind}; give an array of numpy's, as np"
-            ):
+            with pytest.raises(cl.LanguageError, match=line + rf"x of kernel.*{kind}.*np"):
                 kernel[(1,)](wrong_one, 1)
-        with pytest.raises(cl.LanguageError, match=line + "SIZES of kernel is a list; give a tuple"):
+        with pytest.raises(cl.LanguageError, match=line + r"SIZES of kernel.*list.*tuple"):
             kernel[(1,)](F, [1, 2])
         kernel[(1,)](F, (1, 2))

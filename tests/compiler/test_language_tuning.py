@@ -121,7 +121,7 @@ def test_what_cannot_run_is_known_too(tmp_path: Path, asked: list[str]) -> None:
     path = tmp_path / "records.jsonl"
     for _ in range(2):
         kernel = cl.autotune([cl.Config(BM=4, BN=3)], records=path)(cl.jit(linear, config="tiny"))
-        with pytest.raises(cl.LanguageError, match=r"linear on tiny: columns of a block come in multiples"):
+        with pytest.raises(cl.LanguageError, match=r"linear on tiny.*columns of a block"):
             kernel[grid](*arguments())
     assert asked == ["_predicted"]
     path.write_text("{}\n")

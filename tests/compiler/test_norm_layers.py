@@ -173,7 +173,7 @@ def test_a_wrong_norm_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """The check compares with the CPU's operator, whatever the layer says."""
     real = numerics.fold_scale
     monkeypatch.setattr(numerics, "fold_scale", lambda scale: real(scale * np.float32(1.05)))
-    with pytest.raises(SelfCheckError, match=r"'norm' gives .* other than its operators"):
+    with pytest.raises(SelfCheckError, match=r"'norm'.*other than its operators"):
         celosia.compile(norm_model("LayerNormalization", (1, 9, 40)), config=PYNQ, rounding="correct")
 
 
@@ -192,7 +192,7 @@ def test_rows_that_do_not_fit() -> None:
         Planner(TINY).layer(norm_layer(TINY, 4 * TINY.out_depth, 2))
     with pytest.raises(Untileable, match="a row of one element"):
         Planner(TINY).layer(norm_layer(TINY, 1, 2))
-    with pytest.raises(Untileable, match="rows of 8, takes more than 47 bits"):
+    with pytest.raises(Untileable, match=r"rows of 8.*47 bits"):
         Planner(TINY).layer(replace(norm_layer(TINY, 8, 2), epsilon=1 << 47))
     with pytest.raises(Untileable, match="Config with norm"):
         Planner(PRESETS["tiny"]).layer(norm_layer(PRESETS["tiny"], 8, 2))

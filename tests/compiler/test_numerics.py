@@ -70,7 +70,7 @@ def test_a_folded_scale_is_the_scale(scale: float) -> None:
 
 @pytest.mark.parametrize("scale", [-1.0, np.inf, np.nan])
 def test_fold_scale_refuses(scale: float) -> None:
-    with pytest.raises(ValueError, match=f"finite and not negative, not {scale}"):
+    with pytest.raises(ValueError, match=rf"not negative.*{scale}"):
         numerics.fold_scale([1.0, scale])
 
 

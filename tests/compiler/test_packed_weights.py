@@ -21,7 +21,7 @@ from celosia.hw.spec.config import PRESETS, Config, ConfigError
 from celosia.hw.spec.isa import Buffer, Opcode, encode
 from celosia.hw.spec.legality import why_illegal
 from celosia.hw.spec.packing import BOOKS, GROUP, NIBBLES, nibble_weights, packing
-from celosia.sim.functional.packing import expand
+from celosia.sim.functional.unpacking import expand
 
 from .layers import CONFIGS, Builder, Network, builders
 from .test_provenance import Program
@@ -215,9 +215,9 @@ def test_what_is_illegal() -> None:
 
 
 def test_configs_that_cannot_be() -> None:
-    with pytest.raises(ConfigError, match="weight_bits = 4 needs entries of wgt of 2 beats"):
+    with pytest.raises(ConfigError, match=r"weight_bits = 4.*wgt of 2 beats"):
         Config(block_in=4, block_out=4, bus_bytes=16, weight_bits=4)
-    with pytest.raises(ConfigError, match="weight_bits = 1 needs block_in = 4 at least, not 2"):
+    with pytest.raises(ConfigError, match=r"weight_bits = 1.*block_in = 4.*2"):
         Config(block_in=2, block_out=16, bus_bytes=4, weight_bits=1)
-    with pytest.raises(ConfigError, match="weight_bits must be a power of two, not 5"):
+    with pytest.raises(ConfigError, match=r"weight_bits.*power of two.*5"):
         Config(weight_bits=5)

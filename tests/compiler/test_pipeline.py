@@ -198,7 +198,7 @@ def test_what_changes_is_not_kept() -> None:
     s = T.create_schedule(b[-1])
     arrange(TINY, s, a, 2, True)
     arrange(TINY, s, b, 2, True, kept=True)
-    with pytest.raises(RenderError, match=r"b\.near is kept, but a, of which it is, changes"):
+    with pytest.raises(RenderError, match=r"b\.near.*kept.*a"):
         render(TINY, T.lower(s, [x]))
 
 
@@ -211,10 +211,10 @@ def test_loads_of_a_pipelined_loop_lie_inside_it() -> None:
     s[out].compute_at(s[y], inner)
     s[y].pipeline(inner)
     s[near].compute_at(s[y], tile)
-    with pytest.raises(RenderError, match="an instruction lies beside a pipelined loop that uses the same scratchpad"):
+    with pytest.raises(RenderError, match=r"pipelined loop.*same scratchpad"):
         render(TINY, T.lower(s, [x]))
     s[near].pipeline(s[near].order[0])
-    with pytest.raises(RenderError, match=r"y\.near is loaded in the pipelined loop i0, but lies outside"):
+    with pytest.raises(RenderError, match=r"y\.near.*pipelined loop i0.*outside"):
         render(TINY, T.lower(s, [x]))
 
 
@@ -226,10 +226,10 @@ def test_a_pipelined_loop_holds_instructions_alone() -> None:
     inner, _ = s[y].split(s[y].order[1], 2)
     s[out].compute_at(s[y], inner)
     s[near].compute_at(s[y], inner)
-    with pytest.raises(RenderError, match=r"the pipelined loop i0\.o holds loops that are no instruction"):
+    with pytest.raises(RenderError, match=r"pipelined loop i0\.o.*no instruction"):
         render(TINY, T.lower(s, [x]))
     s[y].pipeline(inner)
-    with pytest.raises(RenderError, match=r"the pipelined loop i0\.o holds loops that are no instruction"):
+    with pytest.raises(RenderError, match=r"pipelined loop i0\.o.*no instruction"):
         render(TINY, T.lower(s, [x]))
     s[y].kinds.pop(tile)
     on_device(TINY, T.lower(s, [x]), int8(8, 1, 1, 4))
@@ -256,9 +256,9 @@ def test_tensors_of_one_tile_never_lie_over_each_other() -> None:
         found, _ = run(render(cfg, both), FunctionalDevice(cfg, checking=True), *arrays)
         for one, want in zip(found, T.interpret(both, *arrays), strict=True):
             np.testing.assert_array_equal(one, want)
-    with pytest.raises(RenderError, match=r"y\.near needs 7 entries of vin in a row, beside what its tile holds"):
+    with pytest.raises(RenderError, match=r"y\.near.*7 entries of vin"):
         render(cfg, function(16, 9, 6))
-    with pytest.raises(RenderError, match=r"an iteration of the pipelined loop i0\.o needs 17 of 16 vin entries"):
+    with pytest.raises(RenderError, match=r"loop i0\.o.*17 of 16 vin entries"):
         render(cfg, function(17, 12, 8))
 
 

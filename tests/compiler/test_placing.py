@@ -74,9 +74,9 @@ def test_what_cannot_be_placed_is_said() -> None:
     float_model.graph.node.append(helper.make_node("Cast", ["small_out"], ["f"], name="cast", to=TensorProto.FLOAT))
     float_model.graph.node.append(helper.make_node("Erf", ["f"], ["g"], name="erf"))
     float_model.graph.output.append(helper.make_tensor_value_info("g", TensorProto.FLOAT, [1, 2, 4, 4]))
-    with pytest.raises(ModelError, match=r"operator 'erf' \(Erf\) cannot be on the accelerator: it is float among"):
+    with pytest.raises(ModelError, match=r"'erf' \(Erf\).*float"):
         celosia.compile(float_model, "tiny", check=False, place={"erf": "accelerator"})
-    with pytest.raises(ModelError, match=r"\(Flatten\) cannot be placed: it changes no bytes"):
+    with pytest.raises(ModelError, match=r"\(Flatten\).*bytes"):
         celosia.compile(celosia.models.demo_model_path(), "tiny", check=False, place={"features_QuantizeLinear": "cpu"})
 
 

@@ -489,7 +489,7 @@ def test_a_stale_entry_of_a_ring_is_found(name: str) -> None:
         stale.drop(i)
     for first, second in zip(stale.find(Opcode.GEMM, 0), stale.find(Opcode.GEMM, 1), strict=True):
         second.fields["inp_base"] = first.fields["inp_base"]
-    with pytest.raises(ProvenanceError, match=r"layer 1 'second'\) takes .* of 'in0' instead of .* of 't0'"):
+    with pytest.raises(ProvenanceError, match=r"layer 1 'second'\).*'in0'.*'t0'"):
         stale.verify()
 
 
@@ -501,9 +501,7 @@ def test_a_load_before_the_store_that_it_needs_is_found(name: str) -> None:
     store, load = early.find(Opcode.STORE, 0)[-1], early.loads(Buffer.INP, 1)[-1]
     early.drop(store)
     early.insert_after(load, store)
-    with pytest.raises(
-        ProvenanceError, match=r"layer 1 'second'\) takes what nothing has written instead of .* of 't0'"
-    ):
+    with pytest.raises(ProvenanceError, match=r"layer 1 'second'.*nothing.*'t0'"):
         early.verify()
 
 
@@ -579,7 +577,7 @@ def test_what_the_host_takes_is_checked() -> None:
     taken.image = replace(taken.image, addresses=moved)
     for i in taken.find(Opcode.STORE, 1):
         i.fields["dram_addr"] += distance
-    with pytest.raises(ProvenanceError, match="before the host takes 't1', which something else has overwritten"):
+    with pytest.raises(ProvenanceError, match=r"host takes 't1'.*overwritten"):
         taken.verify()
 
 
@@ -588,7 +586,7 @@ def test_a_later_launch_must_read_what_an_earlier_one_stored() -> None:
     for i in launches.launches[1]:
         if i.opcode == Opcode.LOAD and i.fields["buffer"] == Buffer.INP:
             i.fields["dram_addr"] += launches.address("t1") - launches.address("t0")
-    with pytest.raises(ProvenanceError, match=r"of launch 1 \(GEMM, layer 0 'layer2'\) takes .* of 't1' instead of"):
+    with pytest.raises(ProvenanceError, match=r"GEMM, layer 0 'layer2'.*'t1'"):
         launches.verify()
 
 
@@ -596,7 +594,7 @@ def test_what_the_host_does_not_pack_is_noise() -> None:
     net = two_equal_convolutions(CONFIGS["tiny"], ("first", "second"))
     image = net.build()
     runs = [Run(code_of(net.cfg, image), net.layers, image.launches[0].layer_of, set(), set())]
-    with pytest.raises(ProvenanceError, match="takes what nothing has written instead of"):
+    with pytest.raises(ProvenanceError, match="what nothing has written"):
         verify_provenance(net.cfg, runs, image.addresses, image.constants_address, image.constants)
 
 

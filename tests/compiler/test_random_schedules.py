@@ -161,7 +161,7 @@ def test_nothing_is_computed_inside_the_loops_of_a_vectorized_loop() -> None:
     s = T.create_schedule(y)
     s[y].vectorize(y.axes[0])
     s[p].compute_at(s[y], s[y].order[1])
-    with pytest.raises(T.ScheduleError, match="p cannot be computed inside the vectorized loop i0"):
+    with pytest.raises(T.ScheduleError, match=r"p.*vectorized loop i0"):
         T.lower(s)
 
 
@@ -209,7 +209,7 @@ def test_an_intrinsic_does_not_take_no_steps() -> None:
     schedule = T.create_schedule(y.node)
     stage = schedule[y.node]
     stage.tensorize(stage.order[0], te.decl_tensor_intrin(y.op, lambda p, q: te.hardware_intrin("t", *p, *q)))
-    with pytest.raises(T.ScheduleError, match="the reduction r has no steps"):
+    with pytest.raises(T.ScheduleError, match="reduction r"):
         T.lower(schedule)
 
 

@@ -222,7 +222,7 @@ def test_impossible_attributes(op: str, change: dict[str, Any], why: str) -> Non
     shapes = [((3, 2, 5), "float32"), ((1, rows, 5), "float32"), ((1, rows, 4), "float32")]
     with pytest.raises(Unsupported, match=why):
         compile_op(op, change, shapes)
-    with pytest.raises(Unsupported, match=r"where \[1, \d+, 5\] is meant"):
+    with pytest.raises(Unsupported, match=r"\[1, \d+, 5\]"):
         compile_op(op, {}, [shapes[0], ((1, rows, 6), "float32"), shapes[2]])
 
 
@@ -363,7 +363,7 @@ def test_impossible_scans_say_why() -> None:
         inner = T.scan(2, [states[0]], lambda u, s: s, "inner")
         return [T.compute((4,), lambda i: inner[0, 2, i], "next")]
 
-    with pytest.raises(ValueError, match="inner is a scan inside a step of another"):
+    with pytest.raises(ValueError, match=r"inner.*scan.*another"):
         T.scan(2, [start], nested, "bad")
 
 
@@ -373,5 +373,5 @@ def test_a_scan_is_computed_whole() -> None:
     y = T.compute((4,), lambda i: states[0, 2, i], "y")
     schedule = T.create_schedule(y)
     schedule[states].compute_at(schedule[y], y.axes[0])
-    with pytest.raises(ValueError, match="states is a scan, so it is not computed in parts"):
+    with pytest.raises(ValueError, match=r"states.*scan.*in parts"):
         T.lower(schedule)

@@ -205,7 +205,7 @@ def test_a_function_of_something_else_is_found(op: str, shift: float, monkeypatc
     celosia.compile(proto, "tiny")
     wrong = Pipeline(*PASSES, GraphPass("halve", "is wrong", halves, inside=False))
     monkeypatch.setattr("celosia.compiler.graph.pipeline.PASSES", wrong)
-    with pytest.raises(RewriteError, match="differs from the model's own operators"):
+    with pytest.raises(RewriteError, match="model's own operators"):
         celosia.compile(proto, "tiny")
 
 

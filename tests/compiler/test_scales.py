@@ -58,7 +58,7 @@ def test_compiling_takes_the_scales_that_onnxruntime_takes(op: str) -> None:
             try:
                 wanted = opened(model).run(None, feed)[0]
             except Exception:  # onnxruntime has several unrelated classes
-                with pytest.raises(ModelError, match=r"scales? or zero points? .*along axis"):
+                with pytest.raises(ModelError, match=r"(scale|zero point).*along axis"):
                     celosia.compile(model, "tiny")
                 continue
             np.testing.assert_array_equal(Runtime(celosia.compile(model, "tiny")).run(feed).outputs["y"], wanted)

@@ -135,7 +135,7 @@ def test_an_error_inside_the_check_is_no_fault_of_the_program(monkeypatch: pytes
         raise ValueError("index can't contain negative values")
 
     monkeypatch.setattr("celosia.compiler.compile.check_rewriting", broken)
-    with pytest.raises(CheckFailed, match=r"failed itself \(ValueError: index can't") as caught:
+    with pytest.raises(CheckFailed, match=r"failed itself.*ValueError: index can't") as caught:
         celosia.compile(network().model(), "tiny")
     code, sentence = explained(caught.value)
     assert code == UNCHECKED and code not in (0, FAULT) and "--no-check" in sentence
@@ -271,7 +271,7 @@ CONSTANTS: dict[str, tuple[Buffer, Callable[[NDArray[np.uint8]], None]]] = {
 def test_a_wrong_constant_is_found(name: str, fault: str, compiled: Callable[..., Compiled]) -> None:
     found = compiled(network(), CONFIGS[name])
     layer = spoil(found, *CONSTANTS[fault])
-    with pytest.raises(SelfCheckError, match="bytes other than its operators on the CPU, the first at image") as caught:
+    with pytest.raises(SelfCheckError, match=r"operators on the CPU.*first at image") as caught:
         found.check()
     assert caught.value.layer == layer, caught.value
 
@@ -282,21 +282,21 @@ def test_a_layer_that_stores_in_the_place_of_another(compiled: Callable[..., Com
     layer_of = launch.layer_of.copy()
     layer_of[layer_of == 1] = 0
     found.program.steps = [replace(step, layer_of=layer_of) if step is launch else step for step in found.program.steps]
-    with pytest.raises(SelfCheckError, match="STORE writes outside of the layer's output"):
+    with pytest.raises(SelfCheckError, match="STORE writes outside"):
         found.check()
 
 
 def test_a_launch_that_hangs(compiled: Callable[..., Compiled]) -> None:
     found = compiled(network(), PRESETS["tiny"])
     plant(found, lambda opcode, f: opcode == Opcode.LOAD and f["post"], lambda f: {"post": 0})
-    with pytest.raises(SelfCheckError, match="ends in an error: no unit can proceed"):
+    with pytest.raises(SelfCheckError, match="no unit can proceed"):
         found.check()
 
 
 def test_an_illegal_address(compiled: Callable[..., Compiled]) -> None:
     found = compiled(network(), PRESETS["tiny"])
     layer = plant(found, stores, lambda f: {"dram_addr": found.program.dram_size})
-    with pytest.raises(SelfCheckError, match=r"ends in an error: instruction \d+: .* STORE writes") as caught:
+    with pytest.raises(SelfCheckError, match=r"instruction \d+.*STORE writes") as caught:
         found.check()
     assert caught.value.layer == layer
 
@@ -314,7 +314,7 @@ def test_a_wrong_place_of_an_output(compiled: Callable[..., Compiled]) -> None:
     (launch,) = found.program.launches
     moved = replace(launch, unpack=tuple(replace(each, address=each.address ^ 64) for each in launch.unpack))
     found.program.steps = [moved if step is launch else step for step in found.program.steps]
-    with pytest.raises(SelfCheckError, match="is not where the host takes it from"):
+    with pytest.raises(SelfCheckError, match="where the host takes it from"):
         found.check()
 
 
@@ -376,7 +376,7 @@ def test_a_block_is_compared_with_all_of_its_operators(
     for fault in BLOCKS.values():
         wrong = Compiled(replace(found.program, image=found.program.image.copy()), found.rest)
         layer = plant(wrong, *fault)
-        with pytest.raises(SelfCheckError, match="bytes other than its operators on the CPU") as caught:
+        with pytest.raises(SelfCheckError, match="operators on the CPU") as caught:
             wrong.check()
         assert caught.value.layer == layer
 

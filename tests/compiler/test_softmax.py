@@ -184,7 +184,7 @@ def test_rows_that_do_not_fit() -> None:
 
 @pytest.mark.parametrize("fields", [{"batch": 2}, {"softmax": 3}, {"softmax": 8, "block_out": 4, "block_in": 4}])
 def test_configs_that_cannot_be(fields: dict[str, int]) -> None:
-    with pytest.raises(ConfigError, match="softmax needs batch = 1"):
+    with pytest.raises(ConfigError, match=r"softmax.*batch = 1"):
         Config(**({"softmax": 4} | fields))  # type: ignore[arg-type]
 
 

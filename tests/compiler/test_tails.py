@@ -129,16 +129,16 @@ def test_tails_that_cannot_be_say_why() -> None:
     k = T.reduce_axis(7, "k")
     c = T.compute((5,), lambda i: T.sum(a[i, k], k), "c")
     s = T.create_schedule(c)
-    with pytest.raises(ValueError, match="c: no last tile of k is a 'shift'"):
+    with pytest.raises(ValueError, match=r"c: .*k.*'shift'"):
         s[c].split(k, 2, "shift")
-    with pytest.raises(ValueError, match="c: no last tile of i0 is a 'drop'"):
+    with pytest.raises(ValueError, match=r"c: .*i0.*'drop'"):
         s[c].split("i0", 2, "drop")
     with pytest.raises(ValueError, match="c: split i0 by 0"):
         s[c].split("i0", 0, "peel")
     assert s.trace.steps == []
     _, inner = s[c].split(k, 2, "guard")
     s[c].accumulate_lanes(inner, (2,))
-    with pytest.raises(ValueError, match="c: tiles do not divide its reduction, so lanes cannot add them"):
+    with pytest.raises(ValueError, match=r"c: tiles.*lanes"):
         T.lower(s)
 
 
@@ -216,7 +216,7 @@ def test_instructions_with_tiles_that_do_not_divide_are_refused() -> None:
     near = s.cache_read(x, "inp", z)
     _, inner = s[near].split("i1", 4, "guard")
     s[near].tensorize(inner, hw.load(TINY, "inp"))
-    with pytest.raises(ValueError, match=r"x\.inp: tiles do not divide what load_inp computes at once"):
+    with pytest.raises(ValueError, match=r"x\.inp: tiles.*load_inp"):
         T.lower(s)
 
 
@@ -239,5 +239,5 @@ def test_the_window_of_an_instruction_stays_whole() -> None:
     a = np.random.default_rng(0).integers(-128, 128, (6, 1, 1, 4)).astype(np.int8)
     np.testing.assert_array_equal(T.interpret(function, a)[0], np.maximum(np.maximum(a[:4], a[1:5]), a[2:6]))
     s[out].split(r, 3)
-    with pytest.raises(ValueError, match="out: the reduction is part of vector_vin_max, so its loops stay as they are"):
+    with pytest.raises(ValueError, match=r"out: the reduction.*vector_vin_max"):
         T.lower(s)

@@ -17,7 +17,7 @@ import pytest
 from celosia.compiler.cpu.function import compile_op
 from celosia.compiler.cpu.llvm import LinkError, link_library
 from celosia.compiler.cpu.target import TARGETS, TargetError, compiling_for, find_target
-from celosia.driver.board import device as board
+from celosia.driver.board import board_device as board
 from celosia.hw.boards.boards import BOARDS
 
 RNG = np.random.default_rng(5)
@@ -225,15 +225,15 @@ def test_targets_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
         assert find_target(each.name) is TARGETS["armv7" if armv7 else "aarch64"]
         assert board.BASES[find_target(each.name).machine] == each.address
         assert each.clock_mhz * 1e6 >= board.CLOCK_HZ
-    with pytest.raises(TargetError, match=r"there is no target 'pynq' \(did you mean 'pynq-z2'\?\); take pynq-z1, "):
+    with pytest.raises(TargetError, match=r"'pynq'.*'pynq-z2'.*pynq-z1, "):
         find_target("pynq")
     monkeypatch.setattr("celosia.compiler.cpu.llvm.library.find_spec", lambda name: None)
-    with pytest.raises(LinkError, match=r"ziglang, which is missing; install it: pip install 'celosia\[deploy\]'"):
+    with pytest.raises(LinkError, match=r"ziglang.*celosia\[deploy\]"):
         link_library([], TARGETS["armv7"])
 
 
 def test_what_cannot_be_linked() -> None:
     emulated.require("armv7")
     kernel = compile_op("Relu", {}, [((3,), "float32")])  # of this machine
-    with pytest.raises(LinkError, match=r"could not link the kernels for armv7l: .*incompatible"):
+    with pytest.raises(LinkError, match=r"kernels for armv7l.*incompatible"):
         link_library([kernel], TARGETS["armv7"])

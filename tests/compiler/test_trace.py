@@ -254,7 +254,7 @@ def test_illegal_steps_say_why(row: list[Any], words: str) -> None:
     [{"stage": "y"}], [[["y"], "split"]],
 ])  # fmt: skip
 def test_what_is_no_trace_says_so(rows: object) -> None:
-    with pytest.raises(ReplayError, match=r"a step of a trace is \[stage, primitive, arguments \.\.\.\], not"):
+    with pytest.raises(ReplayError, match=r"\[stage, primitive, arguments"):
         Trace.from_json(rows)
 
 

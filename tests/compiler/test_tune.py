@@ -328,7 +328,7 @@ def test_the_rtl_judges_as_the_timing_model_does() -> None:
 
 
 def test_no_such_judge() -> None:
-    with pytest.raises(ValueError, match="no trial can run on 'abacus'; take timed, rtl or ssh://USER@BOARD"):
+    with pytest.raises(ValueError, match=r"'abacus'.*timed, rtl or ssh://USER@BOARD"):
         Judge("abacus")
 
 
@@ -421,7 +421,7 @@ def test_processes_write_at_once(tmp_path: Path) -> None:
 
 
 def test_other_files_are_no_records(tmp_path: Path) -> None:
-    with pytest.raises(RecordsError, match=r"there are no records at .*; `celosia tune --records .*` writes some"):
+    with pytest.raises(RecordsError, match=r"celosia tune --records "):
         Records.load(tmp_path / "none")
     (tmp_path / "text").write_text("hello\n")
     with pytest.raises(RecordsError, match="holds no records"):

@@ -502,7 +502,7 @@ def test_a_bit_beyond_the_fields_is_found(name: str) -> None:
     number = next(n for n, i in enumerate(stream) if i.opcode == form.opcode)
     code = encode(cfg, stream).copy()
     code[number, -1] ^= 0x80
-    with pytest.raises(VerifyError, match=f"instruction {number} .*has bits beyond its {form.width}"):
+    with pytest.raises(VerifyError, match=rf"instruction {number} .*{form.width}"):
         verify(cfg, code, DRAM, (0, ARENA))
 
 
@@ -549,5 +549,5 @@ def test_program_order_is_an_execution_exactly_where_the_closed_form_says_so(nam
 
 
 def test_a_word_of_the_wrong_size_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"code must be \[count, \d+\] uint8, not \[3, 7\] uint8"):
+    with pytest.raises(ValueError, match=r"code.*\[count, \d+\].*\[3, 7\]"):
         verify(CFG, np.zeros((3, 7), np.uint8), DRAM, (0, ARENA))

@@ -141,7 +141,7 @@ def test_a_wrong_shape_that_a_pass_leaves(op: str, axis: int, monkeypatch: pytes
 
     passes = Pipeline(next(iter(PASSES)), GraphPass("bad", "", fault), *list(PASSES)[1:])
     monkeypatch.setattr("celosia.compiler.graph.pipeline.PASSES", passes)
-    with pytest.raises(BrokenGraph, match=f"after pass bad: shapes are those that operators make: .* {op} "):
+    with pytest.raises(BrokenGraph, match=rf"after pass bad.*{op} "):
         compiler.compile(PLANTED[op].model(), "tiny")
 
 
@@ -152,7 +152,7 @@ def test_a_wrong_shape_at_import(op: str, monkeypatch: pytest.MonkeyPatch) -> No
         value.shape = ir.Shape([2, 3, *[99] * (len(PLANTED[op].size))])
 
     monkeypatch.setattr("celosia.compiler.graph.pipeline.PASSES", Pipeline(GraphPass("bad", "", fault), *PASSES))
-    with pytest.raises((ModelError, BrokenGraph), match=f"{op} .* makes"):
+    with pytest.raises((ModelError, BrokenGraph), match=rf"{op} .* makes"):
         compiler.compile(PLANTED[op].model(), "tiny")
 
 
@@ -167,5 +167,5 @@ def test_a_wrong_meaning(op: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (witness, window, convolution, windows, vision):
         for name in {"windows", "spread"} & set(vars(module)):
             monkeypatch.setattr(module, name, one_more(getattr(module, name)))
-    with pytest.raises(ModelError, match=r"has windows with .* of which onnx infers|is FLOAT.* and .* makes FLOAT"):
+    with pytest.raises(ModelError, match=r"windows.*onnx infers|FLOAT.*makes FLOAT"):
         compiler.compile(case.model(), "tiny")

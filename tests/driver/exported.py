@@ -13,11 +13,11 @@ from onnx import TensorProto, helper
 from small_models import Builder
 
 from celosia.compiler.options import Options
-from celosia.driver.export import hardware
+from celosia.driver.export import c_header as hardware
+from celosia.driver.export.c_project import RUNTIME, Exported, export
 from celosia.driver.export.emulate import compile_c
 from celosia.driver.export.forms import AffineForm
 from celosia.driver.export.targets import find_export_target
-from celosia.driver.export.write import RUNTIME, Exported, export
 from celosia.hw.spec.regs import MAGIC, REGISTERS, STATUS_BUSY, STATUS_DONE, STATUS_STUCK
 
 IDENTITY, SOURCES = 0x12345678, 0x9ABCDEF0

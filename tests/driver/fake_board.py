@@ -21,8 +21,8 @@ LOCKS = """
 # A board of its own, with locks of its own.
 import os, pathlib
 try:
-    import celosia.driver.board.device
-    celosia.driver.board.device.LOCKS = pathlib.Path(os.environ["HOME"])
+    import celosia.driver.board.board_device
+    celosia.driver.board.board_device.LOCKS = pathlib.Path(os.environ["HOME"])
 except ImportError:  # what asks for the board's state has no runner
     pass
 """

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from celosia.driver.board import device as board
-from celosia.driver.run.devices import open_device
+from celosia.driver.board import board_device as board
+from celosia.driver.run.open_device import open_device
 from celosia.hw.sources import sources_identity
 from celosia.hw.spec.config import PRESETS, Config
 from celosia.hw.spec.regs import CONTROL_START, MAGIC, REGISTERS, STATUS_BUSY, STATUS_DONE
@@ -90,26 +90,26 @@ def test_memory_through_pynq(pynq: SimpleNamespace) -> None:
     device.allocate(200)
     device.close()
     assert pynq.calls == [("flush", 8, 8), ("invalidate", 8, 8), ("free", 0, 100), ("free", 0, 200)]
-    with pytest.raises(DeviceError, match="no 2097152 bytes of contiguous memory: Failed to allocate"):
+    with pytest.raises(DeviceError, match=r"2097152.*Failed to allocate"):
         device.allocate(1 << 21)
 
 
 def test_without_pynq(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynq", None)
-    with pytest.raises(DeviceError, match=r"needs the Python package pynq on the board itself .*pip3 install pynq"):
+    with pytest.raises(DeviceError, match=r"pynq.*pip3 install pynq"):
         open_device("board", TINY)
 
 
 def test_on_what_is_no_zynq(pynq: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(platform, "machine", lambda: "x86_64")
-    with pytest.raises(DeviceError, match="a x86_64 is no Zynq"):
+    with pytest.raises(DeviceError, match="x86_64"):
         open_device("board", TINY)
     assert board.pynq_device(TINY, base=0x1000).config is TINY
 
 
 def test_without_a_bitstream(pynq: SimpleNamespace) -> None:
     board.FPGA_STATE.write_text("unknown\n")
-    with pytest.raises(DeviceError, match=r"no bitstream is loaded .*celosia flash"):
+    with pytest.raises(DeviceError, match=r"bitstream.*celosia flash"):
         open_device("board", TINY)
     assert not pynq.mapped  # a read would stop the processor
     board.FPGA_STATE.write_text("operating\n")
@@ -117,10 +117,10 @@ def test_without_a_bitstream(pynq: SimpleNamespace) -> None:
 
 
 def test_another_bitstream(pynq: SimpleNamespace) -> None:
-    with pytest.raises(DeviceError, match=r"has Config \w{8}, not pynq"):
+    with pytest.raises(DeviceError, match=r"Config \w{8}.*pynq"):
         open_device("board", PRESETS["pynq"])
     pynq.values[0] = 0
-    with pytest.raises(DeviceError, match="its first register reads 0x00000000, not 0x43454c4f"):
+    with pytest.raises(DeviceError, match=r"0x00000000.*0x43454c4f"):
         open_device("board", Config())
 
 
@@ -184,12 +184,12 @@ def test_without_rights(pynq: SimpleNamespace, error: Exception) -> None:
         raise error
 
     pynq.MMIO = refuse
-    with pytest.raises(DeviceError, match=rf"cannot reach the accelerator \({error}\); it needs the rights of root"):
+    with pytest.raises(DeviceError, match=rf"{error}.*root"):
         open_device("board", TINY)
 
 
 def test_a_pynq_that_does_not_import(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "pynq.py").write_text("raise RuntimeError('another numpy')")
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(DeviceError, match=r"needs the Python package pynq on the board itself \(another numpy\)"):
+    with pytest.raises(DeviceError, match=r"pynq.*another numpy"):
         open_device("board", TINY)

@@ -29,7 +29,7 @@ import celosia
 assert "runner.pyz" in celosia.__file__
 import numpy as np
 from celosia.compiler.program import Program
-from celosia.driver.run.runtime import ProgramRuntime
+from celosia.driver.run.program_runtime import ProgramRuntime
 folder = sys.argv[1]
 program = Program.load(folder + "/program")
 outputs = ProgramRuntime(program).run(dict(np.load(folder + "/inputs.npz"))).outputs

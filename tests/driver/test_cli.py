@@ -26,7 +26,7 @@ from typer.testing import CliRunner
 from celosia.compiler.program import Program
 from celosia.driver import cli
 from celosia.driver.accuracy import evaluate as evaluating
-from celosia.driver.run.runtime import ProgramRuntime
+from celosia.driver.run.program_runtime import ProgramRuntime
 from celosia.driver.runtime import Runtime
 from celosia.driver.show.progress import Stages
 from celosia.hw.spec.config import Config
@@ -359,9 +359,9 @@ def test_missing_tools_are_found_before_anything_is_compiled(
 def test_a_runtime_of_a_model_finds_them_at_once(device: str, monkeypatch: pytest.MonkeyPatch, models: Path) -> None:
     _no_pynq(monkeypatch, models)
     _no_compiler(monkeypatch, models)
-    with pytest.raises((build.BuildError, DeviceError), match=r"needs a C\+\+ compiler|needs the Python package pynq"):
+    with pytest.raises((build.BuildError, DeviceError), match=r"C\+\+ compiler|package pynq"):
         Runtime(models / "quantised.onnx", device)
-    with pytest.raises(ValueError, match="there is no device 'fpga'; take functional, timed, rtl or board"):
+    with pytest.raises(ValueError, match=r"'fpga'.*functional, timed, rtl or board"):
         Runtime(models / "quantised.onnx", "fpga")
 
 

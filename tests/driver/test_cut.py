@@ -120,12 +120,12 @@ def test_a_sample_that_fails_in_a_part_is_told_once(whole: str) -> None:
         except (DeviceError, InputError) as error:
             told.append(str(error)[:19])
     assert told == ["", "", "sample 2: no answer", "", "sample 4: input 'in", ""] and list(results) == []
-    with pytest.raises(ValueError, match="there are 2 Programs and 1 devices"):
+    with pytest.raises(ValueError, match=r"2 Programs.*1 device"):
         Relay(programs, [device])
 
 
 def test_where_it_cannot_be_cut(whole: str) -> None:
-    with pytest.raises(ModelError, match=r"m.onnx can be cut in \d parts at most"):
+    with pytest.raises(ModelError, match=r"m\.onnx.*\d parts"):
         cut(whole, 9, "tiny")
 
 

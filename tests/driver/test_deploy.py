@@ -183,10 +183,10 @@ def test_a_stream_runs_on_the_board(empty: FakeBoard, program: Path) -> None:
     with connected("board") as connection:
         results = deploy.run_each(deploy.Remote(connection), loaded, samples, "functional")
         found = [next(results).outputs for _ in range(2)]
-        with pytest.raises(InputError, match=r"^sample 2: input 'input_1' must be"):
+        with pytest.raises(InputError, match=r"^sample 2: input 'input_1'"):
             next(results)
         found += [each.outputs for each in results]
-        with pytest.raises(RuntimeError, match="there is no device 'fpga'"):
+        with pytest.raises(RuntimeError, match="'fpga'"):
             next(deploy.run_each(deploy.Remote(connection), loaded, samples, "fpga"))
         left = deploy.run_each(deploy.Remote(connection), loaded, samples, "functional")
         next(left)
@@ -260,7 +260,7 @@ def test_a_lost_connection_leaves_nothing(empty: FakeBoard, program: Path, after
         remote = deploy.Remote(connection)
         board = remote.status(*files)
         empty.cut_after = after
-        with pytest.raises(SshError, match="the connection to board was lost"):
+        with pytest.raises(SshError, match="connection to board"):
             remote.install(board, *files)
     empty.processes[-1].wait(20)
     for path in (empty.home / "celosia").glob("*"):
@@ -274,16 +274,16 @@ def test_a_full_disk_leaves_nothing(empty: FakeBoard, program: Path) -> None:
         remote = deploy.Remote(connection)
         board = remote.status(*files)
         empty.limits = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
-        with pytest.raises(SshError, match="board: ~/celosia cannot be written: File too large"):
+        with pytest.raises(SshError, match=r"~/celosia.*File too large"):
             remote.install(board, *files)
         assert files_of(empty) == []
         small = SimpleNamespace(missing=(files[0].name,), free=10)
-        with pytest.raises(SshError, match=r"board has 10 bytes left on its disk, and \d+ are needed"):
+        with pytest.raises(SshError, match=r"board.*10 bytes.*\d+"):
             remote.install(small, *files)  # type: ignore[arg-type]
         empty.limits = None
         (empty.home / "celosia").rmdir()
         (empty.home / "celosia").write_text("a file")
-        with pytest.raises(SshError, match="cannot be written: File exists"):
+        with pytest.raises(SshError, match="File exists"):
             remote.install(board, *files)
 
 
@@ -299,16 +299,14 @@ def test_damage_on_the_way_is_noticed(empty: FakeBoard) -> None:
 def test_boards_that_lack_something(empty: FakeBoard, program: Path) -> None:
     loaded = celosia.Program.load(program)
     board = deploy.RemoteBoard("armv7l", (3, 8, 2), None, None, "absent", 10**9, ())
-    with pytest.raises(
-        SshError, match=r"its Python is 3.8.2; 3.10 or newer .*; it has no numpy.*; it has no pynq"
-    ) as found:
+    with pytest.raises(SshError, match=r"3\.8\.2; 3\.10 .*numpy.*pynq") as found:
         deploy.require(board, loaded, "board", "it")
     assert f"its processor is armv7l, and the Program's kernels are for {MACHINE}" in str(found.value)
-    with pytest.raises(SshError, match="its processor is mips; Programs are compiled for armv7l, aarch64"):
+    with pytest.raises(SshError, match=r"mips.*armv7l, aarch64"):
         deploy.target_of(deploy.RemoteBoard("mips", (3, 10), "1", "1", "", 1, ()))
     empty.python.unlink()
     (empty.home / ".profile").write_text("PATH=/nothing\n")
-    with connected("board") as connection, pytest.raises(SshError, match="board has no python3; install Python"):
+    with connected("board") as connection, pytest.raises(SshError, match=r"board.*python3"):
         deploy.Remote(connection).status()
 
 
@@ -320,7 +318,7 @@ def test_sudo(empty: FakeBoard, tmp_path: Path) -> None:
         remote.status()
         assert empty.commands[-1].startswith("sudo -n bash -lc ")
         empty.wrap = lambda text: "echo 'sudo: a password is required' >&2; exit 1"
-        with pytest.raises(SshError, match="sudo on board asks for a password; log in as root"):
+        with pytest.raises(SshError, match=r"sudo on board.*root"):
             remote.status()
 
 

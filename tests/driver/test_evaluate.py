@@ -25,7 +25,7 @@ from celosia.compiler.program.host.op import HostError
 from celosia.driver.accuracy.evaluate import evaluate
 from celosia.driver.data.calibration import CalibrationError, Input
 from celosia.driver.data.dataset import open_dataset
-from celosia.driver.run.runtime import ProgramRuntime
+from celosia.driver.run.program_runtime import ProgramRuntime
 from celosia.driver.runtime import Runtime
 from celosia.hw.spec.config import Config
 from celosia.sim.rtl.rtlsim import RtlDevice
@@ -222,7 +222,7 @@ def test_an_output_without_classes_has_no_accuracy(samples: dict[str, Array], tm
 def test_a_label_that_is_no_class(classifier: Path, samples: dict[str, Array]) -> None:
     labels = np.zeros(COUNT, np.int64)
     labels[5] = 10
-    with pytest.raises(InputError, match="sample 5 has the label 10, and the model has 10 classes"):
+    with pytest.raises(InputError, match=r"sample 5.*label 10.*10 classes"):
         evaluate(classifier, samples, labels, config="tiny")
 
 
@@ -341,7 +341,7 @@ def test_data_that_is_wrong(tmp_path: Path, what: str) -> None:
 def test_a_file_without_a_label(tmp_path: Path) -> None:
     assert len(list(files(tmp_path / "data", ["b.npy", "a.npy"]))) == 2
     (tmp_path / "l.txt").write_text("b.npy 7\n")
-    with pytest.raises(InputError, match=r"l.txt has no label of a.npy"):
+    with pytest.raises(InputError, match=r"l\.txt.*label.*a\.npy"):
         open_dataset(tmp_path / "data", X, tmp_path / "l.txt")
 
 
@@ -352,5 +352,5 @@ def test_sequences_are_no_samples(tmp_path: Path) -> None:
         [helper.make_tensor_value_info("n", TensorProto.INT64, [])],
     )  # fmt: skip
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9), tmp_path / "s.onnx")
-    with pytest.raises(InputError, match="input 's' is a sequence of tensors"):
+    with pytest.raises(InputError, match=r"'s'.*sequence"):
         evaluate(tmp_path / "s.onnx", {"s": np.zeros((1, 2), np.float32)})

@@ -17,8 +17,8 @@ from thorough import paired, tries
 import celosia
 from celosia.driver.pages.timeline import timeline
 from celosia.driver.run import explain
-from celosia.driver.show import run as show
-from celosia.driver.show.table import console
+from celosia.driver.show import run_summary as show
+from celosia.driver.show.text_table import console
 from celosia.hw.spec.config import PRESETS, Config
 
 SMALL = Config(block_in=8, block_out=4, inp_depth=256, wgt_depth=64, acc_depth=128, vin_depth=128, out_depth=64)

@@ -34,9 +34,9 @@ from celosia.driver.explore import confirm, explorer, subject
 from celosia.driver.explore.configs import ConfigSpace
 from celosia.driver.explore.explore import Interrupted, explore, seconds
 from celosia.driver.explore.explorer import dominated
-from celosia.driver.explore.hardware import Resources
 from celosia.driver.explore.objectives import drawn, energy_mj, objectives
 from celosia.driver.explore.records import ExploreError, Points, context_of
+from celosia.driver.explore.resource_use import Resources
 from celosia.driver.explore.subject import Ask, Cost, ExploredModel, closed, timed
 from celosia.hw.boards.boards import find_board
 from celosia.hw.spec.config import PRESETS, Config
@@ -294,9 +294,9 @@ def test_a_run_that_is_killed_goes_on(model: Path, expected: set[tuple[float, fl
 def test_a_folder_is_of_one_exploration(model: Path, tmp_path: Path) -> None:
     explore(model, space=SPACE, points=1, folder=tmp_path / "out")
     onnx.save(pooled(), tmp_path / "other.onnx")
-    with pytest.raises(ExploreError, match="holds an exploration of other models; give another folder"):
+    with pytest.raises(ExploreError, match="exploration of other models"):
         explore(tmp_path / "other.onnx", space=SPACE, folder=tmp_path / "out")
-    with pytest.raises(ExploreError, match="holds an exploration of another board"):
+    with pytest.raises(ExploreError, match="exploration of another board"):
         explore(model, "pynq-z1", space=SPACE, folder=tmp_path / "out")
     (tmp_path / "out" / "explore.json").write_text("{")
     with pytest.raises(ExploreError, match="cannot be read as JSON"):
@@ -312,7 +312,7 @@ def test_energy_of_an_earlier_version_is_mixed_with_none(model: Path, tmp_path: 
         text = (tmp_path / name).read_text()
         assert '"format": 2' in text
         (tmp_path / name).write_text(text.replace('"format": 2', '"format": 1'))
-    with pytest.raises(ExploreError, match="holds an exploration of another version of Celosia; give another folder"):
+    with pytest.raises(ExploreError, match="another version of Celosia"):
         explore(model, space=SPACE, points=2, objective=names, folder=tmp_path)
     code, _, err = call("report", tmp_path / "front.json", "-o", tmp_path / "old.html")
     assert code == 0, err

@@ -14,7 +14,7 @@ pytest.importorskip("moocore")
 
 from celosia.driver.explore.configs import DEFAULT, ConfigSpace, SpaceError
 from celosia.driver.explore.explorer import dominated
-from celosia.driver.explore.front import hypervolume, knee, on_front, promising, ranks, reference
+from celosia.driver.explore.pareto import hypervolume, knee, on_front, promising, ranks, reference
 from celosia.driver.explore.search import LARGER, SEARCHES, ConfigOutcome, ConfigSearch, spread
 from celosia.hw.boards.board import BoardError
 from celosia.hw.boards.boards import find_board
@@ -102,9 +102,9 @@ def test_wrong_spaces(text: str, message: str, tmp_path: Path) -> None:
 
 
 def test_a_space_that_is_not_there_and_a_board_that_is_none(tmp_path: Path) -> None:
-    with pytest.raises(SpaceError, match=r"cannot read the space .*gone.toml: No such file"):
+    with pytest.raises(SpaceError, match=r"space.*gone\.toml.*No such file"):
         ConfigSpace.of(BOARD, tmp_path / "gone.toml")
-    with pytest.raises(BoardError, match="there is no board 'nexys'; take one of pynq-z1, pynq-z2, ultra96, zcu104"):
+    with pytest.raises(BoardError, match=r"'nexys'.*pynq-z1, pynq-z2, ultra96"):
         find_board("nexys")
 
 
@@ -168,7 +168,7 @@ def test_searches_are_better_than_chance() -> None:
             search: ConfigSearch = SEARCHES[kind](space, rng, spread(space, rng, 12))
             for _ in range(24):
                 search.tell([limited(cfg) for cfg, _ in search.ask(4)])
-            values = np.array([each.objectives for each in search.good])
+            values = np.array([each.objectives for each in search.finished])
             shares.append(hypervolume(values, worst) / hypervolume(every, worst))
         found[kind] = float(np.mean(shares))
     assert found["bottleneck"] > found["nsga2"] > found["random"] + 0.02, found

@@ -52,7 +52,7 @@ def test_the_language_lists_no_modules() -> None:
     ],
 )  # fmt: skip
 def test_an_argument_that_there_is_not(function: str, wrong: str, meant: str | None) -> None:
-    with pytest.raises(TypeError, match=rf"{function}\(\) takes no argument '{wrong}'") as found:
+    with pytest.raises(TypeError, match=rf"{function}\(\).*'{wrong}'") as found:
         getattr(celosia, function)(DEMO, **{wrong: 1})
     assert meant is None or f"did you mean {meant!r}?" in str(found.value)
 
@@ -60,7 +60,7 @@ def test_an_argument_that_there_is_not(function: str, wrong: str, meant: str | N
 def test_an_argument_that_is_passed_on() -> None:
     """To the device, which does not take it."""
     images, labels, _ = celosia.models.demo_images()
-    with pytest.raises(TypeError, match=r"evaluate\(\) takes no argument 'sample' \(did you mean 'samples'\?\)"):
+    with pytest.raises(TypeError, match=r"evaluate\(\).*'sample'.*'samples'"):
         celosia.evaluate(DEMO, {"image": images}, labels, sample=1, config="tiny", device="timed")
 
 
@@ -71,7 +71,7 @@ def test_a_kernel_without_a_grid() -> None:
         cl.store(a + at, cl.load(a + at) * 2)
 
     a = np.arange(4, dtype=np.int32)
-    with pytest.raises(cl.LanguageError, match=r"dense is called without a grid; write dense\[grid\]\(\.\.\.\)"):
+    with pytest.raises(cl.LanguageError, match=r"dense.*grid.*dense\[grid\]"):
         dense(a, 4)
     dense[(1,)](a, 4)
     assert a.tolist() == [0, 2, 4, 6]

@@ -16,9 +16,9 @@ from accelerator import Accelerator, Memory
 from fake_board import FakeBoard, serving
 from typer.testing import CliRunner
 
-from celosia.driver.board import device as board
+from celosia.driver.board import board_device as board
 from celosia.driver.board import flash
-from celosia.driver.board.device import BoardDevice
+from celosia.driver.board.board_device import BoardDevice
 from celosia.driver.board.lock import exclusive
 from celosia.driver.cli import app
 from celosia.hw.boards.board import Board
@@ -87,7 +87,7 @@ def test_damaged_files(tmp_path: Path) -> None:
         with pytest.raises(ManifestError, match=r"is damaged|is not a bitstream"):
             flash.prepare(path, "pynq-z1", BOARD.part)
     path.write_bytes(sound[:-1] + b"\0")
-    with pytest.raises(ManifestError, match=r"design.bit is damaged or from another build"):
+    with pytest.raises(ManifestError, match=r"design\.bit.*damaged"):
         flash.prepare(path, "pynq-z1", BOARD.part)
 
 
@@ -141,7 +141,7 @@ class Clocks:
 def test_clock(pll: float, mhz: int, found: float) -> None:
     """Never faster than the timing that Vivado has met, whatever the boot image's PLL is."""
     assert flash._set_clock(Clocks(pll), mhz) == pytest.approx(found)
-    with pytest.raises(RuntimeError, match="cannot be set to 10 MHz"):
+    with pytest.raises(RuntimeError, match="10 MHz"):
         flash._set_clock(Clocks(1000), 10)
 
 
@@ -151,9 +151,7 @@ def test_a_clock_of_which_another_is_made_stays(pll: float, mhz: int) -> None:
     clocks.divisor = 9
     assert flash._kept_clock(clocks, mhz) == pytest.approx(pll / 9) and clocks.divisor == 9
     for other in (100, 130):
-        with pytest.raises(
-            RuntimeError, match=rf"its clock is 111\.11.* MHz, and the array's is made of one of {other}"
-        ):
+        with pytest.raises(RuntimeError, match=rf"111\.11.* MHz.*{other}"):
             flash._kept_clock(clocks, other)
 
 
@@ -163,7 +161,7 @@ def test_a_manifest_of_another_config(tmp_path: Path, change: dict[str, object])
     manifest = Manifest.load(path.with_suffix(".json"))
     other = replace(manifest, config=manifest.config | change)
     path.with_suffix(".json").write_text(other.to_json())
-    with pytest.raises(ManifestError, match=r"design.json is damaged: [^\n]*(config_digest|block_in|colour)"):
+    with pytest.raises(ManifestError, match=r"json.*(config_digest|block_in|colour)"):
         flash.prepare(path, "pynq-z1", BOARD.part)
 
 
@@ -183,20 +181,20 @@ def test_on_the_board(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert done.exit_code == 0 and "accelerator tiny" in done.output and "at 100 MHz" in done.output
     assert loaded == [str(path)]
     values[REGISTERS["sources"].offset] ^= 1
-    with pytest.raises(DeviceError, match=r"was made of other hardware sources \(\w{8}\) .* make it again"):
+    with pytest.raises(DeviceError, match=r"hardware sources \(\w{8}\)"):
         flash.load(str(path), manifest)
     values[REGISTERS["identity"].offset] = 1
-    with pytest.raises(DeviceError, match="has Config 00000001, not"):
+    with pytest.raises(DeviceError, match="Config 00000001"):
         flash.load(str(path), manifest)
     values[REGISTERS["magic"].offset] = 0
-    with pytest.raises(DeviceError, match="no accelerator answers at 0x43c00000"):
+    with pytest.raises(DeviceError, match=r"accelerator.*0x43c00000"):
         flash.load(str(path), manifest)
     package.Overlay = {}.__getitem__
-    with pytest.raises(DeviceError, match=r"PYNQ cannot load .*\(KeyError: .*\); it needs the rights of root"):
+    with pytest.raises(DeviceError, match=r"PYNQ.*KeyError.*root"):
         flash.load(str(path), manifest)
     package.Overlay = loaded.append
     package.Clocks.pll = 7000
-    with pytest.raises(DeviceError, match=r"PYNQ cannot load .*its clock cannot be set to 100 MHz"):
+    with pytest.raises(DeviceError, match=r"PYNQ.*clock.*100 MHz"):
         flash.load(str(path), manifest)
     monkeypatch.setitem(sys.modules, "pynq", None)
     done = CliRunner().invoke(app, ["flash", str(path), "--board", "pynq-z1"])

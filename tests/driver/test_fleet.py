@@ -176,7 +176,7 @@ def test_resources() -> None:
 
 @pytest.mark.parametrize("text", ["dask://", "dask://host", "dask://host:x", "ray://host:1", "host:1", "dask://h:1/a"])
 def test_what_is_no_pool(text: str) -> None:
-    with pytest.raises(PoolError, match="is no pool; write dask://HOST:PORT"):
+    with pytest.raises(PoolError, match="dask://HOST:PORT"):
         fleet_for(Judge(), pool=text)
 
 
@@ -200,30 +200,30 @@ def test_a_pool_on_a_public_address(monkeypatch: pytest.MonkeyPatch) -> None:
     inside, outside = "tcp://10.0.0.1:8786", "tcp://8.8.8.8:1"
     places = (inside, inside)
     for host in ("8.8.8.8", "[2001:4860:4860::8888]", "0x08080808"):
-        with pytest.raises(PoolError, match=r"is a public address, without TLS.*--host.*dask\+tls.*--insecure-pool"):
+        with pytest.raises(PoolError, match=r"TLS.*--host.*dask\+tls.*--insecure-pool"):
             fleet_for(Judge(), pool=f"dask://{host}:8786")
     assert not asked
     rtl = Judge("rtl")
     for host in ("127.0.0.1", "[::1]", "localhost", "192.168.1.2"):
-        with pytest.raises(PoolError, match="has no worker with the resource rtl"):
+        with pytest.raises(PoolError, match=r"no worker.*resource rtl"):
             fleet_for(rtl, pool=f"dask://{host}:8786")
     for pair in ((outside, inside), (inside, outside)):
         places = pair
         asked.clear()
-        with pytest.raises(PoolError, match=r"8\.8\.8\.8 is a public address"):
+        with pytest.raises(PoolError, match=r"8\.8\.8\.8.*public"):
             fleet_for(rtl, pool="dask://127.0.0.1:8786")
         assert asked == ["tcp://127.0.0.1:8786", "closed"]
     places = ("tls://8.8.8.8:1",) * 2
     asked.clear()
     for pool in ("dask+tls://8.8.8.8:8786", fleet.insecure("dask://8.8.8.8:8786")):
-        with pytest.raises(PoolError, match="has no worker with the resource rtl"):
+        with pytest.raises(PoolError, match=r"no worker.*resource rtl"):
             fleet_for(rtl, pool=pool)
     assert asked[::2] == ["tls://8.8.8.8:8786", "tcp://8.8.8.8:8786"]
 
 
 def test_without_dask(monkeypatch: pytest.MonkeyPatch, models: Path, tmp_path: Path) -> None:
     monkeypatch.setitem(sys.modules, "distributed", None)
-    with pytest.raises(MissingLibrary, match=r'needs Dask, which is not installed: pip install "celosia\[fleet\]"'):
+    with pytest.raises(MissingLibrary, match=r"Dask.*celosia\[fleet\]"):
         fleet_for(Judge(), pool="dask://host:8786")
     line = ["tune", str(models / "quantised.onnx"), "--records", str(tmp_path / "r"), "--pool", "dask://host:8786"]
     done = CliRunner().invoke(cli.app, line)
@@ -320,9 +320,7 @@ def test_workers_of_dask_measure_what_this_process_does(cluster: Cluster, jobs: 
 
 def test_resources_say_which_worker(cluster: Cluster) -> None:
     cluster.worker("plain")
-    with pytest.raises(
-        PoolError, match=r"the resource rtl; start one: dask worker .*:\d+ --host 127.0.0.1 --resources rtl=1$"
-    ):
+    with pytest.raises(PoolError, match=r"dask worker .* --resources rtl=1$"):
         cluster.fleet(Judge("rtl"))
     cluster.worker("able", "rtl=2,board:pynq=1")
     with cluster.fleet(Judge("rtl")) as devices:
@@ -330,7 +328,7 @@ def test_resources_say_which_worker(cluster: Cluster) -> None:
         assert [r.cycles for r in answers(devices, numbered(6))] == [1000 + n for n in range(6)]
     with cluster.fleet(Judge("ssh://root@pynq")) as devices:
         assert [device.name for device in devices.devices] == ["worker able"]
-    with pytest.raises(PoolError, match="no worker with the resource board:other"):
+    with pytest.raises(PoolError, match=r"worker.*board:other"):
         cluster.fleet(Judge("ssh://root@other"))
 
 
@@ -350,7 +348,7 @@ def test_the_only_worker_is_killed(cluster: Cluster) -> None:
     cluster.worker("one")
     with (
         cluster.fleet(Judge(), "os.kill(os.getppid(), signal.SIGKILL); time.sleep(600)") as devices,
-        pytest.raises(FleetError, match=r"worker one .process died: its worker is gone"),
+        pytest.raises(FleetError, match=r"worker one.*worker is gone"),
     ):
         devices.run(numbered(6), lambda number, result: None)
 
@@ -380,5 +378,5 @@ def _runs(process: int) -> bool:
 def test_no_scheduler(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("distributed", reason="no 'distributed', of the extra fleet")
     monkeypatch.setattr(fleet, "CONNECT_SECONDS", 1)
-    with pytest.raises(PoolError, match=r"at dask://127.0.0.1:1; start one: dask scheduler --host 127.0.0.1 --port 1$"):
+    with pytest.raises(PoolError, match=r"--host 127\.0\.0\.1 --port 1$"):
         fleet_for(Judge(), pool="dask://127.0.0.1:1")

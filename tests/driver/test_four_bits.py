@@ -26,8 +26,8 @@ from celosia.driver.cli import app
 from celosia.driver.host import oracle
 from celosia.driver.quantize import four_bits
 from celosia.driver.quantize.four_bits import GROUP, in_four_bits
-from celosia.driver.quantize.moments import moments
 from celosia.driver.quantize.quantize import quantize
+from celosia.driver.quantize.second_moments import moments
 from celosia.hw.spec.config import PRESETS
 
 USAGE = 2

@@ -178,7 +178,7 @@ def test_where_a_sequence_ends(files: dict[str, Path]) -> None:
             with pytest.raises(InputError, match=message):
                 session.feed(tokens)
         assert session.length == 8
-    with pytest.raises(InputError, match="positions for 40 tokens, not for 41"):
+    with pytest.raises(InputError, match=r"40 tokens.*41"):
         Decoder(files["gpt"], length=41)
     with pytest.raises(InputError, match="a sequence of 1"):
         Decoder(files["gpt"], length=1)
@@ -369,7 +369,7 @@ def test_wrong_command_lines(options: str, code: int, message: str, speaking: Pa
 def test_a_vocabulary_of_another_model(files: dict[str, Path]) -> None:
     model = onnx.load(files["gpt"])
     model.metadata_props.add(key="vocabulary", value=json.dumps(["a", "b"]))
-    with pytest.raises(ModelError, match="has 30 tokens, and the vocabulary in its metadata 2"):
+    with pytest.raises(ModelError, match=r"30 tokens.*vocabulary.* 2"):
         Decoder(model, length=16).program()
 
 

@@ -315,7 +315,7 @@ def test_attention_that_is_refused(name: str) -> None:
 def test_opsets_without_what_plain_operators_need() -> None:
     model = ONE.model()
     model.opset_import[0].version = 12
-    with pytest.raises(ModelError, match="needs opset 13, not 12"):
+    with pytest.raises(ModelError, match=r"opset 13.*12"):
         Decoder(model)
 
 

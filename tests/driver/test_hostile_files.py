@@ -66,7 +66,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("what", WORST)
 def test_values_that_nothing_takes(what: str) -> None:
     for text in (WORST[what], f'{{"a": [{WORST[what]}]}}'):
-        with pytest.raises(ValueError, match=r"deep inside each other|401 digits|half a character"):
+        with pytest.raises(ValueError, match=r"deep|401 digits|half a character"):
             from_json(text)
 
 
@@ -102,7 +102,7 @@ def test_a_config_in_toml(line: str, tmp_path: Path, model: Path) -> None:
 
 def test_a_number_that_no_message_holds() -> None:
     for field in ("batch", "packed", "taps"):
-        with pytest.raises(ConfigError, match="not a number of more than 40 digits"):
+        with pytest.raises(ConfigError, match="number of more than 40 digits"):
             Config(**{field: 1 << 40000})
 
 

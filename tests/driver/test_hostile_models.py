@@ -237,7 +237,7 @@ def test_external_data_without_a_length(tmp_path: Path, place: str) -> None:
     proto = model("g (float[1] x) => (float[1] y) { y = Add(x, w) }")
     proto.graph.initializer.append(tensor)
     (tmp_path / "model.onnx").write_bytes(proto.SerializeToString())
-    with pytest.raises(ModelError, match=f"constant 'w' takes 4 bytes, and has {HUGE} in another file"):
+    with pytest.raises(ModelError, match=rf"'w'.*4 bytes.*{HUGE}"):
         celosia.compile(tmp_path / "model.onnx", "tiny")
 
 
@@ -555,7 +555,7 @@ def test_a_loop_that_fills_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(host_op, "memory_bytes", lambda: 1 << 24)
     proto = model(FILLING, trips=np.array(2**60), yes=np.array(True), size=np.array([1 << 18]))
-    with pytest.raises(HostError, match=r"Loop \(Loop:y\): its scan outputs after 17 steps"):
+    with pytest.raises(HostError, match=r"Loop:y.*17 steps"):
         Runtime(celosia.compile(proto, "tiny")).run({"x": ONE})
 
 

@@ -121,7 +121,7 @@ def test_an_exploration_is_of_one_board(own: Path, models: Path, tmp_path: Path)
     call(*line)
     own.write_text(OWN.replace("47_232", "47_231"))
     assert "holds an exploration of another board" in call(*line, code=1)
-    with pytest.raises(ExploreError, match="there is no memory model 'ddr9'"):
+    with pytest.raises(ExploreError, match="'ddr9'"):
         celosia.explore(models / "quantised.onnx", board=find_board(own), memory="ddr9", points=1)
 
 

@@ -97,12 +97,10 @@ def test_each_kind_of_part_is_protected(saved: Path, tmp_path: Path, kind: str) 
         data = contents[name]
         for place in {0, len(data) // 2, len(data) - 1}:
             flipped = data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :]
-            with pytest.raises(ProgramError, match=r"is damaged: the checksum of (its manifest|part )"):
+            with pytest.raises(ProgramError, match=r"checksum of (its manifest|part )"):
                 Program.load(rewrite(tmp_path / "flipped", {**contents, name: flipped}))
         left = {other: data for other, data in contents.items() if other != name}
-        with pytest.raises(
-            ProgramError, match="it has no manifest" if name == "manifest.json" else f"{name} is missing"
-        ):
+        with pytest.raises(ProgramError, match="manifest" if name == "manifest.json" else name):
             Program.load(rewrite(tmp_path / "left", left))
 
 
@@ -164,7 +162,7 @@ def test_what_is_not_a_program(tmp_path: Path, models: Path) -> None:
     (tmp_path / "array.npz").write_bytes(buffer.getvalue())
     with pytest.raises(ProgramError, match="it has no manifest"):
         Program.load(tmp_path / "array.npz")
-    with pytest.raises(ProgramError, match=r"cannot read .*nothing: No such file"):
+    with pytest.raises(ProgramError, match=r"nothing: No such file"):
         Program.load(tmp_path / "nothing")
     with pytest.raises(ProgramError, match=r"cannot read .*: Is a directory"):
         Program.load(tmp_path)
@@ -200,7 +198,7 @@ def test_archives_that_zipfile_finds_no_one_error_for(what: str, tmp_path: Path)
     path = tmp_path / "file.npz"
     path.write_bytes(_member(buffer.getvalue(), **DAMAGE[what]))
     assert Program.is_program(path)
-    with pytest.raises(ProgramError, match=r"^\S+file.npz is (damaged|not a Celosia Program)[^\n]+$"):
+    with pytest.raises(ProgramError, match=r"^\S+file\.npz is (damaged|not )[^\n]+$"):
         Program.load(path)
     with pytest.raises(InputError, match=r"^\S+file.npz is [^\n]+$"):
         read_array(path)
@@ -215,7 +213,7 @@ def test_an_archive_on_many_disks(tmp_path: Path) -> None:
     path = tmp_path / "disks"
     path.write_bytes(b"XX" + struct.pack("<4sLQL", b"PK\6\7", 0, 0, 2) + buffer.getvalue())
     assert Program.is_program(path)
-    with pytest.raises(ProgramError, match=r"not a Celosia Program.*multiple disks"):
+    with pytest.raises(ProgramError, match=r"Celosia Program.*multiple disks"):
         Program.load(path)
 
 
@@ -234,7 +232,7 @@ def test_arrays_that_numpy_finds_no_one_error_for(what: str, saved: Path, tmp_pa
     text = HEADERS[what].encode()
     data = b"\x93NUMPY\1\0" + struct.pack("<H", len(text)) + text
     (tmp_path / "x.npy").write_bytes(data)
-    with pytest.raises(InputError, match=r"^\S+x.npy is not a .npy file of numbers: [^\n]+; write one with"):
+    with pytest.raises(InputError, match=r"^\S+x\.npy is not a \.npy file[^\n]+$"):
         read_array(tmp_path / "x.npy")
     contents, name = entries(saved), "constants/0.npy"
     digests = json.loads(contents["manifest.json"])["sha256"] | {name: hashlib.sha256(data).hexdigest()}
@@ -279,9 +277,7 @@ def test_a_program_for_a_board(models: Path, tmp_path: Path) -> None:
     program = Program.load(tmp_path / "program")
     assert program.machine == "armv7l" and program.library.startswith(b"\x7fELF") and program.kernels
     assert not any(kernel.code for kernel in program.kernels)
-    with pytest.raises(
-        ProgramError, match=r"compiled for armv7l processors, and this one is .*--device ssh://USER@BOARD"
-    ):
+    with pytest.raises(ProgramError, match=r"armv7l.*--device ssh://USER@BOARD"):
         celosia.Runtime(program)
 
 
@@ -318,11 +314,9 @@ def test_machine_code_of_a_file_runs_only_where_its_user_says_so(
     program.machine, program.library = platform.machine(), (tmp_path / "code.so").read_bytes()
     program.save(path)
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
-    with pytest.raises(
-        ProgramError, match=r"machine code, which may do anything with your rights; .*--rebuild-kernels"
-    ):
+    with pytest.raises(ProgramError, match=r"machine code.*--rebuild-kernels"):
         celosia.Runtime(Program.load(path))
-    with pytest.raises(ProgramError, match=f"has the SHA-256 {digest}, not 0000: it is not the file that was meant"):
+    with pytest.raises(ProgramError, match=rf"SHA-256 {digest}.*0000"):
         Program.load(path, digest="0000")
     assert not mark.exists()
     line = ["run", str(path), "--random", "-o", str(tmp_path / "y.npz")]
@@ -387,14 +381,12 @@ def test_what_a_board_cannot_run() -> None:
         nodes, "g", [value("x", onnx.TensorProto.FLOAT, [3])], [value("y", onnx.TensorProto.INT64, [1, "n"])]
     )
     model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 18)], ir_version=9)
-    with pytest.raises(
-        ModelError, match=r"BitwiseNot \(minus\): its shapes are known only at run time, when a board cannot"
-    ):
+    with pytest.raises(ModelError, match=r"BitwiseNot \(minus\).*run time"):
         celosia.compile(model, "tiny", target="ultra96")
     graph = onnx.helper.make_graph(
         [onnx.helper.make_node("Identity", ["x"], ["y"])], "g",
         *([value(name, onnx.TensorProto.BFLOAT16, [3])] for name in "xy"),
     )  # fmt: skip
     model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=9)
-    with pytest.raises(ModelError, match=r"tensor '[xy]' has element type bfloat16, which numpy on the board"):
+    with pytest.raises(ModelError, match=r"'[xy]'.*bfloat16.*board"):
         celosia.compile(model, "tiny", target="ultra96")

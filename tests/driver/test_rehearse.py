@@ -64,7 +64,7 @@ def test_the_board_is_that_of_the_deployment(model: Path) -> None:
     sound = rehearsing.bitstream
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(rehearsing, "bitstream", lambda folder, board, config: sound(folder, board, PRESETS["pynq"]))
-        with pytest.raises(DeviceError, match="the accelerator on the board has Config"):
+        with pytest.raises(DeviceError, match="accelerator on the board has Config"):
             rehearse(model, BOARDS["pynq-z2"], x, PRESETS["tiny"])
 
 

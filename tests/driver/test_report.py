@@ -21,12 +21,13 @@ from typer.testing import CliRunner
 import celosia
 from celosia.compiler.program import LaunchStep, Program
 from celosia.driver.cli import app
-from celosia.driver.pages import figures, run
+from celosia.driver.pages import run_figures as figures
+from celosia.driver.pages import run_page as run
 from celosia.driver.pages.activity import Activity, Occupancy, activity
 from celosia.driver.pages.graph import nodes
 from celosia.driver.pages.names import ReportError
 from celosia.driver.run import explain
-from celosia.driver.show import program as program_tables
+from celosia.driver.show import program_summary as program_tables
 from celosia.hw.spec.config import PRESETS, Config
 from celosia.hw.spec.isa import Unit, instruction_bytes
 from celosia.hw.spec.scratchpads import scratchpads

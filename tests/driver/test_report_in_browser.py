@@ -19,7 +19,7 @@ from thorough import some
 
 import celosia
 from celosia.compiler.program import Program
-from celosia.driver.pages.figures import COLOURS
+from celosia.driver.pages.run_figures import COLOURS
 from celosia.driver.run import explain
 from celosia.hw.spec.config import PRESETS, Config
 

@@ -150,10 +150,10 @@ def test_bad_input(tmp_path: Path) -> None:
     model = onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["" : 17]> {text} {{y = MatMul(x, w)}}')
     onnx.save(model, tmp_path / "float.onnx")
     given = {"x": np.ones((4, 4), np.float32)}
-    with pytest.raises(QuantizeError, match=r"nothing to smooth.*leave --smooth out"):
+    with pytest.raises(QuantizeError, match=r"nothing to smooth.*--smooth"):
         celosia.quantize(tmp_path / "float.onnx", given, tmp_path / "int8.onnx", smooth="auto")
     for wrong in ("much", 2, "nan"):
-        with pytest.raises(ValueError, match=f"smoothing takes auto or a number from 0 to 1, not {wrong!r}"):
+        with pytest.raises(ValueError, match=rf"auto.*0 to 1.*{wrong!r}"):
             celosia.quantize(tmp_path / "float.onnx", given, tmp_path / "int8.onnx", smooth=wrong)
     line = ["quantize", str(tmp_path / "float.onnx"), "--calibration", "x.npz", "-o", str(tmp_path / "o.onnx")]
     done = CliRunner().invoke(app, [*line, "--smooth", "2"])

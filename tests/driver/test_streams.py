@@ -18,7 +18,7 @@ from small_models import Builder
 import celosia
 from celosia.compiler.graph.errors import ModelError
 from celosia.compiler.program import InputError, LaunchStep, Program
-from celosia.driver.board.device import BoardDevice
+from celosia.driver.board.board_device import BoardDevice
 from celosia.hw.spec.config import Config
 from celosia.sim.device import Counters, DeviceError, Shared
 from celosia.sim.functional.fsim import FunctionalDevice
@@ -121,13 +121,13 @@ def test_a_program_without_launches_and_wrong_numbers() -> None:
     runtime = celosia.Runtime(celosia.compile(floats(), TINY), "functional,functional")
     sample = {name: np.ones((2, 3), np.float32) for name in ("a", "b")}
     assert len(list(runtime.run_each([sample] * 3))) == 3
-    with pytest.raises(InputError, match="sample 0: there are 2 inputs"):
+    with pytest.raises(InputError, match=r"sample 0.*2 inputs"):
         next(runtime.run_each([sample["a"]]))
     wrong: Any
     for wrong in (0, -1, 2.5, 1_000_000):
-        with pytest.raises(InputError, match=f"in_flight must be a whole number from 1 to 64, not {wrong}"):
+        with pytest.raises(InputError, match=rf"in_flight.*1 to 64.*{wrong}"):
             runtime.run_each([], in_flight=wrong)
-    with pytest.raises(ValueError, match=r"there is no device 'funtional' .did you mean 'functional'"):
+    with pytest.raises(ValueError, match=r"'funtional'.*'functional'"):
         celosia.Runtime(runtime.program, "functional,funtional")
     with pytest.raises(ValueError, match="empty list"):
         celosia.Runtime(runtime.program, [])
@@ -308,7 +308,7 @@ def test_a_long_run_of_the_rtl_is_abandoned(program: Program, samples: Arrays) -
     device = RtlDevice(TINY, quiet=True)
     runtime = celosia.Runtime(program, device)
     device.abandoned = True
-    with pytest.raises(DeviceError, match="nobody waits for the run any more, after"):
+    with pytest.raises(DeviceError, match="nobody waits for the run"):
         runtime.run(samples[0])
     device.abandoned = False
     assert bytes_of([runtime.run(samples[0])]) == one_by_one(program, samples[:1])

@@ -74,7 +74,7 @@ def test_a_sweep_in_which_nothing_runs_has_failed(models: Path, tmp_path: Path) 
 
 def test_a_sweep_that_would_never_end_is_refused() -> None:
     depths = [1 << n for n in range(4, 19)]
-    with pytest.raises(ConfigError, match="these are 225 Configs, and a sweep takes at most 200"):
+    with pytest.raises(ConfigError, match=r"225 Configs.*200"):
         sweep("model.onnx", {"inp_depth": depths, "wgt_depth": depths})
 
 

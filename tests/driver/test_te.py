@@ -35,7 +35,7 @@ def test_the_matrix_product_of_the_paper() -> None:
     for size in (1, 24):
         a, b = digits((size, size)), digits((size, size)) + 1
         assert np.array_equal(ran(kernel, a, b, shape=(size, size)), a.T @ b)
-    with pytest.raises(ValueError, match=r"reads A at 0 to 5 of dimension 0, which has 4: A\[k, y\]"):
+    with pytest.raises(ValueError, match=r"A at 0 to 5 of dimension 0.*4: A\[k, y\]"):
         ran(kernel, digits((4, 6)), digits((3, 6)), shape=(4, 3))
 
 
@@ -89,9 +89,9 @@ def test_tiles_caches_and_an_intrinsic_that_the_program_declares(transposed: boo
         a, b = digits((m, h)), digits((n, h))
         given = (a.T.copy(), b.T.copy()) if transposed else (a, b)
         assert np.array_equal(ran(kernel, *given, shape=(m, n)), a @ b.T)
-    with pytest.raises(ValueError, match="tiles do not divide what gemm8x8 computes at once"):
+    with pytest.raises(ValueError, match=r"tiles.*gemm8x8"):
         tiled((8, 8, 12), transposed, gemm8x8(transposed))
-    with pytest.raises(ValueError, match=r"gemm8x8 has loops of 8 with steps .* found 8 with steps"):
+    with pytest.raises(ValueError, match=r"gemm8x8.*8 with steps.*8 with steps"):
         tiled((16, 16, 16), transposed, gemm8x8(not transposed))
 
 
@@ -168,7 +168,7 @@ def test_an_intrinsic_that_is_declared_becomes_the_instruction_that_does_it() ->
     assert "GEMM" in kernel.made({}).listing()
     check_blocked(te.build(*blocked(env, (2, 3, 2), declared)), env, 2, 3, 2)
     other = te.accelerator(Config(batch=8, block_in=8, block_out=16))  # whose weights are of another shape
-    with pytest.raises(ValueError, match="no instruction does what gemm8x8 does; gemm has loops of"):
+    with pytest.raises(ValueError, match=r"gemm8x8.*gemm has loops"):
         te.build(*blocked(env, (2, 3, 2), declared), other)
 
 
@@ -189,7 +189,7 @@ def test_blur() -> None:
         across = (a[:, :-2] + a[:, 1:-1] + a[:, 2:]) // 3
         wanted = (across[:-2] + across[1:-1] + across[2:]) // 3
         assert np.array_equal(ran(kernel, a, shape=wanted.shape, dtype=np.uint16), wanted)
-    with pytest.raises(ValueError, match=r"by would have the shape \[3, -1\]"):
+    with pytest.raises(ValueError, match=r"\[3, -1\]"):
         ran(kernel, np.zeros((5, 1), np.uint16), shape=(3, 1), dtype=np.uint16)
 
 

@@ -219,7 +219,7 @@ def test_open_sizes_that_cannot_be(shapes: Any, sentence: str) -> None:
         celosia.from_torch(module, torch.randn(2, 3, 4, 4), "tiny", dynamic_shapes=shapes)
     assert "\n" not in str(caught.value)
     exported = torch.export.export(module, (torch.randn(2, 3, 4, 4),))
-    with pytest.raises(TorchError, match=r"exported already; give dynamic_shapes to torch.export.export"):
+    with pytest.raises(TorchError, match=r"dynamic_shapes to torch\.export\.export"):
         to_onnx(exported, dynamic_shapes=shapes)
 
 
@@ -368,7 +368,7 @@ def test_what_is_excluded_stays_float() -> None:
     module, x = network("conv")
     program = celosia.from_torch(pt2e(module, x, CelosiaQuantizer(exclude=["3", "7"])), x, "tiny")
     assert operators(program).count("QLinearConv") == 1 and operators(program).count("QGemm") == 1
-    with pytest.raises(ValueError, match="there is no submodule 'nothing' to exclude"):
+    with pytest.raises(ValueError, match="submodule 'nothing'"):
         pt2e(module, x, CelosiaQuantizer(exclude=["nothing"]))
 
 
@@ -522,7 +522,7 @@ def test_a_lost_pair_is_named(op: str) -> None:
     planted = copy.deepcopy(proto)
     planted.graph.node.remove(nodes[2])
     name = nodes[2].name.removeprefix("node_")
-    with pytest.raises(TorchError, match=rf"has {len(nodes)} operators that \w+, .* {len(nodes) - 1} {op}: {name};"):
+    with pytest.raises(TorchError, match=rf"{len(nodes)} operators.*{len(nodes) - 1} {op}: {name};"):
         require_all_pairs(program, planted)
     planted.graph.node.extend(nodes[1:3])
     with pytest.raises(TorchError, match="1 too many"):
@@ -544,7 +544,7 @@ def test_a_narrow_range_is_refused() -> None:
     quantizer = CelosiaQuantizer()
     quantizer.activation = replace(quantizer.activation, quant_min=-127)
     module, x = network("conv")
-    with pytest.raises(TorchError, match=r"quantize_per_tensor quantises to -127..127, .* to -128..127; let"):
+    with pytest.raises(TorchError, match=r"-127\.\.127, .*-128\.\.127"):
         to_onnx(pt2e(module, x, quantizer), x)
 
 
@@ -584,7 +584,7 @@ def test_fake_quantisation_in_a_module(name: str) -> None:
 
 def test_fake_quantisation_of_more_than_8_bits_says_what_to_do() -> None:
     module = Fake(lambda m, x: torch.fake_quantize_per_tensor_affine(x, 0.001, 3, 0, 65535)).eval()
-    with pytest.raises(TorchError, match=r"fake quantisation to 0..65535 needs more than 8 bits; .*PT2E") as caught:
+    with pytest.raises(TorchError, match=r"0\.\.65535.*8 bits.*PT2E") as caught:
         to_onnx(module, torch.randn(1, 3, 4, 4))
     assert "\n" not in str(caught.value)
 
@@ -600,7 +600,7 @@ def test_fake_quantize_submodules() -> None:
     x = torch.randn(1, 3, 8, 8)
     module(x)
     module.eval()
-    with pytest.raises(TorchError, match=r"FakeQuantize whose observer changes its scale; .*disable_observer.* PT2E"):
+    with pytest.raises(TorchError, match=r"FakeQuantize.*disable_observer.* PT2E"):
         to_onnx(module, x)
     module.apply(disable_observer)
     before = dict(module.named_modules())
@@ -614,5 +614,5 @@ def test_fake_quantize_submodules() -> None:
 def test_an_observer_is_named() -> None:
     from torch.ao.quantization import MinMaxObserver
 
-    with pytest.raises(TorchError, match=r"1 is a MinMaxObserver that changes with what it sees; .*PT2E"):
+    with pytest.raises(TorchError, match=r"1 is a MinMaxObserver.*PT2E"):
         to_onnx(nn.Sequential(nn.ReLU(), MinMaxObserver()).eval(), torch.randn(1, 3))

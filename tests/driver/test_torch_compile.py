@@ -176,7 +176,7 @@ def test_between_graphs_python_runs() -> None:
 def test_gradients_are_refused() -> None:
     module, x = nn.Linear(4, 3).eval(), torch.randn(2, 4)
     call, programs = compiled(module)
-    with pytest.raises(TorchError, match=r"computes no gradients; call the compiled model under torch.no_grad\(\)"):
+    with pytest.raises(TorchError, match=r"gradients.*torch\.no_grad\(\)"):
         call(x)
     assert not programs
     for mode in torch.no_grad, torch.inference_mode:
@@ -226,15 +226,15 @@ def test_views_and_results_are_apart() -> None:
 def test_refusals() -> None:
     counting = nn.BatchNorm1d(3).train()
     call, _ = compiled(counting)
-    with pytest.raises(TorchError, match=r"the module writes to .*, which a Program cannot"):
+    with pytest.raises(TorchError, match=r"module writes to"):
         call(torch.randn(2, 3))
     call, _ = compiled(lambda x: x + torch.rand_like(x))
     with pytest.raises(TorchError, match="draws random numbers"):
         call(torch.randn(2, 3))
     call, _ = compiled(lambda x: x * 2)
-    with pytest.raises(TorchError, match=r"takes tensors of the CPU, and one is on meta; call .cpu\(\)"):
+    with pytest.raises(TorchError, match=r"CPU.*meta.*\.cpu\(\)"):
         call(torch.empty(2, 3, device="meta"))
-    with pytest.raises(ValueError, match="has no option 'confg'; its options are config, accelerator"):
+    with pytest.raises(ValueError, match=r"'confg'.*config, accelerator"):
         backend.celosia(torch.fx.symbolic_trace(nn.ReLU()), [], options={"confg": "tiny"})
 
 

@@ -229,8 +229,6 @@ def test_a_program_of_its_own_names_the_operator() -> None:
         def forward(self, x: Any) -> Any:
             return torch.linalg.inv(super().forward(x))
 
-    with pytest.raises(
-        TorchError, match=r"does not know aten.linalg_inv_ex.default; compute that part with other"
-    ) as it:
+    with pytest.raises(TorchError, match=r"aten\.linalg_inv_ex\.default") as it:
         celosia.from_torch(Inverted(4, 4).eval(), torch.randn(4, 4), "tiny")
     assert "\n" not in str(it.value)

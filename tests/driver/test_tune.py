@@ -192,7 +192,7 @@ def test_decisions_of_a_search_go_before_records_or_are_refused_in_a_sentence(
     assert cycles(celosia.compile(model, "tiny", records=tuned[0], tuned=usual)) == tuned[1].report["untuned"]
     assert cycles(celosia.compile(model, "tiny", tuned={})) == tuned[1].report["untuned"]
     wrong = {name: tuple(replace(each, n=99) for each in point) for name, point in usual.items()}
-    with pytest.raises(DecisionsError, match=r"decisions for .* cannot be followed: .*n must be between 1 and"):
+    with pytest.raises(DecisionsError, match=r"decisions for .*n must be between"):
         celosia.compile(model, "tiny", tuned=wrong)
 
 
@@ -334,7 +334,7 @@ def test_a_model_that_stays_on_the_cpu_has_nothing_to_tune(models: Path, tmp_pat
 
 
 def test_no_such_search(models: Path) -> None:
-    with pytest.raises(ValueError, match="there is no 'luck'; take descent"):
+    with pytest.raises(ValueError, match=r"'luck'.*descent"):
         tune(models / "quantised.onnx", "tiny", search="luck")
 
 

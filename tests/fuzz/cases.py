@@ -269,13 +269,13 @@ def _run(machine: Machine, image: NDArray[np.uint8], memory: MemoryModel, addres
     device.write(0, image)
     rtl = isinstance(device, RtlDevice)
     if rtl:
-        device.behind[:] = GUARD
+        device.beyond_limit[:] = GUARD
     try:
         device.run(address, count, limit)
         ending = "done"
     except DeviceError as error:
         ending = _allowed(str(error))
-    if rtl and (device.behind != GUARD).any():
+    if rtl and (device.beyond_limit != GUARD).any():
         raise Failure("memory behind the DMA limit was written")
     return ending
 

@@ -218,7 +218,7 @@ def test_a_write_behind_the_limit_is_found(monkeypatch: pytest.MonkeyPatch) -> N
     run = device.run
 
     def beyond(instr_addr: int, count: int, timeout_cycles: int, trace: bool = False) -> Counters:
-        device.behind[100] = 0
+        device.beyond_limit[100] = 0
         return run(instr_addr, count, timeout_cycles, trace)
 
     monkeypatch.setattr(device, "run", beyond)

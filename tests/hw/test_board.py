@@ -24,8 +24,8 @@ from numpy.typing import NDArray
 from thorough import some
 
 from celosia.compiler.program import Program
-from celosia.driver.board.device import BoardDevice
-from celosia.driver.run.result import Result
+from celosia.driver.board.board_device import BoardDevice
+from celosia.driver.run.run_result import Result
 from celosia.driver.runtime import Runtime
 from celosia.hw.spec.config import Config
 from celosia.hw.spec.isa import Opcode, Unit, encode, instruction_bytes
@@ -216,9 +216,9 @@ async def notices_faults(dut: bench.Dut) -> None:
         refused("the host has not renewed its lease in time", lease_cycles=20)
         assert equal(run(), wanted)
         # Too little memory.
-        with pytest.raises(DeviceError, match="the board has no 2097152 bytes of contiguous memory"):
+        with pytest.raises(DeviceError, match="2097152"):
             board.device().allocate(1 << 21)
-        with pytest.raises(ValueError, match="bytes 8 to 23 are not in the 16 bytes"):
+        with pytest.raises(ValueError, match=r"8 to 23.*16 bytes"):
             device = board.device()
             device.allocate(16)
             device.write(8, np.zeros(16, np.uint8))
@@ -265,16 +265,16 @@ async def notices_faults(dut: bench.Dut) -> None:
         assert device.control.read("status") == STATUS_DONE | Error.ABORTED << STATUS_ERROR_SHIFT
         assert [buffer.freed for buffer in memory.buffers] == [True]
 
-    import celosia.driver.board.device
-    import celosia.driver.run.runtime
+    from celosia.driver.board import board_device
+    from celosia.driver.run import program_runtime
 
-    enough, celosia.driver.run.runtime.CYCLES_PER_INSTRUCTION = celosia.driver.run.runtime.CYCLES_PER_INSTRUCTION, 10
+    enough, program_runtime.CYCLES_PER_INSTRUCTION = program_runtime.CYCLES_PER_INSTRUCTION, 10
     await bridge(stops)()
-    celosia.driver.run.runtime.CYCLES_PER_INSTRUCTION = enough
+    program_runtime.CYCLES_PER_INSTRUCTION = enough
     assert equal(await bridge(run)(), wanted)
-    celosia.driver.run.runtime.CYCLES_PER_INSTRUCTION = 10
+    program_runtime.CYCLES_PER_INSTRUCTION = 10
     host.pause(1)
-    settle, celosia.driver.board.device.SETTLE_SECONDS = celosia.driver.board.device.SETTLE_SECONDS, 1e-5
+    settle, board_device.SETTLE_SECONDS = board_device.SETTLE_SECONDS, 1e-5
     await bridge(hang)()
-    celosia.driver.board.device.SETTLE_SECONDS, celosia.driver.run.runtime.CYCLES_PER_INSTRUCTION = settle, enough
+    board_device.SETTLE_SECONDS, program_runtime.CYCLES_PER_INSTRUCTION = settle, enough
     await bridge(late)()

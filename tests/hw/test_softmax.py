@@ -23,7 +23,7 @@ from celosia.hw.vector_unit.softmax.divider import TO_DIVISION, PairDivider
 from celosia.hw.vector_unit.softmax.engine import SoftmaxEngine
 from celosia.hw.vector_unit.softmax.walk import fields_layout
 from celosia.sim.functional.softmax import add_pairs, pairs_of, softmax_rows
-from celosia.sim.timing.compute import Rows
+from celosia.sim.timing.compute import SoftmaxTiming
 from celosia.sim.timing.work import NEVER
 
 f32, u32 = np.float32, np.uint32
@@ -404,7 +404,7 @@ async def alike_overlap(dut: Any) -> None:
         ]  # fmt: skip
         most = (0, 40, 400, 10 * tile)[number]
         times, written = await machine.series(series, rng.integers(0, most + 1, len(series)).tolist())
-        model, last = Rows(cfg), 0
+        model, last = SoftmaxTiming(cfg), 0
         for (there, start, end), each in zip(times, series, strict=True):
             along = model.along(there) if last else NEVER
             wanted = along if along < NEVER else max(there, last)

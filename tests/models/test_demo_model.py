@@ -80,5 +80,5 @@ def test_classifies_the_committed_images() -> None:
 
 @pytest.mark.parametrize("shape, dtype", [((2, 32, 32), "uint8"), ((2, 28, 28), "float32")])
 def test_preprocess_rejects_other_images(shape: tuple[int, ...], dtype: str) -> None:
-    with pytest.raises(ValueError, match=r"must be uint8 \[N, 28, 28\], not " + dtype):
+    with pytest.raises(ValueError, match=r"uint8 \[N, 28, 28\].*" + dtype):
         preprocess(np.zeros(shape, dtype))  # type: ignore[arg-type]

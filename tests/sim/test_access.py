@@ -98,7 +98,7 @@ def test_rows_are_seen_as_granules() -> None:
     assert moved is not None and moved.write and moved.end == 64 + 128 + 32 + 3 * cfg.piece_bytes
     assert moved.view(np.arange(256)).ravel().tolist() == moved.numbers(256).tolist()
     assert moved.view(np.arange(64), 4).tolist() == [[[16, 17, 18], [24, 25, 26]], [[48, 49, 50], [56, 57, 58]]]
-    with pytest.raises(ValueError, match="rows end at byte 236, beyond 58 granules of 4"):
+    with pytest.raises(ValueError, match=r"byte 236.*58 granules of 4"):
         moved.view(np.arange(58), 4)
 
 

@@ -138,34 +138,34 @@ def test_a_wrong_board_is_one_sentence(line: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("field", ["part", "config", "clock_mhz", "lut", "ram", "bits", "refresh_ns"])
 def test_what_is_missing_is_named(field: str, tmp_path: Path) -> None:
     text = "\n".join(row for row in OWN.splitlines() if not row.startswith(f"{field} ="))
-    with pytest.raises(BoardError, match=rf"mine.toml: (device\.|dram\.)?{field} is missing; docs/boards.md says"):
+    with pytest.raises(BoardError, match=rf"mine.toml: (device\.|dram\.)?{field} "):
         find_board(written(tmp_path, text))
 
 
 def test_tables_that_are_missing_or_none(tmp_path: Path) -> None:
     top, device, dram = OWN.partition("[device]")[0], "[device]" + OWN.split("[device]")[1], OWN.split("\n[dram]")[1]
-    with pytest.raises(BoardError, match=r"dram is missing; docs/boards\.md"):
+    with pytest.raises(BoardError, match=r"dram.*docs/boards\.md"):
         find_board(written(tmp_path, (top + device).partition("[dram]")[0]))
-    with pytest.raises(BoardError, match=r"\[device\] is missing: Celosia does not know what a xc7z010 holds"):
+    with pytest.raises(BoardError, match=r"\[device\].*xc7z010"):
         find_board(written(tmp_path, f"{top}\n[dram]{dram}"))
-    with pytest.raises(BoardError, match=r"dram cannot be 5; it is a table, \[dram\], of bits, megatransfers"):
+    with pytest.raises(BoardError, match=r"dram.*5.*\[dram\].*bits, megatransfers"):
         find_board(written(tmp_path, f"dram = 5\n{top}{device}".partition("[dram]")[0]))
     known = find_board(written(tmp_path, f"{top}\n[dram]{dram}".replace("xc7z010", "xc7z020")))
     assert known.device is FPGAS["xc7z020"]
 
 
 def test_files_that_are_none(tmp_path: Path) -> None:
-    with pytest.raises(BoardError, match=r"cannot read board file .*gone.toml: No such file.*; give the path of"):
+    with pytest.raises(BoardError, match=r"board file .*gone\.toml.*No such file"):
         find_board(tmp_path / "gone.toml")
     (tmp_path / "folder.toml").mkdir()
-    with pytest.raises(BoardError, match=r"cannot read board file .*: Is a directory"):
+    with pytest.raises(BoardError, match=r"board file .*Is a directory"):
         find_board(tmp_path / "folder.toml")
     (tmp_path / "bytes.toml").write_bytes(b"\xff\xfe")
     for name in ("bytes.toml", "deep.toml"):
         (tmp_path / "deep.toml").write_text("a = " + "[" * 5000)
-        with pytest.raises(BoardError, match=rf"board file .*{name} is not valid TOML"):
+        with pytest.raises(BoardError, match=rf"board file .*{name}.*TOML"):
             find_board(tmp_path / name)
-    with pytest.raises(BoardError, match=r"no board 'kv26' \(did you mean 'kv260'\?\); take one of .*, or a .toml"):
+    with pytest.raises(BoardError, match=r"'kv26'.*'kv260'.*\.toml"):
         find_board("kv26")
 
 
@@ -183,7 +183,7 @@ def test_numbers_have_both_ends(name: str) -> None:
     for value in (low, high) if "refresh" not in name else ():
         assert of(value).memory.bytes_per_cycle >= 1
     for value in (low - 1, high + 1, -(10**5000)):
-        with pytest.raises(BoardError, match=f"{name} cannot be"):
+        with pytest.raises(BoardError, match=f"{name} "):
             of(value)
 
 

@@ -218,7 +218,7 @@ def test_the_limit_comes_from_the_environment(folder: Path, monkeypatch: pytest.
     monkeypatch.setenv("CELOSIA_CACHE_LIMIT", "1.5KB")
     assert len(cache.shrink()) == 3
     monkeypatch.setenv("CELOSIA_CACHE_LIMIT", "much")
-    with pytest.raises(ValueError, match="'much' is no size; write it as 500MB or 2GB"):
+    with pytest.raises(ValueError, match=r"'much'.*500MB or 2GB"):
         cache.shrink()
 
 
@@ -256,11 +256,11 @@ def test_what_another_user_could_write_is_refused(
     for more in (0o002, 0o020):
         changed.chmod(mode | more)
         if more == 0o002 or not cache._is_private(changed.stat().st_gid):
-            with pytest.raises(cache.CacheError, match=r"may be written by other users.*chmod go-w .*CELOSIA_CACHE"):
+            with pytest.raises(cache.CacheError, match=r"other users.*chmod go-w .*CELOSIA_CACHE"):
                 cache.require_own(path)
         changed.chmod(mode)
     hand_over(changed, monkeypatch)
-    with pytest.raises(cache.CacheError, match=r"belongs to user \d+.*remove .*CELOSIA_CACHE"):
+    with pytest.raises(cache.CacheError, match=r"user \d+.*remove .*CELOSIA_CACHE"):
         cache.require_own(path)
     assert not cache.is_own(path)
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from programs import CONFIGS, random_program
 
-from celosia.driver.board.device import BoardDevice
+from celosia.driver.board.board_device import BoardDevice
 from celosia.hw.event_trace import SOURCES
 from celosia.hw.spec.config import Config
 from celosia.sim.device import Counters, Event

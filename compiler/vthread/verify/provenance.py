@@ -68,7 +68,7 @@ from celosia.hw.spec.isa import (
 )
 from celosia.hw.spec.packing import nibble_weights
 from celosia.hw.spec.scratchpads import depths, scratchpads
-from celosia.sim.functional.packing import expand
+from celosia.sim.functional.unpacking import expand
 
 UNKNOWN = -129
 """In place of an int8 of a codebook."""

@@ -54,7 +54,7 @@ def test_the_proofs_are_of_these_rules_and_are_not_used_unasked() -> None:
     proofs.require_proved(REALS, reals=True)
     known = json.loads(proofs.REALS_FILE.read_text(encoding="utf-8"))["rules"]
     assert list(known) == list(BY_NAME) and not set(BY_NAME) & {rule.name for rule in RULES}
-    with pytest.raises(proofs.RuleError, match=r"has no proof in proofs.json"):
+    with pytest.raises(proofs.RuleError, match=r"proof.*proofs\.json"):
         proofs.require_proved(REALS)
     pytest.importorskip("z3")
     light = [rule for rule in REALS if known[rule.name]["questions"] <= 40]
@@ -256,7 +256,7 @@ def test_steps_that_change_values_are_marked_and_how_far_outputs_differ_is_said(
     assert kept is not None and kept["fast_math"] == found.report["fast_math"]
     assert f"by {row['absolute']:.2g} at most" in distance(kept)
     broken = {**kept, "fast_math": {"bound": 0.1, "outputs": {"y": {"absolute": "none"}}}}
-    with pytest.raises(ValueError, match="how far output 'y' differs is no number"):
+    with pytest.raises(ValueError, match=r"'y'.*no number"):
         checked(broken)
 
 
@@ -306,9 +306,9 @@ def test_a_wrong_step_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_fast_math_is_of_the_cpu_alone(tmp_path: Path) -> None:
     model = two_behind_each_other()
-    with pytest.raises(proofs.RuleError, match="leave the accelerator out, or fast-math"):
+    with pytest.raises(proofs.RuleError, match=r"accelerator.*fast-math"):
         driver(model, budget=1, fast_math=True)
-    with pytest.raises(proofs.RuleError, match="leave the accelerator out, or fast-math"):
+    with pytest.raises(proofs.RuleError, match=r"accelerator.*fast-math"):
         celosia.compile(model, optimise=1, fast_math=True)
     with pytest.raises(BudgetError, match="fast_math is of a search"):
         celosia.compile(model, accelerator=False, fast_math=True)

@@ -319,9 +319,7 @@ def test_nodes_need_no_names_of_their_own(name: str) -> None:
 
 
 def test_the_compiler_opens_no_runtime_itself() -> None:
-    with pytest.raises(
-        BudgetError, match=r"there is no oracle to compare an optimised model with; call celosia\.compile"
-    ):
+    with pytest.raises(BudgetError, match=r"oracle.*celosia\.compile"):
         compiled(branches(True), "pynq", optimise="1s")
 
 
@@ -344,9 +342,9 @@ def test_compile_takes_a_budget(tmp_path: Path) -> None:
     assert told is not None and {step["rule"] for step in told["steps"]} == {"merge convolutions"}
     program.derivation = "{"
     program.save(tmp_path / "broken.celosia")
-    with pytest.raises(ModelError, match=r"the derivation in .*broken\.celosia cannot be read"):
+    with pytest.raises(ModelError, match=r"derivation.*broken\.celosia"):
         derivation_in(tmp_path / "broken.celosia")
-    with pytest.raises(ValueError, match="'soon' is no time; write it as 90s, 30m or 2h"):
+    with pytest.raises(ValueError, match=r"'soon'.*90s, 30m or 2h"):
         celosia.compile(model, "pynq", optimise="soon")
 
 
@@ -431,7 +429,7 @@ def test_explore_rewrites_for_each_shape_of_array_on_the_front(tmp_path: Path) -
     assert [row["models"] for row in json.loads((folder / "front.json").read_text())["front"]] == [
         row["models"] for row in rows
     ]
-    with pytest.raises(ValueError, match="models that are rewritten are written to the folder of points; give one"):
+    with pytest.raises(ValueError, match="folder of points"):
         celosia.explore(tmp_path / "four.onnx", optimise=20, **given)
 
 
@@ -471,7 +469,7 @@ def test_ones_own_rule_is_used_or_refused() -> None:
     assert {row["rule"] for row in mine.report["steps"]} == {"mine"}
     assert {row["proof"] for row in mine.report["steps"]} == {"proved when it was given"}
     wrong = RULES[0].__class__("mine", "", RULES[0].before, RULES[0].after[::-1])
-    with pytest.raises(RuleError, match="'mine' is not proved, and so not used"):
+    with pytest.raises(RuleError, match="'mine' is not proved"):
         driver(branches(True), "pynq", budget=1, rules=[wrong])
 
 
@@ -532,7 +530,7 @@ def test_a_broken_derivation_is_refused_in_a_sentence(text: str) -> None:
     model = branches(True)
     assert derivation_of(model, "m.onnx") is None
     model.metadata_props.append(onnx.StringStringEntryProto(key=KEY, value=text))
-    with pytest.raises(ModelError, match=r"the derivation in m\.onnx cannot be read: .*; optimise the model again"):
+    with pytest.raises(ModelError, match=r"derivation.*m\.onnx"):
         derivation_of(model, "m.onnx")
 
 
@@ -547,24 +545,24 @@ def test_the_last_derivation_is_the_models() -> None:
 def test_what_cannot_be_written_is_refused() -> None:
     old = branches(True)
     old.opset_import[0].version = 11
-    with pytest.raises(ModelError, match="the model is of opset 11, and what is written here needs 13: convert it"):
+    with pytest.raises(ModelError, match=r"opset 11.*13"):
         found(old)
     opened = branches(True)
     opened.graph.input[0].type.tensor_type.shape.dim[0].dim_param = "batch"
-    with pytest.raises(ModelError, match="dynamic dimension 0; give its size, as --shape x=1,64,16,16"):
+    with pytest.raises(ModelError, match=r"dimension 0.*--shape x=1,64,16,16"):
         found(opened)
     optimised = found(opened, shapes={"x": (1, 64, 16, 16)})
     assert optimised.steps and optimised.model.graph.input[0].type.tensor_type.shape.dim[0].dim_value == 1
     replaced = branches(True)
     for each in replaced.graph.initializer:
         replaced.graph.input.append(onnx.helper.make_tensor_value_info(each.name, each.data_type, each.dims))
-    with pytest.raises(ModelError, match="constants of the model, as 'c0', are inputs, too, so that who runs it may"):
+    with pytest.raises(ModelError, match=r"'c0'.*inputs"):
         found(replaced)
     replaced.ir_version = 3  # where all constants are inputs, and none can be replaced
     optimised = found(replaced)
     assert optimised.steps
     onnx.checker.check_model(optimised.model)
-    with pytest.raises(ModelError, match="'image' is no input of the model; its inputs are 'x'"):
+    with pytest.raises(ModelError, match=r"'image'.*'x'"):
         found(opened, shapes={"image": (1, 64, 16, 16)})
 
 
@@ -595,5 +593,5 @@ def test_weights_of_two_types_are_not_put_together() -> None:
     zeros.CopyFrom(onnx.numpy_helper.from_array(np.full(8, 128, np.uint8), zeros.name))
     graph = graph_of(m.model(*names))
     (match,) = matches(RULES[0], graph)
-    with pytest.raises(NotTaken, match="numbers of two types are not put together"):
+    with pytest.raises(NotTaken, match="two types"):
         rewritten(graph, match)

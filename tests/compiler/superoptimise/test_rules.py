@@ -137,7 +137,7 @@ def test_a_rule_without_its_proof_is_not_used(tmp_path: Path, monkeypatch: pytes
     changed = replace(RULES[0], after=RULES[0].after[::-1])
     with pytest.raises(
         RuleError,
-        match=r"'merge convolutions' has no proof in proofs.json, float_.*, window_.*, generated.json, or it is of",
+        match=r"'merge convolutions'.*proofs\.json",
     ):
         require_proved([changed])
     known = json.loads(proofs.FILE.read_text(encoding="utf-8")) | {"meaning": "of other sources"}
@@ -150,9 +150,7 @@ def test_a_rule_without_its_proof_is_not_used(tmp_path: Path, monkeypatch: pytes
 def test_ones_own_rule_is_proved_when_it_is_given() -> None:
     pytest.importorskip("z3")
     require_proved([], [RULES[1]])
-    with pytest.raises(
-        RuleError, match=r"'parts are exchanged' is not proved, and so not used: .*; correct it, or leave"
-    ):
+    with pytest.raises(RuleError, match=r"'parts are exchanged' is not proved"):
         require_proved([], [rule for rule in WRONG if rule.name == "parts are exchanged"])
 
 

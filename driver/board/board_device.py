@@ -1,0 +1,370 @@
+"""A Device on a board: the accelerator's registers behind MMIO, and its memory in contiguous buffers.
+
+`BoardDevice` knows neither PYNQ nor Linux. It drives `Registers` and a `BoardMemory`: `pynq_device` makes these
+of PYNQ's MMIO and buffers; the tests of the hardware make it of an AXI4-Lite master and a memory in a simulation.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import platform
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext, suppress
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from celosia.driver.board.lock import exclusive
+from celosia.hw.boards.board import LIMITS, PROCESSORS
+from celosia.hw.spec.config import Config
+from celosia.hw.spec.regs import COUNTERS, Error
+from celosia.sim.device import Counters, DeviceError, TimeLimit
+from celosia.sim.host import Control
+
+PAGE = 4096
+REGISTER_BYTES = PAGE
+POLL_SECONDS = 1e-4
+INTERRUPT_SECONDS = 0.1
+"""Between two looks at the status while the interrupt is waited for: what one that is lost may cost."""
+INSTANCE = "celosia"
+"""The accelerator in the block design of the bitstream projects."""
+INTERRUPT_PIN = f"{INSTANCE}/irq"
+SETTLE_SECONDS = 1.0
+"""For a run to end that is stopped, and for memory to answer what it owes; the watchdog needs a fifth of it."""
+CLOCK_HZ = 1e6 * LIMITS["clock_mhz"][0]
+"""Clock that time limits are reckoned with: the slowest that a board may have, so that none comes too early."""
+WATCHDOG_CYCLES = 10_000_000
+"""Cycles without progress of any unit after which the hardware ends a run: 0.1 s at 100 MHz."""
+LEASE_CYCLES = 500_000_000
+"""Cycles after which the hardware ends a run whose host has died, or sleeps: 5 s at 100 MHz, 2 s at 250 MHz. One that
+waits renews it ten times a second at least."""
+LOCKS = Path("/run/lock")
+BASES = {processor.machine: processor.address for processor in PROCESSORS.values()}
+"""Base address of the registers in the bitstream projects, by `platform.machine()`."""
+FPGA_STATE = Path("/sys/class/fpga_manager/fpga0/state")
+LOADED = "operating"
+"""State of the FPGA with a bitstream."""
+
+
+class Registers(Protocol):
+    """Protocol of the accelerator's registers. Offsets are bytes, values 32 bits."""
+
+    def read(self, offset: int) -> int:
+        """Read the register at `offset`."""
+
+    def write(self, offset: int, value: int) -> None:
+        """Write the register at `offset`; return when it is written."""
+
+
+class BoardBuffer(Protocol):
+    """Contiguous physical memory; the host may see it through a cache that the device does not see.
+
+    `data` is the host's view. Its writes reach the device with `flush`; what the device has written it sees after
+    `invalidate`; both take the bytes from `start` on, and may touch the rest of their cache lines.
+    """
+
+    data: NDArray[np.uint8]
+    physical_address: int
+
+    def flush(self, start: int, size: int) -> None:
+        """Write `size` bytes from `start` on back from the host's cache."""
+
+    def invalidate(self, start: int, size: int) -> None:
+        """Drop `size` bytes from `start` on from the host's cache."""
+
+    def free(self) -> None:
+        """Free the memory."""
+
+
+class BoardMemory(Protocol):
+    def allocate(self, size: int) -> BoardBuffer:
+        """`size` bytes (at least 1) from a page's start. MemoryError where there are not so many together."""
+        ...
+
+
+class BoardDevice:
+    """Device on a board: the accelerator behind `registers`, with its DRAM in a buffer of `memory`; see
+    sim.device.Device.
+
+    registers, memory: the board. clock_hz: of the accelerator; turns limits in cycles into seconds. interrupt: waits
+    for the interrupt at most so many seconds; without it the status is polled. now, sleep: seconds. watchdog_cycles:
+    cycles without progress of any unit after which the hardware itself ends a run; lease_cycles: those without a sign
+    of this host; 0 for never. lock: held while this device uses the registers, so that others may share the board: each
+    run is one process' own, and the memory of each stays as it is.
+
+    DeviceError where there is no accelerator, or one of another Config.
+    """
+
+    memory_model: str | None = "board"
+    abandoned = False
+
+    def __init__(
+        self, config: Config, registers: Registers, memory: BoardMemory, *, clock_hz: float = CLOCK_HZ,
+        interrupt: Callable[[float], object] | None = None, now: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], object] = time.sleep, watchdog_cycles: int = WATCHDOG_CYCLES,
+        lease_cycles: int = LEASE_CYCLES, lock: Callable[[], AbstractContextManager[object]] = nullcontext,
+    ) -> None:  # fmt: skip
+        self.config = config
+        self.clock_hz, self.watchdog_cycles, self.lease_cycles = clock_hz, watchdog_cycles, lease_cycles
+        self._memory, self._buffer = memory, None
+        self._interrupt, self._now, self._sleep = interrupt, now, sleep
+        self._size, self._process, self._lock = 0, os.getpid(), lock
+        self._beside = partial(
+            BoardDevice, config, registers, memory, clock_hz=clock_hz, interrupt=interrupt, now=now, sleep=sleep,
+            watchdog_cycles=watchdog_cycles, lease_cycles=lease_cycles, lock=lock,
+        )  # fmt: skip
+        self.control = Control(registers.read, registers.write)
+        """The registers of the hardware."""
+        with lock():
+            self.control.check(config)
+
+    _buffer: BoardBuffer | None
+
+    @property
+    def last_error(self) -> tuple[Error, int] | None:
+        """Code and instruction number of the last run's error."""
+        return self.control.last_error
+
+    def clone_shared(self) -> BoardDevice:
+        """Return a device with the same registers and a buffer of its own; see sim.device.Shared."""
+        return self._beside()
+
+    # Memory ----------------------------------------------------------------------------------------------------
+
+    def allocate(self, size: int) -> None:
+        """Make `size` bytes of memory available. DeviceError where the board has not so many together."""
+        if size < 0:
+            raise ValueError(f"cannot allocate {size} bytes")
+        self.close()
+        try:
+            self._buffer = self._memory.allocate(max(size, 1))
+        except MemoryError as error:
+            raise DeviceError(
+                f"the board has no {size} bytes of contiguous memory: {error}; load the bitstream again with `celosia "
+                "flash`, end other users of memory, or enlarge CMA (cma=... on the kernel's command line)"
+            ) from None
+        self._size = size
+        if self._buffer.physical_address % PAGE:
+            raise DeviceError(f"the buffer at {self._buffer.physical_address:#x} does not begin with a page")
+
+    def write(self, addr: int, data: NDArray[Any]) -> None:
+        """Copy the bytes of `data` to `addr`. ValueError where they do not fit."""
+        flat = np.ascontiguousarray(data).reshape(-1).view(np.uint8)
+        buffer = self._checked(addr, len(flat))
+        buffer.data[addr : addr + len(flat)] = flat
+        buffer.flush(addr, len(flat))  # at once: no line is left dirty that could later overwrite the device's results
+
+    def read(self, addr: int, size: int) -> NDArray[np.uint8]:
+        """A copy of `size` bytes from `addr`. ValueError where they are not there."""
+        buffer = self._checked(addr, size)
+        buffer.invalidate(addr, size)
+        return np.array(buffer.data[addr : addr + size], np.uint8)
+
+    def _require_process(self) -> None:
+        """Raise DeviceError after a fork: parent and child would write their inputs to one memory."""
+        if self._process != os.getpid():
+            raise DeviceError(f"process {self._process} has opened the device, and forked; open one in each process")
+
+    def _checked(self, addr: int, size: int) -> BoardBuffer:
+        self._require_process()
+        if self._buffer is None or addr < 0 or size < 0 or addr + size > self._size:
+            raise ValueError(f"bytes {addr} to {addr + size - 1} are not in the {self._size} bytes allocated")
+        return self._buffer
+
+    def close(self) -> None:
+        """Free the memory, and end a run of ours that is under way; `allocate` makes the device usable again.
+
+        Memory that the hardware may still write to stays allocated: it must not become that of others.
+        """
+        if self._buffer is not None and self._process == os.getpid():
+            with suppress(DeviceError):
+                if self.control.is_ours():
+                    with self._lock():
+                        self._stop()
+                self._buffer.free()
+        self._buffer, self._size = None, 0
+
+    def _stop(self) -> None:
+        """End a run that nobody waits for any more. DeviceError where memory does not answer."""
+        self.control.settle(moments(self._now, self._sleep))
+
+    # Runs ------------------------------------------------------------------------------------------------------
+
+    def run(self, instr_addr: int, count: int, timeout_cycles: int, trace: bool = False) -> Counters:
+        """Execute `count` instructions; returns the hardware's counters, and with `trace` the events that it has kept,
+        where its Config has a `trace_depth`.
+
+        DeviceError where an instruction fails, or the run takes over `timeout_cycles`.
+        """
+        self.control.last_error = None
+        if count == 0:
+            return Counters(0, dict.fromkeys(COUNTERS, 0))
+        self._require_process()
+        if self._buffer is None:
+            raise ValueError("no memory is allocated")
+        with self._lock():
+            self.control.check(self.config)  # others may have loaded another bitstream
+            return self._run(self._buffer.physical_address, instr_addr, count, timeout_cycles, trace)
+
+    def _run(self, base: int, instr_addr: int, count: int, timeout_cycles: int, trace: bool) -> Counters:
+        """Start a run, wait for its end, and read its counters."""
+        self._stop()
+        self.control.prepare(
+            base, instr_addr=instr_addr, instr_count=count, dma_size=self._size, watchdog=self.watchdog_cycles,
+            lease=self.lease_cycles, irq_enable=int(self._interrupt is not None),
+        )  # fmt: skip
+        self.control.start()
+        self._until_done(timeout_cycles)
+        values = self.control.counters(self._state)
+        if not (trace and self.config.trace_depth):
+            return Counters(values["cycles"], values)
+        events = self.control.events(self.config.trace_depth, values["cycles"])
+        counters = Counters(values["cycles"], values, events, count - len(events))
+        counters.check(count)
+        return counters
+
+    def _until_done(self, timeout_cycles: int) -> None:
+        """Wait for the interrupt, or poll. TimeLimit after `timeout_cycles`."""
+        limit = timeout_cycles / self.clock_hz
+        end = self._now() + limit
+        while True:
+            late = self._now() >= end  # before the look at the status: a host that slept is not the device's fault
+            if self.control.done():
+                return
+            if self.abandoned:
+                raise DeviceError(f"nobody waits for the run any more: {self._state()}")
+            if late:
+                raise TimeLimit(f"no end within {timeout_cycles} cycles ({limit:.3g} s): {self._state()}")
+            self.control.write("lease", self.lease_cycles)
+            if self._interrupt is not None:
+                self._interrupt(min(max(end - self._now(), 0), INTERRUPT_SECONDS))
+            else:
+                self._sleep(POLL_SECONDS)
+
+    def _state(self) -> str:
+        """Describe, for an error, the counters of each unit."""
+        values = self.control.values()
+        units = [name.removesuffix("_busy") for name in COUNTERS if name.endswith("_busy")]
+        parts = [
+            f"{unit.upper()} worked {values[f'{unit}_busy']}, waited {values[f'{unit}_wait_token']} for tokens and "
+            f"{values[f'{unit}_wait_memory']} for memory"
+            for unit in units
+        ]
+        return f"status {self.control.read('status'):#x} after {values['cycles']} cycles, of which {'; '.join(parts)}"
+
+
+def moments(
+    now: Callable[[], float] = time.monotonic, sleep: Callable[[float], object] = time.sleep
+) -> Iterator[object]:
+    """Yield while the accelerator may still end its run; iterating waits."""
+    end = now() + SETTLE_SECONDS
+    while now() < end:
+        yield sleep(POLL_SECONDS)
+
+
+# PYNQ ----------------------------------------------------------------------------------------------------------
+
+
+class _PynqBuffer:
+    """BoardBuffer of a `pynq.allocate` array, whose slices know their physical address."""
+
+    def __init__(self, buffer: Any) -> None:
+        self.data: NDArray[np.uint8] = buffer
+        self.physical_address = int(buffer.physical_address)
+        self._buffer = buffer
+
+    def flush(self, start: int, size: int) -> None:
+        if size:
+            self._buffer[start : start + size].flush()
+
+    def invalidate(self, start: int, size: int) -> None:
+        if size:
+            self._buffer[start : start + size].invalidate()
+
+    def free(self) -> None:
+        self._buffer.freebuffer()
+
+
+class _PynqMemory:
+    def __init__(self, pynq: Any) -> None:
+        self._pynq = pynq
+
+    def allocate(self, size: int) -> BoardBuffer:
+        try:
+            return _PynqBuffer(self._pynq.allocate((size,), np.uint8, cacheable=True))
+        except RuntimeError as error:  # PYNQ raises it where CMA is exhausted
+            raise MemoryError(str(error)) from None
+
+
+def require_pynq() -> Any:
+    """Import the package pynq. DeviceError where it is missing, or does not start."""
+    try:
+        import pynq
+    except Exception as error:  # pynq has many ways to fail
+        raise DeviceError(
+            f"--device board needs the Python package pynq on the board itself ({error}); use a PYNQ image "
+            "(http://www.pynq.io/boards.html), or run `sudo pip3 install pynq` there; from another machine take "
+            "--device ssh://USER@BOARD"
+        ) from None
+    return pynq
+
+
+def _pynq_interrupt(pynq: Any) -> Callable[[float], object] | None:
+    """Return an object that waits for the accelerator's interrupt; None where the design has no controller for it."""
+    loop = asyncio.new_event_loop()
+    asyncio.set_event_loop(loop)  # PYNQ's is the present one
+    try:
+        interrupt = pynq.Interrupt(INTERRUPT_PIN)
+    except Exception:  # a bitstream without the controller, a kernel without UIO, a PYNQ that has not loaded it
+        loop.close()
+        asyncio.set_event_loop(None)
+        return None
+
+    def wait(seconds: float) -> None:
+        with suppress(asyncio.TimeoutError):
+            loop.run_until_complete(asyncio.wait_for(interrupt.wait(), seconds))
+
+    return wait
+
+
+def fpga_state() -> str:
+    """State of the FPGA: LOADED, or another name that Linux has for it."""
+    try:
+        return FPGA_STATE.read_text().strip()
+    except OSError:
+        return LOADED  # older kernels do not say
+
+
+def pynq_device(config: Config, base: int | None = None, **options: Any) -> BoardDevice:
+    """Open the accelerator on this board. DeviceError where pynq, the right to use it, or a bitstream is missing.
+
+    base: physical address of its registers, by default where the bitstream projects place them. options: BoardDevice's;
+    without one it waits for the interrupt where the design has a controller, and polls elsewhere.
+    """
+    pynq = require_pynq()
+    if base is None:
+        if platform.machine() not in BASES:
+            raise DeviceError(f"a {platform.machine()} is no Zynq; run this on the board, or take --device ssh://...")
+        base = BASES[platform.machine()]
+    state = fpga_state()
+    if state != LOADED:  # reading registers that are not there would stop the processor
+        raise DeviceError(f"no bitstream is loaded (the FPGA is in state {state!r}); load one with `celosia flash`")
+    try:
+        registers = pynq.MMIO(base, REGISTER_BYTES)
+    except Exception as error:  # "Root permissions required.", "No Devices Found"
+        raise DeviceError(
+            f"PYNQ cannot reach the accelerator ({error}); it needs the rights of root, and the environment of a login "
+            "shell: log in as root, or take --sudo"
+        ) from None
+    options.setdefault("interrupt", _pynq_interrupt(pynq))
+    return BoardDevice(config, registers, _PynqMemory(pynq), lock=partial(board_lock, base), **options)
+
+
+def board_lock(base: int) -> AbstractContextManager[None]:
+    """Lock for the one process that uses the accelerator with registers at `base`, or loads its bitstream."""
+    return exclusive(LOCKS / f"celosia-{base:x}", f"the accelerator at {base:#x}")

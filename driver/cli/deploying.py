@@ -1,0 +1,136 @@
+"""`celosia deploy`, `flash` and `rehearse`: Programs and bitstreams on boards."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from celosia.driver.cli import common
+from celosia.driver.cli import options as opt
+from celosia.driver.cli.errors import DIFFERS, command, say
+
+Bit = Annotated[Path, typer.Argument(metavar="FILE.bit", help="The bitstream; its .hwh and manifest lie beside it.")]
+Host = Annotated[str, typer.Option("--host", metavar="USER@BOARD", help="The board, as ssh knows it.")]
+MaybeHost = Annotated[
+    str | None, typer.Option("--host", metavar="USER@BOARD", help="The board, as ssh knows it; by default this one.")
+]
+
+
+@command
+def deploy(
+    model: opt.Model,
+    host: Host,
+    config: opt.MaybeConfig = None,
+    sudo: opt.Sudo = False,
+    shape: opt.ShapeOption = None,
+    no_check: opt.NoCheck = False,
+    quiet: opt.Quiet = False,
+) -> None:
+    """Put a Program and what runs it on a board, over ssh, and say what the board lacks.
+
+    \b
+    Examples:
+      celosia deploy resnet18.celosia --host root@pynq
+      celosia run resnet18.celosia -i image.npy --device ssh://root@pynq
+    """
+    from celosia.driver.remote import deploy as deployment
+    from celosia.driver.remote.runner import runner
+    from celosia.driver.remote.ssh import connected
+
+    common.check_source(model)
+    shapes = common.shapes_of(shape)
+    with common.progress_stages(quiet) as stages, stages.paused(), connected(host) as connection:
+        remote = deployment.Remote(connection, sudo=sudo)
+        stages(f"connected to {host}")
+        program = common.program_there(model, config, stages, remote, no_check, shapes)
+        stages(f"copying to {host}")
+        files = runner(), deployment.program_file(program)
+        board = remote.status(*files)
+        sent = remote.install(board, *files)
+        deployment.require(board, program, "board", host)
+    if not quiet:
+        python = ".".join(map(str, board.python))
+        say(f"{host}: {board.machine}, Python {python}, numpy {board.numpy}, pynq {board.pynq}")
+        say(f"{deployment.FOLDER}: {', '.join(file.name for file in files)}; {sent:,} bytes sent")
+
+
+@command
+def flash(
+    bit: Bit,
+    board: opt.Board,
+    host: MaybeHost = None,
+    sudo: opt.Sudo = False,
+    quiet: opt.Quiet = False,
+) -> None:
+    """Load a bitstream into a board's FPGA, and check that its accelerator answers.
+
+    JTAG is no way to do it: on a Zynq it leaves the clocks of the logic as they were.
+
+    \b
+    Examples:
+      celosia flash build/pynq-z2/pynq-z2-pynq.bit --board pynq-z2 --host root@pynq
+    """
+    from celosia.driver.board.flash import load, prepare
+    from celosia.driver.remote import deploy as deployment
+    from celosia.driver.remote.ssh import connected
+    from celosia.hw.boards.boards import find_board
+    from celosia.hw.spec.config import Config
+
+    place = find_board(board)
+    manifest = prepare(bit, place.name, place.part)
+    if host is None:
+        clock = load(str(bit), manifest)
+    else:
+        with common.progress_stages(quiet) as stages, stages.paused(), connected(host) as connection:
+            stages(f"loading on {host}")
+            clock = deployment.flash(deployment.Remote(connection, sudo=sudo), bit, manifest)
+    if not quiet:
+        design = f"{Config.from_dict(manifest.config).name} ({manifest.identity:08x}) at {clock:g} MHz"
+        say(f"{host or 'this board'}: {bit.name} is loaded, accelerator {design} answers at {manifest.address:#x}")
+
+
+Fpga = Annotated[
+    str, opt.one_of("--device", names=("functional", "rtl"), help="The FPGA: numpy, or the Verilated RTL.")
+]
+
+
+@command
+def rehearse(
+    model: opt.OnnxModel,
+    board: opt.Board,
+    inputs: opt.Inputs = None,
+    config: opt.BoardConfig = None,
+    device: Fpga = "functional",
+    shape: opt.ShapeOption = None,
+    mean: opt.Mean = None,
+    std: opt.Std = None,
+    quiet: opt.Quiet = False,
+) -> None:
+    """Compile, deploy, flash and run a model on a board that is simulated on this machine, step by step.
+
+    The files, the checks and the processes are those of a real board; only ssh is left out. Inputs that are not given
+    are made up. Ends with 7 where an output differs from that of the simulator here.
+
+    \b
+    Examples:
+      celosia rehearse resnet18.onnx --board pynq-z2
+      celosia rehearse resnet18.onnx --board pynq-z2 --device rtl -i image.npy
+    """
+    from celosia.driver.rehearse import rehearse as rehearsed
+    from celosia.driver.show.rehearse_summary import steps
+    from celosia.hw.boards.boards import find_board
+    from celosia.hw.spec.config import Config
+
+    common.check_source(model)
+    place = find_board(board)
+    with common.progress_stages(quiet) as stages:
+        values = common.read_inputs(model, inputs, True, common.pixels_of(mean, std, quiet))
+        accelerator = None if config is None else Config.load(config)
+        rehearsal = rehearsed(model, place, values, accelerator, device, common.shapes_of(shape), stages)
+    if not quiet:
+        common.show(steps(rehearsal))
+    if rehearsal.different:
+        say(f"celosia: outputs differ from those here: {', '.join(rehearsal.different)}", error=True)
+        raise typer.Exit(DIFFERS)

@@ -1,0 +1,45 @@
+"""Resources of a device that a Config takes, as counted by Yosys or by the model of bitstreams/area, and whether it
+fits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from celosia.bitstreams import area, synthesis
+from celosia.bitstreams.synthesis import RESOURCES
+from celosia.hw.boards.fpga import Device
+from celosia.hw.spec.config import Config
+
+
+@dataclass(frozen=True)
+class Resources:
+    """Resources of a Config. ram: blocks of 36 kbit. counted: by Yosys. extrapolated: the model was fitted to no Config
+    like it."""
+
+    lut: int
+    ff: int
+    dsp: int
+    ram: float
+    counted: bool
+    extrapolated: bool
+
+    @staticmethod
+    def of(cfg: Config, device: Device, model: area.Model | None = None) -> Resources:
+        """Estimate the resources of a Config. model: by default the one fitted to the shipped counts."""
+        if (usage := synthesis.known_usage(cfg, device)) is not None:
+            return Resources(usage.lut, usage.ff, usage.dsp, usage.ram, True, False)
+        used = (model or area.model()).estimate(cfg)
+        return Resources(used.lut, used.ff, used.dsp, used.ram, False, used.extrapolated)
+
+    def shares(self, device: Device) -> dict[str, float]:
+        """Share of each of the device's resources."""
+        return {name: getattr(self, name) / getattr(device, name) for name in RESOURCES}
+
+    def why_not(self, device: Device, left: float) -> str | None:
+        """Explain why a Config does not fit on `device` with the share `left` of everything to spare; None where it
+        fits."""
+        shares = self.shares(device)
+        name = max(shares, key=shares.__getitem__)
+        if shares[name] > 1 - left:
+            return f"it takes {shares[name]:.0%} of the {name} of {device.name}, where {1 - left:.0%} are to be had"
+        return None

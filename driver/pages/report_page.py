@@ -1,0 +1,41 @@
+"""celosia.report: the page of a Program, a Result or a report file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from celosia.compiler.program import Program
+from celosia.driver.pages.exploration_page import is_front, of_front
+from celosia.driver.pages.names import ReportError
+from celosia.driver.pages.page import Page
+from celosia.driver.pages.run_page import of_program, of_report, of_run
+from celosia.hw.boards.memory import ZYNQ_HP, MemoryModel
+
+if TYPE_CHECKING:
+    from celosia.driver.run.run_result import Result
+
+
+def report(subject: Program | Result | str | Path, memory: MemoryModel | str = ZYNQ_HP) -> Page:
+    """Return the figures of a run as a page, which a notebook shows and `Page.save` writes.
+
+    >>> import celosia
+    >>> program = celosia.compile(celosia.models.demo_model_path(), "tiny")
+    >>> celosia.report(program)
+    <Page 'resnet8_fashion_int8' of 6 sections>
+
+    what: a Result, of its own cycles; a Program, or the path of a saved one, of those that the timing model predicts
+    for `memory`; or the path of what `celosia run --report` wrote, or `celosia explore` as front.json. ReportError for
+    what is none of these, ProgramError, MissingLibrary where Bokeh is not installed, and ValueError for a memory that
+    the model does not know.
+    """
+    if isinstance(subject, (str, Path)):
+        path = Path(subject)
+        subject = Program.load(path) if path.is_file() and Program.is_program(path) else path
+    if isinstance(subject, Path):
+        return of_front(subject) if is_front(subject) else of_report(subject)
+    if isinstance(subject, Program):
+        return of_program(subject, memory)
+    if subject.program is None:
+        raise ReportError("this Result does not know its Program; write the page of the Program, or of the report")
+    return of_run(subject.program, subject.report, subject.counters)

@@ -1,0 +1,350 @@
+"""Figures of a run, by Bokeh. Colours of text and lines are the page's (page.js); colours of data are here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import sqrt
+from typing import Any
+
+import numpy as np
+from bokeh.layouts import column
+from bokeh.models import (
+    ColumnDataSource,
+    CustomJSHover,
+    CustomJSTickFormatter,
+    FixedTicker,
+    HoverTool,
+    NumeralTickFormatter,
+    Range1d,
+    VSpan,
+)
+from bokeh.plotting import figure
+
+from celosia.driver.pages.activity import Activity, Occupancy
+from celosia.driver.pages.names import LABEL, NAME, short
+from celosia.driver.run.explain import UNITS
+
+Figure = Any
+"""A Bokeh LayoutDOM, whose types say less than its documentation."""
+
+COLOURS = {
+    "gemm": "#0072b2", "vector": "#009e73", "load": "#e69f00", "store": "#cc79a7", "latency": "#8c8c8c",
+    "kept": "#56b4e9", "cpu": "#d55e00",
+}  # fmt: skip
+"""Okabe and Ito's, which differ for the colour-blind, too."""
+LAYER_COLOURS = (
+    "#4e79a7", "#f28e2b", "#59a14f", "#e15759", "#76b7b2", "#b07aa1", "#edc948", "#ff9da7", "#9c755f",
+)  # fmt: skip
+"""Layers take them in turn."""
+ROOFS = ("loads and stores", "loads alone")
+"""Labels of the sloping roofs; the text above the figure names them, too."""
+POINTS = 8_000
+"""Steps of each scratchpad's curve that are drawn."""
+FEW = 4
+"""Numbers along an axis, so that they do not touch on a phone."""
+BESIDE = 72
+"""Pixels left of figures that lie one below the other, along one axis."""
+ROWS = 40
+"""Labels beside the layers of a figure."""
+
+
+def made_figure(height: int, tools: str = "", **options: Any) -> Any:
+    """Create a figure `height` pixels high and as wide as the page. tools: Bokeh's names, with a comma behind each."""
+    plot = figure(
+        height=height, sizing_mode="stretch_width", tools=f"{tools}reset", toolbar_location="above",
+        background_fill_alpha=0, border_fill_alpha=0, outline_line_color=None, **options,
+    )  # fmt: skip
+    plot.toolbar.logo = None
+    plot.toolbar.autohide = False
+    return plot
+
+
+def _layer_axis(plot: Any, names: Sequence[str]) -> None:
+    """Label rows of layers from the top with their names, or where there are many, some of them."""
+    step = -(-len(names) // ROWS)
+    plot.yaxis.ticker = FixedTicker(ticks=list(range(0, len(names), step)))
+    plot.yaxis.formatter = CustomJSTickFormatter(
+        args={"names": [_untexed(short(name, LABEL)) for name in names]}, code="return names[tick] ?? ''"
+    )
+    plot.ygrid.visible = False
+
+
+def _untexed(name: str) -> str:
+    """Protect text that Bokeh takes for a formula, which it would need another library for."""
+    return name.replace("$", "\N{FULLWIDTH DOLLAR SIGN}").replace("\\", "\N{FULLWIDTH REVERSE SOLIDUS}")
+
+
+def _height(count: int) -> int:
+    return min(1200, max(150, 22 * count + 70))
+
+
+# Layers -----------------------------------------------------------------------------------------------------
+
+
+def roofline(rows: Sequence[Mapping[str, Any]], flat: Mapping[str, int], roofs: Mapping[str, float]) -> Figure:
+    """Plot each layer as a point: MACs for each byte moved, and MACs a cycle.
+
+    rows: of a report, with MACs, bytes and cycles. flat: MACs a cycle, by what multiplies.
+    roofs: bytes a cycle of each of ROOFS.
+    """
+    moved = [row["bytes_loaded"] + row["bytes_stored"] for row in rows]
+    intensity = [row["macs"] / size for row, size in zip(rows, moved)]
+    speed = [row["macs"] / row["cycles"] for row in rows]
+    max_cycles = max(row["cycles"] for row in rows)
+    note = {"text_font_size": "11px", "text_color": COLOURS["latency"], "name": "note"}
+    peak = max(flat.values())
+    low_x = min(min(intensity) / 3, peak / max(roofs.values()) / 8)
+    high_x = max(*intensity, peak / min(roofs.values())) * 3
+    low_y, high_y = min(min(speed) / 2.5, peak / 10), peak * 2.2
+    plot = made_figure(
+        420, "pan,box_zoom,wheel_zoom,", x_axis_type="log", y_axis_type="log", x_range=(low_x, high_x),
+        y_range=(low_y, high_y), active_scroll="wheel_zoom", x_axis_label="MACs for each byte of DRAM",
+        y_axis_label="MACs a cycle",
+    )  # fmt: skip
+    for label, rate in roofs.items():
+        together = label == ROOFS[0]
+        ends = np.array([low_x, peak / rate, high_x])
+        dash, place = ("solid", _ABOVE) if together else ("dashed", _BELOW)
+        plot.line(ends, np.minimum(ends * rate, peak), line_width=2, line_dash=dash, color=COLOURS["latency"])
+        y = sqrt(max(low_y, low_x * rate) * peak)
+        plot.text([y / rate], [y], text=[f"{rate:g} B a cycle"], **place, **note)
+    for height in flat.values():
+        if height < peak:
+            plot.line(
+                [height / max(roofs.values()), high_x], [height] * 2, line_dash="dashed", color=COLOURS["latency"]
+            )
+    plot.text([high_x / 1.1], [peak], text=["; ".join(flat)], text_align="right", y_offset=-4, **note)
+    for axis in (plot.xaxis, plot.yaxis):
+        axis.formatter = CustomJSTickFormatter(
+            code="return tick >= 1 ? tick.toLocaleString('en') : tick.toPrecision(1)"
+        )
+    source = ColumnDataSource({
+        **_of_layers(rows), "x": intensity, "y": speed, "moved": [_bytes(size) for size in moved],
+        "size": [7 + 20 * sqrt(row["cycles"] / max_cycles) for row in rows],
+    })  # fmt: skip
+    points = plot.scatter("x", "y", size="size", fill_color="color", fill_alpha=0.75, line_color="color", source=source)
+    plot.add_tools(hover([points], [*_ABOUT, ("moved", "@moved"), ("MACs a byte", "@x{0.0}"), ("loops", "@loops")]))
+    return plot
+
+
+_ABOVE = {"text_align": "right", "text_baseline": "bottom", "x_offset": -8}
+_BELOW = {"text_align": "left", "text_baseline": "top", "x_offset": 8, "y_offset": 4}
+"""Position of the text of a sloping roof."""
+_ABOUT = [
+    ("layer", "@name"), ("what", "@what"), ("cycles", "@cycles{0,0}"), ("array", "@array"), ("bound by", "@bound"),
+]  # fmt: skip
+
+
+def _of_layers(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Columns of the tooltips for rows of layers."""
+    return {
+        "name": [short(row["name"], NAME) for row in rows],
+        "what": [short(row["what"], 2 * NAME) for row in rows],
+        "cycles": [row["cycles"] for row in rows],
+        "array": ["-" if row["utilization"] is None else f"{row['utilization']:.1%}" for row in rows],
+        "bound": [row["bound"] or "-" for row in rows],
+        "color": [COLOURS.get(row["bound"], COLOURS["latency"]) for row in rows],
+        "loops": [short(row.get("loops") or "-", 3 * NAME) for row in rows],
+    }
+
+
+def hover(renderers: Sequence[Any], tooltips: Sequence[tuple[str, str]], **options: Any) -> HoverTool:
+    """Tooltip for the part of `renderers` under the pointer, for three at most."""
+    return HoverTool(renderers=list(renderers), tooltips=list(tooltips), limit=3, **options)
+
+
+def wide_hover(renderers: Sequence[Any], tooltips: Sequence[tuple[str, str]]) -> HoverTool:
+    """Tooltip like `hover` for values that may be long: they are wrapped, not as wide as the screen. The text that
+    replaces a field's name is HTML, as there."""
+    rows = "".join(
+        f"<div style='color:#26aae1;text-align:right'>{name}:</div><div style='white-space:normal'>{value}</div>"
+        for name, value in tooltips
+    )
+    grid = "display:grid;grid-template-columns:auto 1fr;gap:0 6px;max-width:min(360px,80vw);overflow-wrap:anywhere"
+    return HoverTool(renderers=list(renderers), tooltips=f"<div style='{grid}'>{rows}</div>", limit=2)
+
+
+def cycles(rows: Sequence[Mapping[str, Any]], roof: Sequence[float]) -> Figure:
+    """Plot a bar for each layer, and a mark at `roof`, the cycles that it takes at least."""
+    plot = made_figure(
+        _height(len(rows)), "ypan,", y_range=Range1d(start=len(rows) - 0.4, end=-0.6),
+        x_range=_from_zero(_maximum(rows, roof)), x_axis_label="cycles",
+    )  # fmt: skip
+    source = ColumnDataSource(_of_layers(rows) | {
+        "y": list(range(len(rows))), "roof": roof,
+        "top": [number - 0.42 for number in range(len(rows))],
+        "bottom": [number + 0.42 for number in range(len(rows))],
+        "times": [f"{row['cycles'] / least:.2f} x" if least else "-" for row, least in zip(rows, roof)],
+    })  # fmt: skip
+    bars = plot.hbar("y", right="cycles", height=0.8, color="color", source=source)
+    plot.segment("roof", "top", "roof", "bottom", line_width=3, color="#000000", source=source, name="ink")
+    plot.add_tools(hover(
+        [bars], [*_ABOUT, ("at least", "@roof{0,0} cycles"), ("of that", "@times"), ("loops", "@loops")],
+        mode="hline" if len(rows) <= ROWS else "mouse",
+    ))  # fmt: skip
+    _layer_axis(plot, [row["name"] for row in rows])
+    plot.xaxis.formatter = NumeralTickFormatter(format="0.[0]a")
+    plot.xaxis.ticker.desired_num_ticks = FEW
+    return plot
+
+
+def _maximum(rows: Sequence[Mapping[str, Any]], roof: Sequence[float]) -> float:
+    return float(max([1, *(row["cycles"] for row in rows), *roof]))
+
+
+def _from_zero(limit: float) -> Range1d:
+    return Range1d(start=0, end=limit * 1.04)
+
+
+def traffic(rows: Sequence[Mapping[str, Any]]) -> Figure:
+    """Plot bytes of each layer: loaded and stored, and those that a block keeps on chip instead."""
+    kinds = {"load": "bytes_loaded", "store": "bytes_stored", "kept": "bytes_kept"}
+    columns = {kind: [row[key] for row in rows] for kind, key in kinds.items()}
+    highest = max(1, *(sum(column) for column in zip(*columns.values())))
+    plot = made_figure(
+        _height(len(rows)), "ypan,", y_range=Range1d(start=len(rows) - 0.4, end=-0.6), x_range=_from_zero(highest),
+        x_axis_label="bytes",
+    )  # fmt: skip
+    source = ColumnDataSource({
+        "name": [short(row["name"], NAME) for row in rows], "what": [short(row["what"], 2 * NAME) for row in rows],
+        "y": list(range(len(rows))), **columns,
+        **{f"{kind}_text": [_bytes(size) for size in sizes] for kind, sizes in columns.items()},
+    })  # fmt: skip
+    bars = plot.hbar_stack(list(kinds), y="y", height=0.8, color=[COLOURS[kind] for kind in kinds], source=source)
+    plot.add_tools(hover(
+        bars[:1] if len(rows) <= ROWS else bars,
+        [("layer", "@name"), ("what", "@what"), ("loaded", "@load_text"), ("stored", "@store_text"),
+         ("kept on chip", "@kept_text")],
+        mode="hline" if len(rows) <= ROWS else "mouse",
+    ))  # fmt: skip
+    _layer_axis(plot, [row["name"] for row in rows])
+    plot.xaxis.formatter = CustomJSTickFormatter(
+        code="return tick >= 1e6 ? tick / 1e6 + ' MB' : tick >= 1e3 ? tick / 1e3 + ' kB' : tick"
+    )
+    plot.xaxis.ticker.desired_num_ticks = FEW
+    return plot
+
+
+def _bytes(size: int) -> str:
+    return f"{size / 1e6:.2f} MB" if size >= 100_000 else f"{size / 1e3:.1f} kB"
+
+
+# Time -------------------------------------------------------------------------------------------------------
+
+
+def timeline(activity: Activity, names: Sequence[str], clock_mhz: float) -> Figure:
+    """Draw the work and waits of each unit, and below them the use of each scratchpad; all on one axis of cycles."""
+    total = activity.launches[-1]
+    time = Range1d(start=0, end=total, bounds=(0, total), min_interval=20, name="time")
+    return column([_units(activity, names, clock_mhz, time), _scratchpads(activity, time)], sizing_mode="stretch_width")
+
+
+TIME_TOOLS = "xpan,xbox_zoom,xwheel_zoom,xzoom_in,xzoom_out,"
+
+
+def layer_colour(number: int) -> str:
+    """Colour of a layer, equal in every figure."""
+    return LAYER_COLOURS[number % len(LAYER_COLOURS)]
+
+
+def _units(activity: Activity, names: Sequence[str], clock_mhz: float, time: Range1d) -> Any:
+    """Plot bars of work and of waits for each unit over time."""
+    plot = made_figure(
+        230, TIME_TOOLS, x_range=time, y_range=Range1d(start=len(UNITS) - 0.45, end=-0.5), min_border_left=BESIDE,
+        active_scroll="xwheel_zoom",
+    )  # fmt: skip
+    bars, waits = activity.bars, activity.waits
+    shown = ColumnDataSource({
+        "left": _ints(bars.drawn), "right": _ints(bars.end), "top": _edge(bars.unit, -0.4),
+        "bottom": _edge(bars.unit, 0.16), "layer": _ints(bars.layer), "index": _ints(bars.index),
+        "count": _ints(bars.count), "unit": _ints(bars.unit), "cycles": _ints(bars.end - bars.drawn),
+        "color": [layer_colour(layer) for layer in bars.layer.tolist()],
+    })  # fmt: skip
+    waited = ColumnDataSource({
+        "left": _ints(waits.since), "right": _ints(waits.until), "top": _edge(waits.unit, 0.22),
+        "bottom": _edge(waits.unit, 0.4), "unit": _ints(waits.unit), "of": _ints(waits.of),
+        "cycles": _ints(waits.until - waits.since),
+        "color": [COLOURS[UNITS[of]] for of in waits.of.tolist()],
+    })  # fmt: skip
+    starts = ColumnDataSource({"x": list(activity.launches[1:-1])})
+    quads = plot.quad("left", "right", "top", "bottom", fill_color="color", line_color=None, source=shown)
+    gaps = plot.quad("left", "right", "top", "bottom", fill_color="color", line_color=None, source=waited)
+    named = CustomJSHover(args={"names": [short(name, NAME) for name in names]}, code="return names[value]")
+    units = CustomJSHover(args={"names": list(UNITS)}, code="return names[value]")
+    micro = CustomJSHover(args={"mhz": clock_mhz}, code=_DURATION)
+    many = CustomJSHover(code="return value == 1 ? '' : 'and ' + (value - 1).toLocaleString('en') + ' more'")
+    plot.add_tools(
+        HoverTool(
+            renderers=[quads], limit=1,
+            tooltips=[("unit", "@unit{custom}"), ("instruction", "@index @count{custom}"), ("layer", "@layer{custom}"),
+                      ("from cycle", "@left{0,0}"), ("for", "@cycles{custom}")],
+            formatters={"@unit": units, "@layer": named, "@cycles": micro, "@count": many},
+        ),
+        HoverTool(
+            renderers=[gaps], limit=1,
+            tooltips=[("unit", "@unit{custom}"), ("waits for", "@of{custom}"), ("from cycle", "@left{0,0}"),
+                      ("for", "@cycles{custom}")],
+            formatters={"@unit": units, "@of": units, "@cycles": micro},
+        ),
+    )  # fmt: skip
+    plot.add_glyph(starts, VSpan(x="x", line_dash="dotted", line_color=COLOURS["cpu"]))
+    plot.yaxis.ticker = FixedTicker(ticks=list(range(len(UNITS))))
+    plot.yaxis.formatter = CustomJSTickFormatter(args={"names": list(UNITS)}, code="return names[tick]")
+    plot.ygrid.visible = False
+    plot.xaxis.visible = False
+    return plot
+
+
+_DURATION = """
+const us = value / mhz
+return value.toLocaleString('en') + ' cycles, ' + (us < 1000 ? us.toFixed(2) + ' us' : (us / 1000).toFixed(2) + ' ms')
+"""
+
+
+def _scratchpads(activity: Activity, time: Range1d) -> Any:
+    """Plot the occupancy of each scratchpad over time."""
+    used = {name: occupancy for name, occupancy in activity.scratchpads.items() if len(occupancy.time)}
+    plot = made_figure(
+        60 + 42 * len(used), TIME_TOOLS, x_range=time, y_range=Range1d(start=len(used) - 0.05, end=-0.15),
+        x_axis_label="cycles", min_border_left=BESIDE, active_scroll="xwheel_zoom",
+    )  # fmt: skip
+    for number, (name, occupancy) in enumerate(used.items()):
+        times, share = thinned(occupancy, POINTS)
+        source = ColumnDataSource({
+            "x": _ints(times), "low": np.full(len(times), number + 0.9, np.float32),
+            "high": (number + 0.9 - 0.85 * share).astype(np.float32),
+        })  # fmt: skip
+        color = _SCRATCHPAD[name]
+        plot.varea_step("x", "low", "high", step_mode="after", color=color, alpha=0.8, source=source)
+        plot.line([0, activity.launches[-1]], [number + 0.05] * 2, color=color, alpha=0.4, line_dash="dotted")
+    labels = [f"{name} {occupancy.share.max():.0%}" for name, occupancy in used.items()]
+    plot.yaxis.ticker = FixedTicker(ticks=[number + 0.5 for number in range(len(used))])
+    plot.yaxis.formatter = CustomJSTickFormatter(args={"names": labels}, code="return names[Math.floor(tick)]")
+    plot.ygrid.visible = False
+    plot.xaxis.formatter = NumeralTickFormatter(format="0.[000]a")
+    plot.xaxis.ticker.desired_num_ticks = FEW
+    return plot
+
+
+_SCRATCHPAD = {
+    "inp": COLOURS["load"], "wgt": COLOURS["gemm"], "acc": COLOURS["gemm"], "vin": COLOURS["vector"],
+    "out": COLOURS["store"], "par": COLOURS["vector"], "lut": COLOURS["vector"], "tap": COLOURS["vector"],
+    "book": COLOURS["load"], "exp": COLOURS["vector"],
+}  # fmt: skip
+"""The colour of the unit that works with it most."""
+
+
+def thinned(occupancy: Occupancy, points: int) -> tuple[np.ndarray, np.ndarray]:
+    """Reduce the curve to at most `points` steps, each as high as the highest of those that it stands for."""
+    if len(occupancy.time) <= points:
+        return occupancy.time, occupancy.share
+    first = np.linspace(0, len(occupancy.time), points, endpoint=False).astype(np.int64)
+    return occupancy.time[first], np.maximum.reduceat(occupancy.share, first)
+
+
+def _ints(values: np.ndarray) -> np.ndarray:
+    return values.astype(np.int32)
+
+
+def _edge(rows: np.ndarray, offset: float) -> np.ndarray:
+    return (rows + offset).astype(np.float32)

@@ -1,0 +1,76 @@
+"""Second moments of layers' inputs over samples: how much each error of a weight matters."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+import onnx
+from numpy.lib.stride_tricks import sliding_window_view
+from numpy.typing import NDArray
+
+from celosia.driver.host.oracle import run, session
+
+Array = NDArray[Any]
+MAX_INPUTS = 4096
+"""Products for an output, beyond which no moments are kept: their inverse takes minutes."""
+MAX_ROWS = 4096
+"""Places of an image, or rows of a matrix, that are looked at in one sample: evenly spread where there are more."""
+
+
+def moments(floats: onnx.ModelProto, samples: Iterable[Mapping[str, Array]]) -> dict[str, Array]:
+    """Second moments of inputs, by the name of a constant that a Conv, MatMul or Gemm of a float model multiplies by:
+    float64 [n, n], the sum of x xᵀ over all x, the n numbers of which an output is a sum, in the order of a row of
+    weights.
+
+    Left out are grouped convolutions, those with `auto_pad`, and sums of more than MAX_INPUTS products. OracleError.
+    """
+    constants = {tensor.name: tensor.dims for tensor in floats.graph.initializer}
+    layers = [node for node in floats.graph.node if node.input[1:2] and _fits(node, constants.get(node.input[1], ()))]
+    if not layers:
+        return {}
+    probe = onnx.ModelProto()
+    probe.CopyFrom(floats)
+    input_names = {value.name for value in floats.graph.input}
+    output_names = {value.name for value in floats.graph.output}
+    read = dict.fromkeys(node.input[0] for node in layers)
+    probe.graph.output.extend(onnx.ValueInfoProto(name=name) for name in read if name not in input_names | output_names)
+    on, sums = session(probe), dict[str, Array]()
+    for sample in samples:
+        values = {**sample, **run(on, sample)}
+        for node in layers:
+            rows = _rows(node, values[node.input[0]], constants[node.input[1]])
+            rows = rows[:: -(-len(rows) // MAX_ROWS)].astype(np.float64)
+            total = sums.setdefault(node.input[1], np.zeros((rows.shape[1],) * 2))
+            total += rows.T @ rows
+    return sums
+
+
+def _attributes(node: onnx.NodeProto) -> dict[str, Any]:
+    return {attr.name: onnx.helper.get_attribute_value(attr) for attr in node.attribute}
+
+
+def _fits(node: onnx.NodeProto, dims: Iterable[int]) -> bool:
+    sizes, attrs = list(dims), _attributes(node)
+    if node.op_type == "Conv":
+        plain = attrs.get("group", 1) == 1 and attrs.get("auto_pad", b"NOTSET") == b"NOTSET"
+        return len(sizes) > 2 and plain and int(np.prod(sizes[1:])) <= MAX_INPUTS
+    fits = node.op_type == "MatMul" or (node.op_type == "Gemm" and not attrs.get("transA", 0))
+    return fits and len(sizes) == 2 and sizes[1 if attrs.get("transB", 0) else 0] <= MAX_INPUTS
+
+
+def _rows(node: onnx.NodeProto, x: Array, dims: Iterable[int]) -> Array:
+    """Inputs of each output, [places, n]."""
+    if node.op_type != "Conv":
+        return x.reshape(-1, x.shape[-1])
+    attrs, kernel = _attributes(node), list(dims)[2:]
+    axes = len(kernel)
+    pads = attrs.get("pads", [0] * 2 * axes)
+    strides, dilations = attrs.get("strides", [1] * axes), attrs.get("dilations", [1] * axes)
+    padded = np.pad(x, [(0, 0), (0, 0), *zip(pads[:axes], pads[axes:])])
+    reach = [(size - 1) * step + 1 for size, step in zip(kernel, dilations)]
+    seen = sliding_window_view(padded, reach, tuple(range(2, 2 + axes)))
+    every = [slice(None), slice(None), *(slice(None, None, step) for step in (*strides, *dilations))]
+    seen = seen[tuple(every)]
+    return np.moveaxis(seen, 1, 1 + axes).reshape(-1, x.shape[1] * int(np.prod(kernel)))

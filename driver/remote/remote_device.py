@@ -1,0 +1,120 @@
+"""Device for the accelerator of a board: each call is a message over ssh (driver/remote/serve.py answers)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from celosia.driver.remote.deploy import Remote, skip_to_mark
+from celosia.driver.remote.runner import runner
+from celosia.driver.remote.serve import AnswerError, load_counters, memory_of, pack, raise_error, unpack
+from celosia.driver.remote.ssh import SshError, connected
+from celosia.hw.spec.config import Config
+from celosia.sim.device import Counters, DeviceError
+
+
+def open_remote(url: str, config: Config, **options: Any) -> RemoteDevice:
+    """Open the accelerator of ssh://USER@BOARD, or numpy there with /functional behind it. Its connection ends with it.
+
+    SshError, DeviceError: as of RemoteDevice, and SshError where `url` names no such device.
+    """
+    scheme, _, rest = url.partition("://")
+    place, _, kind = rest.partition("/")
+    if kind not in ("", "board", "functional"):
+        raise SshError(f"there is no device {kind!r} on a board; take {scheme}://{place}, or /functional after it")
+    with ExitStack() as stack:
+        connection = stack.enter_context(connected(place))
+        device = RemoteDevice(Remote(connection), config, kind or "board", options)
+        device.ending = stack.pop_all()
+    return device
+
+
+class RemoteDevice:
+    """Device on the machine of `remote`, which it holds until `close`; see sim.device.Device.
+
+    device: its name there, "board" or "functional"; options: as `open_device` takes them. SshError where there is no
+    connection, or it is lost; DeviceError where the machine has no such device.
+    """
+
+    def __init__(self, remote: Remote, config: Config, device: str = "board", options: Mapping[str, Any] = {}) -> None:
+        self.config, self._remote = config, remote
+        self._beside = partial(RemoteDevice, remote, config, device, options)
+        file = runner()
+        board = remote.status(file)
+        if board.numpy is None:
+            raise DeviceError(f"{remote.connection.name} has no numpy; pip3 install numpy there")
+        remote.install(board, file)
+        self._channel = remote.start(file)
+        head = {"config": config.to_dict(), "device": device, "options": dict(options)}
+        with self._understood():
+            self.memory_model = memory_of(self._answer(pack(head, {}), first=True)[0])
+
+    abandoned = False
+    ending: ExitStack | None = None
+    """Contexts that close with the device."""
+
+    def clone_shared(self) -> RemoteDevice:
+        """Return a device for the same accelerator, with another process there; see sim.device.Shared."""
+        return self._beside()
+
+    def allocate(self, size: int) -> None:
+        self._call("allocate", {"size": size})
+
+    def write(self, addr: int, data: NDArray[np.uint8]) -> None:
+        self._call("write", {"addr": addr}, {"data": np.ascontiguousarray(data)})
+
+    def read(self, addr: int, size: int) -> NDArray[np.uint8]:
+        with self._understood():
+            data = self._call("read", {"addr": addr, "size": size})[1].get("data")
+            if not isinstance(data, np.ndarray) or data.dtype != np.uint8 or data.shape != (size,):
+                raise AnswerError(f"it does not give the {size} bytes of its memory that were asked for")
+            return data
+
+    def run(self, instr_addr: int, count: int, timeout_cycles: int, trace: bool = False) -> Counters:
+        """Run instructions, see Device."""
+        values = {"instr_addr": instr_addr, "count": count, "timeout_cycles": timeout_cycles, "trace": trace}
+        with self._understood():
+            counters = load_counters(self._call("run", values)[0])
+            counters.check(count)
+            return counters
+
+    def close(self) -> None:
+        """End the process there: the end of its input ends it."""
+        if self.ending is not None:
+            self.ending.callback(self._end)
+            self.ending.close()
+        else:
+            self._end()
+
+    def _end(self) -> None:
+        self._channel.close()
+
+    @contextmanager
+    def _understood(self) -> Iterator[None]:
+        """Raise SshError where there is no answer, or an invalid one; the device is of no use any more then."""
+        try:
+            with self._remote.understood(self._channel):
+                yield
+        except SshError:
+            self.close()
+            raise
+
+    def _call(
+        self, method: str, values: Mapping[str, int], arrays: Mapping[str, Any] = {}
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        return self._answer(pack({"call": method, **{name: int(value) for name, value in values.items()}}, arrays))
+
+    def _answer(self, message: bytes, first: bool = False) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Send a message and return the answer: (head, arrays). DeviceError, SshError."""
+        with self._understood():
+            self._channel.write(message)
+            if first:
+                skip_to_mark(self._channel)
+            head, arrays = unpack(self._channel)
+            raise_error(head, DeviceError)
+            return head, arrays

@@ -1,0 +1,461 @@
+"""Run a Program: numpy in, numpy out, and a report of the time."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, closing, suppress
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from celosia.compiler.program import (
+    CpuStep,
+    HostStep,
+    InputError,
+    LaunchStep,
+    Pack,
+    Program,
+    ProgramError,
+    Step,
+    Unpack,
+)
+from celosia.compiler.program.activations import unpack_activation
+from celosia.compiler.program.dtypes import numpy_dtype
+from celosia.compiler.program.host.execute import execute
+from celosia.compiler.program.host.kernel import fresh
+from celosia.compiler.program.host.op import HostOp, bodies
+from celosia.compiler.program.host.team import Stamps
+from celosia.driver.run.interface import RuntimeBase
+from celosia.driver.run.open_device import Devices, open_device, require_device
+from celosia.driver.run.prepare import fitted, in_order, require_memory, stored, views, with_kernels
+from celosia.driver.run.resident import Changed, ResidentBuffers
+from celosia.driver.run.run_report import report_of
+from celosia.driver.run.run_result import Result, Tensors, Times
+from celosia.driver.run.segment import Segment
+from celosia.driver.run.stream import Futures, ResourceLocks, Sample, SampleStream
+from celosia.sim.device import Counters, Device, DeviceError, Shared
+
+Array = NDArray[Any]
+CYCLES_PER_INSTRUCTION = 200_000
+"""The bound on a launch's cycles, for each instruction: far above what any instruction takes."""
+
+
+class ProgramRuntime(RuntimeBase):
+    """Runtime of `program` on `device`, by name or any Device of the same Config; see celosia.Runtime.
+
+    A device by name is opened when the first launch needs it; a program without launches never opens one.
+    Raises ThreadsError, and ProgramError where the CPU's part was compiled for another processor, or is machine code
+    from a file that is not trusted (Program.load).
+    """
+
+    def __init__(
+        self, program: Program, device: Devices = "functional", threads: int | None = None, **options: Any
+    ) -> None:
+        super().__init__(device, threads)
+        self.program = program = with_kernels(program)
+        self._launches = bool(program.launches)
+        self._known = {tensor.name: tensor for tensor in program.inputs}
+        self._kinds = [
+            (tensor.name, numpy_dtype(tensor.dtype), tensor.shape)
+            for tensor in program.inputs if tensor.kind == "tensor"
+        ]  # fmt: skip
+        require_memory(program, self.threads)
+        self._arena = views(program)
+        self._fresh = {
+            name for step in program.steps for name in _written_tensors(step) if _is_fresh(step, name, self._arena)
+        }
+        self._fixed = {name: in_order(array) for name, array in program.constants.items()}
+        self._steps = self._actions()
+        self._returned = [(tensor.name, tensor.name in self._fresh) for tensor in (*program.outputs, *program.kept)]
+        self._outputs = [tensor.name for tensor in program.outputs]
+        host_reads = {name for step in self._steps if not isinstance(step, Segment) for name in _read(step)}
+        host_reads |= {name for name, _ in self._returned}
+        self._seen = {name: array for name, array in self._fixed.items() if name in host_reads}
+        self._device: Device | None = None
+        self._resident = ResidentBuffers(program.config)
+        self._name, self._options = "", options
+        self.build_seconds = 0.0
+        self.turns = ResourceLocks()
+        own_device, *other_devices = self._devices
+        if isinstance(own_device, str):
+            self._name, self._open = own_device, self._opener(own_device)
+        else:
+            self.attach(own_device)
+        self.others = [
+            type(self)(program, device, self.threads, **options) for device in other_devices
+        ]  # share streams
+        for other in self.others:
+            other.turns = ResourceLocks(self.turns.cpu)
+
+    @property
+    def names(self) -> list[str]:
+        return list(self._known)
+
+    def program_for(self, inputs: Mapping[str, Array]) -> Program:
+        return self.program
+
+    def attach(self, device: Device) -> None:
+        """Take `device`, and write the Program's constants to its memory: again, where others have used it. DeviceError
+        for another Config's."""
+        if device.config.digest != self.program.config.digest:
+            raise DeviceError(
+                f"the program was compiled for Config {self.program.config.name} ({self.program.config.digest[:8]}), "
+                f"the device has {device.config.name} ({device.config.digest[:8]}); compile it again with --config"
+            )
+        self._device, self._resident = device, ResidentBuffers(self.program.config)
+        device.allocate(self.program.dram_size)
+        device.write(self.program.image_address, self.program.image)
+
+    def open(self) -> None:
+        if self._device is None and self._launches:
+            started = time.perf_counter()
+            self.attach(self._open())
+            self.build_seconds = time.perf_counter() - started
+        for other in self.others:
+            other.open()
+
+    def _opener(self, name: str) -> Callable[[], Device]:
+        """Return the function that opens the device of that name. ValueError where there is none."""
+        require_device(name)
+        return partial(open_device, name, self.program.config, **self._options)
+
+    def __repr__(self) -> str:
+        threads = f"{self.threads} thread{'s' * (self.threads > 1)}"
+        program = self.program
+        groups = program.inputs, program.outputs
+        tensors = (", ".join(f"{tensor.name} {program.shape_text(tensor)}" for tensor in group) for group in groups)
+        description = f"on {self._where}, Config {program.config.name}"
+        return f"<Runtime of {program.name!r} {description}: {' -> '.join(tensors)}; {threads}>"
+
+    def close(self) -> None:
+        if self._device is not None:
+            self._device.close()
+        for other in self.others:
+            other.close()
+
+    def where(self) -> str:
+        """Name of the device, for messages."""
+        return f"device {self._name or type(self._device).__name__}"
+
+    def shared(self) -> bool:
+        """Whether its accelerator may have other runtimes beside this one."""
+        return isinstance(self._device, Shared)
+
+    def clone_shared(self) -> ProgramRuntime | None:
+        """Another runtime of the same accelerator, with tensors and device memory of its own: a run of it goes beside
+        one of this, but in turns on the CPU, and on the device. None where there is no device, or no memory for it."""
+        if not isinstance(self._device, Shared):
+            return None
+        with suppress(RuntimeError), ExitStack() as cleanup:  # no second process, or no memory
+            device = cleanup.enter_context(closing(self._device.clone_shared()))
+            clone = type(self)(self.program, device, self.threads)
+            clone._name, clone.build_seconds, clone.turns = self._name, self.build_seconds, self.turns
+            cleanup.pop_all()
+            return clone
+        return None
+
+    def abandon(self, whether: bool) -> None:
+        """Whether nobody waits for a run of the device any more, so that it need not end."""
+        self._resident = ResidentBuffers(self.program.config)  # the run before may be another lane's
+        if isinstance(self._device, Shared):
+            self._device.abandoned = whether
+
+    def _futures(self, samples: Iterable[Sample], in_flight: int, trace: bool, lost: list[str]) -> Futures:
+        self.open()
+        runtimes = [self, *self.others] if self._launches else [self]
+        yield from SampleStream(runtimes, in_flight, self._named, trace, lost).futures(samples)
+
+    def run_batch(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        if self.program.batched:
+            return self.run(inputs, trace=False).outputs
+        runs = {name: self._runs(name, array) for name, array in inputs.items() if name in self._known}
+        if not runs or len(set(runs.values())) > 1:
+            runs_text = " and ".join(f"{count} for {name!r}" for name, count in runs.items())
+            raise InputError(f"inputs need batches of one size, and have those of {runs_text or 'no'} runs")
+        parts = {name: np.split(np.asarray(array), runs.get(name, 1)) for name, array in inputs.items()}
+        samples = ({name: part[number] for name, part in parts.items()} for number in range(next(iter(runs.values()))))
+        with closing(self.run_each(samples, trace=False)) as stream:
+            results = [result.outputs for result in stream]
+        return {name: np.concatenate([outputs[name] for outputs in results]) for name in results[0]}
+
+    def _runs(self, name: str, array: Array) -> int:
+        """Number of runs that a batch takes."""
+        shape, size = np.shape(array), (*self._known[name].shape, 0)[0]
+        if not shape or size < 1 or shape[0] % size or not shape[0]:
+            raise InputError(f"input {name!r} must be a batch of a multiple of {size}, not of shape {list(shape)}")
+        return int(shape[0]) // size
+
+    def run(self, inputs: Mapping[str, Array], keep: Callable[[str], bool] | None = None, trace: bool = True) -> Result:
+        checked = self.check(inputs)
+        with self._busy:
+            if self.program.batched and self._samples(checked) != self.program.batch:
+                return self._in_parts(checked, keep, trace)
+            return self._run(checked, keep, trace)
+
+    def run_on(self, inputs: Mapping[str, Array], changed: Changed | None) -> Result:
+        """Run as `run` does, with caches (see `compile`) that are those of the run before except for the rows
+        `changed`, each a range by input: only these are written to the accelerator's memory. None: all may differ."""
+        checked = self.check(inputs)
+        with self._busy:
+            return self._run(checked, None, False, changed)
+
+    def _samples(self, checked: Mapping[str, Array]) -> int:
+        return len(checked[self.program.batched[0]])
+
+    def _in_parts(self, checked: dict[str, Array], keep: Callable[[str], bool] | None, trace: bool) -> Result:
+        """Run a batch of any size: as many samples as the Program takes at once, and again.
+
+        The last part is filled up with one of its samples, or with zeros; their results are dropped.
+        """
+        batch, batched, samples = self.program.batch, self.program.batched, self._samples(checked)
+        if keep is not None or self.program.kept:
+            raise InputError(
+                f"tensors inside the graph can be kept for {batch} samples at once, not for {samples}; give as many"
+            )
+        parts = []
+        if not samples:
+            padding = {name: np.zeros((1, *checked[name].shape[1:]), checked[name].dtype) for name in batched}
+            checked = checked | padding
+        for start in range(0, max(samples, 1), batch):
+            places = np.minimum(np.arange(start, start + batch), max(samples, 1) - 1)
+            sample_inputs = {name: array[places] if name in batched else array for name, array in checked.items()}
+            parts.append(self._run(sample_inputs, None, trace))
+        outputs = {
+            tensor.name: np.concatenate([part.outputs[tensor.name] for part in parts])[:samples]
+            for tensor in self.program.outputs
+        }
+        counters = [counters_of for part in parts for counters_of in part.counters]
+
+        def times() -> Times:
+            seconds = parts[0].seconds | {key: sum(part.seconds[key] for part in parts) for key in ("run", "cpu")}
+            return seconds, [step_time for part in parts for step_time in part.step_seconds]
+
+        return self._result(outputs, outputs, counters, times, len(parts))
+
+    def _run(
+        self, checked: dict[str, Array], keep: Callable[[str], bool] | None, trace: bool, changed: Changed | None = None
+    ) -> Result:
+        """Execute the steps of the Program in order. keep: tells by name which tensors to return beside the outputs."""
+        if self._launches:
+            if self._device is None:
+                self.open()
+            self._resident.begin(changed)
+        started = time.perf_counter()
+        values: dict[str, Array] = {**(self._seen if keep is None else self._fixed), **checked}
+        counters: list[Counters] = []
+        available = {} if keep is None else {**self.program.constants, **checked}
+        kept_tensors: dict[str, Array] = {
+            name: value for name, value in available.items() if keep is not None and keep(name)
+        }
+        stamps: list[Stamps | float] = []
+        for step in self._steps if keep is None else self.program.steps:
+            if isinstance(step, Segment):
+                with self.turns.cpu:
+                    stamps.append(step.run(values))
+                continue
+            if isinstance(step, LaunchStep):
+                before = time.perf_counter()
+                counters.append(self._launch(step, values, trace))
+            else:
+                with self.turns.cpu:
+                    before = time.perf_counter()
+                    self._cpu(step, values)
+            stamps.append(time.perf_counter() - before)
+            if keep is not None:  # now, before the memory is used again
+                kept_tensors |= {name: _own(values[name]) for name in _written_tensors(step) if keep(name)}
+        if self._launches:
+            self._resident.end([pack for launch in self.program.launches for pack in launch.pack])
+        returned = {name: values[name] if fresh else _own(values[name]) for name, fresh in self._returned}
+        outputs = {name: returned[name] for name in self._outputs} if self.program.kept else returned
+        if kept_tensors:
+            outputs = outputs | {name: value for name, value in kept_tensors.items() if name not in outputs}
+        run_seconds = time.perf_counter() - started
+
+        def times() -> Times:
+            spent = [stamp for some in stamps for stamp in (some.seconds() if isinstance(some, Stamps) else [some])]
+            seconds = {"compile": self.program.compile_seconds, "build": self.build_seconds, "run": run_seconds}
+            steps = zip(self.program.steps, spent)
+            seconds["cpu"] = sum(step_time for step, step_time in steps if not isinstance(step, LaunchStep))
+            return seconds, spent
+
+        return self._result(outputs, returned, counters, times)
+
+    def _result(
+        self, outputs: dict[str, Array], tensors: dict[str, Array], counters: list[Counters],
+        times: Callable[[], Times], parts: int = 1,
+    ) -> Result:  # fmt: skip
+        """Assemble the Result; its report is made when it is first read."""
+
+        def report() -> dict[str, Any]:
+            name, memory = self._name or self._where, None if self._device is None else self._device.memory_model
+            return report_of(self.program, counters, times()[0], name, memory, parts)
+
+        return Result(outputs, counters, report, Tensors(tensors), times, self.program, self.drawn)
+
+    @staticmethod
+    def drawn(result: Result) -> str:
+        """The figures of a run in HTML, for notebooks; "" where there is nothing that draws."""
+        return ""
+
+    def check(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        checked = {}
+        for name, dtype, shape in self._kinds:
+            if name not in inputs:
+                break
+            value = inputs[name]
+            if type(value) is np.ndarray and value.dtype == dtype and value.shape == shape and value.flags.c_contiguous:
+                checked[name] = value
+        if len(checked) == len(self._known) == len(inputs):
+            return checked  # all as they should be, which small models would notice if it took long
+        fixed = self._known
+        for name in inputs:
+            if name not in fixed:
+                raise InputError(f"there is no input {name!r}; the inputs are {', '.join(map(repr, fixed)) or 'none'}")
+        for name, tensor in fixed.items():
+            if name not in inputs:
+                raise InputError(f"input {name!r} is missing; it is {self.program.shape_text(tensor)}")
+            if name in checked:
+                continue
+            value = inputs[name]
+            if tensor.kind != "tensor":
+                checked[name] = value
+                continue
+            batched = name in self.program.batched
+            checked[name] = fitted(tensor, value, self.program.shape_text(tensor), batched)
+        samples = {name: len(checked[name]) for name in self.program.batched}
+        if len(set(samples.values())) > 1:
+            counted = " and ".join(f"{count} for {name!r}" for name, count in samples.items())
+            raise InputError(f"inputs have different numbers of samples: {counted}; give as many of each")
+        return checked
+
+    def _actions(self) -> list[Step | Segment]:
+        """The steps in order, kernels that follow each other being one action. Adds to `_fixed` what lies in the same
+        place in every run: constants, and what kernels leave in the arena.
+        """
+        size = max((kernel.workspace_for(self.threads) for kernel in self.program.kernels), default=0)
+        self._workspace = np.empty(size + 64, np.uint8)
+        actions: list[Step | Segment] = []
+        waiting: list[CpuStep] = []
+        for step in self.program.steps:
+            if isinstance(step, CpuStep):
+                are_fixed = all(name in self._fixed for name in step.inputs)
+                if step.kernel is not None or are_fixed:
+                    self._fixed.update((name, self._arena[name]) for name in step.outputs if name in self._arena)
+                if step.kernel is not None and self._in_place(step):
+                    waiting.append(step)
+                    continue
+            actions += [*self._segment(waiting), step]
+            waiting = []
+        return [*actions, *self._segment(waiting)]
+
+    def _in_place(self, step: CpuStep) -> bool:
+        """Whether each input that the kernel reads from the memory of an output lies there in every run."""
+        assert step.kernel is not None
+        inputs = [name for name in step.inputs if name]
+        pairs = [(inputs[number], step.outputs[out]) for out, number in self.program.kernels[step.kernel].in_place]
+        places = [[self._fixed.get(name) for name in pair] for pair in pairs]
+        return all(a is not None and b is not None and a.ctypes.data == b.ctypes.data for a, b in places)
+
+    def _segment(self, steps: list[CpuStep]) -> list[Segment]:
+        if not steps:
+            return []
+        checked = {name: (dtype, shape) for name, dtype, shape in self._kinds if name not in self.program.batched}
+        return [Segment(self.program, steps, self._fixed, checked, self._workspace, self.threads)]
+
+    def _cpu(self, step: CpuStep | HostStep, values: dict[str, Array]) -> None:
+        """Execute a step on the CPU, and add its outputs to `values`."""
+        arena = self._arena
+        if isinstance(step, HostStep):  # its outputs may be its inputs, or parts of them
+            copies = {name: values[name].copy() for name in step.inputs if name in arena}
+            results = dict(zip(step.outputs, execute(step.op, {**values, **copies} if copies else values)))
+            for name, value in results.items():
+                self._require_declared(step.op, name, value)
+            values.update(results)
+            return
+        if step.kernel is None:
+            output = step.outputs[0]
+            values[output] = values[step.inputs[0]].reshape(self.program.tensors[output].shape)
+            return
+        kernel = self.program.kernels[step.kernel]
+        outputs = [
+            arena[name] if name in arena else fresh(numpy_dtype(dtype), shape)
+            for name, (dtype, shape) in zip(step.outputs, kernel.outputs)
+        ]
+        kernel.run([values[name] for name in step.inputs if name], outputs, self.threads)
+        values.update(zip(step.outputs, outputs))
+
+    def _require_declared(self, op: HostOp, name: str, value: Any) -> None:
+        """Raise HostError where an output has not the shape and type that the model declares and kernels are made
+        for."""
+        info = self.program.tensors.get(name)
+        if info is None or not isinstance(value, np.ndarray):
+            return
+        if value.shape != info.shape or value.dtype.name != info.dtype:
+            raise op.fail(
+                f"output {name!r} is {value.dtype}{list(value.shape)}, not {info.dtype}{list(info.shape)} as the model "
+                "declares it"
+            )
+
+    def _launch(self, step: LaunchStep, values: dict[str, Array], trace: bool) -> Counters:
+        """Execute a launch: write inputs, run the accelerator, read outputs."""
+        device = self._device
+        assert device is not None
+        for pack in step.pack:
+            try:
+                for address, data in self._packed(pack, values[pack.value]):
+                    device.write(address, data)
+            except ValueError as error:
+                raise ProgramError(f"the program is damaged: tensor {pack.value!r}: {error}") from None
+        with self.turns.device:
+            counters = device.run(step.address, step.count, CYCLES_PER_INSTRUCTION * (step.count + 1), trace=trace)
+        for unpack in step.unpack:
+            try:
+                values[unpack.value] = self._unpacked(device, unpack)
+            except ValueError as error:
+                raise ProgramError(f"the program is damaged: tensor {unpack.value!r}: {error}") from None
+        return counters
+
+    def _packed(self, pack: Pack, array: Array) -> Iterator[tuple[int, NDArray[np.uint8]]]:
+        past = self._known[pack.cache].shape[-2] if pack.cache else 0
+        return self._resident.writes(pack, stored(array), past)
+
+    def _unpacked(self, device: Device, unpack: Unpack) -> Array:
+        """Read an output of a launch from the device, in the host's layout."""
+        cfg, info = self.program.config, self.program.tensors[unpack.value]
+        images, _, height, width = unpack.form.dims
+        size = -(-images // cfg.batch) * unpack.groups * height * width * cfg.piece_bytes
+        data = device.read(unpack.address, size)
+        values = unpack_activation(cfg, data, unpack.form.dims, unpack.groups, unpack.offset)
+        array = unpack.form.restore(values, info.shape)
+        array = array if info.dtype == "int8" else (array.view(np.uint8) ^ 0x80)
+        if unpack.value in self._arena:
+            self._arena[unpack.value][...] = array
+            return self._arena[unpack.value]
+        return array
+
+
+def _read(step: Step) -> tuple[str, ...]:
+    """Names of the tensors that the host reads for the step."""
+    if isinstance(step, LaunchStep):
+        return tuple(pack.value for pack in step.pack)
+    captured = (name for body in bodies(step.op) for name in body.captured) if isinstance(step, HostStep) else ()
+    return *step.inputs, *captured
+
+
+def _written_tensors(step: Step) -> tuple[str, ...]:
+    """Names of the tensors that the host has after the step."""
+    return tuple(unpack.value for unpack in step.unpack) if isinstance(step, LaunchStep) else step.outputs
+
+
+def _is_fresh(step: Step, name: str, arena: Mapping[str, Array]) -> bool:
+    """Whether a run puts the tensor into an array that nothing else knows."""
+    return name not in arena and (
+        isinstance(step, LaunchStep) or (isinstance(step, CpuStep) and step.kernel is not None)
+    )
+
+
+def _own(value: Any) -> Any:
+    return value.copy() if isinstance(value, np.ndarray) else value

@@ -1,0 +1,96 @@
+"""Summary of Configs, sweeps over them, and cached files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+from rich.console import RenderableType
+
+from celosia.cache import KINDS, Entry, cache_folder
+from celosia.driver.show.text_table import add_row, megabytes, new_table, percent
+from celosia.hw.spec.config import Config
+from celosia.hw.spec.scratchpads import total_bytes
+from celosia.tools import Choice
+
+if TYPE_CHECKING:
+    from celosia.hw.boards.board import Board
+
+
+def configs(presets: Iterable[Config]) -> RenderableType:
+    """Table of the presets."""
+    from celosia.bitstreams.synthesis import multipliers  # with Amaranth
+
+    table = new_table(
+        "Configs (celosia configs NAME prints one; docs/configs.md says what each field costs)",
+        "name", ">batch", ">block_in", ">block_out", ">MACs a cycle", ">bus_bytes", ">scratchpads", ">taps", "forward",
+        ">residual_cycles", ">ports", ">DSP blocks",
+    )  # fmt: skip
+    for cfg in presets:
+        add_row(
+            table, cfg.name, cfg.batch, cfg.block_in, cfg.block_out, cfg.macs_per_cycle, cfg.bus_bytes,
+            f"{total_bytes(cfg) / 1024:,.0f} kB", cfg.taps, str(cfg.forward).lower(), cfg.residual_cycles,
+            cfg.ports, multipliers(cfg),
+        )  # fmt: skip
+    return table
+
+
+def boards(all_boards: Iterable[Board]) -> RenderableType:
+    """Table of the boards."""
+    table = new_table(
+        "Boards (celosia boards NAME prints one; docs/boards.md tells of your own)",
+        "name", "part", "Config", ">MHz wanted", ">LUT", ">flip-flops", ">DSP blocks", ">block RAM", ">DRAM, B a cycle",
+    )  # fmt: skip
+    for board in all_boards:
+        device = board.device
+        add_row(
+            table, board.name, board.part, board.config.name, board.clock_mhz, device.lut, device.ff, device.dsp,
+            device.ram, board.memory.bytes_per_cycle,
+        )  # fmt: skip
+    return table
+
+
+def swept(title: str, rows: list[dict[str, Any]]) -> RenderableType:
+    """Table of a `sweep`."""
+    from celosia.bitstreams.synthesis import RESOURCES
+    from celosia.driver.explore.sweep import fewest, remark
+    from celosia.driver.pages.names import resource
+
+    fields = list(rows[0]["set"])
+    table = new_table(title, *(f">{name}" for name in fields), ">cycles", ">utilisation", ">LUT", ">flip-flops", ">DSP",
+                   ">block RAM", ">scratchpads", "")  # fmt: skip
+    best = fewest(rows)
+    for row in rows:
+        size = "-" if row["bytes"] is None else f"{row['bytes'] / 1024:,.0f} kB"
+        cycles = "-" if row["cycles"] is None else row["cycles"]
+        values = (str(value).lower() for value in row["set"].values())
+        add_row(
+            table,
+            *values,
+            cycles,
+            percent(row["utilization"]),
+            *(resource(row, name) for name in RESOURCES),
+            size,
+            remark(row, best),
+        )
+    return table
+
+
+def kept(entries: Sequence[Entry]) -> RenderableType:
+    """Table of the cache's files."""
+    table = new_table(f"{cache_folder()}", "what", ">kept", ">size", "last used, the oldest")
+    for kind, kind_text in KINDS.items():
+        of_kind = [entry for entry in entries if entry.kind == kind]
+        oldest = datetime.fromtimestamp(of_kind[0].used).strftime("%Y-%m-%d %H:%M") if of_kind else "-"
+        add_row(table, kind_text, len(of_kind), megabytes(sum(entry.size for entry in of_kind)), oldest)
+    add_row(table, "all", len(entries), megabytes(sum(entry.size for entry in entries)), "")
+    return table
+
+
+def tools(choices: Iterable[Choice]) -> RenderableType:
+    """Table of the programs that Celosia runs, and of those that it found."""
+    table = new_table("Programs that Celosia runs", "name", "version", "where", "what for", "note")
+    for chosen in choices:
+        add_row(table, chosen.tool.name, chosen.version or "missing", chosen.source, chosen.tool.purpose, chosen.note)
+    return table

@@ -1,0 +1,55 @@
+"""Summary of tuning kernels of the CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from celosia.compiler.tune.kernels.tuner import KernelState
+from celosia.driver.show.text_table import add_row, new_table, percent
+from celosia.driver.show.tune_summary import excluded_devices_text, trials_line, trials_text
+
+SHOWN = 16
+"""Kernels in the live table: those that take the most time."""
+
+
+def tuning_line(state: KernelState) -> str:
+    """One line on the progress of a tuning."""
+    text = trials_line(state, "kernels")
+    if state.untuned:
+        text += f"; {state.tuned * 1e3:,.3f} ms, {state.untuned * 1e3:,.3f} ms untuned"
+    return text + excluded_devices_text(state.left_out)
+
+
+def tuning(state: KernelState) -> RenderableType:
+    """Progress of a tuning, and the kernels that take the most time."""
+    shown = new_table("", "kernel", ">times", ">trials", ">compiler's, us", ">best, us", ">saved")
+    for s in sorted(state.subjects, key=lambda s: -s.usual * s.count)[:SHOWN]:
+        best = s.final or min(s.usual, s.best)
+        add_row(shown, s.workload.name, s.count, s.trials, *_microseconds(s.usual, best))
+    return Group(Text(tuning_line(state)), shown)
+
+
+def tuned(report: dict[str, Any]) -> Iterator[RenderableType]:
+    """Summary of a tuning's result."""
+    shown = new_table(
+        "Kernels, on one thread", "kernel", ">times", ">trials", ">compiler's, us", ">tuned, us", ">saved"
+    )
+    for kernel in sorted(report["kernels"], key=lambda kernel: -kernel["own"] * kernel["count"]):
+        times = _microseconds(kernel["own"], kernel["tuned"])
+        add_row(shown, kernel["kernel"], kernel["count"], kernel["trials"], *times)
+    yield shown
+    own_ms, best = report["seconds_own"] * 1e3, report["seconds_tuned"] * 1e3
+    text = (
+        f"{best:,.3f} ms, {own_ms:,.3f} ms untuned: {own_ms / best:.3f} times as fast" if best else "no kernel to tune"
+    )
+    yield Text(text + trials_text(report))
+
+
+def _microseconds(own_seconds: float, best: float) -> tuple[str, str, str]:
+    if not own_seconds:
+        return "-", "-", "-"
+    return f"{own_seconds * 1e-6:,.2f}", f"{best * 1e-6:,.2f}", percent(1 - best / own_seconds)

@@ -1,0 +1,152 @@
+"""Compile schedules for the CPU or an accelerator; open sizes come with the arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from celosia.compiler.cpu.llvm import compile_function
+from celosia.compiler.expr.guard import guarded
+from celosia.compiler.expr.loops import Function
+from celosia.compiler.expr.lower import lower as lower_loops
+from celosia.compiler.expr.nodes import Var
+from celosia.compiler.expr.transform import topological
+from celosia.compiler.tensorize.render import AcceleratorKernel, render
+from celosia.compiler.vthread.interleave import interleave
+from celosia.driver.run.open_device import open_device
+from celosia.driver.te import kernels
+from celosia.driver.te.nodes import TensorExpr, bound, known
+from celosia.driver.te.schedule import TensorSchedule
+from celosia.driver.te.te_accelerator import DeclaredIntrinsic, Environment, accelerator
+from celosia.hw.spec.config import Config
+from celosia.sim.device import Counters
+
+Array = NDArray[Any]
+Target = str | Config | Environment
+
+
+def build(
+    s: TensorSchedule, args: Sequence[TensorExpr | Var], target: Target = "cpu", device: str = "functional",
+    name: str = "kernel",
+) -> BuiltKernel:  # fmt: skip
+    """Build a function to call with arrays (and numbers, for variables) in the order of `args`; it fills in the
+    outputs.
+
+    target: "cpu" or "llvm", this processor, or the accelerator of a Config; device: what then runs it; name: how the
+    function prints. ValueError for a schedule that cannot be followed, at once or, where sizes are open, when they are
+    known.
+    """
+    kernel = BuiltKernel(s, args, _environment(target), device, name)
+    if s.sized:
+        kernel.compiled({})
+    return kernel
+
+
+def _environment(target: Target) -> Environment | None:
+    """Accelerator that a target stands for; None for this processor."""
+    if isinstance(target, Environment):
+        return target
+    return None if isinstance(target, str) and target.split(" ")[0] in ("cpu", "llvm") else accelerator(target)
+
+
+def lower(
+    s: TensorSchedule, args: Sequence[TensorExpr | Var], sizes: Mapping[Var, int] | None = None,
+    simple_mode: bool = True,
+) -> Function:  # fmt: skip
+    """Return the loops, to print. sizes: those of variables; simple_mode: there is no other."""
+    return _lowered(s, args, dict(sizes or {}), None)
+
+
+def _lowered(
+    s: TensorSchedule, args: Sequence[TensorExpr | Var], sizes: Mapping[Var, int], environment: Environment | None
+) -> Function:  # fmt: skip
+    """Lower the schedule to loops for these sizes."""
+    new = bound(s.outputs, sizes)
+    declared = {
+        name: intrinsic.on(environment.cfg) if environment and isinstance(intrinsic, DeclaredIntrinsic) else intrinsic
+        for name, intrinsic in s.declared.items()
+    }
+    loops = s.replayed([new[output] for output in s.outputs], declared)
+    inputs = [arg.node for arg in args if isinstance(arg, TensorExpr) and arg.node not in s.outputs]
+    return lower_loops(loops, [new[node] for node in inputs if node in new])
+
+
+class BuiltKernel:
+    """A function of arrays, compiled for each shape when it first comes. counters: what the last run on an accelerator
+    measured.
+    """
+
+    def __init__(
+        self, s: TensorSchedule, args: Sequence[TensorExpr | Var], environment: Environment | None, device: str,
+        name: str = "kernel",
+    ) -> None:  # fmt: skip
+        nodes = [arg.node for arg in args if isinstance(arg, TensorExpr)]
+        if missing := [output.name for output in s.outputs if output not in nodes]:
+            raise ValueError(f"{missing[0]} is computed, but not among the arguments")
+        self.s, self.args, self.environment, self.device, self.name = s, tuple(args), environment, device, name
+        self._read = {node for node in topological(s.outputs) if node.body is None}
+        self.counters: Counters | None = None
+        self._compiled: dict[tuple[tuple[Var, int], ...], Any] = {}
+
+    def __repr__(self) -> str:
+        return f"{self.name}({', '.join(map(str, self.args))})"
+
+    def compiled(self, sizes: Mapping[Var, int]) -> Any:
+        """Code for these sizes: a CompiledKernel or an AcceleratorKernel."""
+        key = tuple(sizes.items())
+        if key not in self._compiled:
+            function = _lowered(self.s, self.args, sizes, self.environment)
+            if self.environment is not None:
+                self._compiled[key] = render(self.environment.cfg, function)
+            else:
+                self._compiled[key] = compile_function(guarded(interleave(function).expanded()))
+        return self._compiled[key]
+
+    def __call__(self, *arguments: Array | int) -> None:
+        """Fill in the outputs. ValueError for arrays of other shapes or types."""
+        if len(arguments) != len(self.args):
+            raise ValueError(f"{len(arguments)} arguments given, {len(self.args)} expected")
+        sizes = _sizes(self.args, arguments)
+        arrays = {
+            arg.node: _checked(arg, array, sizes)
+            for arg, array in zip(self.args, arguments)
+            if isinstance(arg, TensorExpr)
+        }
+        code = self.compiled(sizes)
+        outputs = self.s.outputs
+        inputs = [np.ascontiguousarray(array) for node, array in arrays.items() if node in self._read]
+        if isinstance(code, AcceleratorKernel):
+            results, self.counters = kernels.run(code, open_device(self.device, code.cfg), *inputs)
+        else:
+            results = code(*inputs)
+        for output, result in zip(outputs, results):
+            np.copyto(arrays[output], result)
+
+
+def _sizes(args: Sequence[TensorExpr | Var], arrays: Sequence[Array | int]) -> dict[Var, int]:
+    """Values of the variables, from numbers given for them and from dimensions of arrays."""
+    sizes: dict[Var, int] = {}
+    for arg, value in zip(args, arrays):
+        if isinstance(arg, Var):
+            sizes.setdefault(arg, int(value))
+        elif isinstance(value, np.ndarray) and value.ndim == len(arg.shape):
+            for size, extent in zip(arg.shape, value.shape):
+                if isinstance(size, Var):
+                    sizes.setdefault(size, extent)
+    return sizes
+
+
+def _checked(arg: TensorExpr, array: Any, sizes: Mapping[Var, int]) -> Array:
+    """Check type and shape of an argument. ValueError."""
+    if not isinstance(array, np.ndarray):
+        raise ValueError(f"{arg.name} is an array, not {type(array).__name__}")
+    shape = tuple(known(size, sizes) for size in arg.shape) if array.ndim == len(arg.shape) else None
+    if shape is not None and any(extent < 0 for extent in shape):
+        raise ValueError(f"{arg.name} would have the shape {list(shape)}")
+    if array.shape != shape or array.dtype.name != arg.dtype:
+        expected = f"({', '.join(map(str, arg.shape))})" if shape is None else shape
+        raise ValueError(f"{arg.name}: {array.dtype.name}{array.shape} given, {arg.dtype}{expected} expected")
+    return array

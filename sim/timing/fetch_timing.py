@@ -1,0 +1,95 @@
+"""Timing of Fetch: instructions come in bursts between those of LOAD, and go to the queues of the units."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from celosia.hw.spec.config import Config
+from celosia.hw.spec.isa import Unit, instruction_bytes
+from celosia.hw.spec.pipeline import FETCH_BURSTS, fetch_burst
+from celosia.sim.timing.latency import BEAT_TO_WORD, FIRST_ASK, REQUEST_TO_ASK, WORD_TO_QUEUE
+from celosia.sim.timing.memory_timing import ReadBursts
+from celosia.sim.timing.work import NEVER
+
+
+class Fetch:
+    """Fetch: reads instructions ahead and puts them into the queues, in order.
+
+    left_at[u]: when each instruction of unit u left its queue, as far as known; the caller appends to it. A queue that
+    is full delays all later instructions.
+    """
+
+    def __init__(self, cfg: Config, port: ReadBursts, units: list[int], address: int) -> None:
+        size = instruction_bytes(cfg)
+        self._port = port
+        self._beats_per_word = max(1, size // cfg.bus_bytes)  # beats of a word
+        self._words_per_beat = max(1, cfg.bus_bytes // size)  # words of a beat
+        self._max_burst = fetch_burst(cfg)
+        self._buffer_beats = FETCH_BURSTS * self._max_burst
+        self.beats = -(-len(units) * size // cfg.bus_bytes)
+        self._beat_offset = address // cfg.bus_bytes % self._max_burst
+        self._asked_beats = 0  # beats asked for
+        self._may_ask = FIRST_ASK
+        self._arrived: deque[tuple[int, int]] = deque()  # bursts not used up: beats through each, cycle of its last one
+        self._joined: list[int] = []  # cycle in which each word was complete
+        self._valid: list[int] = []  # and when it had been checked
+        self.queued_at: list[int] = []  # and when it went to its queue
+        self._units, self._depth, self._queued = units, cfg.queue_depth, [0] * len(Unit)
+        self.left_at: list[list[int]] = [[] for _ in Unit]
+
+    def put_words(self) -> int:
+        """Put all words that have arrived into their queues, as far as room is known. Return the mask of the units
+        whose queue was empty."""
+        mask = 0
+        while self._put_word():
+            unit = self._units[len(self.queued_at) - 1]
+            if self._queued[unit] == len(self.left_at[unit]) + 1:
+                mask |= 1 << unit
+        return mask
+
+    def _put_word(self) -> bool:
+        """Put the next word into its queue; False where it has not arrived, or room is not known."""
+        number = len(self.queued_at)
+        if number == len(self._units):
+            return False
+        if number == len(self._valid):
+            through = (number // self._words_per_beat + 1) * self._beats_per_word
+            if self._asked_beats < through:
+                return False
+            while self._arrived[0][0] < through:
+                self._arrived.popleft()
+            beats, last = self._arrived[0]
+            # A word is joined once the one before is checked, and checked after that one has gone to its queue.
+            before = self._valid[-1] - WORD_TO_QUEUE + self._beats_per_word if number else 0
+            self._joined.append(max(before, last - (beats - through) + BEAT_TO_WORD))
+            self._valid.append(max(self._joined[-1], self.queued_at[-1] + 1 if number else 0) + WORD_TO_QUEUE)
+        unit = self._units[number]
+        full = self._queued[unit] - self._depth
+        if full >= len(self.left_at[unit]):
+            return False
+        self.queued_at.append(
+            max(self._valid[number], self.left_at[unit][full] + 1) if full >= 0 else self._valid[number]
+        )
+        self._queued[unit] += 1
+        return True
+
+    def next_ask(self) -> int:
+        """Cycle in which the next burst is asked for: once the buffer has room for the longest one. NEVER if
+        unknown."""
+        if self._asked_beats == self.beats:
+            return NEVER
+        used_up = self._asked_beats + self._max_burst - self._buffer_beats
+        if used_up <= 0:
+            return self._may_ask
+        word = -(-used_up // self._beats_per_word) * self._words_per_beat - 1
+        return max(self._may_ask, self._joined[word]) if word < len(self._joined) else NEVER
+
+    def burst(self, ask: int) -> None:
+        """Read a burst that is asked for in cycle `ask`."""
+        beats = min(
+            self.beats - self._asked_beats, self._max_burst - (self._beat_offset + self._asked_beats) % self._max_burst
+        )
+        self._asked_beats += beats
+        chosen, last = self._port.fetch(ask, beats)
+        self._may_ask = chosen + REQUEST_TO_ASK
+        self._arrived.append((self._asked_beats, last))
