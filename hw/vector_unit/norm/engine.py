@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from amaranth import Cat, Elaboratable, Module, Mux, ResetInserter, Signal
-from amaranth.lib import wiring
+from amaranth.lib import data, wiring
 from amaranth.lib.memory import Memory
 from amaranth.lib.wiring import In, Out
 from amaranth.utils import exact_log2
@@ -11,14 +11,14 @@ from amaranth.utils import exact_log2
 from celosia.hw.lib.layout import read_port
 from celosia.hw.lib.signals import Reg
 from celosia.hw.spec.config import Config
-from celosia.hw.spec.pipeline import NORM_ROWS
+from celosia.hw.spec.pipeline import NORM_ROWS, norm_parts
 from celosia.hw.spec.scratchpads import scratchpads
 from celosia.hw.vector_unit.masks import ones
+from celosia.hw.vector_unit.norm.addresses import WALKED, NormAddressGenerator, norm_fields
 from celosia.hw.vector_unit.norm.factors import NormFactors, row_layout
 from celosia.hw.vector_unit.norm.moments import NormMoments
 from celosia.hw.vector_unit.norm.root import InverseRoot
 from celosia.hw.vector_unit.norm.variance import NormVariance
-from celosia.hw.vector_unit.norm.walk import WALKED, NormAddressGenerator, norm_fields
 
 _KEPT = ("imm", "a_offset", "centre", "scale_c")
 
@@ -89,13 +89,15 @@ class NormEngine(wiring.Component):
         imm = self._taken.imm[: exact_log2(self._cfg.block_out)]
         inside = Cat(1, ones(~imm))
         number = Reg(len(walk.number), name="part_number")
+        parts = data.View(data.ArrayLayout(moments.values.shape(), norm_parts(self._cfg)), self.vin.data)
+        inside_of_part = data.View(data.ArrayLayout(lanes, norm_parts(self._cfg)), inside)
         ends = Reg()
         marks = Reg(2)
         m.d.sync += [
             valid.eq(walk.active), number.eq(walk.number), ends.eq(walk.ends), marks.eq(Cat(walk.first, walk.last)),
             moments.valid.eq(valid), Cat(moments.first, moments.last).eq(marks),
-            moments.bytes_.eq(self.vin.data.word_select(number, 8 * lanes)),
-            moments.inside.eq(inside.word_select(number, lanes) | (~ends).replicate(lanes)),
+            moments.values.eq(parts[number]),
+            moments.inside.eq(inside_of_part[number] | (~ends).replicate(lanes)),
         ]  # fmt: skip
         m.d.comb += moments.offset.eq(self._taken.a_offset)
 

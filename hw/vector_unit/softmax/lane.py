@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from amaranth import Cat, Module, Signal, Value, signed
-from amaranth.lib import wiring
+from amaranth.lib import data, wiring
 from amaranth.lib.memory import Memory
 from amaranth.lib.wiring import In, Out
 from amaranth.utils import exact_log2
@@ -14,8 +14,8 @@ from celosia.hw.spec.config import Config
 from celosia.hw.spec.pipeline import QUOTIENT_BITS, SUMS, softmax_parts
 from celosia.hw.spec.scratchpads import scratchpads
 from celosia.hw.vector_unit.softmax.adder import EXPONENT, MANTISSA, PairAdder, pair_layout, pair_of
+from celosia.hw.vector_unit.softmax.addresses import BUFFERS, TILES, row_number_bits
 from celosia.hw.vector_unit.softmax.divider import PairDivider
-from celosia.hw.vector_unit.softmax.walk import BUFFERS, TILES, row_bits
 
 
 class SoftmaxLane(wiring.Component):
@@ -45,10 +45,10 @@ class SoftmaxLane(wiring.Component):
         self._cfg, self._lane = cfg, lane
         slot, byte = exact_log2(SUMS), exact_log2(cfg.softmax)
         self._place = exact_log2(BUFFERS) + exact_log2(softmax_parts(cfg)) + slot
-        row = row_bits(cfg) + exact_log2(TILES)
+        row = row_number_bits(cfg)
         super().__init__({
             "load": In(write_port(scratchpads(cfg)["exp"])),
-            "part": In(8 * cfg.softmax), "keep": In(1), "kept_at": In(self._place),
+            "part": In(data.ArrayLayout(8, cfg.softmax)), "keep": In(1), "kept_at": In(self._place),
             "found": In(1), "number": In(row), "largest": In(signed(8)),
             "look_at": In(self._place), "byte": In(byte), "tile": In(exact_log2(TILES)), "slot": In(slot),
             "first": In(1), "nothing": In(1), "complete": In(1), "sum": In(slot), "wanted": In(slot),
@@ -79,7 +79,7 @@ class SoftmaxLane(wiring.Component):
 
     def _distance(self, m: Module) -> Value:
         """255 less how far an element that is added up is below the largest one of its row."""
-        parts = Memory(shape=len(self.part), depth=1 << self._place, init=[])
+        parts = Memory(shape=self.part.shape(), depth=1 << self._place, init=[])
         # The largest bytes, with every bit inverted: what is to be added.
         largest = Memory(shape=8, depth=SUMS * TILES, init=[])
         m.submodules.parts, m.submodules.largest_bytes = parts, largest
@@ -95,7 +95,7 @@ class SoftmaxLane(wiring.Component):
             put.en.eq(self.found & (lane == self._lane)), put.addr.eq(row), put.data.eq(~self.largest),
             of_row.addr.eq(Cat(self.slot, self.tile)),
         ]  # fmt: skip
-        m.d.sync += [element.eq(kept.data.word_select(self.byte, 8)), less.eq(of_row.data)]
+        m.d.sync += [element.eq(kept.data[self.byte]), less.eq(of_row.data)]
         return element + less
 
     def _look_up(self, m: Module, name: str, half: int, distance: Value) -> Signal:

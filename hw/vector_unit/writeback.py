@@ -1,9 +1,9 @@
-"""The way of results to acc: a queue in which they wait for GEMM, so that nothing in front of it has to."""
+"""The queue in which results for acc wait for GEMM, so that nothing in front of it has to wait."""
 
 from __future__ import annotations
 
-from amaranth import Module, Signal
-from amaranth.lib import wiring
+from amaranth import Module, Signal, signed
+from amaranth.lib import data, wiring
 from amaranth.lib.memory import Memory
 from amaranth.lib.wiring import In, Out
 
@@ -38,14 +38,14 @@ class WritebackQueue(wiring.Component):
     def __init__(self, cfg: Config) -> None:
         port = write_port(scratchpads(cfg)["acc"])
         super().__init__({
-            "put": In(1), "data": In(scratchpads(cfg)["acc"].width), "arrive": In(1), "end": In(1),
+            "put": In(1), "data": In(data.ArrayLayout(signed(32), cfg.lanes)), "arrive": In(1), "end": In(1),
             "addr": In(scratchpads(cfg)["acc"].address_bits), "claims": In(2), "write": Out(port), "last": Out(1),
             "clear": In(1),
         })  # fmt: skip
 
     def elaborate(self, platform: object) -> Module:
         m = Module()
-        m.submodules.entries = entries = Memory(shape=len(self.data), depth=WRITEBACK_DEPTH, init=[])
+        m.submodules.entries = entries = Memory(shape=self.data.shape().size, depth=WRITEBACK_DEPTH, init=[])
         m.submodules.places = places = Memory(shape=len(self.addr) + 1, depth=WRITEBACK_DEPTH, init=[])
         put, arrived, goes, written = (
             Signal(range(WRITEBACK_DEPTH), name=n) for n in ("at_put", "at_arrived", "goes", "at")

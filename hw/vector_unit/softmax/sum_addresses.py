@@ -10,10 +10,10 @@ from amaranth.utils import exact_log2
 from celosia.hw.spec.config import Config
 from celosia.hw.spec.isa import EXTENT_BITS
 from celosia.hw.spec.pipeline import SUMS, softmax_parts, softmax_span
-from celosia.hw.vector_unit.softmax.walk import BUFFERS, TILES
+from celosia.hw.vector_unit.softmax.addresses import BUFFERS, TILES
 
 
-class ExpAccumulator(wiring.Component):
+class SumAddressGenerator(wiring.Component):
     """One element after the other of SUMS rows in turn, from what is kept of them: all bytes of each entry.
 
     Members
