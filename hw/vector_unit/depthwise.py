@@ -42,7 +42,7 @@ class DepthwiseSum(wiring.Component):
         products = []
         for number in range(self._taps):
             entry, tap = (Reg(signed(8), name=f"{name}{number}") for name in ("entry", "tap"))
-            # What LUTs give is not kept in a DSP block, whose operand has 48 bits, most of them the sign.
+            # A product from LUTs stays out of a DSP block, whose operand has 48 bits, most of them the sign.
             in_logic = (self._lane + number) % 2 != 0
             product = Reg(signed(16), name=f"product{number}", attrs={"keep": 1} if in_logic else {})
             times = logic_product if in_logic else operator.mul

@@ -56,7 +56,7 @@ def vin_stage(cfg: Config) -> str:
 
 
 def stage_fields(cfg: Config) -> dict[str, StageFields]:
-    """What each stage has of its item, by the stage's name."""
+    """The values that each stage has of its item, by the stage's name."""
     fields = {name: StageFields() for name in vector_stages(cfg)}
 
     def use(constants: Iterable[str], *stages: str) -> None:

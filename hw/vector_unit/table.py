@@ -44,7 +44,7 @@ class Tables(wiring.Component):
         grain, rows, tables = self._pad.grain, self._pad.width // self._pad.grain, self._pad.depth
         row_bits, byte_bits = (rows - 1).bit_length(), (grain // 8 - 1).bit_length()
 
-        # What is left of the last write's mask is written from its lowest grain on; `many`: it had all, and is taken
+        # The rest of the last write's mask is written from its lowest grain on; `many`: it had all, and is taken
         # when it is `over`, if it has been `held` until then (an error resets the writer, but not what has begun).
         left = Signal(rows)
         many = Signal()

@@ -12,12 +12,12 @@
     add           six stages of rescale_add
     write
 
-An item is an output entry on its way; a Stage knows whether it holds one. Nothing stands in its way: a step is taken
-only in a cycle from which its item meets neither a read of acc by GEMM, which says early enough which bank it is going
-to read, nor one in front of it with a residual, which stays in front of rescale_add for `residual_cycles`. What is
-written to acc waits there, behind the pipeline, for GEMM's writes (`writeback.py`); that there is room is part of the
-same decision. It falls a cycle ahead, and so does what an item needs of its instruction: both are registers, for they
-lead to many.
+An item is an entry of A on its way to an output entry. No stage waits: `IssueStage` issues a step only in a cycle from
+which its item meets nothing in its way. That could be GEMM reading the same bank of acc, which it announces early
+enough, or an item with a residual, which stays in front of rescale_add for `residual_cycles`. Results for acc wait
+behind the pipeline, in `WritebackQueue`, until GEMM leaves the port; that they find room there is part of the same
+decision. The decision is made a cycle ahead, and a stage receives its constants a cycle ahead: both are registers, for
+they lead to many.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ from celosia.hw.vector_unit.writeback import WritebackQueue
 
 @dataclass(frozen=True)
 class NormValues:
-    """What the lanes need of an item's row in a norm; of other items what stands in its place.
+    """The values that the lanes need of an item's row in a norm; for other items, their replacements.
 
     a_offset, twice: in stage `offset`. pairs, b_constant: in stage `reduce`. rest: in stage `binary`.
     """
@@ -71,10 +71,10 @@ def _bytes(lanes: int, entries: int = 0) -> data.ArrayLayout:
 
 
 class Vector(wiring.Component):
-    """Executes VECTOR: one entry of A a cycle, across instructions as well.
+    """Execute VECTOR: one entry of A a cycle, across instructions as well.
 
-    The constants of two instructions are kept, so that one can start while the one before is still in the pipeline;
-    only after an instruction that writes ACC, or VIN where it reads that, does it wait until that one is done.
+    The constants of two instructions are kept, so that one can start while the one before is still in the pipeline. An
+    instruction waits for one before it that writes ACC, or that writes VIN if it reads VIN itself.
 
     Parameters
     ----------
@@ -82,17 +82,17 @@ class Vector(wiring.Component):
 
     Members
     -------
-    instr, done, error, active, held, quiet, halt    see `unit_members`; there are no errors.
-    acc_read, vin, par, out                          scratchpad ports, which must be ready, that of acc unless claimed;
-                                                     data is used in the cycle after the read.
-                                                     With taps a read of vin gives as many entries.
-    acc_write                                        where the Config has `int32`; must be ready unless claimed.
-    claims : In(claim_layout)                        the ports of acc that GEMM takes.
-    lut : In(WritePort)                              through which LOAD writes the tables.
-    tap                                              where the Config has taps.
-    exp : In(WritePort)                              through which LOAD writes powers, where it has `softmax`.
-    inp_write, vin_write                             where it has `forward`; must be ready. Addresses of inp count parts
-                                                     of the size of an entry of vin.
+    instr, done, error, active, held, quiet, halt    See `unit_members`; there are no errors.
+    acc_read : Out(ReadPort)        Must be ready unless claimed. Of all ports data is used in the cycle after the read.
+    vin, par : Out(ReadPort)        Must be ready. With taps a read of vin gives as many entries.
+    out : Out(WritePort)            Must be ready.
+    acc_write : Out(WritePort)      With `int32`; must be ready unless claimed.
+    claims : In(claim_layout)       The ports of acc that GEMM takes.
+    lut : In(WritePort)             LOAD writes the tables.
+    tap : Out(ReadPort)             With `taps`; must be ready.
+    exp : In(WritePort)             With `softmax`: LOAD writes powers.
+    inp_write, vin_write : Out(WritePort)   With `forward`; must be ready. Addresses of inp count parts of the size of
+                                    an entry of vin.
     """
 
     def __init__(self, cfg: Config) -> None:
@@ -140,7 +140,7 @@ class Vector(wiring.Component):
         combined = self._combine(m, items, norm)
         selected = self._look_up(m, items, self._requantise(m, items, combined))
 
-        # What skips stages: the residual, and the place to which an item is written.
+        # Values that skip stages: the residual, and the place to which an item is written.
         residual = self._skip(
             m, items, "residuals", "reduce", "add", Cat(unit.residual for unit in combined),
             items.reduce.fire & items.reduce.constants.rescale_add, items.added,

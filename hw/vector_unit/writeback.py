@@ -16,9 +16,10 @@ from celosia.hw.spec.scratchpads import scratchpads
 
 
 class WritebackQueue(wiring.Component):
-    """Writes to acc in the order in which entries come, where GEMM leaves the port.
+    """Write entries to acc in the order in which they come, when GEMM leaves the port.
 
-    There is room for WRITEBACK_DEPTH entries. What an entry holds may come long before its address, in the same order.
+    There is room for WRITEBACK_DEPTH entries. The words of an entry may come long before its address. Both come in the
+    same order.
 
     Parameters
     ----------
@@ -26,13 +27,14 @@ class WritebackQueue(wiring.Component):
 
     Members
     -------
-    put : In(1), data : In          The next entry.
-    arrive : In(1), addr, end : In  The address of the next one, and whether it is its instruction's last.
+    put : In(1), data : In(array)   The words of the next entry come.
+    arrive : In(1), addr : In       The address of the next entry comes,
+    end : In(1)                     and whether it is its instruction's last one.
     claims : In(2)                  The banks whose write ports GEMM takes in the next cycle.
     write : Out(WritePort)          Must be ready unless claimed. `en` and `addr` are registers, for LOAD waits for a
                                     bank of acc within the cycle.
-    last : Out(1)                   What is written is its instruction's last.
-    clear : In(1)                   Forgets everything.
+    last : Out(1)                   The last entry of its instruction is written.
+    clear : In(1)                   Empties the queue.
     """
 
     def __init__(self, cfg: Config) -> None:

@@ -31,7 +31,7 @@ class NormMoments(wiring.Component):
     values : In(array)          The bytes.
     inside : In(lanes)          Which of them count.
     offset : In(signed)         Added to each; constant.
-    found : Out(1)              Pulse: the sums of a row are there: 3 cycles and one for each level of a tree of adders
+    done : Out(1)               Pulse: the sums of a row are there: 3 cycles and one for each level of a tree of adders
                                 behind its last bytes.
     sum, squares : Out          The sums of that row, in this cycle.
     """
@@ -41,7 +41,7 @@ class NormMoments(wiring.Component):
         super().__init__({
             "valid": In(1), "first": In(1), "last": In(1), "values": In(data.ArrayLayout(signed(8), lanes)),
             "inside": In(lanes),
-            "offset": In(signed(VALUE_BITS)), "found": Out(1), "sum": Out(signed(SUM_BITS)),
+            "offset": In(signed(VALUE_BITS)), "done": Out(1), "sum": Out(signed(SUM_BITS)),
             "squares": Out(SQUARES_BITS),
         })  # fmt: skip
 
@@ -68,7 +68,7 @@ class NormMoments(wiring.Component):
                 self.sum.eq(Mux(first, 0, self.sum) + total),
                 self.squares.eq(Mux(first, 0, self.squares) + squares),
             ]
-        m.d.sync += self.found.eq(valid & last)
+        m.d.sync += self.done.eq(valid & last)
         return m
 
     def _later(self, m: Module, marks: Value, stage: int) -> Signal:

@@ -108,7 +108,7 @@ class TileAddressGenerator(wiring.Component):
         return m
 
     def _entries(self, m: Module, comes: Value, on: Value) -> None:
-        """Whether this is a row's first entry, and whether its last: registers, found a step ahead."""
+        """Tell the first and the last entry of a row: registers, computed a step ahead."""
         entries = (self.fields.extent_n + self._span - 1) >> exact_log2(self._span)
         left = Reg(EXTENT_BITS)
         with m.If(comes | (on & self.last)):
@@ -118,7 +118,7 @@ class TileAddressGenerator(wiring.Component):
         probes(self, left=left)
 
     def _rows(self, m: Module, comes: Value, on: Value, over: Value) -> None:
-        """Whether a row is the tile's last one, and whether other tiles follow."""
+        """Tell the last row of a tile, and whether other tiles follow."""
         last = self.fields.extent_x - 1
         others = Reg(EXTENT_BITS)
         end, tiles = others[: self._in_tile], others[self._in_tile :]

@@ -281,13 +281,13 @@ class SoftmaxEngine(wiring.Component):
         of_row = memory.read_port(domain="comb")
         less = Reg(8)
         m.d.comb += [
-            put.en.eq(row_max.found), put.addr.eq(row_max.number), put.data.eq(~row_max.largest),
+            put.en.eq(row_max.done), put.addr.eq(row_max.number), put.data.eq(~row_max.largest),
             of_row.addr.eq(steps.select.payload.row),
         ]  # fmt: skip
         m.d.sync += less.eq(of_row.data)
         for lane in lanes:
             m.d.comb += [
-                lane.found.eq(row_max.found), lane.number.eq(row_max.number), lane.largest.eq(row_max.largest),
+                lane.put_largest.eq(row_max.done), lane.number.eq(row_max.number), lane.largest.eq(row_max.largest),
                 lane.less.eq(less),
             ]  # fmt: skip
 

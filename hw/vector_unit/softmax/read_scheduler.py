@@ -13,7 +13,7 @@ from celosia.hw.spec.pipeline import DIVIDE_TURN, FILL_TURN, FIND_TURN, softmax_
 
 
 class TurnSignature(wiring.Signature):
-    """What one address generator and the scheduler tell each other.
+    """The signals between one address generator and the scheduler.
 
     Members
     -------
@@ -57,7 +57,7 @@ class ReadScheduler(wiring.Component):
         m = Module()
         find, fill, divide, beat = self.find, self.fill, self.divide, self.beat
         first_tile = Signal()  # the largest bytes of the first tile are being found
-        found = Signal()  # those of the next tile have been
+        ready = Signal()  # those of the next tile have been
         begin = Signal()
         finds = find.on & find.ends
         filled = (beat == self._parts - 1) & (fill.ends | ~fill.active)
@@ -65,18 +65,18 @@ class ReadScheduler(wiring.Component):
             find.on.eq(find.active & (beat == FIND_TURN)),
             fill.on.eq(fill.active & (beat == self._parts - 1)),
             divide.on.eq(divide.active & (beat == DIVIDE_TURN - 1)),
-            begin.eq(Mux(first_tile, finds, found & filled)),
-            find.begin.eq(begin | ~(found | finds)),
+            begin.eq(Mux(first_tile, finds, ready & filled)),
+            find.begin.eq(begin | ~(ready | finds)),
             fill.begin.eq(begin),
             divide.begin.eq(self.summed),
         ]
         m.d.sync += [
             beat.eq(Mux(first_tile, Mux(begin, FILL_TURN, FIND_TURN), beat + 1)),
-            found.eq((found | finds) & ~begin),
+            ready.eq((ready | finds) & ~begin),
         ]
         with m.If(~self.busy):
             m.d.sync += first_tile.eq(1)
         with m.Elif(begin):
             m.d.sync += first_tile.eq(0)
-        probes(self, first_tile=first_tile, found=found)
+        probes(self, first_tile=first_tile, ready=ready)
         return m

@@ -24,7 +24,7 @@ class RowMax(wiring.Component):
     inside : In(lanes)  The bytes that count: the first one and those next to it.
     first, last : In(1) The entry is its row's first, or last.
     row : In            The row's number.
-    found : Out(1)      Pulse: the search of a row is over,
+    done : Out(1)       Pulse: the search of a row is over,
     largest : Out       this is its largest byte,
     number : Out        and this its number.
     """
@@ -34,7 +34,7 @@ class RowMax(wiring.Component):
         super().__init__({
             "valid": In(1), "entry": In(data.ArrayLayout(signed(8), lanes)), "inside": In(lanes),
             "first": In(1), "last": In(1), "row": In(row_bits),
-            "found": Out(1), "largest": Out(signed(8)), "number": Out(row_bits),
+            "done": Out(1), "largest": Out(signed(8)), "number": Out(row_bits),
         })  # fmt: skip
 
     def elaborate(self, platform: object) -> Module:
@@ -58,7 +58,7 @@ class RowMax(wiring.Component):
                 self.largest.eq(Mux(first | (values[0] > self.largest), values[0], self.largest)),
                 self.number.eq(row),
             ]
-        m.d.sync += self.found.eq(valid & last)
+        m.d.sync += self.done.eq(valid & last)
         return m
 
     def _larger(self, m: Module, name: str, low: Value, high: Value, counts: Value) -> Signal:
