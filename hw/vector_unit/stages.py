@@ -142,26 +142,23 @@ class Stage(wiring.Component):
     Parameters
     ----------
     before, own : signatures of the stage before and of this one, which may carry less.
-    constants : layout of a set of constants.
     in_parts : whether items may be parts of an entry; without, all are whole.
 
     Members
     -------
     before : In(StageSignature)     The stage before.
-    sets : In(constants).array(2)   Constants of the instructions under way.
+    sets : In(constants).array(2)   The constants that this stage has, of the instructions under way.
     passes : In(1)                  An item here fires.
     stalls : In(1)                  An item here stays.
     halt : In(1)                    Drops the item that comes.
     item : Out(StageSignature)      This stage.
     """
 
-    def __init__(
-        self, before: StageSignature, own: StageSignature, constants: data.StructLayout, in_parts: bool = False
-    ) -> None:
+    def __init__(self, before: StageSignature, own: StageSignature, in_parts: bool = False) -> None:
         self._in_parts = in_parts
         super().__init__({
-            "before": In(before), "sets": In(constants).array(2), "passes": In(1), "stalls": In(1), "halt": In(1),
-            "item": Out(own),
+            "before": In(before), "sets": In(own.members["constants"].shape).array(2), "passes": In(1),
+            "stalls": In(1), "halt": In(1), "item": Out(own),
         })  # fmt: skip
 
     def elaborate(self, platform: object) -> Module:
@@ -216,12 +213,12 @@ class PipelineTracker(wiring.Component):
     """
 
     def __init__(self, cfg: Config) -> None:
-        self._cfg, self._constants = cfg, constants_layout(cfg)
+        self._cfg, constants = cfg, constants_layout(cfg)
         self._signatures = {name: stage_signature(cfg, fields) for name, fields in stage_fields(cfg).items()}
         super().__init__({
             **{name: (In if name == "read" else Out)(signature) for name, signature in self._signatures.items()},
-            "sets": In(self._constants).array(2), "halt": In(1), "part": Out(range(cfg.residual_cycles)),
-            "added": Out(1), "complete": Out(1), "writes": Out(self._constants["to"].shape),
+            "sets": In(constants).array(2), "halt": In(1), "part": Out(range(cfg.residual_cycles)),
+            "added": Out(1), "complete": Out(1), "writes": Out(constants["to"].shape),
         })  # fmt: skip
         self.stages: list[Any] = [getattr(self, name) for name in self._signatures]
         """All stages, in their order."""
@@ -236,13 +233,17 @@ class PipelineTracker(wiring.Component):
         after_add = ("write", *stage_names(self._cfg, "add", "write")[1:])
         for previous, name in pairwise(self._signatures):
             in_parts = self._cfg.residual_cycles > 1 and name in after_add
-            stage = Stage(self._signatures[previous], self._signatures[name], self._constants, in_parts)
+            stage = Stage(self._signatures[previous], self._signatures[name], in_parts)
             m.submodules[name] = stage
             wiring.connect(m, before, stage.before)
             wiring.connect(m, stage.item, wiring.flipped(getattr(self, name)))
             before = stage.item
             m.d.comb += [
-                *(held.eq(constants) for held, constants in zip(stage.sets, self.sets, strict=True)),
+                *(
+                    used[constant].eq(constants[constant])
+                    for used, constants in zip(stage.sets, self.sets, strict=True)
+                    for constant, _ in used.shape()
+                ),
                 stage.halt.eq(self.halt),
                 stage.passes.eq(stage.item.carried.last if name == "reduce" else 1),
                 stage.stalls.eq(self._add(m) if name == "add" else 0),
