@@ -1,4 +1,4 @@
-"""Reductions over windows, and the binary operation."""
+"""Reductions over windows, and the binary operation of A and B."""
 
 from __future__ import annotations
 
@@ -15,29 +15,34 @@ from celosia.hw.vector_unit.norm.moments import VALUE_BITS
 
 
 class Combine(wiring.Component):
-    """One lane of stages 1 to 3: v = reduction of (A + a_offset), combined with B + b_offset. All wraps at 32 bits.
+    """One lane of the stages `offset`, `reduce` and `binary`: a reduction of A + a_offset, combined with B + b_offset.
 
-    Stages are those of a Config without taps, here and below.
+    All values wrap at 32 bits.
 
     Parameters
     ----------
     cfg : Config, which says what reductions and operations there are.
-    vin : shape of what comes from vin.
+    vin : shape of a lane of vin.
 
     Members
     -------
-    acc, vin : In         What the scratchpads gave: A from one of them, or A from acc and B from vin.
-    enable : In(3)        Bit i lets stage 1 + i take an item.
-    last : In(2)          Stages 1 and 2: the item ends its reduction, so that its B is there.
-    a_vin, a_offset       Stage 1.
-    first, reduce_op, b_offset, b_vin, b_constant   Stage 2; b_constant is imm + b_offset.
-    binary_op             Stage 3.
-    twice                 Stage 1, with `norm`: what vin gave counts twice.
-    norm, pairs           Stage 2, with `norm`: what is there is to be shifted by so many pairs of bits, as 16 bits;
-    times, rest           stage 3: MUL takes 24 bits of b instead of 16, none of them a sign, and leaves out SPARE_BITS
-                          of the product and `rest`.
-    residual : Out        B of the item in stage 2, without offset.
-    v : Out               The item in stage 4.
+    acc, vin : In         The words that the scratchpads gave: A is one of them, or A is acc and B is vin.
+    enable : In(3)        Bit i lets the i-th of the stages take an item.
+    last : In(2)          In `offset` and `reduce`: the item ends its reduction, so that its B is there.
+    a_vin : In(1)         In `offset`: A comes from vin;
+    a_offset : In         this is added to A.
+    first : In(1)         In `reduce`: the item begins its reduction;
+    reduce_op : In        how it is reduced;
+    b_vin : In(1)         B comes from vin;
+    b_offset : In         this is added to B from vin;
+    b_constant : In       else this is B: imm + b_offset.
+    binary_op : In        In `binary`: how A and B are combined.
+    twice : In(1)         With `norm`, in `offset`: the word of vin counts twice.
+    norm, pairs : In      With `norm`, in `reduce`: the value is shifted up by so many pairs of bits, as 16 bits.
+    times, rest : In      With `norm`, in `binary`: MUL takes 24 bits of B instead of 16, none of them a sign, adds
+                          `rest`, and leaves out the lowest SPARE_BITS of the result.
+    residual : Out        B of the item in `reduce`, without offset.
+    v : Out               The value in stage `requantise`.
     """
 
     def __init__(self, cfg: Config, vin: Shape) -> None:
@@ -97,7 +102,7 @@ class Combine(wiring.Component):
         return m
 
     def _product(self, reduced: Value, b: Value) -> Value:
-        """One DSP block makes both: of a norm 16 bits times the 24 of its row's factor, and what is to be added."""
+        """a * b. One DSP block also does a norm's product of 16 and 24 bits, with the addition of `rest`."""
         a, times = reduced[:16].as_signed(), b[:16].as_signed()
         if not self._cfg.norm:
             return a * times

@@ -1,4 +1,4 @@
-"""Masks by a number, made of logic: a comparison or a difference would be a carry chain each."""
+"""Masks with a given number of ones, made of logic: a comparison or a difference would be a carry chain each."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from amaranth import Cat, Value
 
 
 def ones(number: Value) -> Value:
-    """As many ones as `number` says, from the lowest bit on; bit i also says whether it is more than i.
+    """A mask with `number` ones, from the lowest bit on. Bit i also says whether `number` is more than i.
 
     number: unsigned, of a few bits.
     """

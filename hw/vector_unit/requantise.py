@@ -18,7 +18,7 @@ RESULT_BITS = 10
 param_layout = data.FlexibleLayout(
     64, {name: data.Field(Shape(part.width, part.signed), part.offset) for name, part in PAR.items()}
 )
-"""What an entry of par holds for one channel."""
+"""The parameters of one channel in an entry of par."""
 
 # Fixed point of a quotient that does not saturate: 8 bits before the point and 26 behind it, then one bit that is set
 # where anything was cut off. A float32 of 0.5 or more has no bit below 2^-25 and half of its last one is 2^-26.
@@ -44,9 +44,9 @@ class Requantise(wiring.Component):
 
     Members
     -------
-    enable : In(REQUANTISE_STAGES)     Bit i lets stage i take what the stage before it holds.
+    enable : In(REQUANTISE_STAGES)     Bit i lets stage i take the item of the stage before.
     bypass : In(1)          Stage 0: the result is v itself, saturated; `param` is ignored.
-    v : In(signed(32))      Stage 0.
+    v : In(signed(32))      Stage 0: the value.
     param : In(par)         Stage 0: bias, multiplier (any 24 bits) and shift of the channel.
     result : Out(signed)    RESULT_BITS wide.
     """
@@ -59,7 +59,7 @@ class Requantise(wiring.Component):
 
     def elaborate(self, platform: object) -> Module:
         m = Module()
-        # What goes along: the sign, and the shift and the multiplier until they are done.
+        # Values that travel with the item: the sign, and the shift and the multiplier until they are done.
         negative = [Reg(name=f"negative{stage}") for stage in range(REQUANTISE_STAGES - 1)]
         shift = [Reg(6, name=f"shift{stage}") for stage in range(5)]
         multiplier = [Reg(24, name=f"multiplier{stage}") for stage in range(3)]
@@ -100,7 +100,9 @@ class Requantise(wiring.Component):
 
     def _float(self, m: Module, magnitude: Signal, multiplier: list[Signal]) -> tuple[Signal, Signal]:
         """Stages 1 and 2: the conversion to float32 keeps 24 significant bits; others are rounded off, ties to even.
-        Returns these bits, and how many are rounded off."""
+
+        Returns the significant bits, and the number of those that are rounded off.
+        """
         integer = Reg(32)
         drop = Reg(4)
         half = Reg(8)

@@ -1,4 +1,4 @@
-"""The rescaled residual that is added to the int8 result."""
+"""The addition of a rescaled residual to the int8 result."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from celosia.hw.vector_unit.multiply import LOW_BITS, logic_product
 _LOW = LOW_BITS + 8
 """Bits of a product with the low bits of a scale."""
 BIAS = 1 << _LOW
-"""What the sum of two such products has on top, so that it has no sign: adders of 48 bits need not extend one."""
+"""Added to the sum of two such products, so that it has no sign: adders of 48 bits need not extend one."""
 _NEAR = 9
 """Bits of a result in front of its clipping."""
 
@@ -24,13 +24,15 @@ class RescaleAdd(wiring.Component):
 
     Members
     -------
-    v, residual : In      Stage 0, which is `add`.
+    v, residual : In      Stage 0, which is `add`: the int8 result, and the residual.
     enable : In           Bit i lets stage i take an item.
-    add : In              Whether the item there is to be computed.
-    passed : In           Stage 5: the result for an item that is not.
-    scale_v, scale_b      Stage 0; scale_c, less BIAS: stage 2; bytes and bits, by which to shift: stages 3 and 4.
-    low, high             Stage 5.
-    result : Out          The item behind it.
+    add : In              Bit i: a residual is added to the item that stage i takes.
+    passed : In           Stage 5: the result of an item without a residual.
+    scale_v, scale_b : In Stage 0: the factors.
+    scale_c : In          Stage 2: the constant, less BIAS.
+    bytes, bits : In      Stages 3 and 4: the shift, by bytes and then by bits.
+    low, high : In        Stage 5: the limits of the result.
+    result : Out          The result, a register behind stage 5.
     """
 
     def __init__(self) -> None:
@@ -113,5 +115,5 @@ class RescaleAdd(wiring.Component):
 
 
 def _biased(product: Value) -> Value:
-    """Half of BIAS on top of it: its sign is inverted."""
+    """`product` plus half of BIAS: its sign is inverted."""
     return Cat(product[: _LOW - 1], ~product[_LOW - 1])

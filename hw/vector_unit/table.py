@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from amaranth import Cat, Const, Module, Mux, Signal
-from amaranth.lib import wiring
+from amaranth.lib import data, wiring
 from amaranth.lib.memory import Memory
 from amaranth.lib.wiring import In, Out
 
@@ -26,8 +26,8 @@ class Tables(wiring.Component):
                               a cycle; `ready` comes with the last one.
     enable : In(1)            Reads; `value` holds what was read until the next read.
     table : In                Which table, the same for all lanes.
-    index : In(8 * lanes)     Place in the table, a byte for each lane.
-    value : Out(8 * lanes)    One cycle after `enable`.
+    index : In(array)         Place in the table, a byte for each lane.
+    value : Out(array)        A byte for each lane, one cycle after `enable`.
     """
 
     def __init__(self, cfg: Config) -> None:
@@ -35,7 +35,7 @@ class Tables(wiring.Component):
         self._pad = scratchpads(cfg)["lut"]
         super().__init__({
             "load": In(write_port(self._pad)), "enable": In(1), "table": In(self._pad.address_bits),
-            "index": In(8 * cfg.lanes), "value": Out(8 * cfg.lanes),
+            "index": In(data.ArrayLayout(8, cfg.lanes)), "value": Out(data.ArrayLayout(8, cfg.lanes)),
         })  # fmt: skip
 
     def elaborate(self, platform: object) -> Module:
@@ -44,7 +44,7 @@ class Tables(wiring.Component):
         grain, rows, tables = self._pad.grain, self._pad.width // self._pad.grain, self._pad.depth
         row_bits, byte_bits = (rows - 1).bit_length(), (grain // 8 - 1).bit_length()
 
-        # What is left of the last write's mask is written from its lowest grain on; `many`: it had all, and is taken
+        # The rest of the last write's mask is written from its lowest grain on; `many`: it had all, and is taken
         # when it is `over`, if it has been `held` until then (an error resets the writer, but not what has begun).
         left = Signal(rows)
         many = Signal()
@@ -52,7 +52,7 @@ class Tables(wiring.Component):
         held = Signal()
         whole = load.mask[0] & load.mask[1] if rows > 1 else Const(0)  # neighbours: LOAD's steps say so at once
         entry = Signal.like(load.addr, name="entry", reset_less=True)
-        data = Signal.like(load.data, name="data", reset_less=True)
+        rows_of_entry = Signal(data.ArrayLayout(grain, rows), reset_less=True)
         row = Signal(row_bits)
         # Of one grain, or of all from one on: the lowest is the one without another below it.
         rest = (left & (left << 1))[:rows]
@@ -71,7 +71,7 @@ class Tables(wiring.Component):
             held.eq(load.en & (held | ~many)),
         ]
         with m.If(~many):
-            m.d.sync += [entry.eq(load.addr), data.eq(load.data)]
+            m.d.sync += [entry.eq(load.addr), rows_of_entry.eq(load.data)]
 
         def address(table_row: Signal, table: Signal) -> Cat:
             return Cat(table_row, table) if tables > 1 else Cat(table_row)
@@ -79,10 +79,10 @@ class Tables(wiring.Component):
         enable = Signal()
         place = Signal.like(Cat(address(row, entry)))
         write = Reg(grain)
-        m.d.sync += [enable.eq(left.any()), place.eq(address(row, entry)), write.eq(data.word_select(row, grain))]
+        m.d.sync += [enable.eq(left.any()), place.eq(address(row, entry)), write.eq(rows_of_entry[row])]
         for lane in range(cfg.lanes):
-            index = self.index.word_select(lane, 8)
-            memory = Memory(shape=grain, depth=tables * rows, init=[])
+            index = self.index[lane]
+            memory = Memory(shape=data.ArrayLayout(8, grain // 8), depth=tables * rows, init=[])
             m.submodules[f"lane{lane}"] = memory
             to = memory.write_port()
             of = memory.read_port()
@@ -93,7 +93,7 @@ class Tables(wiring.Component):
                 to.data.eq(write),
                 of.en.eq(self.enable),
                 of.addr.eq(address(index[byte_bits:], self.table)),
-                self.value.word_select(lane, 8).eq(of.data.word_select(byte, 8)),
+                self.value[lane].eq(of.data[byte]),
             ]
             with m.If(self.enable):
                 m.d.sync += byte.eq(index)

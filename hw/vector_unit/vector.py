@@ -12,21 +12,21 @@
     add           six stages of rescale_add
     write
 
-An item is an output entry on its way; a Stage knows whether it holds one. Nothing stands in its way: a step is taken
-only in a cycle from which its item meets neither a read of acc by GEMM, which says early enough which bank it is going
-to read, nor one in front of it with a residual, which stays in front of rescale_add for `residual_cycles`. What is
-written to acc waits there, behind the pipeline, for GEMM's writes (`landing.py`); that there is room is part of the
-same decision. It falls a cycle ahead, and so does what an item needs of its instruction: both are registers, for they
-lead to many.
+An item is an entry of A on its way to an output entry. No stage waits: `IssueStage` issues a step only in a cycle from
+which its item meets nothing in its way. That could be GEMM reading the same bank of acc, which it announces early
+enough, or an item with a residual, which stays in front of rescale_add for `residual_cycles`. Results for acc wait
+behind the pipeline, in `WritebackQueue`, until GEMM leaves the port; that they find room there is part of the same
+decision. The decision is made a cycle ahead, and a stage receives its constants a cycle ahead: both are registers, for
+they lead to many.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
 
-from amaranth import Cat, Const, Module, Mux, Signal, Value, signed
-from amaranth.lib import wiring
+from amaranth import Cat, Module, Mux, Signal, Value, signed
+from amaranth.lib import data, wiring
 from amaranth.lib.wiring import In, Out
 
 from celosia.hw.lib.layout import claim_layout, part_port, read_port, unit_members, write_port
@@ -37,22 +37,44 @@ from celosia.hw.spec.isa import Destination, Opcode
 from celosia.hw.spec.pipeline import ADD_STAGES, softmax_span
 from celosia.hw.spec.scratchpads import scratchpads
 from celosia.hw.vector_unit.combine import Combine
+from celosia.hw.vector_unit.delay_queue import DelayQueue
+from celosia.hw.vector_unit.depthwise import DepthwiseSum, depthwise_shape
 from celosia.hw.vector_unit.issue import IssueStage
-from celosia.hw.vector_unit.items import DelayQueue, PipelineTracker
-from celosia.hw.vector_unit.landing import WritebackQueue
 from celosia.hw.vector_unit.norm.engine import NormEngine
 from celosia.hw.vector_unit.requantise import RESULT_BITS, Requantise, param_layout
 from celosia.hw.vector_unit.residual import RescaleAdd
 from celosia.hw.vector_unit.softmax.engine import SoftmaxEngine
+from celosia.hw.vector_unit.softmax_tracker import SoftmaxProgress
+from celosia.hw.vector_unit.stages import PipelineTracker, vin_stage
 from celosia.hw.vector_unit.table import Tables
-from celosia.hw.vector_unit.taps import Taps, tap_sum
+from celosia.hw.vector_unit.writeback import WritebackQueue
+
+
+@dataclass(frozen=True)
+class NormValues:
+    """The values that the lanes need of an item's row in a norm; for other items, their replacements.
+
+    a_offset, twice: in stage `offset`. pairs, b_constant: in stage `reduce`. rest: in stage `binary`.
+    """
+
+    a_offset: Value
+    twice: Value
+    pairs: Value
+    b_constant: Value
+    rest: Value
+
+
+def _bytes(lanes: int, entries: int = 0) -> data.ArrayLayout:
+    """The bytes of an entry, or of so many entries."""
+    entry = data.ArrayLayout(signed(8), lanes)
+    return data.ArrayLayout(entry, entries) if entries else entry
 
 
 class Vector(wiring.Component):
-    """Executes VECTOR: one entry of A a cycle, across instructions as well.
+    """Execute VECTOR: one entry of A a cycle, across instructions as well.
 
-    The constants of two instructions are kept, so that one can start while the one before is still in the pipeline;
-    only after an instruction that writes ACC, or VIN where it reads that, does it wait until that one is done.
+    The constants of two instructions are kept, so that one can start while the one before is still in the pipeline. An
+    instruction waits for one before it that writes ACC, or that writes VIN if it reads VIN itself.
 
     Parameters
     ----------
@@ -60,17 +82,17 @@ class Vector(wiring.Component):
 
     Members
     -------
-    instr, done, error, active, held, quiet, halt    see `unit_members`; there are no errors.
-    acc_read, vin, par, out                          scratchpad ports, which must be ready, that of acc unless claimed;
-                                                     data is used in the cycle after the read.
-                                                     With taps a read of vin gives as many entries.
-    acc_write                                        where the Config has `int32`; must be ready unless claimed.
-    claims : In(claim_layout)                        the ports of acc that GEMM takes.
-    lut : In(WritePort)                              through which LOAD writes the tables.
-    tap                                              where the Config has taps.
-    exp : In(WritePort)                              through which LOAD writes powers, where it has `softmax`.
-    inp_write, vin_write                             where it has `forward`; must be ready. Addresses of inp count parts
-                                                     of the size of an entry of vin.
+    instr, done, error, active, held, quiet, halt    See `unit_members`; there are no errors.
+    acc_read : Out(ReadPort)        Must be ready unless claimed. Of all ports data is used in the cycle after the read.
+    vin, par : Out(ReadPort)        Must be ready. With taps a read of vin gives as many entries.
+    out : Out(WritePort)            Must be ready.
+    acc_write : Out(WritePort)      With `int32`; must be ready unless claimed.
+    claims : In(claim_layout)       The ports of acc that GEMM takes.
+    lut : In(WritePort)             LOAD writes the tables.
+    tap : Out(ReadPort)             With `taps`; must be ready.
+    exp : In(WritePort)             With `softmax`: LOAD writes powers.
+    inp_write, vin_write : Out(WritePort)   With `forward`; must be ready. Addresses of inp count parts of the size of
+                                    an entry of vin.
     """
 
     def __init__(self, cfg: Config) -> None:
@@ -102,81 +124,68 @@ class Vector(wiring.Component):
     def elaborate(self, platform: object) -> Module:
         m = Module()
         cfg = self._cfg
-        finish = Signal()
-        rows_finish = Signal() if cfg.softmax else Const(0)
-        issue = IssueStage(cfg, max(self._targets) + 1)
-        items = PipelineTracker(m, cfg, issue.constants, issue.now, issue.current)
-        step = issue.steps(m, self, finish, rows_finish)
+        m.submodules.issue = issue = IssueStage(cfg)
+        m.submodules.items = items = PipelineTracker(cfg)
+        wiring.connect(m, wiring.flipped(self.instr), issue.instr)
+        wiring.connect(m, issue.done, wiring.flipped(self.done))
+        m.d.comb += [
+            issue.halt.eq(self.halt), issue.claimed.eq(self.claims.read), items.halt.eq(self.halt),
+            *(constants.eq(kept) for constants, kept in zip(items.sets, issue.sets, strict=True)),
+            self.active.eq(issue.active), self.held.eq(issue.held), self.quiet.eq(issue.idle & ~self.done.valid),
+        ]  # fmt: skip
+        self._offer(m, items, issue)
+        self._read(m, items, issue.step)
 
-        read, add, write = items["read"], items["add"], items["write"]
-        m.d.comb += read.valid.eq(step.valid)
-        read.leaves = issue.takes
-        first, last = (items.carry(step.payload[name], name, "reduce") for name in ("first", "last"))
-        items["reduce"].leaves = items["reduce"].valid & last["reduce"]
-        self._read(m, items, step, last)
-
-        combined = self._combine(m, items, first, last)
-        if cfg.norm:
-            self._norm(m, items, issue, combined)
-        self._read_par(m, items, items.carry(step.payload.par, "par_addr", "binary")["binary"])
+        norm = self._norm(m, items, issue) if cfg.norm else None
+        combined = self._combine(m, items, norm)
         selected = self._look_up(m, items, self._requantise(m, items, combined))
 
-        # What skips stages: the residual, and the place to which an item is written.
-        residual = self._ring(
+        # Values that skip stages: the residual, and the place to which an item is written.
+        residual = self._skip(
             m, items, "residuals", "reduce", "add", Cat(unit.residual for unit in combined),
-            items["reduce"].leaves & items["reduce"].at("rescale_add"), add.adds & items.last_part,
+            items.reduce.fire & items.reduce.constants.rescale_add, items.added,
         )  # fmt: skip
-        place = self._ring(
-            m, items, "places", "read", "write", Cat(step.payload.end, step.payload.dst),
-            read.leaves & step.payload.last, items.complete,
+        place = self._skip(
+            m, items, "places", "read", "write", Cat(issue.step.end, issue.step.dst),
+            issue.fire & issue.step.last, items.complete,
         )  # fmt: skip
         result = self._add(m, items, selected, residual)
-        rows = self._rows(m, issue) if cfg.softmax else None
-        self._write(m, items, issue, result, place[1:], rows)
-        ends, lands = items.complete & place[0], Const(0)
+        softmax = self._softmax(m, issue) if cfg.softmax else None
+        self._write(m, items, issue, result, place[1:], softmax)
+        write, ends = items.write.constants, items.complete & place[0]
         if cfg.int32:
-            landing = self._land(m, items, combined, result, place)
-            ends, lands = (ends & ~write.at("to")[Destination.ACC]) | landing.last, landing.write.en
-        issue.advance(m, self, lands)
-        told = {name: write.at(name) for name in ("post", "index")}
-        if rows is not None:
-            m.d.comb += rows_finish.eq(rows.finish)
-            late = {name: Mux(issue.late.any(), issue.oldest[name], value) for name, value in told.items()}
-            told = {name: Mux(issue.alone, issue.of_rows[name], value) for name, value in late.items()}
-        m.d.comb += [
-            finish.eq(ends if rows is None else issue.tells(m, ends, self.halt)),
-            self.active.eq(issue.takes | issue.bubbles.any() | issue.alone),
-            self.held.eq(step.valid & ~issue.slot & ~issue.bubbles.any()),
-        ]
-        if cfg.norm:
-            with m.If(issue.finding):
-                m.d.comb += [self.active.eq(1), self.held.eq(0)]
-        tells = finish if rows is None else finish | rows_finish
-        m.d.sync += self.done.valid.eq(tells & ~self.halt)
-        with m.If(tells):
-            m.d.sync += [self.done.payload[name].eq(value) for name, value in told.items()]
-        items.advance(self.halt)
-        probes(self, items=items, last=last, issue=issue, step=step, place=place, finish=finish)
+            queue = self._write_back(m, items, combined, result, place)
+            ends = (ends & ~write.to[Destination.ACC]) | queue.last
+            m.d.comb += issue.lands.eq(queue.write.en)
+        m.d.comb += [issue.ends.eq(ends), issue.ended.post.eq(write.post), issue.ended.index.eq(write.index)]
+        probes(self, items=items, issue=issue, place=place)
         return m
 
-    def _read(self, m: Module, items: PipelineTracker, step: Any, last: dict[str, Any]) -> None:
-        """Asks for A, B and taps."""
-        cfg, payload, acc = self._cfg, step.payload, items["acc"]
-        # With taps, entries of vin are on their way while they become a sum.
-        source = "read" if cfg.taps else "acc"
-        reads = items[source]
-        of_vin = Mux(items["read"].at("a_vin"), payload.a, payload.b)
-        in_vin = items.carry(of_vin[: len(self.vin.addr)], "vin_addr", source)
-        in_acc = items.carry(payload.a[: len(self.acc_read.addr)], "acc_addr", "acc")
+    def _offer(self, m: Module, items: PipelineTracker, issue: IssueStage) -> None:
+        """The step that issue offers is the item of the first stage."""
+        read, step, now = items.read, issue.step, issue.now
+        vin_addr = Mux(now.a_vin, step.a, step.b)
+        addresses = {"vin_addr": vin_addr, "acc_addr": step.a, "par_addr": step.par}
+        values = {"first": step.first, "last": step.last, **addresses}
         m.d.comb += [
-            self.vin.en.eq(reads.leaves & (reads.at("a_vin") | (reads.at("b_vin") & last[source]))),
-            self.vin.addr.eq(in_vin[source]),
-            self.acc_read.en.eq(acc.leaves & ~acc.at("a_vin")),
-            self.acc_read.addr.eq(in_acc["acc"]),
+            read.valid.eq(issue.valid), read.fire.eq(issue.fire), read.which.eq(issue.current), read.whole.eq(1),
+            *(read.constants[name].eq(now[name]) for name, _ in read.constants.shape()),
+            *(read.carried[name].eq(value) for name, value in values.items()),
+        ]  # fmt: skip
+
+    def _read(self, m: Module, items: PipelineTracker, step: data.View[data.StructLayout]) -> None:
+        """Ask for A, B and taps, and for the channels' parameters."""
+        reads, acc, binary = getattr(items, vin_stage(self._cfg)), items.acc, items.binary
+        m.d.comb += [
+            self.vin.en.eq(reads.fire & (reads.constants.a_vin | (reads.constants.b_vin & reads.carried.last))),
+            self.vin.addr.eq(reads.carried.vin_addr),
+            self.acc_read.en.eq(acc.fire & ~acc.constants.a_vin),
+            self.acc_read.addr.eq(acc.carried.acc_addr),
+            self.par.en.eq(binary.valid & binary.constants.requantise),
+            self.par.addr.eq(binary.carried.par_addr),
         ]
-        if cfg.taps:
-            m.d.comb += [self.tap.en.eq(reads.leaves & reads.at("weigh")), self.tap.addr.eq(payload.tap)]
-        probes(self, in_acc=in_acc)
+        if self._cfg.taps:
+            m.d.comb += [self.tap.en.eq(reads.fire & reads.constants.weigh), self.tap.addr.eq(step.tap)]
 
     def _channel(self, lane: int) -> int:
         piece, place = divmod(lane, self._cfg.piece_bytes)
@@ -185,115 +194,127 @@ class Vector(wiring.Component):
     def _from_vin(self, m: Module, items: PipelineTracker) -> list[Value]:
         """For each lane what vin gives to the stage that adds a_offset."""
         cfg = self._cfg
+        entries = data.View(_bytes(cfg.lanes, max(1, cfg.taps)), self.vin.data)
         if not cfg.taps:
-            return [self.vin.data.word_select(lane, 8).as_signed() for lane in range(cfg.lanes)]
+            return [entries[0][lane] for lane in range(cfg.lanes)]
+        layout = _bytes(cfg.block_out, cfg.taps)
+        tap_bytes = data.View(layout, self.tap.data[: layout.size])
         sums = []
         for lane in range(cfg.lanes):
-            m.submodules[f"taps{lane}"] = taps = Taps(cfg.taps, lane)
-            bytes_ = range(cfg.taps)
+            m.submodules[f"taps{lane}"] = taps = DepthwiseSum(cfg.taps, lane)
+            for number in range(cfg.taps):
+                m.d.comb += [
+                    taps.entries[number].eq(entries[number][lane]),
+                    taps.taps[number].eq(tap_bytes[number][self._channel(lane)]),
+                ]
             m.d.comb += [
-                taps.entries.eq(Cat(self.vin.data.word_select(i * cfg.lanes + lane, 8) for i in bytes_)),
-                taps.taps.eq(
-                    Cat(self.tap.data.word_select(i * cfg.block_out + self._channel(lane), 8) for i in bytes_)
-                ),
-                taps.weigh.eq(items["tap"].at("weigh")),
+                taps.weigh.eq(items.tap.constants.weigh),
                 taps.enable.eq(Cat(stage.valid for stage in items.between("tap", "offset"))),
             ]
             sums.append(taps.sum)
         return sums
 
-    def _combine(self, m: Module, items: PipelineTracker, first: dict[str, Any], last: dict[str, Any]) -> list[Combine]:
-        offset, reduce, binary = (items[name] for name in ("offset", "reduce", "binary"))
+    def _combine(self, m: Module, items: PipelineTracker, norm: NormValues | None) -> list[Combine]:
+        offset, reduce, binary = items.offset, items.reduce, items.binary
+        acc = data.View(data.ArrayLayout(signed(32), self._cfg.lanes), self.acc_read.data)
         combined = []
         for lane, vin in enumerate(self._from_vin(m, items)):
-            m.submodules[f"combine{lane}"] = unit = Combine(self._cfg, tap_sum(self._cfg.taps))
+            m.submodules[f"combine{lane}"] = unit = Combine(self._cfg, depthwise_shape(self._cfg.taps))
             m.d.comb += [
-                unit.acc.eq(self.acc_read.data.word_select(lane, 32)),
+                unit.acc.eq(acc[lane]),
                 unit.vin.eq(vin),
                 unit.enable.eq(Cat(stage.valid for stage in (offset, reduce, binary))),
-                unit.last.eq(Cat(last["offset"], last["reduce"])),
-                unit.a_vin.eq(offset.at("a_vin")),
-                unit.a_offset.eq(offset.at("a_offset")),
-                unit.first.eq(first["reduce"]),
-                unit.reduce_op.eq(reduce.at("reduce_op")),
-                unit.b_offset.eq(reduce.at("b_offset")),
-                unit.b_vin.eq(reduce.at("b_vin")),
-                unit.b_constant.eq(reduce.at("b_constant")),
-                unit.binary_op.eq(binary.at("binary_op")),
+                unit.last.eq(Cat(offset.carried.last, reduce.carried.last)),
+                unit.a_vin.eq(offset.constants.a_vin),
+                unit.a_offset.eq(norm.a_offset if norm else offset.constants.a_offset),
+                unit.first.eq(reduce.carried.first),
+                unit.reduce_op.eq(reduce.constants.reduce_op),
+                unit.b_offset.eq(reduce.constants.b_offset),
+                unit.b_vin.eq(reduce.constants.b_vin),
+                unit.b_constant.eq(norm.b_constant if norm else reduce.constants.b_constant),
+                unit.binary_op.eq(binary.constants.binary_op),
             ]
+            if norm:
+                m.d.comb += [
+                    unit.twice.eq(norm.twice),
+                    unit.norm.eq(reduce.constants.norm),
+                    unit.pairs.eq(norm.pairs),
+                    unit.times.eq(binary.constants.norm),
+                    unit.rest.eq(norm.rest),
+                ]
             combined.append(unit)
         return combined
 
-    def _read_par(self, m: Module, items: PipelineTracker, address: Value) -> None:
-        binary = items["binary"]
-        m.d.comb += [self.par.en.eq(binary.valid & binary.at("requantise")), self.par.addr.eq(address)]
-
     def _requantise(self, m: Module, items: PipelineTracker, combined: list[Combine]) -> list[Value]:
         """The results of the lanes in the stage that clips."""
+        params = data.View(data.ArrayLayout(param_layout, self._cfg.block_out), self.par.data)
         results = []
         for lane, unit in enumerate(combined):
             m.submodules[f"requantise{lane}"] = requantise = Requantise()
             m.d.comb += [
                 requantise.enable.eq(Cat(stage.int8 for stage in items.between("requantise", "clip"))),
-                requantise.bypass.eq(~items["requantise"].at("requantise")),
+                requantise.bypass.eq(~items.requantise.constants.requantise),
                 requantise.v.eq(unit.v),
-                requantise.param.eq(self.par.data.word_select(self._channel(lane), param_layout.size)),
+                requantise.param.eq(params[self._channel(lane)]),
             ]
             results.append(requantise.result)
         return results
 
-    def _look_up(self, m: Module, items: PipelineTracker, results: list[Value]) -> Value:
-        """Adds the zero point, clips, and looks up. The lanes, 8 bits each, in front of rescale_add."""
-        clip, select = items["clip"], items["select"]
-        low, high = clip.at("clip_lo"), clip.at("clip_hi")
+    def _look_up(self, m: Module, items: PipelineTracker, results: list[Value]) -> Signal:
+        """Add the zero point, clip, and look up. Returns the lanes, a byte each, in front of rescale_add."""
+        clip, select = items.clip, items.select
+        low, high = clip.constants.clip_lo, clip.constants.clip_hi
         m.submodules.tables = tables = Tables(self._cfg)
         wiring.connect(m, wiring.flipped(self.lut), tables.load)
         m.d.comb += [
-            tables.enable.eq(clip.int8 & clip.at("lookup")),
-            tables.table.eq(clip.at("table")),
+            tables.enable.eq(clip.int8 & clip.constants.lookup),
+            tables.table.eq(clip.constants.table),
         ]
-        selected = [Reg(8, name=f"selected{lane}") for lane in range(len(results))]
+        selected = Reg(data.ArrayLayout(8, len(results)))
         for lane, result in enumerate(results):
             moved, kept = Signal(signed(RESULT_BITS + 1), name=f"moved{lane}"), Reg(8, name=f"kept{lane}")
             clipped = Signal(signed(8), name=f"clipped{lane}")
             m.d.comb += [
-                moved.eq(result + clip.at("zero_point")),
+                moved.eq(result + clip.constants.zero_point),
                 clipped.eq(Mux(moved > high, high, Mux(moved < low, low, moved))),
-                tables.index.word_select(lane, 8).eq(Cat(clipped[:7], ~clipped[7])),
+                tables.index[lane].eq(Cat(clipped[:7], ~clipped[7])),
             ]
             with m.If(clip.int8):
                 m.d.sync += kept.eq(clipped)
             with m.If(select.int8):
-                m.d.sync += selected[lane].eq(Mux(select.at("lookup"), tables.value.word_select(lane, 8), kept))
-        return Cat(selected)
+                m.d.sync += selected[lane].eq(Mux(select.constants.lookup, tables.value[lane], kept))
+        return selected
 
     def _add(self, m: Module, items: PipelineTracker, v: Value, residual: Value) -> Value:
         """rescale_add in as many cycles as the Config says, the lowest lanes first. The lanes in the last stage."""
-        cfg, steps, write = self._cfg, items.between("add", "write"), items["write"]
+        cfg, stages, write = self._cfg, items.between("add", "write"), items.write
         units = cfg.lanes // cfg.residual_cycles
+        parts = data.ArrayLayout(data.ArrayLayout(8, units), cfg.residual_cycles)
 
-        passed = [v, *(Reg(8 * cfg.lanes, name=f"passed{i}") for i in range(ADD_STAGES - 1))]
-        for stage, (before, after) in zip(steps, pairwise(passed), strict=False):
-            with m.If(stage.int8 & ~stage.at("rescale_add")):
+        passed = [Value.cast(v), *(Reg(8 * cfg.lanes, name=f"passed{i}") for i in range(ADD_STAGES - 1))]
+        for stage, (before, after) in zip(stages, pairwise(passed), strict=False):
+            with m.If(stage.int8 & ~stage.constants.rescale_add):
                 m.d.sync += after.eq(before)
 
-        multiply, _, total, by_bytes, by_bits, clip = steps
+        multiply, _, total, by_bytes, by_bits, clip = (stage.constants for stage in stages)
+        part_of_v, part_of_residual = (data.View(parts, Value.cast(lanes))[items.part] for lanes in (v, residual))
+        passed_last = data.View(parts, passed[-1])[cfg.residual_cycles - 1]
         results = []
         for number in range(units):
             m.submodules[f"add{number}"] = unit = RescaleAdd()
             m.d.comb += [
-                unit.v.eq(v.word_select(items.part, 8 * units).word_select(number, 8)),
-                unit.residual.eq(residual.word_select(items.part, 8 * units).word_select(number, 8)),
-                unit.passed.eq(passed[-1].word_select(cfg.lanes - units + number, 8)),
-                unit.enable.eq(Cat(stage.int8 for stage in steps)),
-                unit.add.eq(Cat(stage.at("rescale_add") for stage in steps)),
-                unit.scale_v.eq(multiply.at("scale_v")),
-                unit.scale_b.eq(multiply.at("scale_b")),
-                unit.scale_c.eq(total.at("scale_c")),
-                unit.bytes.eq(by_bytes.at("scale_shift")[3:]),
-                unit.bits.eq(by_bits.at("scale_shift")[:3]),
-                unit.low.eq(clip.at("add_lo")),
-                unit.high.eq(clip.at("add_hi")),
+                unit.v.eq(part_of_v[number]),
+                unit.residual.eq(part_of_residual[number]),
+                unit.passed.eq(passed_last[number]),
+                unit.enable.eq(Cat(stage.int8 for stage in stages)),
+                unit.add.eq(Cat(stage.constants.rescale_add for stage in stages)),
+                unit.scale_v.eq(multiply.scale_v),
+                unit.scale_b.eq(multiply.scale_b),
+                unit.scale_c.eq(total.scale_c),
+                unit.bytes.eq(by_bytes.scale_shift[3:]),
+                unit.bits.eq(by_bits.scale_shift[:3]),
+                unit.low.eq(clip.add_lo),
+                unit.high.eq(clip.add_hi),
             ]
             results.append(unit.result)
 
@@ -301,124 +322,122 @@ class Vector(wiring.Component):
         waiting = Reg(8 * (cfg.lanes - units))
         with m.If(write.valid & ~write.whole):
             m.d.sync += waiting.eq(Cat(waiting, *results)[8 * units :])
-        with m.Elif(clip.int8 & ~clip.at("rescale_add")):
+        with m.Elif(stages[-1].int8 & ~clip.rescale_add):
             m.d.sync += waiting.eq(passed[-1])
         return Cat(waiting, *results)
 
-    def _rows(self, m: Module, issue: IssueStage) -> SoftmaxEngine:
-        """What runs instructions with `softmax`, and takes the read port of vin for them."""
-        m.submodules.softmax = rows = SoftmaxEngine(self._cfg)
-        wiring.connect(m, wiring.flipped(self.exp), rows.exp)
-        now, entry = issue.of_rows, len(rows.vin.data)
+    def _softmax(self, m: Module, issue: IssueStage) -> SoftmaxEngine:
+        """The engine that executes instructions with `softmax`. It takes the read port of vin for them."""
+        m.submodules.softmax = engine = SoftmaxEngine(self._cfg)
+        wiring.connect(m, wiring.flipped(self.exp), engine.exp)
+        constants, entry = issue.oldest_softmax, len(engine.vin.data)
         m.d.comb += [
-            rows.start.eq(issue.rows),
-            issue.room.eq(rows.room),
-            *(rows.fields[name].eq(self.instr.payload.fields[name]) for name, _ in rows.fields.shape()),
-            rows.zero_point.eq(now.zero_point),
-            rows.low.eq(now.clip_lo),
-            rows.high.eq(now.clip_hi),
-            rows.vin.ready.eq(self.vin.ready),
-            rows.vin.data.eq(self.vin.data[:entry]),
-            rows.halt.eq(self.halt),
+            engine.start.eq(issue.starts_softmax),
+            *(engine.fields[name].eq(self.instr.payload.fields[name]) for name, _ in engine.fields.shape()),
+            *(getattr(issue.softmax, name).eq(getattr(engine, name)) for name in SoftmaxProgress().members),
+            engine.zero_point.eq(constants.zero_point),
+            engine.low.eq(constants.clip_lo),
+            engine.high.eq(constants.clip_hi),
+            engine.vin.ready.eq(self.vin.ready),
+            engine.vin.data.eq(self.vin.data[:entry]),
+            engine.halt.eq(self.halt),
         ]
-        if issue.trail:
-            told = ("walked", "over", "entries", "comes")
-            m.d.comb += [getattr(issue.trail, name).eq(getattr(rows, name)) for name in told]
-        with m.If(issue.alone):
-            m.d.comb += [self.vin.en.eq(rows.vin.en), self.vin.addr.eq(rows.vin.addr)]
-        return rows
+        with m.If(issue.softmax_under_way):
+            m.d.comb += [self.vin.en.eq(engine.vin.en), self.vin.addr.eq(engine.vin.addr)]
+        return engine
 
-    def _norm(self, m: Module, items: PipelineTracker, issue: IssueStage, combined: list[Combine]) -> None:
-        """What finds the factors of a norm's rows, and takes the read port of vin for them; and for each item those of
-        its row, in the stages that need them."""
-        m.submodules.norm = norm = NormEngine(self._cfg)
+    def _norm(self, m: Module, items: PipelineTracker, issue: IssueStage) -> NormValues:
+        """The engine that finds the factors of a norm's rows, for which it takes the read port of vin; and for each
+        item those of its row, in the stages that need them."""
+        m.submodules.norm = engine = NormEngine(self._cfg)
+        acc, offset, reduce = items.acc, items.offset, items.reduce
         m.d.comb += [
-            norm.start.eq(issue.norms),
-            issue.finding.eq(norm.busy),
-            issue.found.eq(norm.ends),
-            *(norm.fields[name].eq(self.instr.payload.fields[name]) for name, _ in norm.fields.shape()),
-            norm.vin.ready.eq(self.vin.ready),
-            norm.vin.data.eq(self.vin.data[: len(norm.vin.data)]),
-            norm.takes.eq(issue.takes & issue.now.norm),
-            norm.halt.eq(self.halt),
-            norm.wanted.eq(items.carry(norm.number, "row_number", "acc")["acc"]),
+            engine.start.eq(issue.starts_norm),
+            issue.norm_busy.eq(engine.busy),
+            issue.norm_ends.eq(engine.ends),
+            *(engine.fields[name].eq(self.instr.payload.fields[name]) for name, _ in engine.fields.shape()),
+            engine.vin.ready.eq(self.vin.ready),
+            engine.vin.data.eq(self.vin.data[: len(engine.vin.data)]),
+            engine.takes.eq(issue.fire & issue.now.norm),
+            engine.halt.eq(self.halt),
+            items.read.carried.row.eq(engine.number),
+            engine.wanted.eq(acc.carried.row),
         ]
-        with m.If(norm.busy):
-            m.d.comb += [self.vin.en.eq(norm.vin.en), self.vin.addr.eq(norm.vin.addr)]
-        acc, offset, reduce, binary = (items[name] for name in ("acc", "offset", "reduce", "binary"))
-        row, facts = norm.row, [Reg(norm.row.shape(), name=f"row_{name}") for name in ("offset", "reduce", "binary")]
+        with m.If(engine.busy):
+            m.d.comb += [self.vin.en.eq(engine.vin.en), self.vin.addr.eq(engine.vin.addr)]
+        row = engine.row
+        for_offset, for_reduce, for_binary = (
+            Reg(row.shape(), name=f"row_{name}") for name in ("offset", "reduce", "binary")
+        )
         a_offset = Reg(row.offset.shape())
         b_constant = Reg(signed(32))
         with m.If(acc.valid):
-            m.d.sync += [facts[0].eq(row), a_offset.eq(Mux(acc.at("norm"), row.offset, acc.at("a_offset")))]
-            m.d.sync += facts[0].twice.eq(row.twice & acc.at("norm"))
-        with m.If(offset.valid):
-            constant = Mux(offset.at("norm"), facts[0].factor, offset.at("b_constant"))
-            m.d.sync += [facts[1].eq(facts[0]), b_constant.eq(constant)]
-        with m.If(reduce.valid):
-            m.d.sync += facts[2].rest.eq(Mux(reduce.at("norm"), facts[1].rest, 0))
-        for unit in combined:
-            m.d.comb += [
-                unit.a_offset.eq(a_offset),
-                unit.twice.eq(facts[0].twice),
-                unit.norm.eq(reduce.at("norm")),
-                unit.pairs.eq(facts[1].pairs),
-                unit.b_constant.eq(b_constant),
-                unit.times.eq(binary.at("norm")),
-                unit.rest.eq(facts[2].rest),
+            m.d.sync += [
+                for_offset.eq(row),
+                a_offset.eq(Mux(acc.constants.norm, row.offset, acc.constants.a_offset)),
+                for_offset.twice.eq(row.twice & acc.constants.norm),
             ]
+        with m.If(offset.valid):
+            constant = Mux(offset.constants.norm, for_offset.factor, offset.constants.b_constant)
+            m.d.sync += [for_reduce.eq(for_offset), b_constant.eq(constant)]
+        with m.If(reduce.valid):
+            m.d.sync += for_binary.rest.eq(Mux(reduce.constants.norm, for_reduce.rest, 0))
+        return NormValues(a_offset, for_offset.twice, for_reduce.pairs, b_constant, for_binary.rest)
 
     def _write(
         self,
         m: Module,
         items: PipelineTracker,
         issue: IssueStage,
-        written: Value,
+        result: Value,
         address: Value,
-        rows: SoftmaxEngine | None,
+        softmax: SoftmaxEngine | None,
     ) -> None:
+        """Write results, and those of a softmax while one is under way."""
         for destination, port in self._targets.items():
             if destination != Destination.ACC:
                 m.d.comb += [
                     port.en.eq(items.writes[destination]),
                     port.mask.eq(-1),
                     port.addr.eq(address),
-                    port.data.eq(written),
+                    port.data.eq(result),
                 ]
-                if rows is not None:
-                    with m.If(issue.alone & issue.of_rows.to[destination]):
+                if softmax is not None:
+                    with m.If(issue.softmax_under_way & issue.oldest_softmax.to[destination]):
                         m.d.comb += [
-                            port.en.eq(rows.write),
-                            port.addr.eq(rows.addr),
-                            port.data.eq(rows.data),
+                            port.en.eq(softmax.write),
+                            port.addr.eq(softmax.addr),
+                            port.data.eq(softmax.data),
                         ]
                         if softmax_span(self._cfg) > 1:
-                            m.d.comb += port.mask.eq((~rows.spare).replicate(len(port.mask)))
+                            m.d.comb += port.mask.eq((~softmax.spare).replicate(len(port.mask)))
 
-    def _land(
-        self, m: Module, items: PipelineTracker, combined: list[Combine], written: Value, place: Value
+    def _write_back(
+        self, m: Module, items: PipelineTracker, combined: list[Combine], result: Value, place: Value
     ) -> WritebackQueue:
-        """What goes to acc: v as soon as it is there, where it is written as it is, or the int8 that was made of it,
-        with its sign. Entries of two instructions are never under way there."""
-        requantise, write, arrives = items["requantise"], items["write"], items.writes[Destination.ACC]
-        raw = requantise.valid & requantise.at("raw")
-        lanes = [written.word_select(lane, 8) for lane in range(self._cfg.lanes)]
-        wide = Cat(Cat(lane, lane[7].replicate(24)) for lane in lanes)
-        m.submodules.landing = landing = WritebackQueue(self._cfg)
-        m.d.comb += [
-            landing.put.eq(raw | (arrives & ~write.at("raw"))),
-            landing.data.eq(Mux(raw, Cat(unit.v for unit in combined), wide)),
-            landing.arrive.eq(arrives),
-            landing.end.eq(place[0]),
-            landing.addr.eq(place[1:]),
-            landing.claims.eq(self.claims.write),
-            landing.clear.eq(self.halt),
-        ]
-        wiring.connect(m, landing.write, wiring.flipped(self.acc_write))
-        probes(self, landing=landing, raw=raw)
-        return landing
+        """Write results to acc: v as soon as it is there, where it is written as it is, else the int8, with its sign.
 
-    def _ring(
+        Entries of two instructions are never under way there.
+        """
+        requantise, write, arrives = items.requantise, items.write, items.writes[Destination.ACC]
+        raw = requantise.valid & requantise.constants.raw
+        lanes = data.View(_bytes(self._cfg.lanes), result)
+        m.submodules.writeback = queue = WritebackQueue(self._cfg)
+        for lane, unit in enumerate(combined):
+            m.d.comb += queue.data[lane].eq(Mux(raw, unit.v, lanes[lane]))
+        m.d.comb += [
+            queue.put.eq(raw | (arrives & ~write.constants.raw)),
+            queue.arrive.eq(arrives),
+            queue.end.eq(place[0]),
+            queue.addr.eq(place[1:]),
+            queue.claims.eq(self.claims.write),
+            queue.clear.eq(self.halt),
+        ]
+        wiring.connect(m, queue.write, wiring.flipped(self.acc_write))
+        probes(self, writeback=queue, raw=raw)
+        return queue
+
+    def _skip(
         self,
         m: Module,
         items: PipelineTracker,
@@ -429,8 +448,8 @@ class Vector(wiring.Component):
         push: Value,
         pop: Value,
     ) -> Value:
-        """`value` for what leaves in one stage and returns in another."""
-        m.submodules[name] = ring = DelayQueue(len(value), len(items.between(leaves, returns)))
-        m.d.comb += [ring.clear.eq(self.halt), ring.push.eq(push), ring.i.eq(value), ring.pop.eq(pop)]
-        probes(self, **{name: ring})
-        return ring.o
+        """`value` of an item, which skips the stages from `leaves` on and returns in stage `returns`."""
+        m.submodules[name] = queue = DelayQueue(len(value), len(items.between(leaves, returns)))
+        m.d.comb += [queue.clear.eq(self.halt), queue.push.eq(push), queue.i.eq(value), queue.pop.eq(pop)]
+        probes(self, **{name: queue})
+        return queue.o

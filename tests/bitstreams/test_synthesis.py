@@ -23,9 +23,9 @@ from celosia.hw.boards.fpga import FPGAS
 from celosia.hw.gemm_core.array import Array
 from celosia.hw.spec.config import PRESETS
 from celosia.hw.vector_unit.combine import Combine
+from celosia.hw.vector_unit.depthwise import DepthwiseSum, depthwise_shape
 from celosia.hw.vector_unit.requantise import Requantise
 from celosia.hw.vector_unit.residual import RescaleAdd
-from celosia.hw.vector_unit.taps import Taps, tap_sum
 from celosia.hw.verilog import convert
 
 SMALL = Usage(lut=100, ff=200, dsp=3, ram=1.5, seconds=1.0, tool="Yosys")
@@ -154,8 +154,9 @@ def test_dsp_blocks_of_the_pynq(tmp_path: Path) -> None:
     stay free."""
     used, cfg = {}, PRESETS["pynq"]
     for name, part in {
-        "array": Array(cfg), "requantise": Requantise(), "combine": Combine(cfg, tap_sum(cfg.taps)),
-        "rescale": RescaleAdd(), "taps of even lanes": Taps(cfg.taps, 0), "taps of odd lanes": Taps(cfg.taps, 1),
+        "array": Array(cfg), "requantise": Requantise(), "combine": Combine(cfg, depthwise_shape(cfg.taps)),
+        "rescale": RescaleAdd(), "taps of even lanes": DepthwiseSum(cfg.taps, 0),
+        "taps of odd lanes": DepthwiseSum(cfg.taps, 1),
     }.items():  # fmt: skip
         (tmp_path / "top.v").write_text(convert(part, "top", platform=FPGAS["xc7z020"].blocks))
         script = "read_verilog top.v\nsynth_xilinx -family xc7 -top top -flatten -run begin:coarse\n"

@@ -1,4 +1,4 @@
-"""What the lanes need of a row: its mean, and by what to multiply."""
+"""The factors of a row: its mean, and the number by which the lanes multiply."""
 
 from __future__ import annotations
 
@@ -12,31 +12,36 @@ from celosia.hw.vector_unit.norm.moments import VALUE_BITS
 from celosia.hw.vector_unit.norm.variance import COUNT_BITS, PLACES_BITS, REST_BITS
 
 SPARE_BITS = 32 - NORM_FRACTION
-"""Of a product behind those of a result."""
+"""Bits of a product behind those of a result."""
 MOST_PLACES = 29
-"""Of a variance that is not 0."""
+"""The most places of a variance that is not 0."""
 _LIFT = 16
 """Bits by which a product is lifted so that it is to go down, whichever its places."""
 _WIDE_BITS = COUNT_BITS + ROOT_BITS
 _SHIFTS = 10
-"""Steps in which any number of places is made up by fours and ones."""
+"""Steps that suffice to shift by any number of places, four or one at a time."""
 
 row_layout = data.StructLayout({
     "offset": signed(VALUE_BITS + 2), "twice": 1, "pairs": 3, "factor": FACTOR_BITS, "rest": signed(35),
 })  # fmt: skip
-"""A result is ((value << twice) + offset << 2 * pairs) * factor + rest, without its lowest SPARE_BITS bits."""
+"""The factors of a row.
+
+A result is ((value << twice) + offset << 2 * pairs) * factor + rest, without its lowest SPARE_BITS bits.
+"""
 
 
 class NormFactors(wiring.Component):
-    """By a bit of count and rest a step.
+    """Multiply the inverse root by the number of lanes and by the rest of the mean, a bit of these in a step.
 
     Members
     -------
-    take : In(1)                        A row comes; the one before came NORM_STEPS cycles ago, or more.
-    root, mean, rest, places : In       Of it, see InverseRoot and NormVariance.
-    count : In, spare : In              The lanes of a row, shifted up by `spare` bits so that the highest one is 1;
-    offset : In                         and what is added to each. They stay.
-    done : Out(1), row : Out            NORM_STEPS - 1 cycles behind `take` at most, for this cycle.
+    take : In(1)            A row comes; the one before came NORM_STEPS cycles ago, or more.
+    root : In               See `InverseRoot`.
+    mean, rest, places : In See `NormVariance`.
+    count, spare : In       Number of lanes of a row, shifted up by `spare` bits so that its highest bit is 1; constant.
+    offset : In             Added to each lane; constant.
+    done : Out(1)           Pulse: the factors are there, NORM_STEPS - 1 cycles behind `take` at most:
+    row : Out(row_layout)   these, in this cycle.
     """
 
     def __init__(self) -> None:
@@ -71,7 +76,7 @@ class NormFactors(wiring.Component):
         return m
 
     def _rest(self, m: Module, step: Signal, root: Signal, multiplies: Value) -> Signal:
-        """rest * root at the place of the lanes' products: lifted, then down by as many places as it is too high."""
+        """Multiply rest by root, and shift the product to the place of the lanes' products."""
         bits = Reg(REST_BITS)
         down = Reg(PLACES_BITS)
         lifted = Reg(signed(_WIDE_BITS + _LIFT))
@@ -90,7 +95,7 @@ class NormFactors(wiring.Component):
         return lifted
 
     def _row(self, m: Module, wide: Signal, mean: Signal, places: Signal) -> None:
-        """The factor to nearest, but for one that would have another bit; and how far values are shifted for it."""
+        """Round the factor to nearest, unless it would have another bit, and find the shift of the values."""
         low = _WIDE_BITS - 2 - FACTOR_BITS  # the highest bit that is rounded off, where the one above all is 0
         over = wide[-1]
         cut = Signal(FACTOR_BITS + 1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from amaranth import Cat, Module, Mux, Signal, Value, signed
-from amaranth.lib import wiring
+from amaranth.lib import data, wiring
 from amaranth.lib.wiring import In, Out
 
 from celosia.hw.lib.signals import Reg
@@ -11,35 +11,37 @@ from celosia.hw.spec.pipeline import NORM_LANES
 from celosia.hw.vector_unit.multiply import logic_product
 
 VALUE_BITS = 9
-"""Of a byte with its offset."""
+"""Bits of a byte with its offset."""
 SUM_BITS, SQUARES_BITS = 20, 28
-"""Of what a row of NORM_LANES values from -256 to 255 adds up to."""
+"""Bits of the sum of NORM_LANES values from -256 to 255, and of the sum of their squares."""
 assert 1 << SUM_BITS == 2 * 256 * NORM_LANES and 1 << SQUARES_BITS == 2 * 256**2 * NORM_LANES
 
 
 class NormMoments(wiring.Component):
-    """Adds up some neighbouring bytes of a row in a cycle.
+    """Add up the bytes of a row, and their squares: some neighbouring bytes in a cycle.
 
     Parameters
     ----------
-    lanes : how many, a power of two.
+    lanes : bytes of a cycle, a power of two.
 
     Members
     -------
     valid : In(1)               Bytes come, all of one row.
-    first, last : In(1)         The row's first ones, or last.
-    bytes_ : In(8 * lanes), inside : In(lanes)      Those that count.
-    offset : In(signed)         Added to each; it stays.
-    found : Out(1)              A row is through: 3 cycles and one for each level of a tree of adders behind its last
-                                bytes.
-    sum, squares : Out          Of that row, in this cycle.
+    first, last : In(1)         They are the row's first or last ones.
+    values : In(array)          The bytes.
+    inside : In(lanes)          Which of them count.
+    offset : In(signed)         Added to each; constant.
+    done : Out(1)               Pulse: the sums of a row are there: 3 cycles and one for each level of a tree of adders
+                                behind its last bytes.
+    sum, squares : Out          The sums of that row, in this cycle.
     """
 
     def __init__(self, lanes: int) -> None:
         self._lanes = lanes
         super().__init__({
-            "valid": In(1), "first": In(1), "last": In(1), "bytes_": In(8 * lanes), "inside": In(lanes),
-            "offset": In(signed(VALUE_BITS)), "found": Out(1), "sum": Out(signed(SUM_BITS)),
+            "valid": In(1), "first": In(1), "last": In(1), "values": In(data.ArrayLayout(signed(8), lanes)),
+            "inside": In(lanes),
+            "offset": In(signed(VALUE_BITS)), "done": Out(1), "sum": Out(signed(SUM_BITS)),
             "squares": Out(SQUARES_BITS),
         })  # fmt: skip
 
@@ -47,8 +49,7 @@ class NormMoments(wiring.Component):
         m = Module()
         values = [Reg(signed(VALUE_BITS), name=f"value{lane}") for lane in range(self._lanes)]
         for lane, value in enumerate(values):
-            byte = self.bytes_.word_select(lane, 8).as_signed()
-            m.d.sync += value.eq(Mux(self.inside[lane], byte + self.offset, 0))
+            m.d.sync += value.eq(Mux(self.inside[lane], self.values[lane] + self.offset, 0))
         marks = self._later(m, Cat(self.valid, self.first, self.last), 0)
         terms: list[tuple[Value, Value]] = [(value, self._square(value)) for value in values]
         level = 0
@@ -67,16 +68,16 @@ class NormMoments(wiring.Component):
                 self.sum.eq(Mux(first, 0, self.sum) + total),
                 self.squares.eq(Mux(first, 0, self.squares) + squares),
             ]
-        m.d.sync += self.found.eq(valid & last)
+        m.d.sync += self.done.eq(valid & last)
         return m
 
     def _later(self, m: Module, marks: Value, stage: int) -> Signal:
-        """What belongs to a stage, in the next one."""
+        """The marks of a stage, in the next one."""
         after = Signal(len(marks), name=f"marks{stage}")
         m.d.sync += after.eq(marks)
         return after
 
     def _square(self, value: Signal) -> Value:
-        """It is not negative: the bit of its sign falls away."""
+        """The square of a value, without the bit of its sign, which is 0."""
         wide = Cat(value, value[-1]).as_signed()
         return logic_product(value, wide)[: 2 * VALUE_BITS - 1].as_unsigned()

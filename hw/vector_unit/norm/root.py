@@ -1,4 +1,4 @@
-"""1 / sqrt, a bit of it a cycle."""
+"""The inverse square root, a bit in a cycle."""
 
 from __future__ import annotations
 
@@ -12,19 +12,20 @@ from celosia.hw.spec.pipeline import ROOT_BITS
 from celosia.hw.vector_unit.norm.variance import WORD_BITS
 
 _LEFT_BITS = 60
-"""Of what is left of 2^82, in which a step counts four times what the one before does."""
+"""Bits of `left`, which is scaled by four in each step."""
 
 
 class InverseRoot(wiring.Component):
-    """The largest root of ROOT_BITS with root^2 word <= 2^82.
+    """Find the largest root of ROOT_BITS with root^2 * word <= 2^82, from its highest bit on.
 
-    `left` is what root^2 word leaves of it. A bit more of the root takes (2 root + bit) word away, `part`: where there
-    is as much it is one, and `part` has three times the word more in the next step, else once the word less.
+    `left` is 2^82 - root^2 * word for the bits found so far, scaled by four in each step. The next bit is 1 where
+    `left` is at least `part`, that is, (4 root + 1) * word. In the next step `part` is twice as much, and three times
+    the word more behind a 1, or once the word less behind a 0.
 
     Members
     -------
     take : In(1), word : In         A word comes; the one before is done.
-    done : Out(1), root : Out       ROOT_BITS + 1 cycles behind `take`, for this cycle.
+    done : Out(1), root : Out       Pulse: the root is there, ROOT_BITS + 1 cycles behind `take`.
     """
 
     def __init__(self) -> None:

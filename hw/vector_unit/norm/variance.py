@@ -1,4 +1,4 @@
-"""Of a row's sums its mean, as a whole number, and its variance, with as many zeros behind it as make it a root's."""
+"""The mean and the variance of a row, from its sums."""
 
 from __future__ import annotations
 
@@ -13,27 +13,29 @@ from celosia.hw.vector_unit.norm.moments import SQUARES_BITS, SUM_BITS, VALUE_BI
 
 COUNT_BITS = NORM_LANES.bit_length()
 REST_BITS = COUNT_BITS
-"""Of what a sum has beside as many times the mean: half a row's lanes at most, and a sign."""
+"""Bits of sum - count * mean: half a row's lanes at most, and a sign."""
 EPSILON_BITS = 47
 WORD_BITS = 32
-"""Of the variance, as far as the root looks at it."""
+"""Bits of the variance that the root uses."""
 PLACES_BITS = 6
 _VARIANCE_BITS = 60
 _TO_VARIANCE, _TO_MEAN = SUM_BITS + 1, 2
-"""Steps at whose end both products are there, and at whose end the dividend is."""
+"""Steps after which both products are complete, and after which the dividend is."""
 
 
 class NormVariance(wiring.Component):
-    """count squares - sum^2 + epsilon, by a bit of count and sum a step, and sum / count, by a bit of the quotient.
+    """Compute count * squares - sum^2 + epsilon and sum / count, a bit of count, sum and quotient in a step.
 
     Members
     -------
     take : In(1)                A row comes; the one before came NORM_STEPS cycles ago, or more.
-    sum, squares : In           Of the row; sum is 0 where the mean is not to count.
-    count : In, epsilon : In    They stay.
-    done : Out(1)               NORM_STEPS cycles behind `take`, for this cycle:
-    mean : Out(signed), rest : Out(signed)      The nearest whole number, and sum - count mean.
-    word : Out(WORD_BITS), places : Out         The variance, shifted up by pairs of bits, and by how many of them.
+    sum, squares : In           Its sums; sum is 0 where the mean is not to be subtracted.
+    count, epsilon : In         Number of lanes of a row, and the constant added; constant.
+    done : Out(1)               Pulse: the results are there, NORM_STEPS cycles behind `take`:
+    mean : Out(signed)          the mean, rounded to nearest,
+    rest : Out(signed)          sum - count * mean,
+    word : Out(WORD_BITS)       the highest bits of the variance, shifted up by pairs of bits,
+    places : Out                and the number of these pairs.
     """
 
     def __init__(self) -> None:
@@ -59,7 +61,7 @@ class NormVariance(wiring.Component):
         return m
 
     def _products(self, m: Module, step: Signal) -> Signal:
-        """The variance without epsilon, from the highest bits of both factors on."""
+        """Compute the variance without epsilon, from the highest bits of both factors on."""
         total = Reg(signed(_VARIANCE_BITS - EPSILON_SHIFT))
         magnitude = Reg(SUM_BITS)
         squares = Reg(SQUARES_BITS)
@@ -79,7 +81,7 @@ class NormVariance(wiring.Component):
         return total
 
     def _divide(self, m: Module, step: Signal) -> None:
-        """(2 sum + count) / (2 count), rounded down, with 2^8 added so that it is not negative."""
+        """Compute (2 sum + count) / (2 count), rounded down, with 2^8 added so that it is not negative."""
         rest = Reg(SUM_BITS + 3)
         divisor = Reg(COUNT_BITS + VALUE_BITS)
         quotient = Reg(VALUE_BITS)
@@ -99,7 +101,7 @@ class NormVariance(wiring.Component):
         probes(self, rest=rest, divisor=divisor, quotient=quotient, less=less)
 
     def _shift(self, m: Module, step: Signal, total: Signal) -> None:
-        """By four pairs of bits while these are 0, then by one."""
+        """Shift the variance up by four pairs of bits while these are 0, then by one."""
         value = Reg(_VARIANCE_BITS)
         m.d.comb += self.word.eq(value[-WORD_BITS:])
         with m.If(step == _TO_VARIANCE):

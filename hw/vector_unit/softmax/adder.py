@@ -1,4 +1,4 @@
-"""Sums of positive float32, one addition of each of four sums under way."""
+"""Sums of positive float32: four additions are under way, each of another sum."""
 
 from __future__ import annotations
 
@@ -14,28 +14,27 @@ from celosia.hw.vector_unit.masks import ones
 MANTISSA, EXPONENT = FLOAT["fraction"].width + 1, FLOAT["exponent"].width
 
 pair_layout = data.StructLayout({"m": MANTISSA, "e": EXPONENT})
-"""m * 2^(e - 150). Of a float32 that is not too small, m has its leading one; of others e is 1, so that they need
-nothing of their own."""
+"""A positive float32, m * 2^(e - 150). m includes the leading one. A subnormal number has e = 1 and no leading one."""
 
 
 def pair_of(word: Value) -> Value:
-    """The pair of a float32 with these bits, as bits of `pair_layout`; its sign does not count."""
+    """The bits of `pair_layout` for a float32 with the bits `word`; its sign is ignored."""
     fraction, exponent = (word[part.offset :][: part.width] for part in FLOAT.values())
     normal = exponent.any()
     return Cat(fraction, normal, exponent[0] | ~normal, exponent[1:])
 
 
 class PairAdder(wiring.Component):
-    """SUMS sums in a ring: each cycle `total` is the next one's, to which `addend` goes, and comes back behind it.
+    """Add to SUMS sums in turn, which go around a ring: each cycle `addend` is added to the sum at `total`.
 
-    Exact: rounded to nearest, ties to even, with gradual underflow; an exponent that is too large wraps.
+    Sums are rounded to nearest, ties to even, with gradual underflow. An exponent that is too large wraps.
 
     Members
     -------
-    first : In(1)       The sum is `addend` alone.
+    first : In(1)       The new sum is `addend` alone.
     nothing : In(1)     The sum stays as it is.
-    addend : In(pair)
-    total : Out(pair)   The sum that is the next.
+    addend : In(pair)   The number that is added.
+    total : Out(pair)   The sum whose turn it is. The new one is here SUMS cycles later.
     """
 
     def __init__(self) -> None:
@@ -54,8 +53,11 @@ class PairAdder(wiring.Component):
         return m
 
     def _order(self, m: Module) -> tuple[Signal, ...]:
-        """The mantissa with the larger exponent, the other one, by how much the exponents differ, whether that is more
-        than 31, and the larger exponent."""
+        """Order the two numbers by their exponents.
+
+        Returns the mantissa with the larger exponent, the other one, the difference of the exponents, whether that is
+        more than 31, and the larger exponent.
+        """
         total, addend = self.total, self.addend
         down = Signal(EXPONENT + 1)
         up = Signal(EXPONENT)
@@ -82,8 +84,10 @@ class PairAdder(wiring.Component):
     def _shift(
         self, m: Module, large: Signal, small: Signal, shift: Signal, far: Signal, e: Signal
     ) -> tuple[Signal, ...]:
-        """The small one down by the lower bits of what its exponent asks for, with one bit behind those of the large
-        one; and whether others are lost of it in the end."""
+        """Shift the smaller number down by the lower bits of the difference, with a bit behind those of the larger one.
+
+        Returns, too, whether bits of it are lost in the end.
+        """
         same = Reg(MANTISSA)
         shifted = Reg(MANTISSA + 1)
         by_16 = Reg()
@@ -104,7 +108,7 @@ class PairAdder(wiring.Component):
     def _add(
         self, m: Module, large: Signal, shifted: Signal, by_16: Signal, far: Signal, lost: Signal, e: Signal
     ) -> tuple[Signal, ...]:
-        """Their sum, with the bit behind: what is left of the shift takes no more logic in front of a carry chain."""
+        """Add the two. The rest of the shift takes no more logic in front of the carry chain."""
         total = Reg(MANTISSA + 2)
         still_lost = Reg()
         same_e = Reg(EXPONENT, name="sum_e")
@@ -113,7 +117,7 @@ class PairAdder(wiring.Component):
         return total, still_lost, same_e
 
     def _round(self, m: Module, total: Signal, lost: Signal, e: Signal) -> tuple[Signal, ...]:
-        """Down by one bit where the sum has one more, and to the nearest."""
+        """Shift the sum down by one bit where it has one more, and round it to nearest."""
         carry = total[-1]
         kept = Signal(MANTISSA)
         rounded = Signal(MANTISSA + 1)

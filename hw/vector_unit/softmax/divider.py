@@ -12,26 +12,28 @@ from celosia.hw.spec.pipeline import DIVIDE_STAGES, QUOTIENT_BITS
 from celosia.hw.vector_unit.softmax.adder import EXPONENT, MANTISSA, pair_layout
 
 TO_DIVISION = 3
-"""Stages in front of the first step of the division, which is the first to need the divisor's mantissa."""
+"""Stages in front of the first step of the division, the first stage that needs the divisor's mantissa."""
 _REST = MANTISSA + 1
-"""Bits of a remainder, which has a sign."""
+"""Bits of a remainder, with its sign."""
 _WHOLE = QUOTIENT_BITS - 1
-"""Bits of a quotient without what is behind its point."""
+"""Bits of a quotient in front of its point."""
 
 
 class PairDivider(wiring.Component):
-    """share / divisor as a float32, that as an integer, each time to the nearest, ties to even; + zero_point, clipped.
+    """Divide share by divisor as float32, round to an integer, add the zero point and clip.
 
-    A quotient of 2^8 and more, by its exponents, is one that every zero point brings to the upper limit.
+    Both the quotient and the integer are rounded to nearest, ties to even. A quotient whose exponents say that it is
+    2^8 or more becomes the upper limit, whatever the zero point.
 
     Members
     -------
-    take : In(1)            A share comes: what follows stands still without one.
-    share : In(pair), e : In, beyond : In(1)    Stage 0: what is divided, the divisor's exponent, and whether the
-                            result is that of 0 instead.
-    divisors : In           The divisor's mantissa as each stage of the division sees it, the first step of it first.
-    zero_point, low, high   As long as anything is under way; `low` is at most `high`.
-    result : Out(8)         DIVIDE_STAGES cycles after `take`.
+    take : In(1)            Stage 0: a share comes. Without one, stage 0 keeps its registers.
+    share : In(pair)        Stage 0: the dividend.
+    e : In                  Stage 0: the divisor's exponent.
+    beyond : In(1)          Stage 0: the result is that of a share of 0.
+    divisors : In           The divisor's mantissa in each step of the division, the first step first.
+    zero_point, low, high : In      Constant while anything is under way; `low` is at most `high`.
+    result : Out(8)         The result, DIVIDE_STAGES cycles after `take`.
     """
 
     def __init__(self) -> None:
@@ -59,7 +61,8 @@ class PairDivider(wiring.Component):
         return m
 
     def _compare(self, m: Module) -> tuple[Signal, ...]:
-        """By how much the share's exponent is ahead, -1 to 8 where the quotient is told from it. nothing: it is 0."""
+        """Compare exponents. Returns the share's mantissa, by how much its exponent is larger (-1 to 8), whether the
+        quotient is nearly 0, and whether it is too large."""
         ahead = Signal(signed(EXPONENT + 1))
         word = Reg(MANTISSA)
         by = Reg(4)
@@ -119,8 +122,9 @@ class PairDivider(wiring.Component):
     def _tie(
         self, m: Module, rest: Signal, digits: Signal, slack: Signal, nothing: Signal, large: Signal
     ) -> tuple[Signal, ...]:
-        """Whether float32 have no better way to tell the quotient from an integer and a half: a remainder of one sign
-        or the other is at most `slack`. Whether the fraction is a half or more, and the quotient without it, inverted.
+        """Find out whether float32 rounds the quotient to an integer and a half: the remainder is at most `slack`.
+
+        Returns that, whether the fraction is a half or more, and the quotient without it, inverted.
         """
         up = Signal(_REST)
         total = Signal(_WHOLE + 2)
@@ -144,7 +148,7 @@ class PairDivider(wiring.Component):
         moved = Reg(signed(_WHOLE + 2))
         result = Reg(signed(8))
         total = Signal(_WHOLE + 3)
-        # What `whole` lacks to 2^9, with the zero point.
+        # 2^9 minus the whole part, with the zero point.
         negative, no_more = self.zero_point[-1], ~Mux(tie, ~whole[0], half)
         upper = Cat(self.zero_point, negative, ~negative, 0)
         m.d.comb += [total.eq(Cat(0, upper) - Cat(no_more, whole)), self.result.eq(result)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 from amaranth import Cat, Elaboratable, Module, Mux, ResetInserter, Signal, Value, signed
@@ -18,7 +19,6 @@ from celosia.hw.spec.pipeline import (
     DIVIDE_STAGES,
     DIVIDE_TURN,
     FILL_TURN,
-    FIND_TURN,
     LOOK_STAGES,
     PART_STAGES,
     QUOTIENT_BITS,
@@ -32,52 +32,79 @@ from celosia.hw.spec.pipeline import (
 from celosia.hw.spec.scratchpads import scratchpads
 from celosia.hw.vector_unit.masks import ones
 from celosia.hw.vector_unit.softmax.adder import pair_layout
+from celosia.hw.vector_unit.softmax.addresses import TileAddressGenerator, fields_layout
 from celosia.hw.vector_unit.softmax.divider import TO_DIVISION
 from celosia.hw.vector_unit.softmax.lane import SoftmaxLane
-from celosia.hw.vector_unit.softmax.largest import RowMax
-from celosia.hw.vector_unit.softmax.sums import ExpAccumulator
-from celosia.hw.vector_unit.softmax.walk import TILES, TileAddressGenerator, fields_layout, row_bits
+from celosia.hw.vector_unit.softmax.read_scheduler import ReadScheduler
+from celosia.hw.vector_unit.softmax.result_writer import ResultWriter
+from celosia.hw.vector_unit.softmax.row_max import RowMax
+from celosia.hw.vector_unit.softmax.steps import Step, delay, divide_layout, fill_layout, find_layout
+from celosia.hw.vector_unit.softmax.sum_addresses import SumAddressGenerator
+
+VIN_STAGES = 2
+"""Registers between a step and the entry that it reads."""
 
 
-def step_layout(cfg: Config) -> data.StructLayout:
-    """A part of what is read at once and divided.
+@dataclass(frozen=True)
+class DivideSteps:
+    """The steps of the division in the stages of its pipeline that need them.
 
-    row: in its tile, and above that the tile modulo TILES. part: its number. first, last: what was read is the first or
-    last of its row. whole: the part is the last one of an entry. end: and that the last one of the instruction.
+    select: the bytes of the step's part are selected. read_sum: the sum of a row whose first part comes next is read.
+    share: the shares of the bytes are looked up. quotient: the shares enter the dividers. result: results are there.
+    entry: what vin has given for the step in `select`.
     """
-    return data.StructLayout({
-        "row": row_bits(cfg) + exact_log2(TILES), "part": exact_log2(softmax_parts(cfg)), "first": 1, "last": 1,
-        "whole": 1, "end": 1,
-    })  # fmt: skip
+
+    stages: list[Step]
+    entry: Any
+
+    @property
+    def select(self) -> Step:
+        return self.stages[PART_STAGES - 1]
+
+    @property
+    def read_sum(self) -> Step:
+        return self.stages[SHARE_STAGES - 2]
+
+    @property
+    def share(self) -> Step:
+        return self.stages[SHARE_STAGES - 1]
+
+    @property
+    def quotient(self) -> Step:
+        return self.stages[SHARE_STAGES]
+
+    @property
+    def result(self) -> Step:
+        return self.stages[-1]
 
 
 class SoftmaxEngine(wiring.Component):
-    """Runs VECTORs with `softmax`, three tiles of rows at once: of one the quotients, of the next one the sums, of the
-    one behind that the largest bytes. They may be tiles of two VECTORs whose rows are alike.
+    """Execute VECTORs with `softmax`, three tiles of rows at once, which may belong to two VECTORs with rows alike.
 
-    Three walks read vin, an entry at once, or two neighbours where a beat would be too short for all walks else. Each
-    keeps what it has read for as many cycles as that has parts of `softmax` bytes, a beat; they read in different
-    cycles of it.
+    Three address generators read vin: an entry at once, or two neighbours where a beat would be too short for all
+    otherwise. Each keeps what it has read for a beat: as many cycles as that has parts of `softmax` bytes. Within a
+    beat they read in different cycles.
 
-        find        by row      the largest byte of each row
-        fill        by entry    parts, to the lanes of their rows, where they are added up
-        divide      by row      parts, of which each lane looks up the share of a byte and divides it by the row's sum
+        find        by row      the largest byte of each row of the last tile
+        fill        by entry    parts of the tile before that, to the lanes of their rows, where they are added up
+        divide      by row      parts of the first tile: each lane looks up the share of a byte and divides it by the
+                                row's sum
+
+    Parameters
+    ----------
+    cfg : Config
 
     Members
     -------
-    fields : In(fields_layout)      What is offered, valid or not.
-    start : In(1)                   It is valid, and taken: while not `busy`, or where there is `room`.
-    room : Out(1)                   For what is offered, beside the one under way, if it was in the cycle before, too,
-                                    and what is not among `fields` is alike as well.
+    fields : In(fields_layout)      The VECTOR that is offered, valid or not.
+    start : In(1)                   It is accepted: while not `busy`, or where there is `room`.
+    room, finish, walked, over, entries, comes : Out        See `SoftmaxProgress`.
     zero_point, low, high : In      Of the results, while `busy`; `low` is at most `high`.
     vin : Out(ReadPort)             Of so many entries; must be ready.
     exp : In(WritePort)             Through which LOAD writes powers.
-    write : Out(1), addr, data      A result, an entry. Where entries are read in pairs there is `spare` : Out(1), too:
-                                    it is none, but what lies behind a row of an odd number of them.
-    finish : Out(1)                 With the last one of a VECTOR.
-    walked : Out(1)                 All rows have been looked at once, none of which lies beyond the end of vin.
-    over : Out(1)                   A row of `entries` : Out entries of vin has been read for the last time.
-    comes : Out(1)                  The next ones are those of the next VECTOR.
+    write : Out(1), addr, data      A result, an entry.
+    spare : Out(1)                  Where entries are read in pairs: it lies behind a row of an odd number of entries,
+                                    and is not to be written.
     busy : Out(1)                   One is under way.
     halt : In(1)                    Drops everything.
     """
@@ -85,8 +112,6 @@ class SoftmaxEngine(wiring.Component):
     def __init__(self, cfg: Config) -> None:
         self._cfg, self._parts, self._span = cfg, softmax_parts(cfg), softmax_span(cfg)
         pads, fields = scratchpads(cfg), fields_layout(cfg)
-        self._lanes = [SoftmaxLane(cfg, lane) for lane in range(cfg.softmax)]
-        self._find, self._fill, self._divide = (TileAddressGenerator(cfg, by_row) for by_row in (True, False, True))
         super().__init__({
             "start": In(1), "fields": In(fields), "room": Out(1), "zero_point": In(signed(8)), "low": In(signed(8)),
             "high": In(signed(8)), "vin": Out(read_port(pads["vin"], self._span)), "exp": In(write_port(pads["exp"])),
@@ -97,234 +122,210 @@ class SoftmaxEngine(wiring.Component):
 
     def elaborate(self, platform: object) -> Elaboratable:
         m = Module()
-        m.submodules.sums = sums = ExpAccumulator(self._cfg)
-        m.submodules.largest = largest = RowMax(self._span * self._cfg.block_out, len(self._find.row))
-        for number, lane in enumerate(self._lanes):
+        cfg = self._cfg
+        find, fill, divide = (TileAddressGenerator(cfg, by_row) for by_row in (True, False, True))
+        m.submodules.find, m.submodules.fill, m.submodules.divide = find, fill, divide
+        m.submodules.sums = sums = SumAddressGenerator(cfg)
+        lanes = [SoftmaxLane(cfg, number) for number in range(cfg.softmax)]
+        for number, lane in enumerate(lanes):
             m.submodules[f"lane{number}"] = lane
             m.d.comb += [
-                getattr(lane.load, name).eq(getattr(self.exp, name)) for name in ("en", "addr", "mask", "data")
-            ]
-        self._take(m)
-        entries = self._taken.extent_n - 1
-        inside = Cat(1, ones(Cat(~self._taken.imm, entries[: exact_log2(self._span)])))
-        m.d.comb += [sums.last_key.eq(Cat(~self._taken.imm, entries)), self.exp.ready.eq(1)]
-        beat = self._walks(m, sums.done)
-        self._search(m, largest, inside)
-        self._keep(m, beat)
-        self._add_up(m, sums, beat)
-        marks, divides = self._steps(m, beat)
-        self._look_up(m, largest, beat, marks, divides)
-        self._quotients(m, marks, divides, inside)
-        self._write(m, marks, divides)
-        probes(self, beat=beat, marks=marks, divides=divides)
+                *(getattr(lane.load, name).eq(getattr(self.exp, name)) for name in ("en", "addr", "mask", "data")),
+                lane.zero_point.eq(self.zero_point), lane.low.eq(self.low), lane.high.eq(self.high),
+            ]  # fmt: skip
+        m.d.comb += self.exp.ready.eq(1)
+        fields, accepted = self._accept(m, find.idle)
+        for walk in (find, fill, divide):
+            m.d.comb += [walk.fields.eq(fields), walk.accepted.eq(accepted)]
+        beat = self._schedule(m, find, fill, divide, sums.done)
+        m.d.comb += self.entries.eq(fields.extent_n)
+
+        last_entry = fields.extent_n - 1
+        last_key = Cat(~fields.imm, last_entry)
+        # Bytes of a row's last entry that count.
+        inside = Cat(1, ones(Cat(~fields.imm, last_entry[: exact_log2(self._span)])))
+        row_max = self._find_largest(m, find, inside)
+        self._keep_parts(m, fill, beat, lanes)
+        self._add_up(m, fill, beat, sums, last_key, lanes)
+        steps = self._divide_steps(m, divide, beat)
+        self._keep_largest(m, row_max, steps, lanes)
+        self._divide(m, steps, inside, lanes)
+        self._write(m, fields, accepted, steps, lanes)
+        probes(self, find=find, divide=divide, beat=beat, steps=steps.stages, fields=fields)
         return ResetInserter(self.halt)(m)
 
-    def _later(self, m: Module, value: Value, name: str, stages: int, fresh: bool = True) -> list[Any]:
-        """`value`, and what it was up to so many cycles ago. fresh: 0 after a halt."""
-        shape = value.shape()
-        later: list[Any] = [value]
-        for stage in range(1, stages + 1):
-            later.append((Signal if fresh else Reg)(shape, name=f"{name}{stage}"))
-            m.d.sync += later[-1].eq(later[-2])
-        return later
+    def _accept(self, m: Module, idle: Value) -> tuple[Any, Signal]:
+        """Accept VECTORs. Returns the fields of the last one, and whether it was accepted in the cycle before.
 
-    def _take(self, m: Module) -> None:
-        """Instructions: `taken` is the last one, `took` the cycle behind that in which it came."""
-        self._taken, self._took = taken, took = Reg(self.fields.shape(), name="taken"), Signal(name="took")
+        idle: no VECTOR waits for the search of the largest bytes, or is in it.
+        """
+        fields = Reg(self.fields.shape())
+        accepted = Signal()
         free = Signal()
         alike = Reg()
         second = Signal()
-        m.d.comb += [free.eq(~second & self._find.through & ~self.finish), self.room.eq(self.busy & free & alike)]
+        m.d.comb += [free.eq(~second & idle & ~self.finish), self.room.eq(self.busy & free & alike)]
         m.d.sync += [
-            took.eq(self.start), alike.eq(Cat(taken[name] == self.fields[name] for name in ROWS_ALIKE).all()),
+            accepted.eq(self.start), alike.eq(Cat(fields[name] == self.fields[name] for name in ROWS_ALIKE).all()),
         ]  # fmt: skip
         with m.If(self.start):
             m.d.sync += [self.busy.eq(1), second.eq(self.busy)]
         with m.Elif(self.finish):
             m.d.sync += [self.busy.eq(second), second.eq(0)]
-        # A walk has a copy of what is an instruction's own; there is room when all have come to the last one.
+        # An address generator has a copy of what is an instruction's own; there is room when all have come to the last.
         with m.If(~self.busy):
-            m.d.sync += [taken[name].eq(self.fields[name]) for name in ROWS_ALIKE]
+            m.d.sync += [fields[name].eq(self.fields[name]) for name in ROWS_ALIKE]
         with m.If(~self.busy | free):
-            m.d.sync += [taken[name].eq(self.fields[name]) for name in ROWS_OWN]
+            m.d.sync += [fields[name].eq(self.fields[name]) for name in ROWS_OWN]
         probes(self, second=second, alike=alike)
+        return fields, accepted
 
-    def _walks(self, m: Module, summed: Value) -> Signal:
-        """Who reads in which cycle of a beat, and when a tile begins. Returns the number of the cycle.
-
-        While a tile is filled, the largest bytes of the next one are found. Those of the first tile are found before
-        anything else begins, so that each cycle is theirs.
-        """
-        m.submodules.find, m.submodules.fill, m.submodules.divide = walks = self._find, self._fill, self._divide
-        find, fill, divide = walks
-        beat = Signal(exact_log2(self._parts))
-        ahead = Signal()
-        found = Signal()
-        begin = Signal()
-        finds = find.on & find.ends
-        for walk in walks:
-            m.d.comb += [walk.fields.eq(self._taken), walk.took.eq(self._took)]
+    def _schedule(
+        self, m: Module, find: TileAddressGenerator, fill: TileAddressGenerator, divide: TileAddressGenerator,
+        summed: Value,
+    ) -> Value:  # fmt: skip
+        """Read vin in turns. Returns the number of the cycle in its beat."""
+        m.submodules.scheduler = scheduler = ReadScheduler(self._cfg)
+        beat = scheduler.beat
+        for walk, turn in ((find, scheduler.find), (fill, scheduler.fill), (divide, scheduler.divide)):
+            m.d.comb += [
+                turn.active.eq(walk.active), turn.ends.eq(walk.ends), walk.on.eq(turn.on), walk.begin.eq(turn.begin),
+            ]  # fmt: skip
         m.d.comb += [
-            find.on.eq(find.active & (beat == FIND_TURN)), fill.on.eq(fill.active & (beat == self._parts - 1)),
-            divide.on.eq(divide.active & (beat == DIVIDE_TURN - 1)),
-            begin.eq(Mux(ahead, finds, found & (beat == self._parts - 1) & (fill.ends | ~fill.active))),
-            find.begin.eq(begin | ~(found | finds)), fill.begin.eq(begin), divide.begin.eq(summed),
-            self.vin.en.eq(find.on), self.vin.addr.eq(find.addr), self.over.eq(divide.on & divide.last),
-            self.walked.eq(find.through & ~find.wrapped), self.entries.eq(self._taken.extent_n),
-            self.comes.eq(divide.comes),
+            scheduler.summed.eq(summed), scheduler.busy.eq(self.busy), self.vin.en.eq(find.on),
+            self.vin.addr.eq(find.addr), self.over.eq(divide.on & divide.last),
+            self.walked.eq(find.idle & ~find.wrapped), self.comes.eq(divide.comes),
         ]  # fmt: skip
-        m.d.sync += beat.eq(Mux(ahead, Mux(begin, FILL_TURN, FIND_TURN), beat + 1))
-        with m.If(~self.busy):
-            m.d.sync += ahead.eq(1)
-        with m.Elif(begin):
-            m.d.sync += ahead.eq(0)
-        m.d.sync += found.eq((found | finds) & ~begin)
         for turn, walk in ((FILL_TURN, fill), (DIVIDE_TURN, divide)):
             with m.If(beat == turn):
                 m.d.comb += [self.vin.en.eq(walk.active), self.vin.addr.eq(walk.addr)]
         return beat
 
-    def _entry(self, m: Module, read: Value, name: str) -> Signal:
-        """What vin gives, two cycles after `read`, and until it gives something else."""
-        came, entry = Signal(name=f"{name}_came"), Reg(len(self.vin.data), name=f"{name}_entry")
+    def _entry(self, m: Module, read: Value, name: str) -> Any:
+        """The parts of what vin gives, VIN_STAGES cycles after `read`, until it gives something else."""
+        came = Signal(name=f"{name}_came")
+        entry = Reg(data.ArrayLayout(data.ArrayLayout(8, self._cfg.softmax), self._parts), name=f"{name}_entry")
         m.d.sync += came.eq(read)
         with m.If(came):
             m.d.sync += entry.eq(self.vin.data)
         return entry
 
-    def _part(self, m: Module, entry: Signal, part: Value) -> Signal:
-        bytes_ = Reg(8 * self._cfg.softmax, name=f"{entry.name}_part")
-        m.d.sync += bytes_.eq(entry.word_select(part, len(bytes_)))
-        return bytes_
-
-    def _search(self, m: Module, largest: RowMax, inside: Signal) -> None:
-        """Entries to the search for the largest byte, and that to the lanes."""
-        find = self._find
-        comes = self._later(m, find.on, "finds", 2)[-1]
-        first, last, row = (
-            self._later(m, getattr(find, name), f"find_{name}", 2, fresh=False)[-1] for name in ("first", "last", "row")
-        )
+    def _find_largest(self, m: Module, find: TileAddressGenerator, inside: Value) -> RowMax:
+        """Search entries for the largest byte of each row."""
+        m.submodules.row_max = row_max = RowMax(self._span * self._cfg.block_out, len(find.row))
+        step = Signal(find_layout(self._cfg))
+        m.d.comb += [step.row.eq(find.row), step.first.eq(find.first), step.last.eq(find.last)]
+        read = delay(m, "find", Step(find.on, step), VIN_STAGES)[-1]
         m.d.comb += [
-            largest.valid.eq(comes), largest.entry.eq(self._entry(m, find.on, "find")), largest.row.eq(row),
-            largest.inside.eq(inside | (~last).replicate(len(inside))), largest.first.eq(first), largest.last.eq(last),
+            row_max.valid.eq(read.valid), row_max.entry.eq(Value.cast(self._entry(m, find.on, "find"))),
+            row_max.row.eq(read.payload.row), row_max.first.eq(read.payload.first),
+            row_max.last.eq(read.payload.last),
+            row_max.inside.eq(inside | (~read.payload.last).replicate(len(inside))),
         ]  # fmt: skip
-        for lane in self._lanes:
-            m.d.comb += [
-                lane.found.eq(largest.found), lane.number.eq(largest.number), lane.largest.eq(largest.largest),
-            ]  # fmt: skip
-        probes(self, find=find)
+        return row_max
 
-    def _keep(self, m: Module, beat: Signal) -> None:
+    def _keep_parts(self, m: Module, fill: TileAddressGenerator, beat: Value, lanes: list[SoftmaxLane]) -> None:
         """Each part of an entry to the lane of its row, while the buffer's other half is added up."""
-        fill = self._fill
         buffer = Signal()
-        of_lane = exact_log2(self._cfg.softmax)
-        m.d.sync += buffer.eq(buffer ^ (fill.on & fill.bottom))
-        keeps = self._later(m, fill.active, "keeps", PART_STAGES)
-        places = self._later(m, Cat(fill.row, beat, buffer), "place", PART_STAGES, fresh=False)
+        of_lane = exact_log2(len(lanes))
+        m.d.sync += buffer.eq(buffer ^ (fill.on & fill.last_row))
+        step = Signal(fill_layout(self._cfg))
+        m.d.comb += [step.row.eq(fill.row), step.part.eq(beat), step.buffer.eq(buffer)]
+        stages = delay(m, "fill", Step(fill.active, step), PART_STAGES)
+        select, keep = stages[PART_STAGES - 1], stages[PART_STAGES]
         entry = self._entry(m, fill.active & (beat == FILL_TURN), "fill")
-        part = self._part(m, entry, places[PART_STAGES - 1][len(fill.row) :][: len(beat)])
-        for number, lane in enumerate(self._lanes):
-            place = places[-1]
+        part = Reg(data.ArrayLayout(8, len(lanes)))
+        m.d.sync += part.eq(entry[select.payload.part])
+        for number, lane in enumerate(lanes):
             m.d.comb += [
-                lane.part.eq(part), lane.keep.eq(keeps[-1] & (place[:of_lane] == number)),
-                lane.kept_at.eq(place[of_lane:]),
+                lane.part.eq(part), lane.keep.eq(keep.valid & (keep.payload.row[:of_lane] == number)),
+                lane.kept_at.eq(Value.cast(keep.payload)[of_lane:]),
             ]  # fmt: skip
 
-    def _add_up(self, m: Module, sums: ExpAccumulator, beat: Signal) -> None:
+    def _add_up(
+        self, m: Module, fill: TileAddressGenerator, beat: Value, sums: SumAddressGenerator, last_key: Value,
+        lanes: list[SoftmaxLane],
+    ) -> None:  # fmt: skip
         """Elements to the adders, as soon as the first entry of a tile's last row is on its way."""
-        fill = self._fill
-        first, nothing = (
-            self._later(m, getattr(sums, name), f"sum_{name}", LOOK_STAGES, fresh=False)[-1]
-            for name in ("first", "nothing")
-        )
-        complete = self._later(m, sums.last, "complete", LOOK_STAGES + SUMS)[-1]
-        slot = self._later(m, sums.slot, "sum_slot", LOOK_STAGES + SUMS, fresh=False)[-1]
-        m.d.comb += sums.start.eq(fill.active & (beat == FILL_TURN) & fill.first & fill.bottom)
-        for lane in self._lanes:
+        element = Signal(data.StructLayout({"first": 1, "nothing": 1}))
+        slot = Signal(data.StructLayout({"slot": len(sums.slot)}))
+        m.d.comb += [
+            sums.last_key.eq(last_key), sums.start.eq(fill.active & (beat == FILL_TURN) & fill.first & fill.last_row),
+            element.first.eq(sums.first), element.nothing.eq(sums.nothing), slot.slot.eq(sums.slot),
+        ]  # fmt: skip
+        added = delay(m, "sum", Step(sums.look, element), LOOK_STAGES)[-1].payload
+        complete = delay(m, "complete", Step(sums.last, slot), LOOK_STAGES + SUMS)[-1]
+        for lane in lanes:
             m.d.comb += [
                 lane.look_at.eq(sums.place), lane.byte.eq(sums.byte), lane.tile.eq(sums.tile), lane.slot.eq(sums.slot),
-                lane.first.eq(first), lane.nothing.eq(nothing), lane.complete.eq(complete), lane.sum.eq(slot),
+                lane.first.eq(added.first), lane.nothing.eq(added.nothing), lane.complete.eq(complete.valid),
+                lane.sum.eq(complete.payload.slot),
             ]  # fmt: skip
 
-    def _steps(self, m: Module, beat: Signal) -> tuple[list[Any], list[Any]]:
-        """What is known of a part that is divided in each stage, and whether there is one."""
-        divide, stages = self._divide, SHARE_STAGES + DIVIDE_STAGES
-        step = Signal(step_layout(self._cfg))
+    def _divide_steps(self, m: Module, divide: TileAddressGenerator, beat: Value) -> DivideSteps:
+        """The parts that are divided, in each stage."""
+        step = Signal(divide_layout(self._cfg))
         each = self._parts // self._span
         m.d.comb += [
             step.row.eq(divide.row), step.part.eq(beat - DIVIDE_TURN), step.first.eq(divide.first),
             step.last.eq(divide.last), step.whole.eq(beat[: exact_log2(each)] == (DIVIDE_TURN - 1) % each),
             step.end.eq((beat == DIVIDE_TURN - 1) & divide.ends & ~divide.more),
         ]  # fmt: skip
-        probes(self, divide=divide)
-        return self._later(m, step, "step", stages, fresh=False), self._later(m, divide.active, "divides", stages)
+        entry = self._entry(m, divide.active & (beat == DIVIDE_TURN), "divide")
+        return DivideSteps(delay(m, "divide", Step(divide.active, step), SHARE_STAGES + DIVIDE_STAGES), entry)
 
-    def _look_up(self, m: Module, largest: RowMax, beat: Signal, marks: list[Any], divides: list[Any]) -> None:
-        """Elements to the dividers, each row's with its largest byte, and its sum as their divisor."""
-        m.submodules.largest_bytes = memory = Memory(shape=8, depth=1 << len(largest.number), init=[])
+    def _keep_largest(self, m: Module, row_max: RowMax, steps: DivideSteps, lanes: list[SoftmaxLane]) -> None:
+        """The largest byte of each row to the lanes, which add up, and with its row's parts to those that divide."""
+        m.submodules.largest_bytes = memory = Memory(shape=8, depth=1 << len(row_max.number), init=[])
         put = memory.write_port()
         of_row = memory.read_port(domain="comb")
         less = Reg(8)
-        entry = self._entry(m, self._divide.active & (beat == DIVIDE_TURN), "divide")
-        part = self._part(m, entry, marks[PART_STAGES - 1].part)
         m.d.comb += [
-            put.en.eq(largest.found), put.addr.eq(largest.number), put.data.eq(~largest.largest),
-            of_row.addr.eq(marks[PART_STAGES - 1].row),
+            put.en.eq(row_max.done), put.addr.eq(row_max.number), put.data.eq(~row_max.largest),
+            of_row.addr.eq(steps.select.payload.row),
         ]  # fmt: skip
         m.d.sync += less.eq(of_row.data)
-        row = marks[SHARE_STAGES - 1].row
-        of_lane = exact_log2(self._cfg.softmax)
-        leaves = Signal()
-        before = marks[SHARE_STAGES - 2]
-        m.d.sync += leaves.eq(divides[SHARE_STAGES - 2] & before.first & (before.part == 0))
-        self._divisor = Reg(pair_layout)
-        for number, lane in enumerate(self._lanes):
+        for lane in lanes:
             m.d.comb += [
-                lane.element.eq(part.word_select(number, 8)), lane.less.eq(less), lane.wanted.eq(row[of_lane:]),
-            ]  # fmt: skip
-        with m.If(leaves):
-            totals = Cat(lane.total for lane in self._lanes)
-            m.d.sync += Value.cast(self._divisor).eq(totals.word_select(row[:of_lane], pair_layout.size))
-
-    def _quotients(self, m: Module, marks: list[Any], divides: list[Any], inside: Signal) -> None:
-        """Each row's divisor goes through the stages beside its shares."""
-        count = self._cfg.softmax
-        divisors = self._later(m, self._divisor.m, "divisor", TO_DIVISION + QUOTIENT_BITS - 1, fresh=False)
-        step = marks[SHARE_STAGES - 1]
-        beyond = Reg(count)
-        m.d.sync += beyond.eq(Mux(step.last, ~inside.word_select(step.part, count), 0))
-        for number, lane in enumerate(self._lanes):
-            m.d.comb += [
-                lane.take.eq(divides[SHARE_STAGES]), lane.e.eq(self._divisor.e), lane.beyond.eq(beyond[number]),
-                *(of.eq(divisor) for of, divisor in zip(lane.divisors, divisors[TO_DIVISION:])),
-                lane.zero_point.eq(self.zero_point), lane.low.eq(self.low), lane.high.eq(self.high),
+                lane.put_largest.eq(row_max.done), lane.number.eq(row_max.number), lane.largest.eq(row_max.largest),
+                lane.less.eq(less),
             ]  # fmt: skip
 
-    def _write(self, m: Module, marks: list[Any], divides: list[Any]) -> None:
-        """Results, as soon as an entry is complete."""
-        step, comes, f = marks[-1], divides[-1], self._taken
-        line = Reg(len(f.dst_x))
-        turns = Reg()
-        end = Reg()
-        due = Signal()
-        waits = Signal()
-        begins = Signal()
-        turn = step.last & step.part[exact_log2(self._parts // self._span) :].all()
-        with m.If(comes):
-            m.d.sync += self.data.eq(Cat(self.data, *(lane.result for lane in self._lanes))[-len(self.data) :])
-        m.d.sync += [self.write.eq(comes & step.whole), turns.eq(turn), end.eq(step.end)]
-        if self._span > 1:
-            m.d.sync += self.spare.eq(turn & f.extent_n[0])
+    def _divide(self, m: Module, steps: DivideSteps, inside: Value, lanes: list[SoftmaxLane]) -> None:
+        """Divide shares by the sum of their row, which goes through the stages beside them."""
+        part = Reg(data.ArrayLayout(8, len(lanes)))
+        m.d.sync += part.eq(steps.entry[steps.select.payload.part])
+        of_lane = exact_log2(len(lanes))
+        row_begins = Signal()
+        divisor = Reg(pair_layout)
+        before, share = steps.read_sum, steps.share.payload
+        m.d.sync += row_begins.eq(before.valid & before.payload.first & (before.payload.part == 0))
+        totals = data.View(data.ArrayLayout(pair_layout, len(lanes)), Cat(lane.total for lane in lanes))
+        with m.If(row_begins):
+            m.d.sync += divisor.eq(totals[share.row[:of_lane]])
+        divisors = [divisor.m]
+        for stage in range(1, TO_DIVISION + QUOTIENT_BITS):
+            divisors.append(Reg(divisor.m.shape(), name=f"divisor{stage}"))
+            m.d.sync += divisors[-1].eq(divisors[-2])
+        beyond = Reg(len(lanes))
+        inside_of_part = data.View(data.ArrayLayout(len(lanes), self._parts), inside)[share.part]
+        m.d.sync += beyond.eq(Mux(share.last, ~inside_of_part, 0))
+        for number, lane in enumerate(lanes):
+            m.d.comb += [
+                lane.element.eq(part[number]), lane.wanted.eq(share.row[of_lane:]),
+                lane.take.eq(steps.quotient.valid), lane.e.eq(divisor.e), lane.beyond.eq(beyond[number]),
+                *(of.eq(stage) for of, stage in zip(lane.divisors, divisors[TO_DIVISION:], strict=True)),
+            ]  # fmt: skip
+
+    def _write(self, m: Module, fields: Any, accepted: Value, steps: DivideSteps, lanes: list[SoftmaxLane]) -> None:
+        """Write results, as soon as an entry is complete."""
+        m.submodules.writer = writer = ResultWriter(self._cfg)
         m.d.comb += [
-            self.finish.eq(self.write & end), begins.eq((self._took | waits) & (~due | self.finish)),
+            writer.fields.eq(fields), writer.accepted.eq(accepted), writer.valid.eq(steps.result.valid),
+            writer.step.eq(steps.result.payload),
+            *(byte.eq(lane.result) for byte, lane in zip(writer.results, lanes, strict=True)),
+            self.write.eq(writer.write), self.addr.eq(writer.addr), self.data.eq(writer.data),
+            self.finish.eq(writer.finish),
         ]  # fmt: skip
-        m.d.sync += [waits.eq((self._took | waits) & ~begins), due.eq(begins | (due & ~self.finish))]
-        target = Signal.like(line)
-        m.d.comb += target.eq(Mux(turns, line, self.addr) + Mux(turns, f.dst_x, f.dst_n))
-        with m.If(begins):
-            m.d.sync += [self.addr.eq(f.dst_base), line.eq(f.dst_base)]
-        with m.Elif(self.write):
-            m.d.sync += self.addr.eq(target)
-            with m.If(turns):
-                m.d.sync += line.eq(target)
+        if self._span > 1:
+            m.d.comb += self.spare.eq(writer.spare)

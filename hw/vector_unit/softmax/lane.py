@@ -1,9 +1,9 @@
-"""One lane of a softmax: looks up powers and adds them up, looks up shares and divides them."""
+"""One lane of a softmax: the sums of its rows, and every `softmax`-th quotient of all rows."""
 
 from __future__ import annotations
 
 from amaranth import Cat, Module, Signal, Value, signed
-from amaranth.lib import wiring
+from amaranth.lib import data, wiring
 from amaranth.lib.memory import Memory
 from amaranth.lib.wiring import In, Out
 from amaranth.utils import exact_log2
@@ -14,42 +14,49 @@ from celosia.hw.spec.config import Config
 from celosia.hw.spec.pipeline import QUOTIENT_BITS, SUMS, softmax_parts
 from celosia.hw.spec.scratchpads import scratchpads
 from celosia.hw.vector_unit.softmax.adder import EXPONENT, MANTISSA, PairAdder, pair_layout, pair_of
+from celosia.hw.vector_unit.softmax.addresses import BUFFERS, TILES, row_number_bits
 from celosia.hw.vector_unit.softmax.divider import PairDivider
-from celosia.hw.vector_unit.softmax.walk import BUFFERS, TILES, row_bits
 
 
 class SoftmaxLane(wiring.Component):
-    """Sums of SUMS rows of a tile, number `lane` and each `softmax`-th behind it; and of all rows each share there.
+    """Add up the powers of SUMS rows of each tile, and divide one element of each part.
+
+    The rows of lane n are number n of the tile and every `softmax`-th row behind it. The elements are number n of each
+    part, whatever its row.
 
     Parameters
     ----------
     cfg : Config
-    lane : its number.
+    lane : number of the lane.
 
     Members
     -------
-    load : In(WritePort)        Writes powers, and behind them shares.
-    part : In(8 * softmax)      Neighbouring bytes of a row.
-    keep : In(1), kept_at : In  Of one of its rows they are kept in a place, that of a buffer, a part and a sum.
-    found : In(1), number, largest : In     The largest byte of a row, all rows' in all lanes.
-    look_at, byte : In          An element comes to be added up: of this place this byte;
-    tile, slot : In             of this tile and sum.
-    first, nothing : In         As of PairAdder, for what came LOOK_STAGES before.
-    complete : In(1), sum : In  A sum is complete, the one that is the adder's next, of this slot.
-    wanted : In, total : Out    A complete sum, by its slot.
-    element, less : In          An element comes to be divided; the largest one of its row, inverted.
-    take, e, beyond, divisors, zero_point, low, high, result    As of PairDivider, for what came LOOK_STAGES before.
+    load : In(WritePort)        LOAD writes powers, and behind them shares.
+    part : In(array)            Neighbouring bytes of a row.
+    keep : In(1)                They are of one of the lane's rows, and are kept
+    kept_at : In                in this place: that of a buffer, a part and a sum.
+    put_largest : In(1)         Pulse: the largest byte of a row is known,
+    number, largest : In        of the row with this number.
+    look_at, byte : In          An element is added up: this byte of this place,
+    tile, slot : In             to this sum of this tile.
+    first, nothing : In         See `PairAdder`, for the element of LOOK_STAGES cycles ago.
+    complete : In(1), sum : In  The sum at the adder's output is complete: that of this slot.
+    wanted : In, total : Out    The complete sum of a slot.
+    element : In                An element that is divided.
+    less : In                   The largest byte of its row, inverted.
+    take, e, beyond, divisors : In      See `PairDivider`, for the element of LOOK_STAGES cycles ago.
+    zero_point, low, high : In, result : Out    See `PairDivider`.
     """
 
     def __init__(self, cfg: Config, lane: int) -> None:
         self._cfg, self._lane = cfg, lane
         slot, byte = exact_log2(SUMS), exact_log2(cfg.softmax)
         self._place = exact_log2(BUFFERS) + exact_log2(softmax_parts(cfg)) + slot
-        row = row_bits(cfg) + exact_log2(TILES)
+        row = row_number_bits(cfg)
         super().__init__({
             "load": In(write_port(scratchpads(cfg)["exp"])),
-            "part": In(8 * cfg.softmax), "keep": In(1), "kept_at": In(self._place),
-            "found": In(1), "number": In(row), "largest": In(signed(8)),
+            "part": In(data.ArrayLayout(8, cfg.softmax)), "keep": In(1), "kept_at": In(self._place),
+            "put_largest": In(1), "number": In(row), "largest": In(signed(8)),
             "look_at": In(self._place), "byte": In(byte), "tile": In(exact_log2(TILES)), "slot": In(slot),
             "first": In(1), "nothing": In(1), "complete": In(1), "sum": In(slot), "wanted": In(slot),
             "total": Out(pair_layout),
@@ -78,8 +85,8 @@ class SoftmaxLane(wiring.Component):
         return m
 
     def _distance(self, m: Module) -> Value:
-        """255 less how far an element that is added up is below the largest one of its row."""
-        parts = Memory(shape=len(self.part), depth=1 << self._place, init=[])
+        """255 minus the distance of an element that is added up from the largest one of its row."""
+        parts = Memory(shape=self.part.shape(), depth=1 << self._place, init=[])
         # The largest bytes, with every bit inverted: what is to be added.
         largest = Memory(shape=8, depth=SUMS * TILES, init=[])
         m.submodules.parts, m.submodules.largest_bytes = parts, largest
@@ -92,22 +99,22 @@ class SoftmaxLane(wiring.Component):
         lane, row = self.number[: len(self.byte)], self.number[len(self.byte) :]
         m.d.comb += [
             keep.en.eq(self.keep), keep.addr.eq(self.kept_at), keep.data.eq(self.part), kept.addr.eq(self.look_at),
-            put.en.eq(self.found & (lane == self._lane)), put.addr.eq(row), put.data.eq(~self.largest),
+            put.en.eq(self.put_largest & (lane == self._lane)), put.addr.eq(row), put.data.eq(~self.largest),
             of_row.addr.eq(Cat(self.slot, self.tile)),
         ]  # fmt: skip
-        m.d.sync += [element.eq(kept.data.word_select(self.byte, 8)), less.eq(of_row.data)]
+        m.d.sync += [element.eq(kept.data[self.byte]), less.eq(of_row.data)]
         return element + less
 
     def _look_up(self, m: Module, name: str, half: int, distance: Value) -> Signal:
-        """What one half of the table has for an element at this distance, two cycles later."""
+        """The number that one half of the table has for this distance, two cycles later."""
         m.submodules[name] = table = Memory(shape=32, depth=scratchpads(self._cfg)["exp"].depth // 2, init=[])
         to = table.write_port()
         of = table.read_port()
-        found = Reg(pair_layout, name=f"{name}_found")
+        pair = Reg(pair_layout, name=f"{name}_pair")
         addr = self.load.addr
         m.d.comb += [
             to.en.eq(self.load.en & self.load.mask & (addr[-1] == half)), to.addr.eq(addr[:-1]),
             to.data.eq(self.load.data), of.en.eq(1), of.addr.eq(distance),
         ]  # fmt: skip
-        m.d.sync += Value.cast(found).eq(pair_of(of.data))
-        return found
+        m.d.sync += Value.cast(pair).eq(pair_of(of.data))
+        return pair

@@ -11,11 +11,11 @@ from celosia.hw.dae_pipeline.scratchpad import AccScratchpad
 from celosia.hw.gemm_core.gemm import Gemm
 from celosia.hw.spec.config import Config
 from celosia.hw.spec.pipeline import claim_lead
-from celosia.hw.vector_unit.landing import WritebackQueue
+from celosia.hw.vector_unit.writeback import WritebackQueue
 from proofs.declare import Mutant, prove
 from proofs.handshakes import SMALL
 from proofs.harness import Harness, implies
-from proofs.items import Inner
+from proofs.stages import Inner
 
 TINY = replace(SMALL, block_in=2, block_out=2)
 FLIGHT = 6
@@ -119,21 +119,21 @@ def turns(cfg: Config) -> Harness:
     Proved elsewhere: what issue and a stage know of their instruction is right (hazards).
     """
     it = Inner(cfg)
-    h, dut, inside, items = it.h, it.dut, it.inside, it.items
-    for number, each in enumerate(items.all[1:], 1):
-        for name, value in each.registered.items():
-            h.assume(implies(each.valid, value == it.of(number, name)))
-    reading, step = it.stage["acc"], inside["step"]
-    banks = [step.payload.a[len(dut.acc_read.addr) - 1], *(of[-1] for of in list(inside["in_acc"].values())[1:])]
+    h, dut, items, issue = it.h, it.dut, it.items, it.inside["issue"]
+    for number, each in enumerate(items.stages[1:], 1):
+        for name, _ in each.constants.shape():
+            h.assume(implies(each.valid, each.constants[name] == it.of(number, name)))
+    reading = it.stage["acc"]
+    banks = [stage.carried.acc_addr[-1] for stage in items.stages[: reading + 1]]
     for bank in range(2):
         claimed: list[Value] = [dut.claims.read[bank]]
         for cycle in range(claim_lead(cfg)):
             claimed.append(h.register(claimed[-1], f"claimed{bank}_{cycle}"))
         h.ensure(implies(dut.acc_read.en & (dut.acc_read.addr[-1] == bank), ~claimed[-1]), f"read{bank}")
-        takes = step.valid & inside["issue.slot"] & ~inside["issue.now"].a_vin & (banks[0] == bank)
+        takes = issue.fire & ~issue.now.a_vin & (banks[0] == bank)
         h.ensure(implies(takes, ~claimed[1]), f"issued{bank}")
         for i in range(1, reading + 1):
-            reads = items.all[i].valid & ~it.of(i, "a_vin")
+            reads = items.stages[i].valid & ~it.of(i, "a_vin")
             h.ensure(implies(reads & (banks[i] == bank), ~claimed[i + 1]), f"read{bank}_in_{i}")
         if cfg.int32:
             written = h.register(dut.claims.write[bank], f"claimed_write{bank}")
@@ -180,16 +180,14 @@ WIDENED = Mutant(PADS, "value[-1].replicate(32 - size)", "value[0].replicate(32 
 prove("accumulators serve gemm and load, and vector, which reads", WIDENED, *SERVED, depth=1)(
     partial(arbitration, replace(TINY, int32=False))
 )
-ISSUE, LANDING = "vector_unit/issue.py", "vector_unit/landing.py"
-WRITES = Mutant(LANDING, "~self.claims.bit_select(of_place.data[-1], 1)", "~self.claims[0]")
+ISSUE, SLOTS, WRITEBACK = "vector_unit/issue.py", "vector_unit/slots.py", "vector_unit/writeback.py"
+WRITES = Mutant(WRITEBACK, "~self.claims.bit_select(of_place.data[-1], 1)", "~self.claims[0]")
 prove("no stall is needed in the vector unit: what it writes to acc takes the ports that GEMM leaves", WRITES, depth=1)(
     partial(lands, TINY)
 )
-BLIND = Mutant(ISSUE, "blocked: Value = ~a_vin & unit.claims.read.bit_select(bank, 1)", "blocked: Value = Const(0)")
-OLD_BANK = Mutant(ISSUE, "bank = loops.ahead.a[", "bank = step.payload.a[", near="step = loops.step")
-OLD_FACT = Mutant(
-    ISSUE, "Mux(loops.instr.ready, unit.instr.payload.fields.a_source == ASource.VIN, now.a_vin)", "now.a_vin"
-)
+BLIND = Mutant(SLOTS, "(self.reads_acc & self.claimed.bit_select(self.bank, 1))", "Const(0)")
+OLD_BANK = Mutant(ISSUE, "slots.bank.eq(loops.ahead.a[", "slots.bank.eq(loops.step.payload.a[")
+OLD_FACT = Mutant(ISSUE, "Mux(loops.instr.ready, fields.a_source == ASource.VIN, now.a_vin)", "now.a_vin")
 ALL = replace(SMALL, taps=3, forward=True, residual_cycles=2)
 for name, cfg, mutants in (
     ("plain", TINY, (BLIND, OLD_BANK, OLD_FACT)),

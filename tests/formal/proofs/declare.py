@@ -90,8 +90,8 @@ def prove(
 def all_properties() -> dict[str, Property]:
     """Every property, in the order of the table."""
     modules = (
-        "semaphores addresses fifos order items hazards scratchpads accumulators bytes bursts handshakes writes copies "
-        "ends expand decoder requantiser softmax trail norm pump runs"
+        "semaphores addresses fifos order stages hazards scratchpads accumulators bytes bursts handshakes writes "
+        "copies ends expand decoder requantiser softmax war_hazard norm pump runs"
     )
     for module in modules.split():
         importlib.import_module(f"proofs.{module}")

@@ -10,8 +10,8 @@ from amaranth.hdl import ShapeLike
 from celosia.hw.dae_pipeline.fifo import RegisteredFifo, StreamFifo
 from celosia.hw.spec.config import Config
 from celosia.hw.spec.pipeline import WRITEBACK_DEPTH
-from celosia.hw.vector_unit.items import DelayQueue
-from celosia.hw.vector_unit.landing import WritebackQueue
+from celosia.hw.vector_unit.delay_queue import DelayQueue
+from celosia.hw.vector_unit.writeback import WritebackQueue
 from proofs.declare import Mutant, prove
 from proofs.harness import Harness, implies
 
@@ -129,8 +129,8 @@ def block_fifo(depth: int) -> Harness:
     return h
 
 
-def bypass() -> Harness:
-    """The ring in which values skip stages of the vector unit."""
+def delay_queue() -> Harness:
+    """The queue in which values skip stages of the vector unit."""
     h = Harness()
     dut = DelayQueue(WIDTH, 15)
     inside = h.add(dut)
@@ -147,14 +147,14 @@ def bypass() -> Harness:
     return h
 
 
-def landing(cfg: Config) -> Harness:
+def writeback(cfg: Config) -> Harness:
     """The queue to acc: the n-th value goes to the n-th place, both as they came, never through a port that is claimed,
     and `last` says of each whether it is its instruction's last one."""
     h = Harness()
     dut = WritebackQueue(cfg)
     inside = h.add(dut)
     h.assume(~dut.clear)
-    values = Tracked(h, dut.put, dut.write.en, dut.data, WRITEBACK_DEPTH)
+    values = Tracked(h, dut.put, dut.write.en, Value.cast(dut.data), WRITEBACK_DEPTH)
     places = Tracked(h, dut.arrive, dut.write.en, Cat(dut.end, dut.addr), WRITEBACK_DEPTH)
     # Of VECTOR, proved there: a value is there not later than its place, and there is room.
     h.assume(implies(dut.put, values.count < WRITEBACK_DEPTH))
@@ -196,15 +196,15 @@ for depth in (2, 8, 16):
 for depth in (4, 128):
     prove(f"block RAM queue of {depth} equals a list", LOSES, depth=1)(partial(block_fifo, depth))
 prove(
-    "bypass of the vector unit equals a list",
-    Mutant("vector_unit/items.py", "tail + self.pop", "tail + (self.pop & ~self.push)"),
+    "delay queue of the vector unit equals a list",
+    Mutant("vector_unit/delay_queue.py", "tail + self.pop", "tail + (self.pop & ~self.push)"),
     depth=1,
-)(bypass)
-LANDS = "vector_unit/landing.py"
+)(delay_queue)
+WRITEBACK = "vector_unit/writeback.py"
 prove(
     "the queue of the vector unit to acc equals a list",
-    Mutant(LANDS, "written.eq(goes)", "written.eq(goes + 1)"),
-    Mutant(LANDS, "~self.claims.bit_select(of_place.data[-1], 1)", "~self.claims[0]"),
-    Mutant(LANDS, "(waiting != 0) & ", ""),
+    Mutant(WRITEBACK, "written.eq(goes)", "written.eq(goes + 1)"),
+    Mutant(WRITEBACK, "~self.claims.bit_select(of_place.data[-1], 1)", "~self.claims[0]"),
+    Mutant(WRITEBACK, "(waiting != 0) & ", ""),
     depth=1,
-)(partial(landing, Config(block_in=2, block_out=2, acc_depth=16)))
+)(partial(writeback, Config(block_in=2, block_out=2, acc_depth=16)))

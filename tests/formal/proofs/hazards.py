@@ -38,25 +38,21 @@ def hazards(cfg: Config) -> Harness:
     h = Harness()
     dut = Vector(cfg)
     inside = h.add(dut)
-    stage, items, constants, current = (
-        vector_stages(cfg),
-        inside["items"],
-        inside["issue.constants"],
-        inside["issue.current"],
-    )
-    step, under_way, busy = inside["step"], inside["issue.under_way"], inside["issue.loops.busy"]
-    h.assume(implies(step.payload.end, step.payload.last))
+    stage, items, issue = vector_stages(cfg), inside["items"], inside["issue"]
+    constants, current, step = issue.sets, issue.current, issue.step
+    under_way, busy = inside["issue.under_way"], inside["issue.loops.busy"]
+    h.assume(implies(step.end, step.last))
     destination = dut.instr.payload.fields.destination
     h.assume(_any([destination == to for to in Destination if has(cfg, to)]))  # proved of fetch
 
-    all_ = items.all
-    ends: list[Value] = [step.payload.end]
+    all_ = items.stages
+    ends: list[Value] = [step.end]
     for number, each in enumerate(all_[1:], 1):
         ends.append(Signal(name=f"ends{number}"))
-        with h.m.If(~each.stays):
+        with h.m.If(~each.stall):
             h.m.d.sync += ends[number].eq(ends[number - 1])
     h.assume(implies(items.complete, inside["place"][0] == ends[-1]))
-    h.assume(~(items["add"].stays & all_[stage["add"] - 1].leaves))
+    h.assume(~(items.add.stall & all_[stage["add"] - 1].fire))
 
     def of(which: Value, fact: Callable[[data.View[data.StructLayout]], Value]) -> Value:
         return Mux(which, fact(constants[1]), fact(constants[0]))
@@ -95,7 +91,7 @@ def hazards(cfg: Config) -> Harness:
     lands: Value = Const(0)
     if cfg.int32:
         lands = Signal(name="lands")
-        written = inside["landing"].last
+        written = inside["writeback"].last
         h.assume(implies(written, lands))
         with h.m.If(items.complete & ends[-1] & to_acc):
             h.m.d.sync += lands.eq(1)
@@ -105,7 +101,7 @@ def hazards(cfg: Config) -> Harness:
             h.m.d.sync += lands.eq(0)
         h.ensure(implies(lands, (under_way == 1) & of(current, partial(writes, to=Destination.ACC))), "lands")
         h.ensure(items.writes[Destination.ACC] == (items.complete & to_acc), "arrives")
-        h.ensure(~(inside["raw"] & items.writes[Destination.ACC] & ~items["write"].at("raw")), "one_kind_at_once")
+        h.ensure(~(inside["raw"] & items.writes[Destination.ACC] & ~items.write.constants.raw), "one_kind_at_once")
     # From the oldest stage on: which of the two have an item further on, and which their last one.
     passed: list[Value] = [Const(0), Const(0)]
     ended: list[Value] = [lands & ~current, lands & current]
@@ -116,19 +112,20 @@ def hazards(cfg: Config) -> Harness:
         h.ensure(implies(each.valid, ~Mux(each.which, ended[1], ended[0])), f"none_after_the_last{number}")
         passed = [before | (each.valid & (each.which == i)) for i, before in enumerate(passed)]
         ended = [before | (last[number] & (each.which == i)) for i, before in enumerate(ended)]
-        for name in sorted({"a_vin", "b_vin", "to", "raw", "rescale_add"} & set(each.registered)):
+        for name in sorted({"a_vin", "b_vin", "to", "raw", "rescale_add"} & set(each.constants.shape().members)):
             came = of(each.which, lambda facts, name=name: Value.cast(facts[name]))
-            h.ensure(implies(each.valid, each.registered[name] == came), f"{name}_of_{number}")
+            h.ensure(implies(each.valid, each.constants[name] == came), f"{name}_of_{number}")
     own, older = (
         [bit & (all_[number].which == which) for number, bit in last.items()] for which in (current, ~current)
     )
     h.ensure(implies(under_way != 0, busy + lands + sum(own[1:], own[0]) == 1), "one_last_of_current")
     h.ensure(implies(under_way == 2, sum(older[1:], older[0]) == 1), "one_last_of_the_one_before")
-    h.ensure(implies(busy, Value.cast(inside["issue.now"]) == of(current, data.View.as_value)), "now")
-    for number, is_last in list(enumerate(inside["last"].values()))[1:]:
+    h.ensure(implies(busy, Value.cast(issue.now) == of(current, data.View.as_value)), "now")
+    for number in range(1, stage["reduce"] + 1):
+        is_last = all_[number].carried.last
         h.ensure(implies(all_[number].valid & ends[number], is_last), f"ends_its_reduction{number}")
     left = [each.valid & (each.which == all_[-1].which) for each in all_[1:-1]]
-    finish = inside["finish"]
+    finish = inside["issue.retire"].retires
     ended_now = lands | (items.complete & ends[-1])
     h.ensure(
         implies(finish, ended_now & ~_any(left) & ~(busy & (current == all_[-1].which))), "done_after_its_last_write"

@@ -16,8 +16,7 @@ from celosia.hw.gemm_core.gemm import Gemm
 from celosia.hw.spec.config import Config
 from celosia.hw.spec.isa import Destination
 from celosia.hw.spec.pipeline import WRITEBACK_DEPTH, claim_lead, vector_stages
-from celosia.hw.vector_unit import issue
-from celosia.hw.vector_unit import landing as queue
+from celosia.hw.vector_unit import slots, writeback
 from celosia.hw.vector_unit.vector import Vector
 from proofs.declare import Mutant, prove
 from proofs.handshakes import SMALL
@@ -31,31 +30,33 @@ class Inner:
     def __init__(self, cfg: Config) -> None:
         self.h, self.cfg, self.dut = Harness(), cfg, Vector(cfg)
         self.inside = self.h.add(self.dut)
-        self.stage, self.items, self.last = vector_stages(cfg), self.inside["items"], list(self.inside["last"].values())
-        self.constants = self.inside["issue.constants"]
-        h, current = self.h, self.inside["issue.current"]
+        self.stage, self.items = vector_stages(cfg), self.inside["items"]
+        self.last = [stage.carried.last for stage in self.items.stages[: self.stage["reduce"] + 1]]
+        issue = self.inside["issue"]
+        self.constants = issue.sets
+        h, current = self.h, issue.current
         for i, held in enumerate(self.constants):
             uses = Value.cast(0)
-            for each in self.items.all[1:]:
+            for each in self.items.stages[1:]:
                 uses = uses | (each.valid & (each.which == i))
             facts = data.View.as_value(held)
             h.assume(implies(h.register(uses, f"uses{i}"), facts == h.register(facts, f"constants{i}_before")))
             if cfg.int32:
                 h.assume(implies(held.raw, ~held.rescale_add & held.to[Destination.ACC]))
         even, odd = (data.View.as_value(held) for held in self.constants)
-        now = Value.cast(self.inside["issue.now"])
+        now = Value.cast(issue.now)
         h.assume(implies(self.inside["issue.loops.busy"], now == Mux(current, odd, even)))
 
     def of(self, number: int, name: str) -> Value:
         """What the instruction says whose item is in that stage."""
-        return Mux(self.items.all[number].which, self.constants[1][name], self.constants[0][name])
+        return Mux(self.items.stages[number].which, self.constants[1][name], self.constants[0][name])
 
     def waiting(self, first: int, end: int, counts: Callable[[int], Value]) -> Value:
         """Items that have left stage `first` and not stage `end`; of one in parts the last part counts."""
         there = Const(0)
         for i in range(first + 1, end + 1):
-            is_item = self.last[i] if i <= self.stage["reduce"] else self.items.all[i].whole
-            there = there + (self.items.all[i].valid & is_item & counts(i))
+            is_item = self.last[i] if i <= self.stage["reduce"] else self.items.stages[i].whole
+            there = there + (self.items.stages[i].valid & is_item & counts(i))
         return there
 
 
@@ -66,9 +67,9 @@ def rings(cfg: Config) -> Harness:
     it = Inner(cfg)
     h, stage, items, of = it.h, it.stage, it.items, it.of
     # What a stage knows of its item's instruction came with the item.
-    for number, each in enumerate(items.all[1:], 1):
-        for name, value in each.registered.items():
-            h.ensure(implies(each.valid, value == of(number, name)), f"{name}_of_{number}")
+    for number, each in enumerate(items.stages[1:], 1):
+        for name, _ in each.constants.shape():
+            h.ensure(implies(each.valid, each.constants[name] == of(number, name)), f"{name}_of_{number}")
     spaced(it)
 
     kinds: dict[str, tuple[int, int, Callable[[int], Value]]] = {
@@ -81,17 +82,17 @@ def rings(cfg: Config) -> Harness:
         h.ensure((head - tail)[: len(head)] == there[: len(head)], f"{name}_in_step")
         h.ensure(there <= end - first, f"{name}_room")
     for i in range(stage["add"] + 1, stage["write"] + 1):
-        h.ensure(implies(items.all[i].valid & ~of(i, "rescale_add"), items.all[i].whole), f"whole{i}")
+        h.ensure(implies(items.stages[i].valid & ~of(i, "rescale_add"), items.stages[i].whole), f"whole{i}")
     if cfg.int32:
-        landing(it)
+        writes_back(it)
     return h
 
 
 def few_places(cfg: Config) -> Harness:
     """The same where the queue to acc is full within the cycles in which a mutant is looked for."""
     with (
-        patch.object(issue, "WRITEBACK_DEPTH", 4),
-        patch.object(queue, "WRITEBACK_DEPTH", 4),
+        patch.object(slots, "WRITEBACK_DEPTH", 4),
+        patch.object(writeback, "WRITEBACK_DEPTH", 4),
         patch.dict(globals(), WRITEBACK_DEPTH=4),
     ):
         return rings(cfg)
@@ -101,36 +102,37 @@ def spaced(it: Inner) -> None:
     """No stall is needed: an item never comes to a stage in which another one still is. Behind one with a residual
     there is nothing for as long as that takes."""
     h, items, parts, part = it.h, it.items, it.cfg.residual_cycles, it.items.part
-    add, bubbles = it.stage["add"], it.inside["issue.bubbles"]
-    h.ensure(implies(items.all[add].stays, ~items.all[add - 1].leaves), "nothing_meets_a_residual")
-    h.ensure(implies(bubbles != 0, ~it.inside["issue.slot"]), "no_step_in_a_bubble")
-    h.ensure(implies(~items.all[add].adds, part == 0), "parts_of_residuals_alone")
+    add, bubbles = it.stage["add"], it.inside["issue.slots.bubbles"]
+    slot = it.inside["issue.slots"].slot
+    h.ensure(implies(items.add.stall, ~items.stages[add - 1].fire), "nothing_meets_a_residual")
+    h.ensure(implies(bubbles != 0, ~slot), "no_step_in_a_bubble")
+    h.ensure(implies(~(items.add.valid & it.of(add, "rescale_add")), part == 0), "parts_of_residuals_alone")
     for i in range(1, add + 1):
         is_item = it.last[i] if i < len(it.last) else Const(1)
-        adds = items.all[i].valid & is_item & it.of(i, "rescale_add")
+        adds = items.stages[i].valid & is_item & it.of(i, "rescale_add")
         here = part if i == add else Const(0)  # cycles that it has been here
         for behind in range(1, parts):
-            empty = ~items.all[i - behind].valid if behind < i else bubbles >= parts - i
+            empty = ~items.stages[i - behind].valid if behind < i else bubbles >= parts - i
             h.ensure(implies(adds & (here + behind < parts), empty), f"nothing{behind}_behind_{i}")
 
 
-def landing(it: Inner) -> None:
+def writes_back(it: Inner) -> None:
     """No stall is needed: there is room in the queue to acc for all that is under way there; what it holds of an entry
     is there before its address, in the same order."""
-    h, items, write = it.h, it.items, it.items["write"]
+    h, items, write = it.h, it.items, it.items.write
     requantise = it.stage["requantise"]
-    part: Any = it.inside["landing"]
+    part: Any = it.inside["writeback"]
     put, arrived, goes, at, waiting = (
         it.inside.of(part, name) for name in ("put", "arrived", "goes", "written", "waiting")
     )
-    queued, bits = it.inside["issue.queued"], len(put)
+    queued, bits = it.inside["issue.slots.queued"], len(put)
     arrives = items.writes[Destination.ACC]
     h.ensure(arrives == (items.complete & it.of(it.stage["write"], "to")[Destination.ACC]), "arrives")
-    h.assume(~(it.inside["raw"] & arrives & ~write.at("raw")))  # of two instructions; see hazards
+    h.assume(~(it.inside["raw"] & arrives & ~write.constants.raw))  # of two instructions; see hazards
     under_way = it.waiting(0, it.stage["write"], lambda i: it.of(i, "to")[Destination.ACC])
     h.ensure(queued == under_way + waiting + part.write.en, "counts_what_is_under_way")
     h.ensure(queued <= WRITEBACK_DEPTH, "room")
-    h.ensure(implies(it.inside["issue.slot"], queued < WRITEBACK_DEPTH), "room_for_a_step")
+    h.ensure(implies(it.inside["issue.slots"].slot, queued < WRITEBACK_DEPTH), "room_for_a_step")
     raw = it.waiting(requantise, it.stage["write"], lambda i: it.of(i, "raw"))
     h.ensure((put - arrived)[:bits] == raw[:bits], "values_first")
     h.ensure((arrived - goes)[:bits] == waiting[:bits], "places")
@@ -154,14 +156,15 @@ def claims(cfg: Config) -> Harness:
     return h
 
 
-FILE, ISSUE = "vector_unit/vector.py", "vector_unit/issue.py"
-POPS = Mutant(FILE, "add.adds & items.last_part,", "add.adds,")
-LOST = Mutant(FILE, 'items["reduce"].leaves = items["reduce"].valid & last["reduce"]', "pass")
-MEETS = Mutant(ISSUE, "blocked |= left[: len(bubbles)].any()", "pass")
-SHORT = Mutant(ISSUE, "cfg.residual_cycles - 1, bubbles", "cfg.residual_cycles - 2, bubbles")
-FULL = Mutant(ISSUE, "blocked |= queued == WRITEBACK_DEPTH", "pass")
-COUNT = Mutant(ISSUE, "self.takes & step.payload.last & now.to", "self.takes & now.to")
-LATE = Mutant(FILE, "landing.put.eq(raw | (arrives", "landing.put.eq((arrives")
+VECTOR, STAGES = "vector_unit/vector.py", "vector_unit/stages.py"
+ISSUE, SLOTS = "vector_unit/issue.py", "vector_unit/slots.py"
+POPS = Mutant(STAGES, "self.added.eq(adds & last_part)", "self.added.eq(adds)")
+LOST = Mutant(STAGES, 'stage.item.carried.last if name == "reduce" else 1', "1")
+MEETS = Mutant(SLOTS, "blocked |= left[: len(bubbles)].any()", "pass")
+SHORT = Mutant(SLOTS, "cfg.residual_cycles - 1, bubbles", "cfg.residual_cycles - 2, bubbles")
+FULL = Mutant(SLOTS, "blocked |= with_this == WRITEBACK_DEPTH", "pass")
+COUNT = Mutant(ISSUE, "output.eq(self.fire & loops.step.payload.last)", "output.eq(self.fire)")
+LATE = Mutant(VECTOR, "queue.put.eq(raw | (arrives", "queue.put.eq((arrives")
 EARLY = Mutant("gemm_core/gemm.py", "- claim_lead(self.cfg)", "- claim_lead(self.cfg) + 1")
 WIDE = replace(SMALL, block_in=8, taps=3)
 for name, cfg in (

@@ -1,4 +1,4 @@
-"""The order in which a softmax adds up the powers of a tile's rows."""
+"""The addresses of the elements that a softmax adds up."""
 
 from __future__ import annotations
 
@@ -10,21 +10,25 @@ from amaranth.utils import exact_log2
 from celosia.hw.spec.config import Config
 from celosia.hw.spec.isa import EXTENT_BITS
 from celosia.hw.spec.pipeline import SUMS, softmax_parts, softmax_span
-from celosia.hw.vector_unit.softmax.walk import BUFFERS, TILES
+from celosia.hw.vector_unit.softmax.addresses import BUFFERS, TILES
 
 
-class ExpAccumulator(wiring.Component):
-    """One element after the other of SUMS rows in turn, from what is kept of them: all bytes of each entry.
+class SumAddressGenerator(wiring.Component):
+    """Generate the addresses of the elements that a lane adds up: of SUMS rows in turn, all bytes of each entry.
+
+    Parameters
+    ----------
+    cfg : Config
 
     Members
     -------
-    last_key : In                   The number of a row's last element, as long as there are any.
+    last_key : In                   Number of a row's last element; constant while sums are under way.
     start : In(1)                   A tile's sums begin in the next cycle: those of the one before are complete then.
-    look : Out(1)                   An element is looked up: of this place, this byte.
-    place, byte : Out
-    tile, slot : Out                Which tile, modulo TILES, and which of its sums it belongs to.
-    first, last : Out(1)            It is in the place of a row's first or last one.
-    nothing : Out(1)                It is none of the row.
+    look : Out(1)                   An element is looked up:
+    place, byte : Out               this byte of this place in the lanes' buffers,
+    tile, slot : Out                for this sum of the tile with this number modulo TILES.
+    first, last : Out(1)            It is the first or the last one of a row.
+    nothing : Out(1)                It lies behind the row's last one, and does not count.
     done : Out(1)                   It is the tile's last one.
     """
 

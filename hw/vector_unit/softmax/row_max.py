@@ -3,40 +3,43 @@
 from __future__ import annotations
 
 from amaranth import Cat, Module, Mux, Signal, Value, signed
-from amaranth.lib import wiring
+from amaranth.lib import data, wiring
 from amaranth.lib.wiring import In, Out
 
 from celosia.hw.lib.signals import Reg
 
 
 class RowMax(wiring.Component):
-    """The largest lane of rows of entries, one entry a cycle.
+    """Find the largest byte of each row, an entry a cycle.
 
     Parameters
     ----------
     lanes : bytes of an entry, a power of two.
-    row_bits : of a row's number.
+    row_bits : bits of a row's number.
 
     Members
     -------
     valid : In(1)       An entry of a row comes.
-    entry : In(8 * lanes)
-    inside : In(lanes)  Lanes that count, the first one and those next to it.
+    entry : In(array)   The entry's bytes.
+    inside : In(lanes)  The bytes that count: the first one and those next to it.
     first, last : In(1) The entry is its row's first, or last.
     row : In            The row's number.
-    found : Out(1)      A row is through; `largest` and `number` are its own.
+    done : Out(1)       Pulse: the search of a row is over,
+    largest : Out       this is its largest byte,
+    number : Out        and this its number.
     """
 
     def __init__(self, lanes: int, row_bits: int) -> None:
         self._lanes = lanes
         super().__init__({
-            "valid": In(1), "entry": In(8 * lanes), "inside": In(lanes), "first": In(1), "last": In(1),
-            "row": In(row_bits), "found": Out(1), "largest": Out(signed(8)), "number": Out(row_bits),
+            "valid": In(1), "entry": In(data.ArrayLayout(signed(8), lanes)), "inside": In(lanes),
+            "first": In(1), "last": In(1), "row": In(row_bits),
+            "done": Out(1), "largest": Out(signed(8)), "number": Out(row_bits),
         })  # fmt: skip
 
     def elaborate(self, platform: object) -> Module:
         m = Module()
-        values: list[Value] = [self.entry.word_select(lane, 8).as_signed() for lane in range(self._lanes)]
+        values: list[Value] = [self.entry[lane] for lane in range(self._lanes)]
         inside, facts, valid = list(self.inside), Cat(self.first, self.last, self.row), self.valid
         level = 0
         while len(values) > 1:
@@ -55,11 +58,11 @@ class RowMax(wiring.Component):
                 self.largest.eq(Mux(first | (values[0] > self.largest), values[0], self.largest)),
                 self.number.eq(row),
             ]
-        m.d.sync += self.found.eq(valid & last)
+        m.d.sync += self.done.eq(valid & last)
         return m
 
     def _larger(self, m: Module, name: str, low: Value, high: Value, counts: Value) -> Signal:
-        """Of two lanes; the upper one only where it counts."""
+        """The larger one of two bytes; the upper one only where it counts."""
         larger = Reg(signed(8), name=name)
         m.d.sync += larger.eq(Mux(counts & (high > low), high, low))
         return larger

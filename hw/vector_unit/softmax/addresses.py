@@ -1,4 +1,4 @@
-"""The order in which a softmax goes through its rows."""
+"""The addresses of the entries of vin that a softmax reads."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from celosia.hw.spec.pipeline import ROWS_ALIKE, ROWS_OWN, softmax_span, tile_ro
 from celosia.hw.spec.scratchpads import scratchpads
 
 BUFFERS = 2
-"""Entries of each row in front of the adders: one that is added up, and one that is being filled."""
+"""Entries that are kept of each row for the adders: one is added up while the other is being filled."""
 TILES = 4
-"""Whose rows' largest bytes are kept: of one tile they are found, while one or two are added up and one is divided."""
+"""Tiles whose largest bytes are kept: they are found for one, while one or two are added up and one is divided."""
 
 
 def fields_layout(cfg: Config) -> data.StructLayout:
-    """What of an instruction says where the rows lie and how long they are."""
+    """The fields of an instruction that say where its rows lie, and how long they are."""
     widths = {field.name: field.width for field in formats(cfg)[Opcode.VECTOR].fields} | {
         "imm": exact_log2(cfg.block_out)
     }
@@ -31,41 +31,54 @@ def fields_layout(cfg: Config) -> data.StructLayout:
 
 
 def row_bits(cfg: Config) -> int:
-    """Of a row's number in its tile."""
+    """Bits of a row's number in its tile."""
     return exact_log2(tile_rows(cfg))
 
 
-class TileAddressGenerator(wiring.Component):
-    """Goes through rows in tiles of SUMS * softmax, by entries, or by pairs of neighbours where it takes as many.
+def row_number_bits(cfg: Config) -> int:
+    """Bits of a row's number in its tile, with the tile's number modulo TILES above it."""
+    return row_bits(cfg) + exact_log2(TILES)
 
-        by row      for row: for entry      those rows that there are
+
+class TileAddressGenerator(wiring.Component):
+    """Generate the addresses of a softmax's entries, in tiles of SUMS * softmax rows.
+
+        by row      for row: for entry      the rows that there are
         by entry    for entry: for row      as many rows in each tile; its steps take more than a cycle each
+
+    A step is an entry, or a pair of neighbours where the Config reads two at once (`softmax_span`).
+
+    Parameters
+    ----------
+    cfg : Config
+    by_row : whether the order is by row.
 
     Members
     -------
-    took : In(1)            An instruction has been taken; it comes when the one before it is through, one of both here.
-    fields : In(fields_layout)      Its own, until it comes.
-    comes : Out(1)          It does.
-    through : Out(1)        None is here.
-    wrapped : Out(1)        By row: it has gone from the end of vin to its beginning.
+    accepted : In(1)        Pulse: an instruction has been accepted. It starts when its predecessor is through. At most
+                            two are held.
+    fields : In(fields_layout)      Of the instruction that starts next.
+    comes : Out(1)          Pulse: that instruction starts.
+    idle : Out(1)           No instruction is held.
+    wrapped : Out(1)        By row: the addresses have gone from the end of vin to its beginning.
     begin : In(1)           A tile begins in the next cycle, if one is due.
     active : Out(1)         There is a step.
-    on : In(1)              It is over, the next one follows.
-    addr : Out              Of its entry.
-    row : Out               In the tile; by row, the tile's number modulo TILES is above it.
+    on : In(1)              The step is over; the next one follows.
+    addr : Out              Address of the step's entry.
+    row : Out               Number of its row in the tile; by row, the tile's number modulo TILES is above it.
     first, last : Out(1)    The entry is its row's first or last one.
-    bottom : Out(1)         The row is the tile's last one.
-    ends : Out(1)           The step is.
+    last_row : Out(1)       The row is the tile's last one.
+    ends : Out(1)           The step is the tile's last one.
     more : Out(1)           Another tile follows.
     """
 
     def __init__(self, cfg: Config, by_row: bool) -> None:
         self._by_row, self._in_tile, self._span = by_row, row_bits(cfg), softmax_span(cfg)
         super().__init__({
-            "took": In(1), "fields": In(fields_layout(cfg)), "comes": Out(1), "through": Out(1), "wrapped": Out(1),
+            "accepted": In(1), "fields": In(fields_layout(cfg)), "comes": Out(1), "idle": Out(1), "wrapped": Out(1),
             "begin": In(1), "active": Out(1), "on": In(1), "addr": Out(scratchpads(cfg)["vin"].address_bits),
-            "row": Out(self._in_tile + by_row * exact_log2(TILES)),
-            "first": Out(1), "last": Out(1), "bottom": Out(1), "ends": Out(1), "more": Out(1),
+            "row": Out(row_number_bits(cfg) if by_row else row_bits(cfg)),
+            "first": Out(1), "last": Out(1), "last_row": Out(1), "ends": Out(1), "more": Out(1),
         })  # fmt: skip
 
     def elaborate(self, platform: object) -> Module:
@@ -75,10 +88,11 @@ class TileAddressGenerator(wiring.Component):
         waits = Signal()
         comes = self.comes
         m.d.comb += [
-            self.ends.eq(self.last & self.bottom), over.eq(self.on & self.ends),
-            comes.eq((self.took | waits) & (~due | (over & ~self.more))), self.through.eq(~(self.took | waits | due)),
+            self.ends.eq(self.last & self.last_row), over.eq(self.on & self.ends),
+            comes.eq((self.accepted | waits) & (~due | (over & ~self.more))),
+            self.idle.eq(~(self.accepted | waits | due)),
         ]  # fmt: skip
-        m.d.sync += waits.eq((self.took | waits) & ~comes)
+        m.d.sync += waits.eq((self.accepted | waits) & ~comes)
         with m.If(comes):
             m.d.sync += due.eq(1)
         with m.Elif(over):
@@ -87,14 +101,14 @@ class TileAddressGenerator(wiring.Component):
             m.d.sync += self.active.eq(comes | Mux(over, self.more, due))
         with m.Elif(over):
             m.d.sync += self.active.eq(0)
-        self._entries(m, comes, self.on & (self.bottom | self._by_row))
+        self._entries(m, comes, self.on & (self.last_row | self._by_row))
         self._rows(m, comes, self.on & (self.last | (not self._by_row)), over)
         (self._addresses_by_row if self._by_row else self._addresses_by_entry)(m, comes)
         probes(self, due=due, waits=waits)
         return m
 
     def _entries(self, m: Module, comes: Value, on: Value) -> None:
-        """Whether this is a row's first entry, and whether its last: registers, found a step ahead."""
+        """Tell the first and the last entry of a row: registers, computed a step ahead."""
         entries = (self.fields.extent_n + self._span - 1) >> exact_log2(self._span)
         left = Reg(EXTENT_BITS)
         with m.If(comes | (on & self.last)):
@@ -104,12 +118,12 @@ class TileAddressGenerator(wiring.Component):
         probes(self, left=left)
 
     def _rows(self, m: Module, comes: Value, on: Value, over: Value) -> None:
-        """Whether a row is the tile's last one, and whether other tiles follow."""
+        """Tell the last row of a tile, and whether other tiles follow."""
         last = self.fields.extent_x - 1
         others = Reg(EXTENT_BITS)
         end, tiles = others[: self._in_tile], others[self._in_tile :]
         row, tile = self.row[: self._in_tile], self.row[self._in_tile :]
-        m.d.comb += self.bottom.eq(row.all() | (~self.more & (row == end) & self._by_row))
+        m.d.comb += self.last_row.eq(row.all() | (~self.more & (row == end) & self._by_row))
         with m.If(comes):
             m.d.sync += [others.eq(last), self.more.eq(last[self._in_tile : EXTENT_BITS].any())]
         with m.Elif(over):
@@ -144,7 +158,7 @@ class TileAddressGenerator(wiring.Component):
     def _addresses_by_entry(self, m: Module, comes: Value) -> None:
         """A tile begins one row behind the last one's first entry."""
         (line, lowest, target), f = (Reg(len(self.addr), name=n) for n in ("line", "lowest", "target")), self.fields
-        start, down = Mux(self.bottom, line, self.addr), ~self.bottom | self.ends
+        start, down = Mux(self.last_row, line, self.addr), ~self.last_row | self.ends
         # A step before it is over, it is known what follows.
         m.d.sync += target.eq(Mux(self.ends, lowest, start) + Mux(down, f.a_x, self._next(f)))
         with m.If(self.first):
@@ -153,5 +167,5 @@ class TileAddressGenerator(wiring.Component):
             m.d.sync += [self.addr.eq(f.a_base), line.eq(f.a_base)]
         with m.Elif(self.on):
             m.d.sync += self.addr.eq(target)
-            with m.If(self.bottom):
+            with m.If(self.last_row):
                 m.d.sync += line.eq(target)

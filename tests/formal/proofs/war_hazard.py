@@ -1,7 +1,7 @@
-"""What goes from acc to vin beside a softmax never comes to an entry that this has still to read.
+"""An instruction that writes vin beside a softmax never writes an entry that the softmax has still to read.
 
-Two claims. Of how instructions enter the vector unit: such an instruction writes behind the rows that are over, entry
-by entry, and waits no longer than for these. Of the engine: what it tells of its rows is so, and it divides them in
+Two claims. One is about the issue stage: such an instruction writes behind the rows that are over, entry by entry, and
+waits for these alone. The other is about the softmax engine: what it says of its rows is so, and it divides them in
 that order.
 """
 
@@ -13,19 +13,19 @@ from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
-from amaranth import Cat, Const, Module, Mux, Signal, Value
+from amaranth import Cat, Module, Mux, Signal, Value
 from amaranth.asserts import AnySeq
-from amaranth.lib import data, wiring
-from amaranth.lib.wiring import In, Out
+from amaranth.lib import data
+from amaranth.lib.wiring import Out
 
-from celosia.hw.lib.layout import claim_layout, unit_members
 from celosia.hw.spec.config import Config
-from celosia.hw.spec.isa import VECTOR_LOOPS, ASource, BSource, Destination, Opcode
+from celosia.hw.spec.isa import VECTOR_LOOPS, ASource, BSource, Destination
 from celosia.hw.spec.pipeline import FILL_TURN, ROWS_ALIKE
 from celosia.hw.spec.scratchpads import scratchpads
 from celosia.hw.vector_unit.issue import IssueStage
 from celosia.hw.vector_unit.softmax.engine import SoftmaxEngine
-from celosia.hw.vector_unit.softmax.sums import ExpAccumulator
+from celosia.hw.vector_unit.softmax.sum_addresses import SumAddressGenerator
+from celosia.hw.vector_unit.softmax_tracker import SoftmaxProgress
 from proofs.declare import Mutant, prove
 from proofs.handshakes import SMALL
 from proofs.harness import Harness, implies
@@ -36,24 +36,7 @@ MOST = scratchpads(CONFIG)["vin"].depth - 1
 SIZE, PLACE = 6, 9
 """Bits of a number of rows or of entries, and of a place behind as many, where products are compared."""
 WIDE = 26
-"""Bits in which no sum of rows wraps: two extents, a base and what a trail has written."""
-
-
-class Entrance(wiring.Component):
-    """Instructions on their way into a vector unit; ends: one with steps has ended, rows_finish: a softmax has."""
-
-    def __init__(self, cfg: Config) -> None:
-        self.issue = IssueStage(cfg, len(Destination))
-        members = unit_members(cfg, Opcode.VECTOR)
-        super().__init__(members | {"claims": In(claim_layout), "ends": In(1), "rows_finish": In(1)})
-
-    def elaborate(self, platform: object) -> Module:
-        m = Module()
-        finish = Signal()
-        self.issue.steps(m, self, finish, self.rows_finish)
-        self.issue.advance(m, self, Const(0))
-        m.d.comb += finish.eq(self.issue.tells(m, self.ends, self.halt))
-        return m
+"""Bits in which no sum of rows wraps: two extents, a base and the entries written."""
 
 
 class Rows:
@@ -83,33 +66,29 @@ class Rows:
 
 
 class Beside:
-    """The entrance, and what is said of an instruction that goes beside a softmax.
+    """The issue stage, and what is said of an instruction that goes beside a softmax.
 
-    engine: what it tells. rows: of the last softmax; single: it is under way alone; lie: and its entries
+    engine: its state. rows: of the last softmax; single: it is under way alone; lie: and its entries
     one behind another, all within vin. busy: loops run, of an
     instruction that is `beside` rows and writes vin, `place` next; output: it does now.
     """
 
     def __init__(self) -> None:
-        self.h, self.dut = Harness(), Entrance(CONFIG)
-        h, inside, self.issue = self.h, self.h.add(self.dut), self.dut.issue
-        assert self.issue.trail is not None
-        self.trail, issue, fields = self.issue.trail, self.issue, self.dut.instr.payload.fields
+        self.h, self.dut = Harness(), IssueStage(CONFIG)
+        h, dut, self.inside = self.h, self.dut, self.h.add(self.dut)
+        fields, loops = dut.instr.payload.fields, self.inside["loops"]
         self.engine = SimpleNamespace(
-            start=issue.rows, busy=issue.alone, finish=self.dut.rows_finish, halt=self.dut.halt, room=issue.room,
-            **{name: getattr(self.trail, name) for name in ("walked", "over", "entries", "comes")},
+            start=dut.starts_softmax, busy=dut.softmax_under_way, halt=dut.halt,
+            **{name: getattr(dut.softmax, name) for name in SoftmaxProgress().members},
         )  # fmt: skip
-        for name in ("room", "walked", "over", "entries", "comes"):
-            told = getattr(self.engine, name)
-            h.m.d.comb += told.eq(h.any(told.shape(), f"any_{name}"))
         self.rows = Rows(h, self.engine, fields)
-        self.single = issue.alone & ~issue.rows_under_way[1]
-        self.lie = self.single & self.trail.walked & self.rows.in_line
+        self.single = dut.softmax_under_way & ~self.inside["softmaxes.count"][1]
+        self.lie = self.single & dut.softmax.walked & self.rows.in_line
 
-        loops, self.busy = issue.loops, inside.of(issue.loops, "busy")
-        self.to_vin = issue.now.to[Destination.VIN]
-        self.beside = issue.alone & self.busy & self.to_vin
-        self.output = issue.takes & loops.step.payload.last
+        self.loops, self.busy = loops, self.inside["loops.busy"]
+        self.to_vin = dut.now.to[Destination.VIN]
+        self.beside = dut.softmax_under_way & self.busy & self.to_vin
+        self.output = dut.fire & dut.step.last
         written, base = Signal(WIDE, name="written"), Signal(WIDE, name="dst_base")
         with h.m.If(loops.instr.ready):
             h.m.d.sync += [written.eq(0), base.eq(fields.dst_base)]
@@ -125,54 +104,57 @@ def behind() -> Harness:
     """An entry of vin is written beside a softmax only where a row is over. The engine is anything that tells what
     `rows_are_over` proves of it."""
     it = Beside()
-    h, issue, rows, loops = it.h, it.issue, it.rows, it.issue.loops
+    h, dut, rows, loops = it.h, it.dut, it.rows, it.loops
     surroundings(it)
     # By the addresses of the loops, an instruction like this one writes entry behind entry.
-    comes = loops.instr.valid & loops.instr.ready & issue.alone
-    comes &= it.dut.instr.payload.fields.destination == Destination.VIN
+    comes = loops.instr.valid & loops.instr.ready & dut.softmax_under_way
+    comes &= dut.instr.payload.fields.destination == Destination.VIN
     h.ensure(implies(comes, it.one_by_one), "entry_behind_entry")
     h.ensure(implies(comes, it.lie), "rows_one_behind_another")
     h.ensure(implies(comes, ~it.reads), "reads_nothing_of_vin")
-    h.ensure(implies(it.beside & issue.takes, it.place < rows.front), "behind_the_rows_that_are_over")
+    h.ensure(implies(it.beside & dut.fire, it.place < rows.front), "behind_the_rows_that_are_over")
     # It waits for them, and for gemm, alone.
-    free = ~issue.alone | (rows.after(it.trail.over) > it.place + it.output)
-    waits_for_gemm = it.dut.claims.read.any() | loops.instr.ready
+    free = ~dut.softmax_under_way | (rows.after(dut.softmax.over) > it.place + it.output)
+    waits_for_gemm = dut.claimed.any() | loops.instr.ready
     goes_on = h.register(it.busy & free & ~waits_for_gemm, "goes_on")
-    h.ensure(implies(goes_on, issue.slot), "waits_for_nothing_else")
-    counts(it)
+    h.ensure(implies(goes_on, it.inside["slots"].slot), "waits_for_nothing_else")
+    registers(it)
     return h
 
 
-def counts(it: Beside) -> None:
-    """What makes it inductive: what the trail's registers are."""
-    h, issue, rows, trail, fields = it.h, it.issue, it.rows, it.trail, it.dut.instr.payload.fields
-    h.ensure(issue.alone == issue.rows_under_way.any(), "alone")
-    h.ensure(issue.rows_under_way <= 2, "two_softmaxes")
-    h.ensure(implies(rows.owed, issue.alone), "owed")
-    h.ensure(implies(issue.alone, rows.entries != 0), "entries")
-    h.ensure(issue.under_way <= 2, "two")
-    h.ensure(issue.late + it.busy <= issue.under_way, "late")
-    h.ensure(implies(issue.alone, trail._base == rows.base), "base")
-    h.ensure(implies(issue.alone, trail._in_line == rows.in_line), "in_line")
-    counted = (rows.front - rows.base)[: len(trail._free)]
-    h.ensure(implies(issue.alone & ~rows.owed, trail._free == counted), "free")
-    offered = it.dut.instr.valid & it.one_by_one & ~it.reads & (fields.destination == Destination.VIN)
-    offered &= (fields.dst_base <= rows.base) & (trail._in_front == rows.base - fields.dst_base)
-    h.ensure(implies(trail.follows, offered), "follows")
-    h.ensure(implies(trail.follows & issue.alone, it.lie), "follows_rows")
-    h.ensure(implies(it.beside, trail.trails & it.lie & ~rows.owed), "trails")
-    h.ensure(implies(it.beside, (it.place <= rows.front) & (trail._gap == rows.front - it.place)), "gap")
-    h.ensure(implies(it.beside & issue.slot, trail._gap != 0), "slot")
-    h.ensure(implies(it.busy & ~it.to_vin, ~trail.trails), "trails_to_vin_alone")
+def registers(it: Beside) -> None:
+    """The facts about registers that make it inductive."""
+    h, dut, rows, inside, fields = it.h, it.dut, it.rows, it.inside, it.dut.instr.payload.fields
+    names = "base", "consecutive", "in_front", "overwrites", "released", "gap"
+    base, consecutive, in_front, overwrites, released, gap = (inside[f"softmaxes.war_hazard.{n}"] for n in names)
+    follows, under_way = inside["softmaxes.war_hazard"].follows, dut.softmax_under_way
+    h.ensure(under_way == inside["softmaxes.count"].any(), "under_way")
+    h.ensure(inside["softmaxes.count"] <= 2, "two_softmaxes")
+    h.ensure(implies(rows.owed, under_way), "owed")
+    h.ensure(implies(under_way, rows.entries != 0), "entries")
+    h.ensure(inside["under_way"] <= 2, "two")
+    h.ensure(inside["retire.late"] + it.busy <= inside["under_way"], "late")
+    h.ensure(implies(under_way, base == rows.base), "base")
+    h.ensure(implies(under_way, consecutive == rows.in_line), "consecutive")
+    counted = (rows.front - rows.base)[: len(released)]
+    h.ensure(implies(under_way & ~rows.owed, released == counted), "released")
+    offered = dut.instr.valid & it.one_by_one & ~it.reads & (fields.destination == Destination.VIN)
+    offered &= (fields.dst_base <= rows.base) & (in_front == rows.base - fields.dst_base)
+    h.ensure(implies(follows, offered), "follows")
+    h.ensure(implies(follows & under_way, it.lie), "follows_rows")
+    h.ensure(implies(it.beside, overwrites & it.lie & ~rows.owed), "overwrites")
+    h.ensure(implies(it.beside, (it.place <= rows.front) & (gap == rows.front - it.place)), "gap")
+    h.ensure(implies(it.beside & inside["slots"].slot, gap != 0), "slot")
+    h.ensure(implies(it.busy & ~it.to_vin, ~overwrites), "overwrites_vin_alone")
 
 
 def surroundings(it: Beside) -> None:
     """Instructions stay until taken and have the sizes that fetch has checked; one that ends has no steps left."""
-    h, issue, rows = it.h, it.issue, it.rows
-    h.trusts(it.dut.instr, "instr")
+    h, dut, rows, inside = it.h, it.dut, it.rows, it.inside
+    h.trusts(dut.instr, "instr")
     for name in VECTOR_LOOPS:
-        h.assume(it.dut.instr.payload.fields[f"extent_{name}"] != 0)
-    h.assume(implies(it.dut.ends, issue.under_way > issue.late + it.busy))
+        h.assume(dut.instr.payload.fields[f"extent_{name}"] != 0)
+    h.assume(implies(dut.ends, inside["under_way"] > inside["retire.late"] + it.busy))
     for fact in promises(h, it.engine, rows, it.single).values():
         h.assume(fact)
 
@@ -207,11 +189,11 @@ def rows_are_over(cfg: Config) -> Harness:
     """
     h = Harness()
     dut = SoftmaxEngine(cfg)
-    with patch("celosia.hw.vector_unit.softmax.engine.ExpAccumulator", AnySums):
+    with patch("celosia.hw.vector_unit.softmax.engine.SumAddressGenerator", AnySums):
         inside = h.add(dut)
     fields = dut.fields
     h.assume(_small(fields.extent_n, fields.extent_x))
-    taken, before = inside["_taken"], h.register(fields, "fields_before")
+    taken, before = inside["fields"], h.register(fields, "fields_before")
     h.assume(implies(dut.start, ~dut.busy | (dut.room & (before == Value.cast(fields)))))  # as Issue starts them
     rows = Rows(h, dut, fields)
     under_way = Signal(2, name="under_way")
@@ -220,7 +202,7 @@ def rows_are_over(cfg: Config) -> Harness:
     find, divide = (Walked(h, inside, name, rows, dut) for name in ("find", "divide"))
 
     # Of the last one the largest elements have been found before its last quotient is written.
-    h.assume(implies(dut.finish & single, inside["find"].through))
+    h.assume(implies(dut.finish & single, inside["find"].idle))
 
     h.ensure(dut.busy == under_way.any(), "busy")
     for name, fact in promises(h, dut, rows, single).items():
@@ -231,10 +213,10 @@ def rows_are_over(cfg: Config) -> Harness:
     h.ensure(implies(dut.walked & single & rows.in_line & reads, behind_front), "reads_no_row_that_is_over")
 
     # What makes it inductive: each one under way is owed, divided, or all in the stages behind that.
-    marks, divides = inside["marks"], inside["divides"]
-    last = [valid & step.end for step, valid in list(zip(marks, divides))[1:]]
-    for number, step in enumerate(marks):
-        h.ensure(implies(step.end, step.whole), f"whole{number}")
+    steps = inside["steps"]
+    last = [step.valid & step.payload.end for step in steps[1:]]
+    for number, step in enumerate(steps):
+        h.ensure(implies(step.payload.end, step.payload.whole), f"whole{number}")
     h.ensure(under_way == rows.owed + divide.due + sum(last, dut.finish), "under_way")
     h.ensure(under_way <= 2, "two")
     h.ensure(inside["second"] == under_way[1], "second")
@@ -256,7 +238,7 @@ def rows_are_over(cfg: Config) -> Harness:
     return h
 
 
-class AnySums(ExpAccumulator):
+class AnySums(SumAddressGenerator):
     """Tells that sums are complete when it likes: so a row is divided within a few cycles."""
 
     def elaborate(self, platform: object) -> Module:
@@ -276,7 +258,7 @@ class Walked:
     def __init__(self, h: Harness, inside: Any, name: str, rows: Rows, dut: SoftmaxEngine) -> None:
         walk = inside[name]
         self.due, self.waits = inside.of(walk, "due"), inside.of(walk, "waits")
-        self.came, self.owed = Signal(name=f"{name}_came"), walk.took | self.waits
+        self.came, self.owed = Signal(name=f"{name}_came"), walk.accepted | self.waits
         self.base, self.rows = Signal.like(rows.base, name=f"{name}_base"), Signal(SIZE, name=f"{name}_rows")
         self.done, self.index = Signal(SIZE, name=f"{name}_done"), Signal(SIZE, name=f"{name}_index")
         with h.m.If(walk.comes):
@@ -327,41 +309,41 @@ class Walked:
         h.ensure(implies(self.waits, self.due), f"{name}_waits")
 
 
-TRAIL = "vector_unit/trail.py"
-WAITS = "Mux(next_one, self.follows, self.trails & alone & none)"
+TRACKER = "vector_unit/war_hazard.py"
+BLOCKS = "Mux(self.loads, self.follows, overwrites & self.under_way & none)"
 prove(
     "entries are written behind the rows of a softmax, and wait for nothing else",
-    Mutant(TRAIL, WAITS, "Mux(next_one, self.follows, 0)"),
-    Mutant(TRAIL, WAITS, "Mux(next_one, 0, self.trails & alone & none)"),
-    Mutant(TRAIL, WAITS, "Mux(next_one, self.follows, self.trails & none)"),
-    Mutant(TRAIL, "((self._gap == 1) & output)", "0"),
-    Mutant(TRAIL, "self._free + more)", "self._free + more + more)"),
-    Mutant(TRAIL, "Mux(self.comes, 0, self._free + more)", "self._free + more"),
-    Mutant(TRAIL, "single & self.walked & self._in_line", "single & self._in_line"),
-    Mutant(TRAIL, "single & self.walked & self._in_line", "single & self.walked"),
-    Mutant(TRAIL, " & (f.dst_base <= base)", ""),
-    Mutant(TRAIL, "(f.extent_n == 1) & (f.extent_y == 1)", "(f.extent_y == 1)"),
+    Mutant(TRACKER, BLOCKS, "Mux(self.loads, self.follows, 0)"),
+    Mutant(TRACKER, BLOCKS, "Mux(self.loads, 0, overwrites & self.under_way & none)"),
+    Mutant(TRACKER, BLOCKS, "Mux(self.loads, self.follows, overwrites & none)"),
+    Mutant(TRACKER, "((gap == 1) & self.writes)", "0"),
+    Mutant(TRACKER, "0, released + more)", "0, released + more + more)"),
+    Mutant(TRACKER, "Mux(self.comes, 0, released + more)", "released + more"),
+    Mutant(TRACKER, "self.waits & self.walked & consecutive", "self.waits & consecutive"),
+    Mutant(TRACKER, "self.waits & self.walked & consecutive", "self.waits & self.walked"),
+    Mutant(TRACKER, " & (fields.dst_base <= base)", ""),
+    Mutant(TRACKER, "(fields.extent_n == 1) & (fields.extent_y == 1)", "(fields.extent_y == 1)"),
     depth=1,
     reach=14,
 )(behind)
 
-WALK, ENGINE = "vector_unit/softmax/walk.py", "vector_unit/softmax/engine.py"
+ADDRESSES, ENGINE = "vector_unit/softmax/addresses.py", "vector_unit/softmax/engine.py"
 PAIRS = replace(CONFIG, taps=2, tap_depth=4, softmax=2)
 for name, cfg, mutants in (
     ("by entry", CONFIG, ()),
-    ("by pairs", PAIRS, (Mutant(WALK, "(follows & target[-1]) | within)", "(follows & target[-1]))"),)),
+    ("by pairs", PAIRS, (Mutant(ADDRESSES, "(follows & target[-1]) | within)", "(follows & target[-1]))"),)),
 ):
     prove(
         f"a softmax reads no row that it tells to be over, nor beyond the end of vin, {name}",
-        Mutant(WALK, "(follows & target[-1])", "0"),
+        Mutant(ADDRESSES, "(follows & target[-1])", "0"),
         *mutants,
-        Mutant(ENGINE, "find.through & ~find.wrapped", "~find.wrapped"),
+        Mutant(ENGINE, "find.idle & ~find.wrapped", "~find.wrapped"),
         Mutant(ENGINE, "self.over.eq(divide.on & divide.last)", "self.over.eq(divide.on)"),
         Mutant(
             ENGINE,
             "self.comes.eq(divide.comes)",
             "self.comes.eq(find.comes)",
-            near="find.begin.eq(begin | ~(found | finds))",
+            near="find.idle & ~find.wrapped",
         ),
         depth=1,
         reach=16,

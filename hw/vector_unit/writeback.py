@@ -1,9 +1,9 @@
-"""The way of results to acc: a queue in which they wait for GEMM, so that nothing in front of it has to."""
+"""The queue in which results for acc wait for GEMM, so that nothing in front of it has to wait."""
 
 from __future__ import annotations
 
-from amaranth import Module, Signal
-from amaranth.lib import wiring
+from amaranth import Module, Signal, signed
+from amaranth.lib import data, wiring
 from amaranth.lib.memory import Memory
 from amaranth.lib.wiring import In, Out
 
@@ -16,9 +16,10 @@ from celosia.hw.spec.scratchpads import scratchpads
 
 
 class WritebackQueue(wiring.Component):
-    """Writes to acc in the order in which entries come, where GEMM leaves the port.
+    """Write entries to acc in the order in which they come, when GEMM leaves the port.
 
-    There is room for WRITEBACK_DEPTH entries. What an entry holds may come long before its address, in the same order.
+    There is room for WRITEBACK_DEPTH entries. The words of an entry may come long before its address. Both come in the
+    same order.
 
     Parameters
     ----------
@@ -26,26 +27,27 @@ class WritebackQueue(wiring.Component):
 
     Members
     -------
-    put : In(1), data : In          The next entry.
-    arrive : In(1), addr, end : In  The address of the next one, and whether it is its instruction's last.
+    put : In(1), data : In(array)   The words of the next entry come.
+    arrive : In(1), addr : In       The address of the next entry comes,
+    end : In(1)                     and whether it is its instruction's last one.
     claims : In(2)                  The banks whose write ports GEMM takes in the next cycle.
     write : Out(WritePort)          Must be ready unless claimed. `en` and `addr` are registers, for LOAD waits for a
                                     bank of acc within the cycle.
-    last : Out(1)                   What is written is its instruction's last.
-    clear : In(1)                   Forgets everything.
+    last : Out(1)                   The last entry of its instruction is written.
+    clear : In(1)                   Empties the queue.
     """
 
     def __init__(self, cfg: Config) -> None:
         port = write_port(scratchpads(cfg)["acc"])
         super().__init__({
-            "put": In(1), "data": In(scratchpads(cfg)["acc"].width), "arrive": In(1), "end": In(1),
+            "put": In(1), "data": In(data.ArrayLayout(signed(32), cfg.lanes)), "arrive": In(1), "end": In(1),
             "addr": In(scratchpads(cfg)["acc"].address_bits), "claims": In(2), "write": Out(port), "last": Out(1),
             "clear": In(1),
         })  # fmt: skip
 
     def elaborate(self, platform: object) -> Module:
         m = Module()
-        m.submodules.entries = entries = Memory(shape=len(self.data), depth=WRITEBACK_DEPTH, init=[])
+        m.submodules.entries = entries = Memory(shape=self.data.shape().size, depth=WRITEBACK_DEPTH, init=[])
         m.submodules.places = places = Memory(shape=len(self.addr) + 1, depth=WRITEBACK_DEPTH, init=[])
         put, arrived, goes, written = (
             Signal(range(WRITEBACK_DEPTH), name=n) for n in ("at_put", "at_arrived", "goes", "at")

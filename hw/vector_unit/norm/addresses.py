@@ -1,4 +1,4 @@
-"""The order in which a norm reads its rows."""
+"""The addresses of the entries of vin that a norm reads."""
 
 from __future__ import annotations
 
@@ -14,29 +14,33 @@ from celosia.hw.spec.pipeline import NORM_STEPS, norm_parts
 from celosia.hw.spec.scratchpads import scratchpads
 
 WALKED = ("extent_n", "extent_x", "a_base", "a_n", "a_x")
-"""Fields of a norm that say where its rows lie."""
+"""Fields of a VECTOR with `norm` that say where its rows lie."""
 
 
 def norm_fields(cfg: Config, *names: str) -> data.StructLayout:
-    """These fields of a VECTOR."""
+    """The fields of a VECTOR with these names."""
     widths = {field.name: field.width for field in formats(cfg)[Opcode.VECTOR].fields}
     return data.StructLayout({name: widths[name] for name in names})
 
 
 class NormAddressGenerator(wiring.Component):
-    """Goes through rows, and through the entries of each, which have as many parts as a cycle each.
+    """Generate the addresses of a norm's entries, row by row: a part of an entry in a cycle.
 
     A row begins NORM_STEPS cycles behind the one before it at least.
 
+    Parameters
+    ----------
+    cfg : Config
+
     Members
     -------
-    fields : In, start : In(1)      Rows, which are walked from the next cycle on.
-    active : Out(1)                 There is a part,
-    number : Out                    this one of its entry,
-    addr : Out                      which is this one;
-    first, last : Out(1)            it is its row's first or last part;
-    ends : Out(1)                   and its entry its row's last one.
-    read : Out(1)                   It is an entry's first one.
+    fields : In, start : In(1)      Pulse: the rows with these fields begin in the next cycle.
+    active : Out(1)                 There is a part:
+    number : Out                    number of the part in its entry;
+    addr : Out                      address of the entry;
+    first, last : Out(1)            the part is the first or last one of its row;
+    ends : Out(1)                   the entry is the last one of its row;
+    read : Out(1)                   the part is the first one of its entry.
     """
 
     def __init__(self, cfg: Config) -> None:
@@ -50,11 +54,11 @@ class NormAddressGenerator(wiring.Component):
     def elaborate(self, platform: object) -> Module:
         m = Module()
         fields, number = self.fields, self.number
-        taken = Reg(fields.shape())
+        held = Reg(fields.shape())
         begins = Signal()
         over = Signal()
         whole: Value = number.all() if self._parts > 1 else Const(1)
-        first = Reg()  # the entry is
+        first = Reg()  # of the entry
         m.d.comb += [
             self.read.eq(self.active & ~number.any()), self.first.eq(first & ~number.any()),
             self.last.eq(self.ends & whole), over.eq(self.active & self.last),
@@ -62,25 +66,25 @@ class NormAddressGenerator(wiring.Component):
         if self._parts > 1:
             with m.If(self.active):
                 m.d.sync += number.eq(number + 1)
-        self._rows(m, taken, over, begins)
+        self._rows(m, held, over, begins)
         line = Reg(len(self.addr))
         entries = Reg(len(fields.extent_n))
-        next_line = (line + taken.a_x)[: len(line)]
+        next_line = (line + held.a_x)[: len(line)]
         with m.If(self.start):
-            m.d.sync += [taken.eq(fields), line.eq(fields.a_base), self.addr.eq(fields.a_base)]
+            m.d.sync += [held.eq(fields), line.eq(fields.a_base), self.addr.eq(fields.a_base)]
         with m.Elif(over):
             m.d.sync += [line.eq(next_line), self.addr.eq(next_line)]
         with m.Elif(self.active & whole):
-            m.d.sync += self.addr.eq(self.addr + taken.a_n)
+            m.d.sync += self.addr.eq(self.addr + held.a_n)
         with m.If(self.start | over):
-            count = Mux(self.start, fields.extent_n, taken.extent_n)
+            count = Mux(self.start, fields.extent_n, held.extent_n)
             m.d.sync += [entries.eq(count), first.eq(1), self.ends.eq(count == 1)]
         with m.Elif(self.active & whole):
             m.d.sync += [entries.eq(entries - 1), first.eq(0), self.ends.eq(entries == 2)]
         return m
 
-    def _rows(self, m: Module, taken: data.View[data.StructLayout], over: Signal, begins: Signal) -> None:
-        """When the next one begins: behind the one that is over, or when it is its time."""
+    def _rows(self, m: Module, held: data.View[data.StructLayout], over: Signal, begins: Signal) -> None:
+        """Begin the next row behind the one that is over, but not before its time."""
         left = Reg(len(self.fields.extent_x))
         cycles = Reg(range(NORM_STEPS))
         waits = Signal()
