@@ -26,8 +26,8 @@ from celosia.compiler.vthread.verify import VerifyError
 from celosia.hw.spec.config import PRESETS, Config
 from celosia.hw.spec.isa import Buffer, Destination, Opcode
 
+from ..configs import CONFIGS as SMALL_CONFIGS
 from ..oracle import opened
-from ..programs import CONFIGS as SMALL_CONFIGS
 from .layers import CONFIGS, Builder, Network, builders, meaning, table
 from .test_provenance import Program
 

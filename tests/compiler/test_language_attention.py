@@ -21,8 +21,8 @@ import celosia.language as cl
 from celosia.compiler.layer import Block
 from celosia.hw.spec.config import PRESETS
 
+from ..configs import CONFIGS as SMALL
 from ..oracle import opened
-from ..programs import CONFIGS as SMALL
 
 CONFIGS = {
     "4x4": SMALL["4x4-softmax2"],

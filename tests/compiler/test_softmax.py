@@ -26,8 +26,8 @@ from celosia.compiler.vthread.verify import VerifyError
 from celosia.hw.spec.config import PRESETS, Config, ConfigError
 from celosia.hw.spec.isa import Buffer, Opcode
 
+from ..configs import CONFIGS as SMALL_CONFIGS
 from ..oracle import opened
-from ..programs import CONFIGS as SMALL_CONFIGS
 from .layers import CONFIGS, Builder, builders
 from .test_provenance import ROW_FAULTS, Program
 

@@ -21,7 +21,7 @@ from celosia.hw.spec.config import PRESETS
 from celosia.hw.spec.isa import Buffer, Opcode
 from celosia.sim.rtl.rtlsim import RtlDevice
 
-from ..programs import CONFIGS as SMALL_CONFIGS
+from ..configs import CONFIGS as SMALL_CONFIGS
 from .layers import CONFIGS, Network
 from .narrow_models import CHECKED, CLOSE, Sketch, apart, by_onnxruntime, outcome, packed
 from .test_provenance import Program

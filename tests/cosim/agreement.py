@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 import onnx
+from configs import CONFIGS as SMALL_CONFIGS
 from numpy.typing import NDArray
 from oracle import opened
-from programs import CONFIGS as SMALL_CONFIGS
 from small_models import Builder
 
 import celosia

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from simulators import rtl_device
 from small_models import Builder, Tensor
 from thorough import some
 
@@ -25,8 +26,6 @@ from celosia.compiler.vthread.verify import VerifyError
 from celosia.hw.spec.config import PRESETS, Config
 from celosia.hw.spec.isa import Opcode, opcode_of
 from celosia.sim.functional.fsim import FunctionalDevice
-from celosia.sim.rtl.build import BuildError, compiler, verilator_root
-from celosia.sim.rtl.rtlsim import RtlDevice
 
 pytest.importorskip("onnxruntime")
 
@@ -187,11 +186,7 @@ def test_random_branches(seed: int, always: None) -> None:
 
 @pytest.mark.rtl
 def test_branches_on_rtl() -> None:
-    try:
-        compiler(), verilator_root()
-    except BuildError as error:
-        pytest.skip(str(error))
-    with closing(RtlDevice(PRESETS["tiny"], quiet=True)) as device:
+    with closing(rtl_device(PRESETS["tiny"])) as device:
         assert turns(check(inception(), device))
 
 

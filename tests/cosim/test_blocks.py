@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from simulators import rtl_device
 from small_models import Builder, Tensor
 from thorough import paired, tries
 
@@ -34,8 +35,6 @@ from celosia.compiler.vthread.pipeline import Ring
 from celosia.compiler.vthread.verify import VerifyError
 from celosia.hw.spec.config import PRESETS, Config
 from celosia.sim.functional.fsim import FunctionalDevice
-from celosia.sim.rtl.build import BuildError, compiler, verilator_root
-from celosia.sim.rtl.rtlsim import RtlDevice
 from celosia.sim.timing import predict
 
 pytest.importorskip("onnxruntime")
@@ -149,11 +148,7 @@ ON_RTL = ("inverted residual", "4x2, dilated, uneven pads", "two separable", "ma
 @pytest.mark.rtl
 def test_chains_on_rtl(cut: Callable[..., None]) -> None:
     cut(lambda length: ())
-    try:
-        compiler(), verilator_root()
-    except BuildError as error:
-        pytest.skip(str(error))
-    with closing(RtlDevice(CONFIGS["tiny"], quiet=True)) as device:
+    with closing(rtl_device(CONFIGS["tiny"])) as device:
         assert all(block_layers(check(model(chain), device)) for chain in ON_RTL)
 
 
@@ -442,11 +437,7 @@ def test_random_points_of_groups(chain: str, name: str, groups: Callable[..., No
 @pytest.mark.rtl
 def test_groups_on_rtl(groups: Callable[..., None]) -> None:
     groups(lambda length: tuple(range(2, length, 2)))
-    try:
-        compiler(), verilator_root()
-    except BuildError as error:
-        pytest.skip(str(error))
-    with closing(RtlDevice(CONFIGS["tiny"], quiet=True)) as device:
+    with closing(rtl_device(CONFIGS["tiny"])) as device:
         found = [chain for chain in LONG if block_layers(check(long_model(chain), device))]
     assert len(found) >= 3
 

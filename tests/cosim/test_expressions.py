@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from expressions import TINY, convolution, int8, matmul, matmul_arrays, parameters, scheduled
+from simulators import rtl_device
 
 from celosia.compiler import expr as T
 from celosia.compiler.tensorize.render import render
 from celosia.driver.te.kernels import run
 from celosia.sim.functional.fsim import FunctionalDevice
-from celosia.sim.rtl.build import BuildError, compiler, verilator_root
 from celosia.sim.rtl.rtlsim import RtlDevice
 
 pytestmark = pytest.mark.rtl
@@ -18,11 +18,7 @@ pytestmark = pytest.mark.rtl
 
 @pytest.fixture(scope="module")
 def device() -> RtlDevice:
-    try:
-        compiler(), verilator_root()
-    except BuildError as error:
-        pytest.skip(str(error))
-    return RtlDevice(TINY, quiet=True)
+    return rtl_device(TINY)
 
 
 def cycles(device: RtlDevice, function: T.Function, *arrays: np.ndarray) -> int:

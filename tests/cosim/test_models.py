@@ -9,8 +9,9 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+from configs import CONFIGS as SMALL_CONFIGS
 from hypothesis import HealthCheck, given, settings
-from programs import CONFIGS as SMALL_CONFIGS
+from simulators import rtl_device
 from small_models import Builder, Tensor, models
 from thorough import paired, some, tries
 
@@ -20,7 +21,6 @@ from celosia.hw.spec.config import PRESETS
 from celosia.models import demo_images, demo_model_path
 from celosia.sim.device import Device
 from celosia.sim.functional.fsim import FunctionalDevice
-from celosia.sim.rtl.build import BuildError, compiler, verilator_root
 from celosia.sim.rtl.rtlsim import RtlDevice
 
 pytest.importorskip("onnxruntime")
@@ -32,11 +32,7 @@ RTL_CONFIGS = {name: (PRESETS | SMALL_CONFIGS)[name] for name in ("tiny", "8x4-b
 
 @cache
 def rtl(name: str) -> RtlDevice:
-    try:
-        compiler(), verilator_root()
-    except BuildError as error:
-        pytest.skip(str(error))
-    return RtlDevice(RTL_CONFIGS[name], quiet=True)
+    return rtl_device(RTL_CONFIGS[name])
 
 
 # Random models -------------------------------------------------------------------------------------------------

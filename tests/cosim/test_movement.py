@@ -12,9 +12,10 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+from configs import CONFIGS as SMALL_CONFIGS
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
-from programs import CONFIGS as SMALL_CONFIGS
+from simulators import rtl_device
 from small_models import Builder, Tensor
 from thorough import paired, some, tries
 
@@ -26,8 +27,6 @@ from celosia.compiler.vthread.verify.decode import VerifyError
 from celosia.driver.runtime import Runtime
 from celosia.hw.spec.config import PRESETS
 from celosia.sim.functional.fsim import FunctionalDevice
-from celosia.sim.rtl.build import BuildError, compiler, verilator_root
-from celosia.sim.rtl.rtlsim import RtlDevice
 
 pytest.importorskip("onnxruntime")
 
@@ -172,11 +171,7 @@ WIDE = "8x4-batch2-taps5"
                                                   [("tiny", 0), (WIDE, 1)]))  # fmt: skip
 def test_on_the_rtl(config: str, turn: int) -> None:
     """Each on one of two Configs, by turns; functionally each runs on four."""
-    try:
-        compiler(), verilator_root()
-    except BuildError as error:
-        pytest.skip(str(error))
-    device = RtlDevice((PRESETS | SMALL_CONFIGS)[config], quiet=True)
+    device = rtl_device((PRESETS | SMALL_CONFIGS)[config])
     for make in [*ACCELERATED.values()][turn::4]:
         check(made(make), device)
 

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
 from functools import cache
 from itertools import product
 
 import numpy as np
 import pytest
+from configs import CONFIGS, VARIED
 from first_difference import first_difference
-from programs import CONFIGS, VARIED, Draws, Generator, Instruction, TestProgram, random_program, synchronise
+from programs import Draws, Generator, Instruction, TestProgram, random_program, synchronise
+from simulators import rtl_device
 from thorough import some
 
-from celosia.hw.spec.config import Config
 from celosia.hw.spec.isa import VECTOR_LOOPS, ASource, Buffer, Destination, Opcode
 from celosia.sim.device import DeviceError
 from celosia.sim.functional.fsim import FunctionalDevice
-from celosia.sim.rtl.build import BuildError, compiler, verilator_root
 from celosia.sim.rtl.rtlsim import ZYNQ_HP, MemoryModel, RtlDevice, random_stalls
 
 pytestmark = pytest.mark.rtl
@@ -24,11 +23,7 @@ pytestmark = pytest.mark.rtl
 
 @cache
 def rtl(name: str) -> RtlDevice:
-    try:
-        compiler(), verilator_root()
-    except BuildError as error:
-        pytest.skip(str(error))
-    return RtlDevice(CONFIGS[name], quiet=True)
+    return rtl_device(CONFIGS[name])
 
 
 def check(program: TestProgram, device: RtlDevice, memory: MemoryModel) -> None:
@@ -38,12 +33,6 @@ def check(program: TestProgram, device: RtlDevice, memory: MemoryModel) -> None:
     if not np.array_equal(expected, found):
         image = program.loaded()
         pytest.fail(str(first_difference(FunctionalDevice(program.cfg), device, image, 0, len(program.instructions))))
-
-
-def test_configs_differ_in_each_part() -> None:
-    for field in fields(Config):
-        if len({getattr(cfg, field.name) for cfg in CONFIGS.values()}) > 1:
-            assert len({getattr(CONFIGS[name], field.name) for name in VARIED}) > 1 or field.name == "name", field.name
 
 
 MODELS = ("zynq-hp", "random")

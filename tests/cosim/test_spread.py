@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from programs import CONFIGS
+from configs import CONFIGS
 from small_models import Builder
 
 from celosia.compiler.launch import image

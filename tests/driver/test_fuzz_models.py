@@ -13,7 +13,7 @@ from fuzz_models import KINDS, Worker, difference, finding
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from mutations import mutated, seeds
-from thorough import some, tries
+from thorough import tries
 
 
 @pytest.fixture(scope="module")
@@ -22,10 +22,10 @@ def workers() -> Iterator[tuple[Worker, Worker]]:
         yield worker, oracle
 
 
-@pytest.mark.parametrize("seconds", some([8.0, 60.0], [8.0]))
-def test_no_mutated_model_surprises(workers: tuple[Worker, Worker], seconds: float) -> None:
+@pytest.mark.thorough
+def test_no_mutated_model_surprises(workers: tuple[Worker, Worker]) -> None:
     """It runs, or is refused in one sentence: no crash, no hang, no other error."""
-    end = time.monotonic() + seconds
+    end = time.monotonic() + 60
     few = [name for name in seeds() if not name.startswith("test_")]
     found: list[dict[str, Any]] = []
     names = st.one_of(st.sampled_from(sorted(seeds())), st.sampled_from(few))

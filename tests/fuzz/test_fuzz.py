@@ -10,7 +10,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from programs import CONFIGS, ROOM, random_config
+from configs import CONFIGS, ROOM
+from programs import random_config
 
 from celosia.compiler.program import Program, ProgramError
 from celosia.hw.spec.config import Config, field_values

@@ -77,10 +77,11 @@ def run(
     cfg: Config | None = None,
     seed: int = 1,
     params: Mapping[str, Any] | None = None,
-    only: str | None = None,
+    only: Iterable[str] = (),
     sim: str | None = None,
 ) -> None:
-    """Run the cocotb tests of `test_file` (or the one called `only`) on a component; fails the pytest test with theirs.
+    """Run the cocotb tests of `test_file` (or those called `only`) on a component in one simulation; fails the pytest
+    test with theirs. A parametrized one is named without its parameters. CELOSIA_ONLY names others for a while.
 
     make: a component, or better `partial(Class, arguments)`, whose Verilog is then cached by class, arguments and the
     sources in hw/. `cfg` and `params` (JSON) are what `config()` and `params()` give inside the simulation.
@@ -99,6 +100,7 @@ def run(
     waves = bool(os.environ.get("CELOSIA_WAVES"))
     verilog = _verilog(make, sim)
     build_dir = _build_icarus(verilog, waves) if sim == "icarus" else _build(verilog, waves).parent
+    only = os.environ.get("CELOSIA_ONLY", "").split() or tuple(only)
     test = running_test()
     folder = run_dir(test)
     shutil.rmtree(folder, ignore_errors=True)
@@ -123,7 +125,7 @@ def run(
         get_runner(sim).test(
             test_module=path.stem, hdl_toplevel="top", hdl_toplevel_lang="verilog", build_dir=build_dir,
             test_dir=folder, seed=seed, waves=waves, extra_env=environment, log_file=log, results_xml=str(results),
-            test_filter=None if only is None else rf"\.{only}$",
+            test_filter=rf"\.({'|'.join(only)})(/.*)?$" if only else None,
             plusargs=plusargs,
         )  # fmt: skip
     except (SystemExit, RuntimeError):  # of a simulation that ended early
@@ -132,7 +134,7 @@ def run(
         sys.path = sys_path
     if waves:
         WAVES.append((test, wave))
-    _report(results, log)
+    _report(results, log, only)
 
 
 def running_test() -> str:
@@ -145,7 +147,7 @@ def run_dir(test: str) -> Path:
     return BUILD / "runs" / re.sub(r"[^\w.,-]+", "-", test.removeprefix("tests/").strip("]"))
 
 
-def _report(results: Path, log: Path) -> None:
+def _report(results: Path, log: Path, wanted: Iterable[str]) -> None:
     tail = "\n".join(log.read_text().splitlines()[-40:]) if log.exists() else ""
     if not results.exists():
         limit = os.environ.get("CELOSIA_TEST_SECONDS", TEST_SECONDS)
@@ -160,7 +162,10 @@ def _report(results: Path, log: Path) -> None:
     if failed:
         text = "\n".join(f"{name}: {message}" for name, message in failed.items())
         pytest.fail(f"{text}\n{tail}", pytrace=False)
-    if not any(case.find("skipped") is None for case in cases):
+    ran = {str(case.get("name")).split("/")[0] for case in cases if case.find("skipped") is None}
+    if missing := sorted({*wanted} - ran):
+        pytest.fail(f"no cocotb test ran of {', '.join(missing)}\n{tail}", pytrace=False)
+    if not ran:
         pytest.fail(f"no cocotb test ran\n{tail}", pytrace=False)
 
 
@@ -309,7 +314,41 @@ def _build_icarus(verilog: str, waves: bool) -> Path:
     return folder
 
 
+def side_by_side(make: Callable[..., Any], cases: Mapping[str, tuple[Any, ...]]) -> Any:
+    """A component that holds `make(*arguments)` for each of `cases`, to compile and start them once.
+
+    `Part` gives a coroutine one of them.
+    """
+    from amaranth import Module
+    from amaranth.lib import wiring
+    from amaranth.lib.wiring import Out
+
+    class SideBySide(wiring.Component):
+        def __init__(self) -> None:
+            self.parts = {name: make(*arguments) for name, arguments in cases.items()}
+            super().__init__({name: Out(part.signature) for name, part in self.parts.items()})
+
+        def elaborate(self, platform: object) -> Module:
+            m = Module()
+            for name, part in self.parts.items():
+                m.submodules[name] = part
+                wiring.connect(m, part, wiring.flipped(getattr(self, name)))
+            return m
+
+    return SideBySide()
+
+
 # Inside the simulation -----------------------------------------------------------------------------------
+
+
+class Part:
+    """One component of `side_by_side`, with its signals as if it were alone. `start` takes the whole `dut`."""
+
+    def __init__(self, dut: Dut, name: str) -> None:
+        self._dut, self._name = dut, name
+
+    def __getattr__(self, signal: str) -> Any:
+        return getattr(self._dut, signal if signal in ("clk", "rst") else f"{self._name}__{signal}")
 
 
 def config() -> Config:

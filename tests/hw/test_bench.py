@@ -41,13 +41,13 @@ class Buffer(wiring.Component):
 
 
 def test_a_correct_component_passes() -> None:
-    bench.run(partial(Buffer), __file__, only="passes_on")
+    bench.run(partial(Buffer), __file__, only=["passes_on"])
 
 
 def test_icarus() -> None:
-    bench.run(partial(Buffer), __file__, only="passes_on", sim="icarus")
+    bench.run(partial(Buffer), __file__, only=["passes_on"], sim="icarus")
     with pytest.raises(pytest.fail.Exception, match="o: payload changed from"):
-        bench.run(partial(Buffer, "changes"), __file__, only="passes_on", sim="icarus")
+        bench.run(partial(Buffer, "changes"), __file__, only=["passes_on"], sim="icarus")
 
 
 @pytest.mark.parametrize("name", ["2, 2 to 16", "2, 8 to 4"])
@@ -61,7 +61,7 @@ def test_tests_do_not_share_a_folder(name: str) -> None:
 def test_waves(monkeypatch: pytest.MonkeyPatch) -> None:
     """A waveform of a run holds the signals inside the component, and pytest's summary will name its file."""
     monkeypatch.setenv("CELOSIA_WAVES", "1")
-    bench.run(partial(Buffer), __file__, only="passes_on", sim="verilator")
+    bench.run(partial(Buffer), __file__, only=["passes_on"], sim="verilator")
     name, path = bench.WAVES.pop()
     assert name.endswith("test_bench.py::test_waves")
     text = path.read_text()
@@ -74,23 +74,23 @@ def test_waves(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_a_broken_handshake_fails(fault: str, message: str) -> None:
     with pytest.raises(pytest.fail.Exception, match=message):
-        bench.run(partial(Buffer, fault), __file__, only="passes_on")
+        bench.run(partial(Buffer, fault), __file__, only=["passes_on"])
 
 
 def test_a_hang_fails() -> None:
     with pytest.raises(pytest.fail.Exception, match="not finished after 50 cycles"):
-        bench.run(partial(Buffer), __file__, only="waits_for_ever")
+        bench.run(partial(Buffer), __file__, only=["waits_for_ever"])
 
 
 def test_a_loop_that_never_ends_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CELOSIA_TEST_SECONDS", "4")
     with pytest.raises(pytest.fail.Exception, match=r"(?s)it took more than 4 s .*in never_waits"):
-        bench.run(partial(Buffer), __file__, only="never_waits")
+        bench.run(partial(Buffer), __file__, only=["never_waits"])
 
 
 def test_an_unknown_test_fails() -> None:
-    with pytest.raises(pytest.fail.Exception, match=r"no cocotb test ran|without results"):
-        bench.run(partial(Buffer), __file__, only="does_not_exist")
+    with pytest.raises(pytest.fail.Exception, match="no cocotb test ran of does_not_exist"):
+        bench.run(partial(Buffer), __file__, only=["passes_on", "does_not_exist"])
 
 
 def test_the_example_of_the_documents_is_a_test() -> None:

@@ -19,6 +19,7 @@ import test_compiled
 from cocotb.task import bridge, resume
 from cocotb.triggers import First, RisingEdge, Timer
 from cocotb.utils import get_sim_time
+from configs import CONFIGS
 from host import BASE, Host
 from numpy.typing import NDArray
 from thorough import some
@@ -44,14 +45,14 @@ def simulate(make: Callable[[], onnx.ModelProto], config: str, folder: Path, onl
     import celosia
     from celosia.hw.top import Accelerator
 
-    model, cfg = make(), test_compiled.programs.CONFIGS[config]
+    model, cfg = make(), CONFIGS[config]
     program = celosia.compile(model, cfg)
     program.save(folder / "program")
     rng = np.random.default_rng(1)
     feed = {t.name: rng.random(t.shape, np.float32) * 4 for t in program.inputs}
     np.savez(folder / "inputs.npz", **feed)
     np.savez(folder / "expected.npz", **Runtime(program, FunctionalDevice(cfg)).run(feed).outputs)
-    bench.run(partial(Accelerator, cfg), __file__, cfg=cfg, params={"folder": str(folder)}, only=only)
+    bench.run(partial(Accelerator, cfg), __file__, cfg=cfg, params={"folder": str(folder)}, only=[only])
 
 
 @pytest.mark.rtl
@@ -204,7 +205,7 @@ async def notices_faults(dut: bench.Dut) -> None:
 
     def faults() -> None:
         # Another Config, and registers that lie elsewhere.
-        refused("the board has Config [0-9a-f]{8}, not custom", config=test_compiled.programs.CONFIGS["batch2"])
+        refused("the board has Config [0-9a-f]{8}, not custom", config=CONFIGS["batch2"])
         refused("there is no Celosia accelerator: its first register reads", move=lambda offset: offset + 4)
         one, other = REGISTERS["instr_addr"].offset, REGISTERS["instr_count"].offset
         swapped = {one: other, other: one}

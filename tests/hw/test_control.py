@@ -35,39 +35,15 @@ CONFIG = PRESETS["tiny"]
 
 
 @pytest.mark.rtl
-@pytest.mark.parametrize(
-    "test",
-    [
-        "registers_hold_what_is_written",
-        "nothing_is_taken_during_reset",
-        "control_is_its_first_byte",
-        "a_run_ends_when_all_is_quiet",
-        "counters_count",
-        "counters_ignore_what_the_last_run_left",
-        "the_first_error_is_kept",
-        "watchdog",
-        "watchdog_ends_a_halt_that_never_becomes_quiet",
-        "watchdog_gives_a_halted_run_its_time_once_more",
-        "an_abort_ends_a_run",
-        "a_lease_that_is_not_renewed_ends_a_run",
-        "registers_of_a_run_are_locked",
-    ],
-)
-def test_control(test: str) -> None:
-    bench.run(partial(Control, CONFIG), __file__, cfg=CONFIG, only=test)
+def test_control() -> None:
+    bench.run(partial(Control, CONFIG), __file__, cfg=CONFIG)
 
 
 @pytest.mark.rtl
-@pytest.mark.parametrize("test", ["counters_count", "watchdog"])
-def test_two_ports(test: str) -> None:
-    cfg = replace(CONFIG, ports=2)
-    bench.run(partial(Control, cfg), __file__, cfg=cfg, only=test)
-
-
-@pytest.mark.rtl
-def test_trace_registers() -> None:
-    cfg = replace(CONFIG, trace_depth=8)
-    bench.run(partial(Control, cfg), __file__, cfg=cfg, only="the_registers_of_the_trace_are_the_rings")
+def test_two_ports_and_the_trace() -> None:
+    cfg = replace(CONFIG, ports=2, trace_depth=8)
+    only = ["counters_count", "watchdog", "the_registers_of_the_trace_are_the_rings"]
+    bench.run(partial(Control, cfg), __file__, cfg=cfg, only=only)
 
 
 class Host:

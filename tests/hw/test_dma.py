@@ -10,7 +10,6 @@ import bench
 import cocotb
 import pytest
 from axi_model import READ, Checker, Memory, Sample, check
-from thorough import paired
 
 from celosia.hw.spec.regs import Error
 
@@ -123,20 +122,17 @@ def two_readers(bus_bytes: int, outstanding: int = 8, room: int = 32) -> Any:
     return Bench()
 
 
-@pytest.mark.rtl
-@pytest.mark.parametrize(("bus_bytes", "pause"), paired([4, 8, 128], [0.0, 0.4]))
-def test_rows(bus_bytes: int, pause: float) -> None:
-    bench.run(partial(two_readers, bus_bytes), __file__, params={"bus": bus_bytes, "pause": pause}, only="rows")
+CASES = {"bus4": (4,), "bus8": (8,), "bus128": (128,), "large_room": (8, 32, 512)}
+"""Arguments of `two_readers`."""
+
+
+def all_cases() -> Any:
+    return bench.side_by_side(two_readers, CASES)
 
 
 @pytest.mark.rtl
-def test_nobody_starves() -> None:
-    bench.run(partial(two_readers, 8, 32, 512), __file__, params={"bus": 8}, only="shares")
-
-
-@pytest.mark.rtl
-def test_halt_at_any_time() -> None:
-    bench.run(partial(two_readers, 8), __file__, params={"bus": 8}, only="halts")
+def test_readers() -> None:
+    bench.run(partial(all_cases), __file__)
 
 
 def row(offset: int, size: int) -> int:
@@ -152,25 +148,27 @@ def beats_of(data: bytes, bus: int, offset: int, size: int, limit: int) -> list[
     return [*words[:-1], words[-1] | 1 << 8 * bus + 4]
 
 
-async def begin(dut: Any, bus: int, **memory: Any) -> tuple[bytearray, Checker]:
-    size = 20_000
+async def begin(dut: Any, case: str, **memory: Any) -> tuple[Any, bytearray, Checker]:
+    """The readers of a case, what memory holds, and the checker of their bus."""
+    size, bus = 20_000, CASES[case][0]
     data = bytearray(random.randbytes(size + bus))
     await bench.start(dut)
+    dut = bench.Part(dut, case)
     for name in ("fetch_row", "load_row", "fetch_beat", "load_beat"):
         cocotb.start_soon(bench.check_stream(dut, name, unless="halt"))
     dut.dma_base.value, dut.dma_size.value = BASE, size
     checker = Checker(bus, BASE, size)
     cocotb.start_soon(check(dut, "m_axi", READ, checker))
     cocotb.start_soon(Memory(dut, data, bus, base=BASE, **memory).reads())
-    return data, checker
+    return dut, data, checker
 
 
 @cocotb.test()
-async def rows(dut: Any) -> None:
+@cocotb.parametrize(case=["bus4", "bus8", "bus128"], pause=[0.0, 0.4])
+async def rows(dut: Any, case: str, pause: float) -> None:
     """Random rows of both users; each ends with one that is refused."""
-    params = bench.params()
-    bus, pause = params["bus"], params["pause"]
-    data, _ = await begin(dut, bus, pause=pause, latency=random.choice((1, 20)))
+    bus = CASES[case][0]
+    dut, data, _ = await begin(dut, case, pause=pause, latency=random.choice((1, 20)))
     size = int(dut.dma_size.value) or 20_000
 
     async def user(name: str) -> None:
@@ -197,7 +195,7 @@ async def rows(dut: Any) -> None:
 @cocotb.test()
 async def shares(dut: Any) -> None:
     """With both always asking, each gets its half, and the bus is always busy."""
-    await begin(dut, 8, latency=20, outstanding=4)
+    dut, _, _ = await begin(dut, "large_room", latency=20, outstanding=4)
     counts = {"fetch": 0, "load": 0}
     for name in counts:
         cocotb.start_soon(bench.stream_put(dut, f"{name}_row", [row(0, 4096)] * 20))
@@ -215,7 +213,7 @@ async def shares(dut: Any) -> None:
 @cocotb.test()
 async def halts(dut: Any) -> None:
     """Halt after a random time: all becomes quiet, nothing is left over for the next run."""
-    data, checker = await begin(dut, 8, latency=20, pause=0.2)
+    dut, data, checker = await begin(dut, "bus8", latency=20, pause=0.2)
     for _ in range(15):
         wanted = [(random.randrange(10_000), random.randint(1, 500)) for _ in range(10)]
         tasks = []

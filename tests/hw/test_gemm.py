@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 import random
+from dataclasses import replace
 from functools import partial
 
 import bench
 import cocotb
 import numpy as np
 import pytest
+from configs import COVERING
 from thorough import some
 
 from celosia.hw.gemm_core.gemm import Gemm
@@ -20,26 +22,21 @@ from celosia.sim.functional import reference
 pytestmark = pytest.mark.rtl
 
 SMALL = dict(inp_depth=64, wgt_depth=32, acc_depth=16)
-CONFIGS = {
-    "4x4": Config(block_in=4, block_out=4, **SMALL),
+CONFIGS = {name: replace(cfg, **SMALL) for name, cfg in COVERING.items()} | {
     "2x2": Config(block_in=2, block_out=2, **SMALL),
-    "8x8": Config(block_in=8, block_out=8, **SMALL),
-    "batch 2": Config(batch=2, block_in=4, block_out=4, **SMALL),
-    "batch 2, 8 to 4": Config(batch=2, block_in=8, block_out=4, **SMALL),
-    "batch 2, 2 to 16": Config(batch=2, block_in=2, block_out=16, **SMALL),
     "16x16": Config(**SMALL),
 }
 
 
-@pytest.mark.parametrize("name", some(CONFIGS, ["4x4", "batch 2, 8 to 4", "batch 2, 2 to 16"]))
+@pytest.mark.parametrize("name", some(CONFIGS, ["4x4", "8x4-batch2-taps5", "4x16-weights4"]))
 def test_gemm(name: str) -> None:
     bench.run(partial(Gemm, CONFIGS[name]), __file__, cfg=CONFIGS[name])
 
 
 @pytest.mark.parametrize("seed", some(range(2, 6), range(2, 3)))
 def test_gemm_seeds(seed: int) -> None:
-    cfg = CONFIGS["batch 2, 8 to 4"]
-    bench.run(partial(Gemm, cfg), __file__, cfg=cfg, seed=seed, only="random_instructions.*")
+    cfg = CONFIGS["8x4-batch2-taps5"]
+    bench.run(partial(Gemm, cfg), __file__, cfg=cfg, seed=seed, only=["random_instructions"])
 
 
 def random_fields(cfg: Config) -> dict[str, int]:
@@ -67,7 +64,7 @@ def steps(fields: dict[str, int]) -> int:
 def test_a_wrong_accumulator_is_noticed() -> None:
     cfg = CONFIGS["4x4"]
     with pytest.raises(pytest.fail.Exception, match=r"accumulator 3, piece 0, batch 0, lane 2: expected 7, found 8"):
-        bench.run(partial(Gemm, cfg), __file__, cfg=cfg, only="planted_fault")
+        bench.run(partial(Gemm, cfg), __file__, cfg=cfg, only=["planted_fault"])
 
 
 class Machine:

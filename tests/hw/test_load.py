@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import logging
 import random
-from dataclasses import replace
 from functools import partial
-from itertools import product
 from typing import Any
 
 import bench
@@ -15,51 +13,39 @@ import copy_bench
 import numpy as np
 import pytest
 from axi_model import READ, Checker, Memory, check
+from configs import COVERING
 from copy_bench import BASE
-from thorough import paired, some
+from thorough import some
 
-from celosia.hw.spec.config import PRESETS, Config
+from celosia.hw.spec.config import Config
 from celosia.hw.spec.isa import Buffer, Opcode, buffers, formats
-from celosia.hw.spec.packing import packing
+from celosia.hw.spec.packing import BOOKS, NIBBLES, packing
 from celosia.hw.spec.regs import Error
 from celosia.hw.spec.scratchpads import scratchpads
 
 pytestmark = pytest.mark.rtl
 
 SMALL = {"inp_depth": 64, "wgt_depth": 16, "acc_depth": 64, "vin_depth": 64, "out_depth": 64, "par_depth": 8}
-CONFIGS = {
-    "tiny": Config.from_dict({**PRESETS["tiny"].to_dict(), **SMALL}),
-    "8x8": Config(block_in=8, block_out=8, **SMALL),
+CONFIGS = COVERING | {
     "16x16": Config(**SMALL),
     "8x8 batch 2 bus 16": Config(batch=2, block_in=8, block_out=8, bus_bytes=16, lut_count=1, **SMALL),
     "4 to 16": Config(block_in=4, block_out=16, bus_bytes=4, **SMALL),
     "16 to 4": Config(block_in=16, block_out=4, bus_bytes=16, **SMALL),
-    "taps 5": Config(batch=2, block_in=8, block_out=4, taps=5, tap_depth=8, forward=True, **SMALL),
     "taps 1 bus 16": Config(block_in=4, block_out=8, bus_bytes=16, taps=1, tap_depth=8, **SMALL),
-    "tiny, two ports": Config.from_dict({**PRESETS["tiny"].to_dict(), **SMALL, "ports": 2, "int32": True}),
     "8x4 batch 2 bus 16, two ports": Config(
         batch=2, block_in=8, block_out=4, bus_bytes=16, ports=2, taps=3, tap_depth=8, forward=True, **SMALL
     ),
-}
-CONFIGS |= {
-    "tiny, packed weights": replace(CONFIGS["tiny"], weight_bits=4),
-    "16x16, packed weights": replace(CONFIGS["16x16"], weight_bits=4, int32=False),
+    "8x8 batch 2 bus 4, spread": Config(batch=2, block_in=8, block_out=8, bus_bytes=4, ports=2, **SMALL),
+    # Packed weights: units with factors of several channels, of one, of a part of one, and several units of factors.
+    "tiny, packed weights": Config(block_in=4, block_out=4, weight_bits=4, **SMALL),
+    "16x16, packed weights": Config(weight_bits=4, int32=False, **SMALL),
     "32x16, packed weights": Config(block_in=32, weight_bits=2, **SMALL),
     "16x16 bus 4, two ports, packed weights": Config(bus_bytes=4, weight_bits=4, ports=2, **SMALL),
     "32x4 bus 16, packed weights": Config(block_in=32, block_out=4, bus_bytes=16, weight_bits=1, **SMALL),
     "64x8 bus 64, packed weights": Config(block_in=64, block_out=8, bus_bytes=64, weight_bits=4, **SMALL),
 }
-"""Of packed weights: units with factors of several channels, of one, of a part of one, and several units of factors."""
-PACKED = [name for name, cfg in CONFIGS.items() if cfg.weight_bits < 8]
-CONFIGS["8x8 batch 2 bus 4, spread"] = Config(batch=2, block_in=8, block_out=8, bus_bytes=4, ports=2, **SMALL)
-TWO_PORTS = [name for name, cfg in CONFIGS.items() if cfg.ports == 2]
-VARIED = [
-    "tiny", "taps 5", "16x16, packed weights", "8x4 batch 2 bus 16, two ports",
-    "8x8 batch 2 bus 4, spread",
-]  # fmt: skip
-"""Those on which `make test` copies random blocks."""
-PAUSES = (0.0, 0.4)
-SPREAD = [name for name, cfg in CONFIGS.items() if scratchpads(cfg)["wgt"].spread]
+RATED = "16x16, packed weights"
+COPIES = ["random_blocks", "behind_cocotbext_axi", "one_at_a_time", "errors_end_quietly"]
 
 
 PORTS = ("m_axi", "m_axi1")
@@ -105,61 +91,17 @@ def bench_of(cfg: Config) -> Any:
 # pytest ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("name", "pause"), some(product(CONFIGS, PAUSES), [(name, PAUSES[n % 2]) for n, name in enumerate(VARIED)])
-)
-def test_random_blocks(name: str, pause: float) -> None:
+@pytest.mark.parametrize("name", some(CONFIGS, [*COVERING, RATED]))
+def test_load(name: str) -> None:
     cfg = CONFIGS[name]
-    bench.run(partial(bench_of, cfg), __file__, cfg=cfg, params={"pause": pause, "count": 30}, only="random_blocks")
-
-
-@pytest.mark.parametrize("name", some(["tiny", "16x16", *TWO_PORTS], ["tiny", *VARIED[-2:]]))
-def test_each_write_is_there_at_done(name: str) -> None:
-    cfg = CONFIGS[name]
-    bench.run(partial(bench_of, cfg), __file__, cfg=cfg, params={"pause": 0.3, "count": 25}, only="one_at_a_time")
-
-
-@pytest.mark.parametrize("name", some(["tiny", "8x8 batch 2 bus 16", *TWO_PORTS[:2]], ["tiny", VARIED[-2]]))
-def test_behind_cocotbext_axi(name: str) -> None:
-    cfg = CONFIGS[name]
-    params = {"pause": 0.3, "count": 25, "ram": True}
-    bench.run(partial(bench_of, cfg), __file__, cfg=cfg, params=params, only="random_blocks")
-
-
-ERRORS = [("tiny", False), ("16x16", False), *((name, second) for name in TWO_PORTS for second in (False, True))]
-
-
-@pytest.mark.parametrize(("name", "second"), some(ERRORS, [case for case in ERRORS if case[0] in VARIED]))
-def test_errors_end_quietly(name: str, second: bool) -> None:
-    """second: the error comes through the second port, the good instructions through the first."""
-    cfg = CONFIGS[name]
-    bench.run(partial(bench_of, cfg), __file__, cfg=cfg, params={"second": second}, only="errors_end_quietly")
-
-
-@pytest.mark.parametrize("name", some(TWO_PORTS, VARIED[-2:]))
-@pytest.mark.parametrize("late", [0, 1])
-def test_ends_are_told_in_order(name: str, late: int) -> None:
-    """late: the port whose memory is slow."""
-    cfg = CONFIGS[name]
-    bench.run(partial(bench_of, cfg), __file__, cfg=cfg, params={"late": late}, only="ends_in_order")
-
-
-@pytest.mark.parametrize(("name", "late"), paired(SPREAD, [0, 1]))
-def test_halves_that_are_written_again(name: str, late: int) -> None:
-    """late: the port whose memory is slow, so that its lane is behind the other one."""
-    cfg = CONFIGS[name]
-    bench.run(partial(bench_of, cfg), __file__, cfg=cfg, params={"late": late}, only="written_again")
-
-
-@pytest.mark.parametrize("name", some(TWO_PORTS, VARIED[-2:]))
-def test_both_lanes_at_full_rate(name: str) -> None:
-    cfg = CONFIGS[name]
-    bench.run(partial(bench_of, cfg), __file__, cfg=cfg, only="both_at_full_rate")
-
-
-def test_rate() -> None:
-    cfg = CONFIGS["16x16"]
-    bench.run(partial(bench_of, cfg), __file__, cfg=cfg, only="rate")
+    only = list(COPIES)
+    if cfg.ports == 2:
+        only += ["errors_of_the_second_port", "ends_in_order"] + ["both_at_full_rate"] * cfg.int32
+    if scratchpads(cfg)["wgt"].spread:
+        only.append("written_again")
+    if name == RATED:
+        only.append("rate")
+    bench.run(partial(bench_of, cfg), __file__, cfg=cfg, only=only)
 
 
 # Inside the simulation ---------------------------------------------------------------------------------------
@@ -183,6 +125,8 @@ class Load(copy_bench.Machine):
     def array(self, name: str) -> Any:
         """What the state has of a scratchpad; of tap the places that the hardware stores."""
         array = getattr(self.state, name)
+        if array.dtype == np.float32:
+            return array.view(np.uint32)  # any bits, of which some are no numbers
         if name != "tap":
             return array
         from celosia.hw.spec.scratchpads import scratchpads
@@ -201,6 +145,17 @@ class Load(copy_bench.Machine):
                 model = Memory(self.dut, data, self.cfg.bus_bytes, port, base=BASE, pause=pause, **memory)
                 cocotb.start_soon(model.reads())
                 self.models.append(model)
+        if self.cfg.weight_bits < 8:
+            await self._fill_book()
+
+    async def _fill_book(self) -> None:
+        """Load the codebooks, which no reset clears and the state holds as zeros."""
+        block = {"buffer": Buffer.BOOK, "x_size": BOOKS * NIBBLES, "y_size": 1, "z_size": 1, "sram_x": 1}
+        self.execute(block)
+        await bench.stream_put(self.dut, "instr", self.payloads([block]))
+        await self.finished(1)
+        self.done.clear()
+        await bench.rise(self.dut)
 
     async def _scratchpads(self, pause: float) -> None:
         """All write ports in one coroutine, for speed. Only those of what VECTOR or GEMM writes can hold LOAD back."""
@@ -309,39 +264,58 @@ def random_block(cfg: Config, dram_bytes: int) -> dict[str, int]:
 
 
 @cocotb.test()
-async def random_blocks(dut: Any) -> None:
-    params = bench.params()
+@cocotb.parametrize(pause=[0.0, 0.4])
+async def random_blocks(dut: Any, pause: float) -> None:
     machine = Load(dut, bench.config(), 10_000)
-    ram = params.get("ram", False)
-    memory = {} if ram else {"latency": random.choice((1, 7, 40))}
-    await machine.start(params["pause"], ram, **memory)
-    await copy_bench.random_blocks(machine, params["count"], params["pause"])
+    await machine.start(pause, latency=random.choice((1, 7, 40)))
+    await copy_bench.random_blocks(machine, 30, pause)
+
+
+@cocotb.test()
+async def behind_cocotbext_axi(dut: Any) -> None:
+    machine = Load(dut, bench.config(), 10_000)
+    await machine.start(0.3, ram=True)
+    await copy_bench.random_blocks(machine, 25, 0.3)
 
 
 @cocotb.test()
 async def one_at_a_time(dut: Any) -> None:
+    """Each write is there when its instruction is done."""
     machine = Load(dut, bench.config(), 10_000)
-    await machine.start(bench.params()["pause"])
-    await copy_bench.one_at_a_time(machine, bench.params()["count"])
+    await machine.start(0.3)
+    await copy_bench.one_at_a_time(machine, 25)
+
+
+async def failing(dut: Any) -> Load:
+    """LOAD beside a memory with errors, as `copy_bench.errors_end_quietly` asks for."""
+    machine = Load(dut, bench.config(), 8192)
+    await machine.start(0.2, latency=30, fails=lambda addr: 4000 <= addr - BASE < 4400)
+    return machine
 
 
 @cocotb.test()
 async def errors_end_quietly(dut: Any) -> None:
-    machine = Load(dut, bench.config(), 8192)
-    await machine.start(0.2, latency=30, fails=lambda addr: 4000 <= addr - BASE < 4400)
-    cfg = bench.config()
-    entry = scratchpads(cfg)["wgt"].entry_bytes
-    weights = {"buffer": Buffer.WGT, "x_size": -(-20 * cfg.piece_bytes // entry)}
-    second = bench.params()["second"]
-    await copy_bench.errors_end_quietly(machine, *((weights, weights["x_size"] * entry) if second else ()))
+    await copy_bench.errors_end_quietly(await failing(dut))
 
 
 @cocotb.test()
-async def ends_in_order(dut: Any) -> None:
-    """Short instructions of one lane behind long ones of the other, more than may wait to be told."""
+async def errors_of_the_second_port(dut: Any) -> None:
+    """The error comes through the second port, the good instructions through the first."""
+    cfg = bench.config()
+    entry = scratchpads(cfg)["wgt"].entry_bytes
+    weights = {"buffer": Buffer.WGT, "x_size": -(-20 * cfg.piece_bytes // entry)}
+    await copy_bench.errors_end_quietly(await failing(dut), weights, weights["x_size"] * entry)
+
+
+@cocotb.test()
+@cocotb.parametrize(late=[0, 1])
+async def ends_in_order(dut: Any, late: int) -> None:
+    """Short instructions of one lane behind long ones of the other, more than may wait to be told.
+
+    late: the port whose memory is slow.
+    """
     machine = Load(dut, bench.config(), 10_000)
     await machine.start(0.0, latency=5)
-    late = bench.params()["late"]
     machine.models[late].latency = 500
     buffers_of = (Buffer.INP, Buffer.WGT)
     row = {"x_size": 1, "y_size": 1, "z_size": 1, "sram_x": 1}
@@ -359,13 +333,17 @@ async def ends_in_order(dut: Any) -> None:
 
 
 @cocotb.test()
-async def written_again(dut: Any) -> None:
+@cocotb.parametrize(late=[0, 1])
+async def written_again(dut: Any, late: int) -> None:
     """Data and padding of one instruction and of those that follow, all of them spread, in the same few entries: what
-    the program has last stays."""
+    the program has last stays.
+
+    late: the port whose memory is slow, so that its lane is behind the other one.
+    """
     cfg, rnd = bench.config(), random.randint
     machine = Load(dut, cfg, 10_000)
     await machine.start(0.2, latency=5)
-    machine.models[bench.params()["late"]].latency = 100
+    machine.models[late].latency = 100
     row = {"buffer": Buffer.WGT, "spread": 1, "dram_y": 500, "dram_z": 1500}
     blocks = []
     for _ in range(60):

@@ -18,16 +18,14 @@ pytestmark = pytest.mark.rtl
 SHAPES = {
     "gemm": (GEMM_LOOPS, {"acc": (6, OUTER_LOOPS), "inp": (9, GEMM_LOOPS), "wgt": (8, GEMM_LOOPS)}, ("k", "r", "s")),
     "vector": (VECTOR_LOOPS, {"dst": (7, OUTER_LOOPS), "a": (6, VECTOR_LOOPS), "par": (5, ("n",))}, ("r", "s")),
-    "a loop between": (VECTOR_LOOPS, {"tap": (6, TAP_LOOPS), "a": (4, ("n", "x")), "b": (3, ("n", "s"))}, ("r", "s")),
-    "no reduction": (("i", "j"), {"a": (4, ("i", "j")), "b": (4, ("i",))}, ()),
-    "one output": (("i",), {"a": (4, ("i",))}, ("i",)),
+    "between": (VECTOR_LOOPS, {"tap": (6, TAP_LOOPS), "a": (4, ("n", "x")), "b": (3, ("n", "s"))}, ("r", "s")),
+    "unreduced": (("i", "j"), {"a": (4, ("i", "j")), "b": (4, ("i",))}, ()),
+    "single": (("i",), {"a": (4, ("i",))}, ("i",)),
 }
 
 
-@pytest.mark.parametrize("shape", SHAPES)
-def test_loops(shape: str) -> None:
-    names, operands, reduction = SHAPES[shape]
-    bench.run(partial(Loops, names, operands, reduction), __file__, params={"shape": shape})
+def test_loops() -> None:
+    bench.run(partial(bench.side_by_side, Loops, SHAPES), __file__)
 
 
 def test_rejects_loops_in_another_order() -> None:
@@ -85,29 +83,31 @@ def stimulus(names, operands, reduction, count):
 
 
 @cocotb.test()
-@cocotb.parametrize(pause=[0.0, 0.5])
-async def addresses_and_flags(dut, pause):
-    names, operands, reduction = SHAPES[bench.params()["shape"]]
-    words, steps = stimulus(names, operands, reduction, 60)
-    await bench.start(dut, streams=["step"])
+@cocotb.parametrize(shape=[*SHAPES], pause=[0.0, 0.5])
+async def addresses_and_flags(dut, shape, pause):
+    words, steps = stimulus(*SHAPES[shape], 60)
+    await bench.start(dut, streams=[f"{shape}__step"])
+    dut = bench.Part(dut, shape)
     cocotb.start_soon(bench.stream_put(dut, "instr", words, pause))
     assert await bench.stream_get(dut, "step", len(steps), pause) == steps
 
 
 @cocotb.test()
-async def no_gap_between_instructions(dut):
-    names, operands, reduction = SHAPES[bench.params()["shape"]]
-    words, steps = stimulus(names, operands, reduction, 100)
+@cocotb.parametrize(shape=[*SHAPES])
+async def no_gap_between_instructions(dut, shape):
+    words, steps = stimulus(*SHAPES[shape], 100)
     await bench.start(dut, timeout=len(steps) + 3)
+    dut = bench.Part(dut, shape)
     cocotb.start_soon(bench.stream_put(dut, "instr", words))
     assert await bench.stream_get(dut, "step", len(steps)) == steps
 
 
 @cocotb.test()
-async def halt_drops_the_instruction(dut):
-    names, operands, reduction = SHAPES[bench.params()["shape"]]
-    words, _ = stimulus(names, operands, reduction, 1)
+@cocotb.parametrize(shape=[*SHAPES])
+async def halt_drops_the_instruction(dut, shape):
+    words, _ = stimulus(*SHAPES[shape], 1)
     await bench.start(dut)
+    dut = bench.Part(dut, shape)
     await bench.stream_put(dut, "instr", words)
     dut.halt.value = 1
     dut.instr__valid.value = 1
@@ -119,6 +119,6 @@ async def halt_drops_the_instruction(dut):
         await bench.rise(dut)
     dut.instr__valid.value = 0
     dut.halt.value = 0
-    words, steps = stimulus(names, operands, reduction, 5)
+    words, steps = stimulus(*SHAPES[shape], 5)
     cocotb.start_soon(bench.stream_put(dut, "instr", words))
     assert await bench.stream_get(dut, "step", len(steps)) == steps

@@ -46,14 +46,8 @@ class Lanes(wiring.Component):
 
 
 @pytest.mark.rtl
-@pytest.mark.parametrize("case", ["random", "near_ties", "exact_ties", "large", "small_multipliers", "bypass"])
-def test_requantise(case: str) -> None:
-    bench.run(partial(Lanes), __file__, params={"case": case}, only="equals_reference")
-
-
-@pytest.mark.rtl
-def test_pauses() -> None:
-    bench.run(partial(Lanes), __file__, only="keeps_what_is_not_enabled")
+def test_requantise() -> None:
+    bench.run(partial(Lanes), __file__)
 
 
 @pytest.mark.parametrize("case", ["near_ties", "exact_ties", "large", "small_multipliers"])
@@ -129,9 +123,9 @@ def words(values: NDArray[Any]) -> list[int]:
 
 
 @cocotb.test()
-async def equals_reference(dut: Any) -> None:
-    case, cycles = bench.params()["case"], 8000
-    rng = bench.generator()
+@cocotb.parametrize(case=["random", "near_ties", "exact_ties", "large", "small_multipliers", "bypass"])
+async def equals_reference(dut: Any, case: str) -> None:
+    cycles, rng = 8000, bench.generator()
     values = operands(case, rng, cycles * LANES)
     v, param = words(values[0].astype(np.int32)), words(parameters(*values[1:]))
     await bench.start(dut)

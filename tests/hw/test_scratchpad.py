@@ -9,46 +9,12 @@ from typing import Any
 import bench
 import cocotb
 import pytest
-from thorough import some
 
 from celosia.hw.dae_pipeline.scratchpad import AccScratchpad, Scratchpad, WindowScratchpad, WriteArbiter
 from celosia.hw.spec.config import Config
 from celosia.hw.spec.scratchpads import scratchpads
 
 pytestmark = pytest.mark.rtl
-
-CONFIGS = {
-    "4x4": Config(block_in=4, block_out=4, acc_depth=16),
-    "batch 2, 4 to 8": Config(batch=2, block_in=4, block_out=8, acc_depth=32, int32=False),
-}
-SHAPES = [(16, 64, 8), (8, 128, 128), (4, 256, 64), (32, 32, 32)]
-
-
-@pytest.mark.parametrize(("depth", "width", "grain"), some(SHAPES, SHAPES[1:3]))
-def test_scratchpad(depth: int, width: int, grain: int) -> None:
-    params = {"depth": depth, "width": width, "grain": grain}
-    bench.run(partial(Scratchpad, depth, width, grain), __file__, params=params, only="one_writer_one_reader")
-
-
-@pytest.mark.parametrize("name", CONFIGS)
-def test_accumulators(name: str) -> None:
-    bench.run(partial(AccScratchpad, CONFIGS[name]), __file__, cfg=CONFIGS[name], only="writers_and_readers")
-
-
-WINDOWS = [(16, 8, 3), (32, 32, 5), (8, 16, 1), (16, 32, 16), (16, 8, 2)]
-
-
-@pytest.mark.parametrize(("depth", "grain", "window"), some(WINDOWS, WINDOWS[:2]))
-def test_window(depth: int, grain: int, window: int) -> None:
-    params = {"depth": depth, "width": 32, "grain": grain, "window": window}
-    dut = partial(WindowScratchpad, depth, 32, grain, window)
-    bench.run(dut, __file__, params=params, only="one_writer_one_reader")
-
-
-@pytest.mark.parametrize(("grain", "parts"), some([(8, 1), (8, 2), (16, 4), (64, 1)], [(8, 1), (16, 4)]))
-def test_arbiter(grain: int, parts: int) -> None:
-    params = {"width": 64, "grain": grain, "parts": parts}
-    bench.run(partial(shared, 64, grain, parts), __file__, params=params, only="vector_goes_first")
 
 
 def shared(width: int, grain: int, parts: int) -> Any:
@@ -71,6 +37,39 @@ def shared(width: int, grain: int, parts: int) -> Any:
             return m
 
     return Shared()
+
+
+CASES: dict[str, tuple[Any, ...]] = {
+    "pad_masks_none": (Scratchpad, 8, 128, 128),
+    "pad_masks_quarters": (Scratchpad, 4, 256, 64),
+    "pad_masks_bytes": (Scratchpad, 16, 64, 8),
+    "pad_of_words": (Scratchpad, 32, 32, 32),
+    "window3": (WindowScratchpad, 16, 32, 8, 3),
+    "window5": (WindowScratchpad, 32, 32, 32, 5),
+    "window1": (WindowScratchpad, 8, 32, 16, 1),
+    "window16": (WindowScratchpad, 16, 32, 16, 16),
+    "window2": (WindowScratchpad, 16, 32, 8, 2),
+    "acc": (AccScratchpad, Config(block_in=4, block_out=4, acc_depth=16)),
+    "acc_batch2": (AccScratchpad, Config(batch=2, block_in=4, block_out=8, acc_depth=32, int32=False)),
+    "arbiter_bytes": (shared, 64, 8, 1),
+    "arbiter_parts4": (shared, 64, 16, 4),
+    "arbiter_parts2": (shared, 64, 8, 2),
+    "arbiter_whole": (shared, 64, 64, 1),
+}
+"""What is made, and its arguments: of scratchpads depth, width, grain, and a window's entries."""
+
+
+def of(*makes: Any) -> list[str]:
+    """The names of the cases of these kinds."""
+    return [name for name, (make, *_) in CASES.items() if make in makes]
+
+
+def all_cases() -> Any:
+    return bench.side_by_side(lambda make, *arguments: make(*arguments), CASES)
+
+
+def test_scratchpads() -> None:
+    bench.run(partial(all_cases), __file__)
 
 
 def put(dut, port, en, **values):
@@ -111,10 +110,11 @@ def overwrites(addr, write, grain):
 
 
 @cocotb.test()
-async def one_writer_one_reader(dut):
-    depth, width, grain = (bench.params()[key] for key in ("depth", "width", "grain"))
-    window = bench.params().get("window", 1)
+@cocotb.parametrize(case=of(Scratchpad, WindowScratchpad))
+async def one_writer_one_reader(dut, case):
+    _, depth, width, grain, window = (*CASES[case], 1)[:5]
     await bench.start(dut)
+    dut = bench.Part(dut, case)
     words, shown, garbage = [0] * depth, None, 0
     for index in range(2 * depth + 1000):
         fill = {"addr": index % depth, "mask": (1 << width // grain) - 1, "data": random.getrandbits(width)}
@@ -140,12 +140,14 @@ async def one_writer_one_reader(dut):
 
 
 @cocotb.test()
-async def writers_and_readers(dut):
-    cfg = bench.config()
+@cocotb.parametrize(case=of(AccScratchpad))
+async def writers_and_readers(dut, case):
+    _, cfg = CASES[case]
     width, depth = scratchpads(cfg)["acc"].width, cfg.acc_depth
     pad = scratchpads(cfg)["acc"]
     readers, writers = [f"{unit}_read" for unit in pad.readers], [f"{unit}_write" for unit in pad.writers]
     await bench.start(dut)
+    dut = bench.Part(dut, case)
     words = [0] * depth
     for addr in range(depth):
         words[addr] = random.getrandbits(width)
@@ -190,10 +192,12 @@ async def writers_and_readers(dut):
 
 
 @cocotb.test()
-async def vector_goes_first(dut):
-    width, grain, parts = (bench.params()[key] for key in ("width", "grain", "parts"))
+@cocotb.parametrize(case=of(shared))
+async def vector_goes_first(dut, case):
+    _, width, grain, parts = CASES[case]
     part = width // parts
     await bench.start(dut)
+    dut = bench.Part(dut, case)
     words, shown, refused = [0] * 16, None, 0
     for index in range(2000):
         fill = {"addr": index % 16, "mask": (1 << width // grain) - 1, "data": random.getrandbits(width)}

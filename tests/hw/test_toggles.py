@@ -48,7 +48,7 @@ def test_a_counter_toggles_as_often_as_it_must(sim: str, monkeypatch: pytest.Mon
     from benchmarks.toggles import toggles  # the simulation, which reads this file too, has no such package
 
     monkeypatch.setenv("CELOSIA_WAVES", "1")
-    bench.run(partial(Counter), __file__, only="counts_up", sim=sim)
+    bench.run(partial(Counter), __file__, only=["counts_up"], sim=sim)
     _, wave = bench.WAVES.pop()
     enable = ("$rootio", "enable")
 

@@ -22,25 +22,26 @@ from celosia.hw.spec.regs import STATUS_STUCK, Error
 from celosia.sim.functional.reference import State, execute
 
 sys.path.append(str(Path(__file__).parents[1]))
+import configs
 import programs
 from thorough import some
 
 CONFIGS = {
-    name: programs.CONFIGS[name]
+    name: configs.CONFIGS[name]
     for name in ("4x4", "8x4-batch2-taps5", "8x8-bus4-tokens2", "8x8-bus4-spread", "8x8-taps3-ports2")
 } | {
-    "2x4x8-bus32": Config(batch=2, block_in=4, block_out=8, bus_bytes=32, lut_count=1, **programs.SMALL),
+    "2x4x8-bus32": Config(batch=2, block_in=4, block_out=8, bus_bytes=32, lut_count=1, **configs.SMALL),
     "8x8-taps1-bus4": Config(
-        block_in=8, block_out=8, bus_bytes=4, taps=1, tap_depth=4, alu=False, int32=False, **programs.SMALL
+        block_in=8, block_out=8, bus_bytes=4, taps=1, tap_depth=4, alu=False, int32=False, **configs.SMALL
     ),
 }
-"""A few that differ in what is built; tests/cosim/test_random_programs.py has all of `programs`."""
-VARIED = [name for name in CONFIGS if name in programs.CONFIGS]
+"""A few that differ in what is built; tests/cosim/test_random_programs.py has all of `configs`."""
+VARIED = [name for name in CONFIGS if name in configs.CONFIGS]
 """Those whose Verilog other tests write, too."""
 TAPS = CONFIGS["8x8-taps3-ports2"]
 
 
-def simulate(cfg: Config, only: str, **params: Any) -> None:
+def simulate(cfg: Config, *only: str, **params: Any) -> None:
     from celosia.hw.top import Accelerator
 
     bench.run(partial(Accelerator, cfg), __file__, cfg=cfg, params=params, only=only)
@@ -48,8 +49,15 @@ def simulate(cfg: Config, only: str, **params: Any) -> None:
 
 @pytest.mark.rtl
 @pytest.mark.parametrize("name", some(CONFIGS, ["4x4", "8x8-taps3-ports2"]))
-def test_random_programs(name: str) -> None:
-    simulate(CONFIGS[name], "equals_reference", programs=8)
+def test_accelerator(name: str) -> None:
+    only = ["equals_reference"]
+    if name == "4x4" or CONFIGS[name].ports == 2:
+        only += ["every_error_ends_the_run", "watchdog_names_the_instruction"]
+    if name == "4x4":
+        only.append("gemm_is_busy")
+    if CONFIGS[name] == TAPS:
+        only += ["full_rate", "full_rate_of_taps"]
+    simulate(CONFIGS[name], *only, programs=8)
 
 
 @pytest.mark.parametrize("field", ["packed", "forward", "alu", "int32", "ports", "taps", "residual_cycles", "batch"])
@@ -65,28 +73,9 @@ def test_a_wrong_instruction_is_noticed() -> None:
 
 
 @pytest.mark.rtl
-@pytest.mark.parametrize("test", ["every_error_ends_the_run", "watchdog_names_the_instruction", "gemm_is_busy"])
-def test_4x4(test: str) -> None:
-    simulate(CONFIGS["4x4"], test)
-
-
-@pytest.mark.rtl
-@pytest.mark.parametrize("test", ["every_error_ends_the_run", "watchdog_names_the_instruction"])
-@pytest.mark.parametrize("name", some([name for name, cfg in CONFIGS.items() if cfg.ports == 2], ["8x8-taps3-ports2"]))
-def test_two_ports(name: str, test: str) -> None:
-    simulate(CONFIGS[name], test)
-
-
-@pytest.mark.rtl
-@pytest.mark.parametrize("ports", some([1, 2], [2]))
-def test_all_units_at_full_rate_at_once(ports: int) -> None:
-    simulate(replace(TAPS, ports=ports), "full_rate")
-
-
-@pytest.mark.rtl
-def test_taps_at_full_rate_beside_gemm() -> None:
-    """As many products of a depthwise convolution a cycle as there are taps and lanes, wherever they go."""
-    simulate(TAPS, "full_rate", taps=True)
+@pytest.mark.thorough
+def test_one_port_at_full_rate() -> None:
+    simulate(replace(TAPS, ports=1), "full_rate")
 
 
 def test_all_presets_have_the_same_ports() -> None:
@@ -288,11 +277,17 @@ async def full_rate(dut: bench.Dut) -> None:
     cfg = bench.config()
     machine = Host(dut, base=0, latency=20)
     await machine.begin()
-    vectors: list[dict[str, int]] = [{"a_base": cfg.acc_depth // 2}]
-    if bench.params().get("taps"):
-        of_taps = {"a_source": ASource.VIN, "taps": 1, "a_x": 1}
-        vectors = [of_taps, of_taps | {"destination": Destination.INP, "extent_r": 3, "a_r": 5, "tap_r": 1}]
-    for vector in vectors:
+    await all_at_once(cfg, machine, {"a_base": cfg.acc_depth // 2})
+
+
+@cocotb.test()
+async def full_rate_of_taps(dut: bench.Dut) -> None:
+    """As many products of a depthwise convolution a cycle as there are taps and lanes, wherever they go."""
+    cfg = bench.config()
+    machine = Host(dut, base=0, latency=20)
+    await machine.begin()
+    of_taps = {"a_source": ASource.VIN, "taps": 1, "a_x": 1}
+    for vector in (of_taps, of_taps | {"destination": Destination.INP, "extent_r": 3, "a_r": 5, "tap_r": 1}):
         await all_at_once(cfg, machine, vector)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import sys
 from collections import deque
+from dataclasses import replace
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -40,53 +41,37 @@ from celosia.sim.timing.ports import Acc
 from celosia.sim.timing.work import Work
 
 sys.path.append(str(Path(__file__).parents[1]))
+from configs import COVERING
 from programs import choices, reads_own_result
 from thorough import some
 
 _DEPTHS = {
     "inp_depth": 16, "wgt_depth": 8, "acc_depth": 512, "vin_depth": 64, "out_depth": 32, "par_depth": 8,
 }  # fmt: skip
-CONFIGS = {
-    "4x4": Config(block_in=4, block_out=4, lut_count=1, **_DEPTHS),
-    "8x8": Config(block_in=8, block_out=8, bus_bytes=16, lut_count=2, **_DEPTHS),
+CONFIGS = {name: replace(cfg, **_DEPTHS) for name, cfg in COVERING.items()} | {
     "batch2": Config(batch=2, block_in=4, block_out=4, bus_bytes=4, lut_count=4, **_DEPTHS),
-    "4x8": Config(block_in=4, block_out=8, alu=False, **{**_DEPTHS, "vin_depth": 128}),
     "8x4_batch2": Config(batch=2, block_in=8, block_out=4, **{**_DEPTHS, "out_depth": 128}),
     "4x4_taps3": Config(
-        block_in=4,
-        block_out=4,
-        taps=3,
-        tap_depth=16,
-        forward=True,
-        residual_cycles=2,
-        alu=False,
-        int32=False,
+        block_in=4, block_out=4, taps=3, tap_depth=16, forward=True, residual_cycles=2, alu=False, int32=False,
         **_DEPTHS,
     ),
-    "8x4_batch2_taps5": Config(
-        batch=2, block_in=8, block_out=4, taps=5, tap_depth=8, forward=True, residual_cycles=4, **_DEPTHS
-    ),
     "4x8_taps1": Config(block_in=4, block_out=8, taps=1, tap_depth=8, residual_cycles=2, int32=False, **_DEPTHS),
-    "8x8_forward": Config(block_in=8, block_out=8, forward=True, norm=8, **_DEPTHS),
-    "8x8_softmax": Config(
-        block_in=8, block_out=8, taps=2, tap_depth=8, forward=True, residual_cycles=2, softmax=4, norm=2, **_DEPTHS
-    ),
-}
-VARIED = ["4x4", "4x4_taps3", "8x4_batch2_taps5", "8x8_softmax"]
-"""Those whose simulators `make test` builds."""
+    "8x8_forward": Config(block_in=8, block_out=8, lut_count=1, forward=True, norm=8, **_DEPTHS),
+}  # fmt: skip
+ALL = ["random_program", "is_active", "halt_drops_everything"]
+ROWS = ["alone", "alike", "norms"]
+"""What only VECTOR with softmax and norm can do."""
 
 
-def run(name: str, only: str, seed: int = 1, **params: float) -> None:
+def run(name: str, only: list[str], seed: int = 1) -> None:
     cfg = CONFIGS[name]
-    bench.run(partial(Vector, cfg), __file__, cfg=cfg, seed=seed, params=params, only=only)
+    bench.run(partial(Vector, cfg), __file__, cfg=cfg, seed=seed, only=only)
 
 
 @pytest.mark.rtl
-@pytest.mark.parametrize(
-    ("name", "pause"), some(product(CONFIGS, (0.0, 0.4)), [(name, n % 2 * 0.4) for n, name in enumerate(VARIED)])
-)
-def test_random_programs(name: str, pause: float) -> None:
-    run(name, "random_program", pause=pause)
+@pytest.mark.parametrize("name", some(CONFIGS, ["4x4", "4x4_taps3", "8x4-batch2-taps5", "8x8-softmax4"]))
+def test_vector(name: str) -> None:
+    run(name, ALL + ROWS * (CONFIGS[name].softmax > 0))
 
 
 FEATURES = [*product(range(2), ["4x4", "4x4_taps3", "8x8_forward"])]
@@ -95,35 +80,7 @@ FEATURES = [*product(range(2), ["4x4", "4x4_taps3", "8x8_forward"])]
 @pytest.mark.rtl
 @pytest.mark.parametrize(("seed", "name"), some(FEATURES, FEATURES[:2]))
 def test_every_feature_on_its_own(seed: int, name: str) -> None:
-    run(name, "every_feature", seed=seed)
-
-
-@pytest.mark.rtl
-@pytest.mark.parametrize("name", some(["8x8", "4x4_taps3", "8x4_batch2_taps5", "8x8_forward"], VARIED[2:3]))
-def test_rate(name: str) -> None:
-    run(name, "is_active")
-
-
-@pytest.mark.rtl
-def test_softmax_is_alone() -> None:
-    run("8x8_softmax", "alone")
-
-
-@pytest.mark.rtl
-@pytest.mark.parametrize("pause", some([0.0, 0.98, 0.995], [0.0, 0.98]))
-def test_softmaxes_that_are_alike_overlap(pause: float) -> None:
-    run("8x8_softmax", "alike", pause=pause)
-
-
-@pytest.mark.rtl
-def test_norms_take_their_time() -> None:
-    run("8x8_softmax", "norms")
-
-
-@pytest.mark.rtl
-@pytest.mark.parametrize("name", ["4x4", "8x4_batch2_taps5", "8x8_softmax"])
-def test_halt(name: str) -> None:
-    run(name, "halt_drops_everything")
+    run(name, ["every_feature"], seed=seed)
 
 
 # Random states and instructions ---------------------------------------------------------------------------
@@ -314,11 +271,12 @@ class Machine:
 
 
 @cocotb.test()
-async def random_program(dut: Any) -> None:
-    cfg, rng, pause = bench.config(), bench.generator(), bench.params()["pause"]
+@cocotb.parametrize(pause=[0.0, 0.4])
+async def random_program(dut: Any, pause: float) -> None:
+    cfg, rng = bench.config(), bench.generator()
     machine = Machine(dut, cfg, random_state(cfg, rng), pause)
     await machine.start()
-    for _ in range(40):
+    for _ in range(25):
         await machine.run([random_instruction(cfg, rng) for _ in range(rng.integers(1, 6))], pause)
 
 
@@ -492,9 +450,10 @@ async def norms(dut: Any) -> None:
 
 
 @cocotb.test()
-async def alike(dut: Any) -> None:
-    """They give what they give one after the other, and start and end when the timing model says."""
-    cfg, rng, pause = bench.config(), bench.generator(), bench.params()["pause"]
+@cocotb.parametrize(pause=[0.0, 0.98])
+async def alike(dut: Any, pause: float) -> None:
+    """Softmaxes that are alike overlap, give what they give one after the other, and take the timing model's cycles."""
+    cfg, rng = bench.config(), bench.generator()
     machine = Machine(dut, cfg, random_state(cfg, rng), 0.0)
     await machine.start()
     overlap = 0

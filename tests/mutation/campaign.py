@@ -228,7 +228,9 @@ class Worker:
 
     def _stage(self, by: str, module: str, mutant: Mutant, seconds: float) -> Stage:
         """Run a module that prints JSON lines: {"differs": ...}, {"killed": name, "note": text}."""
-        texts = self.base.folder / f"{by}-{_digest_of('hw', 'tests/formal', 'tests/programs.py')}.json"
+        texts = (
+            self.base.folder / f"{by}-{_digest_of('hw', 'tests/formal', 'tests/configs.py', 'tests/programs.py')}.json"
+        )
         code, output = self.tree.run(
             ["-m", module, mutant.file], seconds, MUTANTS_BASE=str(self.base.tree.folder), MUTANTS_TEXTS=str(texts)
         )
@@ -250,7 +252,7 @@ class Campaign:
 
     def __init__(self, folder: Path, journal: Path, say: Say) -> None:
         self.folder, self.journal, self.say = folder, journal, say
-        self.checks = _digest_of("tests/hw", "tests/formal", "tests/fuzz", "tests/programs.py")
+        self.checks = _digest_of("tests/hw", "tests/formal", "tests/fuzz", "tests/configs.py", "tests/programs.py")
         self.known: dict[str, Verdict] = {}
         if journal.exists():
             for line in journal.read_text(encoding="utf-8").splitlines():

@@ -12,8 +12,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from configs import CONFIGS, VARIED
 from fuzz.run import chunk
-from programs import CONFIGS, VARIED
 
 from celosia.hw.verilog import verilog
 from celosia.sim.rtl.build import BuildError, library

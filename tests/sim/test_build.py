@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
-from programs import CONFIGS
+from configs import CONFIGS
 from thorough import some
 from typer.testing import CliRunner
 

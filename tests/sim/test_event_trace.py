@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
-from programs import CONFIGS, random_program
+from configs import CONFIGS
+from programs import random_program
 
 from celosia.driver.board.board_device import BoardDevice
 from celosia.hw.event_trace import SOURCES

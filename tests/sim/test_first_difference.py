@@ -1,8 +1,9 @@
 """The first difference between two devices is found and named."""
 
 import pytest
+from configs import CONFIGS
 from first_difference import first_difference
-from programs import CONFIGS, random_program
+from programs import random_program
 
 from celosia.hw.spec.isa import OUTER_LOOPS, Opcode
 from celosia.sim.functional.fsim import FunctionalDevice, Instruction

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from programs import CONFIGS, random_program
+from configs import CONFIGS
+from programs import random_program
 
 from celosia.hw.spec.config import Config
 from celosia.hw.spec.isa import (

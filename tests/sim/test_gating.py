@@ -8,7 +8,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from programs import CONFIGS, random_program
+from configs import CONFIGS
+from programs import random_program
+from simulators import rtl_device
 
 from celosia.bitstreams.synthesis import SynthesisError, run_yosys
 from celosia.hw.dae_pipeline.fifo import StreamFifo
@@ -16,7 +18,6 @@ from celosia.hw.dae_pipeline.tokens import DependencyGate
 from celosia.hw.verilog import convert
 from celosia.sim.device import Counters
 from celosia.sim.rtl import build, flat_verilog, gating
-from celosia.sim.rtl.build import BuildError
 from celosia.sim.rtl.gating import gated
 from celosia.sim.rtl.rtlsim import RtlDevice, random_stalls
 
@@ -207,14 +208,10 @@ def test_a_condition_that_is_too_narrow_is_found(tmp_path: Path, monkeypatch: py
 
 
 def devices() -> tuple[RtlDevice, RtlDevice]:
-    try:
-        build.compiler(), build.verilator_root()
-    except BuildError as error:
-        pytest.skip(str(error))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(build, "SMALL_ARRAY", 0)  # the whole of how those of large arrays are built
-        fast = RtlDevice(CFG, quiet=True)
-    return fast, RtlDevice(CFG, quiet=True)
+        fast = rtl_device(CFG)
+    return fast, rtl_device(CFG)
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tests.programs import CONFIGS
+from tests.configs import CONFIGS
 
 from celosia.hw.spec.config import Config
 from celosia.hw.verilog import TOP, verilog

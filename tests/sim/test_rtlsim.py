@@ -13,7 +13,9 @@ from contextlib import suppress
 
 import numpy as np
 import pytest
-from programs import CONFIGS, Instruction, TestProgram, random_program
+from configs import CONFIGS
+from programs import Instruction, TestProgram, random_program
+from simulators import rtl_device
 
 from celosia.hw.boards.boards import BOARDS, MEMORY_MODELS
 from celosia.hw.spec.config import Config
@@ -46,11 +48,7 @@ STORE = Instruction(Opcode.STORE, dict(x_size=4, y_size=1, z_size=1, sram_x=1, d
 
 
 def opened(cfg: Config, seed: int = 0) -> Iterator[RtlDevice]:
-    try:
-        build.compiler(), build.verilator_root()
-    except BuildError as error:
-        pytest.skip(str(error))
-    device = RtlDevice(cfg, quiet=True, watchdog_cycles=2000, seed=seed)
+    device = rtl_device(cfg, watchdog_cycles=2000, seed=seed)
     yield device
     device.close()
 
@@ -435,7 +433,8 @@ def test_keyboard_interrupt(device: RtlDevice) -> None:
     code = """
 import sys, numpy as np
 sys.path.insert(0, sys.argv[1])
-from programs import CONFIGS, Instruction, TestProgram
+from configs import CONFIGS
+from programs import Instruction, TestProgram
 from celosia.hw.spec.isa import Opcode
 from celosia.sim.rtl.rtlsim import RtlDevice
 device = RtlDevice(CONFIGS["4x4"], quiet=True, watchdog_cycles=0, progress=lambda cycles: print(cycles, flush=True))
@@ -482,7 +481,8 @@ def test_a_traced_run_follows_one_that_was_ended(device: RtlDevice, how: str) ->
 CLOSED = """
 import sys, threading, time
 from celosia.hw.spec.config import PRESETS
-from programs import CONFIGS, Instruction, TestProgram
+from configs import CONFIGS
+from programs import Instruction, TestProgram
 from celosia.sim.device import DeviceError
 from celosia.sim.rtl.rtlsim import RtlDevice
 from test_rtlsim import CFG, LONG, run

@@ -11,8 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 import timing_accuracy
+from configs import CONFIGS, VARIED
 from numpy.typing import NDArray
-from programs import CONFIGS, VARIED, Instruction, TestProgram, random_config, random_program
+from programs import Instruction, TestProgram, random_config, random_program
+from simulators import rtl_device
 from thorough import some
 
 import celosia
@@ -39,8 +41,6 @@ from celosia.hw.spec.scratchpads import scratchpads
 from celosia.models import demo_images, demo_model_path
 from celosia.sim.device import Counters, Device, DeviceError
 from celosia.sim.functional.fsim import FunctionalDevice
-from celosia.sim.rtl import build
-from celosia.sim.rtl.build import BuildError
 from celosia.sim.rtl.rtlsim import RtlDevice
 from celosia.sim.timing import Timing, compute, copies, machine, ports, predict
 from celosia.sim.timing import fetch_timing as fetch
@@ -318,11 +318,7 @@ def timing_of(program: TestProgram, memory: MemoryModel = ZYNQ_HP) -> Timing:
 
 @cache
 def opened(config: str) -> RtlDevice:
-    try:
-        build.compiler(), build.verilator_root()
-    except BuildError as error:
-        pytest.skip(str(error))
-    return RtlDevice(CONFIGS.get(config) or PRESETS[config], quiet=True)
+    return rtl_device(CONFIGS.get(config) or PRESETS[config])
 
 
 @pytest.fixture(scope="module", autouse=True)
