@@ -44,6 +44,10 @@ class Control(wiring.Component):
     quiet, or after the watchdog's time once more. What memory then owes would be taken for answers to the next run,
     which does not start before.
 
+    Parameters
+    ----------
+    cfg : Config
+
     Members
     -------
     axil : In(AxiLite)          The registers of `hw/spec/regs.py`.

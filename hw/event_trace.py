@@ -24,12 +24,16 @@ SOURCES = tuple(f"{unit}_{kind}" for unit in UNITS for kind in ("start", "done")
 class EventTrace(wiring.Component):
     """The last `trace_depth` events of a run.
 
+    Parameters
+    ----------
+    cfg : Config
+
     Members
     -------
     clear : In(1)                   Begins a run: nothing is kept, and cycles count from FIRST.
-    pulses : In(Pulse)              Of each of SOURCES: the number of an instruction that starts, or is done, in this
-                                    cycle.
-    registers : Out(TraceRegisters)
+    pulses : In(Pulse)              One for each of SOURCES: the number of an instruction that starts, or is done, in
+                                    this cycle.
+    registers : Out(TraceRegisters)     Those of the host:
         at                          Number of an entry of the ring; the number of an event modulo `trace_depth`.
         event, cycle                That entry, as the registers say, two cycles later.
         count                       Events that have been written, over older ones where there were more than entries.

@@ -17,8 +17,18 @@ from celosia.hw.spec.regs import Error
 class Aligner(wiring.Component):
     """Cuts the beats of rows into units: the first bytes of a unit may lie anywhere in a beat.
 
-    row: of each row where its first unit lies (`facts`), the place of its last byte in its bus word, and log2 of the
-    bytes of a unit, which divide the row. unit: `data` in the low bytes. A beat with an error gives a unit with it.
+    A beat with an error gives a unit with it.
+
+    Parameters
+    ----------
+    bus_bytes : int    Bytes of a beat.
+
+    Members
+    -------
+    row : In(stream)    One for each row: the position of its first unit (`facts`); the byte of the bus word at which
+                        the row ends; log2 of the bytes of a unit, which divide the row.
+    beat : In(stream)   The beats of all rows, in order.
+    unit : Out(stream)  The units of all rows, in order; `data` in the low bytes.
     """
 
     def __init__(self, bus_bytes: int) -> None:

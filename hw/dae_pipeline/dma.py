@@ -32,7 +32,20 @@ split_layout = data.StructLayout({"burst": burst_layout, "row_end": 1, "final": 
 
 
 class BurstSplitter(wiring.Component):
-    """Cuts rows into legal bursts, one a cycle. On `halt` it takes no new row and drops what is left of its own."""
+    """Cuts rows into legal bursts, one a cycle.
+
+    Parameters
+    ----------
+    bus_bytes : int     Bytes of a beat.
+    bytes_bits : int    Width of a row's count of bytes.
+
+    Members
+    -------
+    row : In(stream)                Rows to cut.
+    split : Out(stream)             Their bursts, in order; one that is `refused` stands for a row beyond the limits.
+    dma_base, dma_size : In         Where DRAM begins, and how many bytes of it may be used.
+    halt : In(1)                    Takes no new row, and drops what is left of the present one.
+    """
 
     def __init__(self, bus_bytes: int, bytes_bits: int) -> None:
         self._bus_bytes = bus_bytes
@@ -113,9 +126,22 @@ class ReadEngine(wiring.Component):
     """Reads rows; their beats come in order, one a cycle once the first has arrived.
 
     A burst is asked for only when the engine has room for all of its beats, so the bus never waits for the user.
-    On `halt`, what is outstanding is received and dropped; `quiet` tells that nothing is left.
 
-    Parameters: outstanding, bursts under way at once; room, beats that the engine can hold.
+    Parameters
+    ----------
+    bus_bytes : int     Bytes of a beat.
+    bytes_bits : int    Width of a row's count of bytes.
+    outstanding : int   Bursts under way at once.
+    room : int          Beats that the engine can hold.
+
+    Members
+    -------
+    row : In(stream)            Rows to read.
+    beat : Out(stream)          Their beats, in order.
+    bus : Out(ReadBus)          The read channel.
+    dma_base, dma_size : In     Where DRAM begins, and how many bytes of it may be read.
+    halt : In(1)                Outstanding beats are received and dropped.
+    quiet : Out(1)              No row is left, and no beat is outstanding or held.
     """
 
     def __init__(
@@ -200,12 +226,24 @@ answer_layout = data.StructLayout({"error": ERROR_BITS, "final": 1})
 
 
 class WriteEngine(wiring.Component):
-    """Writes rows; the user gives the beats of all rows in order, first and last ones with strobes.
+    """Writes rows of bytes to DRAM.
 
-    answer: a pulse when the last response of a `final` row has come, after those of all rows before it; and a pulse
-    with an error for a burst that failed (WRITE) or a refused row (ADDRESS).
-    On `halt`, bursts whose address is out are filled up with beats that write nothing; `quiet` tells that their
-    responses have come.
+    Parameters
+    ----------
+    bus_bytes : int     Bytes of a beat.
+    bytes_bits : int    Width of a row's count of bytes.
+    outstanding : int   Bursts under way at once.
+
+    Members
+    -------
+    row : In(stream)            Rows to write.
+    beat : In(stream)           The beats of all rows, in order; strobes cut the first and the last one of a row.
+    answer : Out(Pulse)         One when the last response of a `final` row has come, after those of all rows before it;
+                                and one with an error for a burst that failed (WRITE) or a refused row (ADDRESS).
+    axi : Out(Axi4Write)        The write channels.
+    dma_base, dma_size : In     Where DRAM begins, and how many bytes of it may be written.
+    halt : In(1)                Bursts whose address is out are filled up with beats that write nothing.
+    quiet : Out(1)              No row is left, and no response is outstanding.
     """
 
     def __init__(self, bus_bytes: int, bytes_bits: int = OFFSET_BITS, outstanding: int = OUTSTANDING) -> None:

@@ -28,13 +28,16 @@ def unit_layout(bus_bytes: int) -> data.StructLayout:
 class PackHeaderParser(wiring.Component):
     """Takes the head of each pack out of the units, and gives each unit of weights the codebooks of its groups.
 
+    Parameters
+    ----------
+    cfg : Config
+
     Members
     -------
-    unit : In(stream)       all that comes.
-    packed : In(1)          whether what comes next is of a pack; else it passes as it is.
-    rest : Out(stream)      without the units of heads.
-    choices : Out           of `rest`, the number of each group's codebook. What comes with an error passes, so that it
-                            is told.
+    unit : In(stream)       All units.
+    packed : In(1)          The next unit is of a pack; any other one passes as it is.
+    rest : Out(stream)      The units without those of heads. One with an error passes, so that it is reported.
+    choices : Out           The number of the codebook of each group in the unit that `rest` offers.
     """
 
     def __init__(self, cfg: Config) -> None:
@@ -71,14 +74,17 @@ class PackHeaderParser(wiring.Component):
 class WeightDecompressor(wiring.Component):
     """Writes a unit to wgt, three cycles later: as it is, or what its halves of bytes stand for in their codebooks.
 
+    Parameters
+    ----------
+    cfg : Config
+
     Members
     -------
-    write : In(WritePort)   of wgt, with one unit of data; where it is to `expand`, the mask has a bit for each that it
-                            becomes.
-    expand : In(1)          whether its data are packed weights.
-    choices : In            their groups' codebooks.
-    book : In(WritePort)    of codebooks: what comes later, through `write`, finds it; not at the same time as `write`.
-    wgt : Out(WritePort)
+    write : In(WritePort)   One unit for wgt; where it is to `expand`, the mask has a bit for each that it becomes.
+    expand : In(1)          The data of `write` are packed weights.
+    choices : In            The codebooks of their groups.
+    book : In(WritePort)    Entries of codebooks, for each `write` that follows; never in the same cycle as one.
+    wgt : Out(WritePort)    The scratchpad.
     """
 
     def __init__(self, cfg: Config) -> None:

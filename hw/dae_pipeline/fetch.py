@@ -26,13 +26,17 @@ class Fetch(wiring.Component):
     that it never holds up the read channel. Checks each instruction by the rules of `legality.why_illegal` and puts it
     into the queue of its unit.
 
+    Parameters
+    ----------
+    cfg : Config
+
     Members
     -------
     run : In(1)             From 0 to 1: start; everything here has been reset before.
     halt : In(1)            Read and hand out nothing more.
     instr_addr, instr_count, dma_base, dma_size : In     Stable while `run`. instr_addr: a multiple of an instruction's
                             bytes and of the bus' bytes.
-    bus : Out(ReadBus)
+    bus : Out(ReadBus)      The read channel.
     queues : Out(PerUnit)   Instructions of each unit, in program order, from its queue.
     error : Out(Pulse)      ILLEGAL_INSTRUCTION, ADDRESS (instructions outside the limits) or READ; nothing follows it.
     finished : Out(1)       Every instruction has left its queue.

@@ -12,18 +12,22 @@ from celosia.hw.lib.probes import probes
 
 
 class RetireQueue(wiring.Component):
-    """Tells `done` of instructions in the order in which they were handed to lanes, whichever lane ends first. An
-    instruction may be handed to several, and has ended where all of them have.
+    """Retires instructions in the order in which they were handed to lanes, whichever lane ends first.
 
-    Parameters: lanes, which work in their own order each; depth, instructions of which `done` has not been told.
+    An instruction may be handed to several lanes, and has ended where all of them have ended it.
+
+    Parameters
+    ----------
+    lanes : int     Lanes; each works in its own order.
+    depth : int     Instructions that have not retired, at most.
 
     Members
     -------
-    handed : In(stream)     an instruction goes to `lanes`, a bit each; `done` is what to tell when it has ended.
-    ended : In(lanes)       pulses: the lane has ended the oldest of its instructions.
-    done : Out(Pulse(done_layout))  one for each instruction, in the cycle in which it and all before it have ended;
-                            of several at once, in the cycles that follow.
-    empty : Out(1)          of all that was handed out, `done` has been told.
+    handed : In(stream)     An instruction goes to `lanes`, a bit for each; `done` is its payload of `done` later.
+    ended : In(lanes)       Pulses: the lane has ended the oldest of its instructions.
+    done : Out(Pulse)       One for each instruction, in the cycle in which it and all before it have ended; of several
+                            at once, in the cycles that follow.
+    empty : Out(1)          All instructions that were handed out have retired.
     """
 
     def __init__(self, lanes: int, depth: int) -> None:

@@ -31,16 +31,24 @@ def _max_shift(cfg: Config, buffers: Sequence[Buffer]) -> int:
 
 
 class LoadChannel(wiring.Component):
-    """A way from a port to memory to the scratchpads of `buffers`; `halt` comes from an error on, in whichever lane.
-    Of elements that are spread, lane `number` fetches and writes that half.
+    """Copies blocks of DRAM through one port to memory to the scratchpads of some buffers.
 
     Asks for the rows of later instructions while data of earlier ones still arrives. Rows may begin at any byte.
+    `halt` comes from an error on, in whichever lane. Of elements that are spread, a lane fetches and writes one half.
 
-    Members beyond `unit_members`
-    -----------------------------
-    bus : Out(ReadBus)              the read channel.
-    dma_base, dma_size : In         where DRAM begins, a multiple of 4096, and how many bytes may be read.
-    inp, wgt, ...                   `write_port`s of the scratchpads.
+    Parameters
+    ----------
+    cfg : Config
+    buffers : Sequence[Buffer]  Those that the lane fills.
+    outstanding : int           Bursts under way at once.
+    number : int                Number of the lane, and of its half of elements that are spread.
+
+    Members
+    -------
+    Those of `unit_members`, and:
+    bus : Out(ReadBus)              The read channel.
+    dma_base, dma_size : In         Where DRAM begins, a multiple of 4096, and how many bytes may be read.
+    inp, wgt, acc, vin, par, lut, tap, exp : Out(WritePort)     The scratchpads of `buffers`, those that the Config has.
     """
 
     def __init__(self, cfg: Config, buffers: Sequence[Buffer], outstanding: int = OUTSTANDING, number: int = 0) -> None:
@@ -186,17 +194,24 @@ class LoadChannel(wiring.Component):
 
 
 class Load(wiring.Component):
-    """Copies blocks from DRAM to the scratchpads; `sim.reference.load` says exactly what.
+    """Copies blocks from DRAM to the scratchpads, as `load` in `sim/functional/reference.py` says.
 
-    Hands instructions in program order to a `Lane` for each port to memory; the lanes work at the same time.
+    Hands instructions in program order to a `LoadChannel` for each port to memory, its lane; lanes work at the same
+    time.
 
-    Members beyond `unit_members`
-    -----------------------------
-    active, held : Out(ports)       a bit for each lane.
-    buses : Out(ReadBus)            the read channel of each port to memory.
-    dma_base, dma_size : In         where DRAM begins, a multiple of 4096, and how many bytes may be read.
-    inp, wgt, ...                   `write_port`s of the scratchpads.
-    near_wgt : Out(WritePort)       of what the first lane writes there, in the lower half of entries, where it does.
+    Parameters
+    ----------
+    cfg : Config
+    outstanding : int   Bursts that each lane has under way at once.
+
+    Members
+    -------
+    Those of `unit_members`, and:
+    active, held : Out(ports)       Those of a unit, with a bit for each lane.
+    buses : Out(ReadBus)            The read channel of each port to memory.
+    dma_base, dma_size : In         Where DRAM begins, a multiple of 4096, and how many bytes may be read.
+    inp, wgt, acc, vin, par, lut, tap, exp : Out(WritePort)     The scratchpads, those that the Config has.
+    near_wgt : Out(WritePort)       The lower halves of entries of wgt, where the first lane writes these.
     """
 
     def __init__(self, cfg: Config, outstanding: int = OUTSTANDING) -> None:

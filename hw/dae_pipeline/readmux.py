@@ -13,16 +13,21 @@ from celosia.hw.lib.signals import Reg
 
 
 class ReadMux(wiring.Component):
-    """Sends the bursts of `fetch` and `load` to AXI and the beats back to whoever asked.
+    """Shares an AXI read channel between `fetch` and `load`: their bursts go out, and beats go back to the right one.
 
     fetch goes first, but after a burst of fetch a waiting load gets one.
 
+    Parameters
+    ----------
+    bus_bytes : int         Bytes of a beat.
+    outstanding : int       Bursts under way at once.
+
     Members
     -------
-    fetch, load : In(ReadBus)
-    axi : Out(Axi4Read)
-    read_beat : Out(1)      pulses for each beat received (counter).
-    quiet : Out(1)          no burst is under way.
+    fetch, load : In(ReadBus)   The two clients.
+    axi : Out(Axi4Read)     The read channels.
+    read_beat : Out(1)      Pulses for each beat received (counter).
+    quiet : Out(1)          No burst is under way.
     """
 
     def __init__(self, bus_bytes: int, outstanding: int = 16) -> None:

@@ -21,10 +21,20 @@ from celosia.hw.spec.scratchpads import scratchpads
 
 
 class BeatPacker(wiring.Component):
-    """Joins units into the beats of rows; the inverse of `load.Aligner`, for units of one size.
+    """Joins units into the beats of rows: the inverse of `Aligner`, for units of one size.
 
-    row: the place of its first byte in its bus word, whether its first unit `fills` that, how many units it has, less
-    one, and whether it has only one.
+    Parameters
+    ----------
+    bus_bytes : int     Bytes of a beat.
+    unit_bytes : int    Bytes of a unit, at most those of a beat.
+    count_bits : int    Width of a row's count of units.
+
+    Members
+    -------
+    row : In(stream)    One for each row: the place of its first byte in its bus word, whether its first unit `fills`
+                        that word, how many units it has, less one, and whether it has only one.
+    unit : In(stream)   The units of all rows, in order.
+    beat : Out(stream)  Their beats, in order.
     """
 
     def __init__(self, bus_bytes: int, unit_bytes: int, count_bits: int) -> None:
@@ -101,7 +111,16 @@ class BeatPacker(wiring.Component):
 class ScratchpadReader(wiring.Component):
     """Reads blocks of pieces from scratchpad out, in units of at most a bus word.
 
-    job: where from, see `ScratchpadAddressGenerator`. moves: 1 where a unit is taken.
+    Parameters
+    ----------
+    cfg : Config
+
+    Members
+    -------
+    job : In(stream)        Blocks to read, see `ScratchpadAddressGenerator`.
+    unit : Out(stream)      Their units, in order.
+    out : Out(ReadPort)     The scratchpad.
+    moves : Out(1)          A unit is taken in this cycle.
     """
 
     def __init__(self, cfg: Config) -> None:
@@ -145,17 +164,23 @@ class ScratchpadReader(wiring.Component):
 
 
 class Store(wiring.Component):
-    """Copies blocks of pieces from scratchpad out to DRAM; `sim.reference.store` says exactly what.
+    """Copies blocks of pieces from scratchpad out to DRAM, as `store` in `sim/functional/reference.py` says.
 
     `done` of an instruction comes with the responses to its last burst; the next ones' data is sent meanwhile.
 
-    Members beyond `unit_members`
-    -----------------------------
-    out : Out(ReadPort)             the scratchpad.
-    axi : Out(Axi4Write)            the write channels.
-    dma_base, dma_size : In         where DRAM begins, a multiple of 4096, and how many bytes may be written.
-    write_beat : Out(1)             pulses for each beat sent (counter).
-    write_answer : Out(1)           pulses for each response to a burst.
+    Parameters
+    ----------
+    cfg : Config
+    outstanding : int               Bursts under way at once.
+
+    Members
+    -------
+    Those of `unit_members`, and:
+    out : Out(ReadPort)             The scratchpad.
+    axi : Out(Axi4Write)            The write channels.
+    dma_base, dma_size : In         Where DRAM begins, a multiple of 4096, and how many bytes may be written.
+    write_beat : Out(1)             Pulses for each beat sent (counter).
+    write_answer : Out(1)           Pulses for each response to a burst.
     """
 
     def __init__(self, cfg: Config, outstanding: int = OUTSTANDING) -> None:

@@ -14,10 +14,21 @@ from celosia.hw.spec.isa import Unit
 
 
 class Semaphore(wiring.Component):
-    """Tokens from one unit to another, of which at most 2^bits - 1 exist or are promised.
+    """Counts the tokens from one unit to another, of which at most 2^bits - 1 exist or are promised.
 
-    reserve: promise a token, only while `has_room`. put: a promised token arrives. take: use one, only while
-    `has_token`. All three may come in the same cycle.
+    `reserve`, `put` and `take` may all come in the same cycle.
+
+    Parameters
+    ----------
+    bits : int      Width of the count.
+
+    Members
+    -------
+    reserve : In(1)     A token is promised; only while `has_room`.
+    put : In(1)         A promised token arrives.
+    take : In(1)        A token is used; only while `has_token`.
+    has_room : Out(1)   One more token may be promised.
+    has_token : Out(1)  There is a token.
     """
 
     def __init__(self, bits: int) -> None:
@@ -49,6 +60,10 @@ class DependencyGate(wiring.Component):
 
     An instruction passes when each unit in `wait` has a token for it, and each unit in `post` has room for one from it;
     the room is reserved at once, so that `done` never has to be held back. A gate adds no cycle.
+
+    Parameters
+    ----------
+    cfg : Config
 
     Members
     -------

@@ -27,11 +27,18 @@ def block_layout(shift_bits: int) -> data.StructLayout:
 class DramAddressGenerator(wiring.Component):
     """Lists the rows of blocks, one a cycle. Rows of a plane without gaps between them become one long row.
 
-    block: what to list. row: the rows; `final` marks the last one of a block. shift, cut, stretch: those of the row's
-    block. alone: whether the row has one element.
+    Parameters
+    ----------
+    max_shift : int     log2 of the bytes of the largest element.
+    stretch : int       Elements of a block that is stretched have 1 + 2^stretch times as many bytes as `shift` says,
+                        and its rows stay as they are; None: no block is.
 
-    stretch: elements of a block that is stretched have 1 + 2^stretch times as many bytes as `shift` says, and its rows
-    stay as they are; None: none is.
+    Members
+    -------
+    block : In(stream)              Blocks to list.
+    row : Out(stream)               Their rows; `final` marks the last one of a block.
+    shift, cut, stretch : Out       Those of the row's block.
+    alone : Out(1)                  The row has one element.
     """
 
     def __init__(self, max_shift: int, stretch: int | None = None) -> None:
@@ -152,14 +159,17 @@ class ElementSplitter(wiring.Component):
     """Cuts rows of elements into one row of each element's half, which has half its bytes from where the row begins
     and lies as far as an element from the one before; other rows stay as they are.
 
-    Parameters: row, the layout of the rows; element, bytes of an element, a power of two; bus, bytes of a bus word, a
-    power of two that divides the half.
+    Parameters
+    ----------
+    row : StructLayout  Layout of the rows.
+    element : int       Bytes of an element, a power of two.
+    bus : int           Bytes of a bus word, a power of two that divides the half.
 
     Members
     -------
-    row : In(stream)    `bytes` of whole elements where `cut`.
-    cut, alone : In(1)  whether this row is to be cut, and whether it has one element.
-    half : Out(stream)  of a row that is cut, `final` marks the last half.
+    row : In(stream)    Rows; of whole elements where `cut`.
+    cut, alone : In(1)  This row is to be cut; it has one element.
+    half : Out(stream)  The rows, or halves of their elements; `final` marks the last half of a final row.
     """
 
     def __init__(self, row: data.StructLayout, element: int, bus: int) -> None:
@@ -247,11 +257,20 @@ BORDERS = {"x": X_BITS + 1, "y": YZ_BITS + 1}
 class ScratchpadAddressGenerator(wiring.Component):
     """Walks over the elements of blocks in a scratchpad, x innermost, and over the steps of each element.
 
-    job: a block: `base` and the steps between elements in x, y and z; the last index in x, y and z; the last step of
-    an element; and a `tag` that comes along. Accepted while the last step of the job before is taken. padded: with
-    `x_first`, `x_stop`, `y_first` and `y_stop`, the first index within the block's borders and the one after the last.
-    step: `element`, an address modulo its width; `step` within it; `outside` the borders, where an element has one step
-    only; `last` of the job; its `tag`.
+    Parameters
+    ----------
+    element_bits : int  Width of an element's address.
+    step_bits : int     Width of the number of a step within an element.
+    tag : ShapeLike     Shape of what comes along with each step of a job.
+    padded : bool       A job has borders: `x_first`, `x_stop`, `y_first` and `y_stop`, the first index within them and
+                        the one after the last.
+
+    Members
+    -------
+    job : In(stream)    A block: `base` and the steps between elements in x, y and z; the last index in x, y and z; the
+                        last step of an element; and a `tag`. Accepted while the last step of the job before is taken.
+    step : Out(stream)  `element`, an address modulo its width; `step` within it; `outside` the borders, where an
+                        element has one step only; `last` of the job; its `tag`.
     """
 
     def __init__(self, element_bits: int, step_bits: int, tag: ShapeLike, padded: bool = False) -> None:

@@ -60,11 +60,21 @@ def by_buffer(cfg: Config, buffers: Sequence[Buffer], fields: Any, of: Callable[
 
 
 class ScratchpadWriter(wiring.Component):
-    """Writes units to the scratchpads, those of `buffers`, and padding around them.
+    """Writes units to the scratchpads of some buffers, and padding around them.
 
-    job: where to (`job_of` makes it from an instruction). unit: the data of all jobs, in order.
-    done, error: those of the unit LOAD. moves: 1 where a step is done.
-    lane: which half of an element is its own, where it is spread.
+    Parameters
+    ----------
+    cfg : Config
+    buffers : Sequence[Buffer]  Those that it fills.
+    lane : int                  Half of an element that is its own, where elements are spread.
+
+    Members
+    -------
+    job : In(stream)            Blocks to write; `job_of` makes one from an instruction.
+    unit : In(stream)           The data of all jobs, in order.
+    inp, wgt, acc, vin, par, lut, tap, exp : Out(WritePort)     The scratchpads of `buffers`, those that the Config has.
+    done, error : Out(Pulse)    Those of the unit LOAD.
+    moves : Out(1)              A step is done in this cycle.
     """
 
     def __init__(self, cfg: Config, buffers: Sequence[Buffer], lane: int = 0) -> None:

@@ -36,14 +36,15 @@ class Gemm(wiring.Component):
 
     Members
     -------
+    Those of `unit_members`, and:
     inp, wgt : Out(ReadPort)    Operands.
     acc_read : Out(ReadPort)    Old values, for instructions that accumulate. Must be ready; data is used in the cycle
                                 after the read alone.
     acc_write : Out(WritePort)  Whole entries. Must be ready.
     claims : Out(claim_layout)  The ports of acc that these two take: of writes a cycle ahead, of reads as far as VECTOR
                                 looks.
-    The others are those of every unit, `layout.unit_members`. A GEMM never raises `error`. On `halt`, what has been
-    read already is still finished.
+
+    A GEMM never raises `error`. On `halt`, what has been read already is still finished.
     """
 
     def __init__(self, cfg: Config) -> None:
