@@ -30,12 +30,13 @@ from celosia.hw.spec.isa import (
     instruction_bytes,
 )
 from celosia.hw.spec.legality import why_illegal
-from celosia.hw.spec.pipeline import claim_lead, softmax_cycles, softmax_span, vector_stages
+from celosia.hw.spec.pipeline import claim_lead, softmax_span, vector_stages
 from celosia.hw.spec.scratchpads import scratchpads
 from celosia.hw.vector_unit.vector import Vector
 from celosia.sim.functional.reference import State, destination, vector
 from celosia.sim.timing import compute as timing
 from celosia.sim.timing.demand import demand
+from celosia.sim.timing.engine_cycles import softmax_cycles
 from celosia.sim.timing.ports import Acc
 from celosia.sim.timing.work import Work
 
