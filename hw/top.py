@@ -26,7 +26,7 @@ from celosia.hw.dae_pipeline.store import Store
 from celosia.hw.dae_pipeline.tokens import DependencyGate
 from celosia.hw.event_trace import EventTrace
 from celosia.hw.gemm_core.gemm import Gemm
-from celosia.hw.lib.axi import Axi4, Axi4Read, AxiLite, connect_part
+from celosia.hw.lib.axi import Axi4, Axi4Read, AxiLite
 from celosia.hw.lib.layout import INDEX_BITS, UNITS, PerUnit
 from celosia.hw.spec.config import Config
 from celosia.hw.spec.isa import Unit
@@ -165,8 +165,8 @@ class Accelerator(wiring.Component):
         """LOAD and STORE to memory. Returns the pulses of beats that are read."""
         near, *others = load.buses
         wiring.connect(m, near, readmux.load)
-        connect_part(m, readmux.axi, self.m_axi)
-        connect_part(m, store.axi, self.m_axi)
+        wiring.connect(m, readmux.axi, wiring.flipped(self.m_axi.read))
+        wiring.connect(m, store.axi, wiring.flipped(self.m_axi.write))
         read_beats = [readmux.read_beat]
         for bus in others:
             m.submodules.readmux1 = second = DomainRenamer("pipeline")(ReadMux(self._cfg.bus_bytes))
