@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 
 from amaranth import Cat, Const, Module, Mux, ResetInserter, Signal, Value
 from amaranth.lib import stream, wiring
 from amaranth.lib.wiring import In, Out
 from amaranth.utils import exact_log2
 
-from celosia.hw.dae_pipeline.align import Aligner
-from celosia.hw.dae_pipeline.dma import OFFSET_BITS, ReadEngine, beat_layout
+from celosia.hw.dae_pipeline.address_generators import DramAddressGenerator, ElementSplitter
+from celosia.hw.dae_pipeline.aligner import Aligner, chunk_position, chunk_stop
+from celosia.hw.dae_pipeline.dma import OFFSET_BITS, ReadEngine, beat_layout, row_layout
 from celosia.hw.dae_pipeline.fifo import RegisteredFifo
-from celosia.hw.dae_pipeline.inorder import RetireQueue
-from celosia.hw.dae_pipeline.walk import DramAddressGenerator, ElementSplitter
-from celosia.hw.dae_pipeline.write import ScratchpadWriter, by_buffer, connect_pads, element_shift, pads_of, ports
+from celosia.hw.dae_pipeline.retire_queue import RetireQueue
+from celosia.hw.dae_pipeline.scratchpad_writer import Lane, ScratchpadWriter, connect_pads, pads_of, ports
 from celosia.hw.lib.axi import ADDR_BITS, ReadBus
 from celosia.hw.lib.layout import unit_members, write_port
 from celosia.hw.lib.probes import probes
@@ -24,10 +23,6 @@ from celosia.hw.spec.isa import Buffer, Opcode, buffers, element_bytes, lanes
 from celosia.hw.spec.packing import packing
 from celosia.hw.spec.pipeline import IN_FLIGHT, MAX_UNRETIRED, OUTSTANDING, SKID_DEPTH
 from celosia.hw.spec.scratchpads import scratchpads
-
-
-def _max_shift(cfg: Config, buffers: Sequence[Buffer]) -> int:
-    return max(element_shift(cfg, buffer) for buffer in buffers)
 
 
 class LoadChannel(wiring.Component):
@@ -52,9 +47,7 @@ class LoadChannel(wiring.Component):
     """
 
     def __init__(self, cfg: Config, buffers: Sequence[Buffer], outstanding: int = OUTSTANDING, number: int = 0) -> None:
-        self._cfg, self._buffers, self._outstanding, self._number = cfg, buffers, outstanding, number
-        self._spread = scratchpads(cfg)["wgt"].spread and Buffer.WGT in buffers
-        self._expands = cfg.weight_bits < 8 and Buffer.WGT in buffers and number == cfg.ports - 1
+        self._cfg, self._lane, self._outstanding = cfg, Lane(cfg, buffers, number), outstanding
         super().__init__({
             **unit_members(cfg, Opcode.LOAD),
             "bus": Out(ReadBus(cfg.bus_bytes)),
@@ -66,44 +59,43 @@ class LoadChannel(wiring.Component):
 
     def elaborate(self, platform: object) -> Module:
         m = Module()
-        cfg = self._cfg
+        cfg, lane = self._cfg, self._lane
         # The parts that need not answer to the bus are reset on an error.
-        rows = DramAddressGenerator(_max_shift(cfg, self._buffers), packing(cfg).stretch if self._expands else None)
-        writer, aligner = ScratchpadWriter(cfg, self._buffers, self._number), Aligner(cfg.bus_bytes)
-        jobs = RegisteredFifo(writer.walker.job_layout, IN_FLIGHT)
-        places = RegisteredFifo(aligner.row_layout, 2 * self._outstanding + 1)  # its ring is a power of two
+        max_shift = max(lane.element_shift(buffer) for buffer in lane.buffers)
+        rows = DramAddressGenerator(max_shift, packing(cfg).stretch if lane.expands else None)
+        writer, aligner = ScratchpadWriter(cfg, lane.buffers, lane.number), Aligner(cfg.bus_bytes)
+        jobs = RegisteredFifo(writer.job.payload.shape(), IN_FLIGHT)
+        positions = RegisteredFifo(aligner.row.payload.shape(), 2 * self._outstanding + 1)  # its ring is a power of two
         # Queues that part the paths of the engine from those of `rows`, the aligner's from the engine's memory of beats
         # and from the writer's.
-        asked, units = (
-            RegisteredFifo(rows.row.payload.shape(), SKID_DEPTH),
-            RegisteredFifo(aligner.unit.payload.shape(), SKID_DEPTH),
+        requests, chunks = (
+            RegisteredFifo(row_layout(rows.bytes_bits), SKID_DEPTH),
+            RegisteredFifo(aligner.chunk.payload.shape(), SKID_DEPTH),
         )
         beats = RegisteredFifo(beat_layout(cfg.bus_bytes), SKID_DEPTH)
         parts = {
-            "rows": rows, "jobs": jobs, "writer": writer, "places": places, "aligner": aligner, "asked": asked,
-            "beats": beats, "units": units,
+            "rows": rows, "jobs": jobs, "writer": writer, "positions": positions, "aligner": aligner,
+            "requests": requests, "beats": beats, "chunks": chunks,
         }  # fmt: skip
         row = rows.row
-        if self._spread:
+        if lane.spreads:
             half = element_bytes(cfg, Buffer.WGT) // 2
             parts["halves"] = halves = ElementSplitter(rows.row.payload.shape(), 2 * half, cfg.bus_bytes)
             wiring.connect(m, rows.row, halves.row)
-            m.d.comb += [halves.cut.eq(rows.cut), halves.alone.eq(rows.alone)]
             row = halves.half
         for name, part in parts.items():
             m.submodules[name] = ResetInserter(self.halt)(part)
         m.submodules.engine = engine = ReadEngine(cfg.bus_bytes, rows.bytes_bits, self._outstanding)
 
-        accept = self._accept(m, rows, jobs, writer)
+        accept = self._accept(m, rows, jobs)
         wiring.connect(m, jobs.o, writer.job)
-        shift = Mux(rows.stretch, exact_log2(cfg.bus_bytes), rows.shift) if self._expands else rows.shift
-        self._list(m, row, shift, asked, places, aligner)
-        wiring.connect(m, asked.o, engine.row)
-        wiring.connect(m, places.o, aligner.row)
+        self._list(m, row, requests, positions)
+        wiring.connect(m, requests.o, engine.row)
+        wiring.connect(m, positions.o, aligner.row)
         wiring.connect(m, engine.beat, beats.i)
         wiring.connect(m, beats.o, aligner.beat)
-        wiring.connect(m, aligner.unit, units.i)
-        wiring.connect(m, units.o, writer.unit)
+        wiring.connect(m, aligner.chunk, chunks.i)
+        wiring.connect(m, chunks.o, writer.chunk)
         wiring.connect(m, engine.bus, wiring.flipped(self.bus))
         m.d.comb += [
             engine.dma_base.eq(self.dma_base),
@@ -133,63 +125,55 @@ class LoadChannel(wiring.Component):
             self.quiet.eq((in_flight == 0) & engine.quiet),
         ]
 
-    def _accept(self, m: Module, rows: DramAddressGenerator, jobs: RegisteredFifo, writer: ScratchpadWriter) -> Value:
-        """An instruction goes to both sides: to `rows` for its addresses, to `jobs` for what becomes of the data.
-        Returns when."""
+    def _accept(self, m: Module, rows: DramAddressGenerator, jobs: RegisteredFifo) -> Value:
+        """Hand an instruction to both sides: to `rows` for its addresses, to `jobs` for its data. Returns when."""
         f = self.instr.payload.fields
-        cfg = self._cfg
+        cfg, lane = self._cfg, self._lane
         accept = Signal()
-        shift = by_buffer(cfg, self._buffers, f, partial(element_shift, cfg))
-        block, cut = rows.block.payload, f.spread if self._spread else Const(0)
-        expand = f.expand if self._expands else Const(0)
-        own_half = self._number * element_bytes(cfg, Buffer.WGT) // 2
+        shift = lane.by_buffer(f, lane.element_shift)
+        block, cut = rows.block.payload, f.spread if lane.spreads else Const(0)
+        expand = f.expand if lane.expands else Const(0)
+        own_half = lane.number * element_bytes(cfg, Buffer.WGT) // 2
         m.d.comb += [
             self.instr.ready.eq(rows.block.ready & jobs.i.ready & ~self.halt),
             accept.eq(self.instr.valid & self.instr.ready),
             rows.block.valid.eq(accept),
             jobs.i.valid.eq(accept),
-            block.addr.eq(f.dram_addr + Mux(cut, own_half, 0) if self._number else f.dram_addr),
+            block.addr.eq(f.dram_addr + Mux(cut, own_half, 0) if lane.number else f.dram_addr),
             block.y_step.eq(f.dram_y),
             block.z_step.eq(f.dram_z),
             block.x_size.eq(f.x_size),
             block.y_size.eq(f.y_size),
             block.z_size.eq(f.z_size),
-            block.shift.eq(Mux(expand, packing(cfg).shift, shift) if self._expands else shift),
+            block.shift.eq(Mux(expand, packing(cfg).shift, shift) if lane.expands else shift),
             block.cut.eq(cut),
             block.stretch.eq(expand),
         ]
-        for name, value in writer.job_of(self.instr.payload).items():
+        for name, value in lane.job(self.instr.payload).items():
             m.d.comb += Value.cast(jobs.i.payload[name]).eq(value)
         return accept
 
-    def _list(
-        self,
-        m: Module,
-        rows: stream.Interface,
-        shift: Value,
-        asked: RegisteredFifo,
-        places: RegisteredFifo,
-        aligner: Aligner,
-    ) -> None:
-        """A row goes to the engine, and its place within its bus words to the aligner."""
-        word_bits = exact_log2(self._cfg.bus_bytes)
-        row, shift_bits = rows.payload, len(places.i.payload.shift)
+    def _list(self, m: Module, rows: stream.Interface, requests: RegisteredFifo, positions: RegisteredFifo) -> None:
+        """Hand a row to the engine, and its position within its bus words to the aligner."""
+        bus_bytes, word_bits = self._cfg.bus_bytes, exact_log2(self._cfg.bus_bytes)
+        row, shift_bits = rows.payload, len(positions.i.payload.shift)
+        shift = Mux(row.stretch, word_bits, row.shift) if self._lane.expands else row.shift
         # As wide as what computes them: cut to bits of the payload, on which other bits of it depend, they would look
         # like a combinational loop.
-        unit_shift = Signal(shift_bits)
+        chunk_shift = Signal(shift_bits)
         last = Signal.like(row.offset[:word_bits] + row.bytes[:word_bits] - 1)
-        stop = Signal.like(aligner.stop(row.offset, unit_shift))
+        stop = Signal.like(chunk_stop(bus_bytes, row.offset, chunk_shift))
         m.d.comb += [
-            asked.i.valid.eq(rows.valid & places.i.ready & ~self.halt),
-            asked.i.payload.eq(row),
-            places.i.valid.eq(rows.valid & asked.i.ready & ~self.halt),
-            rows.ready.eq(places.i.ready & asked.i.ready),  # whatever `halt` says, for it resets `rows`
-            unit_shift.eq(Mux(shift > word_bits, Const(word_bits, shift_bits), shift[:shift_bits])),
+            requests.i.valid.eq(rows.valid & positions.i.ready & ~self.halt),
+            *(requests.i.payload[name].eq(row[name]) for name, _ in requests.i.payload.shape()),
+            positions.i.valid.eq(rows.valid & requests.i.ready & ~self.halt),
+            rows.ready.eq(positions.i.ready & requests.i.ready),  # whatever `halt` says, for it resets `rows`
+            chunk_shift.eq(Mux(shift > word_bits, Const(word_bits, shift_bits), shift[:shift_bits])),
             last.eq(row.offset[:word_bits] + row.bytes[:word_bits] - 1),
-            stop.eq(aligner.stop(row.offset, unit_shift)),
-            places.i.payload.unit.eq(aligner.facts(row.offset, stop, last)),
-            places.i.payload.last.eq(last),
-            places.i.payload.shift.eq(unit_shift),
+            stop.eq(chunk_stop(bus_bytes, row.offset, chunk_shift)),
+            positions.i.payload.chunk.eq(chunk_position(bus_bytes, row.offset, stop, last)),
+            positions.i.payload.last.eq(last),
+            positions.i.payload.shift.eq(chunk_shift),
         ]
 
 

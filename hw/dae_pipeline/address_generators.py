@@ -16,12 +16,20 @@ from celosia.hw.spec.isa import X_BITS, YZ_BITS
 
 
 def block_layout(shift_bits: int) -> data.StructLayout:
-    """The DRAM side of a LOAD or STORE. shift: log2 of an element's bytes. cut: whether each is fetched by halves.
-    stretch: whether an element has more bytes, see `Rows`."""
+    """The DRAM side of a LOAD or STORE.
+
+    shift: log2 of an element's bytes. cut: each element is fetched by halves. stretch: an element has more bytes, see
+    `DramAddressGenerator`.
+    """
     return data.StructLayout({
         "addr": OFFSET_BITS, "y_step": OFFSET_BITS, "z_step": OFFSET_BITS,
         "x_size": X_BITS, "y_size": YZ_BITS, "z_size": YZ_BITS, "shift": shift_bits, "cut": 1, "stretch": 1,
     })  # fmt: skip
+
+
+def listed_row_layout(bytes_bits: int, shift_bits: int) -> data.StructLayout:
+    """A row for the DMA engine, with `shift`, `cut` and `stretch` of its block. alone: the row has one element."""
+    return data.StructLayout(row_layout(bytes_bits).members | {"shift": shift_bits, "cut": 1, "stretch": 1, "alone": 1})
 
 
 class DramAddressGenerator(wiring.Component):
@@ -35,10 +43,8 @@ class DramAddressGenerator(wiring.Component):
 
     Members
     -------
-    block : In(stream)              Blocks to list.
-    row : Out(stream)               Their rows; `final` marks the last one of a block.
-    shift, cut, stretch : Out       Those of the row's block.
-    alone : Out(1)                  The row has one element.
+    block : In(stream)  Blocks to list.
+    row : Out(stream)   Their rows, `listed_row_layout`; `final` marks the last one of a block.
     """
 
     def __init__(self, max_shift: int, stretch: int | None = None) -> None:
@@ -47,11 +53,7 @@ class DramAddressGenerator(wiring.Component):
         shift_bits = max_shift.bit_length()
         super().__init__({
             "block": In(stream.Signature(block_layout(shift_bits))),
-            "row": Out(stream.Signature(row_layout(self.bytes_bits))),
-            "shift": Out(shift_bits),
-            "cut": Out(1),
-            "stretch": Out(1),
-            "alone": Out(1),
+            "row": Out(stream.Signature(listed_row_layout(self.bytes_bits, shift_bits))),
         })  # fmt: skip
 
     def elaborate(self, platform: object) -> Module:
@@ -69,13 +71,16 @@ class DramAddressGenerator(wiring.Component):
         last_row = Reg()
         last_plane = Reg()
         single = Reg()
+        row = self.row.payload
+        kept = {name: Signal.like(row[name], name=name) for name in ("shift", "cut", "stretch", "alone")}
 
         m.d.comb += [
             begin.eq(waiting & (~busy | ends)),
             self.row.valid.eq(busy),
-            self.row.payload.offset.eq(offset),
-            self.row.payload.bytes.eq(bytes_),
-            self.row.payload.final.eq(last_row & last_plane),
+            row.offset.eq(offset),
+            row.bytes.eq(bytes_),
+            row.final.eq(last_row & last_plane),
+            *(row[name].eq(value) for name, value in kept.items()),
             ends.eq(busy & self.row.ready & last_row & last_plane),
         ]
         with m.If(busy & self.row.ready):
@@ -111,10 +116,10 @@ class DramAddressGenerator(wiring.Component):
                 single.eq(count == 1),
                 planes_left.eq(block.z_size),
                 last_plane.eq(block.z_size == 1),
-                self.shift.eq(block.shift),
-                self.cut.eq(block.cut),
-                self.stretch.eq(block.stretch),
-                self.alone.eq(Mux(merged, plane_size == 1, block.x_size == 1)),
+                kept["shift"].eq(block.shift),
+                kept["cut"].eq(block.cut),
+                kept["stretch"].eq(block.stretch),
+                kept["alone"].eq(Mux(merged, plane_size == 1, block.x_size == 1)),
             ]
         probes(
             self, waiting=waiting, block=block, plane_size=plane_size, merged=merged, y_step=y_step, z_step=z_step,
@@ -124,7 +129,7 @@ class DramAddressGenerator(wiring.Component):
         return m
 
     def _stretched(self, block: Any, elements: Value) -> Value:
-        """What is as many bytes, shifted, as these elements of `block`: of one that is stretched, those of a row."""
+        """Return `elements` of `block`, or as many ordinary elements as have the bytes of a row that is stretched."""
         if self._stretch is None:
             return elements
         low, high = self._stretch, self._stretch + X_BITS + 1
@@ -161,21 +166,19 @@ class ElementSplitter(wiring.Component):
 
     Parameters
     ----------
-    row : StructLayout  Layout of the rows.
+    row : StructLayout  Layout of the rows, with all that `listed_row_layout` has.
     element : int       Bytes of an element, a power of two.
     bus : int           Bytes of a bus word, a power of two that divides the half.
 
     Members
     -------
-    row : In(stream)    Rows; of whole elements where `cut`.
-    cut, alone : In(1)  This row is to be cut; it has one element.
+    row : In(stream)    Rows; those with `cut` are of whole elements.
     half : Out(stream)  The rows, or halves of their elements; `final` marks the last half of a final row.
     """
 
     def __init__(self, row: data.StructLayout, element: int, bus: int) -> None:
         self._row, self._shift, self._low = row, element.bit_length() - 1, bus.bit_length() - 1
-        stream_ = stream.Signature(row)
-        super().__init__({"row": In(stream_), "cut": In(1), "alone": In(1), "half": Out(stream_)})
+        super().__init__({"row": In(stream.Signature(row)), "half": Out(stream.Signature(row))})
 
     def elaborate(self, platform: object) -> Module:
         m = Module()
@@ -193,12 +196,13 @@ class ElementSplitter(wiring.Component):
         m.d.comb += [
             here.eq(Mux(inside, begin, row.offset[low:])),
             count.eq(Mux(inside, left, row.bytes[shift:])),
-            is_last.eq(~self.cut | Mux(inside, last, self.alone)),
+            is_last.eq(~row.cut | Mux(inside, last, row.alone)),
             following.eq(here + (1 << (shift - low))),
             self.half.valid.eq(self.row.valid),
             self.row.ready.eq(self.half.ready & is_last),
+            half.eq(row),
             half.offset.eq(Cat(row.offset[:low], here)),
-            half.bytes.eq(Mux(self.cut, 1 << (shift - 1), row.bytes)),
+            half.bytes.eq(Mux(row.cut, 1 << (shift - 1), row.bytes)),
             half.final.eq(row.final & is_last),
         ]
         with m.If(self.row.valid & self.half.ready):
@@ -254,6 +258,20 @@ class LoopIndex:
 BORDERS = {"x": X_BITS + 1, "y": YZ_BITS + 1}
 
 
+def job_layout(element_bits: int, step_bits: int, tag: ShapeLike, padded: bool = False) -> data.StructLayout:
+    """A block of elements of a scratchpad; parameters as of `ScratchpadAddressGenerator`."""
+    borders = {f"{axis}_{edge}": bits for axis, bits in BORDERS.items() for edge in ("first", "stop") if padded}
+    return data.StructLayout({
+        "base": element_bits, "x_step": element_bits, "y_step": element_bits, "z_step": element_bits,
+        "x_end": X_BITS + 1, "y_end": YZ_BITS + 1, "z_end": YZ_BITS, "step_end": step_bits, **borders, "tag": tag,
+    })  # fmt: skip
+
+
+def step_layout(element_bits: int, step_bits: int, tag: ShapeLike) -> data.StructLayout:
+    """A step within an element; parameters as of `ScratchpadAddressGenerator`."""
+    return data.StructLayout({"element": element_bits, "step": step_bits, "outside": 1, "last": 1, "tag": tag})
+
+
 class ScratchpadAddressGenerator(wiring.Component):
     """Walks over the elements of blocks in a scratchpad, x innermost, and over the steps of each element.
 
@@ -275,17 +293,10 @@ class ScratchpadAddressGenerator(wiring.Component):
 
     def __init__(self, element_bits: int, step_bits: int, tag: ShapeLike, padded: bool = False) -> None:
         self._element_bits, self._step_bits, self._padded = element_bits, step_bits, padded
-        borders = {f"{axis}_{edge}": bits for axis, bits in BORDERS.items() for edge in ("first", "stop") if padded}
-        self.job_layout = data.StructLayout({
-            "base": element_bits, "x_step": element_bits, "y_step": element_bits, "z_step": element_bits,
-            "x_end": X_BITS + 1, "y_end": YZ_BITS + 1, "z_end": YZ_BITS, "step_end": step_bits, **borders, "tag": tag,
+        super().__init__({
+            "job": In(stream.Signature(job_layout(element_bits, step_bits, tag, padded))),
+            "step": Out(stream.Signature(step_layout(element_bits, step_bits, tag))),
         })  # fmt: skip
-        self.step_layout = data.StructLayout({
-            "element": element_bits, "step": step_bits, "outside": 1, "last": 1, "tag": tag,
-        })  # fmt: skip
-        super().__init__(
-            {"job": In(stream.Signature(self.job_layout)), "step": Out(stream.Signature(self.step_layout))}
-        )
 
     def _has_borders(self, axis: str) -> bool:
         return self._padded and axis in BORDERS
@@ -295,7 +306,7 @@ class ScratchpadAddressGenerator(wiring.Component):
 
     def elaborate(self, platform: object) -> Module:
         m = Module()
-        job = Reg(self.job_layout)
+        job = Reg(self.job.payload.shape())
         busy = Signal()
         x, y, z = (LoopIndex(m, axis, job[f"{axis}_end"], self._borders(axis, job)) for axis in "xyz")
         step, step_last, single_step = (Reg(bits, name=name) for name, bits in (

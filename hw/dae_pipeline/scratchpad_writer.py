@@ -1,8 +1,9 @@
-"""From units to the scratchpads that LOAD writes."""
+"""From chunks to the scratchpads that LOAD writes."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from amaranth import Cat, Const, Module, Mux, Signal, Value
@@ -10,9 +11,9 @@ from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 from amaranth.utils import exact_log2
 
-from celosia.hw.dae_pipeline.expand import CHOICE_BITS, PackHeaderParser, WeightDecompressor, unit_layout
+from celosia.hw.dae_pipeline.address_generators import ScratchpadAddressGenerator, job_layout
 from celosia.hw.dae_pipeline.fifo import RegisteredFifo
-from celosia.hw.dae_pipeline.walk import ScratchpadAddressGenerator
+from celosia.hw.dae_pipeline.weight_decompressor import CHOICE_BITS, PackHeaderParser, WeightDecompressor, chunk_layout
 from celosia.hw.lib.layout import ERROR_BITS, INDEX_BITS, Pulse, done_layout, error_layout, load_port
 from celosia.hw.lib.probes import probes
 from celosia.hw.spec.config import Config
@@ -44,23 +45,85 @@ def pads_of(part: wiring.Component, cfg: Config, buffers: Sequence[Buffer]) -> d
     return {name: getattr(part, name) for name in ports(cfg, buffers)}
 
 
-def element_shift(cfg: Config, buffer: Buffer, widen: bool = False) -> int:
-    """log2 of the bytes that an element of `buffer` takes in DRAM; of acc it is always widened without `int32`."""
-    return exact_log2(element_bytes(cfg, buffer, widen or (buffer == Buffer.ACC and not cfg.int32)))
+@dataclass(frozen=True)
+class Lane:
+    """A lane of LOAD: the buffers that it fills, and the sizes that follow from them.
 
+    number: which half of an element is its own, where elements are spread.
+    """
 
-def by_buffer(cfg: Config, buffers: Sequence[Buffer], fields: Any, of: Callable[[Buffer, bool], int]) -> Value | int:
-    """What `of` gives for the buffer of a LOAD, of `buffers`, and for whether it widens."""
-    found: Value | int = of(buffers[0], False)
-    for buffer in buffers:
-        found = Mux(fields.buffer == buffer, of(buffer, False), found)
-    if Buffer.ACC in buffers and cfg.int32:
-        found = Mux(fields.widen, of(Buffer.ACC, True), found)
-    return found
+    cfg: Config
+    buffers: Sequence[Buffer]
+    number: int = 0
+
+    @property
+    def spreads(self) -> bool:
+        """Whether an instruction may have it fill one half of each element."""
+        return scratchpads(self.cfg)["wgt"].spread and Buffer.WGT in self.buffers
+
+    @property
+    def expands(self) -> bool:
+        """Whether an instruction may have it expand packed weights."""
+        return self.cfg.weight_bits < 8 and Buffer.WGT in self.buffers and self.number == self.cfg.ports - 1
+
+    def element_shift(self, buffer: Buffer, widen: bool = False) -> int:
+        """Return log2 of the bytes of an element of `buffer` in DRAM. Without `int32` one of acc is always widened."""
+        return exact_log2(element_bytes(self.cfg, buffer, widen or (buffer == Buffer.ACC and not self.cfg.int32)))
+
+    def step_shift(self, buffer: Buffer, widen: bool = False) -> int:
+        """Return log2 of the steps in which an element of `buffer` is written."""
+        return max(0, self.element_shift(buffer, widen) - exact_log2(self.cfg.bus_bytes))
+
+    def by_buffer(self, fields: Any, size: Callable[[Buffer, bool], int]) -> Value | int:
+        """Select `size` of the buffer that a LOAD fills, by the fields of the instruction."""
+        selected: Value | int = size(self.buffers[0], False)
+        for buffer in self.buffers:
+            selected = Mux(fields.buffer == buffer, size(buffer, False), selected)
+        if Buffer.ACC in self.buffers and self.cfg.int32:
+            selected = Mux(fields.widen, size(Buffer.ACC, True), selected)
+        return selected
+
+    @property
+    def flags(self) -> tuple[str, ...]:
+        """The fields of an instruction that concern it, but are not those of every lane."""
+        return ("spread",) * self.spreads + ("expand",) * self.expands
+
+    @property
+    def tag(self) -> data.StructLayout:
+        """Layout of what each step of a job has of its instruction."""
+        bits = {field.name: field.width for field in formats(self.cfg)[Opcode.LOAD].fields}
+        return data.StructLayout(
+            {"index": INDEX_BITS, "post": 4, "buffer": bits["buffer"], "widen": 1, "pad_value": 8}
+            | dict.fromkeys(self.flags, 1)
+        )
+
+    @property
+    def walk(self) -> tuple[int, int, data.StructLayout, bool]:
+        """The parameters of its `ScratchpadAddressGenerator`."""
+        bits = {field.name: field.width for field in formats(self.cfg)[Opcode.LOAD].fields}
+        return bits["sram_base"], max(1, *(self.step_shift(buffer) for buffer in self.buffers)), self.tag, True
+
+    def job(self, instr: Value) -> dict[str, Value]:
+        """Return the fields of `job_layout` from the payload of `instr`."""
+        f = instr.fields
+        x_stop, y_stop = f.pad_left + f.x_size, f.pad_top + f.y_size
+        step_end = self.by_buffer(f, lambda *buffer: (1 << self.step_shift(*buffer)) - 1)
+        steps = 1 << self.step_shift(Buffer.WGT)
+        if self.spreads:  # whose chunks are half of an element
+            step_end = Mux(f.spread, steps // 2 - 1, step_end)
+        if self.expands:
+            step_end = Mux(f.expand, steps // packing(self.cfg).times - 1, step_end)
+        return {
+            "base": f.sram_base, "x_step": f.sram_x, "y_step": f.sram_y, "z_step": f.sram_z,
+            "x_end": x_stop + f.pad_right - 1, "y_end": y_stop + f.pad_bottom - 1, "z_end": f.z_size - 1,
+            "x_first": f.pad_left, "x_stop": x_stop, "y_first": f.pad_top, "y_stop": y_stop,
+            "step_end": step_end,
+            "tag": Cat(instr.index, f.post, f.buffer, f.widen, f.pad_value, *(f[name] for name in self.flags)),
+        }  # fmt: skip
 
 
 class ScratchpadWriter(wiring.Component):
-    """Writes units to the scratchpads of some buffers, and padding around them.
+    """Writes chunks to the scratchpads of some buffers, and padding around them.
 
     Parameters
     ----------
@@ -70,28 +133,18 @@ class ScratchpadWriter(wiring.Component):
 
     Members
     -------
-    job : In(stream)            Blocks to write; `job_of` makes one from an instruction.
-    unit : In(stream)           The data of all jobs, in order.
+    job : In(stream)            Blocks to write, as `Lane.job` makes them from instructions.
+    chunk : In(stream)          The data of all jobs, in order.
     inp, wgt, acc, vin, par, lut, tap, exp : Out(WritePort)     The scratchpads of `buffers`, those that the Config has.
     done, error : Out(Pulse)    Those of the unit LOAD.
     moves : Out(1)              A step is done in this cycle.
     """
 
     def __init__(self, cfg: Config, buffers: Sequence[Buffer], lane: int = 0) -> None:
-        self._cfg, self._buffers, self._lane = cfg, buffers, lane
-        self._spread = scratchpads(cfg)["wgt"].spread and Buffer.WGT in buffers
-        bits = {field.name: field.width for field in formats(cfg)[Opcode.LOAD].fields}
-        self._facts = {"index": INDEX_BITS, "post": 4, "buffer": bits["buffer"], "widen": 1, "pad_value": 8}
-        self.expands = cfg.weight_bits < 8 and Buffer.WGT in buffers and lane == cfg.ports - 1
-        flags = {"spread": self._spread, "expand": self.expands}
-        self._flags = [name for name, has in flags.items() if has]
-        self._facts |= dict.fromkeys(self._flags, 1)
-        self._tag = data.StructLayout(self._facts)
-        self._step_bits = max(1, *(self._step_shift(buffer) for buffer in buffers))
-        self.walker = ScratchpadAddressGenerator(bits["sram_base"], self._step_bits, self._tag, padded=True)
+        self._cfg, self._buffers, self._lane = cfg, buffers, Lane(cfg, buffers, lane)
         super().__init__({
-            "job": In(stream.Signature(self.walker.job_layout)),
-            "unit": In(stream.Signature(unit_layout(cfg.bus_bytes))),
+            "job": In(stream.Signature(job_layout(*self._lane.walk))),
+            "chunk": In(stream.Signature(chunk_layout(cfg.bus_bytes))),
             **ports(cfg, buffers),
             "done": Out(Pulse(done_layout)),
             "error": Out(Pulse(error_layout)),
@@ -99,81 +152,59 @@ class ScratchpadWriter(wiring.Component):
         })  # fmt: skip
         self.pads = pads_of(self, cfg, buffers)
 
-    def _step_shift(self, buffer: Buffer, widen: bool = False) -> int:
-        """log2 of the steps in which an element is written."""
-        return max(0, element_shift(self._cfg, buffer, widen) - exact_log2(self._cfg.bus_bytes))
-
-    def job_of(self, instr: Value) -> dict[str, Value]:
-        """The fields of a job, from the payload of `instr`."""
-        f = instr.fields
-        x_stop, y_stop = f.pad_left + f.x_size, f.pad_top + f.y_size
-        step_end = by_buffer(self._cfg, self._buffers, f, lambda *of: (1 << self._step_shift(*of)) - 1)
-        steps = 1 << self._step_shift(Buffer.WGT)
-        if self._spread:  # whose units are half of an element
-            step_end = Mux(f.spread, steps // 2 - 1, step_end)
-        if self.expands:
-            step_end = Mux(f.expand, steps // packing(self._cfg).times - 1, step_end)
-        return {
-            "base": f.sram_base, "x_step": f.sram_x, "y_step": f.sram_y, "z_step": f.sram_z,
-            "x_end": x_stop + f.pad_right - 1, "y_end": y_stop + f.pad_bottom - 1, "z_end": f.z_size - 1,
-            "x_first": f.pad_left, "x_stop": x_stop, "y_first": f.pad_top, "y_stop": y_stop,
-            "step_end": step_end,
-            "tag": Cat(instr.index, f.post, f.buffer, f.widen, f.pad_value, *(f[name] for name in self._flags)),
-        }  # fmt: skip
-
     def elaborate(self, platform: object) -> Module:
         m = Module()
         cfg = self._cfg
-        m.submodules.walker = walker = self.walker
+        m.submodules.walker = walker = ScratchpadAddressGenerator(*self._lane.walk)
         wiring.connect(m, wiring.flipped(self.job), walker.job)
 
-        # Steps, in a queue, so that the walk does not wait for units within a cycle.
+        # Steps, in a queue, so that the walk does not wait for chunks within a cycle.
         at, tag = walker.step.payload, walker.step.payload.tag
-        m.submodules.plan = plan = RegisteredFifo(
+        m.submodules.step_queue = step_queue = RegisteredFifo(
             data.StructLayout({
                 "element": at.element.shape(), "step": at.step.shape(), "last": 1, "outside": 1,
-                **self._facts,
+                **tag.shape().members,
             }), SKID_DEPTH,
         )  # fmt: skip
         m.d.comb += [
-            plan.i.valid.eq(walker.step.valid),
-            walker.step.ready.eq(plan.i.ready),
-            *(plan.i.payload[name].eq(at[name]) for name in ("element", "step", "last", "outside")),
-            *(plan.i.payload[name].eq(tag[name]) for name in self._facts),
+            step_queue.i.valid.eq(walker.step.valid),
+            walker.step.ready.eq(step_queue.i.ready),
+            *(step_queue.i.payload[name].eq(at[name]) for name in ("element", "step", "last", "outside")),
+            *(step_queue.i.payload[name].eq(tag[name]) for name, _ in tag.shape()),
         ]
 
         # What is to be written, in a queue, too: whether its port is free is known late in a cycle.
-        m.submodules.leaving = leaving = RegisteredFifo(
+        m.submodules.write_queue = write_queue = RegisteredFifo(
             data.StructLayout({
                 "element": at.element.shape(), "step": at.step.shape(), "enable": len(Buffer), "widen": 1, "whole": 1,
                 "far": 1, "last": 1, "word": 8 * cfg.bus_bytes, "done": done_layout, "error": ERROR_BITS,
-                **({"expand": 1, "choices": CHOICE_BITS * packing(cfg).unit_groups} if self.expands else {}),
+                **({"expand": 1, "choices": CHOICE_BITS * packing(cfg).unit_groups} if self._lane.expands else {}),
             }), SKID_DEPTH,
         )  # fmt: skip
-        self._take(m, plan, leaving, self._units(m, plan, leaving))
-        write = leaving.o.payload
+        self._take(m, step_queue, write_queue, self._chunks(m, step_queue, write_queue))
+        write = write_queue.o.payload
         failed = Signal()
         ports_ = self.pads | self._expander(m, write)
         taken = Cat(write.enable[b] & ports_[_pad(cfg, b).name].ready for b in self._buffers)
-        m.d.comb += [failed.eq(write.error != Error.NONE), leaving.o.ready.eq(taken.any() | failed)]
+        m.d.comb += [failed.eq(write.error != Error.NONE), write_queue.o.ready.eq(taken.any() | failed)]
         done, error = self._told(m)
         # An error is told in its turn, after the ends of all steps before it.
         m.d.sync += [
-            done.valid.eq(leaving.o.valid & leaving.o.ready & write.last & ~failed),
+            done.valid.eq(write_queue.o.valid & write_queue.o.ready & write.last & ~failed),
             done.payload.eq(write.done),
-            error.valid.eq(leaving.o.valid & failed),
+            error.valid.eq(write_queue.o.valid & failed),
             error.payload.code.eq(write.error),
             error.payload.index.eq(write.done.index),
         ]
 
-        self._write(m, leaving, ports_)
-        probes(self, leaving=leaving, failed=failed)
+        self._write(m, write_queue, ports_)
+        probes(self, write_queue=write_queue, failed=failed)
         return m
 
     def _told(self, m: Module) -> tuple[Any, Any]:
         """What is told of ends and errors, in the cycle after a step has left: that in which it is committed, or one
         before it, where weights take one more."""
-        if not self.expands:
+        if not self._lane.expands:
             return self.done, self.error
         now: tuple[Any, Any] = (self.done, self.error)
         for stage in range(EXPAND_STAGES):
@@ -184,34 +215,36 @@ class ScratchpadWriter(wiring.Component):
             now = earlier
         return now
 
-    def _units(self, m: Module, plan: RegisteredFifo, leaving: RegisteredFifo) -> stream.Interface:
-        """The units of steps: all, or those that are not heads of packed weights."""
-        if not self.expands:
-            return self.unit
-        out, to = plan.o.payload, leaving.i.payload
+    def _chunks(self, m: Module, step_queue: RegisteredFifo, write_queue: RegisteredFifo) -> stream.Interface:
+        """The chunks of steps: all, or those that are not heads of packed weights."""
+        if not self._lane.expands:
+            return self.chunk
+        out, to = step_queue.o.payload, write_queue.i.payload
         m.submodules.heads = heads = PackHeaderParser(self._cfg)
-        wiring.connect(m, wiring.flipped(self.unit), heads.unit)
+        wiring.connect(m, wiring.flipped(self.chunk), heads.chunk)
         m.d.comb += [
-            heads.packed.eq(plan.o.valid & out.expand & ~out.outside),
+            heads.packed.eq(step_queue.o.valid & out.expand & ~out.outside),
             to.expand.eq(out.expand & ~out.outside),
             to.choices.eq(heads.choices),
         ]
         return heads.rest
 
-    def _take(self, m: Module, plan: RegisteredFifo, leaving: RegisteredFifo, units: stream.Interface) -> None:
-        """A step, with its unit where it is not padding, to those that leave."""
+    def _take(
+        self, m: Module, step_queue: RegisteredFifo, write_queue: RegisteredFifo, chunks: stream.Interface
+    ) -> None:
+        """Move a step, with its chunk where it is not padding, to the queue of writes."""
         cfg = self._cfg
-        out = plan.o.payload
-        to = leaving.i.payload
+        out = step_queue.o.payload
+        to = write_queue.i.payload
         moves = Signal()
         error = Signal(ERROR_BITS)
         m.d.comb += [
-            moves.eq(plan.o.valid & (out.outside | units.valid) & leaving.i.ready),
-            plan.o.ready.eq(moves),
-            units.ready.eq(plan.o.valid & ~out.outside & leaving.i.ready),
-            error.eq(Mux(out.outside, Error.NONE, units.payload.error)),
-            self.moves.eq(moves | (self.unit.valid & self.unit.ready) if self.expands else moves),  # heads, too
-            leaving.i.valid.eq(moves),
+            moves.eq(step_queue.o.valid & (out.outside | chunks.valid) & write_queue.i.ready),
+            step_queue.o.ready.eq(moves),
+            chunks.ready.eq(step_queue.o.valid & ~out.outside & write_queue.i.ready),
+            error.eq(Mux(out.outside, Error.NONE, chunks.payload.error)),
+            self.moves.eq(moves | (self.chunk.valid & self.chunk.ready) if self._lane.expands else moves),  # heads, too
+            write_queue.i.valid.eq(moves),
             to.error.eq(error),
             to.element.eq(out.element),
             to.step.eq(self._place(out)),
@@ -219,7 +252,7 @@ class ScratchpadWriter(wiring.Component):
             to.widen.eq(out.widen | out.outside),
             to.whole.eq(out.outside),
             to.far.eq(self._far(out)),
-            to.word.eq(Mux(out.outside, out.pad_value.replicate(cfg.bus_bytes), units.payload.data)),
+            to.word.eq(Mux(out.outside, out.pad_value.replicate(cfg.bus_bytes), chunks.payload.data)),
             to.last.eq(out.last),
             to.done.index.eq(out.index),
             to.done.post.eq(out.post),
@@ -229,12 +262,12 @@ class ScratchpadWriter(wiring.Component):
     def _far(self, step: data.View[data.StructLayout]) -> Value:
         """Whether only the second half of its element is this lane's: of what is spread, in a lane that is not the
         first."""
-        return step.spread if self._spread and self._lane else Const(0)
+        return step.spread if self._lane.spreads and self._lane.number else Const(0)
 
     def _place(self, step: data.View[data.StructLayout]) -> Value:
         """Where in its element a step writes: at the first of several places, where it is expanded."""
-        place = step.step | Mux(self._far(step), (1 << self._step_shift(Buffer.WGT)) // 2, 0)
-        if not self.expands:
+        place = step.step | Mux(self._far(step), (1 << self._lane.step_shift(Buffer.WGT)) // 2, 0)
+        if not self._lane.expands:
             return place
         return Mux(step.expand & ~step.outside, step.step << exact_log2(packing(self._cfg).times), place)
 
@@ -243,22 +276,22 @@ class ScratchpadWriter(wiring.Component):
         near = write.whole & ~write.far
         return Cat(near.replicate(steps // 2), write.whole.replicate(steps - steps // 2))
 
-    def _write(self, m: Module, leaving: RegisteredFifo, ports_: Mapping[str, Any]) -> None:
+    def _write(self, m: Module, write_queue: RegisteredFifo, ports_: Mapping[str, Any]) -> None:
         """What leaves, to the port of its scratchpad."""
-        write = leaving.o.payload
+        write = write_queue.o.payload
         for buffer in self._buffers:
             pad = _pad(self._cfg, buffer)
             port, pieces = ports_[pad.name], pad.pieces
             if buffer == Buffer.ACC:
                 value, mask = self._acc(write.word, write.step, write.widen, write.whole)
             else:
-                steps = 1 << self._step_shift(buffer)
+                steps = 1 << self._lane.step_shift(buffer)
                 value = write.word[: pad.grain]
                 mask = _one_of(write.step, steps) | self._padded(write, steps)
-                if self.expands and buffer == Buffer.WGT:
+                if self._lane.expands and buffer == Buffer.WGT:
                     mask = self._expanded(write, steps) | self._padded(write, steps)
             m.d.comb += [
-                port.en.eq(leaving.o.valid & write.enable[buffer]),
+                port.en.eq(write_queue.o.valid & write.enable[buffer]),
                 port.addr.eq(write.element[exact_log2(pieces) :][: pad.address_bits] if pad.depth > 1 else 0),
                 port.mask.eq(mask << (write.element[: exact_log2(pieces)] * len(mask)) if pieces > 1 else mask),
                 port.data.eq(value.replicate(len(port.data) // len(value))),
@@ -272,9 +305,9 @@ class ScratchpadWriter(wiring.Component):
         return _spread(_one_of(write.step[bits:], steps // times), times) & own.replicate(steps // times)
 
     def _expander(self, m: Module, write: data.View[data.StructLayout]) -> dict[str, Any]:
-        """The ports through which wgt is written some cycles later, by units that may be expanded, and codebooks; none
+        """The ports through which wgt is written some cycles later, by chunks that may be expanded, and codebooks; none
         where nothing is."""
-        if not self.expands:
+        if not self._lane.expands:
             return {}
         m.submodules.expander = expander = WeightDecompressor(self._cfg)
         m.d.comb += [expander.expand.eq(write.expand), expander.choices.eq(write.choices)]

@@ -20,13 +20,13 @@ from celosia.hw.spec.scratchpads import scratchpads
 CHOICE_BITS = exact_log2(BOOKS)
 
 
-def unit_layout(bus_bytes: int) -> data.StructLayout:
+def chunk_layout(bus_bytes: int) -> data.StructLayout:
     """What comes of the bus in a cycle."""
     return data.StructLayout({"data": 8 * bus_bytes, "error": ERROR_BITS})
 
 
 class PackHeaderParser(wiring.Component):
-    """Takes the head of each pack out of the units, and gives each unit of weights the codebooks of its groups.
+    """Takes the head of each pack out of the chunks, and gives each chunk of weights the codebooks of its groups.
 
     Parameters
     ----------
@@ -34,17 +34,17 @@ class PackHeaderParser(wiring.Component):
 
     Members
     -------
-    unit : In(stream)       All units.
-    packed : In(1)          The next unit is of a pack; any other one passes as it is.
-    rest : Out(stream)      The units without those of heads. One with an error passes, so that it is reported.
-    choices : Out           The number of the codebook of each group in the unit that `rest` offers.
+    chunk : In(stream)       All chunks.
+    packed : In(1)          The next chunk is of a pack; any other one passes as it is.
+    rest : Out(stream)      The chunks without those of heads. One with an error passes, so that it is reported.
+    choices : Out           The number of the codebook of each group in the chunk that `rest` offers.
     """
 
     def __init__(self, cfg: Config) -> None:
         self._packing = packing(cfg)
-        unit = stream.Signature(unit_layout(cfg.bus_bytes))
+        chunk = stream.Signature(chunk_layout(cfg.bus_bytes))
         bits = CHOICE_BITS * self._packing.unit_groups
-        super().__init__({"unit": In(unit), "packed": In(1), "rest": Out(unit), "choices": Out(bits)})
+        super().__init__({"chunk": In(chunk), "packed": In(1), "rest": Out(chunk), "choices": Out(bits)})
 
     def elaborate(self, platform: object) -> Module:
         m = Module()
@@ -52,19 +52,19 @@ class PackHeaderParser(wiring.Component):
         begins = Signal(init=1)  # a head comes next
         word = Signal(range(max(2, ahead)))
         number = Signal(range(max(2, behind)))
-        words = [Reg(len(self.unit.payload.data), name=f"head{i}") for i in range(ahead)]
-        takes = self.packed & begins & (self.unit.payload.error == Error.NONE)
-        own = max(1, self._packing.run // (self._packing.times * self._packing.unit))  # units of the same groups
+        words = [Reg(len(self.chunk.payload.data), name=f"head{i}") for i in range(ahead)]
+        takes = self.packed & begins & (self.chunk.payload.error == Error.NONE)
+        own = max(1, self._packing.run // (self._packing.times * self._packing.unit))  # chunks of the same groups
         last = self._packing.groups // self._packing.unit_groups * own
         m.d.comb += [
-            self.rest.valid.eq(self.unit.valid & ~takes),
-            self.rest.payload.eq(self.unit.payload),
-            self.unit.ready.eq(takes | self.rest.ready),
+            self.rest.valid.eq(self.chunk.valid & ~takes),
+            self.rest.payload.eq(self.chunk.payload),
+            self.chunk.ready.eq(takes | self.rest.ready),
             self.choices.eq(Cat(words).word_select((number % last) >> exact_log2(own), len(self.choices))),
         ]
-        with m.If(self.unit.valid & takes):
+        with m.If(self.chunk.valid & takes):
             m.d.sync += [word.eq(Mux(word == ahead - 1, 0, word + 1)), begins.eq(word != ahead - 1)]
-            m.d.sync += [held.eq(Mux(word == i, self.unit.payload.data, held)) for i, held in enumerate(words)]
+            m.d.sync += [held.eq(Mux(word == i, self.chunk.payload.data, held)) for i, held in enumerate(words)]
         with m.Elif(self.rest.valid & self.rest.ready & self.packed):
             m.d.sync += [number.eq(Mux(number == behind - 1, 0, number + 1)), begins.eq(number == behind - 1)]
         probes(self, begins=begins, word=word, number=number, words=words)
@@ -72,7 +72,7 @@ class PackHeaderParser(wiring.Component):
 
 
 class WeightDecompressor(wiring.Component):
-    """Writes a unit to wgt, three cycles later: as it is, or what its halves of bytes stand for in their codebooks.
+    """Writes a chunk to wgt, three cycles later: as it is, or what its halves of bytes stand for in their codebooks.
 
     Parameters
     ----------
@@ -80,7 +80,7 @@ class WeightDecompressor(wiring.Component):
 
     Members
     -------
-    write : In(WritePort)   One unit for wgt; where it is to `expand`, the mask has a bit for each that it becomes.
+    write : In(WritePort)   One chunk for wgt; where it is to `expand`, the mask has a bit for each that it becomes.
     expand : In(1)          The data of `write` are packed weights.
     choices : In            The codebooks of their groups.
     book : In(WritePort)    Entries of codebooks, for each `write` that follows; never in the same cycle as one.
