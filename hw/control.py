@@ -54,7 +54,7 @@ class Control(wiring.Component):
     irq : Out(1)                While done, if enabled.
     busy, error : Out(1)        A run is under way; the last one ended in an error, or this one will.
     clear, run, halt : Out(1)   To the pipeline.
-    clears : Out(1)             `clear` comes in the next cycle.
+    clear_next : Out(1)         `clear` comes in the next cycle.
     instr_addr, instr_count, dma_base, dma_size : Out     Values of the registers.
     finished : In(1)            Every instruction has left its queue.
     fetch_quiet : In(1)         Fetch has nothing in flight.
@@ -80,7 +80,7 @@ class Control(wiring.Component):
             "irq": Out(1),
             "busy": Out(1),
             "error": Out(1),
-            "clears": Out(1),
+            "clear_next": Out(1),
             "clear": Out(1),
             "run": Out(1),
             "halt": Out(1),
@@ -118,11 +118,11 @@ class Control(wiring.Component):
         expired = self._timer(m, "watchdog", values["watchdog"], self._moved(m))
         lapsed = self._timer(m, "lease", values["lease"], renewed)
         finished, all_quiet, errors = self._ends(m)
-        m.d.sync += self.clear.eq(self.clears)  # it and `halt` are registers: they lead to many others
+        m.d.sync += self.clear.eq(self.clear_next)  # it and `halt` are registers: they lead to many others
         with m.FSM():
             with m.State("IDLE"), m.If(start):
                 m.d.sync += [done.eq(0), code.eq(0), index.eq(0), runs.eq(runs + 1)]
-                m.d.comb += self.clears.eq(1)
+                m.d.comb += self.clear_next.eq(1)
                 m.next = "CLEAR"
             with m.State("CLEAR"):  # halted still, or units would take what is left of the run before
                 m.d.comb += busy.eq(1)
@@ -163,7 +163,7 @@ class Control(wiring.Component):
         return m
 
     def _values(self, m: Module, values: dict[str, Signal], status: Value, index: Value, runs: Value) -> None:
-        """What registers read that the host does not write, and those whose values go out."""
+        """Connect the registers that the host reads, and those whose values go out."""
         m.d.comb += [
             self.instr_addr.eq(values["instr_addr"]),
             self.instr_count.eq(values["instr_count"]),
@@ -185,15 +185,17 @@ class Control(wiring.Component):
             ]
 
     def _moved(self, m: Module) -> Signal:
-        """1 where something moved: a register, for that is known late in a cycle, and resets a counter."""
+        """Return 1 where something moved; a register, for that is known late in a cycle, and resets a counter."""
         moves = self.active.any() | self.read_beat.any() | self.write_beat | self.write_answer
         moved = Signal()
         m.d.sync += moved.eq(moves)
         return moved
 
     def _ends(self, m: Module) -> tuple[Signal, Signal, list[Any]]:
-        """What ends a run: everything is fetched, everything is quiet, or one of the errors. Registers, for it comes
-        late from all parts, and leads to many others."""
+        """Return the reasons to end a run: all is fetched, all units are idle, or the errors.
+
+        They are registers, for they come late from all parts, and lead to many others.
+        """
         finished = Signal()
         all_quiet = Signal()
         errors = []
@@ -206,8 +208,10 @@ class Control(wiring.Component):
         return finished, all_quiet, errors
 
     def _registers(self, m: Module, values: dict[str, Signal], locked: Value) -> tuple[Value, Value, Value]:
-        """The AXI4-Lite slave. locked: registers of Access.SETUP keep their values. Returns the pulses that start a
-        run, end one, and renew its lease."""
+        """Build the AXI4-Lite subordinate. Returns the pulses that start a run, end one, and renew its lease.
+
+        locked: registers of Access.SETUP keep their values.
+        """
         bus = self.axil
         write = Signal()
         read = Signal()
@@ -256,8 +260,10 @@ class Control(wiring.Component):
         return start, aborted, renewed
 
     def _asked(self, m: Module, values: dict[str, Signal], read: Value) -> Value:
-        """The value of the register at the address of the last read: a bit for each register is kept of it, for all
-        values lie behind that."""
+        """Return the value of the register at the address of the last read.
+
+        One bit for each register is kept of the address, for all values lie behind it.
+        """
         asked = {name: Reg(name=f"asks_{name}") for name in self._present}
         with m.If(read):
             m.d.sync += [bit.eq(self.axil.araddr[2:] == REGISTERS[name].offset // 4) for name, bit in asked.items()]
@@ -265,7 +271,8 @@ class Control(wiring.Component):
         return reduce(or_, (Mux(bit, values[name], 0) for name, bit in asked.items()))
 
     def _timer(self, m: Module, name: str, limit: Value, progress: Value) -> Value:
-        """1 in each cycle in which there was no progress for `limit` cycles of a run; never where `limit` is 0."""
+        """Return 1 in each cycle in which there was no progress for `limit` cycles of a run; never where `limit` is
+        0."""
         idle = Signal(32, name=f"{name}_idle")
         expired = Signal(name=f"{name}_expired")
         moved = Signal(name=f"{name}_moved")
@@ -279,7 +286,7 @@ class Control(wiring.Component):
         return expired
 
     def _counters(self, m: Module, values: dict[str, Signal], busy: Value) -> None:
-        """The 64-bit counters; all count while `busy`. With two ports to memory, some count two in a cycle."""
+        """Count events in 64 bits while `busy`. With two ports to memory, some counters count two in a cycle."""
         ports = self._cfg.ports
         counts: dict[str, Value] = {
             "cycles": Const(1),

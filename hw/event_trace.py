@@ -1,4 +1,4 @@
-"""When instructions start and end, kept in a ring for the host, in hardware whose Config has a `trace_depth`."""
+"""Ring of the starts and ends of instructions, which the host reads, in hardware with a `trace_depth`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The two sides of a three-dimensional copy: which rows of DRAM, and which elements of a scratchpad."""
+"""Address generators of the two sides of a three-dimensional copy: rows of DRAM, and elements of a scratchpad."""
 
 from __future__ import annotations
 
@@ -138,8 +138,10 @@ class DramAddressGenerator(wiring.Component):
         )
 
     def _wait(self, m: Module, begin: Signal) -> tuple[Signal, Any, Signal, Signal]:
-        """A block waits here until it may `begin`, while the product of its sizes is formed. Returns whether one does,
-        the block, elements of its planes, and whether its rows are one."""
+        """Hold a block until it may `begin`, while the product of its sizes is formed.
+
+        Returns whether a block waits, the block, the elements of its planes, and whether its rows are one.
+        """
         block = Signal.like(self.block.payload, reset_less=True)
         new = self.block.payload
         waiting = Signal()
@@ -161,8 +163,10 @@ class DramAddressGenerator(wiring.Component):
 
 
 class ElementSplitter(wiring.Component):
-    """Cuts rows of elements into one row of each element's half, which has half its bytes from where the row begins
-    and lies as far as an element from the one before; other rows stay as they are.
+    """Cuts a row of elements into one row for each element's half; other rows stay as they are.
+
+    A half has half the bytes of an element, from where the row begins; it lies as far as an element from the one
+    before.
 
     Parameters
     ----------
@@ -237,13 +241,13 @@ class LoopIndex:
         self._m.d.comb += [self._next.eq(following), self.next_last.eq(last), self.next_outside.eq(outside)]
 
     def load(self, end: Value, first: Value | None) -> list[object]:
-        """To the first index of a new job. Returns what is kept of its end and of its first border."""
+        """Go to the first index of a new job. Returns what is kept of its end and of its first border."""
         outside = first != 0 if first is not None else Const(0)
         self._goes(1, end == 0, outside)
         return [self._single.eq(end == 0), self._begins_outside.eq(outside)]
 
     def advance(self) -> None:
-        """To the next index."""
+        """Go to the next index."""
         outside: Value = Const(0)
         if self._borders is not None:
             first, stop = (self._following == border for border in self._borders)
@@ -251,7 +255,7 @@ class LoopIndex:
         self._goes(self._following + 1, self._following == self._end, outside)
 
     def restart(self) -> None:
-        """To the first index again."""
+        """Go to the first index again."""
         self._goes(1, self._single, self._begins_outside)
 
 
@@ -373,7 +377,7 @@ class ScratchpadAddressGenerator(wiring.Component):
         now: tuple[Signal, ...],
         following: tuple[Signal, ...],
     ) -> None:
-        """To the next element, row or plane. now, following: the addresses of the element, its row and its plane."""
+        """Go to the next element, row or plane. now, following: the addresses of the element, its row and its plane."""
         (x, y, z), (element, row, plane), (next_element, next_row, next_plane) = indices, now, following
         with m.If(~x.last):
             x.advance()

@@ -1,4 +1,4 @@
-"""From the beats of rows to chunks that lie anywhere in them."""
+"""Aligner between the beats of rows and chunks, which lie anywhere in the beats."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from celosia.hw.spec.regs import Error
 
 
 def position_layout(bus_bytes: int) -> data.StructLayout:
-    """Where a chunk lies in the bus words of its row.
+    """Position of a chunk in the bus words of its row.
 
     first: the byte of its bus word at which it begins. stop: the one at which the next chunk begins. crosses: it
     reaches into the next word. final: it ends at the byte of a word at which the row ends.

@@ -1,4 +1,4 @@
-"""From rows of DRAM bytes to AXI bursts, reading and writing.
+"""DMA engines: rows of DRAM bytes become AXI bursts, to read and to write.
 
 A row is `bytes` consecutive bytes from `offset`, relative to `dma_base`, which is a multiple of 4096. A row that ends
 beyond `dma_size` is refused as a whole: none of it reaches the bus, nor does any later row before `halt`. Beats are
@@ -23,7 +23,7 @@ OFFSET_BITS = 32
 
 
 def row_layout(bytes_bits: int) -> data.StructLayout:
-    """bytes: at least 1. final: the last row of what the user counts as one (an instruction)."""
+    """A row of bytes to read or write, at least 1. final: the last row of an instruction."""
     return data.StructLayout({"offset": OFFSET_BITS, "bytes": bytes_bits, "final": 1})
 
 
@@ -75,7 +75,7 @@ class BurstSplitter(wiring.Component):
         ends = Reg()
 
         def burst(word: Value, left: Value) -> list[object]:
-            """Of the burst that begins at `word`, up to the end of its page, of its row, or its greatest length."""
+            """Find the burst that begins at `word`: up to the end of its page, of its row, or its greatest length."""
             page = ~word[:page_bits]
             most = Mux(page[burst_bits:].any(), MAX_BURST - 1, page[:burst_bits])
             is_last = ~left[burst_bits:].any() & (left[:burst_bits] <= most)
@@ -118,7 +118,10 @@ class BurstSplitter(wiring.Component):
 
 
 def beat_layout(bus_bytes: int) -> data.StructLayout:
-    """error: a code of `regs.Error`; a refused row gives one beat with ADDRESS. last: the last beat of its row."""
+    """A beat that was read. error: a code of `regs.Error`. last: the last beat of its row.
+
+    A refused row gives one beat with the error ADDRESS.
+    """
     return data.StructLayout({"data": 8 * bus_bytes, "error": ERROR_BITS, "last": 1})
 
 
@@ -218,7 +221,7 @@ class ReadEngine(wiring.Component):
 
 
 def write_beat_layout(bus_bytes: int) -> data.StructLayout:
-    """strobe: which bytes are written."""
+    """A beat to write. strobe: the bytes that are written."""
     return data.StructLayout({"data": 8 * bus_bytes, "strobe": bus_bytes})
 
 
@@ -281,8 +284,10 @@ class WriteEngine(wiring.Component):
         return m
 
     def _addresses(self, m: Module, split: stream.Interface, lengths: StreamFifo, order: StreamFifo) -> None:
-        """A burst goes to AW, to the queue of lengths for W and to that of responses for B, all at once. W does not
-        look at AW again, nor AW at W."""
+        """Hand a burst to AW, to the queue of lengths for W and to that of responses for B, all at once.
+
+        W does not look at AW again, nor AW at W.
+        """
         axi = self.axi
         refused = split.payload.refused
         aw_free = ~axi.awvalid | axi.awready
@@ -308,7 +313,7 @@ class WriteEngine(wiring.Component):
         ]
 
     def _data(self, m: Module, lengths: StreamFifo) -> None:
-        """The beats of bursts of such lengths to W."""
+        """Send the beats of bursts of these lengths to W."""
         axi = self.axi
         count = Signal(4)
         w_free = Signal()
@@ -337,7 +342,7 @@ class WriteEngine(wiring.Component):
         probes(self, count=count, w_load=w_load)
 
     def _responses(self, m: Module, order: StreamFifo) -> None:
-        """Responses of B, and rows that are refused, in their order, to `answer`."""
+        """Report responses of B, and refused rows, in their order, through `answer`."""
         axi = self.axi
         refused_now = order.o.valid & order.o.payload.refused
         answered = Signal()

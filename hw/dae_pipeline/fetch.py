@@ -1,4 +1,4 @@
-"""Reads the instructions of a run, checks them and hands them to the units' queues."""
+"""Reader of a run's instructions: it checks them and hands them to the units' queues."""
 
 from __future__ import annotations
 
@@ -78,8 +78,11 @@ class Fetch(wiring.Component):
         return m
 
     def _check_limits(self, m: Module, word_bytes: int) -> Value:
-        """Reports ADDRESS once for instructions outside the DMA limits. Returns 1 where that is known not to be so,
-        from the second cycle of `run` to the first one after it, in which nothing is left to do."""
+        """Report ADDRESS once for instructions outside the DMA limits.
+
+        Returns 1 where they are known to lie within, from the second cycle of `run` to the first one after it, in which
+        nothing is left to do.
+        """
         bad = Signal()
         checked = Signal()
         allowed = Signal()

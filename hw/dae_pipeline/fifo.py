@@ -13,12 +13,12 @@ from celosia.hw.lib.signals import Reg
 
 
 def _one_more(number: Value) -> Value:
-    """number + 1, of a few bits: as logic, for a carry chain would not join with what is around it."""
+    """Return number + 1, of a few bits: as logic, for a carry chain would not join with what is around it."""
     return Cat(bit ^ number[:i].all() for i, bit in enumerate(number))
 
 
 def _one_less(number: Value) -> Value:
-    """number - 1, likewise."""
+    """Return number - 1, likewise."""
     return Cat(bit ^ ~number[:i].any() for i, bit in enumerate(number))
 
 

@@ -1,4 +1,4 @@
-"""LOAD: from DRAM to the scratchpads."""
+"""LOAD: copies blocks of DRAM to the scratchpads."""
 
 from __future__ import annotations
 
@@ -104,12 +104,12 @@ class LoadChannel(wiring.Component):
         ]
         connect_pads(m, writer.pads, self.pads)
 
-        self._tell(m, accept, writer, engine)
+        self._report(m, accept, writer, engine)
         probes(self, **parts, engine=engine)
         return m
 
-    def _tell(self, m: Module, accept: Value, writer: ScratchpadWriter, engine: ReadEngine) -> None:
-        """What others see of it."""
+    def _report(self, m: Module, accept: Value, writer: ScratchpadWriter, engine: ReadEngine) -> None:
+        """Connect the outputs that every unit has."""
         in_flight = Signal(range(2 * IN_FLIGHT))
         with m.If(self.halt):
             m.d.sync += in_flight.eq(0)
@@ -231,7 +231,7 @@ class Load(wiring.Component):
             near = {"wgt": self.near_wgt} if number == 0 and scratchpads(self._cfg)["wgt"].spread else {}
             connect_pads(m, lane.pads, self.pads | near)
             m.d.comb += [lane.dma_base.eq(self.dma_base), lane.dma_size.eq(self.dma_size), lane.halt.eq(stop)]
-        done, told = self._hand_out(m, parts, stop)
+        done, all_retired = self._hand_out(m, parts, stop)
         m.d.comb += [
             self.done.valid.eq(done.valid & ~self.halt),
             self.done.payload.eq(done.payload),
@@ -239,7 +239,7 @@ class Load(wiring.Component):
             self.error.payload.eq(Mux(errors[0], parts[0].error.payload, parts[-1].error.payload)),
             self.active.eq(Cat(lane.active for lane in parts)),
             self.held.eq(Cat(lane.held for lane in parts)),
-            self.quiet.eq(Cat(lane.quiet for lane in parts).all() & told),
+            self.quiet.eq(Cat(lane.quiet for lane in parts).all() & all_retired),
         ]
         return m
 
@@ -249,8 +249,10 @@ class Load(wiring.Component):
         return (instr.fields.buffer == buffer) & (1 if alone or not shared else instr.fields.spread)
 
     def _changes(self, m: Module, instr: Value, goes: Value, order: RetireQueue) -> Value:
-        """Whether an instruction fills WGT in another way than the one before, which may not have ended: where both
-        write, the first one's bytes might stay."""
+        """Whether an instruction fills WGT in another way than the one before, which may not have ended.
+
+        Where both write, the first one's bytes might stay.
+        """
         if not scratchpads(self._cfg)["wgt"].spread:
             return Const(0)
         spread = Signal()
@@ -260,7 +262,7 @@ class Load(wiring.Component):
         return is_wgt & (instr.fields.spread != spread) & ~order.empty
 
     def _hand_out(self, m: Module, parts: list[LoadChannel], stop: Value) -> tuple[wiring.PureInterface, Value]:
-        """Instructions to their lanes. Returns `done`, in program order, and whether it has told of all of them."""
+        """Hand instructions to their lanes. Returns `done`, in program order, and whether all have retired."""
         if len(parts) == 1:
             wiring.connect(m, wiring.flipped(self.instr), parts[0].instr)
             return parts[0].done, Const(1)

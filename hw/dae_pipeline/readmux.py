@@ -1,4 +1,4 @@
-"""Two users of one AXI read channel."""
+"""Multiplexer of two clients on one AXI read channel."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Instructions that are worked on side by side, told of in the order of the program."""
+"""Queue that retires instructions of several lanes in program order."""
 
 from __future__ import annotations
 
@@ -45,19 +45,19 @@ class RetireQueue(wiring.Component):
         m.submodules.order = order = StreamFifo(self._layout, self._depth)
         wiring.connect(m, wiring.flipped(self.handed), order.i)
         oldest = order.o.payload
-        # Of each lane, how many instructions have ended that `done` has not told of.
+        # Of each lane, how many instructions have ended that have not retired.
         counts = [Signal(range(self._depth + 1), name=f"ended{lane}") for lane in range(self._lanes)]
-        told = Signal()
+        retires = Signal()
         has_ended = Cat(pulse | (count != 0) for pulse, count in zip(self.ended, counts))
         m.d.comb += [
-            told.eq(order.o.valid & (has_ended | ~oldest.lanes).all()),
-            order.o.ready.eq(told),
-            self.done.valid.eq(told),
+            retires.eq(order.o.valid & (has_ended | ~oldest.lanes).all()),
+            order.o.ready.eq(retires),
+            self.done.valid.eq(retires),
             self.done.payload.eq(oldest.done),
             self.empty.eq(~order.o.valid),
         ]
         for lane, (pulse, count) in enumerate(zip(self.ended, counts)):
-            down = told & oldest.lanes[lane]
+            down = retires & oldest.lanes[lane]
             with m.If(pulse != down):
                 m.d.sync += count.eq(Mux(pulse, count + 1, count - 1))
         probes(self, order=order, counts=counts)

@@ -1,4 +1,4 @@
-"""On-chip buffers."""
+"""Scratchpads, and arbiters between those that write them."""
 
 from __future__ import annotations
 
@@ -149,14 +149,14 @@ class WindowScratchpad(wiring.Component):
 
 
 def _int32(values: Value, count: int) -> Value:
-    """As many values, int8 or int32, as int32."""
+    """Extend `count` values, int8 or int32, to int32."""
     size = len(values) // count
     each = (values.word_select(lane, size) for lane in range(count))
     return Cat(Cat(value, value[-1].replicate(32 - size)) for value in each)
 
 
 class WriteArbiter(wiring.Component):
-    """VECTOR and LOAD at the write port of a scratchpad; VECTOR goes first.
+    """Arbitrates between VECTOR and LOAD at the write port of a scratchpad; VECTOR goes first.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""From chunks to the scratchpads that LOAD writes."""
+"""Writer of chunks into the scratchpads that LOAD fills."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from celosia.hw.spec.scratchpads import Scratchpad, scratchpads
 
 
 def ports(cfg: Config, buffers: Sequence[Buffer]) -> dict[str, wiring.Member]:
-    """The members through which `buffers` are written; codebooks stay inside."""
+    """Return the members through which `buffers` are written; codebooks stay inside."""
     outside = (_pad(cfg, buffer) for buffer in buffers if buffer != Buffer.BOOK)
     return {pad.name: Out(load_port(cfg, pad)) for pad in outside}
 
 
 def connect_pads(m: Module, inner: Mapping[str, Any], outer: Mapping[str, Any]) -> None:
-    """The ports of a part's scratchpads to those around it."""
+    """Connect the scratchpad ports of a part to those around it."""
     for name, port in inner.items():
         wiring.connect(m, port, wiring.flipped(outer[name]))
 
@@ -41,7 +41,7 @@ def _pad(cfg: Config, buffer: Buffer) -> Scratchpad:
 
 
 def pads_of(part: wiring.Component, cfg: Config, buffers: Sequence[Buffer]) -> dict[str, Any]:
-    """Those members of `part`, by the names of the scratchpads."""
+    """Return the scratchpad ports of `part`, by the names of the scratchpads."""
     return {name: getattr(part, name) for name in ports(cfg, buffers)}
 
 
@@ -187,8 +187,8 @@ class ScratchpadWriter(wiring.Component):
         ports_ = self.pads | self._expander(m, write)
         taken = Cat(write.enable[b] & ports_[_pad(cfg, b).name].ready for b in self._buffers)
         m.d.comb += [failed.eq(write.error != Error.NONE), write_queue.o.ready.eq(taken.any() | failed)]
-        done, error = self._told(m)
-        # An error is told in its turn, after the ends of all steps before it.
+        done, error = self._reports(m)
+        # An error is reported in its turn, after the ends of all steps before it.
         m.d.sync += [
             done.valid.eq(write_queue.o.valid & write_queue.o.ready & write.last & ~failed),
             done.payload.eq(write.done),
@@ -201,9 +201,12 @@ class ScratchpadWriter(wiring.Component):
         probes(self, write_queue=write_queue, failed=failed)
         return m
 
-    def _told(self, m: Module) -> tuple[Any, Any]:
-        """What is told of ends and errors, in the cycle after a step has left: that in which it is committed, or one
-        before it, where weights take one more."""
+    def _reports(self, m: Module) -> tuple[Any, Any]:
+        """Return the pulses `done` and `error` of the cycle after a step has left.
+
+        The step is committed in that cycle, or one later; where weights are expanded, both are EXPAND_STAGES earlier
+        than the members.
+        """
         if not self._lane.expands:
             return self.done, self.error
         now: tuple[Any, Any] = (self.done, self.error)
@@ -216,7 +219,7 @@ class ScratchpadWriter(wiring.Component):
         return now
 
     def _chunks(self, m: Module, step_queue: RegisteredFifo, write_queue: RegisteredFifo) -> stream.Interface:
-        """The chunks of steps: all, or those that are not heads of packed weights."""
+        """Return the chunks of steps: all, or those that are not heads of packed weights."""
         if not self._lane.expands:
             return self.chunk
         out, to = step_queue.o.payload, write_queue.i.payload
@@ -265,19 +268,20 @@ class ScratchpadWriter(wiring.Component):
         return step.spread if self._lane.spreads and self._lane.number else Const(0)
 
     def _place(self, step: data.View[data.StructLayout]) -> Value:
-        """Where in its element a step writes: at the first of several places, where it is expanded."""
+        """Return the part of its element that a step writes; the first of several, where it is expanded."""
         place = step.step | Mux(self._far(step), (1 << self._lane.step_shift(Buffer.WGT)) // 2, 0)
         if not self._lane.expands:
             return place
         return Mux(step.expand & ~step.outside, step.step << exact_log2(packing(self._cfg).times), place)
 
     def _padded(self, write: data.View[data.StructLayout], steps: int) -> Value:
-        """The parts of an element that padding fills: not those that the other lane may have filled again since."""
+        """Return the parts of an element that padding fills: not those that the other lane may have filled again
+        since."""
         near = write.whole & ~write.far
         return Cat(near.replicate(steps // 2), write.whole.replicate(steps - steps // 2))
 
     def _write(self, m: Module, write_queue: RegisteredFifo, ports_: Mapping[str, Any]) -> None:
-        """What leaves, to the port of its scratchpad."""
+        """Connect the oldest write to the port of its scratchpad."""
         write = write_queue.o.payload
         for buffer in self._buffers:
             pad = _pad(self._cfg, buffer)
@@ -298,15 +302,14 @@ class ScratchpadWriter(wiring.Component):
             ]
 
     def _expanded(self, write: data.View[data.StructLayout], steps: int) -> Value:
-        """The parts of an element that a step fills: one, or as many neighbours as it is expanded to."""
+        """Return the parts of an element that a step fills: one, or as many neighbours as it is expanded to."""
         times = packing(self._cfg).times
         bits = exact_log2(times)
         own = _one_of(write.step[:bits], times) | write.expand.replicate(times)
         return _spread(_one_of(write.step[bits:], steps // times), times) & own.replicate(steps // times)
 
     def _expander(self, m: Module, write: data.View[data.StructLayout]) -> dict[str, Any]:
-        """The ports through which wgt is written some cycles later, by chunks that may be expanded, and codebooks; none
-        where nothing is."""
+        """Return the ports of the decompressor, by the names of wgt and codebooks; none where nothing is expanded."""
         if not self._lane.expands:
             return {}
         m.submodules.expander = expander = WeightDecompressor(self._cfg)
@@ -315,8 +318,10 @@ class ScratchpadWriter(wiring.Component):
         return {"wgt": expander.write, "book": expander.book}
 
     def _acc(self, word: Value, step: Value, widen: Value, whole: Value) -> tuple[Value, Value]:
-        """Data for some lanes, and the mask of the lanes of a piece: int8 values if `widen`, else int32. Without
-        `int32` they are int8 here, too."""
+        """Return data for some lanes, and the mask of the lanes of a piece.
+
+        The data are int8 if `widen`, else int32. Without `int32` they are int8 here, too.
+        """
         cfg = self._cfg
         wide, narrow = min(cfg.bus_bytes, cfg.piece_bytes), min(cfg.bus_bytes // 4, cfg.piece_bytes)
         bytes_ = [word.word_select(lane, 8) for lane in range(wide)]
@@ -330,7 +335,7 @@ class ScratchpadWriter(wiring.Component):
 
 
 def _one_of(index: Value, count: int) -> Value:
-    """`count` bits, of which bit `index` is set."""
+    """Return `count` bits, of which bit `index` is set."""
     return (1 << index[: max(1, exact_log2(count))])[:count] if count > 1 else Value.cast(1)
 
 

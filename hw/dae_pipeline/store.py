@@ -1,4 +1,4 @@
-"""STORE: from scratchpad out to DRAM."""
+"""STORE: copies blocks of scratchpad out to DRAM."""
 
 from __future__ import annotations
 
@@ -244,7 +244,7 @@ class Store(wiring.Component):
             engine.dma_size.eq(self.dma_size),
             engine.halt.eq(stop),
         ]
-        self._tell(m, engine, waiting, stop)
+        self._complete(m, engine, waiting, stop)
         m.d.comb += [
             self.write_beat.eq(self.axi.wvalid & self.axi.wready),
             self.write_answer.eq(self.axi.bvalid & self.axi.bready),
@@ -264,7 +264,7 @@ class Store(wiring.Component):
         reader: ScratchpadReader,
         stop: Signal,
     ) -> None:
-        """An instruction goes to `rows` for its addresses, to `jobs` for its data, to `waiting` for its responses."""
+        """Hand an instruction to `rows` for its addresses, to `jobs` for its data, to `waiting` for its responses."""
         f = self.instr.payload.fields
         accept = Signal()
         block, job = rows.block.payload, jobs.i.payload
@@ -303,7 +303,7 @@ class Store(wiring.Component):
         packer: BeatPacker,
         stop: Signal,
     ) -> None:
-        """A row goes to the engine, and its place within its bus words to the packer."""
+        """Hand a row to the engine, and its position within its bus words to the packer."""
         row, chunk_shift = rows.row.payload, exact_log2(packer.chunk_bytes)
         m.d.comb += [
             requests.i.valid.eq(rows.row.valid & positions.i.ready & ~stop),
@@ -317,8 +317,8 @@ class Store(wiring.Component):
         ]
         probes(self, chunk_shift=chunk_shift)
 
-    def _tell(self, m: Module, engine: WriteEngine, waiting: RegisteredFifo, stop: Signal) -> None:
-        """`done` or an error, by the engine's answers."""
+    def _complete(self, m: Module, engine: WriteEngine, waiting: RegisteredFifo, stop: Signal) -> None:
+        """Report `done` or an error, by the engine's answers."""
         answer = engine.answer
         fails = answer.payload.error != Error.NONE
         m.d.comb += [

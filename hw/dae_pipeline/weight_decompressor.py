@@ -21,7 +21,7 @@ CHOICE_BITS = exact_log2(BOOKS)
 
 
 def chunk_layout(bus_bytes: int) -> data.StructLayout:
-    """What comes of the bus in a cycle."""
+    """A chunk of data that leaves the aligner."""
     return data.StructLayout({"data": 8 * bus_bytes, "error": ERROR_BITS})
 
 
@@ -130,8 +130,10 @@ class WeightDecompressor(wiring.Component):
         return m
 
     def _look_up(self, m: Module, entries: list[Cat]) -> Cat:
-        """What these entries of book hold, two cycles later. Each block RAM looks up two of them, one through the port
-        that writes it."""
+        """Look up these entries of the codebooks, which takes two cycles.
+
+        Each block RAM serves two entries, one of them through the port that writes it.
+        """
         fills = Signal()
         word = Reg(len(self.book.data))
         size = self._book.address_bits

@@ -20,9 +20,7 @@ MODEL = "celosia_array_model"
 
 
 class SimulationPlatform:
-    """A platform that has a module for what the array computes, from the operands to the sums: a simulator that runs
-    long (sim/rtl/array_model.py).
-    """
+    """A platform with a module that computes the array's sums: a simulator that runs long (sim/rtl/array_model.py)."""
 
 
 class Array(wiring.Component):
@@ -94,7 +92,7 @@ class Array(wiring.Component):
         return m
 
     def _products(self, m: Module, valid: Signal, row: list[Value], name: str) -> list[Value]:
-        """The product of a row with the weights of each output."""
+        """Return the product of a row with the weights of each output."""
         cfg = self.cfg
         weights = [
             [self.wgt.word_select(o * cfg.block_in + i, 8).as_signed() for i in range(cfg.block_in)]
@@ -116,7 +114,7 @@ class Array(wiring.Component):
         return terms
 
     def _factors(self, m: Module, row: list[Value], name: str) -> list[Value]:
-        """Sums of two neighbours of a row, by which packed pairs are corrected: the same for all outputs."""
+        """Return the sums of two neighbours of a row, which correct packed pairs: the same for all outputs."""
         inp = Reg(8 * len(row), name=f"inp_{name}")
         with m.If(self.valid):
             m.d.sync += inp.eq(Cat(row))
@@ -126,7 +124,7 @@ class Array(wiring.Component):
     def _pairs(
         self, m: Module, valid: Signal, row: list[Value], weights: list[Value], factors: list[Value], name: str
     ) -> list[Value]:
-        """Sums of two products each."""
+        """Return sums of two products each."""
         sums = []
         for i in range(0, len(row), 2):
             m.submodules[f"pair_{name}_{i}"] = pair = Pair(self.cfg.packed, self.cfg.pump)
@@ -143,7 +141,7 @@ class Array(wiring.Component):
         return sums
 
     def _tree(self, m: Module, valid: Signal, terms: Sequence[Value], name: str) -> Value:
-        """The sum of `terms`, one level a stage."""
+        """Return the sum of `terms`, one level a stage."""
         stage = PAIR_STAGES
         while len(terms) > 1:
             sums = [a + b for a, b in zip(terms[::2], terms[1::2])]

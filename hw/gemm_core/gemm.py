@@ -1,4 +1,4 @@
-"""The gemm unit."""
+"""The unit GEMM: loops, array and accumulators."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ class Gemm(wiring.Component):
         return m
 
     def _read(self, m: Module, loops: Loops) -> data.View[data.StructLayout]:
-        """Cycle 0: reads the operands. Returns what belongs to them."""
+        """Read the operands, in cycle 0. Returns the fields that accompany them through the pipeline."""
         # The instruction whose iterations are being read.
         fields = self.instr.payload.fields
         kept = {"accumulate": 1, "post": 4, "index": INDEX_BITS}
@@ -134,8 +134,11 @@ class Gemm(wiring.Component):
         return data.View(travel, belongs)
 
     def _accumulate(self, m: Module, pipe: Sequence[Any], array: Array) -> None:
-        """Three cycles before the sum is there: read the accumulator. Then keep what comes, since memories answer late
-        in a cycle. Then take what has been written meanwhile. Then add, and in the cycle after that write."""
+        """Add the array's sums to accumulators.
+
+        Three cycles before the sum is there, the accumulator is read. Then its data is kept, since memories answer late
+        in a cycle. Then newer writes replace it. Then it is added, and in the cycle after that written.
+        """
         reading, answer, ahead, now, write = stages = pipe[-_FROM_READ:]
         writes = Signal()  # a register, for LOAD waits for it within the cycle
         m.d.sync += writes.eq(now.valid & now.last)
@@ -168,7 +171,8 @@ class Gemm(wiring.Component):
         probes(self, stages=stages)
 
     def _claim(self, m: Module, loops: Loops, pipe: Sequence[Any]) -> None:
-        """Says which ports of acc will be taken. Reads of small arrays are claimed before their operands are read."""
+        """Announce which ports of acc will be taken. Reads of small arrays are claimed before their operands are
+        read."""
         now = pipe[-2]
         stage = len(pipe) - _FROM_READ - claim_lead(self.cfg)
         if stage >= 0:

@@ -22,14 +22,14 @@ ERROR_BITS = 4
 
 
 def layout(fmt: Format) -> data.StructLayout:
-    """The fields of `fmt` at the bit positions of its encoding."""
+    """Layout of the fields of `fmt`, at the bit positions of its encoding."""
     return data.StructLayout(
         {field.name: signed(field.width) if field.signed else unsigned(field.width) for field in fmt.fields}
     )
 
 
 def instruction_layout(cfg: Config, opcode: Opcode) -> data.StructLayout:
-    """What a unit receives: the number of the instruction within the run, and its fields."""
+    """Payload that a unit receives: the number of the instruction within the run, and its fields."""
     return data.StructLayout({"index": INDEX_BITS, "fields": layout(formats(cfg)[opcode])})
 
 
@@ -47,29 +47,29 @@ class Pulse(wiring.Signature):
 
 
 class TraceRegisters(wiring.Signature):
-    """The registers of the event trace, from the ring's side: `at` is the host's, the others tell of the ring."""
+    """The registers of the event trace, from the ring's side: `at` is the host's, the others are the ring's."""
 
     def __init__(self) -> None:
         super().__init__({"at": In(32), "event": Out(32), "cycle": Out(32), "count": Out(32)})
 
 
 class PerUnit(wiring.Signature):
-    """A port for each unit, called as the unit is; `each` of the object has them in the order of `Unit`."""
+    """A port for each unit, with the name of the unit; `each` of the object has them in the order of `Unit`."""
 
     def __init__(self, of: Callable[[Opcode], wiring.Signature]) -> None:
         super().__init__({UNITS[unit]: Out(of(opcode)) for opcode, unit in UNIT_OF.items()})
 
     def create(self, *, path: tuple[str | int, ...] | None = None, src_loc_at: int = 0) -> PortsOfUnits:
-        """As every signature does."""
+        """Create the interface object, as every signature does."""
         return PortsOfUnits(self, path=path, src_loc_at=1 + src_loc_at)
 
 
 class PortsOfUnits(wiring.PureInterface):
-    """The object of a `PerUnit`."""
+    """Interface object of a `PerUnit`."""
 
     @property
     def each(self) -> tuple[Any, ...]:
-        """The ports, as they are seen from this side: of LOAD, GEMM, VECTOR and STORE."""
+        """The ports as seen from this side, those of LOAD, GEMM, VECTOR and STORE."""
         return self.load, self.gemm, self.vector, self.store
 
 
@@ -124,21 +124,22 @@ class WritePort(wiring.Signature):
 
 
 def read_port(pad: Scratchpad, entries: int = 1) -> ReadPort:
-    """For as many entries of `pad` at once, from the one at the address on."""
+    """A port that reads as many entries of `pad` at once, from the one at the address on."""
     return ReadPort(pad.address_bits, entries * pad.width)
 
 
 def write_port(pad: Scratchpad) -> WritePort:
-    """For whole entries of `pad`, grain by grain."""
+    """A port that writes whole entries of `pad`, grain by grain."""
     return WritePort(pad.address_bits, pad.width, pad.grain)
 
 
 def load_port(cfg: Config, pad: Scratchpad) -> WritePort:
-    """What LOAD writes of `pad`: grain by grain, of acc without `int32` a byte for each int32 that it becomes."""
+    """The port through which LOAD writes `pad`, grain by grain; a grain of acc is a byte for each int32 without
+    `int32`."""
     grain = 8 if pad.name == "acc" and not cfg.int32 else pad.grain
     return WritePort(pad.address_bits, pad.width // pad.grain * grain, grain)
 
 
 def part_port(pad: Scratchpad, width: int) -> WritePort:
-    """For parts of `width` bits of an entry, by the numbers of parts; or for whole entries that are no larger."""
+    """A port that writes parts of `width` bits of an entry, by their numbers; or whole entries that are no larger."""
     return WritePort(pad.bits_of_parts(width), width, width)

@@ -24,7 +24,7 @@ FETCH_BURSTS = 4
 
 
 def fetch_burst(cfg: Config) -> int:
-    """Beats of the longest burst of fetch: two instructions, as far as a burst goes."""
+    """Count the beats of the longest burst of fetch: two instructions, as far as a burst goes."""
     return min(MAX_BURST, 2 * max(1, instruction_bytes(cfg) // cfg.bus_bytes))
 
 
@@ -57,7 +57,7 @@ cycles where one block makes both products at twice the clock."""
 
 
 def array_stages(cfg: Config) -> int:
-    """Registers between operands and the running sum that includes them: pairs, the tree of adders behind them, sum."""
+    """Count the registers from operands to the running sum that includes them: pairs, the tree of adders, the sum."""
     pairs = cfg.block_in // 2
     return PAIR_STAGES + (pairs.bit_length() - 1) + 1
 
@@ -102,17 +102,18 @@ ROWS_OFFERED = 2
 
 
 def tile_rows(cfg: Config) -> int:
-    """Rows of a tile of softmax."""
+    """Count the rows of a tile of softmax."""
     return SUMS * cfg.softmax
 
 
 def softmax_span(cfg: Config) -> int:
-    """Entries of vin that a walk of softmax reads at once, neighbours: as many as make a beat long enough for all."""
+    """Count the neighbouring entries of vin that a walk of softmax reads at once, which make a beat long enough for
+    all."""
     return max(1, READERS * cfg.softmax // cfg.block_out)
 
 
 def softmax_parts(cfg: Config) -> int:
-    """Parts of what a walk of softmax reads at once: cycles of a beat."""
+    """Count the parts of what a walk of softmax reads at once: cycles of a beat."""
     return softmax_span(cfg) * cfg.block_out // cfg.softmax
 
 
@@ -130,28 +131,30 @@ EPSILON_SHIFT, ROOT_BITS, FACTOR_BITS, NORM_FRACTION = 20, 26, 24, 25
 
 
 def norm_parts(cfg: Config) -> int:
-    """Parts of an entry of a norm, of which its sums take one a cycle."""
+    """Count the parts of an entry of a norm, of which its sums take one a cycle."""
     return cfg.block_out // cfg.norm
 
 
 def read_stages(cfg: Config) -> int:
-    """From an entry's step to the read of its accumulator."""
+    """Count the registers from an entry's step to the read of its accumulator."""
     return TAP_STAGES if cfg.taps else READ_STAGES
 
 
 def claim_lead(cfg: Config) -> int:
-    """Cycles before its read of an accumulator in which GEMM claims the port: VECTOR decides a cycle ahead whether it
-    takes a step, and whether that meets GEMM when it comes to its own read."""
+    """Count the cycles before its read of an accumulator in which GEMM claims the port.
+
+    VECTOR decides a cycle ahead whether it takes a step, and whether that meets GEMM at VECTOR's own read.
+    """
     return read_stages(cfg) + 1
 
 
 def vector_stages(cfg: Config) -> dict[str, int]:
-    """The stages in their order, by name; of those of one operation the first one has its name."""
+    """Number the stages of the vector unit, by name; the first one of an operation has its name."""
     counts = {"read": 1} | ({"tap": 1, "product": 1} if cfg.taps else {}) | _FROM_ACC
     names = [f"{name}{i or ''}" for name, count in counts.items() for i in range(count)]
     return {name: number for number, name in enumerate(names)}
 
 
 def ring_places(stages: int) -> int:
-    """Places of a ring for what skips so many stages."""
+    """Count the places of a ring for what skips so many stages."""
     return 1 << (stages - 1).bit_length()

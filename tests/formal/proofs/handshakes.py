@@ -225,15 +225,15 @@ for name, cfg in CONFIGS.items():
         ),
         Mutant(
             TOKENS,
-            "semaphores[unit, other].put.eq(done.valid & ",
-            "semaphores[unit, other].put.eq(done.valid & ~passes[other] & ",
-            near='semaphores[other, unit].take.eq(passes[unit] & fields["wait"][other])',
+            "semaphores[unit, other].release.eq(done.valid & ",
+            "semaphores[unit, other].release.eq(done.valid & ~passes[other] & ",
+            near='semaphores[other, unit].acquire.eq(passes[unit] & fields["wait"][other])',
         ),
         Mutant(
             TOKENS,
             "instr.valid.eq(queue.valid & ready)",
             "instr.valid.eq(queue.valid & ready & ~done.valid)",
-            near="semaphores[unit, other].put.eq(done.valid &",
+            near="semaphores[unit, other].release.eq(done.valid &",
         ),
         depth=1,
     )(partial(gates, cfg))
