@@ -13,7 +13,12 @@ from amaranth.utils import exact_log2
 
 from celosia.hw.dae_pipeline.address_generators import ScratchpadAddressGenerator, job_layout
 from celosia.hw.dae_pipeline.fifo import RegisteredFifo
-from celosia.hw.dae_pipeline.weight_decompressor import CHOICE_BITS, PackHeaderParser, WeightDecompressor, chunk_layout
+from celosia.hw.dae_pipeline.weight_decompressor import (
+    PackHeaderParser,
+    WeightDecompressor,
+    choices_layout,
+    chunk_layout,
+)
 from celosia.hw.lib.layout import ERROR_BITS, INDEX_BITS, Pulse, done_layout, error_layout, load_port
 from celosia.hw.lib.probes import probes
 from celosia.hw.spec.config import Config
@@ -178,7 +183,7 @@ class ScratchpadWriter(wiring.Component):
             data.StructLayout({
                 "element": at.element.shape(), "step": at.step.shape(), "enable": len(Buffer), "widen": 1, "whole": 1,
                 "far": 1, "last": 1, "word": 8 * cfg.bus_bytes, "done": done_layout, "error": ERROR_BITS,
-                **({"expand": 1, "choices": CHOICE_BITS * packing(cfg).unit_groups} if self._lane.expands else {}),
+                **({"expand": 1, "choices": choices_layout(packing(cfg).unit_groups)} if self._lane.expands else {}),
             }), SKID_DEPTH,
         )  # fmt: skip
         self._take(m, step_queue, write_queue, self._chunks(m, step_queue, write_queue))

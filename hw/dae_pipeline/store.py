@@ -151,13 +151,15 @@ class ScratchpadReader(wiring.Component):
         # The scratchpad holds its data while nothing new is read, so `full` is all that a stall needs.
         full = Signal()
         selected = Signal(max(1, piece_shift + self._step_shift))
+        chunk_bits = 8 * self.chunk_bytes
+        chunks = data.View(data.ArrayLayout(chunk_bits, len(self.out.data) // chunk_bits), self.out.data)
         free = ~full | self.chunk.ready
         m.d.comb += [
             self.out.en.eq(walker.step.valid & free),
             self.out.addr.eq(step.element >> piece_shift),
             walker.step.ready.eq(self.out.ready & free),
             self.chunk.valid.eq(full),
-            self.chunk.payload.eq(self.out.data.word_select(selected, 8 * self.chunk_bytes)),
+            self.chunk.payload.eq(chunks[selected]),
             self.moves.eq(full & self.chunk.ready),
         ]
         with m.If(free):

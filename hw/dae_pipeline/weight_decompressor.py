@@ -25,6 +25,11 @@ def chunk_layout(bus_bytes: int) -> data.StructLayout:
     return data.StructLayout({"data": 8 * bus_bytes, "error": ERROR_BITS})
 
 
+def choices_layout(groups: int) -> data.ArrayLayout:
+    """The number of the codebook of each group of weights in a chunk."""
+    return data.ArrayLayout(CHOICE_BITS, groups)
+
+
 class PackHeaderParser(wiring.Component):
     """Takes the head of each pack out of the chunks, and gives each chunk of weights the codebooks of its groups.
 
@@ -43,8 +48,8 @@ class PackHeaderParser(wiring.Component):
     def __init__(self, cfg: Config) -> None:
         self._packing = packing(cfg)
         chunk = stream.Signature(chunk_layout(cfg.bus_bytes))
-        bits = CHOICE_BITS * self._packing.unit_groups
-        super().__init__({"chunk": In(chunk), "packed": In(1), "rest": Out(chunk), "choices": Out(bits)})
+        choices = choices_layout(self._packing.unit_groups)
+        super().__init__({"chunk": In(chunk), "packed": In(1), "rest": Out(chunk), "choices": Out(choices)})
 
     def elaborate(self, platform: object) -> Module:
         m = Module()
@@ -56,11 +61,13 @@ class PackHeaderParser(wiring.Component):
         takes = self.packed & begins & (self.chunk.payload.error == Error.NONE)
         own = max(1, self._packing.run // (self._packing.times * self._packing.unit))  # chunks of the same groups
         last = self._packing.groups // self._packing.unit_groups * own
+        choices = self.choices.shape()
+        heads = data.View(data.ArrayLayout(choices, ahead * len(self.chunk.payload.data) // choices.size), Cat(words))
         m.d.comb += [
             self.rest.valid.eq(self.chunk.valid & ~takes),
             self.rest.payload.eq(self.chunk.payload),
             self.chunk.ready.eq(takes | self.rest.ready),
-            self.choices.eq(Cat(words).word_select((number % last) >> exact_log2(own), len(self.choices))),
+            self.choices.eq(heads[(number % last) >> exact_log2(own)]),
         ]
         with m.If(self.chunk.valid & takes):
             m.d.sync += [word.eq(Mux(word == ahead - 1, 0, word + 1)), begins.eq(word != ahead - 1)]
@@ -94,7 +101,7 @@ class WeightDecompressor(wiring.Component):
         super().__init__({
             "write": In(WritePort(pad.address_bits, pad.width, pad.grain)),
             "expand": In(1),
-            "choices": In(CHOICE_BITS * self._packing.unit_groups),
+            "choices": In(choices_layout(self._packing.unit_groups)),
             "book": In(write_port(self._book)),
             "wgt": Out(write_port(pad)),
         })  # fmt: skip
@@ -116,13 +123,11 @@ class WeightDecompressor(wiring.Component):
         passed = Reg(self._grain)
         m.d.sync += [expand.eq(self.expand), expanded.eq(expand), plain.eq(data_), passed.eq(plain)]
         nibbles = len(data_) // NIBBLE_BITS
-        each = len(self.choices) // CHOICE_BITS
-        found = self._look_up(m, [
-            Cat(data_.word_select(i, NIBBLE_BITS), self.choices.word_select(i * each // nibbles, CHOICE_BITS))
-            for i in range(nibbles)
-        ])  # fmt: skip
-        result = Reg(len(found))
-        m.d.sync += result.eq(Mux(expanded, found, passed.replicate(len(found) // len(passed))))
+        packed = data.View(data.ArrayLayout(NIBBLE_BITS, nibbles), data_)
+        groups = self._packing.unit_groups
+        decoded = self._look_up(m, [Cat(packed[i], self.choices[i * groups // nibbles]) for i in range(nibbles)])
+        result = Reg(len(decoded))
+        m.d.sync += result.eq(Mux(expanded, decoded, passed.replicate(len(decoded) // len(passed))))
         m.d.comb += [
             self.write.ready.eq(1), wgt.en.eq(write.en), wgt.addr.eq(write.addr), wgt.mask.eq(write.mask),
             wgt.data.eq(result.replicate(len(wgt.data) // len(result))),
@@ -142,7 +147,7 @@ class WeightDecompressor(wiring.Component):
         attrs = {"ram_style": "block", "no_rw_check": 1}  # what is read of a place while it is written does not count
         memories = [Memory(shape=len(word), depth=self._book.depth, init=[], attrs=attrs) for _ in entries[::2]]
         places = [Reg(size, name=f"place{number}") for number in range(len(entries))]
-        found = []
+        words = []
         for number, (place, entry) in enumerate(zip(places, entries)):
             memory, first = memories[number // 2], number % 2 == 0
             m.d.sync += place.eq(Mux(self.book.en, self.book.addr, entry) if first else entry)
@@ -152,6 +157,6 @@ class WeightDecompressor(wiring.Component):
                 m.d.comb += [to.en.eq(fills), to.addr.eq(place), to.data.eq(word)]
             of = memory.read_port()
             m.d.comb += [of.en.eq(1), of.addr.eq(place)]
-            found.append(of.data)
+            words.append(of.data)
         probes(self, fills=fills, places=places, word=word, memories=memories)
-        return Cat(found)
+        return Cat(words)

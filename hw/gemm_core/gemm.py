@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from amaranth import Cat, Module, Mux, Signal, Value
+from amaranth import Cat, Module, Mux, Signal, Value, signed
 from amaranth.lib import data, wiring
 from amaranth.lib.wiring import Out
 
@@ -142,8 +142,9 @@ class Gemm(wiring.Component):
         reading, answer, ahead, now, write = stages = pipe[-_FROM_READ:]
         writes = Signal()  # a register, for LOAD waits for it within the cycle
         m.d.sync += writes.eq(now.valid & now.last)
-        width = self.acc_write.data.shape()
-        kept, old, written, committed = (Reg(width, name=name) for name in ("kept", "old", "written", "committed"))
+        lanes = data.ArrayLayout(signed(32), self.cfg.lanes)
+        kept, old, written, committed = (Reg(lanes, name=name) for name in ("kept", "old", "written", "committed"))
+        total = data.View(lanes, Value.cast(array.total))
         # missed[d]: the output d cycles before is the same one, and the read came too early for it.
         missed = {d: Signal(name=f"missed_{d}") for d in (1, 2, 3, 4)}
         for d, stage in ((4, 0), (3, 1), (2, 1), (1, 2)):  # compared a cycle before it is needed
@@ -163,9 +164,8 @@ class Gemm(wiring.Component):
             m.d.sync += old.eq(Mux(missed[2], written, Mux(missed[3], committed, kept)))
         with m.If(now.valid & now.last):
             for lane in range(self.cfg.lanes):
-                word = written.word_select(lane, 32)
-                before = Mux(missed[1], word, old.word_select(lane, 32))
-                m.d.sync += word.eq(array.total.word_select(lane, 32) + Mux(now.accumulate, before, 0))
+                before = Mux(missed[1], written[lane], old[lane])
+                m.d.sync += written[lane].eq(total[lane] + Mux(now.accumulate, before, 0))
         with m.If(write.valid & write.last):
             m.d.sync += committed.eq(written)
         probes(self, stages=stages)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from amaranth import signed, unsigned
+from amaranth.hdl import ShapeLike
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 
@@ -19,6 +20,12 @@ INDEX_BITS = 32
 """Width of an instruction's number within a run: that of register `instr_count`."""
 
 ERROR_BITS = 4
+
+
+def array_layout(element: ShapeLike, shape: Sequence[int]) -> data.ArrayLayout:
+    """Nested arrays of `element`, the outermost dimension first: a port is indexed as `port[i][j]`."""
+    first, *rest = shape
+    return data.ArrayLayout(array_layout(element, rest) if rest else element, first)
 
 
 def layout(fmt: Format) -> data.StructLayout:

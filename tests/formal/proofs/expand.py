@@ -45,7 +45,7 @@ def expanded(cfg: Config) -> Harness:
         nibble.eq(lane // weights),
         asked.eq(Cat(
             word.word_select(nibble, NIBBLE_BITS),
-            dut.choices.word_select(lane // (lanes // p.unit_groups), CHOICE_BITS),
+            dut.choices[lane // (lanes // p.unit_groups)],
         )),
         byte.eq(Mux(dut.expand, held.word_select(lane % weights, 8), word.word_select(lane % p.unit, 8))),
     ]  # fmt: skip
@@ -106,7 +106,7 @@ def heads(cfg: Config) -> Harness:
         group = Signal(range(p.groups), name=f"group{part}")
         h.m.d.comb += group.eq(number[: len(at)] * p.times * p.unit % of_entry // p.run + part)
         own = dut.rest.valid & dut.packed & (at >= ahead) & (group == followed)
-        h.ensure(implies(own, dut.choices.word_select(part, CHOICE_BITS) == known), f"choice{part}")
+        h.ensure(implies(own, dut.choices[part] == known), f"choice{part}")
     # What makes it inductive.
     h.ensure(at < ahead + behind, "inside")
     h.ensure(inside["begins"] == (at < ahead), "begins")
@@ -131,9 +131,9 @@ for name, cfg in CONFIGS.items():
         ),
         Mutant(FILE, "expanded.eq(expand)", "expanded.eq(self.expand)", near="expand.eq(self.expand)"),
         Mutant(FILE, "Mux(expanded, found", "Mux(expand, found", near="expand.eq(self.expand), expanded.eq(expand)"),
-        Mutant(FILE, "data_.word_select(i, NIBBLE_BITS)", "data_.word_select(i ^ 1, NIBBLE_BITS)"),
+        Mutant(FILE, "Cat(packed[i], self.choices", "Cat(packed[i ^ 1], self.choices"),
         *(
-            (Mutant(FILE, "word_select(i * each // nibbles,", "word_select(0,"),)
+            (Mutant(FILE, "self.choices[i * groups // nibbles]", "self.choices[0]"),)
             if packing(cfg).unit_groups > 1
             else ()
         ),
