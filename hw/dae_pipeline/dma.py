@@ -208,13 +208,13 @@ class ReadEngine(wiring.Component):
             beats.o.ready.eq(self.beat.ready | self.halt),
         ]
 
-        taken = Signal(range(MAX_BURST + 1))
+        claimed = Signal(range(MAX_BURST + 1))
         freed = Signal()
         m.d.comb += freed.eq(beats.o.valid & beats.o.ready)
         with m.If(split.valid & split.ready):
-            m.d.comb += taken.eq(Mux(split.payload.refused, 1, split.payload.burst.len + 1))
-        with m.If(freed | (taken != 0)):
-            m.d.sync += free.eq(free + freed - taken)
+            m.d.comb += claimed.eq(Mux(split.payload.refused, 1, split.payload.burst.len + 1))
+        with m.If(freed | (claimed != 0)):
+            m.d.sync += free.eq(free + freed - claimed)
         m.d.comb += self.quiet.eq(~split.valid & (free == self._room))
         probes(self, splitter=splitter, order=order, beats=beats, free=free, split=split)
         return m

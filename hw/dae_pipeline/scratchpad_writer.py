@@ -190,8 +190,8 @@ class ScratchpadWriter(wiring.Component):
         write = write_queue.o.payload
         failed = Signal()
         ports_ = self.pads | self._expander(m, write)
-        taken = Cat(write.enable[b] & ports_[_pad(cfg, b).name].ready for b in self._buffers)
-        m.d.comb += [failed.eq(write.error != Error.NONE), write_queue.o.ready.eq(taken.any() | failed)]
+        accepted = Cat(write.enable[b] & ports_[_pad(cfg, b).name].ready for b in self._buffers)
+        m.d.comb += [failed.eq(write.error != Error.NONE), write_queue.o.ready.eq(accepted.any() | failed)]
         done, error = self._reports(m)
         # An error is reported in its turn, after the ends of all steps before it.
         m.d.sync += [

@@ -176,8 +176,8 @@ class Gemm(wiring.Component):
         now = pipe[-2]
         stage = len(pipe) - _FROM_READ - claim_lead(self.cfg)
         if stage >= 0:
-            it = pipe[stage]
-            reads, bank = it.valid & it.last & it.accumulate, it.acc[-1]
+            reading = pipe[stage]
+            reads, bank = reading.valid & reading.last & reading.accumulate, reading.acc[-1]
         else:
             accumulates = Mux(loops.instr.ready, self.instr.payload.fields.accumulate, pipe[0].accumulate)
             reads, bank = loops.ahead.valid & loops.ahead.last & accumulates, loops.ahead.acc[-1]

@@ -150,7 +150,7 @@ class Loops(wiring.Component):
         """Return the next value of `at_last`, a bit for each loop: whether it is at its last index."""
         new = self.instr.payload
         left = [Reg(EXTENT_BITS, name=f"left_{loop}") for loop in self.names]
-        # They tell of an extent of 1 and of the last index but one.
+        # An extent of 1, and the last index but one.
         single, near = ([Reg(name=f"{name}_{loop}") for loop in self.names] for name in ("single", "near"))
         coming = Signal(len(self.names))
         for i, loop in enumerate(self.names):

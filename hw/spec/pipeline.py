@@ -98,7 +98,7 @@ FILL_TURN, DIVIDE_TURN, FIND_TURN = range(3)
 READERS = 4
 """Cycles of the shortest beat, a power of two in which each walk has its own."""
 ROWS_OFFERED = 2
-"""Cycles for which it is offered before it is told."""
+"""Cycles for which the end of a row is offered before it is reported."""
 
 
 def tile_rows(cfg: Config) -> int:
