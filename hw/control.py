@@ -39,9 +39,9 @@ ERROR_SOURCES = ("fetch", *UNITS)
 class Control(wiring.Component):
     """Register file and run control.
 
-    A run: `clear` for one cycle, then `run` until `finished` and everything is quiet. The first error, or the host, or
+    A run: `clear` for one cycle, then `run` until `finished` and everything is idle. The first error, or the host, or
     its lease that runs out, raises `halt`, which stays until the next run is cleared; the run ends when everything is
-    quiet, or after the watchdog's time once more. What memory then owes would be taken for answers to the next run,
+    idle, or after the watchdog's time once more. What memory then owes would be taken for answers to the next run,
     which does not start before.
 
     Parameters
@@ -57,9 +57,9 @@ class Control(wiring.Component):
     clear_next : Out(1)         `clear` comes in the next cycle.
     instr_addr, instr_count, dma_base, dma_size : Out     Values of the registers.
     finished : In(1)            Every instruction has left its queue.
-    fetch_quiet : In(1)         Fetch has nothing in flight.
-    quiet, wait_token : In(4)   A bit for each unit.
-    active, held : In           A bit for each unit; LOAD has one for each port to memory.
+    fetch_idle : In(1)          Fetch has nothing in flight.
+    idle, wait_token : In(4)    A bit for each unit.
+    active, stalled : In        A bit for each unit; LOAD has one for each port to memory.
     errors : In(Pulse)          Of each of ERROR_SOURCES: fetch and the units.
     oldest : In                 Number of the instruction that a watchdog error names.
     read_beat, write_beat : In  A beat is passed on AXI in this cycle; a bit for each port.
@@ -89,10 +89,10 @@ class Control(wiring.Component):
             "dma_base": Out(ADDR_BITS),
             "dma_size": Out(32),
             "finished": In(1),
-            "fetch_quiet": In(1),
-            "quiet": In(units),
+            "fetch_idle": In(1),
+            "idle": In(units),
             "active": In(units + cfg.ports - 1),
-            "held": In(units + cfg.ports - 1),
+            "stalled": In(units + cfg.ports - 1),
             "wait_token": In(units),
             "oldest": In(INDEX_BITS),
             "read_beat": In(cfg.ports),
@@ -117,7 +117,7 @@ class Control(wiring.Component):
         self._counters(m, values, busy)
         expired = self._timer(m, "watchdog", values["watchdog"], self._moved(m))
         lapsed = self._timer(m, "lease", values["lease"], renewed)
-        finished, all_quiet, errors = self._ends(m)
+        finished, all_idle, errors = self._ends(m)
         m.d.sync += self.clear.eq(self.clear_next)  # it and `halt` are registers: they lead to many others
         with m.FSM():
             with m.State("IDLE"), m.If(start):
@@ -130,7 +130,7 @@ class Control(wiring.Component):
                 m.next = "RUN"  # no abort comes here: it takes a cycle, and the write before was the start
             with m.State("RUN"):
                 m.d.comb += [busy.eq(1), self.run.eq(1)]
-                with m.If(finished & all_quiet):
+                with m.If(finished & all_idle):
                     m.d.sync += done.eq(1)
                     m.next = "IDLE"
                 for reason, ends in ((Error.WATCHDOG, expired), (Error.LEASE, lapsed), (Error.ABORTED, abort)):
@@ -141,7 +141,7 @@ class Control(wiring.Component):
                     with m.If(error.valid):
                         m.d.sync += [code.eq(error.code), index.eq(error.index), self.halt.eq(1)]
                         m.next = "HALT"
-            with m.State("HALT"):  # `all_quiet` does not know of `halt` yet
+            with m.State("HALT"):  # `all_idle` does not know of `halt` yet
                 m.d.comb += busy.eq(1)
                 m.next = "DRAIN"
             with m.State("DRAIN"):
@@ -149,15 +149,15 @@ class Control(wiring.Component):
                 with m.If(expired):
                     m.d.sync += done.eq(1)
                     m.next = "STUCK"
-                with m.If(all_quiet):
+                with m.If(all_idle):
                     m.d.sync += done.eq(1)
                     m.next = "IDLE"
             with m.State("STUCK"):
                 m.d.comb += stuck.eq(1)
-                with m.If(all_quiet):
+                with m.If(all_idle):
                     m.next = "IDLE"
         probes(
-            self, values=values, busy=busy, stuck=stuck, lapsed=lapsed, finished=finished, all_quiet=all_quiet,
+            self, values=values, busy=busy, stuck=stuck, lapsed=lapsed, finished=finished, all_idle=all_idle,
             start=start, abort=abort,
         )  # fmt: skip
         return m
@@ -197,15 +197,15 @@ class Control(wiring.Component):
         They are registers, for they come late from all parts, and lead to many others.
         """
         finished = Signal()
-        all_quiet = Signal()
+        all_idle = Signal()
         errors = []
         error_pulse = data.StructLayout({"valid": 1, **error_layout.members})
-        m.d.sync += [finished.eq(self.finished), all_quiet.eq(self.fetch_quiet & self.quiet.all())]
+        m.d.sync += [finished.eq(self.finished), all_idle.eq(self.fetch_idle & self.idle.all())]
         for source, pulse in zip(ERROR_SOURCES, self.errors):
             error = Signal(error_pulse, name=f"failed_{source}")
             m.d.sync += error.eq(Cat(pulse.valid, pulse.payload))
             errors.append(error)
-        return finished, all_quiet, errors
+        return finished, all_idle, errors
 
     def _registers(self, m: Module, values: dict[str, Signal], locked: Value) -> tuple[Value, Value, Value]:
         """Build the AXI4-Lite subordinate. Returns the pulses that start a run, end one, and renew its lease.
@@ -298,7 +298,7 @@ class Control(wiring.Component):
             own = slice(0, ports) if unit == Unit.LOAD else slice(unit + ports - 1, unit + ports)
             counts[f"{name}_busy"] = self.active[own]
             counts[f"{name}_wait_token"] = self.wait_token[unit]
-            counts[f"{name}_wait_memory"] = self.held[own]
+            counts[f"{name}_wait_memory"] = self.stalled[own]
         counted = busy & ~self.clear  # when units still show what was left of the run before
         for name in COUNTERS:
             counter = Signal(64, name=f"counter_{name}")

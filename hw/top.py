@@ -229,10 +229,10 @@ class Accelerator(wiring.Component):
             fetch.instr_addr.eq(control.instr_addr),
             fetch.instr_count.eq(control.instr_count),
             control.finished.eq(fetch.finished & ~Cat(unit.instr.valid for unit in units).any()),
-            control.fetch_quiet.eq(fetch.quiet),
-            control.quiet.eq(Cat(unit.quiet for unit in units)),
+            control.fetch_idle.eq(fetch.idle),
+            control.idle.eq(Cat(unit.idle for unit in units)),
             control.active.eq(Cat(unit.active for unit in units)),
-            control.held.eq(Cat(unit.held for unit in units)),
+            control.stalled.eq(Cat(unit.stalled for unit in units)),
             control.wait_token.eq(tokens.wait_token),
             control.oldest.eq(tokens.oldest),
         ]
@@ -248,7 +248,7 @@ class Accelerator(wiring.Component):
             ]
             with m.If(unit.active):
                 m.d.comb += shown.state.eq(State.BUSY)
-            with m.Elif(unit.held):
+            with m.Elif(unit.stalled):
                 m.d.comb += shown.state.eq(State.MEMORY)
             with m.Elif(waits):
                 m.d.comb += shown.state.eq(State.TOKEN)

@@ -144,7 +144,7 @@ class ReadEngine(wiring.Component):
     bus : Out(ReadBus)          The read channel.
     dma_base, dma_size : In     Where DRAM begins, and how many bytes of it may be read.
     halt : In(1)                Outstanding beats are received and dropped.
-    quiet : Out(1)              No row is left, and no beat is outstanding or held.
+    idle : Out(1)               No row is left, and no beat is outstanding or held.
     """
 
     def __init__(
@@ -163,7 +163,7 @@ class ReadEngine(wiring.Component):
             "dma_base": In(ADDR_BITS),
             "dma_size": In(OFFSET_BITS),
             "halt": In(1),
-            "quiet": Out(1),
+            "idle": Out(1),
         })  # fmt: skip
 
     def elaborate(self, platform: object) -> Module:
@@ -215,7 +215,7 @@ class ReadEngine(wiring.Component):
             m.d.comb += claimed.eq(Mux(split.payload.refused, 1, split.payload.burst.len + 1))
         with m.If(freed | (claimed != 0)):
             m.d.sync += free.eq(free + freed - claimed)
-        m.d.comb += self.quiet.eq(~split.valid & (free == self._room))
+        m.d.comb += self.idle.eq(~split.valid & (free == self._room))
         probes(self, splitter=splitter, order=order, beats=beats, free=free, split=split)
         return m
 
@@ -246,7 +246,7 @@ class WriteEngine(wiring.Component):
     axi : Out(Axi4Write)        The write channels.
     dma_base, dma_size : In     Where DRAM begins, and how many bytes of it may be written.
     halt : In(1)                Bursts whose address is out are filled up with beats that write nothing.
-    quiet : Out(1)              No row is left, and no response is outstanding.
+    idle : Out(1)               No row is left, and no response is outstanding.
     """
 
     def __init__(self, bus_bytes: int, bytes_bits: int = OFFSET_BITS, outstanding: int = OUTSTANDING) -> None:
@@ -259,7 +259,7 @@ class WriteEngine(wiring.Component):
             "dma_base": In(ADDR_BITS),
             "dma_size": In(OFFSET_BITS),
             "halt": In(1),
-            "quiet": Out(1),
+            "idle": Out(1),
         })  # fmt: skip
 
     def elaborate(self, platform: object) -> Module:
@@ -279,7 +279,7 @@ class WriteEngine(wiring.Component):
         self._addresses(m, split, lengths, order)
         self._data(m, lengths)
         self._responses(m, order)
-        m.d.comb += self.quiet.eq(~Cat(split.valid, axi.awvalid, axi.wvalid, order.o.valid).any())
+        m.d.comb += self.idle.eq(~Cat(split.valid, axi.awvalid, axi.wvalid, order.o.valid).any())
         probes(self, splitter=splitter, lengths=lengths, split=split, order=order)
         return m
 

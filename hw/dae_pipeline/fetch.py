@@ -40,7 +40,7 @@ class Fetch(wiring.Component):
     queues : Out(PerUnit)   Instructions of each unit, in program order, from its queue.
     error : Out(Pulse)      ILLEGAL_INSTRUCTION, ADDRESS (instructions outside the limits) or READ; nothing follows it.
     finished : Out(1)       Every instruction has left its queue.
-    quiet : Out(1)          Nothing is in flight on the bus.
+    idle : Out(1)           Nothing is in flight on the bus.
     """
 
     def __init__(self, cfg: Config) -> None:
@@ -56,7 +56,7 @@ class Fetch(wiring.Component):
             "queues": Out(instructions(cfg)),
             "error": Out(Pulse(error_layout)),
             "finished": Out(1),
-            "quiet": Out(1),
+            "idle": Out(1),
         })  # fmt: skip
 
     def elaborate(self, platform: object) -> Module:
@@ -147,7 +147,7 @@ class Fetch(wiring.Component):
             buffer.i.valid.eq(response.valid),
             buffer.i.payload.data.eq(response.payload.data),
             buffer.i.payload.error.eq(response.payload.error),
-            self.quiet.eq(pending == 0),
+            self.idle.eq(pending == 0),
         ]
         probes(self, pending=pending, room=room, next_=next_, left=left, more=more, length=length)
 

@@ -121,8 +121,8 @@ class LoadChannel(wiring.Component):
             self.error.valid.eq(writer.error.valid),
             self.error.payload.eq(writer.error.payload),
             self.active.eq(writer.moves & ~self.halt),
-            self.held.eq((in_flight != 0) & ~writer.moves & ~self.halt),
-            self.quiet.eq((in_flight == 0) & engine.quiet),
+            self.stalled.eq((in_flight != 0) & ~writer.moves & ~self.halt),
+            self.idle.eq((in_flight == 0) & engine.idle),
         ]
 
     def _accept(self, m: Module, rows: DramAddressGenerator, jobs: RegisteredFifo) -> Value:
@@ -191,7 +191,7 @@ class Load(wiring.Component):
     Members
     -------
     Those of `unit_members`, and:
-    active, held : Out(ports)       Those of a unit, with a bit for each lane.
+    active, stalled : Out(ports)    Those of a unit, with a bit for each lane.
     buses : Out(ReadBus)            The read channel of each port to memory.
     dma_base, dma_size : In         Where DRAM begins, a multiple of 4096, and how many bytes may be read.
     inp, wgt, acc, vin, par, lut, tap, exp : Out(WritePort)     The scratchpads, those that the Config has.
@@ -203,7 +203,7 @@ class Load(wiring.Component):
         super().__init__({
             **unit_members(cfg, Opcode.LOAD),
             "active": Out(cfg.ports),
-            "held": Out(cfg.ports),
+            "stalled": Out(cfg.ports),
             "buses": Out(ReadBus(cfg.bus_bytes)).array(cfg.ports),
             "dma_base": In(ADDR_BITS),
             "dma_size": In(OFFSET_BITS),
@@ -238,8 +238,8 @@ class Load(wiring.Component):
             self.error.valid.eq(errors.any() & ~self.halt),
             self.error.payload.eq(Mux(errors[0], parts[0].error.payload, parts[-1].error.payload)),
             self.active.eq(Cat(lane.active for lane in parts)),
-            self.held.eq(Cat(lane.held for lane in parts)),
-            self.quiet.eq(Cat(lane.quiet for lane in parts).all() & all_retired),
+            self.stalled.eq(Cat(lane.stalled for lane in parts)),
+            self.idle.eq(Cat(lane.idle for lane in parts).all() & all_retired),
         ]
         return m
 

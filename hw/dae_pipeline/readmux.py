@@ -27,7 +27,7 @@ class ReadMux(wiring.Component):
     fetch, load : In(ReadBus)   The two clients.
     axi : Out(Axi4Read)     The read channels.
     read_beat : Out(1)      Pulses for each beat received (counter).
-    quiet : Out(1)          No burst is under way.
+    idle : Out(1)           No burst is under way.
     """
 
     def __init__(self, bus_bytes: int, outstanding: int = 16) -> None:
@@ -37,7 +37,7 @@ class ReadMux(wiring.Component):
             "load": In(ReadBus(bus_bytes)),
             "axi": Out(Axi4Read(bus_bytes)),
             "read_beat": Out(1),
-            "quiet": Out(1),
+            "idle": Out(1),
         })  # fmt: skip
 
     def elaborate(self, platform: object) -> Module:
@@ -83,7 +83,7 @@ class ReadMux(wiring.Component):
             axi.rready.eq(owners.o.valid & Mux(owners.o.payload, load.response.ready, fetch.response.ready)),
             self.read_beat.eq(axi.rvalid & axi.rready),
             owners.o.ready.eq(self.read_beat & axi.rlast),
-            self.quiet.eq(~axi.arvalid & ~owners.o.valid),
+            self.idle.eq(~axi.arvalid & ~owners.o.valid),
         ]
         probes(self, owners=owners, load_next=load_next, ask=ask, burst=burst)
         return m

@@ -251,8 +251,8 @@ class Store(wiring.Component):
             self.write_beat.eq(self.axi.wvalid & self.axi.wready),
             self.write_answer.eq(self.axi.bvalid & self.axi.bready),
             self.active.eq(reader.moves & ~stop),
-            self.held.eq(waiting.o.valid & ~reader.moves & ~stop),
-            self.quiet.eq(~waiting.o.valid & engine.quiet),
+            self.stalled.eq(waiting.o.valid & ~reader.moves & ~stop),
+            self.idle.eq(~waiting.o.valid & engine.idle),
         ]
         probes(self, **parts, engine=engine, stop=stop)
         return m

@@ -96,7 +96,7 @@ class Gemm(wiring.Component):
         ]
         in_flight = Signal()  # in one of the cycles from 1 on
         m.d.sync += in_flight.eq(Cat(stage.valid for stage in pipe[:-1]).any())
-        m.d.comb += self.quiet.eq(~(loops.step.valid | in_flight | self.done.valid))
+        m.d.comb += self.idle.eq(~(loops.step.valid | in_flight | self.done.valid))
         probes(self, pipe=pipe, array=array)
         return m
 
@@ -123,7 +123,7 @@ class Gemm(wiring.Component):
             self.wgt.addr.eq(step.wgt),
             loops.step.ready.eq(self.inp.ready & self.wgt.ready),
             self.active.eq(loops.step.valid & loops.step.ready),
-            self.held.eq(loops.step.valid & ~loops.step.ready),
+            self.stalled.eq(loops.step.valid & ~loops.step.ready),
         ]
 
         travel = data.StructLayout({

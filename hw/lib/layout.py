@@ -91,10 +91,9 @@ def unit_members(cfg: Config, opcode: Opcode) -> dict[str, wiring.Member]:
     instr: instructions whose tokens have been taken, in program order; accepted when the unit starts one.
     done: one pulse an instruction, in program order, when its last write is committed.
     error: one pulse when an instruction fails. After it, `halt` comes.
-    start: pulses in the cycle in which the unit accepts an instruction (for the trace): `instr.valid & instr.ready`.
     active: 1 in each cycle in which the unit moves a beat or does a tile operation (counter `busy`).
-    held: 1 in each cycle in which a started instruction is held up by memory or a scratchpad port (`wait_memory`).
-    quiet: 1 while nothing is in flight, on AXI neither.
+    stalled: 1 in each cycle in which a started instruction waits for memory or a scratchpad port (`wait_memory`).
+    idle: 1 while nothing is in flight, on AXI neither.
     halt: 1 from an error to the next run: start nothing new, drop what is left, end AXI bursts as AXI demands.
     """
     return {
@@ -102,8 +101,8 @@ def unit_members(cfg: Config, opcode: Opcode) -> dict[str, wiring.Member]:
         "done": Out(Pulse(done_layout)),
         "error": Out(Pulse(error_layout)),
         "active": Out(1),
-        "held": Out(1),
-        "quiet": Out(1),
+        "stalled": Out(1),
+        "idle": Out(1),
         "halt": In(1),
     }
 

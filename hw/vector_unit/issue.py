@@ -120,7 +120,7 @@ class IssueStage:
             unit.instr.ready.eq(loops.instr.ready & may_start),
             accept.eq(unit.instr.valid & unit.instr.ready & ~of_rows),
             self.rows.eq(unit.instr.valid & may_start & of_rows),  # loops are ready where nothing else is under way
-            unit.quiet.eq((under_way == 0) & ~self.alone & ~unit.done.valid),
+            unit.idle.eq((under_way == 0) & ~self.alone & ~unit.done.valid),
         ]
         with m.If(accept):
             m.d.sync += [current.eq(~current), feeds.eq(Cat(to_acc, to_vin))]

@@ -60,7 +60,7 @@ class Vector(wiring.Component):
 
     Members
     -------
-    instr, done, error, active, held, quiet, halt    see `unit_members`; there are no errors.
+    instr, done, error, active, stalled, idle, halt    see `unit_members`; there are no errors.
     acc_read, vin, par, out                          scratchpad ports, which must be ready, that of acc unless claimed;
                                                      data is used in the cycle after the read.
                                                      With taps a read of vin gives as many entries.
@@ -146,11 +146,11 @@ class Vector(wiring.Component):
         m.d.comb += [
             finish.eq(ends if rows is None else issue.tells(m, ends, self.halt)),
             self.active.eq(issue.takes | issue.bubbles.any() | issue.alone),
-            self.held.eq(step.valid & ~issue.slot & ~issue.bubbles.any()),
+            self.stalled.eq(step.valid & ~issue.slot & ~issue.bubbles.any()),
         ]
         if cfg.norm:
             with m.If(issue.finding):
-                m.d.comb += [self.active.eq(1), self.held.eq(0)]
+                m.d.comb += [self.active.eq(1), self.stalled.eq(0)]
         tells = finish if rows is None else finish | rows_finish
         m.d.sync += self.done.valid.eq(tells & ~self.halt)
         with m.If(tells):

@@ -380,7 +380,7 @@ async def measure(dut: Any, machine: Machine, chosen: dict[str, int]) -> None:
     while not task.done():
         await bench.fall(dut)
         counts["active"] += int(dut.active.value)
-        counts["cycles"] += int(not dut.quiet.value)
+        counts["cycles"] += int(not dut.idle.value)
         await bench.rise(dut)
     await task
     work = 2 * 2 * 20 * 25 * (cfg.residual_cycles if chosen["rescale_add"] else 1)
@@ -404,7 +404,7 @@ async def halt_drops_everything(dut: Any) -> None:
         dut.instr__valid.value = 0
         await bench.cycles(dut, 2)
         await bench.fall(dut)
-        assert dut.quiet.value and not dut.done__valid.value and not dut.instr__ready.value
+        assert dut.idle.value and not dut.done__valid.value and not dut.instr__ready.value
         await bench.rise(dut)
         dut.halt.value = 0
         for to, words in machine.words.items():
