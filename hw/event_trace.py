@@ -12,10 +12,9 @@ from celosia.hw.lib.layout import INDEX_BITS, UNITS, Pulse, TraceRegisters
 from celosia.hw.spec.config import Config
 from celosia.hw.spec.regs import TRACE_INDEX_SHIFT
 
-WAITING = 8
-"""Events of each kind and unit that wait for their turn at the ring, which takes one a cycle; what comes on top is
-dropped."""
-FIRST = 2
+QUEUE_DEPTH = 8
+"""Events of each kind and unit that wait for the ring, which takes one a cycle; further ones are dropped."""
+FIRST_CYCLE = 2
 """Cycle that follows `clear`, counted from the one in which the host starts the run."""
 SOURCES = tuple(f"{unit}_{kind}" for unit in UNITS for kind in ("start", "done"))
 """In the order of the lowest bits of an entry: `TRACE_DONE`, and the unit from `TRACE_UNIT_SHIFT` on."""
@@ -30,7 +29,7 @@ class EventTrace(wiring.Component):
 
     Members
     -------
-    clear : In(1)                   Begins a run: nothing is kept, and cycles count from FIRST.
+    clear : In(1)                   Begins a run: nothing is kept, and cycles count from FIRST_CYCLE.
     pulses : In(Pulse)              One for each of SOURCES: the number of an instruction that starts, or is done, in
                                     this cycle.
     registers : Out(TraceRegisters)     Those of the host:
@@ -54,7 +53,7 @@ class EventTrace(wiring.Component):
         entry = Signal(data.StructLayout({"event": 32, "cycle": 32}))
         waiting = Signal(len(SOURCES))
         for number, (source, pulse) in enumerate(zip(SOURCES, self.pulses)):
-            queue = RegisteredFifo(entry.shape(), WAITING)
+            queue = RegisteredFifo(entry.shape(), QUEUE_DEPTH)
             m.submodules[source] = ResetInserter(self.clear)(queue)
             turn = waiting[number] & ~waiting[:number].any()
             m.d.comb += [
@@ -70,7 +69,7 @@ class EventTrace(wiring.Component):
         with m.If(waiting.any()):
             m.d.sync += [host.count.eq(host.count + 1), place.eq(Mux(place == self._depth - 1, 0, place + 1))]
         with m.If(self.clear):
-            m.d.sync += [now.eq(FIRST), place.eq(0), host.count.eq(0)]
+            m.d.sync += [now.eq(FIRST_CYCLE), place.eq(0), host.count.eq(0)]
         for name, value in (("event", host.event), ("cycle", host.cycle)):
             m.submodules[f"{name}_ring"] = ring = Memory(shape=32, depth=self._depth, init=[])
             write = ring.write_port()
