@@ -39,10 +39,14 @@ ERROR_SOURCES = ("fetch", *UNITS)
 class Control(wiring.Component):
     """Register file and run control.
 
-    A run: `clear` for one cycle, then `run` until `finished` and everything is quiet. The first error, or the host, or
+    A run: `clear` for one cycle, then `run` until `finished` and everything is idle. The first error, or the host, or
     its lease that runs out, raises `halt`, which stays until the next run is cleared; the run ends when everything is
-    quiet, or after the watchdog's time once more. What memory then owes would be taken for answers to the next run,
+    idle, or after the watchdog's time once more. What memory then owes would be taken for answers to the next run,
     which does not start before.
+
+    Parameters
+    ----------
+    cfg : Config
 
     Members
     -------
@@ -50,12 +54,12 @@ class Control(wiring.Component):
     irq : Out(1)                While done, if enabled.
     busy, error : Out(1)        A run is under way; the last one ended in an error, or this one will.
     clear, run, halt : Out(1)   To the pipeline.
-    clears : Out(1)             `clear` comes in the next cycle.
+    clear_next : Out(1)         `clear` comes in the next cycle.
     instr_addr, instr_count, dma_base, dma_size : Out     Values of the registers.
     finished : In(1)            Every instruction has left its queue.
-    fetch_quiet : In(1)         Fetch has nothing in flight.
-    quiet, wait_token : In(4)   A bit for each unit.
-    active, held : In           A bit for each unit; LOAD has one for each port to memory.
+    fetch_idle : In(1)          Fetch has nothing in flight.
+    idle, wait_token : In(4)    A bit for each unit.
+    active, stalled : In        A bit for each unit; LOAD has one for each port to memory.
     errors : In(Pulse)          Of each of ERROR_SOURCES: fetch and the units.
     oldest : In                 Number of the instruction that a watchdog error names.
     read_beat, write_beat : In  A beat is passed on AXI in this cycle; a bit for each port.
@@ -76,7 +80,7 @@ class Control(wiring.Component):
             "irq": Out(1),
             "busy": Out(1),
             "error": Out(1),
-            "clears": Out(1),
+            "clear_next": Out(1),
             "clear": Out(1),
             "run": Out(1),
             "halt": Out(1),
@@ -85,10 +89,10 @@ class Control(wiring.Component):
             "dma_base": Out(ADDR_BITS),
             "dma_size": Out(32),
             "finished": In(1),
-            "fetch_quiet": In(1),
-            "quiet": In(units),
+            "fetch_idle": In(1),
+            "idle": In(units),
             "active": In(units + cfg.ports - 1),
-            "held": In(units + cfg.ports - 1),
+            "stalled": In(units + cfg.ports - 1),
             "wait_token": In(units),
             "oldest": In(INDEX_BITS),
             "read_beat": In(cfg.ports),
@@ -113,12 +117,12 @@ class Control(wiring.Component):
         self._counters(m, values, busy)
         expired = self._timer(m, "watchdog", values["watchdog"], self._moved(m))
         lapsed = self._timer(m, "lease", values["lease"], renewed)
-        finished, all_quiet, errors = self._ends(m)
-        m.d.sync += self.clear.eq(self.clears)  # it and `halt` are registers: they lead to many others
+        finished, all_idle, errors = self._ends(m)
+        m.d.sync += self.clear.eq(self.clear_next)  # it and `halt` are registers: they lead to many others
         with m.FSM():
             with m.State("IDLE"), m.If(start):
                 m.d.sync += [done.eq(0), code.eq(0), index.eq(0), runs.eq(runs + 1)]
-                m.d.comb += self.clears.eq(1)
+                m.d.comb += self.clear_next.eq(1)
                 m.next = "CLEAR"
             with m.State("CLEAR"):  # halted still, or units would take what is left of the run before
                 m.d.comb += busy.eq(1)
@@ -126,7 +130,7 @@ class Control(wiring.Component):
                 m.next = "RUN"  # no abort comes here: it takes a cycle, and the write before was the start
             with m.State("RUN"):
                 m.d.comb += [busy.eq(1), self.run.eq(1)]
-                with m.If(finished & all_quiet):
+                with m.If(finished & all_idle):
                     m.d.sync += done.eq(1)
                     m.next = "IDLE"
                 for reason, ends in ((Error.WATCHDOG, expired), (Error.LEASE, lapsed), (Error.ABORTED, abort)):
@@ -137,7 +141,7 @@ class Control(wiring.Component):
                     with m.If(error.valid):
                         m.d.sync += [code.eq(error.code), index.eq(error.index), self.halt.eq(1)]
                         m.next = "HALT"
-            with m.State("HALT"):  # `all_quiet` does not know of `halt` yet
+            with m.State("HALT"):  # `all_idle` does not know of `halt` yet
                 m.d.comb += busy.eq(1)
                 m.next = "DRAIN"
             with m.State("DRAIN"):
@@ -145,21 +149,21 @@ class Control(wiring.Component):
                 with m.If(expired):
                     m.d.sync += done.eq(1)
                     m.next = "STUCK"
-                with m.If(all_quiet):
+                with m.If(all_idle):
                     m.d.sync += done.eq(1)
                     m.next = "IDLE"
             with m.State("STUCK"):
                 m.d.comb += stuck.eq(1)
-                with m.If(all_quiet):
+                with m.If(all_idle):
                     m.next = "IDLE"
         probes(
-            self, values=values, busy=busy, stuck=stuck, lapsed=lapsed, finished=finished, all_quiet=all_quiet,
+            self, values=values, busy=busy, stuck=stuck, lapsed=lapsed, finished=finished, all_idle=all_idle,
             start=start, abort=abort,
         )  # fmt: skip
         return m
 
     def _values(self, m: Module, values: dict[str, Signal], status: Value, index: Value, runs: Value) -> None:
-        """What registers read that the host does not write, and those whose values go out."""
+        """Connect the registers that the host reads, and those whose values go out."""
         m.d.comb += [
             self.instr_addr.eq(values["instr_addr"]),
             self.instr_count.eq(values["instr_count"]),
@@ -181,29 +185,33 @@ class Control(wiring.Component):
             ]
 
     def _moved(self, m: Module) -> Signal:
-        """1 where something moved: a register, for that is known late in a cycle, and resets a counter."""
+        """Return 1 where something moved; a register, for that is known late in a cycle, and resets a counter."""
         moves = self.active.any() | self.read_beat.any() | self.write_beat | self.write_answer
         moved = Signal()
         m.d.sync += moved.eq(moves)
         return moved
 
     def _ends(self, m: Module) -> tuple[Signal, Signal, list[Any]]:
-        """What ends a run: everything is fetched, everything is quiet, or one of the errors. Registers, for it comes
-        late from all parts, and leads to many others."""
+        """Return the reasons to end a run: all is fetched, all units are idle, or the errors.
+
+        They are registers, for they come late from all parts, and lead to many others.
+        """
         finished = Signal()
-        all_quiet = Signal()
+        all_idle = Signal()
         errors = []
         error_pulse = data.StructLayout({"valid": 1, **error_layout.members})
-        m.d.sync += [finished.eq(self.finished), all_quiet.eq(self.fetch_quiet & self.quiet.all())]
+        m.d.sync += [finished.eq(self.finished), all_idle.eq(self.fetch_idle & self.idle.all())]
         for source, pulse in zip(ERROR_SOURCES, self.errors):
             error = Signal(error_pulse, name=f"failed_{source}")
             m.d.sync += error.eq(Cat(pulse.valid, pulse.payload))
             errors.append(error)
-        return finished, all_quiet, errors
+        return finished, all_idle, errors
 
     def _registers(self, m: Module, values: dict[str, Signal], locked: Value) -> tuple[Value, Value, Value]:
-        """The AXI4-Lite slave. locked: registers of Access.SETUP keep their values. Returns the pulses that start a
-        run, end one, and renew its lease."""
+        """Build the AXI4-Lite subordinate. Returns the pulses that start a run, end one, and renew its lease.
+
+        locked: registers of Access.SETUP keep their values.
+        """
         bus = self.axil
         write = Signal()
         read = Signal()
@@ -252,8 +260,10 @@ class Control(wiring.Component):
         return start, aborted, renewed
 
     def _asked(self, m: Module, values: dict[str, Signal], read: Value) -> Value:
-        """The value of the register at the address of the last read: a bit for each register is kept of it, for all
-        values lie behind that."""
+        """Return the value of the register at the address of the last read.
+
+        One bit for each register is kept of the address, for all values lie behind it.
+        """
         asked = {name: Reg(name=f"asks_{name}") for name in self._present}
         with m.If(read):
             m.d.sync += [bit.eq(self.axil.araddr[2:] == REGISTERS[name].offset // 4) for name, bit in asked.items()]
@@ -261,7 +271,8 @@ class Control(wiring.Component):
         return reduce(or_, (Mux(bit, values[name], 0) for name, bit in asked.items()))
 
     def _timer(self, m: Module, name: str, limit: Value, progress: Value) -> Value:
-        """1 in each cycle in which there was no progress for `limit` cycles of a run; never where `limit` is 0."""
+        """Return 1 in each cycle in which there was no progress for `limit` cycles of a run; never where `limit` is
+        0."""
         idle = Signal(32, name=f"{name}_idle")
         expired = Signal(name=f"{name}_expired")
         moved = Signal(name=f"{name}_moved")
@@ -275,7 +286,7 @@ class Control(wiring.Component):
         return expired
 
     def _counters(self, m: Module, values: dict[str, Signal], busy: Value) -> None:
-        """The 64-bit counters; all count while `busy`. With two ports to memory, some count two in a cycle."""
+        """Count events in 64 bits while `busy`. With two ports to memory, some counters count two in a cycle."""
         ports = self._cfg.ports
         counts: dict[str, Value] = {
             "cycles": Const(1),
@@ -287,7 +298,7 @@ class Control(wiring.Component):
             own = slice(0, ports) if unit == Unit.LOAD else slice(unit + ports - 1, unit + ports)
             counts[f"{name}_busy"] = self.active[own]
             counts[f"{name}_wait_token"] = self.wait_token[unit]
-            counts[f"{name}_wait_memory"] = self.held[own]
+            counts[f"{name}_wait_memory"] = self.stalled[own]
         counted = busy & ~self.clear  # when units still show what was left of the run before
         for name in COUNTERS:
             counter = Signal(64, name=f"counter_{name}")

@@ -1,4 +1,4 @@
-"""Event trace: start and end of instructions in a ring for the host, in hardware whose Config has a `trace_depth`."""
+"""Ring of the starts and ends of instructions, which the host reads, in hardware with a `trace_depth`."""
 
 from __future__ import annotations
 
@@ -12,10 +12,9 @@ from celosia.hw.lib.layout import INDEX_BITS, UNITS, Pulse, TraceRegisters
 from celosia.hw.spec.config import Config
 from celosia.hw.spec.regs import TRACE_INDEX_SHIFT
 
-WAITING = 8
-"""Events of each kind and unit that wait for their turn at the ring, which takes one a cycle; what comes on top is
-dropped."""
-FIRST = 2
+QUEUE_DEPTH = 8
+"""Events of each kind and unit that wait for the ring, which takes one a cycle; further ones are dropped."""
+FIRST_CYCLE = 2
 """Cycle that follows `clear`, counted from the one in which the host starts the run."""
 SOURCES = tuple(f"{unit}_{kind}" for unit in UNITS for kind in ("start", "done"))
 """In the order of the lowest bits of an entry: `TRACE_DONE`, and the unit from `TRACE_UNIT_SHIFT` on."""
@@ -24,12 +23,16 @@ SOURCES = tuple(f"{unit}_{kind}" for unit in UNITS for kind in ("start", "done")
 class EventTrace(wiring.Component):
     """The last `trace_depth` events of a run.
 
+    Parameters
+    ----------
+    cfg : Config
+
     Members
     -------
-    clear : In(1)                   Begins a run: nothing is kept, and cycles count from FIRST.
-    pulses : In(Pulse)              Of each of SOURCES: the number of an instruction that starts, or is done, in this
-                                    cycle.
-    registers : Out(TraceRegisters)
+    clear : In(1)                   Begins a run: nothing is kept, and cycles count from FIRST_CYCLE.
+    pulses : In(Pulse)              One for each of SOURCES: the number of an instruction that starts, or is done, in
+                                    this cycle.
+    registers : Out(TraceRegisters)     Those of the host:
         at                          Number of an entry of the ring; the number of an event modulo `trace_depth`.
         event, cycle                That entry, as the registers say, two cycles later.
         count                       Events that have been written, over older ones where there were more than entries.
@@ -50,7 +53,7 @@ class EventTrace(wiring.Component):
         entry = Signal(data.StructLayout({"event": 32, "cycle": 32}))
         waiting = Signal(len(SOURCES))
         for number, (source, pulse) in enumerate(zip(SOURCES, self.pulses)):
-            queue = RegisteredFifo(entry.shape(), WAITING)
+            queue = RegisteredFifo(entry.shape(), QUEUE_DEPTH)
             m.submodules[source] = ResetInserter(self.clear)(queue)
             turn = waiting[number] & ~waiting[:number].any()
             m.d.comb += [
@@ -66,7 +69,7 @@ class EventTrace(wiring.Component):
         with m.If(waiting.any()):
             m.d.sync += [host.count.eq(host.count + 1), place.eq(Mux(place == self._depth - 1, 0, place + 1))]
         with m.If(self.clear):
-            m.d.sync += [now.eq(FIRST), place.eq(0), host.count.eq(0)]
+            m.d.sync += [now.eq(FIRST_CYCLE), place.eq(0), host.count.eq(0)]
         for name, value in (("event", host.event), ("cycle", host.cycle)):
             m.submodules[f"{name}_ring"] = ring = Memory(shape=32, depth=self._depth, init=[])
             write = ring.write_port()

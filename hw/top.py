@@ -1,4 +1,4 @@
-"""The accelerator: the parts and how they are connected."""
+"""Top module of the accelerator: its parts and how they are connected."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from celosia.hw.dae_pipeline.store import Store
 from celosia.hw.dae_pipeline.tokens import DependencyGate
 from celosia.hw.event_trace import EventTrace
 from celosia.hw.gemm_core.gemm import Gemm
-from celosia.hw.lib.axi import Axi4, Axi4Read, AxiLite, connect_part
+from celosia.hw.lib.axi import Axi4, Axi4Read, AxiLite
 from celosia.hw.lib.layout import INDEX_BITS, UNITS, PerUnit
 from celosia.hw.spec.config import Config
 from celosia.hw.spec.isa import Unit
@@ -39,7 +39,7 @@ SCRATCHPADS = ("inp", "wgt", "vin", "par", "tap", "out", "acc")
 
 
 class State(IntEnum):
-    """What a unit does in a cycle; the first of several counts."""
+    """Activity of a unit in a cycle; the first of several counts."""
 
     IDLE = 0
     BUSY = 1
@@ -50,7 +50,7 @@ class State(IntEnum):
 
 
 class UnitTrace(wiring.Signature):
-    """What simulation sees of a unit.
+    """Events and activity of a unit, for simulation.
 
     start, done : Out(1), with start_index, done_index : Out(32)    An instruction starts, or is done, in this cycle.
     state : Out(State)      What the unit does in this cycle.
@@ -64,7 +64,7 @@ class UnitTrace(wiring.Signature):
 
 
 def scratchpad(cfg: Config, name: str) -> wiring.Component:
-    """The memories of a scratchpad of `cfg`, with their ports."""
+    """Build the memories of a scratchpad of `cfg`, with their ports."""
     if name == "acc":
         return AccScratchpad(cfg)
     pad = scratchpads(cfg)[name]
@@ -75,7 +75,7 @@ def scratchpad(cfg: Config, name: str) -> wiring.Component:
 
 
 class Accelerator(wiring.Component):
-    """One accelerator.
+    """The accelerator of a Config.
 
     Parameters
     ----------
@@ -129,7 +129,7 @@ class Accelerator(wiring.Component):
         return m
 
     def _connect_host(self, m: Module) -> Control:
-        """Registers, and the life of a run, which begins with a reset of everything else."""
+        """Connect the host's registers, and the life of a run, which begins with a reset of everything else."""
         # Reset comes from a register, so that no logic hangs on a pin: better timing, and Verilator need not look at
         # every next state again whenever an input changes (1.5 times the cycles a second).
         reset = Signal(init=1)
@@ -137,7 +137,7 @@ class Accelerator(wiring.Component):
         m.d.sync += reset.eq(0)
         m.domains.core, m.domains.pipeline = core, pipeline = ClockDomain("core"), ClockDomain("pipeline")
         m.submodules.control = control = DomainRenamer("core")(Control(self._cfg))
-        m.d.sync += pipeline_reset.eq(control.clears)
+        m.d.sync += pipeline_reset.eq(control.clear_next)
         wiring.connect(m, wiring.flipped(self.s_axil), control.axil)
         m.d.comb += [
             self.irq.eq(control.irq),
@@ -152,7 +152,8 @@ class Accelerator(wiring.Component):
         return control
 
     def _connect_instructions(self, m: Module, fetch: Fetch, tokens: DependencyGate, units: Sequence[Any]) -> None:
-        """Fetch -> gates -> units. A queue behind each gate parts the paths of semaphores from those within a unit."""
+        """Connect fetch -> gates -> units. A queue behind each gate parts the paths of semaphores from those within a
+        unit."""
         wiring.connect(m, fetch.queues, tokens.queues)
         for name, unit, passed, done in zip(UNITS, units, tokens.passed.each, tokens.done.each):
             issue = RegisteredFifo(passed.payload.shape(), ISSUE_DEPTH)
@@ -162,11 +163,11 @@ class Accelerator(wiring.Component):
             wiring.connect(m, unit.done, done)
 
     def _connect_memory(self, m: Module, readmux: ReadMux, load: Load, store: Store) -> list[Value]:
-        """LOAD and STORE to memory. Returns the pulses of beats that are read."""
+        """Connect LOAD and STORE to memory. Returns the pulses of beats that are read."""
         near, *others = load.buses
         wiring.connect(m, near, readmux.load)
-        connect_part(m, readmux.axi, self.m_axi)
-        connect_part(m, store.axi, self.m_axi)
+        wiring.connect(m, readmux.axi, wiring.flipped(self.m_axi.read))
+        wiring.connect(m, store.axi, wiring.flipped(self.m_axi.write))
         read_beats = [readmux.read_beat]
         for bus in others:
             m.submodules.readmux1 = second = DomainRenamer("pipeline")(ReadMux(self._cfg.bus_bytes))
@@ -178,7 +179,7 @@ class Accelerator(wiring.Component):
     def _connect_scratchpads(
         self, m: Module, pads: Mapping[str, Any], load: Load, gemm: Gemm, vector: Vector, store: Store
     ) -> None:
-        """LOAD -> GEMM -> VECTOR -> STORE."""
+        """Connect LOAD -> GEMM -> VECTOR -> STORE through the scratchpads."""
         connect, acc = wiring.connect, pads["acc"]
         for name, port in load.pads.items():
             if name in vector.writes:
@@ -205,7 +206,7 @@ class Accelerator(wiring.Component):
         connect(m, store.out, pads["out"].read)
 
     def _connect_writers(self, m: Module, name: str, pad: Any, load: Any, vector: Any) -> None:
-        """LOAD and VECTOR to a scratchpad that holds activations."""
+        """Connect LOAD and VECTOR to a scratchpad that holds activations."""
         of, out = scratchpads(self._cfg)[name], scratchpads(self._cfg)["out"]
         arbiter = WriteArbiter(of.address_bits, of.width, of.grain, of.width // out.width)
         m.submodules[f"{name}_arbiter"] = arbiter
@@ -216,7 +217,7 @@ class Accelerator(wiring.Component):
     def _connect_control(
         self, m: Module, control: Control, fetch: Fetch, tokens: DependencyGate, units: Sequence[Any]
     ) -> None:
-        """What control says to all, and what it hears of them."""
+        """Connect control to all parts."""
         load, _, _, store = units
         for part in (fetch, load, store):
             m.d.comb += [part.dma_base.eq(control.dma_base), part.dma_size.eq(control.dma_size)]
@@ -228,16 +229,16 @@ class Accelerator(wiring.Component):
             fetch.instr_addr.eq(control.instr_addr),
             fetch.instr_count.eq(control.instr_count),
             control.finished.eq(fetch.finished & ~Cat(unit.instr.valid for unit in units).any()),
-            control.fetch_quiet.eq(fetch.quiet),
-            control.quiet.eq(Cat(unit.quiet for unit in units)),
+            control.fetch_idle.eq(fetch.idle),
+            control.idle.eq(Cat(unit.idle for unit in units)),
             control.active.eq(Cat(unit.active for unit in units)),
-            control.held.eq(Cat(unit.held for unit in units)),
+            control.stalled.eq(Cat(unit.stalled for unit in units)),
             control.wait_token.eq(tokens.wait_token),
             control.oldest.eq(tokens.oldest),
         ]
 
     def _show(self, m: Module, units: Sequence[Any], tokens: DependencyGate) -> None:
-        """What the units do, for simulation."""
+        """Connect the traces of units, for simulation."""
         for unit, waits, shown in zip(units, tokens.wait_token, self.trace.each):
             m.d.comb += [
                 shown.start.eq(unit.instr.valid & unit.instr.ready),
@@ -247,13 +248,13 @@ class Accelerator(wiring.Component):
             ]
             with m.If(unit.active):
                 m.d.comb += shown.state.eq(State.BUSY)
-            with m.Elif(unit.held):
+            with m.Elif(unit.stalled):
                 m.d.comb += shown.state.eq(State.MEMORY)
             with m.Elif(waits):
                 m.d.comb += shown.state.eq(State.TOKEN)
 
     def _connect_trace(self, m: Module, control: Control) -> None:
-        """What simulation sees of instructions, to the ring of the host."""
+        """Connect the traces of units to the ring of the host."""
         m.submodules.event_trace = trace = DomainRenamer("core")(EventTrace(self._cfg))
         for unit, shown in zip(Unit, self.trace.each):
             starts, ends = trace.pulses[2 * unit : 2 * unit + 2]

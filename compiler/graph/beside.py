@@ -14,7 +14,8 @@ from celosia.compiler.graph.select import Choice
 from celosia.compiler.layer import Softmax, inputs
 from celosia.compiler.tensorize import pack
 from celosia.hw.spec.config import Config
-from celosia.hw.spec.pipeline import softmax_parts, softmax_spans, tile_rows
+from celosia.hw.spec.pipeline import softmax_parts, tile_rows
+from celosia.sim.timing.engine_cycles import softmax_beats
 
 
 def beside_softmaxes(cfg: Config, choices: list[Choice]) -> list[Choice]:
@@ -56,7 +57,7 @@ def _cycles(cfg: Config, choice: Choice) -> int:
     """Of a softmax behind another one."""
     x = choice.layer.x
     tiles = -(-x.height * x.width // tile_rows(cfg))
-    spans: int = softmax_spans(cfg, pack.blocks(x.channels, cfg.block_out))
+    spans: int = softmax_beats(cfg, pack.blocks(x.channels, cfg.block_out))
     return tiles * tile_rows(cfg) * softmax_parts(cfg) * spans
 
 

@@ -30,19 +30,10 @@ from celosia.compiler.tensorize.transfer import PAD_MAX
 from celosia.hw.boards.memory import ZYNQ_HP
 from celosia.hw.spec.config import Config
 from celosia.hw.spec.isa import instruction_bytes
-from celosia.hw.spec.pipeline import (
-    MAX_BURST,
-    OUTSTANDING,
-    PAIR_STAGES,
-    VECTOR_STAGES,
-    softmax_behind,
-    softmax_cycles,
-    softmax_parts,
-    softmax_spans,
-    tile_rows,
-)
+from celosia.hw.spec.pipeline import MAX_BURST, OUTSTANDING, PAIR_STAGES, VECTOR_STAGES, softmax_parts, tile_rows
 from celosia.hw.spec.scratchpads import depths, scratchpads
 from celosia.sim.timing import latency
+from celosia.sim.timing.engine_cycles import softmax_beats, softmax_cycles, softmax_tail_cycles
 
 MEMORY = ZYNQ_HP
 """The memory that the estimate assumes."""
@@ -257,9 +248,9 @@ def _softmaxes(cfg: Config, heads: int, queries: int, groups: int) -> float:
     one before that has ended, whose largest elements and last quotients take two of its tiles more."""
     many, rest = divmod(queries, query_part(cfg))
     rows = [*[query_part(cfg)] * many, *[rest] * (rest > 0)] * heads
-    beat = tile_rows(cfg) * softmax_spans(cfg, groups) * softmax_parts(cfg)
+    beat = tile_rows(cfg) * softmax_beats(cfg, groups) * softmax_parts(cfg)
     tiles = [-(-each // tile_rows(cfg)) for each in rows[:-1]]
-    more = softmax_behind(cfg, tile_rows(cfg), groups) - beat  # quotients, and what follows them
+    more = softmax_tail_cycles(cfg, tile_rows(cfg), groups) - beat  # quotients, and what follows them
     along = sum(max(each * beat, ((each + 1) * beat + more) / 2) for each in tiles)
     return float(along + softmax_cycles(cfg, rows[-1], groups))
 

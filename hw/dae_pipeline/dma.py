@@ -1,4 +1,4 @@
-"""From rows of DRAM bytes to AXI bursts, reading and writing.
+"""DMA engines: rows of DRAM bytes become AXI bursts, to read and to write.
 
 A row is `bytes` consecutive bytes from `offset`, relative to `dma_base`, which is a multiple of 4096. A row that ends
 beyond `dma_size` is refused as a whole: none of it reaches the bus, nor does any later row before `halt`. Beats are
@@ -23,7 +23,7 @@ OFFSET_BITS = 32
 
 
 def row_layout(bytes_bits: int) -> data.StructLayout:
-    """bytes: at least 1. final: the last row of what the user counts as one (an instruction)."""
+    """A row of bytes to read or write, at least 1. final: the last row of an instruction."""
     return data.StructLayout({"offset": OFFSET_BITS, "bytes": bytes_bits, "final": 1})
 
 
@@ -32,7 +32,20 @@ split_layout = data.StructLayout({"burst": burst_layout, "row_end": 1, "final": 
 
 
 class BurstSplitter(wiring.Component):
-    """Cuts rows into legal bursts, one a cycle. On `halt` it takes no new row and drops what is left of its own."""
+    """Cuts rows into legal bursts, one a cycle.
+
+    Parameters
+    ----------
+    bus_bytes : int     Bytes of a beat.
+    bytes_bits : int    Width of a row's count of bytes.
+
+    Members
+    -------
+    row : In(stream)                Rows to cut.
+    split : Out(stream)             Their bursts, in order; one that is `refused` stands for a row beyond the limits.
+    dma_base, dma_size : In         Where DRAM begins, and how many bytes of it may be used.
+    halt : In(1)                    Takes no new row, and drops what is left of the present one.
+    """
 
     def __init__(self, bus_bytes: int, bytes_bits: int) -> None:
         self._bus_bytes = bus_bytes
@@ -62,7 +75,7 @@ class BurstSplitter(wiring.Component):
         ends = Reg()
 
         def burst(word: Value, left: Value) -> list[object]:
-            """Of the burst that begins at `word`, up to the end of its page, of its row, or its greatest length."""
+            """Find the burst that begins at `word`: up to the end of its page, of its row, or its greatest length."""
             page = ~word[:page_bits]
             most = Mux(page[burst_bits:].any(), MAX_BURST - 1, page[:burst_bits])
             is_last = ~left[burst_bits:].any() & (left[:burst_bits] <= most)
@@ -105,7 +118,10 @@ class BurstSplitter(wiring.Component):
 
 
 def beat_layout(bus_bytes: int) -> data.StructLayout:
-    """error: a code of `regs.Error`; a refused row gives one beat with ADDRESS. last: the last beat of its row."""
+    """A beat that was read. error: a code of `regs.Error`. last: the last beat of its row.
+
+    A refused row gives one beat with the error ADDRESS.
+    """
     return data.StructLayout({"data": 8 * bus_bytes, "error": ERROR_BITS, "last": 1})
 
 
@@ -113,9 +129,22 @@ class ReadEngine(wiring.Component):
     """Reads rows; their beats come in order, one a cycle once the first has arrived.
 
     A burst is asked for only when the engine has room for all of its beats, so the bus never waits for the user.
-    On `halt`, what is outstanding is received and dropped; `quiet` tells that nothing is left.
 
-    Parameters: outstanding, bursts under way at once; room, beats that the engine can hold.
+    Parameters
+    ----------
+    bus_bytes : int     Bytes of a beat.
+    bytes_bits : int    Width of a row's count of bytes.
+    outstanding : int   Bursts under way at once.
+    room : int          Beats that the engine can hold.
+
+    Members
+    -------
+    row : In(stream)            Rows to read.
+    beat : Out(stream)          Their beats, in order.
+    bus : Out(ReadBus)          The read channel.
+    dma_base, dma_size : In     Where DRAM begins, and how many bytes of it may be read.
+    halt : In(1)                Outstanding beats are received and dropped.
+    idle : Out(1)               No row is left, and no beat is outstanding or held.
     """
 
     def __init__(
@@ -134,7 +163,7 @@ class ReadEngine(wiring.Component):
             "dma_base": In(ADDR_BITS),
             "dma_size": In(OFFSET_BITS),
             "halt": In(1),
-            "quiet": Out(1),
+            "idle": Out(1),
         })  # fmt: skip
 
     def elaborate(self, platform: object) -> Module:
@@ -179,20 +208,20 @@ class ReadEngine(wiring.Component):
             beats.o.ready.eq(self.beat.ready | self.halt),
         ]
 
-        taken = Signal(range(MAX_BURST + 1))
+        claimed = Signal(range(MAX_BURST + 1))
         freed = Signal()
         m.d.comb += freed.eq(beats.o.valid & beats.o.ready)
         with m.If(split.valid & split.ready):
-            m.d.comb += taken.eq(Mux(split.payload.refused, 1, split.payload.burst.len + 1))
-        with m.If(freed | (taken != 0)):
-            m.d.sync += free.eq(free + freed - taken)
-        m.d.comb += self.quiet.eq(~split.valid & (free == self._room))
+            m.d.comb += claimed.eq(Mux(split.payload.refused, 1, split.payload.burst.len + 1))
+        with m.If(freed | (claimed != 0)):
+            m.d.sync += free.eq(free + freed - claimed)
+        m.d.comb += self.idle.eq(~split.valid & (free == self._room))
         probes(self, splitter=splitter, order=order, beats=beats, free=free, split=split)
         return m
 
 
 def write_beat_layout(bus_bytes: int) -> data.StructLayout:
-    """strobe: which bytes are written."""
+    """A beat to write. strobe: the bytes that are written."""
     return data.StructLayout({"data": 8 * bus_bytes, "strobe": bus_bytes})
 
 
@@ -200,12 +229,24 @@ answer_layout = data.StructLayout({"error": ERROR_BITS, "final": 1})
 
 
 class WriteEngine(wiring.Component):
-    """Writes rows; the user gives the beats of all rows in order, first and last ones with strobes.
+    """Writes rows of bytes to DRAM.
 
-    answer: a pulse when the last response of a `final` row has come, after those of all rows before it; and a pulse
-    with an error for a burst that failed (WRITE) or a refused row (ADDRESS).
-    On `halt`, bursts whose address is out are filled up with beats that write nothing; `quiet` tells that their
-    responses have come.
+    Parameters
+    ----------
+    bus_bytes : int     Bytes of a beat.
+    bytes_bits : int    Width of a row's count of bytes.
+    outstanding : int   Bursts under way at once.
+
+    Members
+    -------
+    row : In(stream)            Rows to write.
+    beat : In(stream)           The beats of all rows, in order; strobes cut the first and the last one of a row.
+    answer : Out(Pulse)         One when the last response of a `final` row has come, after those of all rows before it;
+                                and one with an error for a burst that failed (WRITE) or a refused row (ADDRESS).
+    axi : Out(Axi4Write)        The write channels.
+    dma_base, dma_size : In     Where DRAM begins, and how many bytes of it may be written.
+    halt : In(1)                Bursts whose address is out are filled up with beats that write nothing.
+    idle : Out(1)               No row is left, and no response is outstanding.
     """
 
     def __init__(self, bus_bytes: int, bytes_bits: int = OFFSET_BITS, outstanding: int = OUTSTANDING) -> None:
@@ -218,7 +259,7 @@ class WriteEngine(wiring.Component):
             "dma_base": In(ADDR_BITS),
             "dma_size": In(OFFSET_BITS),
             "halt": In(1),
-            "quiet": Out(1),
+            "idle": Out(1),
         })  # fmt: skip
 
     def elaborate(self, platform: object) -> Module:
@@ -238,13 +279,15 @@ class WriteEngine(wiring.Component):
         self._addresses(m, split, lengths, order)
         self._data(m, lengths)
         self._responses(m, order)
-        m.d.comb += self.quiet.eq(~Cat(split.valid, axi.awvalid, axi.wvalid, order.o.valid).any())
+        m.d.comb += self.idle.eq(~Cat(split.valid, axi.awvalid, axi.wvalid, order.o.valid).any())
         probes(self, splitter=splitter, lengths=lengths, split=split, order=order)
         return m
 
     def _addresses(self, m: Module, split: stream.Interface, lengths: StreamFifo, order: StreamFifo) -> None:
-        """A burst goes to AW, to the queue of lengths for W and to that of responses for B, all at once. W does not
-        look at AW again, nor AW at W."""
+        """Hand a burst to AW, to the queue of lengths for W and to that of responses for B, all at once.
+
+        W does not look at AW again, nor AW at W.
+        """
         axi = self.axi
         refused = split.payload.refused
         aw_free = ~axi.awvalid | axi.awready
@@ -270,7 +313,7 @@ class WriteEngine(wiring.Component):
         ]
 
     def _data(self, m: Module, lengths: StreamFifo) -> None:
-        """The beats of bursts of such lengths to W."""
+        """Send the beats of bursts of these lengths to W."""
         axi = self.axi
         count = Signal(4)
         w_free = Signal()
@@ -299,7 +342,7 @@ class WriteEngine(wiring.Component):
         probes(self, count=count, w_load=w_load)
 
     def _responses(self, m: Module, order: StreamFifo) -> None:
-        """Responses of B, and rows that are refused, in their order, to `answer`."""
+        """Report responses of B, and refused rows, in their order, through `answer`."""
         axi = self.axi
         refused_now = order.o.valid & order.o.payload.refused
         answered = Signal()

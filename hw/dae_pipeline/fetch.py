@@ -1,4 +1,4 @@
-"""Reads the instructions of a run, checks them and hands them to the units' queues."""
+"""Reader of a run's instructions: it checks them and hands them to the units' queues."""
 
 from __future__ import annotations
 
@@ -26,17 +26,21 @@ class Fetch(wiring.Component):
     that it never holds up the read channel. Checks each instruction by the rules of `legality.why_illegal` and puts it
     into the queue of its unit.
 
+    Parameters
+    ----------
+    cfg : Config
+
     Members
     -------
     run : In(1)             From 0 to 1: start; everything here has been reset before.
     halt : In(1)            Read and hand out nothing more.
     instr_addr, instr_count, dma_base, dma_size : In     Stable while `run`. instr_addr: a multiple of an instruction's
                             bytes and of the bus' bytes.
-    bus : Out(ReadBus)
+    bus : Out(ReadBus)      The read channel.
     queues : Out(PerUnit)   Instructions of each unit, in program order, from its queue.
     error : Out(Pulse)      ILLEGAL_INSTRUCTION, ADDRESS (instructions outside the limits) or READ; nothing follows it.
     finished : Out(1)       Every instruction has left its queue.
-    quiet : Out(1)          Nothing is in flight on the bus.
+    idle : Out(1)           Nothing is in flight on the bus.
     """
 
     def __init__(self, cfg: Config) -> None:
@@ -52,7 +56,7 @@ class Fetch(wiring.Component):
             "queues": Out(instructions(cfg)),
             "error": Out(Pulse(error_layout)),
             "finished": Out(1),
-            "quiet": Out(1),
+            "idle": Out(1),
         })  # fmt: skip
 
     def elaborate(self, platform: object) -> Module:
@@ -74,8 +78,11 @@ class Fetch(wiring.Component):
         return m
 
     def _check_limits(self, m: Module, word_bytes: int) -> Value:
-        """Reports ADDRESS once for instructions outside the DMA limits. Returns 1 where that is known not to be so,
-        from the second cycle of `run` to the first one after it, in which nothing is left to do."""
+        """Report ADDRESS once for instructions outside the DMA limits.
+
+        Returns 1 where they are known to lie within, from the second cycle of `run` to the first one after it, in which
+        nothing is left to do.
+        """
         bad = Signal()
         checked = Signal()
         allowed = Signal()
@@ -140,7 +147,7 @@ class Fetch(wiring.Component):
             buffer.i.valid.eq(response.valid),
             buffer.i.payload.data.eq(response.payload.data),
             buffer.i.payload.error.eq(response.payload.error),
-            self.quiet.eq(pending == 0),
+            self.idle.eq(pending == 0),
         ]
         probes(self, pending=pending, room=room, next_=next_, left=left, more=more, length=length)
 

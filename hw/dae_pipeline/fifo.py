@@ -13,20 +13,29 @@ from celosia.hw.lib.signals import Reg
 
 
 def _one_more(number: Value) -> Value:
-    """number + 1, of a few bits: as logic, for a carry chain would not join with what is around it."""
+    """Return number + 1, of a few bits: as logic, for a carry chain would not join with what is around it."""
     return Cat(bit ^ number[:i].all() for i, bit in enumerate(number))
 
 
 def _one_less(number: Value) -> Value:
-    """number - 1, likewise."""
+    """Return number - 1, likewise."""
     return Cat(bit ^ ~number[:i].any() for i, bit in enumerate(number))
 
 
 class StreamFifo(wiring.Component):
-    """Holds up to `depth` payloads. block_ram: the memory is read a cycle ahead, as block RAM asks for, and what is
-    offered comes from a register; a payload takes two cycles through it, not one.
+    """A queue in a memory. A payload takes one cycle through it, or two with `block_ram`.
 
-    empty : Out(1)      there is nothing inside.
+    Parameters
+    ----------
+    shape : ShapeLike   Shape of a payload.
+    depth : int         Payloads that it holds at most.
+    block_ram : bool    The memory is read a cycle ahead, as block RAM asks for, and `o` comes from a register.
+
+    Members
+    -------
+    i : In(stream)      Payloads that enter.
+    o : Out(stream)     The oldest payload.
+    empty : Out(1)      There is nothing inside.
     """
 
     def __init__(self, shape: ShapeLike, depth: int, block_ram: bool = False) -> None:
@@ -54,8 +63,19 @@ class StreamFifo(wiring.Component):
 
 
 class RegisteredFifo(wiring.Component):
-    """A StreamFifo of at least two whose oldest payload stands in a register, so that no path of its reader begins in a
-    memory; a payload takes one cycle through it.
+    """A queue whose oldest payload stands in a register, so that no path of its reader begins in a memory.
+
+    A payload takes one cycle through it.
+
+    Parameters
+    ----------
+    shape : ShapeLike   Shape of a payload.
+    depth : int         Payloads that it holds at most, two or more.
+
+    Members
+    -------
+    i : In(stream)      Payloads that enter.
+    o : Out(stream)     The oldest payload.
     """
 
     def __init__(self, shape: ShapeLike, depth: int) -> None:

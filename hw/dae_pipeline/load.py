@@ -1,21 +1,20 @@
-"""LOAD: from DRAM to the scratchpads."""
+"""LOAD: copies blocks of DRAM to the scratchpads."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 
 from amaranth import Cat, Const, Module, Mux, ResetInserter, Signal, Value
 from amaranth.lib import stream, wiring
 from amaranth.lib.wiring import In, Out
 from amaranth.utils import exact_log2
 
-from celosia.hw.dae_pipeline.align import Aligner
-from celosia.hw.dae_pipeline.dma import OFFSET_BITS, ReadEngine, beat_layout
+from celosia.hw.dae_pipeline.address_generators import DramAddressGenerator, ElementSplitter
+from celosia.hw.dae_pipeline.aligner import Aligner, chunk_position, chunk_stop
+from celosia.hw.dae_pipeline.dma import OFFSET_BITS, ReadEngine, beat_layout, row_layout
 from celosia.hw.dae_pipeline.fifo import RegisteredFifo
-from celosia.hw.dae_pipeline.inorder import RetireQueue
-from celosia.hw.dae_pipeline.walk import DramAddressGenerator, ElementSplitter
-from celosia.hw.dae_pipeline.write import ScratchpadWriter, by_buffer, connect_pads, element_shift, pads_of, ports
+from celosia.hw.dae_pipeline.retire_queue import RetireQueue
+from celosia.hw.dae_pipeline.scratchpad_writer import Lane, ScratchpadWriter, connect_pads, pads_of, ports
 from celosia.hw.lib.axi import ADDR_BITS, ReadBus
 from celosia.hw.lib.layout import unit_members, write_port
 from celosia.hw.lib.probes import probes
@@ -26,27 +25,29 @@ from celosia.hw.spec.pipeline import IN_FLIGHT, MAX_UNRETIRED, OUTSTANDING, SKID
 from celosia.hw.spec.scratchpads import scratchpads
 
 
-def _max_shift(cfg: Config, buffers: Sequence[Buffer]) -> int:
-    return max(element_shift(cfg, buffer) for buffer in buffers)
-
-
 class LoadChannel(wiring.Component):
-    """A way from a port to memory to the scratchpads of `buffers`; `halt` comes from an error on, in whichever lane.
-    Of elements that are spread, lane `number` fetches and writes that half.
+    """Copies blocks of DRAM through one port to memory to the scratchpads of some buffers.
 
     Asks for the rows of later instructions while data of earlier ones still arrives. Rows may begin at any byte.
+    `halt` comes from an error on, in whichever lane. Of elements that are spread, a lane fetches and writes one half.
 
-    Members beyond `unit_members`
-    -----------------------------
-    bus : Out(ReadBus)              the read channel.
-    dma_base, dma_size : In         where DRAM begins, a multiple of 4096, and how many bytes may be read.
-    inp, wgt, ...                   `write_port`s of the scratchpads.
+    Parameters
+    ----------
+    cfg : Config
+    buffers : Sequence[Buffer]  Those that the lane fills.
+    outstanding : int           Bursts under way at once.
+    number : int                Number of the lane, and of its half of elements that are spread.
+
+    Members
+    -------
+    Those of `unit_members`, and:
+    bus : Out(ReadBus)              The read channel.
+    dma_base, dma_size : In         Where DRAM begins, a multiple of 4096, and how many bytes may be read.
+    inp, wgt, acc, vin, par, lut, tap, exp : Out(WritePort)     The scratchpads of `buffers`, those that the Config has.
     """
 
     def __init__(self, cfg: Config, buffers: Sequence[Buffer], outstanding: int = OUTSTANDING, number: int = 0) -> None:
-        self._cfg, self._buffers, self._outstanding, self._number = cfg, buffers, outstanding, number
-        self._spread = scratchpads(cfg)["wgt"].spread and Buffer.WGT in buffers
-        self._expands = cfg.weight_bits < 8 and Buffer.WGT in buffers and number == cfg.ports - 1
+        self._cfg, self._lane, self._outstanding = cfg, Lane(cfg, buffers, number), outstanding
         super().__init__({
             **unit_members(cfg, Opcode.LOAD),
             "bus": Out(ReadBus(cfg.bus_bytes)),
@@ -58,44 +59,43 @@ class LoadChannel(wiring.Component):
 
     def elaborate(self, platform: object) -> Module:
         m = Module()
-        cfg = self._cfg
+        cfg, lane = self._cfg, self._lane
         # The parts that need not answer to the bus are reset on an error.
-        rows = DramAddressGenerator(_max_shift(cfg, self._buffers), packing(cfg).stretch if self._expands else None)
-        writer, aligner = ScratchpadWriter(cfg, self._buffers, self._number), Aligner(cfg.bus_bytes)
-        jobs = RegisteredFifo(writer.walker.job_layout, IN_FLIGHT)
-        places = RegisteredFifo(aligner.row_layout, 2 * self._outstanding + 1)  # its ring is a power of two
+        max_shift = max(lane.element_shift(buffer) for buffer in lane.buffers)
+        rows = DramAddressGenerator(max_shift, packing(cfg).stretch if lane.expands else None)
+        writer, aligner = ScratchpadWriter(cfg, lane.buffers, lane.number), Aligner(cfg.bus_bytes)
+        jobs = RegisteredFifo(writer.job.payload.shape(), IN_FLIGHT)
+        positions = RegisteredFifo(aligner.row.payload.shape(), 2 * self._outstanding + 1)  # its ring is a power of two
         # Queues that part the paths of the engine from those of `rows`, the aligner's from the engine's memory of beats
         # and from the writer's.
-        asked, units = (
-            RegisteredFifo(rows.row.payload.shape(), SKID_DEPTH),
-            RegisteredFifo(aligner.unit.payload.shape(), SKID_DEPTH),
+        requests, chunks = (
+            RegisteredFifo(row_layout(rows.bytes_bits), SKID_DEPTH),
+            RegisteredFifo(aligner.chunk.payload.shape(), SKID_DEPTH),
         )
         beats = RegisteredFifo(beat_layout(cfg.bus_bytes), SKID_DEPTH)
         parts = {
-            "rows": rows, "jobs": jobs, "writer": writer, "places": places, "aligner": aligner, "asked": asked,
-            "beats": beats, "units": units,
+            "rows": rows, "jobs": jobs, "writer": writer, "positions": positions, "aligner": aligner,
+            "requests": requests, "beats": beats, "chunks": chunks,
         }  # fmt: skip
         row = rows.row
-        if self._spread:
+        if lane.spreads:
             half = element_bytes(cfg, Buffer.WGT) // 2
             parts["halves"] = halves = ElementSplitter(rows.row.payload.shape(), 2 * half, cfg.bus_bytes)
             wiring.connect(m, rows.row, halves.row)
-            m.d.comb += [halves.cut.eq(rows.cut), halves.alone.eq(rows.alone)]
             row = halves.half
         for name, part in parts.items():
             m.submodules[name] = ResetInserter(self.halt)(part)
         m.submodules.engine = engine = ReadEngine(cfg.bus_bytes, rows.bytes_bits, self._outstanding)
 
-        accept = self._accept(m, rows, jobs, writer)
+        accept = self._accept(m, rows, jobs)
         wiring.connect(m, jobs.o, writer.job)
-        shift = Mux(rows.stretch, exact_log2(cfg.bus_bytes), rows.shift) if self._expands else rows.shift
-        self._list(m, row, shift, asked, places, aligner)
-        wiring.connect(m, asked.o, engine.row)
-        wiring.connect(m, places.o, aligner.row)
+        self._list(m, row, requests, positions)
+        wiring.connect(m, requests.o, engine.row)
+        wiring.connect(m, positions.o, aligner.row)
         wiring.connect(m, engine.beat, beats.i)
         wiring.connect(m, beats.o, aligner.beat)
-        wiring.connect(m, aligner.unit, units.i)
-        wiring.connect(m, units.o, writer.unit)
+        wiring.connect(m, aligner.chunk, chunks.i)
+        wiring.connect(m, chunks.o, writer.chunk)
         wiring.connect(m, engine.bus, wiring.flipped(self.bus))
         m.d.comb += [
             engine.dma_base.eq(self.dma_base),
@@ -104,12 +104,12 @@ class LoadChannel(wiring.Component):
         ]
         connect_pads(m, writer.pads, self.pads)
 
-        self._tell(m, accept, writer, engine)
+        self._report(m, accept, writer, engine)
         probes(self, **parts, engine=engine)
         return m
 
-    def _tell(self, m: Module, accept: Value, writer: ScratchpadWriter, engine: ReadEngine) -> None:
-        """What others see of it."""
+    def _report(self, m: Module, accept: Value, writer: ScratchpadWriter, engine: ReadEngine) -> None:
+        """Connect the outputs that every unit has."""
         in_flight = Signal(range(2 * IN_FLIGHT))
         with m.If(self.halt):
             m.d.sync += in_flight.eq(0)
@@ -121,82 +121,81 @@ class LoadChannel(wiring.Component):
             self.error.valid.eq(writer.error.valid),
             self.error.payload.eq(writer.error.payload),
             self.active.eq(writer.moves & ~self.halt),
-            self.held.eq((in_flight != 0) & ~writer.moves & ~self.halt),
-            self.quiet.eq((in_flight == 0) & engine.quiet),
+            self.stalled.eq((in_flight != 0) & ~writer.moves & ~self.halt),
+            self.idle.eq((in_flight == 0) & engine.idle),
         ]
 
-    def _accept(self, m: Module, rows: DramAddressGenerator, jobs: RegisteredFifo, writer: ScratchpadWriter) -> Value:
-        """An instruction goes to both sides: to `rows` for its addresses, to `jobs` for what becomes of the data.
-        Returns when."""
+    def _accept(self, m: Module, rows: DramAddressGenerator, jobs: RegisteredFifo) -> Value:
+        """Hand an instruction to both sides: to `rows` for its addresses, to `jobs` for its data. Returns when."""
         f = self.instr.payload.fields
-        cfg = self._cfg
+        cfg, lane = self._cfg, self._lane
         accept = Signal()
-        shift = by_buffer(cfg, self._buffers, f, partial(element_shift, cfg))
-        block, cut = rows.block.payload, f.spread if self._spread else Const(0)
-        expand = f.expand if self._expands else Const(0)
-        own_half = self._number * element_bytes(cfg, Buffer.WGT) // 2
+        shift = lane.by_buffer(f, lane.element_shift)
+        block, cut = rows.block.payload, f.spread if lane.spreads else Const(0)
+        expand = f.expand if lane.expands else Const(0)
+        own_half = lane.number * element_bytes(cfg, Buffer.WGT) // 2
         m.d.comb += [
             self.instr.ready.eq(rows.block.ready & jobs.i.ready & ~self.halt),
             accept.eq(self.instr.valid & self.instr.ready),
             rows.block.valid.eq(accept),
             jobs.i.valid.eq(accept),
-            block.addr.eq(f.dram_addr + Mux(cut, own_half, 0) if self._number else f.dram_addr),
+            block.addr.eq(f.dram_addr + Mux(cut, own_half, 0) if lane.number else f.dram_addr),
             block.y_step.eq(f.dram_y),
             block.z_step.eq(f.dram_z),
             block.x_size.eq(f.x_size),
             block.y_size.eq(f.y_size),
             block.z_size.eq(f.z_size),
-            block.shift.eq(Mux(expand, packing(cfg).shift, shift) if self._expands else shift),
+            block.shift.eq(Mux(expand, packing(cfg).shift, shift) if lane.expands else shift),
             block.cut.eq(cut),
             block.stretch.eq(expand),
         ]
-        for name, value in writer.job_of(self.instr.payload).items():
+        for name, value in lane.job(self.instr.payload).items():
             m.d.comb += Value.cast(jobs.i.payload[name]).eq(value)
         return accept
 
-    def _list(
-        self,
-        m: Module,
-        rows: stream.Interface,
-        shift: Value,
-        asked: RegisteredFifo,
-        places: RegisteredFifo,
-        aligner: Aligner,
-    ) -> None:
-        """A row goes to the engine, and its place within its bus words to the aligner."""
-        word_bits = exact_log2(self._cfg.bus_bytes)
-        row, shift_bits = rows.payload, len(places.i.payload.shift)
+    def _list(self, m: Module, rows: stream.Interface, requests: RegisteredFifo, positions: RegisteredFifo) -> None:
+        """Hand a row to the engine, and its position within its bus words to the aligner."""
+        bus_bytes, word_bits = self._cfg.bus_bytes, exact_log2(self._cfg.bus_bytes)
+        row, shift_bits = rows.payload, len(positions.i.payload.shift)
+        shift = Mux(row.stretch, word_bits, row.shift) if self._lane.expands else row.shift
         # As wide as what computes them: cut to bits of the payload, on which other bits of it depend, they would look
         # like a combinational loop.
-        unit_shift = Signal(shift_bits)
+        chunk_shift = Signal(shift_bits)
         last = Signal.like(row.offset[:word_bits] + row.bytes[:word_bits] - 1)
-        stop = Signal.like(aligner.stop(row.offset, unit_shift))
+        stop = Signal.like(chunk_stop(bus_bytes, row.offset, chunk_shift))
         m.d.comb += [
-            asked.i.valid.eq(rows.valid & places.i.ready & ~self.halt),
-            asked.i.payload.eq(row),
-            places.i.valid.eq(rows.valid & asked.i.ready & ~self.halt),
-            rows.ready.eq(places.i.ready & asked.i.ready),  # whatever `halt` says, for it resets `rows`
-            unit_shift.eq(Mux(shift > word_bits, Const(word_bits, shift_bits), shift[:shift_bits])),
+            requests.i.valid.eq(rows.valid & positions.i.ready & ~self.halt),
+            *(requests.i.payload[name].eq(row[name]) for name, _ in requests.i.payload.shape()),
+            positions.i.valid.eq(rows.valid & requests.i.ready & ~self.halt),
+            rows.ready.eq(positions.i.ready & requests.i.ready),  # whatever `halt` says, for it resets `rows`
+            chunk_shift.eq(Mux(shift > word_bits, Const(word_bits, shift_bits), shift[:shift_bits])),
             last.eq(row.offset[:word_bits] + row.bytes[:word_bits] - 1),
-            stop.eq(aligner.stop(row.offset, unit_shift)),
-            places.i.payload.unit.eq(aligner.facts(row.offset, stop, last)),
-            places.i.payload.last.eq(last),
-            places.i.payload.shift.eq(unit_shift),
+            stop.eq(chunk_stop(bus_bytes, row.offset, chunk_shift)),
+            positions.i.payload.chunk.eq(chunk_position(bus_bytes, row.offset, stop, last)),
+            positions.i.payload.last.eq(last),
+            positions.i.payload.shift.eq(chunk_shift),
         ]
 
 
 class Load(wiring.Component):
-    """Copies blocks from DRAM to the scratchpads; `sim.reference.load` says exactly what.
+    """Copies blocks from DRAM to the scratchpads, as `load` in `sim/functional/reference.py` says.
 
-    Hands instructions in program order to a `Lane` for each port to memory; the lanes work at the same time.
+    Hands instructions in program order to a `LoadChannel` for each port to memory, its lane; lanes work at the same
+    time.
 
-    Members beyond `unit_members`
-    -----------------------------
-    active, held : Out(ports)       a bit for each lane.
-    buses : Out(ReadBus)            the read channel of each port to memory.
-    dma_base, dma_size : In         where DRAM begins, a multiple of 4096, and how many bytes may be read.
-    inp, wgt, ...                   `write_port`s of the scratchpads.
-    near_wgt : Out(WritePort)       of what the first lane writes there, in the lower half of entries, where it does.
+    Parameters
+    ----------
+    cfg : Config
+    outstanding : int   Bursts that each lane has under way at once.
+
+    Members
+    -------
+    Those of `unit_members`, and:
+    active, stalled : Out(ports)    Those of a unit, with a bit for each lane.
+    buses : Out(ReadBus)            The read channel of each port to memory.
+    dma_base, dma_size : In         Where DRAM begins, a multiple of 4096, and how many bytes may be read.
+    inp, wgt, acc, vin, par, lut, tap, exp : Out(WritePort)     The scratchpads, those that the Config has.
+    near_wgt : Out(WritePort)       The lower halves of entries of wgt, where the first lane writes these.
     """
 
     def __init__(self, cfg: Config, outstanding: int = OUTSTANDING) -> None:
@@ -204,7 +203,7 @@ class Load(wiring.Component):
         super().__init__({
             **unit_members(cfg, Opcode.LOAD),
             "active": Out(cfg.ports),
-            "held": Out(cfg.ports),
+            "stalled": Out(cfg.ports),
             "buses": Out(ReadBus(cfg.bus_bytes)).array(cfg.ports),
             "dma_base": In(ADDR_BITS),
             "dma_size": In(OFFSET_BITS),
@@ -232,15 +231,15 @@ class Load(wiring.Component):
             near = {"wgt": self.near_wgt} if number == 0 and scratchpads(self._cfg)["wgt"].spread else {}
             connect_pads(m, lane.pads, self.pads | near)
             m.d.comb += [lane.dma_base.eq(self.dma_base), lane.dma_size.eq(self.dma_size), lane.halt.eq(stop)]
-        done, told = self._hand_out(m, parts, stop)
+        done, all_retired = self._hand_out(m, parts, stop)
         m.d.comb += [
             self.done.valid.eq(done.valid & ~self.halt),
             self.done.payload.eq(done.payload),
             self.error.valid.eq(errors.any() & ~self.halt),
             self.error.payload.eq(Mux(errors[0], parts[0].error.payload, parts[-1].error.payload)),
             self.active.eq(Cat(lane.active for lane in parts)),
-            self.held.eq(Cat(lane.held for lane in parts)),
-            self.quiet.eq(Cat(lane.quiet for lane in parts).all() & told),
+            self.stalled.eq(Cat(lane.stalled for lane in parts)),
+            self.idle.eq(Cat(lane.idle for lane in parts).all() & all_retired),
         ]
         return m
 
@@ -250,8 +249,10 @@ class Load(wiring.Component):
         return (instr.fields.buffer == buffer) & (1 if alone or not shared else instr.fields.spread)
 
     def _changes(self, m: Module, instr: Value, goes: Value, order: RetireQueue) -> Value:
-        """Whether an instruction fills WGT in another way than the one before, which may not have ended: where both
-        write, the first one's bytes might stay."""
+        """Whether an instruction fills WGT in another way than the one before, which may not have ended.
+
+        Where both write, the first one's bytes might stay.
+        """
         if not scratchpads(self._cfg)["wgt"].spread:
             return Const(0)
         spread = Signal()
@@ -261,7 +262,7 @@ class Load(wiring.Component):
         return is_wgt & (instr.fields.spread != spread) & ~order.empty
 
     def _hand_out(self, m: Module, parts: list[LoadChannel], stop: Value) -> tuple[wiring.PureInterface, Value]:
-        """Instructions to their lanes. Returns `done`, in program order, and whether it has told of all of them."""
+        """Hand instructions to their lanes. Returns `done`, in program order, and whether all have retired."""
         if len(parts) == 1:
             wiring.connect(m, wiring.flipped(self.instr), parts[0].instr)
             return parts[0].done, Const(1)

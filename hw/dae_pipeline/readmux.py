@@ -1,4 +1,4 @@
-"""Two users of one AXI read channel."""
+"""Multiplexer of two clients on one AXI read channel."""
 
 from __future__ import annotations
 
@@ -13,16 +13,21 @@ from celosia.hw.lib.signals import Reg
 
 
 class ReadMux(wiring.Component):
-    """Sends the bursts of `fetch` and `load` to AXI and the beats back to whoever asked.
+    """Shares an AXI read channel between `fetch` and `load`: their bursts go out, and beats go back to the right one.
 
     fetch goes first, but after a burst of fetch a waiting load gets one.
 
+    Parameters
+    ----------
+    bus_bytes : int         Bytes of a beat.
+    outstanding : int       Bursts under way at once.
+
     Members
     -------
-    fetch, load : In(ReadBus)
-    axi : Out(Axi4Read)
-    read_beat : Out(1)      pulses for each beat received (counter).
-    quiet : Out(1)          no burst is under way.
+    fetch, load : In(ReadBus)   The two clients.
+    axi : Out(Axi4Read)     The read channels.
+    read_beat : Out(1)      Pulses for each beat received (counter).
+    idle : Out(1)           No burst is under way.
     """
 
     def __init__(self, bus_bytes: int, outstanding: int = 16) -> None:
@@ -32,7 +37,7 @@ class ReadMux(wiring.Component):
             "load": In(ReadBus(bus_bytes)),
             "axi": Out(Axi4Read(bus_bytes)),
             "read_beat": Out(1),
-            "quiet": Out(1),
+            "idle": Out(1),
         })  # fmt: skip
 
     def elaborate(self, platform: object) -> Module:
@@ -78,7 +83,7 @@ class ReadMux(wiring.Component):
             axi.rready.eq(owners.o.valid & Mux(owners.o.payload, load.response.ready, fetch.response.ready)),
             self.read_beat.eq(axi.rvalid & axi.rready),
             owners.o.ready.eq(self.read_beat & axi.rlast),
-            self.quiet.eq(~axi.arvalid & ~owners.o.valid),
+            self.idle.eq(~axi.arvalid & ~owners.o.valid),
         ]
         probes(self, owners=owners, load_next=load_next, ask=ask, burst=burst)
         return m

@@ -1,11 +1,11 @@
-"""On-chip buffers."""
+"""Scratchpads, and arbiters between those that write them."""
 
 from __future__ import annotations
 
 from contextlib import nullcontext
 
 from amaranth import Cat, Module, Mux, Signal, Value
-from amaranth.lib import wiring
+from amaranth.lib import data, wiring
 from amaranth.lib.memory import Memory
 from amaranth.lib.wiring import In, Out
 
@@ -139,24 +139,24 @@ class WindowScratchpad(wiring.Component):
             ]
         with m.If(read.en):
             m.d.sync += first.eq(read.addr)
-        entries = Cat(bank.read.data for bank in banks)
-        for place in range(self.window):
-            entry = entries.word_select((first + place)[:low_bits], self.width)
-            m.d.comb += read.data.word_select(place, self.width).eq(entry)
+        entries = data.View(data.ArrayLayout(self.width, len(banks)), Cat(bank.read.data for bank in banks))
+        window = data.View(data.ArrayLayout(self.width, self.window), read.data)
+        m.d.comb += [window[place].eq(entries[(first + place)[:low_bits]]) for place in range(self.window)]
         m.d.comb += [write.ready.eq(1), read.ready.eq(1)]
         probes(self, banks=banks, first=first)
         return m
 
 
 def _int32(values: Value, count: int) -> Value:
-    """As many values, int8 or int32, as int32."""
+    """Extend `count` values, int8 or int32, to int32."""
     size = len(values) // count
-    each = (values.word_select(lane, size) for lane in range(count))
+    lanes = data.View(data.ArrayLayout(size, count), values)
+    each = (lanes[i] for i in range(count))
     return Cat(Cat(value, value[-1].replicate(32 - size)) for value in each)
 
 
 class WriteArbiter(wiring.Component):
-    """VECTOR and LOAD at the write port of a scratchpad; VECTOR goes first.
+    """Arbitrates between VECTOR and LOAD at the write port of a scratchpad; VECTOR goes first.
 
     Parameters
     ----------
@@ -188,8 +188,9 @@ class WriteArbiter(wiring.Component):
             write.data.eq(Mux(vector.en, vector.data.replicate(1 << low_bits), load.data)),
         ]
         grains = len(write.mask) >> low_bits
+        masks = data.View(data.ArrayLayout(grains, 1 << low_bits), write.mask)
         with m.If(vector.en):
-            m.d.comb += write.mask.word_select(part, grains).eq(vector.mask.replicate(grains))
+            m.d.comb += masks[part].eq(vector.mask.replicate(grains))
         with m.Else():
             m.d.comb += write.mask.eq(load.mask)
         return m
@@ -243,10 +244,10 @@ class AccScratchpad(wiring.Component):
                     with m.If(port.addr[-1] == number):
                         m.d.comb += port.ready.eq(~wants[:i].any() if i else 1)
 
-        data = [bank.read.data for bank in banks]
+        answers = [bank.read.data for bank in banks]
         for unit in pad.readers:
             port, bank = getattr(self, f"{unit}_read"), Signal(name=f"{unit}_bank")
             m.d.sync += bank.eq(port.addr[-1])
-            m.d.comb += port.data.eq(Mux(bank, data[1], data[0]))
+            m.d.comb += port.data.eq(Mux(bank, answers[1], answers[0]))
         probes(self, banks=banks)
         return m

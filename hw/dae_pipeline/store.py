@@ -1,4 +1,4 @@
-"""STORE: from scratchpad out to DRAM."""
+"""STORE: copies blocks of scratchpad out to DRAM."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 from amaranth.utils import exact_log2
 
-from celosia.hw.dae_pipeline.dma import OFFSET_BITS, WriteEngine, write_beat_layout
+from celosia.hw.dae_pipeline.address_generators import DramAddressGenerator, ScratchpadAddressGenerator, job_layout
+from celosia.hw.dae_pipeline.dma import OFFSET_BITS, WriteEngine, row_layout, write_beat_layout
 from celosia.hw.dae_pipeline.fifo import RegisteredFifo
-from celosia.hw.dae_pipeline.walk import DramAddressGenerator, ScratchpadAddressGenerator
 from celosia.hw.lib.axi import ADDR_BITS, Axi4Write
 from celosia.hw.lib.layout import INDEX_BITS, read_port, unit_members
 from celosia.hw.lib.probes import probes
@@ -20,35 +20,51 @@ from celosia.hw.spec.regs import Error
 from celosia.hw.spec.scratchpads import scratchpads
 
 
-class BeatPacker(wiring.Component):
-    """Joins units into the beats of rows; the inverse of `load.Aligner`, for units of one size.
+def packed_row_layout(bus_bytes: int, count_bits: int) -> data.StructLayout:
+    """A row for `BeatPacker`.
 
-    row: the place of its first byte in its bus word, whether its first unit `fills` that, how many units it has, less
-    one, and whether it has only one.
+    first: the byte of its bus word at which it begins. fills: its first chunk reaches the end of that word. chunks: how
+    many it has, less one. single: it has only one.
+    """
+    return data.StructLayout({"first": exact_log2(bus_bytes), "fills": 1, "chunks": count_bits, "single": 1})
+
+
+def fills_word(bus_bytes: int, chunk_bytes: int, first: Value) -> Value:
+    """Return whether a chunk that begins at byte `first` reaches the end of its bus word."""
+    word_bits = exact_log2(bus_bytes)
+    return (first[:word_bits] + chunk_bytes)[word_bits]
+
+
+class BeatPacker(wiring.Component):
+    """Joins chunks into the beats of rows: the inverse of `Aligner`, for chunks of one size.
+
+    Parameters
+    ----------
+    bus_bytes : int     Bytes of a beat.
+    chunk_bytes : int   Bytes of a chunk, at most those of a beat.
+    count_bits : int    Width of a row's count of chunks.
+
+    Members
+    -------
+    row : In(stream)    `packed_row_layout` of each row.
+    chunk : In(stream)  The chunks of all rows, in order.
+    beat : Out(stream)  Their beats, in order.
     """
 
-    def __init__(self, bus_bytes: int, unit_bytes: int, count_bits: int) -> None:
-        self._bus_bytes, self.unit_bytes = bus_bytes, unit_bytes
-        self.row_layout = data.StructLayout({
-            "first": exact_log2(bus_bytes), "fills": 1, "units": count_bits, "single": 1,
-        })  # fmt: skip
+    def __init__(self, bus_bytes: int, chunk_bytes: int, count_bits: int) -> None:
+        self._bus_bytes, self.chunk_bytes = bus_bytes, chunk_bytes
         super().__init__({
-            "row": In(stream.Signature(self.row_layout)),
-            "unit": In(stream.Signature(8 * unit_bytes)),
+            "row": In(stream.Signature(packed_row_layout(bus_bytes, count_bits))),
+            "chunk": In(stream.Signature(8 * chunk_bytes)),
             "beat": Out(stream.Signature(write_beat_layout(bus_bytes))),
         })  # fmt: skip
-
-    def fills(self, first: Value) -> Value:
-        """Whether a unit that begins at place `first` reaches the end of its bus word."""
-        word_bits = exact_log2(self._bus_bytes)
-        return (first[:word_bits] + self.unit_bytes)[word_bits]
 
     def elaborate(self, platform: object) -> Module:
         m = Module()
         bus, word_bits = self._bus_bytes, exact_log2(self._bus_bytes)
         row = self.row.payload
-        count = Signal.like(row.units, init=1)  # of its units with the next one
-        # Within a row: where its next unit goes, whether that fills its word, and whether it is the last one.
+        count = Signal.like(row.chunks, init=1)  # of its chunks with the next one
+        # Within a row: where its next chunk goes, whether that fills its word, and whether it is the last one.
         inside = Signal()
         place = Signal(word_bits)
         next_fills = Signal()
@@ -65,16 +81,16 @@ class BeatPacker(wiring.Component):
         crosses = Signal()
         take = Signal()
         m.d.comb += [
-            stop.eq(first + self.unit_bytes),
-            fills.eq(1 if self.unit_bytes == bus else Mux(inside, next_fills, row.fills)),
+            stop.eq(first + self.chunk_bytes),
+            fills.eq(1 if self.chunk_bytes == bus else Mux(inside, next_fills, row.fills)),
             crosses.eq(fills & stop[:word_bits].any()),
             row_end.eq(Mux(inside, last, row.single)),
-            bytes_.eq(self.unit.payload << (first << 3)),
-            strobe.eq(((1 << self.unit_bytes) - 1) << first),
-            self.unit.ready.eq(self.row.valid & ~flush & (self.beat.ready | ~(fills | row_end))),
-            take.eq(self.unit.valid & self.unit.ready),
+            bytes_.eq(self.chunk.payload << (first << 3)),
+            strobe.eq(((1 << self.chunk_bytes) - 1) << first),
+            self.chunk.ready.eq(self.row.valid & ~flush & (self.beat.ready | ~(fills | row_end))),
+            take.eq(self.chunk.valid & self.chunk.ready),
             self.row.ready.eq(take & row_end),
-            self.beat.valid.eq(flush | (self.row.valid & self.unit.valid & (fills | row_end))),
+            self.beat.valid.eq(flush | (self.row.valid & self.chunk.valid & (fills | row_end))),
             self.beat.payload.data.eq(held.data | Mux(flush, 0, bytes_[: 8 * bus])),
             self.beat.payload.strobe.eq(held.strobe | Mux(flush, 0, strobe[:bus])),
         ]
@@ -82,9 +98,9 @@ class BeatPacker(wiring.Component):
             m.d.sync += [
                 inside.eq(~row_end),
                 place.eq(stop),
-                next_fills.eq(self.fills(stop)),
+                next_fills.eq(fills_word(bus, self.chunk_bytes, stop)),
                 count.eq(Mux(row_end, 1, count + 1)),
-                last.eq(count == row.units),
+                last.eq(count == row.chunks),
                 flush.eq(row_end & crosses),
                 held.data.eq(Mux(fills, bytes_[8 * bus :], Mux(row_end, 0, self.beat.payload.data))),
                 held.strobe.eq(Mux(fills, strobe[bus:], Mux(row_end, 0, self.beat.payload.strobe))),
@@ -99,28 +115,35 @@ class BeatPacker(wiring.Component):
 
 
 class ScratchpadReader(wiring.Component):
-    """Reads blocks of pieces from scratchpad out, in units of at most a bus word.
+    """Reads blocks of pieces from scratchpad out, in chunks of at most a bus word.
 
-    job: where from, see `ScratchpadAddressGenerator`. moves: 1 where a unit is taken.
+    Parameters
+    ----------
+    cfg : Config
+
+    Members
+    -------
+    job : In(stream)        Blocks to read, see `ScratchpadAddressGenerator`.
+    chunk : Out(stream)     Their chunks, in order.
+    out : Out(ReadPort)     The scratchpad.
+    moves : Out(1)          A chunk is taken in this cycle.
     """
 
     def __init__(self, cfg: Config) -> None:
         self._cfg = cfg
-        self.unit_bytes = min(cfg.bus_bytes, cfg.piece_bytes)
-        self._step_shift = exact_log2(cfg.piece_bytes // self.unit_bytes)
-        self.walker = ScratchpadAddressGenerator(
-            scratchpads(cfg)["out"].piece_bits, max(1, self._step_shift), data.StructLayout({})
-        )
+        self.chunk_bytes = min(cfg.bus_bytes, cfg.piece_bytes)
+        self._step_shift = exact_log2(cfg.piece_bytes // self.chunk_bytes)
+        self._walk = scratchpads(cfg)["out"].piece_bits, max(1, self._step_shift), data.StructLayout({})
         super().__init__({
-            "job": In(stream.Signature(self.walker.job_layout)),
-            "unit": Out(stream.Signature(8 * self.unit_bytes)),
+            "job": In(stream.Signature(job_layout(*self._walk))),
+            "chunk": Out(stream.Signature(8 * self.chunk_bytes)),
             "out": Out(read_port(scratchpads(cfg)["out"])),
             "moves": Out(1),
         })  # fmt: skip
 
     def elaborate(self, platform: object) -> Module:
         m = Module()
-        m.submodules.walker = walker = self.walker
+        m.submodules.walker = walker = ScratchpadAddressGenerator(*self._walk)
         wiring.connect(m, wiring.flipped(self.job), walker.job)
         step = walker.step.payload
         piece_shift = exact_log2(self._cfg.out_pieces)
@@ -128,14 +151,16 @@ class ScratchpadReader(wiring.Component):
         # The scratchpad holds its data while nothing new is read, so `full` is all that a stall needs.
         full = Signal()
         selected = Signal(max(1, piece_shift + self._step_shift))
-        free = ~full | self.unit.ready
+        chunk_bits = 8 * self.chunk_bytes
+        chunks = data.View(data.ArrayLayout(chunk_bits, len(self.out.data) // chunk_bits), self.out.data)
+        free = ~full | self.chunk.ready
         m.d.comb += [
             self.out.en.eq(walker.step.valid & free),
             self.out.addr.eq(step.element >> piece_shift),
             walker.step.ready.eq(self.out.ready & free),
-            self.unit.valid.eq(full),
-            self.unit.payload.eq(self.out.data.word_select(selected, 8 * self.unit_bytes)),
-            self.moves.eq(full & self.unit.ready),
+            self.chunk.valid.eq(full),
+            self.chunk.payload.eq(chunks[selected]),
+            self.moves.eq(full & self.chunk.ready),
         ]
         with m.If(free):
             m.d.sync += full.eq(walker.step.valid & self.out.ready)
@@ -145,17 +170,23 @@ class ScratchpadReader(wiring.Component):
 
 
 class Store(wiring.Component):
-    """Copies blocks of pieces from scratchpad out to DRAM; `sim.reference.store` says exactly what.
+    """Copies blocks of pieces from scratchpad out to DRAM, as `store` in `sim/functional/reference.py` says.
 
     `done` of an instruction comes with the responses to its last burst; the next ones' data is sent meanwhile.
 
-    Members beyond `unit_members`
-    -----------------------------
-    out : Out(ReadPort)             the scratchpad.
-    axi : Out(Axi4Write)            the write channels.
-    dma_base, dma_size : In         where DRAM begins, a multiple of 4096, and how many bytes may be written.
-    write_beat : Out(1)             pulses for each beat sent (counter).
-    write_answer : Out(1)           pulses for each response to a burst.
+    Parameters
+    ----------
+    cfg : Config
+    outstanding : int               Bursts under way at once.
+
+    Members
+    -------
+    Those of `unit_members`, and:
+    out : Out(ReadPort)             The scratchpad.
+    axi : Out(Axi4Write)            The write channels.
+    dma_base, dma_size : In         Where DRAM begins, a multiple of 4096, and how many bytes may be written.
+    write_beat : Out(1)             Pulses for each beat sent (counter).
+    write_answer : Out(1)           Pulses for each response to a burst.
     """
 
     def __init__(self, cfg: Config, outstanding: int = OUTSTANDING) -> None:
@@ -178,18 +209,18 @@ class Store(wiring.Component):
         failed = Signal()
         stop = Signal()
         rows, reader = DramAddressGenerator(exact_log2(cfg.piece_bytes)), ScratchpadReader(cfg)
-        packer = BeatPacker(cfg.bus_bytes, reader.unit_bytes, rows.bytes_bits - exact_log2(reader.unit_bytes))
-        jobs = RegisteredFifo(reader.walker.job_layout, IN_FLIGHT)
-        places = RegisteredFifo(packer.row_layout, 2 * self._outstanding)
+        packer = BeatPacker(cfg.bus_bytes, reader.chunk_bytes, rows.bytes_bits - exact_log2(reader.chunk_bytes))
+        jobs = RegisteredFifo(reader.job.payload.shape(), IN_FLIGHT)
+        positions = RegisteredFifo(packer.row.payload.shape(), 2 * self._outstanding)
         # Queues that part the paths of the engine from those of `rows`, and the packer's from the reader's.
-        asked, units = (
-            RegisteredFifo(rows.row.payload.shape(), SKID_DEPTH),
-            RegisteredFifo(reader.unit.payload.shape(), SKID_DEPTH),
+        requests, chunks = (
+            RegisteredFifo(row_layout(rows.bytes_bits), SKID_DEPTH),
+            RegisteredFifo(reader.chunk.payload.shape(), SKID_DEPTH),
         )
         waiting = RegisteredFifo(data.StructLayout({"index": INDEX_BITS, "post": 4}), MAX_UNANSWERED)
         parts = {
-            "rows": rows, "jobs": jobs, "reader": reader, "places": places, "packer": packer, "waiting": waiting,
-            "asked": asked, "units": units,
+            "rows": rows, "jobs": jobs, "reader": reader, "positions": positions, "packer": packer, "waiting": waiting,
+            "requests": requests, "chunks": chunks,
         }  # fmt: skip
         for name, part in parts.items():
             m.submodules[name] = ResetInserter(stop)(part)
@@ -202,11 +233,11 @@ class Store(wiring.Component):
 
         self._accept(m, rows, jobs, waiting, reader, stop)
         wiring.connect(m, jobs.o, reader.job)
-        self._list(m, rows, asked, places, packer, stop)
-        wiring.connect(m, asked.o, engine.row)
-        wiring.connect(m, places.o, packer.row)
-        wiring.connect(m, reader.unit, units.i)
-        wiring.connect(m, units.o, packer.unit)
+        self._list(m, rows, requests, positions, packer, stop)
+        wiring.connect(m, requests.o, engine.row)
+        wiring.connect(m, positions.o, packer.row)
+        wiring.connect(m, reader.chunk, chunks.i)
+        wiring.connect(m, chunks.o, packer.chunk)
         wiring.connect(m, packer.beat, engine.beat)
         wiring.connect(m, engine.axi, wiring.flipped(self.axi))
         wiring.connect(m, reader.out, wiring.flipped(self.out))
@@ -215,13 +246,13 @@ class Store(wiring.Component):
             engine.dma_size.eq(self.dma_size),
             engine.halt.eq(stop),
         ]
-        self._tell(m, engine, waiting, stop)
+        self._complete(m, engine, waiting, stop)
         m.d.comb += [
             self.write_beat.eq(self.axi.wvalid & self.axi.wready),
             self.write_answer.eq(self.axi.bvalid & self.axi.bready),
             self.active.eq(reader.moves & ~stop),
-            self.held.eq(waiting.o.valid & ~reader.moves & ~stop),
-            self.quiet.eq(~waiting.o.valid & engine.quiet),
+            self.stalled.eq(waiting.o.valid & ~reader.moves & ~stop),
+            self.idle.eq(~waiting.o.valid & engine.idle),
         ]
         probes(self, **parts, engine=engine, stop=stop)
         return m
@@ -235,7 +266,7 @@ class Store(wiring.Component):
         reader: ScratchpadReader,
         stop: Signal,
     ) -> None:
-        """An instruction goes to `rows` for its addresses, to `jobs` for its data, to `waiting` for its responses."""
+        """Hand an instruction to `rows` for its addresses, to `jobs` for its data, to `waiting` for its responses."""
         f = self.instr.payload.fields
         accept = Signal()
         block, job = rows.block.payload, jobs.i.payload
@@ -258,7 +289,7 @@ class Store(wiring.Component):
             job.x_end.eq(f.x_size - 1),
             job.y_end.eq(f.y_size - 1),
             job.z_end.eq(f.z_size - 1),
-            job.step_end.eq(self._cfg.piece_bytes // reader.unit_bytes - 1),
+            job.step_end.eq(self._cfg.piece_bytes // reader.chunk_bytes - 1),
             waiting.i.valid.eq(accept),
             waiting.i.payload.index.eq(self.instr.payload.index),
             waiting.i.payload.post.eq(f.post),
@@ -269,27 +300,27 @@ class Store(wiring.Component):
         self,
         m: Module,
         rows: DramAddressGenerator,
-        asked: RegisteredFifo,
-        places: RegisteredFifo,
+        requests: RegisteredFifo,
+        positions: RegisteredFifo,
         packer: BeatPacker,
         stop: Signal,
     ) -> None:
-        """A row goes to the engine, and its place within its bus words to the packer."""
-        row, unit_shift = rows.row.payload, exact_log2(packer.unit_bytes)
+        """Hand a row to the engine, and its position within its bus words to the packer."""
+        row, chunk_shift = rows.row.payload, exact_log2(packer.chunk_bytes)
         m.d.comb += [
-            asked.i.valid.eq(rows.row.valid & places.i.ready & ~stop),
-            asked.i.payload.eq(row),
-            places.i.valid.eq(rows.row.valid & asked.i.ready & ~stop),
-            rows.row.ready.eq(places.i.ready & asked.i.ready),  # whatever `stop` says, for it resets `rows`
-            places.i.payload.first.eq(row.offset),
-            places.i.payload.fills.eq(packer.fills(row.offset)),
-            places.i.payload.units.eq((row.bytes >> unit_shift) - 1),
-            places.i.payload.single.eq((row.bytes >> unit_shift) == 1),
+            requests.i.valid.eq(rows.row.valid & positions.i.ready & ~stop),
+            *(requests.i.payload[name].eq(row[name]) for name, _ in requests.i.payload.shape()),
+            positions.i.valid.eq(rows.row.valid & requests.i.ready & ~stop),
+            rows.row.ready.eq(positions.i.ready & requests.i.ready),  # whatever `stop` says, for it resets `rows`
+            positions.i.payload.first.eq(row.offset),
+            positions.i.payload.fills.eq(fills_word(self._cfg.bus_bytes, packer.chunk_bytes, row.offset)),
+            positions.i.payload.chunks.eq((row.bytes >> chunk_shift) - 1),
+            positions.i.payload.single.eq((row.bytes >> chunk_shift) == 1),
         ]
-        probes(self, unit_shift=unit_shift)
+        probes(self, chunk_shift=chunk_shift)
 
-    def _tell(self, m: Module, engine: WriteEngine, waiting: RegisteredFifo, stop: Signal) -> None:
-        """`done` or an error, by the engine's answers."""
+    def _complete(self, m: Module, engine: WriteEngine, waiting: RegisteredFifo, stop: Signal) -> None:
+        """Report `done` or an error, by the engine's answers."""
         answer = engine.answer
         fails = answer.payload.error != Error.NONE
         m.d.comb += [

@@ -14,15 +14,28 @@ from celosia.hw.spec.isa import Unit
 
 
 class Semaphore(wiring.Component):
-    """Tokens from one unit to another, of which at most 2^bits - 1 exist or are promised.
+    """Counts the tokens from one unit to another, of which at most 2^bits - 1 exist or are promised.
 
-    reserve: promise a token, only while `has_room`. put: a promised token arrives. take: use one, only while
-    `has_token`. All three may come in the same cycle.
+    `reserve`, `release` and `acquire` may all come in the same cycle.
+
+    Parameters
+    ----------
+    bits : int      Width of the count.
+
+    Members
+    -------
+    reserve : In(1)     A token is promised; only while `has_room`.
+    release : In(1)     A promised token arrives.
+    acquire : In(1)     A token is used; only while `has_token`.
+    has_room : Out(1)   One more token may be promised.
+    has_token : Out(1)  There is a token.
     """
 
     def __init__(self, bits: int) -> None:
         self._bits = bits
-        super().__init__({"reserve": In(1), "put": In(1), "take": In(1), "has_room": Out(1), "has_token": Out(1)})
+        super().__init__(
+            {"reserve": In(1), "release": In(1), "acquire": In(1), "has_room": Out(1), "has_token": Out(1)}
+        )
 
     def elaborate(self, platform: object) -> Module:
         m = Module()
@@ -33,9 +46,9 @@ class Semaphore(wiring.Component):
         some_token = Signal()
         m.d.comb += [self.has_room.eq(some_room), self.has_token.eq(some_token)]
         for count, some, up, down in (
-            (room, some_room, self.take, self.reserve), (tokens, some_token, self.put, self.take),
+            (room, some_room, self.acquire, self.reserve), (tokens, some_token, self.release, self.acquire),
         ):  # fmt: skip
-            more, less = (count + 1)[: self._bits], (count - 1)[: self._bits]  # `take` comes late: it only selects
+            more, less = (count + 1)[: self._bits], (count - 1)[: self._bits]  # `acquire` comes late: it only selects
             m.d.sync += [
                 count.eq(Mux(up == down, count, Mux(up, more, less))),
                 some.eq(Mux(up == down, some, up | (count != 1))),
@@ -49,6 +62,10 @@ class DependencyGate(wiring.Component):
 
     An instruction passes when each unit in `wait` has a token for it, and each unit in `post` has room for one from it;
     the room is reserved at once, so that `done` never has to be held back. A gate adds no cycle.
+
+    Parameters
+    ----------
+    cfg : Config
 
     Members
     -------
@@ -93,9 +110,9 @@ class DependencyGate(wiring.Component):
             ]
             for other in others:
                 m.d.comb += [
-                    semaphores[other, unit].take.eq(passes[unit] & fields["wait"][other]),
+                    semaphores[other, unit].acquire.eq(passes[unit] & fields["wait"][other]),
                     semaphores[unit, other].reserve.eq(passes[unit] & fields["post"][other]),
-                    semaphores[unit, other].put.eq(done.valid & done.payload.post[other]),
+                    semaphores[unit, other].release.eq(done.valid & done.payload.post[other]),
                 ]
         m.d.comb += self.wait_token.eq(waiting)
 
@@ -124,6 +141,6 @@ class DependencyGate(wiring.Component):
     def _older(
         self, m: Module, name: str, a: data.View[data.StructLayout], b: data.View[data.StructLayout]
     ) -> data.View[data.StructLayout]:
-        """The older one of two that may wait, a cycle later."""
+        """Return the older one of two that may wait, a cycle later."""
         older = Mux(b.waits & (~a.waits | (b.index < a.index)), b.index, a.index)
         return self._register(m, name, a.waits | b.waits, older)

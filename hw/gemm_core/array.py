@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from amaranth import Cat, ClockSignal, Instance, Module, Mux, Signal, Value, signed
-from amaranth.lib import wiring
+from amaranth.lib import data, wiring
 from amaranth.lib.wiring import In, Out
 
 from celosia.hw.gemm_core.pair import FACTORS_BITS, SPACING, Pair, packed_weights
 from celosia.hw.gemm_core.pump import DoublePumpedClock, pumps
+from celosia.hw.lib.layout import array_layout
 from celosia.hw.lib.signals import Reg
 from celosia.hw.spec.config import Config
 from celosia.hw.spec.pipeline import PAIR_STAGES, array_stages
@@ -20,9 +21,7 @@ MODEL = "celosia_array_model"
 
 
 class SimulationPlatform:
-    """A platform that has a module for what the array computes, from the operands to the sums: a simulator that runs
-    long (sim/rtl/array_model.py).
-    """
+    """A platform with a module that computes the array's sums: a simulator that runs long (sim/rtl/array_model.py)."""
 
 
 class Array(wiring.Component):
@@ -39,10 +38,10 @@ class Array(wiring.Component):
     -------
     valid : In(1)      `inp` and `wgt` hold operands.
     first : In(1)      They begin a new sum.
-    inp : In           An entry of scratchpad inp, [block_in/group][batch][group] int8.
-    wgt : In           An entry of wgt, [block_out][block_in] int8.
-    total : Out        The sum up to the operands of `latency` cycles ago, laid out as an entry of acc:
-                       [block_out/group][batch][group] int32, wrapping.
+    inp : In(int8[block_in/group][batch][group])        An entry of scratchpad inp.
+    wgt : In(int8[block_out][block_in])                 An entry of wgt.
+    total : Out(int32[block_out/group][batch][group])   The sum up to the operands of `latency` cycles ago, wrapping: an
+                                                        entry of acc.
     """
 
     def __init__(self, cfg: Config) -> None:
@@ -51,9 +50,9 @@ class Array(wiring.Component):
         super().__init__({
             "valid": In(1),
             "first": In(1),
-            "inp": In(pads["inp"].width),
-            "wgt": In(pads["wgt"].width),
-            "total": Out(pads["acc"].width),
+            "inp": In(array_layout(signed(8), pads["inp"].shape)),
+            "wgt": In(array_layout(signed(8), pads["wgt"].shape)),
+            "total": Out(array_layout(signed(32), pads["acc"].shape)),
         })  # fmt: skip
 
     @property
@@ -81,25 +80,18 @@ class Array(wiring.Component):
             m.submodules.pump = self._pump
             m.d.comb += self._pump.moves.eq(valid)
         for b in range(cfg.batch):
-            row = [
-                self.inp.word_select((i // group * cfg.batch + b) * group + i % group, 8).as_signed()
-                for i in range(cfg.block_in)
-            ]
+            row = [self.inp[i // group][b][i % group] for i in range(cfg.block_in)]
             for output, term in enumerate(self._products(m, valid, row, f"{b}")):
-                lane = (output // group * cfg.batch + b) * group + output % group
                 total = Reg(signed(32), name=f"total_{b}_{output}")
-                m.d.comb += self.total.word_select(lane, 32).eq(total)
+                m.d.comb += self.total[output // group][b][output % group].eq(total)
                 with m.If(valid[-1]):
                     m.d.sync += total.eq(Mux(first[-1], 0, total) + term)
         return m
 
     def _products(self, m: Module, valid: Signal, row: list[Value], name: str) -> list[Value]:
-        """The product of a row with the weights of each output."""
+        """Return the product of a row with the weights of each output."""
         cfg = self.cfg
-        weights = [
-            [self.wgt.word_select(o * cfg.block_in + i, 8).as_signed() for i in range(cfg.block_in)]
-            for o in range(cfg.block_out)
-        ]
+        weights = [[self.wgt[o][i] for i in range(cfg.block_in)] for o in range(cfg.block_out)]
         if not cfg.packed:
             return [
                 self._tree(m, valid, self._pairs(m, valid, row, each, [], f"{name}_{o}"), f"{name}_{o}")
@@ -116,17 +108,17 @@ class Array(wiring.Component):
         return terms
 
     def _factors(self, m: Module, row: list[Value], name: str) -> list[Value]:
-        """Sums of two neighbours of a row, by which packed pairs are corrected: the same for all outputs."""
-        inp = Reg(8 * len(row), name=f"inp_{name}")
+        """Return the sums of two neighbours of a row, which correct packed pairs: the same for all outputs."""
+        inp = Reg(data.ArrayLayout(signed(8), len(row)), name=f"inp_{name}")
         with m.If(self.valid):
             m.d.sync += inp.eq(Cat(row))
-        each = [inp.word_select(i, 8).as_signed() for i in range(len(row))]
+        each = [inp[i] for i in range(len(row))]
         return [(low + high)[:FACTORS_BITS].as_signed() for low, high in zip(each[::2], each[1::2])]
 
     def _pairs(
         self, m: Module, valid: Signal, row: list[Value], weights: list[Value], factors: list[Value], name: str
     ) -> list[Value]:
-        """Sums of two products each."""
+        """Return sums of two products each."""
         sums = []
         for i in range(0, len(row), 2):
             m.submodules[f"pair_{name}_{i}"] = pair = Pair(self.cfg.packed, self.cfg.pump)
@@ -143,7 +135,7 @@ class Array(wiring.Component):
         return sums
 
     def _tree(self, m: Module, valid: Signal, terms: Sequence[Value], name: str) -> Value:
-        """The sum of `terms`, one level a stage."""
+        """Return the sum of `terms`, one level a stage."""
         stage = PAIR_STAGES
         while len(terms) > 1:
             sums = [a + b for a, b in zip(terms[::2], terms[1::2])]

@@ -117,5 +117,5 @@ def pumped_dsp48(
 
 
 def _extended(value: Value, width: int) -> Value:
-    """A signed value in `width` bits."""
+    """Extend a signed value to `width` bits."""
     return Cat(value, value[-1].replicate(width - len(value)))

@@ -1,11 +1,11 @@
-"""The gemm unit."""
+"""The unit GEMM: loops, array and accumulators."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
-from amaranth import Cat, Module, Mux, Signal, Value
+from amaranth import Cat, Module, Mux, Signal, Value, signed
 from amaranth.lib import data, wiring
 from amaranth.lib.wiring import Out
 
@@ -36,14 +36,15 @@ class Gemm(wiring.Component):
 
     Members
     -------
+    Those of `unit_members`, and:
     inp, wgt : Out(ReadPort)    Operands.
     acc_read : Out(ReadPort)    Old values, for instructions that accumulate. Must be ready; data is used in the cycle
                                 after the read alone.
     acc_write : Out(WritePort)  Whole entries. Must be ready.
     claims : Out(claim_layout)  The ports of acc that these two take: of writes a cycle ahead, of reads as far as VECTOR
                                 looks.
-    The others are those of every unit, `layout.unit_members`. A GEMM never raises `error`. On `halt`, what has been
-    read already is still finished.
+
+    A GEMM never raises `error`. On `halt`, what has been read already is still finished.
     """
 
     def __init__(self, cfg: Config) -> None:
@@ -95,12 +96,12 @@ class Gemm(wiring.Component):
         ]
         in_flight = Signal()  # in one of the cycles from 1 on
         m.d.sync += in_flight.eq(Cat(stage.valid for stage in pipe[:-1]).any())
-        m.d.comb += self.quiet.eq(~(loops.step.valid | in_flight | self.done.valid))
+        m.d.comb += self.idle.eq(~(loops.step.valid | in_flight | self.done.valid))
         probes(self, pipe=pipe, array=array)
         return m
 
     def _read(self, m: Module, loops: Loops) -> data.View[data.StructLayout]:
-        """Cycle 0: reads the operands. Returns what belongs to them."""
+        """Read the operands, in cycle 0. Returns the fields that accompany them through the pipeline."""
         # The instruction whose iterations are being read.
         fields = self.instr.payload.fields
         kept = {"accumulate": 1, "post": 4, "index": INDEX_BITS}
@@ -122,7 +123,7 @@ class Gemm(wiring.Component):
             self.wgt.addr.eq(step.wgt),
             loops.step.ready.eq(self.inp.ready & self.wgt.ready),
             self.active.eq(loops.step.valid & loops.step.ready),
-            self.held.eq(loops.step.valid & ~loops.step.ready),
+            self.stalled.eq(loops.step.valid & ~loops.step.ready),
         ]
 
         travel = data.StructLayout({
@@ -133,13 +134,17 @@ class Gemm(wiring.Component):
         return data.View(travel, belongs)
 
     def _accumulate(self, m: Module, pipe: Sequence[Any], array: Array) -> None:
-        """Three cycles before the sum is there: read the accumulator. Then keep what comes, since memories answer late
-        in a cycle. Then take what has been written meanwhile. Then add, and in the cycle after that write."""
+        """Add the array's sums to accumulators.
+
+        Three cycles before the sum is there, the accumulator is read. Then its data is kept, since memories answer late
+        in a cycle. Then newer writes replace it. Then it is added, and in the cycle after that written.
+        """
         reading, answer, ahead, now, write = stages = pipe[-_FROM_READ:]
         writes = Signal()  # a register, for LOAD waits for it within the cycle
         m.d.sync += writes.eq(now.valid & now.last)
-        width = self.acc_write.data.shape()
-        kept, old, written, committed = (Reg(width, name=name) for name in ("kept", "old", "written", "committed"))
+        lanes = data.ArrayLayout(signed(32), self.cfg.lanes)
+        kept, old, written, committed = (Reg(lanes, name=name) for name in ("kept", "old", "written", "committed"))
+        total = data.View(lanes, Value.cast(array.total))
         # missed[d]: the output d cycles before is the same one, and the read came too early for it.
         missed = {d: Signal(name=f"missed_{d}") for d in (1, 2, 3, 4)}
         for d, stage in ((4, 0), (3, 1), (2, 1), (1, 2)):  # compared a cycle before it is needed
@@ -159,20 +164,20 @@ class Gemm(wiring.Component):
             m.d.sync += old.eq(Mux(missed[2], written, Mux(missed[3], committed, kept)))
         with m.If(now.valid & now.last):
             for lane in range(self.cfg.lanes):
-                word = written.word_select(lane, 32)
-                before = Mux(missed[1], word, old.word_select(lane, 32))
-                m.d.sync += word.eq(array.total.word_select(lane, 32) + Mux(now.accumulate, before, 0))
+                before = Mux(missed[1], written[lane], old[lane])
+                m.d.sync += written[lane].eq(total[lane] + Mux(now.accumulate, before, 0))
         with m.If(write.valid & write.last):
             m.d.sync += committed.eq(written)
         probes(self, stages=stages)
 
     def _claim(self, m: Module, loops: Loops, pipe: Sequence[Any]) -> None:
-        """Says which ports of acc will be taken. Reads of small arrays are claimed before their operands are read."""
+        """Announce which ports of acc will be taken. Reads of small arrays are claimed before their operands are
+        read."""
         now = pipe[-2]
         stage = len(pipe) - _FROM_READ - claim_lead(self.cfg)
         if stage >= 0:
-            it = pipe[stage]
-            reads, bank = it.valid & it.last & it.accumulate, it.acc[-1]
+            reading = pipe[stage]
+            reads, bank = reading.valid & reading.last & reading.accumulate, reading.acc[-1]
         else:
             accumulates = Mux(loops.instr.ready, self.instr.payload.fields.accumulate, pipe[0].accumulate)
             reads, bank = loops.ahead.valid & loops.ahead.last & accumulates, loops.ahead.acc[-1]

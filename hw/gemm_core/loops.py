@@ -72,7 +72,7 @@ class Loops(wiring.Component):
         })  # fmt: skip
 
     def load(self, fields: data.View[data.StructLayout]) -> list[object]:
-        """The payload of `instr` from the fields of an instruction."""
+        """Return the assignments of an instruction's fields to the payload of `instr`."""
         return [self.instr.payload[name].eq(fields[name]) for name, _ in self.fields]
 
     def elaborate(self, platform: object) -> Module:
@@ -147,10 +147,10 @@ class Loops(wiring.Component):
         at_last: Signal,
         advance: Signal,
     ) -> Signal:
-        """What `at_last` becomes, a bit for each loop: whether it is at its last index."""
+        """Return the next value of `at_last`, a bit for each loop: whether it is at its last index."""
         new = self.instr.payload
         left = [Reg(EXTENT_BITS, name=f"left_{loop}") for loop in self.names]
-        # They tell of an extent of 1 and of the last index but one.
+        # An extent of 1, and the last index but one.
         single, near = ([Reg(name=f"{name}_{loop}") for loop in self.names] for name in ("single", "near"))
         coming = Signal(len(self.names))
         for i, loop in enumerate(self.names):
@@ -171,7 +171,8 @@ class Loops(wiring.Component):
     def _addresses(
         self, m: Module, held: data.View[data.StructLayout], renew: Signal, goes_on: Signal, advance: Signal
     ) -> None:
-        """The address of each operand. held: the instruction whose loops run; renew: `instr` takes its place."""
+        """Compute the address of each operand. held: the instruction whose loops run; renew: `instr` takes its
+        place."""
         new, step = self.instr.payload, self.step.payload
         # begin[operand, loop] is the address at which the present index of the loop began; a rise goes on from there. A
         # loop that does not move the operand begins where the one around it does.

@@ -1,4 +1,4 @@
-"""Two products and their sum: what the array is made of.
+"""Sum of two products: the cell of the array.
 
 Where the Config says `packed`, two products with a common factor share one multiplication, as in Xilinx' white paper
 WP486, so that a DSP48E1 with its 25 x 18 bits counts twice:
@@ -33,12 +33,12 @@ _LOW_BITS = 7
 
 
 def weight_bits(packed: bool) -> int:
-    """Of the left factor of a product."""
+    """Width of the left factor of a product."""
     return SPACING + 8 if packed else 8
 
 
 def packed_weights(high: Value, low: Value) -> Value:
-    """The left factor of two products, by wiring alone. high, low: 8 bits each, int8."""
+    """Return the left factor of two products, by wiring alone. high, low: 8 bits each, int8."""
     return Cat(low[:7], ~low[7], Const(0, SPACING - 8), high).as_signed()
 
 
@@ -94,7 +94,7 @@ class Pair(wiring.Component):
         return m
 
     def _multipliers(self, m: Module) -> None:
-        """Blocks without a cascade: both products are there in the same cycle, and are added outside."""
+        """Build it of blocks without a cascade: both products are there in the same cycle, and are added outside."""
         *inside, both = self.moves
         products = Signal(signed(2 * WIDTH), name="product0"), Signal(signed(2 * WIDTH), name="product1")
         m.submodules.first = mult18x18(self.weights0, self.factor0, inside, products[0])
@@ -105,7 +105,7 @@ class Pair(wiring.Component):
         m.d.comb += self.sum.eq(total)
 
     def _cascade(self, m: Module, dsp: Dsp) -> None:
-        """Blocks with one."""
+        """Build it of blocks with a cascade."""
         enter, first, second, both = self.moves
         cascade, total, corrected, beyond = (Signal(48, name=n) for n in ("cascade", "total", "corrected", "beyond"))
         # The correction, 128 * factors - 2^16, has the bits of the factors' sum, its sign inverted, and a sign of 1.
@@ -121,7 +121,7 @@ class Pair(wiring.Component):
         m.d.comb += self.sum.eq(total)
 
     def _pumped(self, m: Module, dsp: Dsp) -> None:
-        """One block that makes both products, one after the other.
+        """Build it of one block that makes both products, one after the other.
 
         At the edges of `fast`, the first one of which is that at which operands are kept:
         1, 2: weights in the block, factors in their register.  2, 3: each at the multiplier.  3, 4: products.
@@ -153,7 +153,7 @@ class Pair(wiring.Component):
         m.d.comb += self.sum.eq(total)
 
     def _registers(self, m: Module) -> None:
-        """The same with registers and `*`."""
+        """Build it of registers and `*`."""
 
         def after(stage: int, value: ValueCastable | Value, name: str) -> Signal:
             register = Reg(Value.cast(value).shape(), name=name)

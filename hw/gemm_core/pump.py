@@ -1,4 +1,4 @@
-"""A clock of twice the rate for DSP blocks: which half of a cycle it is, without a reset that both clocks know."""
+"""Clock of twice the rate for DSP blocks: which half of a cycle it is, without a reset that both clocks know."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ FAST = "fast"
 
 
 def pumps(platform: object, pump: int) -> Dsp | None:
-    """The block that makes two products in a cycle of `sync` where a Config asks for it; None: nothing is in `fast`."""
+    """Return the block that makes two products in a cycle of `sync`, if a Config asks for it; None: nothing is in
+    `fast`."""
     dsp = platform.dsp if isinstance(platform, Blocks) else None
     return dsp if pump == 2 and dsp in (Dsp.e1, Dsp.e2) else None
 
 
 class DoublePumpedClock(wiring.Component):
-    """What pairs of products in `fast` share.
+    """Phase of the fast clock within a cycle of `sync`, for the pairs of products.
 
     A register of `sync` changes in each of its cycles. What has changed since the last edge of `fast` has done so in
     the first half of a cycle. So it is right a cycle after the clocks have begun, whatever registers held before.

@@ -7,7 +7,9 @@ Everything is AXI3-safe: bursts are INCR, at most 16 full-width beats, all with 
 
 from __future__ import annotations
 
-from amaranth import Module
+from collections.abc import Iterator
+from typing import Any
+
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 
@@ -57,12 +59,15 @@ class Axi4Write(wiring.Signature):
 
 
 class Axi4(wiring.Signature):
-    """The manager's side of AXI4: the members of `Axi4Read` and `Axi4Write`. `connect_part` joins one of them to it."""
+    """The manager's side of AXI4: its channels to read and those to write, which parts connect on their own."""
 
     def __init__(self, bus_bytes: int, addr_bits: int = ADDR_BITS) -> None:
-        super().__init__({
-            **dict(Axi4Write(bus_bytes, addr_bits).members), **dict(Axi4Read(bus_bytes, addr_bits).members),
-        })  # fmt: skip
+        super().__init__({"write": Out(Axi4Write(bus_bytes, addr_bits)), "read": Out(Axi4Read(bus_bytes, addr_bits))})
+
+    def flatten(self, obj: Any) -> Iterator[tuple[tuple[str | int, ...], wiring.Member, Any]]:
+        """Leave `read` and `write` out of the names of Verilog ports, which are AXI's own."""
+        for path, member, port in super().flatten(obj):
+            yield path[1:], member, port
 
 
 class AxiLite(wiring.Signature):
@@ -76,13 +81,6 @@ class AxiLite(wiring.Signature):
             "araddr": Out(addr_bits), "arprot": Out(3), "arvalid": Out(1), "arready": In(1),
             "rdata": In(32), "rresp": In(2), "rvalid": In(1), "rready": Out(1),
         })  # fmt: skip
-
-
-def connect_part(m: Module, part, whole) -> None:  # type: ignore[no-untyped-def]
-    """Join `part`, an `Out(Axi4Read)` or `Out(Axi4Write)` of a submodule, to `whole`, an `Out(Axi4)` of `m`'s own."""
-    for name, member in part.signature.members.items():
-        inner, outer = getattr(part, name), getattr(whole, name)
-        m.d.comb += outer.eq(inner) if member.flow is Out else inner.eq(outer)
 
 
 # Behind the AXI port -----------------------------------------------------------------------------------------

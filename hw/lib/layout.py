@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from amaranth import signed, unsigned
+from amaranth.hdl import ShapeLike
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 
@@ -21,15 +22,21 @@ INDEX_BITS = 32
 ERROR_BITS = 4
 
 
+def array_layout(element: ShapeLike, shape: Sequence[int]) -> data.ArrayLayout:
+    """Nested arrays of `element`, the outermost dimension first: a port is indexed as `port[i][j]`."""
+    first, *rest = shape
+    return data.ArrayLayout(array_layout(element, rest) if rest else element, first)
+
+
 def layout(fmt: Format) -> data.StructLayout:
-    """The fields of `fmt` at the bit positions of its encoding."""
+    """Layout of the fields of `fmt`, at the bit positions of its encoding."""
     return data.StructLayout(
         {field.name: signed(field.width) if field.signed else unsigned(field.width) for field in fmt.fields}
     )
 
 
 def instruction_layout(cfg: Config, opcode: Opcode) -> data.StructLayout:
-    """What a unit receives: the number of the instruction within the run, and its fields."""
+    """Payload that a unit receives: the number of the instruction within the run, and its fields."""
     return data.StructLayout({"index": INDEX_BITS, "fields": layout(formats(cfg)[opcode])})
 
 
@@ -47,29 +54,29 @@ class Pulse(wiring.Signature):
 
 
 class TraceRegisters(wiring.Signature):
-    """The registers of the event trace, from the ring's side: `at` is the host's, the others tell of the ring."""
+    """The registers of the event trace, from the ring's side: `at` is the host's, the others are the ring's."""
 
     def __init__(self) -> None:
         super().__init__({"at": In(32), "event": Out(32), "cycle": Out(32), "count": Out(32)})
 
 
 class PerUnit(wiring.Signature):
-    """A port for each unit, called as the unit is; `each` of the object has them in the order of `Unit`."""
+    """A port for each unit, with the name of the unit; `each` of the object has them in the order of `Unit`."""
 
     def __init__(self, of: Callable[[Opcode], wiring.Signature]) -> None:
         super().__init__({UNITS[unit]: Out(of(opcode)) for opcode, unit in UNIT_OF.items()})
 
     def create(self, *, path: tuple[str | int, ...] | None = None, src_loc_at: int = 0) -> PortsOfUnits:
-        """As every signature does."""
+        """Create the interface object, as every signature does."""
         return PortsOfUnits(self, path=path, src_loc_at=1 + src_loc_at)
 
 
 class PortsOfUnits(wiring.PureInterface):
-    """The object of a `PerUnit`."""
+    """Interface object of a `PerUnit`."""
 
     @property
     def each(self) -> tuple[Any, ...]:
-        """The ports, as they are seen from this side: of LOAD, GEMM, VECTOR and STORE."""
+        """The ports as seen from this side, those of LOAD, GEMM, VECTOR and STORE."""
         return self.load, self.gemm, self.vector, self.store
 
 
@@ -84,10 +91,9 @@ def unit_members(cfg: Config, opcode: Opcode) -> dict[str, wiring.Member]:
     instr: instructions whose tokens have been taken, in program order; accepted when the unit starts one.
     done: one pulse an instruction, in program order, when its last write is committed.
     error: one pulse when an instruction fails. After it, `halt` comes.
-    start: pulses in the cycle in which the unit accepts an instruction (for the trace): `instr.valid & instr.ready`.
     active: 1 in each cycle in which the unit moves a beat or does a tile operation (counter `busy`).
-    held: 1 in each cycle in which a started instruction is held up by memory or a scratchpad port (`wait_memory`).
-    quiet: 1 while nothing is in flight, on AXI neither.
+    stalled: 1 in each cycle in which a started instruction waits for memory or a scratchpad port (`wait_memory`).
+    idle: 1 while nothing is in flight, on AXI neither.
     halt: 1 from an error to the next run: start nothing new, drop what is left, end AXI bursts as AXI demands.
     """
     return {
@@ -95,8 +101,8 @@ def unit_members(cfg: Config, opcode: Opcode) -> dict[str, wiring.Member]:
         "done": Out(Pulse(done_layout)),
         "error": Out(Pulse(error_layout)),
         "active": Out(1),
-        "held": Out(1),
-        "quiet": Out(1),
+        "stalled": Out(1),
+        "idle": Out(1),
         "halt": In(1),
     }
 
@@ -124,21 +130,22 @@ class WritePort(wiring.Signature):
 
 
 def read_port(pad: Scratchpad, entries: int = 1) -> ReadPort:
-    """For as many entries of `pad` at once, from the one at the address on."""
+    """A port that reads as many entries of `pad` at once, from the one at the address on."""
     return ReadPort(pad.address_bits, entries * pad.width)
 
 
 def write_port(pad: Scratchpad) -> WritePort:
-    """For whole entries of `pad`, grain by grain."""
+    """A port that writes whole entries of `pad`, grain by grain."""
     return WritePort(pad.address_bits, pad.width, pad.grain)
 
 
 def load_port(cfg: Config, pad: Scratchpad) -> WritePort:
-    """What LOAD writes of `pad`: grain by grain, of acc without `int32` a byte for each int32 that it becomes."""
+    """The port through which LOAD writes `pad`, grain by grain; a grain of acc is a byte for each int32 without
+    `int32`."""
     grain = 8 if pad.name == "acc" and not cfg.int32 else pad.grain
     return WritePort(pad.address_bits, pad.width // pad.grain * grain, grain)
 
 
 def part_port(pad: Scratchpad, width: int) -> WritePort:
-    """For parts of `width` bits of an entry, by the numbers of parts; or for whole entries that are no larger."""
+    """A port that writes parts of `width` bits of an entry, by their numbers; or whole entries that are no larger."""
     return WritePort(pad.bits_of_parts(width), width, width)

@@ -1,4 +1,4 @@
-"""Signals of a kind that many parts have."""
+"""Kinds of signals that many parts have."""
 
 from __future__ import annotations
 

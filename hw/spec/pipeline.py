@@ -1,12 +1,10 @@
-"""Depths of queues and stages of pipelines that the RTL is built with and the timing model reckons with.
+"""Depths of queues and stages of pipelines, of which the RTL is built and with which the timing model computes.
 
-Standard library only: RTL, timing model and the count of memories all read it. Cycles between two events, which only
-the RTL determines, are measured in `sim/timing/latency.py`.
+Standard library only: the RTL, the timing model and the count of memories read this file. Cycles between two events
+are in `sim/timing/latency.py`, measured on the RTL, and those of softmax and norm in `sim/timing/engine_cycles.py`.
 """
 
 from __future__ import annotations
-
-from typing import Any
 
 from celosia.hw.spec.config import Config
 from celosia.hw.spec.isa import instruction_bytes
@@ -26,30 +24,30 @@ FETCH_BURSTS = 4
 
 
 def fetch_burst(cfg: Config) -> int:
-    """Beats of the longest burst of fetch: two instructions, as far as a burst goes."""
+    """Count the beats of the longest burst of fetch: two instructions, as far as a burst goes."""
     return min(MAX_BURST, 2 * max(1, instruction_bytes(cfg) // cfg.bus_bytes))
 
 
-# Between and inside the units ---------------------------------------------------------------------------------
+# Between the units and inside them ----------------------------------------------------------------------------
 
 SKID_DEPTH = 2
-"""Places of a queue that is there to part two paths."""
+"""Places of a queue that cuts a combinational path."""
 ISSUE_DEPTH = SKID_DEPTH
 """Instructions between a gate and its unit."""
 ROW_FIFO_DEPTH = 2 * OUTSTANDING
-"""Rows listed whose bytes have not all passed yet."""
+"""Rows that are listed while their bytes have not all passed."""
 PREFETCH_ROWS = SKID_DEPTH + 1
-"""Rows listed whose last burst has not been asked for: those in a queue, and the one being split."""
+"""Rows that are listed while their last burst has not been asked for: those in a queue, and the one being split."""
 IN_FLIGHT = 8
-"""Instructions of a lane of LOAD, or of STORE, whose data is awaited while the next one's is asked for."""
+"""Instructions of a lane of LOAD, or of STORE, whose data is awaited while that of the next one is asked for."""
 MAX_UNANSWERED = 2 * IN_FLIGHT
 """Instructions of STORE whose responses are awaited."""
 MAX_UNRETIRED = 2 * IN_FLIGHT
-"""Instructions of LOAD, where it has two lanes, whose end has not been told."""
+"""Instructions of LOAD that have not retired, where it has two lanes."""
 
 EXPAND_STAGES = 3
-"""Registers between what leaves LOAD and wgt, where it expands packed weights: factors' multiples, products of two
-bits, products. Ends are told as much later."""
+"""Registers between LOAD and wgt where it expands packed weights: factors' multiples, products of two bits, products.
+Ends of instructions are reported that much later."""
 
 # The gemm unit ------------------------------------------------------------------------------------------------
 
@@ -59,7 +57,7 @@ cycles where one block makes both products at twice the clock."""
 
 
 def array_stages(cfg: Config) -> int:
-    """Registers between operands and the running sum that includes them: pairs, the tree of adders behind them, sum."""
+    """Count the registers from operands to the running sum that includes them: pairs, the tree of adders, the sum."""
     pairs = cfg.block_in // 2
     return PAIR_STAGES + (pairs.bit_length() - 1) + 1
 
@@ -67,11 +65,11 @@ def array_stages(cfg: Config) -> int:
 # The vector unit ----------------------------------------------------------------------------------------------
 
 UNDER_WAY = 2
-"""Instructions in it at once."""
+"""Instructions that the vector unit has under way at once."""
 READ_STAGES, TAP_STAGES = 1, 3
-"""Cycles from an entry's step to the read of its accumulator, for a Config without taps, and with taps."""
+"""Registers from an entry's step to the read of its accumulator, without taps and with taps."""
 WRITEBACK_DEPTH = 32
-"""Entries that VECTOR has under way to acc at most: the places of the queue in which they wait for GEMM."""
+"""Entries on their way from VECTOR to acc at most: the places of the queue in which they wait for GEMM."""
 REQUANTISE_STAGES, ADD_STAGES = 8, 6
 """Registers between operands and result of the requantiser, and of rescale_add."""
 _FROM_ACC = {
@@ -100,54 +98,23 @@ FILL_TURN, DIVIDE_TURN, FIND_TURN = range(3)
 READERS = 4
 """Cycles of the shortest beat, a power of two in which each walk has its own."""
 ROWS_OFFERED = 2
-"""Cycles for which it is offered before it is told."""
-ROWS_TAKEN = 2
-"""Cycles from the acceptance of a softmax to its first read of vin."""
-ROWS_READ = SHARE_STAGES + DIVIDE_STAGES + 2
-"""Cycles from the last read of the last rows to the end of the softmax."""
+"""Cycles for which the end of a row is offered before it is reported."""
 
 
 def tile_rows(cfg: Config) -> int:
-    """Rows of a tile of softmax."""
+    """Count the rows of a tile of softmax."""
     return SUMS * cfg.softmax
 
 
 def softmax_span(cfg: Config) -> int:
-    """Entries of vin that a walk of softmax reads at once, neighbours: as many as make a beat long enough for all."""
+    """Count the neighbouring entries of vin that a walk of softmax reads at once, which make a beat long enough for
+    all."""
     return max(1, READERS * cfg.softmax // cfg.block_out)
 
 
 def softmax_parts(cfg: Config) -> int:
-    """Parts of what a walk of softmax reads at once: cycles of a beat."""
+    """Count the parts of what a walk of softmax reads at once: cycles of a beat."""
     return softmax_span(cfg) * cfg.block_out // cfg.softmax
-
-
-def softmax_spans(cfg: Config, entries: Any) -> Any:
-    """Beats in which a walk of softmax goes through `entries` entries of a row; a number, or an array of them."""
-    return -(-entries // softmax_span(cfg))
-
-
-def softmax_behind(cfg: Config, rows: Any, entries: Any) -> Any:
-    """Between the first cycle in which softmax fills the buffers of its adders and that in which it is done, of rows
-    of so many entries: one beat of each of the first tile's rows but the last one, the sums of all tiles, and the
-    quotients of the last one."""
-    tile, groups = tile_rows(cfg), softmax_spans(cfg, entries)
-    earlier_tiles = (rows - 1) // tile
-    beats = tile - 1 + (earlier_tiles + 1) * tile * groups + (rows - tile * earlier_tiles) * groups
-    return beats * softmax_parts(cfg) + ROWS_READ
-
-
-def softmax_cycles(cfg: Config, rows: Any, entries: Any) -> Any:
-    """Between the cycle in which a VECTOR with softmax is accepted and that in which it is done, if no other one is
-    there: of `rows` rows of `entries` entries each; numbers, or arrays of them. The largest bytes of the first tile
-    take a cycle for what is read at once.
-
-    >>> softmax_cycles(Config(softmax=4), rows=16, entries=4), softmax_cycles(Config(softmax=4), rows=160, entries=4)
-    (661, 2965)
-    """
-    many = rows > tile_rows(cfg)
-    first = rows * (1 - many) + tile_rows(cfg) * many
-    return ROWS_TAKEN + first * softmax_spans(cfg, entries) + softmax_behind(cfg, rows, entries)
 
 
 NORM_ROWS = 64
@@ -162,47 +129,32 @@ EPSILON_SHIFT, ROOT_BITS, FACTOR_BITS, NORM_FRACTION = 20, 26, 24, 25
 """Bits: of the variance behind the point, of its inverse root, of a row's factor, and of results behind the point, see
 `sim/functional/norm.py`."""
 
-_TO_MOMENTS, _FROM_MOMENTS = 6, NORM_STEPS + ROOT_BITS + 25
-"""Registers of a norm between a part of an entry and the row's sums but for the levels of their tree; and between these
-and what is kept of the row."""
-
 
 def norm_parts(cfg: Config) -> int:
-    """Parts of an entry of a norm, of which its sums take one a cycle."""
+    """Count the parts of an entry of a norm, of which its sums take one a cycle."""
     return cfg.block_out // cfg.norm
 
 
-def norm_cycles(cfg: Config, rows: Any, groups: Any) -> Any:
-    """Between the cycle in which a VECTOR with norm is accepted and the last one before its first step: of `rows` rows
-    of `groups` entries each; numbers, or arrays of them.
-
-    >>> norm_cycles(Config(norm=8), rows=64, groups=24), norm_cycles(Config(norm=8), rows=1, groups=1)
-    (3164, 94)
-    """
-    entries = groups * norm_parts(cfg)
-    short = entries < NORM_STEPS
-    steps_per_row = entries * (1 - short) + NORM_STEPS * short
-    return (rows - 1) * steps_per_row + entries + _TO_MOMENTS + cfg.norm.bit_length() - 1 + _FROM_MOMENTS
-
-
 def read_stages(cfg: Config) -> int:
-    """Cycles from an entry's step to the read of its accumulator."""
+    """Count the registers from an entry's step to the read of its accumulator."""
     return TAP_STAGES if cfg.taps else READ_STAGES
 
 
 def claim_lead(cfg: Config) -> int:
-    """Cycles before its read of an accumulator in which GEMM claims the port: VECTOR decides a cycle ahead whether it
-    takes a step, and whether that meets GEMM when it comes to its own read."""
+    """Count the cycles before its read of an accumulator in which GEMM claims the port.
+
+    VECTOR decides a cycle ahead whether it takes a step, and whether that meets GEMM at VECTOR's own read.
+    """
     return read_stages(cfg) + 1
 
 
 def vector_stages(cfg: Config) -> dict[str, int]:
-    """The stages in their order, by name; of those of one operation the first one has its name."""
+    """Number the stages of the vector unit, by name; the first one of an operation has its name."""
     counts = {"read": 1} | ({"tap": 1, "product": 1} if cfg.taps else {}) | _FROM_ACC
     names = [f"{name}{i or ''}" for name, count in counts.items() for i in range(count)]
     return {name: number for number, name in enumerate(names)}
 
 
 def ring_places(stages: int) -> int:
-    """Places of a ring for what skips so many stages."""
+    """Count the places of a ring for what skips so many stages."""
     return 1 << (stages - 1).bit_length()

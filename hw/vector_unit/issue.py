@@ -58,7 +58,7 @@ class IssueStage(wiring.Component):
     Members
     -------
     instr : In(stream), done : Out(Pulse), halt : In(1)     See `unit_members`.
-    active, held : Out(1)           See `unit_members`.
+    active, stalled : Out(1)        See `unit_members`.
     idle : Out(1)                   No instruction is under way; one may be reported as done in this cycle.
     claimed : In(2)                 Banks of acc that GEMM reads `claim_lead` cycles later.
     step : Out(step_layout), valid : Out(1)      The step that the loops offer.
@@ -82,7 +82,7 @@ class IssueStage(wiring.Component):
         constants = constants_layout(cfg)
         super().__init__({
             "instr": In(stream.Signature(instruction_layout(cfg, Opcode.VECTOR))), "done": Out(Pulse(done_layout)),
-            "halt": In(1), "active": Out(1), "held": Out(1), "idle": Out(1), "claimed": In(2),
+            "halt": In(1), "active": Out(1), "stalled": Out(1), "idle": Out(1), "claimed": In(2),
             "step": Out(step_layout(cfg)), "valid": Out(1), "fire": Out(1),
             "sets": Out(constants).array(2), "current": Out(1), "now": Out(constants),
             "ends": In(1), "ended": In(done_layout), "lands": In(1),
@@ -104,11 +104,11 @@ class IssueStage(wiring.Component):
             self.step.eq(loops.step.payload), self.valid.eq(loops.step.valid), loops.step.ready.eq(slots.slot),
             self.fire.eq(loops.step.valid & slots.slot), output.eq(self.fire & loops.step.payload.last),
             self.active.eq(self.fire | slots.bubble | self.softmax_under_way),
-            self.held.eq(loops.step.valid & ~slots.slot & ~slots.bubble),
+            self.stalled.eq(loops.step.valid & ~slots.slot & ~slots.bubble),
         ]  # fmt: skip
         if cfg.norm:
             with m.If(self.norm_busy):
-                m.d.comb += [self.active.eq(1), self.held.eq(0)]
+                m.d.comb += [self.active.eq(1), self.stalled.eq(0)]
         blocks_start: Value = Const(0)
         blocks_step: Value = Const(0)
         if cfg.softmax:

@@ -82,7 +82,7 @@ class Vector(wiring.Component):
 
     Members
     -------
-    instr, done, error, active, held, quiet, halt    See `unit_members`; there are no errors.
+    instr, done, error, active, stalled, idle, halt    See `unit_members`; there are no errors.
     acc_read : Out(ReadPort)        Must be ready unless claimed. Of all ports data is used in the cycle after the read.
     vin, par : Out(ReadPort)        Must be ready. With taps a read of vin gives as many entries.
     out : Out(WritePort)            Must be ready.
@@ -131,7 +131,7 @@ class Vector(wiring.Component):
         m.d.comb += [
             issue.halt.eq(self.halt), issue.claimed.eq(self.claims.read), items.halt.eq(self.halt),
             *(constants.eq(kept) for constants, kept in zip(items.sets, issue.sets, strict=True)),
-            self.active.eq(issue.active), self.held.eq(issue.held), self.quiet.eq(issue.idle & ~self.done.valid),
+            self.active.eq(issue.active), self.stalled.eq(issue.stalled), self.idle.eq(issue.idle & ~self.done.valid),
         ]  # fmt: skip
         self._offer(m, items, issue)
         self._read(m, items, issue.step)

@@ -10,20 +10,17 @@ from celosia.hw.spec.config import Config
 from celosia.hw.spec.pipeline import (
     FIND_TURN,
     ROWS_OFFERED,
-    ROWS_READ,
-    ROWS_TAKEN,
     UNDER_WAY,
     VECTOR_STAGES,
     WRITEBACK_DEPTH,
     array_stages,
     read_stages,
-    softmax_behind,
     softmax_parts,
     softmax_span,
-    softmax_spans,
     tile_rows,
-)  # fmt: skip
+)
 from celosia.sim.timing.demand import IN_ACC, INP_PORT
+from celosia.sim.timing.engine_cycles import ACCEPT_TO_READ, READ_TO_DONE, softmax_beats, softmax_tail_cycles
 from celosia.sim.timing.latency import ARRIVAL_TO_WRITE, GEMM_STAGES, READ_TO_WRITE, WRITE_TO_END, WRITE_TO_ROOM
 from celosia.sim.timing.ports import Acc
 from celosia.sim.timing.work import NEVER, Steps, Train, Work
@@ -71,35 +68,35 @@ class SoftmaxTiming:
         """Run a softmax of `rows` rows of `entries` entries and return its end. overlaps: whether the last one is still
         under way."""
         cfg, parts, earlier_tiles = self._cfg, self.parts, (rows - 1) // self._tile
-        spans = softmax_spans(cfg, entries)
+        spans = softmax_beats(cfg, entries)
         beats, tile_cycles = min(rows, self._tile) * spans, self._tile * spans * parts
         if overlaps:
-            first = max(start + ROWS_TAKEN, self._filling)
+            first = max(start + ACCEPT_TO_READ, self._filling)
             first += (FIND_TURN - (first - self._filled)) % parts
             self.max_found = first + (beats - 1) * parts + 1
             fills = max(first - FIND_TURN + beats * parts, self._filled)
         else:
-            self.max_found = fills = start + ROWS_TAKEN + beats
+            self.max_found = fills = start + ACCEPT_TO_READ + beats
         self._start = start
         self._filling = fills + earlier_tiles * tile_cycles
         self._filled = self._filling + tile_cycles
         if earlier_tiles:  # the last tile's beside the one before it
             beats = (rows - earlier_tiles * self._tile) * spans
             self.max_found = self._filling - tile_cycles + FIND_TURN + (beats - 1) * parts + 1
-        self._ends.append(fills + softmax_behind(cfg, rows, entries))
+        self._ends.append(fills + softmax_tail_cycles(cfg, rows, entries))
         return self._ends[-1]
 
     def writes(self, rows: int, entries: int, last: int) -> Train:
         """Cycles in which entries are written, the last one in cycle `last`; where they are read in pairs, spare ones,
         too."""
         span = softmax_span(self._cfg)
-        train = Train(0, self.parts // span, rows * softmax_spans(self._cfg, entries) * span)
+        train = Train(0, self.parts // span, rows * softmax_beats(self._cfg, entries) * span)
         return train._replace(first=last - train.last)
 
     def last_reads(self, rows: int, entries: int) -> Train:
         """Cycles in which each row of the last softmax is read for the last time."""
-        train = Train(0, softmax_spans(self._cfg, entries) * self.parts, rows)
-        return train._replace(first=self._ends[-1] - ROWS_READ - train.last)
+        train = Train(0, softmax_beats(self._cfg, entries) * self.parts, rows)
+        return train._replace(first=self._ends[-1] - READ_TO_DONE - train.last)
 
 
 class StepPart(NamedTuple):

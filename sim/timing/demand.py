@@ -26,10 +26,11 @@ from celosia.hw.spec.isa import (
     lanes,
 )
 from celosia.hw.spec.legality import why_illegal
-from celosia.hw.spec.pipeline import BOUNDARY, MAX_BURST, ROWS_ALIKE, norm_cycles, softmax_cycles
+from celosia.hw.spec.pipeline import BOUNDARY, MAX_BURST, ROWS_ALIKE
 from celosia.hw.spec.scratchpads import TABLE_SIZE, scratchpads
 from celosia.sim.functional.access import OPERANDS, Columns, element_sizes
 from celosia.sim.functional.decode import columns
+from celosia.sim.timing.engine_cycles import norm_cycles, softmax_cycles
 
 Ints = NDArray[np.int64]
 IN_ACC, IN_VIN = 1, 2

@@ -96,7 +96,7 @@ async def random_blocks(machine: Machine, count: int, pause: float) -> None:
         machine.execute(block)
     cocotb.start_soon(bench.stream_put(machine.dut, "instr", machine.payloads(blocks), pause))
     await machine.finished(len(blocks))
-    assert machine.dut.quiet.value
+    assert machine.dut.idle.value
     assert not machine.errors
     assert machine.done == expected_done(blocks)
     machine.compare("after all")
@@ -152,10 +152,10 @@ async def errors_end_quietly(machine: Machine, elsewhere: dict[str, int] | None 
         dut.halt.value = 1
         for _ in range(500):
             await bench.fall(dut)
-            if dut.quiet.value:
+            if dut.idle.value:
                 break
         for _ in range(100):
-            assert dut.quiet.value and machine.calm(), case
+            assert dut.idle.value and machine.calm(), case
             await bench.fall(dut)
         assert machine.done == expected_done(blocks[: len(machine.done) if elsewhere else 2]), case
         assert len(machine.done) <= 2 and len(machine.errors) == 1, case
@@ -172,6 +172,6 @@ async def _works_again(machine: Machine, good: dict[str, int], case: str) -> Non
         machine.execute(block)
     await bench.stream_put(machine.dut, "instr", machine.payloads(again))
     await machine.finished(len(again))
-    assert machine.dut.quiet.value and len(machine.errors) == 1, case
+    assert machine.dut.idle.value and len(machine.errors) == 1, case
     machine.compare(case)
     await bench.rise(machine.dut)

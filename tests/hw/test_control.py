@@ -69,7 +69,7 @@ class Host:
 
 async def host(dut: bench.Dut) -> Host:
     await bench.start(dut)
-    dut.quiet.value, dut.fetch_quiet.value = 15, 1
+    dut.idle.value, dut.fetch_idle.value = 15, 1
     return Host(dut)
 
 
@@ -155,7 +155,7 @@ async def control_is_its_first_byte(dut: bench.Dut) -> None:
         dut.axil__awvalid.value = dut.axil__wvalid.value = 0
         await bench.cycles(dut, 5)
 
-    dut.quiet.value = 7
+    dut.idle.value = 7
     await write(CONTROL_START, 0b1110)
     assert await bus.read("status") == 0 and await bus.read("runs") == 0
     await write(CONTROL_START, 0b0001)
@@ -178,11 +178,11 @@ async def a_run_ends_when_all_is_quiet(dut: bench.Dut) -> None:
         await bus.begin()
         await bus.write("control", CONTROL_START)  # while busy: nothing happens
         for finished, quiet, fetch in ((0, 15, 1), (1, 7, 1), (1, 14, 1), (1, 15, 0)):
-            dut.finished.value, dut.quiet.value, dut.fetch_quiet.value = finished, quiet, fetch
+            dut.finished.value, dut.idle.value, dut.fetch_idle.value = finished, quiet, fetch
             await bench.cycles(dut, 5)
             assert await bus.read("status") == STATUS_BUSY
             assert not dut.irq.value
-        dut.finished.value, dut.quiet.value, dut.fetch_quiet.value = 1, 15, 1
+        dut.finished.value, dut.idle.value, dut.fetch_idle.value = 1, 15, 1
         await bench.cycles(dut, 5)
         assert await bus.read("status") == STATUS_DONE
         assert int(dut.irq.value) == interrupt
@@ -217,23 +217,23 @@ async def counters_count(dut: bench.Dut) -> None:
         before = await bus.read("cycles_lo")
         await bench.rise(dut)
         for _ in range(random.randrange(50, 100)):
-            bits = {"active": 3 + ports, "held": 3 + ports, "wait_token": 4, "read_beat": ports, "write_beat": 1}
+            bits = {"active": 3 + ports, "stalled": 3 + ports, "wait_token": 4, "read_beat": ports, "write_beat": 1}
             values = {name: random.getrandbits(count) for name, count in bits.items()}
             for name, value in values.items():
                 getattr(dut, name).value = value
             expected["load_busy"] += (values["active"] & lanes).bit_count()
-            expected["load_wait_memory"] += (values["held"] & lanes).bit_count()
+            expected["load_wait_memory"] += (values["stalled"] & lanes).bit_count()
             for unit in Unit:
                 name = unit.name.lower()
                 if unit != Unit.LOAD:
                     expected[f"{name}_busy"] += values["active"] >> ports - 1 + unit & 1
-                    expected[f"{name}_wait_memory"] += values["held"] >> ports - 1 + unit & 1
+                    expected[f"{name}_wait_memory"] += values["stalled"] >> ports - 1 + unit & 1
                 expected[f"{name}_wait_token"] += values["wait_token"] >> unit & 1
             expected["read_beats"] += values["read_beat"].bit_count()
             expected["write_beats"] += values["write_beat"]
             expected["cycles"] += 1
             await bench.rise(dut)
-        for name in ("active", "held", "wait_token", "read_beat", "write_beat"):
+        for name in ("active", "stalled", "wait_token", "read_beat", "write_beat"):
             getattr(dut, name).value = 0
         dut.finished.value = 1
         await bench.cycles(dut, 5)
@@ -248,7 +248,7 @@ async def counters_count(dut: bench.Dut) -> None:
 async def counters_ignore_what_the_last_run_left(dut: bench.Dut) -> None:
     """Units still show the last run while `clear` resets them: none of that counts for the new run."""
     bus = await host(dut)
-    inputs = ("active", "held", "wait_token", "read_beat", "write_beat")
+    inputs = ("active", "stalled", "wait_token", "read_beat", "write_beat")
     for name in inputs:
         getattr(dut, name).value = (1 << len(getattr(dut, name))) - 1
     start = cocotb.start_soon(bus.write("control", CONTROL_START))
@@ -270,10 +270,10 @@ async def counters_ignore_what_the_last_run_left(dut: bench.Dut) -> None:
 async def the_first_error_is_kept(dut: bench.Dut) -> None:
     bus = await host(dut)
     for attempt in range(8):
-        dut.quiet.value = 15
+        dut.idle.value = 15
         await bus.begin()
         assert not dut.halt.value
-        dut.quiet.value = 13
+        dut.idle.value = 13
         sources = random.sample(ERROR_SOURCES, random.randrange(1, 4))
         errors = {name: (random.choice(list(Error)[1:5]), random.getrandbits(24)) for name in sources}
         await pulse_error(dut, **errors)
@@ -282,7 +282,7 @@ async def the_first_error_is_kept(dut: bench.Dut) -> None:
         assert dut.halt.value
         await pulse_error(dut, load=(Error.READ, attempt))
         assert await bus.read("status") & 0xFF == STATUS_BUSY
-        dut.quiet.value = 15
+        dut.idle.value = 15
         await bench.cycles(dut, 3)
         code, index = errors[min(sources, key=ERROR_SOURCES.index)]
         assert await bus.read("status") == STATUS_DONE | code << STATUS_ERROR_SHIFT
@@ -315,7 +315,7 @@ async def watchdog(dut: bench.Dut) -> None:
 @cocotb.test()
 async def watchdog_ends_a_halt_that_never_becomes_quiet(dut: bench.Dut) -> None:
     bus = await host(dut)
-    dut.quiet.value = 7
+    dut.idle.value = 7
     await bus.begin(watchdog=50)
     await pulse_error(dut, store=(Error.WRITE, 3))
     await bench.cycles(dut, 25)
@@ -332,7 +332,7 @@ async def watchdog_ends_a_halt_that_never_becomes_quiet(dut: bench.Dut) -> None:
         await bus.write("control", CONTROL_ABORT)
         assert dut.halt.value and not dut.run.value and not clears
         assert await bus.read("runs") == 1
-    dut.quiet.value = 15
+    dut.idle.value = 15
     await bench.cycles(dut, 3)
     assert await bus.read("status") == stuck & ~STATUS_STUCK
     await bus.begin()
@@ -344,7 +344,7 @@ async def watchdog_gives_a_halted_run_its_time_once_more(dut: bench.Dut) -> None
     """After the watchdog has ended a run it starts anew: the units have as long again to become quiet."""
     bus = await host(dut)
     for attempt in range(2):
-        dut.quiet.value = 7
+        dut.idle.value = 7
         await bus.begin(watchdog=80)
         while not dut.halt.value:
             await bench.fall(dut)
@@ -353,7 +353,7 @@ async def watchdog_gives_a_halted_run_its_time_once_more(dut: bench.Dut) -> None
         assert await bus.read("status") == STATUS_BUSY | expired
         await bench.cycles(dut, 30)
         assert await bus.read("status") == STATUS_DONE | STATUS_STUCK | expired
-        dut.quiet.value = 15
+        dut.idle.value = 15
         await bench.cycles(dut, 3)
         assert await bus.read("status") == STATUS_DONE | expired
         assert await bus.read("runs") == attempt + 1
@@ -367,11 +367,11 @@ async def an_abort_ends_a_run(dut: bench.Dut) -> None:
         dut.finished.value = 0
         await bus.begin()
         await bench.cycles(dut, random.randrange(20))
-        dut.quiet.value = busy
+        dut.idle.value = busy
         await bus.write("control", CONTROL_ABORT | CONTROL_START)
         await bench.cycles(dut, 1)  # it goes through a register
         assert dut.halt.value and not dut.run.value
-        dut.quiet.value = 15
+        dut.idle.value = 15
         await bench.cycles(dut, 3)
         assert await bus.read("status") == STATUS_DONE | Error.ABORTED << STATUS_ERROR_SHIFT
         assert await bus.read("error_index") == 0xFEDCBA98
@@ -394,13 +394,13 @@ async def an_abort_ends_a_run(dut: bench.Dut) -> None:
         assert dut.axil__awready.value and dut.axil__wready.value
         await bench.rise(dut)
     dut.axil__awvalid.value = dut.axil__wvalid.value = 0
-    dut.quiet.value = 7
+    dut.idle.value = 7
     for _ in range(6):
         await bench.cycles(dut, 1)
         await bench.fall(dut)
         assert dut.busy.value and dut.halt.value and not dut.run.value
         await bench.rise(dut)
-    dut.quiet.value = 15
+    dut.idle.value = 15
     await bench.cycles(dut, 3)
     assert await bus.read("status") == STATUS_DONE | Error.ABORTED << STATUS_ERROR_SHIFT
 
@@ -417,14 +417,14 @@ async def a_lease_that_is_not_renewed_ends_a_run(dut: bench.Dut) -> None:
         await bench.cycles(dut, 40)
         assert await bus.read("status") == STATUS_BUSY and dut.run.value
         await bus.write("lease", 60)
-    dut.quiet.value = 7
+    dut.idle.value = 7
     await bench.cycles(dut, 55)
     assert dut.run.value and not dut.halt.value
     await bench.cycles(dut, 15)
     assert dut.halt.value and not dut.run.value
     lapsed = Error.LEASE << STATUS_ERROR_SHIFT
     assert await bus.read("status") == STATUS_BUSY | lapsed
-    dut.quiet.value = 15
+    dut.idle.value = 15
     await bench.cycles(dut, 3)
     assert await bus.read("status") == STATUS_DONE | lapsed
     assert await bus.read("error_index") == 55
@@ -458,12 +458,12 @@ async def registers_of_a_run_are_locked(dut: bench.Dut) -> None:
     await writes(locked=False)
     await bus.begin()
     await writes(locked=True)
-    dut.quiet.value = 0
+    dut.idle.value = 0
     await bus.write("watchdog", 50)  # which is not locked
     await bus.write("control", CONTROL_ABORT)
     await bench.cycles(dut, 60)
     assert await bus.read("status") & STATUS_STUCK
     await writes(locked=True)
-    dut.quiet.value = 15
+    dut.idle.value = 15
     await bench.cycles(dut, 3)
     await writes(locked=False)

@@ -98,7 +98,7 @@ def two_readers(bus_bytes: int, outstanding: int = 8, room: int = 32) -> Any:
             self.engines = {
                 name: ReadEngine(bus_bytes, outstanding=outstanding, room=room) for name in ("fetch", "load")
             }
-            members: dict[str, Any] = {"m_axi": Out(Axi4Read(bus_bytes)), "quiet": Out(1)}
+            members: dict[str, Any] = {"m_axi": Out(Axi4Read(bus_bytes)), "idle": Out(1)}
             for name, engine in self.engines.items():
                 members[f"{name}_row"] = engine.signature.members["row"]
                 members[f"{name}_beat"] = engine.signature.members["beat"]
@@ -116,7 +116,7 @@ def two_readers(bus_bytes: int, outstanding: int = 8, room: int = 32) -> Any:
                 for port in ("dma_base", "dma_size", "halt"):
                     m.d.comb += getattr(engine, port).eq(getattr(self, port))
             engines = list(self.engines.values())
-            m.d.comb += self.quiet.eq(engines[0].quiet & engines[1].quiet & mux.quiet)
+            m.d.comb += self.idle.eq(engines[0].idle & engines[1].idle & mux.idle)
             return m
 
     return Bench()
@@ -228,9 +228,9 @@ async def halts(dut: Any) -> None:
         dut.fetch_beat__ready.value = dut.load_beat__ready.value = 0
         for _ in range(400):
             await bench.fall(dut)
-            if dut.quiet.value:
+            if dut.idle.value:
                 break
-        assert dut.quiet.value
+        assert dut.idle.value
         bursts = checker.bursts
         await bench.cycles(dut, 30)
         assert checker.bursts == bursts

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from amaranth.sim import Simulator
 
-from celosia.hw.event_trace import FIRST, SOURCES, WAITING, EventTrace
+from celosia.hw.event_trace import FIRST_CYCLE, QUEUE_DEPTH, SOURCES, EventTrace
 from celosia.hw.spec.config import Config
 from celosia.hw.spec.isa import Unit
 from celosia.sim.device import Event
@@ -23,7 +23,7 @@ def recorded(depth: int, pulses: list[dict[str, int]], before: list[dict[str, in
 
     async def host(ctx: Any) -> None:
         nonlocal count
-        for run in [before or [], [*pulses, *[{}] * (len(SOURCES) * WAITING)]]:
+        for run in [before or [], [*pulses, *[{}] * (len(SOURCES) * QUEUE_DEPTH)]]:
             ctx.set(dut.clear, 1)
             await ctx.tick()
             ctx.set(dut.clear, 0)
@@ -72,7 +72,7 @@ def random_run(seed: int, length: int) -> tuple[list[dict[str, int]], list[Event
         while now < length:
             ends = max(ends + 1, now + rng.randrange(1, 40))
             pulses[now][f"{name}_start"] = pulses[ends][f"{name}_done"] = number
-            events.append(Event(name, number, now + FIRST, ends + FIRST + 1))
+            events.append(Event(name, number, now + FIRST_CYCLE, ends + FIRST_CYCLE + 1))
             number, now = number + 1, now + rng.randrange(4, 30)
     events.sort(key=lambda event: (event.end, Unit[event.unit.upper()]))
     return pulses, events
@@ -86,7 +86,7 @@ def test_all_events(seed: int) -> None:
     assert Host(count, rows).events(300, len(pulses)) == events
 
 
-@pytest.mark.parametrize("kept", [0, 1, WAITING])
+@pytest.mark.parametrize("kept", [0, 1, QUEUE_DEPTH])
 def test_nothing_is_kept_of_an_earlier_run(kept: int) -> None:
     """kept: cycles with events of all units right before the next run, which still wait to be written."""
     pulses, events = random_run(3, 100)
@@ -109,11 +109,13 @@ def test_the_last_events(depth: int) -> None:
 
 
 def test_what_comes_too_fast_is_dropped() -> None:
-    pulses = [{source: cycle for source in SOURCES} for cycle in range(4 * WAITING)]
+    pulses = [{source: cycle for source in SOURCES} for cycle in range(4 * QUEUE_DEPTH)]
     count, rows = recorded(512, pulses)
-    assert len(SOURCES) * WAITING < count < len(SOURCES) * len(pulses)
+    assert len(SOURCES) * QUEUE_DEPTH < count < len(SOURCES) * len(pulses)
     found = Host(count, rows).events(512, len(pulses))
-    assert all((event.start, event.end) == (event.index + FIRST, event.index + FIRST + 1) for event in found)
+    assert all(
+        (event.start, event.end) == (event.index + FIRST_CYCLE, event.index + FIRST_CYCLE + 1) for event in found
+    )
     assert {event.unit for event in found} == {unit.name.lower() for unit in Unit}
 
 

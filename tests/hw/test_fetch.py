@@ -135,7 +135,7 @@ async def hands_out_in_order(dut: bench.Dut, pause: float) -> None:
     for name, items in expected(cfg, words).items():
         assert await takers[name] == items, name
     await bench.fall(dut)
-    assert dut.finished.value and dut.quiet.value and not errors
+    assert dut.finished.value and dut.idle.value and not errors
 
 
 @cocotb.test()
@@ -173,7 +173,7 @@ async def stops_at_what_is_illegal(dut: bench.Dut) -> None:
         for _ in range(60):
             await bench.fall(dut)
             assert not dut.error__valid.value and not dut.finished.value
-        assert dut.quiet.value
+        assert dut.idle.value
         assert taken == expected(cfg, words[:position])
         for task in tasks:
             task.cancel()
@@ -226,7 +226,7 @@ async def stops_at_bus_error(dut: bench.Dut) -> None:
     dut.halt.value = 1
     await bench.cycles(dut, 100)
     assert taken == expected(cfg, words[:first])
-    assert dut.quiet.value and not dut.finished.value
+    assert dut.idle.value and not dut.finished.value
 
 
 @cocotb.test()
@@ -238,14 +238,14 @@ async def halts(dut: bench.Dut) -> None:
     cocotb.start_soon(memory(dut, words, latency=50))
     await bench.cycles(dut, 20)
     await bench.fall(dut)
-    assert not dut.quiet.value
+    assert not dut.idle.value
     await bench.rise(dut)
     dut.halt.value = 1
     await bench.cycles(dut, 5)
     for _ in range(150):
         await bench.fall(dut)
         assert not dut.bus__request__valid.value
-    assert dut.quiet.value
+    assert dut.idle.value
 
 
 @cocotb.test()

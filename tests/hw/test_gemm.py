@@ -82,7 +82,7 @@ class Machine:
         self.reads = self.writes = self.active = 0
 
     async def run(self, instructions, memory_pause=0.0, instr_pause=0.0, timeout=20_000):
-        """Execute, compare the accumulators and check `done`, `active`, `held`, `quiet` and the accesses to acc."""
+        """Execute, compare the accumulators and check `done`, `active`, `stalled`, `idle` and the accesses to acc."""
         dut = self.dut
         await bench.start(dut, timeout=timeout)
         for port, array in (("inp", self.state.inp), ("wgt", self.state.wgt)):
@@ -104,9 +104,9 @@ class Machine:
             assert self.writes - int(dut.acc_write__en.value) == expected_writes, f"done of {index} at the wrong time"
         assert self.active == sum(map(steps, instructions))
         assert self.reads == sum(outputs(fields) for fields in instructions if fields["accumulate"])
-        assert not dut.quiet.value, "quiet while done is given"
+        assert not dut.idle.value, "quiet while done is given"
         assert not await self.cycle()
-        assert dut.quiet.value
+        assert dut.idle.value
         self.compare()
 
     def compare(self):
@@ -121,10 +121,10 @@ class Machine:
         """One cycle: counts, and tells whether `done` came. Returns in the middle of the cycle."""
         dut = self.dut
         await bench.fall(dut)
-        active, held = int(dut.active.value), int(dut.held.value)
+        active, held = int(dut.active.value), int(dut.stalled.value)
         assert active + held == int(dut.inp__en.value) == int(dut.wgt__en.value)
         assert active == int(dut.inp__en.value and dut.inp__ready.value and dut.wgt__ready.value)
-        assert not (dut.quiet.value and (active or held or dut.acc_write__en.value))
+        assert not (dut.idle.value and (active or held or dut.acc_write__en.value))
         assert not dut.error__valid.value
         self.active += active
         self.reads += int(dut.acc_read__en.value)
@@ -182,8 +182,8 @@ async def halt(dut):
     dut.halt.value = 1
     for cycle in range(20):
         await bench.fall(dut)
-        assert not (dut.active.value or dut.held.value or dut.instr__ready.value)
-        assert cycle < 15 or dut.quiet.value
+        assert not (dut.active.value or dut.stalled.value or dut.instr__ready.value)
+        assert cycle < 15 or dut.idle.value
         await bench.rise(dut)
     await machine.run([long])
 

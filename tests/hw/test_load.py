@@ -328,7 +328,7 @@ async def ends_in_order(dut: Any, late: int) -> None:
     await bench.cycles(dut, 450)
     assert not machine.done and dut.instr__valid.value and not dut.instr__ready.value
     await machine.finished(len(blocks))
-    assert machine.done == copy_bench.expected_done(blocks) and dut.quiet.value and not machine.errors
+    assert machine.done == copy_bench.expected_done(blocks) and dut.idle.value and not machine.errors
     machine.compare("after all")
 
 
@@ -413,7 +413,7 @@ async def rate(dut: Any) -> None:
             if dut.read_beat.value:
                 beats.append(cycle)
             active += int(dut.active.value)
-            held += int(dut.held.value)
+            held += int(dut.stalled.value)
             if len(machine.done) == len(blocks):
                 break
         span = beats[-1] - beats[0] + 1

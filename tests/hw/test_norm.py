@@ -15,11 +15,12 @@ from numpy.typing import NDArray
 from thorough import some
 
 from celosia.hw.spec.config import Config
-from celosia.hw.spec.pipeline import EPSILON_SHIFT, NORM_FRACTION, NORM_LANES, NORM_ROWS, ROOT_BITS, norm_cycles
+from celosia.hw.spec.pipeline import EPSILON_SHIFT, NORM_FRACTION, NORM_LANES, NORM_ROWS, ROOT_BITS
 from celosia.hw.vector_unit.norm.engine import NormEngine
 from celosia.hw.vector_unit.norm.factors import row_layout
 from celosia.sim.functional.norm import factors, inverse_root, normalise_rows
 from celosia.sim.functional.reference import requantise
+from celosia.sim.timing.engine_cycles import norm_cycles
 
 Int8 = NDArray[np.int8]
 

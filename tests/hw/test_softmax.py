@@ -17,13 +17,14 @@ from thorough import some
 
 from celosia.compiler.numerics.softmax import qlinear_softmax, softmax_powers
 from celosia.hw.spec.config import Config
-from celosia.hw.spec.pipeline import DIVIDE_STAGES, ROWS_OFFERED, SUMS, softmax_cycles, softmax_span, tile_rows
+from celosia.hw.spec.pipeline import DIVIDE_STAGES, ROWS_OFFERED, SUMS, softmax_span, tile_rows
 from celosia.hw.vector_unit.softmax.adder import PairAdder, pair_of
 from celosia.hw.vector_unit.softmax.addresses import fields_layout
 from celosia.hw.vector_unit.softmax.divider import TO_DIVISION, PairDivider
 from celosia.hw.vector_unit.softmax.engine import SoftmaxEngine
 from celosia.sim.functional.softmax import add_pairs, pairs_of, softmax_rows
 from celosia.sim.timing.compute import SoftmaxTiming
+from celosia.sim.timing.engine_cycles import softmax_cycles
 from celosia.sim.timing.work import NEVER
 
 f32, u32 = np.float32, np.uint32

@@ -163,7 +163,7 @@ async def halts(dut: Any) -> None:
         dut.halt.value = 1
         await bench.fall(dut)
         offered = bool(dut.axi__wvalid.value)  # a beat that is offered already stays as it is
-        while not dut.quiet.value:
+        while not dut.idle.value:
             sent = bool(dut.axi__wvalid.value) and bool(dut.axi__wready.value)
             if sent and not offered:
                 assert not int(dut.axi__wstrb.value)
@@ -211,7 +211,7 @@ async def rate(dut: Any) -> None:
             if dut.write_beat.value:
                 beats.append(cycle)
             active += int(dut.active.value)
-            held += int(dut.held.value)
+            held += int(dut.stalled.value)
             if len(machine.done) == len(blocks):
                 break
         span = beats[-1] - beats[0] + 1

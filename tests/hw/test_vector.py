@@ -31,12 +31,13 @@ from celosia.hw.spec.isa import (
     instruction_bytes,
 )
 from celosia.hw.spec.legality import why_illegal
-from celosia.hw.spec.pipeline import claim_lead, softmax_cycles, softmax_span, vector_stages
+from celosia.hw.spec.pipeline import claim_lead, softmax_span, vector_stages
 from celosia.hw.spec.scratchpads import scratchpads
 from celosia.hw.vector_unit.vector import Vector
 from celosia.sim.functional.reference import State, destination, vector
 from celosia.sim.timing import compute as timing
 from celosia.sim.timing.demand import demand
+from celosia.sim.timing.engine_cycles import softmax_cycles
 from celosia.sim.timing.ports import Acc
 from celosia.sim.timing.work import Work
 
@@ -337,7 +338,7 @@ async def measure(dut: Any, machine: Machine, chosen: dict[str, int]) -> None:
     while not task.done():
         await bench.fall(dut)
         counts["active"] += int(dut.active.value)
-        counts["cycles"] += int(not dut.quiet.value)
+        counts["cycles"] += int(not dut.idle.value)
         await bench.rise(dut)
     await task
     work = 2 * 2 * 20 * 25 * (cfg.residual_cycles if chosen["rescale_add"] else 1)
@@ -361,7 +362,7 @@ async def halt_drops_everything(dut: Any) -> None:
         dut.instr__valid.value = 0
         await bench.cycles(dut, 2)
         await bench.fall(dut)
-        assert dut.quiet.value and not dut.done__valid.value and not dut.instr__ready.value
+        assert dut.idle.value and not dut.done__valid.value and not dut.instr__ready.value
         await bench.rise(dut)
         dut.halt.value = 0
         for to, words in machine.words.items():

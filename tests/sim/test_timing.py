@@ -422,8 +422,9 @@ def test_declared_constants() -> None:
     lane = load.LoadChannel(cfg, lanes(cfg)[0])
     modules = [part.elaborate(None) for part in (lane, store.Store(cfg), top.Accelerator(cfg))]
     loads, stores, whole = (module.submodules for module in modules)
-    assert pipeline.ROW_FIFO_DEPTH == loads.places._depth - 1 == stores.places._depth  # LOAD's ring is a power of two
-    assert pipeline.PREFETCH_ROWS == loads.asked._depth + 1 == stores.asked._depth + 1
+    # LOAD's ring is a power of two.
+    assert pipeline.ROW_FIFO_DEPTH == loads.positions._depth - 1 == stores.positions._depth
+    assert pipeline.PREFETCH_ROWS == loads.requests._depth + 1 == stores.requests._depth + 1
     assert stores.waiting._depth == pipeline.MAX_UNANSWERED
     assert all(getattr(whole, f"issue_{unit.name.lower()}")._depth == pipeline.ISSUE_DEPTH for unit in Unit)
     for module in modules:

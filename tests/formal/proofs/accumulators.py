@@ -54,7 +54,7 @@ def forwarding(cfg: Config) -> Harness:
     for lane in range(cfg.lanes):
         part = wanted.word_select(lane, 32)
         on_top = Mux(now.accumulate, word.word_select(lane, 32), 0)
-        h.m.d.comb += part.eq(inside["array"].total.word_select(lane, 32) + on_top)
+        h.m.d.comb += part.eq(Value.cast(inside["array"].total).word_select(lane, 32) + on_top)
     with h.m.If(ends):
         h.m.d.sync += word.eq(wanted)
     with h.m.Elif(others):

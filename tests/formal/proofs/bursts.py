@@ -152,7 +152,7 @@ def write_engine(bus_bytes: int, outstanding: int) -> Harness:
     h.ensure(implies(given, axi.wvalid), "w_goes_on")
     order = inside["order.o"]
     h.ensure(axi.bready | ~order.valid | order.payload.refused, "every_response_is_taken")
-    h.ensure(implies(dut.quiet, ~(axi.awvalid | axi.wvalid | order.valid | inside["splitter"].split.valid)), "quiet")
+    h.ensure(implies(dut.idle, ~(axi.awvalid | axi.wvalid | order.valid | inside["splitter"].split.valid)), "quiet")
     return h
 
 
@@ -198,7 +198,7 @@ def responses(bus_bytes: int, outstanding: int) -> Harness:
     answered = dut.axi.bready | (order.valid & order.payload.refused)  # a refused row leaves in one cycle
     h.ensure(implies(counts.due, answered), "every_response_is_taken")
     h.ensure((counts.addressed <= outstanding) & (counts.sent <= outstanding), "no_more_than_allowed")
-    h.ensure(implies(dut.quiet, (counts.addressed == 0) & (counts.sent == 0)), "quiet")
+    h.ensure(implies(dut.idle, (counts.addressed == 0) & (counts.sent == 0)), "quiet")
     return h
 
 
@@ -254,7 +254,7 @@ def read_engine(bus_bytes: int, outstanding: int, room: int) -> Harness:
     h.ensure(implies(request.valid, legal(burst, dut.dma_base, dut.dma_size, bus_bytes)), "legal")
     rows_inside(h, inside, "splitter.", bus_bytes, dut.dma_size)
     requests = Requests(h, dut, inside, outstanding, room)
-    h.ensure(implies(dut.quiet, (requests.coming == 0) & ~request.valid & ~dut.beat.valid), "quiet")
+    h.ensure(implies(dut.idle, (requests.coming == 0) & ~request.valid & ~dut.beat.valid), "quiet")
     return h
 
 
@@ -297,7 +297,7 @@ def read_mux(bus_bytes: int, outstanding: int) -> Harness:
     h.ensure(implies(oldest, dut.load.response.valid == tracked.value), "load_gets_its_own")
     h.ensure(implies(oldest, dut.fetch.response.valid == ~tracked.value), "fetch_gets_its_own")
     h.ensure(implies(axi.rready, tracked.count != 0), "takes_only_what_was_asked_for")
-    h.ensure(implies(dut.quiet, ~axi.arvalid & (tracked.count == 0)), "quiet")
+    h.ensure(implies(dut.idle, ~axi.arvalid & (tracked.count == 0)), "quiet")
     ready = Cat(dut.fetch.response.ready, dut.load.response.ready).all()
     h.ensure(implies(ready & (tracked.count != 0), axi.rready), "every_beat_is_taken")
     produce, consume = inside["owners.queue.produce"], inside["owners.queue.consume"]

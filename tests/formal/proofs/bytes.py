@@ -1,6 +1,6 @@
-"""Bytes between beats of the bus and units of the scratchpads: one byte of one row, any, arrives where it belongs.
+"""Bytes between beats of the bus and chunks of the scratchpads: one byte of one row, any, arrives where it belongs.
 
-Rows come in four kinds, in turn, each with its place, its length and, where units differ, their size. Only in rows of
+Rows come in four kinds, in turn, each with its place, its length and, where chunks differ, their size. Only in rows of
 one kind has the byte its value, so that one of another row in its place is found.
 """
 
@@ -10,7 +10,7 @@ from functools import partial
 
 from amaranth import Cat, Mux, Signal, Value
 
-from celosia.hw.dae_pipeline.align import Aligner
+from celosia.hw.dae_pipeline.aligner import Aligner, chunk_position, chunk_stop
 from celosia.hw.dae_pipeline.store import BeatPacker
 from proofs.declare import Mutant, prove
 from proofs.harness import Harness, implies
@@ -23,10 +23,10 @@ class Rows:
 
     def __init__(self, h: Harness, bus_bytes: int, shift: int | None) -> None:
         self._h, self._bus, self.word_bits = h, bus_bytes, bus_bytes.bit_length() - 1
-        self._first, self._units = self._constants(bus_bytes, "first"), self._constants(1 << LENGTH_BITS, "units")
+        self._first, self._chunks = self._constants(bus_bytes, "first"), self._constants(1 << LENGTH_BITS, "chunks")
         self._shift = self._constants(self.word_bits + 1, "shift")
-        for units, size in zip(self._units, self._shift):
-            h.assume(units != 0)
+        for chunks, size in zip(self._chunks, self._shift):
+            h.assume(chunks != 0)
             h.assume(size == shift if shift is not None else size <= self.word_bits)
         self.kind, self.value = h.constant(range(KINDS), "kind"), h.constant(8, "value")
         self.position = h.constant(range(bus_bytes << LENGTH_BITS + 1), "position")
@@ -38,16 +38,16 @@ class Rows:
         """Position of a row's first byte."""
         return Cat(self._first).word_select(kind, len(self._first[0]))
 
-    def units(self, kind: Value) -> Value:
-        return Cat(self._units).word_select(kind, len(self._units[0]))
+    def chunks(self, kind: Value) -> Value:
+        return Cat(self._chunks).word_select(kind, len(self._chunks[0]))
 
     def shift(self, kind: Value) -> Value:
-        """log2 of the bytes of a unit."""
+        """log2 of the bytes of a chunk."""
         return Cat(self._shift).word_select(kind, len(self._shift[0]))
 
     def end(self, kind: Value) -> Value:
         """Position of a row's last byte."""
-        return (self.first(kind) + (self.units(kind) << self.shift(kind)) - 1)[: len(self.position)]
+        return (self.first(kind) + (self.chunks(kind) << self.shift(kind)) - 1)[: len(self.position)]
 
     def last_word(self, kind: Value) -> Value:
         return self.end(kind) >> self.word_bits
@@ -58,8 +58,8 @@ class Rows:
         here = (kind == self.kind) & (number == self.position >> self.word_bits) & (place < below)
         return implies(here, data.word_select(place, 8) == self.value)
 
-    def in_unit(self, kind: Value, at: Value, data: Value) -> Value:
-        """The same of the unit that begins at position `at`."""
+    def in_chunk(self, kind: Value, at: Value, data: Value) -> Value:
+        """The same of the chunk that begins at position `at`."""
         place = (self.position - at)[: self.word_bits]
         here = (kind == self.kind) & (self.position >= at) & (self.position < at + (1 << self.shift(kind)))
         return implies(here, data.word_select(place, 8) == self.value)
@@ -78,46 +78,46 @@ class Walk:
 
 
 def aligner(bus_bytes: int) -> Harness:
-    """A byte of a beat is in the unit to which it belongs; beats are without errors."""
+    """A byte of a beat is in the chunk to which it belongs; beats are without errors."""
     h = Harness()
     dut = Aligner(bus_bytes)
     inside = h.add(dut)
     rows = Rows(h, bus_bytes, None)
-    beats, units = Walk(h, "beat", LENGTH_BITS + 1), Walk(h, "unit", LENGTH_BITS + 4)
+    beats, chunks = Walk(h, "beat", LENGTH_BITS + 1), Walk(h, "chunk", LENGTH_BITS + 4)
     h.trusts(dut.row, "row")
     h.trusts(dut.beat, "beat")
     row, beat = dut.row.payload, dut.beat.payload
 
     def facts(first: Value) -> Value:
-        return dut.facts(first, dut.stop(first, row.shift), row.last)
+        return chunk_position(bus_bytes, first, chunk_stop(bus_bytes, first, row.shift), row.last)
 
     # What comes.
-    kind, end = units.kind, rows.end(units.kind)
+    kind, end = chunks.kind, rows.end(chunks.kind)
     offered = (row.shift == rows.shift(kind)) & (row.last == end[: rows.word_bits])
-    h.assume(offered & (Value.cast(row.unit) == facts(rows.first(kind))))
+    h.assume(offered & (Value.cast(row.chunk) == facts(rows.first(kind))))
     h.assume((beat.error == 0) & (beat.last == (beats.at == rows.last_word(beats.kind))))
     h.assume(implies(dut.beat.valid, rows.in_word(beats.kind, beats.at, beat.data, bus_bytes)))
 
-    # What goes: `at` counts units' bytes from the row's first one.
-    takes, enters = dut.unit.valid & dut.unit.ready, dut.beat.valid & dut.beat.ready
+    # What goes: `at` counts chunks' bytes from the row's first one.
+    takes, enters = dut.chunk.valid & dut.chunk.ready, dut.beat.valid & dut.beat.ready
     position = Signal(LENGTH_BITS + 5, name="unit_position")
-    h.m.d.comb += position.eq(rows.first(kind) + units.at)
-    after = units.at + (1 << row.shift)
-    ends = after == rows.units(kind) << row.shift
+    h.m.d.comb += position.eq(rows.first(kind) + chunks.at)
+    after = chunks.at + (1 << row.shift)
+    ends = after == rows.chunks(kind) << row.shift
     held_kind, held_number = Signal(range(KINDS), name="held_kind"), Signal.like(beats.at, name="held_number")
     with h.m.If(enters):
         h.m.d.sync += [held_kind.eq(beats.kind), held_number.eq(beats.at)]
-    units.moves(takes, ends, after)
+    chunks.moves(takes, ends, after)
     beats.moves(enters, beat.last, beats.at + 1)
-    h.ensure(implies(dut.unit.valid, rows.in_unit(kind, position, dut.unit.payload.data)), "byte_in_its_unit")
+    h.ensure(implies(dut.chunk.valid, rows.in_chunk(kind, position, dut.chunk.payload.data)), "byte_in_its_chunk")
     h.ensure(implies(takes, dut.row.ready == ends), "row_ends_with_its_last_unit")
 
     # What makes it inductive.
     holds, held = inside["holds"], inside["held"]
     following = Value.cast(inside["following"]) == facts(position[: rows.word_bits])
-    h.ensure(inside["inside"] == (units.at != 0), "inside")
-    h.ensure(implies(units.at != 0, following & dut.row.valid), "following")
-    within = (units.at < rows.units(kind) << rows.shift(kind)) & (units.at & ((1 << rows.shift(kind)) - 1) == 0)
+    h.ensure(inside["inside"] == (chunks.at != 0), "inside")
+    h.ensure(implies(chunks.at != 0, following & dut.row.valid), "following")
+    within = (chunks.at < rows.chunks(kind) << rows.shift(kind)) & (chunks.at & ((1 << rows.shift(kind)) - 1) == 0)
     h.ensure(within, "within")
     h.ensure(beats.at <= rows.last_word(beats.kind), "beats_within")
     oldest_kind, oldest = Mux(holds, held_kind, beats.kind), Mux(holds, held_number, beats.at)
@@ -129,26 +129,26 @@ def aligner(bus_bytes: int) -> Harness:
     return h
 
 
-def packer(bus_bytes: int, unit_bytes: int) -> Harness:
-    """A byte of a unit is in the beat to which it belongs, which is enabled there."""
+def packer(bus_bytes: int, chunk_bytes: int) -> Harness:
+    """A byte of a chunk is in the beat to which it belongs, which is enabled there."""
     h = Harness()
-    dut = BeatPacker(bus_bytes, unit_bytes, LENGTH_BITS)
+    dut = BeatPacker(bus_bytes, chunk_bytes, LENGTH_BITS)
     inside = h.add(dut)
-    rows = Rows(h, bus_bytes, unit_bytes.bit_length() - 1)
-    beats, units = Walk(h, "beat", LENGTH_BITS + 1), Walk(h, "unit", LENGTH_BITS)
+    rows = Rows(h, bus_bytes, chunk_bytes.bit_length() - 1)
+    beats, chunks = Walk(h, "beat", LENGTH_BITS + 1), Walk(h, "chunk", LENGTH_BITS)
     h.trusts(dut.row, "row")
-    h.trusts(dut.unit, "unit")
-    row, beat, kind = dut.row.payload, dut.beat.payload, units.kind
-    count = rows.units(kind)
-    h.assume((row.first == rows.first(kind)) & (row.units == count - 1) & (row.single == (count == 1)))
-    h.assume(row.fills == (rows.first(kind) + unit_bytes >= bus_bytes))
+    h.trusts(dut.chunk, "chunk")
+    row, beat, kind = dut.row.payload, dut.beat.payload, chunks.kind
+    count = rows.chunks(kind)
+    h.assume((row.first == rows.first(kind)) & (row.chunks == count - 1) & (row.single == (count == 1)))
+    h.assume(row.fills == (rows.first(kind) + chunk_bytes >= bus_bytes))
     position = Signal(LENGTH_BITS + 5, name="unit_position")
-    h.m.d.comb += position.eq(rows.first(kind) + units.at * unit_bytes)
-    h.assume(implies(dut.unit.valid, rows.in_unit(kind, position, dut.unit.payload)))
+    h.m.d.comb += position.eq(rows.first(kind) + chunks.at * chunk_bytes)
+    h.assume(implies(dut.chunk.valid, rows.in_chunk(kind, position, dut.chunk.payload)))
 
-    takes, sends = dut.unit.valid & dut.unit.ready, dut.beat.valid & dut.beat.ready
-    ends = units.at == count - 1
-    units.moves(takes, ends, units.at + 1)
+    takes, sends = dut.chunk.valid & dut.chunk.ready, dut.beat.valid & dut.beat.ready
+    ends = chunks.at == count - 1
+    chunks.moves(takes, ends, chunks.at + 1)
     beats.moves(sends, beats.at == rows.last_word(beats.kind), beats.at + 1)
     end = rows.end(beats.kind)
     place = rows.position[: rows.word_bits]
@@ -160,18 +160,18 @@ def packer(bus_bytes: int, unit_bytes: int) -> Harness:
 
     # What makes it inductive.
     flush, held = inside["flush"], inside["held"]
-    low = Mux(flush, (end + 1)[: rows.word_bits], Mux(units.at == 0, 0, position[: rows.word_bits]))
-    h.ensure(inside["inside"] == (units.at != 0), "inside")
-    h.ensure(units.at < count, "within")
-    h.ensure(inside["count"] == units.at + 1, "count")
-    h.ensure(implies(units.at != 0, inside["place"] == position[: rows.word_bits]), "place")
-    fills = position[: rows.word_bits] + unit_bytes >= bus_bytes
-    h.ensure(implies(units.at != 0, inside["next_fills"] == fills), "fills")
-    h.ensure(implies(units.at != 0, inside["last"] == ends), "last")
-    h.ensure(implies(units.at != 0, dut.row.valid), "row_stays")
-    h.ensure(implies(flush, (units.at == 0) & (beats.kind == (kind - 1)[:2])), "flush")
+    low = Mux(flush, (end + 1)[: rows.word_bits], Mux(chunks.at == 0, 0, position[: rows.word_bits]))
+    h.ensure(inside["inside"] == (chunks.at != 0), "inside")
+    h.ensure(chunks.at < count, "within")
+    h.ensure(inside["count"] == chunks.at + 1, "count")
+    h.ensure(implies(chunks.at != 0, inside["place"] == position[: rows.word_bits]), "place")
+    fills = position[: rows.word_bits] + chunk_bytes >= bus_bytes
+    h.ensure(implies(chunks.at != 0, inside["next_fills"] == fills), "fills")
+    h.ensure(implies(chunks.at != 0, inside["last"] == ends), "last")
+    h.ensure(implies(chunks.at != 0, dut.row.valid), "row_stays")
+    h.ensure(implies(flush, (chunks.at == 0) & (beats.kind == (kind - 1)[:2])), "flush")
     h.ensure(implies(flush, (beats.at == rows.last_word(beats.kind)) & (low != 0)), "flush_is_the_last")
-    word = Mux(units.at == 0, 0, position >> rows.word_bits)
+    word = Mux(chunks.at == 0, 0, position >> rows.word_bits)
     h.ensure(implies(~flush, (beats.kind == kind) & (beats.at == word)), "beat")
     began = Mux(beats.at == 0, rows.first(beats.kind), 0)
     for i in range(bus_bytes):
@@ -183,9 +183,9 @@ def packer(bus_bytes: int, unit_bytes: int) -> Harness:
     return h
 
 
-LOAD, STORE = "dae_pipeline/align.py", "dae_pipeline/store.py"
+LOAD, STORE = "dae_pipeline/aligner.py", "dae_pipeline/store.py"
 prove(
-    "a byte of a beat goes to its unit",
+    "a byte of a beat goes to its chunk",
     Mutant(
         LOAD, "Cat(held.data, beat.data) >> (present.first << 3)", "Cat(held.data, held.data) >> (present.first << 3)"
     ),
@@ -193,11 +193,11 @@ prove(
     Mutant(LOAD, "(stop - 1)[:word_bits] == last", "stop[:word_bits] == last"),
     depth=1,
 )(partial(aligner, 8))
-for unit_bytes in (4, 8):
+for chunk_bytes in (4, 8):
     prove(
-        f"a byte of a unit of {unit_bytes} bytes goes to its beat",
+        f"a byte of a chunk of {chunk_bytes} bytes goes to its beat",
         Mutant(STORE, "Mux(fills, bytes_[8 * bus :], ", "Mux(fills, 0, "),
         Mutant(STORE, "flush.eq(row_end & crosses)", "flush.eq(row_end & fills)"),
         depth=1,
-        tested=unit_bytes == 8,
-    )(partial(packer, 8, unit_bytes))
+        tested=chunk_bytes == 8,
+    )(partial(packer, 8, chunk_bytes))

@@ -6,11 +6,11 @@ n-th item of the next, however long items wait between them:
     instruction -> Rows, Walker     both get the same copy, and the links are joined     instruction_of_store, .._load
     Rows -> row                     of elements that are spread, the lane's halves       halves_of_rows
     Rows, Walker                    the n-th element of a copy is the n-th of its rows   elements_of_rows, .._of_steps
-    STORE: step -> unit             the bytes of its place in the scratchpad             units_of_steps
-           unit -> W                each byte to its address                             units_to_memory
+    STORE: step -> chunk             the bytes of its place in the scratchpad             chunks_of_steps
+           chunk -> W                each byte to its address                             chunks_to_memory
     LOAD:  row -> beats             its words in memory, in order                        beats_of_rows
-           beat -> unit             its bytes, in order                                  bytes.py
-           step -> scratchpad       the bytes of its unit, or padding                    steps_to_scratchpads
+           beat -> chunk             its bytes, in order                                  bytes.py
+           step -> scratchpad       the bytes of its chunk, or padding                    steps_to_scratchpads
 
 That queues are lists is proved in fifos.py, that steps and rows are those of the closed form in addresses.py.
 """
@@ -26,12 +26,12 @@ from unittest.mock import patch
 from amaranth import Array, Cat, Const, Mux, Signal, Value
 from amaranth.lib import data
 
-from celosia.hw.dae_pipeline import dma, walk
-from celosia.hw.dae_pipeline.dma import OFFSET_BITS, ReadEngine, row_layout
+from celosia.hw.dae_pipeline import address_generators, dma
+from celosia.hw.dae_pipeline.address_generators import ElementSplitter, listed_row_layout
+from celosia.hw.dae_pipeline.dma import OFFSET_BITS, ReadEngine
 from celosia.hw.dae_pipeline.load import LoadChannel
+from celosia.hw.dae_pipeline.scratchpad_writer import ScratchpadWriter
 from celosia.hw.dae_pipeline.store import ScratchpadReader, Store
-from celosia.hw.dae_pipeline.walk import ElementSplitter
-from celosia.hw.dae_pipeline.write import ScratchpadWriter
 from celosia.hw.lib.axi import ADDR_BITS
 from celosia.hw.lib.layout import ERROR_BITS
 from celosia.hw.spec.config import Config
@@ -67,7 +67,9 @@ def log2(value: int) -> int:
 
 def small_blocks() -> Any:
     """Blocks of up to 3 elements, rows and planes: their numbers are products."""
-    return patch.multiple(walk, BORDERS={axis: SIZE_BITS + 1 for axis in "xy"}, X_BITS=SIZE_BITS, YZ_BITS=SIZE_BITS)
+    return patch.multiple(
+        address_generators, BORDERS={axis: SIZE_BITS + 1 for axis in "xy"}, X_BITS=SIZE_BITS, YZ_BITS=SIZE_BITS
+    )
 
 
 def product(*factors: Value) -> Value:
@@ -189,30 +191,36 @@ def instruction_of_store(cfg: Config) -> Harness:
     h = Harness()
     dut = Store(cfg, 2)
     inside = h.add(dut)
-    f, unit = dut.instr.payload.fields, inside["reader"].unit_bytes
+    f, chunk = dut.instr.payload.fields, inside["reader"].chunk_bytes
     h.assume((f.x_size != 0) & (f.y_size != 0) & (f.z_size != 0))  # proved of fetch
     goes = dut.instr.valid & dut.instr.ready
     blocks, jobs, rows = inside["rows"].block, inside["jobs"].i, inside["rows"].row
     block, job, row = blocks.payload, jobs.payload, rows.payload
     goes_to(h, blocks, goes, dram_side(block, f) | {"size": (1 << block.shift, Const(cfg.piece_bytes))}, "block")
     ends = {axis: (job[f"{axis}_end"] + 1, f[f"{axis}_size"]) for axis in "xyz"}
-    steps = {"steps": ((job.step_end + 1) * unit, Const(cfg.piece_bytes))}
+    steps = {"steps": ((job.step_end + 1) * chunk, Const(cfg.piece_bytes))}
     goes_to(h, jobs, goes, scratchpad_side(job, f) | ends | steps, "job")
 
-    listed, places = rows.valid & rows.ready & ~inside["stop"], inside["places"].i  # `stop` resets all of them
-    asked, bits = inside["asked"].i, log2(cfg.bus_bytes)
+    listed, positions = rows.valid & rows.ready & ~inside["stop"], inside["positions"].i  # `stop` resets all of them
+    requests, bits = inside["requests"].i, log2(cfg.bus_bytes)
     h.assume((row.bytes != 0) & (row.bytes & (cfg.piece_bytes - 1) == 0))  # proved of Rows
-    goes_to(h, asked, listed, {"row": (asked.payload, Value.cast(row))}, "asked")
-    place_ = places.payload
-    units = {
+    goes_to(
+        h,
+        requests,
+        listed,
+        {name: (requests.payload[name], row[name]) for name in ("offset", "bytes", "final")},
+        "requests",
+    )
+    place_ = positions.payload
+    chunks = {
         "first": (place_.first, row.offset[:bits]),
-        "units": ((place_.units + 1) * unit, row.bytes),
-        "single": (place_.single, row.bytes == unit),
-        "fills": (place_.fills, row.offset[:bits] + unit >= cfg.bus_bytes),
+        "chunks": ((place_.chunks + 1) * chunk, row.bytes),
+        "single": (place_.single, row.bytes == chunk),
+        "fills": (place_.fills, row.offset[:bits] + chunk >= cfg.bus_bytes),
     }
-    goes_to(h, places, listed, units, "place")
-    joined(h, inside, "jobs.o reader.job", "asked.o engine.row", "places.o packer.row")
-    joined(h, inside, "reader.unit units.i", "units.o packer.unit", "packer.beat engine.beat")
+    goes_to(h, positions, listed, chunks, "place")
+    joined(h, inside, "jobs.o reader.job", "requests.o engine.row", "positions.o packer.row")
+    joined(h, inside, "reader.chunk chunks.i", "chunks.o packer.chunk", "packer.beat engine.beat")
     return h
 
 
@@ -237,26 +245,25 @@ def halves_of_rows() -> Harness:
     """Of a row of elements, each half that is asked for lies an element behind the one before, and there are as many as
     elements; a row that is not to be cut stays as it is."""
     h = Harness()
-    dut = ElementSplitter(row_layout(ROW_BITS), ELEMENT, BUS)
+    dut = ElementSplitter(listed_row_layout(ROW_BITS, 3), ELEMENT, BUS)
     inside = h.add(dut)
     row, half, count = dut.row.payload, dut.half.payload, Signal(ROW_BITS, name="count")
     h.trusts(dut.row, "row")
-    h.assume((h.register(dut.cut, "held_cut") == dut.cut) | ~h.register(dut.row.valid & ~dut.row.ready, "stays"))
-    h.assume((row.bytes != 0) & implies(dut.cut, row.bytes & (ELEMENT - 1) == 0))  # this and the next: proved of Rows
-    h.assume(implies(dut.cut, dut.alone == (row.bytes == ELEMENT)))
+    h.assume((row.bytes != 0) & implies(row.cut, row.bytes & (ELEMENT - 1) == 0))  # this and the next: proved of Rows
+    h.assume(implies(row.cut, row.alone == (row.bytes == ELEMENT)))
     whole = row.bytes >> log2(ELEMENT)
     with h.m.If(dut.row.valid & dut.half.ready):
         h.m.d.sync += count.eq(Mux(dut.row.ready, 0, count + 1))
     h.ensure(dut.half.valid == dut.row.valid, "valid")
-    is_last = ~dut.cut | (count + 1 == whole)
+    is_last = ~row.cut | (count + 1 == whole)
     there = dut.row.valid
     h.ensure(implies(there, dut.row.ready == (dut.half.ready & is_last)), "as_many_as_there_are")
     h.ensure(implies(there, half.final == (row.final & is_last)), "final")
-    h.ensure(implies(there, half.bytes == Mux(dut.cut, ELEMENT // 2, row.bytes)), "bytes")
+    h.ensure(implies(there, half.bytes == Mux(row.cut, ELEMENT // 2, row.bytes)), "bytes")
     h.ensure(implies(there, half.offset == (row.offset + (count << log2(ELEMENT)))[:OFFSET_BITS]), "offset")
     # What makes it inductive.
     h.ensure(inside["inside"] == (count != 0), "inside")
-    h.ensure(implies(count != 0, dut.row.valid & dut.cut), "goes_on")
+    h.ensure(implies(count != 0, dut.row.valid & row.cut), "goes_on")
     h.ensure(implies(count != 0, (count < whole) & (inside["left"] == whole - count)), "left")
     h.ensure(implies(count != 0, inside["last"] == (count + 1 == whole)), "last")
     begin = ((row.offset + (count << log2(ELEMENT)))[:OFFSET_BITS]) >> log2(BUS)
@@ -287,11 +294,11 @@ def instruction_of_load(cfg: Config, number: int = 0) -> Harness:
             h.m.d.comb += size.eq(element_bytes(cfg, buffer))
     with h.m.If(f.widen):
         h.m.d.comb += size.eq(element_bytes(cfg, Buffer.ACC, True))
-    unit = Mux(size < bus, size, bus)
+    chunk = Mux(size < bus, size, bus)
     begin = (f.dram_addr + Mux(is_spread, number * element_bytes(cfg, Buffer.WGT) // 2, 0))[:OFFSET_BITS]
     of_block = {"size": (1 << block.shift, size), "addr": (block.addr, begin), "cut": (block.cut, is_spread)}
     goes_to(h, blocks, goes, dram_side(block, f) | of_block, "block")
-    fields = {"z": (job.z_end + 1, f.z_size), "steps": ((job.step_end + 1) * unit, size >> is_spread)}
+    fields = {"z": (job.z_end + 1, f.z_size), "steps": ((job.step_end + 1) * chunk, size >> is_spread)}
     for axis, before, after in (("x", f.pad_left, f.pad_right), ("y", f.pad_top, f.pad_bottom)):
         first, stop, end = job[f"{axis}_first"], job[f"{axis}_stop"], job[f"{axis}_end"]
         fields |= {
@@ -306,33 +313,38 @@ def instruction_of_load(cfg: Config, number: int = 0) -> Harness:
     goes_to(h, jobs, goes, scratchpad_side(job, f) | fields | tag, "job")
 
     listed = rows.valid & rows.ready & ~dut.halt  # which resets all of them
-    places, asked = inside["places"].i, inside["asked"].i
-    goes_to(h, asked, listed, {"row": (asked.payload, Value.cast(row))}, "asked")
-    element, place_ = Signal(range(1 << 17), name="row_element"), places.payload
-    shift = inside["rows"].shift
-    h.m.d.comb += element.eq(1 << shift)
-    unit = Mux(element < bus, element, bus)
+    positions, requests = inside["positions"].i, inside["requests"].i
+    goes_to(
+        h,
+        requests,
+        listed,
+        {name: (requests.payload[name], row[name]) for name in ("offset", "bytes", "final")},
+        "requests",
+    )
+    element, place_ = Signal(range(1 << 17), name="row_element"), positions.payload
+    h.m.d.comb += element.eq(1 << row.shift)
+    chunk = Mux(element < bus, element, bus)
     first, end = row.offset[:bits], row.offset[:bits] + row.bytes - 1
     facts = {
-        "shift": (1 << place_.shift, unit),
+        "shift": (1 << place_.shift, chunk),
         "last": (place_.last, end[:bits]),
-        "first": (place_.unit.first, first),
-        "stop": (place_.unit.stop, first + unit),
-        "crosses": (place_.unit.crosses, first + unit > bus),
-        "final": (place_.unit.final, (first + unit - 1)[:bits] == end[:bits]),
+        "first": (place_.chunk.first, first),
+        "stop": (place_.chunk.stop, first + chunk),
+        "crosses": (place_.chunk.crosses, first + chunk > bus),
+        "final": (place_.chunk.final, (first + chunk - 1)[:bits] == end[:bits]),
     }
-    h.assume(shift <= max(log2(element_bytes(cfg, buffer)) for buffer in own))
-    goes_to(h, places, listed, facts, "place")
-    joined(h, inside, "jobs.o writer.job", "asked.o engine.row", "places.o aligner.row")
-    joined(h, inside, "engine.beat beats.i", "beats.o aligner.beat", "aligner.unit units.i", "units.o writer.unit")
+    h.assume(row.shift <= max(log2(element_bytes(cfg, buffer)) for buffer in own))
+    goes_to(h, positions, listed, facts, "place")
+    joined(h, inside, "jobs.o writer.job", "requests.o engine.row", "positions.o aligner.row")
+    joined(h, inside, "engine.beat beats.i", "beats.o aligner.beat", "aligner.chunk chunks.i", "chunks.o writer.chunk")
     return h
 
 
 # STORE ------------------------------------------------------------------------------------------------------
 
 
-def units_of_steps(cfg: Config) -> Harness:
-    """Each step gives one unit, in order: the bytes of its part of its piece. One byte of out, any, is followed."""
+def chunks_of_steps(cfg: Config) -> Harness:
+    """Each step gives one chunk, in order: the bytes of its part of its piece. One byte of out, any, is followed."""
     h = Harness()
     dut = ScratchpadReader(cfg)
     inside = h.add(dut)
@@ -350,20 +362,20 @@ def units_of_steps(cfg: Config) -> Harness:
         h.m.d.sync += [was_read.eq(1), of.eq(dut.out.addr)]
     h.assume(implies(was_read & (of == entry), dut.out.data.word_select(at, 8) == value))
 
-    walked, step = inside["walker"].step, Signal(inside["walker"].step_layout, name="step")
-    goes, leaves, waiting = walked.valid & walked.ready, dut.unit.valid & dut.unit.ready, Signal(2, name="waiting")
+    walked, step = inside["walker"].step, Signal(inside["walker"].step.payload.shape(), name="step")
+    goes, leaves, waiting = walked.valid & walked.ready, dut.chunk.valid & dut.chunk.ready, Signal(2, name="waiting")
     h.m.d.sync += waiting.eq(waiting + goes - leaves)
     with h.m.If(goes):
         h.m.d.sync += step.eq(walked.payload)
-    h.ensure(dut.unit.valid == waiting, "a_unit_for_each_step")
+    h.ensure(dut.chunk.valid == waiting, "a_chunk_for_each_step")
     # Elements are pieces, several to an entry, and have several steps.
-    pieces, size = log2(cfg.out_pieces), dut.unit_bytes
+    pieces, size = log2(cfg.out_pieces), dut.chunk_bytes
     first = (step.element[:pieces] << log2(cfg.piece_bytes)) + step.step * size
-    here = dut.unit.valid & (step.element >> pieces == entry) & (at >= first) & (at < first + size)
-    in_unit = Signal(range(max(2, size)), name="in_unit")
-    h.m.d.comb += in_unit.eq(at - first)
+    here = dut.chunk.valid & (step.element >> pieces == entry) & (at >= first) & (at < first + size)
+    in_chunk = Signal(range(max(2, size)), name="in_chunk")
+    h.m.d.comb += in_chunk.eq(at - first)
     h.assume(step.step * size < cfg.piece_bytes)  # proved of Walker, whose last step that is
-    h.ensure(implies(here, dut.unit.payload.word_select(in_unit, 8) == value), "its_byte")
+    h.ensure(implies(here, dut.chunk.payload.word_select(in_chunk, 8) == value), "its_byte")
     # What makes it inductive.
     first_step = (step.element[:pieces] << log2(cfg.piece_bytes // size)) + step.step
     h.ensure(implies(waiting != 0, was_read & (of == step.element >> pieces)), "was_read_for_it")
@@ -371,8 +383,8 @@ def units_of_steps(cfg: Config) -> Harness:
     return h
 
 
-def units_to_memory(cfg: Config) -> Harness:
-    """A byte of a unit of a row is written, and to its address: base + offset of the row + place within the row.
+def chunks_to_memory(cfg: Config) -> Harness:
+    """A byte of a chunk of a row is written, and to its address: base + offset of the row + place within the row.
 
     With what writes.py proves of the same design, which is assumed of the cycle before.
     """
@@ -382,20 +394,20 @@ def units_to_memory(cfg: Config) -> Harness:
     model.queues_hold()
     model.packer_is_right()
     h, inside, rows, row, axi = model.h, model.inside, model.rows, model.oldest, model.dut.axi
-    enters, ends = inside["places"].i, model.takes & (model.word == model.last_word(row))
-    unit, number = inside["packer.unit"].payload, h.constant(len(row.units), "unit_number")
-    at, value = h.constant(range(len(unit) // 8), "at"), h.constant(8, "value")
+    enters, ends = inside["positions"].i, model.takes & (model.word == model.last_word(row))
+    chunk, number = inside["packer.chunk"].payload, h.constant(len(row.chunks), "chunk_number")
+    at, value = h.constant(range(len(chunk) // 8), "at"), h.constant(8, "value")
     tracks, ahead = Signal(name="tracks"), Signal(range(len(rows.items) + 2), name="ahead")
     with h.m.If(~tracks & enters.valid & enters.ready & h.any(1, "choose")):
         h.m.d.sync += [tracks.eq(1), ahead.eq(rows.count - ends)]
     with h.m.Elif(tracks & ends):
         h.m.d.sync += [tracks.eq(ahead != 0), ahead.eq(ahead - 1)]
-    mine = tracks & (ahead == 0) & (number <= row.units)
-    before = (inside["packer.count"] - 1)[: len(row.units)]  # units of the row that were taken
-    h.assume(implies(mine & inside["packer.take"] & (before == number), unit.word_select(at, 8) == value))
+    mine = tracks & (ahead == 0) & (number <= row.chunks)
+    before = (inside["packer.count"] - 1)[: len(row.chunks)]  # chunks of the row that were taken
+    h.assume(implies(mine & inside["packer.take"] & (before == number), chunk.word_select(at, 8) == value))
 
     position, byte = Signal(len(row.end), name="position"), Signal(model.word_bits, name="byte")
-    h.m.d.comb += [position.eq(row.offset + (number << model.unit) + at), byte.eq(position)]
+    h.m.d.comb += [position.eq(row.offset + (number << model.chunk) + at), byte.eq(position)]
     in_word = mine & (position >> model.word_bits == model.word)
     goes = h.register(model.takes & in_word, "goes")
     address = model.bursts.items[0].addr + (inside["engine.count"] << model.word_bits)
@@ -515,7 +527,9 @@ class Reading:
         within = valid & ~refused
         rest = (word == following) & (left == end - word) & (word <= end)
         always(implies(within, rest & (length <= left) & (ends == (length == left))), "rest")
-        always(implies(within, self.dut.dma_base + (word << self.bits) == inside["split"].payload.burst.addr), "asked")
+        always(
+            implies(within, self.dut.dma_base + (word << self.bits) == inside["split"].payload.burst.addr), "requests"
+        )
         # Of the oldest burst.
         idle = (self.sent == 0) & (within | (self.given == 0))
         always(Mux(bursts.count == 0, idle, self.sent <= self.burst.len), "sent")
@@ -552,15 +566,15 @@ def beats_of_rows() -> Harness:
 class Entry:
     """A byte of an entry of a scratchpad, any, while LOAD writes steps: which of them write it, and with what.
 
-    at: its place in the entry, of which an element takes `size` bytes, in steps of `unit`, from byte `first` on.
+    at: its place in the entry, of which an element takes `size` bytes, in steps of `chunk`, from byte `first` on.
     """
 
-    def __init__(self, at: Value, element: Value, pieces: int, size: int, unit: int, step: Value) -> None:
+    def __init__(self, at: Value, element: Value, pieces: int, size: int, chunk: int, step: Value) -> None:
         low = log2(pieces)
         first = (element[:low] * size) if low else Const(0)
         self.in_element = (at >= first) & (at < first + size)
-        self.place = at - first - step * unit
-        self.in_unit = self.in_element & (self.place >= 0) & (self.place < unit)
+        self.place = at - first - step * chunk
+        self.in_chunk = self.in_element & (self.place >= 0) & (self.place < chunk)
 
 
 def steps_of(cfg: Config, buffer: Buffer, widen: bool) -> int:
@@ -574,13 +588,14 @@ def is_spread(cfg: Config, step: Any) -> Value:
 
 
 def steps_to_scratchpads(cfg: Config, number: int = 0) -> Harness:
-    """Each step writes the bytes of its unit to its part of its element, or, in the padding, all of it with padding; of
-    what is spread lane `number` writes its half alone. (Where the second half of an entry is written through the port
-    of lane 0, nothing comes of it.) Of a unit with an error nothing is written; it is told, and ends are, in turn."""
+    """Each step writes the bytes of its chunk to its part of its element, or, in the padding, all of it with padding;
+    of what is spread lane `number` writes its half alone. (Where the second half of an entry is written through the
+    port of lane 0, nothing comes of it.) Of a chunk with an error nothing is written; errors and ends are reported in
+    turn."""
     h = Harness()
     dut = ScratchpadWriter(cfg, buffers(cfg), number)
     inside = h.add(dut)
-    out, unit = inside["out"], dut.unit.payload
+    out, chunk = inside["out"], dut.chunk.payload
     h.assume(out.buffer <= buffers(cfg)[-1])  # proved of fetch
     h.assume(widens(cfg, out))
     h.assume(implies(is_spread(cfg, out), out.buffer == Buffer.WGT))
@@ -588,14 +603,14 @@ def steps_to_scratchpads(cfg: Config, number: int = 0) -> Harness:
     for buffer, widen in elements:
         of = (out.buffer == buffer) & (out.widen == widen)
         h.assume(implies(of, out.step < steps_of(cfg, buffer, widen) >> is_spread(cfg, out)))  # proved of Walker
-    takes = dut.unit.valid & dut.unit.ready
+    takes = dut.chunk.valid & dut.chunk.ready
     h.ensure(takes == (inside["moves"] & ~out.outside), "takes_a_unit_for_each_step_within_borders")
-    # What waits for its port: steps with the units that they took.
+    # What waits for its port: steps with the chunks that they took.
     write = data.StructLayout({"step": out.shape(), "word": 8 * cfg.bus_bytes, "error": ERROR_BITS})
-    queue, waiting = inside["leaving"], List(h.m, "write", write, 2)
+    queue, waiting = inside["write_queue"], List(h.m, "write", write, 2)
     goes = queue.o.valid & queue.o.ready
-    error = Mux(out.outside, Error.NONE, unit.error)
-    waiting.moves(inside["moves"], Cat(Value.cast(out), unit.data, error[:ERROR_BITS]), goes)
+    error = Mux(out.outside, Error.NONE, chunk.error)
+    waiting.moves(inside["moves"], Cat(Value.cast(out), chunk.data, error[:ERROR_BITS]), goes)
     step, word = waiting.items[0].step, waiting.items[0].word
     fails = waiting.items[0].error != Error.NONE
     told, code = Signal(2), Signal(ERROR_BITS)
@@ -632,13 +647,13 @@ def steps_to_scratchpads(cfg: Config, number: int = 0) -> Harness:
         halved = is_spread(cfg, step) if buffer == Buffer.WGT else Const(0)
         part = step.step + Mux(halved, number * steps_of(cfg, buffer, False) // 2, 0)
         exact = Entry(at, step.element, pieces, wide, min(cfg.bus_bytes, wide), part)
-        writes, value = exact.in_unit, word.word_select(exact.place[: log2(cfg.bus_bytes)], 8)
+        writes, value = exact.in_chunk, word.word_select(exact.place[: log2(cfg.bus_bytes)], 8)
         within, padding = exact.in_element & (~halved | ((at >= wide // 2) == number)), pad[:8]
         if buffer == Buffer.ACC:
             size, lowest = element_bytes(cfg, buffer, True), at[: log2(grain // 8)] == 0
             lane = Entry(at >> log2(grain // 8), step.element, pieces, size, min(cfg.bus_bytes, size), step.step)
             int8 = word.word_select(lane.place[: log2(cfg.bus_bytes)], 8)
-            writes = Mux(step.widen, lane.in_unit, writes)
+            writes = Mux(step.widen, lane.in_chunk, writes)
             value = Mux(step.widen, Mux(lowest, int8, int8[7].replicate(8)), value)
             within, padding = lane.in_element, Mux(lowest, pad, pad[7].replicate(8))
         writes, value = Mux(step.outside, within, writes), Mux(step.outside, padding, value)
@@ -646,9 +661,9 @@ def steps_to_scratchpads(cfg: Config, number: int = 0) -> Harness:
         h.ensure(implies(counts, enabled == writes), f"{name}_writes_its_own")
         h.ensure(implies(here & enabled, byte == value[:8]), f"{name}_writes_its_byte")
     # What makes it inductive: the queue holds those steps, the oldest one as its head.
-    h.ensure(inside["leaving.holds"] + inside["leaving.level"] == waiting.count, "as_many_as_wait")
-    h.ensure(inside["leaving.holds"] | (inside["leaving.level"] == 0), "head_first")
-    contents = (inside["leaving.head"], inside["leaving.of"].data)
+    h.ensure(inside["write_queue.holds"] + inside["write_queue.level"] == waiting.count, "as_many_as_wait")
+    h.ensure(inside["write_queue.holds"] | (inside["write_queue.level"] == 0), "head_first")
+    contents = (inside["write_queue.head"], inside["write_queue.of"].data)
     for i, (item, content) in enumerate(zip(waiting.items, contents)):
         step, held = item.step, data.View(queue.o.payload.shape(), content)
         padding = step.pad_value.as_unsigned().replicate(cfg.bus_bytes)
@@ -675,7 +690,9 @@ def steps_to_scratchpads(cfg: Config, number: int = 0) -> Harness:
     return h
 
 
-STORE, LOAD, WRITE, DMA, WALK = (f"dae_pipeline/{name}.py" for name in ("store", "load", "write", "dma", "walk"))
+STORE, LOAD, WRITE, DMA, WALK = (
+    f"dae_pipeline/{name}.py" for name in ("store", "load", "scratchpad_writer", "dma", "address_generators")
+)
 prove(
     "rows hold the elements of a block in order",
     Mutant(WALK, "offset.eq(next_plane)", "offset.eq(plane)", near="next_plane = (plane + z_step)[:OFFSET_BITS]"),
@@ -702,10 +719,10 @@ ALL = [
     "packer",
     "aligner",
     "jobs",
-    "places",
-    "asked",
+    "positions",
+    "requests",
     "beats",
-    "units",
+    "chunks",
     "waiting",
 ]
 PARTS = ("cutpoint " + " ".join(f"t:top.dut.{part}" for part in ALL),)
@@ -717,16 +734,16 @@ for name, cfg in CONFIGS.items():
         Mutant(STORE, "job.y_step.eq(f.sram_y)", "job.y_step.eq(f.sram_z)"),
         Mutant(
             STORE,
-            "places.i.valid.eq(rows.row.valid & asked.i.ready & ~stop)",
-            "places.i.valid.eq(rows.row.valid & ~stop)",
-            near="asked.i.payload.eq(row)",
+            "positions.i.valid.eq(rows.row.valid & requests.i.ready & ~stop)",
+            "positions.i.valid.eq(rows.row.valid & ~stop)",
+            near="positions.i.payload.first.eq(row.offset)",
         ),
         Mutant(STORE, "block.z_step.eq(f.dram_z)", "block.z_step.eq(f.dram_y)"),
         Mutant(
             STORE,
-            "wiring.connect(m, asked.o, engine.row)",
+            "wiring.connect(m, requests.o, engine.row)",
             "wiring.connect(m, rows.row, engine.row)",
-            near="self._list(m, rows, asked, places, packer, stop)",
+            near="self._list(m, rows, requests, positions, packer, stop)",
         ),
         depth=1,
         script=PARTS,
@@ -737,8 +754,8 @@ for name, cfg in CONFIGS.items():
         Mutant(STORE, "Mux(fills, bytes_[8 * bus :], ", "Mux(fills, 0, "),
         Mutant(
             STORE,
-            "bytes_.eq(self.unit.payload << (first << 3))",
-            "bytes_.eq(self.unit.payload << (place << 3))",
+            "bytes_.eq(self.chunk.payload << (first << 3))",
+            "bytes_.eq(self.chunk.payload << (place << 3))",
             near="first = Mux(inside, place, row.first)",
         ),
         Mutant(STORE, "held.data | Mux(flush, 0, bytes_[: 8 * bus])", "Mux(flush, 0, bytes_[: 8 * bus])"),
@@ -751,13 +768,13 @@ for name, cfg in CONFIGS.items():
         depth=1,
         script=CUT,
         tested=False,
-    )(partial(units_to_memory, cfg))
+    )(partial(chunks_to_memory, cfg))
 prove(
     "of elements that are spread each half is asked for once, in order",
     Mutant(WALK, "last.eq(count == 2)", "last.eq(count == 1)", near="left.eq(count - 1)"),
     Mutant(WALK, "following.eq(here + (1 << (shift - low)))", "following.eq(here + (1 << (shift - low - 1)))"),
     Mutant(WALK, "half.final.eq(row.final & is_last)", "half.final.eq(row.final)"),
-    Mutant(WALK, "Mux(inside, last, self.alone)", "Mux(inside, last, 0)"),
+    Mutant(WALK, "Mux(inside, last, row.alone)", "Mux(inside, last, 0)"),
     depth=1,
 )(halves_of_rows)
 for number in range(2):
@@ -775,9 +792,9 @@ for name, cfg in (CONFIGS | LEAN).items():
         Mutant(WRITE, '"x_end": x_stop + f.pad_right - 1', '"x_end": x_stop - 1'),
         Mutant(
             LOAD,
-            "places.i.valid.eq(rows.valid & asked.i.ready & ~self.halt)",
-            "places.i.valid.eq(rows.valid & ~self.halt)",
-            near="asked.i.payload.eq(row)",
+            "positions.i.valid.eq(rows.valid & requests.i.ready & ~self.halt)",
+            "positions.i.valid.eq(rows.valid & ~self.halt)",
+            near="positions.i.payload.last.eq(last)",
         ),
         *((WIDER,) if cfg.int32 else ()),
         depth=1,
@@ -799,7 +816,7 @@ READS = (Mutant(STORE, "full.eq(walker.step.valid & self.out.ready)", "full.eq(w
 SHIFTS = Mutant(WRITE, "mask << (write.element[: exact_log2(pieces)] * len(mask)) if pieces > 1 else mask", "mask")
 ENDS = (
     Mutant(WRITE, "write.last & ~failed)", "write.last)"),
-    Mutant(WRITE, "code.eq(write.error)", "code.eq(self.unit.payload.error)"),
+    Mutant(WRITE, "code.eq(write.error)", "code.eq(self.chunk.payload.error)"),
     Mutant(WRITE, "Mux(error == Error.NONE, 1 << out.buffer, 0)", "1 << out.buffer"),
 )
 SELECTS = Mutant(
@@ -826,7 +843,7 @@ for name, cfg, writes, reads in (
         partial(steps_to_scratchpads, cfg)
     )
     prove(f"each step of STORE gives the bytes of its piece, Config {name}", *reads, depth=1, tested=name == "pieces")(
-        partial(units_of_steps, cfg)
+        partial(chunks_of_steps, cfg)
     )
 prove(
     "beats of LOAD come in the order of its rows, from their addresses",

@@ -95,7 +95,7 @@ def requests(cfg: Config) -> Harness:
     pending, room, buffer = inside["pending"], inside["room"], inside["buffer"]
     h.assume(implies(response.valid, (pending > burst.len + 1) | (~request.valid & (pending != 0))))
     h.ensure(implies(response.valid, response.ready & buffer.i.ready), "room_for_every_beat")
-    h.ensure(implies(dut.quiet, ~request.valid), "quiet")
+    h.ensure(implies(dut.idle, ~request.valid), "quiet")
     # What makes it inductive: where the next burst begins, and that nothing is asked for unless all of it fits.
     depth = inside["depth"]
     h.ensure(room + inside["buffer.queue.level"] + pending == depth, "every_beat_counted")

@@ -110,7 +110,7 @@ def write_halt(outstanding: int) -> Harness:
         "w": axi.wvalid & ~axi.wready,
         "b": responses.due & ~inside["order.o"].payload.refused & ~axi.bvalid,
     }
-    ends(h, dut.halt & ~dut.quiet, work, longest + 1 + (2 * MAX_BURST + 1) * outstanding + 2, waits)
+    ends(h, dut.halt & ~dut.idle, work, longest + 1 + (2 * MAX_BURST + 1) * outstanding + 2, waits)
     return h
 
 
@@ -188,7 +188,7 @@ def read_halt(outstanding: int, room: int) -> Harness:
         "request": request.valid & ~request.ready,
         "response": there[0] & ~turn & ~response.valid,
     }
-    ends(h, dut.halt & ~dut.quiet, work, longest + 1 + 4 * room, waits)
+    ends(h, dut.halt & ~dut.idle, work, longest + 1 + 4 * room, waits)
     return h
 
 

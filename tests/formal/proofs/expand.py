@@ -10,7 +10,7 @@ from typing import Any
 
 from amaranth import Cat, Mux, Signal, Value
 
-from celosia.hw.dae_pipeline.expand import CHOICE_BITS, PackHeaderParser, WeightDecompressor
+from celosia.hw.dae_pipeline.weight_decompressor import CHOICE_BITS, PackHeaderParser, WeightDecompressor
 from celosia.hw.spec.config import Config
 from celosia.hw.spec.packing import BOOKS, NIBBLE_BITS, NIBBLES, nibble_weights, packing
 from celosia.hw.spec.pipeline import EXPAND_STAGES
@@ -19,10 +19,10 @@ from proofs.declare import Mutant, prove
 from proofs.harness import Harness, implies
 
 CONFIGS = {
-    "several channels in a unit": Config(block_in=4, block_out=4, weight_bits=4, wgt_depth=8),
-    "a channel in a unit": Config(block_in=16, block_out=8, weight_bits=2, wgt_depth=8),
-    "a channel in several units": Config(block_in=32, block_out=4, bus_bytes=4, weight_bits=4, wgt_depth=8),
-    "several units of heads": Config(block_in=64, block_out=16, bus_bytes=4, weight_bits=4, wgt_depth=8),
+    "several channels in a chunk": Config(block_in=4, block_out=4, weight_bits=4, wgt_depth=8),
+    "a channel in a chunk": Config(block_in=16, block_out=8, weight_bits=2, wgt_depth=8),
+    "a channel in several chunks": Config(block_in=32, block_out=4, bus_bytes=4, weight_bits=4, wgt_depth=8),
+    "several chunks of heads": Config(block_in=64, block_out=16, bus_bytes=4, weight_bits=4, wgt_depth=8),
     "four weights at once": Config(block_in=4, block_out=8, bus_bytes=4, weight_bits=1, wgt_depth=8),
 }
 
@@ -45,7 +45,7 @@ def expanded(cfg: Config) -> Harness:
         nibble.eq(lane // weights),
         asked.eq(Cat(
             word.word_select(nibble, NIBBLE_BITS),
-            dut.choices.word_select(lane // (lanes // p.unit_groups), CHOICE_BITS),
+            dut.choices[lane // (lanes // p.unit_groups)],
         )),
         byte.eq(Mux(dut.expand, held.word_select(lane % weights, 8), word.word_select(lane % p.unit, 8))),
     ]  # fmt: skip
@@ -74,7 +74,7 @@ def expanded(cfg: Config) -> Harness:
 
 
 def heads(cfg: Config) -> Harness:
-    """Of a head one choice, any, is followed from the unit that brings it to the units of its weights. Units
+    """Of a head one choice, any, is followed from the chunk that brings it to the chunks of its weights. Units
     wait as long as they like; others come between packs, not within. One with an error passes, and ends the run: what
     follows it is not looked at."""
     h = Harness()
@@ -83,30 +83,30 @@ def heads(cfg: Config) -> Harness:
     ahead, behind = p.units
     at, followed = Signal(range(ahead + behind)), h.constant(range(p.groups), "followed")
     number = at - ahead
-    takes, failed = dut.unit.valid & dut.unit.ready & dut.packed, Signal()
-    error = dut.unit.payload.error
+    takes, failed = dut.chunk.valid & dut.chunk.ready & dut.packed, Signal()
+    error = dut.chunk.payload.error
     h.m.d.sync += failed.eq(failed | (takes & (error != Error.NONE)))
     h.assume(~failed)
     h.m.d.sync += at.eq(Mux(takes, Mux(at == ahead + behind - 1, 0, at + 1), at))
     h.assume(followed < p.groups)
     h.assume(implies((at != 0) & ~dut.packed, ~dut.rest.ready))
-    fits = 2 * p.unit  # choices in a unit
+    fits = 2 * p.unit  # choices in a chunk
     home, place = followed // fits, followed % fits
     known = Signal(CHOICE_BITS)
     comes = takes & (at == home) & (at < ahead)
-    h.m.d.sync += known.eq(Mux(comes, dut.unit.payload.data.word_select(place, CHOICE_BITS), known))
+    h.m.d.sync += known.eq(Mux(comes, dut.chunk.payload.data.word_select(place, CHOICE_BITS), known))
     is_head = dut.packed & (at < ahead) & (error == Error.NONE)
-    h.ensure(dut.rest.valid == (dut.unit.valid & ~is_head), "rest")
-    h.ensure(implies(is_head, dut.unit.ready), "heads_are_taken")
-    h.ensure(implies(~is_head, dut.unit.ready == dut.rest.ready), "weights_wait")
-    same = Value.cast(dut.rest.payload) == Value.cast(dut.unit.payload)
+    h.ensure(dut.rest.valid == (dut.chunk.valid & ~is_head), "rest")
+    h.ensure(implies(is_head, dut.chunk.ready), "heads_are_taken")
+    h.ensure(implies(~is_head, dut.chunk.ready == dut.rest.ready), "weights_wait")
+    same = Value.cast(dut.rest.payload) == Value.cast(dut.chunk.payload)
     h.ensure(implies(dut.rest.valid, same), "weights_as_they_are")
     of_entry = p.weights // p.entries
     for part in range(p.unit_groups):
         group = Signal(range(p.groups), name=f"group{part}")
         h.m.d.comb += group.eq(number[: len(at)] * p.times * p.unit % of_entry // p.run + part)
         own = dut.rest.valid & dut.packed & (at >= ahead) & (group == followed)
-        h.ensure(implies(own, dut.choices.word_select(part, CHOICE_BITS) == known), f"choice{part}")
+        h.ensure(implies(own, dut.choices[part] == known), f"choice{part}")
     # What makes it inductive.
     h.ensure(at < ahead + behind, "inside")
     h.ensure(inside["begins"] == (at < ahead), "begins")
@@ -118,7 +118,7 @@ def heads(cfg: Config) -> Harness:
     return h
 
 
-FILE = "dae_pipeline/expand.py"
+FILE = "dae_pipeline/weight_decompressor.py"
 for name, cfg in CONFIGS.items():
     prove(
         f"packed weights are expanded, {name}",
@@ -131,9 +131,9 @@ for name, cfg in CONFIGS.items():
         ),
         Mutant(FILE, "expanded.eq(expand)", "expanded.eq(self.expand)", near="expand.eq(self.expand)"),
         Mutant(FILE, "Mux(expanded, found", "Mux(expand, found", near="expand.eq(self.expand), expanded.eq(expand)"),
-        Mutant(FILE, "data_.word_select(i, NIBBLE_BITS)", "data_.word_select(i ^ 1, NIBBLE_BITS)"),
+        Mutant(FILE, "Cat(packed[i], self.choices", "Cat(packed[i ^ 1], self.choices"),
         *(
-            (Mutant(FILE, "word_select(i * each // nibbles,", "word_select(0,"),)
+            (Mutant(FILE, "self.choices[i * groups // nibbles]", "self.choices[0]"),)
             if packing(cfg).unit_groups > 1
             else ()
         ),
@@ -144,7 +144,7 @@ for name, cfg in CONFIGS.items():
         f"heads go to their weights, {name}",
         Mutant(FILE, "begins.eq(word != ahead - 1)", "begins.eq(1)"),
         *((Mutant(FILE, "begins.eq(number == behind - 1)", "begins.eq(number == behind - 2)"),) if short else ()),
-        Mutant(FILE, "& (self.unit.payload.error == Error.NONE)", ""),
+        Mutant(FILE, "& (self.chunk.payload.error == Error.NONE)", ""),
         Mutant(FILE, "takes = self.packed & begins", "takes = begins"),
         *((Mutant(FILE, "(number % last) >>", "((number + 1) % last) >>"),) if parts > 1 else ()),
         *(

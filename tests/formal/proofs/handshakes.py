@@ -10,17 +10,17 @@ from amaranth import Cat, Signal, Value
 from amaranth.lib import data, wiring
 
 from celosia.hw.control import Control
-from celosia.hw.dae_pipeline.align import Aligner
+from celosia.hw.dae_pipeline.address_generators import DramAddressGenerator, ScratchpadAddressGenerator
+from celosia.hw.dae_pipeline.aligner import Aligner, chunk_position, chunk_stop
 from celosia.hw.dae_pipeline.dma import BurstSplitter, ReadEngine, WriteEngine
 from celosia.hw.dae_pipeline.fetch import Fetch
 from celosia.hw.dae_pipeline.fifo import StreamFifo
-from celosia.hw.dae_pipeline.inorder import RetireQueue
 from celosia.hw.dae_pipeline.load import Load
 from celosia.hw.dae_pipeline.readmux import ReadMux
+from celosia.hw.dae_pipeline.retire_queue import RetireQueue
+from celosia.hw.dae_pipeline.scratchpad_writer import ScratchpadWriter
 from celosia.hw.dae_pipeline.store import BeatPacker, ScratchpadReader, Store
 from celosia.hw.dae_pipeline.tokens import DependencyGate
-from celosia.hw.dae_pipeline.walk import DramAddressGenerator, ScratchpadAddressGenerator
-from celosia.hw.dae_pipeline.write import ScratchpadWriter
 from celosia.hw.gemm_core.gemm import Gemm
 from celosia.hw.gemm_core.loops import Loops
 from celosia.hw.spec.config import Config
@@ -94,10 +94,10 @@ def rows(max_shift: int) -> Harness:
     h.streams(dut)
     sizes = dut.block.payload
     h.assume((sizes.x_size != 0) & (sizes.y_size != 0) & (sizes.z_size != 0) & (sizes.shift <= max_shift))
-    size = dut.row.payload.bytes
+    size, shift = dut.row.payload.bytes, dut.row.payload.shift
     h.ensure(implies(dut.row.valid, size != 0), "no_empty_row")
-    h.ensure(implies(dut.row.valid, size == (size >> dut.shift) << dut.shift), "whole_elements")
-    h.ensure(implies(dut.row.valid, dut.alone == (size == 1 << dut.shift)), "alone")
+    h.ensure(implies(dut.row.valid, size == (size >> shift) << shift), "whole_elements")
+    h.ensure(implies(dut.row.valid, dut.row.payload.alone == (size == 1 << shift)), "alone")
     held = inside["block"]
     h.ensure(implies(inside["waiting"], (held.x_size != 0) & (held.y_size != 0) & (held.z_size != 0)), "held")
     h.ensure(implies(inside["waiting"], (held.shift <= max_shift) & (inside["plane_size"] != 0)), "held_shift")
@@ -123,7 +123,7 @@ def loops() -> Harness:
 
 
 def aligner(bus_bytes: int) -> Harness:
-    """A unit keeps its own bytes; those above it mean nothing."""
+    """A chunk keeps its own bytes; those above it mean nothing."""
     h = Harness()
     dut = Aligner(bus_bytes)
     inside = h.add(dut)
@@ -132,20 +132,20 @@ def aligner(bus_bytes: int) -> Harness:
     row, following = dut.row.payload, inside["following"]
 
     def facts(first: Value) -> Value:
-        return dut.facts(first, dut.stop(first, row.shift), row.last)
+        return chunk_position(bus_bytes, first, chunk_stop(bus_bytes, first, row.shift), row.last)
 
     h.assume(row.shift <= bus_bytes.bit_length() - 1)
-    h.assume(Value.cast(row.unit) == facts(row.unit.first))
+    h.assume(Value.cast(row.chunk) == facts(row.chunk.first))
     known = Value.cast(following) == facts(following.first)
     h.ensure(implies(inside["inside"], known & dut.row.valid), "following")
-    unit = dut.unit.payload
-    # An error stands for its unit: the bytes of such a unit mean nothing.
+    chunk = dut.chunk.payload
+    # An error stands for its chunk: the bytes of such a chunk mean nothing.
     bits = Signal(range(8 * bus_bytes + 1))
     h.m.d.comb += bits.eq(8 << dut.row.payload.shift)
     own = Signal(8 * bus_bytes)
-    with h.m.If(unit.error == 0):
-        h.m.d.comb += own.eq(unit.data & ((1 << bits) - 1))
-    h.ensure(h.kept(dut.unit.valid, dut.unit.ready, Cat(own, unit.error), "unit"), "unit_kept")
+    with h.m.If(chunk.error == 0):
+        h.m.d.comb += own.eq(chunk.data & ((1 << bits) - 1))
+    h.ensure(h.kept(dut.chunk.valid, dut.chunk.ready, Cat(own, chunk.error), "chunk"), "chunk_kept")
     return h
 
 
@@ -194,7 +194,7 @@ def _components(cfg: Config) -> list[wiring.Component]:
         Aligner(cfg.bus_bytes),
         ScratchpadAddressGenerator(6, 2, data.StructLayout({"tag": 2})), RetireQueue(2, 4),
         ScratchpadWriter(cfg, lanes(cfg)[0]),
-        BeatPacker(cfg.bus_bytes, reader_.unit_bytes, 8), reader_,
+        BeatPacker(cfg.bus_bytes, reader_.chunk_bytes, 8), reader_,
         Loops(GEMM_LOOPS, {"acc": (4, OUTER_LOOPS), "inp": (4, GEMM_LOOPS)}, reduction=("k", "r", "s")),
         Load(cfg), Store(cfg), Gemm(cfg), Vector(cfg), Control(cfg),
     ]  # fmt: skip
@@ -212,7 +212,7 @@ def no_path_through() -> list[str]:
     return through(Accelerator(TWO_PORTS), "s_axil")
 
 
-TOKENS, WALK, LOAD = "dae_pipeline/tokens.py", "dae_pipeline/walk.py", "dae_pipeline/align.py"
+TOKENS, WALK, LOAD = "dae_pipeline/tokens.py", "dae_pipeline/address_generators.py", "dae_pipeline/aligner.py"
 STORE, LOOPS, CONTROL = "dae_pipeline/store.py", "gemm_core/loops.py", "control.py"
 for name, cfg in CONFIGS.items():
     prove(
@@ -225,15 +225,15 @@ for name, cfg in CONFIGS.items():
         ),
         Mutant(
             TOKENS,
-            "semaphores[unit, other].put.eq(done.valid & ",
-            "semaphores[unit, other].put.eq(done.valid & ~passes[other] & ",
-            near='semaphores[other, unit].take.eq(passes[unit] & fields["wait"][other])',
+            "semaphores[unit, other].release.eq(done.valid & ",
+            "semaphores[unit, other].release.eq(done.valid & ~passes[other] & ",
+            near='semaphores[other, unit].acquire.eq(passes[unit] & fields["wait"][other])',
         ),
         Mutant(
             TOKENS,
             "instr.valid.eq(queue.valid & ready)",
             "instr.valid.eq(queue.valid & ready & ~done.valid)",
-            near="semaphores[unit, other].put.eq(done.valid &",
+            near="semaphores[unit, other].release.eq(done.valid &",
         ),
         depth=1,
     )(partial(gates, cfg))
@@ -254,7 +254,7 @@ prove(
 )(loops)
 for bus_bytes in (8, 16):
     prove(
-        f"aligner keeps its units, {8 * bus_bytes} bits",
+        f"aligner keeps its chunks, {8 * bus_bytes} bits",
         Mutant(LOAD, "(~crosses | self.beat.valid | (held.error != Error.NONE))", "1"),
     )(partial(aligner, bus_bytes))
     prove(
@@ -263,11 +263,11 @@ for bus_bytes in (8, 16):
     )(partial(component, partial(BeatPacker, bus_bytes, 4, 8)))
 for name, cfg in CONFIGS.items():
     prove(
-        f"reader of out keeps its units, Config {name}",
+        f"reader of out keeps its chunks, Config {name}",
         Mutant(
             STORE,
-            "free = ~full | self.unit.ready",
-            "free = ~full | self.unit.ready | walker.step.valid",
+            "free = ~full | self.chunk.ready",
+            "free = ~full | self.chunk.ready | walker.step.valid",
             near="self.out.en.eq(walker.step.valid & free)",
         ),
     )(partial(reader, cfg))
@@ -287,7 +287,7 @@ prove(
     Mutant(
         "dae_pipeline/readmux.py", "axi.rready.eq(owners.o.valid & ", "axi.rready.eq(owners.o.valid & axi.rvalid & "
     ),
-    Mutant("top.py", "done.eq(unit.done.valid)", "done.eq(unit.done.valid & self.m_axi.wready)"),
+    Mutant("top.py", "done.eq(unit.done.valid)", "done.eq(unit.done.valid & self.m_axi.write.wready)"),
     method=Method.NETLIST,
     depth=0,
 )(no_path_through)

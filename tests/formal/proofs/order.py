@@ -6,12 +6,12 @@ from functools import partial
 
 from amaranth import Cat, Mux, Signal, Value
 
-from celosia.hw.dae_pipeline.inorder import RetireQueue
+from celosia.hw.dae_pipeline.retire_queue import RetireQueue
 from proofs.declare import Mutant, prove
 from proofs.fifos import Tracked, place
 from proofs.harness import Harness, implies
 
-FILE = "dae_pipeline/inorder.py"
+FILE = "dae_pipeline/retire_queue.py"
 LANES = 2
 
 

@@ -83,7 +83,7 @@ def lease() -> Harness:
     long_enough = h.register((limit != 0) & (since >= limit), "long_enough")
     h.ensure(implies(dut.run & lapsed, long_enough), "not_early")
     after = h.register(dut.run & lapsed, "lapsed_before")
-    well = h.register(inside["finished"] & inside["all_quiet"], "ended_well")
+    well = h.register(inside["finished"] & inside["all_idle"], "ended_well")
     h.ensure(implies(after, ~dut.run & (well | dut.halt)), "ends")
     # Invariant: the hardware's counter is as old, or younger by the cycle in which the write is on its way.
     late = h.register(renewed, "renewed_before")

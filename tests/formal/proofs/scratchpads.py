@@ -8,7 +8,7 @@ from amaranth import Cat, Module, Mux, Signal, Value
 from amaranth.lib import data, wiring
 
 from celosia.hw.dae_pipeline.scratchpad import Scratchpad, WindowScratchpad, WriteArbiter
-from celosia.hw.dae_pipeline.write import ScratchpadWriter
+from celosia.hw.dae_pipeline.scratchpad_writer import ScratchpadWriter
 from celosia.hw.spec.config import Config
 from celosia.hw.spec.isa import buffers
 from celosia.hw.spec.regs import Error
@@ -107,19 +107,19 @@ def writer(cfg: Config) -> Harness:
         h.ensure(h.kept(port.en, port.ready, offer, f"{buffer.name}_offer"), f"{buffer.name}_kept")
         taken.append(port.en & port.ready)
     waiting = Signal(2)
-    queue, failed = inside["leaving"], inside["failed"]
+    queue, failed = inside["write_queue"], inside["failed"]
     leaves = Mux(queue.o.valid & failed, 1, sum(taken[1:], taken[0]))
     h.m.d.sync += waiting.eq(waiting + inside["moves"] - leaves)
-    h.ensure(inside["leaving.holds"] + inside["leaving.level"] == waiting, "each_once")
-    for name, word in (("holds", inside["leaving.head"]), ("level", inside["leaving.of"].data)):
+    h.ensure(inside["write_queue.holds"] + inside["write_queue.level"] == waiting, "each_once")
+    for name, word in (("holds", inside["write_queue.head"]), ("level", inside["write_queue.of"].data)):
         held = data.View(queue.o.payload.shape(), word)
         one = (held.enable != 0) & ((held.enable & (held.enable - 1)) == 0)
         port_or_error = Mux(held.error == Error.NONE, one, held.enable == 0)
-        h.ensure(implies(inside[f"leaving.{name}"], port_or_error), f"one_port_{name}")
+        h.ensure(implies(inside[f"write_queue.{name}"], port_or_error), f"one_port_{name}")
     return h
 
 
-FILE, LOAD = "dae_pipeline/scratchpad.py", "dae_pipeline/write.py"
+FILE, LOAD = "dae_pipeline/scratchpad.py", "dae_pipeline/scratchpad_writer.py"
 for grain, parts in ((4, 1), (2, 2)):
     prove(
         f"VECTOR and LOAD at a scratchpad equal one memory, {parts} part{'s' * (parts > 1)} of an entry",
@@ -148,6 +148,6 @@ for size in (2, 3, 5):
 for name, cfg in CONFIGS.items():
     prove(
         f"LOAD writes each step once, Config {name}",
-        Mutant(LOAD, "leaving.o.ready.eq(taken.any() | failed)", "leaving.o.ready.eq(1)"),
-        Mutant(LOAD, "(out.outside | units.valid) & leaving.i.ready)", "(out.outside | units.valid))"),
+        Mutant(LOAD, "write_queue.o.ready.eq(taken.any() | failed)", "write_queue.o.ready.eq(1)"),
+        Mutant(LOAD, "(out.outside | chunks.valid) & write_queue.i.ready)", "(out.outside | chunks.valid))"),
     )(partial(writer, cfg))

@@ -20,10 +20,10 @@ def semaphore(bits: int) -> Harness:
     inside = h.add(dut)
     limit = (1 << bits) - 1
     promised, tokens = Signal(bits + 2), Signal(bits + 2)
-    h.m.d.sync += [promised.eq(promised + dut.reserve - dut.put), tokens.eq(tokens + dut.put - dut.take)]
+    h.m.d.sync += [promised.eq(promised + dut.reserve - dut.release), tokens.eq(tokens + dut.release - dut.acquire)]
     h.assume(implies(dut.reserve, dut.has_room))
-    h.assume(implies(dut.put, promised != 0))
-    h.assume(implies(dut.take, dut.has_token))
+    h.assume(implies(dut.release, promised != 0))
+    h.assume(implies(dut.acquire, dut.has_token))
     h.ensure(dut.has_token == (tokens != 0), "has_token")
     h.ensure(dut.has_room == (promised + tokens < limit), "has_room")
     h.ensure(promised + tokens <= limit, "never_too_many")

@@ -46,24 +46,24 @@ class Model:
         self.inside = inside = h.add(dut, LIMITS)
         limits(h, dut.dma_base, dut.dma_size)
         h.assume(dut.halt | ~h.register(dut.halt, "halted"))  # it stays until the next run
-        self.bus, self.unit = cfg.bus_bytes, inside["unit_shift"]
+        self.bus, self.chunk = cfg.bus_bytes, inside["chunk_shift"]
         self.word_bits = self.bus.bit_length() - 1
         offset, size = inside["rows.row"].payload.offset, inside["rows.row"].payload.bytes
-        h.assume((size != 0) & (size[: self.unit] == 0))  # proved of `Rows`, of elements that are
+        h.assume((size != 0) & (size[: self.chunk] == 0))  # proved of `Rows`, of elements that are
         h.ensure((1 << inside["block"].shift) == cfg.piece_bytes, "whole_pieces")
 
         word = Signal(OFFSET_BITS - self.word_bits)
         self.row_layout = data.StructLayout(
-            {"offset": OFFSET_BITS, "end": len(size) + 1, "units": len(size) - self.unit}
+            {"offset": OFFSET_BITS, "end": len(size) + 1, "chunks": len(size) - self.chunk}
         )
         burst_layout = data.StructLayout({"addr": ADDR_BITS, "len": 4, "word": len(word), "row_end": 1})
         self.rows = rows = List(h.m, "row", self.row_layout, PLACES + 1)
         self.bursts = bursts = List(h.m, "burst", burst_layout, OUTSTANDING)
         self.oldest, self.word, self.given = rows.items[0], word, Signal(len(word), name="given")
-        beat, enters, lengths = inside["packer.beat"], inside["places"].i, inside["engine.lengths"]
+        beat, enters, lengths = inside["packer.beat"], inside["positions"].i, inside["engine.lengths"]
         self.takes = beat.valid & beat.ready
         ends = self.takes & (word == self.last_word(self.oldest))
-        row = Cat(offset, (offset + size - 1)[: len(size) + 1], (size >> self.unit) - 1)
+        row = Cat(offset, (offset + size - 1)[: len(size) + 1], (size >> self.chunk) - 1)
         rows.moves(enters.valid & enters.ready, row, ends)
         split = inside["engine.splitter.split"].payload
         burst = Cat(split.burst.addr, split.burst.len, inside["engine.splitter.word"], split.row_end)
@@ -94,8 +94,8 @@ class Model:
         return Cat(from_first) & Cat(to_last)
 
     def fills(self, at: Value) -> Value:
-        """Whether a unit from there on reaches the end of its word."""
-        return at[: self.word_bits] + (1 << self.unit) >= self.bus
+        """Whether a chunk from there on reaches the end of its word."""
+        return at[: self.word_bits] + (1 << self.chunk) >= self.bus
 
     def writes_its_own(self) -> None:
         """What is to be proved of the beat in W's register: what it may write, and where its burst puts it."""
@@ -121,8 +121,8 @@ class Model:
         rows, bursts, inside = self.rows, self.bursts, self.inside
         self._always((bursts.count <= OUTSTANDING) & (rows.count <= PLACES + 1), "counts", LISTS)
         for i, row in enumerate(rows.items):
-            end = row.offset + ((row.units + 1) << self.unit)
-            self._always(implies(rows.count > i, (row.end + 1 == end) & ~row.units.all()), f"row{i}_end", LISTS)
+            end = row.offset + ((row.chunks + 1) << self.chunk)
+            self._always(implies(rows.count > i, (row.end + 1 == end) & ~row.chunks.all()), f"row{i}_end", LISTS)
         # The row that the next burst belongs to, and where in it that begins.
         number: Value = Const(0)
         following: Value = (self.word - inside["engine.count"])[: len(self.word)]
@@ -161,13 +161,13 @@ class Model:
     def _rows_wait(self, number: Value) -> None:
         """The rows from that `number` on wait for the splitter."""
         depth = 2
-        count, whole, content = self._queue("asked", depth)
-        self._always(whole, "asked", QUEUES)
+        count, whole, content = self._queue("requests", depth)
+        self._always(whole, "requests", QUEUES)
         self._always(self.rows.count == number + count, "no_other_row", LISTS)
         for i in range(depth):
             row = self.row(number + i)
-            wanted = Cat(row.offset, Const(0, self.unit), row.units + 1)
-            self._always(implies(count > i, (content(i) ^ wanted)[:-1] == 0), f"asked{i}", QUEUES)
+            wanted = Cat(row.offset, Const(0, self.chunk), row.chunks + 1)
+            self._always(implies(count > i, (content(i) ^ wanted)[:-1] == 0), f"requests{i}", QUEUES)
 
     def _queue(self, name: str, depth: int) -> tuple[Value, Value, Callable[[int], Value]]:
         """Of a HeadFifo: how many there are, that it is as it should be, and the i-th oldest of them."""
@@ -183,7 +183,7 @@ class Model:
         return level + holds, whole & (consume < inner) & (produce < inner), content
 
     def queues_hold(self) -> None:
-        """The queues hold the lengths of the bursts and the places of the rows."""
+        """The queues hold the lengths of the bursts and the positions of the rows."""
         inside, bursts, count = self.inside, self.bursts, self.inside["engine.count"]
         queue = "engine.lengths.queue"
         level, consume, produce = (inside[f"{queue}.{name}"] for name in ("level", "consume", "produce"))
@@ -195,12 +195,12 @@ class Model:
         sent = (count <= burst.len) & (self.word == burst.word + count)
         self._always(Mux(bursts.count == 0, count == 0, sent), "count", QUEUES)
 
-        count, whole, content = self._queue("places", PLACES)
+        count, whole, content = self._queue("positions", PLACES)
         flush = inside["packer.flush"]
-        self._always((count + flush == self.rows.count) & whole, "places", QUEUES)
+        self._always((count + flush == self.rows.count) & whole, "positions", QUEUES)
         for i, (now, following) in enumerate(zip(self.rows.items, self.rows.items[1:])):
             row = data.View(self.row_layout, Mux(flush, following, now))
-            wanted = Cat(row.offset[: self.word_bits], self.fills(row.offset), row.units, row.units == 0)
+            wanted = Cat(row.offset[: self.word_bits], self.fills(row.offset), row.chunks, row.chunks == 0)
             self._always(implies(count > i, content(i) == wanted), f"place{i}", QUEUES)
 
     def packer_is_right(self) -> None:
@@ -209,16 +209,16 @@ class Model:
             self.inside[f"packer.{name}"]
             for name in ("inside", "flush", "place", "count", "held", "last", "next_fills")
         )
-        units = (count - 1)[: len(count)]
+        chunks = (count - 1)[: len(count)]
         oldest, covered, exists = self.oldest, self.covers(self.oldest), self.rows.count != 0
         before = Cat(i < at for i in range(self.bus))
-        taken = oldest.offset[: self.word_bits] + (units << self.unit)
-        self._always(implies(begun, exists & ~flush & (units != 0) & (units <= oldest.units)), "begun")
-        self._always(implies(begun, is_last == (units == oldest.units)), "last_unit")
+        taken = oldest.offset[: self.word_bits] + (chunks << self.chunk)
+        self._always(implies(begun, exists & ~flush & (chunks != 0) & (chunks <= oldest.chunks)), "begun")
+        self._always(implies(begun, is_last == (chunks == oldest.chunks)), "last_chunk")
         self._always(implies(begun, fills == self.fills(at)), "fills")
         self._always(implies(begun, (self.given << self.word_bits) + at == taken), "taken")
         self._always(implies(begun, held.strobe == covered & before), "held")
-        self._always(implies(~begun, units == 0), "units")
+        self._always(implies(~begun, chunks == 0), "chunks")
         self._always(implies(~begun & ~flush, (self.given == 0) & (held.strobe == 0)), "idle")
         last = (self.word == self.last_word(oldest)) & (held.strobe == covered)
         self._always(implies(flush, exists & last), "flush")
@@ -244,13 +244,13 @@ MUTANTS = (
     Mutant(DMA, "strobe.eq(Mux(self.halt, 0, self.beat.payload.strobe))", "strobe.eq(self.beat.payload.strobe)"),
     Mutant(
         STORE,
-        "((1 << self.unit_bytes) - 1) << first",
-        "((1 << self.unit_bytes) - 1) << place",
+        "((1 << self.chunk_bytes) - 1) << first",
+        "((1 << self.chunk_bytes) - 1) << place",
         near="first = Mux(inside, place, row.first)",
     ),
 )
 KEEPS = Mutant(STORE, "strobe[bus:], Mux(row_end, 0,", "strobe[bus:], Mux(0, 0,")
-"""Only units of less than a word end within one."""
+"""Only chunks of less than a word end within one."""
 for name, cfg in CONFIGS.items():
     prove(
         f"STORE writes no byte outside its rows and the limits, Config {name}",

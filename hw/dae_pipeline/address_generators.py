@@ -1,4 +1,4 @@
-"""The two sides of a three-dimensional copy: which rows of DRAM, and which elements of a scratchpad."""
+"""Address generators of the two sides of a three-dimensional copy: rows of DRAM, and elements of a scratchpad."""
 
 from __future__ import annotations
 
@@ -16,22 +16,35 @@ from celosia.hw.spec.isa import X_BITS, YZ_BITS
 
 
 def block_layout(shift_bits: int) -> data.StructLayout:
-    """The DRAM side of a LOAD or STORE. shift: log2 of an element's bytes. cut: whether each is fetched by halves.
-    stretch: whether an element has more bytes, see `Rows`."""
+    """The DRAM side of a LOAD or STORE.
+
+    shift: log2 of an element's bytes. cut: each element is fetched by halves. stretch: an element has more bytes, see
+    `DramAddressGenerator`.
+    """
     return data.StructLayout({
         "addr": OFFSET_BITS, "y_step": OFFSET_BITS, "z_step": OFFSET_BITS,
         "x_size": X_BITS, "y_size": YZ_BITS, "z_size": YZ_BITS, "shift": shift_bits, "cut": 1, "stretch": 1,
     })  # fmt: skip
 
 
+def listed_row_layout(bytes_bits: int, shift_bits: int) -> data.StructLayout:
+    """A row for the DMA engine, with `shift`, `cut` and `stretch` of its block. alone: the row has one element."""
+    return data.StructLayout(row_layout(bytes_bits).members | {"shift": shift_bits, "cut": 1, "stretch": 1, "alone": 1})
+
+
 class DramAddressGenerator(wiring.Component):
     """Lists the rows of blocks, one a cycle. Rows of a plane without gaps between them become one long row.
 
-    block: what to list. row: the rows; `final` marks the last one of a block. shift, cut, stretch: those of the row's
-    block. alone: whether the row has one element.
+    Parameters
+    ----------
+    max_shift : int     log2 of the bytes of the largest element.
+    stretch : int       Elements of a block that is stretched have 1 + 2^stretch times as many bytes as `shift` says,
+                        and its rows stay as they are; None: no block is.
 
-    stretch: elements of a block that is stretched have 1 + 2^stretch times as many bytes as `shift` says, and its rows
-    stay as they are; None: none is.
+    Members
+    -------
+    block : In(stream)  Blocks to list.
+    row : Out(stream)   Their rows, `listed_row_layout`; `final` marks the last one of a block.
     """
 
     def __init__(self, max_shift: int, stretch: int | None = None) -> None:
@@ -40,11 +53,7 @@ class DramAddressGenerator(wiring.Component):
         shift_bits = max_shift.bit_length()
         super().__init__({
             "block": In(stream.Signature(block_layout(shift_bits))),
-            "row": Out(stream.Signature(row_layout(self.bytes_bits))),
-            "shift": Out(shift_bits),
-            "cut": Out(1),
-            "stretch": Out(1),
-            "alone": Out(1),
+            "row": Out(stream.Signature(listed_row_layout(self.bytes_bits, shift_bits))),
         })  # fmt: skip
 
     def elaborate(self, platform: object) -> Module:
@@ -62,13 +71,16 @@ class DramAddressGenerator(wiring.Component):
         last_row = Reg()
         last_plane = Reg()
         single = Reg()
+        row = self.row.payload
+        kept = {name: Signal.like(row[name], name=name) for name in ("shift", "cut", "stretch", "alone")}
 
         m.d.comb += [
             begin.eq(waiting & (~busy | ends)),
             self.row.valid.eq(busy),
-            self.row.payload.offset.eq(offset),
-            self.row.payload.bytes.eq(bytes_),
-            self.row.payload.final.eq(last_row & last_plane),
+            row.offset.eq(offset),
+            row.bytes.eq(bytes_),
+            row.final.eq(last_row & last_plane),
+            *(row[name].eq(value) for name, value in kept.items()),
             ends.eq(busy & self.row.ready & last_row & last_plane),
         ]
         with m.If(busy & self.row.ready):
@@ -104,10 +116,10 @@ class DramAddressGenerator(wiring.Component):
                 single.eq(count == 1),
                 planes_left.eq(block.z_size),
                 last_plane.eq(block.z_size == 1),
-                self.shift.eq(block.shift),
-                self.cut.eq(block.cut),
-                self.stretch.eq(block.stretch),
-                self.alone.eq(Mux(merged, plane_size == 1, block.x_size == 1)),
+                kept["shift"].eq(block.shift),
+                kept["cut"].eq(block.cut),
+                kept["stretch"].eq(block.stretch),
+                kept["alone"].eq(Mux(merged, plane_size == 1, block.x_size == 1)),
             ]
         probes(
             self, waiting=waiting, block=block, plane_size=plane_size, merged=merged, y_step=y_step, z_step=z_step,
@@ -117,7 +129,7 @@ class DramAddressGenerator(wiring.Component):
         return m
 
     def _stretched(self, block: Any, elements: Value) -> Value:
-        """What is as many bytes, shifted, as these elements of `block`: of one that is stretched, those of a row."""
+        """Return `elements` of `block`, or as many ordinary elements as have the bytes of a row that is stretched."""
         if self._stretch is None:
             return elements
         low, high = self._stretch, self._stretch + X_BITS + 1
@@ -126,8 +138,10 @@ class DramAddressGenerator(wiring.Component):
         )
 
     def _wait(self, m: Module, begin: Signal) -> tuple[Signal, Any, Signal, Signal]:
-        """A block waits here until it may `begin`, while the product of its sizes is formed. Returns whether one does,
-        the block, elements of its planes, and whether its rows are one."""
+        """Hold a block until it may `begin`, while the product of its sizes is formed.
+
+        Returns whether a block waits, the block, the elements of its planes, and whether its rows are one.
+        """
         block = Signal.like(self.block.payload, reset_less=True)
         new = self.block.payload
         waiting = Signal()
@@ -149,23 +163,26 @@ class DramAddressGenerator(wiring.Component):
 
 
 class ElementSplitter(wiring.Component):
-    """Cuts rows of elements into one row of each element's half, which has half its bytes from where the row begins
-    and lies as far as an element from the one before; other rows stay as they are.
+    """Cuts a row of elements into one row for each element's half; other rows stay as they are.
 
-    Parameters: row, the layout of the rows; element, bytes of an element, a power of two; bus, bytes of a bus word, a
-    power of two that divides the half.
+    A half has half the bytes of an element, from where the row begins; it lies as far as an element from the one
+    before.
+
+    Parameters
+    ----------
+    row : StructLayout  Layout of the rows, with all that `listed_row_layout` has.
+    element : int       Bytes of an element, a power of two.
+    bus : int           Bytes of a bus word, a power of two that divides the half.
 
     Members
     -------
-    row : In(stream)    `bytes` of whole elements where `cut`.
-    cut, alone : In(1)  whether this row is to be cut, and whether it has one element.
-    half : Out(stream)  of a row that is cut, `final` marks the last half.
+    row : In(stream)    Rows; those with `cut` are of whole elements.
+    half : Out(stream)  The rows, or halves of their elements; `final` marks the last half of a final row.
     """
 
     def __init__(self, row: data.StructLayout, element: int, bus: int) -> None:
         self._row, self._shift, self._low = row, element.bit_length() - 1, bus.bit_length() - 1
-        stream_ = stream.Signature(row)
-        super().__init__({"row": In(stream_), "cut": In(1), "alone": In(1), "half": Out(stream_)})
+        super().__init__({"row": In(stream.Signature(row)), "half": Out(stream.Signature(row))})
 
     def elaborate(self, platform: object) -> Module:
         m = Module()
@@ -183,12 +200,13 @@ class ElementSplitter(wiring.Component):
         m.d.comb += [
             here.eq(Mux(inside, begin, row.offset[low:])),
             count.eq(Mux(inside, left, row.bytes[shift:])),
-            is_last.eq(~self.cut | Mux(inside, last, self.alone)),
+            is_last.eq(~row.cut | Mux(inside, last, row.alone)),
             following.eq(here + (1 << (shift - low))),
             self.half.valid.eq(self.row.valid),
             self.row.ready.eq(self.half.ready & is_last),
+            half.eq(row),
             half.offset.eq(Cat(row.offset[:low], here)),
-            half.bytes.eq(Mux(self.cut, 1 << (shift - 1), row.bytes)),
+            half.bytes.eq(Mux(row.cut, 1 << (shift - 1), row.bytes)),
             half.final.eq(row.final & is_last),
         ]
         with m.If(self.row.valid & self.half.ready):
@@ -223,13 +241,13 @@ class LoopIndex:
         self._m.d.comb += [self._next.eq(following), self.next_last.eq(last), self.next_outside.eq(outside)]
 
     def load(self, end: Value, first: Value | None) -> list[object]:
-        """To the first index of a new job. Returns what is kept of its end and of its first border."""
+        """Go to the first index of a new job. Returns what is kept of its end and of its first border."""
         outside = first != 0 if first is not None else Const(0)
         self._goes(1, end == 0, outside)
         return [self._single.eq(end == 0), self._begins_outside.eq(outside)]
 
     def advance(self) -> None:
-        """To the next index."""
+        """Go to the next index."""
         outside: Value = Const(0)
         if self._borders is not None:
             first, stop = (self._following == border for border in self._borders)
@@ -237,36 +255,52 @@ class LoopIndex:
         self._goes(self._following + 1, self._following == self._end, outside)
 
     def restart(self) -> None:
-        """To the first index again."""
+        """Go to the first index again."""
         self._goes(1, self._single, self._begins_outside)
 
 
 BORDERS = {"x": X_BITS + 1, "y": YZ_BITS + 1}
 
 
+def job_layout(element_bits: int, step_bits: int, tag: ShapeLike, padded: bool = False) -> data.StructLayout:
+    """A block of elements of a scratchpad; parameters as of `ScratchpadAddressGenerator`."""
+    borders = {f"{axis}_{edge}": bits for axis, bits in BORDERS.items() for edge in ("first", "stop") if padded}
+    return data.StructLayout({
+        "base": element_bits, "x_step": element_bits, "y_step": element_bits, "z_step": element_bits,
+        "x_end": X_BITS + 1, "y_end": YZ_BITS + 1, "z_end": YZ_BITS, "step_end": step_bits, **borders, "tag": tag,
+    })  # fmt: skip
+
+
+def step_layout(element_bits: int, step_bits: int, tag: ShapeLike) -> data.StructLayout:
+    """A step within an element; parameters as of `ScratchpadAddressGenerator`."""
+    return data.StructLayout({"element": element_bits, "step": step_bits, "outside": 1, "last": 1, "tag": tag})
+
+
 class ScratchpadAddressGenerator(wiring.Component):
     """Walks over the elements of blocks in a scratchpad, x innermost, and over the steps of each element.
 
-    job: a block: `base` and the steps between elements in x, y and z; the last index in x, y and z; the last step of
-    an element; and a `tag` that comes along. Accepted while the last step of the job before is taken. padded: with
-    `x_first`, `x_stop`, `y_first` and `y_stop`, the first index within the block's borders and the one after the last.
-    step: `element`, an address modulo its width; `step` within it; `outside` the borders, where an element has one step
-    only; `last` of the job; its `tag`.
+    Parameters
+    ----------
+    element_bits : int  Width of an element's address.
+    step_bits : int     Width of the number of a step within an element.
+    tag : ShapeLike     Shape of what comes along with each step of a job.
+    padded : bool       A job has borders: `x_first`, `x_stop`, `y_first` and `y_stop`, the first index within them and
+                        the one after the last.
+
+    Members
+    -------
+    job : In(stream)    A block: `base` and the steps between elements in x, y and z; the last index in x, y and z; the
+                        last step of an element; and a `tag`. Accepted while the last step of the job before is taken.
+    step : Out(stream)  `element`, an address modulo its width; `step` within it; `outside` the borders, where an
+                        element has one step only; `last` of the job; its `tag`.
     """
 
     def __init__(self, element_bits: int, step_bits: int, tag: ShapeLike, padded: bool = False) -> None:
         self._element_bits, self._step_bits, self._padded = element_bits, step_bits, padded
-        borders = {f"{axis}_{edge}": bits for axis, bits in BORDERS.items() for edge in ("first", "stop") if padded}
-        self.job_layout = data.StructLayout({
-            "base": element_bits, "x_step": element_bits, "y_step": element_bits, "z_step": element_bits,
-            "x_end": X_BITS + 1, "y_end": YZ_BITS + 1, "z_end": YZ_BITS, "step_end": step_bits, **borders, "tag": tag,
+        super().__init__({
+            "job": In(stream.Signature(job_layout(element_bits, step_bits, tag, padded))),
+            "step": Out(stream.Signature(step_layout(element_bits, step_bits, tag))),
         })  # fmt: skip
-        self.step_layout = data.StructLayout({
-            "element": element_bits, "step": step_bits, "outside": 1, "last": 1, "tag": tag,
-        })  # fmt: skip
-        super().__init__(
-            {"job": In(stream.Signature(self.job_layout)), "step": Out(stream.Signature(self.step_layout))}
-        )
 
     def _has_borders(self, axis: str) -> bool:
         return self._padded and axis in BORDERS
@@ -276,7 +310,7 @@ class ScratchpadAddressGenerator(wiring.Component):
 
     def elaborate(self, platform: object) -> Module:
         m = Module()
-        job = Reg(self.job_layout)
+        job = Reg(self.job.payload.shape())
         busy = Signal()
         x, y, z = (LoopIndex(m, axis, job[f"{axis}_end"], self._borders(axis, job)) for axis in "xyz")
         step, step_last, single_step = (Reg(bits, name=name) for name, bits in (
@@ -343,7 +377,7 @@ class ScratchpadAddressGenerator(wiring.Component):
         now: tuple[Signal, ...],
         following: tuple[Signal, ...],
     ) -> None:
-        """To the next element, row or plane. now, following: the addresses of the element, its row and its plane."""
+        """Go to the next element, row or plane. now, following: the addresses of the element, its row and its plane."""
         (x, y, z), (element, row, plane), (next_element, next_row, next_plane) = indices, now, following
         with m.If(~x.last):
             x.advance()

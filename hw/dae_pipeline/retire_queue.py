@@ -1,4 +1,4 @@
-"""Instructions that are worked on side by side, told of in the order of the program."""
+"""Queue that retires instructions of several lanes in program order."""
 
 from __future__ import annotations
 
@@ -12,18 +12,22 @@ from celosia.hw.lib.probes import probes
 
 
 class RetireQueue(wiring.Component):
-    """Tells `done` of instructions in the order in which they were handed to lanes, whichever lane ends first. An
-    instruction may be handed to several, and has ended where all of them have.
+    """Retires instructions in the order in which they were handed to lanes, whichever lane ends first.
 
-    Parameters: lanes, which work in their own order each; depth, instructions of which `done` has not been told.
+    An instruction may be handed to several lanes, and has ended where all of them have ended it.
+
+    Parameters
+    ----------
+    lanes : int     Lanes; each works in its own order.
+    depth : int     Instructions that have not retired, at most.
 
     Members
     -------
-    handed : In(stream)     an instruction goes to `lanes`, a bit each; `done` is what to tell when it has ended.
-    ended : In(lanes)       pulses: the lane has ended the oldest of its instructions.
-    done : Out(Pulse(done_layout))  one for each instruction, in the cycle in which it and all before it have ended;
-                            of several at once, in the cycles that follow.
-    empty : Out(1)          of all that was handed out, `done` has been told.
+    handed : In(stream)     An instruction goes to `lanes`, a bit for each; `done` is its payload of `done` later.
+    ended : In(lanes)       Pulses: the lane has ended the oldest of its instructions.
+    done : Out(Pulse)       One for each instruction, in the cycle in which it and all before it have ended; of several
+                            at once, in the cycles that follow.
+    empty : Out(1)          All instructions that were handed out have retired.
     """
 
     def __init__(self, lanes: int, depth: int) -> None:
@@ -41,19 +45,19 @@ class RetireQueue(wiring.Component):
         m.submodules.order = order = StreamFifo(self._layout, self._depth)
         wiring.connect(m, wiring.flipped(self.handed), order.i)
         oldest = order.o.payload
-        # Of each lane, how many instructions have ended that `done` has not told of.
+        # Of each lane, how many instructions have ended that have not retired.
         counts = [Signal(range(self._depth + 1), name=f"ended{lane}") for lane in range(self._lanes)]
-        told = Signal()
+        retires = Signal()
         has_ended = Cat(pulse | (count != 0) for pulse, count in zip(self.ended, counts))
         m.d.comb += [
-            told.eq(order.o.valid & (has_ended | ~oldest.lanes).all()),
-            order.o.ready.eq(told),
-            self.done.valid.eq(told),
+            retires.eq(order.o.valid & (has_ended | ~oldest.lanes).all()),
+            order.o.ready.eq(retires),
+            self.done.valid.eq(retires),
             self.done.payload.eq(oldest.done),
             self.empty.eq(~order.o.valid),
         ]
         for lane, (pulse, count) in enumerate(zip(self.ended, counts)):
-            down = told & oldest.lanes[lane]
+            down = retires & oldest.lanes[lane]
             with m.If(pulse != down):
                 m.d.sync += count.eq(Mux(pulse, count + 1, count - 1))
         probes(self, order=order, counts=counts)

@@ -20,28 +20,36 @@ from celosia.hw.spec.scratchpads import scratchpads
 CHOICE_BITS = exact_log2(BOOKS)
 
 
-def unit_layout(bus_bytes: int) -> data.StructLayout:
-    """What comes of the bus in a cycle."""
+def chunk_layout(bus_bytes: int) -> data.StructLayout:
+    """A chunk of data that leaves the aligner."""
     return data.StructLayout({"data": 8 * bus_bytes, "error": ERROR_BITS})
 
 
+def choices_layout(groups: int) -> data.ArrayLayout:
+    """The number of the codebook of each group of weights in a chunk."""
+    return data.ArrayLayout(CHOICE_BITS, groups)
+
+
 class PackHeaderParser(wiring.Component):
-    """Takes the head of each pack out of the units, and gives each unit of weights the codebooks of its groups.
+    """Takes the head of each pack out of the chunks, and gives each chunk of weights the codebooks of its groups.
+
+    Parameters
+    ----------
+    cfg : Config
 
     Members
     -------
-    unit : In(stream)       all that comes.
-    packed : In(1)          whether what comes next is of a pack; else it passes as it is.
-    rest : Out(stream)      without the units of heads.
-    choices : Out           of `rest`, the number of each group's codebook. What comes with an error passes, so that it
-                            is told.
+    chunk : In(stream)       All chunks.
+    packed : In(1)          The next chunk is of a pack; any other one passes as it is.
+    rest : Out(stream)      The chunks without those of heads. One with an error passes, so that it is reported.
+    choices : Out           The number of the codebook of each group in the chunk that `rest` offers.
     """
 
     def __init__(self, cfg: Config) -> None:
         self._packing = packing(cfg)
-        unit = stream.Signature(unit_layout(cfg.bus_bytes))
-        bits = CHOICE_BITS * self._packing.unit_groups
-        super().__init__({"unit": In(unit), "packed": In(1), "rest": Out(unit), "choices": Out(bits)})
+        chunk = stream.Signature(chunk_layout(cfg.bus_bytes))
+        choices = choices_layout(self._packing.unit_groups)
+        super().__init__({"chunk": In(chunk), "packed": In(1), "rest": Out(chunk), "choices": Out(choices)})
 
     def elaborate(self, platform: object) -> Module:
         m = Module()
@@ -49,19 +57,21 @@ class PackHeaderParser(wiring.Component):
         begins = Signal(init=1)  # a head comes next
         word = Signal(range(max(2, ahead)))
         number = Signal(range(max(2, behind)))
-        words = [Reg(len(self.unit.payload.data), name=f"head{i}") for i in range(ahead)]
-        takes = self.packed & begins & (self.unit.payload.error == Error.NONE)
-        own = max(1, self._packing.run // (self._packing.times * self._packing.unit))  # units of the same groups
+        words = [Reg(len(self.chunk.payload.data), name=f"head{i}") for i in range(ahead)]
+        takes = self.packed & begins & (self.chunk.payload.error == Error.NONE)
+        own = max(1, self._packing.run // (self._packing.times * self._packing.unit))  # chunks of the same groups
         last = self._packing.groups // self._packing.unit_groups * own
+        choices = self.choices.shape()
+        heads = data.View(data.ArrayLayout(choices, ahead * len(self.chunk.payload.data) // choices.size), Cat(words))
         m.d.comb += [
-            self.rest.valid.eq(self.unit.valid & ~takes),
-            self.rest.payload.eq(self.unit.payload),
-            self.unit.ready.eq(takes | self.rest.ready),
-            self.choices.eq(Cat(words).word_select((number % last) >> exact_log2(own), len(self.choices))),
+            self.rest.valid.eq(self.chunk.valid & ~takes),
+            self.rest.payload.eq(self.chunk.payload),
+            self.chunk.ready.eq(takes | self.rest.ready),
+            self.choices.eq(heads[(number % last) >> exact_log2(own)]),
         ]
-        with m.If(self.unit.valid & takes):
+        with m.If(self.chunk.valid & takes):
             m.d.sync += [word.eq(Mux(word == ahead - 1, 0, word + 1)), begins.eq(word != ahead - 1)]
-            m.d.sync += [held.eq(Mux(word == i, self.unit.payload.data, held)) for i, held in enumerate(words)]
+            m.d.sync += [held.eq(Mux(word == i, self.chunk.payload.data, held)) for i, held in enumerate(words)]
         with m.Elif(self.rest.valid & self.rest.ready & self.packed):
             m.d.sync += [number.eq(Mux(number == behind - 1, 0, number + 1)), begins.eq(number == behind - 1)]
         probes(self, begins=begins, word=word, number=number, words=words)
@@ -69,16 +79,19 @@ class PackHeaderParser(wiring.Component):
 
 
 class WeightDecompressor(wiring.Component):
-    """Writes a unit to wgt, three cycles later: as it is, or what its halves of bytes stand for in their codebooks.
+    """Writes a chunk to wgt, three cycles later: as it is, or what its halves of bytes stand for in their codebooks.
+
+    Parameters
+    ----------
+    cfg : Config
 
     Members
     -------
-    write : In(WritePort)   of wgt, with one unit of data; where it is to `expand`, the mask has a bit for each that it
-                            becomes.
-    expand : In(1)          whether its data are packed weights.
-    choices : In            their groups' codebooks.
-    book : In(WritePort)    of codebooks: what comes later, through `write`, finds it; not at the same time as `write`.
-    wgt : Out(WritePort)
+    write : In(WritePort)   One chunk for wgt; where it is to `expand`, the mask has a bit for each that it becomes.
+    expand : In(1)          The data of `write` are packed weights.
+    choices : In            The codebooks of their groups.
+    book : In(WritePort)    Entries of codebooks, for each `write` that follows; never in the same cycle as one.
+    wgt : Out(WritePort)    The scratchpad.
     """
 
     def __init__(self, cfg: Config) -> None:
@@ -88,7 +101,7 @@ class WeightDecompressor(wiring.Component):
         super().__init__({
             "write": In(WritePort(pad.address_bits, pad.width, pad.grain)),
             "expand": In(1),
-            "choices": In(CHOICE_BITS * self._packing.unit_groups),
+            "choices": In(choices_layout(self._packing.unit_groups)),
             "book": In(write_port(self._book)),
             "wgt": Out(write_port(pad)),
         })  # fmt: skip
@@ -110,13 +123,11 @@ class WeightDecompressor(wiring.Component):
         passed = Reg(self._grain)
         m.d.sync += [expand.eq(self.expand), expanded.eq(expand), plain.eq(data_), passed.eq(plain)]
         nibbles = len(data_) // NIBBLE_BITS
-        each = len(self.choices) // CHOICE_BITS
-        found = self._look_up(m, [
-            Cat(data_.word_select(i, NIBBLE_BITS), self.choices.word_select(i * each // nibbles, CHOICE_BITS))
-            for i in range(nibbles)
-        ])  # fmt: skip
-        result = Reg(len(found))
-        m.d.sync += result.eq(Mux(expanded, found, passed.replicate(len(found) // len(passed))))
+        packed = data.View(data.ArrayLayout(NIBBLE_BITS, nibbles), data_)
+        groups = self._packing.unit_groups
+        decoded = self._look_up(m, [Cat(packed[i], self.choices[i * groups // nibbles]) for i in range(nibbles)])
+        result = Reg(len(decoded))
+        m.d.sync += result.eq(Mux(expanded, decoded, passed.replicate(len(decoded) // len(passed))))
         m.d.comb += [
             self.write.ready.eq(1), wgt.en.eq(write.en), wgt.addr.eq(write.addr), wgt.mask.eq(write.mask),
             wgt.data.eq(result.replicate(len(wgt.data) // len(result))),
@@ -124,8 +135,10 @@ class WeightDecompressor(wiring.Component):
         return m
 
     def _look_up(self, m: Module, entries: list[Cat]) -> Cat:
-        """What these entries of book hold, two cycles later. Each block RAM looks up two of them, one through the port
-        that writes it."""
+        """Look up these entries of the codebooks, which takes two cycles.
+
+        Each block RAM serves two entries, one of them through the port that writes it.
+        """
         fills = Signal()
         word = Reg(len(self.book.data))
         size = self._book.address_bits
@@ -134,7 +147,7 @@ class WeightDecompressor(wiring.Component):
         attrs = {"ram_style": "block", "no_rw_check": 1}  # what is read of a place while it is written does not count
         memories = [Memory(shape=len(word), depth=self._book.depth, init=[], attrs=attrs) for _ in entries[::2]]
         places = [Reg(size, name=f"place{number}") for number in range(len(entries))]
-        found = []
+        words = []
         for number, (place, entry) in enumerate(zip(places, entries)):
             memory, first = memories[number // 2], number % 2 == 0
             m.d.sync += place.eq(Mux(self.book.en, self.book.addr, entry) if first else entry)
@@ -144,6 +157,6 @@ class WeightDecompressor(wiring.Component):
                 m.d.comb += [to.en.eq(fills), to.addr.eq(place), to.data.eq(word)]
             of = memory.read_port()
             m.d.comb += [of.en.eq(1), of.addr.eq(place)]
-            found.append(of.data)
+            words.append(of.data)
         probes(self, fills=fills, places=places, word=word, memories=memories)
-        return Cat(found)
+        return Cat(words)
