@@ -46,12 +46,11 @@ from benchmarks import (
 )
 from benchmarks.arm import PROCESSORS
 from benchmarks.branches import BRANCHES, LINEAR
-from benchmarks.catalogue import FIGURES, PRESETS
-from benchmarks.differential import MODELS
+from benchmarks.figures import FIGURES
 from benchmarks.kernels import KERNELS
 from benchmarks.partly import PARTLY
 from benchmarks.published import PUBLISHED, WHOLE
-from benchmarks.rows import ROOT, VERDICT, Bench, Row, describe
+from benchmarks.rows import PRESETS, ROOT, VERDICT, Bench, Row, describe
 from benchmarks.workloads import FOLDER_VARIABLE, MADE, WORKLOADS, models_folder
 from celosia.hw.boards.boards import MEMORY_MODELS
 from celosia.hw.boards.memory import ZYNQ_HP
@@ -138,8 +137,8 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument(
         "--count",
         type=int,
-        help=f"models of names (default: {names.MODELS}) and differential (default: {MODELS}), Configs of timing "
-        f"(default: {hardware.TIMING_CONFIGS}), mutants of mutants (default: {hardware.MUTANTS})",
+        help=f"models of names (default: {names.MODELS}) and differential (default: {hardware.RANDOM_MODELS}), "
+        f"Configs of timing (default: {hardware.TIMING_CONFIGS}), mutants of mutants (default: {hardware.MUTANTS})",
     )
     parser.add_argument(
         "--seed", type=int, default=1, help="of differential, timing and mutants: another one draws other cases"
@@ -264,18 +263,18 @@ def superoptimised(
     return superoptimise.rows(folder, models, config, seconds, say)
 
 
+def fuzz_options(options: argparse.Namespace) -> list[str]:
+    """What `python -m fuzz` is told by `differential`."""
+    resume = ["--resume", str(options.resume.absolute())] if options.resume else []
+    return ["--jobs", str(options.jobs), "--out", str(options.out), *resume]
+
+
 def section_rows(options: argparse.Namespace, say: Callable[[str], None]) -> dict[str, Callable[[], Iterable[Row]]]:
     """What measures each of SECTIONS."""
     folder, config = models_folder(options.models_dir), options.config or "pynq"
     kernels, models, full, only = _split(options.kernels), _split(options.models), options.full, options.only
     memory = MEMORY_MODELS[options.memory]
     bench = Bench(folder, config, options.device, models, options.images, say, memory)
-
-    def differential() -> Iterable[Row]:
-        from benchmarks.differential import campaign  # with onnxruntime's quantiser, which takes a second
-
-        count = options.count or MODELS
-        return campaign.rows(options.seed, count, options.jobs, options.out, options.resume, say)
 
     def transformer_rows() -> Iterable[Row]:
         from benchmarks import one_layer, transformers  # with onnxruntime's quantiser
@@ -313,7 +312,9 @@ def section_rows(options: argparse.Namespace, say: Callable[[str], None]) -> dic
         "hardware": lambda: hardware.rows(say, only),
         "simspeed": simulation,
         "compile_time": lambda: compile_time.rows(folder, models, config, options.base, say),
-        "differential": differential,
+        "differential": lambda: hardware.differential(
+            options.count or hardware.RANDOM_MODELS, options.seed, fuzz_options(options), say
+        ),
         "quantisers": lambda: quantisers.rows(
             [name for name in models if name in quantisers.PACKAGES],
             [name for name in models if name in quantisers.NETWORKS],

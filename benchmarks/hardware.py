@@ -9,7 +9,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -124,6 +124,28 @@ def fuzz(say: Say) -> Iterator[Row]:
         return dataclasses.replace(row, measured=text, met=met, details=found)
 
     yield _measured(Row("hardware/fuzz", "fuzzing", "0 failures", "", None, f"make fuzz N={count}"), measure)
+
+
+RANDOM_MODELS = 5000
+"""Models of `differential`."""
+
+
+def differential(count: int, seed: int, options: Sequence[str], say: Say) -> Iterator[Row]:
+    """Random models beside onnxruntime, by the fuzzer. options: further ones of `python -m fuzz`."""
+
+    def measure(row: Row) -> Row:
+        arguments = ("fuzz", "--kind", "model", "--count", str(count), "--seed", str(seed), *options)
+        report = _report(say, "models", ".,cosim", *arguments)["model"]
+        endings = report["endings"]
+        counted = report["cases"] - endings.get("onnxruntime refuses", 0)
+        text = "; ".join((f"{counted} models, seed {seed}", *(f"{many} {how}" for how, many in endings.items())))
+        text += f"; {report['failures']} wrong; {report['seconds']:.0f} s"
+        details = {"counted": counted, "wrong": report["failures"], "endings": endings}
+        return dataclasses.replace(row, measured=text, met=not report["failures"], details=details)
+
+    command = f"python -m benchmarks differential --seed {seed} --count {count}"
+    what = "random models and operators, quantised in all formats, beside onnxruntime"
+    yield _measured(Row("differential", what, "none wrong, refused or crashed", "", None, command), measure)
 
 
 MUTANTS = 300

@@ -16,7 +16,7 @@ from pathlib import Path
 import celosia
 from benchmarks import figures
 from benchmarks.browser import CHROMIUM, Browser, browser
-from benchmarks.catalogue import FIGURES
+from benchmarks.figures import FIGURES
 from benchmarks.rows import ROOT, Row
 from benchmarks.workloads import FOLDER_VARIABLE, models_folder
 

@@ -25,7 +25,7 @@ from onnx import TensorProto
 
 import celosia
 from benchmarks.quantise_worker import QUANTISERS
-from benchmarks.rows import Row, different
+from benchmarks.rows import ROOT, Row, different
 from celosia.cache import cache_folder
 from celosia.driver.cli.errors import FAULT, explained
 from celosia.driver.host.oracle import session
@@ -129,8 +129,9 @@ def _excused(
     verdict: QuantiserVerdict, proto: onnx.ModelProto, feeds: list[dict[str, Any]], config: str
 ) -> QuantiserVerdict:
     """`verdict`, or DOCUMENTED where each stretch between two quantised tensors is right on its own."""
-    from benchmarks.differential import judge  # with ONNX's reference, which takes a second
-    from benchmarks.differential.case import Case
+    sys.path.append(str(ROOT / "tests"))
+    from fuzz.models import judge  # with ONNX's reference, which takes a second
+    from fuzz.models.case import Case
 
     alone = judge.judge(Case("quantiser", proto, tuple(feeds), Config.load(config)))
     if alone.what in (judge.EQUAL, judge.DOCUMENTED):

@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 
 import celosia
 from benchmarks.bound import bound
-from benchmarks.catalogue import PRESETS
 from benchmarks.oracle import FLOAT_INSIDE, Operator, Oracle, SideBySide, side_by_side
 from benchmarks.workloads import OF_THE_EXACTNESS_ROW, OF_THE_ONCHIP_ROW, WORKLOADS, Inputs, Missing, Workload
 from celosia import models
@@ -37,6 +36,7 @@ from celosia.sim.timing import predict
 
 Array = NDArray[Any]
 ROOT = Path(__file__).parent.parent
+PRESETS = ("tiny", "pynq", "wide", "ultra96", "zcu104")
 SESSIONS = {"all-integer": True, "default": False}
 """onnxruntime's configurations: session.qdqisint8allowed=1, and as it comes. The second makes activations uint8, whose
 products with int8 weights saturate on processors without VNNI: differences there are onnxruntime's."""
@@ -207,7 +207,8 @@ class Bench:
             kind["accelerator"] += row["place"] == "accelerator"
             kind["bytes"] += row["bytes"]
             kind["different"] += row["different"]
-        details = {"input": str(inputs), "operators": kinds, "failed": failed}
+        different = sum(row["different"] for row in failed)
+        details = {"input": str(inputs), "operators": kinds, "failed": failed, "different": different}
         return Row(*head[:3], measured, not failed, head[3], details)
 
     def compare_operators(self, pieces: SideBySide) -> list[dict[str, Any]]:
@@ -413,7 +414,7 @@ class Bench:
         details = {
             "config": self.config, "rtl": rtl["cycles"], "timed": found["cycles"], "error": error, "layers": layers,
             "units": {"rtl": rtl["units"], "timed": found["units"]}, "memory_model": found["memory_model"],
-            "seconds": seconds,
+            "seconds": seconds, "off": 100 * abs(error), "off_of_layers": 100 * abs(worst["error"]),
         }  # fmt: skip
         met = abs(error) <= 0.01 and abs(worst["error"]) <= 0.03
         yield Row(*head[:3], measured, met, head[3], details)
@@ -437,7 +438,7 @@ class Bench:
         seconds = [run.seconds for run in runs]
         measured = f"{seconds[0]:.2f} s at first, then {min(seconds[1:]):.2f} s "
         measured += f"({runs[0].processor_seconds:.2f} s of processor time)"
-        yield Row(*head[:3], measured, seconds[0] <= 2, head[3], {"seconds": seconds})
+        yield Row(*head[:3], measured, seconds[0] <= 2, head[3], {"first": seconds[0], "seconds": seconds})
 
     def eval(self) -> Iterator[Row]:
         """The demo's images: `celosia eval`, and a loop of Runtime.run, interleaved in one process."""

@@ -17,7 +17,7 @@ from dataclasses import replace
 from math import isfinite
 from pathlib import Path
 
-from benchmarks.catalogue import PRESETS
+from benchmarks.rows import PRESETS
 from benchmarks.tune import KEPT
 from benchmarks.workloads import FOLDER_VARIABLE, WORKLOADS, Missing, models_folder
 from celosia.compiler.compile import network_of

@@ -35,7 +35,11 @@ TIME_LIMIT = 30_000
 
 
 class Failure(AssertionError):
-    """A case ended in a way that is not allowed."""
+    """A case ended in a way that is not allowed. cause: the same text for failures that have one cause."""
+
+    def __init__(self, why: str, cause: str = "") -> None:
+        super().__init__(why)
+        self.cause = cause
 
 
 def random_memory(rng: random.Random) -> MemoryModel:

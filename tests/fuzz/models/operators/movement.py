@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from benchmarks.differential.net import Net
-from benchmarks.differential.operators.operands import (
+from fuzz.models.net import Net
+from fuzz.models.operators.operands import (
     any_axis,
     any_shape,
     either,

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.differential.net import Draw, Net, OracleError
+from fuzz.models.net import Draw, Net, OracleError
 
 Piece = Callable[[Net, str], str]
 """Adds operators that read a tensor, and returns what they make."""

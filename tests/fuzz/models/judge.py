@@ -28,16 +28,16 @@ from onnx import helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
 import celosia
-from benchmarks.differential.case import Case
-from benchmarks.differential.exact import OPERATORS, in_doubles, wide_of
-from benchmarks.differential.exclusions import excuse
-from benchmarks.differential.moved import moved_feed, with_moved_constants, with_moved_dequantised, with_rounded_biases
-from benchmarks.differential.net import value_info
 from celosia.compiler.graph.errors import ModelError
 from celosia.compiler.program import InputError, Program
 from celosia.compiler.program.host.op import HostError
 from celosia.driver.host.oracle import OracleError, exposed, run, session
 from celosia.driver.runtime import Runtime
+from fuzz.models.case import Case
+from fuzz.models.exact import OPERATORS, in_doubles, wide_of
+from fuzz.models.exclusions import excuse
+from fuzz.models.moved import moved_feed, with_moved_constants, with_moved_dequantised, with_rounded_biases
+from fuzz.models.net import value_info
 
 Array = NDArray[Any]
 EQUAL, DOCUMENTED, WRONG, REFUSED, CRASHED, UNCOUNTED = (

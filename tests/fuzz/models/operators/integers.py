@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.differential.net import MS, Array, Net
-from benchmarks.differential.networks import window
-from benchmarks.differential.operators.operands import (
+from fuzz.models.net import MS, Array, Net
+from fuzz.models.networks import window
+from fuzz.models.operators.operands import (
     any_axis,
     any_image,
     any_pair,

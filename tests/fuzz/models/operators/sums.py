@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from benchmarks.differential.net import MS, Net
-from benchmarks.differential.operators.operands import (
+from fuzz.models.net import MS, Net
+from fuzz.models.operators.operands import (
     NUMBERS,
     any_axis,
     any_shape,

@@ -20,8 +20,8 @@ from onnxruntime.quantization import (
     quantize_static,
 )
 
-from benchmarks.differential.net import Array, Draw
 from celosia.driver.host.oracle import OracleError
+from fuzz.models.net import Array, Draw
 
 onnxruntime.set_default_logger_severity(4)  # of the quantiser's own sessions
 FORMS = ("qdq", "qoperator", "dynamic")

@@ -1,11 +1,8 @@
-"""The differential campaign: random models are onnxruntime's, what is wrong is found, made small, and written once."""
+"""Random models have onnxruntime's outputs; what is wrong is found, made small, and written once."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +13,16 @@ from thorough import some
 
 pytest.importorskip("onnxruntime")
 
-from benchmarks.__main__ import main
-from benchmarks.differential import campaign, exclusions
-from benchmarks.differential import judge as judging
-from benchmarks.differential.campaign import Journal, Judged, Tally, Workers, judged
-from benchmarks.differential.case import Case
-from benchmarks.differential.draw import draw_case
-from benchmarks.differential.exclusions import excuse
-from benchmarks.differential.judge import (
+from celosia.compiler.cpu.ops import OPS
+from celosia.compiler.graph import float_weights
+from celosia.hw.spec.config import PRESETS, Config
+from fuzz.cases import Failure
+from fuzz.models import campaign, exclusions
+from fuzz.models import judge as judging
+from fuzz.models.case import Case
+from fuzz.models.draw import draw_case
+from fuzz.models.exclusions import excuse
+from fuzz.models.judge import (
     CRASHED,
     DOCUMENTED,
     EQUAL,
@@ -31,35 +30,30 @@ from benchmarks.differential.judge import (
     UNCOUNTED,
     WRONG,
     Neighbourhood,
-    Verdict,
     judge,
 )
-from benchmarks.differential.minimise import minimise
-from benchmarks.differential.net import Draw, Net, OracleError
+from fuzz.models.minimise import minimise
+from fuzz.models.net import Draw, Net, OracleError
+from fuzz.run import chunk
 
-from celosia.compiler.cpu.ops import OPS
-from celosia.compiler.graph import float_weights
-from celosia.hw.spec.config import PRESETS, Config
-
-SEEDS, CHUNKS, EACH = (1, 2), 10, 15
-"""300 models, of which 75 are of `make test`: other seeds are for `python -m benchmarks differential`."""
+STARTS, EACH = range(1_000_000, 1_000_300, 10), 10
+"""300 models, of which ten are of `make test`: other seeds are for `python -m fuzz --kind model`."""
 
 
-@pytest.mark.parametrize("chunk", some(range(CHUNKS), range(CHUNKS // 4)))
-@pytest.mark.parametrize("seed", some(SEEDS, SEEDS[:1]))
-def test_random_models_are_onnxruntimes(seed: int, chunk: int) -> None:
-    found = [judged(seed, number) for number in range(chunk * EACH, (chunk + 1) * EACH)]
-    assert not [one for one in found if one.verdict.what not in (EQUAL, DOCUMENTED, UNCOUNTED)]
-    assert sum(one.verdict.what != UNCOUNTED for one in found) > EACH // 2
+@pytest.mark.parametrize("start", some(STARTS, STARTS[:1]))
+def test_random_models_are_onnxruntimes(start: int) -> None:
+    results = chunk("model", PRESETS["tiny"], range(start, start + EACH))
+    assert not results.failures
+    assert results.endings[UNCOUNTED] < EACH // 2
 
 
-def test_a_case_is_its_number() -> None:
-    a, b, other = draw_case(4, 1), draw_case(4, 1), draw_case(4, 2)
+def test_a_case_is_its_seed() -> None:
+    a, b, other = draw_case(4_000_001), draw_case(4_000_001), draw_case(4_000_002)
     assert a.model == b.model and a.config == b.config and a.model != other.model
 
 
 def test_a_case_is_saved_whole(tmp_path: Path) -> None:
-    case = draw_case(1, 4)
+    case = draw_case(1_000_004)
     case.save(tmp_path / "one.of")
     again = Case.load(tmp_path / "one.of")
     assert (again.model, again.config, again.kind) == (case.model, case.config, case.kind)
@@ -545,8 +539,9 @@ def test_a_wrong_kernel_is_found_and_made_small(wrong_kernel: None) -> None:
 
 def test_random_models_find_a_wrong_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(OPS, "Relu", lambda node: OPS["Abs"](replace(node, op="Abs")))
-    verdicts = {judged(1, number).verdict.what for number in range(25)}
-    assert verdicts & {WRONG, CRASHED}
+    seeds = range(1_000_000, 1_000_025)
+    failures = (text for seed in seeds for text in chunk("model", PRESETS["tiny"], range(seed, seed + 1)).failures)
+    assert any(word in text for text in failures for word in (WRONG, CRASHED))
 
 
 def test_a_wrong_rewriting_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -601,57 +596,27 @@ def test_the_page_lists_every_exclusion() -> None:
     assert exclusions.table() in page.read_text(encoding="utf-8")
 
 
-# Campaigns -----------------------------------------------------------------------------------------------------------
-
-
-def test_a_process_that_dies_or_hangs_is_replaced() -> None:
-    calls: list[tuple[str, Callable[[], Any]]] = [
-        ("dies", partial(os._exit, 3)),
-        ("lives", partial(int, 7)), ("hangs", partial(pow, 3, 10**9)), ("lives again", partial(int, 8)),
-    ]  # fmt: skip
-    workers = Workers(1)
-    try:
-        answers = dict(workers.run(calls, seconds=3))
-    finally:
-        workers.close()
-    assert answers["lives"] == 7 and answers["lives again"] == 8
-    assert answers["dies"] == "its process ended with 3" and answers["hangs"] == "no answer in 3 s"
-
-
-def test_a_campaign_goes_on_where_another_ended(tmp_path: Path) -> None:
-    path = tmp_path / "verdicts"
-    for number in range(3):
-        Journal(path, 7).note(Judged(number, "qdq", Verdict(EQUAL)))
-    with path.open("a") as file:
-        file.write('{"seed": 7, "num')  # its process ended
-    tally = campaign.campaign(7, 3, 1, journal=Journal(path, 7))
-    assert tally.counted == tally.of(EQUAL) == 3 and tally.seconds == 0
-    assert not Journal(path, 8).done
-
-
-def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    given = ["--out", str(tmp_path / "found"), "--output", str(tmp_path / "results.json"), "--quiet"]
-    assert main(["differential", "--seed", "1", "--count", "3", "--jobs", "1", *given]) == 0
-    assert "3 models, seed 1; 3 equal" in " ".join(capsys.readouterr().out.replace("│", " ").split())
+# Findings ------------------------------------------------------------------------------------------------------------
 
 
 def test_findings_are_written_once(wrong_kernel: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Here:
         """Workers of this process, in which the kernel is wrong."""
 
-        def __init__(self, jobs: int) -> None: ...
+        def __init__(self, jobs: int, own_cache: bool) -> None: ...
+        def __enter__(self) -> Here:
+            return self
+
+        def __exit__(self, *error: object) -> None: ...
         def run(self, calls: Any, seconds: float) -> Any:
             return ((key, call()) for key, call in calls)
 
-        def close(self) -> None: ...
-
     monkeypatch.setattr(campaign, "Workers", Here)
-    monkeypatch.setattr(campaign, "draw_case", lambda seed, number: network())
-    tally = Tally()
-    for number in (3, 8):
-        tally.add(judged(1, number))
-    (one,) = campaign.findings(1, tally, tmp_path, 1)
-    assert one.signature == "wrong: LeakyRelu()" and one.numbers == (3, 8)
+    monkeypatch.setattr(campaign, "draw_case", lambda seed: network())
+    with pytest.raises(Failure, match="wrong") as failure:
+        campaign.model(3)
+    (one,) = campaign.findings({failure.value.cause: [3, 8]}, tmp_path, 1)
+    assert one.signature == "wrong: LeakyRelu()" and one.seeds == (3, 8)
     assert {path.name for path in tmp_path.iterdir()} == {"3.onnx", "3.npz", "3.json", "findings.txt"}
     assert "LeakyRelu" in (tmp_path / "findings.txt").read_text()
     assert judge(Case.load(tmp_path / "3")).what == WRONG

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.differential.net import MS, Net, OracleError
-from benchmarks.differential.operators.operands import (
+from fuzz.models.net import MS, Net, OracleError
+from fuzz.models.operators.operands import (
     any_axis,
     any_image,
     any_shape,

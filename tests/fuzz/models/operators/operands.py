@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.differential.net import Draw, Net
+from fuzz.models.net import Draw, Net
 
 Make = Callable[[Net], list[str]]
 FLOATS = ("float32",) * 6 + ("float64", "float16")

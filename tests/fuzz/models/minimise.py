@@ -15,11 +15,11 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-from benchmarks.differential.case import Case
-from benchmarks.differential.judge import CRASHED, REFUSED, Verdict, judge
-from benchmarks.differential.net import Array, value_info
 from celosia.driver.host.oracle import OracleError, exposed, run, session
 from celosia.hw.spec.config import PRESETS
+from fuzz.models.case import Case
+from fuzz.models.judge import CRASHED, REFUSED, Verdict, judge
+from fuzz.models.net import Array, value_info
 
 TRIES = 250
 """Smaller cases that are judged for one finding."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import onnx
 from onnx import TensorProto, helper
 
-from benchmarks.differential.net import Array, Draw
+from fuzz.models.net import Array, Draw
 
 HOSTILE = (".shape", "_zero", "_table", "_weights", "_bias", "_int32", ".0", "@xy", "_quantised_", ":", "/", " ", "_1",
            "_cut", "é")  # fmt: skip
