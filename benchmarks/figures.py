@@ -18,7 +18,7 @@ import re
 import subprocess
 import tomllib
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import chain
@@ -139,7 +139,7 @@ def _multipliers() -> int:
     return model().estimate(presets["pynq"]).dsp
 
 
-COUNTERS = {
+COUNTERS: dict[str, Callable[[], int]] = {
     "node_tests": _node_tests, "node_tests_passed": _node_tests_passed, "kernels": _kernels, "pynq_dsp": _multipliers,
 }  # fmt: skip
 
@@ -148,8 +148,7 @@ COUNTERS = {
 
 @cache
 def digest(path: Path) -> str:
-    """Of a file, or of all files in a folder with their names: 12 digits, which differ where one of them does. As they
-    were when this process first asked."""
+    """Hash a file, or all files in a folder with their names, as they were when this process first asked: 12 digits."""
     found = hashlib.sha256()
     for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
         if file.is_file() and "__pycache__" not in file.parts:
@@ -194,7 +193,7 @@ def changed(figure: Figure, entry: Entry, root: Path = ROOT) -> list[str]:
 
 
 def entry_of(figure: Figure, value: float | None, command: str, root: Path = ROOT) -> Entry:
-    """What the file says of a figure that was measured now."""
+    """Make the entry of a figure that was measured now."""
     rounded = float(f"{value:.6g}") if isinstance(value, float) else value
     measured = {"commit": commit(figure.of, root), "processor": processor()}
     return {

@@ -26,7 +26,7 @@ from benchmarks.cpu import MODELS
 from benchmarks.encoders import ENCODERS
 from benchmarks.partly import PARTLY
 from benchmarks.published import PUBLISHED, WHOLE
-from benchmarks.rows import Row
+from benchmarks.rows import Request, Row
 from benchmarks.workloads import WORKLOADS, Missing
 from celosia.compiler.compile import compile, pricing
 from celosia.compiler.superoptimise.derivation import distance
@@ -115,7 +115,22 @@ def made(name: str, folder: Path) -> Path:
     return path
 
 
-def rows(
+def rows(asked: Request) -> Iterator[Row]:
+    """Rows of the section, or of the part `only` of it."""
+    folder, models, config, say = asked.folder, asked.models, asked.preset, asked.say
+    seconds = asked.seconds or (RTL_BUDGET if asked.device == "rtl" else BUDGET)
+    if asked.only == "floats":
+        return floats(folder, models, seconds, say)
+    if asked.only == "pool":
+        return pool(models, config, seconds, say)
+    if asked.device == "rtl":
+        return on_rtl(models, config, seconds, say)
+    if asked.only == "ablation":
+        return ablation(config, seconds, say)
+    return timed_rows(folder, models, config, seconds, say)
+
+
+def timed_rows(
     folder: Path | None, models: tuple[str, ...], config: str, seconds: float, say: Callable[[str], None]
 ) -> Iterator[Row]:
     """A row for each network, and one for all but PARTLY, LISTED and WITH_BRANCHES; or rows for those of `models`."""

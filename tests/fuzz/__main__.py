@@ -103,7 +103,7 @@ def _advance(progress: Progress, task: TaskID, results: Results) -> None:
 
 
 def summary(results: Results) -> dict[str, object]:
-    """What a run has shown, as plain data."""
+    """Results of a run as plain data."""
     reached = results.coverage.reached()
     pairs = results.coverage.pairs()
     return {

@@ -1,4 +1,4 @@
-"""What is fuzzed: each kind of case is a function of a machine and a seed that returns how the case ended.
+"""Kinds of cases: each is a function of a machine and a seed that returns how the case ended.
 
 A case that ends in a way it must not raises Failure; every other exception is a failure, too.
 """
@@ -135,7 +135,7 @@ class Machine:
         return self._device or RtlDevice(self.cfg, quiet=True, watchdog_cycles=WATCHDOG)
 
     def finish(self) -> Coverage:
-        """What has been covered so far."""
+        """The coverage so far."""
         if "device" in self.__dict__ and isinstance(self.device, RtlDevice):
             self.coverage.states = self.device.states()
         return self.coverage

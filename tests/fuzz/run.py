@@ -61,7 +61,7 @@ class Chunk(NamedTuple):
     seeds: range
 
     def __str__(self) -> str:
-        """What it runs on which sources; chunks with the same text have the same results."""
+        """The cases and their sources; chunks with the same text have the same results."""
         return f"{self.kind} {self.cfg.name} {self.seeds.start} {len(self.seeds)} {sources(self.kind, self.cfg)}"
 
 

@@ -36,7 +36,7 @@ def model(seed: int) -> str:
 
 @dataclass(frozen=True)
 class Finding:
-    """What is wrong, once for all cases that found it: `seeds`. stem: of the files with the smallest case."""
+    """A fault, once for all cases that found it: `seeds`. stem: of the files with the smallest case."""
 
     signature: str
     why: str

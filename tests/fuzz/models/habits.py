@@ -1,4 +1,4 @@
-"""What exporters do to a model without changing what it computes: names, constants, wires, open sizes."""
+"""Changes that exporters make and that leave the results as they are: names, constants, wires, open sizes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What onnxruntime's quantiser makes of a float network, in all its formats."""
+"""Quantise a float network by onnxruntime's quantiser, in all its formats."""
 
 from __future__ import annotations
 

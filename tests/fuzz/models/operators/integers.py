@@ -25,7 +25,7 @@ from fuzz.models.operators.operands import (
 
 
 def quantize(net: Net) -> list[str]:
-    """Of a tensor, of channels, or of blocks."""
+    """Quantise a tensor, by channels, or by blocks."""
     draw = net.draw
     shape = any_shape(draw, 1, 4)
     dtype = draw.choice(("int8", "uint8", "int8", "uint8", *(("int16", "uint16") if net.opset >= 21 else ())))

@@ -1,4 +1,4 @@
-"""What only moves elements, or makes them."""
+"""Operators that only move elements, or make them."""
 
 from __future__ import annotations
 

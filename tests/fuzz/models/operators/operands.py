@@ -1,4 +1,4 @@
-"""What operators are drawn for: operands, scales, attributes."""
+"""Operands, scales and attributes of the operators that are drawn."""
 
 from __future__ import annotations
 

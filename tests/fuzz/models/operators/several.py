@@ -18,7 +18,7 @@ from fuzz.models.operators.operands import (
 
 
 def normalisation(net: Net) -> list[str]:
-    """Of images: batch, instance, group, Lp, local response, mean and variance."""
+    """Normalise images: batch, instance, group, Lp, local response, mean and variance."""
     draw, (front, size) = net.draw, any_image(net.draw)
     channels = front[1]
     x = operand(net, (*front, *size))

@@ -80,7 +80,7 @@ def top_k(net: Net) -> list[str]:
 
 
 def matmul(net: Net) -> list[str]:
-    """Of all ranks from 1, with batches that are broadcast."""
+    """A product of all ranks from 1, with batches that are broadcast."""
     draw, dtype = net.draw, net.draw.choice(("float32", "float32", "float32", "float64", "int32"))
     m, k, n = draw.shape(3, 9)
     batch = any_shape(draw, 0, 3, 3)
