@@ -1,1 +1,1 @@
-"""What the project promises, measured: `python -m benchmarks`, or `make bench`."""
+"""Measure what the project promises: `python -m benchmarks`, or `make bench`."""

@@ -64,7 +64,7 @@ def registers(text: str, top: str) -> dict[Name, int]:
 
 
 def part_of(name: Name) -> str:
-    """Which part of the accelerator a register is counted with."""
+    """Name the part of the accelerator with which a register is counted."""
     if len(name) == 2:
         return "control"
     if name[1:3] == ("gemm", "array"):
@@ -117,7 +117,7 @@ def measured() -> Path:
 
 
 def row(part: str, found: Toggles) -> dict[str, Any]:
-    """Of a part, as activity.json has it."""
+    """Make the entry of a part in activity.json."""
     working = round(found.rate(True), 4)
     waiting = round(found.rate(False), 4) if part in power.UNIT_OF else working
     cycles = {"working": found.working_cycles, "waiting": found.waiting_cycles}

@@ -48,7 +48,7 @@ def drawn(generator: random.Random) -> Config:
 
 
 def synthesised(cfg: Config) -> Counted:
-    """What Yosys counts for `cfg` on a xc7z020; takes minutes. SynthesisError."""
+    """Count by Yosys what `cfg` takes on a xc7z020, in minutes. SynthesisError."""
     used = usage(cfg, FPGAS["xc7z020"], print)
     return Counted(replace(cfg, name="custom"), used.lut, used.ff, used.dsp, used.ram)
 

@@ -1,4 +1,4 @@
-"""What a kernel takes on an ARM processor, an estimate: qemu counts how often each block of its machine code runs, and
+"""Estimate the cycles of a kernel on an ARM processor: qemu counts how often each block of its machine code runs, and
 llvm-mca says how many cycles the processor's pipelines need for one. Caches and branches are not in it.
 """
 
@@ -69,7 +69,7 @@ class Estimate:
 
 
 def missing(target: str) -> str | None:
-    """What estimates for `target`, one of PROCESSORS, lack here; None for nothing."""
+    """Say what estimates for `target`, one of PROCESSORS, lack here; None for nothing."""
     lack = [tool for tool in TOOLS if shutil.which(tool) is None]
     if lack:
         return f"could not find {lack[0]}, which knows processors' pipelines; Debian, Ubuntu: apt-get install llvm"
@@ -77,7 +77,7 @@ def missing(target: str) -> str | None:
 
 
 def estimate(target: str, kernel: CompiledKernel, inputs: Sequence[Array]) -> Estimate:
-    """Of one call of `kernel`, compiled for `target`, on one thread. Missing where a tool is."""
+    """Estimate one call of `kernel`, compiled for `target`, on one thread. Missing where a tool is."""
     if lack := missing(target):
         raise Missing(lack)
     machine = find_export_target(f"{target}-linux")
@@ -102,7 +102,7 @@ def estimate(target: str, kernel: CompiledKernel, inputs: Sequence[Array]) -> Es
 
 
 def step_seconds(target: str, program: Program, mhz: float, say: Callable[[str], None]) -> list[float]:
-    """What each step of `program`, compiled for `target`, takes on one core of so many MHz; 0 for launches, and for
+    """Seconds of each step of `program`, compiled for `target`, on one core of so many MHz; 0 for launches, and for
     what is no kernel. Missing where a tool is."""
     known: dict[str, float] = {}
     found = []
@@ -128,7 +128,7 @@ def made_of(target: str, times: Mapping[Code, int], outputs: list[Array]) -> Est
 
 
 class LoggedBlocks:
-    """What the emulator's log tells of blocks of instructions."""
+    """Blocks of instructions that the emulator has logged."""
 
     def __init__(self) -> None:
         self._words: dict[int, list[str]] = {}

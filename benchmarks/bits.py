@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.arm import PROCESSORS, estimate
-from benchmarks.rows import Row
+from benchmarks.rows import Request, Row, judged, skipped
 from benchmarks.workloads import Missing
 from celosia.compiler import expr as T
 from celosia.compiler.cpu.function import compile_expressions
@@ -36,6 +36,8 @@ LEVELS = {
 LEAST = 1.0
 """On ARM: times as fast as bytes."""
 HERE = "here"
+SECONDS = 1.0
+"""For each layer."""
 
 
 @dataclass(frozen=True)
@@ -114,7 +116,7 @@ def _compare(layer: Layer, name: str, found: Array, expected: Array) -> None:
 
 
 def _chosen(target: str) -> dict[str, int]:
-    """Of LAYERS, how many the compiler computes by bits."""
+    """Count those of LAYERS that the compiler computes by bits."""
     with compiling_for(TARGETS.get(target)):
         return {
             name: sum(
@@ -124,33 +126,32 @@ def _chosen(target: str) -> dict[str, int]:
         }
 
 
-def rows(chosen: tuple[str, ...], seconds: float, say: Callable[[str], None]) -> Iterator[Row]:
-    """A row for each processor (HERE, and TARGETS of ARM; those of `chosen`) and each of LEVELS."""
-    for target in (HERE, *PROCESSORS):
-        if chosen and target not in chosen:
-            continue
+def rows(asked: Request) -> Iterator[Row]:
+    """A row for each processor (HERE, and TARGETS of ARM; or those that were chosen) and each of LEVELS."""
+    for target in asked.models or (HERE, *PROCESSORS):
         found: list[dict[str, float]] = []
         why = ""
         try:
             for layer in LAYERS:
-                say(f"{target}: {layer}")
-                found.append(_here(layer, seconds) if target == HERE else _on_arm(layer, target))
+                asked.say(f"{target}: {layer}")
+                found.append(_here(layer, asked.seconds or SECONDS) if target == HERE else _on_arm(layer, target))
         except Missing as reason:
-            why = f"skipped: {reason}"
+            why = str(reason)
         for name in LEVELS:
             yield _row(target, name, found, why)
 
 
 def _row(target: str, name: str, found: list[dict[str, float]], why: str) -> Row:
+    """mean, least, most: of layers; whole: of all their time; taken: how many of them the compiler computes so."""
     where = "this processor" if target == HERE else f"a {PROCESSORS[target]}, estimated"
+    key = f"bits/{target}/{name}"
     what = f"ResNet-18's convolutions in {name[1]} x {name[3]} bits over bytes, {where}: times as fast"
-    head, goal = (f"bits/{target}/{name}", what), "" if target == HERE else f"≥ {LEAST}, each"
     if why:
-        return Row(*head, goal, why, None, COMMAND)
+        return skipped(key, what, COMMAND, why)
     ratios = {str(layer): each["bytes"] / each[name] for layer, each in zip(LAYERS, found)}
-    both = [sum(layer.count * each[key] for layer, each in zip(LAYERS, found)) for key in ("bytes", name)]
-    whole, least, most = both[0] / both[1], min(ratios.values()), max(ratios.values())
-    mean, taken = exp(sum(map(log, ratios.values())) / len(ratios)), _chosen(target)[name]
-    text = f"{whole:.2f} in all; {least:.2f} to {most:.2f}; the compiler takes {taken} of {len(LAYERS)} layers so"
-    details = {"whole": whole, "mean": mean, "least": least, "most": most, "taken": taken, "layers": ratios}
-    return Row(*head, goal, text, None if target == HERE else least >= LEAST, COMMAND, details)
+    both = [sum(layer.count * each[side] for layer, each in zip(LAYERS, found)) for side in ("bytes", name)]
+    details = {
+        "whole": both[0] / both[1], "mean": exp(sum(map(log, ratios.values())) / len(ratios)),
+        "least": min(ratios.values()), "most": max(ratios.values()), "taken": _chosen(target)[name], "layers": ratios,
+    }  # fmt: skip
+    return judged(key, what, COMMAND, details, "" if target == HERE else f"least >= {LEAST}")

@@ -26,7 +26,7 @@ class LowerBound:
 
     @property
     def cycles(self) -> int:
-        """What takes longest, while the others go on beside it."""
+        """The longest of computing, reading and writing, which overlap."""
         moved = max(self.bytes_read, self.bytes_written)
         return max(-(-self.macs // self.macs_per_cycle), -(-moved // self.bytes_per_cycle))
 

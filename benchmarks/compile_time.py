@@ -9,15 +9,16 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from benchmarks.rows import ROOT, Row
+from benchmarks.rows import ROOT, Request, Row, Say, judged
 from benchmarks.simspeed import tree
 from benchmarks.workloads import WORKLOADS, Missing
 
@@ -86,21 +87,20 @@ def seconds(files: Path, model: Path, config: str, **options: object) -> float:
     return float(done.stdout.split()[-1])
 
 
-def rows(
-    folder: Path | None, models: Sequence[str], config: str, base: str | None, say: Callable[[str], None]
-) -> Iterator[Row]:
-    """models: networks alone, those of NETWORKS by default and the chains. base: a commit to compare networks with."""
-    for name in models or NETWORKS:
+def rows(asked: Request) -> Iterator[Row]:
+    """A row for each of NETWORKS, compared with the base where there is one, and for the chains; or of `models`."""
+    for name in asked.models or NETWORKS:
         try:
-            yield _network(folder, name, config, base, say)
+            yield _network(name, asked)
         except Missing as reason:
-            say(str(reason))
-    for size in () if models else CHAINS:
-        yield _chains(size, config, say)
+            asked.say(str(reason))
+    for size in () if asked.models else CHAINS:
+        yield _chains(size, asked.preset, asked.say)
 
 
-def _network(folder: Path | None, name: str, config: str, base: str | None, say: Callable[[str], None]) -> Row:
-    model = WORKLOADS[name].path(folder)
+def _network(name: str, asked: Request) -> Row:
+    config, base, say = asked.preset, asked.base, asked.say
+    model = WORKLOADS[name].path(asked.folder)
     times: dict[str, list[float]] = {}
     with tree(base) as files:
         # With the records that come with Celosia, as `compile` does by default, and where they know nothing.
@@ -111,24 +111,20 @@ def _network(folder: Path | None, name: str, config: str, base: str | None, say:
             for side, (where, records) in sides.items():
                 say(f"compiling {name}, {side}, round {number + 1} of {ROUNDS}")
                 times.setdefault(side, []).append(seconds(where, model, config, records=records))
-    here, plain = median(times["here"]), median(times["here, no records"])
-    measured = f"{here:.2f} s of processor time, {plain:.2f} s without records"
-    ratio, limit = None, NETWORKS.get(name, 1.0)
+    details: dict[str, Any] = {"here": median(times["here"]), "no_records": median(times["here, no records"])}
+    bounds = ""
     if base:
-        ratio, other = (
-            median(here / before for here, before in zip(times[f"here{how}"], times[f"base{how}"], strict=True))
-            for how in ("", ", no records")
-        )
-        measured += f"; {ratio:.2f} and {other:.2f} of {base}'s"
+        for how, label in (("", "ratio"), (", no records", "ratio_no_records")):
+            pairs = zip(times[f"here{how}"], times[f"base{how}"], strict=True)
+            details[label] = median(here / before for here, before in pairs)
+        bounds = f"ratio <= {NETWORKS.get(name, 1.0)}"
     command = f"python -m benchmarks compile_time --models {name}" + (f" --base {base}" if base else "")
-    return Row(
-        f"compile_time/{name}/{config}", f"compiling {name} for {config}",
-        f"at most {limit} of the base's time" if base else "", measured,
-        None if ratio is None else ratio <= limit, command, {"config": config, "seconds": times},
-    )  # fmt: skip
+    what = f"compiling {name} for {config}: processor seconds" + (f", ratios to {base}'s" if base else "")
+    details |= {"config": config, "seconds": times}
+    return judged(f"compile_time/{name}/{config}", what, command, details, bounds)
 
 
-def _chains(size: int, config: str, say: Callable[[str], None]) -> Row:
+def _chains(size: int, config: str, say: Say) -> Row:
     counts, limit = CHAINS[size]
     times: dict[int, float] = {}
     with tempfile.TemporaryDirectory() as kept:
@@ -137,13 +133,11 @@ def _chains(size: int, config: str, say: Callable[[str], None]) -> Row:
             path = Path(kept) / f"chain{layers}.onnx"
             onnx.save(chain(layers, size), path)
             times[layers] = seconds(ROOT, path, config)
-    growth = times[counts[-1]] / counts[-1] / (times[counts[0]] / counts[0])
-    measured = ", ".join(f"{layers}: {taken:.1f} s" for layers, taken in times.items())
-    return Row(
-        f"compile_time/chain{size}/{config}",
-        f"compiling chains of 3x3 convolutions of {CHANNELS} channels, {size}x{size}, for {config}",
-        f"at most {limit} s for {counts[-1]}, a layer at most {GROWTH} times what one of {counts[0]} takes",
-        f"{measured} of processor time; {growth:.2f} times for each layer",
-        times[counts[-1]] <= limit and growth <= GROWTH, "python -m benchmarks compile_time",
-        {"config": config, "seconds": {str(layers): taken for layers, taken in times.items()}},
-    )  # fmt: skip
+    details = {
+        "longest": times[counts[-1]], "growth": times[counts[-1]] / counts[-1] / (times[counts[0]] / counts[0]),
+        "config": config, "seconds": {str(layers): taken for layers, taken in times.items()},
+    }  # fmt: skip
+    what = f"compiling {counts[-1]} 3x3 convolutions of {CHANNELS} channels, {size}x{size}, for {config}: processor "
+    what += f"seconds, and those of a layer over one of {counts[0]}"
+    command, asked = "python -m benchmarks compile_time", f"longest <= {limit}, growth <= {GROWTH}"
+    return judged(f"compile_time/chain{size}/{config}", what, command, details, asked)

@@ -19,20 +19,18 @@ from typing import Any
 import numpy as np
 import onnx
 from numpy.typing import NDArray
-from rich.table import Table
 
 import celosia
 from benchmarks import networks
 from benchmarks.kernels import cases
-from benchmarks.rows import VERDICT, Row
-from benchmarks.workloads import FOLDER_VARIABLE, WORKLOADS, Missing
+from benchmarks.rows import Request, Row, Say, judged, skipped
+from benchmarks.workloads import FOLDER_VARIABLE, MADE, WORKLOADS, Missing
 from celosia.compiler.tune.kernels.trial import by_turns
 from celosia.driver.host.oracle import session
 from celosia.driver.runtime import Runtime
 
 Array = NDArray[Any]
 Feed = dict[str, Array]
-Say = Callable[[str], None]
 MODELS = {
     "squeezenet1_1": "squeezenet1_1_fp32.onnx",
     "pplcnet_orientation": "pplcnet_orientation_fp32.onnx",
@@ -64,6 +62,10 @@ class KernelComparison:
     def ratio(self) -> float:
         """How many times as fast as onnxruntime."""
         return self.theirs / self.ours
+
+    def details(self) -> dict[str, Any]:
+        """The numbers of a row."""
+        return {"ratio": self.ratio, "ours": self.ours, "theirs": self.theirs, "error": self.error}
 
 
 def error(found: Array, expected: Array) -> float:
@@ -167,8 +169,18 @@ LEAST_NETWORK = {1: 1.0, 2: 0.9}
 """By threads."""
 
 
+def rows(asked: Request) -> Iterator[Row]:
+    """Kernels where not only models are asked for, and models where not only kernels are."""
+    seconds = asked.seconds or SECONDS
+    if asked.kernels or not asked.models:
+        yield from kernel_rows(asked.kernels, seconds, asked.say)
+    if asked.models or not asked.kernels:
+        yield from model_rows(asked.folder, asked.models, seconds, asked.say)
+        yield from network_rows(MADE, asked.models, seconds, asked.say)
+
+
 def command(seconds: float) -> str:
-    """What repeats a row, but for its name."""
+    """The command that repeats a row, without its name."""
     return COMMAND + ("" if seconds == SECONDS else f" --seconds {seconds:g}")
 
 
@@ -177,29 +189,28 @@ def kernel_rows(chosen: tuple[str, ...], seconds: float, say: Say) -> Iterator[R
     ratios, line = [], command(seconds)
     for case in cases(chosen):
         say(f"kernel {case.name}")
-        row = Row(f"cpu/kernel/{case.name}", case.name, f"at least {LEAST}", "", False, f"{line} --kernels {case.name}")
+        key, what, own = (
+            f"cpu/kernel/{case.name}",
+            f"{case.name}: ratio to onnxruntime",
+            f"{line} --kernels {case.name}",
+        )
         try:
-            result = compare(case.model, case.feed, seconds)
+            details = compare(case.model, case.feed, seconds).details()
         except Exception as reason:
-            row.measured = f"failed: {type(reason).__name__}: {reason}"
             ratios.append(1e-3)
-            yield row
+            yield Row(key, what, "", f"failed: {type(reason).__name__}: {reason}", False, own)
             continue
-        ratios.append(result.ratio)
-        right = result.error <= case.tolerance
-        row.measured = f"{result.ratio:.2f}" + ("" if right else "; WRONG")
-        row.met = right and result.ratio >= LEAST
-        row.details = {"ours": result.ours, "theirs": result.theirs, "ratio": result.ratio, "error": result.error}
-        yield row
-    mean = float(np.exp(np.mean(np.log(ratios))))
+        ratios.append(details["ratio"])
+        yield judged(key, what, own, details, f"ratio >= {LEAST}, error <= {case.tolerance}")
+    line += f" --kernels {','.join(chosen)}" if chosen else ""
+    yield of_all("cpu/kernels", "kernels on the CPU: ratios to onnxruntime, one thread", ratios, line, GEOMEAN)
+
+
+def of_all(key: str, what: str, ratios: list[float], line: str, geomean: float | None) -> Row:
+    """The row of all kernels that have these ratios. geomean: what is asked of it; without it nothing is."""
     slow = sum(ratio < LEAST for ratio in ratios)
-    measured = f"geometric mean {mean:.2f}, least {min(ratios):.2f}, {slow} of {len(ratios)} below {LEAST}"
-    yield Row(
-        "cpu/kernels", "kernels on the CPU over onnxruntime, one thread",
-        f"geometric mean at least {GEOMEAN}, none below {LEAST}", measured, mean >= GEOMEAN and not slow,
-        line + (f" --kernels {','.join(chosen)}" if chosen else ""),
-        {"geomean": mean, "least": min(ratios)},
-    )  # fmt: skip
+    details = {"geomean": float(np.exp(np.mean(np.log(ratios)))), "least": min(ratios), "slow": slow}
+    return judged(key, what, line, details, f"geomean >= {geomean}, least >= {LEAST}" if geomean else "")
 
 
 def model_rows(folder: Path | None, chosen: tuple[str, ...], seconds: float, say: Say) -> Iterator[Row]:
@@ -208,18 +219,15 @@ def model_rows(folder: Path | None, chosen: tuple[str, ...], seconds: float, say
         if chosen and name not in chosen:
             continue
         say(f"{name} on the CPU")
-        target = f"{LEAST_MODEL} of onnxruntime, {LEAST_TVM} of TVM, error {TOLERANCE}, same top-1"
-        line = f"{command(seconds)} --models {name}"
-        row = Row(f"cpu/model/{name}", f"{name} on the CPU, one thread", target, "", None, line)
+        key, what, line = f"cpu/model/{name}", f"{name} on the CPU, one thread", f"{command(seconds)} --models {name}"
         try:
             if folder is None or not (folder / file).exists():
                 raise Missing(f"{file} is not there; give --models-dir or set {FOLDER_VARIABLE}")
-            _measure_model(row, name, folder / file, seconds)
+            yield _model_row(key, what, line, name, folder / file, seconds)
         except Missing as reason:
-            row.measured = f"skipped: {reason}"
+            yield skipped(key, what, line, reason)
         except Exception as reason:
-            row.measured, row.met = f"failed: {type(reason).__name__}: {reason}", False
-        yield row
+            yield Row(key, what, "", f"failed: {type(reason).__name__}: {reason}", False, line)
 
 
 def network_rows(folder: Path, chosen: tuple[str, ...], seconds: float, say: Say) -> Iterator[Row]:
@@ -229,40 +237,33 @@ def network_rows(folder: Path, chosen: tuple[str, ...], seconds: float, say: Say
             continue
         model = onnx.load(networks.cached(name, folder, floats=True))
         feed = model_feed(name, model)
-        for threads in LEAST_NETWORK:
+        for threads, least in LEAST_NETWORK.items():
             say(f"{name} on the CPU, {threads} thread(s)")
-            result = compare(model, feed, seconds, threads)
-            yield Row(
-                f"cpu/network/{name}/{threads}", f"{name} in float on the CPU, {threads} thread{'s' * (threads > 1)}",
-                f"{LEAST_NETWORK[threads]} of onnxruntime, error {TOLERANCE}",
-                f"{result.ratio:.2f} of onnxruntime, error {result.error:.1g}",
-                result.ratio >= LEAST_NETWORK[threads] and result.error <= TOLERANCE,
-                f"{command(seconds)} --models {name}",
-                {"ours": result.ours, "theirs": result.theirs, "ratio": result.ratio, "error": result.error},
-            )  # fmt: skip
+            details = compare(model, feed, seconds, threads).details()
+            key, what = f"cpu/network/{name}/{threads}", f"{name} in float on the CPU, {threads} thread(s)"
+            line = f"{command(seconds)} --models {name}"
+            yield judged(key, what, line, details, f"ratio >= {least}, error <= {TOLERANCE}")
 
 
-def _measure_model(row: Row, name: str, path: Path, seconds: float) -> None:
+def _model_row(key: str, what: str, line: str, name: str, path: Path, seconds: float) -> Row:
     model = onnx.load(path)
     feed = model_feed(name, model)
     result = compare(model, feed, seconds)
     cold, cached = cold_and_cached(path)
+    details = result.details() | {"same_top1": result.same_top1, "cold": cold, "cached": cached}
+    asked = f"ratio >= {LEAST_MODEL}"
     try:
         peer, outputs = tvm_seconds(path, feed)
-        over_tvm: float | None = peer / result.ours
-        tvm = f"{over_tvm:.2f}, its error {max(map(error, outputs, result.expected)):.1g}"
+        details |= {"over_tvm": peer / result.ours, "error_of_tvm": max(map(error, outputs, result.expected))}
+        asked += f", over_tvm >= {LEAST_TVM}"
     except Missing as reason:
-        over_tvm, tvm = None, str(reason)
-    gap, bound = result.error, TOLERANCE
+        details["tvm"] = str(reason)
     if any(node.op_type == "QuantizeLinear" for node in model.graph.node):
-        gap, bound = _between_quantisations(model, feed, result)
-    row.measured = f"{result.ratio:.2f} of onnxruntime; {tvm}"
-    row.met = result.ratio >= LEAST_MODEL and gap <= bound and (result.same_top1 or bound > TOLERANCE)
-    row.met = row.met and (over_tvm is None or over_tvm >= LEAST_TVM)
-    row.details = {
-        "ours": result.ours, "theirs": result.theirs, "ratio": result.ratio, "error": gap, "bound": bound,
-        "same_top1": result.same_top1, "over_tvm": over_tvm, "tvm": tvm, "cold": cold, "cached": cached,
-    }  # fmt: skip
+        details["error"], bound = _between_quantisations(model, feed, result)
+        asked += f", error <= {bound}"
+    else:
+        asked += f", error <= {TOLERANCE}, same_top1 >= 1"
+    return judged(key, what, line, details, asked)
 
 
 def _between_quantisations(model: onnx.ModelProto, feed: Feed, result: KernelComparison) -> tuple[float, float]:
@@ -273,33 +274,3 @@ def _between_quantisations(model: onnx.ModelProto, feed: Feed, result: KernelCom
     plain = session(model, "DISABLE_ALL", threads=1).run(None, feed)
     own = max(map(error, plain, result.expected))
     return min(result.error, max(map(error, result.outputs, plain))), max(own, TOLERANCE)
-
-
-def tables(rows: list[Row]) -> Iterator[Table]:
-    """Kernels and models, one line each."""
-    kernels = [row for row in rows if row.key.startswith("cpu/kernel/")]
-    if kernels:
-        table = Table("kernel", "ours, us", "onnxruntime, us", "ratio", "error", "")
-        for row in kernels:
-            d = row.details
-            cells = (
-                [f"{d['ours'] * 1e6:.1f}", f"{d['theirs'] * 1e6:.1f}", row.measured, f"{d['error']:.1g}"] if d else []
-            )
-            table.add_row(row.what, *(cells or ["", "", row.measured, ""]), VERDICT[row.met])
-        yield table
-    models = [row for row in rows if row.key.startswith("cpu/model/")]
-    if models:
-        table = Table(
-            "model", "ours, ms", "onnxruntime, ms", "ratio", "over TVM", "error", "top-1", "compile, cached", ""
-        )
-        for row in models:
-            d = row.details
-            if not d:
-                table.add_row(row.what, "", "", row.measured, "", "", "", "", VERDICT[row.met])
-                continue
-            table.add_row(
-                row.what, f"{d['ours'] * 1e3:.2f}", f"{d['theirs'] * 1e3:.2f}", f"{d['ratio']:.2f}", d["tvm"],
-                f"{d['error']:.1g}", "same" if d["same_top1"] else "other", f"{d['cold']:.1f} s, {d['cached']:.2f} s",
-                VERDICT[row.met],
-            )  # fmt: skip
-        yield table

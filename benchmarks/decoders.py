@@ -66,7 +66,7 @@ class DecoderNetwork:
 
     @property
     def channels(self) -> int:
-        """Of all heads."""
+        """Channels of all heads."""
         return self.heads * self.inner
 
     def bytes_of_a_step(self, tokens: int) -> int:

@@ -43,12 +43,12 @@ class Encoder:
 
     @property
     def channels(self) -> int:
-        """Of all heads."""
+        """Channels of all heads."""
         return self.heads * self.inner
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """Of input and output, [batch, tokens, channels] float32."""
+        """The shape of input and output, [batch, tokens, channels] float32."""
         return self.batch, self.tokens, self.channels
 
     def model(self) -> onnx.ModelProto:

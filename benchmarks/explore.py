@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.rows import Row
+from benchmarks.rows import ROOT, Request, Row, Say, judged, skipped
 from benchmarks.workloads import WORKLOADS, Missing
 from celosia.bitstreams.synthesis import usage
 from celosia.compiler.layer import Untileable
@@ -40,7 +40,6 @@ from celosia.hw.boards.board import Board
 from celosia.hw.boards.boards import find_board
 from celosia.hw.spec.config import Config
 
-ROOT = Path(__file__).parent.parent
 KEPT = ROOT / "bench" / "explore"
 BOARD = "pynq-z2"
 NAMES = ("cycles", "area")
@@ -60,7 +59,7 @@ SMALL = LARGE | {
 
 @dataclass
 class FrontTable:
-    """What models cost on Configs, closed and timed, as it was measured; a Measurer that knows no more than that."""
+    """A Measurer that knows what was measured: costs of models on Configs, closed and timed."""
 
     path: Path
     name: str = "what was measured"
@@ -76,7 +75,7 @@ class FrontTable:
                 result = TrialResult(Status(row["status"]), row["cycles"], row["detail"])
                 self.known[row["model"], row["config"], row["rung"]] = result
 
-    def fill(self, asks: Sequence[Ask], say: Callable[[str], None], jobs: int) -> None:
+    def fill(self, asks: Sequence[Ask], say: Say, jobs: int) -> None:
         """Measure what is not known."""
         missing = [ask for ask in asks if _key(ask) not in self.known]
         self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -117,7 +116,7 @@ class Known:
 
 
 def known_space(
-    values: dict[str, tuple[int | bool, ...]], paths: Sequence[Path], folder: Path, say: Callable[[str], None],
+    values: dict[str, tuple[int | bool, ...]], paths: Sequence[Path], folder: Path, say: Say,
     jobs: int = 1,
 ) -> Known:  # fmt: skip
     """All of a space measured, and its true front, of what fits the device."""
@@ -185,7 +184,7 @@ class Tpe(ConfigSearch):
         self.trials: dict[str, Any] = {}
 
     def proposals(self, count: int) -> Iterator[Proposal]:
-        """What was asked for before is answered at once, and Configs that cannot be fail."""
+        """Propose Configs; one that was asked for before is answered at once, and an illegal one fails."""
         for _ in range(100 * count):
             trial = self.study.ask(self.fields)
             cfg = self.space.config({name: values[0] for name, values in self.space.values.items()} | trial.params)
@@ -215,27 +214,23 @@ KINDS = ("bottleneck", "nsga2", "random", "nsga2 alone", "random alone", "tpe al
 """Searches; alone: without the closed form, what they ask for is measured."""
 
 
-def front_rows(full: bool, say: Callable[[str], None], command: str) -> Iterator[Row]:
-    """What each search finds of a front that is known in full."""
+def front_rows(full: bool, say: Say, command: str) -> Iterator[Row]:
+    """Measure how much of a known front each search finds: shares of its hypervolume, by seeds."""
     values, seeds, share = (LARGE, 10, 0.05) if full else (SMALL, 3, 0.25)
-    paths = [WORKLOADS[name].path(None) for name in ("demo", "ds_cnn")]
-    known = known_space(values, paths, KEPT, say)
+    known = known_space(values, [WORKLOADS[name].path(None) for name in ("demo", "ds_cnn")], KEPT, say)
     for kind in KINDS:
         what = f"hypervolume found of {known.count:,} Configs x 2 networks, {share:.0%} measured: {kind}"
         key = f"explore/front/{'full' if full else 'small'}/{kind}"
         if kind.startswith("tpe") and find_spec("optuna") is None:
-            yield Row(key, what, "", "skipped: optuna is not installed", None, command)
+            yield skipped(key, what, command, "optuna is not installed")
             continue
-        found = []
+        shares = []
         for seed in range(seeds):
             say(f"front: {kind}, seed {seed}")
-            found.append(found_share(known, kind, seed, share))
-        middle, worst = float(np.median(found)), min(found)
-        text = f"{middle:.2%} (median of {seeds} seeds; {worst:.2%} to {max(found):.2%})"
-        first = kind == "bottleneck"
-        target = ">= 99%" if first and full else ""
-        met = middle >= 0.99 if target else None
-        yield Row(key, what, target, text, met, command, {"found": found, "front": len(known.front)})
+            shares.append(found_share(known, kind, seed, share))
+        details = {"median": float(np.median(shares)), "least": min(shares), "most": max(shares), "found": shares}
+        asked = "median >= 0.99" if kind == "bottleneck" and full else ""
+        yield judged(key, what, command, details | {"front": len(known.front)}, asked)
 
 
 # A board ------------------------------------------------------------------------------------------------------------
@@ -246,7 +241,7 @@ LEFT = 0.05
 
 
 def _explored(
-    names: Sequence[str], folder: Path | None, seconds: float, say: Callable[[str], None], board: str = BOARD,
+    names: Sequence[str], folder: Path | None, seconds: float, say: Say, board: str = BOARD,
     objective: Sequence[str] = NAMES,
 ) -> tuple[Exploration, list[ExploredModel]]:  # fmt: skip
     """The front of these networks on a board, kept under their names, and more of it each time. Missing."""
@@ -259,82 +254,74 @@ def _explored(
     return found, [ExploredModel.of(path) for path in paths]
 
 
-def best_rows(full: bool, folder: Path | None, say: Callable[[str], None], command: str) -> Iterator[Row]:
+def best_rows(full: bool, folder: Path | None, say: Say, command: str) -> Iterator[Row]:
     """For each preset's board the Config with the fewest cycles on the worse of both networks, over the preset's."""
     for board in map(find_board, PRESET_BOARDS):
-        key, target = f"explore/best/{board.config.name}", "< 1 on both, with >= 5% left" if board.name == BOARD else ""
-        what = f"cycles of the best Config found over {board.config.name}, {' and '.join(MODELS)}, timed"
-        seconds = (1200 if board.name == BOARD else 600) if full else 240
+        key, is_asked = f"explore/best/{board.config.name}", board.name == BOARD
+        what = f"cycles of the best Config found over {board.config.name}, {' and '.join(MODELS)}, timed, not tuned"
+        seconds = (1200 if is_asked else 600) if full else 240
         try:
             _explored(MODELS, folder, seconds / 2, say, board.name, ("cycles",))
             found, subjects = _explored(MODELS, folder, seconds, say, board.name)
         except Missing as reason:
-            yield Row(key, what, target, f"skipped: {reason}", None, command)
+            yield skipped(key, what, command, reason)
             continue
-        ratios, shares, text, row = _best(found.report, subjects, board)
-        if full and board.name == BOARD:
-            ratios, told = _confirmed(Config.from_dict(row["set"]), subjects, board, say)
-            text += f"; {told}"
-        met = max(ratios) < 1 and max(shares.values()) <= 1 - LEFT if target else None
-        yield Row(key, what, target, text, met, command, {"set": row["set"]})
+        details = _best(found.report, subjects, board)
+        if full and is_asked:
+            details |= _confirmed(Config.from_dict(details["set"]), subjects, board, say)
+        asked = f"worse <= 0.9999, share <= {1 - LEFT}" if is_asked else ""
+        yield judged(key, what, command, details, asked)
 
 
-def _best(
-    report: dict[str, Any], subjects: Sequence[ExploredModel], board: Board
-) -> tuple[list[float], dict[str, float], str, dict[str, Any]]:  # fmt: skip
-    """Its cycles over the preset's by network, shares of the device, both in words, and the front's row."""
+def _best(report: dict[str, Any], subjects: Sequence[ExploredModel], board: Board) -> dict[str, Any]:
+    """Details of the best Config of a front. worse: its cycles over the preset's on the worse network; share: of the
+    device's scarcest resource."""
     costs = {each.name: timed(each, board.config, board.memory.name) for each in subjects}
     usual = {name: cost.cycles / cost.images for name, cost in costs.items()}
 
-    def ratios(row: dict[str, Any]) -> list[float]:
-        return [row["models"][name]["cycles"] / row["models"][name]["images"] / usual[name] for name in usual]
+    def ratios(row: dict[str, Any]) -> dict[str, float]:
+        return {name: row["models"][name]["cycles"] / row["models"][name]["images"] / usual[name] for name in usual}
 
-    row = min(report["front"], key=lambda row: max(ratios(row)))
-    device = board.device
-    shares = Resources.of(Config.from_dict(row["set"]), device).shares(device)
-    there = {name: value for name, value in row["set"].items() if name != "name"}
-    other = ", ".join(f"{n} = {value}" for n, value in there.items() if getattr(board.config, n) != value)
-    parts = ", ".join(f"{share:.1%} {name}" for name, share in shares.items())
-    doubt = ", LUT and flip-flops extrapolated" if row["area"]["extrapolated"] else ""
-    text = (
-        f"{' and '.join(f'{ratio:.3f}' for ratio in ratios(row))} ({other or 'the preset'}; {parts}{doubt}), not tuned"
-    )
-    return ratios(row), shares, text, row
+    row = min(report["front"], key=lambda row: max(ratios(row).values()))
+    shares = Resources.of(Config.from_dict(row["set"]), board.device).shares(board.device)
+    other = [f"{n} = {value}" for n, value in row["set"].items() if n != "name" and getattr(board.config, n) != value]
+    return {
+        **ratios(row), "worse": max(ratios(row).values()), "changed": ", ".join(other) or "the preset",
+        "share": max(shares.values()), "shares": shares, "extrapolated": int(row["area"]["extrapolated"]),
+        "set": row["set"],
+    }  # fmt: skip
 
 
-def _confirmed(
-    cfg: Config, subjects: Sequence[ExploredModel], board: Board, say: Callable[[str], None]
-) -> tuple[list[float], str]:  # fmt: skip
-    """Cycles over the preset's on the RTL; and what Yosys counts, in words. Half an hour."""
+def _confirmed(cfg: Config, subjects: Sequence[ExploredModel], board: Board, say: Say) -> dict[str, Any]:
+    """Cycles over the preset's on the RTL; and the percentages that are left by Yosys' count. Half an hour."""
     exact = [rtl_cycles(each, cfg, board.memory.name) for each in subjects]
     preset = [rtl_cycles(each, board.config, board.memory.name) for each in subjects]
-    found = [a / b for a, b in zip(exact, preset)]
-    counted = usage(cfg, board.device, say).left(board.device)
-    left = ", ".join(f"{share:.1f}% {name}" for name, share in counted.items())
-    return found, f"RTL {' and '.join(f'{ratio:.3f}' for ratio in found)}; left by Yosys' count {left}"
+    ratios = {f"rtl_{each.name}": a / b for each, a, b in zip(subjects, exact, preset)}
+    left = {f"left_{name}": percent for name, percent in usage(cfg, board.device, say).left(board.device).items()}
+    return {**ratios, "worse": max(ratios.values()), **left}
 
 
 VTA_TIMES, VTA_AREA = 11.5, 12.0
 """ResNet-18: so many times fewer cycles for so many times the area of the smallest (VTA++, its published front)."""
 
 
-def vta_rows(folder: Path | None, say: Callable[[str], None], command: str) -> Iterator[Row]:
+def vta_rows(folder: Path | None, say: Say, command: str) -> Iterator[Row]:
     """How many times fewer cycles there are for at most 12 times the LUTs of the smallest Config that was measured."""
-    key = "explore/vta"
-    what = "ResNet-18: times fewer cycles than the smallest Config that was measured, for at most 12 x its LUTs"
+    key, what = (
+        "explore/vta",
+        "ResNet-18: times fewer cycles than the smallest Config measured, for at most 12 x its LUTs",
+    )
     try:
         found, _ = _explored(("resnet18",), folder, 600, say)
     except Missing as reason:
-        yield Row(key, what, f">= {VTA_TIMES}", f"skipped: {reason}", None, command)
+        yield skipped(key, what, command, reason)
         return
-    points = measured(found)
-    (lut, cycles, smallest), (most, least, largest) = ends(points)
-    times, area = cycles / least, most / lut
-    text = (
-        f"{times:.1f} x fewer for {area:.1f} x the LUTs ({array(smallest)} to {array(largest)}): cycles x area "
-        f"{area / times:.2f} of the smallest's; VTA++ {VTA_AREA / VTA_TIMES:.2f}"
-    )
-    yield Row(key, what, f">= {VTA_TIMES}", text, times >= VTA_TIMES, command)
+    (lut, cycles, smallest), (most, least, largest) = ends(measured(found))
+    details = {
+        "times": cycles / least, "area": most / lut, "from": array(smallest), "to": array(largest),
+        "cycles_times_area": most / lut * least / cycles, "vta_cycles_times_area": VTA_AREA / VTA_TIMES,
+    }  # fmt: skip
+    yield judged(key, what, command, details, f"times >= {VTA_TIMES}")
 
 
 Measured = tuple[int, int, Config]
@@ -363,55 +350,54 @@ def array(cfg: Config) -> str:
 # The RTL ------------------------------------------------------------------------------------------------------------
 
 
-def judged_rows(full: bool, say: Callable[[str], None], command: str) -> Iterator[Row]:
-    """The timing model on Configs at random, small ones, which nobody has looked at before."""
+def judged_rows(full: bool, say: Say, command: str) -> Iterator[Row]:
+    """The timing model on Configs at random, small ones, which nobody has looked at before: percent off the RTL."""
     board, rng, count = find_board(BOARD), np.random.default_rng(11), 10 if full else 3
     small = {"block_in": [2, 4, 8], "block_out": [2, 4, 8], "batch": [1, 2], "inp_depth": [256, 1024, 4096]}
     space = ConfigSpace.of(board, small)
     one = ExploredModel.of(WORKLOADS["ds_cnn"].path(None))
-    errors: list[float] = []
-    while len(errors) < count:
+    off: list[float] = []
+    while len(off) < count:
         cfg = space.sample(rng)
         assert cfg is not None
         try:
-            found = timed(one, cfg, board.memory.name).cycles
+            cycles = timed(one, cfg, board.memory.name).cycles
         except Untileable:
             continue
-        say(f"judged: RTL of {cfg.digest[:6]}, {len(errors) + 1} of {count}")
-        errors.append(found / rtl_cycles(one, cfg, board.memory.name) - 1)
-    worst = max(errors, key=abs)
-    text = f"worst {worst:+.2%}, mean {np.mean(np.abs(errors)):.2%} of {count}"
-    yield Row("explore/judged", "timed over RTL on unseen Configs, ds_cnn", "<= 2%", text, abs(worst) <= 0.02, command)
+        say(f"judged: RTL of {cfg.digest[:6]}, {len(off) + 1} of {count}")
+        off.append(100 * abs(cycles / rtl_cycles(one, cfg, board.memory.name) - 1))
+    details = {"worst": max(off), "mean": float(np.mean(off)), "configs": count}
+    yield judged(
+        "explore/judged", "timed over RTL on unseen Configs, ds_cnn: percent off", command, details, "worst <= 2"
+    )
 
 
-def budget_rows(folder: Path | None, say: Callable[[str], None], command: str) -> Iterator[Row]:
+def budget_rows(folder: Path | None, say: Say, command: str) -> Iterator[Row]:
     """A front of ResNet-18 within ten minutes, and the same again, which measures nothing."""
     key, what = "explore/budget", "ResNet-18, --budget 10m: points of the front; the same again: points measured"
-    target = ">= 10; 0, the same front"
     try:
-        first, _ = _explored(("resnet18",), folder, 600, say)
-        again, _ = _explored(("resnet18",), folder, 600, say)
+        first, again = (_explored(("resnet18",), folder, 600, say)[0] for _ in range(2))
     except Missing as reason:
-        yield Row(key, what, target, f"skipped: {reason}", None, command)
+        yield skipped(key, what, command, reason)
         return
-    same, count, measured = first.front == again.front, len(first.front), again.report["state"]["points"]
-    spent = first.report["state"]["seconds"]
-    text = f"{count} after {spent:,.0f} s and {len(first.report['points'])} Configs; again {measured}"
-    text += ", the same front" if same else ", another front"
-    met = count >= 10 and measured == 0 and same and spent <= 660
-    yield Row(key, what, target, text, met, command)
+    details = {
+        "front": len(first.front), "configs": len(first.report["points"]), "seconds": first.report["state"]["seconds"],
+        "again": again.report["state"]["points"], "other_front": int(first.front != again.front),
+    }  # fmt: skip
+    yield judged(key, what, command, details, "front >= 10, again <= 0, other_front <= 0, seconds <= 660")
 
 
 PARTS = ("front", "best", "vta", "judged", "budget")
 
 
-def rows(folder: Path | None, full: bool, say: Callable[[str], None], only: str | None = None) -> Iterator[Row]:
-    """All of it, or the part `only`. full: hours the first time."""
+def rows(asked: Request) -> Iterator[Row]:
+    """All of PARTS, or one of them. With --full: hours the first time."""
+    full, folder, say = asked.full, asked.folder, asked.say
     command = "python -m benchmarks explore" + (" --full" if full else "")
     parts: dict[str, Callable[[str], Iterator[Row]]] = {
-        "front": lambda told: front_rows(full, say, told), "best": lambda told: best_rows(full, folder, say, told),
-        "vta": lambda told: vta_rows(folder, say, told), "judged": lambda told: judged_rows(full, say, told),
-        "budget": lambda told: budget_rows(folder, say, told),
+        "front": lambda line: front_rows(full, say, line), "best": lambda line: best_rows(full, folder, say, line),
+        "vta": lambda line: vta_rows(folder, say, line), "judged": lambda line: judged_rows(full, say, line),
+        "budget": lambda line: budget_rows(folder, say, line),
     }  # fmt: skip
-    for name in PARTS if only is None else (only,):
+    for name in PARTS if asked.only is None else (asked.only,):
         yield from parts[name](f"{command} --only {name}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 import celosia
-from benchmarks.rows import Row, different
+from benchmarks.rows import Request, Row, different, judged, skipped
 from benchmarks.workloads import WORKLOADS, Missing
 from celosia.compiler.options import Options
 from celosia.driver.choices import EXPORT_TARGETS
@@ -24,13 +24,12 @@ from celosia.driver.export.objects import code_bytes, undefined
 from celosia.driver.export.targets import ExportTarget, find_export_target
 from celosia.hw.spec.config import Config
 
-Say = Callable[[str], None]
 COMMAND = "python -m benchmarks export"
 RUNS = 2
 """Of each program: its memory is that of the run before."""
 RTL = "tiny"
 """The Config of the row on the RTL."""
-MAX_LINES, MOST_BYTES = 1000, 32 << 10
+MAX_LINES, MAX_BYTES = 1000, 32 << 10
 ALLOCATORS = frozenset(("malloc", "calloc", "realloc", "free", "aligned_alloc"))
 MODELS = {
     "demo": "the demo ResNet-8",
@@ -72,8 +71,9 @@ def cpu_steps() -> onnx.ModelProto:
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
 
 
-def rows(folder: Path | None, chosen: tuple[str, ...], config: str, say: Say) -> Iterator[Row]:
-    """Bytes of each model on each target, of `chosen` models, or all; then those of the RTL, and the runtime's size."""
+def rows(asked: Request) -> Iterator[Row]:
+    """Bytes of each model on each target, or of those that were chosen; those of the RTL; the runtime's size."""
+    chosen, folder, config, say = asked.models, asked.folder, asked.preset, asked.say
     for name in chosen or MODELS:
         for target in EXPORT_TARGETS:
             say(f"{name} for {target}")
@@ -91,25 +91,20 @@ def _source(name: str, folder: Path | None) -> Path | onnx.ModelProto:
 
 
 def _row(name: str, target: ExportTarget, config: str, folder: Path | None, device: str) -> Row:
-    head = f"export/{name}/{target.name}/{device}", f"{MODELS[name]}, C for {target.name}, {device}", "0 bytes differ"
+    key, what = f"export/{name}/{target.name}/{device}", f"{MODELS[name]}, C for {target.name}, {device}"
     command = f"{COMMAND} --models {name}"
     try:
         source = _source(name, folder)
         if lack := emulate.missing(target):
             raise Missing(lack)
     except Missing as reason:
-        return Row(*head, f"skipped: {reason}", None, command)
+        return skipped(key, what, command, reason)
     made = export(source, target.name, Options(config=config, check=False), name)
     with tempfile.TemporaryDirectory(prefix="celosia") as temporary:
-        found = _compared(made, source, config, device, Path(temporary))
+        details = _compared(made, source, config, device, Path(temporary))
     calls = set().union(*(undefined(data) for file, data in made.files.items() if file.endswith(".o")))
-    found |= {"allocators": sorted(calls & ALLOCATORS), "kernels": len(made.model.program.kernels)}
-    text = (
-        f"{found['different']} of {found['bytes']:,} bytes differ; opened in {found['open_seconds']:.2f} s by "
-        f"{found['open_accesses']} accesses to registers and a copy of {found['copied']:,} bytes, "
-        f"{found['kernels']} kernels, {found['memory']:,} bytes of memory"
-    )
-    return Row(*head, text, not found["different"] and not found["allocators"], command, found)
+    details |= {"allocators": len(calls & ALLOCATORS), "kernels": len(made.model.program.kernels)}
+    return judged(key, what, command, details, "different <= 0, allocators <= 0")
 
 
 def _compared(made: Exported, source: Path | onnx.ModelProto, config: str, device: str, folder: Path) -> dict[str, Any]:
@@ -142,17 +137,17 @@ def _compared(made: Exported, source: Path | onnx.ModelProto, config: str, devic
 
 def _runtime(target: ExportTarget) -> Row:
     """Lines and bytes of the runtime, with the devices that the target has."""
-    head = (
-        f"export/runtime/{target.name}", f"the runtime, {target.name}",
-        f"at most {MAX_LINES:,} lines and {MOST_BYTES:,} bytes of code, no malloc",
-    )  # fmt: skip
+    key, what = (
+        f"export/runtime/{target.name}",
+        f"the runtime, {target.name}: lines, bytes of code, calls of allocators",
+    )
     if lack := emulate.missing(target):
-        return Row(*head, f"skipped: {lack}", None, COMMAND)
+        return skipped(key, what, COMMAND, lack)
     with tempfile.TemporaryDirectory(prefix="celosia") as temporary:
         objects = emulate.runtime_objects(target, Path(temporary))
-    size = sum(map(code_bytes, objects))
-    lines = sum(len(path.read_text(encoding="utf-8").splitlines()) for path in RUNTIME.iterdir())
-    calls = set().union(*map(undefined, objects)) & ALLOCATORS
-    met = size <= MOST_BYTES and lines <= MAX_LINES and not calls
-    text = f"{lines} lines, {size:,} bytes, calls {', '.join(sorted(calls)) or 'no malloc'}"
-    return Row(*head, text, met, COMMAND, {"lines": lines, "bytes": size, "allocators": sorted(calls)})
+    details = {
+        "lines": sum(len(path.read_text(encoding="utf-8").splitlines()) for path in RUNTIME.iterdir()),
+        "bytes": sum(map(code_bytes, objects)),
+        "allocators": len(set().union(*map(undefined, objects)) & ALLOCATORS),
+    }
+    return judged(key, what, COMMAND, details, f"lines <= {MAX_LINES}, bytes <= {MAX_BYTES}, allocators <= 0")

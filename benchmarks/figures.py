@@ -6,7 +6,7 @@
 A page quotes a figure by a link, `[7.21 M cycles](docs/figures.md#resnet18-cycles)`: the first number of its words is
 the figure, with as many digits as stand there. Where a folder that the figure depends on is not as it was when that was
 measured, the words end with the commit, `7.21 M cycles at 1837e55`; where it is not what is asked of it, with
-`: missed`. Benchmarks record what they have measured; which figures there are, and of which row, says catalogue.py.
+`: missed`. Benchmarks record what they have measured; which figures there are, and of which row, says figures.toml.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ import json
 import os
 import re
 import subprocess
+import tomllib
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -42,11 +44,12 @@ digest of each folder."""
 
 @dataclass(frozen=True)
 class Figure:
-    """A number that pages may quote.
+    """A number that pages may quote, as figures.toml declares it.
 
-    of: the folders (or files) that decide it. command: of the row with the key `row`, `*` being any word, where several
-    have it: the figure is of all of them; `value` makes it of their details. count: instead of these, what counts it.
-    least, most: what is asked of it. Without either, the figure is a table of a page, quoted by words without a number.
+    of: the folders (or files) that decide it. command: of the rows with the keys `rows`, `*` being any word. value: the
+    place of the number in their details, as "cold.seconds"; with "sum", "max" or "min" in front it is of several rows.
+    factor: times which it is taken. count: what counts it, one of COUNTERS, instead of these. least, most: what is
+    asked of it. Without value and count the figure is a table of a page, quoted by words without a number.
     """
 
     name: str
@@ -54,15 +57,50 @@ class Figure:
     unit: str = ""
     of: tuple[str, ...] = ()
     command: str = COUNTED
-    row: tuple[str, ...] = ()
-    value: Callable[..., float | None] | None = None
-    count: Callable[[], int] | None = None
+    rows: tuple[str, ...] = ()
+    value: str = ""
+    factor: float = 1
+    count: str = ""
     least: float | None = None
     most: float | None = None
 
+    def of_rows(self, details: Sequence[Mapping[str, Any]]) -> float | None:
+        """The number that the details of the figure's rows have; None where one of them has none."""
+        first, _, rest = self.value.partition(" ")
+        reduce = REDUCTIONS.get(first)
+        numbers = [_at(each, (rest if reduce else self.value).split(".")) for each in details]
+        if None in numbers:
+            return None
+        number: float = reduce(numbers) if reduce else numbers[0]
+        return number if self.factor == 1 else self.factor * number
 
+
+REDUCTIONS: dict[str, Any] = {"sum": sum, "max": max, "min": min}
 Catalogue = Mapping[str, Sequence[Figure]]
 """Figures by the heading under which docs/figures.md has them."""
+
+
+def _at(details: Mapping[str, Any], path: Sequence[str]) -> Any:
+    return details.get(path[0]) if len(path) == 1 else _at(details[path[0]], path[1:])
+
+
+def declared(text: str) -> Catalogue:
+    """The figures of figures.toml."""
+    table = tomllib.loads(text)
+    return {
+        heading: [_declared(name, entry, table["folders"]) for name, entry in entries.items()]
+        for heading, entries in table["figures"].items()
+    }
+
+
+def _declared(name: str, entry: dict[str, Any], folders: Mapping[str, list[str]]) -> Figure:
+    of = entry.pop("of", [])
+    return Figure(
+        name, of=tuple(folders[of] if isinstance(of, str) else of), rows=tuple(entry.pop("rows", ())), **entry
+    )
+
+
+FIGURES = declared(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 
 
 def read(root: Path = ROOT) -> dict[str, Entry]:
@@ -71,13 +109,46 @@ def read(root: Path = ROOT) -> dict[str, Entry]:
     return found
 
 
+# What is counted -----------------------------------------------------------------------------------------------------
+
+
+@cache
+def _node_tests() -> int:
+    import onnx.backend.test.loader as loader
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the generators of some tests overflow
+        return len(loader.load_model_tests(kind="node"))
+
+
+def _node_tests_passed() -> int:
+    lines = (ROOT / "tests" / "compiler" / "onnx_nodes_failing.txt").read_text(encoding="utf-8").splitlines()
+    return _node_tests() - sum(bool(line) and not line.startswith("#") for line in lines)
+
+
+def _kernels() -> int:
+    from benchmarks.kernels import KERNELS as kernels
+
+    return len(kernels)
+
+
+def _multipliers() -> int:
+    from celosia.bitstreams.area import model
+    from celosia.hw.spec.config import PRESETS as presets
+
+    return model().estimate(presets["pynq"]).dsp
+
+
+COUNTERS: dict[str, Callable[[], int]] = {
+    "node_tests": _node_tests, "node_tests_passed": _node_tests_passed, "kernels": _kernels, "pynq_dsp": _multipliers,
+}  # fmt: skip
+
 # What was measured ---------------------------------------------------------------------------------------------------
 
 
 @cache
 def digest(path: Path) -> str:
-    """Of a file, or of all files in a folder with their names: 12 digits, which differ where one of them does. As they
-    were when this process first asked."""
+    """Hash a file, or all files in a folder with their names, as they were when this process first asked: 12 digits."""
     found = hashlib.sha256()
     for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
         if file.is_file() and "__pycache__" not in file.parts:
@@ -122,7 +193,7 @@ def changed(figure: Figure, entry: Entry, root: Path = ROOT) -> list[str]:
 
 
 def entry_of(figure: Figure, value: float | None, command: str, root: Path = ROOT) -> Entry:
-    """What the file says of a figure that was measured now."""
+    """Make the entry of a figure that was measured now."""
     rounded = float(f"{value:.6g}") if isinstance(value, float) else value
     measured = {"commit": commit(figure.of, root), "processor": processor()}
     return {
@@ -134,13 +205,13 @@ def entry_of(figure: Figure, value: float | None, command: str, root: Path = ROO
 def measured(figure: Figure, rows: Sequence[Row]) -> tuple[float, str] | None:
     """(value, command) where `rows` have all that the figure is of, measured as it is to be; else None."""
     command = re.compile(re.escape(figure.command).replace(r"\*", r"\S+"))
-    found = {row.key: row for row in rows if row.key in figure.row and command.fullmatch(row.command) and row.details}
-    if figure.value is None or not figure.row or len(found) < len(figure.row):
+    own = {row.key: row for row in rows if row.key in figure.rows and command.fullmatch(row.command) and row.details}
+    if not figure.value or not figure.rows or len(own) < len(figure.rows):
         return None
-    value = figure.value(*(found[key].details for key in figure.row))
+    value = figure.of_rows([own[key].details for key in figure.rows])
     if value is None:
         return None
-    return value, shown(figure) if len(figure.row) > 1 else found[figure.row[0]].command
+    return value, shown(figure) if len(figure.rows) > 1 else own[figure.rows[0]].command
 
 
 def shown(figure: Figure) -> str:
@@ -161,8 +232,8 @@ def record(rows: Sequence[Row], catalogue: Catalogue, given: Sequence[str] = (),
         if found is not None:
             names.append(figure.name)
             entries[figure.name] = entry_of(figure, *found, root)
-        elif figure.count is not None:
-            entries[figure.name] = {"value": figure.count(), "unit": figure.unit, "command": COUNTED}
+        elif figure.count:
+            entries[figure.name] = {"value": COUNTERS[figure.count](), "unit": figure.unit, "command": COUNTED}
         elif figure.name in known:
             entries[figure.name] = known[figure.name]
     lines = ",\n".join(f' "{name}": {json.dumps(entry, ensure_ascii=False)}' for name, entry in entries.items())
@@ -175,9 +246,9 @@ def record(rows: Sequence[Row], catalogue: Catalogue, given: Sequence[str] = (),
 def _given(text: str, catalogue: Catalogue) -> tuple[str, float | None]:
     name, _, number = text.partition("=")
     figure = next((figure for figure in chain(*catalogue.values()) if figure.name == name), None)
-    if figure is None or figure.count is not None:
+    if figure is None or figure.count:
         raise ValueError(f"no figure {name!r} is measured; docs/figures.md lists those that are")
-    if bool(number) != (figure.value is not None):
+    if bool(number) != bool(figure.value):
         raise ValueError(f"{name} is {'a table: leave out' if number else 'a number: add'} =VALUE")
     return name, (float(number) if "." in number else int(number)) if number else None
 
@@ -274,7 +345,7 @@ def _value(figure: Figure, entry: Entry) -> str:
 
 
 def _when(figure: Figure, entry: Entry, root: Path) -> str:
-    if figure.count is not None:
+    if figure.count:
         return "counted"
     since = changed(figure, entry, root)
     text = f"{entry['commit']}, {entry['processor']}"

@@ -7,7 +7,7 @@ for, which is nearer to the trained ones than any 4 bits are.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx import numpy_helper
 
-from benchmarks.rows import Row
+from benchmarks.rows import Request, Row, judged, skipped
 from benchmarks.workloads import Missing
 from celosia import models
 from celosia.driver.host.oracle import session
@@ -31,10 +31,10 @@ IMAGES = Path("/usr/share/datasets/fashion-mnist")
 MOST_POINTS, MOST_PERPLEXITY = 0.5, 3
 """That 4 bits may cost: percentage points of accuracy, and percent of perplexity."""
 BITS = 8, 4, 2, 1
-"""Of weights; what 2 and 1 cost is told, and nothing is asked of it."""
+"""Of weights; nothing is asked of 2 and 1."""
 WHAT = {
-    "resnet8": ("ResNet-8: points of accuracy that weights of 4 bits cost", f"≤ {MOST_POINTS}"),
-    "gpt": ("the demo GPT: perplexity that weights of 4 bits add", f"≤ {MOST_PERPLEXITY}%"),
+    "resnet8": ("ResNet-8: accuracy by bits of weights, and points that 4 bits cost", MOST_POINTS),
+    "gpt": ("the demo GPT: perplexity by bits of weights, and percent that 4 bits add", MOST_PERPLEXITY),
 }
 
 
@@ -130,29 +130,18 @@ def _gpt(folder: Path, bits: tuple[int, ...]) -> dict[str, float]:
     return found
 
 
-def _named(bits: str) -> str:
-    return bits if bits == "float" else f"{bits} bit{'s' * (bits != '1')}"
-
-
-def rows(chosen: tuple[str, ...], say: Callable[[str], None]) -> Iterator[Row]:
-    """A row for each of WHAT, or those of `chosen`."""
-    for name, measure in (("resnet8", _resnet8), ("gpt", _gpt)):
-        if chosen and name not in chosen:
-            continue
-        head, command = (f"four_bits/{name}", *WHAT[name]), f"python -m benchmarks four_bits --models {name}"
-        say(f"{name}: weights of {', '.join(map(str, BITS))} bits")
+def rows(asked: Request) -> Iterator[Row]:
+    """A row for each of WHAT, or those that were chosen. cost: that weights of 4 bits have."""
+    for name in asked.models or WHAT:
+        (what, most), measure = WHAT[name], {"resnet8": _resnet8, "gpt": _gpt}[name]
+        key, command = f"four_bits/{name}", f"python -m benchmarks four_bits --models {name}"
+        asked.say(f"{name}: weights of {', '.join(map(str, BITS))} bits")
         try:
             with tempfile.TemporaryDirectory() as folder:
                 found = measure(Path(folder), BITS)
         except Missing as reason:
-            yield Row(*head, f"skipped: {reason}", None, command)
+            yield skipped(key, what, command, reason)
             continue
-        if name == "resnet8":
-            cost = 100 * (found["float"] - found["4"])
-            text = f"{cost:.2f} ({', '.join(f'{_named(key)} {value:.2%}' for key, value in found.items())})"
-            kept = cost <= MOST_POINTS
-        else:
-            cost = 100 * (found["4"] / found["float"] - 1)
-            text = f"{cost:.2f}% ({', '.join(f'{_named(key)} {value:.3f}' for key, value in found.items())})"
-            kept = cost <= MOST_PERPLEXITY
-        yield Row(*head, text, kept, command, {"cost": cost, **found})
+        points, percent = 100 * (found["float"] - found["4"]), 100 * (found["4"] / found["float"] - 1)
+        details = {"cost": points if name == "resnet8" else percent, **found}
+        yield judged(key, what, command, details, f"cost <= {most}")

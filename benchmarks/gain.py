@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Iterator
 
 import celosia
-from benchmarks.rows import Row
+from benchmarks.rows import Request, Row, judged, skipped
 from benchmarks.workloads import WORKLOADS, Missing
 from celosia.compiler.program import Program
 from celosia.hw.boards.memory import MemoryModel
@@ -18,7 +17,7 @@ NETWORKS = ("resnet18", "mobilenet_v2", "mobilenet_v2_160", "ds_cnn", "lite", "d
 
 
 def cycles(program: Program, memory: MemoryModel) -> int:
-    """Of all launches of `program`, by the timing model."""
+    """Cycles of all launches of `program`, by the timing model."""
     total = 0
     for launch in program.launches:
         start = launch.address - program.image_address
@@ -27,24 +26,22 @@ def cycles(program: Program, memory: MemoryModel) -> int:
     return total
 
 
-def rows(
-    folder: Path | None, models: tuple[str, ...], config: str | None, memory: MemoryModel, say: Callable[[str], None]
-) -> Iterator[Row]:
-    """A row for each network, or those of `models`, on each of CONFIGS, or on `config`."""
-    for name in models or NETWORKS:
-        for each in (config,) if config else CONFIGS:
+def rows(asked: Request) -> Iterator[Row]:
+    """A row for each of NETWORKS on each of CONFIGS, or what is asked for."""
+    memory = asked.memory
+    for name in asked.models or NETWORKS:
+        for each in (asked.config,) if asked.config else CONFIGS:
             command = f"python -m benchmarks gain --models {name} --config {each} --memory {memory.name}"
-            head = f"gain/{name}/{each}", f"{name} on {each}: cycles by the timing model, untuned over tuned", "≥ 1"
-            say(f"{name} on {each}: compiling with records and without")
+            key, what = f"gain/{name}/{each}", f"{name} on {each}: cycles by the timing model, untuned and tuned"
+            asked.say(f"{name} on {each}: compiling with records and without")
             try:
-                path = WORKLOADS[name].path(folder)
+                path = WORKLOADS[name].path(asked.folder)
             except Missing as reason:
-                yield Row(*head, f"skipped: {reason}", None, command)
+                yield skipped(key, what, command, reason)
                 continue
             untuned, tuned = (
                 cycles(celosia.compile(path, each, check=False, records=records), memory)
                 for records in ("none", "shipped")
             )
-            details = {"config": each, "untuned": untuned, "tuned": tuned}
-            text = f"{untuned / tuned:.3f} ({untuned:,} to {tuned:,})"
-            yield Row(*head, text, tuned <= untuned, command, details)
+            details = {"config": each, "untuned": untuned, "tuned": tuned, "gain": 100 * (1 - tuned / untuned)}
+            yield judged(key, what, command, details, "gain >= 0")

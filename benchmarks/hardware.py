@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from benchmarks.rows import ROOT, Row
+from benchmarks.rows import ROOT, Request, Row, Say
 from celosia.bitstreams.designs import Design
 from celosia.bitstreams.ecp5 import build
 from celosia.bitstreams.synthesis import LABELS, usage
@@ -21,7 +21,6 @@ from celosia.hw.boards.boards import BOARDS
 from celosia.hw.boards.fpga import FPGAS
 from celosia.hw.spec.config import PRESETS, Config
 
-Say = Callable[[str], None]
 MARGIN = {"pynq": dict.fromkeys(LABELS, 10.0), "wide": dict.fromkeys(LABELS, 5.0) | {"lut": 10.0}}
 """Percent of each resource that a preset leaves free on the device that it is for."""
 COMMAND = "python -m benchmarks hardware"
@@ -76,7 +75,7 @@ def ecp5(say: Say) -> Iterator[Row]:
 
 
 def _report(say: Say, what: str, folders: str, *arguments: str) -> dict[str, Any]:
-    """What `python -m MODULE ... --json FILE` has written; its output goes to `say`, line by line."""
+    """Run `python -m MODULE ... --json FILE` and read the file; its output goes to `say`, line by line."""
     paths = os.pathsep.join(str(ROOT / "tests" / folder) for folder in folders.split(","))
     with tempfile.TemporaryDirectory() as folder:
         output = Path(folder) / "report.json"
@@ -126,16 +125,43 @@ def fuzz(say: Say) -> Iterator[Row]:
     yield _measured(Row("hardware/fuzz", "fuzzing", "0 failures", "", None, f"make fuzz N={count}"), measure)
 
 
+RANDOM_MODELS = 5000
+"""Models of `differential`."""
+
+
+def differential(asked: Request) -> Iterator[Row]:
+    """Random models beside onnxruntime, by the fuzzer."""
+    count, seed = asked.count or RANDOM_MODELS, asked.seed
+    options = ["--jobs", str(asked.jobs), "--out", str(asked.out.absolute())]
+    options += ["--resume", str(asked.resume.absolute())] if asked.resume else []
+
+    def measure(row: Row) -> Row:
+        arguments = ("fuzz", "--kind", "model", "--count", str(count), "--seed", str(seed), *options)
+        report = _report(asked.say, "models", ".,cosim", *arguments)["model"]
+        endings = report["endings"]
+        counted = report["cases"] - endings.get("onnxruntime refuses", 0)
+        text = "; ".join((f"{counted} models, seed {seed}", *(f"{many} {how}" for how, many in endings.items())))
+        text += f"; {report['failures']} wrong; {report['seconds']:.0f} s"
+        details = {"counted": counted, "wrong": report["failures"], "endings": endings}
+        return dataclasses.replace(row, measured=text, met=not report["failures"], details=details)
+
+    command = f"python -m benchmarks differential --seed {seed} --count {count}"
+    what = "random models and operators, quantised in all formats, beside onnxruntime"
+    yield _measured(Row("differential", what, "none wrong, refused or crashed", "", None, command), measure)
+
+
 MUTANTS = 300
 """Random mutants of a campaign."""
 
 
-def mutants(count: int, seed: int, journal: Path | None, say: Say) -> Iterator[Row]:
+def mutants(asked: Request) -> Iterator[Row]:
     """make mutants: the share of random faults in hw/ that unit tests, proofs and random programs find."""
-    options = ["--count", str(count), "--seed", str(seed), *(["--resume", str(journal.absolute())] if journal else [])]
+    count, seed = asked.count or MUTANTS, asked.seed
+    options = ["--count", str(count), "--seed", str(seed)]
+    options += ["--resume", str(asked.resume.absolute())] if asked.resume else []
 
     def measure(row: Row) -> Row:
-        found = _report(say, "mutants", ".,formal,cosim", "mutation", *options)
+        found = _report(asked.say, "mutants", ".,formal,cosim", "mutation", *options)
         kinds = ", ".join(f"{number} by {kind}" for kind, number in found["by"].items())
         text = f"{found['killed']} of {found['mutants']} killed ({found['percent']}%; {kinds})"
         open_ = sum(not survivor["reason"] for survivor in found["survivors"])
@@ -150,12 +176,13 @@ TIMING_CONFIGS, TIMING_PROGRAMS = 40, 25
 """Random Configs of `timing`, each a simulator, and programs on each."""
 
 
-def timing(say: Say, configs: int, seed: int) -> Iterator[Row]:
+def timing(asked: Request) -> Iterator[Row]:
     """The share of random programs on random Configs for which the timing model's cycles are close to the RTL's."""
+    configs, seed = asked.count or TIMING_CONFIGS, asked.seed
 
     def measure(row: Row) -> Row:
         options = ("--configs", str(configs), "--programs", str(TIMING_PROGRAMS), "--seed", str(seed))
-        found = _report(say, "timing", ".", "timing_accuracy", *options)
+        found = _report(asked.say, "timing", ".", "timing_accuracy", *options)
         text = f"{found['within']:.2%} of {found['programs']:,} programs on {found['configs']} Configs; "
         text += f"worst {found['worst']}"
         return dataclasses.replace(row, measured=text, met=found["within"] >= 0.99, details=found)
@@ -170,7 +197,7 @@ ROWS: dict[str, Callable[[Say], Iterator[Row]]] = {
 }  # fmt: skip
 
 
-def rows(say: Say, only: str | None = None) -> Iterator[Row]:
-    """All of them, or the part `only`, as they are measured."""
-    for name in ROWS if only is None else (only,):
-        yield from ROWS[name](say)
+def rows(asked: Request) -> Iterator[Row]:
+    """All of ROWS, or one of them, as they are measured."""
+    for name in ROWS if asked.only is None else (asked.only,):
+        yield from ROWS[name](asked.say)

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import tomllib
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
-
-from benchmarks import kernel_sizes as sizes
 
 Array = NDArray[Any]
 
@@ -110,7 +110,7 @@ def _transposed(channels: int, size: int, kernel: int, **attributes: Any) -> Any
     return FLOAT, write
 
 
-def _op(op: str, *shapes: tuple[int, ...], tolerance: float = FLOAT, dtype: str = "float32", **attributes: Any) -> Any:
+def _op(op: str, *shapes: Sequence[int], tolerance: float = FLOAT, dtype: str = "float32", **attributes: Any) -> Any:
     """One operator on normal random arrays."""
 
     def write(w: _Writer) -> str:
@@ -285,39 +285,42 @@ TYPICAL: dict[str, Any] = {
 """Of each kind."""
 
 
+SIZES = tomllib.loads(Path(__file__).with_name("kernel_sizes.toml").read_text(encoding="utf-8"))
+
+
 def _sized() -> Iterator[tuple[str, Any]]:
-    """The same for every row of kernel_sizes.py."""
+    """Kernels of every row of kernel_sizes.toml."""
 
     def named(kind: str, *numbers: Any) -> str:
-        return "_".join([kind.lower(), *("x".join(map(str, each)) if isinstance(each, tuple) else str(each)
+        return "_".join([kind.lower(), *("x".join(map(str, each)) if isinstance(each, list) else str(each)
                                          for each in numbers)])  # fmt: skip
 
-    for channels, size, out, kernel, stride, group in sizes.CONVOLUTIONS:
+    for channels, size, out, kernel, stride, group in SIZES["convolutions"]:
         name = named("conv", channels, size, out, kernel, stride, group)
         yield name, _conv(channels, size, out, kernel, group, strides=[stride] * 2)
-    for channels, size, out, kernel, group, dtype in sizes.QUANTISED:
+    for channels, size, out, kernel, group, dtype in SIZES["quantised"]:
         name = named("quantised_conv", channels, size, out, kernel, group, dtype)
         yield name, _quantised_conv(channels, size, out, kernel, group, np.dtype(dtype).type)
-    for rows, depth, columns in sizes.PRODUCTS:
-        yield named("gemm", (rows, depth, columns)), _matmul(rows, depth, b=(depth, columns))
-    for rows, depth, columns in sizes.BYTES:
-        yield named("quantised_matmul", (rows, depth, columns)), _quantised_matmul(rows, depth, columns)
-        yield named("matmul_integer", (rows, depth, columns)), _matmul_integer(rows, depth, columns)
-    for heads, rows, depth, columns in sizes.BATCHED:
-        name = named("matmul_fed", (heads, rows, depth, columns))
+    for rows, depth, columns in SIZES["products"]:
+        yield named("gemm", [rows, depth, columns]), _matmul(rows, depth, b=(depth, columns))
+    for sizes in SIZES["bytes"]:
+        yield named("quantised_matmul", sizes), _quantised_matmul(*sizes)
+        yield named("matmul_integer", sizes), _matmul_integer(*sizes)
+    for heads, rows, depth, columns in SIZES["batched"]:
+        name = named("matmul_fed", [heads, rows, depth, columns])
         yield name, _matmul(heads, rows, depth, b=(heads, depth, columns), fed=True)
-    for shape in sizes.SOFTMAX:
+    for shape in SIZES["softmax"]:
         yield named("softmax", shape), _op("Softmax", shape, axis=-1)
-    for shape in sizes.NORMALISED:
+    for shape in SIZES["normalised"]:
         yield named("layer_norm", shape), _layernorm(*shape)
-    for op, shapes in sizes.ELEMENTWISE:
+    for op, shapes in SIZES["elementwise"]:
         yield named(op, *shapes), _op(op, *shapes)
-    for op, channels, size, kernel, stride in sizes.POOLS:
-        shape = (1, channels, size, size)
+    for op, channels, size, kernel, stride in SIZES["pools"]:
+        shape = [1, channels, size, size]
         yield named(op, shape, kernel, stride), _op(op, shape, kernel_shape=[kernel] * 2, strides=[stride] * 2)
-    for channels, size in sizes.MEANS:
+    for channels, size in SIZES["means"]:
         yield named("mean", channels, size), _op("GlobalAveragePool", (1, channels, size, size))
-    for shape, order in sizes.TRANSPOSED:
+    for shape, order in SIZES["transposed"]:
         yield named("transpose", shape, order), _op("Transpose", shape, perm=order, tolerance=0.0)
 
 

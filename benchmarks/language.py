@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
 import celosia.language as cl
-from benchmarks.cpu import Say, error
+from benchmarks.cpu import SECONDS, error
 from benchmarks.kernels import _Writer
-from benchmarks.rows import ROOT, Row
+from benchmarks.rows import ROOT, Request, Row, Say
 from celosia.compiler.language.lowered import image_of
 from celosia.compiler.tensorize.plan import Planner
 from celosia.compiler.tune.kernels.trial import by_turns
@@ -155,19 +155,19 @@ def attention(q, k, v, o, L, scale, BM: cl.constexpr, BN: cl.constexpr, D: cl.co
     cl.store(o, (rows, 0), acc / total[:, None])
 
 
-def rows(device: str | None, config: str, seconds: float, say: Say) -> Iterator[Row]:
-    """All of them. device: of the layers, by default rtl. seconds: for each kernel."""
-    if device == "functional":
+def rows(asked: Request) -> Iterator[Row]:
+    """All of them; layers by default on the RTL."""
+    if asked.device == "functional":
         raise SystemExit("python -m benchmarks language: the functional device counts no cycles; take timed or rtl")
     os.environ.pop("CELOSIA_INTERPRET", None)
     yield lines()
     yield call()
-    yield from cpu_rows(seconds, say)
-    yield from layer_rows(device or "rtl", config, say)
+    yield from cpu_rows(asked.seconds or SECONDS, asked.say)
+    yield from layer_rows(asked.device or "rtl", asked.preset, asked.say)
 
 
 def lines() -> Row:
-    """Of the language's own code, comments and blank lines among them."""
+    """Count the lines of the language's own code, comments and blank lines among them."""
     files = sorted((ROOT / "compiler" / "language").glob("*.py"))
     count = sum(len(path.read_text(encoding="utf-8").splitlines()) for path in files)
     what = "lines of compiler/language, all of them"
@@ -175,7 +175,7 @@ def lines() -> Row:
 
 
 def call() -> Row:
-    """What a call costs beside the kernel."""
+    """Measure what a call costs beside the kernel."""
     x = np.zeros(1, np.float32)
     add[(1,)](x, x.copy(), x.copy(), 1, 16)
     y, out = x.copy(), x.copy()

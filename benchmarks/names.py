@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from benchmarks.rows import ROOT, Row
+from benchmarks.rows import ROOT, Request, Row
 
 WORKER = ROOT / "tests" / "cosim" / "many_models.py"
 SEEDS = 8
@@ -21,9 +21,10 @@ NETWORKS = {
 }
 
 
-def rows(say: Callable[[str], None], models: int = MODELS) -> Iterator[Row]:
+def rows(asked: Request) -> Iterator[Row]:
     """One row for random models, one for each of NETWORKS."""
-    say(f"{models} random models, compiling and running each for all Configs")
+    models = asked.count or MODELS
+    asked.say(f"{models} random models, compiling and running each for all Configs")
     each = -(-models // SEEDS)
     with ThreadPoolExecutor(PROCESSES) as pool:
         work = [["--seeds", str(seed), "--models", str(each)] for seed in range(1, SEEDS + 1)]
@@ -31,7 +32,7 @@ def rows(say: Callable[[str], None], models: int = MODELS) -> Iterator[Row]:
     what = "random quantised models without names, with equal and with hostile ones"
     yield _row("random", what, counts, models)
     for name, what in NETWORKS.items():
-        say(what)
+        asked.say(what)
         yield _row(name, what, [_run(["--network", name])], models)
 
 

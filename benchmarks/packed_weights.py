@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,8 +16,8 @@ from onnx import TensorProto, helper, numpy_helper
 import celosia
 from benchmarks import decoders
 from benchmarks.decoders import DECODERS
-from benchmarks.rows import Row
-from benchmarks.transformers import PROMPT, TOKENS, growing
+from benchmarks.rows import Request, Row, judged
+from benchmarks.transformers import PROMPT, TOKENS, generated, growing
 from celosia.compiler.tensorize.codebooks import multiples
 from celosia.driver.host.oracle import session
 from celosia.hw.boards.memory import MemoryModel
@@ -39,13 +39,12 @@ BUS = 0.93
 """Of what the bus carries, at least."""
 
 
-def rows(models: tuple[str, ...], config: str | None, memory: MemoryModel, say: Callable[[str], None]) -> Iterator[Row]:
-    """A row for each of NETWORKS, or those of `models`."""
-    cfg = Config.load(config or "pynq")
-    for name in models or NETWORKS:
-        say(f"{name}: compiling, running")
-        of = _sums if name == NBITS else _step if name in DECODERS else _product
-        yield of(name, cfg, memory)
+def rows(asked: Request) -> Iterator[Row]:
+    """A row for each of NETWORKS, or those that were chosen."""
+    for name in asked.models or NETWORKS:
+        asked.say(f"{name}: compiling, running")
+        measure = _sums if name == NBITS else _step if name in DECODERS else _product
+        yield measure(name, Config.load(asked.preset), asked.memory)
 
 
 def few_bits(weights: Array, bits: int) -> Array:
@@ -64,7 +63,7 @@ def few_bits(weights: Array, bits: int) -> Array:
 
 
 def _product(name: str, cfg: Config, memory: MemoryModel) -> Row:
-    """Of a row of int8, on the RTL."""
+    """Measure a product with a row of int8, on the RTL."""
     random = np.random.default_rng(1)
     few = int(name.removeprefix(PRODUCT).lstrip("_") or 4)
     weights = few_bits(random.integers(-128, 128, (INPUTS, OUTPUTS)), few)
@@ -90,53 +89,38 @@ def _product(name: str, cfg: Config, memory: MemoryModel) -> Row:
 
 
 def _step(name: str, cfg: Config, memory: MemoryModel) -> Row:
-    """Of a decoder behind a prompt, its products' weights near those that onnxruntime's quantiser makes; timed."""
-    network = DECODERS[name]
-    prompt = np.random.default_rng(1).integers(0, network.vocabulary, PROMPT).tolist()
-    usages, wrong = [], 0
+    """Measure a decoder behind a prompt, its products' weights near those that onnxruntime's quantiser makes; timed."""
+    network, usages, wrong = DECODERS[name], [], 0
     with tempfile.TemporaryDirectory() as folder:
         path = decoders.quantised(network, Path(folder), past=TOKENS - 1)
         _to_four_bits(path)
         for bits in (8, 4):
-            own = replace(cfg, weight_bits=bits)
-            with celosia.Decoder(path, "timed", config=own, length=TOKENS, options={"memory": memory}) as decoder:
-                run = decoder.session()
-                found = [run.feed(prompt)]
-                while run.length < TOKENS:
-                    found.append(run.feed([int(np.argmax(found[-1]))]))
+            run, logits = generated(path, "timed", replace(cfg, weight_bits=bits), "onnxruntime", {"memory": memory})
             usages.append(run.usage.report())
-            wrong += int(np.sum(np.array(found) != growing(path, network, run.tokens)[PROMPT - 1 :]))
+            wrong += int(np.sum(logits != growing(path, network, run.tokens)[PROMPT - 1 :]))
     plain, packed = (round(usage["cycles_per_token"]) for usage in usages)
     return _row(name, 4, cfg, memory, "timed, a step", plain, packed, usages[1]["bandwidth"], wrong)
 
 
 def _sums(name: str, cfg: Config, memory: MemoryModel) -> Row:
-    """Steps of a decoder of MatMulNBits, with packed weights, over those of the same one in int8."""
-    network = DECODERS[name.removesuffix("_nbits")]
-    prompt = np.random.default_rng(1).integers(0, network.vocabulary, PROMPT).tolist()
-    usages, logits = [], []
+    """Steps of a decoder of MatMulNBits, with packed weights, over those of the same one in int8. apart: the largest
+    difference of a logit over their root mean square."""
+    network, usages, until = DECODERS[name.removesuffix("_nbits")], [], PROMPT + STEPS
     with tempfile.TemporaryDirectory() as folder:
         whole = decoders.quantised(network, Path(folder), past=TOKENS - 1)
         path = decoders.in_blocks(network, Path(folder))
         for model, own in ((whole, cfg), (path, replace(cfg, sums=True, weight_bits=4))):
-            with celosia.Decoder(model, "timed", config=own, length=TOKENS, options={"memory": memory}) as decoder:
-                run = decoder.session()
-                logits = [run.feed(prompt)]
-                while run.length < PROMPT + STEPS:
-                    logits.append(run.feed([int(np.argmax(logits[-1]))]))
+            run, logits = generated(model, "timed", own, "onnxruntime", {"memory": memory}, PROMPT, until)
             usages.append(run.usage.report())
         expected = growing(path, network, run.tokens)[PROMPT - 1 :]
     plain, packed = (round(usage["cycles_per_token"]) for usage in usages)
-    far, ratio = float(np.abs(np.array(logits) - expected).max() / np.sqrt((expected**2).mean())), packed / plain
-    share, bus = usages[1]["share"], usages[1]["bandwidth"]
-    details = {"plain": plain, "packed": packed, "ratio": ratio, "bus": bus, "share": share, "apart": far}
-    return Row(
-        f"packed/{name}", f"{name}, on {cfg.name} with sums and weight_bits = 4, timed, a step: cycles over int8's",
-        f"≤ {MOST[4]}",
-        f"{ratio:.3f} ({packed:,} of {plain:,} cycles), {bus:.1%} of the bus, {share:.1%} of the products, logits "
-        f"at most {far:.1e} of their root mean square apart", ratio <= MOST[4],
-        f"python -m benchmarks packed --models {name} --config {cfg.name} --memory {memory.name}", details,
-    )  # fmt: skip
+    details = {
+        "plain": plain, "packed": packed, "ratio": packed / plain, "bus": usages[1]["bandwidth"],
+        "share": usages[1]["share"],
+        "apart": float(np.abs(logits - expected).max() / np.sqrt((expected**2).mean())),
+    }  # fmt: skip
+    what = f"{name}, on {cfg.name} with sums and weight_bits = 4, timed, a step: cycles over int8's"
+    return judged(f"packed/{name}", what, _command(name, cfg, memory), details, f"ratio <= {MOST[4]}")
 
 
 def _to_four_bits(path: Path) -> None:
@@ -151,15 +135,15 @@ def _to_four_bits(path: Path) -> None:
     onnx.save(model, path)
 
 
+def _command(name: str, cfg: Config, memory: MemoryModel) -> str:
+    return f"python -m benchmarks packed --models {name} --config {cfg.name} --memory {memory.name}"
+
+
 def _row(
     name: str, bits: int, cfg: Config, memory: MemoryModel, how: str, plain: int, packed: int, bus: float, wrong: int
 ) -> Row:  # fmt: skip
-    ratio, most = packed / plain, MOST[bits]
-    details = {"plain": plain, "packed": packed, "ratio": ratio, "bus": bus, "different": wrong, "config": cfg.name}
-    return Row(
-        f"packed/{name}", f"{name}, on {cfg.name}, {how}: cycles with weight_bits = {bits} over those with 8",
-        f"≤ {most}, ≥ {BUS:.0%} of the bus, 0 differ" if most else "0 differ",
-        f"{ratio:.3f} ({packed:,} of {plain:,} cycles), {bus:.1%} of the bus, {wrong} values differ",
-        not wrong and (most is None or (ratio <= most and bus >= BUS)),
-        f"python -m benchmarks packed --models {name} --config {cfg.name} --memory {memory.name}", details,
-    )  # fmt: skip
+    details = {"plain": plain, "packed": packed, "ratio": packed / plain, "bus": bus, "different": wrong}
+    asked = f"different <= 0, ratio <= {MOST[bits]}, bus >= {BUS}" if MOST[bits] else "different <= 0"
+    what = f"{name}, on {cfg.name}, {how}: cycles with weight_bits = {bits} over those with 8"
+    command = _command(name, cfg, memory)
+    return judged(f"packed/{name}", what, command, {**details, "config": cfg.name}, asked)

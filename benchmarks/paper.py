@@ -15,11 +15,10 @@ from html import escape
 from pathlib import Path
 
 from benchmarks import paper_arm, paper_cpu, paper_machine, paper_search
-from benchmarks.browser import CHROMIUM, browser
 from benchmarks.figures import processor
 from benchmarks.paper_chart import FULL, SHORT, Chart, PaperSize, Say
-from benchmarks.pictures import HEIGHT, WIDTH, write
-from benchmarks.rows import ROOT, Row
+from benchmarks.pictures import CHROMIUM, draw
+from benchmarks.rows import ROOT, Request, Row, judged
 from celosia.driver.pages.page import Page, Section
 
 PAGE = ROOT / "bench" / "paper.html"
@@ -37,29 +36,29 @@ CHARTS: dict[str, Callable[[PaperSize, Path | None, Say], Chart]] = {
 """In the order of the page, by the names of their pictures."""
 
 
-def rows(
-    folder: Path | None, short: bool, say: Say, page: Path = PAGE, pictures: Path | None = ROOT / "docs",
-    names: Sequence[str] = tuple(CHARTS),
-) -> Iterator[Row]:  # fmt: skip
-    """Those of all charts, and of the time they took, or of `names`. pictures: the folder of PNGs, where there are
-    to be some."""
-    size, charts = SHORT if short else FULL, dict[str, Chart]()
+def rows(asked: Request, page: Path = PAGE, pictures: Path | None = ROOT / "docs") -> Iterator[Row]:
+    """Those of all charts, and of the time they took, or of the charts that were chosen. pictures: the folder of PNGs,
+    where there are to be some."""
+    for name in asked.charts:
+        if name not in CHARTS:
+            raise SystemExit(f"python -m benchmarks: there is no chart {name!r}; take {', '.join(CHARTS)}")
+    short, size, charts = asked.short, SHORT if asked.short else FULL, dict[str, Chart]()
     started = time.perf_counter()
-    for name in names:
-        charts[name] = chart = CHARTS[name](size, folder, say)
+    for name in asked.charts or CHARTS:
+        charts[name] = chart = CHARTS[name](size, asked.folder, asked.say)
         yield from chart.rows
         page.parent.mkdir(parents=True, exist_ok=True)
         made(list(charts.values()), short).save(page)
     if pictures is not None and not short and CHROMIUM is not None:
-        say("pictures")
-        draw(page, charts, pictures)
-    seconds = time.perf_counter() - started
-    if len(charts) < len(CHARTS):
-        return
-    yield Row(
-        "paper/time", f"the page of {len(charts)} charts, {page.name}", "at most 60 minutes",
-        f"{seconds / 60:.1f} minutes", seconds <= 3600, size.command, {"minutes": seconds / 60},
-    )  # fmt: skip
+        asked.say("pictures")
+        whole = made(list(charts.values()), short)
+        for name, chart in charts.items():
+            if chart.figures:
+                draw(whole, chart.figures[0][0], pictures / f"paper-{name}.png")
+    if len(charts) == len(CHARTS):
+        minutes = (time.perf_counter() - started) / 60
+        what = f"the page of {len(charts)} charts, {page.name}"
+        yield judged("paper/time", what, size.command, {"minutes": minutes}, "minutes <= 60")
 
 
 def made(charts: Sequence[Chart], short: bool) -> Page:
@@ -83,12 +82,3 @@ def sections(chart: Chart) -> list[Section]:
     found[0].text = f"{chart.text} {found[0].text}".strip()
     found[-1].after = table
     return found
-
-
-def draw(page: Path, charts: dict[str, Chart], folder: Path) -> None:
-    """The first figure of each chart as `paper-NAME.png` in `folder`."""
-    with browser() as tab:
-        tab.open(page, WIDTH, HEIGHT)
-        for name, chart in charts.items():
-            if chart.figures:
-                write(tab, chart.figures[0][0], folder / f"paper-{name}.png")

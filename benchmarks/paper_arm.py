@@ -77,7 +77,7 @@ class Int8Conv:
         return [(n + 2 * c.pad - k) // c.stride + 1 for n, k in zip(c.image[2:], c.weights[2:])]
 
     def case(self) -> dict[str, Array]:
-        """What the worker takes: channels last, and where windows do not step by one with LiteRT's padding around."""
+        """The arrays that the worker takes: channels last, padded as LiteRT does where windows do not step by one."""
         a, c = self.arrays, self.conv
         same = c.pad > 0 and c.stride == 1 and 2 * c.pad + 1 == c.weights[2] == c.weights[3]
         pad = 0 if same else c.pad
@@ -90,7 +90,7 @@ class Int8Conv:
 
 
 def ours(conv: Int8Conv) -> arm.Estimate:
-    """Of the compiler's kernel. Missing where a tool is."""
+    """Estimate the compiler's kernel. Missing where a tool is."""
     program = celosia.compile(conv.model(), accelerator=False, check=False, target=TARGETS[TARGET])
     (step,), (kernel,) = program.steps, program.kernels
     known = {**program.constants, **conv.arrays}
@@ -98,7 +98,7 @@ def ours(conv: Int8Conv) -> arm.Estimate:
 
 
 def litert(convs: Sequence[Int8Conv]) -> list[arm.Estimate]:
-    """Of LiteRT's, all in one process. Missing where there is none, or it fails."""
+    """Estimate LiteRT's kernels, all in one process. Missing where there is none, or it fails."""
     command = shlex.split(os.environ.get(LITERT_VARIABLE, ""))
     if not command:
         raise Missing(f"set {LITERT_VARIABLE} to a command that is a Python for {TARGET} with ai-edge-litert")
@@ -121,7 +121,7 @@ def litert(convs: Sequence[Int8Conv]) -> list[arm.Estimate]:
 
 
 def _run(command: Sequence[str], folder: Path, made: str, more: Mapping[str, str]) -> str:
-    """What the worker says first."""
+    """Run the worker. Returns the first line that it prints."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith("QEMU_LOG")} | dict(more)
     environment["QEMU_CPU"] = TARGETS[TARGET].cpu
     done = subprocess.run(

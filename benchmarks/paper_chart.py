@@ -1,4 +1,4 @@
-"""What a chart of the papers' page is, and how much is measured for it."""
+"""A chart of the papers' page, and how much is measured for it."""
 
 from __future__ import annotations
 

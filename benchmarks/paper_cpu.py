@@ -32,7 +32,7 @@ Array = NDArray[Any]
 
 
 def geomean(values: Sequence[float]) -> float:
-    """Of ratios."""
+    """The geometric mean of ratios."""
     return float(np.exp(np.mean(np.log(values))))
 
 
@@ -66,7 +66,7 @@ class TimedConv:
         return w.model(), w.feed
 
     def by_numpy(self, x: Array, weights: Array) -> Array:
-        """The same as a product of windows, or where each channel is its own, as a sum of products."""
+        """Compute the convolution as a product of windows, or a depthwise one as a sum of products."""
         (pad, step), (rows, columns) = (self.pad, self.stride), self.weights[2:]
         padded = np.pad(x, ((0, 0), (0, 0), (pad, pad), (pad, pad)))
         windows = sliding_window_view(padded, (rows, columns), axis=(2, 3))[:, :, ::step, ::step]

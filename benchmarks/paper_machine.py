@@ -86,7 +86,7 @@ def hiding(size: PaperSize, folder: Path | None, say: Say) -> Chart:
 def _hiding_row(
     program: Program, on: list[dict[str, Any]], off: list[dict[str, Any]], size: PaperSize, config: str
 ) -> Row:  # fmt: skip
-    """Of the whole network, with every layer in the details."""
+    """The row of a whole network, with every layer in the details."""
     convolutions = [n for n, row in enumerate(on) if row["macs"] and "conv" in row["what"]]
     total = [sum(row["cycles"] for row in rows) for rows in (off, on)]
     own = [sum(rows[n]["cycles"] for n in convolutions) for rows in (off, on)]
@@ -139,7 +139,7 @@ def ablation(size: PaperSize, folder: Path | None, say: Say) -> Chart:
         found[f"{name}, bytes"] = {key: each[1] / measured[""][1] for key, each in measured.items()}
         seconds = _without_on_cpu(floats(name), name, size, say)
         found[f"{name}, CPU"] = {key: each / seconds[""] for key, each in seconds.items()}
-    rows = list(superoptimise.rows(folder, ("four_branches",), config, size.budget, say))
+    rows = list(superoptimise.timed_rows(folder, ("four_branches",), config, size.budget, say))
     found["four_branches, cycles"] = {"superoptimiser": rows[0].details["ratio"]}
     for key in (*variants(), "superoptimiser"):
         ratios = {what: each[key] for what, each in found.items() if key in each}
@@ -258,7 +258,7 @@ class Offloaded:
 
 
 def _offloaded(path: Path, program: Program, size: PaperSize, say: Say | None) -> Offloaded:
-    """Of this CPU, measured; with `say` of the board's, estimated. Missing where a tool for that is."""
+    """Measure this CPU; with `say` estimate the board's. Missing where a tool for that is."""
     config, infos = program.config, [layer for launch in program.launches for layer in launch.layers]
     if say is None:
         alone = celosia.compile(path, config, accelerator=False, check=False)
@@ -291,7 +291,7 @@ def _kind(row: Mapping[str, Any]) -> str:
 
 
 def _step_seconds(program: Program, feed: Feed, seconds: float) -> list[float]:
-    """Of each step, the fastest of several runs on one thread."""
+    """Seconds of each step, the fastest of several runs on one thread."""
     runtime = Runtime(program, threads=1)
     count = max(2, round(10 * seconds))
     return [min(times) for times in zip(*(runtime.run(feed).step_seconds for _ in range(count)), strict=True)]

@@ -1,29 +1,29 @@
 """python -m benchmarks.pictures [MODEL.onnx|front.json] [--config NAME] [--output FOLDER]
 
-Writes the pictures of README and docs as PNGs, of `celosia report` by headless Chromium, and prints how large the page
-is and how long it takes to open. Of a model, by default MobileNetV2 of $CELOSIA_MODELS, or of a front that
-`celosia explore` has found.
+Writes the pictures of README and docs as PNGs, of `celosia report` by headless Chromium. Of a model, by default
+MobileNetV2 of $CELOSIA_MODELS, or of a front that `celosia explore` has found.
 """
 
 from __future__ import annotations
 
 import argparse
-import io
+import shutil
+import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
 import celosia
-from benchmarks import figures
-from benchmarks.browser import CHROMIUM, Browser, browser
-from benchmarks.catalogue import FIGURES
-from benchmarks.rows import ROOT, Row
+from benchmarks.rows import ROOT
 from benchmarks.workloads import FOLDER_VARIABLE, models_folder
+from celosia.driver.pages.page import Page
 
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 PICTURES = {"Roofline": "roofline.png", "Timeline": "timeline.png"}
 """Title of a section, and the name of its picture."""
 FRONT = {"The front": "front.png"}
-WIDTH, HEIGHT = 1000, 800
+WIDTH, HEIGHT = 1000, 2400
+"""Pixels of the browser's window, which is higher than any section."""
 
 
 def main(arguments: list[str]) -> int:
@@ -40,34 +40,33 @@ def main(arguments: list[str]) -> int:
     if CHROMIUM is None:
         parser.error("Chromium is needed: apt-get install chromium")
     options.output.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory() as place, browser() as tab:
-        page, found = Path(place) / "page.html", model.suffix == ".json"
-        celosia.report(model if found else celosia.compile(model, options.config, check=False)).save(page)
-        seconds = min(tab.open(page, WIDTH, HEIGHT) for _ in range(3))
-        megabytes = page.stat().st_size / 1e6
-        text = f"{megabytes:.1f} MB, open after {seconds:.1f} s (best of 3)"
-        print(f"{model.name}: {text}")
-        command, details = f"python -m benchmarks.pictures {model.name}", {"megabytes": megabytes, "seconds": seconds}
-        row = Row(f"pictures/{model.stem}", "page of celosia report", "", text, None, command, details)
-        figures.record([row], FIGURES)
-        for title, name in (FRONT if found else PICTURES).items():
-            size = write(tab, title, options.output / name)
-            print(f"{options.output / name}: {size / 1e3:.0f} kB")
+    is_front = model.suffix == ".json"
+    page = celosia.report(model if is_front else celosia.compile(model, options.config, check=False))
+    for title, name in (FRONT if is_front else PICTURES).items():
+        size = draw(page, title, options.output / name)
+        print(f"{options.output / name}: {size / 1e3:.0f} kB")
     return 0
 
 
-def write(tab: Browser, title: str, path: Path) -> int:
-    """Write a section of the page that is open as a PNG of 256 colours; its bytes."""
-    from PIL import Image
+def draw(page: Page, title: str, path: Path) -> int:
+    """Write the section of a page with this title as a PNG of 256 colours. Returns the bytes of the file."""
+    from PIL import Image, ImageChops
 
-    find = f"[...document.querySelectorAll('section')].find(each => each.querySelector('h2').textContent === {title!r})"
-    tab.run(f"{find}.scrollIntoView()")  # what is out of sight is drawn less exactly
-    box = tab.run(
-        f"""(() => {{ const found = {find}.getBoundingClientRect();
-            return [found.left, found.top + scrollY, found.right, found.bottom + scrollY].map(Math.round) }})()"""
+    assert CHROMIUM is not None
+    sections = [section for section in page.sections if section.title == title]
+    html = (
+        Page(title, "", (), sections, page.data).html().replace("</head>", "<style>header{display:none}</style></head>")
     )
-    whole = Image.open(io.BytesIO(tab.picture(path, whole=True).read_bytes())).convert("RGB")
-    whole.crop(box).quantize(256).save(path, optimize=True)
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as place:
+        source, picture = Path(place) / "page.html", Path(place) / "page.png"
+        source.write_text(html, encoding="utf-8")
+        options = ["--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--disable-dev-shm-usage"]
+        options += [f"--user-data-dir={place}/profile", f"--window-size={WIDTH},{HEIGHT}", f"--screenshot={picture}"]
+        options += ["--virtual-time-budget=30000", source.as_uri()]  # milliseconds until all is drawn
+        subprocess.run([CHROMIUM, *options], check=True, capture_output=True)
+        whole = Image.open(picture).convert("RGB")
+    blank = Image.new("RGB", whole.size, whole.getpixel((0, HEIGHT - 1)))
+    whole.crop(ImageChops.difference(whole, blank).getbbox()).quantize(256).save(path, optimize=True)
     return path.stat().st_size
 
 

@@ -1,4 +1,4 @@
-"""What quantisers make of six small networks, through celosia and onnxruntime: `python -m benchmarks quantisers`.
+"""Compare what quantisers make of six small networks under celosia and onnxruntime: `python -m benchmarks quantisers`.
 
 Each quantiser runs in an environment of its own in the cache folder, since they pin versions that exclude each other.
 An environment sees the packages of this one behind its own, so that there is one PyTorch. A quantiser that cannot be
@@ -25,7 +25,7 @@ from onnx import TensorProto
 
 import celosia
 from benchmarks.quantise_worker import QUANTISERS
-from benchmarks.rows import Row, different
+from benchmarks.rows import ROOT, Request, Row, different
 from celosia.cache import cache_folder
 from celosia.driver.cli.errors import FAULT, explained
 from celosia.driver.host.oracle import session
@@ -129,8 +129,9 @@ def _excused(
     verdict: QuantiserVerdict, proto: onnx.ModelProto, feeds: list[dict[str, Any]], config: str
 ) -> QuantiserVerdict:
     """`verdict`, or DOCUMENTED where each stretch between two quantised tensors is right on its own."""
-    from benchmarks.differential import judge  # with ONNX's reference, which takes a second
-    from benchmarks.differential.case import Case
+    sys.path.append(str(ROOT / "tests"))
+    from fuzz.models import judge  # with ONNX's reference, which takes a second
+    from fuzz.models.case import Case
 
     alone = judge.judge(Case("quantiser", proto, tuple(feeds), Config.load(config)))
     if alone.what in (judge.EQUAL, judge.DOCUMENTED):
@@ -163,13 +164,11 @@ def _compared(mine: NDArray[np.generic], theirs: NDArray[np.generic], share: flo
     return QuantiserVerdict(WRONG, f"off by {off / largest if largest else off:.2e} of the largest")
 
 
-def rows(
-    quantisers: Sequence[str], networks: Sequence[str], config: str, say: Callable[[str], None],
-    folder: Path | None = None,
-) -> Iterator[Row]:  # fmt: skip
+def rows(asked: Request, folder: Path | None = None) -> Iterator[Row]:
     """One row for each quantiser. folder: where models and environments are kept (default: in the cache folder)."""
-    folder = folder or cache_folder() / "quantisers"
-    networks = networks or NETWORKS
+    quantisers = [name for name in asked.models if name in PACKAGES] or QUANTISERS
+    networks = [name for name in asked.models if name in NETWORKS] or NETWORKS
+    folder, config, say = folder or cache_folder() / "quantisers", asked.preset, asked.say
     models = folder / "models"
     say("writing the float networks")
     try:
@@ -178,7 +177,7 @@ def rows(
         why = f"skipped: {error}: `make torch` installs PyTorch"
         yield Row("quantisers", "quantisers", _TARGET, why, None, _COMMAND)
         return
-    for quantiser in quantisers or QUANTISERS:
+    for quantiser in quantisers:
         say(f"{quantiser}: installing and quantising")
         command = f"{_COMMAND} --models {quantiser}"
         what = f"{quantiser}, {len(QUANTISERS[quantiser])} options, {len(networks)} networks"

@@ -17,7 +17,7 @@ from dataclasses import replace
 from math import isfinite
 from pathlib import Path
 
-from benchmarks.catalogue import PRESETS
+from benchmarks.rows import PRESETS
 from benchmarks.tune import KEPT
 from benchmarks.workloads import FOLDER_VARIABLE, WORKLOADS, Missing, models_folder
 from celosia.compiler.compile import network_of
@@ -33,8 +33,8 @@ Lines = dict[Key, TrialResult]
 
 
 def winners(network: Network, records: Records) -> Lines:
-    """What chains of layers take that the search of blocks has timed. And what decides something in `network`: a line
-    for it, one for each workload, and one for the network without them; none where nothing does."""
+    """Cycles of the chains of layers that the search of blocks has timed, and the records that decide something in
+    `network`: one for it, one for each workload, and one for the network without them."""
     found = records.best(network.cfg, network.name, network_measurer(TIMED))
     lines: Lines = {
         Key.of(network.cfg, name, [], TIMED.version): TrialResult(Status.OK, int(cycles))
@@ -71,8 +71,8 @@ def _needed(network: Network, tuned: Tuned) -> Tuned:
 
 
 def _of_today(records: Records, digest: str) -> Records:
-    """The same decisions, whichever version of the timing model measured them, and of the preset, which has this
-    digest today: `winners` does it again."""
+    """Take the decisions of records, whichever version of the timing model measured them, and of the preset, which has
+    this digest today: `winners` does it again."""
     again = Records()
     for key, result in records.trials.items():
         whole_one = key.measurer.startswith("whole ")
@@ -90,7 +90,7 @@ def lines_of(path: Path, config: str, records: Path, trials: int) -> Lines:
 
 
 def made(config: str, networks: list[str], folder: Path | None, trials: int) -> Iterator[tuple[str, Lines]]:
-    """Of each network: its name, and its lines."""
+    """Yield the name of each network and its lines."""
     for name in networks:
         records = KEPT / f"{name}-{config}.jsonl" if trials else FOLDER / f"{config}.jsonl"
         records.parent.mkdir(parents=True, exist_ok=True)

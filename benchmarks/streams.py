@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 import celosia
-from benchmarks.rows import Row
+from benchmarks.rows import Request, Row, Say, judged, skipped
 from benchmarks.workloads import WORKLOADS, Missing
 from celosia.compiler.program import Program
 from celosia.driver.cut import Relay, cut
@@ -82,9 +82,10 @@ class WaitingDevice(TimedDevice):
         return counters
 
 
-def rows(folder: Path | None, models: tuple[str, ...], config: str, say: Callable[[str], None]) -> Iterator[Row]:
+def rows(asked: Request) -> Iterator[Row]:
     """A row for a model with half its time on the CPU, and for two accelerators in place of one: each with all of a
-    network, or with a part of it. models: of these rows, those to measure."""
+    network, or with a part of it."""
+    folder, models, config, say = asked.folder, asked.models, asked.preset, asked.say
     command = f"python -m benchmarks streams{f' --config {config}' if config != 'pynq' else ''}"
     if not models or "half" in models:
         yield _half(config, command, say)
@@ -94,64 +95,50 @@ def rows(folder: Path | None, models: tuple[str, ...], config: str, say: Callabl
         yield _cut(folder, config, command, say)
 
 
-def _half(config: str, command: str, say: Callable[[str], None]) -> Row:
+def _half(config: str, command: str, say: Say) -> Row:
     say("looking for as much work for the CPU as for the accelerator")
     program, inputs, share = _balanced(config)
-    device = WaitingDevice(program.config)
-    with Runtime(program, device, threads=1) as runtime:
+    with Runtime(program, WaitingDevice(program.config), threads=1) as runtime:
         sides = {"serial": lambda: _speed(runtime, inputs, 1), "stream": lambda: _speed(runtime, inputs, LANES)}
-        found = _by_turns(sides, say)
-    ratio = found["stream"] / found["serial"]
-    text = (
-        f"{ratio:.2f} ({found['serial']:.1f} to {found['stream']:.1f} images a second, {share:.0%} of an image's time "
-        "on the CPU)"
-    )
+        speeds = _by_turns(sides, say)
     what = f"a model with half its time on the CPU, {config}: images a second as a stream over one after the other"
-    details = {"config": config, "ratio": ratio, "share": share, **found}
-    return Row("streams/half", what, f"≥ {TARGETS['half']}", text, ratio >= TARGETS["half"], command, details)
+    details = {"ratio": speeds["stream"] / speeds["serial"], **speeds, "share": share, "config": config}
+    return judged("streams/half", what, command, details, f"ratio >= {TARGETS['half']}")
 
 
-def _cut(folder: Path | None, config: str, command: str, say: Callable[[str], None]) -> Row:
+def _cut(folder: Path | None, config: str, command: str, say: Say) -> Row:
     what = f"{CUT}, {config}: images a second of two accelerators with a part of it each over one with all of it"
-    head = f"streams/cut/{CUT}", what, f"≥ {TARGETS['cut']}"
     say(f"cutting {CUT}")
     try:
         path = WORKLOADS[CUT].path(folder)
     except Missing as reason:
-        return Row(*head, f"skipped: {reason}", None, command)
+        return skipped(f"streams/cut/{CUT}", what, command, reason)
     models: tuple[Path | onnx.ModelProto, ...] = path, *cut(path, 2, config)
     programs = [celosia.compile(each, config, check=False) for each in models]
     cycles = [sum(each.cycles or 0 for each in predicted(program)) for program in programs]
     inputs = images(programs[0])
     whole, *parts = (WaitingDevice(program.config) for program in programs)
     with Runtime(programs[0], whole, threads=1) as one, Relay(programs[1:], parts, threads=1) as two:
-        sides = {"one": lambda: _speed(one, inputs, LANES), "two": lambda: _speed(two, inputs, LANES)}
-        found = _by_turns(sides, say)
-    ratio = found["two"] / found["one"]
-    text = (
-        f"{ratio:.2f} ({found['one']:.1f} to {found['two']:.1f} images a second; {cycles[0]:,} cycles, cut in "
-        f"{cycles[1]:,} and {cycles[2]:,}: {cycles[0] / max(cycles[1:]):.2f})"
-    )
-    details = {"config": config, "ratio": ratio, "cycles": cycles, **found}
-    return Row(*head, text, ratio >= TARGETS["cut"], command, details)
+        speeds = _by_turns({"one": lambda: _speed(one, inputs, LANES), "two": lambda: _speed(two, inputs, LANES)}, say)
+    details = {
+        "ratio": speeds["two"] / speeds["one"], **speeds, "ratio_of_cycles": cycles[0] / max(cycles[1:]),
+        "cycles": cycles, "config": config,
+    }  # fmt: skip
+    return judged(f"streams/cut/{CUT}", what, command, details, f"ratio >= {TARGETS['cut']}")
 
 
-def _two(folder: Path | None, config: str, command: str, say: Callable[[str], None]) -> Row:
+def _two(folder: Path | None, config: str, command: str, say: Say) -> Row:
     what = f"{SHARED}, {config}: images a second of two accelerators over one"
-    head = f"streams/two/{SHARED}", what, f"≥ {TARGETS['two']}"
     say(f"compiling {SHARED}")
     try:
         program = celosia.compile(WORKLOADS[SHARED].path(folder), config, check=False)
     except Missing as reason:
-        return Row(*head, f"skipped: {reason}", None, command)
-    inputs = images(program)
-    first = WaitingDevice(program.config)
+        return skipped(f"streams/two/{SHARED}", what, command, reason)
+    inputs, first = images(program), WaitingDevice(program.config)
     with Runtime(program, first, threads=1) as one, Runtime(program, [first.clone_shared(), _another(first)], 1) as two:
-        sides = {"one": lambda: _speed(one, inputs, LANES), "two": lambda: _speed(two, inputs, LANES)}
-        found = _by_turns(sides, say)
-    ratio = found["two"] / found["one"]
-    text = f"{ratio:.2f} ({found['one']:.1f} to {found['two']:.1f} images a second)"
-    return Row(*head, text, ratio >= TARGETS["two"], command, {"config": config, "ratio": ratio, **found})
+        speeds = _by_turns({"one": lambda: _speed(one, inputs, LANES), "two": lambda: _speed(two, inputs, LANES)}, say)
+    details = {"ratio": speeds["two"] / speeds["one"], **speeds, "config": config}
+    return judged(f"streams/two/{SHARED}", what, command, details, f"ratio >= {TARGETS['two']}")
 
 
 def _another(device: WaitingDevice) -> WaitingDevice:
@@ -161,7 +148,7 @@ def _another(device: WaitingDevice) -> WaitingDevice:
     return made
 
 
-def _by_turns(sides: Mapping[str, Callable[[], float]], say: Callable[[str], None]) -> dict[str, float]:
+def _by_turns(sides: Mapping[str, Callable[[], float]], say: Say) -> dict[str, float]:
     """The most images a second of each side, for others may use the processor meanwhile; the first round, in which
     results are simulated, does not count."""
     found: dict[str, list[float]] = {name: [] for name in sides}

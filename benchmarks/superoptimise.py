@@ -22,12 +22,11 @@ import onnx
 from numpy.typing import NDArray
 
 from benchmarks.branches import BRANCHES, LINEAR, with_shared_scales
-from benchmarks.catalogue import CORRECTED, MERGED
 from benchmarks.cpu import MODELS
 from benchmarks.encoders import ENCODERS
 from benchmarks.partly import PARTLY
 from benchmarks.published import PUBLISHED, WHOLE
-from benchmarks.rows import Row
+from benchmarks.rows import Request, Row
 from benchmarks.workloads import WORKLOADS, Missing
 from celosia.compiler.compile import compile, pricing
 from celosia.compiler.superoptimise.derivation import distance
@@ -73,6 +72,8 @@ RTL_BUDGET = 30.0
 TARGETS = {"four_branches": 3.0, **dict.fromkeys(PARTLY, 1.05)}
 FLOATS = ("inception_v3_first", "inception_v3_middle", "inception_v3_last", "inception_narrow", "inception_v3")
 FLOAT_TARGETS = {"inception_v3": 1.05}
+MERGED, CORRECTED = ("four_branches", "inception_narrow"), ("srcnn", "retina_head")
+"""Rewritten graphs that run on the RTL: two of merging rules, and two of partly equivalent ones."""
 FAST = (
     *LINEAR, "four_branches", "inception", "inception_narrow", "inception_v3_first", "inception_v3_middle", "resnext",
     "super_resolution", "squeezenet1_1",
@@ -114,7 +115,22 @@ def made(name: str, folder: Path) -> Path:
     return path
 
 
-def rows(
+def rows(asked: Request) -> Iterator[Row]:
+    """Rows of the section, or of the part `only` of it."""
+    folder, models, config, say = asked.folder, asked.models, asked.preset, asked.say
+    seconds = asked.seconds or (RTL_BUDGET if asked.device == "rtl" else BUDGET)
+    if asked.only == "floats":
+        return floats(folder, models, seconds, say)
+    if asked.only == "pool":
+        return pool(models, config, seconds, say)
+    if asked.device == "rtl":
+        return on_rtl(models, config, seconds, say)
+    if asked.only == "ablation":
+        return ablation(config, seconds, say)
+    return timed_rows(folder, models, config, seconds, say)
+
+
+def timed_rows(
     folder: Path | None, models: tuple[str, ...], config: str, seconds: float, say: Callable[[str], None]
 ) -> Iterator[Row]:
     """A row for each network, and one for all but PARTLY, LISTED and WITH_BRANCHES; or rows for those of `models`."""

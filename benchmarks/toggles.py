@@ -16,8 +16,8 @@ class WaveError(ValueError):
 
 @dataclass
 class Toggles:
-    """Of one part of a design. bits: of its signals. working, waiting: toggles of all of them in cycles of either kind,
-    of which there were so many."""
+    """Toggles of one part of a design. bits: of its signals. working, waiting: toggles of all of them in cycles of
+    either kind, of which there were so many."""
 
     bits: int = 0
     working: int = 0
@@ -120,7 +120,7 @@ def _declared(lines: Iterator[str], part_of: Callable[[tuple[str, ...]], str | N
 
 
 def _changes(lines: Iterator[str]) -> Iterator[dict[str, int]]:
-    """What changes at one time, by code; what is undefined is 0."""
+    """Yield the values that change at one time, by code; an undefined value is 0."""
     batch: dict[str, int] = {}
     for line in lines:
         first = line[:1]

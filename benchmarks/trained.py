@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from onnx import numpy_helper
 import celosia
 from benchmarks.encoders import APART, LANES, NORM
 from benchmarks.four_bits import IMAGES, accuracy, floats, of_held_out
-from benchmarks.rows import Row
+from benchmarks.rows import Row, cost, judged, skipped
 from celosia.driver.accuracy.compare import compare
 from celosia.driver.host.oracle import session
 from celosia.driver.quantize.quantize import quantize
@@ -44,39 +44,32 @@ MOST_LAUNCHES, MOST_RATIO = 26, 1.12
 def gpt_in_bytes(cfg: Config, memory: MemoryModel, say: Say) -> Iterator[Row]:
     """The demo GPT's perplexity of what was held out, by what `quantize` makes bytes of. Its float model is the int8
     one without roundings of activations: see four_bits.py."""
-    model = floats(gpt_path())
-    details = _perplexities("gpt_topics", model, {kind: (kind, None) for kind in ("products", "attention", "all")}, say)
-    more = 100 * (details["all"] / details["float"] - 1)
-    yield Row(
-        "transformers/gpt_topics", "the demo GPT: percent of perplexity that everything in bytes adds",
-        f"≤ {MOST_PERPLEXITY}%", f"{more:.2f}%; perplexity "
-        + ", ".join(f"{kind} {value:.4f}" for kind, value in details.items()),
-        more <= MOST_PERPLEXITY, "python -m benchmarks transformers --models gpt_topics", {**details, "more": more},
-    )  # fmt: skip
+    kinds = {kind: (kind, None) for kind in ("products", "attention", "all")}
+    details = _perplexities("gpt_topics", floats(gpt_path()), kinds, say)
+    details["percent_more"] = 100 * (details["all"] / details["float"] - 1)
+    what, command = "the demo GPT in bytes: perplexity", "python -m benchmarks transformers --models gpt_topics"
+    yield judged("transformers/gpt_topics", what, command, details, f"percent_more <= {MOST_PERPLEXITY}")
 
 
 def gpt_smoothed(cfg: Config, memory: MemoryModel, say: Say) -> Iterator[Row]:
-    """The same where a few channels of norms are larger, as they are in large language models, and the demo as it is;
+    """Perplexities where a few channels of norms are larger, as in large language models, and of the demo as it is;
     with and without `--smooth auto`."""
     kinds = {"products": ("products", None), "products-smooth": ("products", "auto"), "all": ("all", None),
              "all-smooth": ("all", "auto")}  # fmt: skip
     for name, model in (("gpt_outliers", with_outliers(floats(gpt_path()))), ("gpt_plain", floats(gpt_path()))):
         details = _perplexities(name, model, kinds, say)
-        more = 100 * (max(details["products-smooth"], details["all-smooth"]) / details["float"] - 1)
+        smooth = max(details["products-smooth"], details["all-smooth"])
+        details["percent_more"] = 100 * (smooth / details["float"] - 1)
         larger = f" with {CHANNELS} channels of norms {LARGER} times larger" if name == "gpt_outliers" else ""
-        yield Row(
-            f"transformers/{name}", f"the demo GPT{larger}: percent of perplexity that bytes add, smoothed",
-            f"≤ {MOST_PERPLEXITY}%", f"{more:.2f}%; perplexity "
-            + ", ".join(f"{kind} {value:.4f}" for kind, value in details.items()),
-            more <= MOST_PERPLEXITY, "python -m benchmarks transformers --models gpt_outliers",
-            {**details, "more": more},
-        )  # fmt: skip
+        what = f"the demo GPT{larger}, in bytes, smoothed: perplexity"
+        command = "python -m benchmarks transformers --models gpt_outliers"
+        yield judged(f"transformers/{name}", what, command, details, f"percent_more <= {MOST_PERPLEXITY}")
 
 
 def _perplexities(
-    name: str, model: onnx.ModelProto, kinds: dict[str, tuple[str, str | None]], say: Say
+    name: str, model: onnx.ModelProto, kinds: Mapping[str, tuple[str, str | None]], say: Say
 ) -> dict[str, float]:
-    """Of the float model, and for each of `kinds`: what is quantised, and how it is smoothed."""
+    """Perplexity of the float model, and for each of `kinds`: what is quantised, and how it is smoothed."""
     tokens, held_out, _ = read_tokens()
     windows_of = windows(tokens)
     chosen = windows_of[np.linspace(0, len(windows_of) - 1, CALIBRATION_WINDOWS).astype(int)]
@@ -113,10 +106,10 @@ def with_outliers(model: onnx.ModelProto) -> onnx.ModelProto:
 
 def vit(cfg: Config, memory: MemoryModel, say: Say) -> Iterator[Row]:
     """Its accuracy as floats and as bytes, under onnxruntime; then what the accelerator takes for an image."""
-    head = "transformers/vit_fashion", "the vision transformer: points of accuracy that bytes cost", f"≤ {MOST_POINTS}"
+    key, what = "transformers/vit_fashion", "the vision transformer: percent of images, and points that bytes cost"
     command = f"python -m benchmarks transformers --models vit_fashion --config {cfg.name} --memory {memory.name}"
     if not IMAGES.is_dir():
-        yield Row(*head, f"skipped: {IMAGES} is missing: apt-get install dataset-fashion-mnist", None, command)
+        yield skipped(key, what, command, f"{IMAGES} is missing: apt-get install dataset-fashion-mnist")
         return
     (train, _), (test, labels) = (read_dataset(IMAGES, part) for part in ("train", "t10k"))
     with tempfile.TemporaryDirectory() as folder:
@@ -126,16 +119,13 @@ def vit(cfg: Config, memory: MemoryModel, say: Say) -> Iterator[Row]:
         say(f"vit_fashion: {len(images):,} images")
         right = {kind: 100 * accuracy(file, images, labels) for kind, file in (("float", vit_path()), ("int8", path))}
         points = right["float"] - right["int8"]
-        yield Row(
-            *head, f"{points:.2f}: float {right['float']:.2f}%, int8 {right['int8']:.2f}% of {len(images):,} images",
-            points <= MOST_POINTS, command, {**right, "points": points},
-        )  # fmt: skip
+        yield judged(key, what, command, {**right, "points": points}, f"points <= {MOST_POINTS}")
         yield _vit_row(path, replace(cfg, softmax=LANES), memory, command, say)
         yield _vit_row(path, replace(cfg, softmax=LANES, norm=NORM), memory, command, say)
 
 
 def _vit_row(path: Path, cfg: Config, memory: MemoryModel, command: str, say: Say) -> Row:
-    """Of an image; logits of COMPARED ones against onnxruntime's. With norms on the accelerator, these against
+    """Measure an image; logits of COMPARED ones against onnxruntime's. With norms on the accelerator, these against
     onnxruntime's on the same bytes, of one image."""
     rounding, kind = ("correct", "rounded") if cfg.norm else ("onnxruntime", "softmax")
     say(f"vit_fashion, {kind}: compiling, running")
@@ -144,34 +134,27 @@ def _vit_row(path: Path, cfg: Config, memory: MemoryModel, command: str, say: Sa
     with celosia.Runtime(program, "timed", memory=memory) as runtime:
         results = [runtime.run({"image": image}) for image in images]
     pairs = [(each.outputs["logits"], on.run(None, {"image": x})[0]) for each, x in zip(results, images)]
-    report, launches = results[0].report, len(program.launches)
-    share = report["macs_accelerator"] / report["macs_total"]
-    ratio = report["cycles"] * cfg.macs_per_cycle / report["macs_total"]
-    different = sum(int(np.sum(a != b)) for a, b in pairs)
-    same = sum(int(a.argmax() == b.argmax()) for a, b in pairs)
-    details = {
-        "cycles": report["cycles"], "ratio": ratio, "share": share, "launches": launches, "different": different,
-        "same": same, "config": cfg.name, "softmax": cfg.softmax, "norm": cfg.norm,
-    }  # fmt: skip
-    text = (
-        f"{ratio:.2f} ({report['cycles']:,} cycles), {share:.2%} of the products, launches: {launches}; of "
-        f"{len(pairs)} images {different} logits differ, and {len(pairs) - same} classes"
-    )
-    kept, most = ratio <= MOST_RATIO and share >= 0.999, MOST_LAUNCHES
-    asked, right = "0 differ", not different
+    details = cost(program, results[0]) | {
+        "different": sum(int(np.sum(a != b)) for a, b in pairs),
+        "same_class": sum(int(a.argmax() == b.argmax()) for a, b in pairs),
+    }
+    asked = f"ratio <= {MOST_RATIO}, share >= 0.999, "
     if cfg.norm:
-        found = compare(path, {"image": images[0]}, config=cfg, rounding=rounding, check=False)
-        details |= {"apart": found["rounded"]["apart"], "values": found["rounded"]["values"]}
-        text += f"; {details['apart']} of {details['values']:,} values of norms apart"
-        right = details["apart"] <= APART * details["values"] and not found["different"]
-        most, asked = 1, f"≤ {APART:g} of values of norms a step apart, no other tensor differs"
-    return Row(
-        f"transformers/vit_fashion/{kind}",
-        f"the vision transformer, int8, an image, on {cfg.name} with softmax = {cfg.softmax}, norm = {cfg.norm}, "
-        f"timed: cycles over products / {cfg.macs_per_cycle}",
-        f"≤ {MOST_RATIO}, ≥ 99.9%, launches ≤ {most}, {asked}", text, kept and launches <= most and right, command,
-        details,
-    )  # fmt: skip
+        beside = norms(path, {"image": images[0]}, cfg)
+        details |= {**beside, "tensors_different": beside["different"], "different": details["different"]}
+        asked += f"launches <= 1, share_apart <= {APART:g}, tensors_different <= 0"
+    else:
+        asked += f"launches <= {MOST_LAUNCHES}, different <= 0"
+    what = f"the vision transformer, int8, an image, with softmax = {cfg.softmax}, norm = {cfg.norm}, timed: ratio of "
+    what += f"cycles to products / {cfg.macs_per_cycle}; logits of {COMPARED} images"
+    return judged(f"transformers/vit_fashion/{kind}", what, command, details, asked)
+
+
+def norms(path: Path, feed: dict[str, Any], cfg: Config) -> dict[str, Any]:
+    """Values of norms a step beside onnxruntime's on the same bytes, and other tensors that differ."""
+    found = compare(path, feed, config=cfg, rounding="correct", check=False)
+    apart, values = found["rounded"]["apart"], found["rounded"]["values"]
+    return {"apart": apart, "values": values, "share_apart": apart / values, "different": found["different"]}
 
 
 TRAINED = {"gpt_topics": gpt_in_bytes, "gpt_outliers": gpt_smoothed, "vit_fashion": vit}

@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.rows import Row
+from benchmarks.rows import ROOT, Request, Row
 from benchmarks.workloads import WORKLOADS, Missing
 from celosia.compiler import numerics
 from celosia.compiler.compile import network_of
@@ -38,7 +38,6 @@ from celosia.compiler.tune.search import SEARCHES
 from celosia.driver.tune.tune import tune
 from celosia.hw.spec.config import Config
 
-ROOT = Path(__file__).parent.parent
 KNOWN = 0.003
 """How well the optimum of a layer is known at least."""
 KEPT = ROOT / "bench" / "tune"
@@ -361,7 +360,7 @@ class Sample:
 
     @property
     def base(self) -> Floats:
-        """What a model corrects."""
+        """The estimate that a model corrects."""
         return np.maximum(self.predicted, self.bounds)
 
 
@@ -500,12 +499,11 @@ def fleet_rates(trials: int, fleets: Sequence[int], say: Callable[[str], None]) 
 PARTS = ("regret", "judged", "model", "network", "fleet")
 
 
-def rows(
-    folder: Path | None, full: bool, say: Callable[[str], None], only: str | None = None, config: str | None = None
-) -> Iterator[Row]:
-    """All of it, or the part `only`, on one Config where there are several; full: hours the first time, for cycles of
-    points are kept."""
-    size, command = (FULL, "python -m benchmarks tune --full") if full else (CI, "python -m benchmarks tune")
+def rows(asked: Request) -> Iterator[Row]:
+    """All of PARTS, or one of them, on one Config where there are several. With --full: hours the first time, for
+    cycles of points are kept."""
+    folder, say, only, config = asked.folder, asked.say, asked.only, asked.config
+    size, command = (FULL, "python -m benchmarks tune --full") if asked.full else (CI, "python -m benchmarks tune")
     configs = JUDGED if config is None else (config,)
     if config is not None:
         size = replace(size, configs=(config,))

@@ -17,9 +17,9 @@ import onnx
 from onnx import numpy_helper
 
 from benchmarks import networks
-from benchmarks.cpu import MODELS, NETWORKS, TOLERANCE, KernelComparison, Say, compare, model_feed
+from benchmarks.cpu import MODELS, NETWORKS, compare, model_feed, of_all
 from benchmarks.kernels import FLOAT, TYPICAL, TimedKernel, cases
-from benchmarks.rows import ROOT, Row
+from benchmarks.rows import ROOT, Request, Row, Say, judged
 from benchmarks.workloads import MADE
 from celosia.compiler.compile import compile as compile_model
 from celosia.compiler.cpu.schedule import schedule
@@ -54,16 +54,17 @@ FULL = TuningSize(48, 400, True)
 
 
 def records_path() -> Path:
-    """Of this kind of processor."""
+    """The records of this kind of processor."""
     path = ROOT / "bench" / "tune" / f"kernels-{processor().replace(' ', '-')}.jsonl"
     path.parent.mkdir(parents=True, exist_ok=True)
     return path
 
 
-def rows(kernels: tuple[str, ...], models: tuple[str, ...], full: bool, folder: Path | None, say: Say) -> Iterator[Row]:
+def rows(asked: Request) -> Iterator[Row]:
     """Kernels where not only models are asked for, models where not only kernels are."""
-    size = FULL if full else CI
-    command = COMMAND + (" --full" if full else "")
+    kernels, models, say = asked.kernels, asked.models, asked.say
+    size = FULL if asked.full else CI
+    command = COMMAND + (" --full" if asked.full else "")
     with Fleet.local(os.cpu_count() or 1, 120.0) as fleet:
         if kernels or not models:
             command += f" --kernels {','.join(kernels)}" if kernels else ""
@@ -73,7 +74,7 @@ def rows(kernels: tuple[str, ...], models: tuple[str, ...], full: bool, folder: 
             yield from kernel_rows(chosen, size, fleet, say, command)
             yield from template_rows(kernels or BOTH, size, fleet, say, command)
         if models or not kernels:
-            yield from model_rows(models, size, folder, fleet, say, command)
+            yield from model_rows(models, size, asked.folder, fleet, say, command)
 
 
 def convolutions(network: str) -> Iterator[TimedKernel]:
@@ -118,38 +119,24 @@ def kernel_rows(chosen: list[TimedKernel], size: TuningSize, fleet: Fleet, say: 
     ratios: dict[str, float] = {}
     for number, case in enumerate(chosen):
         say(f"{case.name}, {number + 1} of {len(chosen)}")
-        row = Row(
-            f"tune/cpu/{case.name}", f"{case.name}, tuned, over onnxruntime", f"at least {LEAST}", "", False, command
-        )
+        key, what = f"tune/cpu/{case.name}", f"{case.name}, tuned, over onnxruntime"
         try:
             tune_cpu(case.model, records=records_path(), trials=size.trials, fleet=fleet, accelerator=False)
             own, tuned = (compare(case.model, case.feed, 0.5, records=path) for path in (None, records_path()))
         except Exception as reason:
-            row.measured, ratios[case.name] = f"failed: {type(reason).__name__}: {reason}", 1e-3
-            yield row
+            ratios[case.name] = 1e-3
+            yield Row(key, what, "", f"failed: {type(reason).__name__}: {reason}", False, command)
             continue
         ratios[case.name] = tuned.ratio
-        row.measured = f"{tuned.ratio:.2f}, untuned {own.ratio:.2f}" + _wrong(tuned, case.tolerance)
-        row.met = tuned.ratio >= LEAST and tuned.error <= case.tolerance
-        row.details = {"ratio": tuned.ratio, "untuned": own.ratio, "error": tuned.error}
-        yield row
-    for what, names in (
-        ("kernels", [n for n in ratios if n not in S8S8]),
-        ("S8S8 kernels", [n for n in ratios if n in S8S8]),
+        details = {"ratio": tuned.ratio, "untuned": own.ratio, "error": tuned.error}
+        yield judged(key, what, command, details, f"ratio >= {LEAST}, error <= {case.tolerance}")
+    for what, names, geomean in (
+        ("kernels", [n for n in ratios if n not in S8S8], GEOMEAN),
+        ("S8S8 kernels", [n for n in ratios if n in S8S8], None),
     ):
         if names:
-            found = [ratios[name] for name in names]
-            mean, slow = float(np.exp(np.mean(np.log(found)))), sum(ratio < LEAST for ratio in found)
-            text = f"geometric mean {mean:.2f}, least {min(found):.2f}, {slow} of {len(found)} below {LEAST}"
-            met = mean >= GEOMEAN and not slow if what == "kernels" else None
-            target = f"geometric mean at least {GEOMEAN}, none below {LEAST}" if met is not None else ""
-            details = {"geomean": mean, "least": min(found), "slow": slow}
-            head = f"tune/cpu/{what}", f"{what}, tuned, over onnxruntime, one thread", target
-            yield Row(*head, text, met, command, details)
-
-
-def _wrong(result: KernelComparison, tolerance: float) -> str:
-    return "" if result.error <= tolerance else f"; WRONG by {result.error:.2g}"
+            label = f"{what}, tuned, over onnxruntime, one thread"
+            yield of_all(f"tune/cpu/{what}", label, [ratios[name] for name in names], command, geomean)
 
 
 def template_rows(kernels: tuple[str, ...], size: TuningSize, fleet: Fleet, say: Say, command: str) -> Iterator[Row]:
@@ -163,10 +150,9 @@ def template_rows(kernels: tuple[str, ...], size: TuningSize, fleet: Fleet, say:
             tuner.tune([(workload, 1)], begin)
             (subject,) = tuner.state.subjects
             times.append(subject.usual / subject.final)
-        text = f"{times[0]:.3f} times as fast as the compiler's own, the template's best {times[1]:.3f}"
         what = f"{case.name}: found without the template over the best of it"
-        met = times[0] >= (1 - WITHIN) * times[1]
-        yield Row(f"tune/cpu/template/{case.name}", what, f"at least {1 - WITHIN:.2f}", text, met, command)
+        details = {"ratio": times[0] / times[1], "without": times[0], "template": times[1]}
+        yield judged(f"tune/cpu/template/{case.name}", what, command, details, f"ratio >= {1 - WITHIN:.2f}")
 
 
 def _cost(workload: KernelWorkload) -> float:
@@ -203,14 +189,12 @@ def model_rows(
         again = tune_cpu(model, records=records_path(), trials=size.of_model, fleet=fleet, accelerator=False).report
         feed = model_feed(name, model)
         own, tuned = (compare(model, feed, 2.0, records=kept) for kept in (None, records_path()))
-        text = f"{tuned.ratio:.2f}, untuned {own.ratio:.2f}; {report['measured']} measured, again {again['measured']}"
-        met = tuned.ratio >= LEAST_MODEL and again["measured"] == 0
-        what = f"{name} in float, tuned, over onnxruntime, one thread"
-        details = {"ratio": tuned.ratio, "untuned": own.ratio, "error": tuned.error}
-        text += _wrong(tuned, TOLERANCE) if name in NETWORKS else ""
-        yield Row(
-            f"tune/cpu/model/{name}", what, f"at least {LEAST_MODEL}; again 0 measured", text, met, command, details
-        )
+        details = {
+            "ratio": tuned.ratio, "untuned": own.ratio, "error": tuned.error, "measured": report["measured"],
+            "again": again["measured"],
+        }  # fmt: skip
+        what = f"{name} in float, tuned, over onnxruntime, one thread; what a second search measures"
+        yield judged(f"tune/cpu/model/{name}", what, command, details, f"ratio >= {LEAST_MODEL}, again <= 0")
 
 
 def networks_or(name: str, folder: Path | None) -> Path | None:

@@ -12,8 +12,7 @@ from pathlib import Path
 import onnx
 import pytest
 from benchmarks import figures
-from benchmarks.catalogue import FIGURES
-from benchmarks.figures import QUOTE, Figure, as_it_should_be, changed, pages, read, worded
+from benchmarks.figures import COUNTERS, FIGURES, QUOTE, Figure, as_it_should_be, changed, pages, read, worded
 from benchmarks.rows import Row
 
 record = figures.record  # before the fixture of these tests takes it away
@@ -35,7 +34,7 @@ def test_the_file_has_the_figures_that_there_are() -> None:
     assert len(ALL) == sum(map(len, FIGURES.values()))
     assert set(read()) <= set(ALL)
     moved = {name for figure in ALL.values() for name in figure.of if not (figures.ROOT / name).exists()}
-    assert not moved, "catalogue.py names folders that are not there"
+    assert not moved, "figures.toml names folders that are not there"
     for name, entry in read().items():
         given = {"value", "unit", "command"} | (set() if ALL[name].count else {"commit", "processor", "of"})
         assert set(entry) == given and entry["unit"] == ALL[name].unit
@@ -43,10 +42,9 @@ def test_the_file_has_the_figures_that_there_are() -> None:
 
 
 @pytest.mark.skipif(onnx.__version__ != "1.23.2", reason="the operator tests that are counted are those of onnx 1.23.2")
-@pytest.mark.parametrize("name", [name for name, figure in ALL.items() if figure.count is not None])
+@pytest.mark.parametrize("name", [name for name, figure in ALL.items() if figure.count])
 def test_what_is_counted_is_so_many(name: str) -> None:
-    count = ALL[name].count
-    assert count is not None and read()[name]["value"] == count(), AGAIN
+    assert read()[name]["value"] == COUNTERS[ALL[name].count](), AGAIN
 
 
 def test_the_page_of_proofs_is_what_was_measured() -> None:
@@ -74,30 +72,25 @@ def test_what_readme_promises_is_a_figure() -> None:
     assert len(unquoted(text.replace("## Try it", "41% of it\n\n## Try it"))) == 2
 
 
-def test_a_campaign_is_a_figure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("onnxruntime")
-    from benchmarks.differential import campaign
-    from benchmarks.differential.judge import EQUAL, WRONG, Verdict
+def test_every_figure_is_quoted() -> None:
+    quoted = {m["name"] for path in pages() for m in QUOTE.finditer(path.read_text(encoding="utf-8"))}
+    assert {*ALL} - quoted <= {"formal-caught"}, "a figure that no page quotes"  # docs/proved.md has it in words
 
-    for number, verdict in enumerate((EQUAL, WRONG, EQUAL)):
-        campaign.Journal(tmp_path / "kept", 7).note(campaign.Judged(number, "qdq", Verdict(verdict)))
-    monkeypatch.setattr(campaign, "findings", lambda *given: [])
-    (row,) = campaign.rows(7, 3, 1, tmp_path, tmp_path / "kept", lambda text: None)
-    wrong, counted = ALL["differential-wrong"], ALL["differential-counted"]
-    assert figures.measured(wrong, [row]) is None  # of too few
-    row = dataclasses.replace(row, command=row.command.replace("--count 3", "--count 5000"))
-    command = "python -m benchmarks differential --seed 7 --count 5000"
-    assert figures.measured(wrong, [row]) == (1, command) and figures.measured(counted, [row]) == (3, command)
+
+def test_places_of_numbers_in_details() -> None:
+    rows = [{"a": {"n": 2.0}, "b, c": 1.0}, {"a": {"n": 3.0}}]
+    for value, number in (("a.n", 2), ("sum a.n", 5), ("max a.n", 3), ("min a.n", 2), ("sum b, c", None)):
+        assert Figure("one", "one", value=value).of_rows(rows) == number
+    assert Figure("one", "one", value="b, c").of_rows(rows[:1]) == 1
+    assert Figure("one", "one", value="a.n", factor=100).of_rows(rows) == 200
 
 
 # Planted -------------------------------------------------------------------------------------------------------------
 
-SPEED = Figure(
-    "speed", "how fast", "cycles", ("hw", "sim"), "bench * --on", ("a", "b"), lambda *rows: sum(r["n"] for r in rows)
-)
-ONE = Figure("one", "one", "s", ("sim",), "bench one", ("one",), lambda row: row["n"], most=3)
+SPEED = Figure("speed", "how fast", "cycles", ("hw", "sim"), "bench * --on", ("a", "b"), "sum n")
+ONE = Figure("one", "one", "s", ("sim",), "bench one", ("one",), "n", most=3)
 TABLE = Figure("table", "a table", "", ("hw",), "make table")
-CATALOGUE = {"Things": (SPEED, ONE, TABLE, Figure("files", "files", count=lambda: 7))}
+CATALOGUE = {"Things": (SPEED, ONE, TABLE, Figure("files", "files", count="files"))}
 README = """It takes [1.00 M cycles](docs/figures.md#speed) and
 [2 s](docs/figures.md#one), for [1 files](docs/figures.md#files), [as measured](docs/figures.md#table).
 """
@@ -109,7 +102,8 @@ def rows(n: int = 1_234_567, on: str = "--on") -> list[Row]:
 
 
 @pytest.fixture
-def root(tmp_path: Path) -> Path:
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setitem(COUNTERS, "files", lambda: 7)
     for name, text in (("docs/figures.json", "{}"), ("hw/a.py", "a"), ("sim/b.py", "b"), ("README.md", README)):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)

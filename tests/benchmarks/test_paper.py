@@ -18,7 +18,7 @@ pytest.importorskip("bokeh")
 from benchmarks import paper, paper_arm, paper_chart, paper_cpu, paper_machine, paper_search
 from benchmarks.cpu import TVM_VARIABLE
 from benchmarks.paper_chart import SHORT, Chart
-from benchmarks.rows import Row
+from benchmarks.rows import Request, Row
 from benchmarks.workloads import Missing
 
 import celosia
@@ -41,7 +41,7 @@ def quiet(text: str) -> None:
 
 def test_latency_hiding_on_a_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(paper, "SHORT", TINY)
-    rows = list(paper.rows(None, True, quiet, tmp_path / "paper.html", None, ("hiding",)))
+    rows = list(paper.rows(Request(short=True, charts=("hiding",)), tmp_path / "paper.html", None))
     (hiding,) = rows  # the time of a part says nothing
     assert hiding.key == "paper/hiding/tiny"
     assert hiding.details["off"] > hiding.details["on"] and hiding.details["off_utilization"] < 1
@@ -164,6 +164,6 @@ def test_a_page_holds_names_as_text() -> None:
 
 @pytest.mark.thorough
 def test_all_charts_in_short(tmp_path: Path) -> None:
-    rows = list(paper.rows(None, True, quiet, tmp_path / "paper.html", None))
+    rows = list(paper.rows(Request(short=True), tmp_path / "paper.html", None))
     assert {row.key.split("/")[1] for row in rows} == {*paper.CHARTS, "without", "time"} - {"ablation"}
     assert all(row.command == SHORT.command for row in rows)

@@ -12,6 +12,7 @@ import onnx
 import pytest
 from benchmarks import quantise_worker, quantisers
 from benchmarks.quantisers import FAULTY, REFUSED, RIGHT, WRONG
+from benchmarks.rows import Request
 from onnx import numpy_helper
 
 from celosia.driver.host import oracle
@@ -114,7 +115,7 @@ def test_what_cannot_be_installed_is_a_skipped_row(tmp_path: Path, monkeypatch: 
 
     monkeypatch.setattr(quantisers, "environment", failing)
     monkeypatch.setattr(quantisers, "prepare", lambda folder, networks: None)
-    (row,) = quantisers.rows(["nncf"], ["unet"], "tiny", lambda text: None, tmp_path)
+    (row,) = quantisers.rows(Request(models=("nncf", "unet"), config="tiny"), tmp_path)
     assert row.met is None and row.measured == "skipped: not installed: pip: no matching distribution"
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import onnx
 import pytest
 from benchmarks.decoders import DecoderNetwork
-from benchmarks.dynamic import DynamicNet
+from dynamic_models import DynamicNet
 from numpy.typing import NDArray
 from onnx import TensorProto
 from typer.testing import CliRunner

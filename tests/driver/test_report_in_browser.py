@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from benchmarks.browser import CHROMIUM, Browser, browser
+from browser import CHROMIUM, Browser, browser
 from driver_models import floats
 from report_models import HOSTILE, compiled, hostile
 from small_models import Builder

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from benchmarks.dynamic import MODELS, SHAPES, feed, main
 from driver_models import dynamic
+from dynamic_models import MODELS, SHAPES, feed, main
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 from oracle import opened

@@ -1,4 +1,4 @@
-"""Fuzz the hardware and Program files: `make fuzz N=20000 SEED=1`."""
+"""Fuzz the hardware, Program files and the compiler: `make fuzz N=20000 SEED=1`."""
 
 from __future__ import annotations
 
@@ -14,20 +14,27 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from celosia.hw.spec.config import PRESETS
+from celosia.hw.spec.config import PRESETS, Config
 from celosia.hw.spec.isa import Unit
 from celosia.hw.spec.regs import ERROR_TEXT
 from celosia.sim.rtl.build import BuildError, library
-from fuzz.run import KINDS, Journal, Results, chunks, configs, run
+from fuzz.harness import Journal
+from fuzz.run import HARDWARE, KINDS, Results, chunks, configs, run
 
 STATES = ("idle", "busy", "memory", "token")
+DEFAULT = ("legal", "garbage", "damaged", "forged")
+"""Kinds of cases that run where none is named; a random model takes a second or more."""
+ANY = Config(name="any")
+"""The Config of kinds whose cases draw their own."""
 console = Console()
 
 
 def main(
     count: Annotated[int, typer.Option("--count", "-n", min=1, help="Cases of each kind.")] = 2000,
     seed: Annotated[int, typer.Option(help="Another seed, other cases and other Configs.")] = 1,
-    kind: Annotated[list[str] | None, typer.Option(help=f"Only these of {', '.join(KINDS)}.")] = None,
+    kind: Annotated[
+        list[str] | None, typer.Option(help=f"Only these of {', '.join(KINDS)} (default: all but model).")
+    ] = None,
     hardware: Annotated[int, typer.Option("--configs", min=0, help="Random Configs, each a simulator.")] = 6,
     preset: Annotated[list[str] | None, typer.Option(help="These presets, too, as ultra96.")] = None,
     jobs: Annotated[int, typer.Option("--jobs", "-j", min=1)] = os.cpu_count() or 1,
@@ -36,18 +43,44 @@ def main(
         Path | None,
         typer.Option(help="Keep results in this file, and do not run again what it has of the same sources."),
     ] = None,
+    out: Annotated[Path, typer.Option(help="The folder of the smallest models of findings.")] = Path("findings"),
 ) -> None:
-    """Random cases until COUNT of each kind have passed; exit code 1 where one failed."""
+    """COUNT random cases of each kind; exit code 1 where one failed."""
     for name in kind or ():
         if name not in KINDS:
             raise typer.BadParameter(f"no kind of case is called {name!r}; there are {', '.join(KINDS)}")
     for name in preset or ():
         if name not in PRESETS:
             raise typer.BadParameter(f"there is no preset {name!r}; there are {', '.join(PRESETS)}")
+    kinds = kind or DEFAULT
     machines = [*configs(hardware, seed), *(PRESETS[name] for name in preset or ())]
     if not machines:
         raise typer.BadParameter("without random Configs there must be a preset")
     journal = Journal(resume) if resume is not None else None
+    if set(kinds) & set(HARDWARE):
+        _build(machines)
+    failed, figures = False, {}
+    for name in kinds:
+        columns = TextColumn("{task.description:10}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
+        with Progress(*columns, console=console) as progress:
+            results = run(
+                chunks(name, count, seed, [ANY] if name == "model" else machines),
+                jobs,
+                partial(_advance, progress, progress.add_task(name, total=count)),
+                journal,
+            )
+        _report(name, results)
+        figures[name] = summary(results)
+        if name == "model" and results.causes:
+            _minimise(results, out, jobs)
+        failed = failed or bool(results.failures)
+    if output is not None:
+        output.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+    raise typer.Exit(int(failed))
+
+
+def _build(machines: list[Config]) -> None:
+    """Build the simulators, which takes a minute each the first time."""
     try:
         for number, cfg in enumerate(machines, 1):
             console.print(f"Simulator {number} of {len(machines)}: {_describe(cfg)}", highlight=False)
@@ -55,22 +88,14 @@ def main(
     except BuildError as error:
         console.print(f"[red]{error}")
         raise typer.Exit(3) from None
-    failed, figures = False, {}
-    for name in kind or KINDS:
-        columns = TextColumn("{task.description:10}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
-        with Progress(*columns, console=console) as progress:
-            results = run(
-                chunks(name, count, seed, machines),
-                jobs,
-                partial(_advance, progress, progress.add_task(name, total=count)),
-                journal,
-            )
-        _report(name, results)
-        figures[name] = summary(results)
-        failed = failed or bool(results.failures)
-    if output is not None:
-        output.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
-    raise typer.Exit(int(failed))
+
+
+def _minimise(results: Results, folder: Path, jobs: int) -> None:
+    """Write the smallest model of each finding, and print what it is."""
+    from fuzz.models.campaign import findings  # with onnxruntime's quantiser, which takes a second
+
+    for each in findings(results.causes, folder, jobs, lambda text: console.print(text, highlight=False)):
+        console.print(f"[red]{folder / str(each)}", highlight=False)
 
 
 def _advance(progress: Progress, task: TaskID, results: Results) -> None:
@@ -78,7 +103,7 @@ def _advance(progress: Progress, task: TaskID, results: Results) -> None:
 
 
 def summary(results: Results) -> dict[str, object]:
-    """What a run has shown, as plain data."""
+    """Results of a run as plain data."""
     reached = results.coverage.reached()
     pairs = results.coverage.pairs()
     return {

@@ -1,4 +1,4 @@
-"""What is fuzzed: each kind of case is a function of a machine and a seed that returns how the case ended.
+"""Kinds of cases: each is a function of a machine and a seed that returns how the case ended.
 
 A case that ends in a way it must not raises Failure; every other exception is a failure, too.
 """
@@ -35,7 +35,11 @@ TIME_LIMIT = 30_000
 
 
 class Failure(AssertionError):
-    """A case ended in a way that is not allowed."""
+    """A case ended in a way that is not allowed. cause: the same text for failures that have one cause."""
+
+    def __init__(self, why: str, cause: str = "") -> None:
+        super().__init__(why)
+        self.cause = cause
 
 
 def random_memory(rng: random.Random) -> MemoryModel:
@@ -131,7 +135,7 @@ class Machine:
         return self._device or RtlDevice(self.cfg, quiet=True, watchdog_cycles=WATCHDOG)
 
     def finish(self) -> Coverage:
-        """What has been covered so far."""
+        """The coverage so far."""
         if "device" in self.__dict__ and isinstance(self.device, RtlDevice):
             self.coverage.states = self.device.states()
         return self.coverage

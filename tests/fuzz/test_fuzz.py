@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import random
 from collections.abc import Callable
 from dataclasses import fields
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -25,7 +27,8 @@ from celosia.sim.rtl.rtlsim import RtlDevice
 from fuzz import files
 from fuzz import run as fuzz_run
 from fuzz.cases import Coverage, Failure, Machine, case_program, garbage, legal
-from fuzz.run import Chunk, Journal, Results, chunk, chunks
+from fuzz.harness import Journal, Workers
+from fuzz.run import Chunk, Results, chunk, chunks
 
 
 @cache
@@ -120,12 +123,36 @@ def test_cases_depend_on_their_seed_only() -> None:
     assert [garbage(machine, seed) for seed in range(20)] == [garbage(machine, seed) for seed in range(20)]
 
 
-# Going on after an end
+# Processes, and going on after an end
 
 CASES = Chunk("forged", CONFIGS["4x4"], range(40))
 
 
-def _none_may_run(*cases: object) -> Results:
+def test_a_process_that_dies_or_hangs_is_replaced() -> None:
+    calls: list[tuple[str, Callable[[], Any]]] = [
+        ("dies", partial(os._exit, 3)),
+        ("lives", partial(int, 7)), ("hangs", partial(pow, 3, 10**9)), ("lives again", partial(int, 8)),
+    ]  # fmt: skip
+    with Workers(1) as workers:
+        answers = dict(workers.run(calls, seconds=3))
+    assert answers["lives"] == 7 and answers["lives again"] == 8
+    assert answers["dies"] == "its process ended with 3" and answers["hangs"] == "no answer in 3 s"
+
+
+class DeadWorkers(Workers):
+    """Processes that die of each call."""
+
+    def run(self, calls: Any, seconds: float) -> Any:
+        return ((key, "its process ended with 3") for key, _ in calls)
+
+
+def test_a_process_that_dies_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fuzz_run, "Workers", DeadWorkers)
+    results = fuzz_run.run([CASES], 1)
+    assert results.failures == ["forged cases 0 to 39 on custom: its process ended with 3"] and results.cases == 40
+
+
+def _none_may_run(*given: object) -> Workers:
     raise AssertionError("a chunk that was done has run again")
 
 
@@ -134,42 +161,43 @@ def test_a_run_goes_on_where_another_ended(tmp_path: Path, monkeypatch: pytest.M
     results = chunk(*CASES)
     results.coverage.note(CASES.cfg, case_program(CASES.cfg, random.Random(1)).words())
     results.coverage.states[1, 2, 3, 0] = 2**40
-    Journal(path).note(CASES, results)
+    Journal(path).note(str(CASES), results.plain())
     with path.open("a") as file:
-        file.write('{"chunk": "forged')  # the process ended here
-    Journal(path).note(Chunk("forged", CONFIGS["4x4"], range(40, 41)), Results(cases=1))
+        file.write('{"key": "forged')  # the process ended here
+    Journal(path).note("another", Results(cases=1).plain())
     journal = Journal(path)
     assert len(journal.done) == 2
-    monkeypatch.setattr(fuzz_run, "chunk", _none_may_run)
+    monkeypatch.setattr(fuzz_run, "Workers", _none_may_run)
     again = fuzz_run.run([CASES], 1, journal=journal)
     assert (again.cases, again.endings, again.failures) == (40, results.endings, [])
     assert again.coverage.fields == results.coverage.fields
     assert np.array_equal(again.coverage.states, results.coverage.states)
 
 
-def test_results_of_other_sources_do_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "runs.jsonl"
-    Journal(path).note(CASES, Results(cases=40))
-    assert str(CASES) in Journal(path).done
-    monkeypatch.setattr(fuzz_run, "hardware_digest", lambda cfg: "other hardware")
-    fuzz_run.sources.cache_clear()
-    assert str(CASES) not in Journal(path).done
-    fuzz_run.sources.cache_clear()
-
-
-def test_other_cases_do_not_count(tmp_path: Path) -> None:
-    path = tmp_path / "runs.jsonl"
-    Journal(path).note(CASES, Results(cases=40))
+def test_chunks_of_other_sources_or_cases_have_other_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     others = (
         CASES._replace(kind="damaged"), CASES._replace(cfg=CONFIGS["8x8-bus16"]), CASES._replace(seeds=range(50)),
         CASES._replace(seeds=range(40, 80)),
     )  # fmt: skip
-    assert not any(str(other) in Journal(path).done for other in others)
+    key = str(CASES)
+    assert len({key, *map(str, others)}) == 5
+    monkeypatch.setattr(fuzz_run, "hardware_digest", lambda cfg: "other hardware")
+    fuzz_run.sources.cache_clear()
+    assert str(CASES) != key
+    fuzz_run.sources.cache_clear()
 
 
-def test_chunks_that_failed_are_tried_again(tmp_path: Path) -> None:
+class FailingWorkers(Workers):
+    """Processes in which a case fails."""
+
+    def run(self, calls: Any, seconds: float) -> Any:
+        return ((key, Results(cases=40, failures=["forged case 3 on 4x4: it differs"])) for key, _ in calls)
+
+
+def test_chunks_that_failed_are_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "runs.jsonl"
-    Journal(path).note(CASES, Results(cases=40, failures=["forged case 3 on 4x4: it differs"]))
+    monkeypatch.setattr(fuzz_run, "Workers", FailingWorkers)
+    assert fuzz_run.run([CASES], 1, journal=Journal(path)).failures
     assert not Journal(path).done
 
 

@@ -1,4 +1,4 @@
-"""What ONNX's reference computes of a model in doubles."""
+"""Models in double precision for ONNX's reference."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class DequantizeLinear(OpRun):  # type: ignore[misc]
         along = 1 if axis is None else axis
 
         def each(values: Array) -> Array:
-            """What an element of x has of `values`."""
+            """The value of each element of x."""
             if block_size:
                 return np.take(np.repeat(values, block_size, along), np.arange(x.shape[along]), along)
             return values.reshape([-1 if d == along % x.ndim and values.size > 1 else 1 for d in range(x.ndim)])

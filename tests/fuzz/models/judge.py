@@ -28,16 +28,16 @@ from onnx import helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
 import celosia
-from benchmarks.differential.case import Case
-from benchmarks.differential.exact import OPERATORS, in_doubles, wide_of
-from benchmarks.differential.exclusions import excuse
-from benchmarks.differential.moved import moved_feed, with_moved_constants, with_moved_dequantised, with_rounded_biases
-from benchmarks.differential.net import value_info
 from celosia.compiler.graph.errors import ModelError
 from celosia.compiler.program import InputError, Program
 from celosia.compiler.program.host.op import HostError
 from celosia.driver.host.oracle import OracleError, exposed, run, session
 from celosia.driver.runtime import Runtime
+from fuzz.models.case import Case
+from fuzz.models.exact import OPERATORS, in_doubles, wide_of
+from fuzz.models.exclusions import excuse
+from fuzz.models.moved import moved_feed, with_moved_constants, with_moved_dequantised, with_rounded_biases
+from fuzz.models.net import value_info
 
 Array = NDArray[Any]
 EQUAL, DOCUMENTED, WRONG, REFUSED, CRASHED, UNCOUNTED = (
@@ -157,7 +157,7 @@ def _same(found: Any, expected: Any) -> bool:
 
 
 def _difference(found: Any, expected: Any) -> str:
-    """What differs, bit for bit, but that one NaN is as good as another; "" where nothing does."""
+    """Describe the difference, bit for bit, but that one NaN is as good as another; "" for none."""
     if isinstance(expected, list):
         if not isinstance(found, list) or len(found) != len(expected):
             return "the number of elements of a sequence"
@@ -186,7 +186,7 @@ def _elements(found: Array, expected: Array, same: Array) -> str:
 
 
 def _gaps(case: Case, feed: Mapping[str, Array], outputs: Mapping[str, Any]) -> list[Gap]:
-    """What differs where every stretch gets our own quantised tensors."""
+    """Tensors that differ where every stretch gets our own quantised tensors."""
     (values,) = _ours(replace(case, feeds=(dict(feed),)), "all")
     cut = Cut(case.model, values)
     given = dict(feed) | {inside: values[name] for name, inside in cut.names.items()}
@@ -314,7 +314,7 @@ class Neighbourhood:
     def gap(
         self, name: str, found: Any, expected: Any, why: str, operators: tuple[str, ...], more: float = 0.0
     ) -> list[Gap]:  # fmt: skip
-        """What differs more than rounding explains, and `more` where it is a float, if anything does."""
+        """Judge a tensor: a gap where it differs more than rounding explains, and `more` where it is a float."""
         if not isinstance(expected, np.ndarray) or found.shape != expected.shape or found.dtype != expected.dtype:
             return [Gap(name, operators, why)]
         if expected.dtype.kind == "f":
@@ -357,7 +357,7 @@ class Neighbourhood:
         return MARGIN * spread + own + LEAST * float(np.max(np.abs(wide[finite]), initial=0.0))
 
     def _undefined(self, name: str, found: Array) -> Array:
-        """Which elements rounding moves to where there is no result, or from there, as roots of what cancels, and to
+        """Elements that rounding moves to where there is no result, or from there, as roots of what cancels, and to
         what is `found`: some kind of number, or none between two signs of infinity, as a quotient of two zeros."""
         near = [_kind(each[name]) for each in self._drawn(SIGNS) if each[name].shape == found.shape]
         kinds, kind = np.array(near or [_kind(found)]), _kind(found)
@@ -366,7 +366,7 @@ class Neighbourhood:
         return np.asarray(several & ((kinds == kind).any(axis=0) | between))
 
     def _is_anything(self, name: str, where: Array) -> Array:
-        """Which of the floats `name`, looked at only `where` asked for, rounding makes no number, or infinite."""
+        """Elements of the floats `name`, among those `where` asks for, that rounding makes no number, or infinite."""
         if not self.near or name not in self.near[0] or self.near[0][name].shape != where.shape:
             return np.zeros(where.shape, bool)
         real = self.near[0][name]
@@ -376,7 +376,7 @@ class Neighbourhood:
         return np.asarray(where & (kinds != FINITE).all(axis=0) & (kinds != kinds[0]).any(axis=0))
 
     def _exact(self, name: str) -> Array | None:
-        """What ONNX's reference computes in double precision, where it can."""
+        """Compute a tensor by ONNX's reference in double precision; None where it cannot."""
         model = in_doubles(self.model)
         wanted = {name}
         nodes: list[onnx.NodeProto] = []
@@ -417,7 +417,7 @@ class Neighbourhood:
         return np.clip(other, limits.min, limits.max).astype(quantised.dtype)
 
     def _known(self) -> dict[str, Array]:
-        """What is given, and what is computed: constants may be operators, too."""
+        """Constants, inputs, and what is computed: constants may be operators, too."""
         return self.constants | dict(self.feed) | self.near[0]
 
     def _ties(self, name: str) -> tuple[Array, Array] | None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from benchmarks.differential.net import MS, Net
-from benchmarks.differential.operators.operands import (
+from fuzz.models.net import MS, Net
+from fuzz.models.operators.operands import (
     NUMBERS,
     any_axis,
     any_shape,
@@ -80,7 +80,7 @@ def top_k(net: Net) -> list[str]:
 
 
 def matmul(net: Net) -> list[str]:
-    """Of all ranks from 1, with batches that are broadcast."""
+    """A product of all ranks from 1, with batches that are broadcast."""
     draw, dtype = net.draw, net.draw.choice(("float32", "float32", "float32", "float64", "int32"))
     m, k, n = draw.shape(3, 9)
     batch = any_shape(draw, 0, 3, 3)

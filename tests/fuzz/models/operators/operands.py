@@ -1,4 +1,4 @@
-"""What operators are drawn for: operands, scales, attributes."""
+"""Operands, scales and attributes of the operators that are drawn."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.differential.net import Draw, Net
+from fuzz.models.net import Draw, Net
 
 Make = Callable[[Net], list[str]]
 FLOATS = ("float32",) * 6 + ("float64", "float16")

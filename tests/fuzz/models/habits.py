@@ -1,11 +1,11 @@
-"""What exporters do to a model without changing what it computes: names, constants, wires, open sizes."""
+"""Changes that exporters make and that leave the results as they are: names, constants, wires, open sizes."""
 
 from __future__ import annotations
 
 import onnx
 from onnx import TensorProto, helper
 
-from benchmarks.differential.net import Array, Draw
+from fuzz.models.net import Array, Draw
 
 HOSTILE = (".shape", "_zero", "_table", "_weights", "_bias", "_int32", ".0", "@xy", "_quantised_", ":", "/", " ", "_1",
            "_cut", "é")  # fmt: skip

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.differential.net import MS, Net, OracleError
-from benchmarks.differential.operators.operands import (
+from fuzz.models.net import MS, Net, OracleError
+from fuzz.models.operators.operands import (
     any_axis,
     any_image,
     any_shape,
@@ -18,7 +18,7 @@ from benchmarks.differential.operators.operands import (
 
 
 def normalisation(net: Net) -> list[str]:
-    """Of images: batch, instance, group, Lp, local response, mean and variance."""
+    """Normalise images: batch, instance, group, Lp, local response, mean and variance."""
     draw, (front, size) = net.draw, any_image(net.draw)
     channels = front[1]
     x = operand(net, (*front, *size))

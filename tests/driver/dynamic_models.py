@@ -1,6 +1,6 @@
 """Models with open sizes, made here: known operators, random weights, products and convolutions in int8.
 
-    python -m benchmarks.dynamic FOLDER [NAME ...]     # write NAME.onnx, or all, for `celosia run`
+    python tests/driver/dynamic_models.py FOLDER [NAME ...]     # write NAME.onnx, or all, for `celosia run`
 
 classifier  image [n, 3, 16, 16]: any number of samples
 encoder     mel [1, 40, length]: two convolutions and two transformer blocks, as Whisper's encoder

@@ -41,7 +41,7 @@ class Draw(random.Random):
         return (self.arrays.standard_normal(tuple(shape)) * spread).astype(np.float32)
 
     def array(self, dtype: DTypeLike, shape: Sequence[int], spread: float = 1.0) -> Array:
-        """Of floats a normal distribution, of integers all values of a byte, or small ones."""
+        """Draw floats from a normal distribution; integers from all values of a byte, or small ones."""
         kind = np.dtype(dtype)
         if kind.kind == "b":
             return self.arrays.integers(0, 2, tuple(shape)).astype(bool)
@@ -70,7 +70,7 @@ class Net:
         return f"{stem}_{self.count}"
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Of the tensor of this name."""
+        """The shape of the tensor of this name."""
         return self.values[name].shape
 
     def input(self, value: Array) -> str:

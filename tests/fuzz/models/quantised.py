@@ -1,4 +1,4 @@
-"""What onnxruntime's quantiser makes of a float network, in all its formats."""
+"""Quantise a float network by onnxruntime's quantiser, in all its formats."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from onnxruntime.quantization import (
     quantize_static,
 )
 
-from benchmarks.differential.net import Array, Draw
 from celosia.driver.host.oracle import OracleError
+from fuzz.models.net import Array, Draw
 
 onnxruntime.set_default_logger_severity(4)  # of the quantiser's own sessions
 FORMS = ("qdq", "qoperator", "dynamic")

@@ -1,4 +1,4 @@
-"""What only moves elements, or makes them."""
+"""Operators that only move elements, or make them."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from benchmarks.differential.net import Net
-from benchmarks.differential.operators.operands import (
+from fuzz.models.net import Net
+from fuzz.models.operators.operands import (
     any_axis,
     any_shape,
     either,

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.differential.net import MS, Array, Net
-from benchmarks.differential.networks import window
-from benchmarks.differential.operators.operands import (
+from fuzz.models.net import MS, Array, Net
+from fuzz.models.networks import window
+from fuzz.models.operators.operands import (
     any_axis,
     any_image,
     any_pair,
@@ -25,7 +25,7 @@ from benchmarks.differential.operators.operands import (
 
 
 def quantize(net: Net) -> list[str]:
-    """Of a tensor, of channels, or of blocks."""
+    """Quantise a tensor, by channels, or by blocks."""
     draw = net.draw
     shape = any_shape(draw, 1, 4)
     dtype = draw.choice(("int8", "uint8", "int8", "uint8", *(("int16", "uint16") if net.opset >= 21 else ())))

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.differential.net import Net
-from benchmarks.differential.operators.operands import (
+from fuzz.models.net import Net
+from fuzz.models.operators.operands import (
     FLOATS,
     INTEGERS,
     NUMBERS,

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from benchmarks.differential.net import Draw, Net, OracleError
-from benchmarks.differential.operators.elementwise import (
+from fuzz.models.net import Draw, Net, OracleError
+from fuzz.models.operators.elementwise import (
     binary,
     bits,
     cast,
@@ -15,7 +15,7 @@ from benchmarks.differential.operators.elementwise import (
     variadic,
     where,
 )
-from benchmarks.differential.operators.integers import (
+from fuzz.models.operators.integers import (
     dequantize,
     dynamic_quantize,
     integer_product,
@@ -28,12 +28,12 @@ from benchmarks.differential.operators.integers import (
     qlinear_where,
     quantize,
 )
-from benchmarks.differential.operators.movement import made, movement
-from benchmarks.differential.operators.operands import (
+from fuzz.models.operators.movement import made, movement
+from fuzz.models.operators.operands import (
     Make,
 )
-from benchmarks.differential.operators.several import layer_norm, normalisation, recurrent
-from benchmarks.differential.operators.sums import (
+from fuzz.models.operators.several import layer_norm, normalisation, recurrent
+from fuzz.models.operators.sums import (
     arg,
     cumsum,
     einsum,
@@ -44,7 +44,7 @@ from benchmarks.differential.operators.sums import (
     softmax,
     top_k,
 )
-from benchmarks.differential.operators.windows import conv, conv_transpose, global_pool, grid_sample, pool, resize
+from fuzz.models.operators.windows import conv, conv_transpose, global_pool, grid_sample, pool, resize
 
 TRIES = 20
 

@@ -1,15 +1,13 @@
-"""Random models beside onnxruntime: `python -m benchmarks differential [--seed S] [--count N]`.
+"""Random models beside onnxruntime: cases of the kind `model`.
 
 net.py          a graph that grows node by node, each run under onnxruntime as it is added
 networks.py     float networks of common pieces     quantised.py    what onnxruntime's quantiser makes of them
-operators.py    single operators with random attributes
+operators/      single operators with random attributes
 habits.py       what exporters do to names, constants and sizes
 case.py         a model, its inputs, how it is compiled
+draw.py         the case of a seed
 judge.py        a case on both sides: its verdict
 exclusions.py   where a step of difference is documented
 minimise.py     the smallest case of a finding
-campaign.py     many cases in processes of their own, findings, the report
+campaign.py     a case of a run, and findings
 """
-
-MODELS = 5000
-"""Of a campaign, where nobody says otherwise."""

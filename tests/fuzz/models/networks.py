@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.differential.net import Draw, Net, OracleError
+from fuzz.models.net import Draw, Net, OracleError
 
 Piece = Callable[[Net, str], str]
 """Adds operators that read a tensor, and returns what they make."""
@@ -44,7 +44,7 @@ def _size(draw: Draw, rank: int) -> tuple[int, ...]:
 
 
 def _tried(net: Net, x: str, piece: Piece) -> str:
-    """What `piece` makes; `x` where onnxruntime refuses all that it tries, as a window larger than the image."""
+    """The result of `piece`; `x` where onnxruntime refuses all that it tries, as a window larger than the image."""
     for _ in range(TRIES):
         try:
             y = piece(net, x)
@@ -191,7 +191,7 @@ def residual(net: Net, x: str) -> str:
 
 
 def combined(net: Net, x: str) -> str:
-    """Of two tensors of one shape, or with one that is broadcast."""
+    """A sum or product of two tensors of one shape, or with one that is broadcast."""
     draw, shape = net.draw, net.shape(x)
     op = draw.choice(("Add", "Mul", "Sub", "Add", "Mul", "Max", "Min"))
     if draw.chance(0.3):

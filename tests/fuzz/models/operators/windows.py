@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.differential.net import Net
-from benchmarks.differential.networks import window, window_of_mean
-from benchmarks.differential.operators.operands import (
+from fuzz.models.net import Net
+from fuzz.models.networks import window, window_of_mean
+from fuzz.models.operators.operands import (
     any_image,
     either,
     operand,

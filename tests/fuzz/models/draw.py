@@ -1,15 +1,15 @@
-"""The case of a number: everything random about it comes from the campaign's seed and this number."""
+"""The case of a seed, from which everything random about it comes."""
 
 from __future__ import annotations
 
-from benchmarks.differential.case import Case
-from benchmarks.differential.habits import habits
-from benchmarks.differential.net import Array, Draw, Net
-from benchmarks.differential.networks import network
-from benchmarks.differential.operators.table import operator
-from benchmarks.differential.quantised import FORMS, quantised
 from celosia.driver.explore.configs import ConfigSpace
 from celosia.hw.spec.config import PRESETS, Config
+from fuzz.models.case import Case
+from fuzz.models.habits import habits
+from fuzz.models.net import Array, Draw, Net
+from fuzz.models.networks import network
+from fuzz.models.operators.table import operator
+from fuzz.models.quantised import FORMS, quantised
 
 KINDS = ("qdq", "qdq", "qdq", "qoperator", "dynamic", "float", "operator", "operator", "operator")
 OPSETS = tuple(range(13, 22))
@@ -27,9 +27,10 @@ SMALL = ConfigSpace(
 """Of which a Config is drawn where it is not a preset."""
 
 
-def draw_case(seed: int, number: int) -> Case:
-    """OracleError where onnxruntime, or its quantiser, refuses what was drawn."""
-    draw = Draw(f"{seed} {number}")
+def draw_case(seed: int) -> Case:
+    """The case of a seed. OracleError where onnxruntime, or its quantiser, refuses what was drawn."""
+    campaign, number = divmod(seed, 1_000_000)
+    draw = Draw(f"{campaign} {number}")
     kind, opset = draw.choice(KINDS), draw.choice(OPSETS)
     net = operator(draw, opset) if kind == "operator" else network(draw, opset)
     runs = 1 if kind == "operator" else RUNS

@@ -15,11 +15,11 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-from benchmarks.differential.case import Case
-from benchmarks.differential.judge import CRASHED, REFUSED, Verdict, judge
-from benchmarks.differential.net import Array, value_info
 from celosia.driver.host.oracle import OracleError, exposed, run, session
 from celosia.hw.spec.config import PRESETS
+from fuzz.models.case import Case
+from fuzz.models.judge import CRASHED, REFUSED, Verdict, judge
+from fuzz.models.net import Array, value_info
 
 TRIES = 250
 """Smaller cases that are judged for one finding."""
@@ -33,7 +33,7 @@ class Minimised:
 
     @property
     def signature(self) -> str:
-        """What findings of one cause have in common: verdict, operators with the attributes that matter, and words."""
+        """Text that findings of one cause share: verdict, operators with the attributes that matter, and words."""
         nodes = sorted({_text(node) for node in self.case.model.graph.node})
         words = _words(self.verdict) if self.verdict.what in (CRASHED, REFUSED) else ""
         return f"{self.verdict.what}: {', '.join(nodes)}" + (f": {words}" if words else "")
@@ -49,7 +49,7 @@ def _words(verdict: Verdict) -> str:
 
 
 def cause(verdict: Verdict) -> str:
-    """What tells findings apart before they are minimised."""
+    """Text by which findings are told apart before they are minimised."""
     return f"{verdict.what} {_words(verdict) if verdict.what in (CRASHED, REFUSED) else verdict.operators}"
 
 
@@ -103,7 +103,7 @@ def _fewer_outputs(case: Case) -> Iterator[Case]:
 
 
 def _earlier_outputs(case: Case) -> Iterator[Case]:
-    """What a node in the middle makes is returned, and what comes after it goes."""
+    """Return the result of a node in the middle, and drop what comes after it."""
     values = _values(case)
     for node in case.model.graph.node:
         named = [name for name in node.output if isinstance(values[0].get(name), np.ndarray)]
