@@ -59,7 +59,7 @@ def timed_rows(asked: Request) -> Iterator[Row]:
                 yield _step(name, cfg, memory, rotary=True)
             yield _rounded_step(name, replace(cfg, softmax=LANES, norm=NORM), memory)
         elif name in ATTENTIONS:
-            for lanes in (0, LANES, MOST_LANES):
+            for lanes in (0, LANES, MAX_LANES):
                 yield _attention(name, replace(cfg, softmax=lanes), memory)
         else:
             for kind, each in (("int8", cfg), ("uint8", cfg), ("int8", replace(cfg, softmax=LANES))):
