@@ -14,7 +14,7 @@ from celosia.hw.dae_pipeline.aligner import Aligner, chunk_position, chunk_stop
 from celosia.hw.dae_pipeline.dma import OFFSET_BITS, ReadEngine, beat_layout, row_layout
 from celosia.hw.dae_pipeline.fifo import RegisteredFifo
 from celosia.hw.dae_pipeline.retire_queue import RetireQueue
-from celosia.hw.dae_pipeline.scratchpad_writer import Lane, ScratchpadWriter, connect_pads, pads_of, ports
+from celosia.hw.dae_pipeline.scratchpad_writer import LoadLane, ScratchpadWriter, connect_pads, pads_of, ports
 from celosia.hw.lib.axi import ADDR_BITS, ReadBus
 from celosia.hw.lib.layout import unit_members, write_port
 from celosia.hw.lib.probes import probes
@@ -47,7 +47,7 @@ class LoadChannel(wiring.Component):
     """
 
     def __init__(self, cfg: Config, buffers: Sequence[Buffer], outstanding: int = OUTSTANDING, number: int = 0) -> None:
-        self._cfg, self._lane, self._outstanding = cfg, Lane(cfg, buffers, number), outstanding
+        self._cfg, self._lane, self._outstanding = cfg, LoadLane(cfg, buffers, number), outstanding
         super().__init__({
             **unit_members(cfg, Opcode.LOAD),
             "bus": Out(ReadBus(cfg.bus_bytes)),

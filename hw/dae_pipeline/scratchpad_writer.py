@@ -51,7 +51,7 @@ def pads_of(part: wiring.Component, cfg: Config, buffers: Sequence[Buffer]) -> d
 
 
 @dataclass(frozen=True)
-class Lane:
+class LoadLane:
     """A lane of LOAD: the buffers that it fills, and the sizes that follow from them.
 
     number: which half of an element is its own, where elements are spread.
@@ -138,7 +138,7 @@ class ScratchpadWriter(wiring.Component):
 
     Members
     -------
-    job : In(stream)            Blocks to write, as `Lane.job` makes them from instructions.
+    job : In(stream)            Blocks to write, as `LoadLane.job` makes them from instructions.
     chunk : In(stream)          The data of all jobs, in order.
     inp, wgt, acc, vin, par, lut, tap, exp : Out(WritePort)     The scratchpads of `buffers`, those that the Config has.
     done, error : Out(Pulse)    Those of the unit LOAD.
@@ -146,7 +146,7 @@ class ScratchpadWriter(wiring.Component):
     """
 
     def __init__(self, cfg: Config, buffers: Sequence[Buffer], lane: int = 0) -> None:
-        self._cfg, self._buffers, self._lane = cfg, buffers, Lane(cfg, buffers, lane)
+        self._cfg, self._buffers, self._lane = cfg, buffers, LoadLane(cfg, buffers, lane)
         super().__init__({
             "job": In(stream.Signature(job_layout(*self._lane.walk))),
             "chunk": In(stream.Signature(chunk_layout(cfg.bus_bytes))),
