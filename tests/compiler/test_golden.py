@@ -4,7 +4,7 @@ golden.json has one line for each model and column. A column is a Config togethe
 is compiled for; in the last ones the CPU does everything. Each line holds three digests: of the launches (instruction
 words, layers, and which tensors go where), of the constants of both parts, and of the loop nests of CPU kernels.
 
-After a change that is meant to move them, print the file anew and say in the commit which lines changed and why:
+After a change that is meant to move them, write the file anew and say in the commit which lines changed and why:
 
     PYTHONPATH=src:tests python -m tests.compiler.test_golden
 """
@@ -152,8 +152,7 @@ def key(name: str, column: str) -> str:
 def test_golden(name: str) -> None:
     held = golden()
     for column in COLUMNS:
-        wanted, actual = held[key(name, column)].split(), hashes(compiled(name, column)).split()
-        moved = [part for part, a, b in zip(PARTS, wanted, actual, strict=True) if a != b]
+        moved = _moved(held[key(name, column)].split(), compiled(name, column))
         assert not moved, f"{key(name, column)}: other {' and '.join(moved)} than in {PATH.name}"
 
 
@@ -161,8 +160,26 @@ def test_the_file_has_a_line_for_each_case() -> None:
     assert list(golden()) == [key(*case) for case in CASES]
 
 
+def test_a_planted_change_of_each_part_is_found() -> None:
+    program = compiled("perceptron", "tiny")
+    wanted = hashes(program).split()
+    (launch,) = program.launches
+    for part, place in (("launches", launch.address - program.image_address), ("constants", 0)):
+        image = program.image.copy()
+        image[place] ^= 1
+        assert _moved(wanted, replace(program, image=image)) == [part]
+    first, *others = program.kernels
+    changed = replace(program, kernels=[replace(first, loops=first.loops + " "), *others])
+    assert _moved(wanted, changed) == ["loops"]
+
+
+def _moved(wanted: list[str], program: Program) -> list[str]:
+    """Names of the digests that differ from `wanted`."""
+    return [part for part, a, b in zip(PARTS, wanted, hashes(program).split(), strict=True) if a != b]
+
+
 def main() -> None:
-    """Print golden.json anew."""
+    """Write golden.json anew."""
     lines = {key(*case): hashes(compiled(*case)) for case in CASES}
     PATH.write_text(json.dumps(lines, indent=0) + "\n", encoding="utf-8")
 
