@@ -31,7 +31,7 @@ products in attention; of decoders all is what lies between embeddings and logit
 AUTO = "auto"
 """Of --smooth: alpha is found for each place."""
 
-SUPEROPTIMISERS = ("queue", "greedy", "milp", "egraph")
+SUPEROPTIMISERS = ("queue", "greedy")
 """How `celosia optimise` searches."""
 EXPORT_TARGETS = ("x86_64", "armv7-linux", "armv7-none", "aarch64-linux", "riscv32-none", "wasm32")
 """What models are exported for; the first is the default."""

@@ -80,15 +80,6 @@ class Neighbourhoods:
             parts.append(part)
         return parts
 
-    def cost(self, graph: BytesGraph, operation: GraphOp) -> float:
-        """Of an operation by itself, with the product that it requantises, which costs nothing then; nor does what only
-        moves, which is free beside others."""
-        if operation.op in ("convolve", "multiply"):
-            return 0.0
-        part = _part(graph, list(graph.operations))
-        price = DEAR if part is None else self._priced(part)
-        return 0.0 if price is DEAR else price.host if price.measured else price.cycles
-
     def _anew(self, before: BytesGraph, after: BytesGraph) -> float:
         """What was measured at two times, measured at one."""
         alike = likeness(before), likeness(after)

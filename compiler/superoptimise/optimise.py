@@ -180,9 +180,7 @@ def optimise(
     graph = graph_of(original, floats, fast_math)
 
     near = Neighbourhoods(original, pricing)
-    searching = Searching(
-        (*rules, *own), _prices(original, graph, pricing), near.gain, budget, told, way, further, near.cost
-    )
+    searching = Searching((*rules, *own), _prices(original, graph, pricing), near.gain, budget, told, way, further)
     searching.begin, searching.helpers = near.begin, pricing.helpers
     kept = None
     if records is not None:
