@@ -241,7 +241,7 @@ LEAST = 8
 """Points of a layer of which a ranking says something."""
 JUDGED = ("pynq", "zcu104")
 """Configs of the regret."""
-WITHOUT_SEED = ("descent", "coordinates", "beam")
+WITHOUT_SEED = ("descent",)
 """Searches in which nothing is random."""
 
 
@@ -274,8 +274,6 @@ def regret_rows(size: Size, configs: Sequence[str], say: Callable[[str], None], 
         tables = [Table(cfg, shape.layer(cfg)) for shape in size.shapes]
         best = [table.optimum(say) for table in tables]
         for name in SEARCHES:
-            if name == "exhaustive":
-                continue
             seeds = 1 if name in WITHOUT_SEED else size.seeds
             say(f"{config}: {name}")
             found = np.array([

@@ -83,7 +83,7 @@ class Builder:
         self, x: str, inputs: int, outputs: int, kernel: int = 3, stride: int = 1, group: int = 1, dilation: int = 1,
         bias: bool = True, after: str = "", step: float = STEP, bits: int = 8,
     ) -> str:  # fmt: skip
-        """A convolution that keeps the size but for its stride. after: an activation; only Relu joins the convolution."""
+        """A convolution that keeps the size but for its stride. after: an activation; Relu joins the convolution."""
         arguments = [x, self.weights(outputs, inputs // group, kernel, kernel, bits=bits)]
         if bias:
             values = self.numbers(outputs, low=-900, high=900).astype(np.int32)
