@@ -21,7 +21,7 @@ import numpy as np
 from benchmarks.rows import Row
 from benchmarks.workloads import WORKLOADS, Missing
 from celosia.bitstreams.synthesis import usage
-from celosia.compiler.layer import Untileable
+from celosia.compiler.layer import TilingError
 from celosia.compiler.tune.measure import VERSION, Status, TrialResult
 from celosia.compiler.tune.pool import Fleet, Job
 from celosia.compiler.tune.records import append, sealed, unsealed
@@ -375,7 +375,7 @@ def judged_rows(full: bool, say: Callable[[str], None], command: str) -> Iterato
         assert cfg is not None
         try:
             found = timed(one, cfg, board.memory.name).cycles
-        except Untileable:
+        except TilingError:
             continue
         say(f"judged: RTL of {cfg.digest[:6]}, {len(errors) + 1} of {count}")
         errors.append(found / rtl_cycles(one, cfg, board.memory.name) - 1)

@@ -27,7 +27,7 @@ from benchmarks.workloads import WORKLOADS, Missing
 from celosia.compiler import numerics
 from celosia.compiler.compile import network_of
 from celosia.compiler.launch.image import LayerErrors
-from celosia.compiler.layer import Activation, Conv, Epilogue, Layer, Requantise, Residual, Untileable, Window
+from celosia.compiler.layer import Activation, Conv, Epilogue, Layer, Requantise, Residual, TilingError, Window
 from celosia.compiler.tensorize.plan import Planner
 from celosia.compiler.tune.cost_model import MissingLearner, ridge, trees
 from celosia.compiler.tune.measure import TIMED, VERSION, Judge, LayerCase, LayerJob, Status, measure, packed
@@ -147,7 +147,7 @@ class Table:
     def _timed(self, number: int) -> float:
         try:
             return self.case.cycles(self.space.points[number])
-        except (LayerErrors, Untileable):
+        except (LayerErrors, TilingError):
             return float("inf")
 
     def _judged(self, number: int, limit: int) -> float:

@@ -32,7 +32,7 @@ from celosia.compiler.graph.specialise import SpecialisedModel, specialise
 from celosia.compiler.launch.assemble import Assembler
 from celosia.compiler.launch.image import Image, LayerErrors
 from celosia.compiler.launch.lowering import LaunchLayers, Lowered, lower
-from celosia.compiler.layer import Untileable
+from celosia.compiler.layer import TilingError
 from celosia.compiler.options import Options, Source, taking
 from celosia.compiler.placing import Placed
 from celosia.compiler.program import PassInfo, Program
@@ -183,7 +183,7 @@ def price(source: Source, options: Options) -> Price:
             lowered = _lowered(front, options, made)
             network = Network(front.cfg, *lowered.plan, lowered.planner)
             return price_of(network, lowered.image, lowered.selection)
-        except (LayerErrors, Untileable):
+        except (LayerErrors, TilingError):
             return DEAR
 
 

@@ -19,7 +19,7 @@ from celosia.hw.spec.config import Config
 Int8 = NDArray[np.int8]
 
 
-class Untileable(ValueError):
+class TilingError(ValueError):
     """A layer that no tiling fits into the scratchpads; the message says which one is too small."""
 
 

@@ -23,7 +23,7 @@ from celosia.compiler.layer import (
     Block,
     Layer,
     Softmax,
-    Untileable,
+    TilingError,
 )
 from celosia.compiler.program.model import matrix_counts
 from celosia.compiler.tensorize import pack
@@ -198,7 +198,7 @@ class AttentionLayers(HeadLayers):
             return False
         try:
             (definition,) = define(self.cfg, block)
-        except Untileable:
+        except TilingError:
             return False
         assert isinstance(definition.problem, Problem)
         return next(candidates(self.cfg, definition.problem), None) is not None

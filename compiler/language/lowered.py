@@ -12,7 +12,7 @@ from celosia.compiler.graph.select.forms import Form
 from celosia.compiler.language.errors import fail
 from celosia.compiler.language.tile import ArrayArgument
 from celosia.compiler.launch.image import Image, LayerErrors, build
-from celosia.compiler.layer import Activation, Epilogue, Layer, Requantise, Residual, Untileable, inputs
+from celosia.compiler.layer import Activation, Epilogue, Layer, Requantise, Residual, TilingError, inputs
 from celosia.compiler.tensorize import pack
 from celosia.compiler.tensorize.decide import Fixed
 from celosia.compiler.tensorize.define import define
@@ -83,7 +83,7 @@ class LoweredKernel:
                 decided = Fixed(self.decide(layers[0])) if alike else None
                 self.planner = Planner(self.cfg, decided)
             return image_of(self.cfg, layers, self.planner)
-        except (LayerErrors, Untileable) as error:
+        except (LayerErrors, TilingError) as error:
             self.refuse(f"it does not fit: {error}")
 
 
@@ -105,7 +105,7 @@ def epilogue_of(
 
 
 def image_of(cfg: Config, layers: Sequence[Layer], planner: Planner) -> Image:
-    """The instructions of the layers of a launch, verified. LayerErrors, Untileable."""
+    """The instructions of the layers of a launch, verified. LayerErrors, TilingError."""
     made = {layers[-1].y.storage}
     given = {act.storage for layer in layers for act in inputs(layer)} - {layer.y.storage for layer in layers}
     image = build(cfg, [list(layers)], [given], [made], planner)

@@ -29,7 +29,7 @@ from celosia.compiler.layer import (
     Part,
     Pool,
     Storage,
-    Untileable,
+    TilingError,
     inputs,
     moved,
     padded_groups,
@@ -318,7 +318,7 @@ class _Cutter:
         assert isinstance(asked, BlockProblem) and isinstance(problem, BlockProblem)
         try:
             usual = block_space.choose(self.cfg, problem).groups
-        except Untileable:
+        except TilingError:
             return inf
         pairs = zip(problem.groups, asked.groups[first:end], groups[first:end], usual, strict=True)
         return self._cycles([near], self._with(problem, [d if own == whole else u for own, whole, d, u in pairs]))
@@ -362,7 +362,7 @@ class _Cutter:
             if key not in self.estimated:
                 self.estimated[key] = sum(estimated(self.cfg, definition.problem) for definition in definitions)
             return self.estimated[key]
-        except Untileable:
+        except TilingError:
             return None if isinstance(layer, Block) else 1e12  # a layer alone says so itself
 
     def _cycles(self, parts: Sequence[_Part], decider: Decider | None = None) -> float:
@@ -400,7 +400,7 @@ def _with_cycles(block: Choice, together: float, alone: float) -> Choice:
 
 
 def estimated(cfg: Config, problem: Problem | BlockProblem) -> float:
-    """Cycles under the decisions that the estimate takes. Untileable where there are none."""
+    """Cycles under the decisions that the estimate takes. TilingError where there are none."""
     if isinstance(problem, Problem) and problem.in_blocks:
         return estimate(cfg, problem, choose(cfg, problem))
     block = problem if isinstance(problem, BlockProblem) else BlockProblem((problem,))

@@ -7,7 +7,7 @@ from collections.abc import Collection, Hashable, Sequence
 from math import inf
 
 from celosia.compiler.launch.image import LayerErrors, build
-from celosia.compiler.layer import Layer, Untileable, inputs
+from celosia.compiler.layer import Layer, TilingError, inputs
 from celosia.compiler.tensorize.block_space import BlockProblem
 from celosia.compiler.tensorize.definition import Definition
 from celosia.compiler.tensorize.plan import Planner
@@ -23,7 +23,7 @@ def once(cfg: Config, planner: Planner, layers: Sequence[Layer]) -> float:
     """Cycles of `layers`, one after the other; inf where one does not fit."""
     try:
         name = chain_name(decided(layers, planner), _links(layers, planner.decider.beside))
-    except Untileable:
+    except TilingError:
         return inf
     if name not in planner.timed:
         planner.timed[name] = time(cfg, planner, layers)

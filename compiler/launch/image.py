@@ -12,7 +12,7 @@ from celosia.compiler.expr.nodes import Tensor
 from celosia.compiler.launch.between import AHEAD, COLUMNS, GROUPS, ROWS, Between, PlannedLayer, rows_done, rows_needed
 from celosia.compiler.launch.company import Company, softmaxes_before, takes_acc
 from celosia.compiler.launch.memory import Lifetime, plan
-from celosia.compiler.layer import Block, Conv, Layer, Norm, Softmax, Storage, Untileable, inputs
+from celosia.compiler.layer import Block, Conv, Layer, Norm, Softmax, Storage, TilingError, inputs
 from celosia.compiler.tensorize.constants import Constants
 from celosia.compiler.tensorize.instruction import RenderError
 from celosia.compiler.tensorize.plan import LayerPart, Planner
@@ -138,7 +138,7 @@ class _Emitter:
                     number = each.number
                     self._emit(each, planned)
                 self.stream.finish()
-            except (RenderError, Untileable) as error:
+            except (RenderError, TilingError) as error:
                 self.refused[error.layer if isinstance(error, Stuck) else number] = str(error)
         return self.stream
 
@@ -164,7 +164,7 @@ class _Emitter:
                 planned.at_once = isinstance(layer, Norm) or layer.name in self.planner.decider.beside
             for tile in tiles:
                 tile.check()
-        except Untileable as error:
+        except TilingError as error:
             self.refused[number] = str(error)
             return None
         return planned

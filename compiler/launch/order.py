@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from celosia.compiler.launch.chains import least, once
 from celosia.compiler.launch.company import follows, is_for_vector, keeps_gemm_busy, softmaxes_before, trails
-from celosia.compiler.layer import Activation, Layer, Storage, Untileable, inputs
+from celosia.compiler.layer import Activation, Layer, Storage, TilingError, inputs
 from celosia.compiler.switches import is_on
 from celosia.compiler.tensorize.plan import Planner
 from celosia.compiler.tensorize.roofline import choose, terms
@@ -41,7 +41,7 @@ def beside_products(cfg: Config, planner: Planner, layers: Sequence[Layer]) -> t
     and asks again without it."""
     try:
         places = _places(cfg, planner, layers) if is_on("beside") else list(range(len(layers)))
-    except Untileable:
+    except TilingError:
         places = list(range(len(layers)))
     order = sorted(range(len(layers)), key=lambda number: (places[number], places[number] != number, number))
     return order, {layers[number].name for number, place in enumerate(places) if place != number}

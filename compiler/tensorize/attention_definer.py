@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from celosia.compiler.expr import Axis, Expr, Tensor, compute, reduce_axis, sum
 from celosia.compiler.expr.nodes import INDEX, Const
-from celosia.compiler.layer import Activation, ActivationProduct, Block, Softmax, Untileable, Window
+from celosia.compiler.layer import Activation, ActivationProduct, Block, Softmax, TilingError, Window
 from celosia.compiler.tensorize import pack
 from celosia.compiler.tensorize.definer import PLACES, Definer
 from celosia.compiler.tensorize.definition import ActivationGrid, Definition, Level, zero_point
@@ -23,16 +23,16 @@ from celosia.hw.spec.config import Config
 
 
 def attention(cfg: Config, block: Block) -> Definition:
-    """Of a product, the softmax of its rows, and the product of these. Untileable where the Config lacks what that
+    """Of a product, the softmax of its rows, and the product of these. TilingError where the Config lacks what that
     takes, where zero points of the operands are no zeros, or heads are no whole groups of channels."""
     scores, rows, mixed = block.layers
     assert isinstance(scores, ActivationProduct) and isinstance(rows, Softmax) and isinstance(mixed, ActivationProduct)
     if not cfg.softmax or not cfg.forward or cfg.batch > 1 or cfg.block_in != cfg.block_out:
-        raise Untileable("attention as a block needs softmax, forward, batch = 1 and block_in = block_out")
+        raise TilingError("attention as a block needs softmax, forward, batch = 1 and block_in = block_out")
     if not all(layer.window.pointwise for layer in (scores, mixed)) or rows.count % cfg.group:
-        raise Untileable("attention as a block takes zero points of 0 and keys in whole groups")
+        raise TilingError("attention as a block takes zero points of 0 and keys in whole groups")
     if any(layer.epilogue.residual is not None for layer in block.layers) or rows.epilogue.table is not None:
-        raise Untileable("attention as a block adds nothing, and looks nothing up behind its softmax")
+        raise TilingError("attention as a block adds nothing, and looks nothing up behind its softmax")
     first = _ProductDefiner(cfg, scores, "0")
     queries = first.queries()
     level = first.level_of(queries, lambda i, k, y, x, c: queries[i, y, k, x, 0, 0, c], "vin")
@@ -56,7 +56,7 @@ class _ProductDefiner(Definer):
     def __init__(self, cfg: Config, layer: ActivationProduct, suffix: str, before: Definer | None = None) -> None:
         self.product_layer = layer
         if any(act.channels % (layer.heads * cfg.group) for act in (layer.x, layer.w, layer.y)):
-            raise Untileable("attention as a block takes heads of whole groups of channels")
+            raise TilingError("attention as a block takes heads of whole groups of channels")
         blocks = layer.y.channels // layer.heads // cfg.group
         super().__init__(cfg, layer, False, 0, blocks, suffix, before)
         self.y = self._heads(layer.y)
@@ -106,7 +106,7 @@ class _ProductDefiner(Definer):
         """Parameters, which are the same for all channels: one entry."""
         r, size = self.product_layer.requantise, self.cfg.block_out
         if any((values != values[0]).any() for values in (r.bias, r.multiplier, r.shift)):
-            raise Untileable("attention as a block requantises all channels alike")
+            raise TilingError("attention as a block requantises all channels alike")
         bias, multiplier, shift = r.bias[:1].repeat(size), r.multiplier[:1].repeat(size), r.shift[:1].repeat(size)
         one = replace(r, bias=bias, multiplier=multiplier, shift=shift)
         return self.constant(pack.parameters(self.cfg, one), (1, size), "uint64", "par")

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import NamedTuple
 
-from celosia.compiler.layer import Untileable
+from celosia.compiler.layer import TilingError
 from celosia.compiler.tensorize.roofline import LOAD_LATENCY, REFRESHED, STORE_LATENCY
 from celosia.compiler.tensorize.space import EXTENT_MAX, Decisions, Problem, parts
 from celosia.hw.spec.config import Config
@@ -322,7 +322,7 @@ def best_by_piece(cfg: Config, p: Group, count: int = 2) -> list[Decisions]:
 
 
 def choose(cfg: Config, p: BlockProblem) -> Decisions:
-    """The best points of its groups by the estimate. Untileable where there is none."""
+    """The best points of its groups by the estimate. TilingError where there is none."""
     return Decisions.of_groups([_choose(cfg, group) for group in p.groups])
 
 
@@ -330,5 +330,5 @@ def choose(cfg: Config, p: BlockProblem) -> Decisions:
 def _choose(cfg: Config, p: Group) -> Decisions:
     found = min(_candidates(cfg, p), key=lambda point: _estimate(cfg, p, *point), default=None)
     if found is None:
-        raise Untileable(f"no tile of the block fits the scratchpads: {p.text}")
+        raise TilingError(f"no tile of the block fits the scratchpads: {p.text}")
     return found[0]

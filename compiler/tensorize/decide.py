@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Protocol
 
-from celosia.compiler.layer import Untileable
+from celosia.compiler.layer import TilingError
 from celosia.compiler.tensorize import block_space
 from celosia.compiler.tensorize.block_space import BlockProblem, Group
 from celosia.compiler.tensorize.definition import Definition
@@ -35,7 +35,7 @@ class Fixed:
 
     def of(self, layer: str, problems: Sequence[Problem | Group]) -> list[Decisions]:
         if len(problems) != len(self.decisions):
-            raise Untileable(f"the layer has {len(problems)} problems, decisions are for {len(self.decisions)}")
+            raise TilingError(f"the layer has {len(problems)} problems, decisions are for {len(self.decisions)}")
         return self.decisions
 
 
@@ -54,7 +54,7 @@ class Decider:
     def of(
         self, layer: str, definitions: Sequence[Definition], first: First = First.ANY, cold: bool = False
     ) -> list[Decisions]:
-        """Those for each definition of the layer of that name. Untileable where nothing fits.
+        """Those for each definition of the layer of that name. TilingError where nothing fits.
 
         first: what of the output is rather completed before the rest, if it costs next to nothing. cold: gemm is not
         busy with another layer while this one's first loads come.

@@ -21,7 +21,7 @@ from celosia.compiler.layer import (
     Norm,
     Pool,
     Softmax,
-    Untileable,
+    TilingError,
 )
 from celosia.compiler.tensorize import pack
 from celosia.compiler.tensorize.attention_definer import attention
@@ -35,7 +35,7 @@ from celosia.hw.spec.scratchpads import depths
 
 
 def define(cfg: Config, layer: Layer) -> list[Definition]:
-    """The definitions of `layer`, which together compute it. Untileable where none can."""
+    """The definitions of `layer`, which together compute it. TilingError where none can."""
     return list(_definitions(cfg, layer))
 
 
@@ -72,12 +72,12 @@ def _is_matrix(layer: Layer) -> bool:
 
 
 def _with_maps(cfg: Config, block: Block) -> Definition:
-    """A convolution and maps, whose passes follow that of the convolution in each tile. Untileable where they look up
+    """A convolution and maps, whose passes follow that of the convolution in each tile. TilingError where they look up
     in more tables than there is room for."""
     conv, *maps = block.layers
     room = depths(cfg)["lut"]
     if sum(layer.epilogue.table is not None for layer in block.layers) > room:
-        raise Untileable(f"a tile looks up in more tables than the {room} of lut_count")
+        raise TilingError(f"a tile looks up in more tables than the {room} of lut_count")
     assert isinstance(conv, Conv)
     matrix, blocks = _is_matrix(conv), pack.blocks(conv.y.channels, cfg.block_out)
     (run,) = pack.runs(cfg, conv)

@@ -20,7 +20,7 @@ from celosia.compiler.layer import (
     Multiply,
     Pool,
     Requantise,
-    Untileable,
+    TilingError,
 )
 from celosia.compiler.tensorize import pack
 from celosia.compiler.tensorize.definition import (
@@ -328,10 +328,10 @@ class Definer:
         return level, replace(problem, packed=stored.packed)
 
     def product(self, layer: ActivationProduct) -> Definition:
-        """A product of two activations. Untileable where a block of outputs is no entry of wgt as it lies in DRAM."""
+        """A product of two activations. TilingError where a block of outputs is no entry of wgt as it lies in DRAM."""
         cfg, epilogue = self.cfg, layer.epilogue
         if (cfg.batch, cfg.block_in) != (1, cfg.block_out):
-            raise Untileable("a product of two activations needs batch = 1 and block_in = block_out")
+            raise TilingError("a product of two activations needs batch = 1 and block_in = block_out")
         self.x = self.x.repeated(len(layer.w_pads) + 1)
         near = self.near("inp", self.input_blocks, layer.pad_value)
         run = pack.WeightRun(0, self.blocks, 0, self.input_blocks, 0, self.blocks, 0)
@@ -400,7 +400,7 @@ class Definer:
         )
 
     def depthwise(self, layer: Conv) -> Definition:
-        """Of a convolution by channel. Untileable."""
+        """Of a convolution by channel. TilingError."""
         level, problem = self.sums(layer, self.near("vin", self.blocks, layer.pad_value))
         return self.definition(level, problem, layer.epilogue, zero_point(layer))
 
@@ -416,9 +416,9 @@ class Definer:
         return level if residual is None else replace(level, b=self.other(residual.operand, self.matrix))
 
     def pool(self, layer: Pool) -> Definition:
-        """Of a pooling. Untileable with a residual."""
+        """Of a pooling. TilingError with a residual."""
         if layer.epilogue.residual is not None:
-            raise Untileable("a pooling and its residual both need vin")
+            raise TilingError("a pooling and its residual both need vin")
         level = self.pooled(layer, self.near("vin", self.blocks, layer.pad_value))
         return self._simple(level, layer.epilogue, zero_point(layer))
 
@@ -429,10 +429,10 @@ class Definer:
         return Level(p, near, "vin", par=None if layer.requantise is None else self._parameters(layer.requantise))
 
     def map(self, layer: Map | Multiply) -> Definition:
-        """Of a layer that works element by element. Untileable where both operands need vin."""
+        """Of a layer that works element by element. TilingError where both operands need vin."""
         product, residual = isinstance(layer, Multiply), layer.epilogue.residual
         if product and residual is not None:
-            raise Untileable("a multiplication and its residual both need vin")
+            raise TilingError("a multiplication and its residual both need vin")
         two = product or residual is not None
         near = self.near("acc" if two else "vin", self.blocks, 0)
         p = Pass("acc" if two else "vin", "", product, product, layer.epilogue.table is not None, residual is not None)

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from celosia.compiler.expr.interpret import evaluate
 from celosia.compiler.expr.nodes import Const, Expr, Tensor, Var
-from celosia.compiler.layer import Untileable
+from celosia.compiler.layer import TilingError
 from celosia.compiler.tensorize import intrinsic as rules
 from celosia.compiler.tensorize.transfer import PAD_MAX, X_MAX, YZ_MAX, Dim, coalesce
 from celosia.hw.spec.isa import OUTER_LOOPS, Opcode
@@ -159,7 +159,7 @@ class ComputeInstruction:
             at = bound.at(env)
             ranges[loop] = (max(first, at), end) if bound.lower else (first, min(end, at))
         if any(first >= end for first, end in ranges.values()):
-            raise Untileable("a tile that lies in the padding alone")
+            raise TilingError("a tile that lies in the padding alone")
         inside = _restricted(fields, ranges)
         yield inside
         # What is filled reads an entry that is there, and clips it to the one number.
@@ -253,7 +253,7 @@ class MoveInstruction:
         return self.whole if self.pad is None else self.whole | {"pad_value": int(_scalar(self.pad, scalars))}
 
     def fields(self, env: Env, first: int, begin: int, constants: Fields) -> Fields | None:
-        """All fields; None where nothing is to be moved. Untileable for padding alone, or no single transfer.
+        """All fields; None where nothing is to be moved. TilingError for padding alone, or no single transfer.
 
         first: entry of the scratchpad tensor. begin: byte of the tensor in DRAM. constants: as they were found before.
         """
@@ -291,15 +291,15 @@ class MoveInstruction:
         return self._parts[key]
 
     def _partly(self, ranges: dict[int, tuple[int, int]]) -> _Part | None:
-        """What is moved where these iterations alone exist; None for nothing. Untileable as in `fields`."""
+        """What is moved where these iterations alone exist; None for nothing. TilingError as in `fields`."""
         if any(first >= end for first, end in ranges.values()):
             if not self.loads:
                 return None
-            raise Untileable("a tile that lies in the padding alone")
+            raise TilingError("a tile that lies in the padding alone")
         try:
             return self._padded(ranges) if self.loads else self._cut(ranges)
         except Refused as refused:
-            raise Untileable(str(refused)) from None
+            raise TilingError(str(refused)) from None
 
     def _cut(self, ranges: dict[int, tuple[int, int]]) -> _Part:
         """Of a STORE."""
@@ -324,7 +324,7 @@ class MoveInstruction:
             if sides is not None:
                 pads |= {f"pad_{sides[0]}": first, f"pad_{sides[1]}": dim.count - end}
         if max(pads.values()) > PAD_MAX:
-            raise Untileable(f"more than {PAD_MAX} rows or columns of padding")
+            raise TilingError(f"more than {PAD_MAX} rows or columns of padding")
         fields = {
             "dram_y": y[1].dram, "dram_z": z[1].dram, "x_size": sizes[2], "y_size": sizes[1], "z_size": sizes[0],
             "sram_x": x[1].sram, "sram_y": y[1].sram, "sram_z": z[1].sram,
@@ -332,7 +332,7 @@ class MoveInstruction:
         return _Part({**self.static, **pads, **fields}, address, 0)
 
     def check(self, env: Env) -> None:
-        """Untileable where `fields` is."""
+        """TilingError where `fields` is."""
         if ranges := self._ranges(env):
             self._part(ranges)
 
@@ -372,7 +372,7 @@ def block_fields(dims: Sequence[Dim], piece: int) -> Fields:
     """Fields of the sizes and steps of a LOAD without padding, or of a STORE."""
     try:
         x, y, z = coalesce(list(dims), piece)
-    except Untileable as error:
+    except TilingError as error:
         raise Refused(str(error)) from None
     return {
         "dram_y": y.dram, "dram_z": z.dram, "x_size": x.count, "y_size": y.count, "z_size": z.count,

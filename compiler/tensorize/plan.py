@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from celosia.compiler.expr import Function, lower
 from celosia.compiler.expr.trace import Trace
-from celosia.compiler.layer import Block, Layer, Storage, Untileable
+from celosia.compiler.layer import Block, Layer, Storage, TilingError
 from celosia.compiler.tensorize.block_space import Group
 from celosia.compiler.tensorize.decide import Decided, Decider, problems
 from celosia.compiler.tensorize.define import define
@@ -73,7 +73,7 @@ class Planner:
         return other
 
     def definitions(self, layer: Layer) -> list[Definition]:
-        """Those of `layer`. Untileable where there are none."""
+        """Those of `layer`. TilingError where there are none."""
         key = _key(layer)
         if key not in self._defined:
             self._defined[key] = layer, define(self.cfg, layer)  # and the layer, so that no other one takes its id
@@ -85,13 +85,13 @@ class Planner:
         return layer
 
     def layer(self, layer: Layer, first: First = First.ANY, cold: bool = False) -> list[LayerPart]:
-        """The parts of `layer`. Untileable where it does not fit the scratchpads. For the rest see `Decider.of`."""
+        """The parts of `layer`. TilingError where it does not fit the scratchpads. For the rest see `Decider.of`."""
         definitions = self.definitions(layer)
         chosen = self.decider.of(layer.name, definitions, first, cold)
         return [LayerPart(d, decisions, self.loops(d, decisions)) for d, decisions in zip(definitions, chosen)]
 
     def loops(self, d: Definition, decisions: Decisions) -> ScheduledLoops:
-        """Under these decisions. Untileable where an instruction cannot say it."""
+        """Under these decisions. TilingError where an instruction cannot say it."""
         key = self.cfg, d.signature, decisions
         found = _known.pop(key, None)
         if found is None:
@@ -108,7 +108,7 @@ def _lowered(cfg: Config, d: Definition, decisions: Decisions) -> ScheduledLoops
     try:
         plan = compile_loops(cfg, function.body, {t: place.strides for t, place in d.places.items()})
     except RenderError as error:
-        raise Untileable(str(error)) from None
+        raise TilingError(str(error)) from None
     return ScheduledLoops(function, s.trace, plan)
 
 

@@ -12,7 +12,7 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
-from celosia.compiler.layer import Untileable
+from celosia.compiler.layer import TilingError
 from celosia.compiler.tensorize.space import (
     EXTENT_MAX,
     Decisions,
@@ -285,13 +285,13 @@ PARTS_BY_ROWS = 4
 def ranked(
     cfg: Config, p: Problem, first: First = First.ANY, cold: bool = False, count: int = 1
 ) -> tuple[Decisions, ...]:
-    """The `count` points with the fewest estimated cycles, the best first. Untileable where there is none.
+    """The `count` points with the fewest estimated cycles, the best first. TilingError where there is none.
 
     first: prefer one that completes the output row by row, or column by column. cold: nothing hides the first loads,
     those of weights among them.
     """
     if max(p.window.kernel) > EXTENT_MAX or max(p.window.pads) > PAD_MAX:
-        raise Untileable(f"kernel {p.window.kernel} with pads {p.window.pads} is beyond an instruction's fields")
+        raise TilingError(f"kernel {p.window.kernel} with pads {p.window.pads} is beyond an instruction's fields")
     if not p.in_blocks:
         found = _depthwise(cfg, p) if p.sums else candidates(cfg, p) if p.norm or not p.whole else _rows(cfg, p)
         if p.attends is not None:
@@ -300,13 +300,13 @@ def ranked(
             found = iter(sorted(found, key=lambda d: PARTS_BY_ROWS * d.y > max(p.rows, PARTS_BY_ROWS)))
         best = next(found, None)
         if best is None:
-            raise Untileable("one output pixel's operands do not fit vin, acc or out")
+            raise TilingError("one output pixel's operands do not fit vin, acc or out")
         return (best,)
     points = list(products(cfg, p))
     if not points:
         room = "inp_depth {inp}, wgt_depth {wgt}, acc_depth {acc}, out_depth {out} and par_depth {par}"
         kernel = "x".join(map(str, p.window.kernel))
-        raise Untileable(
+        raise TilingError(
             f"no tile of {p.in_blocks} input blocks with a {kernel} kernel fits {room.format(**depths(cfg))}"
         )
     costs = terms(cfg, p, points, cold)["cycles"]

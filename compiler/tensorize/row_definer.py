@@ -9,7 +9,7 @@ import numpy as np
 from celosia.compiler.expr import Expr, Tensor, compute, reduce_axis
 from celosia.compiler.expr.nodes import minimum
 from celosia.compiler.expr.norm import INT, sums
-from celosia.compiler.layer import Norm, Softmax, Untileable
+from celosia.compiler.layer import Norm, Softmax, TilingError
 from celosia.compiler.tensorize import norm, pack
 from celosia.compiler.tensorize import softmax as rows
 from celosia.compiler.tensorize.definer import Definer
@@ -69,21 +69,21 @@ class RowDefiner(Definer):
     """Makes the tensors of a softmax, or of a norm."""
 
     def softmax(self, layer: Softmax) -> Definition:
-        """Of a softmax of channels. Untileable where the Config has none, or a row is too long for the scratchpads."""
+        """Of a softmax of channels. TilingError where the Config has none, or a row is too long for the scratchpads."""
         if not self.cfg.softmax:
-            raise Untileable("a softmax needs a Config with softmax")
+            raise TilingError("a softmax needs a Config with softmax")
         near = self._near(layer)
         return self._of_rows(near, *softmax_rows(self, layer, near))
 
     def norm(self, layer: Norm) -> Definition:
-        """Of a norm of channels. Untileable where the Config has none, or an instruction cannot hold it."""
+        """Of a norm of channels. TilingError where the Config has none, or an instruction cannot hold it."""
         if not self.cfg.norm:
-            raise Untileable("a normalisation needs a Config with norm")
+            raise TilingError("a normalisation needs a Config with norm")
         if layer.count == 1:
-            raise Untileable("a row of one element is nothing but its offset")
+            raise TilingError("a row of one element is nothing but its offset")
         (holds,) = (field for field in formats(self.cfg)[Opcode.VECTOR].fields if field.name == "scale_c")
         if layer.epsilon >> (most := holds.width - 1):
-            raise Untileable(f"its epsilon, for rows of {layer.count}, takes more than {most} bits")
+            raise TilingError(f"its epsilon, for rows of {layer.count}, takes more than {most} bits")
         near, lanes = self._near(layer), self.blocks * self.cfg.block_out
         par = self.constant(pack.parameters(self.cfg, layer.requantise), (lanes,), "uint64", "par")
         return self._of_rows(near, *norm_rows(self, layer, near, par), par)

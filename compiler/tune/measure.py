@@ -35,7 +35,7 @@ from celosia.compiler.layer import (
     Requantise,
     Softmax,
     Storage,
-    Untileable,
+    TilingError,
     inputs,
     moved,
 )
@@ -166,7 +166,7 @@ def measure(job: LayerJob, board: Opened | None = None) -> TrialResult:
     started = time.perf_counter()
     try:
         found = _measured(job, board)
-    except (LayerErrors, Untileable) as error:
+    except (LayerErrors, TilingError) as error:
         found = TrialResult(Status.REFUSED, detail=str(error))
     except TimeLimit:
         found = TrialResult(Status.CENSORED, job.limit)
@@ -223,7 +223,7 @@ class LayerCase:
         self.given = list(dict.fromkeys(storage for storage in read if storage not in self.made))
 
     def cycles(self, decisions: Sequence[Decisions], memory: str = ZYNQ_HP.name) -> int:
-        """By the timing model, nothing compared. LayerErrors, Untileable."""
+        """By the timing model, nothing compared. LayerErrors, TilingError."""
         image = self.image(decisions)
         (launch,) = image.launches
         return predict(self.cfg, image.code(launch).tobytes(), memory, launch.address).cycles
@@ -232,7 +232,7 @@ class LayerCase:
         """Whether the layer can be compiled so."""
         try:
             self.image(decisions)
-        except (LayerErrors, Untileable):
+        except (LayerErrors, TilingError):
             return False
         return True
 
@@ -255,7 +255,7 @@ class LayerCase:
         return {layer.y: values[layer.y] for layer in self.layers}
 
     def image(self, decisions: Sequence[Decisions]) -> Image:
-        """The layers under `decisions`, ready to run. Untileable, LayerErrors."""
+        """The layers under `decisions`, ready to run. TilingError, LayerErrors."""
         planner = Planner(self.cfg, Fixed(list(decisions)))
         return build(self.cfg, [list(self.layers)], [set(self.given)], [self.made], planner)
 

@@ -12,7 +12,7 @@ from math import inf
 from celosia.compiler.launch.chains import CHAIN
 from celosia.compiler.launch.company import Company
 from celosia.compiler.launch.image import Image, LayerErrors, build
-from celosia.compiler.layer import Layer, Storage, Untileable
+from celosia.compiler.layer import Layer, Storage, TilingError
 from celosia.compiler.tensorize.decide import problems, workload
 from celosia.compiler.tensorize.decisions import DecisionsError, why_not_any
 from celosia.compiler.tensorize.plan import Planner
@@ -142,7 +142,7 @@ def apply(network: Network, records: Records, judge: Judge, trusted: Records = N
         return network.image, nothing
     try:
         occurrences = network.occurrences()
-    except Untileable:
+    except TilingError:
         return network.image, nothing  # which tells of all layers that do not fit
     own = {each.workload: each for each in occurrences}
     found = records.best(network.cfg, network.name, network_measurer(judge))
@@ -164,7 +164,7 @@ def apply(network: Network, records: Records, judge: Judge, trusted: Records = N
     if any(point != own[name].usual for name, point in tuned.items()):
         try:
             other = network.build(tuned)
-        except (LayerErrors, Untileable) as error:
+        except (LayerErrors, TilingError) as error:
             refused.append(f"records cannot be followed: {error}")
         else:
             with_them, without = (trusted.get(network_key(network, each, judge)) for each in (tuned, {}))
@@ -184,7 +184,7 @@ def follow(network: Network, tuned: Tuned) -> Image:
             if each.workload in tuned and (why := _illegal(network, each.layer, tuned[each.workload])):
                 raise DecisionsError(f"decisions for {each.layer.name!r} cannot be followed: {why}")
         return network.build(tuned)
-    except (LayerErrors, Untileable) as error:
+    except (LayerErrors, TilingError) as error:
         _ = network.image
         raise DecisionsError(f"decisions cannot be followed: {error}") from None
 
@@ -227,5 +227,5 @@ def whole(network: Network, tuned: Tuned, judge: Judge) -> TrialResult:
     """Cycles of the network under `tuned`."""
     try:
         return TrialResult(Status.OK, network.cycles(network.build(tuned), judge))
-    except (LayerErrors, Untileable) as error:
+    except (LayerErrors, TilingError) as error:
         return TrialResult(Status.REFUSED, detail=str(error))

@@ -159,7 +159,7 @@ Point = tuple[Decisions, ...]
 
 
 def layer_space(cfg: Config, layer: Layer, usual: Point, memory: MemoryModel | str = ZYNQ_HP) -> Space[Point]:
-    """The space of `layer`. usual: what the compiler takes for it, which is always a point. Untileable.
+    """The space of `layer`. usual: what the compiler takes for it, which is always a point. TilingError.
 
     memory: behind the bounds.
     """

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from celosia.compiler.layer import Untileable
+from celosia.compiler.layer import TilingError
 from celosia.compiler.tune.cost_model import LEARNERS, CostModel
 from celosia.compiler.tune.measure import TIMED, Judge, LayerJob, Status, TrialResult, packed
 from celosia.compiler.tune.network import Network, Occurrence, Tuned, network_key, whole
@@ -117,7 +117,7 @@ class Tuner:
     def _subject(self, network: Network, each: Occurrence) -> LayerSubject | None:
         try:
             space = layer_space(network.cfg, each.layer, each.usual, self.judge.bounds)
-        except Untileable:  # what is not laid out as the space knows it
+        except TilingError:  # what is not laid out as the space knows it
             return None
         return LayerSubject(each, space, begun(self.search, space, self.seed, self.model), packed(each.layer))
 

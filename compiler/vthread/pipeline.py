@@ -24,7 +24,7 @@ from collections import deque
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from celosia.compiler.layer import Untileable
+from celosia.compiler.layer import TilingError
 from celosia.hw.spec.config import Config
 from celosia.hw.spec.isa import Opcode
 from celosia.hw.spec.scratchpads import depths
@@ -164,7 +164,7 @@ class _Tile:
     pins: list[tuple[Ring, tuple[int, int]]] = field(default_factory=list)
 
 
-class Stuck(Untileable):
+class Stuck(TilingError):
     """A tile that has loaded waits for what can never be there. layer: whose tile it is."""
 
     def __init__(self, layer: int) -> None:

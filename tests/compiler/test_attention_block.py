@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 import celosia
 from celosia.compiler.launch import attentions
-from celosia.compiler.layer import Activation, ActivationProduct, Block, Epilogue, Requantise, Softmax, Untileable
+from celosia.compiler.layer import Activation, ActivationProduct, Block, Epilogue, Requantise, Softmax, TilingError
 from celosia.compiler.numerics import fold_scale, softmax_powers
 from celosia.compiler.tensorize.decide import Fixed
 from celosia.compiler.tensorize.plan import Planner
@@ -129,7 +129,7 @@ def _refused(cfg: Config, change: Callable[[ActivationProduct], Any]) -> str:
     b = Builder(Network(cfg), None, np.random.default_rng(1))  # type: ignore[arg-type]
     first, softmax, last = attention(b, 2, 6, 2, 1, 1).layers
     assert isinstance(first, ActivationProduct)
-    with pytest.raises(Untileable) as refused:
+    with pytest.raises(TilingError) as refused:
         Planner(cfg).definitions(Block((change(first), softmax, last)))
     return str(refused.value)
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from thorough import tries
 
 from celosia.compiler import expr as T
-from celosia.compiler.layer import Activation, Layer, Untileable, Window, inputs
+from celosia.compiler.layer import Activation, Layer, TilingError, Window, inputs
 from celosia.compiler.program.activations import pack_activation, unpack_activation
 from celosia.compiler.tensorize.define import define
 from celosia.compiler.tensorize.definition import Definition
@@ -70,7 +70,7 @@ def check(cfg: Config, layer: Layer, given_: dict[Activation, Int8], data: st.Da
     untouched = before.copy()
     try:
         definitions = define(cfg, layer)
-    except Untileable:
+    except TilingError:
         assume(False)
         return
     for d in definitions:
@@ -79,7 +79,7 @@ def check(cfg: Config, layer: Layer, given_: dict[Activation, Int8], data: st.Da
         decisions = data.draw(st.sampled_from(points))
         try:
             run(cfg, layer, d, planner.loops(d, decisions).function, memory)
-        except Untileable:
+        except TilingError:
             assume(False)
     act = layer.y
     shape = (act.images, act.channels, act.height, act.width)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import celosia
 from celosia.compiler.launch.blocks import behind
-from celosia.compiler.layer import Activation, Block, Conv, Epilogue, Map, Residual, Untileable, Window
+from celosia.compiler.layer import Activation, Block, Conv, Epilogue, Map, Residual, TilingError, Window
 from celosia.compiler.tensorize.decide import Fixed
 from celosia.compiler.tensorize.plan import Planner
 from celosia.compiler.tensorize.space import candidates
@@ -100,7 +100,7 @@ def test_more_tables_than_there_is_room_for() -> None:
     weights = rng.integers(-128, 128, (8, 8, 1, 1)).astype(np.int8)
     conv = Conv("conv", x, ys[0], weights, requantise(rng, 8, 9999), Window((1, 1)))
     maps = [Map("map", before, after, Epilogue(table=table(rng))) for before, after in itertools.pairwise(ys)]
-    with pytest.raises(Untileable, match="more tables than the 1 of lut_count"):
+    with pytest.raises(TilingError, match="more tables than the 1 of lut_count"):
         Planner(cfg).definitions(Block((conv, *maps)))
 
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from thorough import tries
 
 from celosia.compiler.expr import verify
-from celosia.compiler.layer import Untileable, Window
+from celosia.compiler.layer import TilingError, Window
 from celosia.compiler.tensorize import roofline
 from celosia.compiler.tensorize.define import define
 from celosia.compiler.tensorize.definition import Definition
@@ -49,7 +49,7 @@ CFG = st.sampled_from(list(CONFIGS.values()))
 def test_the_reason_names_what_is_too_small() -> None:
     """Three output blocks read the same input, and par holds four."""
     shared = Problem(Window((1, 1)), 1, 1, 2, out_blocks=5, in_blocks=1, residual=False, step=1, share=3)
-    with pytest.raises(Untileable, match=r"and par_depth 4$"):
+    with pytest.raises(TilingError, match=r"and par_depth 4$"):
         choose(replace(CONFIGS["batch2"], par_depth=4), shared)
 
 
@@ -61,7 +61,7 @@ def test_candidates_are_the_space(cfg: Config, p: Problem, data: st.DataObject) 
     sizes = [(d.n, d.y, d.x, d.k, d.order) for d in points]
     assert len(set(sizes)) == len(sizes)
     if not points:
-        with pytest.raises((Untileable, ValueError)):
+        with pytest.raises((TilingError, ValueError)):
             choose(cfg, p)
         return
     for point in sample(cfg, p, 5, np.random.default_rng(0)):
@@ -129,7 +129,7 @@ def test_every_point_compiles_and_none_beside(b: Builder, window: Window, kind: 
     layer, planner = b.net.layers[0], Planner(b.cfg)
     try:
         definitions: list[Definition] = define(b.cfg, layer)
-    except Untileable:
+    except TilingError:
         assume(False)
     found = [list(candidates(b.cfg, d.problem)) for d in definitions]
     assume(all(found))
@@ -141,7 +141,7 @@ def test_every_point_compiles_and_none_beside(b: Builder, window: Window, kind: 
                 continue
             try:
                 verify(planner.loops(d, chosen).function)
-            except Untileable as refused:
+            except TilingError as refused:
                 assert str(refused).startswith(REFUSALS), refused
 
 

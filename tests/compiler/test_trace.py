@@ -14,7 +14,7 @@ from thorough import tries
 
 from celosia.compiler import expr as T
 from celosia.compiler.expr.trace import PRIMITIVES, ReplayError, Trace, TraceStep
-from celosia.compiler.layer import Untileable, Window
+from celosia.compiler.layer import TilingError, Window
 from celosia.compiler.tensorize import intrinsics as hw
 from celosia.compiler.tensorize.define import define
 from celosia.compiler.tensorize.definition import Definition
@@ -86,7 +86,7 @@ def test_traces_of_layers(b: Builder, window: Window, kind: str, data: st.DataOb
     layer = b.net.layers[0]
     try:
         definitions = define(b.cfg, layer)
-    except Untileable:
+    except TilingError:
         assume(False)
     for number, d in enumerate(definitions):
         try:

@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from thorough import tries
 
-from celosia.compiler.layer import Conv, Epilogue, Layer, Untileable, Window, inputs
+from celosia.compiler.layer import Conv, Epilogue, Layer, TilingError, Window, inputs
 from celosia.compiler.tensorize.decide import problems, workload
 from celosia.compiler.tensorize.decisions import why_not_any
 from celosia.compiler.tensorize.define import define
@@ -64,7 +64,7 @@ def usual(cfg: Config, layer: Layer) -> Point:
     """What the compiler takes."""
     try:
         return tuple(d for part in Planner(cfg).layer(layer) for d in part.decisions.groups)
-    except Untileable:
+    except TilingError:
         assume(False)
         raise
 

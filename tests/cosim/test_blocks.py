@@ -22,7 +22,7 @@ from celosia.compiler.graph.select import Choice, Selection
 from celosia.compiler.launch import blocks, lowering
 from celosia.compiler.launch.blocks import form_blocks
 from celosia.compiler.launch.image import build
-from celosia.compiler.layer import Layer, Untileable, inputs
+from celosia.compiler.layer import Layer, TilingError, inputs
 from celosia.compiler.program import Program
 from celosia.compiler.tensorize import block_space, tiles
 from celosia.compiler.tensorize.block_space import BlockProblem, Group
@@ -324,7 +324,7 @@ def test_random_points(chain: str, name: str, cut: Callable[..., None], monkeypa
             points = list(block_space.candidates(cfg, group))
             assert points == largest(cfg, group)
             if not points:
-                raise Untileable("nothing fits")
+                raise TilingError("nothing fits")
             found.append(points[rng.integers(len(points))])
             assert block_space.why_not(cfg, group, found[-1]) is None
         taken += 1
@@ -404,7 +404,7 @@ def groups(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
         def choose(cfg: Config, p: BlockProblem) -> Decisions:
             points = [list(block_space.candidates(cfg, group)) for group in p.groups]
             if not all(points):
-                raise Untileable("nothing fits")
+                raise TilingError("nothing fits")
             assert rng is not None
             return Decisions.of_groups([each[rng.integers(len(each))] for each in points])
 

@@ -27,7 +27,7 @@ from celosia.compiler.graph.select.placement import Placement, Reads
 from celosia.compiler.graph.values import attribute, constant
 from celosia.compiler.graph.windows import spread_of, windows_of
 from celosia.compiler.lattice import Lattice
-from celosia.compiler.layer import Conv, Layer, Untileable, Window
+from celosia.compiler.layer import Conv, Layer, TilingError, Window
 from celosia.compiler.program.host.windows import Spread
 from celosia.compiler.tensorize import pack
 from celosia.compiler.tensorize.roofline import choose, estimate
@@ -105,7 +105,7 @@ def folded(
         problem = Problem(option[2], images, *y.dims[2:], *blocks, False)
         try:
             return estimate(p.cfg, problem, choose(p.cfg, problem))
-        except Untileable:
+        except TilingError:
             return math.inf
 
     return min(options, key=cycles)
