@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from celosia.compiler.graph.select.forms import Form, OnCpu
+from celosia.compiler.graph.select.forms import Form, NotOffloadable
 from celosia.compiler.graph.select.matrices import form_of_matrices, multiplies
 from celosia.compiler.language.attention import AttentionKernel, HeadsKernel
 from celosia.compiler.language.blocks import ON_CPU
@@ -59,7 +59,7 @@ class KernelLayer(LoweredKernel):
 
     def form(self, array: ArrayArgument) -> Form:
         if len(array.shape) != 2:
-            raise OnCpu("its images have their channels last; the accelerator's have them first")
+            raise NotOffloadable("its images have their channels last; the accelerator's have them first")
         return Form((*array.shape, 1, 1))
 
     def placed(self, array: ArrayArgument, values: NDArray[Any]) -> NDArray[np.int8]:

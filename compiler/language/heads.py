@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from celosia.compiler.graph.beside import beside_softmaxes
 from celosia.compiler.graph.select import Choice
-from celosia.compiler.graph.select.forms import Form, OnCpu
+from celosia.compiler.graph.select.forms import Form, NotOffloadable
 from celosia.compiler.graph.select.matrices import form_of_matrices, multiplies
 from celosia.compiler.language.attention import AttentionKernel, HeadProduct, Heads, HeadsKernel
 from celosia.compiler.language.lowered import Arrays, LoweredKernel, epilogue_of, requantise_of
@@ -108,7 +108,7 @@ class HeadLayers(LoweredKernel):
     def form(self, array: ArrayArgument) -> Form:
         side = self.sides[array][0]
         if side.beside and (side.pixels != "rows" or side.columns % self.cfg.group):
-            raise OnCpu(
+            raise NotOffloadable(
                 f"the columns of {array.name} are several heads, which the host would have to take apart; "
                 "pass each head as an array"
             )

@@ -50,7 +50,7 @@ class LoweredKernel:
         raise NotImplementedError
 
     def form(self, array: ArrayArgument) -> Form:
-        """How the array is an activation, for those of a graph. OnCpu where it is none."""
+        """How the array is an activation, for those of a graph. NotOffloadable where it is none."""
         raise NotImplementedError
 
     def placed(self, array: ArrayArgument, values: NDArray[Any]) -> NDArray[np.int8]:

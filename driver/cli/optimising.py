@@ -27,7 +27,7 @@ Search = Annotated[
 ]
 
 
-OnCpu = Annotated[
+NotOffloadable = Annotated[
     bool, typer.Option("--cpu", help="For this processor alone, by its time on one thread: models of floats, too.")
 ]
 FastMath = Annotated[
@@ -64,7 +64,7 @@ def optimise(
     config: opt.ConfigOption = "pynq",
     search: Search = SUPEROPTIMISERS[0],
     shape: opt.ShapeOption = None,
-    cpu: OnCpu = False,
+    cpu: NotOffloadable = False,
     fast_math: FastMath = False,
     records: Records = None,
     tune: Trials = 0,

@@ -7,7 +7,7 @@ from math import prod
 import numpy as np
 import onnx_ir as ir
 
-from celosia.compiler.graph.select.forms import Form, OnCpu, shape_of
+from celosia.compiler.graph.select.forms import Form, NotOffloadable, shape_of
 from celosia.compiler.graph.select.parameters import array_of
 from celosia.compiler.graph.select.placement import Placement, Reads
 from celosia.compiler.graph.values import attribute
@@ -17,9 +17,9 @@ NOTE = "integer sums by block; scaled in floats on the CPU, within 2e-6 of the r
 
 
 def block_sums(p: Placement, node: ir.Node) -> None:
-    """Places BlockSums: a layer for each part of the columns. OnCpu."""
+    """Places BlockSums: a layer for each part of the columns. NotOffloadable."""
     if not p.cfg.sums:
-        raise OnCpu("int32 sums leave the accelerator byte by byte; give it a Config with sums = true")
+        raise NotOffloadable("int32 sums leave the accelerator byte by byte; give it a Config with sums = true")
     value, y, count = node.inputs[0], node.outputs[0], attribute(node, "sum_bytes")
     assert value is not None
     w = array_of(node.inputs[1])

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import onnx_ir as ir
 
-from celosia.compiler.graph.select.forms import Form, OnCpu, cut_axes, shape_of
+from celosia.compiler.graph.select.forms import Form, NotOffloadable, cut_axes, shape_of
 from celosia.compiler.graph.select.joining import joins
 from celosia.compiler.graph.select.matrices import MOST_PRODUCTS, matrices_form
 from celosia.compiler.graph.select.placement import Choice, Placement, Reads, cache_of
@@ -56,21 +56,23 @@ def each_matrix(
 
 
 def take_columns(p: Placement, node: ir.Node) -> None:
-    """Place a Slice of the columns of matrices: a copy of each one's. OnCpu where they are no whole groups."""
+    """Place a Slice of the columns of matrices: a copy of each one's. NotOffloadable where they are no whole groups."""
     (x, y), group = (node.inputs[0], node.outputs[0]), p.cfg.group
     assert x is not None
     sizes = [range(size) for size in shape_of(x)]
     for axis, places in cut_axes(node, sizes):
         sizes[axis] = places
     if not _becomes_columns(y):
-        raise OnCpu("nothing puts the columns that it takes beside others; join them with Concat along the last axis")
+        raise NotOffloadable(
+            "nothing puts the columns that it takes beside others; join them with Concat along the last axis"
+        )
     *others, columns = sizes
     if any(len(places) != size for places, size in zip(others, shape_of(x))):
-        raise OnCpu(
+        raise NotOffloadable(
             "it takes some of the rows, or of the matrices, that the accelerator holds; take columns of all of them"
         )
     if columns.step != 1 or columns.start % group or not columns or len(columns) % group:
-        raise OnCpu(
+        raise NotOffloadable(
             f"it takes columns of matrices that are no whole groups of {group}; "
             "begin at a multiple of that, and take a multiple of it"
         )

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from celosia.compiler import numerics
 from celosia.compiler.graph.select.columns import join_columns, join_turned
-from celosia.compiler.graph.select.forms import Form, OnCpu, natural_form
+from celosia.compiler.graph.select.forms import Form, NotOffloadable, natural_form
 from celosia.compiler.graph.select.joining import joins
 from celosia.compiler.graph.select.matrices import append
 from celosia.compiler.graph.select.parameters import array_of, image_axes, scalar_of
@@ -39,7 +39,7 @@ class _Part:
 
 
 def concat(p: Placement, node: ir.Node) -> None:
-    """Places a concatenation of channels, rows or columns. OnCpu."""
+    """Places a concatenation of channels, rows or columns. NotOffloadable."""
     y = node.outputs[0]
     operands = _operands(node)
     values, changed = [value for value, _ in operands], any(table is not None for _, table in operands)
@@ -49,9 +49,9 @@ def concat(p: Placement, node: ir.Node) -> None:
     axes = image_axes(len(y.shape or ()))
     axis = axes[attribute(node, "axis", 1) % len(axes)]
     if axis == 0:
-        raise OnCpu("a concatenation of images; the accelerator joins channels, rows and columns")
+        raise NotOffloadable("a concatenation of images; the accelerator joins channels, rows and columns")
     if any(constant(value) is not None for value, _ in operands):
-        raise OnCpu("a part is a constant; add it where its readers do, or leave it out")
+        raise NotOffloadable("a part is a constant; add it where its readers do, or leave it out")
     forms = [natural_form(value) for value, _ in operands]
     if axis == 1 and any(form.dims[1] % p.cfg.group for form in forms[:-1]):
         y_form = _with_gaps(p, node, y_form, [form.dims[1] for form in forms])
@@ -73,19 +73,21 @@ def concat(p: Placement, node: ir.Node) -> None:
 
 
 def _with_gaps(p: Placement, node: ir.Node, form: Form, sizes: list[int]) -> Form:
-    """The form of a concatenation whose parts, of `sizes` channels, begin on groups. OnCpu where it has readers that do
+    """The form of a concatenation whose parts, of `sizes` channels, begin on groups. NotOffloadable where it has readers that do
     not know of channels between them, or where they multiply more zeros than the host would move bytes."""
     y = node.outputs[0]
     begins = np.cumsum([0, *(whole_groups(p.cfg, size) for size in sizes)])
     lanes = np.concatenate([begin + np.arange(size) for begin, size in zip(begins, sizes)])
     readers = [use.node for use in y.uses()]
     if node in p.without_gaps or y.is_graph_output() or not all(_knows_gaps(reader, y) for reader in readers):
-        raise OnCpu(f"a part does not end on a group of {p.cfg.group} channels; make its channels a multiple of that")
+        raise NotOffloadable(
+            f"a part does not end on a group of {p.cfg.group} channels; make its channels a multiple of that"
+        )
     more = pack.blocks(int(begins[-1]), p.cfg.block_in) - pack.blocks(len(lanes), p.cfg.block_in)
     kernels = [array_of(reader.inputs[3]).shape for reader in readers]
     zeros = sum(more * pack.blocks(out, p.cfg.block_out) * prod(taps) for out, _, *taps in kernels)
     if zeros > len(lanes):
-        raise OnCpu(
+        raise NotOffloadable(
             f"a part does not end on a group of {p.cfg.group} channels, and {zeros} cycles a pixel fill them up; "
             "make its channels a multiple of that"
         )

@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from celosia.compiler import numerics
 from celosia.compiler.cpu.ops import VIEWS
-from celosia.compiler.graph.select.forms import NO_WAY, Form, OnCpu, natural_form, shape_of
+from celosia.compiler.graph.select.forms import NO_WAY, Form, NotOffloadable, natural_form, shape_of
 from celosia.compiler.graph.select.parameters import array_of, folded, scalar_of, stored_zero, uniform
 from celosia.compiler.graph.select.placement import Choice, Placement, Reads
 from celosia.compiler.graph.values import attribute, constant, is_op, shape
@@ -75,19 +75,23 @@ def form_of_matrices(cfg: Config, dims: tuple[int, ...], fold: str, pad: int = 0
 
 
 def product(p: Placement, node: ir.Node) -> None:
-    """Places a QLinearMatMul of two activations: a layer for each matrix. OnCpu."""
+    """Places a QLinearMatMul of two activations: a layer for each matrix. NotOffloadable."""
     cfg, (a, b, y) = p.cfg, (node.inputs[0], node.inputs[3], node.outputs[0])
     assert a is not None and b is not None
     if constant(b) is not None:
-        raise OnCpu(f"its matrix has {len(shape_of(b))} dimensions; the accelerator multiplies by constants of two")
+        raise NotOffloadable(
+            f"its matrix has {len(shape_of(b))} dimensions; the accelerator multiplies by constants of two"
+        )
     if not multiplies(cfg):
-        raise OnCpu("both operands vary, which takes batch = 1 and block_in = block_out; compile it for such a Config")
+        raise NotOffloadable(
+            "both operands vary, which takes batch = 1 and block_in = block_out; compile it for such a Config"
+        )
     if len(shape_of(a)) < 2 or shape_of(a)[:-2] != shape_of(b)[:-2]:
-        raise OnCpu(f"it broadcasts {shape(a)} with {shape(b)}; give both as many matrices")
+        raise NotOffloadable(f"it broadcasts {shape(a)} with {shape(b)}; give both as many matrices")
     count, inner, rows = matrix_counts("rows", shape_of(a))
     columns, (shared, times, fold) = shape_of(b)[-1], shared_operand(b)
     if count > MOST_PRODUCTS:
-        raise OnCpu(
+        raise NotOffloadable(
             f"it multiplies {count} matrices, more than {MOST_PRODUCTS}; give the model fewer samples or heads at once"
         )
     zeros = stored_zero(node.inputs[2]), stored_zero(node.inputs[5])
@@ -104,7 +108,7 @@ def product(p: Placement, node: ir.Node) -> None:
     reads: Reads = {}
     x, w, whole = p.read(a, x_form, reads, constants=True), p.read(shared, w_form, reads), p.activation(y, y_form)
     if inner % cfg.group and not (reads or p.source(a) in p.filled):
-        raise OnCpu(f"{inner} columns are not whole groups of {cfg.group}; make them a multiple of that")
+        raise NotOffloadable(f"{inner} columns are not whole groups of {cfg.group}; make them a multiple of that")
     for number in (1, 4, 6):
         scalar_of(node.inputs[number])
     scale = numerics.conv_scale(*(array_of(node.inputs[number]) for number in (1, 4, 6))).reshape(-1)
@@ -205,7 +209,7 @@ def _multiplying(value: ir.Value) -> list[ir.Value] | None:
 
 def append(p: Placement, node: ir.Node, operands: list[ir.Value]) -> bool:
     """Places a concatenation of rows that only products of two activations read, as of keys in a cache and new ones;
-    False where others read it. OnCpu.
+    False where others read it. NotOffloadable.
 
     The host fills the storage of the whole with the first rows, and a layer copies the others behind them.
     """
@@ -216,9 +220,9 @@ def append(p: Placement, node: ir.Node, operands: list[ir.Value]) -> bool:
     first, *others = operands
     rank, held = len(shape_of(y)), p.held(operands[-1])
     if directly or len(others) != 1 or attribute(node, "axis", 1) % rank != rank - 2:
-        raise OnCpu(f"the host arranges it for the products that read it; {NO_WAY}")
+        raise NotOffloadable(f"the host arranges it for the products that read it; {NO_WAY}")
     if p.held(first) is not None or held is None or held.fold != "rows" or shape_of(y)[-1] % p.cfg.group:
-        raise OnCpu(
+        raise NotOffloadable(
             "the accelerator appends rows that it holds itself to those of the host, in whole groups of channels; "
             "quantise what makes them"
         )

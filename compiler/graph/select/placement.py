@@ -9,7 +9,7 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from celosia.compiler.graph.select.forms import Form, OnCpu, natural_form
+from celosia.compiler.graph.select.forms import Form, NotOffloadable, natural_form
 from celosia.compiler.graph.values import attribute, constant, is_op, operands
 from celosia.compiler.layer import Activation, Layer, Storage, padded_groups
 from celosia.hw.spec.config import Config
@@ -113,10 +113,10 @@ class Placement:
         return self.selection.forms.get(value)
 
     def read(self, value: ir.Value | None, form: Form, reads: Reads, constants: bool = False) -> Activation:
-        """The activation of `value` in `form`: the accelerator's own, or one that the host fills. OnCpu for a constant,
+        """The activation of `value` in `form`: the accelerator's own, or one that the host fills. NotOffloadable for a constant,
         but where `constants`."""
         if value is None or (constant(value) is not None and not constants):
-            raise OnCpu("an operand is a constant; the accelerator takes constants as weights only")
+            raise NotOffloadable("an operand is a constant; the accelerator takes constants as weights only")
         if self.held(value) == form:
             return self.selection.written[self.source(value)]
         if (value, form) not in self.given:
@@ -175,5 +175,5 @@ class Placement:
                 return form
         try:
             return natural_form(values[0])
-        except OnCpu:
+        except NotOffloadable:
             return natural_form(values[0], rows=True)

@@ -11,7 +11,7 @@ import onnx_ir as ir
 
 from celosia.compiler import numerics
 from celosia.compiler.graph.averages import adds_integers
-from celosia.compiler.graph.select.forms import OnCpu, natural_form
+from celosia.compiler.graph.select.forms import NotOffloadable, natural_form
 from celosia.compiler.graph.select.parameters import folded, scalar_of, stored_zero, uniform, window_of
 from celosia.compiler.graph.select.placement import Placement, Reads
 from celosia.compiler.graph.windows import whole_image, windows_of
@@ -28,19 +28,19 @@ IN_FLOATS = "onnxruntime averages in floats, which break ties as they happen to 
 
 
 def average(p: Placement, node: ir.Node) -> None:
-    """Places averages of windows or of whole images. OnCpu."""
+    """Places averages of windows or of whole images. NotOffloadable."""
     value, y = node.inputs[0], node.outputs[0]
     assert value is not None
     form, y_form = natural_form(value), natural_form(y)
     size = form.dims[2], form.dims[3]
     pool = node.op_type == "QLinearAveragePool"
     if pool and not adds_integers(node):
-        raise OnCpu(f'{IN_FLOATS}; rounding="correct" makes them integers')
+        raise NotOffloadable(f'{IN_FLOATS}; rounding="correct" makes them integers')
     windows = windows_of(node) if pool else whole_image(size)
     window = window_of(windows)
     rows, columns = (_runs(windows.counts(axis)) for axis in (0, 1))
     if len(rows) * len(columns) > MOST_PARTS:
-        raise OnCpu(
+        raise NotOffloadable(
             f"its windows have {len(rows) * len(columns)} sizes, more than {MOST_PARTS}; "
             "pad its input before it, so that fewer windows are cut off"
         )
@@ -75,7 +75,7 @@ class _Run:
 def _runs(counts: list[int]) -> list[_Run]:
     """Neighbours of equal count."""
     if 0 in counts:
-        raise OnCpu("a window lies in the padding alone; give it less padding")
+        raise NotOffloadable("a window lies in the padding alone; give it less padding")
     runs: list[_Run] = []
     for o, count in enumerate(counts):
         if runs and runs[-1].count == count:
@@ -127,7 +127,7 @@ def _reach(window: Window, axis: int, run: _Run, size: int) -> tuple[int, int, i
 
 
 def max_pool(p: Placement, node: ir.Node) -> None:
-    """Places MaxPool. OnCpu."""
+    """Places MaxPool. NotOffloadable."""
     value, y = node.inputs[0], node.outputs[0]
     assert value is not None
     form, y_form = natural_form(value), natural_form(y)
