@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Lattice:
+class StridedView:
     """Pixels of images of `rows` x `columns`: from (top, left) on, every `down`-th row and `across`-th column."""
 
     rows: int
@@ -23,13 +23,13 @@ class Lattice:
             slice(self.left, self.left + (width - 1) * self.across + 1, self.across),
         )
 
-    def within(self, outer: Lattice) -> Lattice:
+    def within(self, outer: StridedView) -> StridedView:
         """The same pixels where the images that they are of are themselves pixels of `outer`."""
         top, left = outer.top + self.top * outer.down, outer.left + self.left * outer.across
-        return Lattice(outer.rows, outer.columns, top, left, self.down * outer.down, self.across * outer.across)
+        return StridedView(outer.rows, outer.columns, top, left, self.down * outer.down, self.across * outer.across)
 
-    def column_within(self, outer: Lattice, width: int) -> Lattice:
+    def column_within(self, outer: StridedView, width: int) -> StridedView:
         """The same, of those of one column: images `width` wide are told as one row here, and those of `outer` then."""
         row, column = divmod(self.left, width)
         left = (outer.top + row * outer.down) * outer.columns + outer.left + column * outer.across
-        return Lattice(1, outer.rows * outer.columns, 0, left, 1, self.across // width * outer.down * outer.columns)
+        return StridedView(1, outer.rows * outer.columns, 0, left, 1, self.across // width * outer.down * outer.columns)

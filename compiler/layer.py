@@ -13,7 +13,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from celosia.compiler.lattice import Lattice
+from celosia.compiler.lattice import StridedView
 from celosia.hw.spec.config import Config
 
 Int8 = NDArray[np.int8]
@@ -50,7 +50,7 @@ class Activation:
     width: int
     storage: Storage
     group_offset: int = 0
-    lattice: Lattice | None = None
+    lattice: StridedView | None = None
 
     @staticmethod
     def alone(
@@ -71,20 +71,20 @@ class Activation:
         return self.storage.groups
 
     @property
-    def pixels(self) -> Lattice:
+    def pixels(self) -> StridedView:
         """Which pixels of the storage's images it has."""
-        return self.lattice or Lattice(self.height, self.width)
+        return self.lattice or StridedView(self.height, self.width)
 
     def cut(self, cfg: Config) -> tuple[slice, slice, slice]:
         """Channel groups, rows and columns of the storage that it has."""
         groups = slice(self.group_offset, self.group_offset + self.groups(cfg))
         return groups, *self.pixels.cut(self.height, self.width)
 
-    def region(self, dims: tuple[int, int, int, int], group: int, lattice: Lattice) -> Activation:
+    def region(self, dims: tuple[int, int, int, int], group: int, lattice: StridedView) -> Activation:
         """The part of it with `dims`, from its channel group `group` on, of those of its pixels in `lattice`."""
         images, channels, height, width = dims
         pixels = lattice.within(self.pixels)
-        whole = pixels == Lattice(height, width)
+        whole = pixels == StridedView(height, width)
         offset = self.group_offset + group
         return Activation(self.name, images, channels, height, width, self.storage, offset, None if whole else pixels)
 

@@ -18,7 +18,7 @@ from celosia.compiler.cpu.target import compiling_for
 from celosia.compiler.graph.launches import LaunchPlan
 from celosia.compiler.graph.select import Choice, Selection
 from celosia.compiler.graph.values import attribute, constant, shape
-from celosia.compiler.lattice import Lattice
+from celosia.compiler.lattice import StridedView
 from celosia.compiler.layer import Activation, Softmax, Storage, whole_groups
 from celosia.compiler.program import LaunchStep, Pack, Program
 from celosia.compiler.program.activations import pack_activation, unpack_activation
@@ -256,7 +256,7 @@ class _Check:
         top, left, down, across = (
             (b.top - a.top) // a.down, (b.left - a.left) // a.across, b.down // a.down, b.across // a.across
         )  # fmt: skip
-        rows, columns = Lattice(whole.height, whole.width, top, left, down, across).cut(part.height, part.width)
+        rows, columns = StridedView(whole.height, whole.width, top, left, down, across).cut(part.height, part.width)
         return slice(None), slice(first, first + part.channels), rows, columns
 
     def _part(self, choice: Choice, node: ir.Node) -> tuple[int, int, int]:
@@ -273,7 +273,7 @@ class _Check:
             along = images and axis % len(dims) == 1
             channels, pixel = (start, 0) if along else (0, start)
             row, column = (pixel, 0) if images and len(dims) == 4 and axis % 4 == 2 else (0, pixel)
-            lattice = Lattice(whole.height, whole.width, row, column)
+            lattice = StridedView(whole.height, whole.width, row, column)
             if whole.region(y.dims, channels // self.cfg.group, lattice) == y and prod(dims) == prod(y.dims):
                 return number, 0, y.channels
             start += whole_groups(self.cfg, dims[axis]) if along else dims[axis]

@@ -22,7 +22,7 @@ from celosia.compiler.graph.select.matrices import append
 from celosia.compiler.graph.select.parameters import array_of, image_axes, scalar_of
 from celosia.compiler.graph.select.placement import Choice, Placement, Reads
 from celosia.compiler.graph.values import attribute, constant, is_op
-from celosia.compiler.lattice import Lattice
+from celosia.compiler.lattice import StridedView
 from celosia.compiler.layer import Activation, Epilogue, Map, Storage, ending, moved, whole_groups
 from celosia.compiler.tensorize import pack
 
@@ -121,7 +121,7 @@ def _part_of(p: Placement, whole: Activation, form: Form, axis: int, offset: int
     if axis == 1:
         return whole.region(form.dims, offset // p.cfg.group, whole.pixels)
     top, left = (offset, 0) if axis == 2 else (0, offset)
-    return whole.region(form.dims, 0, Lattice(whole.height, whole.width, top, left))
+    return whole.region(form.dims, 0, StridedView(whole.height, whole.width, top, left))
 
 
 def _runs(p: Placement, parts: list[_Part]) -> Iterator[tuple[int, Storage]]:

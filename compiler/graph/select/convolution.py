@@ -26,7 +26,7 @@ from celosia.compiler.graph.select.parameters import (
 from celosia.compiler.graph.select.placement import Placement, Reads
 from celosia.compiler.graph.values import attribute, constant
 from celosia.compiler.graph.windows import spread_of, windows_of
-from celosia.compiler.lattice import Lattice
+from celosia.compiler.lattice import StridedView
 from celosia.compiler.layer import Conv, Layer, TilingError, Window
 from celosia.compiler.program.host.windows import Spread
 from celosia.compiler.tensorize import pack
@@ -149,9 +149,9 @@ def conv_transpose(p: Placement, node: ir.Node) -> None:
         if not rows.exists or not columns.exists:
             part = np.zeros_like(part)
         requantise = requantisation(scales, zero_x, zero_y, part, bias)
-        size = Lattice(*form.dims[2:], rows.skipped, columns.skipped)
+        size = StridedView(*form.dims[2:], rows.skipped, columns.skipped)
         seen = x.region((*form.dims[:2], form.dims[2] - rows.skipped, form.dims[3] - columns.skipped), 0, size)
-        lattice = Lattice(*y_form.dims[2:], rows.first, columns.first, *spread.stride)
+        lattice = StridedView(*y_form.dims[2:], rows.first, columns.first, *spread.stride)
         made = whole.region((*y_form.dims[:2], rows.rows, columns.rows), 0, lattice)
         shape = Window(
             (len(rows.taps), len(columns.taps)), dilations=(rows.step, columns.step),

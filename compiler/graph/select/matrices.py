@@ -14,7 +14,7 @@ from celosia.compiler.graph.select.forms import NO_WAY, Form, NotOffloadable, na
 from celosia.compiler.graph.select.parameters import array_of, folded, scalar_of, stored_zero, uniform
 from celosia.compiler.graph.select.placement import Choice, Placement, Reads
 from celosia.compiler.graph.values import attribute, constant, is_op, shape
-from celosia.compiler.lattice import Lattice
+from celosia.compiler.lattice import StridedView
 from celosia.compiler.layer import ActivationProduct, Conv, Epilogue, Layer, Map, Pool, Window, summands
 from celosia.compiler.program.model import MATRICES, matrix_counts, matrix_sizes
 from celosia.compiler.tensorize import pack
@@ -230,7 +230,7 @@ def append(p: Placement, node: ir.Node, operands: list[ir.Value]) -> bool:
     whole = p.activation(y, form)
     rows = matrix_counts("rows", shape_of(first))[2], matrix_counts("rows", shape_of(others[0]))[2]
     new = p.selection.written[p.source(others[0])]
-    place = whole.region((*form.dims[:3], rows[1]), 0, Lattice(1, whole.width, 0, rows[0]))
+    place = whole.region((*form.dims[:3], rows[1]), 0, StridedView(1, whole.width, 0, rows[0]))
     copy = Map(f"{node.name}.1", new, place, Epilogue())
     p.selection.choices.append(Choice(copy, [node], {whole.storage: (first, form)}, y))
     p.selection.forms[y], p.selection.written[y] = form, whole

@@ -18,12 +18,12 @@ from celosia.compiler.graph.select.matrices import MOVES, in_whole_blocks, is_tu
 from celosia.compiler.graph.select.parameters import image_axes
 from celosia.compiler.graph.select.placement import Placement, Reads
 from celosia.compiler.graph.values import attribute, attributes_of, constant, shape
-from celosia.compiler.lattice import Lattice
+from celosia.compiler.lattice import StridedView
 from celosia.compiler.layer import Activation, Map, Pool, Window
 
 MOST_LAYERS = 16
 """Copies of one operator; each reads and writes anew."""
-Copy = tuple[tuple[int, Lattice], tuple[int, Lattice]]
+Copy = tuple[tuple[int, StridedView], tuple[int, StridedView]]
 """First channel group and lattice of what is read, and of where it is written."""
 
 
@@ -37,7 +37,10 @@ def resize(p: Placement, node: ir.Node) -> None:
     if form.dims[:2] != y_form.dims[:2]:
         raise NotOffloadable("it repeats images or channels; repeat rows and columns alone")
     copies = [
-        ((0, Lattice(*form.dims[2:], y.start, x.start, y.step, x.step)), (0, Lattice(*y_form.dims[2:], i, j, m, n)))
+        (
+            (0, StridedView(*form.dims[2:], y.start, x.start, y.step, x.step)),
+            (0, StridedView(*y_form.dims[2:], i, j, m, n)),
+        )
         for (i, m, y), (j, n, x) in product(rows, columns)
     ]
     dims = [(len(y), len(x)) for (_, _, y), (_, _, x) in product(rows, columns)]
@@ -80,7 +83,7 @@ def gather(p: Placement, node: ir.Node) -> None:
     if axis == 0:
         raise NotOffloadable("it takes some of the images; take channels, rows or columns")
     index = np.where(index < 0, index + form.dims[axis], index)
-    whole, y_whole = Lattice(*form.dims[2:]), Lattice(*y_form.dims[2:])
+    whole, y_whole = StridedView(*form.dims[2:]), StridedView(*y_form.dims[2:])
     if axis == 1:
         runs = _runs(_group_numbers(index, p.cfg.group), steps=(1,))
         copies: list[Copy] = [((run.start, whole), (place, y_whole)) for place, run in runs]
@@ -159,8 +162,8 @@ def transpose(p: Placement, node: ir.Node) -> None:
     dims = (*form.dims[:2], 1, height)
     layers = [
         Map(
-            f"{node.name}.{column}", row.region(dims, 0, Lattice(1, height * width, 0, column, 1, width)),
-            y.region(dims, 0, Lattice(width, height, column, 0)),
+            f"{node.name}.{column}", row.region(dims, 0, StridedView(1, height * width, 0, column, 1, width)),
+            y.region(dims, 0, StridedView(width, height, column, 0)),
         )
         for column in range(width)
     ]  # fmt: skip
@@ -170,9 +173,9 @@ def transpose(p: Placement, node: ir.Node) -> None:
 def depth_to_space(p: Placement, node: ir.Node) -> None:
     """Places DepthToSpace. NotOffloadable."""
     form, y_form, b, groups = _depth(p, node, node.inputs[0], node.outputs[0])
-    whole = Lattice(*form.dims[2:])
+    whole = StridedView(*form.dims[2:])
     copies = [
-        (((i * b + j) * groups, whole), (0, Lattice(*y_form.dims[2:], i, j, b, b)))
+        (((i * b + j) * groups, whole), (0, StridedView(*y_form.dims[2:], i, j, b, b)))
         for i, j in product(range(b), repeat=2)
     ]  # fmt: skip
     _copy(p, node, form, y_form, copies, lambda _: (*y_form.dims[:2], *form.dims[2:]))
@@ -181,9 +184,9 @@ def depth_to_space(p: Placement, node: ir.Node) -> None:
 def space_to_depth(p: Placement, node: ir.Node) -> None:
     """Places SpaceToDepth. NotOffloadable."""
     y_form, form, b, groups = _depth(p, node, node.outputs[0], node.inputs[0])
-    whole = Lattice(*y_form.dims[2:])
+    whole = StridedView(*y_form.dims[2:])
     copies = [
-        ((0, Lattice(*form.dims[2:], i, j, b, b)), ((i * b + j) * groups, whole))
+        ((0, StridedView(*form.dims[2:], i, j, b, b)), ((i * b + j) * groups, whole))
         for i, j in product(range(b), repeat=2)
     ]  # fmt: skip
     _copy(p, node, form, y_form, copies, lambda _: (*form.dims[:2], *y_form.dims[2:]))

@@ -15,7 +15,7 @@ from celosia.compiler.graph.select.forms import NotOffloadable, natural_form
 from celosia.compiler.graph.select.parameters import folded, scalar_of, stored_zero, uniform, window_of
 from celosia.compiler.graph.select.placement import Placement, Reads
 from celosia.compiler.graph.windows import whole_image, windows_of
-from celosia.compiler.lattice import Lattice
+from celosia.compiler.lattice import StridedView
 from celosia.compiler.layer import Activation, Conv, Pool, Window
 from celosia.compiler.tensorize import pack
 from celosia.hw.spec.config import Config
@@ -89,9 +89,9 @@ def _part(node: ir.Node, x: Activation, y: Activation, window: Window, rows: _Ru
     """The average of those rows and columns of `y`, as a sum over windows."""
     sides = [_reach(window, axis, run, x.dims[2 + axis]) for axis, run in enumerate((rows, columns))]
     (top, before, below), (left, ahead, behind) = sides
-    seen = x.region((*x.dims[:2], x.height - top, x.width - left), 0, Lattice(x.height, x.width, top, left))
+    seen = x.region((*x.dims[:2], x.height - top, x.width - left), 0, StridedView(x.height, x.width, top, left))
     dims = (*y.dims[:2], rows.last - rows.first + 1, columns.last - columns.first + 1)
-    made = y.region(dims, 0, Lattice(y.height, y.width, rows.first, columns.first))
+    made = y.region(dims, 0, StridedView(y.height, y.width, rows.first, columns.first))
     factor = numerics.mean_scale if node.op_type == "QLinearMean" else numerics.global_average_scale
     scales = scalar_of(node.inputs[1]), scalar_of(node.inputs[3])
     multiplier, shift = folded(np.asarray(factor(*scales, rows.count * columns.count)))

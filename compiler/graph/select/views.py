@@ -14,7 +14,7 @@ from celosia.compiler.graph.select.matrices import is_reshaped
 from celosia.compiler.graph.select.parameters import flattens, has_fixed_matrix, image_axes
 from celosia.compiler.graph.select.placement import Placement
 from celosia.compiler.graph.values import attribute, is_op, shape
-from celosia.compiler.lattice import Lattice
+from celosia.compiler.lattice import StridedView
 from celosia.compiler.layer import Activation, Map
 
 SAME_BYTES = tuple(sorted(VIEWS - {"Dropout"}))
@@ -102,7 +102,7 @@ def _part(p: Placement, source: Activation, ranges: tuple[range, range, range, r
         raise NotOffloadable(f"its channels do not begin on a group of {p.cfg.group}; begin at a multiple of that")
     if rows.step < 1 or columns.step < 1:
         raise NotOffloadable("it turns rows or columns round; take them with a positive step")
-    lattice = Lattice(source.height, source.width, rows.start, columns.start, rows.step, columns.step)
+    lattice = StridedView(source.height, source.width, rows.start, columns.start, rows.step, columns.step)
     dims = source.images, len(channels), len(rows), len(columns)
     return source.region(dims, channels.start // p.cfg.group, lattice)
 
