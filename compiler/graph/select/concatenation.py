@@ -73,8 +73,9 @@ def concat(p: Placement, node: ir.Node) -> None:
 
 
 def _with_gaps(p: Placement, node: ir.Node, form: Form, sizes: list[int]) -> Form:
-    """The form of a concatenation whose parts, of `sizes` channels, begin on groups. NotOffloadable where it has readers that do
-    not know of channels between them, or where they multiply more zeros than the host would move bytes."""
+    """The form of a concatenation whose parts, of `sizes` channels, begin on groups. NotOffloadable where it has
+    readers that do not know of channels between them, or where they multiply more zeros than the host would move
+    bytes."""
     y = node.outputs[0]
     begins = np.cumsum([0, *(whole_groups(p.cfg, size) for size in sizes)])
     lanes = np.concatenate([begin + np.arange(size) for begin, size in zip(begins, sizes)])

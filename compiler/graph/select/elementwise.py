@@ -26,7 +26,8 @@ from celosia.compiler.program.traits import Kind
 
 
 def addition(p: Placement, node: ir.Node) -> None:
-    """Places QLinearAdd of two tensors of one shape, of a value for each channel, or of a matrix and several. NotOffloadable."""
+    """Places QLinearAdd of two tensors of one shape, of a value for each channel, or of a matrix and several.
+    NotOffloadable."""
     a, b, y = node.inputs[0], node.inputs[3], node.outputs[0]
     assert a is not None and b is not None
     for number in (1, 2, 4, 5, 6, 7):
@@ -131,7 +132,8 @@ def table_lookup(p: Placement, node: ir.Node) -> None:
 
 
 def product(p: Placement, node: ir.Node) -> None:
-    """Places QLinearMul of two tensors of one shape, by a pixel for each channel, or of a matrix and several. NotOffloadable."""
+    """Places QLinearMul of two tensors of one shape, by a pixel for each channel, or of a matrix and several.
+    NotOffloadable."""
     a, b, y = node.inputs[0], node.inputs[3], node.outputs[0]
     assert a is not None and b is not None
     sa, za, sb, zb, sy, zy = (scalar_of(node.inputs[i]) for i in (1, 2, 4, 5, 6, 7))

@@ -57,7 +57,8 @@ def shape_of(value: ir.Value) -> tuple[int, ...]:
 
 
 def natural_form(value: ir.Value, rows: bool = False) -> Form:
-    """Images and channels of a tensor: NCHW, or rows x columns for matrices and where `rows`. NotOffloadable if unknown."""
+    """Images and channels of a tensor: NCHW, or rows x columns for matrices and where `rows`. NotOffloadable if
+    unknown."""
     dims = shape_of(value)
     if len(dims) == 4 and not rows:
         return Form((dims[0], dims[1], dims[2], dims[3]))
@@ -69,7 +70,8 @@ def natural_form(value: ir.Value, rows: bool = False) -> Form:
 
 
 def cut_axes(node: ir.Node, whole: list[range]) -> list[tuple[int, range]]:
-    """Each axis that a Slice cuts, and the positions that it takes of it. NotOffloadable where they are not constant."""
+    """Each axis that a Slice cuts, and the positions that it takes of it. NotOffloadable where they are not
+    constant."""
     lists: list[list[int] | None] = []
     for number, name in enumerate(("starts", "ends", "axes", "steps"), 1):
         given = attribute(node, name)

@@ -48,8 +48,8 @@ def norm(p: Placement, node: ir.Node) -> None:
 
 
 def _form(p: Placement, x: ir.Value) -> tuple[Form, int]:
-    """That in which rows of `x` are pixels, and how many matrices they are. NotOffloadable where the accelerator holds it in
-    another one."""
+    """That in which rows of `x` are pixels, and how many matrices they are. NotOffloadable where the accelerator holds
+    it in another one."""
     held, dims = p.held(x), shape_of(x)
     if held is None:
         held = natural_form(x, rows=True) if len(dims) < 3 else matrices_form(p.cfg, x, "rows")

@@ -25,7 +25,8 @@ def array_of(value: ir.Value | None) -> NDArray[Any]:
 
 
 def bias_of(node: ir.Node, place: int) -> NDArray[Any] | None:
-    """A bias, one for all channels or one for each, or None without any. NotOffloadable where it is no constant, or a matrix."""
+    """A bias, one for all channels or one for each, or None without any. NotOffloadable where it is no constant, or a
+    matrix."""
     value = node.inputs[place] if len(node.inputs) > place else None
     if value is None:
         return None

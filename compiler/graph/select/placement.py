@@ -113,8 +113,8 @@ class Placement:
         return self.selection.forms.get(value)
 
     def read(self, value: ir.Value | None, form: Form, reads: Reads, constants: bool = False) -> Activation:
-        """The activation of `value` in `form`: the accelerator's own, or one that the host fills. NotOffloadable for a constant,
-        but where `constants`."""
+        """The activation of `value` in `form`: the accelerator's own, or one that the host fills. NotOffloadable for a
+        constant, but where `constants`."""
         if value is None or (constant(value) is not None and not constants):
             raise NotOffloadable("an operand is a constant; the accelerator takes constants as weights only")
         if self.held(value) == form:

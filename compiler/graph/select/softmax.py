@@ -19,7 +19,8 @@ from celosia.compiler.tensorize import pack
 
 
 def softmax(p: Placement, node: ir.Node) -> None:
-    """Places a QLinearSoftmax along the last axis of matrices that the accelerator holds: a layer for each. NotOffloadable."""
+    """Places a QLinearSoftmax along the last axis of matrices that the accelerator holds: a layer for each.
+    NotOffloadable."""
     cfg, x, y = p.cfg, node.inputs[0], node.outputs[0]
     assert x is not None
     if not cfg.softmax:

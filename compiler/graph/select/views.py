@@ -72,7 +72,8 @@ def folds_into_gemm(p: Placement, node: ir.Node) -> bool:
 
 
 def take_parts(p: Placement, node: ir.Node) -> None:
-    """Note the outputs of a Split or Slice as parts of its input. NotOffloadable where the accelerator has no such parts."""
+    """Note the outputs of a Split or Slice as parts of its input. NotOffloadable where the accelerator has no such
+    parts."""
     x = node.inputs[0]
     assert x is not None
     if is_op(node, "Slice") and holds_matrices(p, x):
