@@ -10,13 +10,13 @@ from __future__ import annotations
 
 from itertools import combinations, takewhile
 
-from celosia.compiler.vthread.pipeline import Unencoded
+from celosia.compiler.vthread.pipeline import StreamInstruction
 from celosia.hw.spec.config import Config
 from celosia.hw.spec.isa import Opcode
 from celosia.sim.functional.access import Range, complete, ranges
 
 
-def by_need(cfg: Config, instructions: list[Unencoded]) -> list[Unencoded]:
+def by_need(cfg: Config, instructions: list[StreamInstruction]) -> list[StreamInstruction]:
     """The same instructions; the LOADs before all others are sorted by the first readers of their data."""
     first = list(takewhile(lambda instruction: instruction.opcode == Opcode.LOAD, instructions))
     rest = instructions[len(first) :]
@@ -34,7 +34,7 @@ def by_need(cfg: Config, instructions: list[Unencoded]) -> list[Unencoded]:
     return [*sorted(first, key=lambda each: needed.get(id(each), len(rest))), *rest]
 
 
-def _ranges(cfg: Config, instruction: Unencoded) -> list[Range]:
+def _ranges(cfg: Config, instruction: StreamInstruction) -> list[Range]:
     return ranges(cfg, instruction.opcode, complete(cfg, instruction.opcode, instruction.fields))
 
 

@@ -39,7 +39,7 @@ Load = Callable[[], Sequence[Phase | None]]
 
 
 @dataclass
-class Unencoded:
+class StreamInstruction:
     """One instruction before encoding; `layer` is the number of the layer it belongs to. alone: it comes after all that
     gemm and the vector unit were told before it."""
 
@@ -177,7 +177,7 @@ class Stream:
 
     def __init__(self, cfg: Config) -> None:
         self.cfg = cfg
-        self.instructions: list[Unencoded] = []
+        self.instructions: list[StreamInstruction] = []
         self.layer = 0
         self.waiting: deque[_Tile] = deque()
         self.following: deque[_Tile] = deque()
@@ -192,7 +192,7 @@ class Stream:
 
     def add(self, opcode: Opcode, fields: dict[str, int]) -> None:
         """Appends an instruction of the layer at hand."""
-        self.instructions.append(Unencoded(opcode, fields, self.layer, self.alone))
+        self.instructions.append(StreamInstruction(opcode, fields, self.layer, self.alone))
         self.alone = False
 
     def hold(self, ring: Ring, first: int, size: int) -> int:
