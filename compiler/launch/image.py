@@ -21,7 +21,7 @@ from celosia.compiler.tensorize.tiles import PlacedPlan
 from celosia.compiler.vthread.books import load_books
 from celosia.compiler.vthread.emit import encode
 from celosia.compiler.vthread.need import by_need
-from celosia.compiler.vthread.pipeline import Stream, Stuck
+from celosia.compiler.vthread.pipeline import ScheduleDeadlock, Stream
 from celosia.compiler.vthread.spread import spread_weights
 from celosia.compiler.vthread.tokens import insert_tokens
 from celosia.hw.spec.config import Config
@@ -139,7 +139,7 @@ class _Emitter:
                     self._emit(each, planned)
                 self.stream.finish()
             except (RenderError, TilingError) as error:
-                self.refused[error.layer if isinstance(error, Stuck) else number] = str(error)
+                self.refused[error.layer if isinstance(error, ScheduleDeadlock) else number] = str(error)
         return self.stream
 
     def _planned(self, number: int, layer: Layer) -> PlannedLayer | None:

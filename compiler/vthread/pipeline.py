@@ -164,7 +164,7 @@ class _Tile:
     pins: list[tuple[Ring, tuple[int, int]]] = field(default_factory=list)
 
 
-class Stuck(TilingError):
+class ScheduleDeadlock(TilingError):
     """A tile that has loaded waits for what can never be there. layer: whose tile it is."""
 
     def __init__(self, layer: int) -> None:
@@ -240,7 +240,7 @@ class Stream:
         while self.waiting and (not begun or self.waiting[0].phases[0] is None) and self.waiting[0].ready():
             begun.append(self.waiting.popleft())
         if not begun and not self.running:
-            raise Stuck(self.waiting[0].layer)
+            raise ScheduleDeadlock(self.waiting[0].layer)
         if begun:
             self.running.appendleft(begun)
         for tiles in self.running:
