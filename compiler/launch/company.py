@@ -15,7 +15,7 @@ from celosia.compiler.tensorize.space import First
 from celosia.hw.spec.config import Config
 
 
-class Company:
+class OverlapGroups:
     """Of the layers of a launch, by number. companions: behind a convolution, those emitted between its tiles. hosts:
     the convolution of each companion. beside: names of those that are not companions because of what they follow."""
 

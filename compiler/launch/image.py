@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from celosia.compiler.expr.nodes import Tensor
 from celosia.compiler.launch.between import AHEAD, COLUMNS, GROUPS, ROWS, Between, PlannedLayer, rows_done, rows_needed
-from celosia.compiler.launch.company import Company, softmaxes_before, takes_acc
+from celosia.compiler.launch.company import OverlapGroups, softmaxes_before, takes_acc
 from celosia.compiler.launch.memory import Lifetime, plan
 from celosia.compiler.layer import Block, Conv, Layer, Norm, Softmax, Storage, TilingError, inputs
 from celosia.compiler.tensorize.constants import Constants
@@ -93,7 +93,7 @@ def lifetimes(
 
     step = 0
     for layers, into, out_of in zip(launches, written, read, strict=True):
-        start, company = step, Company(cfg, layers, beside)
+        start, company = step, OverlapGroups(cfg, layers, beside)
         for index, layer in enumerate(layers):
             for act in (*inputs(layer), layer.y):
                 sizes[act.storage] = act.size(cfg)
@@ -125,7 +125,7 @@ class _Emitter:
         self.books: dict[int, NDArray[np.uint8]] = {}
         """Codebooks in front of packed weights, by their address."""
         self.stream = Stream(cfg)
-        self.company = Company(cfg, layers, planner.decider.beside)
+        self.company = OverlapGroups(cfg, layers, planner.decider.beside)
         self.refused: dict[int, str] = {}
 
     def run(self) -> Stream:

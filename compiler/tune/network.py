@@ -10,7 +10,7 @@ from functools import cached_property
 from math import inf
 
 from celosia.compiler.launch.chains import CHAIN
-from celosia.compiler.launch.company import Company
+from celosia.compiler.launch.company import OverlapGroups
 from celosia.compiler.launch.image import Image, LayerErrors, build
 from celosia.compiler.layer import Layer, Storage, TilingError
 from celosia.compiler.tensorize.decide import problems, workload
@@ -68,7 +68,7 @@ class Network:
         found: dict[str, Occurrence] = {}
         decider = self.planner.decider
         for layers in self.launches:
-            company = Company(self.cfg, layers, decider.beside)
+            company = OverlapGroups(self.cfg, layers, decider.beside)
             for number, layer in enumerate(layers):
                 definitions = self.planner.definitions(layer)
                 asked = [problem for definition in definitions for problem in problems(definition)]

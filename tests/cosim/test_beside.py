@@ -206,7 +206,7 @@ def test_memory_that_is_given_away_too_early_is_found(always: None, monkeypatch:
 
     def without_hosts(*given: Any) -> Any:
         with monkeypatch.context() as patch:
-            patch.setattr(image, "Company", lambda *layers: SimpleNamespace(hosts={}))
+            patch.setattr(image, "OverlapGroups", lambda *layers: SimpleNamespace(hosts={}))
             return real(*given)
 
     monkeypatch.setattr(image, "lifetimes", without_hosts)
