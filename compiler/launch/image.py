@@ -9,7 +9,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from celosia.compiler.expr.nodes import Tensor
-from celosia.compiler.launch.between import AHEAD, COLUMNS, GROUPS, ROWS, Between, PlannedLayer, rows_done, rows_needed
+from celosia.compiler.launch.between import (
+    AHEAD,
+    COLUMNS,
+    GROUPS,
+    ROWS,
+    PlannedLayer,
+    TileInterleaver,
+    rows_done,
+    rows_needed,
+)
 from celosia.compiler.launch.company import OverlapGroups, softmaxes_before, takes_acc
 from celosia.compiler.launch.memory import Lifetime, plan
 from celosia.compiler.layer import Block, Conv, Layer, Norm, Softmax, Storage, TilingError, inputs
@@ -217,7 +226,7 @@ class _Emitter:
             self._emit_between([planned[n] for n in softmaxes], each)
             return
         companions = [planned[number] for number in self.company.companions.get(each.number, ())]
-        Between(self.stream, each, [other for other in companions if other is not None]).run()
+        TileInterleaver(self.stream, each, [other for other in companions if other is not None]).run()
 
     def _softmaxes(self, number: int) -> list[int]:
         """Those between whose tiles those of layer `number` are emitted; they leave acc as it is."""

@@ -16,7 +16,7 @@ from thorough import some
 import celosia
 from celosia.compiler.graph.select import pooling
 from celosia.compiler.launch import image, order
-from celosia.compiler.launch.between import Companion
+from celosia.compiler.launch.between import OverlappedLayer
 from celosia.compiler.launch.company import is_for_vector, keeps_gemm_busy
 from celosia.compiler.layer import Layer
 from celosia.compiler.program import Program
@@ -196,7 +196,7 @@ def test_branches_on_rtl() -> None:
 
 
 def test_a_tile_that_does_not_wait_is_found(always: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Companion, "is_ready", lambda self, stream, done: bool(self.left))
+    monkeypatch.setattr(OverlappedLayer, "is_ready", lambda self, stream, done: bool(self.left))
     with pytest.raises(VerifyError):
         celosia.compile(random_branches(10).model(), "tiny", check=False)
 
