@@ -27,7 +27,8 @@ FOLDERS = ("celosia.compiler.", "celosia.driver.")
 def made(tree: ast.AST) -> Iterator[tuple[int, str, str]]:
     """(line, kind, text) of what makes an instruction in `tree`.
 
-    "Opcode": one of its members handed to a call; "StreamInstruction": constructed; "add": into a stream; "words": encoded.
+    "Opcode": one of its members handed to a call; "StreamInstruction": constructed; "add": into a stream;
+    "words": encoded.
     """
     for node in ast.walk(tree):
         if not isinstance(node, ast.Call):

@@ -88,7 +88,7 @@ def lifetimes(
 ) -> list[Lifetime]:  # fmt: skip
     """When each storage is in use, in steps of one layer.
 
-    beside: see Company.
+    beside: see OverlapGroups.
 
     written[i], read[i]: storages that the host fills before launch i, and takes after it.
     """

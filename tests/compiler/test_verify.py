@@ -335,8 +335,12 @@ LOAD, GEMM, VECTOR, STORE = (1 << unit for unit in Unit)
 def sound() -> Stream:
     """Load inputs and weights, multiply, requantise, store."""
     return [
-        StreamInstruction(Opcode.LOAD, dict(buffer=Buffer.INP, x_size=4, y_size=2, z_size=1, sram_x=1, sram_y=4, dram_y=16)),
-        StreamInstruction(Opcode.LOAD, dict(buffer=Buffer.PAR, x_size=1, y_size=1, z_size=1, dram_addr=ARENA, post=VECTOR)),
+        StreamInstruction(
+            Opcode.LOAD, dict(buffer=Buffer.INP, x_size=4, y_size=2, z_size=1, sram_x=1, sram_y=4, dram_y=16)
+        ),
+        StreamInstruction(
+            Opcode.LOAD, dict(buffer=Buffer.PAR, x_size=1, y_size=1, z_size=1, dram_addr=ARENA, post=VECTOR)
+        ),
         StreamInstruction(
             Opcode.LOAD,
             dict(buffer=Buffer.WGT, x_size=2, y_size=1, z_size=1, sram_x=1, dram_addr=ARENA + 64, post=GEMM),
