@@ -14,7 +14,7 @@ from celosia.compiler.expr import Axis, Expr, Tensor, compute, reduce_axis, sum
 from celosia.compiler.expr.nodes import INDEX, Const
 from celosia.compiler.layer import Activation, ActivationProduct, Block, Softmax, TilingError, Window
 from celosia.compiler.tensorize import pack
-from celosia.compiler.tensorize.definer import PLACES, Definer
+from celosia.compiler.tensorize.definer import PLACES, LayerLowering
 from celosia.compiler.tensorize.definition import ActivationGrid, Definition, Level, zero_point
 from celosia.compiler.tensorize.intrinsics import Pass
 from celosia.compiler.tensorize.row_definer import softmax_rows
@@ -37,7 +37,7 @@ def attention(cfg: Config, block: Block) -> Definition:
     queries = first.queries()
     level = first.level_of(queries, lambda i, k, y, x, c: queries[i, y, k, x, 0, 0, c], "vin")
     near = first.rows_of(level)
-    middle = Definer(cfg, rows, False, 0, rows.count // cfg.group, "1", first)
+    middle = LayerLowering(cfg, rows, False, 0, rows.count // cfg.group, "1", first)
     made, found = softmax_rows(middle, rows, near)
     last = _ProductDefiner(cfg, mixed, "2", middle)
     final = last.level_of(made, lambda i, k, y, x, c: made[i, y, x, k * cfg.group + c], "out")
@@ -50,10 +50,10 @@ def attention(cfg: Config, block: Block) -> Definition:
     return Definition(problem, levels, out, y, tuple(last.inputs), last.places, last.scalars, found)
 
 
-class _ProductDefiner(Definer):
+class _ProductDefiner(LayerLowering):
     """Makes the tensors of the products of all heads, which are rows."""
 
-    def __init__(self, cfg: Config, layer: ActivationProduct, suffix: str, before: Definer | None = None) -> None:
+    def __init__(self, cfg: Config, layer: ActivationProduct, suffix: str, before: LayerLowering | None = None) -> None:
         self.product_layer = layer
         if any(act.channels % (layer.heads * cfg.group) for act in (layer.x, layer.w, layer.y)):
             raise TilingError("attention as a block takes heads of whole groups of channels")

@@ -26,7 +26,7 @@ from celosia.compiler.layer import (
 from celosia.compiler.tensorize import pack
 from celosia.compiler.tensorize.attention_definer import attention
 from celosia.compiler.tensorize.block_space import BlockProblem
-from celosia.compiler.tensorize.definer import Definer
+from celosia.compiler.tensorize.definer import LayerLowering
 from celosia.compiler.tensorize.definition import Definition, Level, depthwise, window_of, zero_point
 from celosia.compiler.tensorize.row_definer import RowDefiner
 from celosia.compiler.tensorize.space import Problem
@@ -51,9 +51,9 @@ def _definitions(cfg: Config, layer: Layer) -> Iterator[Definition]:
     if isinstance(layer, Conv) and not depthwise(cfg, layer):
         stored = pack.stored_weights(cfg, layer)
         for run in pack.runs(cfg, layer):
-            yield Definer(cfg, layer, matrix, run.first, run.blocks).convolution(layer, run, stored)
+            yield LayerLowering(cfg, layer, matrix, run.first, run.blocks).convolution(layer, run, stored)
         return
-    definer = Definer(cfg, layer, matrix, 0, blocks)
+    definer = LayerLowering(cfg, layer, matrix, 0, blocks)
     if isinstance(layer, ActivationProduct):
         yield definer.product(layer)
         return
@@ -81,14 +81,14 @@ def _with_maps(cfg: Config, block: Block) -> Definition:
     assert isinstance(conv, Conv)
     matrix, blocks = _is_matrix(conv), pack.blocks(conv.y.channels, cfg.block_out)
     (run,) = pack.runs(cfg, conv)
-    definer = Definer(cfg, conv, matrix, 0, blocks)
+    definer = LayerLowering(cfg, conv, matrix, 0, blocks)
     near = definer.near("inp", run.inputs, conv.pad_value)
     level, problem = definer.products(conv, near, run, pack.stored_weights(cfg, conv))
     levels = [definer.added(level, conv.epilogue)]
     layer: Conv | Map = conv
     for number, following in enumerate(maps, 1):
         assert isinstance(following, Map)
-        to = Definer(cfg, following, matrix, 0, blocks, str(number), definer)
+        to = LayerLowering(cfg, following, matrix, 0, blocks, str(number), definer)
         levels[-1] = replace(levels[-1], vector=replace(levels[-1].vector, to="vin"))
         handed = definer.vector(levels[-1], layer.epilogue, zero_point(layer), to)
         levels.append(to.behind(following, handed))
@@ -101,10 +101,10 @@ def _with_maps(cfg: Config, block: Block) -> Definition:
 
 def _chain(cfg: Config, block: Block) -> Definition:
     """A block: each pass but the last writes where the next layer reads."""
-    definers: list[Definer] = []
+    definers: list[LayerLowering] = []
     for number, layer in enumerate(block.layers):
         blocks = pack.blocks(layer.y.channels, cfg.block_out)
-        definers.append(Definer(cfg, layer, False, 0, blocks, str(number), definers[-1] if definers else None))
+        definers.append(LayerLowering(cfg, layer, False, 0, blocks, str(number), definers[-1] if definers else None))
     definer = definers[0]
     layers = [layer for layer in block.layers if isinstance(layer, Conv | Pool)]
     near = definer.near(definer.scope, definer.input_blocks, layers[0].pad_value)

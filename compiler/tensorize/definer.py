@@ -43,7 +43,7 @@ PLACES = ("image", "block", "row", "column", "piece", "b", "g")
 """The axes of what a vector unit reads and writes."""
 
 
-class Definer:
+class LayerLowering:
     """Makes the tensors of one layer, for `blocks` output blocks from `first` on.
 
     suffix: of the names of tensors and scalars, in a definition of several layers. before: the definer of the layer
@@ -52,7 +52,7 @@ class Definer:
 
     def __init__(
         self, cfg: Config, layer: Layer, matrix: bool, first: int, blocks: int, suffix: str = "",
-        before: Definer | None = None,
+        before: LayerLowering | None = None,
     ) -> None:  # fmt: skip
         self.cfg, self.layer, self.matrix, self.window = cfg, layer, matrix, window_of(layer)
         self.first, self.blocks, self.suffix = first, blocks, suffix
@@ -186,7 +186,9 @@ class Definer:
             (grid.images, self.blocks, grid.rows, grid.columns, *entry), read, f"operand{self.suffix}", axes=PLACES
         )
 
-    def vector(self, level: Level, epilogue: Epilogue, values: dict[str, float], to: Definer | None = None) -> Tensor:
+    def vector(
+        self, level: Level, epilogue: Epilogue, values: dict[str, float], to: LayerLowering | None = None
+    ) -> Tensor:
         """What the pass of `level` makes: out [images, blocks, rows, columns, *entry], or what `to` reads, padded."""
         made = self.passed(level, epilogue, values)
         if to is not None:
@@ -251,7 +253,7 @@ class Definer:
             return rows, x * w.strides[1] + window[1] * w.dilations[1]
         return rows, x * w.strides[1] + (window[1] * pack.tap_steps(self.cfg, w)[1] + window[2])
 
-    def _handed(self, made: Callable[..., Expr], to: Definer) -> Tensor:
+    def _handed(self, made: Callable[..., Expr], to: LayerLowering) -> Tensor:
         """What `to` reads of the elements that this layer has `made`, with padding around them."""
         top, left, _, _ = to.window.pads
         pieces = tile_shape(self.cfg, to.scope)[0] // tile_shape(self.cfg, "out")[0]

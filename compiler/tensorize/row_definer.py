@@ -12,13 +12,13 @@ from celosia.compiler.expr.norm import INT, sums
 from celosia.compiler.layer import Norm, Softmax, TilingError
 from celosia.compiler.tensorize import norm, pack
 from celosia.compiler.tensorize import softmax as rows
-from celosia.compiler.tensorize.definer import Definer
+from celosia.compiler.tensorize.definer import LayerLowering
 from celosia.compiler.tensorize.definition import Definition, Level, Rows
 from celosia.compiler.tensorize.intrinsics import Pass
 from celosia.hw.spec.isa import Opcode, formats
 
 
-def softmax_rows(definer: Definer, layer: Softmax, near: Tensor) -> tuple[Tensor, Rows]:
+def softmax_rows(definer: LayerLowering, layer: Softmax, near: Tensor) -> tuple[Tensor, Rows]:
     """Of the softmax `layer` of rows `near` [images, rows, columns, channels] int8: results like these, and of each row
     the largest element int8 and the total float32."""
     pixels = near.shape[:3]
@@ -38,7 +38,7 @@ def softmax_rows(definer: Definer, layer: Softmax, near: Tensor) -> tuple[Tensor
     return compute(near.shape, made, f"out{definer.suffix}", axes=names), found
 
 
-def norm_rows(definer: Definer, layer: Norm, near: Tensor, par: Tensor) -> tuple[Tensor, Rows]:
+def norm_rows(definer: LayerLowering, layer: Norm, near: Tensor, par: Tensor) -> tuple[Tensor, Rows]:
     """The same of the norm `layer`: of each row the sum and that of its squares, int64. par: for all channels."""
     names = ("image", "row", "column", "channel")
     offset, epsilon = definer.scalar("offset", INT, layer.offset), definer.scalar("epsilon", INT, layer.epsilon)
@@ -65,7 +65,7 @@ def norm_rows(definer: Definer, layer: Norm, near: Tensor, par: Tensor) -> tuple
     return compute(near.shape, made, "out", axes=names), Rows(name, layer.count, within)
 
 
-class RowDefiner(Definer):
+class RowDefiner(LayerLowering):
     """Makes the tensors of a softmax, or of a norm."""
 
     def softmax(self, layer: Softmax) -> Definition:
