@@ -32,7 +32,7 @@ class RenderError(ValueError):
     """Loops that the accelerator cannot run; the message says why."""
 
 
-class Refused(Exception):
+class NotOneInstruction(Exception):
     """Why these loops are not one instruction."""
 
 
@@ -81,7 +81,7 @@ class TileAccess:
         """In units of `size` elements. Refused, naming `what`, where it is not in whole ones."""
         begin = self.begin.divided(size)
         if begin is None or any(step % size for step in self.steps):
-            raise Refused(f"{what} begins or moves by other than multiples of {size} elements")
+            raise NotOneInstruction(f"{what} begins or moves by other than multiples of {size} elements")
         return TileAccess(begin, tuple(step // size for step in self.steps))
 
 
@@ -298,7 +298,7 @@ class MoveInstruction:
             raise TilingError("a tile that lies in the padding alone")
         try:
             return self._padded(ranges) if self.loads else self._cut(ranges)
-        except Refused as refused:
+        except NotOneInstruction as refused:
             raise TilingError(str(refused)) from None
 
     def _cut(self, ranges: dict[int, tuple[int, int]]) -> _Part:
@@ -373,7 +373,7 @@ def block_fields(dims: Sequence[Dim], piece: int) -> Fields:
     try:
         x, y, z = coalesce(list(dims), piece)
     except TilingError as error:
-        raise Refused(str(error)) from None
+        raise NotOneInstruction(str(error)) from None
     return {
         "dram_y": y.dram, "dram_z": z.dram, "x_size": x.count, "y_size": y.count, "z_size": z.count,
         "sram_x": x.sram, "sram_y": y.sram, "sram_z": z.sram,
@@ -409,7 +409,7 @@ def as_planes(dims: tuple[Dim, ...], piece: int, bounded: frozenset[int]) -> tup
     joined = _joined(dims, bounded)
     if joined is not None:
         return as_planes(joined, piece, bounded)
-    raise Refused(reason)
+    raise NotOneInstruction(reason)
 
 
 def _joined(dims: tuple[Dim, ...], bounded: frozenset[int]) -> tuple[Dim, ...] | None:

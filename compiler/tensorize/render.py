@@ -28,7 +28,13 @@ from celosia.compiler.expr.interpret import evaluate
 from celosia.compiler.expr.loops import Alloc, Block, For, Function, If, Intrinsic, Let, Stmt
 from celosia.compiler.expr.nodes import Tensor, Var
 from celosia.compiler.expr.verify import verify as verify_loops
-from celosia.compiler.tensorize.instruction import ComputeInstruction, Env, MoveInstruction, Refused, RenderError
+from celosia.compiler.tensorize.instruction import (
+    ComputeInstruction,
+    Env,
+    MoveInstruction,
+    NotOneInstruction,
+    RenderError,
+)
 from celosia.compiler.tensorize.intrinsic import ROW, TensorIntrinsic, Within
 from celosia.compiler.tensorize.intrinsics import tile_shape
 from celosia.compiler.tensorize.make import make
@@ -195,7 +201,7 @@ class _Compiler:
                 if isinstance(made, MoveInstruction):
                     self.tensors[made.tensor] = made.loads and self.tensors.get(made.tensor, True)
                 return [made]
-            except Refused as refused:
+            except NotOneInstruction as refused:
                 reason = str(refused)
         if not loops:
             raise RenderError(f"{leaf}: {reason}")
