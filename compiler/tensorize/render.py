@@ -35,7 +35,7 @@ from celosia.compiler.tensorize.instruction import (
     NotOneInstruction,
     RenderError,
 )
-from celosia.compiler.tensorize.intrinsic import ROW, TensorIntrinsic, Within
+from celosia.compiler.tensorize.intrinsic import ROW, ImplicitOperand, TensorIntrinsic
 from celosia.compiler.tensorize.intrinsics import tile_shape
 from celosia.compiler.tensorize.make import make
 from celosia.compiler.tensorize.tiles import Branch, Fill, Node, Pipelined, Region, SerialLoop, TilePlan
@@ -192,7 +192,7 @@ class _Compiler:
         """One instruction for all of `loops` if that is possible, else those of the loops inside the outermost."""
         if not isinstance(leaf.declared, TensorIntrinsic):
             raise RenderError(f"{leaf.name} is no intrinsic of the accelerator")
-        if isinstance(leaf.declared.rule, Within):
+        if isinstance(leaf.declared.rule, ImplicitOperand):
             return []
         reason = "its loop is unrolled"
         if all(loop.kind == "serial" for loop in loops):
