@@ -14,7 +14,7 @@ from celosia.compiler.language.tile import ArrayArgument
 from celosia.compiler.launch.image import Image, LayerErrors, build
 from celosia.compiler.layer import Activation, Epilogue, Layer, Requantise, Residual, TilingError, inputs
 from celosia.compiler.tensorize import pack
-from celosia.compiler.tensorize.decide import Fixed
+from celosia.compiler.tensorize.decide import FixedSchedule
 from celosia.compiler.tensorize.define import define
 from celosia.compiler.tensorize.plan import Planner
 from celosia.compiler.tensorize.space import Decisions, Problem, why_not
@@ -80,7 +80,7 @@ class LoweredKernel:
         try:
             if self.planner is None:
                 alike = all(type(layer) is type(layers[0]) for layer in layers)
-                decided = Fixed(self.decide(layers[0])) if alike else None
+                decided = FixedSchedule(self.decide(layers[0])) if alike else None
                 self.planner = Planner(self.cfg, decided)
             return image_of(self.cfg, layers, self.planner)
         except (LayerErrors, TilingError) as error:

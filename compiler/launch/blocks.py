@@ -37,7 +37,7 @@ from celosia.compiler.layer import (
 from celosia.compiler.switches import is_on
 from celosia.compiler.tensorize import block_space, pack
 from celosia.compiler.tensorize.block_space import BlockProblem
-from celosia.compiler.tensorize.decide import Decider
+from celosia.compiler.tensorize.decide import SchedulePolicy
 from celosia.compiler.tensorize.definition import depthwise
 from celosia.compiler.tensorize.plan import Planner
 from celosia.compiler.tensorize.roofline import choose, estimate
@@ -64,7 +64,7 @@ BUSY = 1.005
 def form_blocks(
     cfg: Config, selection: Selection, planner: Planner, apart: Collection[ir.Node] = (),
     decided: Collection[str] = (),
-) -> Decider:  # fmt: skip
+) -> SchedulePolicy:  # fmt: skip
     """Put chains of `selection` together as blocks; what decides layers then.
 
     apart: operators whose layers are in no block. decided: names of layers and blocks that are to be as they are.
@@ -323,7 +323,7 @@ class _Cutter:
         pairs = zip(problem.groups, asked.groups[first:end], groups[first:end], usual, strict=True)
         return self._cycles([near], self._with(problem, [d if own == whole else u for own, whole, d, u in pairs]))
 
-    def _with(self, problem: BlockProblem, groups: Sequence[Decisions]) -> Decider:
+    def _with(self, problem: BlockProblem, groups: Sequence[Decisions]) -> SchedulePolicy:
         """What decides layers, with these decisions for the groups of a block."""
         return replace(self.decider, searched={**self.decider.searched, problem: Decisions.of_groups(groups)})
 
@@ -365,7 +365,7 @@ class _Cutter:
         except TilingError:
             return None if isinstance(layer, Block) else 1e12  # a layer alone says so itself
 
-    def _cycles(self, parts: Sequence[_Part], decider: Decider | None = None) -> float:
+    def _cycles(self, parts: Sequence[_Part], decider: SchedulePolicy | None = None) -> float:
         """Cycles of a chain that is cut into `parts`, by the timing model: twice in a row, so that what the next layers
         overlap with counts."""
         planner = self.planner.under(decider or self.decider)

@@ -20,7 +20,7 @@ from celosia.compiler.tensorize.space import Decisions, First, Problem
 from celosia.hw.spec.config import Config
 
 
-class Decided(Protocol):
+class ScheduleSource(Protocol):
     """What a user has decided; see compiler/decisions.py."""
 
     def of(self, layer: str, problems: Sequence[Problem | Group]) -> list[Decisions] | None:
@@ -28,7 +28,7 @@ class Decided(Protocol):
 
 
 @dataclass(frozen=True)
-class Fixed:
+class FixedSchedule:
     """The same decisions for every layer that is asked about."""
 
     decisions: list[Decisions]
@@ -40,13 +40,13 @@ class Fixed:
 
 
 @dataclass(frozen=True)
-class Decider:
+class SchedulePolicy:
     """given: by the user, by the names of layers. recorded: by records, for each problem of a layer, by its `workload`.
     searched: by the search of blocks. beside: names of layers whose tiles take turns with those of the convolution that
     they stand behind (launch/order.py)."""
 
     cfg: Config
-    given: Decided | None = None
+    given: ScheduleSource | None = None
     recorded: Mapping[str, Sequence[Decisions]] = field(default_factory=dict)
     searched: Mapping[BlockProblem, Decisions] = field(default_factory=dict)
     beside: frozenset[str] = frozenset()

@@ -10,7 +10,7 @@ from celosia.compiler.expr import Function, lower
 from celosia.compiler.expr.trace import Trace
 from celosia.compiler.layer import Block, Layer, Storage, TilingError
 from celosia.compiler.tensorize.block_space import Group
-from celosia.compiler.tensorize.decide import Decided, Decider, problems
+from celosia.compiler.tensorize.decide import SchedulePolicy, ScheduleSource, problems
 from celosia.compiler.tensorize.define import define
 from celosia.compiler.tensorize.definition import Definition
 from celosia.compiler.tensorize.instruction import RenderError
@@ -58,14 +58,14 @@ class LayerPart:
 class Planner:
     """Makes the loops of layers; what it has made once, by layer and decisions, is remembered."""
 
-    def __init__(self, cfg: Config, given: Decided | None = None) -> None:
+    def __init__(self, cfg: Config, given: ScheduleSource | None = None) -> None:
         """given: what a user has decided, by the names of layers."""
-        self.cfg, self.decider = cfg, Decider(cfg, given)
+        self.cfg, self.decider = cfg, SchedulePolicy(cfg, given)
         self.timed: dict[str, float] = {}
         """Cycles of chains of layers, by a name that says all on which they depend; see blocks.py."""
         self._defined: dict[Hashable, tuple[Layer, list[Definition]]] = {}
 
-    def under(self, decider: Decider) -> Planner:
+    def under(self, decider: SchedulePolicy) -> Planner:
         """A planner that asks `decider`, and remembers what this one does."""
         other = Planner(self.cfg)
         other.decider, other.timed = decider, self.timed
@@ -85,7 +85,7 @@ class Planner:
         return layer
 
     def layer(self, layer: Layer, first: First = First.ANY, cold: bool = False) -> list[LayerPart]:
-        """The parts of `layer`. TilingError where it does not fit the scratchpads. For the rest see `Decider.of`."""
+        """The parts of `layer`. TilingError where it does not fit the scratchpads. For the rest see `SchedulePolicy.of`."""
         definitions = self.definitions(layer)
         chosen = self.decider.of(layer.name, definitions, first, cold)
         return [LayerPart(d, decisions, self.loops(d, decisions)) for d, decisions in zip(definitions, chosen)]

@@ -40,7 +40,7 @@ from celosia.compiler.layer import (
     moved,
 )
 from celosia.compiler.program.activations import unpack_activation
-from celosia.compiler.tensorize.decide import Fixed
+from celosia.compiler.tensorize.decide import FixedSchedule
 from celosia.compiler.tensorize.plan import Planner
 from celosia.compiler.tensorize.space import Decisions
 from celosia.compiler.tune.reference import meaning
@@ -256,7 +256,7 @@ class LayerCase:
 
     def image(self, decisions: Sequence[Decisions]) -> Image:
         """The layers under `decisions`, ready to run. TilingError, LayerErrors."""
-        planner = Planner(self.cfg, Fixed(list(decisions)))
+        planner = Planner(self.cfg, FixedSchedule(list(decisions)))
         return build(self.cfg, [list(self.layers)], [set(self.given)], [self.made], planner)
 
     def fill(self, device: Device, image: Image) -> None:

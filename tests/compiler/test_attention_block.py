@@ -17,7 +17,7 @@ import celosia
 from celosia.compiler.launch import attentions
 from celosia.compiler.layer import Activation, ActivationProduct, Block, Epilogue, Requantise, Softmax, TilingError
 from celosia.compiler.numerics import fold_scale, softmax_powers
-from celosia.compiler.tensorize.decide import Fixed
+from celosia.compiler.tensorize.decide import FixedSchedule
 from celosia.compiler.tensorize.plan import Planner
 from celosia.compiler.tensorize.space import candidates, why_not
 from celosia.compiler.tune.measure import in_a_row
@@ -70,7 +70,7 @@ def test_it_is_what_its_layers_mean(b: Builder, of: tuple[int, ...], around: int
     planner = Planner(b.cfg)
     (definition,) = planner.definitions(block)
     points = list(candidates(b.cfg, definition.problem))
-    planner.decider = replace(planner.decider, given=Fixed([points[number % len(points)]]))
+    planner.decider = replace(planner.decider, given=FixedSchedule([points[number % len(points)]]))
     b.net.check(checking=True, planner=planner)
     np.testing.assert_array_equal(reference(block, b.net.given), meaning(block, b.net.given))
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import celosia
 from celosia.compiler.launch.blocks import behind
 from celosia.compiler.layer import Activation, Block, Conv, Epilogue, Map, Residual, TilingError, Window
-from celosia.compiler.tensorize.decide import Fixed
+from celosia.compiler.tensorize.decide import FixedSchedule
 from celosia.compiler.tensorize.plan import Planner
 from celosia.compiler.tensorize.space import candidates
 from celosia.compiler.vthread.verify import VerifyError
@@ -69,7 +69,7 @@ def test_in_any_tiles_and_order(b: Builder, of: list[str], number: int) -> None:
     planner = Planner(b.cfg)
     (definition,) = planner.definitions(block(b, of))
     points = list(candidates(b.cfg, definition.problem))
-    planner.decider = replace(planner.decider, given=Fixed([points[number % len(points)]]))
+    planner.decider = replace(planner.decider, given=FixedSchedule([points[number % len(points)]]))
     b.net.check(checking=True, planner=planner)
 
 

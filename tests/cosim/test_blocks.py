@@ -26,7 +26,7 @@ from celosia.compiler.layer import Layer, TilingError, inputs
 from celosia.compiler.program import Program
 from celosia.compiler.tensorize import block_space, tiles
 from celosia.compiler.tensorize.block_space import BlockProblem, Group
-from celosia.compiler.tensorize.decide import Decider
+from celosia.compiler.tensorize.decide import SchedulePolicy
 from celosia.compiler.tensorize.decisions import DecisionsError, decisions_of
 from celosia.compiler.tensorize.plan import Planner
 from celosia.compiler.tensorize.space import Decisions, parts
@@ -210,7 +210,7 @@ def formed(monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[Choice], list[Cho
     """What is compiled: its layers one by one, as they run, and what tiles them."""
     kept: list[tuple[list[Choice], list[Choice], Planner]] = []
 
-    def watched(cfg: Config, selection: Selection, planner: Planner, *rest: Any) -> Decider:
+    def watched(cfg: Config, selection: Selection, planner: Planner, *rest: Any) -> SchedulePolicy:
         apart = list(selection.choices)
         decider = form_blocks(cfg, selection, planner, *rest)
         kept.append((apart, selection.choices, planner.under(decider)))
