@@ -42,7 +42,7 @@ from celosia.compiler.selfcheck.original import Original
 from celosia.compiler.selfcheck.rewriting import RewriteError, check_pass, check_rewriting, units_of
 from celosia.compiler.superoptimise.price import DEAR, Price, Pricing, price_of
 from celosia.compiler.switches import leaving_out
-from celosia.compiler.tensorize.decisions import Given
+from celosia.compiler.tensorize.decisions import ScheduleFile
 from celosia.compiler.tensorize.plan import Planner
 from celosia.compiler.tune.measure import TIMED
 from celosia.compiler.tune.network import Network, apply, chains, follow
@@ -256,7 +256,7 @@ class Front:
     sentences on what was placed by cost."""
 
     cfg: Config
-    given: Given | None
+    given: ScheduleFile | None
     planner: Planner
     model: SpecialisedModel
     kept: Kept
@@ -279,7 +279,7 @@ def _front(source: Source, options: Options, known: Records | None) -> Front:
 
 def _front_of(source: Source, options: Options, known: Records | None, declared: bool) -> Front:
     cfg = Config.load(options.config)
-    given = None if options.decisions is None else Given.load(options.decisions, cfg)
+    given = None if options.decisions is None else ScheduleFile.load(options.decisions, cfg)
     planner = Planner(cfg, given)
     if known is not None and given is None:
         planner.timed |= chains(cfg, shipped(cfg))
