@@ -34,7 +34,7 @@ from celosia.compiler.launch.image import Image, LayerErrors
 from celosia.compiler.launch.lowering import LaunchLayers, Lowered, lower
 from celosia.compiler.layer import TilingError
 from celosia.compiler.options import Options, Source, taking
-from celosia.compiler.placing import Placed
+from celosia.compiler.placing import PlacementRequest
 from celosia.compiler.program import PassInfo, Program
 from celosia.compiler.program.host.op import HostError
 from celosia.compiler.selfcheck.check import CheckFailed, SelfCheckError, self_check
@@ -315,7 +315,7 @@ def _mark_caches(model: ir.Model, names: Sequence[str]) -> None:
 def _lowered(front: Front, options: Options, made: Callable[[LaunchLayers, Planner], Image] | None = None) -> Lowered:
     options.say("placing operators")
     graph, given = front.model.graph.graph, front.given
-    placed = Placed(options.place)
+    placed = PlacementRequest(options.place)
     refused = placed.refused(graph)
     if not options.accelerator:
         refused = dict.fromkeys(graph, "compiled for the CPU alone")

@@ -25,7 +25,7 @@ LAUNCH_CYCLES = 2_000
 
 
 @dataclass
-class Placed:
+class PlacementRequest:
     """What a caller asks for: by operators' names, CPU or ACCELERATOR; for ALL also COST.
 
     weighed: sentences on launches, once `dearer` has looked at them.
