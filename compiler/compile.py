@@ -321,8 +321,8 @@ def _lowered(front: Front, options: Options, made: Callable[[LaunchLayers, Plann
         refused = dict.fromkeys(graph, "compiled for the CPU alone")
     decided = () if given is None else given.layers
     lowered = lower(front.cfg, front.model.graph, front.planner, refused, decided, options.say, made)
-    while dearer := placed.dearer(front.cfg, lowered):
-        refused |= dearer
+    while slower_on_accelerator := placed.slower_on_accelerator(front.cfg, lowered):
+        refused |= slower_on_accelerator
         lowered = lower(front.cfg, front.model.graph, front.planner, refused, decided, options.say, made)
     placed.require(graph, lowered.selection)
     front.weighed.extend(placed.weighed.values())

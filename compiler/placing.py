@@ -28,7 +28,7 @@ LAUNCH_CYCLES = 2_000
 class PlacementRequest:
     """What a caller asks for: by operators' names, CPU or ACCELERATOR; for ALL also COST.
 
-    weighed: sentences on launches, once `dearer` has looked at them.
+    weighed: sentences on launches, once `slower_on_accelerator` has looked at them.
     """
 
     place: Mapping[str, str]
@@ -68,7 +68,7 @@ class PlacementRequest:
                     "its operand is"
                 )
 
-    def dearer(self, cfg: Config, lowered: Lowered) -> dict[ir.Node, str]:
+    def slower_on_accelerator(self, cfg: Config, lowered: Lowered) -> dict[ir.Node, str]:
         """Operators of launches that the CPU would be done with sooner, with the reason; none unless COST is asked for.
 
         A launch takes its cycles by the timing model, its transfers and LAUNCH_CYCLES; the CPU what `host_cycles` says.

@@ -1,6 +1,6 @@
 """What is decided for a layer, and who decides: the user, else records, else the search of blocks, else the estimate.
 
-A Decider is asked and never written to: who has found more makes another one of it.
+A SchedulePolicy is asked and never written to: who has found more makes another one of it.
 """
 
 from __future__ import annotations

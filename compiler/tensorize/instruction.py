@@ -78,7 +78,7 @@ class TileAccess:
     steps: tuple[int, ...]
 
     def in_units(self, size: int, what: object) -> TileAccess:
-        """In units of `size` elements. Refused, naming `what`, where it is not in whole ones."""
+        """In units of `size` elements. NotOneInstruction, naming `what`, where it is not in whole ones."""
         begin = self.begin.divided(size)
         if begin is None or any(step % size for step in self.steps):
             raise NotOneInstruction(f"{what} begins or moves by other than multiples of {size} elements")
@@ -386,7 +386,7 @@ Numbered = tuple[int, Dim]
 @cache
 def as_planes(dims: tuple[Dim, ...], piece: int, bounded: frozenset[int]) -> tuple[Numbered, Numbered, Numbered]:
     """(planes, rows, elements), each with the number of its loop: the bounded loops are rows and elements of their own,
-    others are planes or are joined with each other. Refused where that cannot be."""
+    others are planes or are joined with each other. NotOneInstruction where that cannot be."""
     some = [(number, dim) for number, dim in enumerate(dims) if dim.count > 1 or number in bounded]
     reason = "a padded block has at most planes, rows and elements"
     for planes, rows, elements in product((None, *some), repeat=3):

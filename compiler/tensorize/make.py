@@ -40,7 +40,7 @@ def make(
     cfg: Config, loops: Sequence[For], tests: Sequence[Expr], leaf: Intrinsic, fixed: Env,
     scopes: Mapping[Tensor, str], places: Mapping[Tensor, tuple[int, ...]],
 ) -> ComputeInstruction | MoveInstruction:  # fmt: skip
-    """`leaf` inside all of `loops`, where `tests` hold, as one instruction. Refused where it is none.
+    """`leaf` inside all of `loops`, where `tests` hold, as one instruction. NotOneInstruction where it is none.
 
     fixed: values of loops around. scopes: the scratchpad of tensors. places: see render.compile_loops.
     """
@@ -193,7 +193,7 @@ class _Maker:
         return tuple(found)
 
     def _check(self, opcode: Opcode, static: Fields) -> None:
-        """Refused where a value does not fit its field, whatever the loops outside do."""
+        """NotOneInstruction where a value does not fit its field, whatever the loops outside do."""
         for field in formats(self.cfg)[opcode].fields:
             try:
                 field.check(int(static.get(field.name, 0)), opcode.name)
@@ -243,7 +243,7 @@ class _Maker:
         )  # fmt: skip
 
     def _check_packs(self, whole: Fields, begin: Sum) -> None:
-        """Refused where rows of packed weights are not whole packs."""
+        """NotOneInstruction where rows of packed weights are not whole packs."""
         size, entries = packing(self.cfg).pack_bytes, packing(self.cfg).entries
         steps = (begin.base, whole["dram_y"], whole["dram_z"], *(step for _, step in (*begin.terms, *begin.others)))
         if whole["x_size"] % entries or any(step % size for step in steps):

@@ -85,7 +85,8 @@ class Planner:
         return layer
 
     def layer(self, layer: Layer, first: First = First.ANY, cold: bool = False) -> list[LayerPart]:
-        """The parts of `layer`. TilingError where it does not fit the scratchpads. For the rest see `SchedulePolicy.of`."""
+        """The parts of `layer`. TilingError where it does not fit the scratchpads. For the rest see
+        `SchedulePolicy.of`."""
         definitions = self.definitions(layer)
         chosen = self.decider.of(layer.name, definitions, first, cold)
         return [LayerPart(d, decisions, self.loops(d, decisions)) for d, decisions in zip(definitions, chosen)]
