@@ -70,7 +70,7 @@ class Measurer(Protocol):
         """Ends what it has started."""
 
 
-class Here:
+class InProcess:
     """This process. Nothing can end a trial early."""
 
     name = "this process"
@@ -82,7 +82,7 @@ class Here:
         pass
 
 
-class Station:
+class WorkerProcess:
     """A process in a group of its own, started when it is needed. command: what runs; see station.py."""
 
     def __init__(self, name: str, command: Sequence[str] = (sys.executable, *MODULE)) -> None:
@@ -183,9 +183,9 @@ _own = threading.local()
 
 def measure_apart(module: Sequence[str], job: Job, deadline: float) -> TrialResult:
     """Measure `job` in a process beside this one, which stays for the next job of this thread."""
-    stations: dict[Sequence[str], Station] = _own.__dict__.setdefault("stations", {})
+    stations: dict[Sequence[str], WorkerProcess] = _own.__dict__.setdefault("stations", {})
     if module not in stations:
-        stations[module] = Station(f"beside {os.getpid()}", (sys.executable, *module))
+        stations[module] = WorkerProcess(f"beside {os.getpid()}", (sys.executable, *module))
     return stations[module].measure(job, deadline)
 
 
@@ -209,7 +209,7 @@ class Fleet:
     @staticmethod
     def local(jobs: int, deadline: float = DEADLINE) -> Fleet:
         """`jobs` processes of this machine; 0: this process itself."""
-        return Fleet([Station(f"process {number}") for number in range(jobs)] or [Here()], deadline)
+        return Fleet([WorkerProcess(f"process {number}") for number in range(jobs)] or [InProcess()], deadline)
 
     def __enter__(self) -> Fleet:
         return self

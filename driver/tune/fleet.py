@@ -21,7 +21,7 @@ from urllib.parse import urlsplit
 
 from celosia.compiler.tune.choices import DEADLINE
 from celosia.compiler.tune.measure import Judge, LayerJob, Status, TrialResult, measure
-from celosia.compiler.tune.pool import MODULE, Executed, Fleet, Measurer, Station
+from celosia.compiler.tune.pool import MODULE, Executed, Fleet, Measurer, WorkerProcess
 from celosia.compiler.tune.pool import Job as AnyJob
 from celosia.compiler.tune.station import main as serve
 from celosia.driver.host.oracle import MissingLibrary
@@ -59,7 +59,7 @@ def fleet_for(
     if pool is not None:
         return _dask_fleet(judge, pool, module, deadline)
     if judge.board:
-        return Fleet([Station(str(resource), (sys.executable, *module))], deadline)
+        return Fleet([WorkerProcess(str(resource), (sys.executable, *module))], deadline)
     return Fleet.local(jobs, deadline)
 
 

@@ -17,7 +17,7 @@ import pytest
 
 from celosia.compiler.tune import pool
 from celosia.compiler.tune.measure import Judge, LayerJob, Status, TrialResult, measure
-from celosia.compiler.tune.pool import Executed, Fleet, FleetError, Measurer, Station
+from celosia.compiler.tune.pool import Executed, Fleet, FleetError, Measurer, WorkerProcess
 from celosia.hw.spec.config import PRESETS
 
 WORKER = """
@@ -56,12 +56,12 @@ HANGS = """
 """
 
 
-def station(folder: Path, does: str = "pass", name: str = "process 0") -> Station:
+def station(folder: Path, does: str = "pass", name: str = "process 0") -> WorkerProcess:
     script = folder / f"{name}.py".replace(" ", "_")
     script.write_text(
         WORKER.format(folder=str(folder), does=textwrap.indent(textwrap.dedent(does).strip(), "    ").strip())
     )
-    return Station(name, [sys.executable, str(script)])
+    return WorkerProcess(name, [sys.executable, str(script)])
 
 
 def jobs(count: int) -> list[LayerJob]:

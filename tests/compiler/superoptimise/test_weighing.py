@@ -18,7 +18,7 @@ from celosia.compiler.superoptimise.budget import BudgetError
 from celosia.compiler.superoptimise.equal import difference
 from celosia.compiler.superoptimise.price import DEAR, LOST, Price
 from celosia.compiler.tune.measure import VERSION, Status, TrialResult
-from celosia.compiler.tune.pool import Fleet, Here, Job
+from celosia.compiler.tune.pool import Fleet, InProcess, Job
 from celosia.driver.host.oracle import opened
 from celosia.driver.tune.optimise import optimise
 from celosia.driver.tune.weighing import PartJob, price_in
@@ -35,7 +35,7 @@ def branchy() -> onnx.ModelProto:
     return m.model(*heads, m.conv(pooled, 64, 16, 0.06))
 
 
-class Named(Here):
+class Named(InProcess):
     """This process, by another name. answer: what it says in the place of what it found; seconds: before it does."""
 
     def __init__(self, name: str, answer: TrialResult | None = None, seconds: float = 0) -> None:
