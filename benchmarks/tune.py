@@ -30,7 +30,7 @@ from celosia.compiler.launch.image import LayerErrors
 from celosia.compiler.layer import Activation, Conv, Epilogue, Layer, Requantise, Residual, TilingError, Window
 from celosia.compiler.tensorize.plan import Planner
 from celosia.compiler.tune.cost_model import MissingLearner, ridge, trees
-from celosia.compiler.tune.measure import TIMED, VERSION, Judge, LayerCase, LayerJob, Status, measure, packed
+from celosia.compiler.tune.measure import TIMED, VERSION, CostSource, LayerCase, LayerJob, Status, measure, packed
 from celosia.compiler.tune.network import Occurrence
 from celosia.compiler.tune.points import Floats, Point, Space, layer_space
 from celosia.compiler.tune.pool import Fleet
@@ -119,7 +119,12 @@ class Table:
     says how many there are; its bytes are compared, too."""
 
     def __init__(
-        self, cfg: Config, layer: Layer, folder: Path = KEPT, judge: Judge = TIMED, space: Space[Point] | None = None
+        self,
+        cfg: Config,
+        layer: Layer,
+        folder: Path = KEPT,
+        judge: CostSource = TIMED,
+        space: Space[Point] | None = None,
     ) -> None:
         self.cfg, self.layer, self.judge = cfg, layer, judge
         self.space = space_of(cfg, layer) if space is None else space
@@ -328,7 +333,7 @@ def draw(curves: dict[str, dict[str, Floats]], path: Path) -> None:
 
 def judged_rows(size: Size, say: Callable[[str], None], command: str) -> Iterator[Row]:
     """On `tiny`: what the default search finds on the RTL, and the best that there is on it."""
-    cfg, rtl = Config.load("tiny"), Judge("rtl")
+    cfg, rtl = Config.load("tiny"), CostSource("rtl")
     for shape in size.judged:
         table = Table(cfg, shape.layer(cfg), judge=rtl)
         best, ran = table.judged_optimum(say)

@@ -55,7 +55,7 @@ Bytes = NDArray[np.uint8]
 VERSION = 5
 """Of what is measured: a change of the timing model, of the stream that decisions make or of this file raises it, and
 records of other versions are no longer exact."""
-Opened = Callable[[Config, "Judge"], Device]
+Opened = Callable[[Config, "CostSource"], Device]
 COPIES = 2
 """Times that the layer runs in a row."""
 REMEMBERED = 8
@@ -81,7 +81,7 @@ OF_THE_DEVICE = (Status.FAILED, Status.HUNG, Status.CRASHED, Status.LOST)
 
 
 @dataclass(frozen=True)
-class Judge:
+class CostSource:
     """Who says how many cycles: the timing model or the RTL, with the memory of that name behind it, or a board, as
     ssh://USER@BOARD; whole networks are judged by the timing model with that memory then, too."""
 
@@ -108,7 +108,7 @@ class Judge:
         return f"{self.device} {VERSION}" if self.board else f"{self.device} {VERSION}, {self.memory}"
 
 
-TIMED = Judge()
+TIMED = CostSource()
 
 
 def other_version(asked: int) -> str:
@@ -124,7 +124,7 @@ class LayerJob:
     cfg: Config
     layer: bytes
     decisions: tuple[Decisions, ...]
-    judge: Judge = TIMED
+    judge: CostSource = TIMED
     limit: int = 0
     version: int = VERSION
     """Of who asks."""

@@ -16,7 +16,7 @@ from celosia.compiler.layer import Layer, Storage, TilingError
 from celosia.compiler.tensorize.decide import problems, workload
 from celosia.compiler.tensorize.decisions import DecisionsError, why_not_any
 from celosia.compiler.tensorize.plan import Planner
-from celosia.compiler.tune.measure import TIMED, Judge, Status, TrialResult
+from celosia.compiler.tune.measure import TIMED, CostSource, Status, TrialResult
 from celosia.compiler.tune.points import Point
 from celosia.compiler.tune.records import Key, Records, schedule_of
 from celosia.hw.spec.config import Config
@@ -58,7 +58,7 @@ class Network:
         planner = self.planner.under(replace(self.planner.decider, recorded=tuned))
         return build(self.cfg, self.launches, self.written, self.read, planner)
 
-    def cycles(self, image: Image, judge: Judge) -> int:
+    def cycles(self, image: Image, judge: CostSource) -> int:
         """Of all launches, by the timing model with the judge's memory."""
         codes = [(image.code(launch).tobytes(), launch.address) for launch in image.launches]
         return sum(predict(self.cfg, code, judge.memory, address).cycles for code, address in codes)
@@ -131,7 +131,9 @@ def chains(cfg: Config, records: Records) -> dict[str, float]:
 NO_RECORDS = Records()
 
 
-def apply(network: Network, records: Records, judge: Judge, trusted: Records = NO_RECORDS) -> tuple[Image, Applied]:
+def apply(
+    network: Network, records: Records, judge: CostSource, trusted: Records = NO_RECORDS
+) -> tuple[Image, Applied]:
     """The image under the decisions that records know best, or the compiler's own where that takes fewer cycles.
 
     trusted: records whose cycles of whole networks, with decisions and without, are taken for what they are: where both
@@ -197,12 +199,12 @@ def _illegal(network: Network, layer: Layer, point: Point) -> str | None:
     return next(filter(None, (why_not_any(network.cfg, problem, d) for problem, d in zip(asked, point))), None)
 
 
-def network_measurer(judge: Judge) -> str:
+def network_measurer(judge: CostSource) -> str:
     """Whole networks are judged by the timing model, whoever judges layers."""
-    return f"whole {Judge('timed', judge.memory).version}"
+    return f"whole {CostSource('timed', judge.memory).version}"
 
 
-def network_key(network: Network, tuned: Tuned, judge: Judge) -> Key:
+def network_key(network: Network, tuned: Tuned, judge: CostSource) -> Key:
     """Under which the cycles of the whole are kept."""
     return Key.of(network.cfg, network.name, tuned, network_measurer(judge))
 
@@ -223,7 +225,7 @@ def _schedule_of(text: str) -> Point:
         return ()
 
 
-def whole(network: Network, tuned: Tuned, judge: Judge) -> TrialResult:
+def whole(network: Network, tuned: Tuned, judge: CostSource) -> TrialResult:
     """Cycles of the network under `tuned`."""
     try:
         return TrialResult(Status.OK, network.cycles(network.build(tuned), judge))

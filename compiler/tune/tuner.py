@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 
 from celosia.compiler.layer import TilingError
 from celosia.compiler.tune.cost_model import LEARNERS, CostModel
-from celosia.compiler.tune.measure import TIMED, Judge, LayerJob, Status, TrialResult, packed
+from celosia.compiler.tune.measure import TIMED, CostSource, LayerJob, Status, TrialResult, packed
 from celosia.compiler.tune.network import Network, Occurrence, Tuned, network_key, whole
 from celosia.compiler.tune.points import Point, Space, layer_space
 from celosia.compiler.tune.pool import GONE, Fleet
@@ -87,7 +87,7 @@ class Tuner:
     """Tunes one network. trials: most points of layers that are tried, those in the records among them."""
 
     def __init__(
-        self, records: Records, fleet: Fleet, trials: int, judge: Judge = TIMED, search: str = "descent",
+        self, records: Records, fleet: Fleet, trials: int, judge: CostSource = TIMED, search: str = "descent",
         learner: str = "ridge", seed: int = 0, told: Callable[[NetworkState], None] = lambda state: None,
         until: float = math.inf,
     ) -> None:  # fmt: skip

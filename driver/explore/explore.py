@@ -18,7 +18,7 @@ from celosia.compiler.superoptimise.budget import BudgetError
 from celosia.compiler.superoptimise.budget import seconds as seconds_of
 from celosia.compiler.superoptimise.state import SearchState
 from celosia.compiler.tune.choices import DEADLINE
-from celosia.compiler.tune.measure import Judge
+from celosia.compiler.tune.measure import CostSource
 from celosia.compiler.tune.pool import Fleet
 from celosia.driver.choices import ALSO, DEFAULT_OBJECTIVES, OBJECTIVES, WAYS
 from celosia.driver.explore import confirm, result
@@ -105,7 +105,7 @@ def explore(
     progress("placing operators")
     on_cpu = {each.name: placed(each, place.config) for each in subjects}
     clock = _clock(known.seconds)
-    with nullcontext(fleet) if fleet else fleet_for(Judge("timed", behind), jobs, pool, deadline) as measuring:
+    with nullcontext(fleet) if fleet else fleet_for(CostSource("timed", behind), jobs, pool, deadline) as measuring:
         ladder = Ladder(subjects, place, behind, left, measuring, known, clock, on_cpu)
         progress(f"measuring {place.config.name}, to compare with")
         explorer = _explorer(ladder, around, search, objective, budget, seed, told)

@@ -29,7 +29,7 @@ from celosia.compiler.tensorize.define import define
 from celosia.compiler.tensorize.plan import Planner
 from celosia.compiler.tensorize.space import Problem
 from celosia.compiler.tune.bound import network_bound
-from celosia.compiler.tune.measure import TIMED, Judge, Status, TrialResult
+from celosia.compiler.tune.measure import TIMED, CostSource, Status, TrialResult
 from celosia.compiler.tune.network import Network, apply
 from celosia.compiler.tune.shipped import shipped
 from celosia.hw.boards.boards import memory_model
@@ -158,7 +158,7 @@ def with_records(subject: ExploredModel, cfg: Config, memory: str) -> int | None
         return apply(network(plan, planner), known, TIMED, known)[0]
 
     lowered = lower(cfg, graph, Planner(cfg), made=image)
-    return network(lowered.plan, lowered.planner).cycles(lowered.image, Judge("timed", memory))
+    return network(lowered.plan, lowered.planner).cycles(lowered.image, CostSource("timed", memory))
 
 
 RUNGS = {"closed": closed, "timed": timed}

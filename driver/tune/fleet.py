@@ -20,7 +20,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from celosia.compiler.tune.choices import DEADLINE
-from celosia.compiler.tune.measure import Judge, LayerJob, Status, TrialResult, measure
+from celosia.compiler.tune.measure import CostSource, LayerJob, Status, TrialResult, measure
 from celosia.compiler.tune.pool import MODULE, Executed, Fleet, Measurer, WorkerProcess
 from celosia.compiler.tune.pool import Job as AnyJob
 from celosia.compiler.tune.station import main as serve
@@ -43,7 +43,7 @@ class PoolError(Sentence, ValueError):
 
 
 def fleet_for(
-    judge: Judge, jobs: int = 0, pool: str | None = None, deadline: float = DEADLINE, sudo: bool = False,
+    judge: CostSource, jobs: int = 0, pool: str | None = None, deadline: float = DEADLINE, sudo: bool = False,
     base: int | None = None,
 ) -> Fleet:  # fmt: skip
     """The fleet that measures for `judge`. Raises PoolError, SshError for a board's name that is none,
@@ -63,7 +63,7 @@ def fleet_for(
     return Fleet.local(jobs, deadline)
 
 
-def resource_of(judge: Judge) -> str | None:
+def resource_of(judge: CostSource) -> str | None:
     """What a worker must have. SshError where a board's name is none."""
     if judge.board:
         return f"board:{destination(_place(judge.device))[-1].rsplit('@')[-1]}"
@@ -95,7 +95,7 @@ class BoardMeasurer:
             self.close()
             return TrialResult(Status.LOST, detail=str(error))
 
-    def _opened(self, cfg: Config, judge: Judge) -> RemoteDevice:
+    def _opened(self, cfg: Config, judge: CostSource) -> RemoteDevice:
         if cfg not in self._devices:
             self.close()  # the board has one accelerator
             connection = self._session.enter_context(unasked(_place(self.url)))
@@ -118,7 +118,7 @@ def _place(url: str) -> str:
 # Dask -------------------------------------------------------------------------------------------------------------
 
 
-def _dask_fleet(judge: Judge, pool: str, module: Sequence[str], deadline: float) -> Fleet:
+def _dask_fleet(judge: CostSource, pool: str, module: Sequence[str], deadline: float) -> Fleet:
     """Each worker a device, as often as it may measure at once."""
     resource = resource_of(judge)
     _require_private(pool, _scheduler(pool))

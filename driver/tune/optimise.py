@@ -105,12 +105,12 @@ def _devices(
     if fleet is not None or not (trials or jobs or pool):
         return nullcontext(fleet)
     from celosia.compiler.tune.choices import DEADLINE
-    from celosia.compiler.tune.measure import Judge
+    from celosia.compiler.tune.measure import CostSource
     from celosia.driver.tune.fleet import fleet_for
     from celosia.driver.tune.weighing import STEP_SECONDS
     from celosia.hw.boards.boards import memory_model, shortest
 
-    judge = Judge("timed", shortest(memory_model("zynq-hp")))
+    judge = CostSource("timed", shortest(memory_model("zynq-hp")))
     return fleet_for(judge, jobs, pool, DEADLINE if trials else STEP_SECONDS)
 
 

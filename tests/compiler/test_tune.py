@@ -22,7 +22,7 @@ from celosia.compiler.tensorize.plan import Planner
 from celosia.compiler.tensorize.space import Decisions
 from celosia.compiler.tune import measure as measuring
 from celosia.compiler.tune.cost_model import CostModel, ridge, trees
-from celosia.compiler.tune.measure import Judge, LayerCase, LayerJob, Status, TrialResult, measure, packed
+from celosia.compiler.tune.measure import CostSource, LayerCase, LayerJob, Status, TrialResult, measure, packed
 from celosia.compiler.tune.points import Point, Space, layer_space
 from celosia.compiler.tune.records import Key, Records, RecordsError, schedule_of
 from celosia.compiler.tune.reference import meaning
@@ -321,15 +321,15 @@ def test_the_rtl_judges_as_the_timing_model_does() -> None:
     cfg = CONFIGS["tiny"]
     layer = conv(cfg)
     job = LayerJob(cfg, packed(layer), usual(cfg, layer))
-    timed, rtl = (measure(replace(job, judge=Judge(device))) for device in WITH_CYCLES)
+    timed, rtl = (measure(replace(job, judge=CostSource(device))) for device in WITH_CYCLES)
     assert timed.status == rtl.status == Status.OK
     assert abs(timed.cycles / rtl.cycles - 1) < 0.03
-    assert measure(replace(job, judge=Judge("rtl"), limit=rtl.cycles // 2)).status == Status.CENSORED
+    assert measure(replace(job, judge=CostSource("rtl"), limit=rtl.cycles // 2)).status == Status.CENSORED
 
 
 def test_no_such_judge() -> None:
     with pytest.raises(ValueError, match="no trial can run on 'abacus'; take timed, rtl or ssh://USER@BOARD"):
-        Judge("abacus")
+        CostSource("abacus")
 
 
 # Records ----------------------------------------------------------------------------------------------------------
