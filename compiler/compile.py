@@ -21,7 +21,7 @@ from celosia.compiler.graph.dimensions import Shapes
 from celosia.compiler.graph.errors import ModelError
 from celosia.compiler.graph.float_weights import quantise_weights
 from celosia.compiler.graph.importer import check_parameters, read
-from celosia.compiler.graph.keep import Kept
+from celosia.compiler.graph.keep import DebugOutputs
 from celosia.compiler.graph.launches import LaunchPlan
 from celosia.compiler.graph.limits import require_memory, require_numpy
 from celosia.compiler.graph.passes import Pipeline, Watch
@@ -259,7 +259,7 @@ class Front:
     given: ScheduleFile | None
     planner: Planner
     model: SpecialisedModel
-    kept: Kept
+    kept: DebugOutputs
     originals: list[Original]
     macs: int
     passes: list[PassInfo]
@@ -288,7 +288,7 @@ def _front_of(source: Source, options: Options, known: Records | None, declared:
     quantise_weights(found.graph)
     require_memory(found.graph)
     options.say("graph passes")
-    kept = Kept(found.graph, options.keep)
+    kept = DebugOutputs(found.graph, options.keep)
     _mark_caches(found.graph, options.caches)
     originals: list[Original] = []
     watch = options.watch

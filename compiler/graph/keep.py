@@ -20,7 +20,7 @@ AFTER = "integer"
 """The pass after which tensors are kept."""
 
 
-class Kept:
+class DebugOutputs:
     """wanted: names of tensors, or "all" of those that the model names and the graph still has."""
 
     def __init__(self, model: ir.Model, wanted: str | Sequence[str]) -> None:
