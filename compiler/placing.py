@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from celosia.compiler.graph.errors import ModelError
 from celosia.compiler.graph.launches import LaunchPlan
-from celosia.compiler.graph.select import Selection
+from celosia.compiler.graph.select import Partition
 from celosia.compiler.launch.lowering import Lowered
 from celosia.compiler.superoptimise.price import BYTES_A_CYCLE, bytes_of, host_cycles
 from celosia.compiler.tune.measure import TIMED
@@ -54,7 +54,7 @@ class PlacementRequest:
     def _where(self, node: ir.Node) -> str | None:
         return self.place.get(node.name or "", self.place.get(ALL))
 
-    def require(self, graph: ir.Graph, selection: Selection) -> None:
+    def require(self, graph: ir.Graph, selection: Partition) -> None:
         """ModelError where an operator is not where it was placed by its name."""
         for node in graph:
             where = self.place.get(node.name or "")

@@ -50,7 +50,7 @@ class RuledNode:
         return [value for value in self.op.inputs if value in self.samples and value is not None]
 
     def rank(self, number: int) -> int:
-        """Mixed where it is not known."""
+        """BatchDependence where it is not known."""
         value = self.input(number)
         return rank_of(value)
 
@@ -81,14 +81,14 @@ class RuledNode:
         return [int(axis) + rank if axis < 0 else int(axis) for axis in axes]
 
     def only(self, *numbers: int) -> None:
-        """Mixed where other inputs than these hold samples."""
+        """BatchDependence where other inputs than these hold samples."""
         for number in range(len(self.op.inputs)):
             if number not in numbers and self.holds(number):
                 raise BatchDependence(f"its input {number} depends on samples")
 
 
 def rank_of(value: ir.Value | None) -> int:
-    """Axes of a tensor. Mixed where that is not known."""
+    """Axes of a tensor. BatchDependence where that is not known."""
     if value is None or value.shape is None:
         raise BatchDependence(f"the shape of {value.name if value is not None else 'an input'!r} is not known")
     return len(value.shape)
@@ -100,7 +100,7 @@ def rank_or(value: ir.Value, otherwise: int) -> int:
 
 
 Rule = Callable[[RuledNode], None]
-"""Nothing, where the operator's outputs hold samples if its inputs do; Mixed where they may not."""
+"""Nothing, where the operator's outputs hold samples if its inputs do; BatchDependence where they may not."""
 RULES: dict[str, Rule] = {}
 
 

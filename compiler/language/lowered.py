@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
-from celosia.compiler.graph.select.forms import Form
+from celosia.compiler.graph.select.forms import ActivationLayout
 from celosia.compiler.language.errors import fail
 from celosia.compiler.language.tile import ArrayArgument
 from celosia.compiler.launch.image import Image, LayerErrors, build
@@ -49,7 +49,7 @@ class LoweredKernel:
     def _decide(self, p: Problem) -> Decisions:
         raise NotImplementedError
 
-    def form(self, array: ArrayArgument) -> Form:
+    def form(self, array: ArrayArgument) -> ActivationLayout:
         """How the array is an activation, for those of a graph. NotOffloadable where it is none."""
         raise NotImplementedError
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import onnx_ir as ir
 
 from celosia.compiler.graph.launches import LaunchPlan, Step, layers_of, schedule
-from celosia.compiler.graph.select import Selection, select
+from celosia.compiler.graph.select import Partition, select
 from celosia.compiler.launch.blocks import form_blocks
 from celosia.compiler.launch.image import Image, LayerErrors, build
 from celosia.compiler.launch.order import beside_products
@@ -25,7 +25,7 @@ class Lowered:
     """Where operators are placed, the order of what is done, and the image of the accelerator's part. planner: with
     what decided its layers."""
 
-    selection: Selection
+    selection: Partition
     steps: list[Step]
     plan: LaunchLayers
     planner: Planner

@@ -60,7 +60,7 @@ class PassInfo:
 
 @dataclass(frozen=True)
 class FormInfo:
-    """How the host arranges a tensor for the accelerator: compiler.graph.select.Form."""
+    """How the host arranges a tensor for the accelerator: compiler.graph.select.ActivationLayout."""
 
     dims: tuple[int, int, int, int]
     fold: str = ""

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from celosia.compiler.cpu.target import compiling_for
 from celosia.compiler.graph.launches import LaunchPlan
-from celosia.compiler.graph.select import Choice, Selection
+from celosia.compiler.graph.select import LayerAssignment, Partition
 from celosia.compiler.graph.values import attribute, constant, shape
 from celosia.compiler.lattice import StridedView
 from celosia.compiler.layer import Activation, Softmax, Storage, whole_groups
@@ -59,7 +59,7 @@ class Checked:
 
 
 def self_check(
-    program: Program, plans: list[LaunchPlan], selection: Selection, addresses: Mapping[Storage, int], seed: int = 0
+    program: Program, plans: list[LaunchPlan], selection: Partition, addresses: Mapping[Storage, int], seed: int = 0
 ) -> Checked:
     """Run the launches of `program` on random inputs and compare. SelfCheckError for the first layer that differs.
 
@@ -72,7 +72,7 @@ def self_check(
 
 
 class _Check:
-    def __init__(self, program: Program, selection: Selection, addresses: Mapping[Storage, int], seed: int) -> None:
+    def __init__(self, program: Program, selection: Partition, addresses: Mapping[Storage, int], seed: int) -> None:
         self.program, self.cfg, self.selection, self.addresses = program, program.config, selection, addresses
         self.rng = np.random.default_rng(seed)
         self.values: dict[ir.Value, Codes] = {}
@@ -146,7 +146,7 @@ class _Check:
         data = random_image(self.rng, (image[0], image[1], image[2], image[3]), zero_point(value))
         return data.view(np.uint8).reshape(dims) ^ np.uint8(0x80)
 
-    def _place(self, choice: Choice) -> Place:
+    def _place(self, choice: LayerAssignment) -> Place:
         """Where the layer of `choice` stores, with random bytes for its part of the storage."""
         y = choice.layer.y
         if y.storage not in self.places:
@@ -164,7 +164,7 @@ class _Check:
             self._spare(choice, place.fresh)[...] = choice.layer.zero_point
         return place
 
-    def _spare(self, choice: Choice, memory: Codes) -> NDArray[np.int8]:
+    def _spare(self, choice: LayerAssignment, memory: Codes) -> NDArray[np.int8]:
         """What `memory`, which begins with its storage, holds in channels beyond the last of a layer, int8."""
         y = choice.layer.y
         pixels = y.pixels.rows, y.pixels.columns
@@ -172,7 +172,7 @@ class _Check:
         last, first = divmod(choice.layer.x.channels, self.cfg.group)
         return tiles[:, *y.cut(self.cfg)][:, last:, ..., first:]
 
-    def _stored(self, choice: Choice, place: Place) -> Codes:
+    def _stored(self, choice: LayerAssignment, place: Place) -> Codes:
         """What the layer of `choice` has stored, with what the host puts in channels that its tensor has not."""
         found, form = self._at(place.stored, choice.layer.y), self.selection.forms.get(choice.value)
         if form is None or not form.fold or form.dims != choice.layer.y.dims:
@@ -229,7 +229,7 @@ class _Check:
         columns], is arranged there."""
         return replace(self.selection.forms[node.outputs[0]].info, dims=part.shape)
 
-    def _keep(self, choice: Choice, data: Codes) -> None:
+    def _keep(self, choice: LayerAssignment, data: Codes) -> None:
         """Note what the accelerator holds of the output of `choice`."""
         node, dims = choice.nodes[-1], shape(choice.value)
         assert dims is not None
@@ -248,7 +248,7 @@ class _Check:
             kept[self._region(choice)] = data
             self.values[choice.value] = form.restore(kept, dims)
 
-    def _region(self, choice: Choice) -> tuple[slice, ...]:
+    def _region(self, choice: LayerAssignment) -> tuple[slice, ...]:
         """What of its tensor the layer of `choice` writes: images, channels, rows, columns."""
         whole, part = self.selection.written[choice.value], choice.layer.y
         a, b = whole.pixels, part.pixels
@@ -259,7 +259,7 @@ class _Check:
         rows, columns = StridedView(whole.height, whole.width, top, left, down, across).cut(part.height, part.width)
         return slice(None), slice(first, first + part.channels), rows, columns
 
-    def _part(self, choice: Choice, node: ir.Node) -> tuple[int, int, int]:
+    def _part(self, choice: LayerAssignment, node: ir.Node) -> tuple[int, int, int]:
         """Which part of the concatenation `node` `choice` writes, the first of its channels there, and how many the
         part has."""
         whole, y = self.selection.written[node.outputs[0]], choice.layer.y
@@ -279,7 +279,7 @@ class _Check:
             start += whole_groups(self.cfg, dims[axis]) if along else dims[axis]
         raise SelfCheckError(choice.layer.name, f"writes no part of {node.name!r}")
 
-    def _columns(self, choice: Choice, node: ir.Node) -> tuple[int, int, int] | None:
+    def _columns(self, choice: LayerAssignment, node: ir.Node) -> tuple[int, int, int] | None:
         """The same where the parts are columns of matrices, and `choice` writes those of one; None where not."""
         value, y = node.outputs[0], choice.layer.y
         whole, fold, dims = self.selection.written[value], self.selection.forms[value].fold, shape(value) or ()
@@ -299,7 +299,7 @@ class _Check:
 
     # Comparison ------------------------------------------------------------------------------------------------
 
-    def _expected(self, choice: Choice) -> Codes:
+    def _expected(self, choice: LayerAssignment) -> Codes:
         """The output of the operators of `choice`, one after the other."""
         made: dict[ir.Value, Codes] = {}
         result = None

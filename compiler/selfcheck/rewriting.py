@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from celosia.compiler.cpu.ops import Unsupported
 from celosia.compiler.cpu.parse import parse
 from celosia.compiler.cpu.target import compiling_for
-from celosia.compiler.graph.select import Selection
+from celosia.compiler.graph.select import Partition
 from celosia.compiler.graph.values import attribute, attributes_of, captured, constant, dtype_name, is_op, shape
 from celosia.compiler.numerics.softmax import largest_power
 from celosia.compiler.program import CpuStep, HostStep, Program
@@ -284,7 +284,7 @@ def check_pass(original: Original, after: str, model: ir.Model) -> None:
 # Units -----------------------------------------------------------------------------------------------------------
 
 
-def units_of(program: Program, graph: ir.Graph, selection: Selection, computed: Remembered) -> list[Unit]:
+def units_of(program: Program, graph: ir.Graph, selection: Partition, computed: Remembered) -> list[Unit]:
     """What `program` computes, of the graph that its operators come from. computed: what operators of the accelerator
     made of what it held."""
     by_name = {out.name: node for node in graph for out in node.outputs}

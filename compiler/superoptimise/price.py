@@ -13,7 +13,7 @@ import onnx_ir as ir
 
 from celosia.compiler.cpu.ops import traits
 from celosia.compiler.graph.cost import total_macs
-from celosia.compiler.graph.select import Selection
+from celosia.compiler.graph.select import Partition
 from celosia.compiler.graph.values import constant, operands, shape
 from celosia.compiler.launch.image import Image
 from celosia.compiler.program.traits import Moves
@@ -83,7 +83,7 @@ DEAR, LOST = Price(inf, inf), Price(inf, inf)
 """Of a model that does not compile, and of one of which nobody knows whether it does."""
 
 
-def price_of(network: Network, image: Image, selection: Selection) -> Price:
+def price_of(network: Network, image: Image, selection: Partition) -> Price:
     """Of a model whose operators are placed by `selection`. image: of the network's launches."""
     cycles = network.cycles(image, TIMED) if network.launches else 0
     return Price(cycles, sum(host_cycles(node, selection.cpu) for node in selection.cpu))

@@ -1,6 +1,6 @@
 """One trial: a layer under given decisions, compiled, run and compared with what it means.
 
-    result = measure(LayerJob(cfg, packed(layer), decisions, Judge("timed"), limit=0))
+    result = measure(LayerJob(cfg, packed(layer), decisions, CostSource("timed"), limit=0))
 
 The layer runs twice in a row, the second time with other constants and, where shapes allow it, on what it has made
 before: what it shares with its neighbours in a network, the end of one layer and the loads of the next, counts. Nothing

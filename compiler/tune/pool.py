@@ -145,8 +145,9 @@ class WorkerProcess:
 
 
 class Executed:
-    """One place of an Executor, such as Dask's. There a Station measures, so that it is the worker that ends what is
-    late, with all that it has started. module: what Python runs for it; alive: whether the place is still there."""
+    """One place of an Executor, such as Dask's. There a WorkerProcess measures, so that it is the worker that ends
+    what is late, with all that it has started. module: what Python runs for it; alive: whether the place is still
+    there."""
 
     def __init__(
         self, name: str, executor: Executor, module: Sequence[str] = MODULE, alive: Callable[[], bool] = lambda: True

@@ -18,7 +18,7 @@ from small_models import Builder, Tensor
 from thorough import paired, tries
 
 import celosia
-from celosia.compiler.graph.select import Choice, Selection
+from celosia.compiler.graph.select import LayerAssignment, Partition
 from celosia.compiler.launch import blocks, lowering
 from celosia.compiler.launch.blocks import form_blocks
 from celosia.compiler.launch.image import build
@@ -206,11 +206,11 @@ def test_no_block_takes_longer_than_its_layers(
 
 
 @pytest.fixture
-def formed(monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[Choice], list[Choice], Planner]]:
+def formed(monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[LayerAssignment], list[LayerAssignment], Planner]]:
     """What is compiled: its layers one by one, as they run, and what tiles them."""
-    kept: list[tuple[list[Choice], list[Choice], Planner]] = []
+    kept: list[tuple[list[LayerAssignment], list[LayerAssignment], Planner]] = []
 
-    def watched(cfg: Config, selection: Selection, planner: Planner, *rest: Any) -> SchedulePolicy:
+    def watched(cfg: Config, selection: Partition, planner: Planner, *rest: Any) -> SchedulePolicy:
         apart = list(selection.choices)
         decider = form_blocks(cfg, selection, planner, *rest)
         kept.append((apart, selection.choices, planner.under(decider)))

@@ -17,11 +17,11 @@ from celosia.compiler.graph.select.block_sums import block_sums
 from celosia.compiler.graph.select.concatenation import concat, place_parts
 from celosia.compiler.graph.select.convolution import conv, conv_transpose, gemm
 from celosia.compiler.graph.select.elementwise import addition, product, table_lookup
-from celosia.compiler.graph.select.forms import NO_WAY, Form, NotOffloadable, natural_form
+from celosia.compiler.graph.select.forms import NO_WAY, ActivationLayout, NotOffloadable, natural_form
 from celosia.compiler.graph.select.matrices import is_repeated
 from celosia.compiler.graph.select.movement import depth_to_space, gather, pad, resize, space_to_depth, transpose
 from celosia.compiler.graph.select.norm import norm
-from celosia.compiler.graph.select.placement import Choice, Placement, Selection, out_of_reach
+from celosia.compiler.graph.select.placement import LayerAssignment, Partition, Placement, out_of_reach
 from celosia.compiler.graph.select.pooling import average, max_pool
 from celosia.compiler.graph.select.reasons import EXPORT, TILING, is_float, why_on_cpu, with_change
 from celosia.compiler.graph.select.softmax import softmax
@@ -30,7 +30,7 @@ from celosia.compiler.graph.values import attribute, is_op
 from celosia.compiler.program.host.windows import WindowError
 from celosia.hw.spec.config import Config
 
-__all__ = ["Choice", "Form", "NotOffloadable", "Selection", "natural_form", "select"]
+__all__ = ["ActivationLayout", "LayerAssignment", "NotOffloadable", "Partition", "natural_form", "select"]
 
 BUILDERS: dict[str, Callable[[Placement, ir.Node], None]] = {
     "QLinearConv": conv,
@@ -63,7 +63,7 @@ BUILDERS: dict[str, Callable[[Placement, ir.Node], None]] = {
 """What makes a layer of each operator. NotOffloadable where it cannot."""
 
 
-def select(model: ir.Model, cfg: Config, refused: dict[ir.Node, str] | None = None) -> Selection:
+def select(model: ir.Model, cfg: Config, refused: dict[ir.Node, str] | None = None) -> Partition:
     """Place every node of `model`. refused: nodes that must stay on the CPU, with the reason (no tiling fits).
 
     A part of a concatenation is copied where the host needs it too, and could not take it from there.
@@ -88,7 +88,7 @@ def _misread(placement: Placement) -> Iterator[ir.Node]:
             yield producer
 
 
-def _select(model: ir.Model, placement: Placement, refused: dict[ir.Node, str]) -> Selection:
+def _select(model: ir.Model, placement: Placement, refused: dict[ir.Node, str]) -> Partition:
     opset = model.graph.opset_imports.get("", 21)
     in_floats = is_float(model.graph)
     for node in model.graph:

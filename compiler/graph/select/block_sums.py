@@ -7,7 +7,7 @@ from math import prod
 import numpy as np
 import onnx_ir as ir
 
-from celosia.compiler.graph.select.forms import Form, NotOffloadable, shape_of
+from celosia.compiler.graph.select.forms import ActivationLayout, NotOffloadable, shape_of
 from celosia.compiler.graph.select.parameters import array_of
 from celosia.compiler.graph.select.placement import Placement, Reads
 from celosia.compiler.graph.values import attribute
@@ -26,8 +26,8 @@ def block_sums(p: Placement, node: ir.Node) -> None:
     parts, blocks, lanes, size = w.shape
     reads: Reads = {}
     rows, channels = prod(shape_of(value)[:-2]), count * blocks * lanes
-    y_form = Form((rows, parts * channels, 1, 1))
-    x, whole = p.read(value, Form((rows, blocks * size, 1, 1)), reads), p.activation(y, y_form)
+    y_form = ActivationLayout((rows, parts * channels, 1, 1))
+    x, whole = p.read(value, ActivationLayout((rows, blocks * size, 1, 1)), reads), p.activation(y, y_form)
     inner, columns = (attribute(node, name) for name in "KN")
     layers: list[Layer] = []
     for number in range(parts):

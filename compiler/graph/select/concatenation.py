@@ -16,11 +16,11 @@ from numpy.typing import NDArray
 
 from celosia.compiler import numerics
 from celosia.compiler.graph.select.columns import join_columns, join_turned
-from celosia.compiler.graph.select.forms import Form, NotOffloadable, natural_form
+from celosia.compiler.graph.select.forms import ActivationLayout, NotOffloadable, natural_form
 from celosia.compiler.graph.select.joining import joins
 from celosia.compiler.graph.select.matrices import append
 from celosia.compiler.graph.select.parameters import array_of, image_axes, scalar_of
-from celosia.compiler.graph.select.placement import Choice, Placement, Reads
+from celosia.compiler.graph.select.placement import LayerAssignment, Placement, Reads
 from celosia.compiler.graph.values import attribute, constant, is_op
 from celosia.compiler.lattice import StridedView
 from celosia.compiler.layer import Activation, Epilogue, Map, Storage, ending, moved, whole_groups
@@ -33,7 +33,7 @@ class _Part:
 
     number: int
     value: ir.Value
-    form: Form
+    form: ActivationLayout
     table: NDArray[np.int8] | None
     place: Activation
 
@@ -72,7 +72,7 @@ def concat(p: Placement, node: ir.Node) -> None:
     p.selection.forms[y], p.selection.written[y] = y_form, whole
 
 
-def _with_gaps(p: Placement, node: ir.Node, form: Form, sizes: list[int]) -> Form:
+def _with_gaps(p: Placement, node: ir.Node, form: ActivationLayout, sizes: list[int]) -> ActivationLayout:
     """The form of a concatenation whose parts, of `sizes` channels, begin on groups. NotOffloadable where it has
     readers that do not know of channels between them, or where they multiply more zeros than the host would move
     bytes."""
@@ -117,7 +117,7 @@ def _operands(node: ir.Node) -> list[tuple[ir.Value, NDArray[np.int8] | None]]:
     return result
 
 
-def _part_of(p: Placement, whole: Activation, form: Form, axis: int, offset: int) -> Activation:
+def _part_of(p: Placement, whole: Activation, form: ActivationLayout, axis: int, offset: int) -> Activation:
     """What of `whole` is a part that begins at `offset` of its axis."""
     if axis == 1:
         return whole.region(form.dims, offset // p.cfg.group, whole.pixels)
@@ -162,15 +162,15 @@ def _lay(p: Placement, node: ir.Node, part: _Part) -> bool:
     reads: Reads = {}
     x = p.read(value, part.form, reads)
     copy = Map(f"{node.name}.{part.number}", x, p.activation(node.outputs[0], part.form), Epilogue(table=part.table))
-    p.selection.choices.append(Choice(copy, [node], reads, node.outputs[0]))
+    p.selection.choices.append(LayerAssignment(copy, [node], reads, node.outputs[0]))
     p.inside[copy.y.storage] = part.place
     return True
 
 
-def extend_part(p: Placement, choice: Choice, node: ir.Node, epilogue: Epilogue) -> None:
+def extend_part(p: Placement, choice: LayerAssignment, node: ir.Node, epilogue: Epilogue) -> None:
     """Let `choice` end in `epilogue` and write a part of the concatenation `node`."""
     p.no_longer_writes(choice)
-    y = p.activation(node.outputs[0], Form(choice.layer.y.dims))
+    y = p.activation(node.outputs[0], ActivationLayout(choice.layer.y.dims))
     choice.layer = ending(choice.layer, epilogue, y)
     choice.value = node.outputs[0]
     choice.nodes.append(node)

@@ -10,7 +10,7 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from celosia.compiler.graph.select.forms import Form, NotOffloadable, natural_form, shape_of
+from celosia.compiler.graph.select.forms import ActivationLayout, NotOffloadable, natural_form, shape_of
 from celosia.compiler.graph.select.matrices import product as product_of_two
 from celosia.compiler.graph.select.matrices import rows_form
 from celosia.compiler.graph.select.parameters import (
@@ -83,13 +83,13 @@ def _with_zeros(weights: NDArray[np.int8], lanes: NDArray[np.int64], channels: i
 
 
 def folded(
-    p: Placement, form: Form, weights: NDArray[np.int8], window: Window, pad: int, y: Form
-) -> tuple[Form, NDArray[np.int8], Window]:
+    p: Placement, form: ActivationLayout, weights: NDArray[np.int8], window: Window, pad: int, y: ActivationLayout
+) -> tuple[ActivationLayout, NDArray[np.int8], Window]:
     """The best way for the host to arrange the input of a first layer: as it is, rows or whole windows folded."""
     out, channels, height, width = weights.shape
     options = [(form, weights, window)]
     if width > 1:
-        folded = Form((form.dims[0], channels * width, form.dims[2], y.dims[3]), "x", window, pad)
+        folded = ActivationLayout((form.dims[0], channels * width, form.dims[2], y.dims[3]), "x", window, pad)
         options.append((
             folded, np.ascontiguousarray(weights.transpose(0, 1, 3, 2)).reshape(out, channels * width, height, 1),
             Window(
@@ -98,10 +98,10 @@ def folded(
             ),
         ))  # fmt: skip
     if height * width > 1:
-        folded = Form((form.dims[0], channels * height * width, *y.dims[2:]), "xy", window, pad)
+        folded = ActivationLayout((form.dims[0], channels * height * width, *y.dims[2:]), "xy", window, pad)
         options.append((folded, weights.reshape(out, -1, 1, 1), Window((1, 1))))
 
-    def cycles(option: tuple[Form, NDArray[np.int8], Window]) -> float:
+    def cycles(option: tuple[ActivationLayout, NDArray[np.int8], Window]) -> float:
         blocks = (pack.blocks(out, p.cfg.block_out), pack.blocks(option[1].shape[1], p.cfg.block_in))
         images = -(-form.dims[0] // p.cfg.batch)
         problem = Problem(option[2], images, *y.dims[2:], *blocks, False)

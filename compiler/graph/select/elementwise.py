@@ -13,7 +13,7 @@ import onnx_ir as ir
 from celosia.compiler import numerics
 from celosia.compiler.cpu.ops import traits
 from celosia.compiler.graph.select.columns import each_matrix, one_for_each
-from celosia.compiler.graph.select.forms import Form, NotOffloadable, natural_form, shape_of
+from celosia.compiler.graph.select.forms import ActivationLayout, NotOffloadable, natural_form, shape_of
 from celosia.compiler.graph.select.joining import extend, extend_products, join_residual, joins
 from celosia.compiler.graph.select.matrices import rows_form
 from celosia.compiler.graph.select.parameters import is_one_pixel, scalar_of, stored_zero, uniform
@@ -49,7 +49,7 @@ def addition(p: Placement, node: ir.Node) -> None:
     for form in [p.common_form(a)] if row else [_form(p, y, b, a), _form(p, y, a, b)]:
         reads: Reads = {}
         x = p.read(a, form, reads)
-        other = p.read(b, Form((1, form.dims[1], 1, 1), "rows") if row else form, reads, constants=row)
+        other = p.read(b, ActivationLayout((1, form.dims[1], 1, 1), "rows") if row else form, reads, constants=row)
         residual = added(other)
         layer = Map(node.name or "", x, p.activation(y, form), Epilogue(residual=residual))
         if join_residual(p, node, layer, (a, b), form, reads):
@@ -74,7 +74,7 @@ def _add_to_each(
     return True
 
 
-def _form(p: Placement, result: ir.Value, *values: ir.Value) -> Form:
+def _form(p: Placement, result: ir.Value, *values: ir.Value) -> ActivationLayout:
     """That in which the accelerator holds one of `values`. Of what the host gives, as embeddings are: rows, where these
     are what readers of the result take; else the first one's natural form."""
     if any(p.held(value) for value in values):
@@ -105,7 +105,7 @@ def _unequal(node: ir.Node) -> str:
     return f"it broadcasts {a} with {b}; give both the same shape"
 
 
-def is_row(b: ir.Value, form: Form | None) -> bool:
+def is_row(b: ir.Value, form: ActivationLayout | None) -> bool:
     """Whether `b` is one row for all those of the one matrix that the accelerator holds as `form`."""
     inner = shape(b)
     return form is not None and form.fold == "rows" and bool(inner) and prod(inner) == inner[-1] == form.dims[1]  # type: ignore[index,arg-type]

@@ -23,7 +23,7 @@ class NotOffloadable(Exception):
 
 
 @dataclass(frozen=True)
-class Form:
+class ActivationLayout:
     """How a tensor of the graph is an activation: its logical [images, channels, height, width].
 
     fold: "" for the tensor itself; "xy" or "x" where each pixel holds the window (or the row of the window) that a
@@ -56,16 +56,16 @@ def shape_of(value: ir.Value) -> tuple[int, ...]:
     return dims
 
 
-def natural_form(value: ir.Value, rows: bool = False) -> Form:
+def natural_form(value: ir.Value, rows: bool = False) -> ActivationLayout:
     """Images and channels of a tensor: NCHW, or rows x columns for matrices and where `rows`. NotOffloadable if
     unknown."""
     dims = shape_of(value)
     if len(dims) == 4 and not rows:
-        return Form((dims[0], dims[1], dims[2], dims[3]))
+        return ActivationLayout((dims[0], dims[1], dims[2], dims[3]))
     if len(dims) == 3 and not rows:
-        return Form((dims[0], dims[1], 1, dims[2]))
+        return ActivationLayout((dims[0], dims[1], 1, dims[2]))
     if len(dims) >= 1 and (rows or len(dims) == 2):
-        return Form((math.prod(dims[:-1]), dims[-1], 1, 1))
+        return ActivationLayout((math.prod(dims[:-1]), dims[-1], 1, 1))
     raise NotOffloadable(f"{value.name!r} has {len(dims)} dimensions; reshape it to one with two to four")
 
 

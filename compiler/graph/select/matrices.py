@@ -10,9 +10,9 @@ import onnx_ir as ir
 
 from celosia.compiler import numerics
 from celosia.compiler.cpu.ops import VIEWS
-from celosia.compiler.graph.select.forms import NO_WAY, Form, NotOffloadable, natural_form, shape_of
+from celosia.compiler.graph.select.forms import NO_WAY, ActivationLayout, NotOffloadable, natural_form, shape_of
 from celosia.compiler.graph.select.parameters import array_of, folded, scalar_of, stored_zero, uniform
-from celosia.compiler.graph.select.placement import Choice, Placement, Reads
+from celosia.compiler.graph.select.placement import LayerAssignment, Placement, Reads
 from celosia.compiler.graph.values import attribute, constant, is_op, shape
 from celosia.compiler.lattice import StridedView
 from celosia.compiler.layer import ActivationProduct, Conv, Epilogue, Layer, Map, Pool, Window, summands
@@ -31,14 +31,14 @@ def multiplies(cfg: Config) -> bool:
     return cfg.batch == 1 and cfg.block_in == cfg.block_out
 
 
-def rows_form(p: Placement, value: ir.Value, result: ir.Value) -> Form:
+def rows_form(p: Placement, value: ir.Value, result: ir.Value) -> ActivationLayout:
     """Of an operand of a product by a constant matrix, which gives `result`: rows are pixels of one image where a
     product of two activations could read them, else images of one pixel."""
     dims = shape_of(value)
     matrix = len(dims) == 2 and (_has_rows(p, value) or (p.held(value) is None and _becomes_heads(result)))
     rows = (len(dims) > 2 and prod(dims[:-2]) == 1) or matrix
     if multiplies(p.cfg) and rows:
-        return Form((1, dims[-1], 1, dims[-2]), "rows")
+        return ActivationLayout((1, dims[-1], 1, dims[-2]), "rows")
     return natural_form(value, rows=True)
 
 
@@ -60,18 +60,18 @@ def _becomes_heads(value: ir.Value) -> bool:
     return bool(readers) and all(is_op(node, *VIEWS) for node in readers) and parts
 
 
-def matrices_form(cfg: Config, value: ir.Value, fold: str, pad: int = 0, block: int = 1) -> Form:
+def matrices_form(cfg: Config, value: ir.Value, fold: str, pad: int = 0, block: int = 1) -> ActivationLayout:
     """Of an operand or the result of a product of two activations: each matrix begins on a channel group. pad: what the
     host puts in channels beyond the last. block: rows come in whole blocks."""
     return form_of_matrices(cfg, shape_of(value), fold, pad, block)
 
 
-def form_of_matrices(cfg: Config, dims: tuple[int, ...], fold: str, pad: int = 0, block: int = 1) -> Form:
+def form_of_matrices(cfg: Config, dims: tuple[int, ...], fold: str, pad: int = 0, block: int = 1) -> ActivationLayout:
     """`matrices_form` of a tensor with these dimensions."""
     count, columns, rows = matrix_counts(fold, dims)
     channels = pack.blocks(columns, cfg.group) * cfg.group
     dims = 1, count * channels, 1, pack.blocks(rows, block) * block
-    return Form(dims, fold, pad=pad if channels > columns else 0)
+    return ActivationLayout(dims, fold, pad=pad if channels > columns else 0)
 
 
 def product(p: Placement, node: ir.Node) -> None:
@@ -232,7 +232,7 @@ def append(p: Placement, node: ir.Node, operands: list[ir.Value]) -> bool:
     new = p.selection.written[p.source(others[0])]
     place = whole.region((*form.dims[:3], rows[1]), 0, StridedView(1, whole.width, 0, rows[0]))
     copy = Map(f"{node.name}.1", new, place, Epilogue())
-    p.selection.choices.append(Choice(copy, [node], {whole.storage: (first, form)}, y))
+    p.selection.choices.append(LayerAssignment(copy, [node], {whole.storage: (first, form)}, y))
     p.selection.forms[y], p.selection.written[y] = form, whole
     return True
 
@@ -250,7 +250,7 @@ def _source(end: ir.Value) -> ir.Value | None:
     return producer.inputs[0] if producer is not None and _swaps(producer) else None
 
 
-def in_whole_blocks(p: Placement, node: ir.Node, held: Form) -> bool:
+def in_whole_blocks(p: Placement, node: ir.Node, held: ActivationLayout) -> bool:
     """Places a copy of matrices whose rows are no whole blocks, with more rows below them, so that products can load
     them as weights: what makes them makes those, too, of padding, or they are zeros. False where they are whole blocks.
     """
@@ -293,7 +293,7 @@ def _told(p: Placement, value: ir.Value) -> list[ir.Value]:
 # Views ------------------------------------------------------------------------------------------------------------
 
 
-def is_reshaped(p: Placement, node: ir.Node, held: Form) -> bool:
+def is_reshaped(p: Placement, node: ir.Node, held: ActivationLayout) -> bool:
     """Whether the output of `node`, another shape of its input, is the same matrices, or heads of their columns."""
     x, y = node.inputs[0], node.outputs[0]
     assert x is not None
@@ -308,7 +308,7 @@ def is_reshaped(p: Placement, node: ir.Node, held: Form) -> bool:
     return bool(fold)
 
 
-def is_turned(p: Placement, node: ir.Node, held: Form) -> bool:
+def is_turned(p: Placement, node: ir.Node, held: ActivationLayout) -> bool:
     """Whether a Transpose leaves the bytes of matrices where they are: they are told in another order."""
     x, y = node.inputs[0], node.outputs[0]
     assert x is not None
@@ -326,7 +326,7 @@ def is_turned(p: Placement, node: ir.Node, held: Form) -> bool:
     return False
 
 
-def _is_view(p: Placement, node: ir.Node, form: Form) -> None:
+def _is_view(p: Placement, node: ir.Node, form: ActivationLayout) -> None:
     y = node.outputs[0]
     p.alias[y] = p.source(node.inputs[0])  # type: ignore[arg-type]
     p.selection.forms[y] = form

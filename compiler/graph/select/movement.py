@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from celosia.compiler.cpu.ops.registry import Node, Unsupported
 from celosia.compiler.cpu.ops.resize import nearest
 from celosia.compiler.expr import placeholder
-from celosia.compiler.graph.select.forms import HOST_INPUT, NO_WAY, Form, NotOffloadable, natural_form
+from celosia.compiler.graph.select.forms import HOST_INPUT, NO_WAY, ActivationLayout, NotOffloadable, natural_form
 from celosia.compiler.graph.select.matrices import MOVES, in_whole_blocks, is_turned
 from celosia.compiler.graph.select.parameters import image_axes
 from celosia.compiler.graph.select.placement import Placement, Reads
@@ -192,7 +192,9 @@ def space_to_depth(p: Placement, node: ir.Node) -> None:
     _copy(p, node, form, y_form, copies, lambda _: (*form.dims[:2], *y_form.dims[2:]))
 
 
-def _depth(p: Placement, node: ir.Node, deep: ir.Value | None, wide: ir.Value | None) -> tuple[Form, Form, int, int]:
+def _depth(
+    p: Placement, node: ir.Node, deep: ir.Value | None, wide: ir.Value | None
+) -> tuple[ActivationLayout, ActivationLayout, int, int]:
     """Forms of the side with more channels and of that with more pixels, block size, channel groups of the latter."""
     assert deep is not None and wide is not None
     forms, b = (natural_form(deep), natural_form(wide)), attribute(node, "blocksize")
@@ -210,7 +212,7 @@ def _depth(p: Placement, node: ir.Node, deep: ir.Value | None, wide: ir.Value | 
 
 
 def _copy(
-    p: Placement, node: ir.Node, form: Form, y_form: Form, copies: list[Copy],
+    p: Placement, node: ir.Node, form: ActivationLayout, y_form: ActivationLayout, copies: list[Copy],
     dims: Callable[[int], tuple[int, int, int, int]],
 ) -> None:  # fmt: skip
     """One layer for each of `copies`; dims: those of the layer with that number."""

@@ -7,7 +7,7 @@ from dataclasses import replace
 import onnx_ir as ir
 
 from celosia.compiler import numerics
-from celosia.compiler.graph.select.forms import OTHER_ROWS, Form, NotOffloadable, natural_form, shape_of
+from celosia.compiler.graph.select.forms import OTHER_ROWS, ActivationLayout, NotOffloadable, natural_form, shape_of
 from celosia.compiler.graph.select.matrices import MOST_PRODUCTS, matrices_form
 from celosia.compiler.graph.select.parameters import array_of, scalar_of, stored_zero
 from celosia.compiler.graph.select.placement import Placement, Reads
@@ -47,7 +47,7 @@ def norm(p: Placement, node: ir.Node) -> None:
         p.assemble(node, list[Layer](layers), reads, whole, form)
 
 
-def _form(p: Placement, x: ir.Value) -> tuple[Form, int]:
+def _form(p: Placement, x: ir.Value) -> tuple[ActivationLayout, int]:
     """That in which rows of `x` are pixels, and how many matrices they are. NotOffloadable where the accelerator holds
     it in another one."""
     held, dims = p.held(x), shape_of(x)

@@ -9,7 +9,7 @@ import onnx_ir as ir
 
 from celosia.compiler.cpu.ops import VIEWS
 from celosia.compiler.graph.select.columns import holds_matrices, take_columns
-from celosia.compiler.graph.select.forms import HOST_INPUT, Form, NotOffloadable, cut_axes, natural_form
+from celosia.compiler.graph.select.forms import HOST_INPUT, ActivationLayout, NotOffloadable, cut_axes, natural_form
 from celosia.compiler.graph.select.matrices import is_reshaped
 from celosia.compiler.graph.select.parameters import flattens, has_fixed_matrix, image_axes
 from celosia.compiler.graph.select.placement import Placement
@@ -46,7 +46,7 @@ def is_view(p: Placement, node: ir.Node) -> bool:
     return True
 
 
-def _joins_pixels(p: Placement, node: ir.Node, held: Form, form: Form) -> bool:
+def _joins_pixels(p: Placement, node: ir.Node, held: ActivationLayout, form: ActivationLayout) -> bool:
     """Whether the output has the rows of the input, one after the other: the same bytes, which must then stay so."""
     x, y = node.inputs[0], node.outputs[0]
     assert x is not None
