@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterator, Sequence
 
 from celosia.compiler.layer import Block, Conv, Layer, Map, Multiply, Norm, Pool, Softmax, inputs
 from celosia.compiler.tensorize.definition import depthwise
-from celosia.compiler.tensorize.space import First
+from celosia.compiler.tensorize.space import CompletionOrder
 from celosia.hw.spec.config import Config
 
 
@@ -37,14 +37,18 @@ class OverlapGroups:
         host = self.hosts.get(number)
         return host is not None and self.layers[host].y.storage is self.layers[number].x.storage
 
-    def first(self, number: int) -> First:
+    def first(self, number: int) -> CompletionOrder:
         """What of a layer's output is to be complete before the rest, for companions: whole pixels for a norm, of
         images of one row."""
         following = self.following(number)
         if not following:
-            return First.ROWS if self.is_fed(number) and self.layers[number].name in self.beside else First.ANY
+            return (
+                CompletionOrder.ROWS
+                if self.is_fed(number) and self.layers[number].name in self.beside
+                else CompletionOrder.ANY
+            )
         by_columns = isinstance(following[0], Norm) and self.layers[number].y.height == 1
-        return First.COLUMNS if by_columns else First.ROWS
+        return CompletionOrder.COLUMNS if by_columns else CompletionOrder.ROWS
 
 
 def follows(producer: Layer, layer: Layer) -> bool:

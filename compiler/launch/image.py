@@ -25,7 +25,7 @@ from celosia.compiler.layer import Block, Conv, Layer, Norm, Softmax, Storage, T
 from celosia.compiler.tensorize.constants import Constants
 from celosia.compiler.tensorize.instruction import RenderError
 from celosia.compiler.tensorize.plan import LayerPart, Planner
-from celosia.compiler.tensorize.space import CUT, First
+from celosia.compiler.tensorize.space import CUT, CompletionOrder
 from celosia.compiler.tensorize.tiles import PlacedPlan
 from celosia.compiler.vthread.books import load_books
 from celosia.compiler.vthread.emit import encode
@@ -188,7 +188,7 @@ class _Emitter:
     def _counted(self, number: int) -> int:
         """The axis along which the output of a layer becomes complete for the next one: rows, columns, or channel
         groups."""
-        if self.company.first(number) is First.COLUMNS:
+        if self.company.first(number) is CompletionOrder.COLUMNS:
             return COLUMNS
         by_groups = self.layers[number].y.height == len(self.parts[number]) == self.cfg.out_pieces == 1
         return GROUPS if by_groups else ROWS

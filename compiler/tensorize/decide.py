@@ -16,7 +16,7 @@ from celosia.compiler.tensorize import block_space
 from celosia.compiler.tensorize.block_space import BlockProblem, Group
 from celosia.compiler.tensorize.definition import Definition
 from celosia.compiler.tensorize.roofline import choose
-from celosia.compiler.tensorize.space import Decisions, First, Problem
+from celosia.compiler.tensorize.space import CompletionOrder, Decisions, Problem
 from celosia.hw.spec.config import Config
 
 
@@ -52,7 +52,11 @@ class SchedulePolicy:
     beside: frozenset[str] = frozenset()
 
     def of(
-        self, layer: str, definitions: Sequence[Definition], first: First = First.ANY, cold: bool = False
+        self,
+        layer: str,
+        definitions: Sequence[Definition],
+        first: CompletionOrder = CompletionOrder.ANY,
+        cold: bool = False,
     ) -> list[Decisions]:
         """Those for each definition of the layer of that name. TilingError where nothing fits.
 
@@ -70,7 +74,7 @@ class SchedulePolicy:
         rest = iter(known)
         return [Decisions.of_groups(list(islice(rest, len(each)))) for each in asked]
 
-    def _usual(self, problem: Problem | BlockProblem, first: First, cold: bool) -> Decisions:
+    def _usual(self, problem: Problem | BlockProblem, first: CompletionOrder, cold: bool) -> Decisions:
         if isinstance(problem, BlockProblem):
             return self.searched.get(problem) or block_space.choose(self.cfg, problem)
         return choose(self.cfg, problem, first, cold)

@@ -15,7 +15,7 @@ from celosia.compiler.tensorize.define import define
 from celosia.compiler.tensorize.definition import Definition
 from celosia.compiler.tensorize.instruction import RenderError
 from celosia.compiler.tensorize.render import compile_loops
-from celosia.compiler.tensorize.space import Decisions, First, Problem
+from celosia.compiler.tensorize.space import CompletionOrder, Decisions, Problem
 from celosia.compiler.tensorize.templates import schedule
 from celosia.compiler.tensorize.tiles import TilePlan
 from celosia.compiler.tensorize.transfer import DramPlace
@@ -84,7 +84,7 @@ class Planner:
         self._defined[_key(layer)] = layer, [_on(definition, storages) for definition in self.definitions(other)]
         return layer
 
-    def layer(self, layer: Layer, first: First = First.ANY, cold: bool = False) -> list[LayerPart]:
+    def layer(self, layer: Layer, first: CompletionOrder = CompletionOrder.ANY, cold: bool = False) -> list[LayerPart]:
         """The parts of `layer`. TilingError where it does not fit the scratchpads. For the rest see
         `SchedulePolicy.of`."""
         definitions = self.definitions(layer)

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from celosia.compiler.layer import TilingError
 from celosia.compiler.tensorize.space import (
     EXTENT_MAX,
+    CompletionOrder,
     Decisions,
-    First,
     Problem,
     Sizes,
     candidates,
@@ -283,7 +283,7 @@ PARTS_BY_ROWS = 4
 
 @cache
 def ranked(
-    cfg: Config, p: Problem, first: First = First.ANY, cold: bool = False, count: int = 1
+    cfg: Config, p: Problem, first: CompletionOrder = CompletionOrder.ANY, cold: bool = False, count: int = 1
 ) -> tuple[Decisions, ...]:
     """The `count` points with the fewest estimated cycles, the best first. TilingError where there is none.
 
@@ -296,7 +296,7 @@ def ranked(
         found = _depthwise(cfg, p) if p.sums else candidates(cfg, p) if p.norm or not p.whole else _rows(cfg, p)
         if p.attends is not None:
             found = iter(sorted(candidates(cfg, p), key=lambda d: attention_cycles(cfg, p, d)))
-        if first is First.ROWS and not p.sums:  # a part of the image does not wait for the rest
+        if first is CompletionOrder.ROWS and not p.sums:  # a part of the image does not wait for the rest
             found = iter(sorted(found, key=lambda d: PARTS_BY_ROWS * d.y > max(p.rows, PARTS_BY_ROWS)))
         best = next(found, None)
         if best is None:
@@ -311,8 +311,8 @@ def ranked(
         )
     costs = terms(cfg, p, points, cold)["cycles"]
     order = np.argsort(costs, kind="stable")
-    if first is not First.ANY:
-        by_columns = first is First.COLUMNS
+    if first is not CompletionOrder.ANY:
+        by_columns = first is CompletionOrder.COLUMNS
         cut = [x < p.columns if by_columns else y < p.rows for _, y, x, _, _ in points]
         by_rows = np.array(cut) & np.array([order == "input" for *_, order in points])
         good = order[by_rows[order] & (costs[order] <= ROWS_FIRST_COST * costs[order[0]])]
@@ -320,6 +320,6 @@ def ranked(
     return tuple(point(cfg, p, *points[i]) for i in order[:count])
 
 
-def choose(cfg: Config, p: Problem, first: First = First.ANY, cold: bool = False) -> Decisions:
+def choose(cfg: Config, p: Problem, first: CompletionOrder = CompletionOrder.ANY, cold: bool = False) -> Decisions:
     """The best point by the estimate; see `ranked`."""
     return ranked(cfg, p, first, cold)[0]

@@ -25,7 +25,7 @@ LOAD_PART_BEATS = 1024
 """A tile of activations is loaded in parts of about so many beats: a part can start once its own producers end."""
 
 
-class First(Enum):
+class CompletionOrder(Enum):
     """What of a layer's output is to be complete before the rest."""
 
     ANY = "any"

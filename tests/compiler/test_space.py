@@ -20,7 +20,16 @@ from celosia.compiler.tensorize.define import define
 from celosia.compiler.tensorize.definition import Definition
 from celosia.compiler.tensorize.plan import Planner
 from celosia.compiler.tensorize.roofline import choose, estimate, ranked
-from celosia.compiler.tensorize.space import CUT, ORDERS, Decisions, First, Problem, candidates, sample, why_not
+from celosia.compiler.tensorize.space import (
+    CUT,
+    ORDERS,
+    CompletionOrder,
+    Decisions,
+    Problem,
+    candidates,
+    sample,
+    why_not,
+)
 from celosia.hw.spec.config import Config
 
 from .layers import CONFIGS, Builder, builders, windows
@@ -164,7 +173,7 @@ def test_the_estimate_of_one_is_that_of_many(cfg: Config, p: Problem) -> None:
     assert set(best) == set(points)
     costs = [estimate(cfg, p, d) for d in best]
     assert costs == sorted(costs) and costs[0] == many.min()
-    rows = choose(cfg, p, First.ROWS)
+    rows = choose(cfg, p, CompletionOrder.ROWS)
     assert rows in points and (rows == best[0] or estimate(cfg, p, rows) <= roofline.ROWS_FIRST_COST * costs[0])
 
 
