@@ -15,7 +15,7 @@ from celosia.compiler.expr.nodes import INDEX, Const
 from celosia.compiler.layer import Activation, ActivationProduct, Block, Softmax, TilingError, Window
 from celosia.compiler.tensorize import pack
 from celosia.compiler.tensorize.definer import PLACES, LayerLowering
-from celosia.compiler.tensorize.definition import ActivationGrid, Definition, Level, zero_point
+from celosia.compiler.tensorize.definition import ActivationGrid, BlockStage, Definition, zero_point
 from celosia.compiler.tensorize.intrinsics import Pass
 from celosia.compiler.tensorize.row_definer import softmax_rows
 from celosia.compiler.tensorize.space import Problem
@@ -46,7 +46,7 @@ def attention(cfg: Config, block: Block) -> Definition:
         Window((1, 1)), 1, mixed.heads, mixed.y.width, last.blocks, 0, False, 1, 1, "vin", whole=True,
         attends=(first.blocks, first.input_blocks),
     )  # fmt: skip
-    levels = level, Level(Pass("vin"), near, "vin"), final
+    levels = level, BlockStage(Pass("vin"), near, "vin"), final
     return Definition(problem, levels, out, y, tuple(last.inputs), last.places, last.scalars, found)
 
 
@@ -80,7 +80,7 @@ class _ProductDefiner(LayerLowering):
         axes = ("image", "row", "block", "column", *PLACES[4:])
         return compute(shape, lambda i, y, n, x, piece, b, c: source[i, n, y, x, b, c], "queries", axes=axes)
 
-    def level_of(self, near: Tensor, element: Callable[..., Expr], to: str) -> Level:
+    def level_of(self, near: Tensor, element: Callable[..., Expr], to: str) -> BlockStage:
         """Sums of products, [1, heads, columns, blocks, 1, 1, group], of each `element` of `near` and weights [heads,
         blocks, input blocks, block_out, block_in], and the pass behind them."""
         cfg, layer, size = self.cfg, self.product_layer, self.cfg.group
@@ -100,7 +100,7 @@ class _ProductDefiner(LayerLowering):
         acc = compute(shape, product, f"acc{self.suffix}", axes=(*BY_ROW, "piece", "b", "m"))
         behind = Pass("acc", "", False, True, layer.epilogue.table is not None, to=to)
         par, table = self._uniform(), self.looked_up(layer.epilogue)
-        return Level(behind, near, "inp", acc, weights, par=par, table=table)
+        return BlockStage(behind, near, "inp", acc, weights, par=par, table=table)
 
     def _uniform(self) -> Tensor:
         """Parameters, which are the same for all channels: one entry."""
@@ -111,14 +111,14 @@ class _ProductDefiner(LayerLowering):
         one = replace(r, bias=bias, multiplier=multiplier, shift=shift)
         return self.constant(pack.parameters(self.cfg, one), (1, size), "uint64", "par")
 
-    def _read(self, level: Level, name: str, window: tuple[Axis, ...], index: tuple[Expr, ...]) -> Expr:
+    def _read(self, level: BlockStage, name: str, window: tuple[Axis, ...], index: tuple[Expr, ...]) -> Expr:
         i, n, y, x, *entry = index
         if name == "a":
             assert level.acc is not None
             return level.acc[i, y, x, n, *entry]
         return super()._read(level, name, window, (i, Const(0, INDEX), y, x, *entry))
 
-    def rows_of(self, level: Level) -> Tensor:
+    def rows_of(self, level: BlockStage) -> Tensor:
         """What the pass of `level` makes, as rows of channels, [1, heads, columns, channels]."""
         value, zero, size = self._made(level), Const(0, INDEX), self.cfg.group
         shape = (1, self.product_layer.heads, self.y.columns, self.blocks * size)
@@ -127,7 +127,7 @@ class _ProductDefiner(LayerLowering):
             axes=("image", "row", "column", "channel"),
         )  # fmt: skip
 
-    def results(self, level: Level) -> tuple[Tensor, Tensor]:
+    def results(self, level: BlockStage) -> tuple[Tensor, Tensor]:
         """What the pass of `level` makes, [1, heads, columns, blocks, 1, 1, group], and y, [1, groups, heads, columns,
         1, group]."""
         value, heads, size = self._made(level), self.product_layer.heads, self.cfg.group
@@ -141,7 +141,7 @@ class _ProductDefiner(LayerLowering):
         _, self.places[y] = self.y.tensor(self.cfg, "y", self.blocks)
         return out, y
 
-    def _made(self, level: Level) -> Callable[..., Expr]:
+    def _made(self, level: BlockStage) -> Callable[..., Expr]:
         return self.passed(level, self.product_layer.epilogue, zero_point(self.product_layer))
 
 

@@ -27,7 +27,7 @@ from celosia.compiler.tensorize import pack
 from celosia.compiler.tensorize.attention_definer import attention
 from celosia.compiler.tensorize.block_space import BlockProblem
 from celosia.compiler.tensorize.definer import LayerLowering
-from celosia.compiler.tensorize.definition import Definition, Level, depthwise, window_of, zero_point
+from celosia.compiler.tensorize.definition import BlockStage, Definition, depthwise, window_of, zero_point
 from celosia.compiler.tensorize.row_definer import RowDefiner
 from celosia.compiler.tensorize.space import Problem
 from celosia.hw.spec.config import Config
@@ -108,7 +108,7 @@ def _chain(cfg: Config, block: Block) -> Definition:
     definer = definers[0]
     layers = [layer for layer in block.layers if isinstance(layer, Conv | Pool)]
     near = definer.near(definer.scope, definer.input_blocks, layers[0].pad_value)
-    levels: list[Level] = []
+    levels: list[BlockStage] = []
     problems: list[Problem] = []
     for number, (layer, definer) in enumerate(zip(layers, definers)):
         level, problem = definer.level(layer, near)

@@ -26,8 +26,8 @@ from celosia.compiler.tensorize import pack
 from celosia.compiler.tensorize.definition import (
     ActivationGrid,
     Blob,
+    BlockStage,
     Definition,
-    Level,
     depthwise,
     window_of,
     within,
@@ -187,7 +187,7 @@ class LayerLowering:
         )
 
     def vector(
-        self, level: Level, epilogue: Epilogue, values: dict[str, float], to: LayerLowering | None = None
+        self, level: BlockStage, epilogue: Epilogue, values: dict[str, float], to: LayerLowering | None = None
     ) -> Tensor:
         """What the pass of `level` makes: out [images, blocks, rows, columns, *entry], or what `to` reads, padded."""
         made = self.passed(level, epilogue, values)
@@ -199,7 +199,7 @@ class LayerLowering:
             return compute(every, lambda byte, *i: made(*i, byte=byte), "out", axes=("byte", *PLACES))
         return compute(shape, made, "out", axes=PLACES)
 
-    def passed(self, level: Level, epilogue: Epilogue, values: dict[str, float]) -> Callable[..., Expr]:
+    def passed(self, level: BlockStage, epilogue: Epilogue, values: dict[str, float]) -> Callable[..., Expr]:
         """What the pass of `level` makes at [image, block, row, column, *entry]."""
         window = self._reduced(level.vector)
         values = {"lo": epilogue.clip[0], "hi": epilogue.clip[1], "clip_lo": epilogue.clip[0]} | values
@@ -224,7 +224,7 @@ class LayerLowering:
             return reduce_axis(kernel[0], "r"), reduce_axis(steps, "s"), reduce_axis(self.cfg.taps, "t")
         return (reduce_axis(kernel[0], "r"), reduce_axis(kernel[1], "s")) if p.reduce else ()
 
-    def _read(self, level: Level, name: str, window: tuple[Axis, ...], index: tuple[Expr, ...]) -> Expr:
+    def _read(self, level: BlockStage, name: str, window: tuple[Axis, ...], index: tuple[Expr, ...]) -> Expr:
         """The element of operand `name` of a pass for element `index` of its result."""
         i, n, y, x, piece, image, g = index
         if name == "a":
@@ -300,7 +300,7 @@ class LayerLowering:
         level, problem = self.products(layer, near, run, stored)
         return self.definition(self.added(level, epilogue), problem, epilogue, zero_point(layer))
 
-    def level(self, layer: Conv | Pool, near: Tensor) -> tuple[Level, Problem]:
+    def level(self, layer: Conv | Pool, near: Tensor) -> tuple[BlockStage, Problem]:
         """A convolution of one run, a depthwise one, or a pooling, on the input `near`."""
         if isinstance(layer, Pool):
             kernel = layer.window.kernel
@@ -314,7 +314,7 @@ class LayerLowering:
 
     def products(
         self, layer: Conv, near: Tensor, run: pack.WeightRun, stored: pack.StoredWeights
-    ) -> tuple[Level, Problem]:
+    ) -> tuple[BlockStage, Problem]:
         """Products of gemm."""
         cfg, w = self.cfg, self.window
         taps = w.kernel[0] * w.kernel[1]
@@ -358,7 +358,7 @@ class LayerLowering:
 
     def _gemm(
         self, layer: Conv | ActivationProduct, near: Tensor, run: pack.WeightRun, weights: Tensor, scale: Requantise
-    ) -> tuple[Level, Problem]:
+    ) -> tuple[BlockStage, Problem]:
         """Sums of gemm over `near` and `weights` [blocks, input blocks, *kernel, block_out, block_in]."""
         cfg, w, epilogue = self.cfg, self.window, layer.epilogue
         q, g = cfg.inp_pieces, cfg.group
@@ -383,16 +383,16 @@ class LayerLowering:
             w, self.y.images, self.y.rows, self.y.columns, self.blocks, run.inputs, epilogue.residual is not None,
             run.step, run.share if run.step else 1, apart=self.matrix and self.y.columns > 1, sum_bytes=self.sum_bytes,
         )  # fmt: skip
-        return Level(p, near, "inp", acc, weights, None, par, table), problem
+        return BlockStage(p, near, "inp", acc, weights, None, par, table), problem
 
-    def sums(self, layer: Conv, near: Tensor) -> tuple[Level, Problem]:
+    def sums(self, layer: Conv, near: Tensor) -> tuple[BlockStage, Problem]:
         """Products of the vector unit, each channel with weights of its own."""
         steps, _ = pack.tap_steps(self.cfg, self.window)
         shape = (self.blocks, self.window.kernel[0], steps, *tile_shape(self.cfg, "tap"))
         taps = self.constant(pack.taps(self.cfg, layer), shape, "int8", "taps")
         p = Pass("vin", "sum", False, True, layer.epilogue.table is not None, taps=True)
         par, table = self._parameters(layer.requantise), self.looked_up(layer.epilogue)
-        return Level(p, near, "vin", None, None, taps, par, table), self.problem("vin", False, shape[1] * shape[2])
+        return BlockStage(p, near, "vin", None, None, taps, par, table), self.problem("vin", False, shape[1] * shape[2])
 
     def problem(self, scope: str, two: bool, sums: int = 0) -> Problem:
         """That of a layer which gemm has nothing to do with. two: it has an operand B."""
@@ -406,13 +406,15 @@ class LayerLowering:
         level, problem = self.sums(layer, self.near("vin", self.blocks, layer.pad_value))
         return self.definition(level, problem, layer.epilogue, zero_point(layer))
 
-    def definition(self, level: Level, problem: Problem, epilogue: Epilogue, values: dict[str, float]) -> Definition:
+    def definition(
+        self, level: BlockStage, problem: Problem, epilogue: Epilogue, values: dict[str, float]
+    ) -> Definition:
         """The definition of a layer that is no block."""
         out = self.vector(level, epilogue, values)
         y = self.result(out)
         return Definition(problem, (level,), out, y, tuple(self.inputs), self.places, self.scalars)
 
-    def added(self, level: Level, epilogue: Epilogue) -> Level:
+    def added(self, level: BlockStage, epilogue: Epilogue) -> BlockStage:
         """`level` with the operand of the residual, where there is one."""
         residual = epilogue.residual
         return level if residual is None else replace(level, b=self.other(residual.operand, self.matrix))
@@ -424,11 +426,11 @@ class LayerLowering:
         level = self.pooled(layer, self.near("vin", self.blocks, layer.pad_value))
         return self._simple(level, layer.epilogue, zero_point(layer))
 
-    def pooled(self, layer: Pool, near: Tensor) -> Level:
+    def pooled(self, layer: Pool, near: Tensor) -> BlockStage:
         """The level of a pooling whose input is `near`."""
         kind = "max" if layer.requantise is None else "sum"
         p = Pass("vin", kind, False, layer.requantise is not None, layer.epilogue.table is not None)
-        return Level(p, near, "vin", par=None if layer.requantise is None else self._parameters(layer.requantise))
+        return BlockStage(p, near, "vin", par=None if layer.requantise is None else self._parameters(layer.requantise))
 
     def map(self, layer: Map | Multiply) -> Definition:
         """Of a layer that works element by element. TilingError where both operands need vin."""
@@ -438,7 +440,7 @@ class LayerLowering:
         two = product or residual is not None
         near = self.near("acc" if two else "vin", self.blocks, 0)
         p = Pass("acc" if two else "vin", "", product, product, layer.epilogue.table is not None, residual is not None)
-        level = Level(p, near, "acc" if two else "vin")
+        level = BlockStage(p, near, "acc" if two else "vin")
         if not isinstance(layer, Multiply):
             return self._simple(self.added(level, layer.epilogue), layer.epilogue, {})
         values = {"a_offset": layer.x_offset, "b_offset": layer.b_offset} | zero_point(layer)
@@ -447,14 +449,14 @@ class LayerLowering:
         b = self.other(layer.b, self.matrix and not pixels)
         return self._simple(replace(level, par=par, b=b), layer.epilogue, values)
 
-    def behind(self, layer: Map, handed: Tensor) -> Level:
+    def behind(self, layer: Map, handed: Tensor) -> BlockStage:
         """A map of what a pass before it in the same tile has `handed` on, in vin: of that, or with it as operand B."""
         p = Pass("vin", lookup=layer.epilogue.table is not None)
         if layer.epilogue.residual is None:
-            return Level(p, handed, "vin", table=self.looked_up(layer.epilogue))
+            return BlockStage(p, handed, "vin", table=self.looked_up(layer.epilogue))
         p = replace(p, source="acc", residual=True)
-        return Level(p, self.near("acc", self.blocks, 0), "acc", table=self.looked_up(layer.epilogue), b=handed)
+        return BlockStage(p, self.near("acc", self.blocks, 0), "acc", table=self.looked_up(layer.epilogue), b=handed)
 
-    def _simple(self, level: Level, epilogue: Epilogue, values: dict[str, float]) -> Definition:
+    def _simple(self, level: BlockStage, epilogue: Epilogue, values: dict[str, float]) -> Definition:
         level = replace(level, table=self.looked_up(epilogue))
         return self.definition(level, self.problem(level.scope, level.b is not None), epilogue, values)

@@ -71,7 +71,7 @@ class ActivationGrid:
 
 
 @dataclass(frozen=True)
-class Level:
+class BlockStage:
     """One layer of a definition: a pass of the vector unit over `acc`, a sum of gemm, or over `near` itself.
 
     near [images, blocks, rows, columns, *entry]: its input, padded, in `scope`. acc [images, blocks, rows, columns,
@@ -114,7 +114,7 @@ class Definition:
     """
 
     problem: Problem | BlockProblem
-    levels: tuple[Level, ...]
+    levels: tuple[BlockStage, ...]
     out: Tensor
     y: Tensor
     inputs: tuple[Tensor, ...]
@@ -123,7 +123,7 @@ class Definition:
     rows: Rows | None = None
 
     @property
-    def last(self) -> Level:
+    def last(self) -> BlockStage:
         """The level that makes the output."""
         return self.levels[-1]
 

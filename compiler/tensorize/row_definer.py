@@ -13,7 +13,7 @@ from celosia.compiler.layer import Norm, Softmax, TilingError
 from celosia.compiler.tensorize import norm, pack
 from celosia.compiler.tensorize import softmax as rows
 from celosia.compiler.tensorize.definer import LayerLowering
-from celosia.compiler.tensorize.definition import Definition, Level, Rows
+from celosia.compiler.tensorize.definition import BlockStage, Definition, Rows
 from celosia.compiler.tensorize.intrinsics import Pass
 from celosia.hw.spec.isa import Opcode, formats
 
@@ -111,6 +111,6 @@ class RowDefiner(LayerLowering):
         y = compute(shape, lambda i, n, r, c, b, g: out[i, r, c, n * p + g], "y",
                     axes=("image", "group", "row", "column", "b", "g"))  # fmt: skip
         _, self.places[y] = self.y.tensor(cfg, "y", groups)
-        level = Level(Pass("vin"), near, "vin", par=par)
+        level = BlockStage(Pass("vin"), near, "vin", par=par)
         problem = replace(self.problem("vin", False), whole=True, norm=par is not None)
         return Definition(problem, (level,), out, y, tuple(self.inputs), self.places, self.scalars, found)
