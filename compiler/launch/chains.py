@@ -9,7 +9,7 @@ from math import inf
 from celosia.compiler.launch.image import LayerErrors, build
 from celosia.compiler.layer import Layer, TilingError, inputs
 from celosia.compiler.tensorize.block_space import BlockProblem
-from celosia.compiler.tensorize.definition import Definition
+from celosia.compiler.tensorize.definition import LayerComputation
 from celosia.compiler.tensorize.plan import Planner
 from celosia.compiler.tensorize.space import Decisions, Problem
 from celosia.hw.spec.config import Config
@@ -47,7 +47,7 @@ def least(planner: Planner, layers: Sequence[Layer]) -> int:
     return sum(problem.steps for problem in problems if isinstance(problem, Problem))
 
 
-def decided(layers: Sequence[Layer], planner: Planner) -> list[tuple[Definition, Decisions | None]]:
+def decided(layers: Sequence[Layer], planner: Planner) -> list[tuple[LayerComputation, Decisions | None]]:
     """The definitions of `layers`, with what was decided for them beside the estimate."""
     searched = planner.decider.searched
     found = [definition for layer in layers for definition in planner.definitions(layer)]
@@ -63,7 +63,7 @@ def _links(layers: Sequence[Layer], beside: Collection[str]) -> list[Hashable]:
     return links + [number for number, layer in enumerate(layers) if layer.name in beside]
 
 
-def chain_name(parts: Sequence[tuple[Definition, Decisions | None]], links: Sequence[Hashable] = ()) -> str:
+def chain_name(parts: Sequence[tuple[LayerComputation, Decisions | None]], links: Sequence[Hashable] = ()) -> str:
     """A chain of layers in a line, with what was decided for them beside the estimate: twice in a row, each on what the
     one before it makes, or once, with the `links` between what they read and write."""
     told = repr([(definition.digest, decisions) for definition, decisions in parts])

@@ -15,14 +15,14 @@ from celosia.compiler.expr.nodes import INDEX, Const
 from celosia.compiler.layer import Activation, ActivationProduct, Block, Softmax, TilingError, Window
 from celosia.compiler.tensorize import pack
 from celosia.compiler.tensorize.definer import PLACES, LayerLowering
-from celosia.compiler.tensorize.definition import ActivationGrid, BlockStage, Definition, zero_point
+from celosia.compiler.tensorize.definition import ActivationGrid, BlockStage, LayerComputation, zero_point
 from celosia.compiler.tensorize.intrinsics import Pass
 from celosia.compiler.tensorize.row_definer import softmax_rows
 from celosia.compiler.tensorize.space import Problem
 from celosia.hw.spec.config import Config
 
 
-def attention(cfg: Config, block: Block) -> Definition:
+def attention(cfg: Config, block: Block) -> LayerComputation:
     """Of a product, the softmax of its rows, and the product of these. TilingError where the Config lacks what that
     takes, where zero points of the operands are no zeros, or heads are no whole groups of channels."""
     scores, rows, mixed = block.layers
@@ -47,7 +47,7 @@ def attention(cfg: Config, block: Block) -> Definition:
         attends=(first.blocks, first.input_blocks),
     )  # fmt: skip
     levels = level, BlockStage(Pass("vin"), near, "vin"), final
-    return Definition(problem, levels, out, y, tuple(last.inputs), last.places, last.scalars, found)
+    return LayerComputation(problem, levels, out, y, tuple(last.inputs), last.places, last.scalars, found)
 
 
 class _ProductDefiner(LayerLowering):

@@ -14,7 +14,7 @@ from typing import Protocol
 from celosia.compiler.layer import TilingError
 from celosia.compiler.tensorize import block_space
 from celosia.compiler.tensorize.block_space import BlockProblem, Group
-from celosia.compiler.tensorize.definition import Definition
+from celosia.compiler.tensorize.definition import LayerComputation
 from celosia.compiler.tensorize.roofline import choose
 from celosia.compiler.tensorize.space import CompletionOrder, Decisions, Problem
 from celosia.hw.spec.config import Config
@@ -54,7 +54,7 @@ class SchedulePolicy:
     def of(
         self,
         layer: str,
-        definitions: Sequence[Definition],
+        definitions: Sequence[LayerComputation],
         first: CompletionOrder = CompletionOrder.ANY,
         cold: bool = False,
     ) -> list[Decisions]:
@@ -80,12 +80,12 @@ class SchedulePolicy:
         return choose(self.cfg, problem, first, cold)
 
 
-def problems(d: Definition) -> Sequence[Problem | Group]:
+def problems(d: LayerComputation) -> Sequence[Problem | Group]:
     """What is decided for a definition: one problem, or one for each group of a block."""
     return d.problem.groups if isinstance(d.problem, BlockProblem) else [d.problem]
 
 
-def workload(definitions: Sequence[Definition]) -> str:
+def workload(definitions: Sequence[LayerComputation]) -> str:
     """A layer in a line: its problems, and a digest of all on which its loops depend, weights and scalars not."""
     text = " + ".join(problem.text for definition in definitions for problem in problems(definition))
     signatures = repr(tuple(definition.signature for definition in definitions))

@@ -27,19 +27,19 @@ from celosia.compiler.tensorize import pack
 from celosia.compiler.tensorize.attention_definer import attention
 from celosia.compiler.tensorize.block_space import BlockProblem
 from celosia.compiler.tensorize.definer import LayerLowering
-from celosia.compiler.tensorize.definition import BlockStage, Definition, depthwise, window_of, zero_point
+from celosia.compiler.tensorize.definition import BlockStage, LayerComputation, depthwise, window_of, zero_point
 from celosia.compiler.tensorize.row_definer import RowDefiner
 from celosia.compiler.tensorize.space import Problem
 from celosia.hw.spec.config import Config
 from celosia.hw.spec.scratchpads import depths
 
 
-def define(cfg: Config, layer: Layer) -> list[Definition]:
+def define(cfg: Config, layer: Layer) -> list[LayerComputation]:
     """The definitions of `layer`, which together compute it. TilingError where none can."""
     return list(_definitions(cfg, layer))
 
 
-def _definitions(cfg: Config, layer: Layer) -> Iterator[Definition]:
+def _definitions(cfg: Config, layer: Layer) -> Iterator[LayerComputation]:
     if isinstance(layer, Block):
         if isinstance(layer.layers[0], ActivationProduct):
             yield attention(cfg, layer)
@@ -71,7 +71,7 @@ def _is_matrix(layer: Layer) -> bool:
     return all(act.height * act.width == 1 for act in (layer.x, layer.y)) and window_of(layer).pointwise
 
 
-def _with_maps(cfg: Config, block: Block) -> Definition:
+def _with_maps(cfg: Config, block: Block) -> LayerComputation:
     """A convolution and maps, whose passes follow that of the convolution in each tile. TilingError where they look up
     in more tables than there is room for."""
     conv, *maps = block.layers
@@ -96,10 +96,10 @@ def _with_maps(cfg: Config, block: Block) -> Definition:
     out = definer.vector(levels[-1], block.epilogue, zero_point(layer))
     problem = replace(problem, behind=tuple(each.epilogue.residual is not None for each in maps))
     y = definer.result(out)
-    return Definition(problem, tuple(levels), out, y, tuple(definer.inputs), definer.places, definer.scalars)
+    return LayerComputation(problem, tuple(levels), out, y, tuple(definer.inputs), definer.places, definer.scalars)
 
 
-def _chain(cfg: Config, block: Block) -> Definition:
+def _chain(cfg: Config, block: Block) -> LayerComputation:
     """A block: each pass but the last writes where the next layer reads."""
     definers: list[LayerLowering] = []
     for number, layer in enumerate(block.layers):
@@ -120,7 +120,7 @@ def _chain(cfg: Config, block: Block) -> Definition:
             near = definer.vector(levels[-1], layer.epilogue, zero_point(layer), to)
     out = definer.vector(levels[-1], block.epilogue, zero_point(layers[-1]))
     y = definer.result(out)
-    return Definition(
+    return LayerComputation(
         BlockProblem(tuple(problems), block.cuts),
         tuple(levels),
         out,

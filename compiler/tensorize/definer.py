@@ -27,7 +27,7 @@ from celosia.compiler.tensorize.definition import (
     ActivationGrid,
     Blob,
     BlockStage,
-    Definition,
+    LayerComputation,
     depthwise,
     window_of,
     within,
@@ -292,7 +292,7 @@ class LayerLowering:
 
     # Layers ---------------------------------------------------------------------------------------------------
 
-    def convolution(self, layer: Conv, run: pack.WeightRun, stored: pack.StoredWeights) -> Definition:
+    def convolution(self, layer: Conv, run: pack.WeightRun, stored: pack.StoredWeights) -> LayerComputation:
         """One run of output blocks."""
         epilogue = layer.epilogue
         near = self.near("inp", run.step * ((run.blocks - 1) // run.share) + run.inputs, layer.pad_value,
@@ -329,7 +329,7 @@ class LayerLowering:
         level, problem = self._gemm(layer, near, run, weights, layer.requantise)
         return level, replace(problem, packed=stored.packed)
 
-    def product(self, layer: ActivationProduct) -> Definition:
+    def product(self, layer: ActivationProduct) -> LayerComputation:
         """A product of two activations. TilingError where a block of outputs is no entry of wgt as it lies in DRAM."""
         cfg, epilogue = self.cfg, layer.epilogue
         if (cfg.batch, cfg.block_in) != (1, cfg.block_out):
@@ -401,25 +401,25 @@ class LayerLowering:
             self.window, y.images, y.rows, y.columns, self.blocks, 0, two, 1, 1, scope, self.beyond, sums, weighted
         )
 
-    def depthwise(self, layer: Conv) -> Definition:
+    def depthwise(self, layer: Conv) -> LayerComputation:
         """Of a convolution by channel. TilingError."""
         level, problem = self.sums(layer, self.near("vin", self.blocks, layer.pad_value))
         return self.definition(level, problem, layer.epilogue, zero_point(layer))
 
     def definition(
         self, level: BlockStage, problem: Problem, epilogue: Epilogue, values: dict[str, float]
-    ) -> Definition:
+    ) -> LayerComputation:
         """The definition of a layer that is no block."""
         out = self.vector(level, epilogue, values)
         y = self.result(out)
-        return Definition(problem, (level,), out, y, tuple(self.inputs), self.places, self.scalars)
+        return LayerComputation(problem, (level,), out, y, tuple(self.inputs), self.places, self.scalars)
 
     def added(self, level: BlockStage, epilogue: Epilogue) -> BlockStage:
         """`level` with the operand of the residual, where there is one."""
         residual = epilogue.residual
         return level if residual is None else replace(level, b=self.other(residual.operand, self.matrix))
 
-    def pool(self, layer: Pool) -> Definition:
+    def pool(self, layer: Pool) -> LayerComputation:
         """Of a pooling. TilingError with a residual."""
         if layer.epilogue.residual is not None:
             raise TilingError("a pooling and its residual both need vin")
@@ -432,7 +432,7 @@ class LayerLowering:
         p = Pass("vin", kind, False, layer.requantise is not None, layer.epilogue.table is not None)
         return BlockStage(p, near, "vin", par=None if layer.requantise is None else self._parameters(layer.requantise))
 
-    def map(self, layer: Map | Multiply) -> Definition:
+    def map(self, layer: Map | Multiply) -> LayerComputation:
         """Of a layer that works element by element. TilingError where both operands need vin."""
         product, residual = isinstance(layer, Multiply), layer.epilogue.residual
         if product and residual is not None:
@@ -457,6 +457,6 @@ class LayerLowering:
         p = replace(p, source="acc", residual=True)
         return BlockStage(p, self.near("acc", self.blocks, 0), "acc", table=self.looked_up(layer.epilogue), b=handed)
 
-    def _simple(self, level: BlockStage, epilogue: Epilogue, values: dict[str, float]) -> Definition:
+    def _simple(self, level: BlockStage, epilogue: Epilogue, values: dict[str, float]) -> LayerComputation:
         level = replace(level, table=self.looked_up(epilogue))
         return self.definition(level, self.problem(level.scope, level.b is not None), epilogue, values)

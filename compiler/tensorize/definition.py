@@ -103,7 +103,7 @@ class Rows:
 
 
 @dataclass(frozen=True)
-class Definition:
+class LayerComputation:
     """Tensors of (a part of) a layer, or of a block of layers.
 
     levels: its layers in order; `near` or `b` of each but the first is the result of the one before. out [images,

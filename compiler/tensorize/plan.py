@@ -12,7 +12,7 @@ from celosia.compiler.layer import Block, Layer, Storage, TilingError
 from celosia.compiler.tensorize.block_space import Group
 from celosia.compiler.tensorize.decide import SchedulePolicy, ScheduleSource, problems
 from celosia.compiler.tensorize.define import define
-from celosia.compiler.tensorize.definition import Definition
+from celosia.compiler.tensorize.definition import LayerComputation
 from celosia.compiler.tensorize.instruction import RenderError
 from celosia.compiler.tensorize.render import compile_loops
 from celosia.compiler.tensorize.space import CompletionOrder, Decisions, Problem
@@ -45,7 +45,7 @@ _known: OrderedDict[Hashable, ScheduledLoops] = OrderedDict()
 class LayerPart:
     """A definition of a layer, what was decided for it, and its loops."""
 
-    definition: Definition
+    definition: LayerComputation
     decisions: Decisions
     loops: ScheduledLoops
 
@@ -63,7 +63,7 @@ class Planner:
         self.cfg, self.decider = cfg, SchedulePolicy(cfg, given)
         self.timed: dict[str, float] = {}
         """Cycles of chains of layers, by a name that says all on which they depend; see blocks.py."""
-        self._defined: dict[Hashable, tuple[Layer, list[Definition]]] = {}
+        self._defined: dict[Hashable, tuple[Layer, list[LayerComputation]]] = {}
 
     def under(self, decider: SchedulePolicy) -> Planner:
         """A planner that asks `decider`, and remembers what this one does."""
@@ -72,7 +72,7 @@ class Planner:
         other._defined = self._defined
         return other
 
-    def definitions(self, layer: Layer) -> list[Definition]:
+    def definitions(self, layer: Layer) -> list[LayerComputation]:
         """Those of `layer`. TilingError where there are none."""
         key = _key(layer)
         if key not in self._defined:
@@ -91,7 +91,7 @@ class Planner:
         chosen = self.decider.of(layer.name, definitions, first, cold)
         return [LayerPart(d, decisions, self.loops(d, decisions)) for d, decisions in zip(definitions, chosen)]
 
-    def loops(self, d: Definition, decisions: Decisions) -> ScheduledLoops:
+    def loops(self, d: LayerComputation, decisions: Decisions) -> ScheduledLoops:
         """Under these decisions. TilingError where an instruction cannot say it."""
         key = self.cfg, d.signature, decisions
         found = _known.pop(key, None)
@@ -103,7 +103,7 @@ class Planner:
         return found
 
 
-def _lowered(cfg: Config, d: Definition, decisions: Decisions) -> ScheduledLoops:
+def _lowered(cfg: Config, d: LayerComputation, decisions: Decisions) -> ScheduledLoops:
     s = schedule(cfg, d, decisions)
     function = lower(s, d.inputs, "layer", d.variables)
     try:
@@ -118,7 +118,7 @@ def _key(layer: Layer) -> Hashable:
     return (*map(id, layer.layers), layer.cuts) if isinstance(layer, Block) else id(layer)
 
 
-def _on(definition: Definition, storages: Mapping[Storage, Storage]) -> Definition:
+def _on(definition: LayerComputation, storages: Mapping[Storage, Storage]) -> LayerComputation:
     """`definition` with other storages."""
 
     def moved(place: DramPlace) -> DramPlace:

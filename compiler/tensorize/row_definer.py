@@ -13,7 +13,7 @@ from celosia.compiler.layer import Norm, Softmax, TilingError
 from celosia.compiler.tensorize import norm, pack
 from celosia.compiler.tensorize import softmax as rows
 from celosia.compiler.tensorize.definer import LayerLowering
-from celosia.compiler.tensorize.definition import BlockStage, Definition, Rows
+from celosia.compiler.tensorize.definition import BlockStage, LayerComputation, Rows
 from celosia.compiler.tensorize.intrinsics import Pass
 from celosia.hw.spec.isa import Opcode, formats
 
@@ -68,14 +68,14 @@ def norm_rows(definer: LayerLowering, layer: Norm, near: Tensor, par: Tensor) ->
 class RowDefiner(LayerLowering):
     """Makes the tensors of a softmax, or of a norm."""
 
-    def softmax(self, layer: Softmax) -> Definition:
+    def softmax(self, layer: Softmax) -> LayerComputation:
         """Of a softmax of channels. TilingError where the Config has none, or a row is too long for the scratchpads."""
         if not self.cfg.softmax:
             raise TilingError("a softmax needs a Config with softmax")
         near = self._near(layer)
         return self._of_rows(near, *softmax_rows(self, layer, near))
 
-    def norm(self, layer: Norm) -> Definition:
+    def norm(self, layer: Norm) -> LayerComputation:
         """Of a norm of channels. TilingError where the Config has none, or an instruction cannot hold it."""
         if not self.cfg.norm:
             raise TilingError("a normalisation needs a Config with norm")
@@ -104,7 +104,7 @@ class RowDefiner(LayerLowering):
 
         return compute((*pixels, lanes), read, "near", axes=("image", "row", "column", "channel"))
 
-    def _of_rows(self, near: Tensor, out: Tensor, found: Rows, par: Tensor | None = None) -> Definition:
+    def _of_rows(self, near: Tensor, out: Tensor, found: Rows, par: Tensor | None = None) -> LayerComputation:
         cfg, pixels = self.cfg, near.shape[:3]
         groups, p = self.layer.y.groups(cfg), cfg.group
         shape = (*pixels[:1], groups, *pixels[1:], cfg.batch, p)
@@ -113,4 +113,4 @@ class RowDefiner(LayerLowering):
         _, self.places[y] = self.y.tensor(cfg, "y", groups)
         level = BlockStage(Pass("vin"), near, "vin", par=par)
         problem = replace(self.problem("vin", False), whole=True, norm=par is not None)
-        return Definition(problem, (level,), out, y, tuple(self.inputs), self.places, self.scalars, found)
+        return LayerComputation(problem, (level,), out, y, tuple(self.inputs), self.places, self.scalars, found)

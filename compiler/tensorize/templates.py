@@ -14,13 +14,13 @@ from celosia.compiler.expr import Axis, Schedule, Select, Stage, Tensor, create_
 from celosia.compiler.expr.loops import Declared
 from celosia.compiler.expr.nodes import Cast
 from celosia.compiler.tensorize.block_space import BlockProblem
-from celosia.compiler.tensorize.definition import BlockStage, Definition, Rows
+from celosia.compiler.tensorize.definition import BlockStage, LayerComputation, Rows
 from celosia.compiler.tensorize.intrinsics import declared
 from celosia.compiler.tensorize.space import CUT, Decisions, Problem, query_part
 from celosia.hw.spec.config import Config
 
 
-def schedule(cfg: Config, d: Definition, c: Decisions) -> Schedule:
+def schedule(cfg: Config, d: LayerComputation, c: Decisions) -> Schedule:
     """The loops of `d` under the decisions `c`, which must be a point of its space."""
     template = _Template(cfg, d, c)
     if isinstance(d.problem, BlockProblem):
@@ -31,7 +31,7 @@ def schedule(cfg: Config, d: Definition, c: Decisions) -> Schedule:
 
 
 class _Template:
-    def __init__(self, cfg: Config, d: Definition, c: Decisions) -> None:
+    def __init__(self, cfg: Config, d: LayerComputation, c: Decisions) -> None:
         self.cfg, self.d, self.c = cfg, d, c
         self.s = create_schedule(d.y)
         self.hw: Mapping[str, Declared] = declared(cfg)

@@ -17,7 +17,7 @@ from celosia.compiler.expr import verify
 from celosia.compiler.layer import TilingError, Window
 from celosia.compiler.tensorize import roofline
 from celosia.compiler.tensorize.define import define
-from celosia.compiler.tensorize.definition import Definition
+from celosia.compiler.tensorize.definition import LayerComputation
 from celosia.compiler.tensorize.plan import Planner
 from celosia.compiler.tensorize.roofline import choose, estimate, ranked
 from celosia.compiler.tensorize.space import (
@@ -137,7 +137,7 @@ def test_every_point_compiles_and_none_beside(b: Builder, window: Window, kind: 
         b.multiply(x, b.given(*same))
     layer, planner = b.net.layers[0], Planner(b.cfg)
     try:
-        definitions: list[Definition] = define(b.cfg, layer)
+        definitions: list[LayerComputation] = define(b.cfg, layer)
     except TilingError:
         assume(False)
     found = [list(candidates(b.cfg, d.problem)) for d in definitions]

@@ -17,7 +17,7 @@ from celosia.compiler.expr.trace import PRIMITIVES, ReplayError, Trace, TraceSte
 from celosia.compiler.layer import TilingError, Window
 from celosia.compiler.tensorize import intrinsics as hw
 from celosia.compiler.tensorize.define import define
-from celosia.compiler.tensorize.definition import Definition
+from celosia.compiler.tensorize.definition import LayerComputation
 from celosia.compiler.tensorize.space import sample
 from celosia.compiler.tensorize.templates import schedule
 from celosia.hw.spec.config import Config
@@ -163,7 +163,7 @@ def test_traces_of_users(cfg: Config) -> None:
 # What is refused --------------------------------------------------------------------------------------------------
 
 
-def layer() -> tuple[Config, Definition, Trace]:
+def layer() -> tuple[Config, LayerComputation, Trace]:
     """A convolution and a trace that fits it."""
     from celosia.compiler.layer import Activation, Conv, Requantise
 
