@@ -29,7 +29,7 @@ class PairSteps(NamedTuple):
     zero: NDArray[Any]
 
 
-def merge_pairs(model: ir.Model) -> None:
+def fuse_qdq_pairs(model: ir.Model) -> None:
     """Change `model`: pairs of roundings behind each other become one, where nothing else reads what is between."""
     for node in list(model.graph):
         while is_op(node, "QuantizeLinear") and node.graph is not None and _merge(model.graph, node):

@@ -33,7 +33,7 @@ OF_ONNXRUNTIME = {
 """Operators that onnxruntime has in ONNX's own domain, and opsets in which ONNX has not, or no longer."""
 
 
-def conform(proto: ModelProto) -> ModelProto:
+def normalise_model(proto: ModelProto) -> ModelProto:
     """A copy of `proto`, which must be sound (graph/sound.py), in which what onnxruntime forgives is put right."""
     result = ModelProto()
     result.CopyFrom(proto)
@@ -102,7 +102,9 @@ def _name_domains(proto: ModelProto) -> None:
 
 
 def as_onnxruntime_has_it(proto: ModelProto) -> ModelProto:
-    """`proto`, as `conform` leaves it, for onnxruntime, which has OF_ONNXRUNTIME in ONNX's domain. It is changed."""
+    """`proto`, as `normalise_model` leaves it, for onnxruntime, which has OF_ONNXRUNTIME in ONNX's domain.
+
+    It is changed."""
     for node in nodes(proto.graph):
         if node.domain == "com.microsoft" and node.op_type in OF_ONNXRUNTIME:
             node.domain = ""

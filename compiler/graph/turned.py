@@ -26,7 +26,7 @@ REPEATING = (*VIEWS, "Expand")
 """What stands between values and the heads that share them."""
 
 
-def turn_values(model: ir.Model, cfg: Config) -> None:
+def transpose_attention_values(model: ir.Model, cfg: Config) -> None:
     """Put I · Vᵀ in front of each product by V of a softmax of a product, where `cfg` computes all of that; and copies
     of K and V to whole blocks of rows, where they are none."""
     if not cfg.softmax or not multiplies(cfg):

@@ -29,7 +29,7 @@ from celosia.compiler.tensorize.space import CUT, CompletionOrder
 from celosia.compiler.tensorize.tiles import PlacedPlan
 from celosia.compiler.vthread.books import load_books
 from celosia.compiler.vthread.emit import encode
-from celosia.compiler.vthread.need import by_need
+from celosia.compiler.vthread.need import reorder_first_loads
 from celosia.compiler.vthread.pipeline import ScheduleDeadlock, Stream
 from celosia.compiler.vthread.spread import spread_weights
 from celosia.compiler.vthread.tokens import insert_tokens
@@ -270,7 +270,7 @@ def build(
     if refused:
         raise LayerErrors(refused)
     for emitter, stream in zip(emitters, streams, strict=True):
-        stream.instructions = load_books(cfg, by_need(cfg, stream.instructions), emitter.books)
+        stream.instructions = load_books(cfg, reorder_first_loads(cfg, stream.instructions), emitter.books)
         spread_weights(cfg, stream.instructions)
         insert_tokens(cfg, stream.instructions, base)
     parts, address = [constants.data()], base + constants.size

@@ -11,7 +11,7 @@ from celosia.compiler.graph.launches import LaunchPlan, Step, layers_of, schedul
 from celosia.compiler.graph.select import Partition, select
 from celosia.compiler.launch.blocks import form_blocks
 from celosia.compiler.launch.image import Image, LayerErrors, build
-from celosia.compiler.launch.order import beside_products
+from celosia.compiler.launch.order import overlap_with_convs
 from celosia.compiler.layer import Block, Layer, Storage
 from celosia.compiler.tensorize.plan import Planner
 from celosia.hw.spec.config import Config
@@ -71,7 +71,7 @@ def _with_company(cfg: Config, steps: list[Step], planner: Planner) -> Planner:
     beside = set[str]()
     for step in steps:
         if isinstance(step, LaunchPlan):
-            order, names = beside_products(cfg, planner, [choice.layer for choice in step.choices])
+            order, names = overlap_with_convs(cfg, planner, [choice.layer for choice in step.choices])
             step.choices = [step.choices[number] for number in order]
             beside |= names
     return planner.under(replace(planner.decider, beside=frozenset(beside))) if beside else planner

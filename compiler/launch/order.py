@@ -35,7 +35,7 @@ Link = tuple[int, list[int], int]
 """A layer, the layers that write what it reads, and the first layer that reads what it writes, or their number."""
 
 
-def beside_products(cfg: Config, planner: Planner, layers: Sequence[Layer]) -> tuple[list[int], set[str]]:
+def overlap_with_convs(cfg: Config, planner: Planner, layers: Sequence[Layer]) -> tuple[list[int], set[str]]:
     """The numbers of `layers` in such an order, and the names of those that stand behind others so: where that takes
     fewer cycles, by the timing model. As they are where one of them fits no tiling: whoever builds the launch says so,
     and asks again without it."""

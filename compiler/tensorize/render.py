@@ -42,7 +42,7 @@ from celosia.compiler.tensorize.tiles import Branch, Fill, Node, Pipelined, Regi
 from celosia.compiler.vthread.disassemble import listing
 from celosia.compiler.vthread.emit import encode
 from celosia.compiler.vthread.interleave import interleave
-from celosia.compiler.vthread.need import by_need
+from celosia.compiler.vthread.need import reorder_first_loads
 from celosia.compiler.vthread.pipeline import Stream
 from celosia.compiler.vthread.spread import spread_weights
 from celosia.compiler.vthread.tokens import insert_tokens
@@ -115,7 +115,7 @@ def render(cfg: Config, function: Function) -> AcceleratorKernel:
                 stream.settle(node)
         stream.start(0, tile.node, tile.load)
     stream.finish()
-    stream.instructions = by_need(cfg, stream.instructions)
+    stream.instructions = reorder_first_loads(cfg, stream.instructions)
     spread_weights(cfg, stream.instructions)
     insert_tokens(cfg, stream.instructions, writable)
     code = encode(cfg, stream.instructions)

@@ -16,7 +16,7 @@ from celosia.hw.spec.isa import Opcode
 from celosia.sim.functional.access import Range, complete, ranges
 
 
-def by_need(cfg: Config, instructions: list[StreamInstruction]) -> list[StreamInstruction]:
+def reorder_first_loads(cfg: Config, instructions: list[StreamInstruction]) -> list[StreamInstruction]:
     """The same instructions; the LOADs before all others are sorted by the first readers of their data."""
     first = list(takewhile(lambda instruction: instruction.opcode == Opcode.LOAD, instructions))
     rest = instructions[len(first) :]

@@ -12,7 +12,7 @@ a third of an elaboration's."""
 
 
 @contextmanager
-def seldom_collected() -> Iterator[None]:
+def raised_gc_threshold() -> Iterator[None]:
     """Let it look for cycles every COLLECTED objects only, unless it looks more seldom anyway or not at all."""
     before = gc.get_threshold()
     if 0 < before[0] < COLLECTED:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from celosia.compiler.vthread.emit import encode
-from celosia.compiler.vthread.need import by_need
+from celosia.compiler.vthread.need import reorder_first_loads
 from celosia.compiler.vthread.pipeline import Ring, StreamInstruction
 from celosia.compiler.vthread.tokens import insert_tokens
 from celosia.compiler.vthread.verify import Rule, VerifyError, verify
@@ -248,7 +248,7 @@ def by_need_of(text: str) -> list[str]:
     lines = [" ".join(line.split()) for line in text.strip().splitlines()]
     stream = [parse(line) for line in lines]
     numbers = {id(instruction): number for number, instruction in enumerate(stream)}
-    return [lines[numbers[id(instruction)]] for instruction in by_need(CFG, stream)]
+    return [lines[numbers[id(instruction)]] for instruction in reorder_first_loads(CFG, stream)]
 
 
 def test_first_loads_are_sorted_by_their_readers() -> None:
