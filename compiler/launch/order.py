@@ -28,7 +28,7 @@ ROOM = 0.9
 """Share of a convolution's cycles that other layers may take of each unit beside it."""
 BUSY = 1.01
 """How many times the cycles of its products a convolution and its own may take for no other order to be timed."""
-MOST = 16
+MAX_CONVOLUTIONS = 16
 """Convolutions among which is chosen."""
 Cycles = NDArray[np.float64]
 Link = tuple[int, list[int], int]
@@ -79,7 +79,7 @@ def _hosts(cfg: Config, planner: Planner, layers: Sequence[Layer], links: Sequen
     for number, makers, reader in links:
         feeding = {places[maker] for maker in makers}
         first = max(feeding, default=0)
-        choices = products[bisect_left(products, first) : bisect_left(products, reader)][:MOST]
+        choices = products[bisect_left(products, first) : bisect_left(products, reader)][:MAX_CONVOLUTIONS]
         choices = [n for n in choices if n not in makers or (n == first and trails(layers[n], layers[number]))]
         choices = [n for n in choices if places[n] == n != number]
         if number in found or not choices:

@@ -43,7 +43,7 @@ ROUNDING = 4e-6
 """What float32 may lose in a sum, as a share of the largest element."""
 SCALES = 2.0**-100, 2.0**100
 """Scales with which floats and integers mean the same; beyond them floats are lost or infinite."""
-SMALL = 64
+MAX_NUMBERED_ELEMENTS = 64
 """Elements of constants that have the same number where they are equal; larger ones where they are the same."""
 
 
@@ -231,7 +231,7 @@ def _read(node: ir.Node) -> Iterator[str]:
 
 def _content(value: ir.Value) -> Any:
     """Equal for constants that are sure to be equal."""
-    if value.const_value is not None and prod(value.const_value.shape.numpy()) <= SMALL:
+    if value.const_value is not None and prod(value.const_value.shape.numpy()) <= MAX_NUMBERED_ELEMENTS:
         array = constant(value)
         if array is not None and array.dtype.kind not in "OSU":
             return array.dtype.str, array.shape, array.tobytes()

@@ -22,7 +22,7 @@ AHEAD = 4
 """Steps that are under way for each helper, so that it weighs some while this process prices a whole."""
 LOOK = 0.02
 """Seconds between two looks at what others weigh."""
-SHARE, LEAST = 0.5, 3.0
+TIME_SHARE, MIN_SECONDS = 0.5, 3.0
 """Of the time until then, and seconds at least, that further rules are tried for after what they found last; so long
 are steps weighed, too."""
 PriceOf = Callable[[BytesGraph], Price]
@@ -146,7 +146,7 @@ class Searching:
         while True:
             best = self.found[-1]
             taken = time.perf_counter() - self.started
-            self.ends = min(self.budget, taken + max(LEAST, SHARE * taken))
+            self.ends = min(self.budget, taken + max(MIN_SECONDS, TIME_SHARE * taken))
             ended = self._from(best)
             if self.ends == self.budget or (ended == "nothing left" and self.found[-1] is best):
                 return ended
@@ -206,7 +206,7 @@ class Searching:
         at least, and half of the time that is left at most, so that what was found is taken. Helpers weigh as many in
         less time: the steps that seem to save most of very many are those whose estimates err most."""
         steps: list[Found] = []
-        taking = max(LEAST, self.pricing / 2) / max(1, self.helpers)
+        taking = max(MIN_SECONDS, self.pricing / 2) / max(1, self.helpers)
         until = min((self.state.seconds + self.ends) / 2, self.state.seconds + taking)
         for each in rest:
             steps.append(each)

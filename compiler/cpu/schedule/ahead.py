@@ -16,7 +16,7 @@ from celosia.compiler.expr.nodes import Load, Tensor
 from celosia.compiler.expr.walk import walk
 from celosia.compiler.program.dtypes import itemsize
 
-LEAST, MOST = 1 << 10, 1 << 14
+MIN_BYTES_READ, MAX_BYTES_READ = 1 << 10, 1 << 14
 """Bytes that an iteration reads: less is soon done, more does not stay in the first cache beside what it computes."""
 
 
@@ -66,6 +66,6 @@ def _of_nest(body: Stmt) -> dict[int, int]:
             reads.size += itemsize(load.tensor.dtype) * prod(extents[var] for var in terms if var in extents)
             reads.loads[id(load)] = step
     often = [reads for reads in found.values() if reads.passes > 1]
-    if not LEAST <= sum(reads.size for reads in often) <= MOST:
+    if not MIN_BYTES_READ <= sum(reads.size for reads in often) <= MAX_BYTES_READ:
         return {}
     return {load: step for reads in often for load, step in reads.loads.items()}

@@ -236,7 +236,7 @@ def _tiles(rows: int, columns: int) -> tuple[int, int]:
     return min(rows, TILE_ROWS[-1]), -(-columns // -(-columns // most))
 
 
-NEAR = 256
+MAX_STRIDE_BYTES = 256
 """Bytes: numbers of rows that are further apart may be in the same places of the first cache, of which there are few.
 """
 
@@ -244,7 +244,7 @@ NEAR = 256
 def _are_near(scalars: list[Load], row: Axis | None) -> bool:
     """Whether what tiles read for neighbouring rows lies close together."""
     steps = [(step(read, row), itemsize(read.tensor.dtype)) for read in scalars] if row is not None else []
-    return all(apart is not None and apart * size <= NEAR for apart, size in steps)
+    return all(apart is not None and apart * size <= MAX_STRIDE_BYTES for apart, size in steps)
 
 
 def _extent(axis: Axis | None) -> int:

@@ -16,7 +16,7 @@ from celosia.compiler.expr.nodes import Load, Tensor
 from celosia.compiler.expr.walk import walk
 from celosia.compiler.program.dtypes import itemsize
 
-LARGE = 16 << 20
+MIN_STREAMED_BYTES = 16 << 20
 """Bytes of an output from which on that pays even where another kernel reads it next; with 4 MiB it did not."""
 LINE = 64
 MOST_OTHERS = 0.01
@@ -26,7 +26,7 @@ MOST_OTHERS = 0.01
 def streamed(function: Function) -> frozenset[Tensor]:
     """Outputs that are written once and not read, by whole lines."""
     own = set(function.outputs) - {function.outputs[number] for number, _ in function.in_place}
-    large = [t for t in own if t.nbytes >= LARGE]
+    large = [t for t in own if t.nbytes >= MIN_STREAMED_BYTES]
     if not large or target().vector_bytes != LINE:
         return frozenset()
     inside = list(statements(function.body))
