@@ -33,7 +33,7 @@ from celosia.compiler.launch.assemble import Assembler
 from celosia.compiler.launch.image import Image, LayerErrors
 from celosia.compiler.launch.lowering import LaunchLayers, Lowered, lower
 from celosia.compiler.layer import TilingError
-from celosia.compiler.options import Options, Source, taking
+from celosia.compiler.options import Options, Source, expand_options
 from celosia.compiler.placing import PlacementRequest
 from celosia.compiler.program import PassInfo, Program
 from celosia.compiler.program.host.op import HostError
@@ -53,7 +53,7 @@ from celosia.garbage import raised_gc_threshold
 from celosia.hw.spec.config import Config, did_you_mean
 
 
-@taking(Options)
+@expand_options(Options)
 def compile(source: Source, options: Options) -> Program:
     """Compile a model for the accelerator `config` (a preset's name, a TOML or JSON file, or a Config).
 
@@ -149,7 +149,7 @@ def _measured(records: Records) -> Choices:
     return Choices(recorded(records))
 
 
-@taking(Options)
+@expand_options(Options)
 def network_of(source: Source, options: Options) -> Network:
     """The layers that `compile` puts on the accelerator under the same options: what a search for schedules searches.
 
@@ -161,7 +161,7 @@ def network_of(source: Source, options: Options) -> Network:
         return Network(front.cfg, *lowered.plan, lowered.planner)
 
 
-@taking(Options)
+@expand_options(Options)
 def price(source: Source, options: Options) -> Price:
     """What the model costs under the same options: cycles of its launches, and an estimate of the CPU's part.
 

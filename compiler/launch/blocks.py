@@ -371,7 +371,7 @@ class _Cutter:
     def _cycles(self, parts: Sequence[_Part], decider: SchedulePolicy | None = None) -> float:
         """Cycles of a chain that is cut into `parts`, by the timing model: twice in a row, so that what the next layers
         overlap with counts."""
-        planner = self.planner.under(decider or self.decider)
+        planner = self.planner.with_policy(decider or self.decider)
         layers = [part.layer for part in parts]
         name = chains.chain_name(chains.decided(layers, planner))
         if name not in planner.timed:
@@ -380,7 +380,7 @@ class _Cutter:
 
     def once(self, layers: Sequence[Layer]) -> float:
         """Cycles of `layers`, one after the other, by the timing model; inf where one does not fit."""
-        return chains.once(self.cfg, self.planner.under(self.decider), layers)
+        return chains.once(self.cfg, self.planner.with_policy(self.decider), layers)
 
 
 def _again(layers: Sequence[Layer], planner: Planner) -> list[Layer]:

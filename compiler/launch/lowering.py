@@ -48,7 +48,7 @@ def lower(
     while True:
         selection = select(model, cfg, on_cpu)
         say("blocks of layers")
-        found = planner.under(form_blocks(cfg, selection, planner, apart, decided))
+        found = planner.with_policy(form_blocks(cfg, selection, planner, apart, decided))
         steps = schedule(cfg, model.graph, selection)
         found = _with_company(cfg, steps, found)
         say("tiling and instructions")
@@ -74,4 +74,4 @@ def _with_company(cfg: Config, steps: list[Step], planner: Planner) -> Planner:
             order, names = overlap_with_convs(cfg, planner, [choice.layer for choice in step.choices])
             step.choices = [step.choices[number] for number in order]
             beside |= names
-    return planner.under(replace(planner.decider, beside=frozenset(beside))) if beside else planner
+    return planner.with_policy(replace(planner.decider, beside=frozenset(beside))) if beside else planner

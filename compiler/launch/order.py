@@ -110,7 +110,7 @@ def _best(cfg: Config, planner: Planner, layers: Sequence[Layer], host: int, own
     for some in dict.fromkeys([_without_products(cfg, layers, host, own), tuple(own)]):
         order = [n for number in numbers if number not in some for n in (number, *(some if number == host else ()))]
         beside = replace(planner.decider, beside=frozenset(layers[number].name for number in some))
-        taken[some] = once(cfg, planner.under(beside) if some else planner, [layers[number] for number in order])
+        taken[some] = once(cfg, planner.with_policy(beside) if some else planner, [layers[number] for number in order])
         if some and taken[some] <= limit:
             return list(some)
     if () not in taken:

@@ -65,7 +65,7 @@ class Planner:
         """Cycles of chains of layers, by a name that says all on which they depend; see blocks.py."""
         self._defined: dict[Hashable, tuple[Layer, list[LayerComputation]]] = {}
 
-    def under(self, decider: SchedulePolicy) -> Planner:
+    def with_policy(self, decider: SchedulePolicy) -> Planner:
         """A planner that asks `decider`, and remembers what this one does."""
         other = Planner(self.cfg)
         other.decider, other.timed = decider, self.timed

@@ -55,7 +55,7 @@ class Network:
         """LayerErrors where one does not fit so."""
         if not tuned:
             return self.image
-        planner = self.planner.under(replace(self.planner.decider, recorded=tuned))
+        planner = self.planner.with_policy(replace(self.planner.decider, recorded=tuned))
         return build(self.cfg, self.launches, self.written, self.read, planner)
 
     def cycles(self, image: Image, judge: CostSource) -> int:

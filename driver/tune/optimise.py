@@ -15,7 +15,7 @@ from celosia.compiler.compile import compile as compiled
 from celosia.compiler.compile import pricing
 from celosia.compiler.graph.dimensions import Shapes
 from celosia.compiler.graph.errors import ModelError
-from celosia.compiler.options import Options, Run, Source, taking
+from celosia.compiler.options import Options, Run, Source, expand_options
 from celosia.compiler.program import Program
 from celosia.compiler.superoptimise.budget import BudgetError
 from celosia.compiler.superoptimise.optimise import Optimised
@@ -136,7 +136,7 @@ def _require(search: str, accelerator: bool, others: bool) -> None:
         raise BudgetError("the time of this processor is measured in one process alone; leave out jobs and pool")
 
 
-@taking(Options)
+@expand_options(Options)
 def compile(source: Source, options: Options) -> Program:
     """`celosia.compiler.compile.compile`, whose text it has, with onnxruntime as the oracle of `optimise`."""
     if options.optimise is not None and options.oracle is None:
