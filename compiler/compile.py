@@ -17,11 +17,11 @@ from celosia.compiler.cpu.llvm import link_library
 from celosia.compiler.cpu.schedule.chosen import Choices, choosing
 from celosia.compiler.cpu.target import compiling_for, find_target
 from celosia.compiler.graph.cost import total_macs
+from celosia.compiler.graph.debug_outputs import DebugOutputs
 from celosia.compiler.graph.dimensions import Shapes
 from celosia.compiler.graph.errors import ModelError
 from celosia.compiler.graph.float_weights import quantise_weights
 from celosia.compiler.graph.importer import check_parameters, read
-from celosia.compiler.graph.keep import DebugOutputs
 from celosia.compiler.graph.launches import LaunchPlan
 from celosia.compiler.graph.limits import require_memory, require_numpy
 from celosia.compiler.graph.passes import Pipeline, Watch

@@ -13,7 +13,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from celosia.compiler.lattice import StridedView
+from celosia.compiler.strided_view import StridedView
 from celosia.hw.spec.config import Config
 
 Int8 = NDArray[np.int8]

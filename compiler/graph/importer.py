@@ -28,10 +28,10 @@ from celosia.compiler.graph.functions import inline_functions
 from celosia.compiler.graph.gradient import expand_gradients
 from celosia.compiler.graph.inference import inferred
 from celosia.compiler.graph.lengths import LONGEST, lengths
-from celosia.compiler.graph.lenient import for_checker, normalise_model
 from celosia.compiler.graph.narrow import widen
+from celosia.compiler.graph.normalise import for_checker, normalise_model
 from celosia.compiler.graph.propagation import note_idle_readers
-from celosia.compiler.graph.sound import validation_error
+from celosia.compiler.graph.validation import validation_error
 from celosia.compiler.graph.values import attribute, is_op, shape
 from celosia.compiler.graph.weights import round_activations
 from celosia.compiler.graph.witness import wrong_windows

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 
 import onnx_ir as ir
 
-from celosia.compiler.graph.beside import beside_softmaxes
 from celosia.compiler.graph.errors import ModelError
+from celosia.compiler.graph.overlap_softmaxes import beside_softmaxes
 from celosia.compiler.graph.select import LayerAssignment, Partition
 from celosia.compiler.graph.values import constant, operands
 from celosia.compiler.layer import Activation, Layer, Storage, inputs

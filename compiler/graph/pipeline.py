@@ -24,7 +24,7 @@ from celosia.compiler.graph.shapes import infer_shapes
 from celosia.compiler.graph.sums import round_sums
 from celosia.compiler.graph.tables import compose_tables
 from celosia.compiler.graph.transposed import convolve_transposed
-from celosia.compiler.graph.turned import transpose_attention_values
+from celosia.compiler.graph.transposed_values import transpose_attention_values
 from celosia.compiler.program.model import ROUNDINGS
 from celosia.compiler.switches import PARTS
 from celosia.hw.spec.config import Config, did_you_mean

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import onnx_ir as ir
 
-from celosia.compiler.graph.beside import beside_softmaxes
+from celosia.compiler.graph.overlap_softmaxes import beside_softmaxes
 from celosia.compiler.graph.select import LayerAssignment, Partition
 from celosia.compiler.layer import Activation, ActivationProduct, Epilogue, Layer, Softmax, inputs
 from celosia.hw.spec.config import Config

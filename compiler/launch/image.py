@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from celosia.compiler.expr.nodes import Tensor
-from celosia.compiler.launch.between import (
+from celosia.compiler.launch.interleaving import (
     AHEAD,
     COLUMNS,
     GROUPS,
@@ -19,8 +19,8 @@ from celosia.compiler.launch.between import (
     rows_done,
     rows_needed,
 )
-from celosia.compiler.launch.company import OverlapGroups, softmaxes_before, takes_acc
 from celosia.compiler.launch.memory import Lifetime, plan
+from celosia.compiler.launch.overlap import OverlapGroups, softmaxes_before, takes_acc
 from celosia.compiler.layer import Block, Conv, Layer, Norm, Softmax, Storage, TilingError, inputs
 from celosia.compiler.tensorize.constants import Constants
 from celosia.compiler.tensorize.instruction import RenderError
@@ -29,7 +29,7 @@ from celosia.compiler.tensorize.space import CUT, CompletionOrder
 from celosia.compiler.tensorize.tiles import PlacedPlan
 from celosia.compiler.vthread.books import load_books
 from celosia.compiler.vthread.emit import encode
-from celosia.compiler.vthread.need import reorder_first_loads
+from celosia.compiler.vthread.first_loads import reorder_first_loads
 from celosia.compiler.vthread.pipeline import ScheduleDeadlock, Stream
 from celosia.compiler.vthread.spread import spread_weights
 from celosia.compiler.vthread.tokens import insert_tokens

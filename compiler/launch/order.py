@@ -1,7 +1,7 @@
 """The order of a launch's layers: what only the vector unit computes, and convolutions that wait for memory, stand
 behind a convolution that they do not need.
 
-There their tiles are emitted between those of the convolution (company.py), so that gemm is busy meanwhile. Each may
+There their tiles are emitted between those of the convolution (overlap.py), so that gemm is busy meanwhile. Each may
 stand behind any that comes after what it needs, and before what reads it: it takes that whose units have most room for
 it, and stays where it is unless the timing model finds fewer cycles.
 """
@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from celosia.compiler.launch.chains import least, once
-from celosia.compiler.launch.company import follows, is_for_vector, keeps_gemm_busy, softmaxes_before, trails
+from celosia.compiler.launch.overlap import follows, is_for_vector, keeps_gemm_busy, softmaxes_before, trails
 from celosia.compiler.layer import Activation, Layer, Storage, TilingError, inputs
 from celosia.compiler.switches import is_on
 from celosia.compiler.tensorize.plan import Planner

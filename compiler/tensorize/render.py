@@ -41,8 +41,8 @@ from celosia.compiler.tensorize.make import make
 from celosia.compiler.tensorize.tiles import Branch, Fill, Node, Pipelined, Region, SerialLoop, TilePlan
 from celosia.compiler.vthread.disassemble import listing
 from celosia.compiler.vthread.emit import encode
+from celosia.compiler.vthread.first_loads import reorder_first_loads
 from celosia.compiler.vthread.interleave import interleave
-from celosia.compiler.vthread.need import reorder_first_loads
 from celosia.compiler.vthread.pipeline import Stream
 from celosia.compiler.vthread.spread import spread_weights
 from celosia.compiler.vthread.tokens import insert_tokens

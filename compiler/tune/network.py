@@ -10,8 +10,8 @@ from functools import cached_property
 from math import inf
 
 from celosia.compiler.launch.chains import CHAIN
-from celosia.compiler.launch.company import OverlapGroups
 from celosia.compiler.launch.image import Image, LayerErrors, build
+from celosia.compiler.launch.overlap import OverlapGroups
 from celosia.compiler.layer import Layer, Storage, TilingError
 from celosia.compiler.tensorize.decide import problems, workload
 from celosia.compiler.tensorize.decisions import DecisionsError, why_not_any

@@ -36,7 +36,7 @@ IN_A_ROW = 3
 """Failures after which a device is left out."""
 LOOK, LONGER = 1.0, 60.0
 """Seconds between two looks at whether an executor's place is still there, and that it may take longer than a trial."""
-MODULE = ("-m", "celosia.compiler.tune.station")
+MODULE = ("-m", "celosia.compiler.tune.worker_process")
 """What Python runs to measure."""
 Keep = Callable[[int, TrialResult], None]
 
@@ -83,7 +83,7 @@ class InProcess:
 
 
 class WorkerProcess:
-    """A process in a group of its own, started when it is needed. command: what runs; see station.py."""
+    """A process in a group of its own, started when it is needed. command: what runs; see worker_process.py."""
 
     def __init__(self, name: str, command: Sequence[str] = (sys.executable, *MODULE)) -> None:
         self.name, self.command = name, list(command)

@@ -1,6 +1,6 @@
 """Who measures for a tuning, by name: processes here, a board over ssh, or the workers of a Dask cluster.
 
-    python -m celosia.driver.tune.fleet ssh://root@pynq        # a process that measures on a board; see tune/station.py
+    python -m celosia.driver.tune.fleet ssh://root@pynq        # a process that measures on a board; see tune/worker_process.py
 
 Nothing here listens on a port: a Dask scheduler is the user's own, and is asked. Whoever reaches it or a worker may run
 what they like there, unless it has TLS: one that is open to the world is refused.
@@ -23,7 +23,7 @@ from celosia.compiler.tune.choices import DEADLINE
 from celosia.compiler.tune.measure import CostSource, LayerJob, Status, TrialResult, measure
 from celosia.compiler.tune.pool import MODULE, Executed, Fleet, Measurer, WorkerProcess
 from celosia.compiler.tune.pool import Job as AnyJob
-from celosia.compiler.tune.station import main as serve
+from celosia.compiler.tune.worker_process import main as serve
 from celosia.driver.host.oracle import MissingLibrary
 from celosia.driver.remote.deploy import Remote
 from celosia.driver.remote.device import RemoteDevice

@@ -16,8 +16,8 @@ from thorough import some
 import celosia
 from celosia.compiler.graph.select import pooling
 from celosia.compiler.launch import image, order
-from celosia.compiler.launch.between import OverlappedLayer
-from celosia.compiler.launch.company import is_for_vector, keeps_gemm_busy
+from celosia.compiler.launch.interleaving import OverlappedLayer
+from celosia.compiler.launch.overlap import is_for_vector, keeps_gemm_busy
 from celosia.compiler.layer import Layer
 from celosia.compiler.program import Program
 from celosia.compiler.tensorize.plan import Planner

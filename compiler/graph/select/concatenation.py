@@ -22,8 +22,8 @@ from celosia.compiler.graph.select.matrices import append
 from celosia.compiler.graph.select.parameters import array_of, image_axes, scalar_of
 from celosia.compiler.graph.select.placement import LayerAssignment, Placement, Reads
 from celosia.compiler.graph.values import attribute, constant, is_op
-from celosia.compiler.lattice import StridedView
 from celosia.compiler.layer import Activation, Epilogue, Map, Storage, ending, moved, whole_groups
+from celosia.compiler.strided_view import StridedView
 from celosia.compiler.tensorize import pack
 
 

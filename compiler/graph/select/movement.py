@@ -18,8 +18,8 @@ from celosia.compiler.graph.select.matrices import MOVES, in_whole_blocks, is_tu
 from celosia.compiler.graph.select.parameters import image_axes
 from celosia.compiler.graph.select.placement import Placement, Reads
 from celosia.compiler.graph.values import attribute, attributes_of, constant, shape
-from celosia.compiler.lattice import StridedView
 from celosia.compiler.layer import Activation, Map, Pool, Window
+from celosia.compiler.strided_view import StridedView
 
 MOST_LAYERS = 16
 """Copies of one operator; each reads and writes anew."""

@@ -14,8 +14,8 @@ from celosia.compiler.graph.select.matrices import is_reshaped
 from celosia.compiler.graph.select.parameters import flattens, has_fixed_matrix, image_axes
 from celosia.compiler.graph.select.placement import Placement
 from celosia.compiler.graph.values import attribute, is_op, shape
-from celosia.compiler.lattice import StridedView
 from celosia.compiler.layer import Activation, Map
+from celosia.compiler.strided_view import StridedView
 
 SAME_BYTES = tuple(sorted(VIEWS - {"Dropout"}))
 """Those that are free where the accelerator's layout stays the same."""

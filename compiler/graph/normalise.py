@@ -19,7 +19,7 @@ from celosia.compiler.cpu.parse import dense
 from celosia.compiler.expr.names import unused_name
 from celosia.compiler.graph.external import without_files
 from celosia.compiler.graph.functions import OWN_CODE, nodes, subgraphs
-from celosia.compiler.graph.sound import bad_texts, is_comment
+from celosia.compiler.graph.validation import bad_texts, is_comment
 from celosia.compiler.program.host.sizes import FOREVER
 
 NEWEST = {"": onnx.defs.onnx_opset_version(), "ai.onnx.ml": 5, "com.microsoft": 1}
@@ -34,7 +34,7 @@ OF_ONNXRUNTIME = {
 
 
 def normalise_model(proto: ModelProto) -> ModelProto:
-    """A copy of `proto`, which must be sound (graph/sound.py), in which what onnxruntime forgives is put right."""
+    """A copy of `proto`, which must be sound (graph/validation.py), in which what onnxruntime forgives is put right."""
     result = ModelProto()
     result.CopyFrom(proto)
     _clear_comments(result)
