@@ -1,6 +1,6 @@
 """Who measures for a tuning, by name: processes here, a board over ssh, or the workers of a Dask cluster.
 
-    python -m celosia.driver.tune.fleet ssh://root@pynq        # a process that measures on a board; see tune/worker_process.py
+    python -m celosia.driver.tune.fleet ssh://root@pynq        # measures on a board; see worker_process.py
 
 Nothing here listens on a port: a Dask scheduler is the user's own, and is asked. Whoever reaches it or a worker may run
 what they like there, unless it has TLS: one that is open to the world is refused.
