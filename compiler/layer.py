@@ -72,7 +72,7 @@ class Activation:
 
     @property
     def pixels(self) -> StridedView:
-        """Which pixels of the storage's images it has."""
+        """Strided view of the storage's pixels that belong to this activation."""
         return self.lattice or StridedView(self.height, self.width)
 
     def cut(self, cfg: Config) -> tuple[slice, slice, slice]:
@@ -89,7 +89,7 @@ class Activation:
         return Activation(self.name, images, channels, height, width, self.storage, offset, None if whole else pixels)
 
     def moved(self, whole: Activation) -> Activation:
-        """It as a part of what has moved to `whole`."""
+        """Re-base this view: its storage is now a region of `whole`."""
         pixels = self.pixels
         if (pixels.rows, pixels.columns) == (whole.height, whole.width):
             return replace(whole.region(self.dims, self.group_offset, pixels), name=self.name)
@@ -148,7 +148,7 @@ class Requantise:
 
 
 UNSCALED = Requantise(np.zeros(0, np.int32), np.zeros(0, np.uint32), np.zeros(0, np.uint8), 0)
-"""Of sums that stay as they are."""
+"""Requantisation of sums that stay as they are."""
 
 
 @dataclass(frozen=True)
@@ -296,7 +296,7 @@ class ActivationProduct:
 
     @property
     def w_pads(self) -> list[int]:
-        """The same for w."""
+        """Pads of w."""
         return summands(self.w_offset)
 
     @property
@@ -307,7 +307,7 @@ class ActivationProduct:
 
     @property
     def pad_value(self) -> int:
-        """Of the rows of padding below x."""
+        """Value of the rows of padding below x."""
         return max(self.x_pads, default=0, key=abs)
 
     def parameters(self, cfg: Config) -> Requantise:
@@ -419,12 +419,12 @@ class Block:
 
     @property
     def epilogue(self) -> Epilogue:
-        """Of the last layer."""
+        """Epilogue of the last layer."""
         return self.layers[-1].epilogue
 
     @property
     def macs(self) -> int:
-        """Of all layers."""
+        """MACs of all layers."""
         return sum(layer.macs for layer in self.layers)
 
     def kept(self, cfg: Config) -> int:

@@ -21,7 +21,7 @@ CPU, ACCELERATOR, COST = "cpu", "accelerator", "cost"
 ALL = "*"
 """In place of an operator's name: all that nobody has placed."""
 LAUNCH_CYCLES = 2_000
-"""Of the host around a launch, roughly: registers that it writes and reads, 20 us at 100 MHz."""
+"""Cycles of the host around a launch, roughly: registers that it writes and reads, 20 us at 100 MHz."""
 
 
 @dataclass

@@ -164,7 +164,7 @@ class Function:
         return text(self)
 
     def expanded(self) -> Function:
-        """The same with loops in the place of intrinsics: what the interpreter and a CPU run."""
+        """Replace intrinsics by their loops: what the interpreter and a CPU run."""
         return replace(self, body=expand(self.body))
 
 

@@ -35,7 +35,7 @@ def settle_biases(model: ir.Model) -> None:
 
 
 def _place(node: ir.Node) -> int | None:
-    """Which input of `node` is a bias that onnxruntime may add to products of bytes."""
+    """Number of the input of `node` that is a bias that onnxruntime may add to products of bytes."""
     if is_op(node, "Conv"):
         return 2
     if is_op(node, "Gemm"):

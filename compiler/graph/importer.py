@@ -154,7 +154,7 @@ def _bounded_memory(more: int) -> Iterator[None]:
 
 
 MOST_BYTES = (1 << 31) - 1
-"""Of a file, as protobuf counts them."""
+"""Most bytes of a file, as protobuf counts them."""
 
 
 def opened(path: str | Path) -> onnx.ModelProto:

@@ -136,7 +136,7 @@ def _is_known(domain: str, op: str) -> bool:
 
 
 def _keep_last_constants(graph: GraphProto) -> None:
-    """Of constants with one name the last counts; what has no name cannot be read."""
+    """Keep the last of several constants with one name; what has no name cannot be read."""
     constants = {tensor.name: tensor for tensor in graph.initializer if tensor.name}
     constants |= {tensor.values.name: _dense(tensor) for tensor in graph.sparse_initializer}
     if len(constants) < len(graph.initializer) or graph.sparse_initializer:

@@ -55,7 +55,7 @@ def _beside(
 
 
 def _cycles(cfg: Config, choice: LayerAssignment) -> int:
-    """Of a softmax behind another one."""
+    """Cycles of a softmax behind another one."""
     x = choice.layer.x
     tiles = -(-x.height * x.width // tile_rows(cfg))
     spans: int = softmax_spans(cfg, pack.blocks(x.channels, cfg.block_out))
@@ -63,7 +63,7 @@ def _cycles(cfg: Config, choice: LayerAssignment) -> int:
 
 
 def _makers(cfg: Config, choices: list[LayerAssignment]) -> list[set[int]]:
-    """Of each layer those that write what it reads."""
+    """For each layer the layers that write what it reads."""
     written: dict[object, list[int]] = {}
     for number, choice in enumerate(choices):
         written.setdefault(choice.layer.y.storage, []).append(number)

@@ -41,7 +41,7 @@ class Quantised:
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """Of the integers."""
+        """Element type of the integers."""
         return self.zero.dtype
 
 
@@ -106,7 +106,7 @@ class Dequantisation:
 
 
 def steps_of(node: ir.Node) -> Dequantisation:
-    """Of what the DequantizeLinear `node` makes."""
+    """Steps of what the DequantizeLinear `node` makes."""
     x, scale = node.inputs[:2]
     assert x is not None and scale is not None
     rank, axis, block = len(x.shape or ()), attribute(node, "axis", 1), attribute(node, "block_size", 0)

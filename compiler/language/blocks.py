@@ -16,7 +16,7 @@ from celosia.compiler.language.tile import ArrayArgument, KernelRun, Tile, Trace
 from celosia.compiler.language.views import in_order, order, regrouped, viewed
 
 Values = tuple[NDArray[Any], ...]
-"""Of each offset: an axis for each of three of the grid, and one for each loop."""
+"""Values of each offset: an axis for each of three of the grid, and one for each loop."""
 ON_CPU = '; target="cpu" runs it'
 
 
@@ -36,7 +36,8 @@ class Followed:
 
 
 class BlockReader:
-    """Of a kernel that stores one block of int8, of the shape `shape`, at `starts`. LanguageError for another one."""
+    """Reader of a kernel that stores one block of int8, of the shape `shape`, at `starts`. LanguageError for another
+    one."""
 
     def __init__(self, program: KernelRun) -> None:
         self.program = program

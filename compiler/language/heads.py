@@ -101,7 +101,7 @@ class HeadLayers(LoweredKernel):
         self.sides[side.array] = side, block, pad
 
     def _form(self, array: ArrayArgument) -> ActivationLayout:
-        """Of the array as [heads, rows, columns]."""
+        """Layout of the array as [heads, rows, columns]."""
         side, block, pad = self.sides[array]
         return form_of_matrices(self.cfg, side.shape, side.pixels, pad, block)
 
@@ -133,7 +133,7 @@ class HeadLayers(LoweredKernel):
     def _product(
         self, name: str, made: HeadProduct, x: Activation, y: Activation, columns: int, arrays: Arrays
     ) -> ActivationProduct:
-        """Of all heads."""
+        """Build the product of all heads."""
         requantise = requantise_of(np.resize(arrays[made.scales], columns), int(made.requantise["zero_point"]))
         table, operand = made.table, None if made.bias is None else self.acts[made.bias.array]
         clip = made.requantise["clip"]

@@ -88,7 +88,7 @@ class LoweredKernel:
 
 
 def requantise_of(words: NDArray[np.uint64], zero_point: int) -> Requantise:
-    """Of parameters as `cl.parameters` packs them, [columns]."""
+    """Requantisation by parameters as `cl.parameters` packs them, [columns]."""
     bias, multiplier, shift = pack.unpack_parameters(words)
     return Requantise(bias.astype(np.int32), multiplier.astype(np.uint32), shift.astype(np.uint8), zero_point)
 

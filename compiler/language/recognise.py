@@ -194,7 +194,7 @@ class _Reader(BlockReader):
         return [(row[:n], row[n], dot.args[1].shape[0], row[n + 2 : -1], row[n + 1]) for row in rows]
 
     def _axes(self, dot: Tile, b: Tile, dims: tuple[int, ...]) -> tuple[int, int]:
-        """Which dimension of the weights counts outputs, and which inputs."""
+        """Find which dimension of the weights counts outputs, and which inputs."""
         depth, columns = dot.args[1].shape
         numbers = order(dot.args[1], b)
         steps = [int(np.prod(dims[d + 1 :])) for d in range(len(dims))]

@@ -24,7 +24,7 @@ from celosia.compiler.language.views import VIEWS, is_counted, order, regrouped,
 from celosia.hw.spec.scratchpads import POWERS
 
 PLACES = POWERS // 2
-"""Of a table of powers."""
+"""Places of a table of powers."""
 INT8_MIN = -128
 Elements = NDArray[np.int64]
 WIDER = (("int8", "int32"), ("int8", "int64"), ("int32", "int64"))

@@ -1,4 +1,4 @@
-"""Which layers run as blocks: chains in which each layer alone reads what the one before it makes.
+"""Choose the layers that run as blocks: chains in which each layer alone reads what the one before it makes.
 
 A block's intermediates stay in scratchpads. Chains are cut where that takes the fewest cycles: dynamic programming over
 the estimates of layers and blocks finds the best few ways, the timing model takes one of them.
@@ -384,7 +384,7 @@ class _Cutter:
 
 
 def _again(layers: Sequence[Layer], planner: Planner) -> list[Layer]:
-    """The same layers once more, on what they have made where it has the shape of what they read."""
+    """Repeat the layers, on what they have made where it has the shape of what they read."""
     x, y = layers[0].x, layers[-1].y
     same = x.storage.groups == y.storage.groups and replace(x, storage=y.storage) == y
     others = {x.storage: y.storage} if same else {}

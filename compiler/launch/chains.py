@@ -55,8 +55,8 @@ def decided(layers: Sequence[Layer], planner: Planner) -> list[tuple[LayerComput
 
 
 def _links(layers: Sequence[Layer], beside: Collection[str]) -> list[Hashable]:
-    """Which of the activations that `layers` read and write share a storage, and where they lie in it; and which of
-    them are `beside` others."""
+    """Storages that the activations of `layers` share, where these lie in them; and which layers are `beside`
+    others."""
     acts = [act for layer in layers for act in (*inputs(layer), layer.y)]
     numbers = {storage: number for number, storage in enumerate(dict.fromkeys(act.storage for act in acts))}
     links: list[Hashable] = [(numbers[act.storage], act.group_offset, act.lattice) for act in acts]

@@ -57,7 +57,7 @@ class Launch:
     bytes_loaded: list[int]
     bytes_stored: list[int]
     parts: list[list[LayerPart]]
-    """Of each layer."""
+    """Parts of each layer."""
 
 
 @dataclass(frozen=True)

@@ -77,7 +77,7 @@ class OverlappedLayer:
 
     @property
     def next_work(self) -> int:
-        """Of its next tile."""
+        """Work of its next tile."""
         return self.work[self.emitted]
 
     def follow(self, stream: Stream) -> None:

@@ -1,4 +1,4 @@
-"""Which layers of a launch have their tiles emitted between those of a convolution.
+"""Overlap layers with convolutions by emitting their tiles between those of a convolution.
 
 A pooling, an elementwise layer or a norm has nothing for gemm to do, one convolution waits for memory, and another has
 little for vector and memory: tile by tile, they run at the same time. Such layers stand directly behind the convolution
@@ -16,7 +16,7 @@ from celosia.hw.spec.config import Config
 
 
 class OverlapGroups:
-    """Of the layers of a launch, by number. companions: behind a convolution, those emitted between its tiles. hosts:
+    """Layers of a launch that overlap, by number. companions: layers emitted between the tiles of a convolution. hosts:
     the convolution of each companion. beside: names of those that are not companions because of what they follow."""
 
     def __init__(self, cfg: Config, layers: Sequence[Layer], beside: Collection[str]) -> None:

@@ -294,7 +294,7 @@ class Contents:
         return next((tensor.shape[0] for tensor in self.inputs if tensor.name in self.batched), 0)
 
     def info(self, name: str) -> TensorInfo:
-        """Of a tensor that steps read, which may be a constant."""
+        """Describe a tensor that steps read, which may be a constant."""
         if name in self.tensors:
             return self.tensors[name]
         return TensorInfo(name, self.constants[name].dtype.name, self.constants[name].shape)

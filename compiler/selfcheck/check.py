@@ -79,7 +79,7 @@ class _Check:
         """What the accelerator's memory holds of each tensor, in the tensor's shape."""
         self.places: dict[Storage, Place] = {}
         self.parts: dict[tuple[ir.Node, int], Codes] = {}
-        """The same of each part of a concatenation."""
+        """Codes of each part of a concatenation."""
         self.computed = Remembered()
 
     def run(self, plans: list[LaunchPlan]) -> Checked:
@@ -260,8 +260,8 @@ class _Check:
         return slice(None), slice(first, first + part.channels), rows, columns
 
     def _part(self, choice: LayerAssignment, node: ir.Node) -> tuple[int, int, int]:
-        """Which part of the concatenation `node` `choice` writes, the first of its channels there, and how many the
-        part has."""
+        """Find the part of the concatenation `node` that `choice` writes, the first of its channels there, and how
+        many the part has."""
         whole, y = self.selection.written[node.outputs[0]], choice.layer.y
         axis, start = attribute(node, "axis", 1), 0
         if (columns := self._columns(choice, node)) is not None:
@@ -280,7 +280,7 @@ class _Check:
         raise SelfCheckError(choice.layer.name, f"writes no part of {node.name!r}")
 
     def _columns(self, choice: LayerAssignment, node: ir.Node) -> tuple[int, int, int] | None:
-        """The same where the parts are columns of matrices, and `choice` writes those of one; None where not."""
+        """Find the part where the parts are columns of matrices, and `choice` writes those of one; None where not."""
         value, y = node.outputs[0], choice.layer.y
         whole, fold, dims = self.selection.written[value], self.selection.forms[value].fold, shape(value) or ()
         axis = {"rows": -1, "columns": -2}.get(fold, 0)

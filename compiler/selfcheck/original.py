@@ -36,7 +36,7 @@ Array = NDArray[Any]
 Bounds = tuple[Any, Any]
 """The least and the largest that a tensor may be; the same object where there is no choice."""
 MARGIN = 0.004
-"""Of a step of a quantised tensor: what the order of roundings may change."""
+"""Part of a step of a quantised tensor: what the order of roundings may change."""
 VAGUE = 8
 """Share of all steps, one in so many, by which both results of a quantised tensor may differ."""
 ROUNDING = 4e-6
@@ -58,7 +58,7 @@ class Original:
         self.graph = model.clone().graph
         self.opsets = dict(self.graph.opset_imports)
         self.number: dict[str, int] = {"": -1}
-        """Of each tensor."""
+        """Number of each tensor."""
         self.makers: dict[int, ir.Node] = {}
         self.constants: dict[int, ir.Value] = {}
         self.inputs: dict[int, ir.Value] = {}
@@ -272,7 +272,7 @@ def _step(op: HostOp, values: Mapping[str, Any]) -> Array | None:
 
 
 def _scales(op: HostOp, values: Mapping[str, Any]) -> list[Array]:
-    """Of an operator that quantises or computes with what is quantised."""
+    """Scales of an operator that quantises or computes with what is quantised."""
     if op.op in ("QuantizeLinear", "DequantizeLinear"):
         return [values[op.inputs[1]]]
     arrays = [values[name] for name in op.inputs if name] if op.op.startswith("QLinear") or op.op == "QGemm" else []
@@ -400,4 +400,4 @@ QUICK: dict[str, Callable[..., Array]] = {
     "Conv": _conv, "MaxPool": _max_pool, "Gemm": _gemm, "BatchNormalization": _batch_norm,
     "GlobalAveragePool": lambda op, x: x.mean(tuple(range(2, x.ndim)), keepdims=True, dtype=np.float32),
 }  # fmt: skip
-"""Of float32 tensors, with one output."""
+"""Operators of float32 tensors, with one output."""

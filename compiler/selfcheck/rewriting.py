@@ -100,7 +100,7 @@ class Comparison:
         number = self.original.number
         self.shared = {number[name]: name for name in reversed(self.makers) if number.get(name) in self.original.makers}
         self.values: dict[int, Any] = {}
-        """Of tensors that both sides have."""
+        """Values of tensors that both sides have."""
 
     def targets(self) -> list[str]:
         """The tensors to compare, in the order of the model."""
@@ -404,7 +404,7 @@ def _random_input(value: ir.Value, rng: np.random.Generator) -> Any:
 
 
 BIASED = {"QLinearConv": (8, 6), "QLinearConvTranspose": (8, 6), "QGemm": (6, 7)}
-"""Which inputs are the bias and the scale of the result."""
+"""Numbers of the inputs that are the bias and the scale of the result."""
 
 
 def _may_wrap(node: ir.Node) -> bool:

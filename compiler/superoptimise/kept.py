@@ -22,7 +22,8 @@ WHOLE = ("nothing left", "nothing better")
 
 @dataclass(frozen=True)
 class KeptSearches:
-    """Of one graph, way of searching and set of rules. config: digest of a Config, or the name of a processor."""
+    """Searches of one graph, way of searching and set of rules. config: digest of a Config, or the name of a
+    processor."""
 
     records: Records
     config: str

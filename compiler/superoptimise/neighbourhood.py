@@ -119,7 +119,8 @@ class Neighbourhoods:
 
 
 def likeness(part: BytesGraph) -> str:
-    """The same for graphs of the same operators on tensors of the same shapes, whatever their weights and scales."""
+    """A digest that is equal for graphs of the same operators on tensors of the same shapes, whatever their weights and
+    scales."""
     known = {name: f"input {number} {part.kinds[name]}" for number, name in enumerate(part.inputs)}
     lines = []
     for each in part.operations:
@@ -163,7 +164,7 @@ def _numpy(name: str) -> object:
 
 
 def _next_to(graph: BytesGraph, operations: Iterable[GraphOp]) -> set[GraphOp]:
-    """Who reads what `operations` make, and who makes what they read; products with what requantises them. Of a
+    """Operations that read what `operations` make, or make what they read; products with what requantises them. Of a
     pooling also the branches beside it: convolutions there hide what it takes."""
     found: set[GraphOp] = set()
     for each in operations:

@@ -38,7 +38,7 @@ from celosia.compiler.tune.records import Records
 OLDEST = 13
 """Opset: QuantizeLinear by channels, Slice with its places as inputs."""
 RETIMED = 5
-"""Of the best that were found, that many are tuned where Pricing can."""
+"""How many of the best models are tuned where Pricing can."""
 LARGEST = (1 << 31) - (1 << 20)
 """Bytes of a file of ONNX, less what a few nodes more may take."""
 
@@ -57,7 +57,7 @@ class Optimised:
     changes: dict[str, Any] = field(default_factory=dict)
     """As changes.py has them."""
     apart: Apart | None = None
-    """Of fast-math: how far the outputs of the two models are from each other."""
+    """With fast-math: how far the outputs of the two models are from each other."""
     matched: dict[str, int] = field(default_factory=dict)
     """Places of the original where each rule of the caller's fits."""
 

@@ -21,9 +21,9 @@ from celosia.compiler.tune.measure import TIMED
 from celosia.compiler.tune.network import Network
 
 BYTES_A_CYCLE, MACS_A_CYCLE = 4, 4
-"""Of a processor beside the accelerator, in the accelerator's cycles: what it moves, and what it multiplies."""
+"""Speed of a processor beside the accelerator, in the accelerator's cycles: what it moves, and what it multiplies."""
 STEP_CYCLES = 200
-"""Of an operator on the CPU, beside that."""
+"""Cycles of an operator on the CPU, beside that."""
 
 
 @dataclass(frozen=True)
@@ -80,17 +80,17 @@ class Pricing(NamedTuple):
 
 
 DEAR, LOST = Price(inf, inf), Price(inf, inf)
-"""Of a model that does not compile, and of one of which nobody knows whether it does."""
+"""Prices of a model that does not compile, and of one of which nobody knows whether it does."""
 
 
 def price_of(network: Network, image: Image, selection: Partition) -> Price:
-    """Of a model whose operators are placed by `selection`. image: of the network's launches."""
+    """Price of a model whose operators are placed by `selection`. image: of the network's launches."""
     cycles = network.cycles(image, TIMED) if network.launches else 0
     return Price(cycles, sum(host_cycles(node, selection.cpu) for node in selection.cpu))
 
 
 def host_cycles(node: ir.Node, cpu: Container[ir.Node]) -> float:
-    """Of an operator on the CPU, in the accelerator's cycles, roughly. cpu: operators that are there.
+    """Cost of an operator on the CPU, in the accelerator's cycles, roughly. cpu: operators that are there.
 
     Each operand is read once and each result written once. What takes parts of a tensor reads no more than these,
     and is a part of the kernels that read it, where these are the CPU's."""
@@ -106,7 +106,7 @@ def host_cycles(node: ir.Node, cpu: Container[ir.Node]) -> float:
 
 
 def bytes_of(value: ir.Value) -> int:
-    """Of a tensor; 0 where its shape is not known, and of strings."""
+    """Bytes of a tensor; 0 where its shape is not known, and of strings."""
     sizes, kind = shape(value), value.dtype
     if sizes is None or kind is None or kind in (ir.DataType.STRING, ir.DataType.UNDEFINED):
         return 0

@@ -61,7 +61,7 @@ def _longest(graph: BytesGraph) -> int:
 
 
 def _terms(graph: BytesGraph, each: GraphOp) -> int:
-    """Of a sum that a number of the result is; of an operator that the algebra does not know as many as it reads for
+    """Number of terms of a sum in the result; for an operator that the algebra does not know as many as it reads for
     each."""
     shapes: list[tuple[int, ...]]
     shapes = [graph.constants[name].shape if name in graph.constants else graph.kinds[name].shape or ()

@@ -1,4 +1,5 @@
-"""Which rules to take, and where: a search whose cost is what the compiler and the timing model say of the whole."""
+"""Choose the rules to take, and where: a search whose cost is what the compiler and the timing model say of the
+whole."""
 
 from __future__ import annotations
 
@@ -23,8 +24,8 @@ AHEAD = 4
 LOOK = 0.02
 """Seconds between two looks at what others weigh."""
 TIME_SHARE, MIN_SECONDS = 0.5, 3.0
-"""Of the time until then, and seconds at least, that further rules are tried for after what they found last; so long
-are steps weighed, too."""
+"""Share of the time until then, and seconds at least, that further rules are tried for after what they found last; so
+long are steps weighed, too."""
 PriceOf = Callable[[BytesGraph], Price]
 GainOf = Callable[[BytesGraph, BytesGraph], float | None]
 """What a step from one graph to the other saves, by estimate; None where it cannot be told."""

@@ -23,7 +23,7 @@ from celosia.hw.spec.config import Config
 
 
 def attention(cfg: Config, block: Block) -> LayerComputation:
-    """Of a product, the softmax of its rows, and the product of these. TilingError where the Config lacks what that
+    """Lower a product, the softmax of its rows, and the product of these. TilingError where the Config lacks what that
     takes, where zero points of the operands are no zeros, or heads are no whole groups of channels."""
     scores, rows, mixed = block.layers
     assert isinstance(scores, ActivationProduct) and isinstance(rows, Softmax) and isinstance(mixed, ActivationProduct)

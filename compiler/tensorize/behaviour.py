@@ -38,7 +38,7 @@ class TileOperation:
         return tuple(dict.fromkeys(free))
 
     def unit(self, tile: Tensor) -> int:
-        """Of how many elements multiples are at which `tile` may begin."""
+        """Number of elements whose multiples `tile` may begin at."""
         return tile.size
 
     @property

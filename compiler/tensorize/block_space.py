@@ -64,12 +64,12 @@ class Group:
 
     @property
     def rows(self) -> int:
-        """Of what it makes, with the padding that the following layer reads."""
+        """Rows of the result, with the padding that the following layer reads."""
         return self.last.rows if self.following is None else self.following.input_rows(self.following.rows)
 
     @property
     def columns(self) -> int:
-        """Of the last layer that are made: those that the next group's windows read, where there is one."""
+        """Columns of the last layer that are computed: those that the next group's windows read, where there is one."""
         return self.last.columns if self.following is None else self.following.input_columns(self.following.columns)
 
     @property

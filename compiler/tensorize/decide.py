@@ -29,7 +29,7 @@ class ScheduleSource(Protocol):
 
 @dataclass(frozen=True)
 class FixedSchedule:
-    """The same decisions for every layer that is asked about."""
+    """Fixed decisions for every layer that is asked about."""
 
     decisions: list[Decisions]
 

@@ -402,7 +402,7 @@ class LayerLowering:
         )
 
     def depthwise(self, layer: Conv) -> LayerComputation:
-        """Of a convolution by channel. TilingError."""
+        """Lower a depthwise convolution. TilingError."""
         level, problem = self.sums(layer, self.near("vin", self.blocks, layer.pad_value))
         return self.definition(level, problem, layer.epilogue, zero_point(layer))
 
@@ -420,7 +420,7 @@ class LayerLowering:
         return level if residual is None else replace(level, b=self.other(residual.operand, self.matrix))
 
     def pool(self, layer: Pool) -> LayerComputation:
-        """Of a pooling. TilingError with a residual."""
+        """Lower a pooling. TilingError with a residual."""
         if layer.epilogue.residual is not None:
             raise TilingError("a pooling and its residual both need vin")
         level = self.pooled(layer, self.near("vin", self.blocks, layer.pad_value))
@@ -433,7 +433,7 @@ class LayerLowering:
         return BlockStage(p, near, "vin", par=None if layer.requantise is None else self._parameters(layer.requantise))
 
     def map(self, layer: Map | Multiply) -> LayerComputation:
-        """Of a layer that works element by element. TilingError where both operands need vin."""
+        """Lower a layer that works element by element. TilingError where both operands need vin."""
         product, residual = isinstance(layer, Multiply), layer.epilogue.residual
         if product and residual is not None:
             raise TilingError("a multiplication and its residual both need vin")

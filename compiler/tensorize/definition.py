@@ -48,7 +48,7 @@ class ActivationGrid:
 
     @staticmethod
     def of(cfg: Config, act: Activation, matrix: bool) -> ActivationGrid:
-        """Of the activation; matrix: its batches lie along columns."""
+        """Grid of the activation; matrix: its batches lie along columns."""
         pixels, piece = act.pixels, cfg.piece_bytes
         row, plane = pixels.columns * piece, pixels.rows * pixels.columns * piece
         image = act.storage_groups * plane
@@ -93,8 +93,9 @@ class BlockStage:
 
 @dataclass(frozen=True)
 class Rows:
-    """Of rows of `count` elements, as the intrinsic `name` makes them. within: numbers of each row [images, rows,
-    columns], by the names of their intrinsics, the last one first. powers: of a softmax, [1, 512] float32 in DRAM."""
+    """Operation on rows of `count` elements, as the intrinsic `name` makes them. within: numbers of each row [images,
+    rows, columns], by the names of their intrinsics, the last one first. powers: of a softmax, [1, 512] float32 in
+    DRAM."""
 
     name: str
     count: int
@@ -147,7 +148,7 @@ class LayerComputation:
 
     @cached_property
     def digest(self) -> str:
-        """Of the signature, the same wherever it is asked for."""
+        """Digest of the signature, the same wherever it is asked for."""
         return hashlib.sha256(repr(self.signature).encode()).hexdigest()
 
 
@@ -159,7 +160,7 @@ def depthwise(cfg: Config, layer: Layer) -> bool:
 
 
 def window_of(layer: Layer) -> Window:
-    """Of the layer, 1 x 1 where it has none."""
+    """Window of the layer, 1 x 1 where it has none."""
     return layer.window if isinstance(layer, Conv | Pool | ActivationProduct) else Window((1, 1))
 
 

@@ -87,7 +87,7 @@ class TileAccess:
 
 @dataclass(frozen=True)
 class Limit:
-    """Which iterations i of loop `number` exist: those with low + i * step >= 0 where `lower`, else those with
+    """Iterations i of loop `number` that exist: those with low + i * step >= 0 where `lower`, else those with
     i * step < low."""
 
     number: int
@@ -302,7 +302,7 @@ class MoveInstruction:
             raise TilingError(str(refused)) from None
 
     def _cut(self, ranges: dict[int, tuple[int, int]]) -> _Part:
-        """Of a STORE."""
+        """The STORE of these ranges of its dimensions alone."""
         dims = list(self.dims)
         address = place = 0
         for number, (first, end) in ranges.items():
@@ -312,7 +312,7 @@ class MoveInstruction:
         return _Part({**self.static, **block_fields(dims, self.piece_bytes)}, address, place)
 
     def _padded(self, ranges: dict[int, tuple[int, int]]) -> _Part:
-        """Of a LOAD."""
+        """The LOAD of these ranges of its dimensions, with padding around them."""
         z, y, x = as_planes(self.dims, self.piece_bytes, frozenset(ranges))
         pads: dict[str, int] = {}
         sizes = []
@@ -413,7 +413,7 @@ def as_planes(dims: tuple[Dim, ...], piece: int, bounded: frozenset[int]) -> tup
 
 
 def _joined(dims: tuple[Dim, ...], bounded: frozenset[int]) -> tuple[Dim, ...] | None:
-    """The same block with one loop less: two that are not bounded, and step evenly, are one. None where none are."""
+    """The block with one loop less: two that are not bounded, and step evenly, are one. None where none are."""
     for a, outer in enumerate(dims):
         for b, inner in enumerate(dims):
             free = a != b and a not in bounded and b not in bounded and outer.count > 1 and inner.count > 1

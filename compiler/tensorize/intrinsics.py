@@ -46,7 +46,7 @@ def element_shape(cfg: Config, scope: str) -> tuple[int, ...]:
 
 
 def element_type(cfg: Config, scope: str) -> str:
-    """Of what scratchpad `scope` holds."""
+    """Element type of what scratchpad `scope` holds."""
     return scratchpads(cfg)[scope].element
 
 
@@ -73,7 +73,7 @@ def load(cfg: Config, scope: str) -> TensorIntrinsic:
 
 
 def padded_load(cfg: Config, scope: str) -> TensorIntrinsic:
-    """The same where `inside` holds, else an element full of `pad`."""
+    """Load where `inside` holds, else make an element full of `pad`."""
     src = placeholder(element_shape(cfg, scope), element_type(cfg, scope), "src")
     inside, pad = Var("inside", "bool"), Var("pad", element_type(cfg, scope))
     dst = compute(src.shape, lambda *i: select(inside, src[i], pad), "dst")

@@ -294,7 +294,7 @@ def _conjuncts(e: Expr) -> Iterator[Expr]:
 
 
 def _letters(slots: str, dims: Dims) -> str:
-    """Which loops of an instruction `dims` become, of `slots`, from the outermost."""
+    """Assign the loops of an instruction that `dims` become, of `slots`, from the outermost."""
     if len(dims) == 1 and slots == "krs":
         return "k"  # input blocks, where the window is one pixel
     names = slots[len(slots) - len(dims) :]

@@ -22,7 +22,7 @@ from celosia.hw.spec.isa import ASource, Destination, Opcode
 
 SUMS = ("row_total", "row_squares")
 NAMES = (*SUMS, "layer_norm", "rms_norm")
-"""Of the intrinsics, in front of the number of elements of a row."""
+"""Names of the intrinsics, in front of the number of elements of a row."""
 
 
 def results(

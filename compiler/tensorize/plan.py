@@ -114,7 +114,7 @@ def _lowered(cfg: Config, d: LayerComputation, decisions: Decisions) -> Schedule
 
 
 def _key(layer: Layer) -> Hashable:
-    """Of the object, or of those that a block is made of."""
+    """Identity of the object, or of those that a block is made of."""
     return (*map(id, layer.layers), layer.cuts) if isinstance(layer, Block) else id(layer)
 
 

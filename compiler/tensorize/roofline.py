@@ -116,7 +116,8 @@ class _Tiles:
         """For an entry of the last tile: that parts of rows are short bursts is a matter of all tiles."""
 
     def _held(self) -> None:
-        """Of the input and of weights: what a tile takes, whether all of them stay, and how much is loaded."""
+        """Scratchpad entries of the input and of weights: what a tile takes, whether all of them stay, and how much is
+        loaded."""
         p, n, y, x, k = self.p, self.n, self.y, self.x, self.k
         self.columns = (x - 1) * p.window.strides[1] + p.window.reach(1)
         rows = y if p.window.kernel[0] == 1 else (y - 1) * p.window.strides[0] + p.window.reach(0)
@@ -138,7 +139,7 @@ class _Tiles:
         return np.where(self.x == self.p.columns, 1.0, _row_cost(columns * beats))
 
     def beats(self) -> Cycles:
-        """Of all loads, and of instructions, which come through the same port."""
+        """Beats of all loads, and of instructions, which come through the same port."""
         p = self.p
         load = self.inp_loads * self.inp_beats * self.inp_cost + self.wgt_loads * self.wgt_beats
         load = load + self.store * (p.residual + p.added)

@@ -19,8 +19,8 @@ from celosia.hw.spec.isa import Opcode, formats
 
 
 def softmax_rows(definer: LayerLowering, layer: Softmax, near: Tensor) -> tuple[Tensor, Rows]:
-    """Of the softmax `layer` of rows `near` [images, rows, columns, channels] int8: results like these, and of each row
-    the largest element int8 and the total float32."""
+    """Compute the softmax `layer` of rows `near` [images, rows, columns, channels] int8: results like these, and of
+    each row the largest element int8 and the total float32."""
     pixels = near.shape[:3]
     names, count = ("image", "row", "column", "channel"), layer.count
     powers = definer.constant(layer.powers.view(np.uint8), (1, len(layer.powers)), "float32", "powers")
@@ -39,7 +39,7 @@ def softmax_rows(definer: LayerLowering, layer: Softmax, near: Tensor) -> tuple[
 
 
 def norm_rows(definer: LayerLowering, layer: Norm, near: Tensor, par: Tensor) -> tuple[Tensor, Rows]:
-    """The same of the norm `layer`: of each row the sum and that of its squares, int64. par: for all channels."""
+    """Compute the norm `layer`: of each row the sum and that of its squares, int64. par: for all channels."""
     names = ("image", "row", "column", "channel")
     offset, epsilon = definer.scalar("offset", INT, layer.offset), definer.scalar("epsilon", INT, layer.epsilon)
     limits = tuple(definer.scalar(name, "float32", value) for name, value in
@@ -69,14 +69,15 @@ class RowDefiner(LayerLowering):
     """Makes the tensors of a softmax, or of a norm."""
 
     def softmax(self, layer: Softmax) -> LayerComputation:
-        """Of a softmax of channels. TilingError where the Config has none, or a row is too long for the scratchpads."""
+        """Lower a softmax of channels. TilingError where the Config has none, or a row is too long for the
+        scratchpads."""
         if not self.cfg.softmax:
             raise TilingError("a softmax needs a Config with softmax")
         near = self._near(layer)
         return self._of_rows(near, *softmax_rows(self, layer, near))
 
     def norm(self, layer: Norm) -> LayerComputation:
-        """Of a norm of channels. TilingError where the Config has none, or an instruction cannot hold it."""
+        """Lower a norm of channels. TilingError where the Config has none, or an instruction cannot hold it."""
         if not self.cfg.norm:
             raise TilingError("a normalisation needs a Config with norm")
         if layer.count == 1:

@@ -23,9 +23,9 @@ from celosia.hw.spec.isa import ASource, Destination, Opcode
 from celosia.hw.spec.scratchpads import POWERS as PLACES
 
 NAMES = ("largest", "total", "softmax", "softmax_to_inp")
-"""Of the intrinsics, in front of the number of elements of a row."""
+"""Names of the intrinsics, in front of the number of elements of a row."""
 Element = Callable[[Value], Expr]
-"""Of a row, by its place."""
+"""Element of a row, by its place."""
 
 
 def largest(a: Element, axis: Axis) -> Expr:

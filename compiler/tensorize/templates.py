@@ -282,7 +282,7 @@ class _Template:
                 self.s[near].tensorize(self.s[near].order[1], self.hw[f"load_{scope}"])
 
     def _readers(self, level: BlockStage) -> tuple[Tensor, ...]:
-        """Who reads the weights of `level`."""
+        """Readers of the weights of `level`."""
         if level.acc is not None:
             return (level.acc,)
         number = self.d.levels.index(level)
@@ -348,7 +348,7 @@ class _Template:
 
 
 def _load(stage: Stage, scope: str) -> str:
-    """Which intrinsic brings a tensor into `scope`."""
+    """Choose the intrinsic that brings a tensor into `scope`."""
     if isinstance(stage.body, Select):
         return f"padded_load_{scope}"
     return "widening_load" if isinstance(stage.body, Cast) else f"load_{scope}"

@@ -18,7 +18,7 @@ from celosia.compiler.tune.points import Floats, Searched
 Learner = Callable[[Floats, Floats], Callable[[Floats], Floats]]
 """Features [samples, features] and targets [samples] to what predicts targets."""
 SHRINK = 3.0
-"""Of ridge regression, for features of unit variance."""
+"""Shrinkage of ridge regression, for features of unit variance."""
 
 
 class MissingLearner(ImportError):

@@ -53,8 +53,8 @@ from celosia.sim.timing import predict
 
 Bytes = NDArray[np.uint8]
 VERSION = 5
-"""Of what is measured: a change of the timing model, of the stream that decisions make or of this file raises it, and
-records of other versions are no longer exact."""
+"""Version of what is measured: a change of the timing model, of the stream that decisions make or of this file raises
+it, and records of other versions are no longer exact."""
 Opened = Callable[[Config, "CostSource"], Device]
 COPIES = 2
 """Times that the layer runs in a row."""
@@ -82,7 +82,7 @@ OF_THE_DEVICE = (Status.FAILED, Status.HUNG, Status.CRASHED, Status.LOST)
 
 @dataclass(frozen=True)
 class CostSource:
-    """Who says how many cycles: the timing model or the RTL, with the memory of that name behind it, or a board, as
+    """Source of cycle counts: the timing model or the RTL, with the memory of that name behind it, or a board, as
     ssh://USER@BOARD; whole networks are judged by the timing model with that memory then, too."""
 
     device: str = "timed"
@@ -127,7 +127,7 @@ class LayerJob:
     judge: CostSource = TIMED
     limit: int = 0
     version: int = VERSION
-    """Of who asks."""
+    """Version of who asks."""
 
     @property
     def alike(self) -> str:
@@ -238,7 +238,7 @@ class LayerCase:
 
     @cached_property
     def bytes(self) -> dict[Storage, Bytes]:
-        """Of each storage that is given."""
+        """Bytes of each storage that is given."""
         rng = np.random.default_rng(0)
         sizes = {act.storage: act.size(self.cfg) for each in self.layers for act in inputs(each)}
         return {storage: _random(rng, sizes[storage]) for storage in self.given}

@@ -59,7 +59,7 @@ class Network:
         return build(self.cfg, self.launches, self.written, self.read, planner)
 
     def cycles(self, image: Image, judge: CostSource) -> int:
-        """Of all launches, by the timing model with the judge's memory."""
+        """Cycles of all launches, by the timing model with the judge's memory."""
         codes = [(image.code(launch).tobytes(), launch.address) for launch in image.launches]
         return sum(predict(self.cfg, code, judge.memory, address).cycles for code, address in codes)
 

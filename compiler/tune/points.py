@@ -95,7 +95,7 @@ class Space(Generic[P]):
         return np.maximum(self.predicted, self.bounds)
 
     def number(self, point: P) -> int:
-        """Of `point`. KeyError where it is not in the space."""
+        """Number of `point`. KeyError where it is not in the space."""
         return self._numbers[point]
 
     def sample(self, count: int, rng: np.random.Generator) -> list[int]:
@@ -137,7 +137,7 @@ class Space(Generic[P]):
 
     @cached_property
     def _values(self) -> list[list[int | str]]:
-        """Of each knob: the values that occur, in order."""
+        """For each knob: the values that occur, in order."""
         rows = [self.knobs(point) for point in self.points]
         return [sorted({row[name] for row in rows}) for name in (rows[0] if rows else {})]
 

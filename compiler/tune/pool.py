@@ -1,4 +1,4 @@
-"""Who measures: this process, processes of this machine, or whatever an Executor reaches.
+"""Devices that measure: this process, processes of this machine, or whatever an Executor reaches.
 
     with Fleet.local(2) as fleet:
         fleet.run(jobs, lambda number, result: ...)
@@ -179,7 +179,7 @@ class Executed:
 
 
 _own = threading.local()
-"""Of each thread of a worker: its Stations."""
+"""Worker processes of each thread of a worker."""
 
 
 def measure_apart(module: Sequence[str], job: Job, deadline: float) -> TrialResult:

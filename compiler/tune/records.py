@@ -169,7 +169,8 @@ class Records:
 
 
 def _worse(a: TrialResult, b: TrialResult) -> TrialResult:
-    """Of two answers to one question. What a device failed at once may be asked again, so that any answer is better."""
+    """The worse of two answers to one question. What a device failed at once may be asked again, so that any answer is
+    better."""
     settled = [each for each in (a, b) if each.status in (Status.OK, Status.WRONG, Status.REFUSED)]
     if len(settled) == 1:
         return settled[0]

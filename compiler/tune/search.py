@@ -99,7 +99,7 @@ class Annealing(Search):
         super().__init__(space, rng)
         self.at = space.sample(self.chains, rng)
         self.chain_of = {place: chain for chain, place in enumerate(self.at)}
-        """Which chain wants to know what a point costs."""
+        """The chain that wants to know what a point costs."""
         self.temperature = self.hot
 
     def proposals(self, count: int) -> Iterable[int]:

@@ -47,7 +47,7 @@ class LayerSubject:
 
     @property
     def name(self) -> str:
-        """Of its layer."""
+        """Name of its layer."""
         return self.occurrence.layer.name
 
     @property

@@ -17,7 +17,7 @@ from celosia.sim.functional.access import Range, complete, ranges
 
 
 def reorder_first_loads(cfg: Config, instructions: list[StreamInstruction]) -> list[StreamInstruction]:
-    """The same instructions; the LOADs before all others are sorted by the first readers of their data."""
+    """Sort the LOADs before all other instructions by the first readers of their data."""
     first = list(takewhile(lambda instruction: instruction.opcode == Opcode.LOAD, instructions))
     rest = instructions[len(first) :]
     loaded = {id(each): _ranges(cfg, each)[0] for each in first}

@@ -1,4 +1,4 @@
-"""Which loads of weights come through both read ports, where the Config has two."""
+"""Spread loads of weights over both read ports, where the Config has two."""
 
 from __future__ import annotations
 

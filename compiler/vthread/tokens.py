@@ -32,7 +32,7 @@ class _Log:
         self.unit = unit
         self.entries = np.full(size, NEVER, np.int64)
         self.latest = NEVER
-        """Of all entries."""
+        """Latest write of all entries."""
 
 
 class _History:
@@ -70,7 +70,7 @@ class _History:
 
 
 class _Dram:
-    """The same for DRAM, in granules of one piece; only LOAD reads and only STORE writes."""
+    """Dependences through DRAM, in granules of one piece; only LOAD reads and only STORE writes."""
 
     def __init__(self, cfg: Config, size: int) -> None:
         self.granule = cfg.piece_bytes

@@ -22,7 +22,7 @@ MIN_BYTES_READ, MAX_BYTES_READ = 1 << 10, 1 << 14
 
 @dataclass
 class _Reads:
-    """Of one tensor. passes: how often its elements are read; end, size, loads: of the last pass."""
+    """Reads of one tensor. passes: how often its elements are read; end, size, loads: of the last pass."""
 
     passes: int = 0
     end: int = 0

@@ -62,7 +62,7 @@ def plain(outputs: Sequence[Tensor]) -> Schedule:
 
 
 def _named_apart(outputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """The same, with a number behind names that others have."""
+    """The tensors with a number behind names that others have."""
     order = topological(outputs)
     taken = {tensor.name for tensor in order if tensor.body is None}
     names = {tensor: unused_name(tensor.name, taken) for tensor in order if tensor.body is not None}

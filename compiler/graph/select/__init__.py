@@ -1,4 +1,4 @@
-"""Which operators run on the accelerator, and as what layers.
+"""Choose the operators that run on the accelerator, and their layers.
 
 Every integer operator is tried; what stays on the CPU does so with a reason. Operators that only change the shape are
 free where the accelerator's layout stays the same. A table or a residual addition joins the layer that produces its

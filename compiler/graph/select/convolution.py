@@ -164,7 +164,7 @@ def conv_transpose(p: Placement, node: ir.Node) -> None:
 
 @dataclass(frozen=True)
 class _Phase:
-    """Of each stride-th row (or column) of y from `first` on, `rows` of them, and which of x they are made of.
+    """Every stride-th row (or column) of y from `first` on, `rows` of them, and which of x they are made of.
 
     taps: of the kernel, in the order of the rows of x that they meet, `step` apart. before, after: rows of padding.
     skipped: rows of x before the first that is read. exists: whether any tap meets a row.

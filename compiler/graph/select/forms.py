@@ -13,7 +13,7 @@ from celosia.compiler.program.host.sizes import taken
 from celosia.compiler.program.model import FormInfo
 
 NO_WAY = "no setting changes that, only another operator in its place"
-"""Of a reason for which there is no way out."""
+"""End of a reason for which there is no way out."""
 HOST_INPUT = "the host has its input; quantise the operator that makes it, so that the accelerator has it"
 OTHER_ROWS = "its rows are not in the last two axes as the accelerator holds them; reshape its input to [rows, columns]"
 

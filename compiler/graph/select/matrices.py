@@ -21,7 +21,7 @@ from celosia.compiler.tensorize import pack
 from celosia.hw.spec.config import Config
 
 MOVES = "moves"
-"""Of the meta of a node: it only moves elements, by the identity or in whole blocks."""
+"""Key in the meta of a node that only moves elements, by the identity or in whole blocks."""
 MOST_PRODUCTS = 256
 """Layers of one operator, a matrix each."""
 
@@ -32,8 +32,8 @@ def multiplies(cfg: Config) -> bool:
 
 
 def rows_form(p: Placement, value: ir.Value, result: ir.Value) -> ActivationLayout:
-    """Of an operand of a product by a constant matrix, which gives `result`: rows are pixels of one image where a
-    product of two activations could read them, else images of one pixel."""
+    """Layout of an operand of a product by a constant matrix, which gives `result`: rows are pixels of one image where
+    a product of two activations could read them, else images of one pixel."""
     dims = shape_of(value)
     matrix = len(dims) == 2 and (_has_rows(p, value) or (p.held(value) is None and _becomes_heads(result)))
     rows = (len(dims) > 2 and prod(dims[:-2]) == 1) or matrix
@@ -61,8 +61,8 @@ def _becomes_heads(value: ir.Value) -> bool:
 
 
 def matrices_form(cfg: Config, value: ir.Value, fold: str, pad: int = 0, block: int = 1) -> ActivationLayout:
-    """Of an operand or the result of a product of two activations: each matrix begins on a channel group. pad: what the
-    host puts in channels beyond the last. block: rows come in whole blocks."""
+    """Layout of an operand or the result of a product of two activations: each matrix begins on a channel group. pad:
+    what the host puts in channels beyond the last. block: rows come in whole blocks."""
     return form_of_matrices(cfg, shape_of(value), fold, pad, block)
 
 

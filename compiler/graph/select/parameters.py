@@ -89,7 +89,7 @@ def requantisation(
 
 
 def uniform(channels: int, bias: int, multiplier: int, shift: int, zero_point: int) -> Requantise:
-    """The same requantisation for all channels."""
+    """Requantise all channels alike."""
     return Requantise(
         np.full(channels, bias, np.int32), np.full(channels, multiplier, np.uint32), np.full(channels, shift, np.uint8),
         zero_point,
@@ -107,7 +107,7 @@ def window_of(found: Windows) -> Window:
 
 
 def image_axes(rank: int) -> tuple[int, ...]:
-    """Which of images, channels, rows and columns the axes of a tensor are in its natural form."""
+    """Find which of images, channels, rows and columns the axes of a tensor are in its natural form."""
     if rank not in (2, 3, 4):
         raise NotOffloadable(f"a tensor of {rank} dimensions; reshape it to one with two to four")
     return {2: (0, 1), 3: (0, 1, 3), 4: (0, 1, 2, 3)}[rank]

@@ -15,7 +15,7 @@ from celosia.compiler.layer import Activation, Layer, Storage, padded_groups
 from celosia.hw.spec.config import Config
 
 CACHE = "cache"
-"""Of the meta of an input that is a cache, and of its first rows: the input."""
+"""Key in the meta of a cache input, and of its first rows; the value is the input."""
 Reads = dict[Storage, tuple[ir.Value, ActivationLayout]]
 """For each storage that the host fills: the tensor that it holds and its form."""
 
@@ -32,7 +32,7 @@ class LayerAssignment:
     note: str = ""
     alone: float = 0
     together: float = 0
-    """Of a block: cycles of its layers one by one, and as a block; see LayerInfo."""
+    """For a block: cycles of its layers one by one, and as a block; see LayerInfo."""
 
 
 @dataclass

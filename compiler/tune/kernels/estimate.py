@@ -50,7 +50,7 @@ class Counts:
 
     @property
     def values(self) -> list[float]:
-        """Of all fields, in their order."""
+        """Values of all fields, in their order."""
         return [float(value) for value in self.__dict__.values()]
 
     @property

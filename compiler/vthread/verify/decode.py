@@ -214,7 +214,7 @@ def _instructions(
 
 
 def _keys(values: dict[str, NDArray[np.int64]], but: set[str]) -> list[bytes]:
-    """Of each instruction all fields but these."""
+    """For each instruction all fields but these."""
     table = np.stack([column for name, column in values.items() if name not in but], axis=1)
     keys: list[bytes] = table.view(np.dtype((np.void, table.shape[1] * table.itemsize))).ravel().tolist()  # type: ignore[assignment]
     return keys

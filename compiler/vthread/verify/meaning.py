@@ -54,7 +54,7 @@ class Operation(NamedTuple):
     """Factors of v and of B, constant, shift, smallest and largest result."""
     int8: bool = True
     rows: tuple[Hashable, int] | None = None
-    """Of a softmax or norm: the contents of exp, or whether the mean is taken off, and epsilon; and the elements of a
+    """For a softmax or norm: the contents of exp, or whether the mean is taken off, and epsilon; and the elements of a
     row; B is what rows are, see `Symbols.row_of`."""
 
     @property
@@ -81,7 +81,7 @@ class Symbols:
         self.a, self.b = (np.uint64(value | 1) for value in self.fresh(2).tolist())
         """Factors of the operands of a vector instruction; odd, so that products keep what they multiply."""
         self.factors = self.fresh(3) | np.uint64(1)
-        """Of `result`."""
+        """Factors of `result`."""
         self.rows = self.fresh(cfg.block_out) | np.uint64(1)
         """Factors of the pieces of activations that lie in an entry of wgt, one for each output channel."""
 
@@ -97,7 +97,7 @@ class Symbols:
         return self.known[content]
 
     def padding(self, value: int) -> np.uint64:
-        """Of a piece of padding with this value."""
+        """Contents of a piece of padding with this value."""
         return self.of("padding", value)
 
     def weights(self, tiles: NDArray[np.uint8]) -> Scalars:
