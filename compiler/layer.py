@@ -38,8 +38,8 @@ class Activation:
     """An int8 tensor in DRAM, [images/batch][channels/group][height][width][batch][group].
 
     Several activations share a storage where a tensor is a part of another: this one begins `group_offset` channel
-    groups into it, and where it has not all of its pixels, `lattice` says which. Of a matrix [rows, columns] the rows
-    are images and the columns channels. Two activations of the same place and dimensions are equal: the name, for
+    groups into it, and where it has not all of its pixels, `strided_view` says which. Of a matrix [rows, columns] the
+    rows are images and the columns channels. Two activations of the same place and dimensions are equal: the name, for
     messages, does not count.
     """
 
@@ -50,7 +50,7 @@ class Activation:
     width: int
     storage: Storage
     group_offset: int = 0
-    lattice: StridedView | None = None
+    strided_view: StridedView | None = None
 
     @staticmethod
     def alone(
@@ -73,17 +73,17 @@ class Activation:
     @property
     def pixels(self) -> StridedView:
         """Strided view of the storage's pixels that belong to this activation."""
-        return self.lattice or StridedView(self.height, self.width)
+        return self.strided_view or StridedView(self.height, self.width)
 
     def cut(self, cfg: Config) -> tuple[slice, slice, slice]:
         """Channel groups, rows and columns of the storage that it has."""
         groups = slice(self.group_offset, self.group_offset + self.groups(cfg))
         return groups, *self.pixels.cut(self.height, self.width)
 
-    def region(self, dims: tuple[int, int, int, int], group: int, lattice: StridedView) -> Activation:
-        """The part of it with `dims`, from its channel group `group` on, of those of its pixels in `lattice`."""
+    def region(self, dims: tuple[int, int, int, int], group: int, strided_view: StridedView) -> Activation:
+        """The part of it with `dims`, from its channel group `group` on, of those of its pixels in `strided_view`."""
         images, channels, height, width = dims
-        pixels = lattice.within(self.pixels)
+        pixels = strided_view.within(self.pixels)
         whole = pixels == StridedView(height, width)
         offset = self.group_offset + group
         return Activation(self.name, images, channels, height, width, self.storage, offset, None if whole else pixels)
@@ -95,7 +95,7 @@ class Activation:
             return replace(whole.region(self.dims, self.group_offset, pixels), name=self.name)
         pixels = pixels.column_within(whole.pixels, whole.width)
         offset = whole.group_offset + self.group_offset
-        return replace(self, storage=whole.storage, group_offset=offset, lattice=pixels)
+        return replace(self, storage=whole.storage, group_offset=offset, strided_view=pixels)
 
     def overlaps(self, cfg: Config, other: Activation) -> bool:
         """Whether the two share pieces."""

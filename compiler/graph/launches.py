@@ -110,7 +110,9 @@ class Scheduler:
         """Whether layers write `value` where the host takes it from, and all of them are in launches."""
         act = self.selection.written.get(value)
         return (
-            act is not None and act.lattice is None and all(id(maker) in self.launched for maker in self._makers(act))
+            act is not None
+            and act.strided_view is None
+            and all(id(maker) in self.launched for maker in self._makers(act))
         )
 
     def _bring(self, value: ir.Value) -> None:

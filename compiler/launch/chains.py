@@ -59,7 +59,7 @@ def _links(layers: Sequence[Layer], beside: Collection[str]) -> list[Hashable]:
     others."""
     acts = [act for layer in layers for act in (*inputs(layer), layer.y)]
     numbers = {storage: number for number, storage in enumerate(dict.fromkeys(act.storage for act in acts))}
-    links: list[Hashable] = [(numbers[act.storage], act.group_offset, act.lattice) for act in acts]
+    links: list[Hashable] = [(numbers[act.storage], act.group_offset, act.strided_view) for act in acts]
     return links + [number for number, layer in enumerate(layers) if layer.name in beside]
 
 

@@ -102,12 +102,12 @@ def lifetimes(
 
     step = 0
     for layers, into, out_of in zip(launches, written, read, strict=True):
-        start, company = step, OverlapGroups(cfg, layers, beside)
+        start, overlap_groups = step, OverlapGroups(cfg, layers, beside)
         for index, layer in enumerate(layers):
             for act in (*inputs(layer), layer.y):
                 sizes[act.storage] = act.size(cfg)
                 use(act.storage, step)
-                use(act.storage, start + company.hosts.get(index, index))
+                use(act.storage, start + overlap_groups.hosts.get(index, index))
                 use(act.storage, step - len(softmaxes_before(layers, index)))
             step += 1
         for storage in into:
@@ -134,7 +134,7 @@ class _Emitter:
         self.books: dict[int, NDArray[np.uint8]] = {}
         """Codebooks in front of packed weights, by their address."""
         self.stream = Stream(cfg)
-        self.company = OverlapGroups(cfg, layers, planner.decider.beside)
+        self.overlap_groups = OverlapGroups(cfg, layers, planner.decider.beside)
         self.refused: dict[int, str] = {}
 
     def run(self) -> Stream:
@@ -153,22 +153,22 @@ class _Emitter:
 
     def _planned(self, number: int, layer: Layer) -> PlannedLayer | None:
         """None, and an entry in `refused`, for a layer that does not fit."""
-        following = self.company.following(number)
+        following = self.overlap_groups.following(number)
         try:
-            first = self.company.first(number)
+            first = self.overlap_groups.first(number)
             parts = self.parts[number] = self.planner.layer(layer, first, self._is_cold(number))
             bound = [self._bound(part, layer) for part in parts]
             tiles = [tile for each in bound for tile in each.tiles()]
             planned = PlannedLayer(number, layer, tiles, max(part.decisions.ahead for part in parts))
-            companions = [self.layers[other] for other in self.company.companions.get(number, ())]
+            companions = [self.layers[other] for other in self.overlap_groups.companions.get(number, ())]
             if companions and all(takes_acc(self.cfg, each) for each in companions):
                 planned.ahead = min(planned.ahead, AHEAD)
             planned.cut = any(part.decisions.order in CUT for part in parts)
             if following:
                 held = planned.cut and any(takes_acc(self.cfg, each) for each in following)
                 planned.done = rows_done(tiles, held, self._counted(number))
-            if self.company.is_fed(number):
-                host = self.company.hosts[number]
+            if self.overlap_groups.is_fed(number):
+                host = self.overlap_groups.hosts[number]
                 planned.needs = [rows_needed(tile, self._counted(host)) for tile in tiles]
                 planned.at_once = isinstance(layer, Norm) or layer.name in self.planner.decider.beside
             for tile in tiles:
@@ -181,14 +181,14 @@ class _Emitter:
     def _is_cold(self, number: int) -> bool:
         """Whether gemm waits for the layer's first loads: nothing comes before, or what hardly leaves room for them."""
         before = number - 1
-        if before in self.company.hosts and not self.company.is_fed(before):
-            before = self.company.hosts[before]
+        if before in self.overlap_groups.hosts and not self.overlap_groups.is_fed(before):
+            before = self.overlap_groups.hosts[before]
         return self.cold and (number == 0 or not isinstance(self.layers[before], Conv | Block))
 
     def _counted(self, number: int) -> int:
         """The axis along which the output of a layer becomes complete for the next one: rows, columns, or channel
         groups."""
-        if self.company.first(number) is CompletionOrder.COLUMNS:
+        if self.overlap_groups.first(number) is CompletionOrder.COLUMNS:
             return COLUMNS
         by_groups = self.layers[number].y.height == len(self.parts[number]) == self.cfg.out_pieces == 1
         return GROUPS if by_groups else ROWS
@@ -220,17 +220,17 @@ class _Emitter:
 
     def _emit(self, each: PlannedLayer, planned: list[PlannedLayer | None]) -> None:
         """Emit one layer, and those that are emitted between its tiles."""
-        if each.number in self.company.hosts or self._is_beside(each.number):
+        if each.number in self.overlap_groups.hosts or self._is_beside(each.number):
             return
         if softmaxes := self._softmaxes(each.number):
             self._emit_between([planned[n] for n in softmaxes], each)
             return
-        companions = [planned[number] for number in self.company.companions.get(each.number, ())]
+        companions = [planned[number] for number in self.overlap_groups.companions.get(each.number, ())]
         TileInterleaver(self.stream, each, [other for other in companions if other is not None]).run()
 
     def _softmaxes(self, number: int) -> list[int]:
         """Those between whose tiles those of layer `number` are emitted; they leave acc as it is."""
-        return [] if number in self.company.companions else softmaxes_before(self.layers, number)
+        return [] if number in self.overlap_groups.companions else softmaxes_before(self.layers, number)
 
     def _is_beside(self, number: int) -> bool:
         """Whether a later layer emits this softmax's tiles between its own."""

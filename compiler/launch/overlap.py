@@ -92,7 +92,7 @@ def softmaxes_before(layers: Sequence[Layer], number: int) -> list[int]:
 def trails(producer: Layer, layer: Layer) -> bool:
     """Whether `layer` reads rows of images of which `producer` makes some channels, and nothing else of these."""
     x, y = layer.x, producer.y
-    alike = x.storage is y.storage and x.lattice is y.lattice is None
+    alike = x.storage is y.storage and x.strided_view is y.strided_view is None
     once = sum(act.storage is y.storage for act in inputs(layer)) == 1
     return alike and once and x.height > 1 and (x.images, x.height, x.width) == (y.images, y.height, y.width)
 

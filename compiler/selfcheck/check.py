@@ -273,8 +273,8 @@ class _Check:
             along = images and axis % len(dims) == 1
             channels, pixel = (start, 0) if along else (0, start)
             row, column = (pixel, 0) if images and len(dims) == 4 and axis % 4 == 2 else (0, pixel)
-            lattice = StridedView(whole.height, whole.width, row, column)
-            if whole.region(y.dims, channels // self.cfg.group, lattice) == y and prod(dims) == prod(y.dims):
+            strided_view = StridedView(whole.height, whole.width, row, column)
+            if whole.region(y.dims, channels // self.cfg.group, strided_view) == y and prod(dims) == prod(y.dims):
                 return number, 0, y.channels
             start += whole_groups(self.cfg, dims[axis]) if along else dims[axis]
         raise SelfCheckError(choice.layer.name, f"writes no part of {node.name!r}")

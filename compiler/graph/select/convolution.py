@@ -151,8 +151,8 @@ def conv_transpose(p: Placement, node: ir.Node) -> None:
         requantise = requantisation(scales, zero_x, zero_y, part, bias)
         size = StridedView(*form.dims[2:], rows.skipped, columns.skipped)
         seen = x.region((*form.dims[:2], form.dims[2] - rows.skipped, form.dims[3] - columns.skipped), 0, size)
-        lattice = StridedView(*y_form.dims[2:], rows.first, columns.first, *spread.stride)
-        made = whole.region((*y_form.dims[:2], rows.rows, columns.rows), 0, lattice)
+        strided_view = StridedView(*y_form.dims[2:], rows.first, columns.first, *spread.stride)
+        made = whole.region((*y_form.dims[:2], rows.rows, columns.rows), 0, strided_view)
         shape = Window(
             (len(rows.taps), len(columns.taps)), dilations=(rows.step, columns.step),
             pads=(rows.before, columns.before, rows.after, columns.after),

@@ -1,4 +1,4 @@
-"""Operators that move bytes as layers that copy, each a lattice of pixels: LOAD and STORE stride over them."""
+"""Operators that move bytes as layers that copy, each a strided view of pixels: LOAD and STORE stride over them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from celosia.compiler.strided_view import StridedView
 MOST_LAYERS = 16
 """Copies of one operator; each reads and writes anew."""
 Copy = tuple[tuple[int, StridedView], tuple[int, StridedView]]
-"""First channel group and lattice of what is read, and of where it is written."""
+"""First channel group and strided view of what is read, and of where it is written."""
 
 
 def resize(p: Placement, node: ir.Node) -> None:
@@ -154,7 +154,7 @@ def transpose(p: Placement, node: ir.Node) -> None:
         raise NotOffloadable(HOST_INPUT)
     reads: Reads = {}
     x, y = p.read(value, form, reads), p.activation(node.outputs[0], y_form)
-    if x.lattice is not None:
+    if x.strided_view is not None:
         raise NotOffloadable(
             "its input is some of the pixels of another tensor; transpose the whole tensor, and slice behind that"
         )

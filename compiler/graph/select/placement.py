@@ -57,7 +57,7 @@ def out_of_reach(graph: ir.Graph, selection: Partition) -> set[ir.Value]:
     while waiting:
         value = waiting.pop()
         act, producer = selection.written.get(value), value.producer()
-        if value in seen or (act is not None and act.lattice is None):
+        if value in seen or (act is not None and act.strided_view is None):
             continue
         seen.add(value)
         if producer is not None and producer in selection.views:
@@ -133,7 +133,7 @@ class Placement:
 
     def whole(self, act: Activation) -> bool:
         """Whether `act` is all of its storage."""
-        return act.group_offset == 0 and act.lattice is None and act.storage.groups == padded_groups(
+        return act.group_offset == 0 and act.strided_view is None and act.storage.groups == padded_groups(
             self.cfg, act.channels
         )  # fmt: skip
 

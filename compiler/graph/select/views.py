@@ -51,7 +51,7 @@ def _joins_pixels(p: Placement, node: ir.Node, held: ActivationLayout, form: Act
     x, y = node.inputs[0], node.outputs[0]
     assert x is not None
     source = p.selection.written.get(p.source(x))
-    if source is None or source.dims != held.dims or source.lattice is not None or source.storage in p.inside:
+    if source is None or source.dims != held.dims or source.strided_view is not None or source.storage in p.inside:
         return False
     if held.dims[:2] != form.dims[:2] or math.prod(held.dims) != math.prod(form.dims):
         return False
@@ -103,9 +103,9 @@ def _part(p: Placement, source: Activation, ranges: tuple[range, range, range, r
         raise NotOffloadable(f"its channels do not begin on a group of {p.cfg.group}; begin at a multiple of that")
     if rows.step < 1 or columns.step < 1:
         raise NotOffloadable("it turns rows or columns round; take them with a positive step")
-    lattice = StridedView(source.height, source.width, rows.start, columns.start, rows.step, columns.step)
+    strided_view = StridedView(source.height, source.width, rows.start, columns.start, rows.step, columns.step)
     dims = source.images, len(channels), len(rows), len(columns)
-    return source.region(dims, channels.start // p.cfg.group, lattice)
+    return source.region(dims, channels.start // p.cfg.group, strided_view)
 
 
 def ranges_of(node: ir.Node) -> list[tuple[range, range, range, range]]:
