@@ -1,5 +1,4 @@
-"""Operators that the accelerator has and the CPU computes: those that the caller places there, and launches that cost
-more than the CPU's kernels would."""
+"""Move operators from the accelerator to the CPU: those that the caller names, and launches slower than CPU kernels."""
 
 from __future__ import annotations
 

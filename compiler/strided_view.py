@@ -24,12 +24,15 @@ class StridedView:
         )
 
     def within(self, outer: StridedView) -> StridedView:
-        """The same pixels where the images that they are of are themselves pixels of `outer`."""
+        """Compose two strided views: `self` selects from what `outer` selects."""
         top, left = outer.top + self.top * outer.down, outer.left + self.left * outer.across
         return StridedView(outer.rows, outer.columns, top, left, self.down * outer.down, self.across * outer.across)
 
     def column_within(self, outer: StridedView, width: int) -> StridedView:
-        """The same, of those of one column: images `width` wide are told as one row here, and those of `outer` then."""
+        """Compose with `outer` for images that are one column.
+
+        Images `width` wide count as one row in `self`, and those of `outer` in the result.
+        """
         row, column = divmod(self.left, width)
         left = (outer.top + row * outer.down) * outer.columns + outer.left + column * outer.across
         return StridedView(1, outer.rows * outer.columns, 0, left, 1, self.across // width * outer.down * outer.columns)

@@ -21,7 +21,10 @@ AFTER = "integer"
 
 
 class DebugOutputs:
-    """wanted: names of tensors, or "all" of those that the model names and the graph still has."""
+    """Tensors inside a model that become outputs of its graph.
+
+    wanted: names of tensors, or "all" of those that the model names and the graph still has.
+    """
 
     def __init__(self, model: ir.Model, wanted: str | Sequence[str]) -> None:
         self.all = wanted == ALL

@@ -1,4 +1,4 @@
-"""Two roundings, one behind the other: onnxruntime makes them one, to what both can hold.
+"""Fuse Q→DQ→Q→DQ into one pair with the intersection of both ranges, as onnxruntime does.
 
     q = QuantizeLinear(x, s, z)    d = DequantizeLinear(q, s, z)
     p = QuantizeLinear(d, t, y)    r = DequantizeLinear(p, t, y)

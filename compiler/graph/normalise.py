@@ -1,4 +1,4 @@
-"""What onnxruntime takes and the ONNX checker refuses, written as ONNX wants it.
+"""Rewrite models that onnxruntime takes and the ONNX checker refuses into valid ONNX.
 
 y = com.microsoft.Gelu(a)            opset_import: "com.microsoft" 1
 a = Neg(x)                    ->     a = Neg(x)

@@ -1,7 +1,8 @@
-"""Values of attention, turned on the accelerator.
+"""Transpose the values of attention on the accelerator.
 
-P · V contracts over the rows of V, and weights are rows that are contracted over columns: V has to be turned. Where the
-accelerator computes P, a product with the identity turns V there, V being the weights, so that the host need not:
+P · V contracts over the rows of V, and weights are rows that are contracted over columns: V must be transposed. Where
+the accelerator computes P, a product with the identity transposes V there (V is the weights), so that the host need
+not:
 
     P · V  =  P · (I · Vᵀ)ᵀ       both transposes are views, as that of keys is
 

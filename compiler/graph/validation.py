@@ -1,4 +1,4 @@
-"""What the ONNX checker does not look at, and what would crash it or onnx's shape inference."""
+"""Find errors in a model that the ONNX checker misses, or that would crash it or onnx's shape inference."""
 
 from __future__ import annotations
 

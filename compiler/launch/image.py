@@ -179,7 +179,7 @@ class _Emitter:
         return planned
 
     def _is_cold(self, number: int) -> bool:
-        """Whether gemm waits for the layer's first loads: nothing comes before, or what hardly leaves room for them."""
+        """Whether GEMM idles until this layer's first loads arrive: no earlier GEMM work hides them."""
         before = number - 1
         if before in self.overlap_groups.hosts and not self.overlap_groups.is_fed(before):
             before = self.overlap_groups.hosts[before]

@@ -1,4 +1,4 @@
-"""Tiles of some layers between those of a convolution, as soon as what they read is there."""
+"""Interleave the tiles of some layers with those of a convolution, as soon as their inputs are complete."""
 
 from __future__ import annotations
 
@@ -90,8 +90,8 @@ class OverlappedLayer:
 
 
 class TileInterleaver:
-    """Emits the tiles of a layer, evenly between them those of its companions as soon as they are ready, and then what
-    is left of these."""
+    """Emit the tiles of a layer with those of its companions evenly between them, as soon as these are ready; then the
+    rest of the companions' tiles."""
 
     def __init__(self, stream: Stream, host: PlannedLayer, companions: Sequence[PlannedLayer]) -> None:
         self.stream, self.host = stream, host

@@ -1,4 +1,4 @@
-"""Operators of a graph to layers, and layers to an image: again without those that no tiling of a Config fits."""
+"""Lower the graph to layers and code. If a layer has no tiling, put it on the CPU and start over."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Overlap layers with convolutions by emitting their tiles between those of a convolution.
+"""Overlap memory-bound layers with convolutions by interleaving their tiles.
 
 A pooling, an elementwise layer or a norm has nothing for gemm to do, one convolution waits for memory, and another has
 little for vector and memory: tile by tile, they run at the same time. Such layers stand directly behind the convolution
@@ -16,8 +16,11 @@ from celosia.hw.spec.config import Config
 
 
 class OverlapGroups:
-    """Layers of a launch that overlap, by number. companions: layers emitted between the tiles of a convolution. hosts:
-    the convolution of each companion. beside: names of those that are not companions because of what they follow."""
+    """Layers of a launch that overlap, by number.
+
+    companions[c]: layers whose tiles are interleaved with convolution c. hosts[l]: that convolution. beside: names of
+    layers that are companions because the launch's order put them there, not because of what they follow.
+    """
 
     def __init__(self, cfg: Config, layers: Sequence[Layer], beside: Collection[str]) -> None:
         self.layers, self.beside = layers, beside
@@ -38,8 +41,8 @@ class OverlapGroups:
         return host is not None and self.layers[host].y.storage is self.layers[number].x.storage
 
     def first(self, number: int) -> CompletionOrder:
-        """What of a layer's output is to be complete before the rest, for companions: whole pixels for a norm, of
-        images of one row."""
+        """The part of a layer's output that companions need complete first: whole pixels for a norm, of images of
+        one row."""
         following = self.following(number)
         if not following:
             return (

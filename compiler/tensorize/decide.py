@@ -1,6 +1,6 @@
-"""What is decided for a layer, and who decides: the user, else records, else the search of blocks, else the estimate.
+"""Choose the schedule of each layer. Priority: user, tuning records, block search, cost model.
 
-A SchedulePolicy is asked and never written to: who has found more makes another one of it.
+A SchedulePolicy is immutable; a search that knows more makes another one of it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The first LOADs of a launch in the order in which their data are needed.
+"""Sort the first LOADs of a launch by when their data are needed.
 
 Tiles load one after the other, each all that it needs. Later that does no harm: the next tiles' loads are far ahead.
 At the begin everything waits for the first tile, whose last layers' weights need not come before the second one's input

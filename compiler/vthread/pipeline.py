@@ -261,7 +261,7 @@ class Stream:
             self.advance()
 
     def will_write(self, storage: object, but: int = -1) -> bool:
-        """Whether a tile that has loaded, of another layer than `but`, and does not follow one will write `storage`."""
+        """Whether a pending tile of a layer other than `but` will write `storage`."""
         tiles = (tile for tiles in (self.waiting, *self.running) for tile in tiles)
         return any(tile.writes is storage and tile.layer != but for tile in tiles)
 

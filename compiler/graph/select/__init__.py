@@ -81,7 +81,7 @@ def select(model: ir.Model, cfg: Config, refused: dict[ir.Node, str] | None = No
 
 
 def _misread(placement: Placement) -> Iterator[ir.Node]:
-    """Concatenations with gaps, of which the host, which knows of none, has become a reader."""
+    """Padded concatenations that a CPU operator reads; they must be rebuilt without padding."""
     for value in placement.gaps:
         producer = value.producer()
         if producer is not None and any(use.node in placement.selection.cpu for use in value.uses()):

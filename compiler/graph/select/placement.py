@@ -160,7 +160,7 @@ class Placement:
         self.selection.written[value] = choice.layer.y
 
     def no_longer_writes(self, choice: LayerAssignment) -> None:
-        """Note that the tensor which `choice` has written is nowhere any more."""
+        """Forget where the output of `choice` was stored."""
         del self.made[choice.value], self.selection.forms[choice.value], self.selection.written[choice.value]
 
     def activation(self, value: ir.Value, form: ActivationLayout) -> Activation:
