@@ -166,7 +166,7 @@ class Residual:
 
 @dataclass(frozen=True)
 class Epilogue:
-    """What happens to each int8 value after its anchor: clip, then a table, then a residual."""
+    """Operations on each int8 value after its anchor: clip, then a table, then a residual."""
 
     clip: tuple[int, int] = (-128, 127)
     table: Int8 | None = None

@@ -25,7 +25,7 @@ LAUNCH_CYCLES = 2_000
 
 @dataclass
 class PlacementRequest:
-    """What a caller asks for: by operators' names, CPU or ACCELERATOR; for ALL also COST.
+    """Placement that a caller asks for: by operators' names, CPU or ACCELERATOR; for ALL also COST.
 
     weighed: sentences on launches, once `slower_on_accelerator` has looked at them.
     """

@@ -94,7 +94,7 @@ class Intrinsic(Stmt):
 
 
 class Declared(Protocol):
-    """What is known of an intrinsic: see tensorize.intrinsics, which declares those of the accelerator."""
+    """Declaration of an intrinsic: see tensorize.intrinsics, which declares those of the accelerator."""
 
     @property
     def name(self) -> str:

@@ -21,7 +21,7 @@ _LANES_BITS = NORM_LANES.bit_length()
 
 @dataclass(frozen=True)
 class NormRow:
-    """What elements of a row have in common, int64."""
+    """Values that the elements of a row have in common, int64."""
 
     nearest: OfRow
     factor: OfRow

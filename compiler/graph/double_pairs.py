@@ -23,7 +23,7 @@ KINDS = (np.int8, np.uint8, np.int16, np.uint16)
 
 
 class PairSteps(NamedTuple):
-    """What the integers of a tensor mean: scale, a float32, and zero point."""
+    """Meaning of a tensor's integers: scale, a float32, and zero point."""
 
     scale: NDArray[np.float32]
     zero: NDArray[Any]

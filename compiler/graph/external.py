@@ -24,7 +24,7 @@ ALWAYS_READ_BYTES = 1 << 16
 
 @dataclass(frozen=True)
 class Origin:
-    """What to call a model, and the folder where the files lie that it names; "" for a model that is no file."""
+    """Name of a model, and the folder where the files lie that it names; "" for a model that is no file."""
 
     name: str
     folder: str = ""

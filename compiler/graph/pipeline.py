@@ -1,4 +1,4 @@
-"""What happens to the graph of a model before its operators are placed."""
+"""The passes over the graph of a model, before its operators are placed."""
 
 from __future__ import annotations
 

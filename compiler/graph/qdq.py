@@ -1,4 +1,4 @@
-"""What QuantizeLinear and DequantizeLinear say of a tensor."""
+"""Scales and zero points that QuantizeLinear and DequantizeLinear give a tensor."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def _quantised(node: ir.Node | None, value: ir.Value | None) -> Quantised | None
 
 @dataclass(frozen=True)
 class Dequantisation:
-    """What a float constant was made of: why integer operators cannot take it, "" where they may; the axis along which
+    """Origin of a float constant: why integer operators cannot take it, "" where they may; the axis along which
     it has scales, None where it has one."""
 
     obstacle: str

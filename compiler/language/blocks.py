@@ -28,7 +28,7 @@ def equal(a: NDArray[Any], b: NDArray[Any]) -> bool:
 
 @dataclass(frozen=True)
 class Followed:
-    """What the vector unit does behind a requantise, or to a load: a table, then a residual."""
+    """Operations of the vector unit behind a requantise, or to a load: a table, then a residual."""
 
     table: Tile | None
     residual: Tile | None

@@ -1,4 +1,4 @@
-"""What a scalar can be: its values for all programs and all iterations of the loops around it, computed in numpy."""
+"""Bounds of a scalar: its values for all programs and all iterations of the loops around it, computed in numpy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What layers take one after the other, by the timing model; remembered by a name that says all on which it depends."""
+"""Cycles of consecutive layers by the timing model; remembered by a name that says all on which it depends."""
 
 from __future__ import annotations
 

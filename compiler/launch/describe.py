@@ -1,4 +1,4 @@
-"""What a layer is, in a few words for people."""
+"""Describe a layer in a few words."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ class Launch:
 
 @dataclass(frozen=True)
 class Image:
-    """What lies in DRAM: [activations][constants][instructions].
+    """Image of the accelerator's DRAM: [activations][constants][instructions].
 
     `addresses` gives the offset of each storage of activations; `constants` (weights, parameters, tables, then the
     instructions of all launches) begin at `constants_address`; `size` is the whole.

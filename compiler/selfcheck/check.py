@@ -49,7 +49,7 @@ class CheckFailed(RuntimeError):
 
 @dataclass(frozen=True)
 class Checked:
-    """How many layers and bytes were compared. held: the random codes that the accelerator held of each tensor.
+    """Numbers of compared layers and bytes. held: the random codes that the accelerator held of each tensor.
     computed: what operators made of them on the CPU."""
 
     layers: int = 0

@@ -1,4 +1,4 @@
-"""What the graph's own integer operators give, computed by LLVM kernels on the CPU.
+"""Results of the graph's own integer operators, computed by LLVM kernels on the CPU.
 
 It starts from the operators of the graph and knows nothing of layers, tiles or instructions. Sums of products and
 maxima go through `kernels`; functions of one or two bytes are tables of all their values, made by the CPU backend's

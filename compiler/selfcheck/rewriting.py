@@ -66,8 +66,8 @@ class Unit:
 
 @dataclass(frozen=True)
 class Compared:
-    """How many tensors were compared, and how many could not be: random ones, those of weights that stay in files, and
-    those of operators that refuse the random inputs."""
+    """Numbers of tensors that were compared, and that could not be: random ones, those of weights that stay in files,
+    and those of operators that refuse the random inputs."""
 
     tensors: int = 0
     left_out: int = 0

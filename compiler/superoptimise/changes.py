@@ -1,4 +1,4 @@
-"""What is no longer in a graph, and what is new in the one that was made of it: plain data, for pictures."""
+"""Differences between a graph and the one that was made of it: plain data, for pictures."""
 
 from __future__ import annotations
 

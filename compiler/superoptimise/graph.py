@@ -20,7 +20,7 @@ ONNX = "onnx"
 
 @dataclass(frozen=True)
 class Meant:
-    """What bytes mean to one operator: real = (byte - zero) * scale."""
+    """Scale and zero point of bytes for one operator: real = (byte - zero) * scale."""
 
     scale: float
     zero: int
@@ -91,7 +91,7 @@ class FloatMap:
 
 @dataclass(frozen=True)
 class Written:
-    """How a requantised product was written: its operator of ONNX, whether with QDQ, and the scales of x, w and y.
+    """Original form of a requantised product: its operator of ONNX, whether with QDQ, and the scales of x, w and y.
 
     biased: it had a bias.
     """

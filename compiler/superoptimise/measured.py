@@ -1,4 +1,4 @@
-"""What a Program takes on this processor, with one thread: its kernels, each timed once and remembered."""
+"""Time of a Program on this processor, with one thread: its kernels, each timed once and remembered."""
 
 from __future__ import annotations
 

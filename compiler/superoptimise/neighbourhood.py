@@ -1,4 +1,4 @@
-"""What a step saves by itself: the operations that it changes, with those next to them, as two small models.
+"""Estimate what a step saves by itself: the operations that it changes, with those next to them, as two small models.
 
 Cycles hang on shapes, not on weights: a block that stands in a network ten times is priced once. It is an estimate, as
 all of a step's price is until the whole model's turn comes.

@@ -1,4 +1,4 @@
-"""What a model costs: cycles of its launches by the timing model, and an estimate of what is left to the CPU; of
+"""Price of a model: cycles of its launches by the timing model, and an estimate of what is left to the CPU; of
 one for the CPU alone, what its kernels take there (measured.py)."""
 
 from __future__ import annotations

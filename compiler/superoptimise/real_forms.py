@@ -1,4 +1,4 @@
-"""How operators that fast-math's rules name are written in ONNX: of models whose floats count as real numbers."""
+"""Read and write operators that fast-math's rules name: of models whose floats count as real numbers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a tile operation computes, as a tensor expression."""
+"""Behaviour of a tile operation as a tensor expression."""
 
 from __future__ import annotations
 

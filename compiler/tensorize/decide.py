@@ -21,7 +21,7 @@ from celosia.hw.spec.config import Config
 
 
 class ScheduleSource(Protocol):
-    """What a user has decided; see compiler/decisions.py."""
+    """Schedules that a user has decided; see tensorize/decisions.py."""
 
     def of(self, layer: str, problems: Sequence[Problem | Group]) -> list[Decisions] | None:
         """Decisions for each problem of the layer of this name, None where the user says nothing. DecisionsError."""

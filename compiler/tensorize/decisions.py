@@ -44,7 +44,7 @@ def decisions_of(program: Contents) -> dict[str, Any]:
 
 @dataclass
 class ScheduleFile:
-    """What a user has decided, by layer: workload and decisions of each part."""
+    """Schedules that a user has decided, by layer: workload and decisions of each part."""
 
     cfg: Config
     layers: dict[str, list[tuple[str, Decisions]]]

@@ -1,4 +1,4 @@
-"""What each layer computes, as tensor expressions over activations in blocks of channels.
+"""Lower layers to tensor expressions over activations in blocks of channels.
 
 Every layer has the same shape: `near` brings its input, padded, into a scratchpad; a convolution sums products in
 `acc`; `out` is one pass of the vector unit; `y` puts the result into DRAM. What differs is written here once, and

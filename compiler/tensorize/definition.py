@@ -1,4 +1,4 @@
-"""What a definition of a layer consists of."""
+"""Tensor expressions of a layer, and where its tensors lie."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an intrinsic of the accelerator is.
+"""Intrinsics of the accelerator.
 
 An intrinsic is declared by its behaviour, a tensor expression over tiles whose sizes come from the Config, and by its
 lowering rule, which says of which instruction the tiles are operands. The loops around an intrinsic become loops of the

@@ -1,4 +1,4 @@
-"""What the accelerator can do, as intrinsics for Stage.tensorize. intrinsic.py says what an intrinsic is.
+"""The accelerator's operations, as intrinsics for Stage.tensorize. intrinsic.py says what an intrinsic is.
 
 >>> from celosia.hw.spec.config import Config
 >>> print(gemm(Config.load("tiny")).behaviour.body)
@@ -138,7 +138,7 @@ def rescaled(v: Expr, b: Expr, scale_v: Value, scale_b: Value, scale_c: Value, u
 
 @dataclass(frozen=True)
 class Pass:
-    """What one VECTOR instruction does with operand A, of `source` "acc" or "vin", in this order.
+    """Operations of one VECTOR instruction on operand A, of `source` "acc" or "vin", in this order.
 
     reduce: combine the window of A by "sum" or "max". taps: A is a sum of products with weights of tap. multiply: by
     operand B, from vin. requantise: with an entry of par. lookup: in a table. residual: add operand B, from vin.

@@ -26,7 +26,7 @@ LOAD_PART_BEATS = 1024
 
 
 class CompletionOrder(Enum):
-    """What of a layer's output is to be complete before the rest."""
+    """Part of a layer's output that is to be complete before the rest."""
 
     ANY = "any"
     ROWS = "rows"
@@ -35,8 +35,8 @@ class CompletionOrder(Enum):
 
 @dataclass(frozen=True)
 class Problem:
-    """What the choice depends on: output blocks x images x rows x columns, each of `in_blocks` input blocks and a
-    window.
+    """Workload that the choice of a tiling depends on: output blocks x images x rows x columns, each of `in_blocks`
+    input blocks and a window.
 
     in_blocks: 0 where gemm has nothing to do. residual: an operand B of the size of the output comes through vin.
     step: input blocks from those of `share` output blocks to those of the next. near: the scratchpad of the input.

@@ -1,4 +1,4 @@
-"""What users of the tuner choose from, and what holds where they choose nothing: imports nothing, for `--help`."""
+"""Choices of the tuner's users, and defaults: imports nothing, for `--help`."""
 
 SEARCH_NAMES = ("descent", "climb", "evolution", "annealing", "random")
 """Searches; the first is the default."""

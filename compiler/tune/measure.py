@@ -64,7 +64,7 @@ MOST_CYCLES = 1 << 32
 
 
 class Status(StrEnum):
-    """How a trial ended. Only OK has cycles, and CENSORED a number that they exceed."""
+    """End of a trial. Only OK has cycles, and CENSORED a number that they exceed."""
 
     OK = "ok"
     CENSORED = "censored"
@@ -140,7 +140,7 @@ class LayerJob:
 
 @dataclass(frozen=True)
 class TrialResult:
-    """What a trial found. cycles: of the layer twice in a row where `status` is OK, the limit where it is CENSORED."""
+    """Result of a trial. cycles: of the layer twice in a row where `status` is OK, the limit where it is CENSORED."""
 
     status: Status
     cycles: int = 0

@@ -93,10 +93,10 @@ class Network:
 
 @dataclass(frozen=True)
 class Applied:
-    """What records were good for. source: "network" where this network was tuned, "layers" where records of its layers
-    were put together, "none" where there are none. layers: workloads that they decide, `of` all. cycles, untuned: of
-    the whole, with and without them. inexact: records of another version or device that were tried. refused: why
-    decisions of records could not be followed."""
+    """Effect of records on a network. source: "network" where this network was tuned, "layers" where records of its
+    layers were put together, "none" where there are none. layers: workloads that they decide, `of` all. cycles,
+    untuned: of the whole, with and without them. inexact: records of another version or device that were tried.
+    refused: why decisions of records could not be followed."""
 
     source: str
     config: str

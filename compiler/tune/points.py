@@ -1,4 +1,4 @@
-"""What can be tried for a layer: points with named knobs, all of them legal, what each is expected to take, and what
+"""Search spaces of layers: points with named knobs, all of them legal, what each is expected to take, and what
 it takes at least.
 
 `Space` knows nothing of accelerators: a search sees points as numbers, their neighbours and expectations. `layer_space`
@@ -36,7 +36,7 @@ LARGEST = 20_000
 
 
 class Searched(Protocol):
-    """What a search sees of a space: points are numbers. Arrays are by these numbers."""
+    """The part of a space that a search sees: points are numbers. Arrays are by these numbers."""
 
     @property
     def base(self) -> Floats:

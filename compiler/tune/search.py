@@ -23,7 +23,7 @@ Costs = Sequence[tuple[int, float | None]]
 
 
 class Search:
-    """What all have in common: what is known, and the best of it."""
+    """Base of all searches: what is known, and the best of it."""
 
     def __init__(self, space: Searched, rng: np.random.Generator) -> None:
         self.space, self.rng = space, rng

@@ -125,7 +125,8 @@ def _plane(x: Tensor, levels: BitLevels, place: int, axis: int, dtype: str, apar
 
 @dataclass(frozen=True)
 class Factors:
-    """How the product of `levels` is that of bits: acc = scale * sum u*v + (w0 - zw) * sx * sum u + offset."""
+    """Factors with which the product of `levels` is that of bits: acc = scale * sum u*v + (w0 - zw) * sx * sum u +
+    offset."""
 
     x: BitLevels
     w: BitLevels

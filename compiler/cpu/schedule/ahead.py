@@ -1,4 +1,4 @@
-"""What is fetched while an iteration computes: the elements that the next one begins with.
+"""Prefetch while an iteration computes: the elements that the next one begins with.
 
 Processors guess what is read next within a page of memory. An iteration that reads its elements several times computes
 for long after it has read them first, and then the next one waits for its own.

@@ -1,4 +1,4 @@
-"""How tensors of the graph are activations of the accelerator."""
+"""Layouts of the graph's tensors as activations of the accelerator."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class NotOffloadable(Exception):
 
 @dataclass(frozen=True)
 class ActivationLayout:
-    """How a tensor of the graph is an activation: its logical [images, channels, height, width].
+    """Layout of a tensor of the graph as an activation: its logical [images, channels, height, width].
 
     fold: "" for the tensor itself; "xy" or "x" where each pixel holds the window (or the row of the window) that a
     convolution reads there, made by the host, so that a first layer of few channels fills the blocks. Of those of

@@ -78,7 +78,7 @@ def cache_of(value: ir.Value) -> ir.Value | None:
 
 
 class Placement:
-    """What is placed so far; `selection` is the result."""
+    """State of the placement so far; `selection` is the result."""
 
     def __init__(self, cfg: Config, unmoved: Collection[ir.Value] = (), without_gaps: Collection[ir.Node] = ()) -> None:
         """unmoved: tensors that stay in storages of their own. without_gaps: concatenations that have none."""

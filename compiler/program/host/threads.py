@@ -1,4 +1,4 @@
-"""How many threads share the loops of kernels."""
+"""Number of threads that share the loops of kernels."""
 
 from __future__ import annotations
 

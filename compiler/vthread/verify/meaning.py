@@ -1,4 +1,4 @@
-"""What layers mean, as random scalars of the integers modulo 2^64: one for each piece of each output.
+"""Meaning of layers as random scalars of the integers modulo 2^64: one for each piece of each output.
 
 A *piece* is what LOAD and STORE move, [batch][group] of an activation. It is represented by a random number, its
 symbol; weights by a random linear hash, so that the sum of a convolution is a sum of products of scalars. What a vector
@@ -37,7 +37,7 @@ Scalars = NDArray[np.uint64]
 
 
 class Operation(NamedTuple):
-    """What a vector instruction does to its operands, without those of its fields that have no effect."""
+    """Operation of a vector instruction on its operands, without those of its fields that have no effect."""
 
     offset: int = 0
     """Added to each A."""
