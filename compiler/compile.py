@@ -40,7 +40,7 @@ from celosia.compiler.program.host.op import HostError
 from celosia.compiler.selfcheck.check import CheckFailed, SelfCheckError, self_check
 from celosia.compiler.selfcheck.original import Original
 from celosia.compiler.selfcheck.rewriting import RewriteError, check_pass, check_rewriting, units_of
-from celosia.compiler.superoptimise.price import DEAR, Price, Pricing, price_of
+from celosia.compiler.superoptimise.price import INFEASIBLE, Price, Pricing, price_of
 from celosia.compiler.switches import leaving_out
 from celosia.compiler.tensorize.decisions import ScheduleFile
 from celosia.compiler.tensorize.plan import Planner
@@ -165,7 +165,7 @@ def network_of(source: Source, options: Options) -> Network:
 def price(source: Source, options: Options) -> Price:
     """What the model costs under the same options: cycles of its launches, and an estimate of the CPU's part.
 
-    DEAR where layers do not fit. Raises what `compile` does; nothing is checked.
+    INFEASIBLE where layers do not fit. Raises what `compile` does; nothing is checked.
     """
     with _of_shapes(options.shapes), raised_gc_threshold():
         known = asked_for(options.records)
@@ -184,7 +184,7 @@ def price(source: Source, options: Options) -> Price:
             network = Network(front.cfg, *lowered.plan, lowered.planner)
             return price_of(network, lowered.image, lowered.selection)
         except (LayerErrors, TilingError):
-            return DEAR
+            return INFEASIBLE
 
 
 def pricing(

@@ -17,7 +17,7 @@ from onnx import helper
 
 from celosia.compiler.graph.errors import ModelError
 from celosia.compiler.superoptimise.graph import ONNX, ByteMap, BytesGraph, GraphOp, Written
-from celosia.compiler.superoptimise.price import DEAR, LOST, Awaited, Price, Pricing
+from celosia.compiler.superoptimise.price import INFEASIBLE, UNMEASURED, Awaited, Price, Pricing
 from celosia.compiler.superoptimise.windows import Averaging
 from celosia.compiler.superoptimise.writing import OnnxWriter, Unwritable
 
@@ -48,7 +48,7 @@ class Neighbourhoods:
                 try:
                     self.under_way[alike] = self.pricing.elsewhere(self._model(part))
                 except Unwritable:
-                    self.known[alike] = DEAR
+                    self.known[alike] = INFEASIBLE
         return lambda: all(name not in self.under_way or self.under_way[name].ready() for name in names)
 
     def gain(self, before: BytesGraph, after: BytesGraph) -> float | None:
@@ -57,9 +57,9 @@ class Neighbourhoods:
         if parts is None:
             return None
         old, new = map(self._priced, parts)
-        if old is LOST or new is LOST:
+        if old is UNMEASURED or new is UNMEASURED:
             return -inf
-        if old is DEAR:
+        if old is INFEASIBLE:
             return None
         saved = old.total - new.total
         return self._anew(parts[0], parts[1]) if old.measured and saved > NOISE * old.total else saved
@@ -92,7 +92,7 @@ class Neighbourhoods:
         alike = likeness(part)
         if alike in self.under_way and self.under_way[alike].ready():
             told = self.under_way.pop(alike).price()
-            if told is LOST:
+            if told is UNMEASURED:
                 return told
             if told is not None:
                 self.known[alike] = told
@@ -100,7 +100,7 @@ class Neighbourhoods:
             try:
                 self.known[alike] = self.pricing.part(self._model(part))
             except (Unwritable, ModelError):
-                self.known[alike] = DEAR
+                self.known[alike] = INFEASIBLE
         return self.known[alike]
 
     def _model(self, part: BytesGraph) -> onnx.ModelProto:

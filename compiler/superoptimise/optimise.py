@@ -23,7 +23,7 @@ from celosia.compiler.superoptimise.graph import BytesGraph
 from celosia.compiler.superoptimise.kept import KeptSearches
 from celosia.compiler.superoptimise.matching import matches
 from celosia.compiler.superoptimise.neighbourhood import NOISE, Neighbourhoods
-from celosia.compiler.superoptimise.price import DEAR, Price, Pricing
+from celosia.compiler.superoptimise.price import INFEASIBLE, Price, Pricing
 from celosia.compiler.superoptimise.proofs import RuleError, changes_values, proof_of, require_proved
 from celosia.compiler.superoptimise.real_forms import RealReader
 from celosia.compiler.superoptimise.rounding import Apart, apart, bound_of
@@ -216,7 +216,7 @@ def _prices(original: onnx.ModelProto, graph: BytesGraph, pricing: Pricing) -> P
                 return pricing.whole(model)
             return before[0].less(pricing.anew(original, model))  # what is measured later is not what was measured then
         except (Unwritable, ModelError):
-            return DEAR
+            return INFEASIBLE
 
     return price_of
 

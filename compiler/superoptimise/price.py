@@ -61,7 +61,8 @@ class Awaited(Protocol):
         ...
 
     def price(self) -> Price | None:
-        """What it is; LOST where whoever looked for it gave no answer, None where nobody did. Of one that is ready."""
+        """What it is; UNMEASURED where whoever looked for it gave no answer, None where nobody did. Of one that is
+        ready."""
         ...
 
 
@@ -79,7 +80,7 @@ class Pricing(NamedTuple):
     helpers: int = 0
 
 
-DEAR, LOST = Price(inf, inf), Price(inf, inf)
+INFEASIBLE, UNMEASURED = Price(inf, inf), Price(inf, inf)
 """Prices of a model that does not compile, and of one of which nobody knows whether it does."""
 
 

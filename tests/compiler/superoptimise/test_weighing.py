@@ -16,7 +16,7 @@ from quantised_models import Quantised
 from celosia.compiler.compile import price
 from celosia.compiler.superoptimise.budget import BudgetError
 from celosia.compiler.superoptimise.equal import difference
-from celosia.compiler.superoptimise.price import DEAR, LOST, Price
+from celosia.compiler.superoptimise.price import INFEASIBLE, UNMEASURED, Price
 from celosia.compiler.tune.measure import VERSION, Status, TrialResult
 from celosia.compiler.tune.pool import Fleet, InProcess, Job
 from celosia.driver.host.oracle import opened
@@ -76,8 +76,10 @@ NONSENSE = {
 
 def test_an_answer_that_is_none_is_no_price() -> None:
     for kind, result in NONSENSE.items():
-        assert price_in(result) is LOST, kind
-    assert price_in(TrialResult(Status.REFUSED)) is DEAR and price_in(said('{"cycles": 7, "host": 2}')) == Price(7, 2)
+        assert price_in(result) is UNMEASURED, kind
+    assert price_in(TrialResult(Status.REFUSED)) is INFEASIBLE and price_in(said('{"cycles": 7, "host": 2}')) == Price(
+        7, 2
+    )
 
 
 @pytest.mark.parametrize("kind", ["no JSON", "died"])
