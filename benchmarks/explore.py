@@ -21,7 +21,7 @@ import numpy as np
 from benchmarks.rows import ROOT, Request, Row, Say, judged, skipped
 from benchmarks.workloads import WORKLOADS, Missing
 from celosia.bitstreams.synthesis import usage
-from celosia.compiler.layer import Untileable
+from celosia.compiler.layer import TilingError
 from celosia.compiler.tune.measure import VERSION, Status, TrialResult
 from celosia.compiler.tune.pool import Fleet, Job
 from celosia.compiler.tune.records import append, sealed, unsealed
@@ -362,7 +362,7 @@ def judged_rows(full: bool, say: Say, command: str) -> Iterator[Row]:
         assert cfg is not None
         try:
             cycles = timed(one, cfg, board.memory.name).cycles
-        except Untileable:
+        except TilingError:
             continue
         say(f"judged: RTL of {cfg.digest[:6]}, {len(off) + 1} of {count}")
         off.append(100 * abs(cycles / rtl_cycles(one, cfg, board.memory.name) - 1))

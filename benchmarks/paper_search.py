@@ -45,7 +45,7 @@ def search(size: PaperSize, folder: Path | None, say: Say) -> Chart:
     from benchmarks.paper_figures import curves
 
     config = size.configs[0]
-    cfg, names = Config.load(config), [name for name in SEARCHES if name != "exhaustive"]
+    cfg, names = Config.load(config), list(SEARCHES)
     found = {name: np.empty((size.shapes, size.trials)) for name in names}
     with tempfile.TemporaryDirectory() as place:
         for number, shape in enumerate(tune.SMALL[: size.shapes]):

@@ -86,8 +86,8 @@ ABLATED = ("four_branches", "detector", "u_net", "separable_cell", "resnext")
 
 POOLED, PROCESSES = ("inception_v3", "inception_v3_middle"), (0, 1, 2)
 """What is searched with processes beside this one, and how many; 0: this one weighs steps itself."""
-FLOAT_SEARCH = "milp"
-"""Many steps at once: each of them is compiled for the CPU to be weighed, which takes long."""
+FLOAT_SEARCH = "greedy"
+"""One step after the other: each of them is compiled for the CPU to be weighed, which takes long."""
 
 
 @dataclass

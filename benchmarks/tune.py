@@ -27,10 +27,10 @@ from benchmarks.workloads import WORKLOADS, Missing
 from celosia.compiler import numerics
 from celosia.compiler.compile import network_of
 from celosia.compiler.launch.image import LayerErrors
-from celosia.compiler.layer import Activation, Conv, Epilogue, Layer, Requantise, Residual, Untileable, Window
+from celosia.compiler.layer import Activation, Conv, Epilogue, Layer, Requantise, Residual, TilingError, Window
 from celosia.compiler.tensorize.plan import Planner
 from celosia.compiler.tune.cost_model import MissingLearner, ridge, trees
-from celosia.compiler.tune.measure import TIMED, VERSION, Judge, LayerCase, LayerJob, Status, measure, packed
+from celosia.compiler.tune.measure import TIMED, VERSION, CostSource, LayerCase, LayerJob, Status, measure, packed
 from celosia.compiler.tune.network import Occurrence
 from celosia.compiler.tune.points import Floats, Point, Space, layer_space
 from celosia.compiler.tune.pool import Fleet
@@ -118,7 +118,12 @@ class Table:
     says how many there are; its bytes are compared, too."""
 
     def __init__(
-        self, cfg: Config, layer: Layer, folder: Path = KEPT, judge: Judge = TIMED, space: Space[Point] | None = None
+        self,
+        cfg: Config,
+        layer: Layer,
+        folder: Path = KEPT,
+        judge: CostSource = TIMED,
+        space: Space[Point] | None = None,
     ) -> None:
         self.cfg, self.layer, self.judge = cfg, layer, judge
         self.space = space_of(cfg, layer) if space is None else space
@@ -146,7 +151,7 @@ class Table:
     def _timed(self, number: int) -> float:
         try:
             return self.case.cycles(self.space.points[number])
-        except (LayerErrors, Untileable):
+        except (LayerErrors, TilingError):
             return float("inf")
 
     def _judged(self, number: int, limit: int) -> float:
@@ -240,7 +245,7 @@ LEAST = 8
 """Points of a layer of which a ranking says something."""
 JUDGED = ("pynq", "zcu104")
 """Configs of the regret."""
-WITHOUT_SEED = ("descent", "coordinates", "beam")
+WITHOUT_SEED = ("descent",)
 """Searches in which nothing is random."""
 
 
@@ -273,8 +278,6 @@ def regret_rows(size: Size, configs: Sequence[str], say: Callable[[str], None], 
         tables = [Table(cfg, shape.layer(cfg)) for shape in size.shapes]
         best = [table.optimum(say) for table in tables]
         for name in SEARCHES:
-            if name == "exhaustive":
-                continue
             seeds = 1 if name in WITHOUT_SEED else size.seeds
             say(f"{config}: {name}")
             found = np.array([
@@ -329,7 +332,7 @@ def draw(curves: dict[str, dict[str, Floats]], path: Path) -> None:
 
 def judged_rows(size: Size, say: Callable[[str], None], command: str) -> Iterator[Row]:
     """On `tiny`: what the default search finds on the RTL, and the best that there is on it."""
-    cfg, rtl = Config.load("tiny"), Judge("rtl")
+    cfg, rtl = Config.load("tiny"), CostSource("rtl")
     for shape in size.judged:
         table = Table(cfg, shape.layer(cfg), judge=rtl)
         best, ran = table.judged_optimum(say)

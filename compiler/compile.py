@@ -17,11 +17,11 @@ from celosia.compiler.cpu.llvm import link_library
 from celosia.compiler.cpu.schedule.chosen import Choices, choosing
 from celosia.compiler.cpu.target import compiling_for, find_target
 from celosia.compiler.graph.cost import total_macs
+from celosia.compiler.graph.debug_outputs import DebugOutputs
 from celosia.compiler.graph.dimensions import Shapes
 from celosia.compiler.graph.errors import ModelError
 from celosia.compiler.graph.float_weights import quantise_weights
 from celosia.compiler.graph.importer import check_parameters, read
-from celosia.compiler.graph.keep import Kept
 from celosia.compiler.graph.launches import LaunchPlan
 from celosia.compiler.graph.limits import require_memory, require_numpy
 from celosia.compiler.graph.passes import Pipeline, Watch
@@ -32,28 +32,28 @@ from celosia.compiler.graph.specialise import SpecialisedModel, specialise
 from celosia.compiler.launch.assemble import Assembler
 from celosia.compiler.launch.image import Image, LayerErrors
 from celosia.compiler.launch.lowering import LaunchLayers, Lowered, lower
-from celosia.compiler.layer import Untileable
-from celosia.compiler.options import Options, Source, taking
-from celosia.compiler.placing import Placed
+from celosia.compiler.layer import TilingError
+from celosia.compiler.options import Options, Source, expand_options
+from celosia.compiler.placing import PlacementRequest
 from celosia.compiler.program import PassInfo, Program
 from celosia.compiler.program.host.op import HostError
 from celosia.compiler.selfcheck.check import CheckFailed, SelfCheckError, self_check
 from celosia.compiler.selfcheck.original import Original
 from celosia.compiler.selfcheck.rewriting import RewriteError, check_pass, check_rewriting, units_of
-from celosia.compiler.superoptimise.price import DEAR, Price, Pricing, price_of
+from celosia.compiler.superoptimise.price import INFEASIBLE, Price, Pricing, price_of
 from celosia.compiler.switches import leaving_out
-from celosia.compiler.tensorize.decisions import Given
+from celosia.compiler.tensorize.decisions import ScheduleFile
 from celosia.compiler.tensorize.plan import Planner
 from celosia.compiler.tune.measure import TIMED
 from celosia.compiler.tune.network import Network, apply, chains, follow
 from celosia.compiler.tune.records import Records
 from celosia.compiler.tune.shipped import SHIPPED, asked_for, shipped
 from celosia.compiler.vthread.verify import Run, verify_provenance
-from celosia.garbage import seldom_collected
+from celosia.garbage import raised_gc_threshold
 from celosia.hw.spec.config import Config, did_you_mean
 
 
-@taking(Options)
+@expand_options(Options)
 def compile(source: Source, options: Options) -> Program:
     """Compile a model for the accelerator `config` (a preset's name, a TOML or JSON file, or a Config).
 
@@ -97,7 +97,7 @@ def compile(source: Source, options: Options) -> Program:
     if options.optimise is not None or options.fast_math:
         source, derivation = _optimised(source, options)
         options = replace(options, optimise=None, fast_math=False)
-    with compiling_for(processor), _of_shapes(options.shapes), seldom_collected(), leaving_out(options.left_out):
+    with compiling_for(processor), _of_shapes(options.shapes), raised_gc_threshold(), leaving_out(options.left_out):
         known = asked_for(options.records)
         choices = _measured(known) if known and known.trials and processor is None else None
         with choosing(choices) if choices else nullcontext():
@@ -149,25 +149,25 @@ def _measured(records: Records) -> Choices:
     return Choices(recorded(records))
 
 
-@taking(Options)
+@expand_options(Options)
 def network_of(source: Source, options: Options) -> Network:
     """The layers that `compile` puts on the accelerator under the same options: what a search for schedules searches.
 
     Raises what `compile` does; nothing is checked.
     """
-    with _of_shapes(options.shapes), seldom_collected():
+    with _of_shapes(options.shapes), raised_gc_threshold():
         front = _front(source, replace(options, check=False), asked_for(options.records))
         lowered = _lowered(front, options)
         return Network(front.cfg, *lowered.plan, lowered.planner)
 
 
-@taking(Options)
+@expand_options(Options)
 def price(source: Source, options: Options) -> Price:
     """What the model costs under the same options: cycles of its launches, and an estimate of the CPU's part.
 
-    DEAR where layers do not fit. Raises what `compile` does; nothing is checked.
+    INFEASIBLE where layers do not fit. Raises what `compile` does; nothing is checked.
     """
-    with _of_shapes(options.shapes), seldom_collected():
+    with _of_shapes(options.shapes), raised_gc_threshold():
         known = asked_for(options.records)
         front = _front(source, replace(options, check=False), known)
         timed = _timed(front.cfg)
@@ -183,8 +183,8 @@ def price(source: Source, options: Options) -> Price:
             lowered = _lowered(front, options, made)
             network = Network(front.cfg, *lowered.plan, lowered.planner)
             return price_of(network, lowered.image, lowered.selection)
-        except (LayerErrors, Untileable):
-            return DEAR
+        except (LayerErrors, TilingError):
+            return INFEASIBLE
 
 
 def pricing(
@@ -256,10 +256,10 @@ class Front:
     sentences on what was placed by cost."""
 
     cfg: Config
-    given: Given | None
+    given: ScheduleFile | None
     planner: Planner
     model: SpecialisedModel
-    kept: Kept
+    kept: DebugOutputs
     originals: list[Original]
     macs: int
     passes: list[PassInfo]
@@ -279,7 +279,7 @@ def _front(source: Source, options: Options, known: Records | None) -> Front:
 
 def _front_of(source: Source, options: Options, known: Records | None, declared: bool) -> Front:
     cfg = Config.load(options.config)
-    given = None if options.decisions is None else Given.load(options.decisions, cfg)
+    given = None if options.decisions is None else ScheduleFile.load(options.decisions, cfg)
     planner = Planner(cfg, given)
     if known is not None and given is None:
         planner.timed |= chains(cfg, shipped(cfg))
@@ -288,7 +288,7 @@ def _front_of(source: Source, options: Options, known: Records | None, declared:
     quantise_weights(found.graph)
     require_memory(found.graph)
     options.say("graph passes")
-    kept = Kept(found.graph, options.keep)
+    kept = DebugOutputs(found.graph, options.keep)
     _mark_caches(found.graph, options.caches)
     originals: list[Original] = []
     watch = options.watch
@@ -315,14 +315,14 @@ def _mark_caches(model: ir.Model, names: Sequence[str]) -> None:
 def _lowered(front: Front, options: Options, made: Callable[[LaunchLayers, Planner], Image] | None = None) -> Lowered:
     options.say("placing operators")
     graph, given = front.model.graph.graph, front.given
-    placed = Placed(options.place)
+    placed = PlacementRequest(options.place)
     refused = placed.refused(graph)
     if not options.accelerator:
         refused = dict.fromkeys(graph, "compiled for the CPU alone")
     decided = () if given is None else given.layers
     lowered = lower(front.cfg, front.model.graph, front.planner, refused, decided, options.say, made)
-    while dearer := placed.dearer(front.cfg, lowered):
-        refused |= dearer
+    while slower_on_accelerator := placed.slower_on_accelerator(front.cfg, lowered):
+        refused |= slower_on_accelerator
         lowered = lower(front.cfg, front.model.graph, front.planner, refused, decided, options.say, made)
     placed.require(graph, lowered.selection)
     front.weighed.extend(placed.weighed.values())

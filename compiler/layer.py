@@ -13,13 +13,13 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from celosia.compiler.lattice import Lattice
+from celosia.compiler.strided_view import StridedView
 from celosia.hw.spec.config import Config
 
 Int8 = NDArray[np.int8]
 
 
-class Untileable(ValueError):
+class TilingError(ValueError):
     """A layer that no tiling fits into the scratchpads; the message says which one is too small."""
 
 
@@ -38,8 +38,8 @@ class Activation:
     """An int8 tensor in DRAM, [images/batch][channels/group][height][width][batch][group].
 
     Several activations share a storage where a tensor is a part of another: this one begins `group_offset` channel
-    groups into it, and where it has not all of its pixels, `lattice` says which. Of a matrix [rows, columns] the rows
-    are images and the columns channels. Two activations of the same place and dimensions are equal: the name, for
+    groups into it, and where it has not all of its pixels, `strided_view` says which. Of a matrix [rows, columns] the
+    rows are images and the columns channels. Two activations of the same place and dimensions are equal: the name, for
     messages, does not count.
     """
 
@@ -50,7 +50,7 @@ class Activation:
     width: int
     storage: Storage
     group_offset: int = 0
-    lattice: Lattice | None = None
+    strided_view: StridedView | None = None
 
     @staticmethod
     def alone(
@@ -71,31 +71,31 @@ class Activation:
         return self.storage.groups
 
     @property
-    def pixels(self) -> Lattice:
-        """Which pixels of the storage's images it has."""
-        return self.lattice or Lattice(self.height, self.width)
+    def pixels(self) -> StridedView:
+        """Strided view of the storage's pixels that belong to this activation."""
+        return self.strided_view or StridedView(self.height, self.width)
 
     def cut(self, cfg: Config) -> tuple[slice, slice, slice]:
         """Channel groups, rows and columns of the storage that it has."""
         groups = slice(self.group_offset, self.group_offset + self.groups(cfg))
         return groups, *self.pixels.cut(self.height, self.width)
 
-    def region(self, dims: tuple[int, int, int, int], group: int, lattice: Lattice) -> Activation:
-        """The part of it with `dims`, from its channel group `group` on, of those of its pixels in `lattice`."""
+    def region(self, dims: tuple[int, int, int, int], group: int, strided_view: StridedView) -> Activation:
+        """The part of it with `dims`, from its channel group `group` on, of those of its pixels in `strided_view`."""
         images, channels, height, width = dims
-        pixels = lattice.within(self.pixels)
-        whole = pixels == Lattice(height, width)
+        pixels = strided_view.within(self.pixels)
+        whole = pixels == StridedView(height, width)
         offset = self.group_offset + group
         return Activation(self.name, images, channels, height, width, self.storage, offset, None if whole else pixels)
 
     def moved(self, whole: Activation) -> Activation:
-        """It as a part of what has moved to `whole`."""
+        """Re-base this view: its storage is now a region of `whole`."""
         pixels = self.pixels
         if (pixels.rows, pixels.columns) == (whole.height, whole.width):
             return replace(whole.region(self.dims, self.group_offset, pixels), name=self.name)
         pixels = pixels.column_within(whole.pixels, whole.width)
         offset = whole.group_offset + self.group_offset
-        return replace(self, storage=whole.storage, group_offset=offset, lattice=pixels)
+        return replace(self, storage=whole.storage, group_offset=offset, strided_view=pixels)
 
     def overlaps(self, cfg: Config, other: Activation) -> bool:
         """Whether the two share pieces."""
@@ -148,7 +148,7 @@ class Requantise:
 
 
 UNSCALED = Requantise(np.zeros(0, np.int32), np.zeros(0, np.uint32), np.zeros(0, np.uint8), 0)
-"""Of sums that stay as they are."""
+"""Requantisation of sums that stay as they are."""
 
 
 @dataclass(frozen=True)
@@ -166,7 +166,7 @@ class Residual:
 
 @dataclass(frozen=True)
 class Epilogue:
-    """What happens to each int8 value after its anchor: clip, then a table, then a residual."""
+    """Operations on each int8 value after its anchor: clip, then a table, then a residual."""
 
     clip: tuple[int, int] = (-128, 127)
     table: Int8 | None = None
@@ -296,7 +296,7 @@ class ActivationProduct:
 
     @property
     def w_pads(self) -> list[int]:
-        """The same for w."""
+        """Pads of w."""
         return summands(self.w_offset)
 
     @property
@@ -307,7 +307,7 @@ class ActivationProduct:
 
     @property
     def pad_value(self) -> int:
-        """Of the rows of padding below x."""
+        """Value of the rows of padding below x."""
         return max(self.x_pads, default=0, key=abs)
 
     def parameters(self, cfg: Config) -> Requantise:
@@ -419,12 +419,12 @@ class Block:
 
     @property
     def epilogue(self) -> Epilogue:
-        """Of the last layer."""
+        """Epilogue of the last layer."""
         return self.layers[-1].epilogue
 
     @property
     def macs(self) -> int:
-        """Of all layers."""
+        """MACs of all layers."""
         return sum(layer.macs for layer in self.layers)
 
     def kept(self, cfg: Config) -> int:

@@ -74,7 +74,7 @@ class OfModel(Protocol[P, Made]):
     def __call__(self, source: Source, *given: P.args, **named: P.kwargs) -> Made: ...
 
 
-def taking(options: Callable[P, Options]) -> Callable[[Callable[[Source, Options], Made]], OfModel[P, Made]]:
+def expand_options(options: Callable[P, Options]) -> Callable[[Callable[[Source, Options], Made]], OfModel[P, Made]]:
     """A function of a model and Options as one that takes the options as its own arguments."""
 
     def made(function: Callable[[Source, Options], Made]) -> OfModel[P, Made]:

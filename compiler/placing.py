@@ -1,5 +1,4 @@
-"""Operators that the accelerator has and the CPU computes: those that the caller places there, and launches that cost
-more than the CPU's kernels would."""
+"""Move operators from the accelerator to the CPU: those that the caller names, and launches slower than CPU kernels."""
 
 from __future__ import annotations
 
@@ -10,7 +9,7 @@ import onnx_ir as ir
 
 from celosia.compiler.graph.errors import ModelError
 from celosia.compiler.graph.launches import LaunchPlan
-from celosia.compiler.graph.select import Selection
+from celosia.compiler.graph.select import Partition
 from celosia.compiler.launch.lowering import Lowered
 from celosia.compiler.superoptimise.price import BYTES_A_CYCLE, bytes_of, host_cycles
 from celosia.compiler.tune.measure import TIMED
@@ -21,14 +20,14 @@ CPU, ACCELERATOR, COST = "cpu", "accelerator", "cost"
 ALL = "*"
 """In place of an operator's name: all that nobody has placed."""
 LAUNCH_CYCLES = 2_000
-"""Of the host around a launch, roughly: registers that it writes and reads, 20 us at 100 MHz."""
+"""Cycles of the host around a launch, roughly: registers that it writes and reads, 20 us at 100 MHz."""
 
 
 @dataclass
-class Placed:
-    """What a caller asks for: by operators' names, CPU or ACCELERATOR; for ALL also COST.
+class PlacementRequest:
+    """Placement that a caller asks for: by operators' names, CPU or ACCELERATOR; for ALL also COST.
 
-    weighed: sentences on launches, once `dearer` has looked at them.
+    weighed: sentences on launches, once `slower_on_accelerator` has looked at them.
     """
 
     place: Mapping[str, str]
@@ -54,7 +53,7 @@ class Placed:
     def _where(self, node: ir.Node) -> str | None:
         return self.place.get(node.name or "", self.place.get(ALL))
 
-    def require(self, graph: ir.Graph, selection: Selection) -> None:
+    def require(self, graph: ir.Graph, selection: Partition) -> None:
         """ModelError where an operator is not where it was placed by its name."""
         for node in graph:
             where = self.place.get(node.name or "")
@@ -68,7 +67,7 @@ class Placed:
                     "its operand is"
                 )
 
-    def dearer(self, cfg: Config, lowered: Lowered) -> dict[ir.Node, str]:
+    def slower_on_accelerator(self, cfg: Config, lowered: Lowered) -> dict[ir.Node, str]:
         """Operators of launches that the CPU would be done with sooner, with the reason; none unless COST is asked for.
 
         A launch takes its cycles by the timing model, its transfers and LAUNCH_CYCLES; the CPU what `host_cycles` says.

@@ -31,7 +31,7 @@ in attention; of decoders `all` is what lies between embeddings and logits."""
 AUTO = "auto"
 """Value of --smooth: alpha is searched for each place."""
 
-SUPEROPTIMISERS = ("queue", "greedy", "milp", "egraph")
+SUPEROPTIMISERS = ("queue", "greedy")
 """Searches of `celosia optimise`."""
 EXPORT_TARGETS = ("x86_64", "armv7-linux", "armv7-none", "aarch64-linux", "riscv32-none", "wasm32")
 """Targets of export; the first is the default."""

@@ -21,7 +21,7 @@ from amaranth import Elaboratable
 from amaranth.back import rtlil
 
 from celosia.cache import cache_folder, require_own, tool_environment, used, writing
-from celosia.garbage import seldom_collected
+from celosia.garbage import raised_gc_threshold
 from celosia.hw.sources import sources_digest
 from celosia.hw.spec.blocks import Blocks
 from celosia.hw.spec.config import Config
@@ -84,7 +84,7 @@ def convert(
     attributes = (
         "-remove generator -remove top -remove amaranth.hierarchy -remove amaranth.decoding -remove unused_bits"
     )
-    with seldom_collected(), _without_zeros():
+    with raised_gc_threshold(), _without_zeros():
         text = rtlil.convert(component, name=name, emit_src=False, platform=platform)
     if simulation:
         text = _CLOCKED_READ.sub(lambda port: f"{port[1]}{'1' * int(port[2])}{port[3]}", text)

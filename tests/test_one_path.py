@@ -16,8 +16,8 @@ ALLOWED = {
     "celosia.compiler.tensorize.norm": "Opcode",
     "celosia.compiler.tensorize.render": "words",  # of a user's function
     "celosia.compiler.tensorize.tiles": "add",  # of loops around intrinsics
-    "celosia.compiler.vthread.pipeline": "Unencoded",  # the stream, as what add() makes
-    "celosia.compiler.vthread.books": "Unencoded",  # codebooks in front of the weights that need them
+    "celosia.compiler.vthread.pipeline": "StreamInstruction",  # the stream, as what add() makes
+    "celosia.compiler.vthread.books": "StreamInstruction",  # codebooks in front of the weights that need them
     "celosia.compiler.launch.image": "words",  # of layers
 }
 """Modules that may make instructions, with the kinds (see `made`) that each may."""
@@ -27,7 +27,8 @@ FOLDERS = ("celosia.compiler.", "celosia.driver.")
 def made(tree: ast.AST) -> Iterator[tuple[int, str, str]]:
     """(line, kind, text) of what makes an instruction in `tree`.
 
-    "Opcode": one of its members handed to a call; "Unencoded": constructed; "add": into a stream; "words": encoded.
+    "Opcode": one of its members handed to a call; "StreamInstruction": constructed; "add": into a stream;
+    "words": encoded.
     """
     for node in ast.walk(tree):
         if not isinstance(node, ast.Call):
@@ -35,8 +36,8 @@ def made(tree: ast.AST) -> Iterator[tuple[int, str, str]]:
         name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
         arguments = [*node.args, *(keyword.value for keyword in node.keywords)]
         text = ast.unparse(node)
-        if name == "Unencoded":
-            yield node.lineno, "Unencoded", text
+        if name == "StreamInstruction":
+            yield node.lineno, "StreamInstruction", text
         elif name == "encode" and not _of_text(node):
             yield node.lineno, "words", text
         elif name == "add" and ast.unparse(node.func).endswith("stream.add"):
@@ -80,7 +81,7 @@ def test_whoever_may_does() -> None:
 
 
 def test_what_makes_instructions_is_found() -> None:
-    texts = {"celosia.compiler.odd": "stream.add(Opcode.GEMM, {})\nUnencoded(o, f)\nname.encode('utf-8')\n"}
+    texts = {"celosia.compiler.odd": "stream.add(Opcode.GEMM, {})\nStreamInstruction(o, f)\nname.encode('utf-8')\n"}
     assert [line.split(": ", 1)[0] for line in elsewhere(texts)] == ["celosia.compiler.odd:1", "celosia.compiler.odd:2"]
     assert elsewhere({"celosia.driver.odd": "form.encode(**fields)\nencode(cfg, words)"}) != []
     assert elsewhere({"celosia.compiler.odd": "if i.opcode == Opcode.GEMM: count(i)"}) == []

@@ -21,7 +21,7 @@ from celosia.compiler.expr.walk import rewrite
 from celosia.compiler.program.host.kernel import CompiledKernel
 
 Array = NDArray[Any]
-SMALL = 4096
+ALWAYS_FOLDED_BYTES = 4096
 """Bytes of a tensor that is worth computing at compile time whatever it is computed from."""
 
 
@@ -111,7 +111,11 @@ def _computed(
         if not isinstance(node, Load):
             return None
         source = node.tensor
-        if source.body is None or source not in bytes_read or source.nbytes > 2 * bytes_read[source] + SMALL:
+        if (
+            source.body is None
+            or source not in bytes_read
+            or source.nbytes > 2 * bytes_read[source] + ALWAYS_FOLDED_BYTES
+        ):
             return Load(new.get(source, source), node.index)
         if source not in wanted:
             wanted[source] = placeholder(source.shape, source.dtype, source.name)

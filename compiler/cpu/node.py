@@ -47,7 +47,7 @@ class CpuNode:
 
 
 def input_type(value: Array | InputType | tuple[tuple[int, ...], str]) -> InputType:
-    """Of an array, or of (shape, element type)."""
+    """Input type of an array, or of (shape, element type)."""
     if isinstance(value, np.ndarray):
         return InputType.of(value)
     return value if isinstance(value, InputType) else InputType(tuple(value[0]), value[1])

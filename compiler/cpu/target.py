@@ -91,7 +91,7 @@ def tiles_permitted() -> bool:
 
 
 TILE_ROWS, TILE_STEPS, TILE_COLUMNS = range(8, 17), 16, 6
-"""Of AMX: rows that pay, steps of four bytes in a tile, and most tiles of accumulators."""
+"""AMX tiles: rows that pay, steps of four bytes in a tile, and most tiles of accumulators."""
 STREAMS = 8
 """Columns of a tile that has but one row: each is a stream of memory of its own."""
 GLIBC = "2.28"
@@ -127,7 +127,7 @@ def find_target(name: str) -> Target:
 SIMULATED = Target(
     16, 16, frozenset(("sse2",)), "x86_64", "x86_64-unknown-linux-gnu", "x86-64", ("-target", "x86_64-linux-gnu.2.28")
 )
-"""Of boards that are simulated on this machine (driver/rehearse.py)."""
+"""Processor of boards that are simulated on this machine (driver/rehearse.py)."""
 
 
 def target_for(machine: str) -> Target | None:
@@ -152,7 +152,7 @@ def this_processor() -> Target:
 
 
 def _cache_bytes() -> int:
-    """Of this processor's second-level cache; 0 where Linux does not say."""
+    """Bytes of this processor's second-level cache; 0 where Linux does not say."""
     try:
         text = Path("/sys/devices/system/cpu/cpu0/cache/index2/size").read_text(encoding="ascii").strip()
         return int(text.removesuffix("K")) << 10

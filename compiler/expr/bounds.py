@@ -1,4 +1,4 @@
-"""Which part of a tensor a piece of code reads: what compute_at needs to compute no more than that."""
+"""Find the part of a tensor that a piece of code reads: what compute_at needs to compute no more than that."""
 
 from __future__ import annotations
 

@@ -20,12 +20,12 @@ from celosia.compiler.expr.walk import walk
 MOST_INDEX = 1 << 62
 """Sums of indices below it do not overflow."""
 MOST_ITERATIONS = 1 << 40
-"""Of all loops together: a quarter of an hour, or more."""
+"""Most iterations of all loops together: a quarter of an hour, or more."""
 MOST_LANES = 1024
 MOST_CODE = 1 << 18
 """Statements, with loops written out."""
 MOST_BYTES = 1 << 36
-"""Of the tensors inside a function."""
+"""Most bytes of the tensors inside a function."""
 
 
 def guarded(function: Function) -> Function:
@@ -98,7 +98,7 @@ def _limits(function: Function) -> None:
 
 
 def iterations(s: Stmt) -> int:
-    """Of the innermost statements inside `s`."""
+    """Count the iterations of the innermost statements inside `s`."""
     times = s.extent if isinstance(s, For) else 1
     return times * max(1, sum(map(iterations, children(s))))
 

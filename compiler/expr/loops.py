@@ -94,7 +94,7 @@ class Intrinsic(Stmt):
 
 
 class Declared(Protocol):
-    """What is known of an intrinsic: see tensorize.intrinsics, which declares those of the accelerator."""
+    """Declaration of an intrinsic: see tensorize.intrinsics, which declares those of the accelerator."""
 
     @property
     def name(self) -> str:
@@ -164,7 +164,7 @@ class Function:
         return text(self)
 
     def expanded(self) -> Function:
-        """The same with loops in the place of intrinsics: what the interpreter and a CPU run."""
+        """Replace intrinsics by their loops: what the interpreter and a CPU run."""
         return replace(self, body=expand(self.body))
 
 

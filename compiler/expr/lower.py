@@ -258,7 +258,7 @@ class Nest:
         self.old = {fresh: axis for axis, fresh in new.items()}
 
     def _at(self, stage: Stage, new: dict[Axis, Axis]) -> None:
-        """The same, and what they compute."""
+        """Make loops of `stage` from now on, and the values and guards that they compute."""
         self._follow(stage, new)
         tensor, part, target, lowering = self.original.tensor, self.part, self.target, self.lowering
         values, self.guards = stage.index_values()

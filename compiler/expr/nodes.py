@@ -51,7 +51,7 @@ class Expr:
         return ()
 
     def rebuild(self, children: tuple[Expr, ...]) -> Expr:
-        """The same node over other children."""
+        """Rebuild the node over other children."""
         return self
 
     def astype(self, dtype: str) -> Expr:

@@ -21,7 +21,7 @@ _LANES_BITS = NORM_LANES.bit_length()
 
 @dataclass(frozen=True)
 class NormRow:
-    """What elements of a row have in common, int64."""
+    """Values that the elements of a row have in common, int64."""
 
     nearest: OfRow
     factor: OfRow
@@ -46,7 +46,7 @@ def sums(element: OfRow, count: int) -> tuple[OfRow, OfRow]:
 
 
 def norm_row(total: OfRow, squares: OfRow, epsilon: Expr, count: int, centre: bool, kept: Kept) -> NormRow:
-    """Of rows of `count` elements with these sums, all int64. centre: LayerNorm, not RMSNorm."""
+    """Normalise rows of `count` elements with these sums, all int64. centre: LayerNorm, not RMSNorm."""
     spare = _LANES_BITS - count.bit_length()
 
     def variance_of(*row: Expr) -> Expr:

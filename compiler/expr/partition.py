@@ -24,7 +24,7 @@ PARTS = 5
 
 
 def partition(function: Function) -> Function:
-    """The same with serial and unrolled loops cut."""
+    """Cut serial and unrolled loops."""
     return replace(function, body=_partition(function.body))
 
 

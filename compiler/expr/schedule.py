@@ -1,4 +1,4 @@
-"""How tensors are computed: the order and kind of their loops. What they hold is not changed by any of this.
+"""Schedules of tensors: the order and kind of their loops. What they hold is not changed by any of this.
 
 >>> from celosia.compiler.expr import placeholder, compute, lower
 >>> a = placeholder((8,), "float32", "a")

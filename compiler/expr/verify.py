@@ -1,4 +1,4 @@
-"""What holds of every loop nest, as a table of rules: for each kind of node the sentences that it may break.
+"""Verify loop nests by a table of rules: for each kind of node the sentences that it may break.
 
 A transformation that leaves a function broken is a mistake of the compiler, so tests verify after each one.
 """
@@ -55,7 +55,7 @@ class IRError(ValueError):
 
 @dataclass
 class Context:
-    """What is known at a statement: variables, memories of tensors, which of them are read only, conditions."""
+    """Facts known at a statement: variables, memories of tensors, which of them are read only, conditions."""
 
     variables: frozenset[Var]
     scopes: dict[Tensor, str]

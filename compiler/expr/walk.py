@@ -1,4 +1,4 @@
-"""What walks and rewrites expressions."""
+"""Walk and rewrite expressions."""
 
 from __future__ import annotations
 

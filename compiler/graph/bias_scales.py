@@ -19,7 +19,7 @@ from celosia.compiler.graph.propagation import is_passed_on, maker, only_reader,
 from celosia.compiler.graph.qdq import Quantised, adds_bias, dequantised
 from celosia.compiler.graph.values import attribute, attributes, is_op, new_constant, shape
 
-NEAR = (0.01, 1e-6)
+BIAS_SCALE_TOLERANCE = (0.01, 1e-6)
 """By which share of the products' scale, and by how much, that of the bias of a Conv may be another."""
 
 
@@ -35,7 +35,7 @@ def settle_biases(model: ir.Model) -> None:
 
 
 def _place(node: ir.Node) -> int | None:
-    """Which input of `node` is a bias that onnxruntime may add to products of bytes."""
+    """Number of the input of `node` that is a bias that onnxruntime may add to products of bytes."""
     if is_op(node, "Conv"):
         return 2
     if is_op(node, "Gemm"):
@@ -61,7 +61,7 @@ def _step(product: ir.Node, last: ir.Node, bias: ir.Value | None) -> NDArray[np.
         return None
     given, wanted, shifted = b.scale.reshape(-1).astype(np.float64), step.astype(np.float64), bool(np.any(b.zero))
     fits = given.size in (1, step.size) or step.size == 1
-    if is_op(product, "Conv") and (shifted or not fits or not np.allclose(given, wanted, *NEAR)):
+    if is_op(product, "Conv") and (shifted or not fits or not np.allclose(given, wanted, *BIAS_SCALE_TOLERANCE)):
         return None
     return step if shifted or not np.array_equal(given, wanted) else None
 

@@ -26,7 +26,7 @@ from celosia.hw.spec.scratchpads import depths
 MOST_BLOCKS = 32
 """Output blocks that read the same input, in one instruction."""
 LARGEST = 127
-"""Of the magnitudes of activations in bytes."""
+"""Largest magnitude of activations in bytes."""
 Numbers = NDArray[np.int32]
 
 

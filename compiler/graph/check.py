@@ -1,4 +1,4 @@
-"""What must hold of a graph between two passes, as a table of rules."""
+"""Verify a graph between two passes by a table of rules."""
 
 from __future__ import annotations
 

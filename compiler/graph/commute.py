@@ -43,7 +43,7 @@ class Commute:
         return is_op(node, *CHOOSING_OPS) and self._hoist(node)
 
     def _choose(self, node: ir.Node) -> bool:
-        """The same for what stands behind operators on floats, once it is clear which these are."""
+        """Choose for what stands behind operators on floats, once it is clear which these are."""
         sinks = is_op(node, *CHOOSING_OPS) and not is_op(node, "MaxPool") and len(node.outputs) == 1
         return (sinks and self._sink(node, floats=not is_op(node, *MOVING))) or self._commute(node)
 

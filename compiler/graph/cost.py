@@ -56,7 +56,7 @@ def _transposed(node: ir.Node, given: Sequence[Shape], out: Shape) -> int:
 
 @_counts("LSTM", "DynamicQuantizeLSTM", "GRU", "RNN")
 def _recurrence(node: ir.Node, given: Sequence[Shape], out: Shape) -> int:
-    """Of which each output may be left out."""
+    """MACs of a recurrent operator, each of whose outputs may be left out."""
     x, kernels, again = given[:3]
     return int(x[0] * x[1]) * (math.prod(kernels) + math.prod(again))
 
@@ -100,7 +100,8 @@ def _projected(past: int) -> Count:
 
 @_counts("MultiHeadAttention", "GroupQueryAttention")
 def _attention(node: ir.Node, given: Sequence[Shape], out: Shape) -> int:
-    """Of queries, keys and values that are there: each query with each key, and the weight of that with each value."""
+    """MACs of attention over the queries, keys and values that are there: each query with each key, and the weight of
+    that with each value."""
     batch, steps, width = given[0]
     present = shape(node.outputs[1]) if len(node.outputs) > 1 else None
     if present is not None:

@@ -18,7 +18,7 @@ Array = NDArray[Any]
 @dataclass(frozen=True)
 class CustomOp:
     """shapes: (shapes and types of inputs as empty arrays, attributes) to those of outputs. compute: arrays to arrays.
-    place: makes a layer of a node (select.Placement, node), or raises OnCpu with the reason.
+    place: makes a layer of a node (select.Placement, node), or raises NotOffloadable with the reason.
     """
 
     shapes: Callable[[Sequence[Array], Mapping[str, Any]], list[tuple[tuple[int, ...], str]]]

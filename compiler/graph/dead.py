@@ -1,4 +1,4 @@
-"""What nothing reads is removed.
+"""Remove operators whose results nothing reads.
 
 h = Add(x, 1)
 unused = Relu(h)        ->     h = Add(x, 1)

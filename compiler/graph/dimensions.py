@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 import onnx
 
 from celosia.compiler.graph.errors import ModelError
-from celosia.compiler.graph.lenient import size_name
+from celosia.compiler.graph.normalise import size_name
 
 Shapes = Mapping[str, Sequence[int | None]]
 """By input; None or -1 for a size that stays open."""

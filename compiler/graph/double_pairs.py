@@ -1,4 +1,4 @@
-"""Two roundings, one behind the other: onnxruntime makes them one, to what both can hold.
+"""Fuse Q→DQ→Q→DQ into one pair with the intersection of both ranges, as onnxruntime does.
 
     q = QuantizeLinear(x, s, z)    d = DequantizeLinear(q, s, z)
     p = QuantizeLinear(d, t, y)    r = DequantizeLinear(p, t, y)
@@ -23,13 +23,13 @@ KINDS = (np.int8, np.uint8, np.int16, np.uint16)
 
 
 class PairSteps(NamedTuple):
-    """What the integers of a tensor mean: scale, a float32, and zero point."""
+    """Meaning of a tensor's integers: scale, a float32, and zero point."""
 
     scale: NDArray[np.float32]
     zero: NDArray[Any]
 
 
-def merge_pairs(model: ir.Model) -> None:
+def fuse_qdq_pairs(model: ir.Model) -> None:
     """Change `model`: pairs of roundings behind each other become one, where nothing else reads what is between."""
     for node in list(model.graph):
         while is_op(node, "QuantizeLinear") and node.graph is not None and _merge(model.graph, node):

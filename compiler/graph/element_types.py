@@ -72,7 +72,7 @@ def _from_schema(schema: OpSchema) -> Iterator[Formal]:
 
 
 def _names(kinds: list[str]) -> frozenset[str]:
-    """Of those that are tensors: "tensor(int8)" is int8."""
+    """Names of the types that are tensors: "tensor(int8)" is int8."""
     return frozenset(kind[len("tensor(") : -1] for kind in kinds if kind.startswith("tensor("))
 
 

@@ -16,15 +16,15 @@ from onnx.external_data_helper import ExternalDataInfo, load_external_data_for_m
 
 from celosia.compiler.program.dtypes import ONNX_TYPES, itemsize
 
-LARGE = 1 << 30
+MIN_MAPPED_BYTES = 1 << 30
 """Models with more bytes in constants of such a size are mapped. Others are read, and then need their files no more."""
-SMALL = 1 << 16
+ALWAYS_READ_BYTES = 1 << 16
 """Bytes of constants that are read in any case: shapes may depend on what they hold."""
 
 
 @dataclass(frozen=True)
 class Origin:
-    """What to call a model, and the folder where the files lie that it names; "" for a model that is no file."""
+    """Name of a model, and the folder where the files lie that it names; "" for a model that is no file."""
 
     name: str
     folder: str = ""
@@ -64,8 +64,8 @@ def read_small(proto: ModelProto, folder: str) -> None:
     errors."""
     _give_lengths(proto.graph)
     sizes = [_size(tensor) for tensor in proto.graph.initializer]
-    left = [tensor for tensor, size in zip(proto.graph.initializer, sizes) if size > SMALL]
-    if sum(sizes) <= LARGE:
+    left = [tensor for tensor, size in zip(proto.graph.initializer, sizes) if size > ALWAYS_READ_BYTES]
+    if sum(sizes) <= MIN_MAPPED_BYTES:
         left = []
     for tensor in left:  # so that onnx passes them by
         tensor.data_location = TensorProto.DEFAULT

@@ -35,7 +35,7 @@ MICROSOFT_KERNELS = frozenset((
     "ExpandDims", "GatherBlockQuantized", "GatherND", "GroupQueryAttention", "Inverse", "MatMulNBits",
     "RotaryEmbedding", "SkipLayerNormalization", "SkipSimplifiedLayerNormalization",
 ))  # fmt: skip
-"""The same of com.microsoft."""
+"""Operators of com.microsoft that it computes in float16, too."""
 SINCE = {"Clip": 12, "Max": 12, "Min": 12}
 """The first version with such a kernel, where it is not the first of all."""
 UNTIL = {"Dropout": 12}

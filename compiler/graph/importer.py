@@ -18,7 +18,7 @@ import onnx_ir.passes.common as common
 from celosia.compiler.cpu.ops import traits
 from celosia.compiler.graph.bias_scales import settle_biases
 from celosia.compiler.graph.branches import infer_bodies, inline_branches
-from celosia.compiler.graph.double_pairs import merge_pairs
+from celosia.compiler.graph.double_pairs import fuse_qdq_pairs
 from celosia.compiler.graph.element_types import mistyped
 from celosia.compiler.graph.errors import ModelError
 from celosia.compiler.graph.external import Origin, attach, read_all, read_small
@@ -28,10 +28,10 @@ from celosia.compiler.graph.functions import inline_functions
 from celosia.compiler.graph.gradient import expand_gradients
 from celosia.compiler.graph.inference import inferred
 from celosia.compiler.graph.lengths import LONGEST, lengths
-from celosia.compiler.graph.lenient import conform, for_checker
 from celosia.compiler.graph.narrow import widen
+from celosia.compiler.graph.normalise import for_checker, normalise_model
 from celosia.compiler.graph.propagation import note_idle_readers
-from celosia.compiler.graph.sound import complaint
+from celosia.compiler.graph.validation import validation_error
 from celosia.compiler.graph.values import attribute, is_op, shape
 from celosia.compiler.graph.weights import round_activations
 from celosia.compiler.graph.witness import wrong_windows
@@ -56,9 +56,9 @@ def sound(source: str | Path | onnx.ModelProto) -> tuple[onnx.ModelProto, Origin
         proto, origin = opened(source), Origin(str(source), _folder(source))
     if not proto.graph.node and not proto.graph.output:
         raise ModelError(f"{origin} holds no graph; give an ONNX model")
-    if why := complaint(proto, origin.folder):
+    if why := validation_error(proto, origin.folder):
         raise ModelError(f"{origin} is not a valid ONNX model: {why}")
-    return conform(proto), origin
+    return normalise_model(proto), origin
 
 
 def imported(proto: onnx.ModelProto, origin: Origin) -> ir.Model:
@@ -87,7 +87,7 @@ def imported(proto: onnx.ModelProto, origin: Origin) -> ir.Model:
     note_idle_readers(model.graph)
     common.RemoveUnusedNodesPass()(model)
     round_activations(model)
-    merge_pairs(model)
+    fuse_qdq_pairs(model)
     settle_biases(model)
     widen(model)
     quantise_weights(model, np.float16)
@@ -154,7 +154,7 @@ def _bounded_memory(more: int) -> Iterator[None]:
 
 
 MOST_BYTES = (1 << 31) - 1
-"""Of a file, as protobuf counts them."""
+"""Most bytes of a file, as protobuf counts them."""
 
 
 def opened(path: str | Path) -> onnx.ModelProto:

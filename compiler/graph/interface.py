@@ -1,4 +1,4 @@
-"""What a model takes, known before it is compiled, and the same model for other sizes."""
+"""Inputs of a model, known before it is compiled, and the same model for other sizes."""
 
 from __future__ import annotations
 

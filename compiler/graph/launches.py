@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 
 import onnx_ir as ir
 
-from celosia.compiler.graph.beside import beside_softmaxes
 from celosia.compiler.graph.errors import ModelError
-from celosia.compiler.graph.select import Choice, Selection
+from celosia.compiler.graph.overlap_softmaxes import beside_softmaxes
+from celosia.compiler.graph.select import LayerAssignment, Partition
 from celosia.compiler.graph.values import constant, operands
 from celosia.compiler.layer import Activation, Layer, Storage, inputs
 from celosia.hw.spec.config import Config
@@ -18,7 +18,7 @@ from celosia.hw.spec.config import Config
 class LaunchPlan:
     """Layers of one launch; the tensors that the host packs before it and takes after it."""
 
-    choices: list[Choice] = field(default_factory=list)
+    choices: list[LayerAssignment] = field(default_factory=list)
     taken: list[ir.Value] = field(default_factory=list)
 
 
@@ -29,11 +29,11 @@ Step = ir.Node | LaunchPlan
 class Scheduler:
     """Runs every CPU operator that can run, then every layer that can run, and so on."""
 
-    def __init__(self, cfg: Config, graph: ir.Graph, selection: Selection) -> None:
+    def __init__(self, cfg: Config, graph: ir.Graph, selection: Partition) -> None:
         self.cfg, self.graph, self.selection = cfg, graph, selection
         self.steps: list[Step] = []
         self.host: set[ir.Value] = set(graph.inputs)
-        self.writers: dict[Storage, list[Choice]] = {}
+        self.writers: dict[Storage, list[LayerAssignment]] = {}
         for choice in selection.choices:
             self.writers.setdefault(choice.layer.y.storage, []).append(choice)
         self.launched: dict[int, LaunchPlan] = {}
@@ -68,7 +68,7 @@ class Scheduler:
             self.host.update(node.outputs)
         return waiting
 
-    def _launch(self, layers: list[Choice]) -> list[Choice]:
+    def _launch(self, layers: list[LayerAssignment]) -> list[LayerAssignment]:
         plan, waiting = LaunchPlan(), []
         for choice in layers:
             if self._ready(choice, plan):
@@ -84,11 +84,11 @@ class Scheduler:
             self.launched |= {id(choice): plan for choice in plan.choices}
         return waiting
 
-    def _makers(self, act: Activation) -> list[Choice]:
+    def _makers(self, act: Activation) -> list[LayerAssignment]:
         """The layers that write channels of `act`."""
         return [c for c in self.writers.get(act.storage, []) if c.layer.y.overlaps(self.cfg, act)]
 
-    def _ready(self, choice: Choice, plan: LaunchPlan) -> bool:
+    def _ready(self, choice: LayerAssignment, plan: LaunchPlan) -> bool:
         inside = {id(other) for other in plan.choices}
         if not all(self._reachable(value) for value, _ in choice.reads.values()):
             return False
@@ -110,7 +110,9 @@ class Scheduler:
         """Whether layers write `value` where the host takes it from, and all of them are in launches."""
         act = self.selection.written.get(value)
         return (
-            act is not None and act.lattice is None and all(id(maker) in self.launched for maker in self._makers(act))
+            act is not None
+            and act.strided_view is None
+            and all(id(maker) in self.launched for maker in self._makers(act))
         )
 
     def _bring(self, value: ir.Value) -> None:
@@ -131,13 +133,13 @@ class Scheduler:
         self.host.add(value)
 
 
-def schedule(cfg: Config, graph: ir.Graph, selection: Selection) -> list[Step]:
+def schedule(cfg: Config, graph: ir.Graph, selection: Partition) -> list[Step]:
     """The steps of `graph` in order. ModelError where a value is never computed."""
     return Scheduler(cfg, graph, selection).run()
 
 
 def layers_of(
-    steps: list[Step], selection: Selection
+    steps: list[Step], selection: Partition
 ) -> tuple[list[list[Layer]], list[set[Storage]], list[set[Storage]]]:
     """The layers of each launch, and the storages that the host fills before it and takes after it."""
     plans = [step for step in steps if isinstance(step, LaunchPlan)]

@@ -1,4 +1,4 @@
-"""Which tensors of bytes hold few values: by constants, Clip and tables, through what only moves elements."""
+"""Find tensors of bytes that hold few values: by constants, Clip and tables, through what only moves elements."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a machine cannot do for a model, said before long work."""
+"""Refuse before long work what this machine cannot do for a model."""
 
 from __future__ import annotations
 

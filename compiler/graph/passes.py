@@ -43,7 +43,7 @@ class Pipeline:
         return iter(self.passes)
 
     def without(self, names: Collection[str]) -> Pipeline:
-        """The same but for the passes of these names."""
+        """The pipeline without the passes of these names."""
         return Pipeline(*(each for each in self.passes if each.name not in names))
 
     def run(self, model: ir.Model, watch: Watch | None = None) -> list[PassInfo]:

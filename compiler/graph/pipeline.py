@@ -1,4 +1,4 @@
-"""What happens to the graph of a model before its operators are placed."""
+"""The passes over the graph of a model, before its operators are placed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from celosia.compiler.graph.shapes import infer_shapes
 from celosia.compiler.graph.sums import round_sums
 from celosia.compiler.graph.tables import compose_tables
 from celosia.compiler.graph.transposed import convolve_transposed
-from celosia.compiler.graph.turned import turn_values
+from celosia.compiler.graph.transposed_values import transpose_attention_values
 from celosia.compiler.program.model import ROUNDINGS
 from celosia.compiler.switches import PARTS
 from celosia.hw.spec.config import Config, did_you_mean
@@ -62,7 +62,7 @@ NEEDED = ("shapes", "fold", "integer", "dead")
 def for_hardware(cfg: Config) -> Iterator[GraphPass]:
     """Passes that prepare for what not every Config has."""
     if cfg.softmax:
-        turn = partial(turn_values, cfg=cfg)
+        turn = partial(transpose_attention_values, cfg=cfg)
         yield GraphPass("turn", "values of attention are turned by a product", turn, inside=False)
     if cfg.sums:
         add = partial(sum_blocks, cfg=cfg)

@@ -1,4 +1,4 @@
-"""What onnxruntime's DequantizeLinear and QuantizeLinear reach before it looks for products of bytes.
+"""Move DequantizeLinear and QuantizeLinear as onnxruntime does before it looks for products of bytes.
 
 DequantizeLinear of one scale changes places with what moves elements behind it, QuantizeLinear with what moves elements
 before it, unless that is returned, or read by others. Which results an operator reads or makes in bytes follows from

@@ -1,4 +1,4 @@
-"""What QuantizeLinear and DequantizeLinear say of a tensor."""
+"""Scales and zero points that QuantizeLinear and DequantizeLinear give a tensor."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Quantised:
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """Of the integers."""
+        """Element type of the integers."""
         return self.zero.dtype
 
 
@@ -98,7 +98,7 @@ def _quantised(node: ir.Node | None, value: ir.Value | None) -> Quantised | None
 
 @dataclass(frozen=True)
 class Dequantisation:
-    """What a float constant was made of: why integer operators cannot take it, "" where they may; the axis along which
+    """Origin of a float constant: why integer operators cannot take it, "" where they may; the axis along which
     it has scales, None where it has one."""
 
     obstacle: str
@@ -106,7 +106,7 @@ class Dequantisation:
 
 
 def steps_of(node: ir.Node) -> Dequantisation:
-    """Of what the DequantizeLinear `node` makes."""
+    """Steps of what the DequantizeLinear `node` makes."""
     x, scale = node.inputs[:2]
     assert x is not None and scale is not None
     rank, axis, block = len(x.shape or ()), attribute(node, "axis", 1), attribute(node, "block_size", 0)

@@ -205,7 +205,7 @@ class Integerise(Commute):
         return self._emit(y, "com.microsoft", "QGemm", inputs, product.last, **attrs)
 
     def _float_product(self, node: ir.Node) -> bool:
-        """The same where the result stays float: QGemm without an output's scale, or MatMulIntegerToFloat."""
+        """Replace a product whose result stays float: QGemm without an output's scale, or MatMulIntegerToFloat."""
         product = self._product(node, to_bytes=False) if is_op(node, "Gemm", "MatMul") else None
         if product is None:
             return False

@@ -22,7 +22,7 @@ Sizes = list[Any]
 """Elements of a list of sizes: numbers, COUNT, and None for what is known at run time only."""
 
 
-class Mixed(Exception):
+class BatchDependence(Exception):
     """Samples that are not independent, or cannot be shown to be; the reason."""
 
 
@@ -50,7 +50,7 @@ class RuledNode:
         return [value for value in self.op.inputs if value in self.samples and value is not None]
 
     def rank(self, number: int) -> int:
-        """Mixed where it is not known."""
+        """BatchDependence where it is not known."""
         value = self.input(number)
         return rank_of(value)
 
@@ -58,7 +58,7 @@ class RuledNode:
         """The attribute `axis`, counted from the front of input `number`."""
         axis, rank = self.attrs.get("axis", default), self.rank(number)
         if axis is None:
-            raise Mixed("it has no axis")
+            raise BatchDependence("it has no axis")
         return int(axis) + rank if axis < 0 else int(axis)
 
     def list_of(self, number: int) -> Sizes:
@@ -66,7 +66,7 @@ class RuledNode:
         value = self.input(number)
         known = self.sizes.get(value) if value is not None else None
         if known is None or (None in known and self.op.op_type not in TAKES_COUNT):
-            raise Mixed(f"its input {number} is known at run time only")
+            raise BatchDependence(f"its input {number} is known at run time only")
         return known
 
     def axes(self, number: int) -> list[int] | None:
@@ -81,16 +81,16 @@ class RuledNode:
         return [int(axis) + rank if axis < 0 else int(axis) for axis in axes]
 
     def only(self, *numbers: int) -> None:
-        """Mixed where other inputs than these hold samples."""
+        """BatchDependence where other inputs than these hold samples."""
         for number in range(len(self.op.inputs)):
             if number not in numbers and self.holds(number):
-                raise Mixed(f"its input {number} depends on samples")
+                raise BatchDependence(f"its input {number} depends on samples")
 
 
 def rank_of(value: ir.Value | None) -> int:
-    """Axes of a tensor. Mixed where that is not known."""
+    """Axes of a tensor. BatchDependence where that is not known."""
     if value is None or value.shape is None:
-        raise Mixed(f"the shape of {value.name if value is not None else 'an input'!r} is not known")
+        raise BatchDependence(f"the shape of {value.name if value is not None else 'an input'!r} is not known")
     return len(value.shape)
 
 
@@ -100,7 +100,7 @@ def rank_or(value: ir.Value, otherwise: int) -> int:
 
 
 Rule = Callable[[RuledNode], None]
-"""Nothing, where the operator's outputs hold samples if its inputs do; Mixed where they may not."""
+"""Nothing, where the operator's outputs hold samples if its inputs do; BatchDependence where they may not."""
 RULES: dict[str, Rule] = {}
 
 
@@ -124,11 +124,11 @@ def elementwise(node: RuledNode) -> None:
             continue
         if value in node.samples:
             if rank_of(value) != rank:
-                raise Mixed(f"{value.name!r} has fewer axes than the result")
+                raise BatchDependence(f"{value.name!r} has fewer axes than the result")
         elif rank_of(value) == rank:
             dims = shape(value)
             if dims is None or (dims and dims[0] != 1):
-                raise Mixed(f"{value.name!r} has a part for each sample")
+                raise BatchDependence(f"{value.name!r} has a part for each sample")
 
 
 @rule("QuantizeLinear", "DequantizeLinear")
@@ -136,9 +136,9 @@ def scaled(node: RuledNode) -> None:
     """Scales are not along samples, nor by blocks."""
     node.only(0)
     if rank_of(node.op.inputs[1]) > 0 and node.axis(1) == 0:
-        raise Mixed("its scales are along the axis that counts samples")
+        raise BatchDependence("its scales are along the axis that counts samples")
     if node.attrs.get("block_size"):
-        raise Mixed("its scales are by blocks")
+        raise BatchDependence("its scales are by blocks")
 
 
 @rule(
@@ -150,9 +150,9 @@ def image_by_image(node: RuledNode) -> None:
     """Whatever looks at one image at a time."""
     node.only(0)
     if node.op.op_type == "BatchNormalization" and (node.attrs.get("training_mode") or len(node.op.outputs) > 1):
-        raise Mixed("it is in training")
+        raise BatchDependence("it is in training")
     if node.op.op_type == "MaxPool" and len(node.op.outputs) > 1:
-        raise Mixed("its indices count through all samples")
+        raise BatchDependence("its indices count through all samples")
 
 
 @rule("MatMul", "MatMulInteger", "QLinearMatMul")
@@ -164,21 +164,21 @@ def matmul(node: RuledNode) -> None:
     for number in {"QLinearMatMul": (1, 2, 6, 7), "MatMulInteger": (2,)}.get(node.op.op_type, ()):
         value = node.input(number)
         if value is not None and shape(value) not in ((), (1,)):
-            raise Mixed("its scales are by rows")
+            raise BatchDependence("its scales are by rows")
 
 
 def product(node: RuledNode, a: int, b: int) -> None:
     """Rows of the left matrix, or stacks of matrices, in front of which samples are counted on both sides."""
     left, right = node.rank(a), node.rank(b)
     if node.holds(b) and (left != right or right < 3):
-        raise Mixed("its right operand depends on samples")
+        raise BatchDependence("its right operand depends on samples")
     if node.holds(a) and (left < 2 or right > left):
-        raise Mixed("its operands have different numbers of axes")
+        raise BatchDependence("its operands have different numbers of axes")
     other = node.input(a if node.holds(b) else b)
     if other not in node.samples and other is not None and rank_of(other) == max(left, right) > 2:
         dims = shape(other)
         if dims is None or dims[0] != 1:
-            raise Mixed("one operand has a matrix for each sample")
+            raise BatchDependence("one operand has a matrix for each sample")
 
 
 @rule("Gemm", "QGemm")
@@ -186,10 +186,10 @@ def gemm(node: RuledNode) -> None:
     """The left matrix is not transposed, and no offset has rows of its own."""
     node.only(0)
     if node.attrs.get("transA"):
-        raise Mixed("the left matrix is transposed")
+        raise BatchDependence("the left matrix is transposed")
     offset = node.input(2 if node.op.op_type == "Gemm" else 6)
     if offset is not None and rank_of(offset) == 2 and (shape(offset) or (0,))[0] != 1:
-        raise Mixed("its offset has a row for each sample")
+        raise BatchDependence("its offset has a row for each sample")
 
 
 @rule("Softmax", "LogSoftmax", "Hardmax", "QLinearSoftmax")
@@ -197,7 +197,7 @@ def softmax(node: RuledNode) -> None:
     """Along another axis."""
     node.only(0)
     if node.axis(-1 if node.opset >= 13 else 1) == 0:
-        raise Mixed("axis 0 counts samples")
+        raise BatchDependence("axis 0 counts samples")
 
 
 @rule("LayerNormalization", "RMSNormalization", "LpNormalization", "RoundBlocks", "SimplifiedLayerNormalization")
@@ -205,10 +205,10 @@ def normalised(node: RuledNode) -> None:
     """Along another axis, with scales for all samples."""
     node.only(0)
     if node.axis(-1) == 0 or len(node.op.outputs) > 1:
-        raise Mixed("axis 0 counts samples")
+        raise BatchDependence("axis 0 counts samples")
     for number in range(1, len(node.op.inputs)):
         if node.input(number) is not None and node.rank(number) == node.rank(0):
-            raise Mixed("its scales have a part for each sample")
+            raise BatchDependence("its scales have a part for each sample")
 
 
 @rule("ArgMax", "ArgMin", "CumSum", "TopK")
@@ -221,7 +221,7 @@ def along_an_axis(node: RuledNode) -> None:
     else:
         axis = node.axis(-1 if node.op.op_type == "TopK" else 0)
     if axis == 0:
-        raise Mixed("axis 0 counts samples")
+        raise BatchDependence("axis 0 counts samples")
 
 
 @rule(*REDUCTIONS, "ReduceLogSumExp")
@@ -230,23 +230,23 @@ def reduced(node: RuledNode) -> None:
     node.only(0)
     axes = node.axes(1)
     if not axes:
-        raise Mixed("it reduces all axes")
+        raise BatchDependence("it reduces all axes")
     if 0 in axes:
-        raise Mixed("axis 0 counts samples")
+        raise BatchDependence("axis 0 counts samples")
 
 
 @rule("Transpose")
 def transposed(node: RuledNode) -> None:
     """The first axis stays."""
     if (node.attrs.get("perm") or [-1])[0] != 0:
-        raise Mixed("it moves the axis that counts samples")
+        raise BatchDependence("it moves the axis that counts samples")
 
 
 @rule("Flatten")
 def flattened(node: RuledNode) -> None:
     """The first axis stays."""
     if node.axis(1) != 1:
-        raise Mixed("it joins samples")
+        raise BatchDependence("it joins samples")
 
 
 @rule("Squeeze")
@@ -254,7 +254,7 @@ def squeezed(node: RuledNode) -> None:
     """The first axis stays."""
     axes = node.axes(1)
     if not axes or 0 in axes:
-        raise Mixed("it may remove the axis that counts samples")
+        raise BatchDependence("it may remove the axis that counts samples")
 
 
 @rule("Unsqueeze")
@@ -263,7 +263,7 @@ def unsqueezed(node: RuledNode) -> None:
     axes = node.attrs["axes"] if "axes" in node.attrs else node.list_of(1)
     rank = node.rank(0) + len(axes)
     if 0 in [axis + rank if axis < 0 else axis for axis in axes]:
-        raise Mixed("it puts an axis in front of the one that counts samples")
+        raise BatchDependence("it puts an axis in front of the one that counts samples")
 
 
 @rule("Reshape", takes_count=True)
@@ -273,17 +273,17 @@ def reshaped(node: RuledNode) -> None:
     dims, value = list(node.attrs.get("shape") or node.list_of(1)), node.input(0)
     known = None if value is None else shape(value)
     if not node.holds(0) or not dims or COUNT in dims[1:]:
-        raise Mixed("it joins samples")
+        raise BatchDependence("it joins samples")
     counts = dims[0] == COUNT or (dims[0] == 0 and not node.attrs.get("allowzero"))
     if not counts and dims[0] != -1:
-        raise Mixed(f"its first axis has the size {dims[0]} for any number of samples")
+        raise BatchDependence(f"its first axis has the size {dims[0]} for any number of samples")
     if counts and (-1 in dims or None in dims or known is None):
         return  # the rest of a sample, whatever its size
     if known is None or None in dims:
-        raise Mixed("the size of a sample is not known")
+        raise BatchDependence("the size of a sample is not known")
     rest = [known[axis] if size == 0 and axis < len(known) else size for axis, size in enumerate(dims)][1:]
     if prod(rest) != prod(known[1:]):
-        raise Mixed("it joins or cuts samples")
+        raise BatchDependence("it joins or cuts samples")
 
 
 @rule("Expand", takes_count=True)
@@ -291,12 +291,12 @@ def expanded(node: RuledNode) -> None:
     """To a list of sizes with as many samples in front."""
     dims = node.list_of(1)
     if len(dims) < node.rank(0) or (len(dims) > node.rank(0) and node.holds(0)) or COUNT in dims[1:]:
-        raise Mixed("its result has other axes")
+        raise BatchDependence("its result has other axes")
     if None in dims[:1] or dims[0] not in (COUNT, 1) or (dims[0] == 1 and not node.holds(0)):
-        raise Mixed(f"its first axis has the size {dims[0]} for any number of samples")
+        raise BatchDependence(f"its first axis has the size {dims[0]} for any number of samples")
     known = None if node.input(0) is None else shape(node.input(0))  # type: ignore[arg-type]
     if not node.holds(0) and len(dims) == node.rank(0) and (known is None or known[0] != 1):
-        raise Mixed("its operand has a part for each sample")
+        raise BatchDependence("its operand has a part for each sample")
 
 
 @rule("ConstantOfShape", takes_count=True)
@@ -304,7 +304,7 @@ def filled(node: RuledNode) -> None:
     """The first axis counts samples, and nothing else depends on their number."""
     dims = node.list_of(0)
     if dims[0] != COUNT or COUNT in dims[1:]:
-        raise Mixed("it computes with the number of samples")
+        raise BatchDependence("it computes with the number of samples")
 
 
 @rule("Dropout")
@@ -312,7 +312,7 @@ def dropped(node: RuledNode) -> None:
     """Not in training."""
     node.only(0)
     if node.input(2) is not None:
-        raise Mixed("it may be in training")
+        raise BatchDependence("it may be in training")
 
 
 @rule("Concat", "QLinearConcat")
@@ -320,9 +320,9 @@ def joined(node: RuledNode) -> None:
     """Along another axis, of tensors that all hold samples."""
     tensors = node.op.inputs[2::3] if node.op.op_type == "QLinearConcat" else node.op.inputs
     if any(value not in node.samples for value in tensors):
-        raise Mixed("some of its operands hold no samples")
+        raise BatchDependence("some of its operands hold no samples")
     if (node.axis(None, 2) if node.op.op_type == "QLinearConcat" else node.axis(None)) == 0:
-        raise Mixed("axis 0 counts samples")
+        raise BatchDependence("axis 0 counts samples")
 
 
 @rule("Split")
@@ -330,7 +330,7 @@ def split(node: RuledNode) -> None:
     """Along another axis."""
     node.only(0)
     if node.axis(0) == 0:
-        raise Mixed("axis 0 counts samples")
+        raise BatchDependence("axis 0 counts samples")
 
 
 @rule("Slice")
@@ -339,7 +339,7 @@ def sliced(node: RuledNode) -> None:
     node.only(0)
     axes = node.axes(3)
     if axes is None or 0 in axes:
-        raise Mixed("it may take some samples only")
+        raise BatchDependence("it may take some samples only")
 
 
 @rule("Pad")
@@ -347,10 +347,10 @@ def padded(node: RuledNode) -> None:
     """Along other axes."""
     node.only(0)
     if node.input(3) is not None:
-        raise Mixed("its axes are an input")
+        raise BatchDependence("its axes are an input")
     pads = node.attrs.get("pads") or node.list_of(1)
     if pads[0] or pads[len(pads) // 2]:
-        raise Mixed("it adds samples")
+        raise BatchDependence("it adds samples")
 
 
 @rule("Gather")
@@ -358,9 +358,9 @@ def gathered(node: RuledNode) -> None:
     """Along another axis of samples, or rows of a constant for samples of indices."""
     axis = node.axis(0)
     if node.holds(0) == node.holds(1):
-        raise Mixed("which samples it takes depends on samples")
+        raise BatchDependence("which samples it takes depends on samples")
     if (axis == 0) == node.holds(0):
-        raise Mixed("axis 0 counts samples" if node.holds(0) else "samples are not in front of its result")
+        raise BatchDependence("axis 0 counts samples" if node.holds(0) else "samples are not in front of its result")
 
 
 @rule("Tile")
@@ -368,7 +368,7 @@ def tiled(node: RuledNode) -> None:
     """Along other axes."""
     node.only(0)
     if node.list_of(1)[0] != 1:
-        raise Mixed("it repeats samples")
+        raise BatchDependence("it repeats samples")
 
 
 @rule("Upsample")
@@ -377,17 +377,17 @@ def resized(node: RuledNode) -> None:
     """Along other axes."""
     node.only(0)
     if not node.holds(0):
-        raise Mixed("it computes with the number of samples")
+        raise BatchDependence("it computes with the number of samples")
     if node.attrs.get("axes"):
         if any(COUNT in node.sizes.get(value, ()) for value in node.op.inputs if value is not None):
-            raise Mixed("it computes with the number of samples")
+            raise BatchDependence("it computes with the number of samples")
         axes = [axis + node.rank(0) if axis < 0 else axis for axis in node.attrs["axes"]]
         if 0 in axes:
-            raise Mixed("axis 0 counts samples")
+            raise BatchDependence("axis 0 counts samples")
         return
     scales = node.input(2 if node.op.op_type == "Resize" and node.opset > 10 else 1)
     if scales is not None and scales.const_value is not None and scales.const_value.size:
         if float((constant(scales)).reshape(-1)[0]) != 1:  # type: ignore[union-attr]
-            raise Mixed("it resizes the axis that counts samples")
+            raise BatchDependence("it resizes the axis that counts samples")
     elif node.list_of(3)[0] != COUNT or COUNT in node.list_of(3)[1:]:
-        raise Mixed("it resizes the axis that counts samples")
+        raise BatchDependence("it resizes the axis that counts samples")

@@ -15,7 +15,7 @@ from collections.abc import Collection
 import onnx_ir as ir
 
 from celosia.compiler.cpu.parse import parse
-from celosia.compiler.graph.sample_rules import COUNT, RULES, TAKES_COUNT, Mixed, RuledNode, Sizes, rank_or
+from celosia.compiler.graph.sample_rules import COUNT, RULES, TAKES_COUNT, BatchDependence, RuledNode, Sizes, rank_or
 from celosia.compiler.graph.values import captured, constant
 from celosia.compiler.program.host.op import DOMAINS, bodies
 from celosia.compiler.program.host.sizes import taken
@@ -52,7 +52,7 @@ def mixes(model: ir.Model, inputs: Collection[str]) -> str:
             return f"{name} computes with the number of samples"
         try:
             RULES[node.op_type](RuledNode(node, op.attrs, opset, samples, sizes))
-        except Mixed as reason:
+        except BatchDependence as reason:
             return f"{name} may mix samples: {reason}"
         samples.update(node.outputs)
     for value in graph.outputs:

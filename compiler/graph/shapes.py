@@ -156,7 +156,8 @@ def _built(node: ir.Node, attrs: dict[str, Any], opset: int, inputs: list[tuple[
 
 
 def _gathered(node: ir.Node) -> Made:
-    """Of GatherBlockQuantized, which is no tensor expression: its numbers may have fewer bits than kernels know."""
+    """Shape of GatherBlockQuantized, which is no tensor expression: its numbers may have fewer bits than kernels
+    know."""
     given = [value for number, value in enumerate(node.inputs) if number != 1 and value is not None]
     shapes, indices = [shape(value) for value in given], None if node.inputs[1] is None else shape(node.inputs[1])
     dtype, sizes = dtype_name(given[0]), list(shapes[0] or ())

@@ -24,7 +24,7 @@ from celosia.compiler.graph.errors import ModelError
 from celosia.compiler.graph.external import Origin
 from celosia.compiler.graph.fold import DEQUANTISED, fold
 from celosia.compiler.graph.importer import imported, of_sequences, require_static, sound
-from celosia.compiler.graph.lenient import undeclared
+from celosia.compiler.graph.normalise import undeclared
 from celosia.compiler.graph.samples import mixes
 from celosia.compiler.graph.shapes import Disagreement, infer_shapes
 from celosia.compiler.graph.values import shape

@@ -67,7 +67,7 @@ _FORMULAS: dict[str, tuple[Callable[..., NDArray[Any]], Callable[..., NDArray[An
     "Add": (numerics.float_add, numerics.qlinear_add),
     "Mul": (numerics.float_mul, numerics.qlinear_mul),
 }
-"""Of the float32 result between DequantizeLinear and QuantizeLinear, and of the operator of bytes."""
+"""Formulas of the float32 result between DequantizeLinear and QuantizeLinear, and of the operator of bytes."""
 
 
 def _scales(node: ir.Node) -> tuple[float, int, float, int, float, int] | None:

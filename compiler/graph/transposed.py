@@ -53,7 +53,7 @@ class _Phase:
         return max(0, *(d for _, d in self.taps)) - self.low + 1 if self.taps else 1
 
     def pads(self, size: int, made: int) -> tuple[int, int]:
-        """Of `size` inputs for `made` outputs."""
+        """Pads of `size` inputs for `made` outputs."""
         return -self.low, made - size + self.low + self.width - 1
 
 
@@ -112,7 +112,7 @@ class _Phases:
         replace_by(node, found)
 
     def _convolution(self, ys: Sequence[_Phase], xs: Sequence[_Phase], axes: list[_Axis]) -> ir.Value:
-        """Of these phases, which have the same window, side by side as channels."""
+        """Build the convolution of these phases, which have the same window, side by side as channels."""
         x, w, bias = (*self.node.inputs, None)[:3]
         dims = shape(self.node.outputs[0])
         assert w is not None and dims is not None

@@ -112,7 +112,8 @@ def _has_one_scale(dequantise: ir.Node) -> bool:
 
 
 class _Products:
-    """Which products of a graph become products of bytes, after what onnxruntime has done to the graph before."""
+    """Choose the products of a graph that become products of bytes, after what onnxruntime has done to the graph
+    before."""
 
     def __init__(self, graph: ir.Graph, is_main: bool) -> None:
         self.graph, self.is_main = graph, is_main

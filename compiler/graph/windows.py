@@ -22,8 +22,8 @@ def windows_of(node: ir.Node, kernel: Sequence[int] | None = None) -> Windows:
 
 
 def spread_of(node: ir.Node, kernel: Sequence[int]) -> Spread:
-    """Of a transposed convolution over rows and columns, with one row where it has none. Raises WindowError, also where
-    its output's shape is another.
+    """Window of a transposed convolution over rows and columns, with one row where it has none. Raises WindowError,
+    also where its output's shape is another.
     """
     found = spread(attributes_of(node), _sizes(node.inputs[0]), kernel)
     _compare(found.out, node)

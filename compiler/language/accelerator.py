@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from celosia.compiler.graph.select.forms import Form, OnCpu
+from celosia.compiler.graph.select.forms import ActivationLayout, NotOffloadable
 from celosia.compiler.graph.select.matrices import form_of_matrices, multiplies
 from celosia.compiler.language.attention import AttentionKernel, HeadsKernel
 from celosia.compiler.language.blocks import ON_CPU
@@ -57,10 +57,10 @@ class KernelLayer(LoweredKernel):
             for array in (self.found.x, self.y, self.found.residual) if array is not None
         }  # fmt: skip
 
-    def form(self, array: ArrayArgument) -> Form:
+    def form(self, array: ArrayArgument) -> ActivationLayout:
         if len(array.shape) != 2:
-            raise OnCpu("its images have their channels last; the accelerator's have them first")
-        return Form((*array.shape, 1, 1))
+            raise NotOffloadable("its images have their channels last; the accelerator's have them first")
+        return ActivationLayout((*array.shape, 1, 1))
 
     def placed(self, array: ArrayArgument, values: NDArray[Any]) -> NDArray[np.int8]:
         images, channels, rows, columns = self.acts[array].dims
@@ -131,7 +131,7 @@ class ProductLayer(KernelLayer):
         self.constants.remove(w)
         self.acts = {each: Activation.alone(cfg, each.name, *self.form(each).dims) for each in (*self.acts, w)}
 
-    def form(self, array: ArrayArgument) -> Form:
+    def form(self, array: ArrayArgument) -> ActivationLayout:
         of_w = array is self.w
         pixels = "columns" if of_w and self.found.axes == (1, 0) else "rows"
         pad = array.zero_point if of_w or array is self.found.x else 0

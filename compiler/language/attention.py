@@ -126,14 +126,14 @@ class _AttentionReader:
         self.head, self.row = self._place(self.out, reader.starts)
 
     def product(self, value: Tile) -> HeadsKernel:
-        """Of a product alone."""
+        """Read a product alone."""
         out = self.out
         end, dot = self._ended(value)
         x, made = self._first(end, dot, out.columns, out.columns)
         return HeadsKernel(self.reader.y, self.reader.shape, x, made, out)
 
     def read(self, value: Tile) -> AttentionKernel:
-        """Of two, and the softmax between them."""
+        """Read two products, and the softmax between them."""
         reader, out = self.reader, self.out
         last, dot = self._ended(value)
         shares, offset, where = _side(dot, 0)
@@ -264,7 +264,7 @@ def _product(acc: Tile) -> Tile:
 
 
 def _side(dot: Tile, number: int) -> tuple[Tile, int, Elements]:
-    """Of a side of a product: a tile of int8, what is added to it, and which element of it each of the side is."""
+    """Read a side of a product: a tile of int8, what is added to it, and which element of it each of the side is."""
     first, parts = linear(dot.args[number])
     leaves = [(leaf, where) for leaf, (times, where) in parts.items() if times == 1]
     if len(parts) != 1 or not leaves or leaves[0][0].dtype != "int8":

@@ -16,7 +16,7 @@ from celosia.compiler.language.tile import ArrayArgument, KernelRun, Tile, Trace
 from celosia.compiler.language.views import in_order, order, regrouped, viewed
 
 Values = tuple[NDArray[Any], ...]
-"""Of each offset: an axis for each of three of the grid, and one for each loop."""
+"""Values of each offset: an axis for each of three of the grid, and one for each loop."""
 ON_CPU = '; target="cpu" runs it'
 
 
@@ -28,7 +28,7 @@ def equal(a: NDArray[Any], b: NDArray[Any]) -> bool:
 
 @dataclass(frozen=True)
 class Followed:
-    """What the vector unit does behind a requantise, or to a load: a table, then a residual."""
+    """Operations of the vector unit behind a requantise, or to a load: a table, then a residual."""
 
     table: Tile | None
     residual: Tile | None
@@ -36,7 +36,8 @@ class Followed:
 
 
 class BlockReader:
-    """Of a kernel that stores one block of int8, of the shape `shape`, at `starts`. LanguageError for another one."""
+    """Reader of a kernel that stores one block of int8, of the shape `shape`, at `starts`. LanguageError for another
+    one."""
 
     def __init__(self, program: KernelRun) -> None:
         self.program = program

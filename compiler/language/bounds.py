@@ -1,4 +1,4 @@
-"""What a scalar can be: its values for all programs and all iterations of the loops around it, computed in numpy."""
+"""Bounds of a scalar: its values for all programs and all iterations of the loops around it, computed in numpy."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from celosia.compiler.expr.interpret import BINARY
 from celosia.compiler.language.tile import KernelRun, Scope, Tile, TracedLoop
 
-MOST = 1 << 22
+MAX_COMBINATIONS = 1 << 22
 """Combinations of programs and iterations that are looked at."""
 
 
@@ -46,7 +46,7 @@ def values(program: KernelRun, tile: Tile) -> NDArray[Any]:
             args = [values(program, arg) for arg in tile.args]
             rank = max(arg.ndim for arg in args)
             args = [arg.reshape(*arg.shape, *(1,) * (rank - arg.ndim)) for arg in args]
-            if np.prod(np.broadcast_shapes(*(arg.shape for arg in args))) > MOST:
+            if np.prod(np.broadcast_shapes(*(arg.shape for arg in args))) > MAX_COMBINATIONS:
                 raise UnknownScalar(tile.at)
             with np.errstate(all="ignore"):
                 return BINARY[more["name"]](*args) if tile.op == "binary" else np.where(*args)

@@ -403,7 +403,7 @@ def _reaches(value: Tile, tile: Tile) -> bool:
 
 
 def _regrouped(shape: tuple[int, ...], index: Index, other: tuple[int, ...]) -> Index:
-    """The same element in an array of the shape `other`; sizes of 1 come and go for free."""
+    """Index the same element in an array of the shape `other`; sizes of 1 come and go for free."""
     real = [(size, i) for size, i in zip(shape, index) if size > 1]
     if [size for size, _ in real] == [size for size in other if size > 1]:
         rest = iter(i for _, i in real)

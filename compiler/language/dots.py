@@ -60,7 +60,8 @@ def dot(a: Tile, b: Tile, acc: Tile | None = None, **hints: Any) -> Tile:
 
 
 def zero_point_of(side: Tile) -> int:
-    """Of the array whose block `side` of a product shows. LanguageError where it is computed of such a block."""
+    """Zero point of the array whose block `side` of a product shows. LanguageError where it is computed of such a
+    block."""
     tile = origin(side, "reshape", "broadcast", "trans")
     while tile.op == "phi":
         tile = origin(tile.more["first"], "reshape", "broadcast", "trans")

@@ -1,4 +1,4 @@
-"""What a kernel is told that the language cannot take."""
+"""Errors of kernels that the language cannot take."""
 
 from __future__ import annotations
 

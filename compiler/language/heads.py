@@ -9,9 +9,9 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from celosia.compiler.graph.beside import beside_softmaxes
-from celosia.compiler.graph.select import Choice
-from celosia.compiler.graph.select.forms import Form, OnCpu
+from celosia.compiler.graph.overlap_softmaxes import beside_softmaxes
+from celosia.compiler.graph.select import LayerAssignment
+from celosia.compiler.graph.select.forms import ActivationLayout, NotOffloadable
 from celosia.compiler.graph.select.matrices import form_of_matrices, multiplies
 from celosia.compiler.language.attention import AttentionKernel, HeadProduct, Heads, HeadsKernel
 from celosia.compiler.language.lowered import Arrays, LoweredKernel, epilogue_of, requantise_of
@@ -23,7 +23,7 @@ from celosia.compiler.layer import (
     Block,
     Layer,
     Softmax,
-    Untileable,
+    TilingError,
 )
 from celosia.compiler.program.model import matrix_counts
 from celosia.compiler.tensorize import pack
@@ -49,7 +49,7 @@ class SoftmaxLayers(LoweredKernel):
             array: Activation.alone(cfg, array.name, *self.form(array).dims) for array in (found.x, found.y)
         }  # fmt: skip
 
-    def form(self, array: ArrayArgument) -> Form:
+    def form(self, array: ArrayArgument) -> ActivationLayout:
         pad = self.found.rows.zero_point if array is self.y else 0
         return form_of_matrices(self.cfg, array.shape, "rows", pad)
 
@@ -100,15 +100,15 @@ class HeadLayers(LoweredKernel):
             self.refuse(f"{side.array.name} is read as several of queries, keys, values and masks; give copies of it")
         self.sides[side.array] = side, block, pad
 
-    def _form(self, array: ArrayArgument) -> Form:
-        """Of the array as [heads, rows, columns]."""
+    def _form(self, array: ArrayArgument) -> ActivationLayout:
+        """Layout of the array as [heads, rows, columns]."""
         side, block, pad = self.sides[array]
         return form_of_matrices(self.cfg, side.shape, side.pixels, pad, block)
 
-    def form(self, array: ArrayArgument) -> Form:
+    def form(self, array: ArrayArgument) -> ActivationLayout:
         side = self.sides[array][0]
         if side.beside and (side.pixels != "rows" or side.columns % self.cfg.group):
-            raise OnCpu(
+            raise NotOffloadable(
                 f"the columns of {array.name} are several heads, which the host would have to take apart; "
                 "pass each head as an array"
             )
@@ -133,7 +133,7 @@ class HeadLayers(LoweredKernel):
     def _product(
         self, name: str, made: HeadProduct, x: Activation, y: Activation, columns: int, arrays: Arrays
     ) -> ActivationProduct:
-        """Of all heads."""
+        """Build the product of all heads."""
         requantise = requantise_of(np.resize(arrays[made.scales], columns), int(made.requantise["zero_point"]))
         table, operand = made.table, None if made.bias is None else self.acts[made.bias.array]
         clip = made.requantise["clip"]
@@ -188,7 +188,7 @@ class AttentionLayers(HeadLayers):
                                     (last, (f.rows.count, f.out.columns)))
             for n in range(heads)
         ]  # fmt: skip
-        choices = [Choice(layer, [], {}, ir.Value(name=layer.name)) for layer in found]
+        choices = [LayerAssignment(layer, [], {}, ir.Value(name=layer.name)) for layer in found]
         return [choice.layer for choice in beside_softmaxes(self.cfg, choices)]
 
     def _is_block(self, block: Block) -> bool:
@@ -198,7 +198,7 @@ class AttentionLayers(HeadLayers):
             return False
         try:
             (definition,) = define(self.cfg, block)
-        except Untileable:
+        except TilingError:
             return False
         assert isinstance(definition.problem, Problem)
         return next(candidates(self.cfg, definition.problem), None) is not None

@@ -73,7 +73,7 @@ def quantised(array: NDArray[Any], zero_point: int = 0) -> QuantisedArray:
 
 @dataclass
 class Launched:
-    """What a call gives. report: "target", "seconds", and of the accelerator "device", "config", "cycles",
+    """Result of a call. report: "target", "seconds", and of the accelerator "device", "config", "cycles",
     "instructions", "bytes_stored", "counters"."""
 
     report: dict[str, Any] = field(default_factory=dict)

@@ -8,13 +8,13 @@ from typing import Any, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
-from celosia.compiler.graph.select.forms import Form
+from celosia.compiler.graph.select.forms import ActivationLayout
 from celosia.compiler.language.errors import fail
 from celosia.compiler.language.tile import ArrayArgument
 from celosia.compiler.launch.image import Image, LayerErrors, build
-from celosia.compiler.layer import Activation, Epilogue, Layer, Requantise, Residual, Untileable, inputs
+from celosia.compiler.layer import Activation, Epilogue, Layer, Requantise, Residual, TilingError, inputs
 from celosia.compiler.tensorize import pack
-from celosia.compiler.tensorize.decide import Fixed
+from celosia.compiler.tensorize.decide import FixedSchedule
 from celosia.compiler.tensorize.define import define
 from celosia.compiler.tensorize.plan import Planner
 from celosia.compiler.tensorize.space import Decisions, Problem, why_not
@@ -49,8 +49,8 @@ class LoweredKernel:
     def _decide(self, p: Problem) -> Decisions:
         raise NotImplementedError
 
-    def form(self, array: ArrayArgument) -> Form:
-        """How the array is an activation, for those of a graph. OnCpu where it is none."""
+    def form(self, array: ArrayArgument) -> ActivationLayout:
+        """How the array is an activation, for those of a graph. NotOffloadable where it is none."""
         raise NotImplementedError
 
     def placed(self, array: ArrayArgument, values: NDArray[Any]) -> NDArray[np.int8]:
@@ -80,15 +80,15 @@ class LoweredKernel:
         try:
             if self.planner is None:
                 alike = all(type(layer) is type(layers[0]) for layer in layers)
-                decided = Fixed(self.decide(layers[0])) if alike else None
+                decided = FixedSchedule(self.decide(layers[0])) if alike else None
                 self.planner = Planner(self.cfg, decided)
             return image_of(self.cfg, layers, self.planner)
-        except (LayerErrors, Untileable) as error:
+        except (LayerErrors, TilingError) as error:
             self.refuse(f"it does not fit: {error}")
 
 
 def requantise_of(words: NDArray[np.uint64], zero_point: int) -> Requantise:
-    """Of parameters as `cl.parameters` packs them, [columns]."""
+    """Requantisation by parameters as `cl.parameters` packs them, [columns]."""
     bias, multiplier, shift = pack.unpack_parameters(words)
     return Requantise(bias.astype(np.int32), multiplier.astype(np.uint32), shift.astype(np.uint8), zero_point)
 
@@ -105,7 +105,7 @@ def epilogue_of(
 
 
 def image_of(cfg: Config, layers: Sequence[Layer], planner: Planner) -> Image:
-    """The instructions of the layers of a launch, verified. LayerErrors, Untileable."""
+    """The instructions of the layers of a launch, verified. LayerErrors, TilingError."""
     made = {layers[-1].y.storage}
     given = {act.storage for layer in layers for act in inputs(layer)} - {layer.y.storage for layer in layers}
     image = build(cfg, [list(layers)], [given], [made], planner)

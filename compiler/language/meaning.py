@@ -1,4 +1,4 @@
-"""What each operation means, in numpy: the interpreter, to which every target is held."""
+"""Meaning of each operation in numpy: the interpreter, to which every target is held."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from celosia.compiler.graph.custom import CUSTOM, CustomOp
-from celosia.compiler.graph.select.forms import OnCpu
+from celosia.compiler.graph.select.forms import NotOffloadable
 from celosia.compiler.graph.select.placement import Placement, Reads
 from celosia.compiler.graph.values import attributes_of, constant, shape
 from celosia.compiler.language.accelerator import lowered
@@ -65,15 +65,15 @@ class _Operator:
             return tuple(self._run([np.ascontiguousarray(each) for each in inputs], node.attrs))
 
     def place(self, p: Placement, node: ir.Node) -> None:
-        """OnCpu where the accelerator cannot compute it."""
+        """NotOffloadable where the accelerator cannot compute it."""
         inputs = [self._input(value) for value in node.inputs]
         with launching("capture") as launches, _reasons():
             outputs = self._run(inputs, attributes_of(node))
         if len(launches) != 1:
-            raise OnCpu(f"it launches {len(launches)} kernels; the accelerator takes an operator of one")
+            raise NotOffloadable(f"it launches {len(launches)} kernels; the accelerator takes an operator of one")
         (launch,) = launches
         if launch.kernel.target != "accelerator":
-            raise OnCpu(
+            raise NotOffloadable(
                 f'its kernel {launch.kernel.name} has the target {launch.kernel.target!r}; give it "accelerator"'
             )
         with _reasons():
@@ -92,13 +92,17 @@ class _Operator:
             elif array is kernel.y and arrays[array] is outputs[0]:
                 kernel.acts[array] = p.activation(node.outputs[0], form)
             else:
-                raise OnCpu(f"{array.name} of its kernel is no input or output of the operator; pass it as one")
+                raise NotOffloadable(
+                    f"{array.name} of its kernel is no input or output of the operator; pass it as one"
+                )
         for array in changing.intersection(kernel.constants):
-            raise OnCpu(f"{array.name} of its kernel varies; the accelerator takes it as a constant")
+            raise NotOffloadable(f"{array.name} of its kernel varies; the accelerator takes it as a constant")
         with _reasons():
             layers = kernel.layers(arrays)
         if any(layer.y.storage is not kernel.acts[kernel.y].storage for layer in layers):
-            raise OnCpu("its heads would run one by one; an operator that is attention is one layer of whole groups")
+            raise NotOffloadable(
+                "its heads would run one by one; an operator that is attention is one layer of whole groups"
+            )
         (first, *others), y, form = layers, kernel.acts[kernel.y], kernel.form(kernel.y)
         if others or isinstance(first, Block):
             p.assemble(node, layers, reads, y, form)
@@ -111,7 +115,7 @@ class _Operator:
             return np.ascontiguousarray(fixed)
         dims = None if value is None else shape(value)
         if dims is None or value is None or value.dtype is None:
-            raise OnCpu("an input is left out, or its shape is not known; give it one that is fixed")
+            raise NotOffloadable("an input is left out, or its shape is not known; give it one that is fixed")
         return np.zeros(dims, value.dtype.numpy())
 
 
@@ -121,4 +125,4 @@ def _reasons() -> Iterator[None]:
     try:
         yield
     except LanguageError as error:
-        raise OnCpu(str(error)) from None
+        raise NotOffloadable(str(error)) from None

@@ -91,7 +91,7 @@ def zeros(shape: Any, dtype: Any) -> Tile:
 
 
 def zeros_like(tile: Tile) -> Tile:
-    """Of the shape and type of `tile`."""
+    """Zeros of the shape and type of `tile`."""
     return full(tile.shape, 0, tile.dtype)
 
 
@@ -248,7 +248,7 @@ def sigmoid(x: Any) -> Tile:
 
 
 def abs(x: Any) -> Any:
-    """Of a tile, element by element, or of a number."""
+    """Absolute value of a tile, element by element, or of a number."""
     if not isinstance(x, Tile):
         return builtins.abs(x)
     return make("unary", (x,), x.shape, x.dtype, name="abs")

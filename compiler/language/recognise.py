@@ -1,4 +1,4 @@
-"""What a traced kernel computes, as the accelerator sees it: a sum of products or a maximum, and what follows it.
+"""Recognise what a traced kernel computes for the accelerator: a sum of products or a maximum, and what follows it.
 
 Offsets are computed for all programs and iterations, and compared. LanguageError, which names the rule, for what the
 accelerator cannot do.
@@ -36,7 +36,7 @@ EPILOGUE = ("requantise", "lookup", "residual")
 
 @dataclass
 class Recognised:
-    """What a kernel computes. x, w, par, table, residual: arrays it was called with, where it has them.
+    """Computation of a kernel. x, w, par, table, residual: arrays it was called with, where it has them.
 
     tile: the block of y that a program writes. taps: for each position of the window, the indices of w beside those of
     outputs and inputs. axes: which dimension of w counts outputs, and which inputs. w_at: the
@@ -63,7 +63,7 @@ class Recognised:
 
 @dataclass(frozen=True)
 class Fold:
-    """What the accelerator makes of many: the operation, of what, from what number on, and both in words."""
+    """Reduction on the accelerator: the operation, of what, from what number on, and both in words."""
 
     name: str
     leaf: str
@@ -194,7 +194,7 @@ class _Reader(BlockReader):
         return [(row[:n], row[n], dot.args[1].shape[0], row[n + 2 : -1], row[n + 1]) for row in rows]
 
     def _axes(self, dot: Tile, b: Tile, dims: tuple[int, ...]) -> tuple[int, int]:
-        """Which dimension of the weights counts outputs, and which inputs."""
+        """Find which dimension of the weights counts outputs, and which inputs."""
         depth, columns = dot.args[1].shape
         numbers = order(dot.args[1], b)
         steps = [int(np.prod(dims[d + 1 :])) for d in range(len(dims))]

@@ -24,8 +24,8 @@ from celosia.compiler.language.views import VIEWS, is_counted, order, regrouped,
 from celosia.hw.spec.scratchpads import POWERS
 
 PLACES = POWERS // 2
-"""Of a table of powers."""
-LEAST = -128
+"""Places of a table of powers."""
+INT8_MIN = -128
 Elements = NDArray[np.int64]
 WIDER = (("int8", "int32"), ("int8", "int64"), ("int32", "int64"))
 
@@ -159,7 +159,7 @@ class _Power:
         return _Power(source, array, width, width if mask is None else _count(mask, width))
 
     def bytes(self) -> Tile:
-        """The int8 that the rows are of. LanguageError where something else than LEAST is behind them."""
+        """The int8 that the rows are of. LanguageError where something else than INT8_MIN is behind them."""
         tile, padding = self.source, None
         if tile.op == "where" and _count(tile.args[0], self.width) == self.count:
             padding, (tile, *others) = tile.args[2], linear(tile.args[1])[1]
@@ -167,10 +167,10 @@ class _Power:
                 _refuse("it is of int8", self.source)
         elif tile.op == "load" and len(tile.args) > 2:
             padding = tile.args[2]
-        if self.count < self.width and (padding is None or viewed(padding).more.get("number") != LEAST):
+        if self.count < self.width and (padding is None or viewed(padding).more.get("number") != INT8_MIN):
             fail(
-                f"beyond the end of a row, what a softmax is of is {LEAST}: other={LEAST} where it is loaded, or "
-                f"cl.where(inside, v, {LEAST}){ON_CPU}", self.source.at,
+                f"beyond the end of a row, what a softmax is of is {INT8_MIN}: other={INT8_MIN} where it is loaded, or "
+                f"cl.where(inside, v, {INT8_MIN}){ON_CPU}", self.source.at,
             )  # fmt: skip
         if tile.dtype != "int8":
             _refuse(f"it is of int8, and this is {tile}", tile)

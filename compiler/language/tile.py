@@ -110,12 +110,12 @@ class Pointer(_NotNumpys):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of the tile of places."""
+        """Shape of the tile of places."""
         return self.offsets.shape
 
     @property
     def dtype(self) -> str:
-        """Of the elements that it points to."""
+        """Type of the elements that it points to."""
         return self.array.dtype
 
     def __add__(self, offsets: Tile | int) -> Pointer:
@@ -269,14 +269,14 @@ class Tile(_NotNumpys):
         return make("trans", (self,), self.shape[::-1], self.dtype, axes=tuple(range(len(self.shape)))[::-1])
 
     def to(self, dtype: Any) -> Tile:
-        """The same values as `dtype`: floats to integers towards zero, the nearest that there is."""
+        """Convert the values to `dtype`: floats to integers towards zero, the nearest that there is."""
         name = dtype_name(dtype)
         if name == self.dtype:
             return self
         return make("cast", (self,), self.shape, name)
 
     def reshape(self, *shape: Any) -> Tile:
-        """The same elements in row-major order."""
+        """Reshape the elements in row-major order."""
         dims = shape_of(shape[0] if len(shape) == 1 and isinstance(shape[0], (tuple, list)) else shape)
         if int(np.prod(dims, dtype=np.int64)) != self.size:
             fail(f"{self} has {self.size} elements and cannot be reshaped to {list(dims)}")

@@ -22,7 +22,7 @@ from celosia.compiler.tune.measure import TIMED, Status, TrialResult
 from celosia.compiler.tune.records import Key, Records
 
 VERSION = 1
-"""Of what is measured here: a change raises it, and records of other versions do not count."""
+"""Version of what is measured here: a change raises it, and records of other versions do not count."""
 REPEATS, TURNS = 3, 12
 """Times that a candidate runs on the CPU, and that each of the best few runs, by turns; the fastest counts."""
 ABORT = 3.0

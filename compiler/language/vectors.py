@@ -95,7 +95,7 @@ def _turns(var: Axis, body: Store) -> bool:
 
 
 def _turned(axes: tuple[Axis, Axis], body: Store) -> Stmt:
-    """The same as `cpu.schedule` arranges it: in squares, which are turned round in registers."""
+    """Arrange the loop as `cpu.schedule` does: in squares, which are turned round in registers."""
     turned = Tensor("turned", tuple(axis.extent for axis in axes), body.tensor.dtype, axes, body.value)
     made = create_schedule(turned)
     arrange(made[turned], Knobs(tail="peel"))

@@ -22,7 +22,7 @@ from celosia.compiler.graph.errors import ModelError
 from celosia.compiler.graph.launches import LaunchPlan
 from celosia.compiler.graph.levels import levels_of
 from celosia.compiler.graph.names import value_names
-from celosia.compiler.graph.select import Form, Selection
+from celosia.compiler.graph.select import ActivationLayout, Partition
 from celosia.compiler.graph.select.placement import Reads, cache_of
 from celosia.compiler.graph.values import captured, constant, dtype_name, shape
 from celosia.compiler.launch.arena import plan_arena
@@ -56,7 +56,7 @@ from celosia.hw.spec.config import Config
 class Assembler:
     """Makes the Program of a graph whose layers are placed, ordered and have their instructions."""
 
-    def __init__(self, model: ir.Model, cfg: Config, selection: Selection, steps: list[Any], image: Image) -> None:
+    def __init__(self, model: ir.Model, cfg: Config, selection: Partition, steps: list[Any], image: Image) -> None:
         self.model, self.cfg, self.selection, self.plan, self.image = model, cfg, selection, steps, image
         self.opset = model.graph.opset_imports.get("", 21)
         self.opsets = dict(model.graph.opset_imports)
@@ -389,6 +389,6 @@ def _is_view(node: ir.Node) -> bool:
     return _is_plain(x) and _is_plain(y) and prod(shape(x) or ()) == prod(shape(y) or ())
 
 
-def _folded(reads: Reads) -> Form | None:
+def _folded(reads: Reads) -> ActivationLayout | None:
     """How the host arranges the input of a layer, where it folds a window into channels."""
     return next((form for _, form in reads.values() if form.window is not None), None)

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import onnx_ir as ir
 
-from celosia.compiler.graph.beside import beside_softmaxes
-from celosia.compiler.graph.select import Choice, Selection
+from celosia.compiler.graph.overlap_softmaxes import beside_softmaxes
+from celosia.compiler.graph.select import LayerAssignment, Partition
 from celosia.compiler.layer import Activation, ActivationProduct, Epilogue, Layer, Softmax, inputs
 from celosia.hw.spec.config import Config
 
@@ -25,13 +25,13 @@ class Attention(NamedTuple):
     of all heads. before: what makes that which these read, in order. one_by_one: the layers of that and of the heads,
     in the order of a launch."""
 
-    heads: list[Choice]
-    stages: tuple[Choice, Choice, Choice]
-    before: list[Choice]
+    heads: list[LayerAssignment]
+    stages: tuple[LayerAssignment, LayerAssignment, LayerAssignment]
+    before: list[LayerAssignment]
     one_by_one: list[Layer]
 
 
-def attentions(cfg: Config, selection: Selection, apart: Collection[ir.Node]) -> Iterator[Attention]:
+def attentions(cfg: Config, selection: Partition, apart: Collection[ir.Node]) -> Iterator[Attention]:
     """Those of `selection` of which no operator is to stay `apart`."""
     choices = selection.choices
     rows = dict.fromkeys(choice.value for choice in choices if isinstance(choice.layer, Softmax))
@@ -57,12 +57,12 @@ def attentions(cfg: Config, selection: Selection, apart: Collection[ir.Node]) ->
             yield Attention(heads, (one, two, three), before, [choice.layer for choice in order])
 
 
-def _none_of(choices: Iterable[Choice], nodes: Collection[ir.Node]) -> bool:
+def _none_of(choices: Iterable[LayerAssignment], nodes: Collection[ir.Node]) -> bool:
     """Whether none of `nodes` is in `choices`."""
     return all(node not in nodes for choice in choices for node in choice.nodes)
 
 
-def _stays(value: ir.Value, nodes: Collection[ir.Node], selection: Selection) -> bool:
+def _stays(value: ir.Value, nodes: Collection[ir.Node], selection: Partition) -> bool:
     """Whether `value` and its views are read by `nodes` alone."""
     if value.is_graph_output():
         return False
@@ -70,7 +70,7 @@ def _stays(value: ir.Value, nodes: Collection[ir.Node], selection: Selection) ->
     return all(n in selection.views and all(_stays(y, nodes, selection) for y in n.outputs) for n in others)
 
 
-def _merged(cfg: Config, choices: Sequence[Choice]) -> Choice | None:
+def _merged(cfg: Config, choices: Sequence[LayerAssignment]) -> LayerAssignment | None:
     """One layer for those of all heads, None where there is none."""
     layers = [choice.layer for choice in choices]
     first = layers[0]
@@ -112,10 +112,10 @@ def _scaling(layer: Any) -> tuple[object, ...]:
     return epilogue.clip, table, epilogue.residual, *own
 
 
-def _before(choices: Sequence[Choice], heads: Sequence[Choice]) -> list[Choice]:
+def _before(choices: Sequence[LayerAssignment], heads: Sequence[LayerAssignment]) -> list[LayerAssignment]:
     """What makes that which `heads` read, and what makes that, in order."""
     own = {id(choice) for choice in heads}
-    found: dict[int, Choice] = {}
+    found: dict[int, LayerAssignment] = {}
     for _ in range(2):
         read = {act.storage for choice in (*heads, *found.values()) for act in inputs(choice.layer)}
         found = {id(c): c for c in choices if c.layer.y.storage in read and id(c) not in own}

@@ -1,4 +1,4 @@
-"""Which layers run as blocks: chains in which each layer alone reads what the one before it makes.
+"""Choose the layers that run as blocks: chains in which each layer alone reads what the one before it makes.
 
 A block's intermediates stay in scratchpads. Chains are cut where that takes the fewest cycles: dynamic programming over
 the estimates of layers and blocks finds the best few ways, the timing model takes one of them.
@@ -17,7 +17,7 @@ from math import inf, isfinite
 
 import onnx_ir as ir
 
-from celosia.compiler.graph.select import Choice, Selection
+from celosia.compiler.graph.select import LayerAssignment, Partition
 from celosia.compiler.launch import chains
 from celosia.compiler.launch.attentions import attentions
 from celosia.compiler.layer import (
@@ -29,7 +29,7 @@ from celosia.compiler.layer import (
     Part,
     Pool,
     Storage,
-    Untileable,
+    TilingError,
     inputs,
     moved,
     padded_groups,
@@ -37,7 +37,7 @@ from celosia.compiler.layer import (
 from celosia.compiler.switches import is_on
 from celosia.compiler.tensorize import block_space, pack
 from celosia.compiler.tensorize.block_space import BlockProblem
-from celosia.compiler.tensorize.decide import Decider
+from celosia.compiler.tensorize.decide import SchedulePolicy
 from celosia.compiler.tensorize.definition import depthwise
 from celosia.compiler.tensorize.plan import Planner
 from celosia.compiler.tensorize.roofline import choose, estimate
@@ -62,9 +62,9 @@ BUSY = 1.005
 
 
 def form_blocks(
-    cfg: Config, selection: Selection, planner: Planner, apart: Collection[ir.Node] = (),
+    cfg: Config, selection: Partition, planner: Planner, apart: Collection[ir.Node] = (),
     decided: Collection[str] = (),
-) -> Decider:  # fmt: skip
+) -> SchedulePolicy:  # fmt: skip
     """Put chains of `selection` together as blocks; what decides layers then.
 
     apart: operators whose layers are in no block. decided: names of layers and blocks that are to be as they are.
@@ -72,7 +72,7 @@ def form_blocks(
     if not cfg.forward or not is_on("blocks"):
         return planner.decider
     cutter = _Cutter(cfg, planner, frozenset(decided), [choice.layer for choice in selection.choices])
-    blocks: list[tuple[Sequence[Choice], Choice]] = []
+    blocks: list[tuple[Sequence[LayerAssignment], LayerAssignment]] = []
     for chain in _chains(cfg, selection, frozenset(apart)):
         for first in range(0, len(chain), AT_ONCE):
             parts = [part for part in cutter.cut(chain[first : first + AT_ONCE]) if len(part.choices) > 1]
@@ -83,7 +83,7 @@ def form_blocks(
     return cutter.decider
 
 
-def _put(selection: Selection, blocks: Sequence[tuple[Sequence[Choice], Choice]]) -> None:
+def _put(selection: Partition, blocks: Sequence[tuple[Sequence[LayerAssignment], LayerAssignment]]) -> None:
     """Put blocks into `selection`, in the places of the last of the choices that each is made of."""
     place = {id(choices[-1]): block for choices, block in blocks}
     inside = {id(choice) for choices, _ in blocks for choice in choices[:-1]}
@@ -91,8 +91,8 @@ def _put(selection: Selection, blocks: Sequence[tuple[Sequence[Choice], Choice]]
 
 
 def _with_maps(
-    cfg: Config, selection: Selection, cutter: _Cutter, apart: frozenset[ir.Node]
-) -> Iterator[tuple[Sequence[Choice], Choice]]:
+    cfg: Config, selection: Partition, cutter: _Cutter, apart: frozenset[ir.Node]
+) -> Iterator[tuple[Sequence[LayerAssignment], LayerAssignment]]:
     """Convolutions, with maps behind them which alone read what they make, where that takes fewer cycles as a block."""
     readers = _readers(selection.choices)
     for choice in selection.choices:
@@ -110,8 +110,8 @@ def _with_maps(
 
 
 def _of_attention(
-    cfg: Config, selection: Selection, cutter: _Cutter, apart: frozenset[ir.Node]
-) -> Iterator[tuple[Sequence[Choice], Choice]]:
+    cfg: Config, selection: Partition, cutter: _Cutter, apart: frozenset[ir.Node]
+) -> Iterator[tuple[Sequence[LayerAssignment], LayerAssignment]]:
     """Heads whose products and softmaxes take fewer cycles as a block, beside what comes before them."""
     for found in attentions(cfg, selection, apart):
         part, before = _Part(found.stages), [choice.layer for choice in found.before]
@@ -145,10 +145,10 @@ def behind(layer: Layer, y: Activation) -> Map | None:
     return replace(layer, x=operand, epilogue=replace(epilogue, residual=turned))
 
 
-def _chains(cfg: Config, selection: Selection, apart: frozenset[ir.Node]) -> Iterator[list[Choice]]:
+def _chains(cfg: Config, selection: Partition, apart: frozenset[ir.Node]) -> Iterator[list[LayerAssignment]]:
     """The longest chains of at least two layers."""
     choices, readers = selection.choices, _readers(selection.choices)
-    following: dict[int, Choice] = {}
+    following: dict[int, LayerAssignment] = {}
     for before in choices:
         reader = _read_by(cfg, before, readers, apart) if _can_hand_on(cfg, before.layer) else None
         if reader is not None and _fits(cfg, reader.layer) and reader.layer.x == before.layer.y:
@@ -163,9 +163,9 @@ def _chains(cfg: Config, selection: Selection, apart: frozenset[ir.Node]) -> Ite
         yield chain
 
 
-def _readers(choices: Iterable[Choice]) -> dict[Storage, tuple[int, list[Choice]]]:
+def _readers(choices: Iterable[LayerAssignment]) -> dict[Storage, tuple[int, list[LayerAssignment]]]:
     """By storage, how many write it, and those that read it."""
-    found: dict[Storage, tuple[int, list[Choice]]] = {}
+    found: dict[Storage, tuple[int, list[LayerAssignment]]] = {}
     for choice in choices:
         count, readers = found.get(choice.layer.y.storage, (0, []))
         found[choice.layer.y.storage] = count + 1, readers
@@ -176,8 +176,11 @@ def _readers(choices: Iterable[Choice]) -> dict[Storage, tuple[int, list[Choice]
 
 
 def _read_by(
-    cfg: Config, before: Choice, readers: Mapping[Storage, tuple[int, list[Choice]]], apart: frozenset[ir.Node]
-) -> Choice | None:
+    cfg: Config,
+    before: LayerAssignment,
+    readers: Mapping[Storage, tuple[int, list[LayerAssignment]]],
+    apart: frozenset[ir.Node],
+) -> LayerAssignment | None:
     """The choice that alone reads what `before` alone makes, all of it, once."""
     y = before.layer.y
     makers, found = readers[y.storage]
@@ -211,7 +214,7 @@ def _fits(cfg: Config, layer: Layer) -> bool:
 class _Part:
     """Choices that run as one layer; cuts: see Block."""
 
-    choices: tuple[Choice, ...]
+    choices: tuple[LayerAssignment, ...]
     cuts: tuple[int, ...] = ()
 
     @cached_property
@@ -249,7 +252,7 @@ class _Cutter:
         self.groups = {group for name in decided for group in Block.names(name)}
         self.estimated: dict[Hashable, float | None] = {}
 
-    def cut(self, chain: list[Choice]) -> list[_Part]:
+    def cut(self, chain: list[LayerAssignment]) -> list[_Part]:
         ways: list[list[tuple[float, tuple[int, ...]]]] = [[(0.0, ())]]
         for end in range(1, len(chain) + 1):
             found = []
@@ -318,12 +321,12 @@ class _Cutter:
         assert isinstance(asked, BlockProblem) and isinstance(problem, BlockProblem)
         try:
             usual = block_space.choose(self.cfg, problem).groups
-        except Untileable:
+        except TilingError:
             return inf
         pairs = zip(problem.groups, asked.groups[first:end], groups[first:end], usual, strict=True)
         return self._cycles([near], self._with(problem, [d if own == whole else u for own, whole, d, u in pairs]))
 
-    def _with(self, problem: BlockProblem, groups: Sequence[Decisions]) -> Decider:
+    def _with(self, problem: BlockProblem, groups: Sequence[Decisions]) -> SchedulePolicy:
         """What decides layers, with these decisions for the groups of a block."""
         return replace(self.decider, searched={**self.decider.searched, problem: Decisions.of_groups(groups)})
 
@@ -333,7 +336,7 @@ class _Cutter:
         wanted = any(Block.names(each)[: len(Block.names(name))] == Block.names(name) for each in self.decided)
         return wanted or part.layer.name not in self.decided
 
-    def noted(self, part: _Part, block: Choice) -> Choice:
+    def noted(self, part: _Part, block: LayerAssignment) -> LayerAssignment:
         """`block`, with what it takes, and what its layers take one by one; 0 where one of them alone cannot be."""
         return _with_cycles(block, *self._both(part))
 
@@ -362,13 +365,13 @@ class _Cutter:
             if key not in self.estimated:
                 self.estimated[key] = sum(estimated(self.cfg, definition.problem) for definition in definitions)
             return self.estimated[key]
-        except Untileable:
+        except TilingError:
             return None if isinstance(layer, Block) else 1e12  # a layer alone says so itself
 
-    def _cycles(self, parts: Sequence[_Part], decider: Decider | None = None) -> float:
+    def _cycles(self, parts: Sequence[_Part], decider: SchedulePolicy | None = None) -> float:
         """Cycles of a chain that is cut into `parts`, by the timing model: twice in a row, so that what the next layers
         overlap with counts."""
-        planner = self.planner.under(decider or self.decider)
+        planner = self.planner.with_policy(decider or self.decider)
         layers = [part.layer for part in parts]
         name = chains.chain_name(chains.decided(layers, planner))
         if name not in planner.timed:
@@ -377,11 +380,11 @@ class _Cutter:
 
     def once(self, layers: Sequence[Layer]) -> float:
         """Cycles of `layers`, one after the other, by the timing model; inf where one does not fit."""
-        return chains.once(self.cfg, self.planner.under(self.decider), layers)
+        return chains.once(self.cfg, self.planner.with_policy(self.decider), layers)
 
 
 def _again(layers: Sequence[Layer], planner: Planner) -> list[Layer]:
-    """The same layers once more, on what they have made where it has the shape of what they read."""
+    """Repeat the layers, on what they have made where it has the shape of what they read."""
     x, y = layers[0].x, layers[-1].y
     same = x.storage.groups == y.storage.groups and replace(x, storage=y.storage) == y
     others = {x.storage: y.storage} if same else {}
@@ -394,20 +397,20 @@ def _again(layers: Sequence[Layer], planner: Planner) -> list[Layer]:
     return [planner.known(moved(layer, placed), layer, others) for layer in layers]
 
 
-def _with_cycles(block: Choice, together: float, alone: float) -> Choice:
+def _with_cycles(block: LayerAssignment, together: float, alone: float) -> LayerAssignment:
     block.together, block.alone = (cycles if isfinite(cycles) else 0 for cycles in (together, alone))
     return block
 
 
 def estimated(cfg: Config, problem: Problem | BlockProblem) -> float:
-    """Cycles under the decisions that the estimate takes. Untileable where there are none."""
+    """Cycles under the decisions that the estimate takes. TilingError where there are none."""
     if isinstance(problem, Problem) and problem.in_blocks:
         return estimate(cfg, problem, choose(cfg, problem))
     block = problem if isinstance(problem, BlockProblem) else BlockProblem((problem,))
     return block_space.estimate(cfg, block, block_space.choose(cfg, block))
 
 
-def _joined(selection: Selection, part: _Part) -> Choice:
+def _joined(selection: Partition, part: _Part) -> LayerAssignment:
     """A part of a chain as one choice."""
     *before, last = part.choices
     for choice in before:
@@ -416,4 +419,4 @@ def _joined(selection: Selection, part: _Part) -> Choice:
     notes = "; ".join(choice.note for choice in part.choices if choice.note)
     reads = {storage: source for choice in part.choices for storage, source in choice.reads.items()}
     nodes = [node for choice in part.choices for node in choice.nodes]
-    return Choice(part.layer, nodes, reads, last.value, notes)
+    return LayerAssignment(part.layer, nodes, reads, last.value, notes)

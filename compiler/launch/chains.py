@@ -1,4 +1,4 @@
-"""What layers take one after the other, by the timing model; remembered by a name that says all on which it depends."""
+"""Cycles of consecutive layers by the timing model; remembered by a name that says all on which it depends."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections.abc import Collection, Hashable, Sequence
 from math import inf
 
 from celosia.compiler.launch.image import LayerErrors, build
-from celosia.compiler.layer import Layer, Untileable, inputs
+from celosia.compiler.layer import Layer, TilingError, inputs
 from celosia.compiler.tensorize.block_space import BlockProblem
-from celosia.compiler.tensorize.definition import Definition
+from celosia.compiler.tensorize.definition import LayerComputation
 from celosia.compiler.tensorize.plan import Planner
 from celosia.compiler.tensorize.space import Decisions, Problem
 from celosia.hw.spec.config import Config
@@ -23,7 +23,7 @@ def once(cfg: Config, planner: Planner, layers: Sequence[Layer]) -> float:
     """Cycles of `layers`, one after the other; inf where one does not fit."""
     try:
         name = chain_name(decided(layers, planner), _links(layers, planner.decider.beside))
-    except Untileable:
+    except TilingError:
         return inf
     if name not in planner.timed:
         planner.timed[name] = time(cfg, planner, layers)
@@ -47,7 +47,7 @@ def least(planner: Planner, layers: Sequence[Layer]) -> int:
     return sum(problem.steps for problem in problems if isinstance(problem, Problem))
 
 
-def decided(layers: Sequence[Layer], planner: Planner) -> list[tuple[Definition, Decisions | None]]:
+def decided(layers: Sequence[Layer], planner: Planner) -> list[tuple[LayerComputation, Decisions | None]]:
     """The definitions of `layers`, with what was decided for them beside the estimate."""
     searched = planner.decider.searched
     found = [definition for layer in layers for definition in planner.definitions(layer)]
@@ -55,15 +55,15 @@ def decided(layers: Sequence[Layer], planner: Planner) -> list[tuple[Definition,
 
 
 def _links(layers: Sequence[Layer], beside: Collection[str]) -> list[Hashable]:
-    """Which of the activations that `layers` read and write share a storage, and where they lie in it; and which of
-    them are `beside` others."""
+    """Storages that the activations of `layers` share, where these lie in them; and which layers are `beside`
+    others."""
     acts = [act for layer in layers for act in (*inputs(layer), layer.y)]
     numbers = {storage: number for number, storage in enumerate(dict.fromkeys(act.storage for act in acts))}
-    links: list[Hashable] = [(numbers[act.storage], act.group_offset, act.lattice) for act in acts]
+    links: list[Hashable] = [(numbers[act.storage], act.group_offset, act.strided_view) for act in acts]
     return links + [number for number, layer in enumerate(layers) if layer.name in beside]
 
 
-def chain_name(parts: Sequence[tuple[Definition, Decisions | None]], links: Sequence[Hashable] = ()) -> str:
+def chain_name(parts: Sequence[tuple[LayerComputation, Decisions | None]], links: Sequence[Hashable] = ()) -> str:
     """A chain of layers in a line, with what was decided for them beside the estimate: twice in a row, each on what the
     one before it makes, or once, with the `links` between what they read and write."""
     told = repr([(definition.digest, decisions) for definition, decisions in parts])

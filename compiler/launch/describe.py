@@ -1,8 +1,8 @@
-"""What a layer is, in a few words for people."""
+"""Describe a layer in a few words."""
 
 from __future__ import annotations
 
-from celosia.compiler.graph.select.forms import Form
+from celosia.compiler.graph.select.forms import ActivationLayout
 from celosia.compiler.layer import (
     ActivationProduct,
     Block,
@@ -17,7 +17,7 @@ from celosia.compiler.layer import (
 )
 
 
-def describe(layer: Layer, form: Form | None = None) -> str:
+def describe(layer: Layer, form: ActivationLayout | None = None) -> str:
     """Kind, kernel, stride, channels, groups, and what is fused into the layer.
 
     form: how the host arranges the layer's input, where a part of its window is folded into channels.
@@ -27,7 +27,7 @@ def describe(layer: Layer, form: Form | None = None) -> str:
     return " + ".join([_anchor(layer, form), *_fused(layer.epilogue)])
 
 
-def _anchor(layer: Layer, form: Form | None) -> str:
+def _anchor(layer: Layer, form: ActivationLayout | None) -> str:
     if isinstance(layer, Conv):
         return _convolution(layer, form)
     if isinstance(layer, Pool):
@@ -52,7 +52,7 @@ def _heads(layer: ActivationProduct | Softmax) -> str:
     return f"{layer.heads} × " if layer.heads > 1 else ""
 
 
-def _convolution(layer: Conv, form: Form | None) -> str:
+def _convolution(layer: Conv, form: ActivationLayout | None) -> str:
     window, channels = layer.window, layer.x.channels
     folded = form is not None and form.fold and form.window is not None
     if folded:

@@ -9,19 +9,28 @@ import numpy as np
 from numpy.typing import NDArray
 
 from celosia.compiler.expr.nodes import Tensor
-from celosia.compiler.launch.between import AHEAD, COLUMNS, GROUPS, ROWS, Between, PlannedLayer, rows_done, rows_needed
-from celosia.compiler.launch.company import Company, softmaxes_before, takes_acc
+from celosia.compiler.launch.interleaving import (
+    AHEAD,
+    COLUMNS,
+    GROUPS,
+    ROWS,
+    PlannedLayer,
+    TileInterleaver,
+    rows_done,
+    rows_needed,
+)
 from celosia.compiler.launch.memory import Lifetime, plan
-from celosia.compiler.layer import Block, Conv, Layer, Norm, Softmax, Storage, Untileable, inputs
+from celosia.compiler.launch.overlap import OverlapGroups, softmaxes_before, takes_acc
+from celosia.compiler.layer import Block, Conv, Layer, Norm, Softmax, Storage, TilingError, inputs
 from celosia.compiler.tensorize.constants import Constants
 from celosia.compiler.tensorize.instruction import RenderError
 from celosia.compiler.tensorize.plan import LayerPart, Planner
-from celosia.compiler.tensorize.space import CUT, First
+from celosia.compiler.tensorize.space import CUT, CompletionOrder
 from celosia.compiler.tensorize.tiles import PlacedPlan
 from celosia.compiler.vthread.books import load_books
 from celosia.compiler.vthread.emit import encode
-from celosia.compiler.vthread.need import by_need
-from celosia.compiler.vthread.pipeline import Stream, Stuck
+from celosia.compiler.vthread.first_loads import reorder_first_loads
+from celosia.compiler.vthread.pipeline import ScheduleDeadlock, Stream
 from celosia.compiler.vthread.spread import spread_weights
 from celosia.compiler.vthread.tokens import insert_tokens
 from celosia.hw.spec.config import Config
@@ -48,12 +57,12 @@ class Launch:
     bytes_loaded: list[int]
     bytes_stored: list[int]
     parts: list[list[LayerPart]]
-    """Of each layer."""
+    """Parts of each layer."""
 
 
 @dataclass(frozen=True)
 class Image:
-    """What lies in DRAM: [activations][constants][instructions].
+    """Image of the accelerator's DRAM: [activations][constants][instructions].
 
     `addresses` gives the offset of each storage of activations; `constants` (weights, parameters, tables, then the
     instructions of all launches) begin at `constants_address`; `size` is the whole.
@@ -79,7 +88,7 @@ def lifetimes(
 ) -> list[Lifetime]:  # fmt: skip
     """When each storage is in use, in steps of one layer.
 
-    beside: see Company.
+    beside: see OverlapGroups.
 
     written[i], read[i]: storages that the host fills before launch i, and takes after it.
     """
@@ -93,12 +102,12 @@ def lifetimes(
 
     step = 0
     for layers, into, out_of in zip(launches, written, read, strict=True):
-        start, company = step, Company(cfg, layers, beside)
+        start, overlap_groups = step, OverlapGroups(cfg, layers, beside)
         for index, layer in enumerate(layers):
             for act in (*inputs(layer), layer.y):
                 sizes[act.storage] = act.size(cfg)
                 use(act.storage, step)
-                use(act.storage, start + company.hosts.get(index, index))
+                use(act.storage, start + overlap_groups.hosts.get(index, index))
                 use(act.storage, step - len(softmaxes_before(layers, index)))
             step += 1
         for storage in into:
@@ -125,7 +134,7 @@ class _Emitter:
         self.books: dict[int, NDArray[np.uint8]] = {}
         """Codebooks in front of packed weights, by their address."""
         self.stream = Stream(cfg)
-        self.company = Company(cfg, layers, planner.decider.beside)
+        self.overlap_groups = OverlapGroups(cfg, layers, planner.decider.beside)
         self.refused: dict[int, str] = {}
 
     def run(self) -> Stream:
@@ -138,48 +147,48 @@ class _Emitter:
                     number = each.number
                     self._emit(each, planned)
                 self.stream.finish()
-            except (RenderError, Untileable) as error:
-                self.refused[error.layer if isinstance(error, Stuck) else number] = str(error)
+            except (RenderError, TilingError) as error:
+                self.refused[error.layer if isinstance(error, ScheduleDeadlock) else number] = str(error)
         return self.stream
 
     def _planned(self, number: int, layer: Layer) -> PlannedLayer | None:
         """None, and an entry in `refused`, for a layer that does not fit."""
-        following = self.company.following(number)
+        following = self.overlap_groups.following(number)
         try:
-            first = self.company.first(number)
+            first = self.overlap_groups.first(number)
             parts = self.parts[number] = self.planner.layer(layer, first, self._is_cold(number))
             bound = [self._bound(part, layer) for part in parts]
             tiles = [tile for each in bound for tile in each.tiles()]
             planned = PlannedLayer(number, layer, tiles, max(part.decisions.ahead for part in parts))
-            companions = [self.layers[other] for other in self.company.companions.get(number, ())]
+            companions = [self.layers[other] for other in self.overlap_groups.companions.get(number, ())]
             if companions and all(takes_acc(self.cfg, each) for each in companions):
                 planned.ahead = min(planned.ahead, AHEAD)
             planned.cut = any(part.decisions.order in CUT for part in parts)
             if following:
                 held = planned.cut and any(takes_acc(self.cfg, each) for each in following)
                 planned.done = rows_done(tiles, held, self._counted(number))
-            if self.company.is_fed(number):
-                host = self.company.hosts[number]
+            if self.overlap_groups.is_fed(number):
+                host = self.overlap_groups.hosts[number]
                 planned.needs = [rows_needed(tile, self._counted(host)) for tile in tiles]
                 planned.at_once = isinstance(layer, Norm) or layer.name in self.planner.decider.beside
             for tile in tiles:
                 tile.check()
-        except Untileable as error:
+        except TilingError as error:
             self.refused[number] = str(error)
             return None
         return planned
 
     def _is_cold(self, number: int) -> bool:
-        """Whether gemm waits for the layer's first loads: nothing comes before, or what hardly leaves room for them."""
+        """Whether GEMM idles until this layer's first loads arrive: no earlier GEMM work hides them."""
         before = number - 1
-        if before in self.company.hosts and not self.company.is_fed(before):
-            before = self.company.hosts[before]
+        if before in self.overlap_groups.hosts and not self.overlap_groups.is_fed(before):
+            before = self.overlap_groups.hosts[before]
         return self.cold and (number == 0 or not isinstance(self.layers[before], Conv | Block))
 
     def _counted(self, number: int) -> int:
         """The axis along which the output of a layer becomes complete for the next one: rows, columns, or channel
         groups."""
-        if self.company.first(number) is First.COLUMNS:
+        if self.overlap_groups.first(number) is CompletionOrder.COLUMNS:
             return COLUMNS
         by_groups = self.layers[number].y.height == len(self.parts[number]) == self.cfg.out_pieces == 1
         return GROUPS if by_groups else ROWS
@@ -211,17 +220,17 @@ class _Emitter:
 
     def _emit(self, each: PlannedLayer, planned: list[PlannedLayer | None]) -> None:
         """Emit one layer, and those that are emitted between its tiles."""
-        if each.number in self.company.hosts or self._is_beside(each.number):
+        if each.number in self.overlap_groups.hosts or self._is_beside(each.number):
             return
         if softmaxes := self._softmaxes(each.number):
             self._emit_between([planned[n] for n in softmaxes], each)
             return
-        companions = [planned[number] for number in self.company.companions.get(each.number, ())]
-        Between(self.stream, each, [other for other in companions if other is not None]).run()
+        companions = [planned[number] for number in self.overlap_groups.companions.get(each.number, ())]
+        TileInterleaver(self.stream, each, [other for other in companions if other is not None]).run()
 
     def _softmaxes(self, number: int) -> list[int]:
         """Those between whose tiles those of layer `number` are emitted; they leave acc as it is."""
-        return [] if number in self.company.companions else softmaxes_before(self.layers, number)
+        return [] if number in self.overlap_groups.companions else softmaxes_before(self.layers, number)
 
     def _is_beside(self, number: int) -> bool:
         """Whether a later layer emits this softmax's tiles between its own."""
@@ -261,7 +270,7 @@ def build(
     if refused:
         raise LayerErrors(refused)
     for emitter, stream in zip(emitters, streams, strict=True):
-        stream.instructions = load_books(cfg, by_need(cfg, stream.instructions), emitter.books)
+        stream.instructions = load_books(cfg, reorder_first_loads(cfg, stream.instructions), emitter.books)
         spread_weights(cfg, stream.instructions)
         insert_tokens(cfg, stream.instructions, base)
     parts, address = [constants.data()], base + constants.size

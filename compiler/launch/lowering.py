@@ -1,4 +1,4 @@
-"""Operators of a graph to layers, and layers to an image: again without those that no tiling of a Config fits."""
+"""Lower the graph to layers and code. If a layer has no tiling, put it on the CPU and start over."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 import onnx_ir as ir
 
 from celosia.compiler.graph.launches import LaunchPlan, Step, layers_of, schedule
-from celosia.compiler.graph.select import Selection, select
+from celosia.compiler.graph.select import Partition, select
 from celosia.compiler.launch.blocks import form_blocks
 from celosia.compiler.launch.image import Image, LayerErrors, build
-from celosia.compiler.launch.order import beside_products
+from celosia.compiler.launch.order import overlap_with_convs
 from celosia.compiler.layer import Block, Layer, Storage
 from celosia.compiler.tensorize.plan import Planner
 from celosia.hw.spec.config import Config
@@ -25,7 +25,7 @@ class Lowered:
     """Where operators are placed, the order of what is done, and the image of the accelerator's part. planner: with
     what decided its layers."""
 
-    selection: Selection
+    selection: Partition
     steps: list[Step]
     plan: LaunchLayers
     planner: Planner
@@ -48,7 +48,7 @@ def lower(
     while True:
         selection = select(model, cfg, on_cpu)
         say("blocks of layers")
-        found = planner.under(form_blocks(cfg, selection, planner, apart, decided))
+        found = planner.with_policy(form_blocks(cfg, selection, planner, apart, decided))
         steps = schedule(cfg, model.graph, selection)
         found = _with_company(cfg, steps, found)
         say("tiling and instructions")
@@ -71,7 +71,7 @@ def _with_company(cfg: Config, steps: list[Step], planner: Planner) -> Planner:
     beside = set[str]()
     for step in steps:
         if isinstance(step, LaunchPlan):
-            order, names = beside_products(cfg, planner, [choice.layer for choice in step.choices])
+            order, names = overlap_with_convs(cfg, planner, [choice.layer for choice in step.choices])
             step.choices = [step.choices[number] for number in order]
             beside |= names
-    return planner.under(replace(planner.decider, beside=frozenset(beside))) if beside else planner
+    return planner.with_policy(replace(planner.decider, beside=frozenset(beside))) if beside else planner

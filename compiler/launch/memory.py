@@ -56,8 +56,8 @@ _FIRST: tuple[Callable[[Lifetime], Any], ...] = (
     lambda item: (item.first - item.last, -item.size),
     lambda item: (item.first, -item.size),
 )
-"""Which buffer is placed first: the largest, the largest times how long it lives, the one that lives longest, the first
-in use."""
+"""Orders in which buffers are placed: the largest, the largest times how long it lives, the one that lives longest,
+the first in use."""
 
 
 def lower_bound(lifetimes: Iterable[Lifetime], alignment: int = 1) -> int:

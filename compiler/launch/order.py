@@ -1,7 +1,7 @@
 """The order of a launch's layers: what only the vector unit computes, and convolutions that wait for memory, stand
 behind a convolution that they do not need.
 
-There their tiles are emitted between those of the convolution (company.py), so that gemm is busy meanwhile. Each may
+There their tiles are emitted between those of the convolution (overlap.py), so that gemm is busy meanwhile. Each may
 stand behind any that comes after what it needs, and before what reads it: it takes that whose units have most room for
 it, and stays where it is unless the timing model finds fewer cycles.
 """
@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from celosia.compiler.launch.chains import least, once
-from celosia.compiler.launch.company import follows, is_for_vector, keeps_gemm_busy, softmaxes_before, trails
-from celosia.compiler.layer import Activation, Layer, Storage, Untileable, inputs
+from celosia.compiler.launch.overlap import follows, is_for_vector, keeps_gemm_busy, softmaxes_before, trails
+from celosia.compiler.layer import Activation, Layer, Storage, TilingError, inputs
 from celosia.compiler.switches import is_on
 from celosia.compiler.tensorize.plan import Planner
 from celosia.compiler.tensorize.roofline import choose, terms
@@ -28,20 +28,20 @@ ROOM = 0.9
 """Share of a convolution's cycles that other layers may take of each unit beside it."""
 BUSY = 1.01
 """How many times the cycles of its products a convolution and its own may take for no other order to be timed."""
-MOST = 16
+MAX_CONVOLUTIONS = 16
 """Convolutions among which is chosen."""
 Cycles = NDArray[np.float64]
 Link = tuple[int, list[int], int]
 """A layer, the layers that write what it reads, and the first layer that reads what it writes, or their number."""
 
 
-def beside_products(cfg: Config, planner: Planner, layers: Sequence[Layer]) -> tuple[list[int], set[str]]:
+def overlap_with_convs(cfg: Config, planner: Planner, layers: Sequence[Layer]) -> tuple[list[int], set[str]]:
     """The numbers of `layers` in such an order, and the names of those that stand behind others so: where that takes
     fewer cycles, by the timing model. As they are where one of them fits no tiling: whoever builds the launch says so,
     and asks again without it."""
     try:
         places = _places(cfg, planner, layers) if is_on("beside") else list(range(len(layers)))
-    except Untileable:
+    except TilingError:
         places = list(range(len(layers)))
     order = sorted(range(len(layers)), key=lambda number: (places[number], places[number] != number, number))
     return order, {layers[number].name for number, place in enumerate(places) if place != number}
@@ -79,7 +79,7 @@ def _hosts(cfg: Config, planner: Planner, layers: Sequence[Layer], links: Sequen
     for number, makers, reader in links:
         feeding = {places[maker] for maker in makers}
         first = max(feeding, default=0)
-        choices = products[bisect_left(products, first) : bisect_left(products, reader)][:MOST]
+        choices = products[bisect_left(products, first) : bisect_left(products, reader)][:MAX_CONVOLUTIONS]
         choices = [n for n in choices if n not in makers or (n == first and trails(layers[n], layers[number]))]
         choices = [n for n in choices if places[n] == n != number]
         if number in found or not choices:
@@ -110,7 +110,7 @@ def _best(cfg: Config, planner: Planner, layers: Sequence[Layer], host: int, own
     for some in dict.fromkeys([_without_products(cfg, layers, host, own), tuple(own)]):
         order = [n for number in numbers if number not in some for n in (number, *(some if number == host else ()))]
         beside = replace(planner.decider, beside=frozenset(layers[number].name for number in some))
-        taken[some] = once(cfg, planner.under(beside) if some else planner, [layers[number] for number in order])
+        taken[some] = once(cfg, planner.with_policy(beside) if some else planner, [layers[number] for number in order])
         if some and taken[some] <= limit:
             return list(some)
     if () not in taken:

@@ -89,7 +89,7 @@ def fit_float_add(
     sa: float, za: int, sb: float, zb: int, sc: float, zc: int, dtype: DTypeLike, a: Array | None = None,
     b: Array | None = None,
 ) -> RescaleAdd | None:  # fmt: skip
-    """The same for `float_add`."""
+    """Fit the parameters of `float_add`."""
     return _fit(float_add, (sa, za, sb, zb, sc, zc), dtype, a, b)
 
 

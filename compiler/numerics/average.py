@@ -16,7 +16,7 @@ def global_average_scale(sx: float, sy: float, count: int) -> np.float32:
 
 @np.errstate(all="ignore")
 def mean_scale(sx: float, sy: float, count: int) -> np.float32:
-    """The same factor for a mean that the model computes in float32, between DequantizeLinear and QuantizeLinear.
+    """Scale of a mean that the model computes in float32, between DequantizeLinear and QuantizeLinear.
 
     Float32 sums have no defined order, so this is the nearest factor. For count <= 2^13 and sx <= 2 * sy the result
     differs by at most one step, and only where the mean lies within (count + 5) * 2^-15 of a half step: float32 errs by

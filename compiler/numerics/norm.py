@@ -17,7 +17,7 @@ from celosia.compiler.numerics.requantiser import fold_scale
 from celosia.hw.spec.pipeline import EPSILON_SHIFT, NORM_FRACTION, NORM_LANES
 
 MOST_OFF = 2.0**-14
-"""Of a step: what results may be off before they are rounded, where they are at most LARGEST steps."""
+"""Part of a step by which results may be off before they are rounded, where they are at most LARGEST steps."""
 LARGEST = 128
 MOST_EPSILON = 1 << 17
 """In squared steps of the input."""

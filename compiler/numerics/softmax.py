@@ -16,7 +16,8 @@ def exponent_room(count: int) -> float:
 
 
 def largest_power(count: int) -> float:
-    """Of a row of `count` elements; beside it lies that of its table, which float32 scales may move by a little."""
+    """Largest power in a row of `count` elements; beside it lies that of its table, which float32 scales may move by a
+    little."""
     return float(np.exp(exponent_room(count))) * (1 + 1e-4)
 
 

@@ -1,4 +1,4 @@
-"""What a Program from a file must satisfy before it runs: a file with sound checksums may still hold anything."""
+"""Check a Program from a file before it runs: a file with sound checksums may still hold anything."""
 
 from __future__ import annotations
 

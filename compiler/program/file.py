@@ -155,7 +155,7 @@ LOOPS_BYTES = 1 << 22
 MAX_PART_BYTES = 1 << 32
 """No part of a Program may unpack to more than this."""
 METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
-"""Of compression, which zipfile can undo piece by piece."""
+"""Methods of compression, which zipfile can undo piece by piece."""
 CHUNK_BYTES = 1 << 20
 
 

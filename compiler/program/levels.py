@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 MOST_BITS = 2
-"""Of levels: products of more bits are those of bytes."""
+"""Most bits of levels: products of more bits are those of bytes."""
 
 
 @dataclass(frozen=True)

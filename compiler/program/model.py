@@ -1,4 +1,4 @@
-"""What a compiled program is: tensors, steps, kernels, and the accelerator's memory."""
+"""Contents of a compiled program: tensors, steps, kernels, and the accelerator's memory."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class PassInfo:
 
 @dataclass(frozen=True)
 class FormInfo:
-    """How the host arranges a tensor for the accelerator: compiler.graph.select.Form."""
+    """Layout in which the host arranges a tensor for the accelerator: compiler.graph.select.ActivationLayout."""
 
     dims: tuple[int, int, int, int]
     fold: str = ""
@@ -193,7 +193,7 @@ class HostStep:
 
 @dataclass(frozen=True)
 class PartInfo:
-    """How a layer, or a part of it, was scheduled: the workload in a line, decisions by name, and which of the
+    """Schedule of a layer, or of a part of it: the workload in a line, decisions by name, and which of the
     Program's `loops` it runs."""
 
     workload: str
@@ -245,7 +245,7 @@ integers are computed on CPU and accelerator alike."""
 
 @dataclass(repr=False)
 class Contents:
-    """What a Program holds; `file.Program` adds how it is saved."""
+    """Contents of a Program; `file.Program` adds how it is saved."""
 
     name: str
     config: Config
@@ -294,7 +294,7 @@ class Contents:
         return next((tensor.shape[0] for tensor in self.inputs if tensor.name in self.batched), 0)
 
     def info(self, name: str) -> TensorInfo:
-        """Of a tensor that steps read, which may be a constant."""
+        """Describe a tensor that steps read, which may be a constant."""
         if name in self.tensors:
             return self.tensors[name]
         return TensorInfo(name, self.constants[name].dtype.name, self.constants[name].shape)

@@ -1,4 +1,4 @@
-"""What is known of each operator beside how it is computed: one row each, filled where the operator is defined.
+"""Traits of each operator beside its computation: one row each, filled where the operator is defined.
 
 `@op` of cpu/ops and `@host` of program/host/hostops fill it. Other tables of operators are derived from these rows.
 """
@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 
 class Kind(Enum):
-    """What an operator is for fusion: the four classes of TVM (Chen et al., OSDI 2018, section 3)."""
+    """Kind of an operator for fusion: the four classes of TVM (Chen et al., OSDI 2018, section 3)."""
 
     INJECTIVE = "injective"
     """Computes each element from single elements, and so can be inlined into what reads it."""

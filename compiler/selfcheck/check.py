@@ -16,15 +16,15 @@ from numpy.typing import NDArray
 
 from celosia.compiler.cpu.target import compiling_for
 from celosia.compiler.graph.launches import LaunchPlan
-from celosia.compiler.graph.select import Choice, Selection
+from celosia.compiler.graph.select import LayerAssignment, Partition
 from celosia.compiler.graph.values import attribute, constant, shape
-from celosia.compiler.lattice import Lattice
 from celosia.compiler.layer import Activation, Softmax, Storage, whole_groups
 from celosia.compiler.program import LaunchStep, Pack, Program
 from celosia.compiler.program.activations import pack_activation, unpack_activation
 from celosia.compiler.program.model import FormInfo, matrix_counts
 from celosia.compiler.selfcheck.device import Place, TappedDevice, random_bytes, random_image
 from celosia.compiler.selfcheck.operators import Codes, Remembered, codes, compute, is_concat, read_by
+from celosia.compiler.strided_view import StridedView
 from celosia.sim.device import DeviceError
 
 AXES = ("image", "channel", "row", "column")
@@ -49,7 +49,7 @@ class CheckFailed(RuntimeError):
 
 @dataclass(frozen=True)
 class Checked:
-    """How many layers and bytes were compared. held: the random codes that the accelerator held of each tensor.
+    """Numbers of compared layers and bytes. held: the random codes that the accelerator held of each tensor.
     computed: what operators made of them on the CPU."""
 
     layers: int = 0
@@ -59,7 +59,7 @@ class Checked:
 
 
 def self_check(
-    program: Program, plans: list[LaunchPlan], selection: Selection, addresses: Mapping[Storage, int], seed: int = 0
+    program: Program, plans: list[LaunchPlan], selection: Partition, addresses: Mapping[Storage, int], seed: int = 0
 ) -> Checked:
     """Run the launches of `program` on random inputs and compare. SelfCheckError for the first layer that differs.
 
@@ -72,14 +72,14 @@ def self_check(
 
 
 class _Check:
-    def __init__(self, program: Program, selection: Selection, addresses: Mapping[Storage, int], seed: int) -> None:
+    def __init__(self, program: Program, selection: Partition, addresses: Mapping[Storage, int], seed: int) -> None:
         self.program, self.cfg, self.selection, self.addresses = program, program.config, selection, addresses
         self.rng = np.random.default_rng(seed)
         self.values: dict[ir.Value, Codes] = {}
         """What the accelerator's memory holds of each tensor, in the tensor's shape."""
         self.places: dict[Storage, Place] = {}
         self.parts: dict[tuple[ir.Node, int], Codes] = {}
-        """The same of each part of a concatenation."""
+        """Codes of each part of a concatenation."""
         self.computed = Remembered()
 
     def run(self, plans: list[LaunchPlan]) -> Checked:
@@ -146,7 +146,7 @@ class _Check:
         data = random_image(self.rng, (image[0], image[1], image[2], image[3]), zero_point(value))
         return data.view(np.uint8).reshape(dims) ^ np.uint8(0x80)
 
-    def _place(self, choice: Choice) -> Place:
+    def _place(self, choice: LayerAssignment) -> Place:
         """Where the layer of `choice` stores, with random bytes for its part of the storage."""
         y = choice.layer.y
         if y.storage not in self.places:
@@ -164,7 +164,7 @@ class _Check:
             self._spare(choice, place.fresh)[...] = choice.layer.zero_point
         return place
 
-    def _spare(self, choice: Choice, memory: Codes) -> NDArray[np.int8]:
+    def _spare(self, choice: LayerAssignment, memory: Codes) -> NDArray[np.int8]:
         """What `memory`, which begins with its storage, holds in channels beyond the last of a layer, int8."""
         y = choice.layer.y
         pixels = y.pixels.rows, y.pixels.columns
@@ -172,7 +172,7 @@ class _Check:
         last, first = divmod(choice.layer.x.channels, self.cfg.group)
         return tiles[:, *y.cut(self.cfg)][:, last:, ..., first:]
 
-    def _stored(self, choice: Choice, place: Place) -> Codes:
+    def _stored(self, choice: LayerAssignment, place: Place) -> Codes:
         """What the layer of `choice` has stored, with what the host puts in channels that its tensor has not."""
         found, form = self._at(place.stored, choice.layer.y), self.selection.forms.get(choice.value)
         if form is None or not form.fold or form.dims != choice.layer.y.dims:
@@ -229,7 +229,7 @@ class _Check:
         columns], is arranged there."""
         return replace(self.selection.forms[node.outputs[0]].info, dims=part.shape)
 
-    def _keep(self, choice: Choice, data: Codes) -> None:
+    def _keep(self, choice: LayerAssignment, data: Codes) -> None:
         """Note what the accelerator holds of the output of `choice`."""
         node, dims = choice.nodes[-1], shape(choice.value)
         assert dims is not None
@@ -248,7 +248,7 @@ class _Check:
             kept[self._region(choice)] = data
             self.values[choice.value] = form.restore(kept, dims)
 
-    def _region(self, choice: Choice) -> tuple[slice, ...]:
+    def _region(self, choice: LayerAssignment) -> tuple[slice, ...]:
         """What of its tensor the layer of `choice` writes: images, channels, rows, columns."""
         whole, part = self.selection.written[choice.value], choice.layer.y
         a, b = whole.pixels, part.pixels
@@ -256,12 +256,12 @@ class _Check:
         top, left, down, across = (
             (b.top - a.top) // a.down, (b.left - a.left) // a.across, b.down // a.down, b.across // a.across
         )  # fmt: skip
-        rows, columns = Lattice(whole.height, whole.width, top, left, down, across).cut(part.height, part.width)
+        rows, columns = StridedView(whole.height, whole.width, top, left, down, across).cut(part.height, part.width)
         return slice(None), slice(first, first + part.channels), rows, columns
 
-    def _part(self, choice: Choice, node: ir.Node) -> tuple[int, int, int]:
-        """Which part of the concatenation `node` `choice` writes, the first of its channels there, and how many the
-        part has."""
+    def _part(self, choice: LayerAssignment, node: ir.Node) -> tuple[int, int, int]:
+        """Find the part of the concatenation `node` that `choice` writes, the first of its channels there, and how
+        many the part has."""
         whole, y = self.selection.written[node.outputs[0]], choice.layer.y
         axis, start = attribute(node, "axis", 1), 0
         if (columns := self._columns(choice, node)) is not None:
@@ -273,14 +273,14 @@ class _Check:
             along = images and axis % len(dims) == 1
             channels, pixel = (start, 0) if along else (0, start)
             row, column = (pixel, 0) if images and len(dims) == 4 and axis % 4 == 2 else (0, pixel)
-            lattice = Lattice(whole.height, whole.width, row, column)
-            if whole.region(y.dims, channels // self.cfg.group, lattice) == y and prod(dims) == prod(y.dims):
+            strided_view = StridedView(whole.height, whole.width, row, column)
+            if whole.region(y.dims, channels // self.cfg.group, strided_view) == y and prod(dims) == prod(y.dims):
                 return number, 0, y.channels
             start += whole_groups(self.cfg, dims[axis]) if along else dims[axis]
         raise SelfCheckError(choice.layer.name, f"writes no part of {node.name!r}")
 
-    def _columns(self, choice: Choice, node: ir.Node) -> tuple[int, int, int] | None:
-        """The same where the parts are columns of matrices, and `choice` writes those of one; None where not."""
+    def _columns(self, choice: LayerAssignment, node: ir.Node) -> tuple[int, int, int] | None:
+        """Find the part where the parts are columns of matrices, and `choice` writes those of one; None where not."""
         value, y = node.outputs[0], choice.layer.y
         whole, fold, dims = self.selection.written[value], self.selection.forms[value].fold, shape(value) or ()
         axis = {"rows": -1, "columns": -2}.get(fold, 0)
@@ -299,7 +299,7 @@ class _Check:
 
     # Comparison ------------------------------------------------------------------------------------------------
 
-    def _expected(self, choice: Choice) -> Codes:
+    def _expected(self, choice: LayerAssignment) -> Codes:
         """The output of the operators of `choice`, one after the other."""
         made: dict[ir.Value, Codes] = {}
         result = None

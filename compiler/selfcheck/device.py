@@ -16,7 +16,7 @@ from celosia.sim.functional.decode import Instruction
 from celosia.sim.functional.fsim import FunctionalDevice
 
 Bytes = NDArray[np.uint8]
-NEAR = 16
+SMALL_BYTE_RANGE = 16
 """How far bytes lie from their zero point where they are to be small."""
 
 

@@ -35,7 +35,7 @@ ROWS, COLUMNS, DEPTH, LANES = 8, 16, 4, 64
 VECTOR = 16
 """Lanes of int32 of which `products` multiplies one, or several, at a time."""
 MOST_VECTORS = 8
-"""Of them that hold sums at once."""
+"""Most vectors that hold sums at once."""
 
 I8, I32, I64, F32 = ir.IntType(8), ir.IntType(32), ir.IntType(64), ir.FloatType()
 V = Any  # an LLVM value; llvmlite has no types
@@ -88,7 +88,7 @@ _FIELDS = (
     *(f"extent_{loop}" for loop in GEMM_LOOPS), "accumulate",
     *(f"{operand}_{at}" for operand, loops in _OPERANDS.items() for at in ("base", *loops)),
 )  # fmt: skip
-"""Of GEMM, in the order in which its kernel reads them."""
+"""Operands of GEMM, in the order in which its kernel reads them."""
 
 
 def products(state: State) -> Callable[[Instruction], None] | None:

@@ -1,4 +1,4 @@
-"""What the graph's own integer operators give, computed by LLVM kernels on the CPU.
+"""Results of the graph's own integer operators, computed by LLVM kernels on the CPU.
 
 It starts from the operators of the graph and knows nothing of layers, tiles or instructions. Sums of products and
 maxima go through `kernels`; functions of one or two bytes are tables of all their values, made by the CPU backend's
@@ -77,7 +77,7 @@ class Remembered:
 
 
 def is_concat(node: ir.Node | None) -> bool:
-    """Of integers or floats."""
+    """Whether the node is a Concat of integers or floats."""
     return is_op(node, "QLinearConcat", "Concat")
 
 
@@ -259,7 +259,7 @@ def _matmul(node: ir.Node, x: Codes, w: Codes | None = None) -> Codes:
 
 @np.errstate(all="ignore")
 def _product(node: ir.Node, x: Codes, w: Codes) -> Codes:
-    """Of two tensors of which the second one varies; float64 holds the sums exactly."""
+    """Multiply two tensors of which the second one varies; float64 holds the sums exactly."""
     sums = (x.astype(np.float64) - _zero(node, 2)) @ (w.astype(np.float64) - _zero(node, 5))
     scale = _f32(node, 1) * _f32(node, 4) / _f32(node, 6)
     scaled: NDArray[np.float32] = np.rint(sums.astype(np.int32).astype(np.float32) * scale)

@@ -36,14 +36,14 @@ Array = NDArray[Any]
 Bounds = tuple[Any, Any]
 """The least and the largest that a tensor may be; the same object where there is no choice."""
 MARGIN = 0.004
-"""Of a step of a quantised tensor: what the order of roundings may change."""
+"""Part of a step of a quantised tensor: what the order of roundings may change."""
 VAGUE = 8
 """Share of all steps, one in so many, by which both results of a quantised tensor may differ."""
 ROUNDING = 4e-6
 """What float32 may lose in a sum, as a share of the largest element."""
 SCALES = 2.0**-100, 2.0**100
 """Scales with which floats and integers mean the same; beyond them floats are lost or infinite."""
-SMALL = 64
+MAX_NUMBERED_ELEMENTS = 64
 """Elements of constants that have the same number where they are equal; larger ones where they are the same."""
 
 
@@ -58,7 +58,7 @@ class Original:
         self.graph = model.clone().graph
         self.opsets = dict(self.graph.opset_imports)
         self.number: dict[str, int] = {"": -1}
-        """Of each tensor."""
+        """Number of each tensor."""
         self.makers: dict[int, ir.Node] = {}
         self.constants: dict[int, ir.Value] = {}
         self.inputs: dict[int, ir.Value] = {}
@@ -231,7 +231,7 @@ def _read(node: ir.Node) -> Iterator[str]:
 
 def _content(value: ir.Value) -> Any:
     """Equal for constants that are sure to be equal."""
-    if value.const_value is not None and prod(value.const_value.shape.numpy()) <= SMALL:
+    if value.const_value is not None and prod(value.const_value.shape.numpy()) <= MAX_NUMBERED_ELEMENTS:
         array = constant(value)
         if array is not None and array.dtype.kind not in "OSU":
             return array.dtype.str, array.shape, array.tobytes()
@@ -272,7 +272,7 @@ def _step(op: HostOp, values: Mapping[str, Any]) -> Array | None:
 
 
 def _scales(op: HostOp, values: Mapping[str, Any]) -> list[Array]:
-    """Of an operator that quantises or computes with what is quantised."""
+    """Scales of an operator that quantises or computes with what is quantised."""
     if op.op in ("QuantizeLinear", "DequantizeLinear"):
         return [values[op.inputs[1]]]
     arrays = [values[name] for name in op.inputs if name] if op.op.startswith("QLinear") or op.op == "QGemm" else []
@@ -400,4 +400,4 @@ QUICK: dict[str, Callable[..., Array]] = {
     "Conv": _conv, "MaxPool": _max_pool, "Gemm": _gemm, "BatchNormalization": _batch_norm,
     "GlobalAveragePool": lambda op, x: x.mean(tuple(range(2, x.ndim)), keepdims=True, dtype=np.float32),
 }  # fmt: skip
-"""Of float32 tensors, with one output."""
+"""Operators of float32 tensors, with one output."""

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from celosia.compiler.cpu.ops import Unsupported
 from celosia.compiler.cpu.parse import parse
 from celosia.compiler.cpu.target import compiling_for
-from celosia.compiler.graph.select import Selection
+from celosia.compiler.graph.select import Partition
 from celosia.compiler.graph.values import attribute, attributes_of, captured, constant, dtype_name, is_op, shape
 from celosia.compiler.numerics.softmax import largest_power
 from celosia.compiler.program import CpuStep, HostStep, Program
@@ -66,8 +66,8 @@ class Unit:
 
 @dataclass(frozen=True)
 class Compared:
-    """How many tensors were compared, and how many could not be: random ones, those of weights that stay in files, and
-    those of operators that refuse the random inputs."""
+    """Numbers of tensors that were compared, and that could not be: random ones, those of weights that stay in files,
+    and those of operators that refuse the random inputs."""
 
     tensors: int = 0
     left_out: int = 0
@@ -100,7 +100,7 @@ class Comparison:
         number = self.original.number
         self.shared = {number[name]: name for name in reversed(self.makers) if number.get(name) in self.original.makers}
         self.values: dict[int, Any] = {}
-        """Of tensors that both sides have."""
+        """Values of tensors that both sides have."""
 
     def targets(self) -> list[str]:
         """The tensors to compare, in the order of the model."""
@@ -284,7 +284,7 @@ def check_pass(original: Original, after: str, model: ir.Model) -> None:
 # Units -----------------------------------------------------------------------------------------------------------
 
 
-def units_of(program: Program, graph: ir.Graph, selection: Selection, computed: Remembered) -> list[Unit]:
+def units_of(program: Program, graph: ir.Graph, selection: Partition, computed: Remembered) -> list[Unit]:
     """What `program` computes, of the graph that its operators come from. computed: what operators of the accelerator
     made of what it held."""
     by_name = {out.name: node for node in graph for out in node.outputs}
@@ -404,7 +404,7 @@ def _random_input(value: ir.Value, rng: np.random.Generator) -> Any:
 
 
 BIASED = {"QLinearConv": (8, 6), "QLinearConvTranspose": (8, 6), "QGemm": (6, 7)}
-"""Which inputs are the bias and the scale of the result."""
+"""Numbers of the inputs that are the bias and the scale of the result."""
 
 
 def _may_wrap(node: ir.Node) -> bool:

@@ -1,4 +1,4 @@
-"""What rounding alone may make of a float tensor, as of a small difference of large numbers."""
+"""Bound what rounding alone may make of a float tensor, as of a small difference of large numbers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How far a tensor of the compiled model may lie from what the imported one says."""
+"""Bound how far a tensor of the compiled model may lie from what the imported one says."""
 
 from __future__ import annotations
 

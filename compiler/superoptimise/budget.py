@@ -1,4 +1,4 @@
-"""How long a search may take, as users write it."""
+"""Parse how long a search may take."""
 
 from __future__ import annotations
 

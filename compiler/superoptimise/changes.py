@@ -1,4 +1,4 @@
-"""What is no longer in a graph, and what is new in the one that was made of it: plain data, for pictures."""
+"""Differences between a graph and the one that was made of it: plain data, for pictures."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import onnx
 
 from celosia.compiler.superoptimise.graph import ONNX, BytesGraph, GraphOp
 
-MOST = 200
+MAX_OPERATORS = 200
 """Operators of a picture; what comes later is left out."""
 NAMES = {
     "convolve": "Conv", "float_convolve": "Conv", "multiply": "MatMul", "float_multiply": "MatMul", "plus": "Add",
@@ -61,7 +61,7 @@ def _rows(graph: BytesGraph, others: Iterable[GraphOp]) -> list[dict[str, Any]]:
         if name in near and each.op != "requantise":
             reads = [read for read in _reads(graph, each) if read in near]
             rows[name] = {"name": name, "what": _what(graph, each), "reads": reads, "changed": name in changed}
-    return [*rows.values()][:MOST]
+    return [*rows.values()][:MAX_OPERATORS]
 
 
 def _node(graph: BytesGraph, each: GraphOp) -> str:

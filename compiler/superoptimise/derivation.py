@@ -1,4 +1,4 @@
-"""How an optimised model came to be, in the model itself: an entry of its metadata, which no runtime reads."""
+"""Keep the derivation of an optimised model in the model itself: an entry of its metadata, which no runtime reads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How operators of floats are written in ONNX, and what they are in the algebra."""
+"""Read and write operators of floats: their forms in ONNX and in the algebra."""
 
 from __future__ import annotations
 

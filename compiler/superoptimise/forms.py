@@ -1,4 +1,4 @@
-"""How operators of bytes are written in ONNX, and what they are in the algebra: a reader for each."""
+"""Read operators of bytes: their forms in ONNX and in the algebra; a reader for each."""
 
 from __future__ import annotations
 

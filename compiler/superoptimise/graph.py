@@ -20,7 +20,7 @@ ONNX = "onnx"
 
 @dataclass(frozen=True)
 class Meant:
-    """What bytes mean to one operator: real = (byte - zero) * scale."""
+    """Scale and zero point of bytes for one operator: real = (byte - zero) * scale."""
 
     scale: float
     zero: int
@@ -48,7 +48,7 @@ class ByteMap:
     others: tuple[str, ...] = ()
 
     def __call__(self, *operands: Array) -> Array:
-        """Of arrays of bytes of one shape. KeyError for an operator of which numerics has no table."""
+        """Apply it to arrays of bytes of one shape. KeyError for an operator of which numerics has no table."""
         a, y = self.operands[0].pair, self.result.pair
         if len(operands) == 1:
             lowest = np.iinfo(self.dtype).min
@@ -91,7 +91,7 @@ class FloatMap:
 
 @dataclass(frozen=True)
 class Written:
-    """How a requantised product was written: its operator of ONNX, whether with QDQ, and the scales of x, w and y.
+    """Original form of a requantised product: its operator of ONNX, whether with QDQ, and the scales of x, w and y.
 
     biased: it had a bias.
     """
@@ -129,7 +129,7 @@ class GraphOp:
 
 @dataclass(frozen=True)
 class TensorKind:
-    """Of a tensor. shape: None where it is not known."""
+    """Kind of a tensor. shape: None where it is not known."""
 
     shape: tuple[int, ...] | None
     dtype: str
@@ -148,7 +148,8 @@ class BytesGraph:
     labels: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
     _names: list[int] = field(default_factory=lambda: [0], compare=False, repr=False)
     _digests: dict[str, str] = field(default_factory=dict, compare=False, repr=False)
-    """Of constants, which graphs that are made of each other share; none of them has another of the same name."""
+    """Digests of constants, which graphs that are made of each other share; none of them has another of the same
+    name."""
 
     @cached_property
     def makers(self) -> dict[str, GraphOp]:
@@ -179,7 +180,7 @@ class BytesGraph:
 
     @cached_property
     def digest(self) -> str:
-        """Of what is computed and how it is written, whatever tensors inside are called."""
+        """Digest of what is computed and how it is written, whatever tensors inside are called."""
         lines, numbers = self._numbered
         lines = sorted(lines) + [f"output {name} {numbers.get(name)}" for name in self.outputs]
         return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:32]
@@ -214,7 +215,7 @@ class BytesGraph:
                 return name
 
     def ordered(self, operations: Sequence[GraphOp]) -> BytesGraph:
-        """The same tensors of other operations, in any order; what no output needs is left out."""
+        """The graph with other operations, in any order; what no output needs is left out."""
         return replace(self, operations=tuple(_needed(operations, self.outputs)), _names=self._names)
 
 

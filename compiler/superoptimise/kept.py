@@ -1,4 +1,4 @@
-"""What searches have found, among the records of `celosia tune`: a trial whose workload is a graph, and whose schedule
+"""Results of searches among the records of `celosia tune`: a trial whose workload is a graph, and whose schedule
 are steps. They are taken again, rule by rule, and compared and priced as if they were new."""
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ WHOLE = ("nothing left", "nothing better")
 
 @dataclass(frozen=True)
 class KeptSearches:
-    """Of one graph, way of searching and set of rules. config: digest of a Config, or the name of a processor."""
+    """Searches of one graph, way of searching and set of rules. config: digest of a Config, or the name of a
+    processor."""
 
     records: Records
     config: str

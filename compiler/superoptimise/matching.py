@@ -21,7 +21,7 @@ LARGEST_CONSTANT = 1 << 24
 
 
 class NotTaken(Exception):
-    """Of a place where a rule fits and may not be taken; one sentence."""
+    """A place where a rule fits and may not be taken; one sentence."""
 
 
 @dataclass(frozen=True)

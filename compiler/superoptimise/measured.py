@@ -1,4 +1,4 @@
-"""What a Program takes on this processor, with one thread: its kernels, each timed once and remembered."""
+"""Time of a Program on this processor, with one thread: its kernels, each timed once and remembered."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SAMPLES = 5
 ROUNDS = 3
 """Times as long for what is timed anew, beside another Program."""
 OTHER_NANOSECONDS = 20_000
-"""Of a step that is no kernel, roughly."""
+"""Time of a step that is no kernel, roughly."""
 MOST_COPIES = 64
 _KNOWN: dict[str, float] = {}
 """Nanoseconds of each kernel, by what it was made of and which of its inputs are constants."""
@@ -35,7 +35,7 @@ def is_large(size: int) -> bool:
 
 
 def nanoseconds(program: Program, large: bool) -> float:
-    """Of a run of all steps of `program`, none of which is a launch. large: it is, or is a part of, a model whose
+    """Time of a run of all steps of `program`, none of which is a launch. large: it is, or is a part of, a model whose
     constants come from beyond the second cache."""
     kernels = _kernels(program, large)
     for key, (kernel, fixed, _) in kernels.items():

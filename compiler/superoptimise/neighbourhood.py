@@ -1,4 +1,4 @@
-"""What a step saves by itself: the operations that it changes, with those next to them, as two small models.
+"""Estimate what a step saves by itself: the operations that it changes, with those next to them, as two small models.
 
 Cycles hang on shapes, not on weights: a block that stands in a network ten times is priced once. It is an estimate, as
 all of a step's price is until the whole model's turn comes.
@@ -17,7 +17,7 @@ from onnx import helper
 
 from celosia.compiler.graph.errors import ModelError
 from celosia.compiler.superoptimise.graph import ONNX, ByteMap, BytesGraph, GraphOp, Written
-from celosia.compiler.superoptimise.price import DEAR, LOST, Awaited, Price, Pricing
+from celosia.compiler.superoptimise.price import INFEASIBLE, UNMEASURED, Awaited, Price, Pricing
 from celosia.compiler.superoptimise.windows import Averaging
 from celosia.compiler.superoptimise.writing import OnnxWriter, Unwritable
 
@@ -48,7 +48,7 @@ class Neighbourhoods:
                 try:
                     self.under_way[alike] = self.pricing.elsewhere(self._model(part))
                 except Unwritable:
-                    self.known[alike] = DEAR
+                    self.known[alike] = INFEASIBLE
         return lambda: all(name not in self.under_way or self.under_way[name].ready() for name in names)
 
     def gain(self, before: BytesGraph, after: BytesGraph) -> float | None:
@@ -57,9 +57,9 @@ class Neighbourhoods:
         if parts is None:
             return None
         old, new = map(self._priced, parts)
-        if old is LOST or new is LOST:
+        if old is UNMEASURED or new is UNMEASURED:
             return -inf
-        if old is DEAR:
+        if old is INFEASIBLE:
             return None
         saved = old.total - new.total
         return self._anew(parts[0], parts[1]) if old.measured and saved > NOISE * old.total else saved
@@ -80,15 +80,6 @@ class Neighbourhoods:
             parts.append(part)
         return parts
 
-    def cost(self, graph: BytesGraph, operation: GraphOp) -> float:
-        """Of an operation by itself, with the product that it requantises, which costs nothing then; nor does what only
-        moves, which is free beside others."""
-        if operation.op in ("convolve", "multiply"):
-            return 0.0
-        part = _part(graph, list(graph.operations))
-        price = DEAR if part is None else self._priced(part)
-        return 0.0 if price is DEAR else price.host if price.measured else price.cycles
-
     def _anew(self, before: BytesGraph, after: BytesGraph) -> float:
         """What was measured at two times, measured at one."""
         alike = likeness(before), likeness(after)
@@ -101,7 +92,7 @@ class Neighbourhoods:
         alike = likeness(part)
         if alike in self.under_way and self.under_way[alike].ready():
             told = self.under_way.pop(alike).price()
-            if told is LOST:
+            if told is UNMEASURED:
                 return told
             if told is not None:
                 self.known[alike] = told
@@ -109,7 +100,7 @@ class Neighbourhoods:
             try:
                 self.known[alike] = self.pricing.part(self._model(part))
             except (Unwritable, ModelError):
-                self.known[alike] = DEAR
+                self.known[alike] = INFEASIBLE
         return self.known[alike]
 
     def _model(self, part: BytesGraph) -> onnx.ModelProto:
@@ -128,7 +119,8 @@ class Neighbourhoods:
 
 
 def likeness(part: BytesGraph) -> str:
-    """The same for graphs of the same operators on tensors of the same shapes, whatever their weights and scales."""
+    """A digest that is equal for graphs of the same operators on tensors of the same shapes, whatever their weights and
+    scales."""
     known = {name: f"input {number} {part.kinds[name]}" for number, name in enumerate(part.inputs)}
     lines = []
     for each in part.operations:
@@ -172,7 +164,7 @@ def _numpy(name: str) -> object:
 
 
 def _next_to(graph: BytesGraph, operations: Iterable[GraphOp]) -> set[GraphOp]:
-    """Who reads what `operations` make, and who makes what they read; products with what requantises them. Of a
+    """Operations that read what `operations` make, or make what they read; products with what requantises them. Of a
     pooling also the branches beside it: convolutions there hide what it takes."""
     found: set[GraphOp] = set()
     for each in operations:

@@ -23,7 +23,7 @@ from celosia.compiler.superoptimise.graph import BytesGraph
 from celosia.compiler.superoptimise.kept import KeptSearches
 from celosia.compiler.superoptimise.matching import matches
 from celosia.compiler.superoptimise.neighbourhood import NOISE, Neighbourhoods
-from celosia.compiler.superoptimise.price import DEAR, Price, Pricing
+from celosia.compiler.superoptimise.price import INFEASIBLE, Price, Pricing
 from celosia.compiler.superoptimise.proofs import RuleError, changes_values, proof_of, require_proved
 from celosia.compiler.superoptimise.real_forms import RealReader
 from celosia.compiler.superoptimise.rounding import Apart, apart, bound_of
@@ -38,7 +38,7 @@ from celosia.compiler.tune.records import Records
 OLDEST = 13
 """Opset: QuantizeLinear by channels, Slice with its places as inputs."""
 RETIMED = 5
-"""Of the best that were found, that many are tuned where Pricing can."""
+"""How many of the best models are tuned where Pricing can."""
 LARGEST = (1 << 31) - (1 << 20)
 """Bytes of a file of ONNX, less what a few nodes more may take."""
 
@@ -57,7 +57,7 @@ class Optimised:
     changes: dict[str, Any] = field(default_factory=dict)
     """As changes.py has them."""
     apart: Apart | None = None
-    """Of fast-math: how far the outputs of the two models are from each other."""
+    """With fast-math: how far the outputs of the two models are from each other."""
     matched: dict[str, int] = field(default_factory=dict)
     """Places of the original where each rule of the caller's fits."""
 
@@ -180,9 +180,7 @@ def optimise(
     graph = graph_of(original, floats, fast_math)
 
     near = Neighbourhoods(original, pricing)
-    searching = Searching(
-        (*rules, *own), _prices(original, graph, pricing), near.gain, budget, told, way, further, near.cost
-    )
+    searching = Searching((*rules, *own), _prices(original, graph, pricing), near.gain, budget, told, way, further)
     searching.begin, searching.helpers = near.begin, pricing.helpers
     kept = None
     if records is not None:
@@ -218,7 +216,7 @@ def _prices(original: onnx.ModelProto, graph: BytesGraph, pricing: Pricing) -> P
                 return pricing.whole(model)
             return before[0].less(pricing.anew(original, model))  # what is measured later is not what was measured then
         except (Unwritable, ModelError):
-            return DEAR
+            return INFEASIBLE
 
     return price_of
 

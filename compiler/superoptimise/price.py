@@ -1,4 +1,4 @@
-"""What a model costs: cycles of its launches by the timing model, and an estimate of what is left to the CPU; of
+"""Price of a model: cycles of its launches by the timing model, and an estimate of what is left to the CPU; of
 one for the CPU alone, what its kernels take there (measured.py)."""
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import onnx_ir as ir
 
 from celosia.compiler.cpu.ops import traits
 from celosia.compiler.graph.cost import total_macs
-from celosia.compiler.graph.select import Selection
+from celosia.compiler.graph.select import Partition
 from celosia.compiler.graph.values import constant, operands, shape
 from celosia.compiler.launch.image import Image
 from celosia.compiler.program.traits import Moves
@@ -21,9 +21,9 @@ from celosia.compiler.tune.measure import TIMED
 from celosia.compiler.tune.network import Network
 
 BYTES_A_CYCLE, MACS_A_CYCLE = 4, 4
-"""Of a processor beside the accelerator, in the accelerator's cycles: what it moves, and what it multiplies."""
+"""Speed of a processor beside the accelerator, in the accelerator's cycles: what it moves, and what it multiplies."""
 STEP_CYCLES = 200
-"""Of an operator on the CPU, beside that."""
+"""Cycles of an operator on the CPU, beside that."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,8 @@ class Awaited(Protocol):
         ...
 
     def price(self) -> Price | None:
-        """What it is; LOST where whoever looked for it gave no answer, None where nobody did. Of one that is ready."""
+        """What it is; UNMEASURED where whoever looked for it gave no answer, None where nobody did. Of one that is
+        ready."""
         ...
 
 
@@ -79,18 +80,18 @@ class Pricing(NamedTuple):
     helpers: int = 0
 
 
-DEAR, LOST = Price(inf, inf), Price(inf, inf)
-"""Of a model that does not compile, and of one of which nobody knows whether it does."""
+INFEASIBLE, UNMEASURED = Price(inf, inf), Price(inf, inf)
+"""Prices of a model that does not compile, and of one of which nobody knows whether it does."""
 
 
-def price_of(network: Network, image: Image, selection: Selection) -> Price:
-    """Of a model whose operators are placed by `selection`. image: of the network's launches."""
+def price_of(network: Network, image: Image, selection: Partition) -> Price:
+    """Price of a model whose operators are placed by `selection`. image: of the network's launches."""
     cycles = network.cycles(image, TIMED) if network.launches else 0
     return Price(cycles, sum(host_cycles(node, selection.cpu) for node in selection.cpu))
 
 
 def host_cycles(node: ir.Node, cpu: Container[ir.Node]) -> float:
-    """Of an operator on the CPU, in the accelerator's cycles, roughly. cpu: operators that are there.
+    """Cost of an operator on the CPU, in the accelerator's cycles, roughly. cpu: operators that are there.
 
     Each operand is read once and each result written once. What takes parts of a tensor reads no more than these,
     and is a part of the kernels that read it, where these are the CPU's."""
@@ -106,7 +107,7 @@ def host_cycles(node: ir.Node, cpu: Container[ir.Node]) -> float:
 
 
 def bytes_of(value: ir.Value) -> int:
-    """Of a tensor; 0 where its shape is not known, and of strings."""
+    """Bytes of a tensor; 0 where its shape is not known, and of strings."""
     sizes, kind = shape(value), value.dtype
     if sizes is None or kind is None or kind in (ir.DataType.STRING, ir.DataType.UNDEFINED):
         return 0

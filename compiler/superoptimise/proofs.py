@@ -19,9 +19,9 @@ from celosia.plain import Sentence
 FOLDER = Path(__file__).parent
 FILE = FOLDER / "proofs.json"
 GENERATED = FOLDER / "generated.json"
-"""The same of rules that nobody wrote, with the rules themselves (stored.py)."""
+"""Proofs of rules that nobody wrote, with the rules themselves (stored.py)."""
 FLOATS_FILE = FOLDER / "float_proofs.json"
-"""The same as FILE of rules of floats."""
+"""Proofs of rules of floats."""
 WINDOWS_FILE = FOLDER / "window_proofs.json"
 """And of rules of averages, and of the largest of windows in two steps."""
 FILES = FILE, FLOATS_FILE, WINDOWS_FILE, GENERATED

@@ -32,7 +32,7 @@ Shapes = Mapping[str, tuple[int, ...] | None]
 
 
 class NotOurs(Exception):
-    """Of a node that stays an operator of ONNX."""
+    """A node that stays an operator of ONNX."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class BytesOf:
 
     @property
     def meant(self) -> Meant:
-        """Of all elements. NotOurs where channels differ."""
+        """Parameters of all elements. NotOurs where channels differ."""
         if self.scale.size != 1 or self.zero.size != 1:
             raise NotOurs
         return Meant(float(self.scale.item()), int(self.zero.item()))
@@ -278,10 +278,10 @@ def attributes_of(node: onnx.NodeProto) -> dict[str, Any]:
 
 QdqReader = Callable[[OnnxReader, onnx.NodeProto, BytesOf], None]
 QDQ_READERS: dict[str, QdqReader] = {}
-"""Of operators before QuantizeLinear."""
+"""Readers of operators before QuantizeLinear."""
 NodeReader = Callable[[OnnxReader, onnx.NodeProto], None]
 READERS: dict[str, NodeReader] = {}
-"""Of the others."""
+"""Readers of the other operators."""
 qdq_reader = filling(QDQ_READERS)
 node_reader = filling(READERS)
 

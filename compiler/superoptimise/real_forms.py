@@ -1,4 +1,4 @@
-"""How operators that fast-math's rules name are written in ONNX: of models whose floats count as real numbers."""
+"""Read and write operators that fast-math's rules name: of models whose floats count as real numbers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _writes = filling(WRITERS)
 
 @_reads("Add", "Mul", "Sub")
 def _of_two(reader: OnnxReader, node: onnx.NodeProto) -> None:
-    """Of two tensors of one shape (Add), or of one and a number for each place of an axis."""
+    """Read an Add of two tensors of one shape, or of one and a number for each place of an axis."""
     a, b = node.input
     if a in reader.constants and node.op_type != "Sub":
         a, b = b, a

@@ -1,4 +1,5 @@
-"""How far apart two models are whose sums are of the same real numbers, and how far rounding alone may bring them.
+"""Measure how far apart two models are whose sums are of the same real numbers, and how far rounding alone may bring
+them.
 
 A sum of n float32 numbers, in whatever order, is off by n * u of the sum of their absolute values at most, u = 2^-24
 (Higham, Accuracy and Stability of Numerical Algorithms, 4.2), and by a small multiple of the root of n with near
@@ -31,7 +32,7 @@ SMALLEST = float(np.finfo(np.float32).tiny)
 
 @dataclass(frozen=True)
 class Apart:
-    """How far the outputs of two models are apart for random inputs.
+    """Distance between the outputs of two models for random inputs.
 
     outputs: of each output of floats, "absolute": the largest difference, "relative": the largest over the largest
     value of the original for the same input. bound: what `relative` may be. why: what is wrong, in a sentence."""
@@ -61,7 +62,7 @@ def _longest(graph: BytesGraph) -> int:
 
 
 def _terms(graph: BytesGraph, each: GraphOp) -> int:
-    """Of a sum that a number of the result is; of an operator that the algebra does not know as many as it reads for
+    """Number of terms of a sum in the result; for an operator that the algebra does not know as many as it reads for
     each."""
     shapes: list[tuple[int, ...]]
     shapes = [graph.constants[name].shape if name in graph.constants else graph.kinds[name].shape or ()

@@ -1,4 +1,5 @@
-"""Which rules to take, and where: a search whose cost is what the compiler and the timing model say of the whole."""
+"""Choose the rules to take, and where: a search whose cost is what the compiler and the timing model say of the
+whole."""
 
 from __future__ import annotations
 
@@ -9,13 +10,11 @@ from dataclasses import dataclass, field, replace
 from itertools import count
 from math import inf
 
-from celosia.compiler.superoptimise.egraph import TensorClasses
 from celosia.compiler.superoptimise.graph import BytesGraph, GraphOp
 from celosia.compiler.superoptimise.matching import Match, NotTaken, matches, rewritten
 from celosia.compiler.superoptimise.price import Price
 from celosia.compiler.superoptimise.rule import RewriteRule
 from celosia.compiler.superoptimise.state import Derived, Found, KnownStep, SearchState
-from celosia.compiler.superoptimise.together import apart, chosen
 
 ALPHA = 1.05
 """Graphs that cost at most this much of the best are gone on with, as in TASO."""
@@ -24,16 +23,14 @@ AHEAD = 4
 """Steps that are under way for each helper, so that it weighs some while this process prices a whole."""
 LOOK = 0.02
 """Seconds between two looks at what others weigh."""
-SHARE, LEAST = 0.5, 3.0
-"""Of the time until then, and seconds at least, that further rules are tried for after what they found last; so long
-are steps weighed, too."""
+TIME_SHARE, MIN_SECONDS = 0.5, 3.0
+"""Share of the time until then, and seconds at least, that further rules are tried for after what they found last; so
+long are steps weighed, too."""
 PriceOf = Callable[[BytesGraph], Price]
 GainOf = Callable[[BytesGraph, BytesGraph], float | None]
 """What a step from one graph to the other saves, by estimate; None where it cannot be told."""
 Begin = Callable[[BytesGraph, BytesGraph], Callable[[], bool]]
 """Begins to find out what such a step saves; tells whether it is known."""
-CostOf = Callable[[BytesGraph, GraphOp], float]
-"""What an operation of a graph costs by itself."""
 
 
 @dataclass(eq=False)
@@ -67,7 +64,6 @@ class Searching:
     told: Told = lambda state: None
     way: str = "queue"
     further: Sequence[RewriteRule] = ()
-    cost_of: CostOf = lambda graph, operation: 0
     begin: Begin = lambda before, after: lambda: True
     helpers: int = 0
     """Others that weigh steps, each several after another."""
@@ -151,7 +147,7 @@ class Searching:
         while True:
             best = self.found[-1]
             taken = time.perf_counter() - self.started
-            self.ends = min(self.budget, taken + max(LEAST, SHARE * taken))
+            self.ends = min(self.budget, taken + max(MIN_SECONDS, TIME_SHARE * taken))
             ended = self._from(best)
             if self.ends == self.budget or (ended == "nothing left" and self.found[-1] is best):
                 return ended
@@ -201,7 +197,7 @@ class Searching:
             if step.gain > 0:
                 of.setdefault(step.steps[-1].rule, []).append(step)
         for places in of.values():
-            numbers = apart([each.gain for each in places], [_changed(found, each) for each in places])
+            numbers = _disjoint([each.gain for each in places], [_changed(found, each) for each in places])
             made = self._all_of(numbers, places, found) if len(numbers) > 1 else None
             if made is not None and made not in places:
                 yield made
@@ -211,7 +207,7 @@ class Searching:
         at least, and half of the time that is left at most, so that what was found is taken. Helpers weigh as many in
         less time: the steps that seem to save most of very many are those whose estimates err most."""
         steps: list[Found] = []
-        taking = max(LEAST, self.pricing / 2) / max(1, self.helpers)
+        taking = max(MIN_SECONDS, self.pricing / 2) / max(1, self.helpers)
         until = min((self.state.seconds + self.ends) / 2, self.state.seconds + taking)
         for each in rest:
             steps.append(each)
@@ -231,45 +227,6 @@ class Searching:
             if best is None:
                 return "nothing left" if whole else "budget"
             found = best
-        return "budget"
-
-    def _together(self, first: Found) -> str:
-        """All steps at once that an integer program chooses of those that save something, as long as the whole does."""
-        found = first
-        while not self._tell():
-            steps, whole = self._looked_at(self._next(found))
-            steps = [each for each in steps if each.gain > 0]
-            if not steps:
-                return "nothing left" if whole else "budget"
-            number = chosen([each.gain for each in steps], [_changed(found, each) for each in steps])
-            made = self._all_of(number, steps, found)
-            best = self._priced(made) if made is not None else found
-            if best.price.total >= found.price.total:  # steps that are in each other's way
-                best = self._priced(max(steps, key=lambda each: each.gain))
-            if best.price.total >= found.price.total:
-                return "nothing left" if whole else "budget"
-            found = best
-        return "budget"
-
-    def _classes(self, first: Found) -> str:
-        """The cheapest of all that steps make of each other, by the sum of what operations cost; as long as the whole
-        is cheaper, too."""
-        classes, brought, found = TensorClasses(first.graph), dict[GraphOp, Derived](), first
-        while not self._tell():
-            steps, whole = self._looked_at(self._next(found))
-            for step in steps:
-                classes.add(step.graph)
-                brought |= {each: step.steps[-1] for each in step.graph.operations if each not in brought}
-            graph = classes.cheapest(self.cost_of)
-            ended = "nothing left" if whole else "budget"
-            if graph is None or graph.digest == found.graph.digest:
-                return ended
-            new = [each for each in graph.operations if each not in found.graph.operations and each in brought]
-            derived = tuple(dict.fromkeys(brought[each] for each in new))
-            made = self._priced(Found(self.tidied(graph)[0], found.price, (*found.steps, *derived)))
-            if made.price.total >= found.price.total:
-                return ended
-            found = made
         return "budget"
 
     def _all_of(self, numbers: Sequence[int], steps: Sequence[Found], found: Found) -> Found | None:
@@ -399,11 +356,19 @@ class Searching:
         return None
 
 
-WAYS: dict[str, Callable[[Searching, Found], str]] = {
-    "queue": Searching._queue, "greedy": Searching._greedy, "milp": Searching._together,
-    "egraph": Searching._classes,
-}  # fmt: skip
+WAYS: dict[str, Callable[[Searching, Found], str]] = {"queue": Searching._queue, "greedy": Searching._greedy}
 """How a search goes on from a graph: each returns how it ended, and notes what is better than the best."""
+
+
+def _disjoint(gains: Sequence[float], changed: Sequence[frozenset[GraphOp]]) -> list[int]:
+    """Numbers of steps that change different operations: the largest gain first, then each that fits behind it."""
+    taken: set[GraphOp] = set()
+    numbers = []
+    for step in sorted(range(len(gains)), key=lambda step: -gains[step]):
+        if not taken & changed[step]:
+            taken |= changed[step]
+            numbers.append(step)
+    return numbers
 
 
 def _changed(before: Found, after: Found) -> frozenset[GraphOp]:

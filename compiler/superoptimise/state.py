@@ -1,4 +1,4 @@
-"""How a graph came to be, and how far a search is."""
+"""Derivation of a graph, and progress of a search."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Found:
 
 @dataclass
 class SearchState:
-    """How far a search is. ended: "nothing left", "nothing better", where further rules found nothing in their time,
+    """Progress of a search. ended: "nothing left", "nothing better", where further rules found nothing in their time,
     "budget", "known" or "interrupted". bests: seconds after which there was a new best, and what it costs; first the
     original.
     """

@@ -23,7 +23,7 @@ TRIES = 3000
 
 
 class NoTrial(Exception):
-    """Of a rule for which no legal sizes were found."""
+    """A rule for which no legal sizes were found."""
 
 
 @dataclass

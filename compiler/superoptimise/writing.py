@@ -18,7 +18,7 @@ CONSTANTS_APART = 4
 
 
 class Unwritable(Exception):
-    """Of a graph for which ONNX has no operators; one sentence."""
+    """A graph for which ONNX has no operators; one sentence."""
 
 
 class OnnxWriter:
@@ -155,7 +155,7 @@ class OnnxWriter:
         self.nodes.append(made)
 
     def dtype(self, name: str) -> str:
-        """Of bytes and accumulators."""
+        """Element type of bytes and accumulators."""
         return self.graph.constants[name].dtype.name if name in self.graph.constants else self.graph.kinds[name].dtype
 
     def scale_and_zero(self, meant: Meant, dtype: str, near: str) -> tuple[str, str]:
@@ -174,7 +174,7 @@ class OnnxWriter:
         return self._spread[key]
 
     def dequantise_constant(self, name: str, scale: Array, zero: Array, axis: int) -> str:
-        """The same of weights, with scales along `axis` where there are several."""
+        """Dequantise constant weights, with scales along `axis` where there are several."""
         key = name, None, scale.tobytes() + zero.tobytes() + bytes([axis, scale.ndim])
         if key not in self._spread:
             self._spread[key] = self.name(f"{name}_float")

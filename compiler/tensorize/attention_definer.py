@@ -12,32 +12,32 @@ from dataclasses import replace
 
 from celosia.compiler.expr import Axis, Expr, Tensor, compute, reduce_axis, sum
 from celosia.compiler.expr.nodes import INDEX, Const
-from celosia.compiler.layer import Activation, ActivationProduct, Block, Softmax, Untileable, Window
+from celosia.compiler.layer import Activation, ActivationProduct, Block, Softmax, TilingError, Window
 from celosia.compiler.tensorize import pack
-from celosia.compiler.tensorize.definer import PLACES, Definer
-from celosia.compiler.tensorize.definition import ActivationGrid, Definition, Level, zero_point
+from celosia.compiler.tensorize.definer import PLACES, LayerLowering
+from celosia.compiler.tensorize.definition import ActivationGrid, BlockStage, LayerComputation, zero_point
 from celosia.compiler.tensorize.intrinsics import Pass
 from celosia.compiler.tensorize.row_definer import softmax_rows
 from celosia.compiler.tensorize.space import Problem
 from celosia.hw.spec.config import Config
 
 
-def attention(cfg: Config, block: Block) -> Definition:
-    """Of a product, the softmax of its rows, and the product of these. Untileable where the Config lacks what that
+def attention(cfg: Config, block: Block) -> LayerComputation:
+    """Lower a product, the softmax of its rows, and the product of these. TilingError where the Config lacks what that
     takes, where zero points of the operands are no zeros, or heads are no whole groups of channels."""
     scores, rows, mixed = block.layers
     assert isinstance(scores, ActivationProduct) and isinstance(rows, Softmax) and isinstance(mixed, ActivationProduct)
     if not cfg.softmax or not cfg.forward or cfg.batch > 1 or cfg.block_in != cfg.block_out:
-        raise Untileable("attention as a block needs softmax, forward, batch = 1 and block_in = block_out")
+        raise TilingError("attention as a block needs softmax, forward, batch = 1 and block_in = block_out")
     if not all(layer.window.pointwise for layer in (scores, mixed)) or rows.count % cfg.group:
-        raise Untileable("attention as a block takes zero points of 0 and keys in whole groups")
+        raise TilingError("attention as a block takes zero points of 0 and keys in whole groups")
     if any(layer.epilogue.residual is not None for layer in block.layers) or rows.epilogue.table is not None:
-        raise Untileable("attention as a block adds nothing, and looks nothing up behind its softmax")
+        raise TilingError("attention as a block adds nothing, and looks nothing up behind its softmax")
     first = _ProductDefiner(cfg, scores, "0")
     queries = first.queries()
     level = first.level_of(queries, lambda i, k, y, x, c: queries[i, y, k, x, 0, 0, c], "vin")
     near = first.rows_of(level)
-    middle = Definer(cfg, rows, False, 0, rows.count // cfg.group, "1", first)
+    middle = LayerLowering(cfg, rows, False, 0, rows.count // cfg.group, "1", first)
     made, found = softmax_rows(middle, rows, near)
     last = _ProductDefiner(cfg, mixed, "2", middle)
     final = last.level_of(made, lambda i, k, y, x, c: made[i, y, x, k * cfg.group + c], "out")
@@ -46,17 +46,17 @@ def attention(cfg: Config, block: Block) -> Definition:
         Window((1, 1)), 1, mixed.heads, mixed.y.width, last.blocks, 0, False, 1, 1, "vin", whole=True,
         attends=(first.blocks, first.input_blocks),
     )  # fmt: skip
-    levels = level, Level(Pass("vin"), near, "vin"), final
-    return Definition(problem, levels, out, y, tuple(last.inputs), last.places, last.scalars, found)
+    levels = level, BlockStage(Pass("vin"), near, "vin"), final
+    return LayerComputation(problem, levels, out, y, tuple(last.inputs), last.places, last.scalars, found)
 
 
-class _ProductDefiner(Definer):
+class _ProductDefiner(LayerLowering):
     """Makes the tensors of the products of all heads, which are rows."""
 
-    def __init__(self, cfg: Config, layer: ActivationProduct, suffix: str, before: Definer | None = None) -> None:
+    def __init__(self, cfg: Config, layer: ActivationProduct, suffix: str, before: LayerLowering | None = None) -> None:
         self.product_layer = layer
         if any(act.channels % (layer.heads * cfg.group) for act in (layer.x, layer.w, layer.y)):
-            raise Untileable("attention as a block takes heads of whole groups of channels")
+            raise TilingError("attention as a block takes heads of whole groups of channels")
         blocks = layer.y.channels // layer.heads // cfg.group
         super().__init__(cfg, layer, False, 0, blocks, suffix, before)
         self.y = self._heads(layer.y)
@@ -80,7 +80,7 @@ class _ProductDefiner(Definer):
         axes = ("image", "row", "block", "column", *PLACES[4:])
         return compute(shape, lambda i, y, n, x, piece, b, c: source[i, n, y, x, b, c], "queries", axes=axes)
 
-    def level_of(self, near: Tensor, element: Callable[..., Expr], to: str) -> Level:
+    def level_of(self, near: Tensor, element: Callable[..., Expr], to: str) -> BlockStage:
         """Sums of products, [1, heads, columns, blocks, 1, 1, group], of each `element` of `near` and weights [heads,
         blocks, input blocks, block_out, block_in], and the pass behind them."""
         cfg, layer, size = self.cfg, self.product_layer, self.cfg.group
@@ -100,25 +100,25 @@ class _ProductDefiner(Definer):
         acc = compute(shape, product, f"acc{self.suffix}", axes=(*BY_ROW, "piece", "b", "m"))
         behind = Pass("acc", "", False, True, layer.epilogue.table is not None, to=to)
         par, table = self._uniform(), self.looked_up(layer.epilogue)
-        return Level(behind, near, "inp", acc, weights, par=par, table=table)
+        return BlockStage(behind, near, "inp", acc, weights, par=par, table=table)
 
     def _uniform(self) -> Tensor:
         """Parameters, which are the same for all channels: one entry."""
         r, size = self.product_layer.requantise, self.cfg.block_out
         if any((values != values[0]).any() for values in (r.bias, r.multiplier, r.shift)):
-            raise Untileable("attention as a block requantises all channels alike")
+            raise TilingError("attention as a block requantises all channels alike")
         bias, multiplier, shift = r.bias[:1].repeat(size), r.multiplier[:1].repeat(size), r.shift[:1].repeat(size)
         one = replace(r, bias=bias, multiplier=multiplier, shift=shift)
         return self.constant(pack.parameters(self.cfg, one), (1, size), "uint64", "par")
 
-    def _read(self, level: Level, name: str, window: tuple[Axis, ...], index: tuple[Expr, ...]) -> Expr:
+    def _read(self, level: BlockStage, name: str, window: tuple[Axis, ...], index: tuple[Expr, ...]) -> Expr:
         i, n, y, x, *entry = index
         if name == "a":
             assert level.acc is not None
             return level.acc[i, y, x, n, *entry]
         return super()._read(level, name, window, (i, Const(0, INDEX), y, x, *entry))
 
-    def rows_of(self, level: Level) -> Tensor:
+    def rows_of(self, level: BlockStage) -> Tensor:
         """What the pass of `level` makes, as rows of channels, [1, heads, columns, channels]."""
         value, zero, size = self._made(level), Const(0, INDEX), self.cfg.group
         shape = (1, self.product_layer.heads, self.y.columns, self.blocks * size)
@@ -127,7 +127,7 @@ class _ProductDefiner(Definer):
             axes=("image", "row", "column", "channel"),
         )  # fmt: skip
 
-    def results(self, level: Level) -> tuple[Tensor, Tensor]:
+    def results(self, level: BlockStage) -> tuple[Tensor, Tensor]:
         """What the pass of `level` makes, [1, heads, columns, blocks, 1, 1, group], and y, [1, groups, heads, columns,
         1, group]."""
         value, heads, size = self._made(level), self.product_layer.heads, self.cfg.group
@@ -141,7 +141,7 @@ class _ProductDefiner(Definer):
         _, self.places[y] = self.y.tensor(self.cfg, "y", self.blocks)
         return out, y
 
-    def _made(self, level: Level) -> Callable[..., Expr]:
+    def _made(self, level: BlockStage) -> Callable[..., Expr]:
         return self.passed(level, self.product_layer.epilogue, zero_point(self.product_layer))
 
 

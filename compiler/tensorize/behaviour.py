@@ -1,4 +1,4 @@
-"""What a tile operation computes, as a tensor expression."""
+"""Behaviour of a tile operation as a tensor expression."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class TileOperation:
         return tuple(dict.fromkeys(free))
 
     def unit(self, tile: Tensor) -> int:
-        """Of how many elements multiples are at which `tile` may begin."""
+        """Number of elements whose multiples `tile` may begin at."""
         return tile.size
 
     @property

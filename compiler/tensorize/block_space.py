@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import NamedTuple
 
-from celosia.compiler.layer import Untileable
+from celosia.compiler.layer import TilingError
 from celosia.compiler.tensorize.roofline import LOAD_LATENCY, REFRESHED, STORE_LATENCY
 from celosia.compiler.tensorize.space import EXTENT_MAX, Decisions, Problem, parts
 from celosia.hw.spec.config import Config
@@ -64,12 +64,12 @@ class Group:
 
     @property
     def rows(self) -> int:
-        """Of what it makes, with the padding that the following layer reads."""
+        """Rows of the result, with the padding that the following layer reads."""
         return self.last.rows if self.following is None else self.following.input_rows(self.following.rows)
 
     @property
     def columns(self) -> int:
-        """Of the last layer that are made: those that the next group's windows read, where there is one."""
+        """Columns of the last layer that are computed: those that the next group's windows read, where there is one."""
         return self.last.columns if self.following is None else self.following.input_columns(self.following.columns)
 
     @property
@@ -322,7 +322,7 @@ def best_by_piece(cfg: Config, p: Group, count: int = 2) -> list[Decisions]:
 
 
 def choose(cfg: Config, p: BlockProblem) -> Decisions:
-    """The best points of its groups by the estimate. Untileable where there is none."""
+    """The best points of its groups by the estimate. TilingError where there is none."""
     return Decisions.of_groups([_choose(cfg, group) for group in p.groups])
 
 
@@ -330,5 +330,5 @@ def choose(cfg: Config, p: BlockProblem) -> Decisions:
 def _choose(cfg: Config, p: Group) -> Decisions:
     found = min(_candidates(cfg, p), key=lambda point: _estimate(cfg, p, *point), default=None)
     if found is None:
-        raise Untileable(f"no tile of the block fits the scratchpads: {p.text}")
+        raise TilingError(f"no tile of the block fits the scratchpads: {p.text}")
     return found[0]

@@ -43,15 +43,15 @@ def decisions_of(program: Contents) -> dict[str, Any]:
 
 
 @dataclass
-class Given:
-    """What a user has decided, by layer: workload and decisions of each part."""
+class ScheduleFile:
+    """Schedules that a user has decided, by layer: workload and decisions of each part."""
 
     cfg: Config
     layers: dict[str, list[tuple[str, Decisions]]]
     taken: set[str] = field(default_factory=set)
 
     @staticmethod
-    def load(source: str | Path | Mapping[str, Any], cfg: Config) -> Given:
+    def load(source: str | Path | Mapping[str, Any], cfg: Config) -> ScheduleFile:
         """From a file, or what it holds. DecisionsError, also for decisions that were made for another Config."""
         if not isinstance(source, Mapping):
             with reading(source, DecisionsError, "holds no decisions"):
@@ -67,7 +67,7 @@ class Given:
                 f"the decisions were made for another Config, which was called {source.get('config')!r}, not for this "
                 f"{cfg.name}; compile with that one, or write new ones with `celosia inspect --decisions`"
             )
-        return Given(cfg, _layers(source.get("layers")))
+        return ScheduleFile(cfg, _layers(source.get("layers")))
 
     def of(self, layer: str, problems: Sequence[Problem | Group]) -> list[Decisions] | None:
         """What was decided for the parts of a layer, if anything was. DecisionsError where it does not fit them."""

@@ -20,14 +20,14 @@ from celosia.compiler.layer import (
     Multiply,
     Pool,
     Requantise,
-    Untileable,
+    TilingError,
 )
 from celosia.compiler.tensorize import pack
 from celosia.compiler.tensorize.definition import (
     ActivationGrid,
     Blob,
-    Definition,
-    Level,
+    BlockStage,
+    LayerComputation,
     depthwise,
     window_of,
     within,
@@ -43,7 +43,7 @@ PLACES = ("image", "block", "row", "column", "piece", "b", "g")
 """The axes of what a vector unit reads and writes."""
 
 
-class Definer:
+class LayerLowering:
     """Makes the tensors of one layer, for `blocks` output blocks from `first` on.
 
     suffix: of the names of tensors and scalars, in a definition of several layers. before: the definer of the layer
@@ -52,7 +52,7 @@ class Definer:
 
     def __init__(
         self, cfg: Config, layer: Layer, matrix: bool, first: int, blocks: int, suffix: str = "",
-        before: Definer | None = None,
+        before: LayerLowering | None = None,
     ) -> None:  # fmt: skip
         self.cfg, self.layer, self.matrix, self.window = cfg, layer, matrix, window_of(layer)
         self.first, self.blocks, self.suffix = first, blocks, suffix
@@ -186,7 +186,9 @@ class Definer:
             (grid.images, self.blocks, grid.rows, grid.columns, *entry), read, f"operand{self.suffix}", axes=PLACES
         )
 
-    def vector(self, level: Level, epilogue: Epilogue, values: dict[str, float], to: Definer | None = None) -> Tensor:
+    def vector(
+        self, level: BlockStage, epilogue: Epilogue, values: dict[str, float], to: LayerLowering | None = None
+    ) -> Tensor:
         """What the pass of `level` makes: out [images, blocks, rows, columns, *entry], or what `to` reads, padded."""
         made = self.passed(level, epilogue, values)
         if to is not None:
@@ -197,7 +199,7 @@ class Definer:
             return compute(every, lambda byte, *i: made(*i, byte=byte), "out", axes=("byte", *PLACES))
         return compute(shape, made, "out", axes=PLACES)
 
-    def passed(self, level: Level, epilogue: Epilogue, values: dict[str, float]) -> Callable[..., Expr]:
+    def passed(self, level: BlockStage, epilogue: Epilogue, values: dict[str, float]) -> Callable[..., Expr]:
         """What the pass of `level` makes at [image, block, row, column, *entry]."""
         window = self._reduced(level.vector)
         values = {"lo": epilogue.clip[0], "hi": epilogue.clip[1], "clip_lo": epilogue.clip[0]} | values
@@ -222,7 +224,7 @@ class Definer:
             return reduce_axis(kernel[0], "r"), reduce_axis(steps, "s"), reduce_axis(self.cfg.taps, "t")
         return (reduce_axis(kernel[0], "r"), reduce_axis(kernel[1], "s")) if p.reduce else ()
 
-    def _read(self, level: Level, name: str, window: tuple[Axis, ...], index: tuple[Expr, ...]) -> Expr:
+    def _read(self, level: BlockStage, name: str, window: tuple[Axis, ...], index: tuple[Expr, ...]) -> Expr:
         """The element of operand `name` of a pass for element `index` of its result."""
         i, n, y, x, piece, image, g = index
         if name == "a":
@@ -251,7 +253,7 @@ class Definer:
             return rows, x * w.strides[1] + window[1] * w.dilations[1]
         return rows, x * w.strides[1] + (window[1] * pack.tap_steps(self.cfg, w)[1] + window[2])
 
-    def _handed(self, made: Callable[..., Expr], to: Definer) -> Tensor:
+    def _handed(self, made: Callable[..., Expr], to: LayerLowering) -> Tensor:
         """What `to` reads of the elements that this layer has `made`, with padding around them."""
         top, left, _, _ = to.window.pads
         pieces = tile_shape(self.cfg, to.scope)[0] // tile_shape(self.cfg, "out")[0]
@@ -290,7 +292,7 @@ class Definer:
 
     # Layers ---------------------------------------------------------------------------------------------------
 
-    def convolution(self, layer: Conv, run: pack.WeightRun, stored: pack.StoredWeights) -> Definition:
+    def convolution(self, layer: Conv, run: pack.WeightRun, stored: pack.StoredWeights) -> LayerComputation:
         """One run of output blocks."""
         epilogue = layer.epilogue
         near = self.near("inp", run.step * ((run.blocks - 1) // run.share) + run.inputs, layer.pad_value,
@@ -298,7 +300,7 @@ class Definer:
         level, problem = self.products(layer, near, run, stored)
         return self.definition(self.added(level, epilogue), problem, epilogue, zero_point(layer))
 
-    def level(self, layer: Conv | Pool, near: Tensor) -> tuple[Level, Problem]:
+    def level(self, layer: Conv | Pool, near: Tensor) -> tuple[BlockStage, Problem]:
         """A convolution of one run, a depthwise one, or a pooling, on the input `near`."""
         if isinstance(layer, Pool):
             kernel = layer.window.kernel
@@ -312,7 +314,7 @@ class Definer:
 
     def products(
         self, layer: Conv, near: Tensor, run: pack.WeightRun, stored: pack.StoredWeights
-    ) -> tuple[Level, Problem]:
+    ) -> tuple[BlockStage, Problem]:
         """Products of gemm."""
         cfg, w = self.cfg, self.window
         taps = w.kernel[0] * w.kernel[1]
@@ -327,11 +329,11 @@ class Definer:
         level, problem = self._gemm(layer, near, run, weights, layer.requantise)
         return level, replace(problem, packed=stored.packed)
 
-    def product(self, layer: ActivationProduct) -> Definition:
-        """A product of two activations. Untileable where a block of outputs is no entry of wgt as it lies in DRAM."""
+    def product(self, layer: ActivationProduct) -> LayerComputation:
+        """A product of two activations. TilingError where a block of outputs is no entry of wgt as it lies in DRAM."""
         cfg, epilogue = self.cfg, layer.epilogue
         if (cfg.batch, cfg.block_in) != (1, cfg.block_out):
-            raise Untileable("a product of two activations needs batch = 1 and block_in = block_out")
+            raise TilingError("a product of two activations needs batch = 1 and block_in = block_out")
         self.x = self.x.repeated(len(layer.w_pads) + 1)
         near = self.near("inp", self.input_blocks, layer.pad_value)
         run = pack.WeightRun(0, self.blocks, 0, self.input_blocks, 0, self.blocks, 0)
@@ -356,7 +358,7 @@ class Definer:
 
     def _gemm(
         self, layer: Conv | ActivationProduct, near: Tensor, run: pack.WeightRun, weights: Tensor, scale: Requantise
-    ) -> tuple[Level, Problem]:
+    ) -> tuple[BlockStage, Problem]:
         """Sums of gemm over `near` and `weights` [blocks, input blocks, *kernel, block_out, block_in]."""
         cfg, w, epilogue = self.cfg, self.window, layer.epilogue
         q, g = cfg.inp_pieces, cfg.group
@@ -381,16 +383,16 @@ class Definer:
             w, self.y.images, self.y.rows, self.y.columns, self.blocks, run.inputs, epilogue.residual is not None,
             run.step, run.share if run.step else 1, apart=self.matrix and self.y.columns > 1, sum_bytes=self.sum_bytes,
         )  # fmt: skip
-        return Level(p, near, "inp", acc, weights, None, par, table), problem
+        return BlockStage(p, near, "inp", acc, weights, None, par, table), problem
 
-    def sums(self, layer: Conv, near: Tensor) -> tuple[Level, Problem]:
+    def sums(self, layer: Conv, near: Tensor) -> tuple[BlockStage, Problem]:
         """Products of the vector unit, each channel with weights of its own."""
         steps, _ = pack.tap_steps(self.cfg, self.window)
         shape = (self.blocks, self.window.kernel[0], steps, *tile_shape(self.cfg, "tap"))
         taps = self.constant(pack.taps(self.cfg, layer), shape, "int8", "taps")
         p = Pass("vin", "sum", False, True, layer.epilogue.table is not None, taps=True)
         par, table = self._parameters(layer.requantise), self.looked_up(layer.epilogue)
-        return Level(p, near, "vin", None, None, taps, par, table), self.problem("vin", False, shape[1] * shape[2])
+        return BlockStage(p, near, "vin", None, None, taps, par, table), self.problem("vin", False, shape[1] * shape[2])
 
     def problem(self, scope: str, two: bool, sums: int = 0) -> Problem:
         """That of a layer which gemm has nothing to do with. two: it has an operand B."""
@@ -399,44 +401,46 @@ class Definer:
             self.window, y.images, y.rows, y.columns, self.blocks, 0, two, 1, 1, scope, self.beyond, sums, weighted
         )
 
-    def depthwise(self, layer: Conv) -> Definition:
-        """Of a convolution by channel. Untileable."""
+    def depthwise(self, layer: Conv) -> LayerComputation:
+        """Lower a depthwise convolution. TilingError."""
         level, problem = self.sums(layer, self.near("vin", self.blocks, layer.pad_value))
         return self.definition(level, problem, layer.epilogue, zero_point(layer))
 
-    def definition(self, level: Level, problem: Problem, epilogue: Epilogue, values: dict[str, float]) -> Definition:
+    def definition(
+        self, level: BlockStage, problem: Problem, epilogue: Epilogue, values: dict[str, float]
+    ) -> LayerComputation:
         """The definition of a layer that is no block."""
         out = self.vector(level, epilogue, values)
         y = self.result(out)
-        return Definition(problem, (level,), out, y, tuple(self.inputs), self.places, self.scalars)
+        return LayerComputation(problem, (level,), out, y, tuple(self.inputs), self.places, self.scalars)
 
-    def added(self, level: Level, epilogue: Epilogue) -> Level:
+    def added(self, level: BlockStage, epilogue: Epilogue) -> BlockStage:
         """`level` with the operand of the residual, where there is one."""
         residual = epilogue.residual
         return level if residual is None else replace(level, b=self.other(residual.operand, self.matrix))
 
-    def pool(self, layer: Pool) -> Definition:
-        """Of a pooling. Untileable with a residual."""
+    def pool(self, layer: Pool) -> LayerComputation:
+        """Lower a pooling. TilingError with a residual."""
         if layer.epilogue.residual is not None:
-            raise Untileable("a pooling and its residual both need vin")
+            raise TilingError("a pooling and its residual both need vin")
         level = self.pooled(layer, self.near("vin", self.blocks, layer.pad_value))
         return self._simple(level, layer.epilogue, zero_point(layer))
 
-    def pooled(self, layer: Pool, near: Tensor) -> Level:
+    def pooled(self, layer: Pool, near: Tensor) -> BlockStage:
         """The level of a pooling whose input is `near`."""
         kind = "max" if layer.requantise is None else "sum"
         p = Pass("vin", kind, False, layer.requantise is not None, layer.epilogue.table is not None)
-        return Level(p, near, "vin", par=None if layer.requantise is None else self._parameters(layer.requantise))
+        return BlockStage(p, near, "vin", par=None if layer.requantise is None else self._parameters(layer.requantise))
 
-    def map(self, layer: Map | Multiply) -> Definition:
-        """Of a layer that works element by element. Untileable where both operands need vin."""
+    def map(self, layer: Map | Multiply) -> LayerComputation:
+        """Lower a layer that works element by element. TilingError where both operands need vin."""
         product, residual = isinstance(layer, Multiply), layer.epilogue.residual
         if product and residual is not None:
-            raise Untileable("a multiplication and its residual both need vin")
+            raise TilingError("a multiplication and its residual both need vin")
         two = product or residual is not None
         near = self.near("acc" if two else "vin", self.blocks, 0)
         p = Pass("acc" if two else "vin", "", product, product, layer.epilogue.table is not None, residual is not None)
-        level = Level(p, near, "acc" if two else "vin")
+        level = BlockStage(p, near, "acc" if two else "vin")
         if not isinstance(layer, Multiply):
             return self._simple(self.added(level, layer.epilogue), layer.epilogue, {})
         values = {"a_offset": layer.x_offset, "b_offset": layer.b_offset} | zero_point(layer)
@@ -445,14 +449,14 @@ class Definer:
         b = self.other(layer.b, self.matrix and not pixels)
         return self._simple(replace(level, par=par, b=b), layer.epilogue, values)
 
-    def behind(self, layer: Map, handed: Tensor) -> Level:
+    def behind(self, layer: Map, handed: Tensor) -> BlockStage:
         """A map of what a pass before it in the same tile has `handed` on, in vin: of that, or with it as operand B."""
         p = Pass("vin", lookup=layer.epilogue.table is not None)
         if layer.epilogue.residual is None:
-            return Level(p, handed, "vin", table=self.looked_up(layer.epilogue))
+            return BlockStage(p, handed, "vin", table=self.looked_up(layer.epilogue))
         p = replace(p, source="acc", residual=True)
-        return Level(p, self.near("acc", self.blocks, 0), "acc", table=self.looked_up(layer.epilogue), b=handed)
+        return BlockStage(p, self.near("acc", self.blocks, 0), "acc", table=self.looked_up(layer.epilogue), b=handed)
 
-    def _simple(self, level: Level, epilogue: Epilogue, values: dict[str, float]) -> Definition:
+    def _simple(self, level: BlockStage, epilogue: Epilogue, values: dict[str, float]) -> LayerComputation:
         level = replace(level, table=self.looked_up(epilogue))
         return self.definition(level, self.problem(level.scope, level.b is not None), epilogue, values)

@@ -1,4 +1,4 @@
-"""What a definition of a layer consists of."""
+"""Tensor expressions of a layer, and where its tensors lie."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class ActivationGrid:
 
     @staticmethod
     def of(cfg: Config, act: Activation, matrix: bool) -> ActivationGrid:
-        """Of the activation; matrix: its batches lie along columns."""
+        """Grid of the activation; matrix: its batches lie along columns."""
         pixels, piece = act.pixels, cfg.piece_bytes
         row, plane = pixels.columns * piece, pixels.rows * pixels.columns * piece
         image = act.storage_groups * plane
@@ -71,7 +71,7 @@ class ActivationGrid:
 
 
 @dataclass(frozen=True)
-class Level:
+class BlockStage:
     """One layer of a definition: a pass of the vector unit over `acc`, a sum of gemm, or over `near` itself.
 
     near [images, blocks, rows, columns, *entry]: its input, padded, in `scope`. acc [images, blocks, rows, columns,
@@ -93,8 +93,9 @@ class Level:
 
 @dataclass(frozen=True)
 class Rows:
-    """Of rows of `count` elements, as the intrinsic `name` makes them. within: numbers of each row [images, rows,
-    columns], by the names of their intrinsics, the last one first. powers: of a softmax, [1, 512] float32 in DRAM."""
+    """Operation on rows of `count` elements, as the intrinsic `name` makes them. within: numbers of each row [images,
+    rows, columns], by the names of their intrinsics, the last one first. powers: of a softmax, [1, 512] float32 in
+    DRAM."""
 
     name: str
     count: int
@@ -103,7 +104,7 @@ class Rows:
 
 
 @dataclass(frozen=True)
-class Definition:
+class LayerComputation:
     """Tensors of (a part of) a layer, or of a block of layers.
 
     levels: its layers in order; `near` or `b` of each but the first is the result of the one before. out [images,
@@ -114,7 +115,7 @@ class Definition:
     """
 
     problem: Problem | BlockProblem
-    levels: tuple[Level, ...]
+    levels: tuple[BlockStage, ...]
     out: Tensor
     y: Tensor
     inputs: tuple[Tensor, ...]
@@ -123,7 +124,7 @@ class Definition:
     rows: Rows | None = None
 
     @property
-    def last(self) -> Level:
+    def last(self) -> BlockStage:
         """The level that makes the output."""
         return self.levels[-1]
 
@@ -147,7 +148,7 @@ class Definition:
 
     @cached_property
     def digest(self) -> str:
-        """Of the signature, the same wherever it is asked for."""
+        """Digest of the signature, the same wherever it is asked for."""
         return hashlib.sha256(repr(self.signature).encode()).hexdigest()
 
 
@@ -159,7 +160,7 @@ def depthwise(cfg: Config, layer: Layer) -> bool:
 
 
 def window_of(layer: Layer) -> Window:
-    """Of the layer, 1 x 1 where it has none."""
+    """Window of the layer, 1 x 1 where it has none."""
     return layer.window if isinstance(layer, Conv | Pool | ActivationProduct) else Window((1, 1))
 
 

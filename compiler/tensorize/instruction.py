@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from celosia.compiler.expr.interpret import evaluate
 from celosia.compiler.expr.nodes import Const, Expr, Tensor, Var
-from celosia.compiler.layer import Untileable
+from celosia.compiler.layer import TilingError
 from celosia.compiler.tensorize import intrinsic as rules
 from celosia.compiler.tensorize.transfer import PAD_MAX, X_MAX, YZ_MAX, Dim, coalesce
 from celosia.hw.spec.isa import OUTER_LOOPS, Opcode
@@ -32,7 +32,7 @@ class RenderError(ValueError):
     """Loops that the accelerator cannot run; the message says why."""
 
 
-class Refused(Exception):
+class NotOneInstruction(Exception):
     """Why these loops are not one instruction."""
 
 
@@ -78,16 +78,16 @@ class TileAccess:
     steps: tuple[int, ...]
 
     def in_units(self, size: int, what: object) -> TileAccess:
-        """In units of `size` elements. Refused, naming `what`, where it is not in whole ones."""
+        """In units of `size` elements. NotOneInstruction, naming `what`, where it is not in whole ones."""
         begin = self.begin.divided(size)
         if begin is None or any(step % size for step in self.steps):
-            raise Refused(f"{what} begins or moves by other than multiples of {size} elements")
+            raise NotOneInstruction(f"{what} begins or moves by other than multiples of {size} elements")
         return TileAccess(begin, tuple(step // size for step in self.steps))
 
 
 @dataclass(frozen=True)
 class Limit:
-    """Which iterations i of loop `number` exist: those with low + i * step >= 0 where `lower`, else those with
+    """Iterations i of loop `number` that exist: those with low + i * step >= 0 where `lower`, else those with
     i * step < low."""
 
     number: int
@@ -159,7 +159,7 @@ class ComputeInstruction:
             at = bound.at(env)
             ranges[loop] = (max(first, at), end) if bound.lower else (first, min(end, at))
         if any(first >= end for first, end in ranges.values()):
-            raise Untileable("a tile that lies in the padding alone")
+            raise TilingError("a tile that lies in the padding alone")
         inside = _restricted(fields, ranges)
         yield inside
         # What is filled reads an entry that is there, and clips it to the one number.
@@ -253,7 +253,7 @@ class MoveInstruction:
         return self.whole if self.pad is None else self.whole | {"pad_value": int(_scalar(self.pad, scalars))}
 
     def fields(self, env: Env, first: int, begin: int, constants: Fields) -> Fields | None:
-        """All fields; None where nothing is to be moved. Untileable for padding alone, or no single transfer.
+        """All fields; None where nothing is to be moved. TilingError for padding alone, or no single transfer.
 
         first: entry of the scratchpad tensor. begin: byte of the tensor in DRAM. constants: as they were found before.
         """
@@ -291,18 +291,18 @@ class MoveInstruction:
         return self._parts[key]
 
     def _partly(self, ranges: dict[int, tuple[int, int]]) -> _Part | None:
-        """What is moved where these iterations alone exist; None for nothing. Untileable as in `fields`."""
+        """What is moved where these iterations alone exist; None for nothing. TilingError as in `fields`."""
         if any(first >= end for first, end in ranges.values()):
             if not self.loads:
                 return None
-            raise Untileable("a tile that lies in the padding alone")
+            raise TilingError("a tile that lies in the padding alone")
         try:
             return self._padded(ranges) if self.loads else self._cut(ranges)
-        except Refused as refused:
-            raise Untileable(str(refused)) from None
+        except NotOneInstruction as refused:
+            raise TilingError(str(refused)) from None
 
     def _cut(self, ranges: dict[int, tuple[int, int]]) -> _Part:
-        """Of a STORE."""
+        """The STORE of these ranges of its dimensions alone."""
         dims = list(self.dims)
         address = place = 0
         for number, (first, end) in ranges.items():
@@ -312,7 +312,7 @@ class MoveInstruction:
         return _Part({**self.static, **block_fields(dims, self.piece_bytes)}, address, place)
 
     def _padded(self, ranges: dict[int, tuple[int, int]]) -> _Part:
-        """Of a LOAD."""
+        """The LOAD of these ranges of its dimensions, with padding around them."""
         z, y, x = as_planes(self.dims, self.piece_bytes, frozenset(ranges))
         pads: dict[str, int] = {}
         sizes = []
@@ -324,7 +324,7 @@ class MoveInstruction:
             if sides is not None:
                 pads |= {f"pad_{sides[0]}": first, f"pad_{sides[1]}": dim.count - end}
         if max(pads.values()) > PAD_MAX:
-            raise Untileable(f"more than {PAD_MAX} rows or columns of padding")
+            raise TilingError(f"more than {PAD_MAX} rows or columns of padding")
         fields = {
             "dram_y": y[1].dram, "dram_z": z[1].dram, "x_size": sizes[2], "y_size": sizes[1], "z_size": sizes[0],
             "sram_x": x[1].sram, "sram_y": y[1].sram, "sram_z": z[1].sram,
@@ -332,7 +332,7 @@ class MoveInstruction:
         return _Part({**self.static, **pads, **fields}, address, 0)
 
     def check(self, env: Env) -> None:
-        """Untileable where `fields` is."""
+        """TilingError where `fields` is."""
         if ranges := self._ranges(env):
             self._part(ranges)
 
@@ -372,8 +372,8 @@ def block_fields(dims: Sequence[Dim], piece: int) -> Fields:
     """Fields of the sizes and steps of a LOAD without padding, or of a STORE."""
     try:
         x, y, z = coalesce(list(dims), piece)
-    except Untileable as error:
-        raise Refused(str(error)) from None
+    except TilingError as error:
+        raise NotOneInstruction(str(error)) from None
     return {
         "dram_y": y.dram, "dram_z": z.dram, "x_size": x.count, "y_size": y.count, "z_size": z.count,
         "sram_x": x.sram, "sram_y": y.sram, "sram_z": z.sram,
@@ -386,7 +386,7 @@ Numbered = tuple[int, Dim]
 @cache
 def as_planes(dims: tuple[Dim, ...], piece: int, bounded: frozenset[int]) -> tuple[Numbered, Numbered, Numbered]:
     """(planes, rows, elements), each with the number of its loop: the bounded loops are rows and elements of their own,
-    others are planes or are joined with each other. Refused where that cannot be."""
+    others are planes or are joined with each other. NotOneInstruction where that cannot be."""
     some = [(number, dim) for number, dim in enumerate(dims) if dim.count > 1 or number in bounded]
     reason = "a padded block has at most planes, rows and elements"
     for planes, rows, elements in product((None, *some), repeat=3):
@@ -409,11 +409,11 @@ def as_planes(dims: tuple[Dim, ...], piece: int, bounded: frozenset[int]) -> tup
     joined = _joined(dims, bounded)
     if joined is not None:
         return as_planes(joined, piece, bounded)
-    raise Refused(reason)
+    raise NotOneInstruction(reason)
 
 
 def _joined(dims: tuple[Dim, ...], bounded: frozenset[int]) -> tuple[Dim, ...] | None:
-    """The same block with one loop less: two that are not bounded, and step evenly, are one. None where none are."""
+    """The block with one loop less: two that are not bounded, and step evenly, are one. None where none are."""
     for a, outer in enumerate(dims):
         for b, inner in enumerate(dims):
             free = a != b and a not in bounded and b not in bounded and outer.count > 1 and inner.count > 1

@@ -1,4 +1,4 @@
-"""What an intrinsic of the accelerator is.
+"""Intrinsics of the accelerator.
 
 An intrinsic is declared by its behaviour, a tensor expression over tiles whose sizes come from the Config, and by its
 lowering rule, which says of which instruction the tiles are operands. The loops around an intrinsic become loops of the
@@ -42,7 +42,7 @@ of the scratchpad of powers."""
 
 
 @dataclass(frozen=True)
-class Within:
+class ImplicitOperand:
     """Lowering to nothing: the instruction that reads the result, in `ROW`, computes it."""
 
 
@@ -63,7 +63,7 @@ class TensorIntrinsic(TileOperation):
     units: for tiles that may begin at other than multiples of their size, of how many elements, by name.
     """
 
-    rule: Compute | Move | Within
+    rule: Compute | Move | ImplicitOperand
     units: Mapping[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

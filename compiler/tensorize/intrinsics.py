@@ -1,4 +1,4 @@
-"""What the accelerator can do, as intrinsics for Stage.tensorize. intrinsic.py says what an intrinsic is.
+"""The accelerator's operations, as intrinsics for Stage.tensorize. intrinsic.py says what an intrinsic is.
 
 >>> from celosia.hw.spec.config import Config
 >>> print(gemm(Config.load("tiny")).behaviour.body)
@@ -46,7 +46,7 @@ def element_shape(cfg: Config, scope: str) -> tuple[int, ...]:
 
 
 def element_type(cfg: Config, scope: str) -> str:
-    """Of what scratchpad `scope` holds."""
+    """Element type of what scratchpad `scope` holds."""
     return scratchpads(cfg)[scope].element
 
 
@@ -73,7 +73,7 @@ def load(cfg: Config, scope: str) -> TensorIntrinsic:
 
 
 def padded_load(cfg: Config, scope: str) -> TensorIntrinsic:
-    """The same where `inside` holds, else an element full of `pad`."""
+    """Load where `inside` holds, else make an element full of `pad`."""
     src = placeholder(element_shape(cfg, scope), element_type(cfg, scope), "src")
     inside, pad = Var("inside", "bool"), Var("pad", element_type(cfg, scope))
     dst = compute(src.shape, lambda *i: select(inside, src[i], pad), "dst")
@@ -138,7 +138,7 @@ def rescaled(v: Expr, b: Expr, scale_v: Value, scale_b: Value, scale_c: Value, u
 
 @dataclass(frozen=True)
 class Pass:
-    """What one VECTOR instruction does with operand A, of `source` "acc" or "vin", in this order.
+    """Operations of one VECTOR instruction on operand A, of `source` "acc" or "vin", in this order.
 
     reduce: combine the window of A by "sum" or "max". taps: A is a sum of products with weights of tap. multiply: by
     operand B, from vin. requantise: with an entry of par. lookup: in a table. residual: add operand B, from vin.

@@ -21,7 +21,7 @@ from celosia.compiler.tensorize.instruction import (
     Fields,
     Limit,
     MoveInstruction,
-    Refused,
+    NotOneInstruction,
     RenderError,
     Sum,
     TileAccess,
@@ -40,7 +40,7 @@ def make(
     cfg: Config, loops: Sequence[For], tests: Sequence[Expr], leaf: Intrinsic, fixed: Env,
     scopes: Mapping[Tensor, str], places: Mapping[Tensor, tuple[int, ...]],
 ) -> ComputeInstruction | MoveInstruction:  # fmt: skip
-    """`leaf` inside all of `loops`, where `tests` hold, as one instruction. Refused where it is none.
+    """`leaf` inside all of `loops`, where `tests` hold, as one instruction. NotOneInstruction where it is none.
 
     fixed: values of loops around. scopes: the scratchpad of tensors. places: see render.compile_loops.
     """
@@ -54,7 +54,7 @@ def make(
     maker = _Maker(cfg, inner, fixed, scopes, places)
     if isinstance(intrinsic.rule, Compute):
         if tests:
-            raise Refused("it has a condition")
+            raise NotOneInstruction("it has a condition")
         return maker.compute(intrinsic, intrinsic.rule, tiles, values, first, set(window))
     assert isinstance(intrinsic.rule, Move)
     return maker.move(intrinsic, intrinsic.rule, tiles, values, tests)
@@ -80,7 +80,7 @@ class _Maker:
                 elif isinstance(atom, Var) and atom in self.number:
                     steps[self.number[atom]] += k * factor
                 elif any(isinstance(node, Var) and node in self.number for node in walk(atom)):
-                    raise Refused(f"{what} is not affine in its loops")
+                    raise NotOneInstruction(f"{what} is not affine in its loops")
                 elif isinstance(atom, Var) and atom not in self.fixed:
                     terms[atom] = terms.get(atom, 0) + k * factor
                 elif all(n in self.fixed for n in walk(atom) if isinstance(n, Var)):
@@ -115,18 +115,18 @@ class _Maker:
         data, sums = self._dims(accesses, target, window, {bound.number for bound in bounds})
         begins = self._begins(first) if intrinsic.reduces else ()
         if begins != () and rule.opcode != Opcode.GEMM:
-            raise Refused("its reduction does not fit into one instruction")
+            raise NotOneInstruction("its reduction does not fit into one instruction")
         if not intrinsic.reduces and any(
             not steps[target] and var not in window for var, steps in self._rows(accesses)
         ):
-            raise Refused("it writes the same place again")
+            raise NotOneInstruction("it writes the same place again")
         static, slot_of = self._slots(rule, data, sums)
         bases = tuple(self._base(name, load.tensor, accesses[name], units[name]) for name, load in loads.items())
         if any(bound.number not in slot_of for bound in bounds):
-            raise Refused("whether it exists depends on other than its loops")
+            raise NotOneInstruction("whether it exists depends on other than its loops")
         for name, e in named.items():
             if any(isinstance(node, Var) and node in self.number for node in walk(e)):
-                raise Refused(f"{name} is not the same in all iterations")
+                raise NotOneInstruction(f"{name} is not the same in all iterations")
         pad = named.pop(PAD, None)
         if not named:
             static |= rule.fields()
@@ -158,7 +158,7 @@ class _Maker:
         inner = {Opcode.GEMM: "krs", Opcode.VECTOR: "rs"}[opcode]
         for slots, dims in ((rule.slots, data), (inner, sums)):
             if len(dims) > len(slots):
-                raise Refused(f"{opcode.name} has {len(slots)} such loops, not {len(dims)}")
+                raise NotOneInstruction(f"{opcode.name} has {len(slots)} such loops, not {len(dims)}")
             for slot, (extent, steps, number) in zip(_letters(slots, dims), dims):
                 slot_of[number] = slot
                 static[f"extent_{slot}"] = extent
@@ -168,7 +168,7 @@ class _Maker:
     def _base(self, name: str, tensor: Tensor, access: TileAccess, unit: int) -> tuple[str, Tensor, Sum, int]:
         """The field of an operand's address, and what ComputeInstruction says of it."""
         if any(access.steps) and name == "table":
-            raise Refused("one instruction looks up in one table")
+            raise NotOneInstruction("one instruction looks up in one table")
         places = prod(tile_shape(self.cfg, self.scopes[tensor])) // unit
         return "table" if name == "table" else f"{name}_base", tensor, access.begin, places
 
@@ -189,16 +189,16 @@ class _Maker:
                     else:
                         found.append(var)
                 case _:
-                    raise Refused(f"{test} does not say where a reduction begins")
+                    raise NotOneInstruction(f"{test} does not say where a reduction begins")
         return tuple(found)
 
     def _check(self, opcode: Opcode, static: Fields) -> None:
-        """Refused where a value does not fit its field, whatever the loops outside do."""
+        """NotOneInstruction where a value does not fit its field, whatever the loops outside do."""
         for field in formats(self.cfg)[opcode].fields:
             try:
                 field.check(int(static.get(field.name, 0)), opcode.name)
             except ValueError as error:
-                raise Refused(str(error)) from None
+                raise NotOneInstruction(str(error)) from None
 
     # LOAD and STORE
 
@@ -215,7 +215,7 @@ class _Maker:
         by_number = len(index) == 1 and len(tensor.shape) != 1
         away = self._sum([(index[0], item)] if by_number else list(zip(index, steps)), tiles[far])
         if any(step < 0 for step in (*away.steps, *place.steps)):
-            raise Refused("a loop runs backwards through memory")
+            raise NotOneInstruction("a loop runs backwards through memory")
         scope = intrinsic.scopes[near.name]
         packed = scope == "wgt" and steps[-1] == 0
         piece = packing(self.cfg).entry_bytes if packed else prod(far.shape) * item  # bytes of one element in DRAM
@@ -234,7 +234,7 @@ class _Maker:
             self._check_packs(whole, away.begin)
         self._check(rule.opcode, whole)
         if loads and bounds and "pad" not in named:
-            raise Refused("a block that exists in part has no value of padding")
+            raise NotOneInstruction("a block that exists in part has no value of padding")
         reach = [] if by_number else [self._reach(i) for i in index]
         entry = prod(tile_shape(self.cfg, scope)) // prod(element_shape(self.cfg, scope))
         return MoveInstruction(
@@ -243,11 +243,11 @@ class _Maker:
         )  # fmt: skip
 
     def _check_packs(self, whole: Fields, begin: Sum) -> None:
-        """Refused where rows of packed weights are not whole packs."""
+        """NotOneInstruction where rows of packed weights are not whole packs."""
         size, entries = packing(self.cfg).pack_bytes, packing(self.cfg).entries
         steps = (begin.base, whole["dram_y"], whole["dram_z"], *(step for _, step in (*begin.terms, *begin.others)))
         if whole["x_size"] % entries or any(step % size for step in steps):
-            raise Refused(f"packed weights are loaded in packs of {entries} entries")
+            raise NotOneInstruction(f"packed weights are loaded in packs of {entries} entries")
 
     def _reach(self, index: Expr) -> tuple[Sum, int]:
         access = self._sum([(index, 1)], index)
@@ -267,10 +267,10 @@ class _Maker:
             case Binary("lt", a, b):
                 difference, strict = self._sum([(b, 1), (a, -1)], test), 1
             case _:
-                raise Refused(f"{test} is no border of a block")
+                raise NotOneInstruction(f"{test} is no border of a block")
         moving = [(d, step) for d, step in enumerate(difference.steps) if step]
         if len(moving) > 1:
-            raise Refused(f"{test} depends on more than one loop of a block")
+            raise NotOneInstruction(f"{test} depends on more than one loop of a block")
         low = difference.begin.plus(-strict)
         if not moving:
             # It holds for all iterations or for none: those of a loop that begins at -low, times what no loop reaches.
@@ -294,13 +294,13 @@ def _conjuncts(e: Expr) -> Iterator[Expr]:
 
 
 def _letters(slots: str, dims: Dims) -> str:
-    """Which loops of an instruction `dims` become, of `slots`, from the outermost."""
+    """Assign the loops of an instruction that `dims` become, of `slots`, from the outermost."""
     if len(dims) == 1 and slots == "krs":
         return "k"  # input blocks, where the window is one pixel
     names = slots[len(slots) - len(dims) :]
     blocks = [steps for _, steps, _ in dims if slots == "nyx" and any(steps.get(name) for name in BY_BLOCK)]
     if len(blocks) > 1:
-        raise Refused("output blocks are one loop of an instruction")
+        raise NotOneInstruction("output blocks are one loop of an instruction")
     if blocks and blocks[0] is dims[0][1]:
         names = slots[0] + slots[len(slots) - len(dims) + 1 :]  # output blocks are loop n, pixels y and x
     return names

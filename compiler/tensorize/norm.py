@@ -15,14 +15,14 @@ from functools import cache, partial
 from celosia.compiler.expr.nodes import Expr, Value, Var
 from celosia.compiler.expr.norm import INT, OfRow, norm_row, sums
 from celosia.compiler.expr.tensor import compute, placeholder
-from celosia.compiler.tensorize.intrinsic import ROW, Compute, TensorIntrinsic, Within
+from celosia.compiler.tensorize.intrinsic import ROW, Compute, ImplicitOperand, TensorIntrinsic
 from celosia.compiler.tensorize.requantised import requantised
 from celosia.hw.spec.config import Config
 from celosia.hw.spec.isa import ASource, Destination, Opcode
 
 SUMS = ("row_total", "row_squares")
 NAMES = (*SUMS, "layer_norm", "rms_norm")
-"""Of the intrinsics, in front of the number of elements of a row."""
+"""Names of the intrinsics, in front of the number of elements of a row."""
 
 
 def results(
@@ -51,7 +51,7 @@ def intrinsic(cfg: Config, name: str, count: int) -> TensorIntrinsic:
     scopes = {"a": "vin", "par": "par", "out": "out", **dict.fromkeys(SUMS, ROW)}
     if name in SUMS:
         made = compute((), sums(element, count)[SUMS.index(name)], name)
-        return TensorIntrinsic(f"{name}_{count}", made, scopes, Within())
+        return TensorIntrinsic(f"{name}_{count}", made, scopes, ImplicitOperand())
     centre = name == "layer_norm"
     limits = (Var("zero_point", "float32"), Var("lo", "float32"), Var("hi", "float32"))
     total, squares = (lambda each=each: each[()] for each in within)

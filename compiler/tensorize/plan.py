@@ -8,14 +8,14 @@ from dataclasses import dataclass, replace
 
 from celosia.compiler.expr import Function, lower
 from celosia.compiler.expr.trace import Trace
-from celosia.compiler.layer import Block, Layer, Storage, Untileable
+from celosia.compiler.layer import Block, Layer, Storage, TilingError
 from celosia.compiler.tensorize.block_space import Group
-from celosia.compiler.tensorize.decide import Decided, Decider, problems
+from celosia.compiler.tensorize.decide import SchedulePolicy, ScheduleSource, problems
 from celosia.compiler.tensorize.define import define
-from celosia.compiler.tensorize.definition import Definition
+from celosia.compiler.tensorize.definition import LayerComputation
 from celosia.compiler.tensorize.instruction import RenderError
 from celosia.compiler.tensorize.render import compile_loops
-from celosia.compiler.tensorize.space import Decisions, First, Problem
+from celosia.compiler.tensorize.space import CompletionOrder, Decisions, Problem
 from celosia.compiler.tensorize.templates import schedule
 from celosia.compiler.tensorize.tiles import TilePlan
 from celosia.compiler.tensorize.transfer import DramPlace
@@ -45,7 +45,7 @@ _known: OrderedDict[Hashable, ScheduledLoops] = OrderedDict()
 class LayerPart:
     """A definition of a layer, what was decided for it, and its loops."""
 
-    definition: Definition
+    definition: LayerComputation
     decisions: Decisions
     loops: ScheduledLoops
 
@@ -58,22 +58,22 @@ class LayerPart:
 class Planner:
     """Makes the loops of layers; what it has made once, by layer and decisions, is remembered."""
 
-    def __init__(self, cfg: Config, given: Decided | None = None) -> None:
+    def __init__(self, cfg: Config, given: ScheduleSource | None = None) -> None:
         """given: what a user has decided, by the names of layers."""
-        self.cfg, self.decider = cfg, Decider(cfg, given)
+        self.cfg, self.decider = cfg, SchedulePolicy(cfg, given)
         self.timed: dict[str, float] = {}
         """Cycles of chains of layers, by a name that says all on which they depend; see blocks.py."""
-        self._defined: dict[Hashable, tuple[Layer, list[Definition]]] = {}
+        self._defined: dict[Hashable, tuple[Layer, list[LayerComputation]]] = {}
 
-    def under(self, decider: Decider) -> Planner:
+    def with_policy(self, decider: SchedulePolicy) -> Planner:
         """A planner that asks `decider`, and remembers what this one does."""
         other = Planner(self.cfg)
         other.decider, other.timed = decider, self.timed
         other._defined = self._defined
         return other
 
-    def definitions(self, layer: Layer) -> list[Definition]:
-        """Those of `layer`. Untileable where there are none."""
+    def definitions(self, layer: Layer) -> list[LayerComputation]:
+        """Those of `layer`. TilingError where there are none."""
         key = _key(layer)
         if key not in self._defined:
             self._defined[key] = layer, define(self.cfg, layer)  # and the layer, so that no other one takes its id
@@ -84,14 +84,15 @@ class Planner:
         self._defined[_key(layer)] = layer, [_on(definition, storages) for definition in self.definitions(other)]
         return layer
 
-    def layer(self, layer: Layer, first: First = First.ANY, cold: bool = False) -> list[LayerPart]:
-        """The parts of `layer`. Untileable where it does not fit the scratchpads. For the rest see `Decider.of`."""
+    def layer(self, layer: Layer, first: CompletionOrder = CompletionOrder.ANY, cold: bool = False) -> list[LayerPart]:
+        """The parts of `layer`. TilingError where it does not fit the scratchpads. For the rest see
+        `SchedulePolicy.of`."""
         definitions = self.definitions(layer)
         chosen = self.decider.of(layer.name, definitions, first, cold)
         return [LayerPart(d, decisions, self.loops(d, decisions)) for d, decisions in zip(definitions, chosen)]
 
-    def loops(self, d: Definition, decisions: Decisions) -> ScheduledLoops:
-        """Under these decisions. Untileable where an instruction cannot say it."""
+    def loops(self, d: LayerComputation, decisions: Decisions) -> ScheduledLoops:
+        """Under these decisions. TilingError where an instruction cannot say it."""
         key = self.cfg, d.signature, decisions
         found = _known.pop(key, None)
         if found is None:
@@ -102,22 +103,22 @@ class Planner:
         return found
 
 
-def _lowered(cfg: Config, d: Definition, decisions: Decisions) -> ScheduledLoops:
+def _lowered(cfg: Config, d: LayerComputation, decisions: Decisions) -> ScheduledLoops:
     s = schedule(cfg, d, decisions)
     function = lower(s, d.inputs, "layer", d.variables)
     try:
         plan = compile_loops(cfg, function.body, {t: place.strides for t, place in d.places.items()})
     except RenderError as error:
-        raise Untileable(str(error)) from None
+        raise TilingError(str(error)) from None
     return ScheduledLoops(function, s.trace, plan)
 
 
 def _key(layer: Layer) -> Hashable:
-    """Of the object, or of those that a block is made of."""
+    """Identity of the object, or of those that a block is made of."""
     return (*map(id, layer.layers), layer.cuts) if isinstance(layer, Block) else id(layer)
 
 
-def _on(definition: Definition, storages: Mapping[Storage, Storage]) -> Definition:
+def _on(definition: LayerComputation, storages: Mapping[Storage, Storage]) -> LayerComputation:
     """`definition` with other storages."""
 
     def moved(place: DramPlace) -> DramPlace:

@@ -28,15 +28,21 @@ from celosia.compiler.expr.interpret import evaluate
 from celosia.compiler.expr.loops import Alloc, Block, For, Function, If, Intrinsic, Let, Stmt
 from celosia.compiler.expr.nodes import Tensor, Var
 from celosia.compiler.expr.verify import verify as verify_loops
-from celosia.compiler.tensorize.instruction import ComputeInstruction, Env, MoveInstruction, Refused, RenderError
-from celosia.compiler.tensorize.intrinsic import ROW, TensorIntrinsic, Within
+from celosia.compiler.tensorize.instruction import (
+    ComputeInstruction,
+    Env,
+    MoveInstruction,
+    NotOneInstruction,
+    RenderError,
+)
+from celosia.compiler.tensorize.intrinsic import ROW, ImplicitOperand, TensorIntrinsic
 from celosia.compiler.tensorize.intrinsics import tile_shape
 from celosia.compiler.tensorize.make import make
 from celosia.compiler.tensorize.tiles import Branch, Fill, Node, Pipelined, Region, SerialLoop, TilePlan
 from celosia.compiler.vthread.disassemble import listing
 from celosia.compiler.vthread.emit import encode
+from celosia.compiler.vthread.first_loads import reorder_first_loads
 from celosia.compiler.vthread.interleave import interleave
-from celosia.compiler.vthread.need import by_need
 from celosia.compiler.vthread.pipeline import Stream
 from celosia.compiler.vthread.spread import spread_weights
 from celosia.compiler.vthread.tokens import insert_tokens
@@ -109,7 +115,7 @@ def render(cfg: Config, function: Function) -> AcceleratorKernel:
                 stream.settle(node)
         stream.start(0, tile.node, tile.load)
     stream.finish()
-    stream.instructions = by_need(cfg, stream.instructions)
+    stream.instructions = reorder_first_loads(cfg, stream.instructions)
     spread_weights(cfg, stream.instructions)
     insert_tokens(cfg, stream.instructions, writable)
     code = encode(cfg, stream.instructions)
@@ -186,7 +192,7 @@ class _Compiler:
         """One instruction for all of `loops` if that is possible, else those of the loops inside the outermost."""
         if not isinstance(leaf.declared, TensorIntrinsic):
             raise RenderError(f"{leaf.name} is no intrinsic of the accelerator")
-        if isinstance(leaf.declared.rule, Within):
+        if isinstance(leaf.declared.rule, ImplicitOperand):
             return []
         reason = "its loop is unrolled"
         if all(loop.kind == "serial" for loop in loops):
@@ -195,7 +201,7 @@ class _Compiler:
                 if isinstance(made, MoveInstruction):
                     self.tensors[made.tensor] = made.loads and self.tensors.get(made.tensor, True)
                 return [made]
-            except Refused as refused:
+            except NotOneInstruction as refused:
                 reason = str(refused)
         if not loops:
             raise RenderError(f"{leaf}: {reason}")

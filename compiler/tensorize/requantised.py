@@ -1,4 +1,4 @@
-"""What the vector unit's requantiser computes, as an expression."""
+"""The vector unit's requantiser as an expression."""
 
 from __future__ import annotations
 

@@ -12,11 +12,11 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
-from celosia.compiler.layer import Untileable
+from celosia.compiler.layer import TilingError
 from celosia.compiler.tensorize.space import (
     EXTENT_MAX,
+    CompletionOrder,
     Decisions,
-    First,
     Problem,
     Sizes,
     candidates,
@@ -107,7 +107,8 @@ class _Tiles:
         """For an entry of the last tile: that parts of rows are short bursts is a matter of all tiles."""
 
     def _held(self) -> None:
-        """Of the input and of weights: what a tile takes, whether all of them stay, and how much is loaded."""
+        """Scratchpad entries of the input and of weights: what a tile takes, whether all of them stay, and how much is
+        loaded."""
         p, n, y, x, k = self.p, self.n, self.y, self.x, self.k
         self.columns = (x - 1) * p.window.strides[1] + p.window.reach(1)
         rows = y if p.window.kernel[0] == 1 else (y - 1) * p.window.strides[0] + p.window.reach(0)
@@ -129,7 +130,7 @@ class _Tiles:
         return np.where(self.x == self.p.columns, 1.0, _row_cost(columns * beats))
 
     def beats(self) -> Cycles:
-        """Of all loads, and of instructions, which come through the same port."""
+        """Beats of all loads, and of instructions, which come through the same port."""
         p = self.p
         load = self.inp_loads * self.inp_beats * self.inp_cost + self.wgt_loads * self.wgt_beats
         load = load + self.store * (p.residual + p.added)
@@ -274,36 +275,36 @@ PARTS_BY_ROWS = 4
 
 @cache
 def ranked(
-    cfg: Config, p: Problem, first: First = First.ANY, cold: bool = False, count: int = 1
+    cfg: Config, p: Problem, first: CompletionOrder = CompletionOrder.ANY, cold: bool = False, count: int = 1
 ) -> tuple[Decisions, ...]:
-    """The `count` points with the fewest estimated cycles, the best first. Untileable where there is none.
+    """The `count` points with the fewest estimated cycles, the best first. TilingError where there is none.
 
     first: prefer one that completes the output row by row, or column by column. cold: nothing hides the first loads,
     those of weights among them.
     """
     if max(p.window.kernel) > EXTENT_MAX or max(p.window.pads) > PAD_MAX:
-        raise Untileable(f"kernel {p.window.kernel} with pads {p.window.pads} is beyond an instruction's fields")
+        raise TilingError(f"kernel {p.window.kernel} with pads {p.window.pads} is beyond an instruction's fields")
     if not p.in_blocks:
         found = _depthwise(cfg, p) if p.sums else candidates(cfg, p) if p.norm or not p.whole else _rows(cfg, p)
         if p.attends is not None:
             found = iter(sorted(candidates(cfg, p), key=lambda d: attention_cycles(cfg, p, d)))
-        if first is First.ROWS and not p.sums:  # a part of the image does not wait for the rest
+        if first is CompletionOrder.ROWS and not p.sums:  # a part of the image does not wait for the rest
             found = iter(sorted(found, key=lambda d: PARTS_BY_ROWS * d.y > max(p.rows, PARTS_BY_ROWS)))
         best = next(found, None)
         if best is None:
-            raise Untileable("one output pixel's operands do not fit vin, acc or out")
+            raise TilingError("one output pixel's operands do not fit vin, acc or out")
         return (best,)
     points = list(products(cfg, p))
     if not points:
         room = "inp_depth {inp}, wgt_depth {wgt}, acc_depth {acc}, out_depth {out} and par_depth {par}"
         kernel = "x".join(map(str, p.window.kernel))
-        raise Untileable(
+        raise TilingError(
             f"no tile of {p.in_blocks} input blocks with a {kernel} kernel fits {room.format(**depths(cfg))}"
         )
     costs = terms(cfg, p, points, cold)["cycles"]
     order = np.argsort(costs, kind="stable")
-    if first is not First.ANY:
-        by_columns = first is First.COLUMNS
+    if first is not CompletionOrder.ANY:
+        by_columns = first is CompletionOrder.COLUMNS
         cut = [x < p.columns if by_columns else y < p.rows for _, y, x, _, _ in points]
         by_rows = np.array(cut) & np.array([order == "input" for *_, order in points])
         good = order[by_rows[order] & (costs[order] <= ROWS_FIRST_COST * costs[order[0]])]
@@ -311,6 +312,6 @@ def ranked(
     return tuple(point(cfg, p, *points[i]) for i in order[:count])
 
 
-def choose(cfg: Config, p: Problem, first: First = First.ANY, cold: bool = False) -> Decisions:
+def choose(cfg: Config, p: Problem, first: CompletionOrder = CompletionOrder.ANY, cold: bool = False) -> Decisions:
     """The best point by the estimate; see `ranked`."""
     return ranked(cfg, p, first, cold)[0]

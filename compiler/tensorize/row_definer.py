@@ -9,18 +9,18 @@ import numpy as np
 from celosia.compiler.expr import Expr, Tensor, compute, reduce_axis
 from celosia.compiler.expr.nodes import minimum
 from celosia.compiler.expr.norm import INT, sums
-from celosia.compiler.layer import Norm, Softmax, Untileable
+from celosia.compiler.layer import Norm, Softmax, TilingError
 from celosia.compiler.tensorize import norm, pack
 from celosia.compiler.tensorize import softmax as rows
-from celosia.compiler.tensorize.definer import Definer
-from celosia.compiler.tensorize.definition import Definition, Level, Rows
+from celosia.compiler.tensorize.definer import LayerLowering
+from celosia.compiler.tensorize.definition import BlockStage, LayerComputation, Rows
 from celosia.compiler.tensorize.intrinsics import Pass
 from celosia.hw.spec.isa import Opcode, formats
 
 
-def softmax_rows(definer: Definer, layer: Softmax, near: Tensor) -> tuple[Tensor, Rows]:
-    """Of the softmax `layer` of rows `near` [images, rows, columns, channels] int8: results like these, and of each row
-    the largest element int8 and the total float32."""
+def softmax_rows(definer: LayerLowering, layer: Softmax, near: Tensor) -> tuple[Tensor, Rows]:
+    """Compute the softmax `layer` of rows `near` [images, rows, columns, channels] int8: results like these, and of
+    each row the largest element int8 and the total float32."""
     pixels = near.shape[:3]
     names, count = ("image", "row", "column", "channel"), layer.count
     powers = definer.constant(layer.powers.view(np.uint8), (1, len(layer.powers)), "float32", "powers")
@@ -38,8 +38,8 @@ def softmax_rows(definer: Definer, layer: Softmax, near: Tensor) -> tuple[Tensor
     return compute(near.shape, made, f"out{definer.suffix}", axes=names), found
 
 
-def norm_rows(definer: Definer, layer: Norm, near: Tensor, par: Tensor) -> tuple[Tensor, Rows]:
-    """The same of the norm `layer`: of each row the sum and that of its squares, int64. par: for all channels."""
+def norm_rows(definer: LayerLowering, layer: Norm, near: Tensor, par: Tensor) -> tuple[Tensor, Rows]:
+    """Compute the norm `layer`: of each row the sum and that of its squares, int64. par: for all channels."""
     names = ("image", "row", "column", "channel")
     offset, epsilon = definer.scalar("offset", INT, layer.offset), definer.scalar("epsilon", INT, layer.epsilon)
     limits = tuple(definer.scalar(name, "float32", value) for name, value in
@@ -65,25 +65,26 @@ def norm_rows(definer: Definer, layer: Norm, near: Tensor, par: Tensor) -> tuple
     return compute(near.shape, made, "out", axes=names), Rows(name, layer.count, within)
 
 
-class RowDefiner(Definer):
+class RowDefiner(LayerLowering):
     """Makes the tensors of a softmax, or of a norm."""
 
-    def softmax(self, layer: Softmax) -> Definition:
-        """Of a softmax of channels. Untileable where the Config has none, or a row is too long for the scratchpads."""
+    def softmax(self, layer: Softmax) -> LayerComputation:
+        """Lower a softmax of channels. TilingError where the Config has none, or a row is too long for the
+        scratchpads."""
         if not self.cfg.softmax:
-            raise Untileable("a softmax needs a Config with softmax")
+            raise TilingError("a softmax needs a Config with softmax")
         near = self._near(layer)
         return self._of_rows(near, *softmax_rows(self, layer, near))
 
-    def norm(self, layer: Norm) -> Definition:
-        """Of a norm of channels. Untileable where the Config has none, or an instruction cannot hold it."""
+    def norm(self, layer: Norm) -> LayerComputation:
+        """Lower a norm of channels. TilingError where the Config has none, or an instruction cannot hold it."""
         if not self.cfg.norm:
-            raise Untileable("a normalisation needs a Config with norm")
+            raise TilingError("a normalisation needs a Config with norm")
         if layer.count == 1:
-            raise Untileable("a row of one element is nothing but its offset")
+            raise TilingError("a row of one element is nothing but its offset")
         (holds,) = (field for field in formats(self.cfg)[Opcode.VECTOR].fields if field.name == "scale_c")
         if layer.epsilon >> (most := holds.width - 1):
-            raise Untileable(f"its epsilon, for rows of {layer.count}, takes more than {most} bits")
+            raise TilingError(f"its epsilon, for rows of {layer.count}, takes more than {most} bits")
         near, lanes = self._near(layer), self.blocks * self.cfg.block_out
         par = self.constant(pack.parameters(self.cfg, layer.requantise), (lanes,), "uint64", "par")
         return self._of_rows(near, *norm_rows(self, layer, near, par), par)
@@ -104,13 +105,13 @@ class RowDefiner(Definer):
 
         return compute((*pixels, lanes), read, "near", axes=("image", "row", "column", "channel"))
 
-    def _of_rows(self, near: Tensor, out: Tensor, found: Rows, par: Tensor | None = None) -> Definition:
+    def _of_rows(self, near: Tensor, out: Tensor, found: Rows, par: Tensor | None = None) -> LayerComputation:
         cfg, pixels = self.cfg, near.shape[:3]
         groups, p = self.layer.y.groups(cfg), cfg.group
         shape = (*pixels[:1], groups, *pixels[1:], cfg.batch, p)
         y = compute(shape, lambda i, n, r, c, b, g: out[i, r, c, n * p + g], "y",
                     axes=("image", "group", "row", "column", "b", "g"))  # fmt: skip
         _, self.places[y] = self.y.tensor(cfg, "y", groups)
-        level = Level(Pass("vin"), near, "vin", par=par)
+        level = BlockStage(Pass("vin"), near, "vin", par=par)
         problem = replace(self.problem("vin", False), whole=True, norm=par is not None)
-        return Definition(problem, (level,), out, y, tuple(self.inputs), self.places, self.scalars, found)
+        return LayerComputation(problem, (level,), out, y, tuple(self.inputs), self.places, self.scalars, found)

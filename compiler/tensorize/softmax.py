@@ -17,15 +17,15 @@ from functools import cache, partial
 from celosia.compiler.expr.nodes import INDEX, Axis, Expr, Tensor, Value, Var, call, clip, select
 from celosia.compiler.expr.tensor import compute, ordered_sum, placeholder, reduce_axis
 from celosia.compiler.expr.tensor import max as max_over
-from celosia.compiler.tensorize.intrinsic import POWERS, ROW, Compute, TensorIntrinsic, Within
+from celosia.compiler.tensorize.intrinsic import POWERS, ROW, Compute, ImplicitOperand, TensorIntrinsic
 from celosia.hw.spec.config import Config
 from celosia.hw.spec.isa import ASource, Destination, Opcode
 from celosia.hw.spec.scratchpads import POWERS as PLACES
 
 NAMES = ("largest", "total", "softmax", "softmax_to_inp")
-"""Of the intrinsics, in front of the number of elements of a row."""
+"""Names of the intrinsics, in front of the number of elements of a row."""
 Element = Callable[[Value], Expr]
-"""Of a row, by its place."""
+"""Element of a row, by its place."""
 
 
 def largest(a: Element, axis: Axis) -> Expr:
@@ -72,10 +72,12 @@ def intrinsic(cfg: Config, name: str, count: int) -> TensorIntrinsic:
     }
     axis = reduce_axis(count, "k")
     if name == "largest":
-        return TensorIntrinsic(f"largest_{count}", compute((), lambda: largest(element, axis), name), scopes, Within())
+        return TensorIntrinsic(
+            f"largest_{count}", compute((), lambda: largest(element, axis), name), scopes, ImplicitOperand()
+        )
     if name == "total":
         made = compute((), lambda: total(element, powers, most[()], axis), name)
-        return TensorIntrinsic(f"total_{count}", made, scopes, Within())
+        return TensorIntrinsic(f"total_{count}", made, scopes, ImplicitOperand())
     zero_point, low, high = (Var(name, "float32") for name in ("zero_point", "lo", "hi"))
     out = compute(
         a.shape,

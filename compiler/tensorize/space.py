@@ -25,8 +25,8 @@ LOAD_PART_BEATS = 1024
 """A tile of activations is loaded in parts of about so many beats: a part can start once its own producers end."""
 
 
-class First(Enum):
-    """What of a layer's output is to be complete before the rest."""
+class CompletionOrder(Enum):
+    """Part of a layer's output that is to be complete before the rest."""
 
     ANY = "any"
     ROWS = "rows"
@@ -35,8 +35,8 @@ class First(Enum):
 
 @dataclass(frozen=True)
 class Problem:
-    """What the choice depends on: output blocks x images x rows x columns, each of `in_blocks` input blocks and a
-    window.
+    """Workload that the choice of a tiling depends on: output blocks x images x rows x columns, each of `in_blocks`
+    input blocks and a window.
 
     in_blocks: 0 where gemm has nothing to do. residual: an operand B of the size of the output comes through vin.
     step: input blocks from those of `share` output blocks to those of the next. near: the scratchpad of the input.
@@ -89,7 +89,7 @@ class Problem:
 
     @property
     def places(self) -> int:
-        """Of the window."""
+        """Number of elements of the window."""
         return self.window.kernel[0] * self.window.kernel[1]
 
     @property
@@ -113,7 +113,7 @@ class Problem:
         return self.step > 0
 
     def weight_bytes(self, cfg: Config) -> int:
-        """Of an entry of wgt, in DRAM."""
+        """Bytes of an entry of wgt, in DRAM."""
         return element_bytes(cfg, Buffer.WGT, expand=self.packed)
 
     def weight_beats(self, cfg: Config) -> float:
@@ -163,11 +163,11 @@ class Decisions:
     ahead: int = AHEAD
     part: int = 1 << 12
     earlier: tuple[Decisions, ...] = ()
-    """Of a block of several groups: those of the groups before the last."""
+    """For a block of several groups: decisions of the groups before the last."""
 
     @property
     def groups(self) -> tuple[Decisions, ...]:
-        """Of each group of a block, the last one last."""
+        """Decisions of each group of a block, the last one last."""
         return *self.earlier, replace(self, earlier=())
 
     @staticmethod
@@ -267,7 +267,7 @@ def _in_padding(p: Problem, y: int, x: int) -> bool:
 
 
 def too_large(cfg: Config, p: Problem, d: Decisions) -> str | None:
-    """Which scratchpad cannot hold the tile `d`, or what else it cannot be; or None."""
+    """Name the scratchpad that cannot hold the tile `d`, or what else it cannot be; or None."""
     if _in_padding(p, d.y, d.x):
         return "a tile lies in the padding alone"
     if p.attends is not None:
@@ -303,7 +303,7 @@ def too_large(cfg: Config, p: Problem, d: Decisions) -> str | None:
 
 
 def _over(needs: Iterable[tuple[str, int, int]]) -> str | None:
-    """Which scratchpad has less than is needed, or None. needs: (scratchpad, entries, entries to be had)."""
+    """Name the scratchpad that has less than is needed, or None. needs: (scratchpad, entries, entries to be had)."""
     for scope, entries, depth in needs:
         if entries > depth:
             return f"a tile takes {entries} entries of {scope}, where {depth} are to be had"
@@ -311,7 +311,8 @@ def _over(needs: Iterable[tuple[str, int, int]]) -> str | None:
 
 
 def _attention_needs(cfg: Config, p: Problem, d: Decisions) -> Iterator[tuple[str, int, int]]:
-    """Of a tile of d.y heads and d.x queries: probabilities of two tiles, the next tile's queries, keys and values."""
+    """Scratchpad entries of a tile of d.y heads and d.x queries: probabilities of two tiles, the next tile's queries,
+    keys and values."""
     assert p.attends is not None
     (keys, channels), rows, room = p.attends, d.y * d.x, depths(cfg)
     yield "vin", rows * keys, room["vin"]

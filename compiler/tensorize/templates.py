@@ -14,13 +14,13 @@ from celosia.compiler.expr import Axis, Schedule, Select, Stage, Tensor, create_
 from celosia.compiler.expr.loops import Declared
 from celosia.compiler.expr.nodes import Cast
 from celosia.compiler.tensorize.block_space import BlockProblem
-from celosia.compiler.tensorize.definition import Definition, Level, Rows
+from celosia.compiler.tensorize.definition import BlockStage, LayerComputation, Rows
 from celosia.compiler.tensorize.intrinsics import declared
 from celosia.compiler.tensorize.space import CUT, Decisions, Problem, query_part
 from celosia.hw.spec.config import Config
 
 
-def schedule(cfg: Config, d: Definition, c: Decisions) -> Schedule:
+def schedule(cfg: Config, d: LayerComputation, c: Decisions) -> Schedule:
     """The loops of `d` under the decisions `c`, which must be a point of its space."""
     template = _Template(cfg, d, c)
     if isinstance(d.problem, BlockProblem):
@@ -31,7 +31,7 @@ def schedule(cfg: Config, d: Definition, c: Decisions) -> Schedule:
 
 
 class _Template:
-    def __init__(self, cfg: Config, d: Definition, c: Decisions) -> None:
+    def __init__(self, cfg: Config, d: LayerComputation, c: Decisions) -> None:
         self.cfg, self.d, self.c = cfg, d, c
         self.s = create_schedule(d.y)
         self.hw: Mapping[str, Declared] = declared(cfg)
@@ -51,7 +51,7 @@ class _Template:
         self._weights(first, reader, loop)
         return self.s
 
-    def _before(self, level: Level, following: Level, tile: Axis) -> None:
+    def _before(self, level: BlockStage, following: BlockStage, tile: Axis) -> None:
         """The pass of `level` in the tile of y, in front of that of the map which reads what it makes."""
         handed, y = following.near if following.b is None else following.b, self.s[self.d.y]
         self.s[handed].compute_at(y, tile)
@@ -80,7 +80,7 @@ class _Template:
                 self._bring(d.levels[0].near, reader, loop, d.levels[0].scope)
         return self.s
 
-    def _hand_on(self, level: Level, following: Level, reader: Stage, loop: Axis) -> None:
+    def _hand_on(self, level: BlockStage, following: BlockStage, reader: Stage, loop: Axis) -> None:
         """What `level` makes for the next one, at `loop`, with all that it reads beside its own input."""
         near = self.s[following.near]
         near.compute_at(reader, loop)
@@ -90,7 +90,7 @@ class _Template:
             self._sum(level, reader, loop)
         self._weights(level, reader, loop)
 
-    def _makes(self, near: Stage, tile: Sequence[Axis], level: Level, following: Level) -> None:
+    def _makes(self, near: Stage, tile: Sequence[Axis], level: BlockStage, following: BlockStage) -> None:
         """The pass of `level`, which makes `near`. tile: its axes block, row, column, and those of an entry."""
         near.set_scope("vin" if following.b is near.tensor else following.scope)
         block, row, column, piece, b, *rest = tile
@@ -99,7 +99,7 @@ class _Template:
             piece = b
         near.tensorize(piece, self.hw[level.vector.name])
 
-    def _resident(self, level: Level, following: Level) -> tuple[Stage, Axis, Axis]:
+    def _resident(self, level: BlockStage, following: BlockStage) -> tuple[Stage, Axis, Axis]:
         """All of what `level` makes for the layers after a cut: (its stage, the loop over places, that over tiles)."""
         near, c = self.s[following.near], self.c
         image, block, row, column, *entry = near.order
@@ -173,7 +173,7 @@ class _Template:
         near.tensorize(b, self.hw["load_inp"])
         return s
 
-    def _of_heads(self, level: Level, tile: Axis) -> None:
+    def _of_heads(self, level: BlockStage, tile: Axis) -> None:
         """Sums of gemm for each head of a tile, by what `level` multiplies with."""
         assert level.acc is not None and level.weights is not None
         acc, weights = self.s[level.acc], self.s[level.weights]
@@ -219,7 +219,7 @@ class _Template:
         s[constant].keep()
         s[constant].tensorize(s[constant].split(s[constant].order[-1], size)[1], self.hw[f"load_{scope}"])
 
-    def _pieces(self, level: Level, reader: Stage, places: Axis) -> tuple[Stage, Axis]:
+    def _pieces(self, level: BlockStage, reader: Stage, places: Axis) -> tuple[Stage, Axis]:
         """The sum of `level` at `places`, cut in pieces: (its stage, the loop over them)."""
         c = self.c
         assert level.acc is not None
@@ -239,7 +239,7 @@ class _Template:
         acc.tensorize(piece, self.hw["gemm"])
         return acc, loop
 
-    def _sum(self, level: Level, reader: Stage, loop: Axis) -> None:
+    def _sum(self, level: BlockStage, reader: Stage, loop: Axis) -> None:
         """The whole sum of gemm, at `loop`."""
         assert level.acc is not None
         acc = self.s[level.acc]
@@ -253,12 +253,12 @@ class _Template:
         acc.reorder(image, *shares, block, row, column, k, r, t, piece, b, m, e, lane)
         acc.tensorize(piece, self.hw["gemm"])
 
-    def _share(self, level: Level) -> int:
+    def _share(self, level: BlockStage) -> int:
         """Output blocks that read the same input blocks, of a grouped convolution."""
         problem = self.d.problem
         return problem.share if isinstance(problem, Problem) else 1
 
-    def _weights(self, level: Level, reader: Stage, loop: Axis) -> None:
+    def _weights(self, level: BlockStage, reader: Stage, loop: Axis) -> None:
         """What `level` multiplies by, at `loop`."""
         for source, scope, inner in ((level.weights, "wgt", 4), (level.taps, "tap", 3)):
             if source is None:
@@ -272,7 +272,7 @@ class _Template:
             stage.keep()
             stage.tensorize(stage.order[inner], self.hw[_load(stage, scope)])
 
-    def _constants(self, level: Level, reads: Tensor, reader: Stage, loop: Axis) -> None:
+    def _constants(self, level: BlockStage, reads: Tensor, reader: Stage, loop: Axis) -> None:
         """Parameters and table of the pass of `level`, which makes `reads`, at `loop`."""
         for source, scope in ((level.par, "par"), (level.table, "lut")):
             if source is not None:
@@ -281,8 +281,8 @@ class _Template:
                 self.s[near].keep()
                 self.s[near].tensorize(self.s[near].order[1], self.hw[f"load_{scope}"])
 
-    def _readers(self, level: Level) -> tuple[Tensor, ...]:
-        """Who reads the weights of `level`."""
+    def _readers(self, level: BlockStage) -> tuple[Tensor, ...]:
+        """Readers of the weights of `level`."""
         if level.acc is not None:
             return (level.acc,)
         number = self.d.levels.index(level)
@@ -326,7 +326,7 @@ class _Template:
         self._constants(d.last, d.out, y, tile)
         self._operands(d.last, y, tile)
 
-    def _operands(self, level: Level, reader: Stage, loop: Axis) -> None:
+    def _operands(self, level: BlockStage, reader: Stage, loop: Axis) -> None:
         """Operand B of the pass of `level`, where it has one, at `loop`; where another pass hands that on, A."""
         if level.b is None:
             return
@@ -348,7 +348,7 @@ class _Template:
 
 
 def _load(stage: Stage, scope: str) -> str:
-    """Which intrinsic brings a tensor into `scope`."""
+    """Choose the intrinsic that brings a tensor into `scope`."""
     if isinstance(stage.body, Select):
         return f"padded_load_{scope}"
     return "widening_load" if isinstance(stage.body, Cast) else f"load_{scope}"

@@ -153,7 +153,7 @@ class PipelineTile:
     node: Pipelined | None
 
     def check(self) -> None:
-        """Untileable where a LOAD or STORE of it cannot be said."""
+        """TilingError where a LOAD or STORE of it cannot be said."""
         for move in (*self.moves(True), *self.moves(False)):
             move.check(self.env)
 

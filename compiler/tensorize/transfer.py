@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from celosia.compiler.layer import Storage, Untileable
+from celosia.compiler.layer import Storage, TilingError
 from celosia.hw.spec.isa import PAD_BITS, X_BITS, YZ_BITS
 
 X_MAX, YZ_MAX, PAD_MAX = (1 << X_BITS) - 1, (1 << YZ_BITS) - 1, (1 << PAD_BITS) - 1
@@ -54,5 +54,5 @@ def coalesce(dims: list[Dim], piece: int) -> list[Dim]:
         merged.insert(0, Dim(1, piece, 1))
     merged += [Dim(1, 0, 0)] * (3 - len(merged))
     if len(merged) > 3 or merged[0].count > X_MAX or max(dim.count for dim in merged[1:]) > YZ_MAX:
-        raise Untileable(f"a block of {'x'.join(str(d.count) for d in merged)} pieces is not one transfer")
+        raise TilingError(f"a block of {'x'.join(str(d.count) for d in merged)} pieces is not one transfer")
     return merged

@@ -27,12 +27,12 @@ Floats = NDArray[np.float64]
 
 
 def _bytes(cfg: Config, name: str) -> int:
-    """Of an entry of a scratchpad."""
+    """Bytes of an entry of a scratchpad."""
     return scratchpads(cfg)[name].entry_bytes
 
 
 def _weight_bytes(cfg: Config, p: Problem) -> float:
-    """Of all weights of a layer, those that one port brings."""
+    """Bytes of the weights of a layer, those that one port brings."""
     return p.out_blocks * p.in_blocks * p.places * p.weight_bytes(cfg) / (1 + _is_spread(cfg, p))
 
 
@@ -53,7 +53,8 @@ def lower_bounds(
     cfg: Config, asked: Sequence[Problem | Group], points: Sequence[tuple[Decisions, ...]], copies: int,
     memory: MemoryModel | str,
 ) -> Floats:  # fmt: skip
-    """Of the layer of these problems, `copies` times in a row on `memory`, for each of `points`."""
+    """Lower bounds of the cycles of the layer of these problems, `copies` times in a row on `memory`, for each of
+    `points`."""
     behind = memory_model(memory)
     first, *others = asked
     if not others and isinstance(first, Problem) and first.in_blocks and not first.grouped:

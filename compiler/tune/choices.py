@@ -1,8 +1,6 @@
-"""What users of the tuner choose from, and what holds where they choose nothing: imports nothing, for `--help`."""
+"""Choices of the tuner's users, and defaults: imports nothing, for `--help`."""
 
-SEARCH_NAMES = (
-    "descent", "guided", "coordinates", "beam", "evolution", "annealing", "random", "exhaustive", "climb",
-)  # fmt: skip
+SEARCH_NAMES = ("descent", "climb", "evolution", "annealing", "random")
 """Searches; the first is the default."""
 LEARNER_NAMES = ("ridge", "trees")
 """What learns from trials; the first is the default."""

@@ -1,4 +1,4 @@
-"""What a point will cost: the estimate, times what measurements have shown of the estimate's errors.
+"""Predict the cost of a point: the estimate, times what measurements have shown of the estimate's errors.
 
 The logarithm of measured over estimated (or over the bound, where that is higher) is learned from features of points:
 by ridge regression in numpy, or by gradient-boosted trees where xgboost is installed (`pip install "celosia[tune]"`).
@@ -18,7 +18,7 @@ from celosia.compiler.tune.points import Floats, Searched
 Learner = Callable[[Floats, Floats], Callable[[Floats], Floats]]
 """Features [samples, features] and targets [samples] to what predicts targets."""
 SHRINK = 3.0
-"""Of ridge regression, for features of unit variance."""
+"""Shrinkage of ridge regression, for features of unit variance."""
 
 
 class MissingLearner(ImportError):

@@ -1,6 +1,6 @@
 """One trial: a layer under given decisions, compiled, run and compared with what it means.
 
-    result = measure(LayerJob(cfg, packed(layer), decisions, Judge("timed"), limit=0))
+    result = measure(LayerJob(cfg, packed(layer), decisions, CostSource("timed"), limit=0))
 
 The layer runs twice in a row, the second time with other constants and, where shapes allow it, on what it has made
 before: what it shares with its neighbours in a network, the end of one layer and the loads of the next, counts. Nothing
@@ -35,12 +35,12 @@ from celosia.compiler.layer import (
     Requantise,
     Softmax,
     Storage,
-    Untileable,
+    TilingError,
     inputs,
     moved,
 )
 from celosia.compiler.program.activations import unpack_activation
-from celosia.compiler.tensorize.decide import Fixed
+from celosia.compiler.tensorize.decide import FixedSchedule
 from celosia.compiler.tensorize.plan import Planner
 from celosia.compiler.tensorize.space import Decisions
 from celosia.compiler.tune.reference import meaning
@@ -53,9 +53,9 @@ from celosia.sim.timing import predict
 
 Bytes = NDArray[np.uint8]
 VERSION = 5
-"""Of what is measured: a change of the timing model, of the stream that decisions make or of this file raises it, and
-records of other versions are no longer exact."""
-Opened = Callable[[Config, "Judge"], Device]
+"""Version of what is measured: a change of the timing model, of the stream that decisions make or of this file raises
+it, and records of other versions are no longer exact."""
+Opened = Callable[[Config, "CostSource"], Device]
 COPIES = 2
 """Times that the layer runs in a row."""
 REMEMBERED = 8
@@ -64,7 +64,7 @@ MOST_CYCLES = 1 << 32
 
 
 class Status(StrEnum):
-    """How a trial ended. Only OK has cycles, and CENSORED a number that they exceed."""
+    """End of a trial. Only OK has cycles, and CENSORED a number that they exceed."""
 
     OK = "ok"
     CENSORED = "censored"
@@ -81,8 +81,8 @@ OF_THE_DEVICE = (Status.FAILED, Status.HUNG, Status.CRASHED, Status.LOST)
 
 
 @dataclass(frozen=True)
-class Judge:
-    """Who says how many cycles: the timing model or the RTL, with the memory of that name behind it, or a board, as
+class CostSource:
+    """Source of cycle counts: the timing model or the RTL, with the memory of that name behind it, or a board, as
     ssh://USER@BOARD; whole networks are judged by the timing model with that memory then, too."""
 
     device: str = "timed"
@@ -108,7 +108,7 @@ class Judge:
         return f"{self.device} {VERSION}" if self.board else f"{self.device} {VERSION}, {self.memory}"
 
 
-TIMED = Judge()
+TIMED = CostSource()
 
 
 def other_version(asked: int) -> str:
@@ -124,10 +124,10 @@ class LayerJob:
     cfg: Config
     layer: bytes
     decisions: tuple[Decisions, ...]
-    judge: Judge = TIMED
+    judge: CostSource = TIMED
     limit: int = 0
     version: int = VERSION
-    """Of who asks."""
+    """Version of who asks."""
 
     @property
     def alike(self) -> str:
@@ -140,7 +140,7 @@ class LayerJob:
 
 @dataclass(frozen=True)
 class TrialResult:
-    """What a trial found. cycles: of the layer twice in a row where `status` is OK, the limit where it is CENSORED."""
+    """Result of a trial. cycles: of the layer twice in a row where `status` is OK, the limit where it is CENSORED."""
 
     status: Status
     cycles: int = 0
@@ -166,7 +166,7 @@ def measure(job: LayerJob, board: Opened | None = None) -> TrialResult:
     started = time.perf_counter()
     try:
         found = _measured(job, board)
-    except (LayerErrors, Untileable) as error:
+    except (LayerErrors, TilingError) as error:
         found = TrialResult(Status.REFUSED, detail=str(error))
     except TimeLimit:
         found = TrialResult(Status.CENSORED, job.limit)
@@ -223,7 +223,7 @@ class LayerCase:
         self.given = list(dict.fromkeys(storage for storage in read if storage not in self.made))
 
     def cycles(self, decisions: Sequence[Decisions], memory: str = ZYNQ_HP.name) -> int:
-        """By the timing model, nothing compared. LayerErrors, Untileable."""
+        """By the timing model, nothing compared. LayerErrors, TilingError."""
         image = self.image(decisions)
         (launch,) = image.launches
         return predict(self.cfg, image.code(launch).tobytes(), memory, launch.address).cycles
@@ -232,13 +232,13 @@ class LayerCase:
         """Whether the layer can be compiled so."""
         try:
             self.image(decisions)
-        except (LayerErrors, Untileable):
+        except (LayerErrors, TilingError):
             return False
         return True
 
     @cached_property
     def bytes(self) -> dict[Storage, Bytes]:
-        """Of each storage that is given."""
+        """Bytes of each storage that is given."""
         rng = np.random.default_rng(0)
         sizes = {act.storage: act.size(self.cfg) for each in self.layers for act in inputs(each)}
         return {storage: _random(rng, sizes[storage]) for storage in self.given}
@@ -255,8 +255,8 @@ class LayerCase:
         return {layer.y: values[layer.y] for layer in self.layers}
 
     def image(self, decisions: Sequence[Decisions]) -> Image:
-        """The layers under `decisions`, ready to run. Untileable, LayerErrors."""
-        planner = Planner(self.cfg, Fixed(list(decisions)))
+        """The layers under `decisions`, ready to run. TilingError, LayerErrors."""
+        planner = Planner(self.cfg, FixedSchedule(list(decisions)))
         return build(self.cfg, [list(self.layers)], [set(self.given)], [self.made], planner)
 
     def fill(self, device: Device, image: Image) -> None:

@@ -10,13 +10,13 @@ from functools import cached_property
 from math import inf
 
 from celosia.compiler.launch.chains import CHAIN
-from celosia.compiler.launch.company import Company
 from celosia.compiler.launch.image import Image, LayerErrors, build
-from celosia.compiler.layer import Layer, Storage, Untileable
+from celosia.compiler.launch.overlap import OverlapGroups
+from celosia.compiler.layer import Layer, Storage, TilingError
 from celosia.compiler.tensorize.decide import problems, workload
 from celosia.compiler.tensorize.decisions import DecisionsError, why_not_any
 from celosia.compiler.tensorize.plan import Planner
-from celosia.compiler.tune.measure import TIMED, Judge, Status, TrialResult
+from celosia.compiler.tune.measure import TIMED, CostSource, Status, TrialResult
 from celosia.compiler.tune.points import Point
 from celosia.compiler.tune.records import Key, Records, schedule_of
 from celosia.hw.spec.config import Config
@@ -55,11 +55,11 @@ class Network:
         """LayerErrors where one does not fit so."""
         if not tuned:
             return self.image
-        planner = self.planner.under(replace(self.planner.decider, recorded=tuned))
+        planner = self.planner.with_policy(replace(self.planner.decider, recorded=tuned))
         return build(self.cfg, self.launches, self.written, self.read, planner)
 
-    def cycles(self, image: Image, judge: Judge) -> int:
-        """Of all launches, by the timing model with the judge's memory."""
+    def cycles(self, image: Image, judge: CostSource) -> int:
+        """Cycles of all launches, by the timing model with the judge's memory."""
         codes = [(image.code(launch).tobytes(), launch.address) for launch in image.launches]
         return sum(predict(self.cfg, code, judge.memory, address).cycles for code, address in codes)
 
@@ -68,7 +68,7 @@ class Network:
         found: dict[str, Occurrence] = {}
         decider = self.planner.decider
         for layers in self.launches:
-            company = Company(self.cfg, layers, decider.beside)
+            overlap_groups = OverlapGroups(self.cfg, layers, decider.beside)
             for number, layer in enumerate(layers):
                 definitions = self.planner.definitions(layer)
                 asked = [problem for definition in definitions for problem in problems(definition)]
@@ -78,7 +78,7 @@ class Network:
                 if name in found:
                     found[name] = replace(found[name], count=found[name].count + 1)
                     continue
-                usual = decider.of(layer.name, definitions, company.first(number))
+                usual = decider.of(layer.name, definitions, overlap_groups.first(number))
                 found[name] = Occurrence(name, layer, tuple(d for each in usual for d in each.groups), 1)
         return list(found.values())
 
@@ -93,10 +93,10 @@ class Network:
 
 @dataclass(frozen=True)
 class Applied:
-    """What records were good for. source: "network" where this network was tuned, "layers" where records of its layers
-    were put together, "none" where there are none. layers: workloads that they decide, `of` all. cycles, untuned: of
-    the whole, with and without them. inexact: records of another version or device that were tried. refused: why
-    decisions of records could not be followed."""
+    """Effect of records on a network. source: "network" where this network was tuned, "layers" where records of its
+    layers were put together, "none" where there are none. layers: workloads that they decide, `of` all. cycles,
+    untuned: of the whole, with and without them. inexact: records of another version or device that were tried.
+    refused: why decisions of records could not be followed."""
 
     source: str
     config: str
@@ -131,7 +131,9 @@ def chains(cfg: Config, records: Records) -> dict[str, float]:
 NO_RECORDS = Records()
 
 
-def apply(network: Network, records: Records, judge: Judge, trusted: Records = NO_RECORDS) -> tuple[Image, Applied]:
+def apply(
+    network: Network, records: Records, judge: CostSource, trusted: Records = NO_RECORDS
+) -> tuple[Image, Applied]:
     """The image under the decisions that records know best, or the compiler's own where that takes fewer cycles.
 
     trusted: records whose cycles of whole networks, with decisions and without, are taken for what they are: where both
@@ -142,7 +144,7 @@ def apply(network: Network, records: Records, judge: Judge, trusted: Records = N
         return network.image, nothing
     try:
         occurrences = network.occurrences()
-    except Untileable:
+    except TilingError:
         return network.image, nothing  # which tells of all layers that do not fit
     own = {each.workload: each for each in occurrences}
     found = records.best(network.cfg, network.name, network_measurer(judge))
@@ -164,7 +166,7 @@ def apply(network: Network, records: Records, judge: Judge, trusted: Records = N
     if any(point != own[name].usual for name, point in tuned.items()):
         try:
             other = network.build(tuned)
-        except (LayerErrors, Untileable) as error:
+        except (LayerErrors, TilingError) as error:
             refused.append(f"records cannot be followed: {error}")
         else:
             with_them, without = (trusted.get(network_key(network, each, judge)) for each in (tuned, {}))
@@ -184,7 +186,7 @@ def follow(network: Network, tuned: Tuned) -> Image:
             if each.workload in tuned and (why := _illegal(network, each.layer, tuned[each.workload])):
                 raise DecisionsError(f"decisions for {each.layer.name!r} cannot be followed: {why}")
         return network.build(tuned)
-    except (LayerErrors, Untileable) as error:
+    except (LayerErrors, TilingError) as error:
         _ = network.image
         raise DecisionsError(f"decisions cannot be followed: {error}") from None
 
@@ -197,12 +199,12 @@ def _illegal(network: Network, layer: Layer, point: Point) -> str | None:
     return next(filter(None, (why_not_any(network.cfg, problem, d) for problem, d in zip(asked, point))), None)
 
 
-def network_measurer(judge: Judge) -> str:
+def network_measurer(judge: CostSource) -> str:
     """Whole networks are judged by the timing model, whoever judges layers."""
-    return f"whole {Judge('timed', judge.memory).version}"
+    return f"whole {CostSource('timed', judge.memory).version}"
 
 
-def network_key(network: Network, tuned: Tuned, judge: Judge) -> Key:
+def network_key(network: Network, tuned: Tuned, judge: CostSource) -> Key:
     """Under which the cycles of the whole are kept."""
     return Key.of(network.cfg, network.name, tuned, network_measurer(judge))
 
@@ -223,9 +225,9 @@ def _schedule_of(text: str) -> Point:
         return ()
 
 
-def whole(network: Network, tuned: Tuned, judge: Judge) -> TrialResult:
+def whole(network: Network, tuned: Tuned, judge: CostSource) -> TrialResult:
     """Cycles of the network under `tuned`."""
     try:
         return TrialResult(Status.OK, network.cycles(network.build(tuned), judge))
-    except (LayerErrors, Untileable) as error:
+    except (LayerErrors, TilingError) as error:
         return TrialResult(Status.REFUSED, detail=str(error))

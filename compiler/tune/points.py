@@ -1,4 +1,4 @@
-"""What can be tried for a layer: points with named knobs, all of them legal, what each is expected to take, and what
+"""Search spaces of layers: points with named knobs, all of them legal, what each is expected to take, and what
 it takes at least.
 
 `Space` knows nothing of accelerators: a search sees points as numbers, their neighbours and expectations. `layer_space`
@@ -36,7 +36,7 @@ LARGEST = 20_000
 
 
 class Searched(Protocol):
-    """What a search sees of a space: points are numbers. Arrays are by these numbers."""
+    """The part of a space that a search sees: points are numbers. Arrays are by these numbers."""
 
     @property
     def base(self) -> Floats:
@@ -95,7 +95,7 @@ class Space(Generic[P]):
         return np.maximum(self.predicted, self.bounds)
 
     def number(self, point: P) -> int:
-        """Of `point`. KeyError where it is not in the space."""
+        """Number of `point`. KeyError where it is not in the space."""
         return self._numbers[point]
 
     def sample(self, count: int, rng: np.random.Generator) -> list[int]:
@@ -137,7 +137,7 @@ class Space(Generic[P]):
 
     @cached_property
     def _values(self) -> list[list[int | str]]:
-        """Of each knob: the values that occur, in order."""
+        """For each knob: the values that occur, in order."""
         rows = [self.knobs(point) for point in self.points]
         return [sorted({row[name] for row in rows}) for name in (rows[0] if rows else {})]
 
@@ -159,7 +159,7 @@ Point = tuple[Decisions, ...]
 
 
 def layer_space(cfg: Config, layer: Layer, usual: Point, memory: MemoryModel | str = ZYNQ_HP) -> Space[Point]:
-    """The space of `layer`. usual: what the compiler takes for it, which is always a point. Untileable.
+    """The space of `layer`. usual: what the compiler takes for it, which is always a point. TilingError.
 
     memory: behind the bounds.
     """

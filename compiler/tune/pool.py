@@ -1,4 +1,4 @@
-"""Who measures: this process, processes of this machine, or whatever an Executor reaches.
+"""Devices that measure: this process, processes of this machine, or whatever an Executor reaches.
 
     with Fleet.local(2) as fleet:
         fleet.run(jobs, lambda number, result: ...)
@@ -36,7 +36,7 @@ IN_A_ROW = 3
 """Failures after which a device is left out."""
 LOOK, LONGER = 1.0, 60.0
 """Seconds between two looks at whether an executor's place is still there, and that it may take longer than a trial."""
-MODULE = ("-m", "celosia.compiler.tune.station")
+MODULE = ("-m", "celosia.compiler.tune.worker_process")
 """What Python runs to measure."""
 Keep = Callable[[int, TrialResult], None]
 
@@ -70,7 +70,7 @@ class Measurer(Protocol):
         """Ends what it has started."""
 
 
-class Here:
+class InProcess:
     """This process. Nothing can end a trial early."""
 
     name = "this process"
@@ -82,8 +82,8 @@ class Here:
         pass
 
 
-class Station:
-    """A process in a group of its own, started when it is needed. command: what runs; see station.py."""
+class WorkerProcess:
+    """A process in a group of its own, started when it is needed. command: what runs; see worker_process.py."""
 
     def __init__(self, name: str, command: Sequence[str] = (sys.executable, *MODULE)) -> None:
         self.name, self.command = name, list(command)
@@ -145,8 +145,9 @@ class Station:
 
 
 class Executed:
-    """One place of an Executor, such as Dask's. There a Station measures, so that it is the worker that ends what is
-    late, with all that it has started. module: what Python runs for it; alive: whether the place is still there."""
+    """One place of an Executor, such as Dask's. There a WorkerProcess measures, so that it is the worker that ends
+    what is late, with all that it has started. module: what Python runs for it; alive: whether the place is still
+    there."""
 
     def __init__(
         self, name: str, executor: Executor, module: Sequence[str] = MODULE, alive: Callable[[], bool] = lambda: True
@@ -178,14 +179,14 @@ class Executed:
 
 
 _own = threading.local()
-"""Of each thread of a worker: its Stations."""
+"""Worker processes of each thread of a worker."""
 
 
 def measure_apart(module: Sequence[str], job: Job, deadline: float) -> TrialResult:
     """Measure `job` in a process beside this one, which stays for the next job of this thread."""
-    stations: dict[Sequence[str], Station] = _own.__dict__.setdefault("stations", {})
+    stations: dict[Sequence[str], WorkerProcess] = _own.__dict__.setdefault("stations", {})
     if module not in stations:
-        stations[module] = Station(f"beside {os.getpid()}", (sys.executable, *module))
+        stations[module] = WorkerProcess(f"beside {os.getpid()}", (sys.executable, *module))
     return stations[module].measure(job, deadline)
 
 
@@ -209,7 +210,7 @@ class Fleet:
     @staticmethod
     def local(jobs: int, deadline: float = DEADLINE) -> Fleet:
         """`jobs` processes of this machine; 0: this process itself."""
-        return Fleet([Station(f"process {number}") for number in range(jobs)] or [Here()], deadline)
+        return Fleet([WorkerProcess(f"process {number}") for number in range(jobs)] or [InProcess()], deadline)
 
     def __enter__(self) -> Fleet:
         return self

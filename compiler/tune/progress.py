@@ -1,4 +1,4 @@
-"""How far a tuning is, whatever it tunes."""
+"""Progress of a tuning, whatever it tunes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What was measured, as a file of JSON lines: one trial a line, for anybody to add to, join and read again.
+"""Measurements as a file of JSON lines: one trial a line, for anybody to add to, join and read again.
 
     {"workload": "1x14x14 of 8 blocks ... #0c2f", "config": "9a31...", "schedule": [{"n": 2, "y": 2, ...}],
      "measurer": "timed 1, zynq-hp", "status": "ok", "cycles": 235916, "detail": "", "crc": 305419896}
@@ -36,7 +36,7 @@ class RecordsError(Sentence, ValueError):
 
 @dataclass(frozen=True)
 class Key:
-    """What was tried and who said so. schedule: canonical JSON of the decisions, by name."""
+    """The trial and its measurer. schedule: canonical JSON of the decisions, by name."""
 
     workload: str
     config: str
@@ -169,7 +169,8 @@ class Records:
 
 
 def _worse(a: TrialResult, b: TrialResult) -> TrialResult:
-    """Of two answers to one question. What a device failed at once may be asked again, so that any answer is better."""
+    """The worse of two answers to one question. What a device failed at once may be asked again, so that any answer is
+    better."""
     settled = [each for each in (a, b) if each.status in (Status.OK, Status.WRONG, Status.REFUSED)]
     if len(settled) == 1:
         return settled[0]

@@ -1,4 +1,4 @@
-"""What a layer means, in numpy on whole tensors: no tiles, no scratchpads, no instructions.
+"""Meaning of layers in numpy on whole tensors: no tiles, no scratchpads, no instructions.
 
 What a measured schedule leaves in memory is compared with this.
 """

@@ -1,6 +1,6 @@
 """Ways to look for the cheapest point of a space: they are asked what to try, and told what it cost.
 
-    search = SEARCHES["guided"](space, np.random.default_rng(0))
+    search = SEARCHES["descent"](space, np.random.default_rng(0))
     while numbers := search.ask(8):
         search.tell([(number, cost(space.points[number])) for number in numbers])
 
@@ -23,7 +23,7 @@ Costs = Sequence[tuple[int, float | None]]
 
 
 class Search:
-    """What all have in common: what is known, and the best of it."""
+    """Base of all searches: what is known, and the best of it."""
 
     def __init__(self, space: Searched, rng: np.random.Generator) -> None:
         self.space, self.rng = space, rng
@@ -90,13 +90,6 @@ class Random(Search):
         return self.space.sample(len(self.space), self.rng)
 
 
-class Exhaustive(Search):
-    """All, in their order."""
-
-    def proposals(self, count: int) -> Iterable[int]:
-        return range(len(self.space))
-
-
 class Annealing(Search):
     """Chains that walk to a neighbour, always where it is cheaper and the less often the colder it is where not."""
 
@@ -106,7 +99,7 @@ class Annealing(Search):
         super().__init__(space, rng)
         self.at = space.sample(self.chains, rng)
         self.chain_of = {place: chain for chain, place in enumerate(self.at)}
-        """Which chain wants to know what a point costs."""
+        """The chain that wants to know what a point costs."""
         self.temperature = self.hot
 
     def proposals(self, count: int) -> Iterable[int]:
@@ -154,89 +147,34 @@ class Evolution(Search):
         yield from self.space.sample(len(self.space), self.rng)
 
 
-class Coordinates(Search):
-    """Descent: all neighbours of the best point, again while one is cheaper; then the same from another start."""
+class Learning(Search):
+    """A search by a model that learns from costs: its learner is ridge regression or boosted trees.
 
-    def __init__(self, space: Searched, rng: np.random.Generator) -> None:
-        super().__init__(space, rng)
-        self.starts = iter(np.argsort(space.base, kind="stable").tolist())
-        self.here: int | None = None
-
-    def proposals(self, count: int) -> Iterable[int]:
-        while True:
-            if self.here is not None:
-                around = self.space.neighbours(self.here)
-                yield from around
-                if any(number not in self.known for number in around):
-                    return  # what was asked for comes first
-                lower = min(around, key=self.known.__getitem__, default=self.here)
-                if self.known[lower] < self.known.get(self.here, math.inf):
-                    self.here = lower
-                    continue
-            self.here = next((number for number in self.starts if number not in self.asked), None)
-            if self.here is None:
-                return
-            yield self.here
-
-
-class Beam(Search):
-    """All neighbours of the best few points, those that should be cheapest first."""
-
-    width = 4
-
-    def proposals(self, count: int) -> Iterable[int]:
-        order = np.argsort(self.space.base, kind="stable").tolist()
-        if not self.known:
-            yield from order[: self.width]
-        kept = sorted(self.known, key=self.known.__getitem__)[: self.width]
-        around = {number for each in kept for number in self.space.neighbours(each)}
-        yield from sorted(around, key=self.space.base.__getitem__)
-        yield from order
-
-
-class Guided(Search):
-    """The best by a model that learns from what it is told; now and then any other."""
-
-    curious = 0.05
-
-    def __init__(self, space: Searched, rng: np.random.Generator, model: CostModel | None = None) -> None:
-        super().__init__(space, rng)
-        self.model = model or CostModel()
-
-    def proposals(self, count: int) -> Iterable[int]:
-        for number in np.argsort(self._expected(), kind="stable").tolist():
-            if self.known and self.rng.random() < self.curious / 2:
-                yield int(self.rng.integers(len(self.space)))
-            yield number
-
-    def tell(self, costs: Costs) -> None:
-        super().tell(costs)
-        for number, cost in costs:
-            if cost is not None:
-                self.model.learn(self.space, number, cost)
-
-    def _expected(self) -> Floats:
-        return np.maximum(self.model.expected(self.space), self.space.bounds)
-
-
-class Patient(Guided):
-    """Counts how many tries in a row have found nothing better."""
+    Counts how many tries in a row have found nothing better; searches end after `patience` of them.
+    """
 
     patience, worth = 32, 0.001
 
     def __init__(self, space: Searched, rng: np.random.Generator, model: CostModel | None = None) -> None:
-        super().__init__(space, rng, model)
+        super().__init__(space, rng)
+        self.model = model or CostModel()
         self.since = 0
         """Tries since the last that was better by `worth`."""
 
     def tell(self, costs: Costs) -> None:
         before = self.lowest
         super().tell(costs)
+        for number, cost in costs:
+            if cost is not None:
+                self.model.learn(self.space, number, cost)
         better = self.lowest < before * (1 - self.worth)
         self.since = 0 if better else self.since + len(costs)
 
+    def _expected(self) -> Floats:
+        return np.maximum(self.model.expected(self.space), self.space.bounds)
 
-class Descent(Patient):
+
+class Descent(Learning):
     """The default: the best by the model, and what lies around the best that was found. Ends with a certificate, or
     where `patience` tries in a row have found nothing better."""
 
@@ -257,7 +195,7 @@ class Descent(Patient):
         yield from (*half, *around, *order) if self.known else order
 
 
-class Climb(Patient):
+class Climb(Learning):
     """For spaces that grow: what lies around the best few points, by turns what the model expects to be cheapest and
     any. Ends where `patience` tries in a row have found nothing better."""
 
@@ -278,7 +216,7 @@ class Climb(Patient):
         yield from np.argsort(expected, kind="stable").tolist()
 
 
-_KINDS = (Descent, Guided, Coordinates, Beam, Evolution, Annealing, Random, Exhaustive, Climb)
+_KINDS = (Descent, Climb, Evolution, Annealing, Random)
 SEARCHES: dict[str, Callable[[Searched, np.random.Generator], Search]] = dict(zip(SEARCH_NAMES, _KINDS, strict=True))
 """By name; the first is the default."""
 
@@ -293,6 +231,6 @@ def check_names(search: str, learner: str) -> None:
 def begun(name: str, space: Searched, seed: int, model: CostModel) -> Search:
     """The search of this name over `space`; one that learns does so with `model`."""
     search = SEARCHES[name](space, np.random.default_rng(seed))
-    if isinstance(search, Guided):
+    if isinstance(search, Learning):
         search.model = model
     return search

@@ -13,9 +13,9 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from celosia.compiler.layer import Untileable
+from celosia.compiler.layer import TilingError
 from celosia.compiler.tune.cost_model import LEARNERS, CostModel
-from celosia.compiler.tune.measure import TIMED, Judge, LayerJob, Status, TrialResult, packed
+from celosia.compiler.tune.measure import TIMED, CostSource, LayerJob, Status, TrialResult, packed
 from celosia.compiler.tune.network import Network, Occurrence, Tuned, network_key, whole
 from celosia.compiler.tune.points import Point, Space, layer_space
 from celosia.compiler.tune.pool import GONE, Fleet
@@ -47,7 +47,7 @@ class LayerSubject:
 
     @property
     def name(self) -> str:
-        """Of its layer."""
+        """Name of its layer."""
         return self.occurrence.layer.name
 
     @property
@@ -87,7 +87,7 @@ class Tuner:
     """Tunes one network. trials: most points of layers that are tried, those in the records among them."""
 
     def __init__(
-        self, records: Records, fleet: Fleet, trials: int, judge: Judge = TIMED, search: str = "descent",
+        self, records: Records, fleet: Fleet, trials: int, judge: CostSource = TIMED, search: str = "descent",
         learner: str = "ridge", seed: int = 0, told: Callable[[NetworkState], None] = lambda state: None,
         until: float = math.inf,
     ) -> None:  # fmt: skip
@@ -117,7 +117,7 @@ class Tuner:
     def _subject(self, network: Network, each: Occurrence) -> LayerSubject | None:
         try:
             space = layer_space(network.cfg, each.layer, each.usual, self.judge.bounds)
-        except Untileable:  # what is not laid out as the space knows it
+        except TilingError:  # what is not laid out as the space knows it
             return None
         return LayerSubject(each, space, begun(self.search, space, self.seed, self.model), packed(each.layer))
 

@@ -8,15 +8,15 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from celosia.compiler.vthread.pipeline import Unencoded
+from celosia.compiler.vthread.pipeline import StreamInstruction
 from celosia.hw.spec.config import Config
 from celosia.hw.spec.isa import Buffer, Opcode, element_bytes
 from celosia.hw.spec.packing import NIBBLES
 
 
 def load_books(
-    cfg: Config, instructions: list[Unencoded], books: Mapping[int, NDArray[np.uint8]]
-) -> list[Unencoded]:  # fmt: skip
+    cfg: Config, instructions: list[StreamInstruction], books: Mapping[int, NDArray[np.uint8]]
+) -> list[StreamInstruction]:  # fmt: skip
     """`instructions`, with a load of codebooks in front of each load of packed weights that needs other ones. Both come
     through one port, in their order, so that no token is needed.
 
@@ -36,7 +36,7 @@ def load_books(
     return found
 
 
-def _load(cfg: Config, start: int, first: int, end: int, layer: int) -> Unencoded:
+def _load(cfg: Config, start: int, first: int, end: int, layer: int) -> StreamInstruction:
     """Bytes from `first` on, and those in front of it in its codebook."""
     size = element_bytes(cfg, Buffer.BOOK)
     entry = first // (size * NIBBLES) * NIBBLES
@@ -44,4 +44,4 @@ def _load(cfg: Config, start: int, first: int, end: int, layer: int) -> Unencode
         "buffer": int(Buffer.BOOK), "dram_addr": start + entry * size, "x_size": end // size - entry, "y_size": 1,
         "z_size": 1, "sram_base": entry, "sram_x": 1,
     }  # fmt: skip
-    return Unencoded(Opcode.LOAD, fields, layer)
+    return StreamInstruction(Opcode.LOAD, fields, layer)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from celosia.compiler.vthread.pipeline import Unencoded
+from celosia.compiler.vthread.pipeline import StreamInstruction
 from celosia.hw.spec.config import Config
 from celosia.hw.spec.isa import Format, formats, instruction_bytes
 from celosia.sim.functional.access import tabulated
 
 
-def encode(cfg: Config, instructions: list[Unencoded]) -> NDArray[np.uint8]:
+def encode(cfg: Config, instructions: list[StreamInstruction]) -> NDArray[np.uint8]:
     """One row of `instruction_bytes` each, [count, bytes] uint8. ValueError where a value does not fit its field."""
     words = np.zeros((len(instructions), instruction_bytes(cfg) // 8), np.uint64)
     opcodes = np.array([i.opcode for i in instructions], np.int64)

@@ -24,7 +24,7 @@ from collections import deque
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from celosia.compiler.layer import Untileable
+from celosia.compiler.layer import TilingError
 from celosia.hw.spec.config import Config
 from celosia.hw.spec.isa import Opcode
 from celosia.hw.spec.scratchpads import depths
@@ -39,7 +39,7 @@ Load = Callable[[], Sequence[Phase | None]]
 
 
 @dataclass
-class Unencoded:
+class StreamInstruction:
     """One instruction before encoding; `layer` is the number of the layer it belongs to. alone: it comes after all that
     gemm and the vector unit were told before it."""
 
@@ -164,7 +164,7 @@ class _Tile:
     pins: list[tuple[Ring, tuple[int, int]]] = field(default_factory=list)
 
 
-class Stuck(Untileable):
+class ScheduleDeadlock(TilingError):
     """A tile that has loaded waits for what can never be there. layer: whose tile it is."""
 
     def __init__(self, layer: int) -> None:
@@ -177,7 +177,7 @@ class Stream:
 
     def __init__(self, cfg: Config) -> None:
         self.cfg = cfg
-        self.instructions: list[Unencoded] = []
+        self.instructions: list[StreamInstruction] = []
         self.layer = 0
         self.waiting: deque[_Tile] = deque()
         self.following: deque[_Tile] = deque()
@@ -192,7 +192,7 @@ class Stream:
 
     def add(self, opcode: Opcode, fields: dict[str, int]) -> None:
         """Appends an instruction of the layer at hand."""
-        self.instructions.append(Unencoded(opcode, fields, self.layer, self.alone))
+        self.instructions.append(StreamInstruction(opcode, fields, self.layer, self.alone))
         self.alone = False
 
     def hold(self, ring: Ring, first: int, size: int) -> int:
@@ -240,7 +240,7 @@ class Stream:
         while self.waiting and (not begun or self.waiting[0].phases[0] is None) and self.waiting[0].ready():
             begun.append(self.waiting.popleft())
         if not begun and not self.running:
-            raise Stuck(self.waiting[0].layer)
+            raise ScheduleDeadlock(self.waiting[0].layer)
         if begun:
             self.running.appendleft(begun)
         for tiles in self.running:
@@ -261,7 +261,7 @@ class Stream:
             self.advance()
 
     def will_write(self, storage: object, but: int = -1) -> bool:
-        """Whether a tile that has loaded, of another layer than `but`, and does not follow one will write `storage`."""
+        """Whether a pending tile of a layer other than `but` will write `storage`."""
         tiles = (tile for tiles in (self.waiting, *self.running) for tile in tiles)
         return any(tile.writes is storage and tile.layer != but for tile in tiles)
 

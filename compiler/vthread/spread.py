@@ -1,16 +1,16 @@
-"""Which loads of weights come through both read ports, where the Config has two."""
+"""Spread loads of weights over both read ports, where the Config has two."""
 
 from __future__ import annotations
 
 from itertools import groupby
 
-from celosia.compiler.vthread.pipeline import Unencoded
+from celosia.compiler.vthread.pipeline import StreamInstruction
 from celosia.hw.spec.config import Config
 from celosia.hw.spec.isa import Buffer, Opcode, element_bytes, instruction_bytes, lanes
 from celosia.hw.spec.scratchpads import scratchpads
 
 
-def spread_weights(cfg: Config, instructions: list[Unencoded]) -> None:
+def spread_weights(cfg: Config, instructions: list[StreamInstruction]) -> None:
     """Spread the weights of those layers that would otherwise wait for the second port, half of whose weights is more
     than all that comes through the first: as of matrix products with one image."""
     if not scratchpads(cfg)["wgt"].spread:

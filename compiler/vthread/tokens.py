@@ -12,7 +12,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from celosia.compiler.vthread.pipeline import Unencoded
+from celosia.compiler.vthread.pipeline import StreamInstruction
 from celosia.hw.spec.config import Config
 from celosia.hw.spec.isa import UNIT_OF, Opcode, Unit
 from celosia.hw.spec.scratchpads import depths
@@ -32,7 +32,7 @@ class _Log:
         self.unit = unit
         self.entries = np.full(size, NEVER, np.int64)
         self.latest = NEVER
-        """Of all entries."""
+        """Latest write of all entries."""
 
 
 class _History:
@@ -70,7 +70,7 @@ class _History:
 
 
 class _Dram:
-    """The same for DRAM, in granules of one piece; only LOAD reads and only STORE writes."""
+    """Dependences through DRAM, in granules of one piece; only LOAD reads and only STORE writes."""
 
     def __init__(self, cfg: Config, size: int) -> None:
         self.granule = cfg.piece_bytes
@@ -83,7 +83,7 @@ class _Dram:
         return rows.view(self.write if written else self.read, self.granule)
 
 
-def _touched(cfg: Config, instructions: list[Unencoded]) -> list[tuple[list[Range], DramRows | None]]:
+def _touched(cfg: Config, instructions: list[StreamInstruction]) -> list[tuple[list[Range], DramRows | None]]:
     """What each instruction touches of the scratchpads and of DRAM."""
     numbers: dict[Opcode, list[int]] = {}
     for number, instruction in enumerate(instructions):
@@ -95,7 +95,7 @@ def _touched(cfg: Config, instructions: list[Unencoded]) -> list[tuple[list[Rang
     return [found[number] for number in range(len(instructions))]
 
 
-def insert_tokens(cfg: Config, instructions: list[Unencoded], tracked_bytes: int) -> None:
+def insert_tokens(cfg: Config, instructions: list[StreamInstruction], tracked_bytes: int) -> None:
     """Set `wait` and `post` of each instruction. DRAM from `tracked_bytes` on holds constants, which nobody writes."""
     histories = {name: _History(depth) for name, depth in depths(cfg).items()}
     dram = _Dram(cfg, tracked_bytes)

@@ -22,13 +22,12 @@ Search = Annotated[
     str,
     opt.one_of(
         names=SUPEROPTIMISERS,
-        help="queue also goes on with graphs a little dearer than the best; greedy does not; "
-        "milp takes many steps at once, chosen by integer programming; egraph the cheapest operations of all steps.",
+        help="queue also goes on with graphs a little dearer than the best; greedy does not.",
     ),
 ]
 
 
-OnCpu = Annotated[
+NotOffloadable = Annotated[
     bool, typer.Option("--cpu", help="For this processor alone, by its time on one thread: models of floats, too.")
 ]
 FastMath = Annotated[
@@ -65,7 +64,7 @@ def optimise(
     config: opt.ConfigOption = "pynq",
     search: Search = SUPEROPTIMISERS[0],
     shape: opt.ShapeOption = None,
-    cpu: OnCpu = False,
+    cpu: NotOffloadable = False,
     fast_math: FastMath = False,
     records: Records = None,
     tune: Trials = 0,
@@ -85,7 +84,7 @@ def optimise(
     Examples:
       celosia optimise model.onnx -o faster.onnx
       celosia optimise model.onnx -o faster.onnx --budget 10m --config zcu104
-      celosia optimise float.onnx -o faster.onnx --cpu --search milp
+      celosia optimise float.onnx -o faster.onnx --cpu --search greedy
       celosia optimise float.onnx -o faster.onnx --cpu --fast-math
       celosia optimise model.onnx -o faster.onnx --tune 200 --records tuned.jsonl
       celosia optimise model.onnx -o faster.onnx --pool dask://127.0.0.1:8786

@@ -18,7 +18,7 @@ from celosia.compiler.superoptimise.budget import BudgetError
 from celosia.compiler.superoptimise.budget import seconds as seconds_of
 from celosia.compiler.superoptimise.state import SearchState
 from celosia.compiler.tune.choices import DEADLINE
-from celosia.compiler.tune.measure import Judge
+from celosia.compiler.tune.measure import CostSource
 from celosia.compiler.tune.pool import Fleet
 from celosia.driver.choices import ALSO, DEFAULT_OBJECTIVES, OBJECTIVES, WAYS
 from celosia.driver.explore import confirm
@@ -107,7 +107,8 @@ def explore(
     progress("placing operators")
     on_cpu = {subject.name: placed(subject, place.config) for subject in subjects}
     clock = _clock(known_points.seconds)
-    with nullcontext(fleet) if fleet else fleet_for(Judge("timed", memory_model), jobs, pool, deadline) as measuring:
+    judge = CostSource("timed", memory_model)
+    with nullcontext(fleet) if fleet else fleet_for(judge, jobs, pool, deadline) as measuring:
         ladder = Ladder(subjects, place, memory_model, left, measuring, known_points, clock, on_cpu)
         progress(f"measuring {place.config.name}, to compare with")
         explorer = _explorer(ladder, around, search, objective, budget, seed, told)

@@ -23,13 +23,13 @@ from celosia.compiler.graph.specialise import specialise
 from celosia.compiler.launch.blocks import estimated
 from celosia.compiler.launch.image import Image
 from celosia.compiler.launch.lowering import LaunchLayers, lower
-from celosia.compiler.layer import Conv, Untileable
+from celosia.compiler.layer import Conv, TilingError
 from celosia.compiler.tensorize.decide import problems
 from celosia.compiler.tensorize.define import define
 from celosia.compiler.tensorize.plan import Planner
 from celosia.compiler.tensorize.space import Problem
 from celosia.compiler.tune.bound import network_bound
-from celosia.compiler.tune.measure import TIMED, Judge, Status, TrialResult
+from celosia.compiler.tune.measure import TIMED, CostSource, Status, TrialResult
 from celosia.compiler.tune.network import Network, apply
 from celosia.compiler.tune.shipped import shipped
 from celosia.hw.boards.boards import memory_model
@@ -106,7 +106,7 @@ def nothing_on_accelerator(subject: ExploredModel) -> str:
 def closed(subject: ExploredModel, cfg: Config, memory: MemoryModel | str) -> Cost:
     """Layer by layer, by the compiler's estimate of the schedules that it takes: milliseconds. Blocks are not formed.
 
-    Untileable where a layer does not fit the scratchpads; ModelError.
+    TilingError where a layer does not fit the scratchpads; ModelError.
     """
     graph, images = _graph(subject, cfg.batch)
     selection = select(graph, cfg)
@@ -159,7 +159,7 @@ def with_records(subject: ExploredModel, cfg: Config, memory: str) -> int | None
         return apply(network(plan, planner), presets, TIMED, presets)[0]
 
     lowered = lower(cfg, graph, Planner(cfg), made=image)
-    return network(lowered.plan, lowered.planner).cycles(lowered.image, Judge("timed", memory))
+    return network(lowered.plan, lowered.planner).cycles(lowered.image, CostSource("timed", memory))
 
 
 RUNGS = {"closed": closed, "timed": timed}
@@ -185,7 +185,7 @@ class Ask:
             if ExploredModel.of(self.subject.path).digest != self.subject.digest:
                 return TrialResult(Status.FAILED, detail=f"{self.subject.path} is another file here; give all the same")
             cost = RUNGS[self.rung](self.subject, self.cfg, self.memory)
-        except Untileable as error:
+        except TilingError as error:
             return TrialResult(Status.REFUSED, detail=str(error))
         except ModelError as error:
             return TrialResult(Status.FAILED, detail=str(error))

@@ -20,9 +20,9 @@ from numpy.typing import NDArray
 from celosia.compiler.graph.errors import ModelError
 from celosia.compiler.graph.importer import read
 from celosia.compiler.graph.interface import is_quantised, resized
-from celosia.compiler.graph.lenient import as_onnxruntime_has_it, conform, for_checker
+from celosia.compiler.graph.normalise import as_onnxruntime_has_it, for_checker, normalise_model
 from celosia.compiler.graph.quantized import PER_CHANNEL_OPSET
-from celosia.compiler.graph.sound import complaint
+from celosia.compiler.graph.validation import validation_error
 from celosia.compiler.program import InputError
 from celosia.compiler.program.files import OutputError, check_writable, replacing
 from celosia.driver.choices import ACTIVATIONS, METHODS, OPERATORS, WEIGHTS, alpha_of
@@ -255,9 +255,9 @@ def _float_model(path: Path, exclude: Sequence[str]) -> onnx.ModelProto:
     proto = read(path)
     if proto.ByteSize() > MAX_BYTES:
         raise QuantizeError(f"{path} takes {proto.ByteSize():,} bytes; models of 2 GB or more cannot be quantised")
-    if reason := complaint(proto, str(path.parent)):
+    if reason := validation_error(proto, str(path.parent)):
         raise ModelError(f"{path} is not a valid ONNX model: {reason}")
-    proto = conform(proto)
+    proto = normalise_model(proto)
     try:
         onnx.checker.check_model(for_checker(proto))
     except Exception as error:  # onnx raises several unrelated classes

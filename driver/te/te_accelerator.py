@@ -11,7 +11,7 @@ from celosia.compiler.expr.nodes import Expr
 from celosia.compiler.expr.nodes import Tensor as Node
 from celosia.compiler.tensorize import intrinsics as hw
 from celosia.compiler.tensorize.behaviour import TileOperation
-from celosia.compiler.tensorize.intrinsic import Args, TensorIntrinsic, Within
+from celosia.compiler.tensorize.intrinsic import Args, ImplicitOperand, TensorIntrinsic
 from celosia.compiler.tensorize.match import TileMismatch, match
 from celosia.driver.te.nodes import TensorExpr
 from celosia.hw.spec.config import Config
@@ -148,4 +148,6 @@ def decl_tensor_intrin(op: TensorExpr, fcompute: Callable[[Any, Any], Any], name
     first = next(iter(calls))
     if not isinstance(first, HardwareCall):
         raise ValueError(f"{op.name} is lowered to a hardware_intrin, not to {first!r}")
-    return DeclaredIntrinsic(name or first.name, behaviour, dict.fromkeys((t.name for t in tiles), ANYWHERE), Within())
+    return DeclaredIntrinsic(
+        name or first.name, behaviour, dict.fromkeys((t.name for t in tiles), ANYWHERE), ImplicitOperand()
+    )

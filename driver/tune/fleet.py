@@ -1,6 +1,6 @@
 """Fleets that measure for a tuning, by name: processes here, a board over ssh, or the workers of a Dask cluster.
 
-    python -m celosia.driver.tune.fleet ssh://root@pynq        # a process that measures on a board; see tune/station.py
+    python -m celosia.driver.tune.fleet ssh://root@pynq        # measures on a board; see worker_process.py
 
 Nothing here listens on a port: a Dask scheduler is the user's own, and is asked. Whoever reaches it or a worker may run
 what they like there, unless it has TLS: one that is open to the world is refused.
@@ -20,10 +20,10 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from celosia.compiler.tune.choices import DEADLINE
-from celosia.compiler.tune.measure import Judge, LayerJob, Status, TrialResult, measure
-from celosia.compiler.tune.pool import MODULE, Executed, Fleet, Measurer, Station
+from celosia.compiler.tune.measure import CostSource, LayerJob, Status, TrialResult, measure
+from celosia.compiler.tune.pool import MODULE, Executed, Fleet, Measurer, WorkerProcess
 from celosia.compiler.tune.pool import Job as AnyJob
-from celosia.compiler.tune.station import main as serve
+from celosia.compiler.tune.worker_process import main as serve
 from celosia.driver.host.oracle import MissingLibrary
 from celosia.driver.remote.deploy import Remote
 from celosia.driver.remote.remote_device import RemoteDevice
@@ -43,7 +43,7 @@ class PoolError(Sentence, ValueError):
 
 
 def fleet_for(
-    judge: Judge, jobs: int = 0, pool: str | None = None, deadline: float = DEADLINE, sudo: bool = False,
+    judge: CostSource, jobs: int = 0, pool: str | None = None, deadline: float = DEADLINE, sudo: bool = False,
     base: int | None = None,
 ) -> Fleet:  # fmt: skip
     """Open the fleet that measures for `judge`. Raises PoolError, SshError for an invalid board name, MissingLibrary
@@ -59,11 +59,11 @@ def fleet_for(
     if pool is not None:
         return _dask_fleet(judge, pool, module, deadline)
     if judge.board:
-        return Fleet([Station(str(resource), (sys.executable, *module))], deadline)
+        return Fleet([WorkerProcess(str(resource), (sys.executable, *module))], deadline)
     return Fleet.local(jobs, deadline)
 
 
-def resource_of(judge: Judge) -> str | None:
+def resource_of(judge: CostSource) -> str | None:
     """Resource that a worker must have. SshError where a board's name is none."""
     if judge.board:
         return f"board:{destination(_place(judge.device))[-1].rsplit('@')[-1]}"
@@ -95,7 +95,7 @@ class BoardMeasurer:
             self.close()
             return TrialResult(Status.LOST, detail=str(error))
 
-    def _opened(self, cfg: Config, judge: Judge) -> RemoteDevice:
+    def _opened(self, cfg: Config, judge: CostSource) -> RemoteDevice:
         """Open the board's device for a Config."""
         if cfg not in self._devices:
             self.close()  # the board has one accelerator
@@ -119,7 +119,7 @@ def _place(url: str) -> str:
 # Dask -------------------------------------------------------------------------------------------------------------
 
 
-def _dask_fleet(judge: Judge, pool: str, module: Sequence[str], deadline: float) -> Fleet:
+def _dask_fleet(judge: CostSource, pool: str, module: Sequence[str], deadline: float) -> Fleet:
     """Make each worker a device, as often as it may measure at once."""
     resource = resource_of(judge)
     _require_private(pool, _scheduler(pool))

@@ -15,7 +15,7 @@ from celosia.compiler.compile import compile as compiled
 from celosia.compiler.compile import pricing
 from celosia.compiler.graph.dimensions import Shapes
 from celosia.compiler.graph.errors import ModelError
-from celosia.compiler.options import Options, Run, Source, taking
+from celosia.compiler.options import Options, Run, Source, expand_options
 from celosia.compiler.program import Program
 from celosia.compiler.superoptimise.budget import BudgetError
 from celosia.compiler.superoptimise.optimise import Optimised
@@ -24,7 +24,7 @@ from celosia.compiler.superoptimise.rule import RewriteRule
 from celosia.compiler.superoptimise.state import SearchState
 from celosia.compiler.tune.records import Records
 from celosia.driver.choices import SUPEROPTIMISERS
-from celosia.driver.host.oracle import MissingLibrary, opened, require
+from celosia.driver.host.oracle import opened, require
 from celosia.hw.spec.config import Config
 
 if TYPE_CHECKING:
@@ -50,8 +50,7 @@ def optimise(
     shapes: of inputs whose sizes are open, which the optimised model has then. rules: beside Celosia's own; they are
     proved now, which needs z3. `Optimised.report` says under "rules" in how many places each fits, and what it saves at
     most by estimate, whether it was taken or not. search: of choices.SUPEROPTIMISERS. queue goes on with what is a
-    little dearer than the best, too, greedy takes the best next step, milp many steps at once, which an integer program
-    chooses, egraph the cheapest of all that is known to make each tensor. Ctrl-C ends the search and keeps the best.
+    little dearer than the best, too, greedy takes the best next step. Ctrl-C ends the search and keeps the best.
     `Optimised.model` is the original where nothing better was found; what is better gives the bytes of the original
     under onnxruntime, for random inputs.
 
@@ -71,12 +70,12 @@ def optimise(
     True
 
     Raises BudgetError, ModelError, ConfigError, RuleError, RecordsError, OracleError for a model that onnxruntime does
-    not run, PoolError, and MissingLibrary where onnxruntime, or scipy for milp and egraph, is not installed.
+    not run, PoolError, and MissingLibrary where onnxruntime is not installed.
     """
     from celosia.compiler.tune.kernels.trial import processor
     from celosia.driver.tune.weighing import weighed_by
 
-    _require(search, accelerator, bool(jobs or pool or fleet))
+    _require(accelerator, bool(jobs or pool or fleet))
     cfg = Config.load(config)
     progress("reading the model")
 
@@ -106,12 +105,12 @@ def _devices(
     if fleet is not None or not (trials or jobs or pool):
         return nullcontext(fleet)
     from celosia.compiler.tune.choices import DEADLINE
-    from celosia.compiler.tune.measure import Judge
+    from celosia.compiler.tune.measure import CostSource
     from celosia.driver.tune.fleet import fleet_for
     from celosia.driver.tune.weighing import STEP_SECONDS
     from celosia.hw.boards.boards import memory_model, shortest
 
-    judge = Judge("timed", shortest(memory_model("zynq-hp")))
+    judge = CostSource("timed", shortest(memory_model("zynq-hp")))
     return fleet_for(judge, jobs, pool, DEADLINE if trials else STEP_SECONDS)
 
 
@@ -130,20 +129,14 @@ def _tuned(
     return float(tuning.report["cycles"])
 
 
-def _require(search: str, accelerator: bool, other_devices: bool) -> None:
+def _require(accelerator: bool, other_devices: bool) -> None:
     """Check the arguments. MissingLibrary; BudgetError where other processes would measure this processor."""
     require()
-    if search in ("milp", "egraph"):
-        try:
-            import scipy.optimize  # noqa: F401
-        except ImportError:
-            way = "pip install 'celosia[superoptimise]'"
-            raise MissingLibrary(f"to search by {search}, scipy is needed: {way}") from None
     if other_devices and not accelerator:
         raise BudgetError("the time of this processor is measured in one process alone; leave out jobs and pool")
 
 
-@taking(Options)
+@expand_options(Options)
 def compile(source: Source, options: Options) -> Program:
     """Compile as `celosia.compiler.compile.compile`, whose text it has, with onnxruntime as the oracle of
     `optimise`."""

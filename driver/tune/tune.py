@@ -19,7 +19,7 @@ from celosia.compiler.graph.errors import ModelError
 from celosia.compiler.program import Program
 from celosia.compiler.superoptimise.budget import seconds as seconds_of
 from celosia.compiler.tune.choices import DEADLINE
-from celosia.compiler.tune.measure import Judge
+from celosia.compiler.tune.measure import CostSource
 from celosia.compiler.tune.pool import Fleet
 from celosia.compiler.tune.records import Records
 from celosia.compiler.tune.tuner import NetworkState, Tuner
@@ -77,7 +77,7 @@ def tune(
     that there is not, PoolError for a pool that is none or has no worker for this, SshError for a board's name that is
     none, FleetError where no device is left.
     """
-    judge, until = Judge(device, shortest(memory_model(memory))), end_of(budget)
+    judge, until = CostSource(device, shortest(memory_model(memory))), end_of(budget)
     known_records = opened(records)
     started = time.perf_counter()
     with nullcontext(fleet) if fleet else fleet_for(judge, jobs, pool, deadline, sudo, base) as measuring:

@@ -17,7 +17,7 @@ import onnx
 
 from celosia.compiler.compile import price
 from celosia.compiler.graph.errors import ModelError
-from celosia.compiler.superoptimise.price import DEAR, LOST, Awaited, Price, Pricing
+from celosia.compiler.superoptimise.price import INFEASIBLE, UNMEASURED, Awaited, Price, Pricing
 from celosia.compiler.tune.measure import VERSION, Status, TrialResult, other_version
 from celosia.compiler.tune.pool import Fleet, JobLine
 from celosia.hw.spec.config import Config
@@ -49,7 +49,7 @@ class PartJob:
             estimate = price(onnx.ModelProto.FromString(self.model), self.cfg, records=None)
         except ModelError as error:
             return TrialResult(Status.REFUSED, detail=str(error))
-        if estimate is DEAR:
+        if estimate is INFEASIBLE:
             return TrialResult(Status.REFUSED, detail="a layer does not fit")
         detail = json.dumps({"cycles": estimate.cycles, "host": estimate.host})
         return TrialResult(Status.OK, max(1, round(estimate.cycles)), detail)
@@ -58,13 +58,13 @@ class PartJob:
 def price_in(result: TrialResult) -> Price:
     """Price in the result of a PartJob, whoever ran it."""
     if result.status != Status.OK:
-        return DEAR if result.status == Status.REFUSED else LOST
+        return INFEASIBLE if result.status == Status.REFUSED else UNMEASURED
     try:
         row: Any = from_json(result.detail)
         cycles, host = float(row["cycles"]), float(row["host"])
     except (ValueError, TypeError, KeyError):
-        return LOST
-    return Price(cycles, host) if min(cycles, host) >= 0 and math.isfinite(cycles + host) else LOST
+        return UNMEASURED
+    return Price(cycles, host) if min(cycles, host) >= 0 and math.isfinite(cycles + host) else UNMEASURED
 
 
 @contextmanager

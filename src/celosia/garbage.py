@@ -12,7 +12,7 @@ a third of an elaboration's."""
 
 
 @contextmanager
-def seldom_collected() -> Iterator[None]:
+def raised_gc_threshold() -> Iterator[None]:
     """Let the collector look for cycles only every COLLECTED objects, unless it looks less often anyway or not at
     all."""
     before = gc.get_threshold()

@@ -13,7 +13,7 @@ from celosia.compiler.program.activations import pack_activation, unpack_activat
 from celosia.compiler.tensorize import pack
 from celosia.compiler.tensorize.constants import Constants
 from celosia.compiler.vthread.emit import encode
-from celosia.compiler.vthread.pipeline import Unencoded
+from celosia.compiler.vthread.pipeline import StreamInstruction
 from celosia.compiler.vthread.tokens import insert_tokens
 from celosia.compiler.vthread.verify import Run, verify_provenance
 from celosia.hw.spec.config import PRESETS, Config
@@ -102,8 +102,8 @@ class Hand:
         self.x, self.y = layer.x, layer.y
         self.given = np.random.default_rng(4).integers(-128, 128, self.x.dims).astype(np.int8)
         self.addresses = addresses or {self.x.storage: 0, self.y.storage: -(-self.x.size(cfg) // 64) * 64}
-        self.stream: list[Unencoded] = []
-        self.roles: dict[str, list[Unencoded]] = defaultdict(list)
+        self.stream: list[StreamInstruction] = []
+        self.roles: dict[str, list[StreamInstruction]] = defaultdict(list)
         self.used: dict[str, int] = defaultdict(int)
         """Entries taken of each scratchpad."""
         self.emit()
@@ -144,19 +144,19 @@ class Hand:
         data = device.read(self.addresses[y.storage], y.size(cfg))
         return unpack_activation(cfg, data, y.dims, y.storage_groups)
 
-    def drop(self, instruction: Unencoded) -> None:
+    def drop(self, instruction: StreamInstruction) -> None:
         self.stream = [i for i in self.stream if i is not instruction]
 
-    def insert_after(self, instruction: Unencoded, opcode: Opcode, fields: dict[str, int]) -> None:
+    def insert_after(self, instruction: StreamInstruction, opcode: Opcode, fields: dict[str, int]) -> None:
         at = next(n for n, i in enumerate(self.stream) if i is instruction)
-        self.stream.insert(at + 1, Unencoded(opcode, fields))
+        self.stream.insert(at + 1, StreamInstruction(opcode, fields))
 
     # Emission -------------------------------------------------------------------------------------------------
 
     def add(self, role: str, opcode: Opcode, **fields: int) -> None:
         loops = {Opcode.GEMM: GEMM_LOOPS, Opcode.VECTOR: VECTOR_LOOPS}.get(opcode, ())
         sizes = {} if loops else dict(x_size=1, y_size=1, z_size=1)
-        i = Unencoded(opcode, {f"extent_{loop}": 1 for loop in loops} | sizes | fields)
+        i = StreamInstruction(opcode, {f"extent_{loop}": 1 for loop in loops} | sizes | fields)
         self.stream.append(i)
         self.roles[role].append(i)
 

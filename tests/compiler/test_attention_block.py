@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 import celosia
 from celosia.compiler.launch import attentions
-from celosia.compiler.layer import Activation, ActivationProduct, Block, Epilogue, Requantise, Softmax, Untileable
+from celosia.compiler.layer import Activation, ActivationProduct, Block, Epilogue, Requantise, Softmax, TilingError
 from celosia.compiler.numerics import fold_scale, softmax_powers
-from celosia.compiler.tensorize.decide import Fixed
+from celosia.compiler.tensorize.decide import FixedSchedule
 from celosia.compiler.tensorize.plan import Planner
 from celosia.compiler.tensorize.space import candidates, why_not
 from celosia.compiler.tune.measure import in_a_row
@@ -70,7 +70,7 @@ def test_it_is_what_its_layers_mean(b: Builder, of: tuple[int, ...], around: int
     planner = Planner(b.cfg)
     (definition,) = planner.definitions(block)
     points = list(candidates(b.cfg, definition.problem))
-    planner.decider = replace(planner.decider, given=Fixed([points[number % len(points)]]))
+    planner.decider = replace(planner.decider, given=FixedSchedule([points[number % len(points)]]))
     b.net.check(checking=True, planner=planner)
     np.testing.assert_array_equal(reference(block, b.net.given), meaning(block, b.net.given))
 
@@ -129,7 +129,7 @@ def _refused(cfg: Config, change: Callable[[ActivationProduct], Any]) -> str:
     b = Builder(Network(cfg), None, np.random.default_rng(1))  # type: ignore[arg-type]
     first, softmax, last = attention(b, 2, 6, 2, 1, 1).layers
     assert isinstance(first, ActivationProduct)
-    with pytest.raises(Untileable) as refused:
+    with pytest.raises(TilingError) as refused:
         Planner(cfg).definitions(Block((change(first), softmax, last)))
     return str(refused.value)
 

@@ -15,7 +15,7 @@ from thorough import paired, tries
 
 from celosia.compiler.layer import Block, Storage
 from celosia.compiler.vthread.emit import encode
-from celosia.compiler.vthread.pipeline import Unencoded
+from celosia.compiler.vthread.pipeline import StreamInstruction
 from celosia.compiler.vthread.tokens import insert_tokens
 from celosia.compiler.vthread.verify import (
     Meaning,
@@ -118,7 +118,7 @@ def test_blocks_in_one_launch_and_in_several(name: str) -> None:
             )
         ]
         verify_provenance(cfg, runs, second.addresses, second.base, second.constants)
-        both = [Unencoded(i.opcode, dict(i.fields), n) for n, h in enumerate((first, second)) for i in h.stream]
+        both = [StreamInstruction(i.opcode, dict(i.fields), n) for n, h in enumerate((first, second)) for i in h.stream]
         insert_tokens(cfg, both, first.base)
         layer_of = np.array([i.layer for i in both], np.int32)
         run = Run(encode(cfg, both), [first.layer, second.layer], layer_of, {first.x.storage}, set(storages))
@@ -526,7 +526,7 @@ def test_a_term_in_the_wrong_sum_of_two_with_equal_weights_is_found(name: str) -
 # Order --------------------------------------------------------------------------------------------------------
 
 
-def without_token(h: BlockByHand, giver: Unencoded, taker: Unencoded) -> NDArray[np.uint8]:
+def without_token(h: BlockByHand, giver: StreamInstruction, taker: StreamInstruction) -> NDArray[np.uint8]:
     """The code without the token that `giver` gives the unit of `taker`, and that which `taker` takes from there."""
     h.codes()
     giver.fields["post"] &= ~(1 << UNIT_OF[taker.opcode])

@@ -12,7 +12,7 @@ from thorough import some
 
 import celosia
 from celosia.compiler.launch import order
-from celosia.compiler.launch.order import beside_products
+from celosia.compiler.launch.order import overlap_with_convs
 from celosia.compiler.layer import Activation, Conv, Epilogue, Layer, Map, Pool, Window, inputs
 from celosia.compiler.tensorize.plan import Planner
 from celosia.hw.spec.config import PRESETS, Config
@@ -157,7 +157,7 @@ def test_no_layer_comes_before_what_it_reads(seeds: range, monkeypatch: pytest.M
         cycles = np.random.default_rng(seed)
         monkeypatch.setattr(order, "once", lambda *_, cycles=cycles: cycles.uniform(1e8, 1e9))
         layers, planner = Layers(cfg, seed).grow(24), Planner(cfg)
-        numbers, names = beside_products(cfg, planner, layers)
+        numbers, names = overlap_with_convs(cfg, planner, layers)
         assert sorted(numbers) == list(range(len(layers)))
         assert not too_early(cfg, layers, numbers), f"seed {seed}"
         moved += len(names)

@@ -21,9 +21,9 @@ import celosia
 from celosia.compiler.graph.errors import ModelError
 from celosia.compiler.graph.select import columns, concatenation, elementwise, matrices
 from celosia.compiler.graph.select.placement import Placement
-from celosia.compiler.lattice import Lattice
 from celosia.compiler.program import Program
 from celosia.compiler.selfcheck.check import SelfCheckError
+from celosia.compiler.strided_view import StridedView
 from celosia.compiler.vthread.verify.provenance import ProvenanceError
 from celosia.driver.generate.roles import roles_of
 from celosia.driver.generate.stepping import Stepping, stepping
@@ -169,8 +169,8 @@ def test_nothing_is_copied_or_repeated(steps: dict[str, Stepping]) -> None:
     assert shared.macs_accelerator == shared.macs_total
 
 
-def shifted(*given: int) -> Lattice:
-    return replace(Lattice(*given), left=0)
+def shifted(*given: int) -> StridedView:
+    return replace(StridedView(*given), left=0)
 
 
 def of_the_next(right: Callable[..., Any]) -> Callable[..., Any]:
@@ -182,7 +182,7 @@ def of_the_next(right: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def test_rows_in_a_wrong_place_are_found(steps: dict[str, Stepping], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(matrices, "Lattice", shifted)
+    monkeypatch.setattr(matrices, "StridedView", shifted)
     with pytest.raises((ProvenanceError, SelfCheckError)):
         compiled(steps["own heads"], fed(NETWORKS["own heads"], 1, 15))
 

@@ -18,7 +18,7 @@ import celosia
 from celosia.compiler.cpu.node import is_mapped
 from celosia.compiler.graph import external
 from celosia.compiler.graph.errors import ModelError
-from celosia.compiler.graph.external import SMALL
+from celosia.compiler.graph.external import ALWAYS_READ_BYTES
 from celosia.driver.runtime import Runtime
 
 Array = NDArray[Any]
@@ -48,16 +48,16 @@ def save(path: Path, text: str, *constants: onnx.TensorProto) -> Path:
 @pytest.fixture
 def mapping(monkeypatch: pytest.MonkeyPatch) -> None:
     """Models of all sizes are mapped."""
-    monkeypatch.setattr(external, "LARGE", 0)
+    monkeypatch.setattr(external, "MIN_MAPPED_BYTES", 0)
 
 
 @pytest.mark.parametrize("open_size", ["4", "n"])
-@pytest.mark.parametrize("limit", [0, external.LARGE])
+@pytest.mark.parametrize("limit", [0, external.MIN_MAPPED_BYTES])
 def test_as_if_it_were_one_file(
     tmp_path: Path, open_size: str, limit: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:  # fmt: skip
     """Small and large constants, at an odd place too, and the one that says a shape; compiled again for other sizes."""
-    monkeypatch.setattr(external, "LARGE", limit)
+    monkeypatch.setattr(external, "MIN_MAPPED_BYTES", limit)
     w, b, shape = RNG.standard_normal((300, 100), np.float32), RNG.standard_normal(100, np.float32), [-1, 50]
     data = {"w": w, "b": b, "s": np.array(shape, np.int64)}
     constants, parts, at = [], [b"odd"], 3
@@ -79,7 +79,7 @@ def test_as_if_it_were_one_file(
         expected = (x @ w + b + (w @ w.T).sum(dtype=np.float64)).reshape(shape)
         np.testing.assert_allclose(runtime.run({"x": x}).outputs["y"], expected, rtol=2e-5)
         constants_held = runtime.program_for({"x": x}).constants.values()
-        large = [array for array in constants_held if array.nbytes > SMALL]
+        large = [array for array in constants_held if array.nbytes > ALWAYS_READ_BYTES]
         assert any(map(is_mapped, large)) == (limit == 0)
         assert all(map(is_mapped, large)) or limit  # none is copied
 
@@ -110,7 +110,7 @@ def test_a_saved_program_needs_no_other_file(tmp_path: Path) -> None:
         np.testing.assert_array_equal(runtime.run({"x": x}).outputs["y"], x @ w)
 
 
-SIZE = SMALL // 4 + 8
+SIZE = ALWAYS_READ_BYTES // 4 + 8
 """Elements of a large constant."""
 
 

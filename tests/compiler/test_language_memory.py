@@ -88,7 +88,7 @@ def added(n: int, block: int = 1024) -> Function:
 @pytest.mark.skipif(target().vector_bytes != streaming.LINE, reason="this processor has no vectors of 64 bytes")
 @pytest.mark.parametrize("skipped", [0, 1, 4, 16])
 def test_large_outputs_pass_by_the_caches_wherever_they_lie(monkeypatch: pytest.MonkeyPatch, skipped: int) -> None:
-    monkeypatch.setattr(streaming, "LARGE", 1 << 16)
+    monkeypatch.setattr(streaming, "MIN_STREAMED_BYTES", 1 << 16)
     n, rng = (1 << 16) + 5, np.random.default_rng(0)
     function = added(n)
     assert streaming.streamed(function) == set(function.outputs)
@@ -106,7 +106,7 @@ def test_large_outputs_pass_by_the_caches_wherever_they_lie(monkeypatch: pytest.
 def test_other_outputs_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small ones, those that are read again, those of short rows, and those that lie in the place of an input."""
     assert not streaming.streamed(added(1 << 16)) and "nontemporal" not in render(added(1 << 16)).text
-    monkeypatch.setattr(streaming, "LARGE", 1 << 16)
+    monkeypatch.setattr(streaming, "MIN_STREAMED_BYTES", 1 << 16)
     assert not streaming.streamed(lowered(language.softmax, (64,), floats(64, 1024), floats(64, 1024), 1024, 1024))
     assert not streaming.streamed(lowered(language.layernorm, (999,), floats(999, 100), floats(100), floats(100),
                                           floats(999, 100), 100, 1e-5, 128))  # fmt: skip

@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 from thorough import tries
 
 from celosia.compiler import expr as T
-from celosia.compiler.layer import Activation, Layer, Untileable, Window, inputs
+from celosia.compiler.layer import Activation, Layer, TilingError, Window, inputs
 from celosia.compiler.program.activations import pack_activation, unpack_activation
 from celosia.compiler.tensorize.define import define
-from celosia.compiler.tensorize.definition import Definition
+from celosia.compiler.tensorize.definition import LayerComputation
 from celosia.compiler.tensorize.plan import Planner
 from celosia.compiler.tensorize.space import ORDERS, candidates
 from celosia.compiler.tensorize.transfer import DramPlace
@@ -50,7 +50,9 @@ def view(memory: NDArray[np.uint8], tensor: T.Tensor, place: DramPlace) -> NDArr
     return np.lib.stride_tricks.as_strided(data, tensor.shape, place.strides)
 
 
-def run(cfg: Config, layer: Layer, d: Definition, function: T.Function, memory: dict[int, NDArray[np.uint8]]) -> None:
+def run(
+    cfg: Config, layer: Layer, d: LayerComputation, function: T.Function, memory: dict[int, NDArray[np.uint8]]
+) -> None:
     """Run the loops of one definition on what lies in memory, by the id of its storage or blob."""
     T.verify(function)
     arrays = []
@@ -70,7 +72,7 @@ def check(cfg: Config, layer: Layer, given_: dict[Activation, Int8], data: st.Da
     untouched = before.copy()
     try:
         definitions = define(cfg, layer)
-    except Untileable:
+    except TilingError:
         assume(False)
         return
     for d in definitions:
@@ -79,7 +81,7 @@ def check(cfg: Config, layer: Layer, given_: dict[Activation, Int8], data: st.Da
         decisions = data.draw(st.sampled_from(points))
         try:
             run(cfg, layer, d, planner.loops(d, decisions).function, memory)
-        except Untileable:
+        except TilingError:
             assume(False)
     act = layer.y
     shape = (act.images, act.channels, act.height, act.width)

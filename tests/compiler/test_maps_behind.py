@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 import celosia
 from celosia.compiler.launch.blocks import behind
-from celosia.compiler.layer import Activation, Block, Conv, Epilogue, Map, Residual, Untileable, Window
-from celosia.compiler.tensorize.decide import Fixed
+from celosia.compiler.layer import Activation, Block, Conv, Epilogue, Map, Residual, TilingError, Window
+from celosia.compiler.tensorize.decide import FixedSchedule
 from celosia.compiler.tensorize.plan import Planner
 from celosia.compiler.tensorize.space import candidates
 from celosia.compiler.vthread.verify import VerifyError
@@ -69,7 +69,7 @@ def test_in_any_tiles_and_order(b: Builder, of: list[str], number: int) -> None:
     planner = Planner(b.cfg)
     (definition,) = planner.definitions(block(b, of))
     points = list(candidates(b.cfg, definition.problem))
-    planner.decider = replace(planner.decider, given=Fixed([points[number % len(points)]]))
+    planner.decider = replace(planner.decider, given=FixedSchedule([points[number % len(points)]]))
     b.net.check(checking=True, planner=planner)
 
 
@@ -100,7 +100,7 @@ def test_more_tables_than_there_is_room_for() -> None:
     weights = rng.integers(-128, 128, (8, 8, 1, 1)).astype(np.int8)
     conv = Conv("conv", x, ys[0], weights, requantise(rng, 8, 9999), Window((1, 1)))
     maps = [Map("map", before, after, Epilogue(table=table(rng))) for before, after in itertools.pairwise(ys)]
-    with pytest.raises(Untileable, match=r"tables.*1 of lut_count"):
+    with pytest.raises(TilingError, match=r"tables.*1 of lut_count"):
         Planner(cfg).definitions(Block((conv, *maps)))
 
 

@@ -15,7 +15,7 @@ from thorough import some
 import celosia
 from celosia.compiler import numerics
 from celosia.compiler.expr.interpret import interpret
-from celosia.compiler.layer import Activation, Epilogue, Norm, Requantise, Untileable, Window
+from celosia.compiler.layer import Activation, Epilogue, Norm, Requantise, TilingError, Window
 from celosia.compiler.selfcheck.check import SelfCheckError
 from celosia.compiler.tensorize import pack
 from celosia.compiler.tensorize.define import define
@@ -188,11 +188,11 @@ def test_an_epsilon_that_no_instruction_holds() -> None:
 
 
 def test_rows_that_do_not_fit() -> None:
-    with pytest.raises(Untileable, match="do not fit"):
+    with pytest.raises(TilingError, match="do not fit"):
         Planner(TINY).layer(norm_layer(TINY, 4 * TINY.out_depth, 2))
-    with pytest.raises(Untileable, match="a row of one element"):
+    with pytest.raises(TilingError, match="a row of one element"):
         Planner(TINY).layer(norm_layer(TINY, 1, 2))
-    with pytest.raises(Untileable, match=r"rows of 8.*47 bits"):
+    with pytest.raises(TilingError, match=r"rows of 8.*47 bits"):
         Planner(TINY).layer(replace(norm_layer(TINY, 8, 2), epsilon=1 << 47))
-    with pytest.raises(Untileable, match="Config with norm"):
+    with pytest.raises(TilingError, match="Config with norm"):
         Planner(PRESETS["tiny"]).layer(norm_layer(PRESETS["tiny"], 8, 2))

@@ -15,7 +15,7 @@ from celosia.compiler.layer import Window
 from celosia.compiler.tensorize import pack
 from celosia.compiler.tensorize.codebooks import multiples
 from celosia.compiler.vthread.books import load_books
-from celosia.compiler.vthread.pipeline import Unencoded
+from celosia.compiler.vthread.pipeline import StreamInstruction
 from celosia.compiler.vthread.verify import VerifyError
 from celosia.hw.spec.config import PRESETS, Config, ConfigError
 from celosia.hw.spec.isa import Buffer, Opcode, encode
@@ -95,8 +95,13 @@ def test_codebooks_are_loaded_where_others_are_needed() -> None:
     one = rng.integers(0, 256, 3 * NIBBLES).astype(np.uint8)
     more, other = np.append(one, one[:NIBBLES]), np.concatenate([one[:NIBBLES], one[NIBBLES:] + 1])
     books = {0: one, 640: one[:NIBBLES], 1280: more, 1920: other}
-    weights = [Unencoded(Opcode.LOAD, {"buffer": Buffer.WGT, "dram_addr": at + 64, "expand": 1}) for at in (*books, 0)]
-    others = [Unencoded(Opcode.GEMM, {}), Unencoded(Opcode.LOAD, {"buffer": Buffer.WGT, "dram_addr": 0})]
+    weights = [
+        StreamInstruction(Opcode.LOAD, {"buffer": Buffer.WGT, "dram_addr": at + 64, "expand": 1}) for at in (*books, 0)
+    ]
+    others = [
+        StreamInstruction(Opcode.GEMM, {}),
+        StreamInstruction(Opcode.LOAD, {"buffer": Buffer.WGT, "dram_addr": 0}),
+    ]
     stream = load_books(cfg, [*others, *weights], books)
     loads = [i for i in stream if i.fields.get("buffer") == Buffer.BOOK]
     assert [i for i in stream if i not in loads] == [*others, *weights]

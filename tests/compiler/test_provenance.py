@@ -35,7 +35,7 @@ from celosia.compiler.program import ArenaPlan
 from celosia.compiler.tensorize import decide, pack
 from celosia.compiler.tensorize.space import Decisions, Problem, candidates
 from celosia.compiler.vthread.emit import encode
-from celosia.compiler.vthread.pipeline import Unencoded
+from celosia.compiler.vthread.pipeline import StreamInstruction
 from celosia.compiler.vthread.tokens import insert_tokens
 from celosia.compiler.vthread.verify import Meaning, ProvenanceError, Run, VerifyError, verify, verify_provenance
 from celosia.hw.spec.config import Config
@@ -69,7 +69,7 @@ class Program:
 
     net: Network
     image: Image
-    launches: list[list[Unencoded]] = field(default_factory=list)
+    launches: list[list[StreamInstruction]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         cfg = self.net.cfg
@@ -104,20 +104,20 @@ class Program:
     def address(self, name: str) -> int:
         return self.image.addresses[self.storage(name)]
 
-    def find(self, opcode: Opcode, layer: int = 0, launch: int = 0, **fields: int) -> list[Unencoded]:
+    def find(self, opcode: Opcode, layer: int = 0, launch: int = 0, **fields: int) -> list[StreamInstruction]:
         """Instructions of `layer` with `fields`."""
         return [
             i for i in self.launches[launch]
             if (i.opcode, i.layer) == (opcode, layer) and all(i.fields[name] == fields[name] for name in fields)
         ]  # fmt: skip
 
-    def loads(self, buffer: Buffer, layer: int = 0) -> list[Unencoded]:
+    def loads(self, buffer: Buffer, layer: int = 0) -> list[StreamInstruction]:
         return self.find(Opcode.LOAD, layer, buffer=buffer)
 
-    def drop(self, instruction: Unencoded) -> None:
+    def drop(self, instruction: StreamInstruction) -> None:
         self.launches[0] = [i for i in self.launches[0] if i is not instruction]
 
-    def insert_after(self, instruction: Unencoded, new: Unencoded) -> None:
+    def insert_after(self, instruction: StreamInstruction, new: StreamInstruction) -> None:
         at = next(n for n, i in enumerate(self.launches[0]) if i is instruction)
         self.launches[0].insert(at + 1, new)
 
@@ -134,10 +134,10 @@ ROW_FAULTS: dict[str, Callable[[Fields], Fields]] = {
 """Of VECTORs that work row by row: what changes of their fields."""
 
 
-def _instruction(cfg: Config, word: int, layer: int) -> Unencoded:
+def _instruction(cfg: Config, word: int, layer: int) -> StreamInstruction:
     opcode = opcode_of(word)
     assert opcode is not None
-    return Unencoded(opcode, formats(cfg)[opcode].decode(word), layer)
+    return StreamInstruction(opcode, formats(cfg)[opcode].decode(word), layer)
 
 
 # The program that faults are planted in -------------------------------------------------------------------
@@ -265,14 +265,14 @@ def missing_block_of_the_reduction(p: Program) -> None:
 @fault(r"takes \d+ terms too many", Meaning.TERMS)
 def doubled_terms(p: Program) -> None:
     gemm = p.find(Opcode.GEMM, CONV)[0]
-    p.insert_after(gemm, Unencoded(Opcode.GEMM, gemm.fields | {"accumulate": 1}, CONV))
+    p.insert_after(gemm, StreamInstruction(Opcode.GEMM, gemm.fields | {"accumulate": 1}, CONV))
 
 
 @fault(r"takes \d+ terms too many", Meaning.TERMS)
 def one_term_twice(p: Program) -> None:
     gemm = p.find(Opcode.GEMM, CONV)[0]
     once = dict.fromkeys((f"extent_{loop}" for loop in "nyxkrs"), 1)
-    p.insert_after(gemm, Unencoded(Opcode.GEMM, gemm.fields | once | {"accumulate": 1}, CONV))
+    p.insert_after(gemm, StreamInstruction(Opcode.GEMM, gemm.fields | once | {"accumulate": 1}, CONV))
 
 
 @fault("as B instead of", Meaning.OPERAND)
@@ -413,7 +413,7 @@ def lost_stores_of_a_layer(p: Program) -> None:
 @fault("a second time", Meaning.ONCE)
 def store_twice(p: Program) -> None:
     i = p.find(Opcode.STORE, WHOLE)[0]
-    p.insert_after(i, Unencoded(Opcode.STORE, dict(i.fields), WHOLE))
+    p.insert_after(i, StreamInstruction(Opcode.STORE, dict(i.fields), WHOLE))
 
 
 @fault("looks up another table", Meaning.OPERATION)

@@ -110,7 +110,7 @@ def without_a_change(module: ModuleType) -> list[str]:
     """Reasons that a module raises, without anything behind a semicolon."""
     found = []
     for node in ast.walk(ast.parse(Path(str(module.__file__)).read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Call) and ast.unparse(node.func) == "OnCpu":
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "NotOffloadable":
             said = texts(node.args[0], vars(module))
             found += [text for text in said if "; " not in text and not text.startswith(SAYS_ITSELF)]
     return [text for text in found if text not in ("view", "...")]
@@ -128,7 +128,7 @@ def test_every_reason_says_what_changes_it() -> None:
 def test_a_reason_without_a_change_is_found(tmp_path: Path) -> None:
     module = ModuleType("faulty")
     module.__file__ = str(tmp_path / "faulty.py")
-    (tmp_path / "faulty.py").write_text('raise OnCpu(f"it has {count} parts" if count else "none; add one")\n')
+    (tmp_path / "faulty.py").write_text('raise NotOffloadable(f"it has {count} parts" if count else "none; add one")\n')
     assert without_a_change(module) == ["it has ... parts"]
 
 

@@ -22,7 +22,7 @@ import celosia
 from celosia.compiler.layer import Window
 from celosia.compiler.tensorize import plan
 from celosia.compiler.tensorize.define import define
-from celosia.compiler.tensorize.definition import Definition
+from celosia.compiler.tensorize.definition import LayerComputation
 from celosia.compiler.tensorize.plan import Planner, ScheduledLoops
 from celosia.compiler.tensorize.space import Decisions, candidates
 from celosia.hw.spec.config import Config
@@ -73,7 +73,7 @@ def known(monkeypatch: pytest.MonkeyPatch) -> Known:
     return found
 
 
-def asked() -> Iterator[tuple[Planner, Definition, Decisions]]:
+def asked() -> Iterator[tuple[Planner, LayerComputation, Decisions]]:
     """Layers on ALIKE, those of a kind with as many pixels, each under its first decisions."""
     for cfg in ALIKE:
         b = Plain(Network(cfg), lambda strategy: 0, np.random.default_rng(0))

@@ -19,7 +19,7 @@ from thorough import paired, tries
 import celosia
 from celosia.compiler.compile import compile as compile_model
 from celosia.compiler.graph.launches import LaunchPlan
-from celosia.compiler.graph.select import Choice, convolution, pooling
+from celosia.compiler.graph.select import LayerAssignment, convolution, pooling
 from celosia.compiler.layer import Block
 from celosia.compiler.program import Program
 from celosia.compiler.selfcheck import check, kernels
@@ -338,7 +338,7 @@ def as_block(found: Compiled, cfg: Config) -> Compiled:
     image = np.concatenate([hand.constants, code.reshape(-1)])
     steps = [moved if step is launch else step for step in program.steps]
     changed = replace(program, image=image, steps=steps, dram_size=constants.base + len(image))
-    plans = [LaunchPlan([Choice(block, nodes, reads, choices[-1].value)], plan.taken)]
+    plans = [LaunchPlan([LayerAssignment(block, nodes, reads, choices[-1].value)], plan.taken)]
     return Compiled(changed, (plans, selection, addresses))
 
 

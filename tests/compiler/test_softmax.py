@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import celosia
 from celosia.compiler import numerics
 from celosia.compiler.expr.interpret import interpret
-from celosia.compiler.layer import Activation, Softmax, Untileable, Window
+from celosia.compiler.layer import Activation, Softmax, TilingError, Window
 from celosia.compiler.numerics import qlinear_softmax, softmax_powers
 from celosia.compiler.selfcheck import operators as selfcheck_operators
 from celosia.compiler.selfcheck.check import SelfCheckError
@@ -176,9 +176,9 @@ def test_a_wrong_softmax_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 def test_rows_that_do_not_fit() -> None:
     layer = softmax_layer(TINY, 4 * TINY.out_depth, 2)
-    with pytest.raises(Untileable, match="do not fit"):
+    with pytest.raises(TilingError, match="do not fit"):
         Planner(TINY).layer(layer)
-    with pytest.raises(Untileable, match="Config with softmax"):
+    with pytest.raises(TilingError, match="Config with softmax"):
         Planner(PRESETS["tiny"]).layer(replace(softmax_layer(PRESETS["tiny"], 8, 2)))
 
 

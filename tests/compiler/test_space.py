@@ -14,13 +14,22 @@ from hypothesis import strategies as st
 from thorough import tries
 
 from celosia.compiler.expr import verify
-from celosia.compiler.layer import Untileable, Window
+from celosia.compiler.layer import TilingError, Window
 from celosia.compiler.tensorize import roofline
 from celosia.compiler.tensorize.define import define
-from celosia.compiler.tensorize.definition import Definition
+from celosia.compiler.tensorize.definition import LayerComputation
 from celosia.compiler.tensorize.plan import Planner
 from celosia.compiler.tensorize.roofline import choose, estimate, ranked
-from celosia.compiler.tensorize.space import CUT, ORDERS, Decisions, First, Problem, candidates, sample, why_not
+from celosia.compiler.tensorize.space import (
+    CUT,
+    ORDERS,
+    CompletionOrder,
+    Decisions,
+    Problem,
+    candidates,
+    sample,
+    why_not,
+)
 from celosia.hw.spec.config import Config
 
 from .layers import CONFIGS, Builder, builders, windows
@@ -49,7 +58,7 @@ CFG = st.sampled_from(list(CONFIGS.values()))
 def test_the_reason_names_what_is_too_small() -> None:
     """Three output blocks read the same input, and par holds four."""
     shared = Problem(Window((1, 1)), 1, 1, 2, out_blocks=5, in_blocks=1, residual=False, step=1, share=3)
-    with pytest.raises(Untileable, match=r"and par_depth 4$"):
+    with pytest.raises(TilingError, match=r"and par_depth 4$"):
         choose(replace(CONFIGS["batch2"], par_depth=4), shared)
 
 
@@ -61,7 +70,7 @@ def test_candidates_are_the_space(cfg: Config, p: Problem, data: st.DataObject) 
     sizes = [(d.n, d.y, d.x, d.k, d.order) for d in points]
     assert len(set(sizes)) == len(sizes)
     if not points:
-        with pytest.raises((Untileable, ValueError)):
+        with pytest.raises((TilingError, ValueError)):
             choose(cfg, p)
         return
     for point in sample(cfg, p, 5, np.random.default_rng(0)):
@@ -128,8 +137,8 @@ def test_every_point_compiles_and_none_beside(b: Builder, window: Window, kind: 
         b.multiply(x, b.given(*same))
     layer, planner = b.net.layers[0], Planner(b.cfg)
     try:
-        definitions: list[Definition] = define(b.cfg, layer)
-    except Untileable:
+        definitions: list[LayerComputation] = define(b.cfg, layer)
+    except TilingError:
         assume(False)
     found = [list(candidates(b.cfg, d.problem)) for d in definitions]
     assume(all(found))
@@ -141,7 +150,7 @@ def test_every_point_compiles_and_none_beside(b: Builder, window: Window, kind: 
                 continue
             try:
                 verify(planner.loops(d, chosen).function)
-            except Untileable as refused:
+            except TilingError as refused:
                 assert str(refused).startswith(REFUSALS), refused
 
 
@@ -164,7 +173,7 @@ def test_the_estimate_of_one_is_that_of_many(cfg: Config, p: Problem) -> None:
     assert set(best) == set(points)
     costs = [estimate(cfg, p, d) for d in best]
     assert costs == sorted(costs) and costs[0] == many.min()
-    rows = choose(cfg, p, First.ROWS)
+    rows = choose(cfg, p, CompletionOrder.ROWS)
     assert rows in points and (rows == best[0] or estimate(cfg, p, rows) <= roofline.ROWS_FIRST_COST * costs[0])
 
 

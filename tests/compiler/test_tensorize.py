@@ -15,7 +15,7 @@ from thorough import tries
 
 from celosia.compiler.expr.nodes import Const, Tensor
 from celosia.compiler.launch.image import LayerErrors
-from celosia.compiler.layer import Activation, ActivationProduct, Untileable, Window
+from celosia.compiler.layer import Activation, ActivationProduct, TilingError, Window
 from celosia.compiler.tensorize import decide
 from celosia.compiler.tensorize.instruction import Limit, MoveInstruction, Sum
 from celosia.compiler.tensorize.space import Decisions, Problem, candidates, why_not
@@ -233,7 +233,7 @@ def test_coalesced_dimensions_visit_the_same_pieces(given_dims: list[tuple[int, 
     dims = [Dim(count, piece * dram, sram) for count, dram, sram in given_dims]
     try:
         merged = coalesce(dims, piece)
-    except Untileable:
+    except TilingError:
         assert sum(dim.count > 1 for dim in dims) >= 3
         return
     assert len(merged) == 3
@@ -259,9 +259,9 @@ def test_neighbours_become_one_row() -> None:
 
 
 def test_a_block_of_four_dimensions_is_refused() -> None:
-    with pytest.raises(Untileable, match="block of 2x2x2x2 pieces"):
+    with pytest.raises(TilingError, match="block of 2x2x2x2 pieces"):
         coalesce([Dim(2, 8, 1), Dim(2, 40, 3), Dim(2, 200, 9), Dim(2, 900, 27)], 8)
-    with pytest.raises(Untileable, match="a block of 1x5000x1 pieces"):
+    with pytest.raises(TilingError, match="a block of 1x5000x1 pieces"):
         coalesce([Dim(5000, 40, 1)], 8)
 
 
@@ -274,5 +274,5 @@ def test_a_part_of_a_block_that_is_no_transfer_refuses_the_tile(opcode: Opcode) 
     move = MoveInstruction(
         opcode, {}, near, far, 1, Sum(0), Sum(0), dims, {}, (bound,), Const(0, "int8"), 8, ((Sum(0), 8999),)
     )
-    with pytest.raises(Untileable):
+    with pytest.raises(TilingError):
         move.check({})

@@ -320,7 +320,7 @@ def test_a_process_ends_while_its_threads_wait() -> None:
 
 def test_the_number_of_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(threads.VARIABLE, raising=False)
-    assert 1 <= default_threads() <= threads.MOST
+    assert 1 <= default_threads() <= threads.MAX_DEFAULT_THREADS
     monkeypatch.setenv(threads.VARIABLE, "3")
     assert default_threads() == 3
     for text in ("0", "-1", "two", "", "99999", "1.5"):

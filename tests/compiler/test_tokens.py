@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from celosia.compiler.vthread.emit import encode
-from celosia.compiler.vthread.need import by_need
-from celosia.compiler.vthread.pipeline import Ring, Unencoded
+from celosia.compiler.vthread.first_loads import reorder_first_loads
+from celosia.compiler.vthread.pipeline import Ring, StreamInstruction
 from celosia.compiler.vthread.tokens import insert_tokens
 from celosia.compiler.vthread.verify import Rule, VerifyError, verify
 from celosia.hw.spec.config import Config
@@ -15,7 +15,7 @@ CFG = Config(block_in=4, block_out=4, **_SMALL)
 ARENA = 4096
 
 
-def parse(line: str) -> Unencoded:
+def parse(line: str) -> StreamInstruction:
     """
     load  BUFFER FIRST COUNT [BYTE]        from byte (default: a constant)
     gemm  INP WGT ACC COUNT [accumulate]   inputs and accumulators from INP and ACC on
@@ -29,22 +29,22 @@ def parse(line: str) -> Unencoded:
         fields = dict(
             x_size=count, y_size=1, z_size=1, sram_base=first, sram_x=1, dram_addr=place[0] if place else ARENA
         )
-        return Unencoded(Opcode.LOAD, fields | dict(buffer=Buffer[words[0].upper()]))
+        return StreamInstruction(Opcode.LOAD, fields | dict(buffer=Buffer[words[0].upper()]))
     if opcode == "store":
         first, count, place = numbers
         fields = dict(x_size=count, y_size=1, z_size=1, sram_base=first, sram_x=1, dram_addr=place)
-        return Unencoded(Opcode.STORE, fields)
+        return StreamInstruction(Opcode.STORE, fields)
     if opcode == "gemm":
         inp, wgt, acc, count = numbers
         fields = {f"extent_{loop}": 1 for loop in GEMM_LOOPS} | dict(extent_x=count, inp_x=1, acc_x=1)
         fields |= dict(inp_base=inp, wgt_base=wgt, acc_base=acc, accumulate="accumulate" in words)
-        return Unencoded(Opcode.GEMM, fields)
+        return StreamInstruction(Opcode.GEMM, fields)
     a, out, count, *b = numbers
     fields = {f"extent_{loop}": 1 for loop in VECTOR_LOOPS} | dict(extent_x=count, a_x=1, dst_x=1)
     fields |= dict(a_base=a, a_source=ASource[words[0].upper()], dst_base=out, destination=Destination.OUT)
     if b:
         fields |= dict(b_source=BSource.VIN, b_base=b[0], b_x=1)
-    return Unencoded(Opcode.VECTOR, fields)
+    return StreamInstruction(Opcode.VECTOR, fields)
 
 
 def with_tokens(text: str, cfg: Config = CFG) -> str:
@@ -56,7 +56,7 @@ def with_tokens(text: str, cfg: Config = CFG) -> str:
     return "\n".join(f"{line} -> {_tokens(i)}".strip() for line, i in zip(lines, stream, strict=True))
 
 
-def _tokens(instruction: Unencoded) -> str:
+def _tokens(instruction: StreamInstruction) -> str:
     parts = []
     for kind in ("wait", "post"):
         units = [unit.name for unit in Unit if instruction.fields.get(kind, 0) >> unit & 1]
@@ -248,7 +248,7 @@ def by_need_of(text: str) -> list[str]:
     lines = [" ".join(line.split()) for line in text.strip().splitlines()]
     stream = [parse(line) for line in lines]
     numbers = {id(instruction): number for number, instruction in enumerate(stream)}
-    return [lines[numbers[id(instruction)]] for instruction in by_need(CFG, stream)]
+    return [lines[numbers[id(instruction)]] for instruction in reorder_first_loads(CFG, stream)]
 
 
 def test_first_loads_are_sorted_by_their_readers() -> None:

@@ -14,10 +14,10 @@ from thorough import tries
 
 from celosia.compiler import expr as T
 from celosia.compiler.expr.trace import PRIMITIVES, ReplayError, Trace, TraceStep
-from celosia.compiler.layer import Untileable, Window
+from celosia.compiler.layer import TilingError, Window
 from celosia.compiler.tensorize import intrinsics as hw
 from celosia.compiler.tensorize.define import define
-from celosia.compiler.tensorize.definition import Definition
+from celosia.compiler.tensorize.definition import LayerComputation
 from celosia.compiler.tensorize.space import sample
 from celosia.compiler.tensorize.templates import schedule
 from celosia.hw.spec.config import Config
@@ -86,7 +86,7 @@ def test_traces_of_layers(b: Builder, window: Window, kind: str, data: st.DataOb
     layer = b.net.layers[0]
     try:
         definitions = define(b.cfg, layer)
-    except Untileable:
+    except TilingError:
         assume(False)
     for number, d in enumerate(definitions):
         try:
@@ -163,7 +163,7 @@ def test_traces_of_users(cfg: Config) -> None:
 # What is refused --------------------------------------------------------------------------------------------------
 
 
-def layer() -> tuple[Config, Definition, Trace]:
+def layer() -> tuple[Config, LayerComputation, Trace]:
     """A convolution and a trace that fits it."""
     from celosia.compiler.layer import Activation, Conv, Requantise
 

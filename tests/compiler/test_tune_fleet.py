@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 
 from celosia.compiler.tune import pool
-from celosia.compiler.tune.measure import Judge, LayerJob, Status, TrialResult, measure
-from celosia.compiler.tune.pool import Executed, Fleet, FleetError, Measurer, Station
+from celosia.compiler.tune.measure import CostSource, LayerJob, Status, TrialResult, measure
+from celosia.compiler.tune.pool import Executed, Fleet, FleetError, Measurer, WorkerProcess
 from celosia.hw.spec.config import PRESETS
 
 WORKER = """
@@ -56,17 +56,17 @@ HANGS = """
 """
 
 
-def station(folder: Path, does: str = "pass", name: str = "process 0") -> Station:
+def station(folder: Path, does: str = "pass", name: str = "process 0") -> WorkerProcess:
     script = folder / f"{name}.py".replace(" ", "_")
     script.write_text(
         WORKER.format(folder=str(folder), does=textwrap.indent(textwrap.dedent(does).strip(), "    ").strip())
     )
-    return Station(name, [sys.executable, str(script)])
+    return WorkerProcess(name, [sys.executable, str(script)])
 
 
 def jobs(count: int) -> list[LayerJob]:
     """Trials that these workers know by their limits."""
-    return [LayerJob(PRESETS["tiny"], b"", (), Judge(), number) for number in range(count)]
+    return [LayerJob(PRESETS["tiny"], b"", (), CostSource(), number) for number in range(count)]
 
 
 def answers(fleet: Fleet, count: int) -> dict[int, TrialResult]:
@@ -202,7 +202,7 @@ class Noting:
 
 def test_devices_keep_to_their_config() -> None:
     """A simulator is loaded anew for another one: two devices and two Configs make that once for each."""
-    mixed = [LayerJob(PRESETS[("tiny", "pynq")[n % 2]], b"", (), Judge(), n) for n in range(40)]
+    mixed = [LayerJob(PRESETS[("tiny", "pynq")[n % 2]], b"", (), CostSource(), n) for n in range(40)]
     devices = [Noting("a"), Noting("b")]
     with Fleet(devices) as fleet:
         for _ in range(2):
@@ -224,7 +224,7 @@ def test_a_lost_connection_is_no_answer(tmp_path: Path) -> None:
     assert found == [TrialResult(Status.OK, 7)] and fleet.left_out == {}
     other = measure(replace(job, version=99))
     assert other.status == Status.FAILED and "99 was asked for; install the same Celosia" in other.detail
-    nowhere = measure(replace(job, judge=Judge("ssh://root@pynq")))
+    nowhere = measure(replace(job, judge=CostSource("ssh://root@pynq")))
     assert nowhere.status == Status.FAILED and "no connection to ssh://root@pynq" in nowhere.detail
 
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from thorough import some
 
 from celosia.compiler.vthread.emit import encode
-from celosia.compiler.vthread.pipeline import Unencoded
+from celosia.compiler.vthread.pipeline import StreamInstruction
 from celosia.compiler.vthread.tokens import insert_tokens
 from celosia.compiler.vthread.verify import Report, Rule, VerifyError, order, verify
 from celosia.compiler.vthread.verify.decode import InstructionShape
@@ -50,7 +50,7 @@ CONFIGS = {
 }
 CFG = CONFIGS["4x4"]
 NO_SHAPE = InstructionShape((), (), 0, False)
-Stream = list[Unencoded]
+Stream = list[StreamInstruction]
 
 
 def check(cfg: Config, stream: Stream) -> Report:
@@ -81,14 +81,14 @@ def prologue(cfg: Config) -> Stream:
         Buffer.PAR: cfg.par_depth, Buffer.LUT: cfg.lut_count,
     } | ({Buffer.TAP: cfg.tap_depth} if cfg.taps else {})  # fmt: skip
     stream = [
-        Unencoded(
+        StreamInstruction(
             Opcode.LOAD,
             dict(buffer=buffer, dram_addr=ARENA, x_size=size, y_size=1, z_size=1, sram_x=1, widen=buffer == Buffer.ACC),
         )
         for buffer, size in sizes.items()
     ]
     copy = _extents(VECTOR_LOOPS) | dict(extent_x=cfg.out_depth, a_x=1, dst_x=1, destination=Destination.OUT)
-    return [*stream, Unencoded(Opcode.VECTOR, copy)]
+    return [*stream, StreamInstruction(Opcode.VECTOR, copy)]
 
 
 def soup(cfg: Config, seed: int, count: int) -> Stream:
@@ -123,23 +123,23 @@ def soup(cfg: Config, seed: int, count: int) -> Stream:
             dram_addr=cfg.piece_bytes * rng.randint(0, 100), dram_y=cfg.piece_bytes * rng.randint(4, 10),
         )  # fmt: skip
 
-    def draw() -> Unencoded:
+    def draw() -> StreamInstruction:
         opcode = rng.choices(list(Opcode), (3, 3, 3, 3))[0]
         if opcode == Opcode.LOAD:
             sizes = [(Buffer.INP, cfg.inp_depth * cfg.inp_pieces), (Buffer.WGT, cfg.wgt_depth),
                      (Buffer.VIN, cfg.vin_depth * cfg.out_pieces)]  # fmt: skip
             buffer, depth = rng.choice([*sizes, (Buffer.TAP, cfg.tap_depth)] if cfg.taps else sizes)
-            return Unencoded(opcode, dict(buffer=buffer) | block("sram", depth))
+            return StreamInstruction(opcode, dict(buffer=buffer) | block("sram", depth))
         if opcode == Opcode.STORE:
-            return Unencoded(opcode, block("sram", cfg.out_depth * cfg.out_pieces))
+            return StreamInstruction(opcode, block("sram", cfg.out_depth * cfg.out_pieces))
         f = _extents(GEMM_LOOPS if opcode == Opcode.GEMM else VECTOR_LOOPS)
         if opcode == Opcode.GEMM:
             f |= lines("acc", "yx", cfg.acc_depth) | dict(accumulate=rng.randint(0, 1), extent_k=rng.randint(1, 2))
             f |= within("inp", "yxk", cfg.inp_depth, f) | within("wgt", "yxk", cfg.wgt_depth, f)
-            return Unencoded(opcode, f)
+            return StreamInstruction(opcode, f)
         return vector(f | dict(requantise=rng.randint(0, 1)))
 
-    def vector(f: dict[str, int]) -> Unencoded:
+    def vector(f: dict[str, int]) -> StreamInstruction:
         """Whatever it writes of vin is in one half of it, and what it reads in the other."""
         half = rng.randint(0, 1)
         depths = {Destination.OUT: cfg.out_depth}
@@ -160,7 +160,7 @@ def soup(cfg: Config, seed: int, count: int) -> Stream:
                 f |= within("tap", "r", cfg.tap_depth, f)
         if destination == Destination.VIN:
             f["dst_base"] += (1 - half) * vin
-        return Unencoded(Opcode.VECTOR, f)
+        return StreamInstruction(Opcode.VECTOR, f)
 
     stream = prologue(cfg) + [draw() for _ in range(count)]
     insert_tokens(cfg, stream, ARENA)
@@ -168,10 +168,10 @@ def soup(cfg: Config, seed: int, count: int) -> Stream:
 
 
 def _copy(stream: Stream) -> Stream:
-    return [Unencoded(i.opcode, dict(i.fields)) for i in stream]
+    return [StreamInstruction(i.opcode, dict(i.fields)) for i in stream]
 
 
-def _masks(instruction: Unencoded, kind: str) -> Iterator[Unit]:
+def _masks(instruction: StreamInstruction, kind: str) -> Iterator[Unit]:
     return (unit for unit in Unit if instruction.fields.get(kind, 0) >> unit & 1)
 
 
@@ -335,23 +335,27 @@ LOAD, GEMM, VECTOR, STORE = (1 << unit for unit in Unit)
 def sound() -> Stream:
     """Load inputs and weights, multiply, requantise, store."""
     return [
-        Unencoded(Opcode.LOAD, dict(buffer=Buffer.INP, x_size=4, y_size=2, z_size=1, sram_x=1, sram_y=4, dram_y=16)),
-        Unencoded(Opcode.LOAD, dict(buffer=Buffer.PAR, x_size=1, y_size=1, z_size=1, dram_addr=ARENA, post=VECTOR)),
-        Unencoded(
+        StreamInstruction(
+            Opcode.LOAD, dict(buffer=Buffer.INP, x_size=4, y_size=2, z_size=1, sram_x=1, sram_y=4, dram_y=16)
+        ),
+        StreamInstruction(
+            Opcode.LOAD, dict(buffer=Buffer.PAR, x_size=1, y_size=1, z_size=1, dram_addr=ARENA, post=VECTOR)
+        ),
+        StreamInstruction(
             Opcode.LOAD,
             dict(buffer=Buffer.WGT, x_size=2, y_size=1, z_size=1, sram_x=1, dram_addr=ARENA + 64, post=GEMM),
         ),
-        Unencoded(
+        StreamInstruction(
             Opcode.GEMM,
             _extents(GEMM_LOOPS)
             | dict(extent_x=4, extent_k=2, inp_x=1, inp_k=4, wgt_k=1, acc_x=1, wait=LOAD, post=VECTOR),
         ),
-        Unencoded(
+        StreamInstruction(
             Opcode.VECTOR,
             _extents(VECTOR_LOOPS)
             | dict(extent_x=4, a_x=1, dst_x=1, requantise=1, destination=Destination.OUT, wait=LOAD | GEMM, post=STORE),
         ),
-        Unencoded(Opcode.STORE, dict(x_size=4, y_size=1, z_size=1, sram_x=1, dram_addr=1024, wait=VECTOR)),
+        StreamInstruction(Opcode.STORE, dict(x_size=4, y_size=1, z_size=1, sram_x=1, dram_addr=1024, wait=VECTOR)),
     ]  # fmt: skip
 
 
@@ -372,7 +376,7 @@ def sets(index: int, **fields: int) -> Callable[[Stream], Stream]:
 
 
 def inserts(index: int, opcode: Opcode, **fields: int) -> Callable[[Stream], Stream]:
-    return lambda stream: [*stream[:index], Unencoded(opcode, fields), *stream[index:]]
+    return lambda stream: [*stream[:index], StreamInstruction(opcode, fields), *stream[index:]]
 
 
 LAST_INP = CFG.inp_depth - 1
@@ -431,10 +435,10 @@ FAULTS: list[tuple[Callable[[Stream], Stream], Rule, str]] = [
     (
         lambda stream: [
             stream[0],
-            *(Unencoded(Opcode.LOAD, dict(ROW, wait=STORE)) for _ in range(17)),
+            *(StreamInstruction(Opcode.LOAD, dict(ROW, wait=STORE)) for _ in range(17)),
             *stream[1:5],
             sets(5, post=LOAD)(stream)[5],
-            *(Unencoded(Opcode.STORE, dict(ROW, post=LOAD)) for _ in range(16)),
+            *(StreamInstruction(Opcode.STORE, dict(ROW, post=LOAD)) for _ in range(16)),
         ],
         Rule.PROGRESS,
         r"instruction 1 \(LOAD\) never gets a token from STORE while the fetch is held up at 17",
@@ -510,9 +514,13 @@ def test_semaphores_too_small_for_a_stream_are_found() -> None:
     """LOAD runs ahead of GEMM by as many tokens as a semaphore holds; three need a queue of three to go on."""
 
     def ahead(cfg: Config, count: int) -> Rule | None:
-        loads = [Unencoded(Opcode.LOAD, dict(ROW, buffer=Buffer.INP, sram_base=n, post=GEMM)) for n in range(count)]
-        weights = [Unencoded(Opcode.LOAD, dict(ROW, buffer=Buffer.WGT))]
-        gemms = [Unencoded(Opcode.GEMM, _extents(GEMM_LOOPS) | dict(inp_base=n, wait=LOAD)) for n in range(count)]
+        loads = [
+            StreamInstruction(Opcode.LOAD, dict(ROW, buffer=Buffer.INP, sram_base=n, post=GEMM)) for n in range(count)
+        ]
+        weights = [StreamInstruction(Opcode.LOAD, dict(ROW, buffer=Buffer.WGT))]
+        gemms = [
+            StreamInstruction(Opcode.GEMM, _extents(GEMM_LOOPS) | dict(inp_base=n, wait=LOAD)) for n in range(count)
+        ]
         return broken(cfg, weights + loads + gemms)
 
     small = Config(block_in=4, block_out=4, queue_depth=2, token_bits=2, **_SMALL)
@@ -527,7 +535,7 @@ def test_program_order_is_an_execution_exactly_where_the_closed_form_says_so(nam
     for seed in range(300):
         rng = random.Random(seed)
         units = rng.choices(list(Unit), k=12)
-        stream = [Unencoded(next(o for o, u in UNIT_OF.items() if u == unit), {}) for unit in units]
+        stream = [StreamInstruction(next(o for o, u in UNIT_OF.items() if u == unit), {}) for unit in units]
         waits, posts = [0] * len(units), [0] * len(units)
         for _ in range(rng.randrange(1, 9)):
             giver, taker = sorted(rng.sample(range(len(units)), 2), reverse=rng.random() < 0.1)

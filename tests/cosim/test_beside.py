@@ -17,8 +17,8 @@ from thorough import some
 import celosia
 from celosia.compiler.graph.select import pooling
 from celosia.compiler.launch import image, order
-from celosia.compiler.launch.between import Companion
-from celosia.compiler.launch.company import is_for_vector, keeps_gemm_busy
+from celosia.compiler.launch.interleaving import OverlappedLayer
+from celosia.compiler.launch.overlap import is_for_vector, keeps_gemm_busy
 from celosia.compiler.layer import Layer
 from celosia.compiler.program import Program
 from celosia.compiler.tensorize.plan import Planner
@@ -191,7 +191,7 @@ def test_branches_on_rtl() -> None:
 
 
 def test_a_tile_that_does_not_wait_is_found(always: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Companion, "is_ready", lambda self, stream, done: bool(self.left))
+    monkeypatch.setattr(OverlappedLayer, "is_ready", lambda self, stream, done: bool(self.left))
     with pytest.raises(VerifyError):
         celosia.compile(random_branches(10).model(), "tiny", check=False)
 
@@ -201,7 +201,7 @@ def test_memory_that_is_given_away_too_early_is_found(always: None, monkeypatch:
 
     def without_hosts(*given: Any) -> Any:
         with monkeypatch.context() as patch:
-            patch.setattr(image, "Company", lambda *layers: SimpleNamespace(hosts={}))
+            patch.setattr(image, "OverlapGroups", lambda *layers: SimpleNamespace(hosts={}))
             return real(*given)
 
     monkeypatch.setattr(image, "lifetimes", without_hosts)

@@ -19,15 +19,15 @@ from small_models import Builder, Tensor
 from thorough import paired, tries
 
 import celosia
-from celosia.compiler.graph.select import Choice, Selection
+from celosia.compiler.graph.select import LayerAssignment, Partition
 from celosia.compiler.launch import blocks, lowering
 from celosia.compiler.launch.blocks import form_blocks
 from celosia.compiler.launch.image import build
-from celosia.compiler.layer import Layer, Untileable, inputs
+from celosia.compiler.layer import Layer, TilingError, inputs
 from celosia.compiler.program import Program
 from celosia.compiler.tensorize import block_space, tiles
 from celosia.compiler.tensorize.block_space import BlockProblem, Group
-from celosia.compiler.tensorize.decide import Decider
+from celosia.compiler.tensorize.decide import SchedulePolicy
 from celosia.compiler.tensorize.decisions import DecisionsError, decisions_of
 from celosia.compiler.tensorize.plan import Planner
 from celosia.compiler.tensorize.space import Decisions, parts
@@ -201,14 +201,14 @@ def test_no_block_takes_longer_than_its_layers(
 
 
 @pytest.fixture
-def formed(monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[Choice], list[Choice], Planner]]:
+def formed(monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[LayerAssignment], list[LayerAssignment], Planner]]:
     """What is compiled: its layers one by one, as they run, and what tiles them."""
-    kept: list[tuple[list[Choice], list[Choice], Planner]] = []
+    kept: list[tuple[list[LayerAssignment], list[LayerAssignment], Planner]] = []
 
-    def watched(cfg: Config, selection: Selection, planner: Planner, *rest: Any) -> Decider:
+    def watched(cfg: Config, selection: Partition, planner: Planner, *rest: Any) -> SchedulePolicy:
         apart = list(selection.choices)
         decider = form_blocks(cfg, selection, planner, *rest)
-        kept.append((apart, selection.choices, planner.under(decider)))
+        kept.append((apart, selection.choices, planner.with_policy(decider)))
         return decider
 
     monkeypatch.setattr(lowering, "form_blocks", watched)
@@ -319,7 +319,7 @@ def test_random_points(chain: str, name: str, cut: Callable[..., None], monkeypa
             points = list(block_space.candidates(cfg, group))
             assert points == largest(cfg, group)
             if not points:
-                raise Untileable("nothing fits")
+                raise TilingError("nothing fits")
             found.append(points[rng.integers(len(points))])
             assert block_space.why_not(cfg, group, found[-1]) is None
         taken += 1
@@ -399,7 +399,7 @@ def groups(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
         def choose(cfg: Config, p: BlockProblem) -> Decisions:
             points = [list(block_space.candidates(cfg, group)) for group in p.groups]
             if not all(points):
-                raise Untileable("nothing fits")
+                raise TilingError("nothing fits")
             assert rng is not None
             return Decisions.of_groups([each[rng.integers(len(each))] for each in points])
 

@@ -20,9 +20,9 @@ from small_models import Builder, Tensor
 from thorough import paired, some, tries
 
 import celosia
-from celosia.compiler.lattice import Lattice
 from celosia.compiler.program import Program
 from celosia.compiler.selfcheck.check import SelfCheckError
+from celosia.compiler.strided_view import StridedView
 from celosia.compiler.vthread.verify.decode import VerifyError
 from celosia.driver.runtime import Runtime
 from celosia.hw.spec.config import PRESETS
@@ -285,13 +285,13 @@ def test_padding_that_is_no_byte_stays_as_it_is() -> None:
 )
 def test_a_lattice_in_the_wrong_place_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The self-check knows the graph, and not where the compiler has put things."""
-    within = Lattice.within
+    within = StridedView.within
 
-    def shifted(inner: Lattice, outer: Lattice) -> Lattice:
+    def shifted(inner: StridedView, outer: StridedView) -> StridedView:
         found = within(inner, outer)
         return replace(found, top=found.top - 1) if found.top % 2 else found
 
-    monkeypatch.setattr(Lattice, "within", shifted)
+    monkeypatch.setattr(StridedView, "within", shifted)
     with pytest.raises((SelfCheckError, VerifyError)):
         celosia.compile(made(ACCELERATED[name]).model(), "tiny")
 

@@ -256,7 +256,7 @@ def stale(tmp_path: Path) -> Iterator[Path]:
 HERE = f"PATH={Path(sys.executable).parent}:$PATH"
 
 
-class Here(Connection):
+class InProcess(Connection):
     """This machine as a board, whose commands run in a shell."""
 
     def __init__(self) -> None:
@@ -270,7 +270,7 @@ def test_parts_of_a_killed_installation_go_at_the_next_start(stale: Path) -> Non
     import fcntl
     import os
 
-    remote = Remote(Here(), str(stale.parent))
+    remote = Remote(InProcess(), str(stale.parent))
     handle = os.open(stale.parent, os.O_RDONLY)
     fcntl.flock(handle, fcntl.LOCK_EX)  # as an installation under way
     remote.status()
@@ -286,7 +286,7 @@ def test_parts_of_a_killed_installation_go_at_the_next_start(stale: Path) -> Non
 
 def test_an_installation_that_is_killed_leaves_its_part_to_the_next(tmp_path: Path) -> None:
     folder = tmp_path / "celosia"
-    remote = Remote(Here(), str(folder))
+    remote = Remote(InProcess(), str(folder))
     text = Path(deploy.bootstrap.__file__).read_bytes()
     request = {"what": "install", "folder": str(folder), "files": [{"name": "a", "size": 100, "sha256": ""}]}
     script = f"import sys; exec(sys.stdin.buffer.read({len(text)}))"

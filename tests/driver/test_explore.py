@@ -26,7 +26,7 @@ pytest.importorskip("moocore")
 import celosia
 from celosia.bitstreams import area, synthesis
 from celosia.bitstreams.synthesis import Usage
-from celosia.compiler.layer import Untileable
+from celosia.compiler.layer import TilingError
 from celosia.compiler.tune.measure import Status, TrialResult
 from celosia.compiler.tune.pool import Fleet, Job
 from celosia.driver import cli
@@ -86,7 +86,7 @@ def test_cycles_are_those_of_a_run_and_never_below_the_bound(tmp_path: Path) -> 
             cfg = random_config(rng)
             try:
                 at_least, found = closed(one, cfg, MEMORY), timed(one, cfg, MEMORY)
-            except Untileable:
+            except TilingError:
                 continue
             program = celosia.compile(one.path, cfg, check=False, records="none")
             report = celosia.driver.run.explain.estimate(program, MEMORY)

@@ -18,7 +18,7 @@ from fake_board import FakeBoard, serving
 from typer.testing import CliRunner
 
 import celosia
-from celosia.compiler.tune.measure import Judge, LayerJob, Status, TrialResult, measure, packed
+from celosia.compiler.tune.measure import CostSource, LayerJob, Status, TrialResult, measure, packed
 from celosia.compiler.tune.network import network_measurer
 from celosia.compiler.tune.pool import Fleet, FleetError
 from celosia.compiler.tune.records import Records
@@ -35,7 +35,7 @@ from celosia.hw.spec.config import PRESETS
 sys.path.append(str(Path(__file__).parents[2]))
 from benchmarks.tune import Shape, space_of
 
-BOARD = Judge("ssh://board")
+BOARD = CostSource("ssh://board")
 BASE = 0x43C00000
 ROOT = Path(celosia.__file__).parents[1]
 
@@ -55,7 +55,7 @@ def jobs() -> list[LayerJob]:
     return found
 
 
-def judged(jobs: list[LayerJob], judge: Judge) -> list[LayerJob]:
+def judged(jobs: list[LayerJob], judge: CostSource) -> list[LayerJob]:
     return [LayerJob(job.cfg, job.layer, job.decisions, judge) for job in jobs]
 
 
@@ -91,7 +91,7 @@ def test_a_board_measures_what_the_rtl_does(board: FakeBoard, jobs: list[LayerJo
     with fleet_for(BOARD, base=BASE) as devices:
         found = answers(devices, judged(jobs, BOARD))
     for job, result in zip(jobs, found):
-        rtl = measure(judged([job], Judge("rtl"))[0])
+        rtl = measure(judged([job], CostSource("rtl"))[0])
         assert result.status == rtl.status == Status.OK
         assert abs(result.cycles - rtl.cycles) <= 2 * ZYNQ_HP.refresh_cycles  # which come at other times
     runs = [command for command in board.commands if "runner" in command]
@@ -158,7 +158,7 @@ def test_the_command_tunes_on_a_board(board: FakeBoard, models: Path, tmp_path: 
     done = CliRunner().invoke(cli.app, [str(word) for word in line])
     assert done.exit_code == 0, done.output
     measurers = Counter(key.measurer for key in Records.load(tmp_path / "r.jsonl").trials)
-    assert set(measurers) == {BOARD.version, network_measurer(Judge())} and measurers[BOARD.version] >= 4
+    assert set(measurers) == {BOARD.version, network_measurer(CostSource())} and measurers[BOARD.version] >= 4
     done = CliRunner().invoke(cli.app, [str(word) for word in line])
     assert done.exit_code == 0 and " 0 measured" in " ".join(done.output.split())
 
@@ -167,17 +167,17 @@ def test_the_command_tunes_on_a_board(board: FakeBoard, models: Path, tmp_path: 
 
 
 def test_resources() -> None:
-    assert resource_of(Judge()) is None and resource_of(Judge("rtl")) == "rtl"
-    assert resource_of(Judge("ssh://xilinx@pynq-z2:2222")) == "board:pynq-z2"
+    assert resource_of(CostSource()) is None and resource_of(CostSource("rtl")) == "rtl"
+    assert resource_of(CostSource("ssh://xilinx@pynq-z2:2222")) == "board:pynq-z2"
     with pytest.raises(SshError, match="names no machine"):
-        resource_of(Judge("ssh://a b"))
+        resource_of(CostSource("ssh://a b"))
     assert board_module("ssh://pynq", True, 16)[-3:] == ("--sudo", "--base=16", "ssh://pynq")
 
 
 @pytest.mark.parametrize("text", ["dask://", "dask://host", "dask://host:x", "ray://host:1", "host:1", "dask://h:1/a"])
 def test_what_is_no_pool(text: str) -> None:
     with pytest.raises(PoolError, match="dask://HOST:PORT"):
-        fleet_for(Judge(), pool=text)
+        fleet_for(CostSource(), pool=text)
 
 
 def test_a_pool_on_a_public_address(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -201,9 +201,9 @@ def test_a_pool_on_a_public_address(monkeypatch: pytest.MonkeyPatch) -> None:
     places = (inside, inside)
     for host in ("8.8.8.8", "[2001:4860:4860::8888]", "0x08080808"):
         with pytest.raises(PoolError, match=r"TLS.*--host.*dask\+tls.*--insecure-pool"):
-            fleet_for(Judge(), pool=f"dask://{host}:8786")
+            fleet_for(CostSource(), pool=f"dask://{host}:8786")
     assert not asked
-    rtl = Judge("rtl")
+    rtl = CostSource("rtl")
     for host in ("127.0.0.1", "[::1]", "localhost", "192.168.1.2"):
         with pytest.raises(PoolError, match=r"no worker.*resource rtl"):
             fleet_for(rtl, pool=f"dask://{host}:8786")
@@ -224,7 +224,7 @@ def test_a_pool_on_a_public_address(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_without_dask(monkeypatch: pytest.MonkeyPatch, models: Path, tmp_path: Path) -> None:
     monkeypatch.setitem(sys.modules, "distributed", None)
     with pytest.raises(MissingLibrary, match=r"Dask.*celosia\[fleet\]"):
-        fleet_for(Judge(), pool="dask://host:8786")
+        fleet_for(CostSource(), pool="dask://host:8786")
     line = ["tune", str(models / "quantised.onnx"), "--records", str(tmp_path / "r"), "--pool", "dask://host:8786"]
     done = CliRunner().invoke(cli.app, line)
     assert done.exit_code == 4 and "celosia[fleet]" in done.output and "Traceback" not in done.output
@@ -281,7 +281,7 @@ class Cluster:
             ).read_text()
             time.sleep(0.05)
 
-    def fleet(self, judge: Judge, does: str = "pass", deadline: float = 60) -> Fleet:
+    def fleet(self, judge: CostSource, does: str = "pass", deadline: float = 60) -> Fleet:
         """As `fleet_for`, whose workers run a station that does so at its third job."""
         script = self.folder / "station.py"
         script.write_text(STATION.format(folder=str(self.folder), does=does))
@@ -306,7 +306,7 @@ def numbered(count: int) -> list[LayerJob]:
 def test_workers_of_dask_measure_what_this_process_does(cluster: Cluster, jobs: list[LayerJob], models: Path) -> None:
     cluster.worker("one")
     cluster.worker("two")
-    with fleet_for(Judge(), pool=cluster.pool) as devices:
+    with fleet_for(CostSource(), pool=cluster.pool) as devices:
         assert sorted(device.name for device in devices.devices) == ["worker one", "worker two"]
         found = answers(devices, jobs)
     assert [(r.status, r.cycles) for r in found] == [(r.status, r.cycles) for r in map(measure, jobs)]
@@ -321,22 +321,22 @@ def test_workers_of_dask_measure_what_this_process_does(cluster: Cluster, jobs: 
 def test_resources_say_which_worker(cluster: Cluster) -> None:
     cluster.worker("plain")
     with pytest.raises(PoolError, match=r"dask worker .* --resources rtl=1$"):
-        cluster.fleet(Judge("rtl"))
+        cluster.fleet(CostSource("rtl"))
     cluster.worker("able", "rtl=2,board:pynq=1")
-    with cluster.fleet(Judge("rtl")) as devices:
+    with cluster.fleet(CostSource("rtl")) as devices:
         assert [device.name for device in devices.devices] == ["worker able, 1 of 2", "worker able, 2 of 2"]
         assert [r.cycles for r in answers(devices, numbered(6))] == [1000 + n for n in range(6)]
-    with cluster.fleet(Judge("ssh://root@pynq")) as devices:
+    with cluster.fleet(CostSource("ssh://root@pynq")) as devices:
         assert [device.name for device in devices.devices] == ["worker able"]
     with pytest.raises(PoolError, match=r"worker.*board:other"):
-        cluster.fleet(Judge("ssh://root@other"))
+        cluster.fleet(CostSource("ssh://root@other"))
 
 
 def test_a_worker_that_is_killed_loses_no_trial(cluster: Cluster) -> None:
     """In the middle of one: another worker tries that again."""
     cluster.worker("one")
     cluster.worker("two")
-    with cluster.fleet(Judge(), "os.kill(os.getppid(), signal.SIGKILL); time.sleep(600)") as devices:
+    with cluster.fleet(CostSource(), "os.kill(os.getppid(), signal.SIGKILL); time.sleep(600)") as devices:
         found = answers(devices, numbered(12))
         assert [(r.status, r.cycles) for r in found] == [(Status.OK, 1000 + n) for n in range(12)]
     log = Counter((cluster.folder / "log").read_text().split())
@@ -347,7 +347,7 @@ def test_a_worker_that_is_killed_loses_no_trial(cluster: Cluster) -> None:
 def test_the_only_worker_is_killed(cluster: Cluster) -> None:
     cluster.worker("one")
     with (
-        cluster.fleet(Judge(), "os.kill(os.getppid(), signal.SIGKILL); time.sleep(600)") as devices,
+        cluster.fleet(CostSource(), "os.kill(os.getppid(), signal.SIGKILL); time.sleep(600)") as devices,
         pytest.raises(FleetError, match=r"worker one.*worker is gone"),
     ):
         devices.run(numbered(6), lambda number, result: None)
@@ -356,7 +356,7 @@ def test_the_only_worker_is_killed(cluster: Cluster) -> None:
 def test_what_hangs_ends_in_the_worker(cluster: Cluster) -> None:
     cluster.worker("one")
     does = "(folder / 'child').write_text(str(subprocess.Popen(['sleep', '600']).pid)); time.sleep(600)"
-    with cluster.fleet(Judge(), does, deadline=3) as devices:
+    with cluster.fleet(CostSource(), does, deadline=3) as devices:
         found = answers(devices, numbered(5))
     assert [r.status for r in found] == [Status.OK, Status.OK, Status.HUNG, Status.OK, Status.OK]
     assert found[2].detail == "no answer within 3 s" and cluster.workers["one"].poll() is None
@@ -379,4 +379,4 @@ def test_no_scheduler(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("distributed", reason="no 'distributed', of the extra fleet")
     monkeypatch.setattr(fleet, "CONNECT_SECONDS", 1)
     with pytest.raises(PoolError, match=r"--host 127\.0\.0\.1 --port 1$"):
-        fleet_for(Judge(), pool="dask://127.0.0.1:1")
+        fleet_for(CostSource(), pool="dask://127.0.0.1:1")

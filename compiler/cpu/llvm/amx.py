@@ -27,7 +27,7 @@ TILE_A, TILE_B = 6, 7
 
 @dataclass(frozen=True)
 class AmxNest:
-    """What a nest reads and writes: (tensor, index) of each operand, and elements from one row, or step, to the next.
+    """Operands of a loop nest: (tensor, index) of each operand, and elements from one row, or step, to the next.
     columns: the loop over them, if there is one."""
 
     k: Var

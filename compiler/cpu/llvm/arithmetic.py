@@ -1,4 +1,5 @@
-"""What expressions compute: operators, and functions by intrinsics of LLVM, polynomials in line, else the C library."""
+"""Generate code for expressions: operators, and functions by intrinsics of LLVM, polynomials in line, else the C
+library."""
 
 from __future__ import annotations
 

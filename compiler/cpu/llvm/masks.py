@@ -1,4 +1,5 @@
-"""Which lanes of a vector a comparison of positions holds for, where each lane's is one beside that of its neighbour.
+"""Find the lanes of a vector that a comparison of positions holds for, where each lane's is one beside that of its
+neighbour.
 
 Found from the number of the first lane that differs: vectors of 64-bit positions are many where registers are small.
 Where the number is known, in a loop that is written out, so is the mask.

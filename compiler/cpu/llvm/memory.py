@@ -23,7 +23,7 @@ STACK_MOST = 256 << 10  # and so do those that follow so many bytes of others
 
 
 class MemoryWriter:
-    """What a body knows of its tensors and of the loops around. loop, share: see BodyWriter."""
+    """Writer of memory accesses, which knows a body's tensors and the loops around it. loop, share: see BodyWriter."""
 
     def __init__(
         self, fn: Any, memory: dict[Tensor, V], workspace: V, loop: For | None = None, share: tuple[V, ...] = ()

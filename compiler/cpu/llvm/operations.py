@@ -192,7 +192,7 @@ def horizontal(b: Any, op: str, dtype: str, vector: V, numbers: bool = False) ->
 
 
 def _extreme_lane(b: Any, op: str, vector: V) -> V:
-    """Of lanes that are a power of two."""
+    """Reduce lanes, whose number is a power of two, to their extreme."""
     while (half := vector.type.count // 2) > 0:
         places = [ir.Constant(ir.VectorType(I32, half), [*range(at, at + half)]) for at in (0, half)]
         parts = [b.shuffle_vector(vector, vector, each) for each in places]
@@ -336,7 +336,7 @@ def int_power(b: Any, x: V, y: V) -> V:
 
 
 def features(b: Any) -> frozenset[str]:
-    """Of the processor that the module of builder `b` is for, in LLVM's names."""
+    """Features of the processor that the module of builder `b` is for, in LLVM's names."""
     return getattr(b.module, "features", frozenset())
 
 

@@ -1,4 +1,4 @@
-"""What the iterations of an unrolled loop of vectors share: tiles of memory that they read or write together."""
+"""Share the tiles of memory that iterations of an unrolled loop of vectors read or write together."""
 
 from __future__ import annotations
 

@@ -37,13 +37,13 @@ from celosia.compiler.program.traits import traits
 
 LEVELS = "levels"
 """In the attributes of an operator: the BitLevels of factors that have few values, by the input's number."""
-MOST = 255
+MAX_BYTE = 255
 """That a byte counts."""
 
 
 def most_words(x: BitLevels, w: BitLevels) -> int:
     """Words of 32 products whose sums a byte holds."""
-    return MOST // (8 * ((1 << x.bits) - 1) * ((1 << w.bits) - 1))
+    return MAX_BYTE // (8 * ((1 << x.bits) - 1) * ((1 << w.bits) - 1))
 
 
 MOST_ADDED = 9
@@ -55,7 +55,7 @@ Pair = tuple[int, Expr, Expr] | tuple[int, Expr]
 
 def counted(pairs: Iterable[Pair]) -> Expr:
     """The sum of 2**place * popcount(u & v) over all pairs, as int32; of a uint32 each byte counts its own, which must
-    not be more than MOST."""
+    not be more than MAX_BYTE."""
     by_place: dict[int, Expr] = {}
     for place, word, *others in pairs:
         count = call("popcount4", word & others[0] if others else word)
@@ -125,7 +125,8 @@ def _plane(x: Tensor, levels: BitLevels, place: int, axis: int, dtype: str, apar
 
 @dataclass(frozen=True)
 class Factors:
-    """How the product of `levels` is that of bits: acc = scale * sum u*v + (w0 - zw) * sx * sum u + offset."""
+    """Factors with which the product of `levels` is that of bits: acc = scale * sum u*v + (w0 - zw) * sx * sum u +
+    offset."""
 
     x: BitLevels
     w: BitLevels

@@ -14,7 +14,7 @@ from celosia.compiler.expr import INDEX, Axis, Expr, Tensor, select, wrap
 from celosia.compiler.program.host.windows import spread
 from celosia.compiler.program.traits import Kind
 
-SMALL = 48
+MIN_LINE_ELEMENTS = 48
 """Elements of a line of outputs, from which on lines fill vectors well enough."""
 
 
@@ -35,7 +35,7 @@ def convolution(
     window = SlidingWindow.of(node, x.shape[2:], w.shape[2:])
     # Where lines fill half a vector, parting phases takes longer than it saves; by channel, lines share what they read.
     lanes = target().lanes(x.dtype)
-    few = lanes // 2 if set(window.stride) != {1} else lanes if cg == 1 else SMALL
+    few = lanes // 2 if set(window.stride) != {1} else lanes if cg == 1 else MIN_LINE_ELEMENTS
     small = len(window.out) > 1 and 1 < window.out[-1] < few and prod(window.kernel) > 1
     p = window.padded(x, pad_value, change_x) if not small else window.phases(x, pad_value, change_x)
     if change_w is not None:

@@ -15,7 +15,7 @@ from celosia.compiler.expr import INDEX, Expr, Tensor, call, select, wrap
 from celosia.compiler.program.traits import Kind
 
 REFUSED = ("sliding_window_cache", "qk_output", "kv_cache_bit_width")
-LEAST = float(np.finfo(np.float32).min)
+FLOAT32_MIN = float(np.finfo(np.float32).min)
 
 
 @op("GroupQueryAttention", kind=Kind.OPAQUE, shape_inputs=(6,), wide=True)
@@ -132,7 +132,7 @@ def _attend(node: Node, q: Tensor, k: Tensor, v: Tensor, seen: Seen) -> Tensor:
             value = call("tanh", value / cap) * cap
         if bias is not None:  # which may have fewer columns than a cache
             value = value + at(bias, (*i[:3], T.minimum(i[3], bias.shape[3] - 1)))
-        value = select(seen(place), value, LEAST)
+        value = select(seen(place), value, FLOAT32_MIN)
         if not more:
             return value
         return select(i[3] < columns, value, wrap(0, F32) if sinks is None else sinks[i[1]])

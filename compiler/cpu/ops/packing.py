@@ -1,4 +1,4 @@
-"""How the bytes of a convolution lie in memory, so that windows move by one element: images cut by the stride, channels
+"""Lay out the bytes of a convolution, so that windows move by one element: images cut by the stride, channels
 or elements of a line that share a word, and the weights that go with them.
 """
 
@@ -40,7 +40,7 @@ def dot(x: Expr, w: Expr, axes: Any) -> Expr:
 
 
 class ConvPacking:
-    """How the bytes of a convolution share a uint32.
+    """Layout in which the bytes of a convolution share a uint32.
 
     steps: extents of the reduction, the first over channels. reach: elements of the image from one step to the next,
     in each dimension. phases, lines: of the packed image, how many remainders of the stride and how many lines of each.

@@ -1,4 +1,4 @@
-"""How loops are arranged for a processor, and which operators share them."""
+"""Schedule loops for a processor, and fuse operators."""
 
 from celosia.compiler.cpu.schedule.arrange import schedule
 from celosia.compiler.cpu.schedule.chosen import arranged, choosing

@@ -1,4 +1,4 @@
-"""What is fetched while an iteration computes: the elements that the next one begins with.
+"""Prefetch while an iteration computes: the elements that the next one begins with.
 
 Processors guess what is read next within a page of memory. An iteration that reads its elements several times computes
 for long after it has read them first, and then the next one waits for its own.
@@ -16,13 +16,13 @@ from celosia.compiler.expr.nodes import Load, Tensor
 from celosia.compiler.expr.walk import walk
 from celosia.compiler.program.dtypes import itemsize
 
-LEAST, MOST = 1 << 10, 1 << 14
+MIN_BYTES_READ, MAX_BYTES_READ = 1 << 10, 1 << 14
 """Bytes that an iteration reads: less is soon done, more does not stay in the first cache beside what it computes."""
 
 
 @dataclass
 class _Reads:
-    """Of one tensor. passes: how often its elements are read; end, size, loads: of the last pass."""
+    """Reads of one tensor. passes: how often its elements are read; end, size, loads: of the last pass."""
 
     passes: int = 0
     end: int = 0
@@ -66,6 +66,6 @@ def _of_nest(body: Stmt) -> dict[int, int]:
             reads.size += itemsize(load.tensor.dtype) * prod(extents[var] for var in terms if var in extents)
             reads.loads[id(load)] = step
     often = [reads for reads in found.values() if reads.passes > 1]
-    if not LEAST <= sum(reads.size for reads in often) <= MOST:
+    if not MIN_BYTES_READ <= sum(reads.size for reads in often) <= MAX_BYTES_READ:
         return {}
     return {load: step for reads in often for load, step in reads.loads.items()}

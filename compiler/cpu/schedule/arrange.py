@@ -1,4 +1,4 @@
-"""How loops are arranged for a CPU with vectors: chosen from the accesses, not from the operator."""
+"""Schedule loops for a CPU with vectors: chosen from the accesses, not from the operator."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from celosia.compiler.expr.walk import rewrite, walk
 
 @dataclass(frozen=True)
 class Knobs:
-    """What can be chosen of the schedule of one tensor, in the place of what the compiler takes.
+    """Choices for the schedule of one tensor, in the place of what the compiler takes.
 
     tile: takes one of the tiles of registers that there are. vectors: so many side by side, where there is no tile.
     tail: see Stage.set_tail; "peel" where no element may be computed twice.
@@ -62,7 +62,7 @@ def plain(outputs: Sequence[Tensor]) -> Schedule:
 
 
 def _named_apart(outputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """The same, with a number behind names that others have."""
+    """The tensors with a number behind names that others have."""
     order = topological(outputs)
     taken = {tensor.name for tensor in order if tensor.body is None}
     names = {tensor: unused_name(tensor.name, taken) for tensor in order if tensor.body is not None}

@@ -44,7 +44,7 @@ class KernelWorkload:
 
     @property
     def constant_bytes(self) -> int:
-        """Of inputs that are weights."""
+        """Bytes of inputs that are weights."""
         return sum(tensor.nbytes for tensor in self.constants)
 
     def own(self) -> Trace:

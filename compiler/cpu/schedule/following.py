@@ -1,4 +1,4 @@
-"""What is fetched while tiles of a product compute: the block of one operand with which the next ones begin.
+"""Prefetch while tiles of a product compute: the block of one operand with which the next ones begin.
 
 Tiles that share a block of weights read it from memory once, all at once, and then from the cache. Where the weights
 are more than the cache holds, the processor would wait at each new block and leave memory alone in between.

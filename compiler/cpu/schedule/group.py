@@ -1,4 +1,4 @@
-"""Which operators share a kernel: fusion by the classes of compiler/program/traits.py.
+"""Group operators that share a kernel: fusion by the classes of compiler/program/traits.py.
 
 h = Conv(x, w)
 k = Relu(h)                        one kernel: h and k stay in registers,
@@ -18,7 +18,7 @@ JOINS = (
     ((Kind.REDUCTION, Kind.COMPLEX), (Kind.INJECTIVE,)),
     ((Kind.INJECTIVE,), (Kind.REDUCTION, Kind.COMPLEX)),
 )
-"""Which group joins the one that alone reads it: (kinds of the first, kinds of the reader), in the order in which they
+"""Groups that join the one that alone reads it: (kinds of the first, kinds of the reader), in the order in which they
 are tried, so that injective operators go with what they follow rather than with what they precede. The group is then of
 the kind that is not injective."""
 

@@ -1,4 +1,4 @@
-"""Which input of a kernel may lie in the memory of its output."""
+"""Find inputs of a kernel that may lie in the memory of its output."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which loops of a kernel run on several threads. Only the order in which elements are computed depends on it."""
+"""Run loops of a kernel on several threads. Only the order in which elements are computed depends on it."""
 
 from __future__ import annotations
 

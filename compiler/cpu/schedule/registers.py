@@ -28,9 +28,9 @@ from celosia.compiler.program.dtypes import itemsize
 UNROLLED = 64
 """Reads that the steps of a reduction may have if they are written out."""
 SLIDING = 128
-"""The same where most of them take what others have read."""
+"""The limit where most of them take what others have read."""
 WIDENED = 256
-"""The same where products of int16 have an instruction, beside which there is time to read."""
+"""The limit where products of int16 have an instruction, beside which there is time to read."""
 EVEN = 1.05
 """How much more work it may be to leave no edges, and to have less code, where edges are loop nests of their own."""
 L1_BYTES = 24 << 10
@@ -236,7 +236,7 @@ def _tiles(rows: int, columns: int) -> tuple[int, int]:
     return min(rows, TILE_ROWS[-1]), -(-columns // -(-columns // most))
 
 
-NEAR = 256
+MAX_STRIDE_BYTES = 256
 """Bytes: numbers of rows that are further apart may be in the same places of the first cache, of which there are few.
 """
 
@@ -244,7 +244,7 @@ NEAR = 256
 def _are_near(scalars: list[Load], row: Axis | None) -> bool:
     """Whether what tiles read for neighbouring rows lies close together."""
     steps = [(step(read, row), itemsize(read.tensor.dtype)) for read in scalars] if row is not None else []
-    return all(apart is not None and apart * size <= NEAR for apart, size in steps)
+    return all(apart is not None and apart * size <= MAX_STRIDE_BYTES for apart, size in steps)
 
 
 def _extent(axis: Axis | None) -> int:
@@ -302,7 +302,7 @@ READ = 4 / 3
 
 
 def _work(rows: int, columns: int, height: int, width: int, costs: float) -> float:
-    """Of all tiles in a step of the reduction: products, or reads where these take longer. costs: see `_kinds`."""
+    """Work of all tiles in a step of the reduction: products, or reads where these take longer. costs: see `_kinds`."""
     reads = READ * (height + costs * width) if costs else 0
     return _tiles_in(rows, columns, height, width) * (max(height * width, reads) + 1)
 

@@ -1,4 +1,5 @@
-"""Which outputs pass by the caches: those so large that little of them is left there when the next kernel reads them.
+"""Choose outputs that bypass the caches: those so large that little of them is left there when the next kernel reads
+them.
 
 A processor reads a line before it writes to it. Whole lines that pass by the caches spare it that: a quarter of what an
 addition moves.
@@ -16,17 +17,17 @@ from celosia.compiler.expr.nodes import Load, Tensor
 from celosia.compiler.expr.walk import walk
 from celosia.compiler.program.dtypes import itemsize
 
-LARGE = 16 << 20
+MIN_STREAMED_BYTES = 16 << 20
 """Bytes of an output from which on that pays even where another kernel reads it next; with 4 MiB it did not."""
 LINE = 64
 MOST_OTHERS = 0.01
-"""Of the elements of an output, those that may be written otherwise than by vectors as long as a line."""
+"""Share of an output's elements that may be written otherwise than by vectors as long as a line."""
 
 
 def streamed(function: Function) -> frozenset[Tensor]:
     """Outputs that are written once and not read, by whole lines."""
     own = set(function.outputs) - {function.outputs[number] for number, _ in function.in_place}
-    large = [t for t in own if t.nbytes >= LARGE]
+    large = [t for t in own if t.nbytes >= MIN_STREAMED_BYTES]
     if not large or target().vector_bytes != LINE:
         return frozenset()
     inside = list(statements(function.body))

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from math import prod
 
-from celosia.compiler.cpu.schedule.streamed import LARGE
+from celosia.compiler.cpu.schedule.streamed import MIN_STREAMED_BYTES
 from celosia.compiler.expr.affine import Linear, flatten, from_linear, linear
 from celosia.compiler.expr.bounds import statements
 from celosia.compiler.expr.loops import (
@@ -55,7 +55,7 @@ def within_outputs(function: Function) -> Function:
 def _start(body: Stmt, temporary: Tensor, out: Tensor) -> Linear | None:
     """The number of the element of `out` at which the temporary of an iteration begins; None where it may not lie
     there."""
-    if temporary.dtype != out.dtype or out.nbytes >= LARGE:  # those pass by the caches
+    if temporary.dtype != out.dtype or out.nbytes >= MIN_STREAMED_BYTES:  # those pass by the caches
         return None
     loops: list[For] = []
     parts = _users(body, temporary)

@@ -1,4 +1,4 @@
-"""Which operators run on the accelerator, and as what layers.
+"""Choose the operators that run on the accelerator, and their layers.
 
 Every integer operator is tried; what stays on the CPU does so with a reason. Operators that only change the shape are
 free where the accelerator's layout stays the same. A table or a residual addition joins the layer that produces its
@@ -17,11 +17,11 @@ from celosia.compiler.graph.select.block_sums import block_sums
 from celosia.compiler.graph.select.concatenation import concat, place_parts
 from celosia.compiler.graph.select.convolution import conv, conv_transpose, gemm
 from celosia.compiler.graph.select.elementwise import addition, product, table_lookup
-from celosia.compiler.graph.select.forms import NO_WAY, Form, OnCpu, natural_form
+from celosia.compiler.graph.select.forms import NO_WAY, ActivationLayout, NotOffloadable, natural_form
 from celosia.compiler.graph.select.matrices import is_repeated
 from celosia.compiler.graph.select.movement import depth_to_space, gather, pad, resize, space_to_depth, transpose
 from celosia.compiler.graph.select.norm import norm
-from celosia.compiler.graph.select.placement import Choice, Placement, Selection, out_of_reach
+from celosia.compiler.graph.select.placement import LayerAssignment, Partition, Placement, out_of_reach
 from celosia.compiler.graph.select.pooling import average, max_pool
 from celosia.compiler.graph.select.reasons import EXPORT, TILING, is_float, why_on_cpu, with_change
 from celosia.compiler.graph.select.softmax import softmax
@@ -30,7 +30,7 @@ from celosia.compiler.graph.values import attribute, is_op
 from celosia.compiler.program.host.windows import WindowError
 from celosia.hw.spec.config import Config
 
-__all__ = ["Choice", "Form", "OnCpu", "Selection", "natural_form", "select"]
+__all__ = ["ActivationLayout", "LayerAssignment", "NotOffloadable", "Partition", "natural_form", "select"]
 
 BUILDERS: dict[str, Callable[[Placement, ir.Node], None]] = {
     "QLinearConv": conv,
@@ -60,10 +60,10 @@ BUILDERS: dict[str, Callable[[Placement, ir.Node], None]] = {
     "Clip": table_lookup,
     "BlockSums": block_sums,
 }
-"""What makes a layer of each operator. OnCpu where it cannot."""
+"""What makes a layer of each operator. NotOffloadable where it cannot."""
 
 
-def select(model: ir.Model, cfg: Config, refused: dict[ir.Node, str] | None = None) -> Selection:
+def select(model: ir.Model, cfg: Config, refused: dict[ir.Node, str] | None = None) -> Partition:
     """Place every node of `model`. refused: nodes that must stay on the CPU, with the reason (no tiling fits).
 
     A part of a concatenation is copied where the host needs it too, and could not take it from there.
@@ -81,20 +81,20 @@ def select(model: ir.Model, cfg: Config, refused: dict[ir.Node, str] | None = No
 
 
 def _misread(placement: Placement) -> Iterator[ir.Node]:
-    """Concatenations with gaps, of which the host, which knows of none, has become a reader."""
+    """Padded concatenations that a CPU operator reads; they must be rebuilt without padding."""
     for value in placement.gaps:
         producer = value.producer()
         if producer is not None and any(use.node in placement.selection.cpu for use in value.uses()):
             yield producer
 
 
-def _select(model: ir.Model, placement: Placement, refused: dict[ir.Node, str]) -> Selection:
+def _select(model: ir.Model, placement: Placement, refused: dict[ir.Node, str]) -> Partition:
     opset = model.graph.opset_imports.get("", 21)
     in_floats = is_float(model.graph)
     for node in model.graph:
         try:
             _place(placement, node, refused, opset, in_floats)
-        except (OnCpu, WindowError) as reason:
+        except (NotOffloadable, WindowError) as reason:
             change = EXPORT if isinstance(reason, WindowError) else NO_WAY
             placement.selection.cpu[node] = with_change(str(reason), change)
     place_parts(placement)
@@ -106,21 +106,21 @@ def _place(p: Placement, node: ir.Node, refused: dict[ir.Node, str], opset: int,
         return
     if (own := custom(node)) is not None:
         if node in refused:
-            raise OnCpu(with_change(refused[node], TILING))
+            raise NotOffloadable(with_change(refused[node], TILING))
         own.place(p, node)
         return
     if not is_op(node, *BUILDERS):
         view = "a view on the host; it moves no bytes, and nothing needs to change"
-        raise OnCpu(view if node.op_type in SAME_BYTES else why_on_cpu(node, opset, in_floats))
+        raise NotOffloadable(view if node.op_type in SAME_BYTES else why_on_cpu(node, opset, in_floats))
     if node in refused:
-        raise OnCpu(with_change(refused[node], TILING))
+        raise NotOffloadable(with_change(refused[node], TILING))
     x = node.inputs[2] if node.op_type == "QLinearConcat" else node.inputs[0]
     if x is None or not {x.dtype, node.outputs[0].dtype} <= {ir.DataType.INT8, ir.DataType.UINT8}:
         in_any_type = is_op(node, "Concat", "Clip", *CHOOSING_OPS)
         other = "not an 8-bit operator; quantise its operands and result to int8 or uint8"
-        raise OnCpu(why_on_cpu(node, opset, in_floats) if in_any_type else other)
+        raise NotOffloadable(why_on_cpu(node, opset, in_floats) if in_any_type else other)
     if node.op_type != "Split" and any(list(out.uses()) or out.is_graph_output() for out in node.outputs[1:]):
-        raise OnCpu(f"its indices output is used; {NO_WAY}")
+        raise NotOffloadable(f"its indices output is used; {NO_WAY}")
     if attribute(node, "channels_last", 0):
-        raise OnCpu("channels last; export it as NCHW")
+        raise NotOffloadable("channels last; export it as NCHW")
     BUILDERS[node.op_type](p, node)

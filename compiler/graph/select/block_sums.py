@@ -7,7 +7,7 @@ from math import prod
 import numpy as np
 import onnx_ir as ir
 
-from celosia.compiler.graph.select.forms import Form, OnCpu, shape_of
+from celosia.compiler.graph.select.forms import ActivationLayout, NotOffloadable, shape_of
 from celosia.compiler.graph.select.parameters import array_of
 from celosia.compiler.graph.select.placement import Placement, Reads
 from celosia.compiler.graph.values import attribute
@@ -17,17 +17,17 @@ NOTE = "integer sums by block; scaled in floats on the CPU, within 2e-6 of the r
 
 
 def block_sums(p: Placement, node: ir.Node) -> None:
-    """Places BlockSums: a layer for each part of the columns. OnCpu."""
+    """Places BlockSums: a layer for each part of the columns. NotOffloadable."""
     if not p.cfg.sums:
-        raise OnCpu("int32 sums leave the accelerator byte by byte; give it a Config with sums = true")
+        raise NotOffloadable("int32 sums leave the accelerator byte by byte; give it a Config with sums = true")
     value, y, count = node.inputs[0], node.outputs[0], attribute(node, "sum_bytes")
     assert value is not None
     w = array_of(node.inputs[1])
     parts, blocks, lanes, size = w.shape
     reads: Reads = {}
     rows, channels = prod(shape_of(value)[:-2]), count * blocks * lanes
-    y_form = Form((rows, parts * channels, 1, 1))
-    x, whole = p.read(value, Form((rows, blocks * size, 1, 1)), reads), p.activation(y, y_form)
+    y_form = ActivationLayout((rows, parts * channels, 1, 1))
+    x, whole = p.read(value, ActivationLayout((rows, blocks * size, 1, 1)), reads), p.activation(y, y_form)
     inner, columns = (attribute(node, name) for name in "KN")
     layers: list[Layer] = []
     for number in range(parts):

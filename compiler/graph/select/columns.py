@@ -7,10 +7,10 @@ from collections.abc import Callable
 
 import onnx_ir as ir
 
-from celosia.compiler.graph.select.forms import Form, OnCpu, cut_axes, shape_of
+from celosia.compiler.graph.select.forms import ActivationLayout, NotOffloadable, cut_axes, shape_of
 from celosia.compiler.graph.select.joining import joins
 from celosia.compiler.graph.select.matrices import MOST_PRODUCTS, matrices_form
-from celosia.compiler.graph.select.placement import Choice, Placement, Reads, cache_of
+from celosia.compiler.graph.select.placement import LayerAssignment, Placement, Reads, cache_of
 from celosia.compiler.graph.values import attribute, is_op
 from celosia.compiler.layer import Activation, Layer, Map, ending
 from celosia.compiler.program.model import matrix_counts, matrix_sizes
@@ -37,7 +37,7 @@ def one_for_each(p: Placement, value: ir.Value, b: ir.Value, reads: Reads) -> Ac
     sizes = matrix_sizes(shape_of(b))
     if count == 1 or not holds_matrices(p, value) or sizes not in ((1, 1, columns), (1, rows, columns)):
         return None
-    return p.read(b, Form((1, columns, 1, sizes[1]), "rows"), reads, constants=True)
+    return p.read(b, ActivationLayout((1, columns, 1, sizes[1]), "rows"), reads, constants=True)
 
 
 def each_matrix(
@@ -56,21 +56,23 @@ def each_matrix(
 
 
 def take_columns(p: Placement, node: ir.Node) -> None:
-    """Place a Slice of the columns of matrices: a copy of each one's. OnCpu where they are no whole groups."""
+    """Place a Slice of the columns of matrices: a copy of each one's. NotOffloadable where they are no whole groups."""
     (x, y), group = (node.inputs[0], node.outputs[0]), p.cfg.group
     assert x is not None
     sizes = [range(size) for size in shape_of(x)]
     for axis, places in cut_axes(node, sizes):
         sizes[axis] = places
     if not _becomes_columns(y):
-        raise OnCpu("nothing puts the columns that it takes beside others; join them with Concat along the last axis")
+        raise NotOffloadable(
+            "nothing puts the columns that it takes beside others; join them with Concat along the last axis"
+        )
     *others, columns = sizes
     if any(len(places) != size for places, size in zip(others, shape_of(x))):
-        raise OnCpu(
+        raise NotOffloadable(
             "it takes some of the rows, or of the matrices, that the accelerator holds; take columns of all of them"
         )
     if columns.step != 1 or columns.start % group or not columns or len(columns) % group:
-        raise OnCpu(
+        raise NotOffloadable(
             f"it takes columns of matrices that are no whole groups of {group}; "
             "begin at a multiple of that, and take a multiple of it"
         )
@@ -101,7 +103,7 @@ def join_columns(p: Placement, node: ir.Node, parts: list[ir.Value]) -> bool:
     if not along or not whole_groups or not all(_is_moved(p, part) for part in parts):
         return False
     form = matrices_form(p.cfg, y, "rows")
-    whole, offset, joined = p.activation(y, form), 0, list[Choice]()
+    whole, offset, joined = p.activation(y, form), 0, list[LayerAssignment]()
     for part in parts:
         joined += _moved(p, part, whole, offset, [node])
         offset += shape_of(part)[-1]
@@ -136,7 +138,7 @@ def _is_moved(p: Placement, part: ir.Value) -> bool:
     return bool(choices) and joins(choices[0], part) and p.owned(part) and holds_matrices(p, part)
 
 
-def _moved(p: Placement, part: ir.Value, whole: Activation, offset: int, nodes: list[ir.Node]) -> list[Choice]:
+def _moved(p: Placement, part: ir.Value, whole: Activation, offset: int, nodes: list[ir.Node]) -> list[LayerAssignment]:
     """The layers of `part`, which now write from channel `offset` on of each matrix in `whole`, what `nodes` make."""
     choices = p.assembled.pop(part)
     groups = whole.channels // len(choices) // p.cfg.group
@@ -148,6 +150,8 @@ def _moved(p: Placement, part: ir.Value, whole: Activation, offset: int, nodes: 
     return choices
 
 
-def _assembled(p: Placement, y: ir.Value, choices: list[Choice], whole: Activation, form: Form) -> None:
+def _assembled(
+    p: Placement, y: ir.Value, choices: list[LayerAssignment], whole: Activation, form: ActivationLayout
+) -> None:
     p.assembled[y] = choices
     p.selection.forms[y], p.selection.written[y] = form, whole

@@ -16,14 +16,14 @@ from numpy.typing import NDArray
 
 from celosia.compiler import numerics
 from celosia.compiler.graph.select.columns import join_columns, join_turned
-from celosia.compiler.graph.select.forms import Form, OnCpu, natural_form
+from celosia.compiler.graph.select.forms import ActivationLayout, NotOffloadable, natural_form
 from celosia.compiler.graph.select.joining import joins
 from celosia.compiler.graph.select.matrices import append
 from celosia.compiler.graph.select.parameters import array_of, image_axes, scalar_of
-from celosia.compiler.graph.select.placement import Choice, Placement, Reads
+from celosia.compiler.graph.select.placement import LayerAssignment, Placement, Reads
 from celosia.compiler.graph.values import attribute, constant, is_op
-from celosia.compiler.lattice import Lattice
 from celosia.compiler.layer import Activation, Epilogue, Map, Storage, ending, moved, whole_groups
+from celosia.compiler.strided_view import StridedView
 from celosia.compiler.tensorize import pack
 
 
@@ -33,13 +33,13 @@ class _Part:
 
     number: int
     value: ir.Value
-    form: Form
+    form: ActivationLayout
     table: NDArray[np.int8] | None
     place: Activation
 
 
 def concat(p: Placement, node: ir.Node) -> None:
-    """Places a concatenation of channels, rows or columns. OnCpu."""
+    """Places a concatenation of channels, rows or columns. NotOffloadable."""
     y = node.outputs[0]
     operands = _operands(node)
     values, changed = [value for value, _ in operands], any(table is not None for _, table in operands)
@@ -49,9 +49,9 @@ def concat(p: Placement, node: ir.Node) -> None:
     axes = image_axes(len(y.shape or ()))
     axis = axes[attribute(node, "axis", 1) % len(axes)]
     if axis == 0:
-        raise OnCpu("a concatenation of images; the accelerator joins channels, rows and columns")
+        raise NotOffloadable("a concatenation of images; the accelerator joins channels, rows and columns")
     if any(constant(value) is not None for value, _ in operands):
-        raise OnCpu("a part is a constant; add it where its readers do, or leave it out")
+        raise NotOffloadable("a part is a constant; add it where its readers do, or leave it out")
     forms = [natural_form(value) for value, _ in operands]
     if axis == 1 and any(form.dims[1] % p.cfg.group for form in forms[:-1]):
         y_form = _with_gaps(p, node, y_form, [form.dims[1] for form in forms])
@@ -72,20 +72,23 @@ def concat(p: Placement, node: ir.Node) -> None:
     p.selection.forms[y], p.selection.written[y] = y_form, whole
 
 
-def _with_gaps(p: Placement, node: ir.Node, form: Form, sizes: list[int]) -> Form:
-    """The form of a concatenation whose parts, of `sizes` channels, begin on groups. OnCpu where it has readers that do
-    not know of channels between them, or where they multiply more zeros than the host would move bytes."""
+def _with_gaps(p: Placement, node: ir.Node, form: ActivationLayout, sizes: list[int]) -> ActivationLayout:
+    """The form of a concatenation whose parts, of `sizes` channels, begin on groups. NotOffloadable where it has
+    readers that do not know of channels between them, or where they multiply more zeros than the host would move
+    bytes."""
     y = node.outputs[0]
     begins = np.cumsum([0, *(whole_groups(p.cfg, size) for size in sizes)])
     lanes = np.concatenate([begin + np.arange(size) for begin, size in zip(begins, sizes)])
     readers = [use.node for use in y.uses()]
     if node in p.without_gaps or y.is_graph_output() or not all(_knows_gaps(reader, y) for reader in readers):
-        raise OnCpu(f"a part does not end on a group of {p.cfg.group} channels; make its channels a multiple of that")
+        raise NotOffloadable(
+            f"a part does not end on a group of {p.cfg.group} channels; make its channels a multiple of that"
+        )
     more = pack.blocks(int(begins[-1]), p.cfg.block_in) - pack.blocks(len(lanes), p.cfg.block_in)
     kernels = [array_of(reader.inputs[3]).shape for reader in readers]
     zeros = sum(more * pack.blocks(out, p.cfg.block_out) * prod(taps) for out, _, *taps in kernels)
     if zeros > len(lanes):
-        raise OnCpu(
+        raise NotOffloadable(
             f"a part does not end on a group of {p.cfg.group} channels, and {zeros} cycles a pixel fill them up; "
             "make its channels a multiple of that"
         )
@@ -114,12 +117,12 @@ def _operands(node: ir.Node) -> list[tuple[ir.Value, NDArray[np.int8] | None]]:
     return result
 
 
-def _part_of(p: Placement, whole: Activation, form: Form, axis: int, offset: int) -> Activation:
+def _part_of(p: Placement, whole: Activation, form: ActivationLayout, axis: int, offset: int) -> Activation:
     """What of `whole` is a part that begins at `offset` of its axis."""
     if axis == 1:
         return whole.region(form.dims, offset // p.cfg.group, whole.pixels)
     top, left = (offset, 0) if axis == 2 else (0, offset)
-    return whole.region(form.dims, 0, Lattice(whole.height, whole.width, top, left))
+    return whole.region(form.dims, 0, StridedView(whole.height, whole.width, top, left))
 
 
 def _runs(p: Placement, parts: list[_Part]) -> Iterator[tuple[int, Storage]]:
@@ -159,15 +162,15 @@ def _lay(p: Placement, node: ir.Node, part: _Part) -> bool:
     reads: Reads = {}
     x = p.read(value, part.form, reads)
     copy = Map(f"{node.name}.{part.number}", x, p.activation(node.outputs[0], part.form), Epilogue(table=part.table))
-    p.selection.choices.append(Choice(copy, [node], reads, node.outputs[0]))
+    p.selection.choices.append(LayerAssignment(copy, [node], reads, node.outputs[0]))
     p.inside[copy.y.storage] = part.place
     return True
 
 
-def extend_part(p: Placement, choice: Choice, node: ir.Node, epilogue: Epilogue) -> None:
+def extend_part(p: Placement, choice: LayerAssignment, node: ir.Node, epilogue: Epilogue) -> None:
     """Let `choice` end in `epilogue` and write a part of the concatenation `node`."""
     p.no_longer_writes(choice)
-    y = p.activation(node.outputs[0], Form(choice.layer.y.dims))
+    y = p.activation(node.outputs[0], ActivationLayout(choice.layer.y.dims))
     choice.layer = ending(choice.layer, epilogue, y)
     choice.value = node.outputs[0]
     choice.nodes.append(node)

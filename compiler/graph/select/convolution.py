@@ -10,7 +10,7 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from celosia.compiler.graph.select.forms import Form, OnCpu, natural_form, shape_of
+from celosia.compiler.graph.select.forms import ActivationLayout, NotOffloadable, natural_form, shape_of
 from celosia.compiler.graph.select.matrices import product as product_of_two
 from celosia.compiler.graph.select.matrices import rows_form
 from celosia.compiler.graph.select.parameters import (
@@ -26,9 +26,9 @@ from celosia.compiler.graph.select.parameters import (
 from celosia.compiler.graph.select.placement import Placement, Reads
 from celosia.compiler.graph.values import attribute, constant
 from celosia.compiler.graph.windows import spread_of, windows_of
-from celosia.compiler.lattice import Lattice
-from celosia.compiler.layer import Conv, Layer, Untileable, Window
+from celosia.compiler.layer import Conv, Layer, TilingError, Window
 from celosia.compiler.program.host.windows import Spread
+from celosia.compiler.strided_view import StridedView
 from celosia.compiler.tensorize import pack
 from celosia.compiler.tensorize.roofline import choose, estimate
 from celosia.compiler.tensorize.space import Problem
@@ -38,22 +38,24 @@ MOST_PHASES = 64
 
 
 def conv(p: Placement, node: ir.Node) -> None:
-    """Places QLinearConv of one or two dimensions. OnCpu."""
+    """Places QLinearConv of one or two dimensions. NotOffloadable."""
     value, weight_value = node.inputs[0], node.inputs[3]
     assert value is not None
     form = natural_form(value)
     weights = constant(weight_value)
     if weights is None:
-        raise OnCpu("its weights are not constant; export them as initializers")
+        raise NotOffloadable("its weights are not constant; export them as initializers")
     taps = weights.shape[2:]
     if weights.ndim == 3 and len(value.shape or ()) == 3:
         weights = weights[:, :, None, :]
     if weights.ndim != 4:
-        raise OnCpu(f"a convolution of {weights.ndim - 2} dimensions; the accelerator has those of one and two")
+        raise NotOffloadable(
+            f"a convolution of {weights.ndim - 2} dimensions; the accelerator has those of one and two"
+        )
     weights = symmetric(weights, constant(node.inputs[5]))
     groups = attribute(node, "group", 1)
     if groups < 1 or groups * weights.shape[1] != form.dims[1] or weights.shape[0] % groups:
-        raise OnCpu(f"{groups} groups do not divide its channels; export it with a number of groups that does")
+        raise NotOffloadable(f"{groups} groups do not divide its channels; export it with a number of groups that does")
     window = window_of(windows_of(node, taps))
     bias = bias_of(node, 8)
     scales = [array_of(node.inputs[i]) for i in (1, 4, 6)]
@@ -81,13 +83,13 @@ def _with_zeros(weights: NDArray[np.int8], lanes: NDArray[np.int64], channels: i
 
 
 def folded(
-    p: Placement, form: Form, weights: NDArray[np.int8], window: Window, pad: int, y: Form
-) -> tuple[Form, NDArray[np.int8], Window]:
+    p: Placement, form: ActivationLayout, weights: NDArray[np.int8], window: Window, pad: int, y: ActivationLayout
+) -> tuple[ActivationLayout, NDArray[np.int8], Window]:
     """The best way for the host to arrange the input of a first layer: as it is, rows or whole windows folded."""
     out, channels, height, width = weights.shape
     options = [(form, weights, window)]
     if width > 1:
-        folded = Form((form.dims[0], channels * width, form.dims[2], y.dims[3]), "x", window, pad)
+        folded = ActivationLayout((form.dims[0], channels * width, form.dims[2], y.dims[3]), "x", window, pad)
         options.append((
             folded, np.ascontiguousarray(weights.transpose(0, 1, 3, 2)).reshape(out, channels * width, height, 1),
             Window(
@@ -96,16 +98,16 @@ def folded(
             ),
         ))  # fmt: skip
     if height * width > 1:
-        folded = Form((form.dims[0], channels * height * width, *y.dims[2:]), "xy", window, pad)
+        folded = ActivationLayout((form.dims[0], channels * height * width, *y.dims[2:]), "xy", window, pad)
         options.append((folded, weights.reshape(out, -1, 1, 1), Window((1, 1))))
 
-    def cycles(option: tuple[Form, NDArray[np.int8], Window]) -> float:
+    def cycles(option: tuple[ActivationLayout, NDArray[np.int8], Window]) -> float:
         blocks = (pack.blocks(out, p.cfg.block_out), pack.blocks(option[1].shape[1], p.cfg.block_in))
         images = -(-form.dims[0] // p.cfg.batch)
         problem = Problem(option[2], images, *y.dims[2:], *blocks, False)
         try:
             return estimate(p.cfg, problem, choose(p.cfg, problem))
-        except Untileable:
+        except TilingError:
             return math.inf
 
     return min(options, key=cycles)
@@ -119,15 +121,15 @@ def conv_transpose(p: Placement, node: ir.Node) -> None:
     if weights.ndim == 3 and len(value.shape or ()) == 3:
         weights = weights[:, :, None, :]
     if weights.ndim != 4:
-        raise OnCpu(
+        raise NotOffloadable(
             f"a transposed convolution of {weights.ndim - 2} dimensions; the accelerator has those of one and two"
         )
     spread, groups = spread_of(node, array_of(node.inputs[3]).shape[2:]), attribute(node, "group", 1)
     if groups < 1 or form.dims[1] % groups or weights.shape[0] != form.dims[1]:
-        raise OnCpu(f"{groups} groups do not divide its channels; export it with a number of groups that does")
+        raise NotOffloadable(f"{groups} groups do not divide its channels; export it with a number of groups that does")
     phases = [_phases(spread, axis) for axis in (0, 1)]
     if len(phases[0]) * len(phases[1]) > MOST_PHASES:
-        raise OnCpu(
+        raise NotOffloadable(
             f"it makes {len(phases[0]) * len(phases[1])} convolutions, more than {MOST_PHASES}; "
             "give it a smaller stride"
         )
@@ -147,10 +149,10 @@ def conv_transpose(p: Placement, node: ir.Node) -> None:
         if not rows.exists or not columns.exists:
             part = np.zeros_like(part)
         requantise = requantisation(scales, zero_x, zero_y, part, bias)
-        size = Lattice(*form.dims[2:], rows.skipped, columns.skipped)
+        size = StridedView(*form.dims[2:], rows.skipped, columns.skipped)
         seen = x.region((*form.dims[:2], form.dims[2] - rows.skipped, form.dims[3] - columns.skipped), 0, size)
-        lattice = Lattice(*y_form.dims[2:], rows.first, columns.first, *spread.stride)
-        made = whole.region((*y_form.dims[:2], rows.rows, columns.rows), 0, lattice)
+        strided_view = StridedView(*y_form.dims[2:], rows.first, columns.first, *spread.stride)
+        made = whole.region((*y_form.dims[:2], rows.rows, columns.rows), 0, strided_view)
         shape = Window(
             (len(rows.taps), len(columns.taps)), dilations=(rows.step, columns.step),
             pads=(rows.before, columns.before, rows.after, columns.after),
@@ -162,7 +164,7 @@ def conv_transpose(p: Placement, node: ir.Node) -> None:
 
 @dataclass(frozen=True)
 class _Phase:
-    """Of each stride-th row (or column) of y from `first` on, `rows` of them, and which of x they are made of.
+    """Every stride-th row (or column) of y from `first` on, `rows` of them, and which of x they are made of.
 
     taps: of the kernel, in the order of the rows of x that they meet, `step` apart. before, after: rows of padding.
     skipped: rows of x before the first that is read. exists: whether any tap meets a row.
@@ -204,13 +206,13 @@ def _phases(spread: Spread, axis: int) -> list[_Phase]:
 
 
 def gemm(p: Placement, node: ir.Node) -> None:
-    """Places a product by a constant matrix, or of two activations. OnCpu."""
+    """Places a product by a constant matrix, or of two activations. NotOffloadable."""
     matmul = node.op_type == "QLinearMatMul"
     value = node.inputs[0]
     assert value is not None
     if not has_fixed_matrix(node):
         if not matmul:
-            raise OnCpu("both operands vary; the accelerator multiplies by constant matrices")
+            raise NotOffloadable("both operands vary; the accelerator multiplies by constant matrices")
         product_of_two(p, node)
         return
     matrix = array_of(node.inputs[3])
@@ -218,13 +220,15 @@ def gemm(p: Placement, node: ir.Node) -> None:
     if not matmul and attribute(node, "transB", 0):
         matrix = matrix.T
     if not matmul and (attribute(node, "transA", 0) or attribute(node, "alpha", 1.0) != 1.0):
-        raise OnCpu("transA or alpha; fold them into its matrix")
+        raise NotOffloadable("transA or alpha; fold them into its matrix")
     if shape_of(value)[-1] != len(matrix):
-        raise OnCpu(f"{list(shape_of(value))} and {list(matrix.shape)} do not multiply; export matrices that do")
+        raise NotOffloadable(
+            f"{list(shape_of(value))} and {list(matrix.shape)} do not multiply; export matrices that do"
+        )
     bias = None if matmul else bias_of(node, 6)
     y_scale, y_zero = (6, 7) if matmul else (7, 8)
     if len(node.inputs) <= y_zero or node.inputs[y_scale] is None:
-        raise OnCpu("its output is float; put QuantizeLinear and DequantizeLinear after it")
+        raise NotOffloadable("its output is float; put QuantizeLinear and DequantizeLinear after it")
     weights = np.ascontiguousarray(symmetric(matrix, zero_w).T)[:, :, None, None]
     scales = [array_of(node.inputs[i]) for i in (1, 4, y_scale)]
     zero_x = stored_zero(node.inputs[2])

@@ -13,7 +13,7 @@ import onnx_ir as ir
 from celosia.compiler import numerics
 from celosia.compiler.cpu.ops import traits
 from celosia.compiler.graph.select.columns import each_matrix, one_for_each
-from celosia.compiler.graph.select.forms import Form, OnCpu, natural_form, shape_of
+from celosia.compiler.graph.select.forms import ActivationLayout, NotOffloadable, natural_form, shape_of
 from celosia.compiler.graph.select.joining import extend, extend_products, join_residual, joins
 from celosia.compiler.graph.select.matrices import rows_form
 from celosia.compiler.graph.select.parameters import is_one_pixel, scalar_of, stored_zero, uniform
@@ -26,14 +26,15 @@ from celosia.compiler.program.traits import Kind
 
 
 def addition(p: Placement, node: ir.Node) -> None:
-    """Places QLinearAdd of two tensors of one shape, of a value for each channel, or of a matrix and several. OnCpu."""
+    """Places QLinearAdd of two tensors of one shape, of a value for each channel, or of a matrix and several.
+    NotOffloadable."""
     a, b, y = node.inputs[0], node.inputs[3], node.outputs[0]
     assert a is not None and b is not None
     for number in (1, 2, 4, 5, 6, 7):
         scalar_of(node.inputs[number])
     fit = rescaled_sum(node)
     if fit is None:
-        raise OnCpu(
+        raise NotOffloadable(
             "no integers give onnxruntime's sum on all pairs of bytes; other scales may, from another calibration"
         )
     ma, mb = fit.ma, fit.mb
@@ -44,11 +45,11 @@ def addition(p: Placement, node: ir.Node) -> None:
     if row and shape(a) == shape(y) and _add_to_each(p, node, a, b, added):
         return
     if shape(a) != shape(y) or (row and not is_row(b, p.held(a))):
-        raise OnCpu(_unequal(node))
+        raise NotOffloadable(_unequal(node))
     for form in [p.common_form(a)] if row else [_form(p, y, b, a), _form(p, y, a, b)]:
         reads: Reads = {}
         x = p.read(a, form, reads)
-        other = p.read(b, Form((1, form.dims[1], 1, 1), "rows") if row else form, reads, constants=row)
+        other = p.read(b, ActivationLayout((1, form.dims[1], 1, 1), "rows") if row else form, reads, constants=row)
         residual = added(other)
         layer = Map(node.name or "", x, p.activation(y, form), Epilogue(residual=residual))
         if join_residual(p, node, layer, (a, b), form, reads):
@@ -73,7 +74,7 @@ def _add_to_each(
     return True
 
 
-def _form(p: Placement, result: ir.Value, *values: ir.Value) -> Form:
+def _form(p: Placement, result: ir.Value, *values: ir.Value) -> ActivationLayout:
     """That in which the accelerator holds one of `values`. Of what the host gives, as embeddings are: rows, where these
     are what readers of the result take; else the first one's natural form."""
     if any(p.held(value) for value in values):
@@ -104,19 +105,19 @@ def _unequal(node: ir.Node) -> str:
     return f"it broadcasts {a} with {b}; give both the same shape"
 
 
-def is_row(b: ir.Value, form: Form | None) -> bool:
+def is_row(b: ir.Value, form: ActivationLayout | None) -> bool:
     """Whether `b` is one row for all those of the one matrix that the accelerator holds as `form`."""
     inner = shape(b)
     return form is not None and form.fold == "rows" and bool(inner) and prod(inner) == inner[-1] == form.dims[1]  # type: ignore[index,arg-type]
 
 
 def table_lookup(p: Placement, node: ir.Node) -> None:
-    """Places a function of bytes, in the layer before it where that has room for a table. OnCpu."""
+    """Places a function of bytes, in the layer before it where that has room for a table. NotOffloadable."""
     value = node.inputs[0]
     assert value is not None
     found = table_of(node)
     if found is None:
-        raise OnCpu("its bounds are known at run time only; make them constants")
+        raise NotOffloadable("its bounds are known at run time only; make them constants")
     table = found.astype(np.int8)
     form = _form(p, node.outputs[0], value)
     choice = p.made.get(value)
@@ -131,13 +132,14 @@ def table_lookup(p: Placement, node: ir.Node) -> None:
 
 
 def product(p: Placement, node: ir.Node) -> None:
-    """Places QLinearMul of two tensors of one shape, by a pixel for each channel, or of a matrix and several. OnCpu."""
+    """Places QLinearMul of two tensors of one shape, by a pixel for each channel, or of a matrix and several.
+    NotOffloadable."""
     a, b, y = node.inputs[0], node.inputs[3], node.outputs[0]
     assert a is not None and b is not None
     sa, za, sb, zb, sy, zy = (scalar_of(node.inputs[i]) for i in (1, 2, 4, 5, 6, 7))
     fit = numerics.mul_scale(sa, za, sb, zb, sy, zy, y.dtype.numpy())  # type: ignore[union-attr]
     if fit is None:
-        raise OnCpu(
+        raise NotOffloadable(
             "no integers give onnxruntime's product on all pairs of bytes; other scales may, from another calibration"
         )
     zeros = [stored_zero(node.inputs[2]), stored_zero(node.inputs[5])]
@@ -150,10 +152,10 @@ def product(p: Placement, node: ir.Node) -> None:
         each_matrix(p, node, a, reads, made)
         return
     if shape(a) != shape(y) or not (shape(b) == shape(y) or is_one_pixel(b, y)):
-        raise OnCpu(_unequal(node))
+        raise NotOffloadable(_unequal(node))
     form = _form(p, y, a) if shape(b) == shape(y) else p.common_form(a)
     if shape(b) != shape(y) and form != natural_form(a):  # its rows are images, or pixels
-        raise OnCpu(_unequal(node))
+        raise NotOffloadable(_unequal(node))
     b_form = form if shape(b) == shape(y) else natural_form(b)
     x, other = p.read(a, form, reads), p.read(b, b_form, reads)
     requantise = uniform(form.dims[1], fit.bias, fit.multiplier, fit.shift, fit.zero_point)

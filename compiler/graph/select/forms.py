@@ -1,4 +1,4 @@
-"""How tensors of the graph are activations of the accelerator."""
+"""Layouts of the graph's tensors as activations of the accelerator."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from celosia.compiler.program.host.sizes import taken
 from celosia.compiler.program.model import FormInfo
 
 NO_WAY = "no setting changes that, only another operator in its place"
-"""Of a reason for which there is no way out."""
+"""End of a reason for which there is no way out."""
 HOST_INPUT = "the host has its input; quantise the operator that makes it, so that the accelerator has it"
 OTHER_ROWS = "its rows are not in the last two axes as the accelerator holds them; reshape its input to [rows, columns]"
 
 
-class OnCpu(Exception):
+class NotOffloadable(Exception):
     """An operator that stays on the CPU; the message is the reason, `;`, and what changes it, or NO_WAY."""
 
 
 @dataclass(frozen=True)
-class Form:
-    """How a tensor of the graph is an activation: its logical [images, channels, height, width].
+class ActivationLayout:
+    """Layout of a tensor of the graph as an activation: its logical [images, channels, height, width].
 
     fold: "" for the tensor itself; "xy" or "x" where each pixel holds the window (or the row of the window) that a
     convolution reads there, made by the host, so that a first layer of few channels fills the blocks. Of those of
@@ -47,43 +47,45 @@ class Form:
 
 
 def shape_of(value: ir.Value) -> tuple[int, ...]:
-    """The shape of a tensor with elements. OnCpu if unknown."""
+    """The shape of a tensor with elements. NotOffloadable if unknown."""
     dims = shape(value)
     if dims is None:
-        raise OnCpu(f"the shape of {value.name!r} is not static; give the sizes of the inputs with `--shape`")
+        raise NotOffloadable(f"the shape of {value.name!r} is not static; give the sizes of the inputs with `--shape`")
     if 0 in dims:
-        raise OnCpu(f"{value.name!r} is empty; leave the operator out of the model")
+        raise NotOffloadable(f"{value.name!r} is empty; leave the operator out of the model")
     return dims
 
 
-def natural_form(value: ir.Value, rows: bool = False) -> Form:
-    """Images and channels of a tensor: NCHW, or rows x columns for matrices and where `rows`. OnCpu if unknown."""
+def natural_form(value: ir.Value, rows: bool = False) -> ActivationLayout:
+    """Images and channels of a tensor: NCHW, or rows x columns for matrices and where `rows`. NotOffloadable if
+    unknown."""
     dims = shape_of(value)
     if len(dims) == 4 and not rows:
-        return Form((dims[0], dims[1], dims[2], dims[3]))
+        return ActivationLayout((dims[0], dims[1], dims[2], dims[3]))
     if len(dims) == 3 and not rows:
-        return Form((dims[0], dims[1], 1, dims[2]))
+        return ActivationLayout((dims[0], dims[1], 1, dims[2]))
     if len(dims) >= 1 and (rows or len(dims) == 2):
-        return Form((math.prod(dims[:-1]), dims[-1], 1, 1))
-    raise OnCpu(f"{value.name!r} has {len(dims)} dimensions; reshape it to one with two to four")
+        return ActivationLayout((math.prod(dims[:-1]), dims[-1], 1, 1))
+    raise NotOffloadable(f"{value.name!r} has {len(dims)} dimensions; reshape it to one with two to four")
 
 
 def cut_axes(node: ir.Node, whole: list[range]) -> list[tuple[int, range]]:
-    """Each axis that a Slice cuts, and the positions that it takes of it. OnCpu where they are not constant."""
+    """Each axis that a Slice cuts, and the positions that it takes of it. NotOffloadable where they are not
+    constant."""
     lists: list[list[int] | None] = []
     for number, name in enumerate(("starts", "ends", "axes", "steps"), 1):
         given = attribute(node, name)
         if given is None and len(node.inputs) > number and node.inputs[number] is not None:
             array = constant(node.inputs[number])
             if array is None:
-                raise OnCpu(f"its {name} are not constant; export them as initializers")
+                raise NotOffloadable(f"its {name} are not constant; export them as initializers")
             given = array.reshape(-1).tolist()
         lists.append(given)
     starts, ends, axes, steps = lists
     assert starts is not None and ends is not None
     axes, steps = axes or list(range(len(starts))), steps or [1] * len(starts)
     if 0 in steps or not all(-len(whole) <= axis < len(whole) for axis in axes):
-        raise OnCpu("its axes or steps are impossible; export axes that its input has, and steps other than 0")
+        raise NotOffloadable("its axes or steps are impossible; export axes that its input has, and steps other than 0")
     return [
         (axis % len(whole), taken(len(whole[axis]), start, end, step))
         for start, end, axis, step in zip(starts, ends, axes, steps, strict=True)

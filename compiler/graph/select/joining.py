@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import onnx_ir as ir
 
-from celosia.compiler.graph.select.forms import Form
-from celosia.compiler.graph.select.placement import Choice, Placement, Reads
+from celosia.compiler.graph.select.forms import ActivationLayout
+from celosia.compiler.graph.select.placement import LayerAssignment, Placement, Reads
 from celosia.compiler.layer import ActivationProduct, Conv, Epilogue, Map, Norm, Softmax, ending
 from celosia.compiler.tensorize import pack
 from celosia.compiler.tensorize.definition import depthwise
@@ -16,7 +16,7 @@ from celosia.hw.spec.config import Config
 
 
 def join_residual(
-    p: Placement, node: ir.Node, layer: Map, operands: tuple[ir.Value, ir.Value], form: Form, reads: Reads
+    p: Placement, node: ir.Node, layer: Map, operands: tuple[ir.Value, ir.Value], form: ActivationLayout, reads: Reads
 ) -> bool:
     """Make the addition of `operands`, x of `layer` and the other one, the epilogue of the convolution that produces
     the later of them, if that is possible. form: that of x."""
@@ -51,7 +51,7 @@ def _takes_longer_joined(cfg: Config, layer: Conv) -> bool:
     return steps + 2 * beats < height * width
 
 
-def joins(choice: Choice, value: ir.Value | None) -> bool:
+def joins(choice: LayerAssignment, value: ir.Value | None) -> bool:
     """Whether an operator on `value` alone can become part of the layer that makes it, which is none of rows."""
     return (
         value is not None and choice.value is value and len(list(value.uses())) == 1
@@ -60,7 +60,7 @@ def joins(choice: Choice, value: ir.Value | None) -> bool:
     )  # fmt: skip
 
 
-def extend(p: Placement, choice: Choice, node: ir.Node, epilogue: Epilogue, reads: Reads) -> None:
+def extend(p: Placement, choice: LayerAssignment, node: ir.Node, epilogue: Epilogue, reads: Reads) -> None:
     """Let `choice` end in `epilogue` and write the output of `node`."""
     form = p.selection.forms[choice.value]
     p.no_longer_writes(choice)

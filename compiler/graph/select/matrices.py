@@ -10,18 +10,18 @@ import onnx_ir as ir
 
 from celosia.compiler import numerics
 from celosia.compiler.cpu.ops import VIEWS
-from celosia.compiler.graph.select.forms import NO_WAY, Form, OnCpu, natural_form, shape_of
+from celosia.compiler.graph.select.forms import NO_WAY, ActivationLayout, NotOffloadable, natural_form, shape_of
 from celosia.compiler.graph.select.parameters import array_of, folded, scalar_of, stored_zero, uniform
-from celosia.compiler.graph.select.placement import Choice, Placement, Reads
+from celosia.compiler.graph.select.placement import LayerAssignment, Placement, Reads
 from celosia.compiler.graph.values import attribute, constant, is_op, shape
-from celosia.compiler.lattice import Lattice
 from celosia.compiler.layer import ActivationProduct, Conv, Epilogue, Layer, Map, Pool, Window, summands
 from celosia.compiler.program.model import MATRICES, matrix_counts, matrix_sizes
+from celosia.compiler.strided_view import StridedView
 from celosia.compiler.tensorize import pack
 from celosia.hw.spec.config import Config
 
 MOVES = "moves"
-"""Of the meta of a node: it only moves elements, by the identity or in whole blocks."""
+"""Key in the meta of a node that only moves elements, by the identity or in whole blocks."""
 MOST_PRODUCTS = 256
 """Layers of one operator, a matrix each."""
 
@@ -31,14 +31,14 @@ def multiplies(cfg: Config) -> bool:
     return cfg.batch == 1 and cfg.block_in == cfg.block_out
 
 
-def rows_form(p: Placement, value: ir.Value, result: ir.Value) -> Form:
-    """Of an operand of a product by a constant matrix, which gives `result`: rows are pixels of one image where a
-    product of two activations could read them, else images of one pixel."""
+def rows_form(p: Placement, value: ir.Value, result: ir.Value) -> ActivationLayout:
+    """Layout of an operand of a product by a constant matrix, which gives `result`: rows are pixels of one image where
+    a product of two activations could read them, else images of one pixel."""
     dims = shape_of(value)
     matrix = len(dims) == 2 and (_has_rows(p, value) or (p.held(value) is None and _becomes_heads(result)))
     rows = (len(dims) > 2 and prod(dims[:-2]) == 1) or matrix
     if multiplies(p.cfg) and rows:
-        return Form((1, dims[-1], 1, dims[-2]), "rows")
+        return ActivationLayout((1, dims[-1], 1, dims[-2]), "rows")
     return natural_form(value, rows=True)
 
 
@@ -60,34 +60,38 @@ def _becomes_heads(value: ir.Value) -> bool:
     return bool(readers) and all(is_op(node, *VIEWS) for node in readers) and parts
 
 
-def matrices_form(cfg: Config, value: ir.Value, fold: str, pad: int = 0, block: int = 1) -> Form:
-    """Of an operand or the result of a product of two activations: each matrix begins on a channel group. pad: what the
-    host puts in channels beyond the last. block: rows come in whole blocks."""
+def matrices_form(cfg: Config, value: ir.Value, fold: str, pad: int = 0, block: int = 1) -> ActivationLayout:
+    """Layout of an operand or the result of a product of two activations: each matrix begins on a channel group. pad:
+    what the host puts in channels beyond the last. block: rows come in whole blocks."""
     return form_of_matrices(cfg, shape_of(value), fold, pad, block)
 
 
-def form_of_matrices(cfg: Config, dims: tuple[int, ...], fold: str, pad: int = 0, block: int = 1) -> Form:
+def form_of_matrices(cfg: Config, dims: tuple[int, ...], fold: str, pad: int = 0, block: int = 1) -> ActivationLayout:
     """`matrices_form` of a tensor with these dimensions."""
     count, columns, rows = matrix_counts(fold, dims)
     channels = pack.blocks(columns, cfg.group) * cfg.group
     dims = 1, count * channels, 1, pack.blocks(rows, block) * block
-    return Form(dims, fold, pad=pad if channels > columns else 0)
+    return ActivationLayout(dims, fold, pad=pad if channels > columns else 0)
 
 
 def product(p: Placement, node: ir.Node) -> None:
-    """Places a QLinearMatMul of two activations: a layer for each matrix. OnCpu."""
+    """Places a QLinearMatMul of two activations: a layer for each matrix. NotOffloadable."""
     cfg, (a, b, y) = p.cfg, (node.inputs[0], node.inputs[3], node.outputs[0])
     assert a is not None and b is not None
     if constant(b) is not None:
-        raise OnCpu(f"its matrix has {len(shape_of(b))} dimensions; the accelerator multiplies by constants of two")
+        raise NotOffloadable(
+            f"its matrix has {len(shape_of(b))} dimensions; the accelerator multiplies by constants of two"
+        )
     if not multiplies(cfg):
-        raise OnCpu("both operands vary, which takes batch = 1 and block_in = block_out; compile it for such a Config")
+        raise NotOffloadable(
+            "both operands vary, which takes batch = 1 and block_in = block_out; compile it for such a Config"
+        )
     if len(shape_of(a)) < 2 or shape_of(a)[:-2] != shape_of(b)[:-2]:
-        raise OnCpu(f"it broadcasts {shape(a)} with {shape(b)}; give both as many matrices")
+        raise NotOffloadable(f"it broadcasts {shape(a)} with {shape(b)}; give both as many matrices")
     count, inner, rows = matrix_counts("rows", shape_of(a))
     columns, (shared, times, fold) = shape_of(b)[-1], shared_operand(b)
     if count > MOST_PRODUCTS:
-        raise OnCpu(
+        raise NotOffloadable(
             f"it multiplies {count} matrices, more than {MOST_PRODUCTS}; give the model fewer samples or heads at once"
         )
     zeros = stored_zero(node.inputs[2]), stored_zero(node.inputs[5])
@@ -104,7 +108,7 @@ def product(p: Placement, node: ir.Node) -> None:
     reads: Reads = {}
     x, w, whole = p.read(a, x_form, reads, constants=True), p.read(shared, w_form, reads), p.activation(y, y_form)
     if inner % cfg.group and not (reads or p.source(a) in p.filled):
-        raise OnCpu(f"{inner} columns are not whole groups of {cfg.group}; make them a multiple of that")
+        raise NotOffloadable(f"{inner} columns are not whole groups of {cfg.group}; make them a multiple of that")
     for number in (1, 4, 6):
         scalar_of(node.inputs[number])
     scale = numerics.conv_scale(*(array_of(node.inputs[number]) for number in (1, 4, 6))).reshape(-1)
@@ -205,7 +209,7 @@ def _multiplying(value: ir.Value) -> list[ir.Value] | None:
 
 def append(p: Placement, node: ir.Node, operands: list[ir.Value]) -> bool:
     """Places a concatenation of rows that only products of two activations read, as of keys in a cache and new ones;
-    False where others read it. OnCpu.
+    False where others read it. NotOffloadable.
 
     The host fills the storage of the whole with the first rows, and a layer copies the others behind them.
     """
@@ -216,9 +220,9 @@ def append(p: Placement, node: ir.Node, operands: list[ir.Value]) -> bool:
     first, *others = operands
     rank, held = len(shape_of(y)), p.held(operands[-1])
     if directly or len(others) != 1 or attribute(node, "axis", 1) % rank != rank - 2:
-        raise OnCpu(f"the host arranges it for the products that read it; {NO_WAY}")
+        raise NotOffloadable(f"the host arranges it for the products that read it; {NO_WAY}")
     if p.held(first) is not None or held is None or held.fold != "rows" or shape_of(y)[-1] % p.cfg.group:
-        raise OnCpu(
+        raise NotOffloadable(
             "the accelerator appends rows that it holds itself to those of the host, in whole groups of channels; "
             "quantise what makes them"
         )
@@ -226,9 +230,9 @@ def append(p: Placement, node: ir.Node, operands: list[ir.Value]) -> bool:
     whole = p.activation(y, form)
     rows = matrix_counts("rows", shape_of(first))[2], matrix_counts("rows", shape_of(others[0]))[2]
     new = p.selection.written[p.source(others[0])]
-    place = whole.region((*form.dims[:3], rows[1]), 0, Lattice(1, whole.width, 0, rows[0]))
+    place = whole.region((*form.dims[:3], rows[1]), 0, StridedView(1, whole.width, 0, rows[0]))
     copy = Map(f"{node.name}.1", new, place, Epilogue())
-    p.selection.choices.append(Choice(copy, [node], {whole.storage: (first, form)}, y))
+    p.selection.choices.append(LayerAssignment(copy, [node], {whole.storage: (first, form)}, y))
     p.selection.forms[y], p.selection.written[y] = form, whole
     return True
 
@@ -246,7 +250,7 @@ def _source(end: ir.Value) -> ir.Value | None:
     return producer.inputs[0] if producer is not None and _swaps(producer) else None
 
 
-def in_whole_blocks(p: Placement, node: ir.Node, held: Form) -> bool:
+def in_whole_blocks(p: Placement, node: ir.Node, held: ActivationLayout) -> bool:
     """Places a copy of matrices whose rows are no whole blocks, with more rows below them, so that products can load
     them as weights: what makes them makes those, too, of padding, or they are zeros. False where they are whole blocks.
     """
@@ -289,7 +293,7 @@ def _told(p: Placement, value: ir.Value) -> list[ir.Value]:
 # Views ------------------------------------------------------------------------------------------------------------
 
 
-def is_reshaped(p: Placement, node: ir.Node, held: Form) -> bool:
+def is_reshaped(p: Placement, node: ir.Node, held: ActivationLayout) -> bool:
     """Whether the output of `node`, another shape of its input, is the same matrices, or heads of their columns."""
     x, y = node.inputs[0], node.outputs[0]
     assert x is not None
@@ -304,7 +308,7 @@ def is_reshaped(p: Placement, node: ir.Node, held: Form) -> bool:
     return bool(fold)
 
 
-def is_turned(p: Placement, node: ir.Node, held: Form) -> bool:
+def is_turned(p: Placement, node: ir.Node, held: ActivationLayout) -> bool:
     """Whether a Transpose leaves the bytes of matrices where they are: they are told in another order."""
     x, y = node.inputs[0], node.outputs[0]
     assert x is not None
@@ -322,7 +326,7 @@ def is_turned(p: Placement, node: ir.Node, held: Form) -> bool:
     return False
 
 
-def _is_view(p: Placement, node: ir.Node, form: Form) -> None:
+def _is_view(p: Placement, node: ir.Node, form: ActivationLayout) -> None:
     y = node.outputs[0]
     p.alias[y] = p.source(node.inputs[0])  # type: ignore[arg-type]
     p.selection.forms[y] = form

@@ -1,4 +1,4 @@
-"""Operators that move bytes as layers that copy, each a lattice of pixels: LOAD and STORE stride over them."""
+"""Operators that move bytes as layers that copy, each a strided view of pixels: LOAD and STORE stride over them."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from numpy.typing import NDArray
 from celosia.compiler.cpu.ops.registry import Node, Unsupported
 from celosia.compiler.cpu.ops.resize import nearest
 from celosia.compiler.expr import placeholder
-from celosia.compiler.graph.select.forms import HOST_INPUT, NO_WAY, Form, OnCpu, natural_form
+from celosia.compiler.graph.select.forms import HOST_INPUT, NO_WAY, ActivationLayout, NotOffloadable, natural_form
 from celosia.compiler.graph.select.matrices import MOVES, in_whole_blocks, is_turned
 from celosia.compiler.graph.select.parameters import image_axes
 from celosia.compiler.graph.select.placement import Placement, Reads
 from celosia.compiler.graph.values import attribute, attributes_of, constant, shape
-from celosia.compiler.lattice import Lattice
 from celosia.compiler.layer import Activation, Map, Pool, Window
+from celosia.compiler.strided_view import StridedView
 
 MOST_LAYERS = 16
 """Copies of one operator; each reads and writes anew."""
-Copy = tuple[tuple[int, Lattice], tuple[int, Lattice]]
-"""First channel group and lattice of what is read, and of where it is written."""
+Copy = tuple[tuple[int, StridedView], tuple[int, StridedView]]
+"""First channel group and strided view of what is read, and of where it is written."""
 
 
 def resize(p: Placement, node: ir.Node) -> None:
@@ -35,9 +35,12 @@ def resize(p: Placement, node: ir.Node) -> None:
     indices = _nearest(node)
     rows, columns = (_phases(indices.get(axis, np.arange(form.dims[axis]))) for axis in (2, 3))
     if form.dims[:2] != y_form.dims[:2]:
-        raise OnCpu("it repeats images or channels; repeat rows and columns alone")
+        raise NotOffloadable("it repeats images or channels; repeat rows and columns alone")
     copies = [
-        ((0, Lattice(*form.dims[2:], y.start, x.start, y.step, x.step)), (0, Lattice(*y_form.dims[2:], i, j, m, n)))
+        (
+            (0, StridedView(*form.dims[2:], y.start, x.start, y.step, x.step)),
+            (0, StridedView(*y_form.dims[2:], i, j, m, n)),
+        )
         for (i, m, y), (j, n, x) in product(rows, columns)
     ]
     dims = [(len(y), len(x)) for (_, _, y), (_, _, x) in product(rows, columns)]
@@ -53,7 +56,7 @@ def _nearest(node: ir.Node) -> dict[int, NDArray[np.int64]]:
     try:
         found = nearest(built)
     except Unsupported as error:
-        raise OnCpu(f"{error}; resize to nearest neighbours by a whole number") from None
+        raise NotOffloadable(f"{error}; resize to nearest neighbours by a whole number") from None
     axes = image_axes(len(node.inputs[0].shape or ()))  # type: ignore[union-attr]
     return {axes[axis]: index for axis, index in found.items()}
 
@@ -66,7 +69,7 @@ def _phases(index: NDArray[np.int64]) -> list[tuple[int, int, range]]:
         if len(steps) <= 1 and min(steps, default=1) > 0:
             step = min(steps, default=1)
             return [(n, count, range(int(k[0]), int(k[-1]) + 1, step)) for n, k in enumerate(parts)]
-    raise OnCpu(f"its neighbours are no {MOST_LAYERS} even steps; resize by a whole number")
+    raise NotOffloadable(f"its neighbours are no {MOST_LAYERS} even steps; resize by a whole number")
 
 
 def gather(p: Placement, node: ir.Node) -> None:
@@ -75,12 +78,12 @@ def gather(p: Placement, node: ir.Node) -> None:
     assert value is not None
     form, y_form, index = natural_form(value), natural_form(node.outputs[0]), constant(node.inputs[1])
     if index is None or index.ndim != 1:
-        raise OnCpu("its indices are no constant list; export them as an initializer of one dimension")
+        raise NotOffloadable("its indices are no constant list; export them as an initializer of one dimension")
     axis = image_axes(len(value.shape or ()))[attribute(node, "axis", 0)]
     if axis == 0:
-        raise OnCpu("it takes some of the images; take channels, rows or columns")
+        raise NotOffloadable("it takes some of the images; take channels, rows or columns")
     index = np.where(index < 0, index + form.dims[axis], index)
-    whole, y_whole = Lattice(*form.dims[2:]), Lattice(*y_form.dims[2:])
+    whole, y_whole = StridedView(*form.dims[2:]), StridedView(*y_form.dims[2:])
     if axis == 1:
         runs = _runs(_group_numbers(index, p.cfg.group), steps=(1,))
         copies: list[Copy] = [((run.start, whole), (place, y_whole)) for place, run in runs]
@@ -125,7 +128,7 @@ def _group_numbers(index: NDArray[np.int64], group: int) -> NDArray[np.int64]:
     if np.any(first % group) or not np.array_equal(
         index, (first[:, None] + np.arange(group)).reshape(-1)[: len(index)]
     ):
-        raise OnCpu(
+        raise NotOffloadable(
             f"the channels that it takes are not whole groups of {group}; "
             "take runs of so many that begin at a multiple of it"
         )
@@ -143,24 +146,24 @@ def transpose(p: Placement, node: ir.Node) -> None:
         return
     form, y_form, perm = natural_form(value), natural_form(node.outputs[0]), attribute(node, "perm")
     if perm is None or list(perm) != [0, 1, 3, 2]:
-        raise OnCpu(f"it changes places of channels, which lie in groups; {NO_WAY}")
+        raise NotOffloadable(f"it changes places of channels, which lie in groups; {NO_WAY}")
     _, _, height, width = form.dims
     if width > MOST_LAYERS:
-        raise OnCpu(f"it takes {width} layers, more than {MOST_LAYERS}; transpose images with fewer columns")
+        raise NotOffloadable(f"it takes {width} layers, more than {MOST_LAYERS}; transpose images with fewer columns")
     if p.held(value) != form:
-        raise OnCpu(HOST_INPUT)
+        raise NotOffloadable(HOST_INPUT)
     reads: Reads = {}
     x, y = p.read(value, form, reads), p.activation(node.outputs[0], y_form)
-    if x.lattice is not None:
-        raise OnCpu(
+    if x.strided_view is not None:
+        raise NotOffloadable(
             "its input is some of the pixels of another tensor; transpose the whole tensor, and slice behind that"
         )
     row = replace(x, height=1, width=height * width)  # all pixels, one after the other
     dims = (*form.dims[:2], 1, height)
     layers = [
         Map(
-            f"{node.name}.{column}", row.region(dims, 0, Lattice(1, height * width, 0, column, 1, width)),
-            y.region(dims, 0, Lattice(width, height, column, 0)),
+            f"{node.name}.{column}", row.region(dims, 0, StridedView(1, height * width, 0, column, 1, width)),
+            y.region(dims, 0, StridedView(width, height, column, 0)),
         )
         for column in range(width)
     ]  # fmt: skip
@@ -168,55 +171,59 @@ def transpose(p: Placement, node: ir.Node) -> None:
 
 
 def depth_to_space(p: Placement, node: ir.Node) -> None:
-    """Places DepthToSpace. OnCpu."""
+    """Places DepthToSpace. NotOffloadable."""
     form, y_form, b, groups = _depth(p, node, node.inputs[0], node.outputs[0])
-    whole = Lattice(*form.dims[2:])
+    whole = StridedView(*form.dims[2:])
     copies = [
-        (((i * b + j) * groups, whole), (0, Lattice(*y_form.dims[2:], i, j, b, b)))
+        (((i * b + j) * groups, whole), (0, StridedView(*y_form.dims[2:], i, j, b, b)))
         for i, j in product(range(b), repeat=2)
     ]  # fmt: skip
     _copy(p, node, form, y_form, copies, lambda _: (*y_form.dims[:2], *form.dims[2:]))
 
 
 def space_to_depth(p: Placement, node: ir.Node) -> None:
-    """Places SpaceToDepth. OnCpu."""
+    """Places SpaceToDepth. NotOffloadable."""
     y_form, form, b, groups = _depth(p, node, node.outputs[0], node.inputs[0])
-    whole = Lattice(*y_form.dims[2:])
+    whole = StridedView(*y_form.dims[2:])
     copies = [
-        ((0, Lattice(*form.dims[2:], i, j, b, b)), ((i * b + j) * groups, whole))
+        ((0, StridedView(*form.dims[2:], i, j, b, b)), ((i * b + j) * groups, whole))
         for i, j in product(range(b), repeat=2)
     ]  # fmt: skip
     _copy(p, node, form, y_form, copies, lambda _: (*form.dims[:2], *y_form.dims[2:]))
 
 
-def _depth(p: Placement, node: ir.Node, deep: ir.Value | None, wide: ir.Value | None) -> tuple[Form, Form, int, int]:
+def _depth(
+    p: Placement, node: ir.Node, deep: ir.Value | None, wide: ir.Value | None
+) -> tuple[ActivationLayout, ActivationLayout, int, int]:
     """Forms of the side with more channels and of that with more pixels, block size, channel groups of the latter."""
     assert deep is not None and wide is not None
     forms, b = (natural_form(deep), natural_form(wide)), attribute(node, "blocksize")
     if attribute(node, "mode", "DCR") != "DCR":
-        raise OnCpu(
+        raise NotOffloadable(
             "its blocks are the inner axis of its channels (mode CRD); "
             "export it with mode DCR, and the channels of the layer before it in that order"
         )
     channels = forms[1].dims[1]
     if channels % p.cfg.group:
-        raise OnCpu(f"{channels} channels are not whole groups of {p.cfg.group}; make them a multiple of that")
+        raise NotOffloadable(f"{channels} channels are not whole groups of {p.cfg.group}; make them a multiple of that")
     if b * b > MOST_LAYERS:
-        raise OnCpu(f"blocks of {b} x {b} take more than {MOST_LAYERS} layers; use smaller blocks")
+        raise NotOffloadable(f"blocks of {b} x {b} take more than {MOST_LAYERS} layers; use smaller blocks")
     return (*forms, b, channels // p.cfg.group)
 
 
 def _copy(
-    p: Placement, node: ir.Node, form: Form, y_form: Form, copies: list[Copy],
+    p: Placement, node: ir.Node, form: ActivationLayout, y_form: ActivationLayout, copies: list[Copy],
     dims: Callable[[int], tuple[int, int, int, int]],
 ) -> None:  # fmt: skip
     """One layer for each of `copies`; dims: those of the layer with that number."""
     value = node.inputs[0]
     assert value is not None
     if len(copies) > MOST_LAYERS:
-        raise OnCpu(f"it takes {len(copies)} layers, more than {MOST_LAYERS}; move longer runs of rows or columns")
+        raise NotOffloadable(
+            f"it takes {len(copies)} layers, more than {MOST_LAYERS}; move longer runs of rows or columns"
+        )
     if p.held(value) != form:
-        raise OnCpu(HOST_INPUT)
+        raise NotOffloadable(HOST_INPUT)
     reads: Reads = {}
     x, y = p.read(value, form, reads), p.activation(node.outputs[0], y_form)
     layers = [
@@ -232,9 +239,9 @@ def pad(p: Placement, node: ir.Node) -> None:
     assert value is not None
     form, y_form = natural_form(value), natural_form(y)
     if attribute(node, "mode", "constant") != "constant":
-        raise OnCpu("it pads with other elements than a constant; export it with mode constant")
+        raise NotOffloadable("it pads with other elements than a constant; export it with mode constant")
     if p.held(value) != form:
-        raise OnCpu(HOST_INPUT)
+        raise NotOffloadable(HOST_INPUT)
     top, left, bottom, right = _pads(node)
     reads: Reads = {}
     x: Activation = p.read(value, form, reads)
@@ -247,14 +254,14 @@ def _pads(node: ir.Node) -> tuple[int, int, int, int]:
     pads = constant(node.inputs[1])
     chosen = constant(node.inputs[3]) if len(node.inputs) > 3 and node.inputs[3] is not None else np.arange(len(axes))
     if pads is None or chosen is None:
-        raise OnCpu("its pads are not constant; export them as an initializer")
+        raise NotOffloadable("its pads are not constant; export them as an initializer")
     around = np.zeros((2, 4), np.int64)
     for number, axis in enumerate(chosen.tolist()):
         around[:, axes[axis % len(axes)]] = pads.reshape(2, -1)[:, number]
     if np.any(around[:, :2]):
-        raise OnCpu("it pads images or channels; pad rows and columns alone")
+        raise NotOffloadable("it pads images or channels; pad rows and columns alone")
     if np.any(around < 0):
-        raise OnCpu("it cuts what it pads; cut with Slice")
+        raise NotOffloadable("it cuts what it pads; cut with Slice")
     (top, left), (bottom, right) = around[:, 2:].tolist()
     return top, left, bottom, right
 
@@ -264,5 +271,5 @@ def _fill(node: ir.Node) -> int:
     given = node.inputs[2] if len(node.inputs) > 2 else None
     array = np.zeros(1, node.inputs[0].dtype.numpy()) if given is None else constant(given)  # type: ignore[union-attr]
     if array is None or array.size != 1:
-        raise OnCpu("what it pads with is not constant; export it as an initializer")
+        raise NotOffloadable("what it pads with is not constant; export it as an initializer")
     return int(array.item()) - (128 if array.dtype == np.uint8 else 0)

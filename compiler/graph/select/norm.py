@@ -7,7 +7,7 @@ from dataclasses import replace
 import onnx_ir as ir
 
 from celosia.compiler import numerics
-from celosia.compiler.graph.select.forms import OTHER_ROWS, Form, OnCpu, natural_form, shape_of
+from celosia.compiler.graph.select.forms import OTHER_ROWS, ActivationLayout, NotOffloadable, natural_form, shape_of
 from celosia.compiler.graph.select.matrices import MOST_PRODUCTS, matrices_form
 from celosia.compiler.graph.select.parameters import array_of, scalar_of, stored_zero
 from celosia.compiler.graph.select.placement import Placement, Reads
@@ -18,11 +18,11 @@ from celosia.compiler.tensorize import pack
 
 
 def norm(p: Placement, node: ir.Node) -> None:
-    """Places a QLinearNorm: a layer for each matrix whose rows are pixels. OnCpu."""
+    """Places a QLinearNorm: a layer for each matrix whose rows are pixels. NotOffloadable."""
     cfg, x, y = p.cfg, node.inputs[0], node.outputs[0]
     assert x is not None
     if not cfg.norm:
-        raise OnCpu("a normalisation on the accelerator takes a Config with norm; give it one, as norm = 1")
+        raise NotOffloadable("a normalisation on the accelerator takes a Config with norm; give it one, as norm = 1")
     form, count = _form(p, x)
     epsilon, bias, scale = int(scalar_of(node.inputs[3])), array_of(node.inputs[4]), array_of(node.inputs[5])
     requantise = Requantise(bias, *numerics.fold_scale(scale), stored_zero(node.inputs[7]))
@@ -47,9 +47,9 @@ def norm(p: Placement, node: ir.Node) -> None:
         p.assemble(node, list[Layer](layers), reads, whole, form)
 
 
-def _form(p: Placement, x: ir.Value) -> tuple[Form, int]:
-    """That in which rows of `x` are pixels, and how many matrices they are. OnCpu where the accelerator holds it in
-    another one."""
+def _form(p: Placement, x: ir.Value) -> tuple[ActivationLayout, int]:
+    """That in which rows of `x` are pixels, and how many matrices they are. NotOffloadable where the accelerator holds
+    it in another one."""
     held, dims = p.held(x), shape_of(x)
     if held is None:
         held = natural_form(x, rows=True) if len(dims) < 3 else matrices_form(p.cfg, x, "rows")
@@ -57,7 +57,9 @@ def _form(p: Placement, x: ir.Value) -> tuple[Form, int]:
         count = matrix_counts("rows", dims)[0]
         if count <= MOST_PRODUCTS:
             return held, count
-        raise OnCpu(f"it has {count} matrices, more than {MOST_PRODUCTS}; give the model fewer samples at once")
+        raise NotOffloadable(
+            f"it has {count} matrices, more than {MOST_PRODUCTS}; give the model fewer samples at once"
+        )
     if held.fold or held != natural_form(x, rows=True):
-        raise OnCpu(OTHER_ROWS)
+        raise NotOffloadable(OTHER_ROWS)
     return held, 1

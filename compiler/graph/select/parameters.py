@@ -10,45 +10,46 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from celosia.compiler import numerics
-from celosia.compiler.graph.select.forms import OnCpu
+from celosia.compiler.graph.select.forms import NotOffloadable
 from celosia.compiler.graph.values import constant, shape
 from celosia.compiler.layer import Requantise, Window
 from celosia.compiler.program.host.windows import Windows
 
 
 def array_of(value: ir.Value | None) -> NDArray[Any]:
-    """A constant's array. OnCpu where it is none."""
+    """A constant's array. NotOffloadable where it is none."""
     array = constant(value)
     if array is None:
-        raise OnCpu("a scale, zero point or weight is not constant; export it as an initializer")
+        raise NotOffloadable("a scale, zero point or weight is not constant; export it as an initializer")
     return array
 
 
 def bias_of(node: ir.Node, place: int) -> NDArray[Any] | None:
-    """A bias, one for all channels or one for each, or None without any. OnCpu where it is no constant, or a matrix."""
+    """A bias, one for all channels or one for each, or None without any. NotOffloadable where it is no constant, or a
+    matrix."""
     value = node.inputs[place] if len(node.inputs) > place else None
     if value is None:
         return None
     array = constant(value)
     if array is None:
-        raise OnCpu("its bias is not constant; export it as an initializer")
+        raise NotOffloadable("its bias is not constant; export it as an initializer")
     if array.size != math.prod(array.shape[-1:]):
-        raise OnCpu(f"a bias of shape {list(array.shape)}; give one number for each column")
+        raise NotOffloadable(f"a bias of shape {list(array.shape)}; give one number for each column")
     return array
 
 
 def scalar_of(value: ir.Value | None) -> Any:
-    """A constant's only element. OnCpu where it has several, or is none."""
+    """A constant's only element. NotOffloadable where it has several, or is none."""
     array = array_of(value)
     if array.size != 1:
-        raise OnCpu("a scale per channel where one is expected; only weights may have one for each channel")
+        raise NotOffloadable("a scale per channel where one is expected; only weights may have one for each channel")
     return array.item()
 
 
 def stored_zero(value: ir.Value | None) -> int:
     """Zero point as the accelerator stores bytes: uint8 has its top bit flipped."""
     if value is None:
-        raise OnCpu("a zero point is missing; write it as an input")
+        raise NotOffloadable("a zero point is missing; write it as an input")
     array = array_of(value)
     return int(scalar_of(value)) - (128 if array.dtype == np.uint8 else 0)
 
@@ -57,16 +58,16 @@ def symmetric(weights: NDArray[Any], zero: NDArray[Any] | None) -> NDArray[np.in
     """Weights with a zero point of 0."""
     shift = 128 if weights.dtype == np.uint8 else 0
     if zero is not None and np.any(zero.astype(np.int32) != shift):
-        raise OnCpu("weights with a zero point; quantise weights symmetrically")
+        raise NotOffloadable("weights with a zero point; quantise weights symmetrically")
     if zero is None and shift:
-        raise OnCpu("weights with a zero point; quantise weights symmetrically")
+        raise NotOffloadable("weights with a zero point; quantise weights symmetrically")
     return (weights.astype(np.int16) - shift).astype(np.int8)
 
 
 def folded(scale: NDArray[np.float32]) -> tuple[NDArray[np.uint32], NDArray[np.uint8]]:
-    """numerics.fold_scale. OnCpu where a scale is none."""
+    """numerics.fold_scale. NotOffloadable where a scale is none."""
     if not np.all(np.isfinite(scale)) or np.any(scale < 0):
-        raise OnCpu("a scale that is negative or not finite; calibrate again")
+        raise NotOffloadable("a scale that is negative or not finite; calibrate again")
     return numerics.fold_scale(scale)
 
 
@@ -76,9 +77,9 @@ def requantisation(
     """Per-channel requantisation of a convolution; the input's zero point goes into the bias."""
     out = weights.shape[0]
     if not weights.size:
-        raise OnCpu("it has no weights; leave it out of the model")
+        raise NotOffloadable("it has no weights; leave it out of the model")
     if any(array.size not in (1, out) for array in (*scales, *([] if bias is None else [bias]))):
-        raise OnCpu(f"scales or a bias that do not fit its {out} channels; give one for all, or one for each")
+        raise NotOffloadable(f"scales or a bias that do not fit its {out} channels; give one for all, or one for each")
     scale = np.broadcast_to(numerics.conv_scale(*scales).reshape(-1), (out,))
     multiplier, shift = folded(scale)
     total = -zero_x * weights.reshape(out, -1).astype(np.int64).sum(axis=1)
@@ -88,7 +89,7 @@ def requantisation(
 
 
 def uniform(channels: int, bias: int, multiplier: int, shift: int, zero_point: int) -> Requantise:
-    """The same requantisation for all channels."""
+    """Requantise all channels alike."""
     return Requantise(
         np.full(channels, bias, np.int32), np.full(channels, multiplier, np.uint32), np.full(channels, shift, np.uint8),
         zero_point,
@@ -99,16 +100,16 @@ def window_of(found: Windows) -> Window:
     """Windows as layers have them."""
     (top, left), margins = found.before, found.margins()[1]
     if min(top, left) < 0:
-        raise OnCpu("windows that begin inside of its input; cut it with Slice")
+        raise NotOffloadable("windows that begin inside of its input; cut it with Slice")
     bottom, right = (max(given, margin) for given, margin in zip(found.after, margins))
     (k, l), (s, t), (d, e) = found.kernel, found.stride, found.dilation
     return Window((k, l), (s, t), (d, e), (top, left, bottom, right))
 
 
 def image_axes(rank: int) -> tuple[int, ...]:
-    """Which of images, channels, rows and columns the axes of a tensor are in its natural form."""
+    """Find which of images, channels, rows and columns the axes of a tensor are in its natural form."""
     if rank not in (2, 3, 4):
-        raise OnCpu(f"a tensor of {rank} dimensions; reshape it to one with two to four")
+        raise NotOffloadable(f"a tensor of {rank} dimensions; reshape it to one with two to four")
     return {2: (0, 1), 3: (0, 1, 3), 4: (0, 1, 2, 3)}[rank]
 
 

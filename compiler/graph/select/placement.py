@@ -9,19 +9,19 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from celosia.compiler.graph.select.forms import Form, OnCpu, natural_form
+from celosia.compiler.graph.select.forms import ActivationLayout, NotOffloadable, natural_form
 from celosia.compiler.graph.values import attribute, constant, is_op, operands
 from celosia.compiler.layer import Activation, Layer, Storage, padded_groups
 from celosia.hw.spec.config import Config
 
 CACHE = "cache"
-"""Of the meta of an input that is a cache, and of its first rows: the input."""
-Reads = dict[Storage, tuple[ir.Value, Form]]
+"""Key in the meta of a cache input, and of its first rows; the value is the input."""
+Reads = dict[Storage, tuple[ir.Value, ActivationLayout]]
 """For each storage that the host fills: the tensor that it holds and its form."""
 
 
 @dataclass
-class Choice:
+class LayerAssignment:
     """A layer with the graph's nodes that it covers, and the tensors it reads and writes."""
 
     layer: Layer
@@ -32,23 +32,23 @@ class Choice:
     note: str = ""
     alone: float = 0
     together: float = 0
-    """Of a block: cycles of its layers one by one, and as a block; see LayerInfo."""
+    """For a block: cycles of its layers one by one, and as a block; see LayerInfo."""
 
 
 @dataclass
-class Selection:
+class Partition:
     """The result: layers, the CPU's nodes with reasons, aliases (views) and where concatenations put their parts."""
 
-    choices: list[Choice] = field(default_factory=list)
+    choices: list[LayerAssignment] = field(default_factory=list)
     cpu: dict[ir.Node, str] = field(default_factory=dict)
     views: dict[ir.Node, str] = field(default_factory=dict)
-    forms: dict[ir.Value, Form] = field(default_factory=dict)
-    """Form of each tensor that the accelerator holds."""
+    forms: dict[ir.Value, ActivationLayout] = field(default_factory=dict)
+    """Layout of each tensor that the accelerator holds."""
     written: dict[ir.Value, Activation] = field(default_factory=dict)
     """Where each tensor lies that layers write; views of it lie there, too, and are not listed."""
 
 
-def out_of_reach(graph: ir.Graph, selection: Selection) -> set[ir.Value]:
+def out_of_reach(graph: ir.Graph, selection: Partition) -> set[ir.Value]:
     """What the host needs of what layers write, and cannot take: it takes whole images, not some of their pixels."""
     packed = [value for choice in selection.choices for value, _ in choice.reads.values()]
     waiting = [*graph.outputs, *packed, *(value for node in selection.cpu for value in operands(node))]
@@ -57,7 +57,7 @@ def out_of_reach(graph: ir.Graph, selection: Selection) -> set[ir.Value]:
     while waiting:
         value = waiting.pop()
         act, producer = selection.written.get(value), value.producer()
-        if value in seen or (act is not None and act.lattice is None):
+        if value in seen or (act is not None and act.strided_view is None):
             continue
         seen.add(value)
         if producer is not None and producer in selection.views:
@@ -78,24 +78,24 @@ def cache_of(value: ir.Value) -> ir.Value | None:
 
 
 class Placement:
-    """What is placed so far; `selection` is the result."""
+    """State of the placement so far; `selection` is the result."""
 
     def __init__(self, cfg: Config, unmoved: Collection[ir.Value] = (), without_gaps: Collection[ir.Node] = ()) -> None:
         """unmoved: tensors that stay in storages of their own. without_gaps: concatenations that have none."""
         self.cfg, self.unmoved, self.without_gaps = cfg, unmoved, without_gaps
-        self.selection = Selection()
+        self.selection = Partition()
         self.gaps: dict[ir.Value, NDArray[np.int64]] = {}
         """Concatenations with channels that mean nothing between their parts: where each channel of the tensor is."""
-        self.made: dict[ir.Value, Choice] = {}
+        self.made: dict[ir.Value, LayerAssignment] = {}
         self.alias: dict[ir.Value, ir.Value] = {}
         """Views, and the tensor that each is a view of."""
-        self.assembled: dict[ir.Value, list[Choice]] = {}
+        self.assembled: dict[ir.Value, list[LayerAssignment]] = {}
         """Tensors of which several layers write a part each."""
         self.filled: set[ir.Value] = set()
         """Tensors whose channels beyond the last hold what their form calls `pad`, though layers write them."""
         self.parts: set[ir.Value] = set()
         """Parts of other tensors, in whose storages they lie."""
-        self.given: dict[tuple[ir.Value, Form], Activation] = {}
+        self.given: dict[tuple[ir.Value, ActivationLayout], Activation] = {}
         """What the host fills."""
         self.inside: dict[Storage, Activation] = {}
         """Storages that lie inside another, and which part of it they are."""
@@ -108,15 +108,15 @@ class Placement:
         """The tensor that `value` is, or is a view of."""
         return self.alias.get(value, value)
 
-    def held(self, value: ir.Value) -> Form | None:
+    def held(self, value: ir.Value) -> ActivationLayout | None:
         """The form in which the accelerator holds `value`, if it does."""
         return self.selection.forms.get(value)
 
-    def read(self, value: ir.Value | None, form: Form, reads: Reads, constants: bool = False) -> Activation:
-        """The activation of `value` in `form`: the accelerator's own, or one that the host fills. OnCpu for a constant,
-        but where `constants`."""
+    def read(self, value: ir.Value | None, form: ActivationLayout, reads: Reads, constants: bool = False) -> Activation:
+        """The activation of `value` in `form`: the accelerator's own, or one that the host fills. NotOffloadable for a
+        constant, but where `constants`."""
         if value is None or (constant(value) is not None and not constants):
-            raise OnCpu("an operand is a constant; the accelerator takes constants as weights only")
+            raise NotOffloadable("an operand is a constant; the accelerator takes constants as weights only")
         if self.held(value) == form:
             return self.selection.written[self.source(value)]
         if (value, form) not in self.given:
@@ -133,41 +133,41 @@ class Placement:
 
     def whole(self, act: Activation) -> bool:
         """Whether `act` is all of its storage."""
-        return act.group_offset == 0 and act.lattice is None and act.storage.groups == padded_groups(
+        return act.group_offset == 0 and act.strided_view is None and act.storage.groups == padded_groups(
             self.cfg, act.channels
         )  # fmt: skip
 
     def assemble(
-        self, node: ir.Node, layers: list[Layer], reads: Reads, y: Activation, form: Form, note: str = ""
+        self, node: ir.Node, layers: list[Layer], reads: Reads, y: Activation, form: ActivationLayout, note: str = ""
     ) -> None:
         """Layers that each write a part of `y`, the output of `node`."""
         value = node.outputs[0]
-        self.assembled[value] = [Choice(layer, [node], reads, value, note) for layer in layers]
+        self.assembled[value] = [LayerAssignment(layer, [node], reads, value, note) for layer in layers]
         self.selection.choices += self.assembled[value]
         self.selection.forms[value], self.selection.written[value] = form, y
 
-    def add(self, node: ir.Node, layer: Layer, reads: Reads, form: Form, note: str = "") -> None:
+    def add(self, node: ir.Node, layer: Layer, reads: Reads, form: ActivationLayout, note: str = "") -> None:
         """Places `layer`, which covers `node` and writes its output in `form`."""
-        choice = Choice(layer, [node], reads, node.outputs[0], note)
+        choice = LayerAssignment(layer, [node], reads, node.outputs[0], note)
         self.selection.choices.append(choice)
         self.writes(choice, node.outputs[0], form)
 
-    def writes(self, choice: Choice, value: ir.Value, form: Form) -> None:
+    def writes(self, choice: LayerAssignment, value: ir.Value, form: ActivationLayout) -> None:
         """Note that `choice` writes `value`."""
         choice.value = value
         self.made[value] = choice
         self.selection.forms[value] = form
         self.selection.written[value] = choice.layer.y
 
-    def no_longer_writes(self, choice: Choice) -> None:
-        """Note that the tensor which `choice` has written is nowhere any more."""
+    def no_longer_writes(self, choice: LayerAssignment) -> None:
+        """Forget where the output of `choice` was stored."""
         del self.made[choice.value], self.selection.forms[choice.value], self.selection.written[choice.value]
 
-    def activation(self, value: ir.Value, form: Form) -> Activation:
+    def activation(self, value: ir.Value, form: ActivationLayout) -> Activation:
         """`value` in a storage of its own."""
         return Activation.alone(self.cfg, value.name or "", *form.dims, lasting=cache_of(value) is not None)
 
-    def common_form(self, *values: ir.Value) -> Form:
+    def common_form(self, *values: ir.Value) -> ActivationLayout:
         """The form in which the accelerator holds one of `values`, or the first one's natural form."""
         for value in values:
             form = self.held(value)
@@ -175,5 +175,5 @@ class Placement:
                 return form
         try:
             return natural_form(values[0])
-        except OnCpu:
+        except NotOffloadable:
             return natural_form(values[0], rows=True)

@@ -11,12 +11,12 @@ import onnx_ir as ir
 
 from celosia.compiler import numerics
 from celosia.compiler.graph.averages import adds_integers
-from celosia.compiler.graph.select.forms import OnCpu, natural_form
+from celosia.compiler.graph.select.forms import NotOffloadable, natural_form
 from celosia.compiler.graph.select.parameters import folded, scalar_of, stored_zero, uniform, window_of
 from celosia.compiler.graph.select.placement import Placement, Reads
 from celosia.compiler.graph.windows import whole_image, windows_of
-from celosia.compiler.lattice import Lattice
 from celosia.compiler.layer import Activation, Conv, Pool, Window
+from celosia.compiler.strided_view import StridedView
 from celosia.compiler.tensorize import pack
 from celosia.hw.spec.config import Config
 from celosia.hw.spec.isa import Buffer, element_bytes
@@ -28,19 +28,19 @@ IN_FLOATS = "onnxruntime averages in floats, which break ties as they happen to 
 
 
 def average(p: Placement, node: ir.Node) -> None:
-    """Places averages of windows or of whole images. OnCpu."""
+    """Places averages of windows or of whole images. NotOffloadable."""
     value, y = node.inputs[0], node.outputs[0]
     assert value is not None
     form, y_form = natural_form(value), natural_form(y)
     size = form.dims[2], form.dims[3]
     pool = node.op_type == "QLinearAveragePool"
     if pool and not adds_integers(node):
-        raise OnCpu(f'{IN_FLOATS}; rounding="correct" makes them integers')
+        raise NotOffloadable(f'{IN_FLOATS}; rounding="correct" makes them integers')
     windows = windows_of(node) if pool else whole_image(size)
     window = window_of(windows)
     rows, columns = (_runs(windows.counts(axis)) for axis in (0, 1))
     if len(rows) * len(columns) > MOST_PARTS:
-        raise OnCpu(
+        raise NotOffloadable(
             f"its windows have {len(rows) * len(columns)} sizes, more than {MOST_PARTS}; "
             "pad its input before it, so that fewer windows are cut off"
         )
@@ -75,7 +75,7 @@ class _Run:
 def _runs(counts: list[int]) -> list[_Run]:
     """Neighbours of equal count."""
     if 0 in counts:
-        raise OnCpu("a window lies in the padding alone; give it less padding")
+        raise NotOffloadable("a window lies in the padding alone; give it less padding")
     runs: list[_Run] = []
     for o, count in enumerate(counts):
         if runs and runs[-1].count == count:
@@ -89,9 +89,9 @@ def _part(node: ir.Node, x: Activation, y: Activation, window: Window, rows: _Ru
     """The average of those rows and columns of `y`, as a sum over windows."""
     sides = [_reach(window, axis, run, x.dims[2 + axis]) for axis, run in enumerate((rows, columns))]
     (top, before, below), (left, ahead, behind) = sides
-    seen = x.region((*x.dims[:2], x.height - top, x.width - left), 0, Lattice(x.height, x.width, top, left))
+    seen = x.region((*x.dims[:2], x.height - top, x.width - left), 0, StridedView(x.height, x.width, top, left))
     dims = (*y.dims[:2], rows.last - rows.first + 1, columns.last - columns.first + 1)
-    made = y.region(dims, 0, Lattice(y.height, y.width, rows.first, columns.first))
+    made = y.region(dims, 0, StridedView(y.height, y.width, rows.first, columns.first))
     factor = numerics.mean_scale if node.op_type == "QLinearMean" else numerics.global_average_scale
     scales = scalar_of(node.inputs[1]), scalar_of(node.inputs[3])
     multiplier, shift = folded(np.asarray(factor(*scales, rows.count * columns.count)))
@@ -127,7 +127,7 @@ def _reach(window: Window, axis: int, run: _Run, size: int) -> tuple[int, int, i
 
 
 def max_pool(p: Placement, node: ir.Node) -> None:
-    """Places MaxPool. OnCpu."""
+    """Places MaxPool. NotOffloadable."""
     value, y = node.inputs[0], node.outputs[0]
     assert value is not None
     form, y_form = natural_form(value), natural_form(y)

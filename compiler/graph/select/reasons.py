@@ -114,7 +114,7 @@ def _has_integers(node: ir.Node) -> bool:
 
 
 def _why_weights(node: ir.Node, opset: int) -> str:
-    """Of a product by a constant of floats; "" where that was made of integers that would do."""
+    """Say what is missing in the float weights of a product; "" where that was made of integers that would do."""
     w = node.inputs[1]
     steps = w.meta.get(MADE_OF)  # type: ignore[union-attr]
     if steps is None or opset < PER_CHANNEL_OPSET:
@@ -127,7 +127,7 @@ def _why_weights(node: ir.Node, opset: int) -> str:
 
 
 def _why_float(node: ir.Node, opset: int) -> str:
-    """Of a float operator among quantised ones that has an integer form: what is missing for it."""
+    """Say what is missing for a float operator among quantised ones that has an integer form."""
     operands = [_before_blocks(value) for value in node.inputs if value is not None and value.dtype in FLOATS]
     varying = [value for value in operands if constant(value) is None]
     pairs = [value for value in varying if is_op(value.producer(), "DequantizeLinear")]

@@ -8,7 +8,7 @@ import numpy as np
 import onnx_ir as ir
 
 from celosia.compiler import numerics
-from celosia.compiler.graph.select.forms import HOST_INPUT, OTHER_ROWS, OnCpu, shape_of
+from celosia.compiler.graph.select.forms import HOST_INPUT, OTHER_ROWS, NotOffloadable, shape_of
 from celosia.compiler.graph.select.matrices import MOST_PRODUCTS, matrices_form
 from celosia.compiler.graph.select.parameters import scalar_of, stored_zero
 from celosia.compiler.graph.select.placement import Placement, Reads
@@ -19,28 +19,29 @@ from celosia.compiler.tensorize import pack
 
 
 def softmax(p: Placement, node: ir.Node) -> None:
-    """Places a QLinearSoftmax along the last axis of matrices that the accelerator holds: a layer for each. OnCpu."""
+    """Places a QLinearSoftmax along the last axis of matrices that the accelerator holds: a layer for each.
+    NotOffloadable."""
     cfg, x, y = p.cfg, node.inputs[0], node.outputs[0]
     assert x is not None
     if not cfg.softmax:
-        raise OnCpu("a softmax on the accelerator takes a Config with softmax; give it one, as softmax = 1")
+        raise NotOffloadable("a softmax on the accelerator takes a Config with softmax; give it one, as softmax = 1")
     dims, held = shape_of(x), p.held(x)
     by_last = attribute(node, "axis", -1) % len(dims) == len(dims) - 1
     if not by_last and (attribute(node, "opset", 13) >= 13 or np.prod(dims[attribute(node, "axis", 1) :]) != dims[-1]):
-        raise OnCpu(
+        raise NotOffloadable(
             "the accelerator has a softmax of the last axis alone; "
             "transpose its input, so that its axis is the last one"
         )
     if held is None or held.fold != "rows" or held.inverted:
-        raise OnCpu(HOST_INPUT if held is None else OTHER_ROWS)
+        raise NotOffloadable(HOST_INPUT if held is None else OTHER_ROWS)
     count, columns, rows = matrix_counts("rows", dims)
     powers = numerics.softmax_powers(columns, scalar_of(node.inputs[1]), scalar_of(node.inputs[3]))
     if not np.isfinite(powers).all():
-        raise OnCpu(
+        raise NotOffloadable(
             f"rows of {columns} have powers beyond the largest float32; quantise its input with a smaller scale"
         )
     if count > MOST_PRODUCTS:
-        raise OnCpu(
+        raise NotOffloadable(
             f"it has {count} matrices, more than {MOST_PRODUCTS}; give the model fewer samples or heads at once"
         )
     zero = stored_zero(node.inputs[4])

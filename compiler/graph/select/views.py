@@ -9,13 +9,13 @@ import onnx_ir as ir
 
 from celosia.compiler.cpu.ops import VIEWS
 from celosia.compiler.graph.select.columns import holds_matrices, take_columns
-from celosia.compiler.graph.select.forms import HOST_INPUT, Form, OnCpu, cut_axes, natural_form
+from celosia.compiler.graph.select.forms import HOST_INPUT, ActivationLayout, NotOffloadable, cut_axes, natural_form
 from celosia.compiler.graph.select.matrices import is_reshaped
 from celosia.compiler.graph.select.parameters import flattens, has_fixed_matrix, image_axes
 from celosia.compiler.graph.select.placement import Placement
 from celosia.compiler.graph.values import attribute, is_op, shape
-from celosia.compiler.lattice import Lattice
 from celosia.compiler.layer import Activation, Map
+from celosia.compiler.strided_view import StridedView
 
 SAME_BYTES = tuple(sorted(VIEWS - {"Dropout"}))
 """Those that are free where the accelerator's layout stays the same."""
@@ -33,7 +33,7 @@ def is_view(p: Placement, node: ir.Node) -> bool:
         return is_reshaped(p, node, held)
     try:
         form = natural_form(y)
-    except OnCpu:
+    except NotOffloadable:
         form = natural_form(y, rows=True)
     if held != form and folds_into_gemm(p, node):
         p.selection.views[node] = "part of the matrix multiplications that read it"
@@ -46,12 +46,12 @@ def is_view(p: Placement, node: ir.Node) -> bool:
     return True
 
 
-def _joins_pixels(p: Placement, node: ir.Node, held: Form, form: Form) -> bool:
+def _joins_pixels(p: Placement, node: ir.Node, held: ActivationLayout, form: ActivationLayout) -> bool:
     """Whether the output has the rows of the input, one after the other: the same bytes, which must then stay so."""
     x, y = node.inputs[0], node.outputs[0]
     assert x is not None
     source = p.selection.written.get(p.source(x))
-    if source is None or source.dims != held.dims or source.lattice is not None or source.storage in p.inside:
+    if source is None or source.dims != held.dims or source.strided_view is not None or source.storage in p.inside:
         return False
     if held.dims[:2] != form.dims[:2] or math.prod(held.dims) != math.prod(form.dims):
         return False
@@ -72,14 +72,15 @@ def folds_into_gemm(p: Placement, node: ir.Node) -> bool:
 
 
 def take_parts(p: Placement, node: ir.Node) -> None:
-    """Note the outputs of a Split or Slice as parts of its input. OnCpu where the accelerator has no such parts."""
+    """Note the outputs of a Split or Slice as parts of its input. NotOffloadable where the accelerator has no such
+    parts."""
     x = node.inputs[0]
     assert x is not None
     if is_op(node, "Slice") and holds_matrices(p, x):
         return take_columns(p, node)
     form = natural_form(x)
     if p.held(x) != form:
-        raise OnCpu(HOST_INPUT)
+        raise NotOffloadable(HOST_INPUT)
     source = p.selection.written[p.source(x)]
     parts = [_part(p, source, ranges) for ranges in ranges_of(node)]
     if parts[0].pixels.across > 1:  # a LOAD that skips columns cannot pad rows
@@ -97,14 +98,14 @@ def _part(p: Placement, source: Activation, ranges: tuple[range, range, range, r
     """Images, channels, rows and columns of `source`."""
     images, channels, rows, columns = ranges
     if len(images) != source.images or images.step != 1:
-        raise OnCpu("it takes some of the images; take channels, rows or columns")
+        raise NotOffloadable("it takes some of the images; take channels, rows or columns")
     if channels.step != 1 or channels.start % p.cfg.group:
-        raise OnCpu(f"its channels do not begin on a group of {p.cfg.group}; begin at a multiple of that")
+        raise NotOffloadable(f"its channels do not begin on a group of {p.cfg.group}; begin at a multiple of that")
     if rows.step < 1 or columns.step < 1:
-        raise OnCpu("it turns rows or columns round; take them with a positive step")
-    lattice = Lattice(source.height, source.width, rows.start, columns.start, rows.step, columns.step)
+        raise NotOffloadable("it turns rows or columns round; take them with a positive step")
+    strided_view = StridedView(source.height, source.width, rows.start, columns.start, rows.step, columns.step)
     dims = source.images, len(channels), len(rows), len(columns)
-    return source.region(dims, channels.start // p.cfg.group, lattice)
+    return source.region(dims, channels.start // p.cfg.group, strided_view)
 
 
 def ranges_of(node: ir.Node) -> list[tuple[range, range, range, range]]:
@@ -123,5 +124,5 @@ def ranges_of(node: ir.Node) -> list[tuple[range, range, range, range]]:
             whole[axes[axis]] = places
     result = [(each[0], each[1], each[2], each[3]) for each in found]
     if any(not len(side) for each in result for side in each):
-        raise OnCpu("an output is empty; leave it out of the model")
+        raise NotOffloadable("an output is empty; leave it out of the model")
     return result

@@ -1,4 +1,4 @@
-"""What the host runtime runs: operators with their subgraphs, the errors of both, and how much memory there is."""
+"""Operations of the host runtime: operators with their subgraphs, the errors of both, and how much memory there is."""
 
 from __future__ import annotations
 

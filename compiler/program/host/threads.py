@@ -1,4 +1,4 @@
-"""How many threads share the loops of kernels."""
+"""Number of threads that share the loops of kernels."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 from celosia.plain import Sentence
 
 VARIABLE = "CELOSIA_THREADS"
-MOST = 8
+MAX_DEFAULT_THREADS = 8
 """Threads where nothing is said: more of them seldom help one inference."""
 LIMIT = 1024
 
@@ -22,10 +22,10 @@ def processors() -> int:
 
 
 def default_threads() -> int:
-    """What the environment variable says, or the processors that this process may use, at most MOST."""
+    """What the environment variable says, or the processors that this process may use, at most MAX_DEFAULT_THREADS."""
     text = os.environ.get(VARIABLE)
     if text is None:
-        return min(processors(), MOST)
+        return min(processors(), MAX_DEFAULT_THREADS)
     if not text.isascii() or not text.isdigit():
         raise ThreadsError(f"{VARIABLE} is {text!r}; set it to the number of threads, at least 1")
     return thread_count(int(text), VARIABLE)

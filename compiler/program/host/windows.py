@@ -1,4 +1,4 @@
-"""What the attributes of sliding windows mean: explicit pads, numbers of outputs, and what averages divide by.
+"""Meaning of the attributes of sliding windows: explicit pads, numbers of outputs, and what averages divide by.
 
 Whatever reads kernel_shape, strides, pads, auto_pad, dilations, ceil_mode, count_include_pad, output_padding or
 output_shape asks here. ONNX's text, its inference of shapes and onnxruntime differ in them, and so do onnxruntime's

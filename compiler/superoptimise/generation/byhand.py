@@ -13,7 +13,7 @@ from celosia.compiler.superoptimise.generation.instances import is_constant
 from celosia.compiler.superoptimise.graph import ONNX, Array, BytesGraph, GraphOp, Note, TensorKind, Written
 from celosia.compiler.superoptimise.matching import NotTaken, matches, rewritten
 from celosia.compiler.superoptimise.operators import OPERATORS
-from celosia.compiler.superoptimise.price import DEAR
+from celosia.compiler.superoptimise.price import INFEASIBLE
 from celosia.compiler.superoptimise.rule import RewriteRule
 from celosia.compiler.superoptimise.search import Searching
 from celosia.compiler.superoptimise.sizes import value_of
@@ -124,7 +124,7 @@ def makes(rules: Sequence[RewriteRule], rule: RewriteRule) -> bool:
     if values is None:
         return False
     start, end = _Making(values).graph(rule.before), _Making(values).graph(rule.after)
-    tidier = Searching(rules, lambda each: DEAR, lambda a, b: None, 0)
+    tidier = Searching(rules, lambda each: INFEASIBLE, lambda a, b: None, 0)
     goals = {_key(end), _key(tidier.tidied(end)[0])}
     seen, edge = {_key(start)}, [start]
     for _ in range(STEPS):

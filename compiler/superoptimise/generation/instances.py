@@ -1,4 +1,4 @@
-"""What a rule makes of a term, as terms with open sizes: how one equation follows from another."""
+"""Apply a rule to a term, as terms with open sizes: how one equation follows from another."""
 
 from __future__ import annotations
 

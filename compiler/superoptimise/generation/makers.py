@@ -1,4 +1,4 @@
-"""What operators make of terms, as vocabularies choose them."""
+"""Make terms by the operators that a vocabulary chooses."""
 
 from __future__ import annotations
 

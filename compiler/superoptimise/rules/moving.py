@@ -1,4 +1,4 @@
-"""What moves bytes, across what computes with each by itself, and across itself."""
+"""Rules that move bytes, across what computes with each by itself, and across itself."""
 
 from __future__ import annotations
 

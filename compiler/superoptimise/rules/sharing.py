@@ -1,4 +1,4 @@
-"""What is computed twice, and sums of constants."""
+"""Rules that share what is computed twice, and sums of constants."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ class View:
         return any(reduce.kind == "ordered_sum" for reduce in self.reduces)
 
     def extent(self, loop: str) -> int:
-        """Of a loop that is there now or was cut."""
+        """Extent of a loop that is there now or was cut."""
         stage = self.made[self.name]
         every = [*stage.roots, *stage.order]
         every += [axis for r in stage.relations for axis in vars(r).values() if isinstance(axis, Axis)]

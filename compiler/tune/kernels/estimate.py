@@ -1,4 +1,4 @@
-"""What a loop nest will cost on a CPU, roughly: counts that a model learns from, and a guess made of them.
+"""Estimate the cost of a loop nest on a CPU: counts that a model learns from, and a guess made of them.
 
 Everything is counted in vectors. A load in loops that are written out counts once for each that differs, so that a tile
 of registers has fewer of them; lines come again where what is touched between two uses is more than a cache holds.
@@ -50,7 +50,7 @@ class Counts:
 
     @property
     def values(self) -> list[float]:
-        """Of all fields, in their order."""
+        """Values of all fields, in their order."""
         return [float(value) for value in self.__dict__.values()]
 
     @property

@@ -39,7 +39,7 @@ class LoopCut:
 
 @dataclass(frozen=True)
 class StageLoops:
-    """Of one tensor. roots: the loops before any cut. kinds: of those that are not serial. lanes: widths of
+    """Loops of one tensor. roots: the loops before any cut. kinds: of those that are not serial. lanes: widths of
     accumulate_lanes of the innermost one. at: the tensor and the loop inside which it is computed."""
 
     roots: tuple[str, ...]
@@ -50,11 +50,11 @@ class StageLoops:
     at: tuple[str, str] | None = None
 
     def kind(self, loop: str) -> str:
-        """Of the loop of this name: "serial", "parallel", "vectorized" or "unrolled"."""
+        """Kind of the loop of this name: "serial", "parallel", "vectorized" or "unrolled"."""
         return dict(self.kinds).get(loop, "serial")
 
     def with_kind(self, loop: str, kind: str) -> StageLoops:
-        """The same with another kind for one loop."""
+        """The loops with another kind for one loop."""
         others = {each for each in self.kinds if each[0] != loop}
         return replace(self, kinds=frozenset(others | ({(loop, kind)} if kind != "serial" else set())))
 
@@ -81,7 +81,7 @@ class KernelPlan:
         return dict(self.stages)[stage]
 
     def with_stage(self, stage: str, loops: StageLoops) -> KernelPlan:
-        """The same with other loops for one tensor."""
+        """The plan with other loops for one tensor."""
         return KernelPlan(tuple((name, loops if name == stage else old) for name, old in self.stages))
 
     @property

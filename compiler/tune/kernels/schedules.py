@@ -65,7 +65,7 @@ class Plans:
         return len(self.points)
 
     def number(self, plan: KernelPlan) -> int | None:
-        """Of `plan`, which is added if it can be tried; else None."""
+        """Number of `plan`, which is added if it can be tried; else None."""
         if plan not in self._numbers:
             counts = examined(self.workload, plan, self._most_code)
             self._numbers[plan] = None if counts is None else len(self.points)

@@ -35,7 +35,7 @@ from celosia.compiler.tune.measure import Status, TrialResult
 
 Array = NDArray[Any]
 VERSION = 1
-"""Of how kernels are timed: a change raises it, and records of other versions are no longer exact."""
+"""Version of how kernels are timed: a change raises it, and records of other versions are no longer exact."""
 ABORT = 3.0
 """Times the best so far at which a trial is given up."""
 MOST_SECONDS = 10.0
@@ -46,10 +46,10 @@ LEAST_SAMPLES = 3
 TOLERANCE = {"float16": 1e-2, "bfloat16": 5e-2, "float32": 1e-4, "float64": 1e-9}
 """Largest difference of floats over their largest value: sums may be added up in another order."""
 DEPTH = 20_000
-"""Of expressions, which are pickled recursively."""
+"""Most levels of expressions, which are pickled recursively."""
 REMEMBERED = 4
 MOST_COPIES = 64
-"""Of constants; small ones stay in the cache, as they would in a model."""
+"""Most copies of constants; small ones stay in the cache, as they would in a model."""
 
 
 def processor() -> str:

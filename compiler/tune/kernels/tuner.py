@@ -32,7 +32,7 @@ FINALISTS = 2
 FINAL_SECONDS, ROUNDS = 0.45, 3
 """For how long each of the best few is timed again, beside the compiler's own, and how often it has to be better."""
 SHORT, LONG, COLD = f"cpu {VERSION}", f"long x{ROUNDS}", "cold"
-"""Who measured: trials; finalists; with constants that come from beyond the second cache."""
+"""Measurers: trials; finalists; with constants that come from beyond the second cache."""
 WORTH = 0.02
 """A schedule that saves less of the time is not worth taking."""
 OWN = "the compiler's own"
@@ -78,7 +78,7 @@ class KernelSubject:
 
 
 def measured_by(final: bool, cold: bool) -> str:
-    """Who measured, as it stands in a record."""
+    """Name of the measurer, as it stands in a record."""
     return ", ".join((SHORT, *([LONG] if final else []), *([COLD] if cold else [])))
 
 
@@ -194,8 +194,8 @@ class KernelTuner:
 
 
 def recorded(records: Records) -> dict[str, Trace]:
-    """Of all workloads that were tuned on this processor: the best trace, where it is worth it; where that differs,
-    with cold constants, as in a model."""
+    """Schedules of all workloads that were tuned on this processor: the best trace, where it is worth it; where that
+    differs, with cold constants, as in a model."""
     found: dict[str, Trace] = {}
     for (workload, where), trials in records.by_workload.items():
         for cold in (False, True) if where == processor() else ():

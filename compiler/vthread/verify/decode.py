@@ -1,4 +1,4 @@
-"""What an instruction touches, and the rules that a single instruction keeps.
+"""Memory that an instruction touches, and the rules that a single instruction keeps.
 
 The compiler takes its tokens from `sim/functional/access.py`. This module finds accesses on its own, so that an error
 there does not pass here.
@@ -45,7 +45,7 @@ Dims = tuple[tuple[int, int], ...]
 
 
 class Rule(StrEnum):
-    """What holds for every stream that passes."""
+    """A rule that every stream obeys."""
 
     WORD = "every word is a legal instruction"
     RANGE = "every scratchpad address lies inside its buffer"
@@ -125,7 +125,7 @@ class InstructionTouch(NamedTuple):
 
 @dataclass(frozen=True, eq=False, slots=True)
 class InstructionShape:
-    """What instructions share that differ in bases and tokens only."""
+    """Properties of instructions that differ in bases and tokens only."""
 
     touches: tuple[tuple[InstructionTouch, str | None, int], ...]
     """As if all bases were 0; the field that holds the base, where it may be another, and places in each step of it."""
@@ -214,7 +214,7 @@ def _instructions(
 
 
 def _keys(values: dict[str, NDArray[np.int64]], but: set[str]) -> list[bytes]:
-    """Of each instruction all fields but these."""
+    """For each instruction all fields but these."""
     table = np.stack([column for name, column in values.items() if name not in but], axis=1)
     keys: list[bytes] = table.view(np.dtype((np.void, table.shape[1] * table.itemsize))).ravel().tolist()  # type: ignore[assignment]
     return keys

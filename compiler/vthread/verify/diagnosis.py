@@ -101,7 +101,7 @@ class _Diagnosis:
         return layers_of(self.run.layers[at.layer])[at.inner]
 
     def _pieces(self, layer: int) -> Pieces:
-        """Of all storages, those of what `layer` makes inside too."""
+        """Pieces of all storages, those of what `layer` makes inside too."""
         if layer not in self.inside:
             self.inside[layer] = pieces_inside(self.symbols, self.state.pieces, self.run.layers[layer])
         return self.inside[layer]

@@ -1,4 +1,4 @@
-"""What layers mean, as random scalars of the integers modulo 2^64: one for each piece of each output.
+"""Meaning of layers as random scalars of the integers modulo 2^64: one for each piece of each output.
 
 A *piece* is what LOAD and STORE move, [batch][group] of an activation. It is represented by a random number, its
 symbol; weights by a random linear hash, so that the sum of a convolution is a sum of products of scalars. What a vector
@@ -37,7 +37,7 @@ Scalars = NDArray[np.uint64]
 
 
 class Operation(NamedTuple):
-    """What a vector instruction does to its operands, without those of its fields that have no effect."""
+    """Operation of a vector instruction on its operands, without those of its fields that have no effect."""
 
     offset: int = 0
     """Added to each A."""
@@ -54,7 +54,7 @@ class Operation(NamedTuple):
     """Factors of v and of B, constant, shift, smallest and largest result."""
     int8: bool = True
     rows: tuple[Hashable, int] | None = None
-    """Of a softmax or norm: the contents of exp, or whether the mean is taken off, and epsilon; and the elements of a
+    """For a softmax or norm: the contents of exp, or whether the mean is taken off, and epsilon; and the elements of a
     row; B is what rows are, see `Symbols.row_of`."""
 
     @property
@@ -81,7 +81,7 @@ class Symbols:
         self.a, self.b = (np.uint64(value | 1) for value in self.fresh(2).tolist())
         """Factors of the operands of a vector instruction; odd, so that products keep what they multiply."""
         self.factors = self.fresh(3) | np.uint64(1)
-        """Of `result`."""
+        """Factors of `result`."""
         self.rows = self.fresh(cfg.block_out) | np.uint64(1)
         """Factors of the pieces of activations that lie in an entry of wgt, one for each output channel."""
 
@@ -97,7 +97,7 @@ class Symbols:
         return self.known[content]
 
     def padding(self, value: int) -> np.uint64:
-        """Of a piece of padding with this value."""
+        """Contents of a piece of padding with this value."""
         return self.of("padding", value)
 
     def weights(self, tiles: NDArray[np.uint8]) -> Scalars:

@@ -75,7 +75,7 @@ UNKNOWN = -129
 
 
 class Meaning(StrEnum):
-    """What holds for every program whose provenance is proved."""
+    """Properties of every program whose provenance is proved."""
 
     PLACE = "every store puts pieces of its layer's output where they belong"
     ONCE = "every piece of an output is stored exactly once"

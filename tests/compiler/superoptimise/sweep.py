@@ -18,7 +18,7 @@ from celosia.compiler.superoptimise.equal import difference
 from celosia.compiler.superoptimise.graph import BytesGraph
 from celosia.compiler.superoptimise.matching import Match, NotTaken, matches, rewritten
 from celosia.compiler.superoptimise.optimise import graph_of
-from celosia.compiler.superoptimise.price import DEAR
+from celosia.compiler.superoptimise.price import INFEASIBLE
 from celosia.compiler.superoptimise.rules import RULES
 from celosia.compiler.superoptimise.search import Searching
 from celosia.compiler.superoptimise.stored import generated_rules
@@ -138,7 +138,7 @@ class RandomModel:
 def rewritings(seed: int) -> tuple[str, list[str]]:
     """(how a random model differs after random steps, the rules of these)."""
     model, choose = RandomModel(seed).build(), random.Random(seed)
-    tidier = Searching(RULES, lambda each: DEAR, lambda a, b: None, 0)
+    tidier = Searching(RULES, lambda each: INFEASIBLE, lambda a, b: None, 0)
     graph = tidier.tidied(graph_of(model))[0]
     steps: list[str] = []
     for _ in range(STEPS):

@@ -152,7 +152,7 @@ def searched(*saved: float) -> Optimised:
             return left.pop(0) if len(left) > 1 else left[0]
         return convolutions(before).total - convolutions(after).total
 
-    return optimise(model, Pricing(convolutions, convolutions, anew), 20, opened, further=(), way="milp", floats=True)
+    return optimise(model, Pricing(convolutions, convolutions, anew), 20, opened, further=(), way="greedy", floats=True)
 
 
 def test_what_takes_no_less_time_when_it_is_timed_anew_is_refused() -> None:

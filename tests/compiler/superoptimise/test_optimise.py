@@ -20,7 +20,6 @@ from celosia.compiler.graph.errors import ModelError
 from celosia.compiler.options import Run
 from celosia.compiler.superoptimise.budget import BudgetError
 from celosia.compiler.superoptimise.derivation import KEY, derivation_in, derivation_of
-from celosia.compiler.superoptimise.egraph import TensorClasses
 from celosia.compiler.superoptimise.equal import difference
 from celosia.compiler.superoptimise.graph import Written
 from celosia.compiler.superoptimise.matching import NotTaken, matches, rewritten
@@ -195,30 +194,6 @@ def test_partly_equivalent_rules_save_cycles_and_leave_every_byte(qdq: bool) -> 
         made = OnnxWriter(after, model).write()
         assert not difference(model, made, opened), kind
         assert price(made, "pynq").total < 0.95 * price(model, "pynq").total, kind
-
-
-def test_an_integer_program_takes_many_steps_at_once() -> None:
-    m = Quantised((1, 64, 16, 16))
-    model = m.model(*(m.conv("x", 64, 8, 0.05, kernel) for kernel in (1, 1, 3, 3)))
-    optimised = found(model, way="milp")
-    assert len(optimised.steps) >= 2 and not optimised.refused
-    assert optimised.state.priced < len(optimised.steps) + 3
-    assert not difference(model, optimised.model, opened)
-    assert optimised.after.total < optimised.before.total
-
-
-def test_an_e_graph_combines_alternatives() -> None:
-    """What makes the results of two steps that exclude each other, and the cheapest of it."""
-    model = branches(True)
-    optimised = found(model, way="egraph")
-    assert len(optimised.steps) >= 2 and not optimised.refused
-    assert optimised.before.cycles / optimised.after.cycles >= 3.0
-    assert not difference(model, optimised.model, opened)
-    classes = TensorClasses(graph_of(model))
-    assert classes.cheapest(lambda graph, operation: 1.0) == classes.graph
-    other = graph_of(model).operations[1]
-    classes.makers[other.outputs[0]][replace(other, inputs=(other.outputs[0], *other.inputs[1:]))] = None
-    assert classes.cheapest(lambda graph, operation: 1.0) == classes.graph  # nothing is made of itself
 
 
 def test_parts_alike_are_priced_once() -> None:

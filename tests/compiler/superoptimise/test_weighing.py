@@ -16,9 +16,9 @@ from quantised_models import Quantised
 from celosia.compiler.compile import price
 from celosia.compiler.superoptimise.budget import BudgetError
 from celosia.compiler.superoptimise.equal import difference
-from celosia.compiler.superoptimise.price import DEAR, LOST, Price
+from celosia.compiler.superoptimise.price import INFEASIBLE, UNMEASURED, Price
 from celosia.compiler.tune.measure import VERSION, Status, TrialResult
-from celosia.compiler.tune.pool import Fleet, Here, Job
+from celosia.compiler.tune.pool import Fleet, InProcess, Job
 from celosia.driver.host.oracle import opened
 from celosia.driver.tune.optimise import optimise
 from celosia.driver.tune.weighing import PartJob, price_in
@@ -35,7 +35,7 @@ def branchy() -> onnx.ModelProto:
     return m.model(*heads, m.conv(pooled, 64, 16, 0.06))
 
 
-class Named(Here):
+class Named(InProcess):
     """This process, by another name. answer: what it says in the place of what it found; seconds: before it does."""
 
     def __init__(self, name: str, answer: TrialResult | None = None, seconds: float = 0) -> None:
@@ -76,8 +76,10 @@ NONSENSE = {
 
 def test_an_answer_that_is_none_is_no_price() -> None:
     for kind, result in NONSENSE.items():
-        assert price_in(result) is LOST, kind
-    assert price_in(TrialResult(Status.REFUSED)) is DEAR and price_in(said('{"cycles": 7, "host": 2}')) == Price(7, 2)
+        assert price_in(result) is UNMEASURED, kind
+    assert price_in(TrialResult(Status.REFUSED)) is INFEASIBLE and price_in(said('{"cycles": 7, "host": 2}')) == Price(
+        7, 2
+    )
 
 
 @pytest.mark.parametrize("kind", ["no JSON", "died"])

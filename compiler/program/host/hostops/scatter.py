@@ -130,13 +130,13 @@ def einsum(op: HostOp, *inputs: Array) -> Array:
 
 @host("Det")
 def det(op: HostOp, x: Array) -> Array:
-    """Of each matrix [..., n, n]."""
+    """For each matrix [..., n, n]."""
     return np.asarray(np.linalg.det(x)).astype(x.dtype)
 
 
 @host("Inverse", domain="com.microsoft")
 def inverse(op: HostOp, x: Array) -> Array:
-    """Of each matrix [..., n, n]."""
+    """For each matrix [..., n, n]."""
     return np.asarray(np.linalg.inv(x)).astype(x.dtype)
 
 

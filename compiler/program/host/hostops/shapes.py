@@ -28,7 +28,7 @@ def identity(op: HostOp, x: Value) -> Value:
 
 @host("Reshape", first=True)
 def reshape(op: HostOp, x: Array, wanted: Array | None = None) -> Array:
-    """Of one size -1, and of 0 the input's, where `allowzero` does not say otherwise."""
+    """Reshape with one size -1, and with 0 the input's, where `allowzero` does not say otherwise."""
     dims = int_list(op.attrs["shape"] if wanted is None else wanted)
     if not op.attr("allowzero", 0):
         dims = [x.shape[d] if n == 0 else n for d, n in enumerate(dims)]

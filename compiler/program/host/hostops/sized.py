@@ -78,7 +78,7 @@ def unary(op: HostOp, x: Array) -> Any:
 
 @sized("Div")
 def div(op: HostOp, a: Array, b: Array) -> Any:
-    """Of integers, rounded towards zero."""
+    """Divide integers, rounded towards zero."""
     if a.dtype.kind == "f":
         return a / b
     if not np.all(b):
@@ -132,7 +132,7 @@ def where(op: HostOp, condition: Array, a: Array, b: Array) -> Any:
 
 @sized("MatMul")
 def matmul(op: HostOp, a: Array, b: Array) -> Any:
-    """Of the last two axes."""
+    """Multiply matrices of the last two axes."""
     return np.matmul(a, b)
 
 
@@ -249,7 +249,8 @@ def slice_(
 
 @sized("Split", since=13)
 def split(op: HostOp, x: Array, sizes: Array | None = None) -> Any:
-    """Of these sizes, else as many equal parts as there are outputs. HostError where sizes do not add up."""
+    """Split into these sizes, else into as many equal parts as there are outputs. HostError where sizes do not add
+    up."""
     axis = op.attr("axis", 0)
     if sizes is None:
         each = -(-x.shape[axis] // op.wanted)

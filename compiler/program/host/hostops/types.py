@@ -129,7 +129,7 @@ def _real(op: HostOp, text: str, kind: np.dtype[Any]) -> float:
 
 @host("BitCast")
 def bit_cast(op: HostOp, x: Array) -> Array:
-    """The same bits. HostError where sizes differ."""
+    """Read the same bits as another type. HostError where sizes differ."""
     kind = numpy_type(op.attrs["to"])
     if kind.itemsize != x.dtype.itemsize:
         raise op.fail(f"{x.dtype} and {kind} differ in size")

@@ -1,6 +1,6 @@
 """A process that measures: Jobs come in, Results go out, one after the other.
 
-python -m celosia.compiler.tune.station
+python -m celosia.compiler.tune.worker_process
 """
 
 from __future__ import annotations

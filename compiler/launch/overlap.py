@@ -1,4 +1,4 @@
-"""Which layers of a launch have their tiles emitted between those of a convolution.
+"""Overlap memory-bound layers with convolutions by interleaving their tiles.
 
 A pooling, an elementwise layer or a norm has nothing for gemm to do, one convolution waits for memory, and another has
 little for vector and memory: tile by tile, they run at the same time. Such layers stand directly behind the convolution
@@ -11,13 +11,16 @@ from collections.abc import Collection, Iterator, Sequence
 
 from celosia.compiler.layer import Block, Conv, Layer, Map, Multiply, Norm, Pool, Softmax, inputs
 from celosia.compiler.tensorize.definition import depthwise
-from celosia.compiler.tensorize.space import First
+from celosia.compiler.tensorize.space import CompletionOrder
 from celosia.hw.spec.config import Config
 
 
-class Company:
-    """Of the layers of a launch, by number. companions: behind a convolution, those emitted between its tiles. hosts:
-    the convolution of each companion. beside: names of those that are not companions because of what they follow."""
+class OverlapGroups:
+    """Layers of a launch that overlap, by number.
+
+    companions[c]: layers whose tiles are interleaved with convolution c. hosts[l]: that convolution. beside: names of
+    layers that are companions because the launch's order put them there, not because of what they follow.
+    """
 
     def __init__(self, cfg: Config, layers: Sequence[Layer], beside: Collection[str]) -> None:
         self.layers, self.beside = layers, beside
@@ -37,14 +40,18 @@ class Company:
         host = self.hosts.get(number)
         return host is not None and self.layers[host].y.storage is self.layers[number].x.storage
 
-    def first(self, number: int) -> First:
-        """What of a layer's output is to be complete before the rest, for companions: whole pixels for a norm, of
-        images of one row."""
+    def first(self, number: int) -> CompletionOrder:
+        """The part of a layer's output that companions need complete first: whole pixels for a norm, of images of
+        one row."""
         following = self.following(number)
         if not following:
-            return First.ROWS if self.is_fed(number) and self.layers[number].name in self.beside else First.ANY
+            return (
+                CompletionOrder.ROWS
+                if self.is_fed(number) and self.layers[number].name in self.beside
+                else CompletionOrder.ANY
+            )
         by_columns = isinstance(following[0], Norm) and self.layers[number].y.height == 1
-        return First.COLUMNS if by_columns else First.ROWS
+        return CompletionOrder.COLUMNS if by_columns else CompletionOrder.ROWS
 
 
 def follows(producer: Layer, layer: Layer) -> bool:
@@ -88,7 +95,7 @@ def softmaxes_before(layers: Sequence[Layer], number: int) -> list[int]:
 def trails(producer: Layer, layer: Layer) -> bool:
     """Whether `layer` reads rows of images of which `producer` makes some channels, and nothing else of these."""
     x, y = layer.x, producer.y
-    alike = x.storage is y.storage and x.lattice is y.lattice is None
+    alike = x.storage is y.storage and x.strided_view is y.strided_view is None
     once = sum(act.storage is y.storage for act in inputs(layer)) == 1
     return alike and once and x.height > 1 and (x.images, x.height, x.width) == (y.images, y.height, y.width)
 

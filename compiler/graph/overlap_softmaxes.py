@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from celosia.compiler.graph.select import Choice
+from celosia.compiler.graph.select import LayerAssignment
 from celosia.compiler.layer import Softmax, inputs
 from celosia.compiler.tensorize import pack
 from celosia.hw.spec.config import Config
@@ -18,7 +18,7 @@ from celosia.hw.spec.pipeline import softmax_parts, tile_rows
 from celosia.sim.timing.engine_cycles import softmax_beats
 
 
-def beside_softmaxes(cfg: Config, choices: list[Choice]) -> list[Choice]:
+def beside_softmaxes(cfg: Config, choices: list[LayerAssignment]) -> list[LayerAssignment]:
     """`choices` of one launch in such an order, attention by attention; as they are where there are no softmaxes."""
     makers = _makers(cfg, choices)
     softmaxes = {number for number, choice in enumerate(choices) if isinstance(choice.layer, Softmax)}
@@ -32,7 +32,9 @@ def beside_softmaxes(cfg: Config, choices: list[Choice]) -> list[Choice]:
     return [choices[n] for n in order] if _follows(makers, order) else choices
 
 
-def _beside(cfg: Config, choices: list[Choice], makers: list[set[int]], own: list[int], done: set[int]) -> list[int]:
+def _beside(
+    cfg: Config, choices: list[LayerAssignment], makers: list[set[int]], own: list[int], done: set[int]
+) -> list[int]:
     """The order of softmaxes that need none of each other, of what they need, and of some of what reads them; `done` is
     there."""
     before = _ancestors(makers, own) - done
@@ -53,16 +55,16 @@ def _beside(cfg: Config, choices: list[Choice], makers: list[set[int]], own: lis
     return list(dict.fromkeys([*order, *beside]))  # each once
 
 
-def _cycles(cfg: Config, choice: Choice) -> int:
-    """Of a softmax behind another one."""
+def _cycles(cfg: Config, choice: LayerAssignment) -> int:
+    """Cycles of a softmax behind another one."""
     x = choice.layer.x
     tiles = -(-x.height * x.width // tile_rows(cfg))
     spans: int = softmax_beats(cfg, pack.blocks(x.channels, cfg.block_out))
     return tiles * tile_rows(cfg) * softmax_parts(cfg) * spans
 
 
-def _makers(cfg: Config, choices: list[Choice]) -> list[set[int]]:
-    """Of each layer those that write what it reads."""
+def _makers(cfg: Config, choices: list[LayerAssignment]) -> list[set[int]]:
+    """For each layer the layers that write what it reads."""
     written: dict[object, list[int]] = {}
     for number, choice in enumerate(choices):
         written.setdefault(choice.layer.y.storage, []).append(number)

@@ -1,4 +1,4 @@
-"""Tiles of some layers between those of a convolution, as soon as what they read is there."""
+"""Interleave the tiles of some layers with those of a convolution, as soon as their inputs are complete."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ is full, and each gets its entries from the vector unit just when gemm needs the
 vector unit for long, and gemm needs acc to work ahead."""
 
 
-class Companion:
+class OverlappedLayer:
     """A layer whose tiles are emitted between those of others. work: of each tile, in some unit. lag: tiles of the host
     for which it leaves rows that are complete."""
 
@@ -77,7 +77,7 @@ class Companion:
 
     @property
     def next_work(self) -> int:
-        """Of its next tile."""
+        """Work of its next tile."""
         return self.work[self.emitted]
 
     def follow(self, stream: Stream) -> None:
@@ -89,13 +89,13 @@ class Companion:
         self.emitted += 1
 
 
-class Between:
-    """Emits the tiles of a layer, evenly between them those of its companions as soon as they are ready, and then what
-    is left of these."""
+class TileInterleaver:
+    """Emit the tiles of a layer with those of its companions evenly between them, as soon as these are ready; then the
+    rest of the companions' tiles."""
 
     def __init__(self, stream: Stream, host: PlannedLayer, companions: Sequence[PlannedLayer]) -> None:
         self.stream, self.host = stream, host
-        self.companions = [Companion(each, host) for each in companions]
+        self.companions = [OverlappedLayer(each, host) for each in companions]
         self.done = 0
 
     def run(self) -> None:
@@ -113,7 +113,7 @@ class Between:
             for tile in each.left:
                 each.planned.start(self.stream, tile)
 
-    def _next(self, computed: int) -> Companion | None:
+    def _next(self, computed: int) -> OverlappedLayer | None:
         """One whose next tile may come, once so many of the host's tiles have computed."""
         unmade = set[Storage]()
         for each in self.companions:

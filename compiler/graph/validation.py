@@ -1,4 +1,4 @@
-"""What the ONNX checker does not look at, and what would crash it or onnx's shape inference."""
+"""Find errors in a model that the ONNX checker misses, or that would crash it or onnx's shape inference."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ COMMENTS = ("doc_string", "producer_name", "producer_version")
 """Texts for people."""
 
 
-def complaint(proto: ModelProto, folder: str = "") -> str:
+def validation_error(proto: ModelProto, folder: str = "") -> str:
     """What is wrong with `proto`, naming the part; "" where it is sound.
 
     folder: where the files of its large constants lie; without one there must be none.

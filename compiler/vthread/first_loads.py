@@ -1,4 +1,4 @@
-"""The first LOADs of a launch in the order in which their data are needed.
+"""Sort the first LOADs of a launch by when their data are needed.
 
 Tiles load one after the other, each all that it needs. Later that does no harm: the next tiles' loads are far ahead.
 At the begin everything waits for the first tile, whose last layers' weights need not come before the second one's input
@@ -10,14 +10,14 @@ from __future__ import annotations
 
 from itertools import combinations, takewhile
 
-from celosia.compiler.vthread.pipeline import Unencoded
+from celosia.compiler.vthread.pipeline import StreamInstruction
 from celosia.hw.spec.config import Config
 from celosia.hw.spec.isa import Opcode
 from celosia.sim.functional.access import Range, complete, ranges
 
 
-def by_need(cfg: Config, instructions: list[Unencoded]) -> list[Unencoded]:
-    """The same instructions; the LOADs before all others are sorted by the first readers of their data."""
+def reorder_first_loads(cfg: Config, instructions: list[StreamInstruction]) -> list[StreamInstruction]:
+    """Sort the LOADs before all other instructions by the first readers of their data."""
     first = list(takewhile(lambda instruction: instruction.opcode == Opcode.LOAD, instructions))
     rest = instructions[len(first) :]
     loaded = {id(each): _ranges(cfg, each)[0] for each in first}
@@ -34,7 +34,7 @@ def by_need(cfg: Config, instructions: list[Unencoded]) -> list[Unencoded]:
     return [*sorted(first, key=lambda each: needed.get(id(each), len(rest))), *rest]
 
 
-def _ranges(cfg: Config, instruction: Unencoded) -> list[Range]:
+def _ranges(cfg: Config, instruction: StreamInstruction) -> list[Range]:
     return ranges(cfg, instruction.opcode, complete(cfg, instruction.opcode, instruction.fields))
 
 

@@ -20,8 +20,11 @@ AFTER = "integer"
 """The pass after which tensors are kept."""
 
 
-class Kept:
-    """wanted: names of tensors, or "all" of those that the model names and the graph still has."""
+class DebugOutputs:
+    """Tensors inside a model that become outputs of its graph.
+
+    wanted: names of tensors, or "all" of those that the model names and the graph still has.
+    """
 
     def __init__(self, model: ir.Model, wanted: str | Sequence[str]) -> None:
         self.all = wanted == ALL

@@ -1,7 +1,8 @@
-"""Values of attention, turned on the accelerator.
+"""Transpose the values of attention on the accelerator.
 
-P · V contracts over the rows of V, and weights are rows that are contracted over columns: V has to be turned. Where the
-accelerator computes P, a product with the identity turns V there, V being the weights, so that the host need not:
+P · V contracts over the rows of V, and weights are rows that are contracted over columns: V must be transposed. Where
+the accelerator computes P, a product with the identity transposes V there (V is the weights), so that the host need
+not:
 
     P · V  =  P · (I · Vᵀ)ᵀ       both transposes are views, as that of keys is
 
@@ -26,7 +27,7 @@ REPEATING = (*VIEWS, "Expand")
 """What stands between values and the heads that share them."""
 
 
-def turn_values(model: ir.Model, cfg: Config) -> None:
+def transpose_attention_values(model: ir.Model, cfg: Config) -> None:
     """Put I · Vᵀ in front of each product by V of a softmax of a product, where `cfg` computes all of that; and copies
     of K and V to whole blocks of rows, where they are none."""
     if not cfg.softmax or not multiplies(cfg):

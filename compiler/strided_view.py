@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Lattice:
+class StridedView:
     """Pixels of images of `rows` x `columns`: from (top, left) on, every `down`-th row and `across`-th column."""
 
     rows: int
@@ -23,13 +23,16 @@ class Lattice:
             slice(self.left, self.left + (width - 1) * self.across + 1, self.across),
         )
 
-    def within(self, outer: Lattice) -> Lattice:
-        """The same pixels where the images that they are of are themselves pixels of `outer`."""
+    def within(self, outer: StridedView) -> StridedView:
+        """Compose two strided views: `self` selects from what `outer` selects."""
         top, left = outer.top + self.top * outer.down, outer.left + self.left * outer.across
-        return Lattice(outer.rows, outer.columns, top, left, self.down * outer.down, self.across * outer.across)
+        return StridedView(outer.rows, outer.columns, top, left, self.down * outer.down, self.across * outer.across)
 
-    def column_within(self, outer: Lattice, width: int) -> Lattice:
-        """The same, of those of one column: images `width` wide are told as one row here, and those of `outer` then."""
+    def column_within(self, outer: StridedView, width: int) -> StridedView:
+        """Compose with `outer` for images that are one column.
+
+        Images `width` wide count as one row in `self`, and those of `outer` in the result.
+        """
         row, column = divmod(self.left, width)
         left = (outer.top + row * outer.down) * outer.columns + outer.left + column * outer.across
-        return Lattice(1, outer.rows * outer.columns, 0, left, 1, self.across // width * outer.down * outer.columns)
+        return StridedView(1, outer.rows * outer.columns, 0, left, 1, self.across // width * outer.down * outer.columns)

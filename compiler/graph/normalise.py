@@ -1,4 +1,4 @@
-"""What onnxruntime takes and the ONNX checker refuses, written as ONNX wants it.
+"""Rewrite models that onnxruntime takes and the ONNX checker refuses into valid ONNX.
 
 y = com.microsoft.Gelu(a)            opset_import: "com.microsoft" 1
 a = Neg(x)                    ->     a = Neg(x)
@@ -19,7 +19,7 @@ from celosia.compiler.cpu.parse import dense
 from celosia.compiler.expr.names import unused_name
 from celosia.compiler.graph.external import without_files
 from celosia.compiler.graph.functions import OWN_CODE, nodes, subgraphs
-from celosia.compiler.graph.sound import bad_texts, is_comment
+from celosia.compiler.graph.validation import bad_texts, is_comment
 from celosia.compiler.program.host.sizes import FOREVER
 
 NEWEST = {"": onnx.defs.onnx_opset_version(), "ai.onnx.ml": 5, "com.microsoft": 1}
@@ -33,8 +33,8 @@ OF_ONNXRUNTIME = {
 """Operators that onnxruntime has in ONNX's own domain, and opsets in which ONNX has not, or no longer."""
 
 
-def conform(proto: ModelProto) -> ModelProto:
-    """A copy of `proto`, which must be sound (graph/sound.py), in which what onnxruntime forgives is put right."""
+def normalise_model(proto: ModelProto) -> ModelProto:
+    """A copy of `proto`, which must be sound (graph/validation.py), in which what onnxruntime forgives is put right."""
     result = ModelProto()
     result.CopyFrom(proto)
     _clear_comments(result)
@@ -102,7 +102,9 @@ def _name_domains(proto: ModelProto) -> None:
 
 
 def as_onnxruntime_has_it(proto: ModelProto) -> ModelProto:
-    """`proto`, as `conform` leaves it, for onnxruntime, which has OF_ONNXRUNTIME in ONNX's domain. It is changed."""
+    """`proto`, as `normalise_model` leaves it, for onnxruntime, which has OF_ONNXRUNTIME in ONNX's domain.
+
+    It is changed."""
     for node in nodes(proto.graph):
         if node.domain == "com.microsoft" and node.op_type in OF_ONNXRUNTIME:
             node.domain = ""
@@ -134,7 +136,7 @@ def _is_known(domain: str, op: str) -> bool:
 
 
 def _keep_last_constants(graph: GraphProto) -> None:
-    """Of constants with one name the last counts; what has no name cannot be read."""
+    """Keep the last of several constants with one name; what has no name cannot be read."""
     constants = {tensor.name: tensor for tensor in graph.initializer if tensor.name}
     constants |= {tensor.values.name: _dense(tensor) for tensor in graph.sparse_initializer}
     if len(constants) < len(graph.initializer) or graph.sparse_initializer:
