@@ -1,4 +1,4 @@
-"""How much is built for an FPGA. Standard library only."""
+"""Designs that Celosia can build for an FPGA without a processor. Standard library only."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from enum import StrEnum
 
 
 class Design(StrEnum):
-    """Everything, or the gemm unit with its scratchpads."""
+    """Part of the accelerator that is built: all of it, or the gemm unit with its scratchpads."""
 
     accelerator = "accelerator"
     gemm = "gemm"

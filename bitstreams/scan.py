@@ -1,4 +1,4 @@
-"""Designs behind five pins, for devices on which nothing else holds their ports."""
+"""Wrap a design into shift registers, so that five pins suffice on a device that has no use for its ports."""
 
 from __future__ import annotations
 
@@ -15,11 +15,15 @@ from celosia.hw.spec.scratchpads import scratchpads
 
 
 class Scanned(wiring.Component):
-    """A component whose ports end in registers: its inputs come from a shift register, its outputs are sampled into
-    another one. So nothing of it is optimised away, and each of its paths lies between registers, as behind an
-    interconnect; but nothing useful can run on it.
+    """A component whose inputs come from a shift register, and whose outputs are sampled into another one.
 
-    Ports of the simulation's event trace (`trace`) are left open.
+    Synthesis cannot optimise any of it away, and each of its paths lies between registers, as behind an interconnect.
+    So size and timing are realistic, but nothing useful can run on it. Ports of the simulation's event trace (`trace`)
+    stay open.
+
+    Parameters
+    ----------
+    component : the component to wrap.
 
     Members
     -------
@@ -39,25 +43,29 @@ class Scanned(wiring.Component):
         for path, member, value in component.signature.flatten(component):
             if path[0] != "trace":
                 ports[member.flow].append(Value.cast(value))
-        given, sampled = (Signal(len(Cat(ports[flow])), name=flow.name, reset_less=True) for flow in (In, Out))
+        driven, sampled = (Signal(len(Cat(ports[flow])), name=flow.name, reset_less=True) for flow in (In, Out))
         outputs = Signal.like(sampled, name="outputs")
-        m.d.comb += [Cat(ports[In]).eq(given), self.scan_out.eq(sampled[-1])]
+        m.d.comb += [Cat(ports[In]).eq(driven), self.scan_out.eq(sampled[-1])]
         m.d.sync += outputs.eq(Cat(ports[Out]))
         with m.If(self.shift):
-            m.d.sync += Cat(given, sampled).eq(Cat(self.scan_in, given, sampled))
+            m.d.sync += Cat(driven, sampled).eq(Cat(self.scan_in, driven, sampled))
         with m.Else():
             m.d.sync += sampled.eq(outputs)
         return m
 
 
 class GemmCore(wiring.Component):
-    """The gemm unit with its scratchpads: all that takes part in a tile operation, without the rest of the accelerator.
+    """The gemm unit with its scratchpads, without the rest of the accelerator, to measure the core's size and clock.
+
+    Parameters
+    ----------
+    cfg : Config
 
     Members
     -------
-    those of every unit, `layout.unit_members`
-    inp, wgt, acc : In(WritePort)   fill the scratchpads.
-    result : In(ReadPort)           reads acc.
+    Members of every unit, `layout.unit_members`, and
+    inp, wgt, acc : In(WritePort)   Fill the scratchpads.
+    result : In(ReadPort)           Reads acc.
     """
 
     def __init__(self, cfg: Config) -> None:
@@ -74,8 +82,8 @@ class GemmCore(wiring.Component):
         m.submodules.gemm = gemm = Gemm(cfg)
         m.submodules.acc = acc = AccScratchpad(cfg)
         for name in ("inp", "wgt"):
-            of = scratchpads(cfg)[name]
-            pad = Scratchpad(of.depth, of.width, of.grain)
+            spec = scratchpads(cfg)[name]
+            pad = Scratchpad(spec.depth, spec.width, spec.grain)
             m.submodules[name] = pad
             wiring.connect(m, wiring.flipped(getattr(self, name)), pad.write)
             wiring.connect(m, getattr(gemm, name), pad.read)

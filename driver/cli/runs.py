@@ -243,7 +243,7 @@ class _Files:
 def _write_trace(path: Path, program: Program, result: Result) -> None:
     from celosia.compiler.program.files import write_text
     from celosia.driver.pages.timeline import timeline
-    from celosia.hw.boards.boards import clock_mhz
+    from celosia.hw.boards.boards import clock_of_report
 
     if result.counters and not any(each.events for each in result.counters):
         raise typer.BadParameter(
@@ -251,7 +251,7 @@ def _write_trace(path: Path, program: Program, result: Result) -> None:
             "bitstream of it"
         )
     memory = result.report["memory_model"]
-    made = timeline(program, result.counters, result.step_seconds, memory, clock_mhz(memory))
+    made = timeline(program, result.counters, result.step_seconds, memory, clock_of_report(memory))
     write_text(path, json.dumps(made) + "\n")
 
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from celosia.hw.boards.board import Board
 from celosia.hw.spec.config import Config, ConfigError, check_field, did_you_mean
-from celosia.plain import Sentence, brief, from_toml
+from celosia.plain import Sentence, abbreviate, from_toml
 
 Values = Mapping[str, Sequence[int | bool]]
 TRIES = 1000
@@ -152,7 +152,7 @@ def _several(name: str, value: Any) -> Sequence[int | bool]:
     found = value if isinstance(value, (list, tuple)) else (value,)
     for each in found:
         if not isinstance(each, int):
-            raise SpaceError(f"{name} cannot be {brief(each)}: it takes whole numbers, or true and false")
+            raise SpaceError(f"{name} cannot be {abbreviate(each)}: it takes whole numbers, or true and false")
     return found
 
 

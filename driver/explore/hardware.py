@@ -22,11 +22,11 @@ class Resources:
     extrapolated: bool
 
     @staticmethod
-    def of(cfg: Config, device: Device, model: area.Model | None = None) -> Resources:
+    def of(cfg: Config, device: Device, model: area.AreaModel | None = None) -> Resources:
         """model: by default that of the Configs which are shipped."""
-        if (known := synthesis.known_usage(cfg, device)) is not None:
+        if (known := synthesis.cached_usage(cfg, device)) is not None:
             return Resources(known.lut, known.ff, known.dsp, known.ram, True, False)
-        used = (model or area.model()).estimate(cfg)
+        used = (model or area.shipped_model()).estimate(cfg)
         return Resources(used.lut, used.ff, used.dsp, used.ram, False, used.extrapolated)
 
     def shares(self, device: Device) -> dict[str, float]:

@@ -54,7 +54,7 @@ class Ladder:
     """Whether what rewritten models cost counts, where there are some."""
 
     def __post_init__(self) -> None:
-        self.model = area.model()
+        self.model = area.shipped_model()
         self.refit()
 
     # Rungs ----------------------------------------------------------------------------------------------------------
@@ -123,11 +123,13 @@ class Ladder:
 
     def refit(self) -> None:
         """The resource model with what Yosys has counted of these points, and what it says of all others."""
-        known, shipped = self.points.known, area.model().rows
+        known, shipped = self.points.known, area.shipped_model().rows
         if not self.board.device.name.startswith(area.FAMILY):
             return
         found = [_counted(point) for point in known.values() if point.area["counted"]]
-        self.model = area.Model((*shipped, *(row for row in found if row.cfg not in [each.cfg for each in shipped])))
+        self.model = area.AreaModel(
+            (*shipped, *(row for row in found if row.cfg not in [each.cfg for each in shipped]))
+        )
         for digest, point in known.items():
             if not point.area["counted"]:
                 known[digest] = replace(point, area=self._area(point.cfg))
@@ -205,8 +207,8 @@ class Ladder:
         return found
 
 
-def _counted(point: Point) -> area.Counted:
-    return area.Counted(point.cfg, *(point.area[name] for name in RESOURCES))
+def _counted(point: Point) -> area.AreaSample:
+    return area.AreaSample(point.cfg, *(point.area[name] for name in RESOURCES))
 
 
 class Correction:

@@ -32,7 +32,7 @@ from celosia.driver.run.report import report_of
 from celosia.driver.run.result import Result
 from celosia.driver.run.stream import Futures, Results
 from celosia.hw.manifest import Manifest
-from celosia.plain import brief, printable
+from celosia.plain import abbreviate, printable
 
 FAILURES: tuple[type[Exception], ...] = (RuntimeError, *ERRORS.values())
 """Of a run on the board."""
@@ -234,7 +234,7 @@ def checked_board(fields: Any) -> RemoteBoard:
     said = {name: getattr(board, name) for name in TEXTS}
     texts: dict[str, Any] = {name: clipped(printable(text)) for name, text in said.items() if text is not None}
     if board.free < 0 or len(board.python) != 3:
-        raise AnswerError(f"it has {board.free} bytes of disk, and Python {brief(board.python)}")
+        raise AnswerError(f"it has {board.free} bytes of disk, and Python {abbreviate(board.python)}")
     return replace(board, **texts)
 
 
@@ -372,12 +372,12 @@ def reported(result: Result, program: Program, device: str, inputs: Mapping[str,
     known = {tensor.name: tensor for tensor in (*program.outputs, *program.kept)}
     wanted = {tensor.name for tensor in program.outputs}
     if result.outputs.keys() != wanted or not wanted <= result.tensors.keys() <= known.keys():
-        raise AnswerError(f"its tensors are {brief([*result.tensors])}, not {brief([*known])}")
+        raise AnswerError(f"its tensors are {abbreviate([*result.tensors])}, not {abbreviate([*known])}")
     for name, value in result.tensors.items():
         tensor, static = known[name], program.tensors.get(name)
         if tensor.kind == "tensor" and not _is_of(tensor, static, value, bool(program.batched)):
             found = f"{value.dtype}{list(value.shape)}" if isinstance(value, np.ndarray) else type(value).__name__
-            raise AnswerError(f"tensor {brief(name)} is {found}, not {program.shape_text(tensor)}")
+            raise AnswerError(f"tensor {abbreviate(name)} is {found}, not {program.shape_text(tensor)}")
     parts = 1
     if program.batched:
         parts = max(1, -(-np.shape(inputs[program.batched[0]])[0] // program.batch))

@@ -36,7 +36,7 @@ from celosia.driver.run.result import Result, Tensors
 from celosia.driver.run.runtime import ProgramRuntime
 from celosia.hw.manifest import Manifest
 from celosia.hw.spec.config import Config
-from celosia.plain import Sentence, brief, from_json, printable
+from celosia.plain import Sentence, abbreviate, from_json, printable
 from celosia.sim.device import Counters, Device, DeviceError, TimeLimit
 
 ERRORS: dict[str, type[Exception]] = {
@@ -141,7 +141,7 @@ def checked(kind: Any, value: Any, what: str) -> Any:
 def as_table(value: Any, what: str) -> dict[str, Any]:
     """`value`, an object of JSON. AnswerError."""
     if not isinstance(value, dict):
-        raise AnswerError(f"{what} is {brief(value)}")
+        raise AnswerError(f"{what} is {abbreviate(value)}")
     return value
 
 
@@ -173,7 +173,7 @@ def memory_of(head: dict[str, Any]) -> str | None:
     """The memory model of a board's device. AnswerError."""
     memory = head.get("memory_model", "")
     if memory not in (None, BoardDevice.memory_model):
-        raise AnswerError(f"memory_model is {brief(memory)}")
+        raise AnswerError(f"memory_model is {abbreviate(memory)}")
     return None if memory is None else BoardDevice.memory_model
 
 
@@ -188,9 +188,9 @@ def load_result(stream: Readable, kind: type[Exception] = RuntimeError) -> Resul
     counters = [load_counters(each) for each in checked(list[object], head.get("counters"), "counters")]
     names = checked(list[str], head.get("outputs"), "outputs")
     if missing := [name for name in names if name not in arrays]:
-        raise AnswerError(f"output {brief(missing[0])} is missing")
+        raise AnswerError(f"output {abbreviate(missing[0])} is missing")
     if seconds.keys() != set(TIMES) or not all(0 <= each < math.inf for each in seconds.values()):
-        raise AnswerError(f"seconds are {brief(seconds)}")
+        raise AnswerError(f"seconds are {abbreviate(seconds)}")
     own = {"memory_model": memory, "seconds": seconds}
     return Result({name: arrays[name] for name in names}, counters, lambda: own, Tensors(arrays))
 

@@ -1,1 +1,1 @@
-"""Boards, their FPGAs and their memories. Standard library only."""
+"""Boards that the accelerator runs on: their FPGAs, processors, lights and memories. Standard library only."""

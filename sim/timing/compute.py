@@ -9,10 +9,10 @@ from typing import NamedTuple
 from celosia.hw.spec.config import Config
 from celosia.hw.spec.pipeline import (
     FIND_TURN,
-    ROWS_OFFERED,
     ROWS_READ,
     ROWS_TAKEN,
-    UNDER_WAY,
+    SOFTMAX_OFFER_CYCLES,
+    VECTOR_IN_FLIGHT,
     VECTOR_STAGES,
     WRITEBACK_DEPTH,
     array_stages,
@@ -58,11 +58,11 @@ class Rows:
     def __init__(self, cfg: Config) -> None:
         self._cfg, self._tile, self.parts = cfg, tile_rows(cfg), softmax_parts(cfg)
         self._start = self._filling = self._filled = self.found = 0
-        self._ends = deque([0] * UNDER_WAY, UNDER_WAY)
+        self._ends = deque([0] * VECTOR_IN_FLIGHT, VECTOR_IN_FLIGHT)
 
     def along(self, ready: int) -> int:
         """When one that is like the last one, and there in cycle `ready`, goes along with it; NEVER: it does not."""
-        start = max(max(ready, self._start + 1, self._ends[0]) + ROWS_OFFERED, self.found)
+        start = max(max(ready, self._start + 1, self._ends[0]) + SOFTMAX_OFFER_CYCLES, self.found)
         return start if start < self._ends[1] - 1 else NEVER
 
     def run(self, start: int, rows: int, entries: int, along: bool) -> int:
@@ -121,7 +121,7 @@ class Vector:
         self._rows_last = self._rows_done = 0  # when a single softmax is left, and when none is
         self._rows_to_inp = False
         self._rows_read, self._row = Train(0, 0, 0), 0  # when its rows are read no more, and the entries of one
-        self._written = deque([-1] * UNDER_WAY, UNDER_WAY)
+        self._written = deque([-1] * VECTOR_IN_FLIGHT, VECTOR_IN_FLIGHT)
         self._feeds = 0  # what the last instruction writes
         self.held = 0  # cycles lost to GEMM
         self.beside = 0  # steps taken beside a softmax

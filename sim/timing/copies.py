@@ -8,9 +8,9 @@ from collections.abc import Iterator, Sequence
 from celosia.hw.spec.config import Config
 from celosia.hw.spec.pipeline import (
     EXPAND_STAGES,
-    IN_FLIGHT,
     ISSUE_DEPTH,
     MAX_BURST,
+    MAX_IN_FLIGHT,
     MAX_UNANSWERED,
     MAX_UNRETIRED,
     PREFETCH_ROWS,
@@ -40,7 +40,7 @@ class Listing:
         self._begun = 0  # when the last instruction left the place where it waits
         self._listed = 0  # when its last row had been listed
         self._asked = deque([-1] * PREFETCH_ROWS, PREFETCH_ROWS)  # when the last bursts of the last rows were asked for
-        self._jobs = deque([-1] * IN_FLIGHT, IN_FLIGHT)  # when the last instructions' data began
+        self._jobs = deque([-1] * MAX_IN_FLIGHT, MAX_IN_FLIGHT)  # when the last instructions' data began
 
     def start(self, ready: int, waiting: int = 0) -> int:
         """When the next instruction starts, of which as many wait before it that have not begun."""
@@ -80,7 +80,7 @@ class Lane:
         self._last = 0  # the writer's last step
         self._beats = 0  # of all instructions so far
         # How the writer took the last instructions' beats out of the engine: (beats before, beats, from, to).
-        self._taken: deque[tuple[int, int, int, int]] = deque([(0, 0, 0, 0)], 2 * IN_FLIGHT)
+        self._taken: deque[tuple[int, int, int, int]] = deque([(0, 0, 0, 0)], 2 * MAX_IN_FLIGHT)
         self._started: deque[tuple[Work, int]] = deque()  # instructions that have started, and when
         self._first = 0  # beat of the train that is open
         self.is_open = False  # whether a train has begun and not ended
