@@ -20,7 +20,7 @@ import numpy as np
 
 from benchmarks.rows import Row
 from benchmarks.workloads import WORKLOADS, Missing
-from celosia.bitstreams.synthesis import usage
+from celosia.bitstreams.synthesis import measure_usage
 from celosia.compiler.layer import Untileable
 from celosia.compiler.tune.measure import VERSION, Status, TrialResult
 from celosia.compiler.tune.pool import Fleet, Job
@@ -309,7 +309,7 @@ def _confirmed(
     exact = [rtl_cycles(each, cfg, board.memory.name) for each in subjects]
     preset = [rtl_cycles(each, board.config, board.memory.name) for each in subjects]
     found = [a / b for a, b in zip(exact, preset)]
-    counted = usage(cfg, board.device, say).left(board.device)
+    counted = measure_usage(cfg, board.device, say).free_percent(board.device)
     left = ", ".join(f"{share:.1f}% {name}" for name, share in counted.items())
     return found, f"RTL {' and '.join(f'{ratio:.3f}' for ratio in found)}; left by Yosys' count {left}"
 

@@ -49,7 +49,7 @@ from celosia.compiler.tune.network import Network, apply, chains, follow
 from celosia.compiler.tune.records import Records
 from celosia.compiler.tune.shipped import SHIPPED, asked_for, shipped
 from celosia.compiler.vthread.verify import Run, verify_provenance
-from celosia.garbage import seldom_collected
+from celosia.garbage import rare_garbage_collection
 from celosia.hw.spec.config import Config, did_you_mean
 
 
@@ -97,7 +97,7 @@ def compile(source: Source, options: Options) -> Program:
     if options.optimise is not None or options.fast_math:
         source, derivation = _optimised(source, options)
         options = replace(options, optimise=None, fast_math=False)
-    with compiling_for(processor), _of_shapes(options.shapes), seldom_collected(), leaving_out(options.left_out):
+    with compiling_for(processor), _of_shapes(options.shapes), rare_garbage_collection(), leaving_out(options.left_out):
         known = asked_for(options.records)
         choices = _measured(known) if known and known.trials and processor is None else None
         with choosing(choices) if choices else nullcontext():
@@ -155,7 +155,7 @@ def network_of(source: Source, options: Options) -> Network:
 
     Raises what `compile` does; nothing is checked.
     """
-    with _of_shapes(options.shapes), seldom_collected():
+    with _of_shapes(options.shapes), rare_garbage_collection():
         front = _front(source, replace(options, check=False), asked_for(options.records))
         lowered = _lowered(front, options)
         return Network(front.cfg, *lowered.plan, lowered.planner)
@@ -167,7 +167,7 @@ def price(source: Source, options: Options) -> Price:
 
     DEAR where layers do not fit. Raises what `compile` does; nothing is checked.
     """
-    with _of_shapes(options.shapes), seldom_collected():
+    with _of_shapes(options.shapes), rare_garbage_collection():
         known = asked_for(options.records)
         front = _front(source, replace(options, check=False), known)
         timed = _timed(front.cfg)

@@ -12,12 +12,12 @@ from celosia.hw.lib.layout import ERROR_BITS, WritePort, write_port
 from celosia.hw.lib.probes import probes
 from celosia.hw.lib.signals import Reg
 from celosia.hw.spec.config import Config
-from celosia.hw.spec.packing import BOOKS, NIBBLE_BITS, packing
+from celosia.hw.spec.packing import CODEBOOKS, NIBBLE_BITS, packing
 from celosia.hw.spec.pipeline import EXPAND_STAGES
 from celosia.hw.spec.regs import Error
 from celosia.hw.spec.scratchpads import scratchpads
 
-CHOICE_BITS = exact_log2(BOOKS)
+CHOICE_BITS = exact_log2(CODEBOOKS)
 
 
 def unit_layout(bus_bytes: int) -> data.StructLayout:
@@ -40,19 +40,19 @@ class PackHeaderParser(wiring.Component):
     def __init__(self, cfg: Config) -> None:
         self._packing = packing(cfg)
         unit = stream.Signature(unit_layout(cfg.bus_bytes))
-        bits = CHOICE_BITS * self._packing.unit_groups
+        bits = CHOICE_BITS * self._packing.chunk_blocks
         super().__init__({"unit": In(unit), "packed": In(1), "rest": Out(unit), "choices": Out(bits)})
 
     def elaborate(self, platform: object) -> Module:
         m = Module()
-        ahead, behind = self._packing.units
+        ahead, behind = self._packing.chunk_counts
         begins = Signal(init=1)  # a head comes next
         word = Signal(range(max(2, ahead)))
         number = Signal(range(max(2, behind)))
         words = [Reg(len(self.unit.payload.data), name=f"head{i}") for i in range(ahead)]
         takes = self.packed & begins & (self.unit.payload.error == Error.NONE)
-        own = max(1, self._packing.run // (self._packing.times * self._packing.unit))  # units of the same groups
-        last = self._packing.groups // self._packing.unit_groups * own
+        own = max(1, self._packing.run // (self._packing.expansion * self._packing.chunk_bytes))  # chunks of a block
+        last = self._packing.blocks // self._packing.chunk_blocks * own
         m.d.comb += [
             self.rest.valid.eq(self.unit.valid & ~takes),
             self.rest.payload.eq(self.unit.payload),
@@ -88,7 +88,7 @@ class WeightDecompressor(wiring.Component):
         super().__init__({
             "write": In(WritePort(pad.address_bits, pad.width, pad.grain)),
             "expand": In(1),
-            "choices": In(CHOICE_BITS * self._packing.unit_groups),
+            "choices": In(CHOICE_BITS * self._packing.chunk_blocks),
             "book": In(write_port(self._book)),
             "wgt": Out(write_port(pad)),
         })  # fmt: skip

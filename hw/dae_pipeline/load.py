@@ -20,9 +20,9 @@ from celosia.hw.lib.axi import ADDR_BITS, ReadBus
 from celosia.hw.lib.layout import unit_members, write_port
 from celosia.hw.lib.probes import probes
 from celosia.hw.spec.config import Config
-from celosia.hw.spec.isa import Buffer, Opcode, buffers, element_bytes, lanes
+from celosia.hw.spec.isa import Buffer, Opcode, buffers, element_bytes, load_channels
 from celosia.hw.spec.packing import packing
-from celosia.hw.spec.pipeline import IN_FLIGHT, MAX_UNRETIRED, OUTSTANDING, SKID_DEPTH
+from celosia.hw.spec.pipeline import MAX_IN_FLIGHT, MAX_OUTSTANDING_BURSTS, MAX_UNRETIRED, SKID_DEPTH
 from celosia.hw.spec.scratchpads import scratchpads
 
 
@@ -43,7 +43,9 @@ class LoadChannel(wiring.Component):
     inp, wgt, ...                   `write_port`s of the scratchpads.
     """
 
-    def __init__(self, cfg: Config, buffers: Sequence[Buffer], outstanding: int = OUTSTANDING, number: int = 0) -> None:
+    def __init__(
+        self, cfg: Config, buffers: Sequence[Buffer], outstanding: int = MAX_OUTSTANDING_BURSTS, number: int = 0
+    ) -> None:
         self._cfg, self._buffers, self._outstanding, self._number = cfg, buffers, outstanding, number
         self._spread = scratchpads(cfg)["wgt"].spread and Buffer.WGT in buffers
         self._expands = cfg.weight_bits < 8 and Buffer.WGT in buffers and number == cfg.ports - 1
@@ -62,7 +64,7 @@ class LoadChannel(wiring.Component):
         # The parts that need not answer to the bus are reset on an error.
         rows = DramAddressGenerator(_max_shift(cfg, self._buffers), packing(cfg).stretch if self._expands else None)
         writer, aligner = ScratchpadWriter(cfg, self._buffers, self._number), Aligner(cfg.bus_bytes)
-        jobs = RegisteredFifo(writer.walker.job_layout, IN_FLIGHT)
+        jobs = RegisteredFifo(writer.walker.job_layout, MAX_IN_FLIGHT)
         places = RegisteredFifo(aligner.row_layout, 2 * self._outstanding + 1)  # its ring is a power of two
         # Queues that part the paths of the engine from those of `rows`, the aligner's from the engine's memory of beats
         # and from the writer's.
@@ -110,7 +112,7 @@ class LoadChannel(wiring.Component):
 
     def _tell(self, m: Module, accept: Value, writer: ScratchpadWriter, engine: ReadEngine) -> None:
         """What others see of it."""
-        in_flight = Signal(range(2 * IN_FLIGHT))
+        in_flight = Signal(range(2 * MAX_IN_FLIGHT))
         with m.If(self.halt):
             m.d.sync += in_flight.eq(0)
         with m.Elif(accept != writer.done.valid):
@@ -199,7 +201,7 @@ class Load(wiring.Component):
     near_wgt : Out(WritePort)       of what the first lane writes there, in the lower half of entries, where it does.
     """
 
-    def __init__(self, cfg: Config, outstanding: int = OUTSTANDING) -> None:
+    def __init__(self, cfg: Config, outstanding: int = MAX_OUTSTANDING_BURSTS) -> None:
         self._cfg, self._outstanding = cfg, outstanding
         super().__init__({
             **unit_members(cfg, Opcode.LOAD),
@@ -215,7 +217,10 @@ class Load(wiring.Component):
 
     def elaborate(self, platform: object) -> Module:
         m = Module()
-        parts = [LoadChannel(self._cfg, own, self._outstanding, number) for number, own in enumerate(lanes(self._cfg))]
+        parts = [
+            LoadChannel(self._cfg, own, self._outstanding, number)
+            for number, own in enumerate(load_channels(self._cfg))
+        ]
         # From an error on, all stand still.
         failed = Signal()
         stop = Signal()
@@ -246,7 +251,7 @@ class Load(wiring.Component):
 
     def _goes(self, instr: Value, buffer: Buffer, alone: bool) -> Value:
         """Whether an instruction fills `buffer`, and not alone through another lane."""
-        shared = all(buffer in own for own in lanes(self._cfg))
+        shared = all(buffer in own for own in load_channels(self._cfg))
         return (instr.fields.buffer == buffer) & (1 if alone or not shared else instr.fields.spread)
 
     def _changes(self, m: Module, instr: Value, goes: Value, order: RetireQueue) -> Value:
@@ -279,7 +284,7 @@ class Load(wiring.Component):
             handed.payload.done.index.eq(instr.index),
             order.ended.eq(Cat(lane.done.valid for lane in parts)),
         ]
-        for number, (lane, own) in enumerate(zip(parts, lanes(self._cfg))):
+        for number, (lane, own) in enumerate(zip(parts, load_channels(self._cfg))):
             alone = number == len(parts) - 1  # fills what others fill only where it is spread
             m.d.comb += [
                 to[number].eq(Cat(self._goes(instr, buffer, alone) for buffer in own).any()),

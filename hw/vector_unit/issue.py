@@ -22,7 +22,7 @@ from celosia.hw.spec.isa import (
     Opcode,
     formats,
 )
-from celosia.hw.spec.pipeline import ROWS_OFFERED, WRITEBACK_DEPTH
+from celosia.hw.spec.pipeline import SOFTMAX_OFFER_CYCLES, WRITEBACK_DEPTH
 from celosia.hw.spec.scratchpads import scratchpads
 from celosia.hw.vector_unit.residual import BIAS
 from celosia.hw.vector_unit.trail import HazardTracker
@@ -184,12 +184,12 @@ class IssueStage:
 
     def _goes_along(self, m: Module, offered: Value) -> Value:
         """Whether what is offered, if it is a softmax, may go with the one that is under way alone."""
-        # ROWS_OFFERED cycles: the set that is not used takes what is offered, and then is found to be alike.
+        # SOFTMAX_OFFER_CYCLES cycles: the set that is not used takes what is offered, and then is found to be alike.
         there = Signal()
         alike = Reg()
         coming = self._constants(~self.current)
         m.d.comb += there.eq(offered & self.alone & ~self.rows_under_way[1])
-        told = [Signal(name=f"told{i}") for i in range(ROWS_OFFERED)]
+        told = [Signal(name=f"told{i}") for i in range(SOFTMAX_OFFER_CYCLES)]
         m.d.sync += Cat(told).eq(Cat(there, *(before & there for before in told[:-1])))
         m.d.sync += alike.eq(Cat(coming[name] == self.of_rows[name] for name in _RESULTS).all())
         return self.room & alike & told[-1]

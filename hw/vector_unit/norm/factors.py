@@ -7,7 +7,7 @@ from amaranth.lib import data, wiring
 from amaranth.lib.wiring import In, Out
 
 from celosia.hw.lib.signals import Reg
-from celosia.hw.spec.pipeline import FACTOR_BITS, NORM_FRACTION, NORM_STEPS, ROOT_BITS
+from celosia.hw.spec.pipeline import FACTOR_BITS, MIN_NORM_ROW_CYCLES, NORM_FRACTION, ROOT_BITS
 from celosia.hw.vector_unit.norm.moments import VALUE_BITS
 from celosia.hw.vector_unit.norm.variance import COUNT_BITS, PLACES_BITS, REST_BITS
 
@@ -32,11 +32,11 @@ class NormFactors(wiring.Component):
 
     Members
     -------
-    take : In(1)                        A row comes; the one before came NORM_STEPS cycles ago, or more.
+    take : In(1)                        A row comes; the one before came MIN_NORM_ROW_CYCLES cycles ago, or more.
     root, mean, rest, places : In       Of it, see InverseRoot and NormVariance.
     count : In, spare : In              The lanes of a row, shifted up by `spare` bits so that the highest one is 1;
     offset : In                         and what is added to each. They stay.
-    done : Out(1), row : Out            NORM_STEPS - 1 cycles behind `take` at most, for this cycle.
+    done : Out(1), row : Out            MIN_NORM_ROW_CYCLES - 1 cycles behind `take` at most, for this cycle.
     """
 
     def __init__(self) -> None:
@@ -49,7 +49,7 @@ class NormFactors(wiring.Component):
     def elaborate(self, platform: object) -> Module:
         m = Module()
         end = COUNT_BITS + _SHIFTS + 1
-        assert end + 1 < NORM_STEPS
+        assert end + 1 < MIN_NORM_ROW_CYCLES
         step = Signal(range(end + 2))
         m.d.comb += self.done.eq(step == end + 1)
         m.d.sync += step.eq(Mux(self.take, 1, Mux(self.done, 0, step + (step != 0))))

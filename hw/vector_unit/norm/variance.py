@@ -8,10 +8,10 @@ from amaranth.lib.wiring import In, Out
 
 from celosia.hw.lib.probes import probes
 from celosia.hw.lib.signals import Reg
-from celosia.hw.spec.pipeline import EPSILON_SHIFT, NORM_LANES, NORM_STEPS
+from celosia.hw.spec.pipeline import EPSILON_SHIFT, MAX_NORM_ELEMENTS, MIN_NORM_ROW_CYCLES
 from celosia.hw.vector_unit.norm.moments import SQUARES_BITS, SUM_BITS, VALUE_BITS
 
-COUNT_BITS = NORM_LANES.bit_length()
+COUNT_BITS = MAX_NORM_ELEMENTS.bit_length()
 REST_BITS = COUNT_BITS
 """Of what a sum has beside as many times the mean: half a row's lanes at most, and a sign."""
 EPSILON_BITS = 47
@@ -28,10 +28,10 @@ class NormVariance(wiring.Component):
 
     Members
     -------
-    take : In(1)                A row comes; the one before came NORM_STEPS cycles ago, or more.
+    take : In(1)                A row comes; the one before came MIN_NORM_ROW_CYCLES cycles ago, or more.
     sum, squares : In           Of the row; sum is 0 where the mean is not to count.
     count : In, epsilon : In    They stay.
-    done : Out(1)               NORM_STEPS cycles behind `take`, for this cycle:
+    done : Out(1)               MIN_NORM_ROW_CYCLES cycles behind `take`, for this cycle:
     mean : Out(signed), rest : Out(signed)      The nearest whole number, and sum - count mean.
     word : Out(WORD_BITS), places : Out         The variance, shifted up by pairs of bits, and by how many of them.
     """
@@ -45,8 +45,8 @@ class NormVariance(wiring.Component):
 
     def elaborate(self, platform: object) -> Module:
         m = Module()
-        step = Signal(range(NORM_STEPS + 1))
-        m.d.comb += self.done.eq(step == NORM_STEPS)
+        step = Signal(range(MIN_NORM_ROW_CYCLES + 1))
+        m.d.comb += self.done.eq(step == MIN_NORM_ROW_CYCLES)
         with m.If(self.take):
             m.d.sync += step.eq(1)
         with m.Elif(self.done):

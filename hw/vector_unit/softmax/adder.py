@@ -7,11 +7,11 @@ from amaranth.lib import data, wiring
 from amaranth.lib.wiring import In, Out
 
 from celosia.hw.lib.signals import Reg
-from celosia.hw.spec.pipeline import SUMS
-from celosia.hw.spec.scratchpads import FLOAT
+from celosia.hw.spec.pipeline import SOFTMAX_SUMS
+from celosia.hw.spec.scratchpads import FLOAT_FIELDS
 from celosia.hw.vector_unit.masks import ones
 
-MANTISSA, EXPONENT = FLOAT["fraction"].width + 1, FLOAT["exponent"].width
+MANTISSA, EXPONENT = FLOAT_FIELDS["fraction"].width + 1, FLOAT_FIELDS["exponent"].width
 
 pair_layout = data.StructLayout({"m": MANTISSA, "e": EXPONENT})
 """m * 2^(e - 150). Of a float32 that is not too small, m has its leading one; of others e is 1, so that they need
@@ -20,13 +20,13 @@ nothing of their own."""
 
 def pair_of(word: Value) -> Value:
     """The pair of a float32 with these bits, as bits of `pair_layout`; its sign does not count."""
-    fraction, exponent = (word[part.offset :][: part.width] for part in FLOAT.values())
+    fraction, exponent = (word[part.offset :][: part.width] for part in FLOAT_FIELDS.values())
     normal = exponent.any()
     return Cat(fraction, normal, exponent[0] | ~normal, exponent[1:])
 
 
 class PairAdder(wiring.Component):
-    """SUMS sums in a ring: each cycle `total` is the next one's, to which `addend` goes, and comes back behind it.
+    """SOFTMAX_SUMS sums in a ring: each cycle `total` is the next one's, to which `addend` goes, and comes back.
 
     Exact: rounded to nearest, ties to even, with gradual underflow; an exponent that is too large wraps.
 
@@ -46,7 +46,7 @@ class PairAdder(wiring.Component):
     def elaborate(self, platform: object) -> Module:
         m = Module()
         stages = (self._order, self._shift, self._add, self._round)
-        assert len(stages) == SUMS
+        assert len(stages) == SOFTMAX_SUMS
         values: tuple[Signal, ...] = ()
         for stage in stages:
             values = stage(m, *values)

@@ -20,12 +20,12 @@ from celosia.hw.spec.pipeline import (
     FILL_TURN,
     FIND_TURN,
     LOOK_STAGES,
+    OVERLAP_EQUAL_FIELDS,
+    OVERLAP_FREE_FIELDS,
     PART_STAGES,
     QUOTIENT_BITS,
-    ROWS_ALIKE,
-    ROWS_OWN,
     SHARE_STAGES,
-    SUMS,
+    SOFTMAX_SUMS,
     softmax_parts,
     softmax_span,
 )  # fmt: skip
@@ -136,7 +136,7 @@ class SoftmaxEngine(wiring.Component):
         second = Signal()
         m.d.comb += [free.eq(~second & self._find.through & ~self.finish), self.room.eq(self.busy & free & alike)]
         m.d.sync += [
-            took.eq(self.start), alike.eq(Cat(taken[name] == self.fields[name] for name in ROWS_ALIKE).all()),
+            took.eq(self.start), alike.eq(Cat(taken[name] == self.fields[name] for name in OVERLAP_EQUAL_FIELDS).all()),
         ]  # fmt: skip
         with m.If(self.start):
             m.d.sync += [self.busy.eq(1), second.eq(self.busy)]
@@ -144,9 +144,9 @@ class SoftmaxEngine(wiring.Component):
             m.d.sync += [self.busy.eq(second), second.eq(0)]
         # A walk has a copy of what is an instruction's own; there is room when all have come to the last one.
         with m.If(~self.busy):
-            m.d.sync += [taken[name].eq(self.fields[name]) for name in ROWS_ALIKE]
+            m.d.sync += [taken[name].eq(self.fields[name]) for name in OVERLAP_EQUAL_FIELDS]
         with m.If(~self.busy | free):
-            m.d.sync += [taken[name].eq(self.fields[name]) for name in ROWS_OWN]
+            m.d.sync += [taken[name].eq(self.fields[name]) for name in OVERLAP_FREE_FIELDS]
         probes(self, second=second, alike=alike)
 
     def _walks(self, m: Module, summed: Value) -> Signal:
@@ -238,8 +238,8 @@ class SoftmaxEngine(wiring.Component):
             self._later(m, getattr(sums, name), f"sum_{name}", LOOK_STAGES, fresh=False)[-1]
             for name in ("first", "nothing")
         )
-        complete = self._later(m, sums.last, "complete", LOOK_STAGES + SUMS)[-1]
-        slot = self._later(m, sums.slot, "sum_slot", LOOK_STAGES + SUMS, fresh=False)[-1]
+        complete = self._later(m, sums.last, "complete", LOOK_STAGES + SOFTMAX_SUMS)[-1]
+        slot = self._later(m, sums.slot, "sum_slot", LOOK_STAGES + SOFTMAX_SUMS, fresh=False)[-1]
         m.d.comb += sums.start.eq(fill.active & (beat == FILL_TURN) & fill.first & fill.bottom)
         for lane in self._lanes:
             m.d.comb += [

@@ -14,7 +14,7 @@ from amaranth.lib.fifo import SyncFIFO, SyncFIFOBuffered
 from amaranth.lib.memory import Memory
 from amaranth.lib.wiring import In
 
-from celosia.garbage import seldom_collected
+from celosia.garbage import rare_garbage_collection
 from celosia.hw.lib.layout import UNITS
 
 
@@ -161,7 +161,7 @@ class Harness:
                 self.obeys(port, name, unless)
 
     def rtlil(self) -> str:
-        with seldom_collected():
+        with rare_garbage_collection():
             text: str = rtlil.convert(Fragment.get(self.m, None), name="top", ports=[self._clock.clk], emit_src=False)
         return text
 
