@@ -138,7 +138,7 @@ def main(arguments: Sequence[str]) -> None:
     if options.write:
         about = {"config": CONFIG, "model": "the demo's ResNet-8, images of 8 x 8 at random", "command": COMMAND}
         about |= {"commit": commit(("hw",), ROOT)}
-        write_text(power.MEASURED, json.dumps(about | {"parts": rows}, indent=1) + "\n")
+        write_text(power.ACTIVITY_FILE, json.dumps(about | {"parts": rows}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -15,8 +15,8 @@ from dataclasses import replace
 from typing import Any
 
 from celosia.bitstreams import area
-from celosia.bitstreams.area import FITTED, Counted, Model
-from celosia.bitstreams.synthesis import usage
+from celosia.bitstreams.area import FITTED_RESOURCES, AreaModel, AreaSample
+from celosia.bitstreams.synthesis import measure_usage
 from celosia.compiler.program.files import write_text
 from celosia.hw.boards.fpga import FPGAS
 from celosia.hw.spec.config import Config, ConfigError
@@ -47,17 +47,18 @@ def drawn(generator: random.Random) -> Config:
             return cfg
 
 
-def synthesised(cfg: Config) -> Counted:
+def synthesised(cfg: Config) -> AreaSample:
     """Count by Yosys what `cfg` takes on a xc7z020, in minutes. SynthesisError."""
-    used = usage(cfg, FPGAS["xc7z020"], print)
-    return Counted(replace(cfg, name="custom"), used.lut, used.ff, used.dsp, used.ram)
+    used = measure_usage(cfg, FPGAS["xc7z020"], print)
+    return AreaSample(replace(cfg, name="custom"), used.lut, used.ff, used.dsp, used.ram)
 
 
-def compared(row: Counted, model: Model) -> str:
+def compared(row: AreaSample, model: AreaModel) -> str:
     """A Config that was counted, and what a model says of it."""
     found = model.estimate(row.cfg)
     shares = ", ".join(
-        f"{name} {getattr(row, name):,} ({getattr(found, name) / getattr(row, name) - 1:+.1%})" for name in FITTED
+        f"{name} {getattr(row, name):,} ({getattr(found, name) / getattr(row, name) - 1:+.1%})"
+        for name in FITTED_RESOURCES
     )
     blocks = ", ".join(
         f"{name} {getattr(row, name)} ({getattr(found, name) - getattr(row, name):+g})" for name in BLOCKS
@@ -65,10 +66,10 @@ def compared(row: Counted, model: Model) -> str:
     return f"{shares}, {blocks}{', extrapolated' if found.extrapolated else ''}: {row.to_json()['set']}"
 
 
-def write(rows: Sequence[Counted]) -> None:
+def write(rows: Sequence[AreaSample]) -> None:
     """Write what was counted over the file that comes with Celosia."""
     lines = ",\n".join("  " + json.dumps(row.to_json()) for row in rows)
-    write_text(area.MEASURED, f'{{"measured": [\n{lines}\n]}}\n')
+    write_text(area.SAMPLES_FILE, f'{{"measured": [\n{lines}\n]}}\n')
 
 
 def main() -> None:
@@ -78,7 +79,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0, help="of those that are drawn")
     parser.add_argument("--config", action="append", default=[], metavar="NAME|FILE", help="count this one")
     options = parser.parse_args()
-    model, generator = area.model(), random.Random(options.seed)
+    model, generator = area.shipped_model(), random.Random(options.seed)
     rows = list(model.rows)
     more = [Config.load(each) for each in options.config]
     more += [drawn(generator) for _ in range(options.synthesise)]
@@ -88,8 +89,8 @@ def main() -> None:
         if row not in rows:
             rows.append(row)
             write(rows)
-    model = Model(rows)
-    for name in FITTED:
+    model = AreaModel(rows)
+    for name in FITTED_RESOURCES:
         print(f"{name}: { {part: round(cost, 2) for part, cost in model.costs[name].items()} }")
         for row, off in zip(rows, model.errors):
             told = "outside" if off is None else f"{off[name]:+7.1%}"

@@ -20,7 +20,7 @@ import numpy as np
 
 from benchmarks.rows import ROOT, Request, Row, Say, judged, skipped
 from benchmarks.workloads import WORKLOADS, Missing
-from celosia.bitstreams.synthesis import usage
+from celosia.bitstreams.synthesis import measure_usage
 from celosia.compiler.layer import TilingError
 from celosia.compiler.tune.measure import VERSION, Status, TrialResult
 from celosia.compiler.tune.pool import Fleet, Job
@@ -297,7 +297,10 @@ def _confirmed(cfg: Config, subjects: Sequence[ExploredModel], board: Board, say
     exact = [rtl_cycles(each, cfg, board.memory.name) for each in subjects]
     preset = [rtl_cycles(each, board.config, board.memory.name) for each in subjects]
     ratios = {f"rtl_{each.name}": a / b for each, a, b in zip(subjects, exact, preset)}
-    left = {f"left_{name}": percent for name, percent in usage(cfg, board.device, say).left(board.device).items()}
+    left = {
+        f"left_{name}": percent
+        for name, percent in measure_usage(cfg, board.device, say).free_percent(board.device).items()
+    }
     return {**ratios, "worse": max(ratios.values()), **left}
 
 

@@ -133,10 +133,10 @@ def _kernels() -> int:
 
 
 def _multipliers() -> int:
-    from celosia.bitstreams.area import model
+    from celosia.bitstreams.area import shipped_model
     from celosia.hw.spec.config import PRESETS as presets
 
-    return model().estimate(presets["pynq"]).dsp
+    return shipped_model().estimate(presets["pynq"]).dsp
 
 
 COUNTERS: dict[str, Callable[[], int]] = {

@@ -16,7 +16,7 @@ from typing import Any
 from benchmarks.rows import ROOT, Request, Row, Say
 from celosia.bitstreams.designs import Design
 from celosia.bitstreams.ecp5 import build
-from celosia.bitstreams.synthesis import LABELS, usage
+from celosia.bitstreams.synthesis import LABELS, measure_usage
 from celosia.hw.boards.boards import BOARDS
 from celosia.hw.boards.fpga import FPGAS
 from celosia.hw.spec.config import PRESETS, Config
@@ -46,8 +46,10 @@ def resources(say: Say) -> Iterator[Row]:
             say(f"synthesis of {config} for {name}")
 
             def measure(row: Row, config: str = config, name: str = name, margin: dict[str, float] = margin) -> Row:
-                used = usage(PRESETS[config], FPGAS[name], lambda step: say(f"synthesis of {config}, {name}: {step}"))
-                left = used.left(FPGAS[name])
+                used = measure_usage(
+                    PRESETS[config], FPGAS[name], lambda step: say(f"synthesis of {config}, {name}: {step}")
+                )
+                left = used.free_percent(FPGAS[name])
                 text = ", ".join(f"{getattr(used, r):,g} {label} ({left[r]:.1f}% left)" for r, label in LABELS.items())
                 met = all(percent >= margin.get(r, 0.0) for r, percent in left.items())
                 text += f"; {used.seconds:.0f} s"

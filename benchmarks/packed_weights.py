@@ -22,7 +22,7 @@ from celosia.compiler.tensorize.codebooks import multiples
 from celosia.driver.host.oracle import session
 from celosia.hw.boards.memory import MemoryModel
 from celosia.hw.spec.config import Config
-from celosia.hw.spec.packing import BOOKS, GROUP
+from celosia.hw.spec.packing import CODEBOOK_BLOCK, CODEBOOKS
 
 Array = NDArray[Any]
 OUTPUTS, INPUTS = 1000, 512
@@ -52,10 +52,10 @@ def few_bits(weights: Array, bits: int) -> Array:
     is -128, which is no weight that onnxruntime's quantiser makes."""
     numbers = np.sort(multiples(bits)[-1].view(np.int8))
     inputs, outputs = weights.shape
-    groups = np.zeros((-(-inputs // GROUP) * GROUP, outputs), np.int16)
+    groups = np.zeros((-(-inputs // CODEBOOK_BLOCK) * CODEBOOK_BLOCK, outputs), np.int16)
     groups[:inputs] = weights
-    groups = groups.reshape(-1, GROUP, outputs)
-    factors = np.clip(np.ceil(np.abs(groups).max(axis=1, keepdims=True) / numbers[-1]), 1, BOOKS)
+    groups = groups.reshape(-1, CODEBOOK_BLOCK, outputs)
+    factors = np.clip(np.ceil(np.abs(groups).max(axis=1, keepdims=True) / numbers[-1]), 1, CODEBOOKS)
     nearest = np.abs(groups[..., None] / factors[..., None] - numbers).argmin(axis=-1)
     made: Array = np.maximum(numbers[nearest], np.where(factors * numbers[0] > -128, numbers[0], numbers[1])) * factors
     near: Array = made.reshape(-1, outputs)[:inputs].astype(np.int8)

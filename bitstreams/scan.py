@@ -1,4 +1,4 @@
-"""Wrap designs behind five pins, for devices on which nothing else holds their ports."""
+"""Wrap a design into shift registers, so that five pins suffice on a device that has no use for its ports."""
 
 from __future__ import annotations
 
@@ -15,11 +15,15 @@ from celosia.hw.spec.scratchpads import scratchpads
 
 
 class Scanned(wiring.Component):
-    """A component whose ports end in registers: its inputs come from a shift register, its outputs are sampled into
-    another one. So nothing of it is optimised away, and each of its paths lies between registers, as behind an
-    interconnect; but nothing useful can run on it.
+    """A component whose inputs come from a shift register, and whose outputs are sampled into another one.
 
-    Ports of the simulation's event trace (`trace`) are left open.
+    Synthesis cannot optimise any of it away, and each of its paths lies between registers, as behind an interconnect.
+    So size and timing are realistic, but nothing useful can run on it. Ports of the simulation's event trace (`trace`)
+    stay open.
+
+    Parameters
+    ----------
+    component : the component to wrap.
 
     Members
     -------
@@ -51,13 +55,17 @@ class Scanned(wiring.Component):
 
 
 class GemmCore(wiring.Component):
-    """The gemm unit with its scratchpads: all parts of a tile operation, without the rest of the accelerator.
+    """The gemm unit with its scratchpads, without the rest of the accelerator, to measure the core's size and clock.
+
+    Parameters
+    ----------
+    cfg : Config
 
     Members
     -------
-    those of every unit, `layout.unit_members`
-    inp, wgt, acc : In(WritePort)   fill the scratchpads.
-    result : In(ReadPort)           reads acc.
+    Members of every unit, `layout.unit_members`, and
+    inp, wgt, acc : In(WritePort)   Fill the scratchpads.
+    result : In(ReadPort)           Reads acc.
     """
 
     def __init__(self, cfg: Config) -> None:
@@ -74,8 +82,8 @@ class GemmCore(wiring.Component):
         m.submodules.gemm = gemm = Gemm(cfg)
         m.submodules.acc = acc = AccScratchpad(cfg)
         for name in ("inp", "wgt"):
-            of = scratchpads(cfg)[name]
-            pad = Scratchpad(of.depth, of.width, of.grain)
+            spec = scratchpads(cfg)[name]
+            pad = Scratchpad(spec.depth, spec.width, spec.grain)
             m.submodules[name] = pad
             wiring.connect(m, wiring.flipped(getattr(self, name)), pad.write)
             wiring.connect(m, getattr(gemm, name), pad.read)

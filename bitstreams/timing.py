@@ -1,8 +1,8 @@
-"""Estimate the clock at which an accelerator can run, from the longest paths of Yosys' netlist.
+"""Estimate of the clock of an accelerator: static timing analysis of Yosys' netlist, before placement.
 
-It is a static timing analysis with published delays of cells, and of nets by how many pins they drive. It is no
-sign-off. Nothing is placed: it knows of no distance, no congestion, no columns of DSP blocks and block RAM, no skew,
-and no copy of a register that drives too much, as Vivado makes them. It was not calibrated against Vivado.
+The analysis uses published delays of cells; the delay of a net depends on the number of pins that it drives. It is no
+sign-off. Without placement it knows no distances, no congestion, no columns of DSP blocks and block RAM, no skew, and
+no duplication of registers with a large fan-out, as Vivado does it. It was not calibrated against Vivado.
 """
 
 from __future__ import annotations
@@ -24,13 +24,20 @@ from celosia.hw.spec.config import PRESETS, Config
 
 CAVEAT = "An estimate from Yosys' netlist and published delays, unplaced: compare designs with it. Vivado decides."
 TOP = "celosia_scanned"
-FAST = "fast_clk"
-"""The port of the clock of twice the rate, where a design has one."""
+"""Name of the top module: the accelerator between shift registers, see `scan.Scanned`."""
+FAST_CLOCK_PORT = "fast_clk"
+"""Port of the clock of twice the rate, in designs with pump = 2."""
 
 
 @dataclass(frozen=True)
-class Step:
-    """A cell on a path: its kind, the signal that it drives, ns on the net to it and in it, and pins on its output."""
+class PathStep:
+    """A cell on a path.
+
+    cell : its kind.
+    signal : the signal that it drives.
+    net_ns, cell_ns : delay of the net to the cell, and of the cell.
+    fan_out : pins that its output drives.
+    """
 
     cell: str
     signal: str
@@ -40,12 +47,17 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Path:
-    """The longest of the paths between registers of the same names but for numbers, `ends` of which there are.
+class TimingPath:
+    """Longest path of a bundle: of all paths between registers whose names differ only in numbers.
 
-    nets_ns: what of `ns` is on nets. levels: cells in which something is computed. fan_out: the most pins on one net.
-    half: it has half a cycle, for one of its ends, or both, are in the clock of twice the rate. No path between the two
-    is taken to have more.
+    start, end : names of the first and the last register.
+    ns : delay of the path.
+    nets_ns : the part of `ns` on nets.
+    levels : logic levels, the cells that compute.
+    fan_out : largest number of pins on a net of the path.
+    ends : number of paths in the bundle.
+    steps : the cells of the path.
+    half : the path has half a cycle, as one or both of its registers have the clock of twice the rate.
     """
 
     start: str
@@ -55,58 +67,65 @@ class Path:
     levels: int
     fan_out: int
     ends: int
-    steps: tuple[Step, ...]
+    steps: tuple[PathStep, ...]
     half: bool = False
 
 
 @dataclass(frozen=True)
 class Timing:
-    """Timing of a design. ns: the longest path, those that have half a cycle counting twice. ends: how many end at each
-    number of whole ns. paths: the longest ones first. pumped: there is a clock of twice the rate."""
+    """Timing of a design.
+
+    ns : delay of the longest path; a path with half a cycle counts twice.
+    ends : number of paths by their delay in whole ns.
+    paths : the longest paths, longest first.
+    pumped : the design has a clock of twice the rate.
+    """
 
     ns: float
     ends: dict[int, int]
-    paths: tuple[Path, ...]
+    paths: tuple[TimingPath, ...]
     pumped: bool = False
 
     @property
     def mhz(self) -> float:
-        """Clock whose period is the longest path."""
+        """Clock in MHz whose period is the longest path."""
         return 1000 / self.ns
 
 
-def known(board: Board) -> str:
-    """Device of `board`, with its speed grade. ProjectError where its delays are not known."""
+def timed_device(board: Board) -> str:
+    """Return the device of `board` with the speed grade of the delays. ProjectError if its delays are not known."""
     if board.device.name != PART:
-        alternatives = " or ".join(name for name, other in BOARDS.items() if other.device.name == PART)
+        others = " or ".join(name for name, other in BOARDS.items() if other.device.name == PART)
         config = board.config.name if board.config.name in PRESETS else "FILE"
         raise ProjectError(
             f"delays of {board.device.name}, the device of {board.name}, are not known, only those of {PART}; "
-            f"to compare Configs, take --board {alternatives} with --config {config}"
+            f"to compare Configs, take --board {others} with --config {config}"
         )
     return f"{PART}{FIGURES['speed_grade']}"
 
 
 def estimate(cfg: Config, paths: int = 20, say: Callable[[str], None] = lambda text: None) -> Timing:
-    """Estimate the timing of the accelerator of `cfg` on an xc7z020 of speed grade -1: minutes, the netlist is kept on
-    disk.
+    """Estimate the timing of the accelerator of `cfg` on an xc7z020 of speed grade -1.
 
-    Raises SynthesisError.
+    paths: number of paths to list. say: called with the progress. Synthesis takes minutes the first time; the cache
+    keeps the netlist. Raises SynthesisError.
     """
     from celosia.bitstreams.scan import Scanned
     from celosia.hw.top import Accelerator
     from celosia.hw.verilog import convert
 
     device = FPGAS[PART]
-    design = netlist(lambda: convert(Scanned(Accelerator(cfg)), TOP, platform=device.blocks), TOP, device, say)
+    module = netlist(lambda: convert(Scanned(Accelerator(cfg)), TOP, platform=device.blocks), TOP, device, say)
     say("timing")
-    return analyse(design, paths)
+    return analyse(module, paths)
 
 
 def analyse(module: Mapping[str, Any], paths: int = 20) -> Timing:
-    """Analyse the timing of a module of Yosys' JSON. SynthesisError for a cell of no known delay or a loop without a
-    register."""
-    design = _Design(module)
+    """Analyse the timing of a module of Yosys' JSON.
+
+    paths: number of paths to list. SynthesisError for a cell of unknown delay, or a loop without a register.
+    """
+    design = _TimingGraph(module)
     ends = sorted(design.ends(), key=lambda end: -end.cycle)
     if not ends:
         raise SynthesisError("the netlist has no path from a register to a register; report this")
@@ -115,7 +134,14 @@ def analyse(module: Mapping[str, Any], paths: int = 20) -> Timing:
 
 
 class _Arrival(NamedTuple):
-    """Latest arrival at a net, on the path from net `start`, whose last step comes from net `before`."""
+    """Latest arrival of a value at a net, and the path on which it comes.
+
+    ns : time since the clock's edge.
+    levels : logic levels on the path.
+    start : first net of the path, a register's output.
+    before : net before this one on the path; None at the start.
+    net_ns, cell_ns : delays of the last net and the last cell of the path.
+    """
 
     ns: float
     levels: int
@@ -126,8 +152,15 @@ class _Arrival(NamedTuple):
 
 
 class _End(NamedTuple):
-    """The end of a path. from_fast: the register where the path begins is in the clock of twice the rate. half: it, or
-    this end, is."""
+    """End of the longest path to one input of a register.
+
+    ns : delay of the path, with setup time.
+    bit : the net at the input.
+    cell, port : the register's cell and port.
+    net_ns : delay of the last net.
+    from_fast : the path starts at a register with the clock of twice the rate.
+    half : it starts or ends at such a register.
+    """
 
     ns: float
     bit: int
@@ -139,16 +172,26 @@ class _End(NamedTuple):
 
     @property
     def cycle(self) -> float:
-        """Cycle of the slower clock in ns that the path needs."""
+        """Period in ns of the slower clock that the path needs."""
         return 2 * self.ns if self.half else self.ns
 
 
 _IGNORED = {"BUFG", "GND", "VCC", "$scopeinfo"}
+"""Cells without a place on a path."""
 _COMPUTES = re.compile(r"LUT|INV|RAM|SRL|DSP|CARRY")
+"""Kinds of cells that count as logic levels."""
 
 
-class _Design:
-    """A netlist, with the arrival time of each of its nets."""
+class _TimingGraph:
+    """Graph of the nets of a netlist with delays, and the latest arrival at each net.
+
+    names : names of nets.
+    cells : cells by name.
+    driver : cell and port that drive each net.
+    fan_out : number of pins that each net drives.
+    fast : names of cells with the clock of twice the rate.
+    arrivals : latest arrivals by net, of paths from registers without (False) and with (True) the fast clock.
+    """
 
     def __init__(self, module: Mapping[str, Any]) -> None:
         self.names = _names(module)
@@ -172,22 +215,21 @@ class _Design:
             kind, number = unknown.most_common(1)[0]
             raise SynthesisError(f"Yosys used {number} of cell {kind}, whose delay celosia does not know; report this")
         self._following: dict[int, list[tuple[str, str, int, float]]] = defaultdict(list)
-        for name, arc in self._arcs.items():
-            for port, bit, out, ns in arc.through:
+        for name, cell_arcs in self._arcs.items():
+            for port, bit, out, ns in cell_arcs.through:
                 self._following[bit].append((name, port, out, ns))
-        self._order = self._sorted()
-        self.fast = self._clocked_by(module.get("ports", {}).get(FAST, {"bits": []})["bits"], module)
-        self.arrivals = {fast: self._arrive(fast) for fast in ((False, True) if self.fast else (False,))}
-        """Arrivals by the clock of the registers from which they come."""
+        self._order = self._topological_order()
+        self.fast = self._clocked_by(module.get("ports", {}).get(FAST_CLOCK_PORT, {"bits": []})["bits"], module)
+        self.arrivals = {fast: self._latest_arrivals(fast) for fast in ((False, True) if self.fast else (False,))}
 
     def _clocked_by(self, clock: list[int], module: Mapping[str, Any]) -> set[str]:
-        """Cells whose clock is this port, also behind a buffer."""
+        """Return the names of cells that have one of the nets `clock` at a port, directly or behind a clock buffer."""
         buffers = [row["connections"] for row in module["cells"].values() if row["type"] == "BUFG"]
         nets = {*clock, *(buffer["O"][0] for buffer in buffers if buffer["I"][0] in clock)}
         return {name for name, cell in self.cells.items() if any(nets & set(bits) for bits in cell.inputs.values())}
 
-    def net(self, bit: int, to: str, port: str) -> float:
-        """Delay in ns from the driver of a net to a port of cell `to`."""
+    def net_delay(self, bit: int, to: str, port: str) -> float:
+        """Return the delay in ns of net `bit` from its driver to port `port` of cell `to`."""
         figures, (source, out) = FIGURES["net"], self.driver[bit]
         kind, target = self.cells[source].kind, self.cells[to].kind
         if out == "CO" and port == "CI":
@@ -198,13 +240,13 @@ class _Design:
             target in ("MUXF7", "MUXF8") and port != "S"
         ):
             return 0.0  # wires within a slice
-        is_only_load = target.startswith("FD") and port == "D" and self.fan_out[bit] == 1
-        if is_only_load and re.match("LUT|CARRY|MUXF", kind):
+        drives_only_flip_flop = target.startswith("FD") and port == "D" and self.fan_out[bit] == 1
+        if drives_only_flip_flop and re.match("LUT|CARRY|MUXF", kind):
             return float(figures["to_own_flip_flop"])
         return float(min(figures["most"], figures["base"] + figures["root"] * math.sqrt(self.fan_out[bit])))
 
-    def _sorted(self) -> list[int]:
-        """Nets in topological order: each after all that reach it."""
+    def _topological_order(self) -> list[int]:
+        """Return the nets so that each comes after all nets that it depends on. SynthesisError for a loop."""
         missing = Counter(out for rows in self._following.values() for _, _, out, _ in rows)
         ready = [bit for bit in {*self.driver, *self._following} if not missing[bit]]
         order = []
@@ -219,35 +261,35 @@ class _Design:
             raise SynthesisError(f"{len(looped)} nets are in loops without a register, {name} among them; report this")
         return order
 
-    def _arrive(self, fast: bool) -> dict[int, _Arrival]:
-        """Compute the latest arrival at each net from registers of one clock. fast: of that of twice the rate."""
+    def _latest_arrivals(self, fast: bool) -> dict[int, _Arrival]:
+        """Return the latest arrival at each net of paths from registers with the fast clock, or from all others."""
         arrivals: dict[int, _Arrival] = {}
-        for name, arc in self._arcs.items():
-            for bit, ns in arc.launch if (name in self.fast) == fast else ():
+        for name, cell_arcs in self._arcs.items():
+            for bit, ns in cell_arcs.launch if (name in self.fast) == fast else ():
                 if bit not in arrivals or ns > arrivals[bit].ns:
                     arrivals[bit] = _Arrival(ns, 0, bit, None, 0.0, ns)
         for bit in self._order:
             if (here := arrivals.get(bit)) is None:
                 continue
             for to, port, out, ns in self._following.get(bit, ()):
-                net = self.net(bit, to, port)
+                net = self.net_delay(bit, to, port)
                 if out not in arrivals or here.ns + net + ns > arrivals[out].ns:
                     counts = bool(_COMPUTES.match(self.cells[to].kind)) and port != "CI"
                     arrivals[out] = _Arrival(here.ns + net + ns, here.levels + counts, here.start, bit, net, ns)
         return arrivals
 
     def ends(self) -> Iterator[_End]:
-        """Yield the ends of all paths."""
-        for name, arc in self._arcs.items():
-            for port, bit, setup in arc.setup:
+        """Yield the end of the longest path to each input of each register, by the clock of the path's start."""
+        for name, cell_arcs in self._arcs.items():
+            for port, bit, setup in cell_arcs.setup:
                 for fast, arrivals in self.arrivals.items():
                     if (arrival := arrivals.get(bit)) is not None:
-                        net = self.net(bit, name, port)
+                        net = self.net_delay(bit, name, port)
                         half = fast or name in self.fast
                         yield _End(arrival.ns + net + setup, bit, name, port, net, fast, half)
 
-    def longest(self, ends: list[_End], number: int) -> tuple[Path, ...]:
-        """Longest paths: of paths between registers of equal names but for numbers one."""
+    def longest(self, ends: list[_End], number: int) -> tuple[TimingPath, ...]:
+        """Return the longest path of each of the first `number` bundles. ends: all ends, longest first."""
         first: dict[tuple[str, str], tuple[_End, str, str]] = {}
         count: Counter[tuple[str, str]] = Counter()
         for end in ends:
@@ -257,26 +299,28 @@ class _Design:
             count[key] += 1
             if key not in first and len(first) < number:
                 first[key] = end, *names
-        return tuple(self._path(*end, count[key]) for key, end in first.items())
+        return tuple(self._path(end, start, target, count[key]) for key, (end, start, target) in first.items())
 
-    def _path(self, end: _End, start: str, target: str, ends: int) -> Path:
-        """Walk back from the end of a path to its start, and list its steps."""
+    def _path(self, end: _End, start: str, target: str, ends: int) -> TimingPath:
+        """Trace the path to `end` back to its start."""
         steps, bit, arrivals = [], end.bit, self.arrivals[end.from_fast]
         while True:
-            at = arrivals[bit]
+            arrival = arrivals[bit]
             kind = self.cells[self.driver[bit][0]].kind
-            steps.append(Step(kind, self.names.get(bit, ""), at.net_ns, at.cell_ns, self.fan_out[bit]))
-            if at.before is None:
+            steps.append(PathStep(kind, self.names.get(bit, ""), arrival.net_ns, arrival.cell_ns, self.fan_out[bit]))
+            if arrival.before is None:
                 break
-            bit = at.before
+            bit = arrival.before
         nets = sum(step.net_ns for step in steps) + end.net_ns
-        max_fan_out = max(step.fan_out for step in steps)
+        fan_out = max(step.fan_out for step in steps)
         levels = arrivals[end.bit].levels
-        return Path(start, target, end.ns, nets, levels, max_fan_out, ends, tuple(reversed(steps)), end.half)
+        return TimingPath(start, target, end.ns, nets, levels, fan_out, ends, tuple(reversed(steps)), end.half)
 
     def _register(self, name: str, port: str = "D") -> str:
-        """Unit and signal of the register, memory or DSP block that a cell is; the port, where it is not the data of a
-        register."""
+        """Return the name in the design of a register, memory or DSP block, given its cell.
+
+        port: it is appended to the name unless it is the data input of a register.
+        """
         cell = self.cells[name]
         signal = next((self.names[bit] for bits in cell.outputs.values() for bit in bits if bit in self.names), None)
         if not name.startswith("$"):
@@ -286,6 +330,7 @@ class _Design:
 
 
 def _cell(row: Mapping[str, Any]) -> Cell:
+    """Convert a cell of Yosys' JSON."""
     inputs, outputs = (
         {port: bits for port, bits in row["connections"].items() if row["port_directions"][port] == direction}
         for direction in ("input", "output")
@@ -294,7 +339,7 @@ def _cell(row: Mapping[str, Any]) -> Cell:
 
 
 def _names(module: Mapping[str, Any]) -> dict[int, str]:
-    """Name of each net that has one of the design's; of several the shortest."""
+    """Return the name that the design gives each net, the shortest of several; other nets are left out."""
     names: dict[int, str] = {}
     for name, row in module["netnames"].items():
         if "$" in name and not re.fullmatch(r"[\w.]+\$signal[\w.$]*", name):

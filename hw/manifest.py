@@ -1,4 +1,7 @@
-"""Manifest of a bitstream, and the header of the .bit file. Standard library only, for the board."""
+"""Manifest of a bitstream, and the header of a .bit file: a board checks both before it loads the bitstream.
+
+Standard library only, as boards read it.
+"""
 
 from __future__ import annotations
 
@@ -16,16 +19,22 @@ from celosia.plain import Sentence, from_json
 
 
 class ManifestError(Sentence, ValueError):
-    """A bitstream or manifest that is damaged, or not for this board; the message names the file and the reason."""
+    """Damaged bitstream or manifest, or one for another board; the message names the file and the reason."""
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """The JSON file beside a bitstream.
+    """Content of the JSON file beside a bitstream, which says what the bitstream was made from.
 
-    part: the full name of the device. config, config_digest: of the accelerator; hardware_digest: also of its sources.
-    clock_mhz: of the accelerator; slack_ns: by how much it was met. address: of the registers. tool, celosia: versions.
-    bit, hwh: SHA-256 of the two files, in hexadecimal.
+    board : name of the board.
+    part : Vivado's full name of the FPGA.
+    config, config_digest : fields of the accelerator's Config, and their digest.
+    hardware_digest : digest of the Config, the hardware's sources and the version of Amaranth.
+    clock_mhz : the accelerator's clock in MHz.
+    address : physical address of the accelerator's registers.
+    celosia, tool : versions of Celosia and of Vivado.
+    slack_ns : time in ns by which the slowest path meets the clock.
+    bit, hwh : SHA-256 of the bitstream and of its hardware handoff file, in hexadecimal.
     """
 
     board: str
@@ -42,17 +51,17 @@ class Manifest:
     hwh: str
 
     def to_json(self) -> str:
-        """Write the manifest as JSON, which `from_json` reads."""
+        """Return the text of the JSON file, which `load` reads."""
         return json.dumps(dataclasses.asdict(self), indent=2) + "\n"
 
     @property
     def identity(self) -> int:
-        """Value of the identity register of this hardware."""
+        """Value of register `identity` in this hardware."""
         return int(self.config_digest[:8], 16)
 
     @staticmethod
     def load(path: str | Path) -> Manifest:
-        """Raises ManifestError."""
+        """Read a manifest. ManifestError if the file cannot be read, or its content is damaged."""
         try:
             fields = from_json(Path(path).read_text(encoding="utf-8"))
             manifest = Manifest(**fields)
@@ -74,19 +83,25 @@ class Manifest:
         return manifest
 
     def check_files(self, bit: Path) -> None:
-        """Raise ManifestError where the bitstream, or the hardware handoff beside it, differs from the manifest."""
+        """Raise ManifestError if bitstream `bit`, or the .hwh file beside it, differs from this manifest's checksum."""
         for path, expected in ((bit, self.bit), (bit.with_suffix(".hwh"), self.hwh)):
             try:
-                actual = hashlib.sha256(path.read_bytes()).hexdigest()
+                checksum = hashlib.sha256(path.read_bytes()).hexdigest()
             except OSError as error:
                 raise ManifestError(f"cannot read {path}: {error.strerror}") from None
-            if actual != expected:
+            if checksum != expected:
                 raise ManifestError(f"{path} is damaged or from another build: its checksum is not the manifest's")
 
 
 @dataclass(frozen=True)
 class BitHeader:
-    """The header of a .bit file. part: device and package as Vivado writes them, such as "7z020clg400"."""
+    """Header of a .bit file.
+
+    design : name of the top module.
+    part : device and package as Vivado writes them here, such as "7z020clg400".
+    date, time : when Vivado wrote the file.
+    offset, length : position and size in bytes of the configuration data.
+    """
 
     design: str
     part: str
@@ -99,8 +114,8 @@ class BitHeader:
     def read(path: str | Path) -> BitHeader:
         """Read the header. ManifestError for a file that is no bitstream, or is cut off.
 
-        The format: a field of nine fixed bytes, the number 1, then fields keyed a to e: a letter, a length (two bytes,
-        four for e), and what it says (a: design, b: part, c: date, d: time, e: the data).
+        Format: a field of nine fixed bytes, the number 1, then fields a to e. Each of these has a letter, a length (two
+        bytes, four for e) and a content: a the design, b the part, c the date, d the time, e the data.
         """
         try:
             data = Path(path).read_bytes()
@@ -111,25 +126,24 @@ class BitHeader:
             raise ManifestError(f"{path} is not a bitstream of Vivado")
         try:
             for key in b"abcd":
-                kind, size = struct.unpack_from(">BH", data, position)
-                if kind != key:
+                letter, size = struct.unpack_from(">BH", data, position)
+                if letter != key:
                     raise ManifestError(f"{path} is damaged: field {chr(key)} of its header is missing")
                 texts.append(data[position + 3 : position + 3 + size].rstrip(b"\0").decode("ascii"))
                 position += 3 + size
-            kind, length = struct.unpack_from(">BI", data, position)
+            letter, length = struct.unpack_from(">BI", data, position)
         except (struct.error, UnicodeDecodeError):
             raise ManifestError(f"{path} is damaged: its header is cut off") from None
-        if kind != ord("e") or position + 5 + length != len(data):
+        if letter != ord("e") or position + 5 + length != len(data):
             raise ManifestError(f"{path} is damaged: it holds {len(data)} bytes, its header says otherwise")
         design, part, date, time = texts
         return BitHeader(design.split(";")[0], part, date, time, position + 5, length)
 
     def is_for(self, part: str) -> bool:
-        """Whether the bitstream fits a device with the full name `part`, as "xc7z020clg400-1"; speed grades do not
-        matter."""
-        return _plain(self.part).startswith(_plain(re.sub(r"-\d[a-z]*(-[a-z])?$", "", part.lower())))
+        """Return whether the bitstream is for `part`, such as "xc7z020clg400-1", whatever its speed grade."""
+        return _without_prefix(self.part).startswith(_without_prefix(re.sub(r"-\d[a-z]*(-[a-z])?$", "", part.lower())))
 
 
-def _plain(part: str) -> str:
-    """Family, size and package: Vivado writes "7z020clg400" for some families and "xczu3eg-sbva484-1-i" for others."""
+def _without_prefix(part: str) -> str:
+    """Return a part without "xc" and dashes: a .bit file has "7z020clg400" or "xczu3eg-sbva484-1-i", by family."""
     return part.lower().removeprefix("xc").replace("-", "")

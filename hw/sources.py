@@ -1,8 +1,8 @@
-"""A digest of the hardware's sources: equal in a bitstream and in the driver that is to use it.
+"""Digest of the hardware's sources, by which a driver recognises the bitstream or simulator that matches it.
 
-The digest covers what the sources do, and not how they are written. Comments, docstrings, annotations of functions, the
-layout of lines, the names of local variables and those that proofs use do not count: a corrected comment rebuilds no
-simulator, and no flashed board is refused for it.
+The digest depends on the behaviour of the sources only. It ignores comments, docstrings, annotations of functions, the
+layout of lines, names of local variables, and names that are declared for proofs. So a corrected comment rebuilds no
+simulator, and the driver does not refuse a flashed board for it.
 """
 
 from __future__ import annotations
@@ -17,29 +17,32 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from importlib.resources.abc import Traversable  # novm: boards may have an older Python, and do not check types
 
-NO_HARDWARE = (
+NOT_HASHED = (
     "boards/", "lib/probes.py", "manifest.py", "sources.py", "spec/config_doc.py", "spec/isa_doc.py",
 )  # fmt: skip
-"""Files and folders that the Verilog does not depend on."""
-KEPT = "sources.txt"
-"""Holds the digest where the sources are not, as on a board."""
-_SILENT = ("ctx", "kind", "type_comment", "type_ignores", "type_params")
-"""Fields of syntax trees that say nothing more, and that some versions of Python lack."""
-_NAMES = {
+"""Files and folders of hw/ that the Verilog does not depend on."""
+DIGEST_FILE = "sources.txt"
+"""File that holds the digest on a board, which has no sources."""
+_IGNORED_FIELDS = ("ctx", "kind", "type_comment", "type_ignores", "type_params")
+"""Fields of syntax trees that are redundant, and that some versions of Python lack."""
+_VARIABLE_FIELDS = {
     ("Name", "id"), ("FunctionDef", "name"), ("AsyncFunctionDef", "name"), ("ClassDef", "name"),
     ("ExceptHandler", "name"), ("MatchAs", "name"), ("MatchStar", "name"), ("alias", "asname"),
 }  # fmt: skip
-"""Fields that hold the name of a variable."""
+"""Fields of syntax trees that hold the name of a variable: type of the node, and name of the field."""
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 _SCOPES = (*_FUNCTIONS, ast.Lambda, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 """Syntax that opens a scope for variables."""
 
 
 def hardware_files(folder: Traversable, within: str = "") -> Iterator[tuple[str, bytes]]:
-    """Names and contents of the hardware's sources in `folder` and the folders in it."""
+    """Yield path and content of each hardware source in `folder` and its subfolders.
+
+    within: prefix of the paths, which are relative to hw/.
+    """
     for path in folder.iterdir():
         name = f"{within}{path.name}/" if path.is_dir() else within + path.name
-        if name in NO_HARDWARE:
+        if name in NOT_HASHED:
             continue
         if path.is_dir():
             yield from hardware_files(path, name)
@@ -48,9 +51,9 @@ def hardware_files(folder: Traversable, within: str = "") -> Iterator[tuple[str,
 
 
 def normal_form(source: str | bytes, keep_names: bool = False) -> str:
-    """The syntax tree of a module as text, without what its behaviour does not depend on.
+    """Return the syntax tree of a module as text, without anything that its behaviour does not depend on.
 
-    keep_names: local variables keep their names, which are those of signals in the Verilog.
+    keep_names: keep the names of local variables, which are also names of signals in the Verilog; else number them.
 
     >>> a = normal_form("def f(x):\\n    y = x + 1  # one more\\n    return y")
     >>> b = normal_form('def f(x: int) -> int:\\n    "Add one."\\n    more = (x + 1)\\n    return more')
@@ -59,13 +62,13 @@ def normal_form(source: str | bytes, keep_names: bool = False) -> str:
     """
     module = ast.parse(source)
     if keep_names:
-        return "".join(_written(module, None, set()))
-    kept = {name for statement in module.body for name in _bound(statement, inside=False)}
-    return "".join(_written(module, {}, kept))
+        return "".join(_serialise(module, None, set()))
+    fixed_names = {name for statement in module.body for name in _bound_names(statement, nested=False)}
+    return "".join(_serialise(module, {}, fixed_names))
 
 
-def _bound(node: ast.AST, inside: bool = True) -> Iterator[str]:
-    """Names that `node` binds; inside: in the functions and classes within it, too."""
+def _bound_names(node: ast.AST, nested: bool = True) -> Iterator[str]:
+    """Yield the names that `node` binds. nested: with those that functions and classes inside it bind."""
     match node:
         case ast.Name(id=name, ctx=ast.Store() | ast.Del()):
             yield name
@@ -75,63 +78,66 @@ def _bound(node: ast.AST, inside: bool = True) -> Iterator[str]:
             yield (other or name).split(".")[0]
         case ast.ExceptHandler(name=str(name)) | ast.MatchAs(name=str(name)) | ast.MatchStar(name=str(name)):
             yield name
-    if inside or not isinstance(node, (*_SCOPES, ast.ClassDef)):
+    if nested or not isinstance(node, (*_SCOPES, ast.ClassDef)):
         for child in ast.iter_child_nodes(node):
-            yield from _bound(child, inside)
+            yield from _bound_names(child, nested)
 
 
-def _locals(scope: ast.AST, kept: set[str]) -> dict[str, str]:
-    """Numbers for the variables of a scope and of those inside it, in the order in which they are bound.
+def _numbered_locals(scope: ast.AST, fixed_names: set[str]) -> dict[str, str]:
+    """Return new names, "%0" and so on, for the variables of a scope and its nested scopes, in the order of binding.
 
-    Parameters keep their names, as callers may use them, and so do names that the module binds.
+    Parameters keep their names, as callers may use them, and so do the names `fixed_names`, which the module binds.
     """
-    kept = kept | {node.arg for node in ast.walk(scope) if isinstance(node, ast.arg)}  # a set of its own
+    fixed_names = fixed_names | {node.arg for node in ast.walk(scope) if isinstance(node, ast.arg)}  # a set of its own
     for node in ast.walk(scope):
         if isinstance(node, ast.Global | ast.Nonlocal):
-            kept |= {*node.names}
+            fixed_names |= {*node.names}
         elif isinstance(node, ast.alias) and node.asname is None:
-            kept.add(node.name.split(".")[0])
-    names = dict.fromkeys(name for child in ast.iter_child_nodes(scope) for name in _bound(child))
-    return {name: f"%{number}" for number, name in enumerate(name for name in names if name not in kept)}
+            fixed_names.add(node.name.split(".")[0])
+    names = dict.fromkeys(name for child in ast.iter_child_nodes(scope) for name in _bound_names(child))
+    return {name: f"%{number}" for number, name in enumerate(name for name in names if name not in fixed_names)}
 
 
-def _written(value: Any, names: dict[str, str] | None, kept: set[str], in_class: bool = False) -> Iterator[str]:
-    """`value`, a part of a syntax tree, as text.
+def _serialise(
+    value: Any, names: dict[str, str] | None, fixed_names: set[str], in_class: bool = False
+) -> Iterator[str]:
+    """Yield the text of `value`, a part of a syntax tree, in fragments.
 
-    names: what local variables are called, {} outside functions, None where they keep their names. kept: names that are
-    not replaced. in_class: annotations declare ports and fields.
+    names: new name of each local variable; {} outside functions; None: variables keep their names.
+    fixed_names: names that are never replaced.
+    in_class: `value` belongs to the body of a class, whose annotations declare ports and fields and therefore count.
     """
     if isinstance(value, list):
         yield "["
         for part in value:
             if not _is_comment(part):
-                yield from _written(part, names, kept, in_class)
+                yield from _serialise(part, names, fixed_names, in_class)
         yield "]"
     elif not isinstance(value, ast.AST):
         yield f"{value!r};"
     elif isinstance(value, ast.Constant):
         yield f"{type(value.value).__name__} {value.value!r};"
     else:
-        around = names
+        outer_names = names
         if isinstance(value, _SCOPES) and names == {}:
-            names = _locals(value, kept)
-        silent: tuple[str, ...] = _SILENT
+            names = _numbered_locals(value, fixed_names)
+        ignored: tuple[str, ...] = _IGNORED_FIELDS
         if isinstance(value, (*_FUNCTIONS, ast.arg)):
-            silent += "annotation", "returns"
+            ignored += "annotation", "returns"
         elif isinstance(value, ast.AnnAssign) and value.value is not None and not in_class:
-            silent += ("annotation",)
+            ignored += ("annotation",)
         yield f"{type(value).__name__}("
         for field, part in ast.iter_fields(value):
-            if field not in silent and part not in (None, []):
+            if field not in ignored and part not in (None, []):
                 yield f"{field}="
-                if around and (type(value).__name__, field) in _NAMES:
-                    part = around.get(part, part)
-                yield from _written(part, names, kept, isinstance(value, ast.ClassDef))
+                if outer_names and (type(value).__name__, field) in _VARIABLE_FIELDS:
+                    part = outer_names.get(part, part)
+                yield from _serialise(part, names, fixed_names, isinstance(value, ast.ClassDef))
         yield ")"
 
 
 def _is_comment(part: Any) -> bool:
-    """Whether a statement is a docstring, or declares names for proofs (`probes.py`)."""
+    """Return whether a statement is a docstring, or declares names for proofs (`lib/probes.py`)."""
     match part:
         case ast.Expr(value=ast.Constant(value=str()) | ast.Call(func=ast.Name(id="probes"))):
             return True
@@ -142,10 +148,10 @@ def _is_comment(part: Any) -> bool:
 
 @cache
 def sources_digest() -> str:
-    """32 hexadecimal digits that differ where a file of the hardware behaves differently."""
+    """Return the digest of the hardware's sources, 32 hexadecimal digits; on a board, that of the file DIGEST_FILE."""
     folder = resources.files("celosia.hw")
-    if (folder / KEPT).is_file():
-        return (folder / KEPT).read_text(encoding="ascii")
+    if (folder / DIGEST_FILE).is_file():
+        return (folder / DIGEST_FILE).read_text(encoding="ascii")
     digest = hashlib.sha256()
     for name, data in sorted(hardware_files(folder)):
         digest.update(f"\n{name}\n{normal_form(data)}".encode())
@@ -153,5 +159,5 @@ def sources_digest() -> str:
 
 
 def sources_identity() -> int:
-    """The first 32 bits of the digest, held in register `sources`."""
+    """Return the first 32 bits of `sources_digest`, the value of register `sources` in matching hardware."""
     return int(sources_digest()[:8], 16)

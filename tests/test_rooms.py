@@ -30,7 +30,6 @@ TWICE = {
     "Register": "of the accelerator; of flat Verilog",
     "Requantise": "the unit, and the numbers of a layer, which Programs hold by this name",
     "RescaleAdd": "the unit, and the numbers of a layer, which Programs hold by this name",
-    "Result": "of synthesis; of a run",
     "Scratchpad": "the memory in RTL; what everybody knows of it",
     "Stage": "of a schedule, as in TVM; of a pipeline",
     "State": "of a unit in a cycle; of all scratchpads",

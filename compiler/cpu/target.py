@@ -15,7 +15,7 @@ from pathlib import Path
 import llvmlite.binding as llvm
 
 from celosia.compiler.program.dtypes import itemsize
-from celosia.hw.boards.boards import BOARDS, find_board, is_file
+from celosia.hw.boards.boards import BOARDS, find_board, is_board_file
 from celosia.hw.spec.config import did_you_mean
 from celosia.plain import Sentence
 
@@ -114,7 +114,7 @@ def find_target(name: str) -> Target:
     BoardError."""
     if name in TARGETS:
         return TARGETS[name]
-    if name not in BOARDS and not is_file(name):
+    if name not in BOARDS and not is_board_file(name):
         known = (*BOARDS, *TARGETS)
         raise TargetError(
             f"there is no target {name!r}{did_you_mean(name, known)}; take {', '.join(known)}, a board's .toml file, "

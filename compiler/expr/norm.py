@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from celosia.compiler.expr.nodes import Expr, call, maximum, minimum, wrap
 from celosia.compiler.expr.tensor import reduce_axis, sum
-from celosia.hw.spec.pipeline import EPSILON_SHIFT, FACTOR_BITS, NORM_FRACTION, NORM_LANES, ROOT_BITS
+from celosia.hw.spec.pipeline import EPSILON_SHIFT, FACTOR_BITS, MAX_NORM_ELEMENTS, NORM_FRACTION, ROOT_BITS
 from celosia.sim.functional.norm import VARIANCE_BITS
 
 INT = "int64"
@@ -16,7 +16,7 @@ OfRow = Callable[..., Expr]
 Kept = Callable[[str, OfRow], OfRow]
 """Gives a number of a row a name and a place, where that is better than to compute it again."""
 _SPARE = 32 - NORM_FRACTION
-_LANES_BITS = NORM_LANES.bit_length()
+_LANES_BITS = MAX_NORM_ELEMENTS.bit_length()
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from celosia.compiler.language.tile import (
 from celosia.compiler.numerics.requantiser import fold_scale
 from celosia.compiler.numerics.softmax import softmax_powers
 from celosia.compiler.tensorize.pack import pack_parameters
-from celosia.hw.spec.scratchpads import POWERS as PLACES
+from celosia.hw.spec.scratchpads import EXP_ENTRIES as PLACES
 
 
 def parameters(bias: Any, scale: Any) -> NDArray[np.uint64]:

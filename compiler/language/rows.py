@@ -21,9 +21,9 @@ from celosia.compiler.language.errors import fail
 from celosia.compiler.language.meaning import fixed
 from celosia.compiler.language.tile import ArrayArgument, Tile
 from celosia.compiler.language.views import VIEWS, is_counted, order, regrouped, seen, viewed
-from celosia.hw.spec.scratchpads import POWERS
+from celosia.hw.spec.scratchpads import EXP_ENTRIES
 
-PLACES = POWERS // 2
+PLACES = EXP_ENTRIES // 2
 """Places of a table of powers."""
 INT8_MIN = -128
 Elements = NDArray[np.int64]

@@ -14,7 +14,7 @@ import numpy as np
 
 from celosia.compiler.numerics.float32 import Float32, Float64, Int32, f32
 from celosia.compiler.numerics.requantiser import fold_scale
-from celosia.hw.spec.pipeline import EPSILON_SHIFT, NORM_FRACTION, NORM_LANES
+from celosia.hw.spec.pipeline import EPSILON_SHIFT, MAX_NORM_ELEMENTS, NORM_FRACTION
 
 MOST_OFF = 2.0**-14
 """Part of a step by which results may be off before they are rounded, where they are at most LARGEST steps."""
@@ -46,8 +46,8 @@ def norm_constants(gamma: Float32, beta: Float32, sx: float, sy: float, epsilon:
     [16777216, 16777216, 16777216, 16777216]
     """
     count = len(gamma)
-    if count > NORM_LANES:
-        raise NormError(f"rows of {count} elements; sums are for {NORM_LANES} at most")
+    if count > MAX_NORM_ELEMENTS:
+        raise NormError(f"rows of {count} elements; sums are for {MAX_NORM_ELEMENTS} at most")
     if not (np.isfinite(gamma).all() and np.isfinite(beta).all()):
         raise NormError("a scale or an offset is not finite; train or quantise again")
     if (gamma <= 0).any():

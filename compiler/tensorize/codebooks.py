@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from celosia.hw.spec.packing import BOOKS, NIBBLE_BITS, NIBBLES
+from celosia.hw.spec.packing import CODEBOOK_ENTRIES, CODEBOOKS, NIBBLE_BITS
 from celosia.sim.functional.unpacking import numbers
 
 Bytes = NDArray[np.uint8]
@@ -26,8 +26,9 @@ class Coded(NamedTuple):
 
 
 def coded(groups: Bytes, bits: int) -> Coded | None:
-    """Groups [groups, weights], bytes of int8, by codebooks of 2^bits values; None where BOOKS of them were not found
-    to be enough. First those of multiples are tried, which many layers have in common; then what the groups need."""
+    """Groups [groups, weights], bytes of int8, by codebooks of 2^bits values; None where CODEBOOKS of them were not
+    found to be enough. First those of multiples are tried, which many layers have in common; then what the groups
+    need."""
     sets = _sets(groups, 1 << bits)
     if sets is None:
         return None
@@ -43,14 +44,14 @@ def coded(groups: Bytes, bits: int) -> Coded | None:
 
 
 def multiples(bits: int) -> Bytes:
-    """[BOOKS, 2^bits]: the numbers of so many bits, of two's complement, times BOOKS to 1; of one bit 1 and -1.
+    """[CODEBOOKS, 2^bits]: the numbers of so many bits, of two's complement, times CODEBOOKS to 1; of one bit 1 and -1.
 
     >>> multiples(2)[-2:].view(np.int8).tolist()
     [[0, 2, -4, -2], [0, 1, -2, -1]]
     """
     half = 1 << (bits - 1)
     values = np.array([*range(half), *range(-half, 0)] if bits > 1 else [1, -1])
-    return (values * np.arange(BOOKS, 0, -1)[:, None]).astype(np.uint8)
+    return (values * np.arange(CODEBOOKS, 0, -1)[:, None]).astype(np.uint8)
 
 
 def _tried(masks: Bytes, bits: int) -> Iterator[Bytes]:
@@ -61,8 +62,8 @@ def _tried(masks: Bytes, bits: int) -> Iterator[Bytes]:
 
 
 def entries(books: Bytes, bits: int) -> Bytes:
-    """What LOAD brings to book: [NIBBLES * codebooks, weights of half a byte]."""
-    inside = numbers(np.arange(NIBBLES, dtype=np.uint8)[:, None], bits)[:, : NIBBLE_BITS // bits]
+    """What LOAD brings to book: [CODEBOOK_ENTRIES * codebooks, weights of half a byte]."""
+    inside = numbers(np.arange(CODEBOOK_ENTRIES, dtype=np.uint8)[:, None], bits)[:, : NIBBLE_BITS // bits]
     return books[:, inside].reshape(-1, inside.shape[1])
 
 
@@ -95,11 +96,11 @@ def _places(books: Bytes) -> Bytes:
 
 def _merged(masks: Bytes, most: int) -> Bytes | None:
     """Codebooks of at most `most` values that hold all sets, found greedily: each begins with the largest set that is
-    left, and takes the sets in that share most values with it, as long as there is room. None where BOOKS are not
+    left, and takes the sets in that share most values with it, as long as there is room. None where CODEBOOKS are not
     enough."""
     left, books = masks[np.argsort(-_count(masks), kind="stable")], np.zeros((0, most), np.uint8)
     while len(left):
-        if len(books) == BOOKS:
+        if len(books) == CODEBOOKS:
             return None
         book = left[0]
         while len(left):

@@ -13,7 +13,7 @@ from celosia.compiler.tensorize.codebooks import coded, entries
 from celosia.compiler.tensorize.constants import ALIGN
 from celosia.hw.spec.config import Config
 from celosia.hw.spec.packing import NIBBLE_BITS, packing
-from celosia.hw.spec.scratchpads import PAR, scratchpads
+from celosia.hw.spec.scratchpads import PAR_FIELDS, scratchpads
 
 Bytes = NDArray[np.uint8]
 
@@ -127,7 +127,7 @@ def packed_weights(cfg: Config, whole: Bytes) -> StoredWeights | None:
     whole: uint8, of whole packs.
     """
     p = packing(cfg)
-    groups = whole.reshape(-1, p.entries, p.groups, p.run).swapaxes(1, 2).reshape(-1, p.entries * p.run)
+    groups = whole.reshape(-1, p.entries, p.blocks, p.run).swapaxes(1, 2).reshape(-1, p.entries * p.run)
     made = coded(groups, p.bits)
     if made is None:
         return None
@@ -136,8 +136,8 @@ def packed_weights(cfg: Config, whole: Bytes) -> StoredWeights | None:
     data = np.zeros(found.first + len(whole) // p.weights * p.pack_bytes, np.uint8)
     data[: len(book)] = book
     packs = data[found.first :].reshape(-1, p.pack_bytes)
-    packs[:, : p.groups // 2] = _together(made.choices.reshape(-1, p.groups), NIBBLE_BITS)
-    numbers = made.found.reshape(-1, p.groups, p.entries, p.run).swapaxes(1, 2)
+    packs[:, : p.blocks // 2] = _together(made.choices.reshape(-1, p.blocks), NIBBLE_BITS)
+    numbers = made.found.reshape(-1, p.blocks, p.entries, p.run).swapaxes(1, 2)
     packs[:, p.head_bytes :] = _together(numbers.reshape(len(packs), -1), p.bits)
     return found._replace(data=data)
 
@@ -168,7 +168,7 @@ def taps(cfg: Config, layer: Conv) -> Bytes:
 
 
 def parameters(cfg: Config, requantise: Requantise) -> Bytes:
-    """Entries of par, see `PAR`; channels beyond the last are zero."""
+    """Entries of par, see `PAR_FIELDS`; channels beyond the last are zero."""
     channels = len(requantise.bias)
     entries = np.zeros(blocks(channels, cfg.block_out) * cfg.block_out, np.uint64)
     entries[:channels] = pack_parameters(requantise.bias, requantise.multiplier, requantise.shift)
@@ -182,11 +182,11 @@ def pack_parameters(bias: ArrayLike, multiplier: ArrayLike, shift: ArrayLike) ->
     [-5, 8388608, 30]
     """
     values = np.asarray(bias, np.int32).view(np.uint32), multiplier, shift
-    parts = zip(PAR.values(), values, strict=True)
+    parts = zip(PAR_FIELDS.values(), values, strict=True)
     return reduce(np.bitwise_or, (np.asarray(v).astype(np.uint64) << np.uint64(part.offset) for part, v in parts))
 
 
 def unpack_parameters(entries: NDArray[np.uint64]) -> tuple[NDArray[np.int32], NDArray[np.int64], NDArray[np.int64]]:
     """Bias, multiplier and shift."""
-    bias, multiplier, shift = (part.of(entries) for part in PAR.values())
+    bias, multiplier, shift = (part.of(entries) for part in PAR_FIELDS.values())
     return bias.astype(np.uint32).view(np.int32), multiplier.astype(np.int64), shift.astype(np.int64)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from celosia.compiler.expr.nodes import Expr, Value, call, clip
-from celosia.hw.spec.scratchpads import PAR
+from celosia.hw.spec.scratchpads import PAR_FIELDS
 
 
 def requantised(acc: Expr, par: Expr, zero_point: Value = 0.0, lo: Value = -128.0, hi: Value = 127.0) -> Expr:
@@ -11,8 +11,8 @@ def requantised(acc: Expr, par: Expr, zero_point: Value = 0.0, lo: Value = -128.
     float32, with bias, multiplier and shift of the par entry `par` (uint64, see tensorize.pack.parameters).
     """
     bias = par.astype("int32")
-    multiplier = PAR["multiplier"].of(par).astype("int32").astype("float32")
-    exponent = 127 - PAR["shift"].of(par).astype("int32")
+    multiplier = PAR_FIELDS["multiplier"].of(par).astype("int32").astype("float32")
+    exponent = 127 - PAR_FIELDS["shift"].of(par).astype("int32")
     scale = multiplier * call("bitcast", exponent << 23, dtype="float32")
     value = call("round_even", (acc + bias).astype("float32") * scale) + zero_point
     return clip(value, lo, hi).astype("int8")

@@ -30,7 +30,14 @@ from celosia.compiler.tensorize.transfer import PAD_MAX
 from celosia.hw.boards.memory import ZYNQ_HP
 from celosia.hw.spec.config import Config
 from celosia.hw.spec.isa import instruction_bytes
-from celosia.hw.spec.pipeline import MAX_BURST, OUTSTANDING, PAIR_STAGES, VECTOR_STAGES, softmax_parts, tile_rows
+from celosia.hw.spec.pipeline import (
+    MAX_BURST,
+    MAX_OUTSTANDING_BURSTS,
+    PAIR_STAGES,
+    VECTOR_STAGES,
+    softmax_parts,
+    tile_rows,
+)
 from celosia.hw.spec.scratchpads import depths, scratchpads
 from celosia.sim.timing import latency
 from celosia.sim.timing.engine_cycles import softmax_beats, softmax_cycles, softmax_tail_cycles
@@ -48,7 +55,7 @@ STORE_LATENCY = (
 """Cycles from gemm's last step to the end of the STORE of its result, beside its beats."""
 REFRESHED = MEMORY.refresh_period / (MEMORY.refresh_period - MEMORY.refresh_cycles)
 """Cycles for each beat of a long transfer."""
-SHORT_BURST = (latency.ASK_TO_ADDRESS + MEMORY.read_latency + MAX_BURST + latency.END_TO_ASK) // OUTSTANDING
+SHORT_BURST = (latency.ASK_TO_ADDRESS + MEMORY.read_latency + MAX_BURST + latency.END_TO_ASK) // MAX_OUTSTANDING_BURSTS
 """Cycles that a burst takes at least, as so many are under way during the latency of one."""
 GEMM_CYCLES = 4
 """Cycles that a gemm instruction costs beside its steps: tokens that it waits for, though data is there."""

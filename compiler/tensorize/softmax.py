@@ -20,7 +20,7 @@ from celosia.compiler.expr.tensor import max as max_over
 from celosia.compiler.tensorize.intrinsic import POWERS, ROW, Compute, ImplicitOperand, TensorIntrinsic
 from celosia.hw.spec.config import Config
 from celosia.hw.spec.isa import ASource, Destination, Opcode
-from celosia.hw.spec.scratchpads import POWERS as PLACES
+from celosia.hw.spec.scratchpads import EXP_ENTRIES as PLACES
 
 NAMES = ("largest", "total", "softmax", "softmax_to_inp")
 """Names of the intrinsics, in front of the number of elements of a row."""

@@ -15,7 +15,7 @@ from celosia.compiler.vthread.pipeline import AHEAD
 from celosia.hw.spec.config import Config
 from celosia.hw.spec.isa import EXTENT_BITS, Buffer, element_bytes
 from celosia.hw.spec.packing import packing
-from celosia.hw.spec.pipeline import NORM_ROWS, tile_rows
+from celosia.hw.spec.pipeline import MAX_NORM_ROWS, tile_rows
 from celosia.hw.spec.scratchpads import depths
 
 EXTENT_MAX = (1 << EXTENT_BITS) - 1
@@ -277,7 +277,7 @@ def too_large(cfg: Config, p: Problem, d: Decisions) -> str | None:
     room = depths(cfg)
     needs = [("out", entries * p.stored, room["out"] // 2)]
     if p.norm:
-        needs += [("par", d.n, room["par"]), ("rows of a norm", pixels, NORM_ROWS)]
+        needs += [("par", d.n, room["par"]), ("rows of a norm", pixels, MAX_NORM_ROWS)]
     if not (p.whole or p.sum_bytes):
         needs.append(("par", d.n, room["par"] // 2))
     if p.residual or p.behind:

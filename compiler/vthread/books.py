@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from celosia.compiler.vthread.pipeline import StreamInstruction
 from celosia.hw.spec.config import Config
 from celosia.hw.spec.isa import Buffer, Opcode, element_bytes
-from celosia.hw.spec.packing import NIBBLES
+from celosia.hw.spec.packing import CODEBOOK_ENTRIES
 
 
 def load_books(
@@ -39,7 +39,7 @@ def load_books(
 def _load(cfg: Config, start: int, first: int, end: int, layer: int) -> StreamInstruction:
     """Bytes from `first` on, and those in front of it in its codebook."""
     size = element_bytes(cfg, Buffer.BOOK)
-    entry = first // (size * NIBBLES) * NIBBLES
+    entry = first // (size * CODEBOOK_ENTRIES) * CODEBOOK_ENTRIES
     fields = {
         "buffer": int(Buffer.BOOK), "dram_addr": start + entry * size, "x_size": end // size - entry, "y_size": 1,
         "z_size": 1, "sram_base": entry, "sram_x": 1,

@@ -6,7 +6,7 @@ from itertools import groupby
 
 from celosia.compiler.vthread.pipeline import StreamInstruction
 from celosia.hw.spec.config import Config
-from celosia.hw.spec.isa import Buffer, Opcode, element_bytes, instruction_bytes, lanes
+from celosia.hw.spec.isa import Buffer, Opcode, element_bytes, instruction_bytes, load_channels
 from celosia.hw.spec.scratchpads import scratchpads
 
 
@@ -15,7 +15,7 @@ def spread_weights(cfg: Config, instructions: list[StreamInstruction]) -> None:
     than all that comes through the first: as of matrix products with one image."""
     if not scratchpads(cfg)["wgt"].spread:
         return
-    second = lanes(cfg)[1]
+    second = load_channels(cfg)[1]
     for _, layer in groupby(sorted(instructions, key=lambda i: i.layer), key=lambda i: i.layer):
         own = list(layer)
         near, far, weights = len(own) * instruction_bytes(cfg), 0, []

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from celosia.driver.board.lock import exclusive
-from celosia.hw.boards.board import LIMITS, PROCESSORS
+from celosia.hw.boards.board import NUMBER_LIMITS, PROCESSORS
 from celosia.hw.spec.config import Config
 from celosia.hw.spec.regs import COUNTERS, Error
 from celosia.sim.device import Counters, DeviceError, TimeLimit
@@ -36,7 +36,7 @@ INSTANCE = "celosia"
 INTERRUPT_PIN = f"{INSTANCE}/irq"
 SETTLE_SECONDS = 1.0
 """For a run to end that is stopped, and for memory to answer what it owes; the watchdog needs a fifth of it."""
-CLOCK_HZ = 1e6 * LIMITS["clock_mhz"][0]
+CLOCK_HZ = 1e6 * NUMBER_LIMITS["clock_mhz"][0]
 """Clock that time limits are reckoned with: the slowest that a board may have, so that none comes too early."""
 WATCHDOG_CYCLES = 10_000_000
 """Cycles without progress of any unit after which the hardware ends a run: 0.1 s at 100 MHz."""

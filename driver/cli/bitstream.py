@@ -102,8 +102,8 @@ def report(
       celosia bitstream report --board pynq-z2
       celosia bitstream report --board ultra96 --config my_accelerator.toml --json
     """
-    from celosia.bitstreams.power import WORKING, Cells, caveat, estimate
-    from celosia.bitstreams.synthesis import known_usage, usage
+    from celosia.bitstreams.power import ALL_BUSY, Cells, caveat, estimate
+    from celosia.bitstreams.synthesis import cached_usage, measure_usage
     from celosia.driver.show import bitstream_summary as show
     from celosia.driver.show.text_table import console
     from celosia.hw.boards.boards import find_board
@@ -111,15 +111,15 @@ def report(
 
     place = find_board(board)
     cfg, device = place.config if config is None else Config.load(config), place.device
-    if not quiet and not as_json and known_usage(cfg, device) is None:
+    if not quiet and not as_json and cached_usage(cfg, device) is None:
         from celosia.driver.explore.resource_use import Resources
 
         console().print(show.estimated(Resources.of(cfg, device), device, f"{cfg.name} on {place.name}, by the model"))
     with common.progress_stages(quiet) as stages:
-        used = usage(cfg, device, lambda step: stages(f"synthesis of {cfg.name} for {device.name}: {step}"))
-    left, fits = used.left(device), used.fits(device)
-    cells = Cells.of(cfg, used.lut, used.ff, used.dsp, used.ram)
-    working, resting = (estimate(cfg, cells, place, place.clock_mhz, busy) for busy in (WORKING, None))
+        used = measure_usage(cfg, device, lambda step: stages(f"synthesis of {cfg.name} for {device.name}: {step}"))
+    left, fits = used.free_percent(device), used.fits(device)
+    cells = Cells.from_counts(cfg, used.lut, used.ff, used.dsp, used.ram)
+    working, resting = (estimate(cfg, cells, place, place.clock_mhz, busy) for busy in (ALL_BUSY, None))
     if as_json:
         resources = {
             name: {"used": getattr(used, name), "available": getattr(device, name), "left_percent": round(percent, 1)}
@@ -171,7 +171,7 @@ def timing(
     from celosia.hw.spec.config import Config
 
     chosen = find_board(board)
-    cfg, device = chosen.config if config is None else Config.load(config), sta.known(chosen)
+    cfg, device = chosen.config if config is None else Config.load(config), sta.timed_device(chosen)
     with common.progress_stages(quiet) as stages:
         timing = sta.estimate(cfg, paths, lambda step: stages(f"timing of {cfg.name} on {device}: {step}"))
     if as_json:

@@ -18,7 +18,7 @@ from typing import Annotated, Any, TextIO
 import typer
 from typer.core import TyperGroup
 
-from celosia.plain import lines, printable, shortened
+from celosia.plain import printable, printable_lines, shorten
 
 OK, WRONG_INPUT, USAGE, RUN_FAILED, NO_TOOL, FAULT, DOES_NOT_FIT, DIFFERS, UNCHECKED = range(9)
 INTERRUPTED = 130
@@ -114,7 +114,7 @@ def explained(error: Exception) -> tuple[int, str]:
 
 def say(text: str, error: bool = False) -> None:
     """A line, or several, on standard output or standard error, that no terminal obeys."""
-    typer.echo(lines(text), err=error)
+    typer.echo(printable_lines(text), err=error)
 
 
 def end_output() -> None:
@@ -172,7 +172,9 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
             if debug:
                 traceback.print_exc()
             code, sentence = explained(error)
-            text = shortened(lines(sentence) if code == NO_TOOL else printable(sentence))  # a tool's output has lines
+            text = shorten(
+                printable_lines(sentence) if code == NO_TOOL else printable(sentence)
+            )  # a tool's output has lines
             typer.secho(f"celosia: error: {text}", fg="red" if sys.stderr.isatty() else None, err=True)
             raise typer.Exit(code) from None
 

@@ -144,12 +144,12 @@ def _tokens(decoder: Decoder, model: Path, prompt: str | None, ids: str | None) 
 
 def _write(decoder: Decoder, begin: list[int], new_tokens: Iterator[int], prompt: str | None) -> None:
     """Print tokens as they come: as escaped text, or as numbers."""
-    from celosia.plain import lines
+    from celosia.plain import printable_lines
 
     def text(tokens: list[int]) -> str:
         if prompt is None or decoder.vocabulary is None:
             return "".join(f"{token} " for token in tokens)
-        return lines(decoder.vocabulary.text_of(tokens))
+        return printable_lines(decoder.vocabulary.text_of(tokens))
 
     typer.echo(text(begin), nl=False)
     for token in new_tokens:

@@ -149,7 +149,7 @@ def doctor() -> None:
     from celosia.driver.show import hardware_summary as show
     from celosia.driver.show.text_table import console
 
-    console().print(show.tools([tools.choice(tool) for tool in tools.TOOLS]))
+    console().print(show.tools([tools.choose(tool) for tool in tools.TOOLS]))
 
 
 @command
@@ -177,8 +177,8 @@ def cache(
         raise typer.BadParameter("--clear leaves nothing for --limit; give one of them")
     if limit is not None or clear:
         try:
-            gone = kept.shrink(0 if limit is None else kept.size_of(limit))
+            gone = kept.shrink(0 if limit is None else kept.parse_size(limit))
         except ValueError as error:
             raise typer.BadParameter(str(error)) from None
         say(f"{len(gone)} removed, {megabytes(sum(entry.size for entry in gone))}")
-    console().print(show.kept(kept.entries()))
+    console().print(show.kept(kept.cached_files()))

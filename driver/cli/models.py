@@ -12,7 +12,7 @@ from celosia.driver.choices import ACTIVATIONS, METHODS, OPERATORS, WEIGHTS, alp
 from celosia.driver.cli import common
 from celosia.driver.cli import options as opt
 from celosia.driver.cli.errors import command, say
-from celosia.hw.boards.boards import BOARDS, find_board, is_file
+from celosia.hw.boards.boards import BOARDS, find_board, is_board_file
 from celosia.hw.spec.config import PRESETS, Config
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ Target = Annotated[
 
 def _config(target: str | None) -> Config:
     """Return the Config of the board that is compiled for, where no Config is named."""
-    if target is None or not (target in BOARDS or is_file(target)):
+    if target is None or not (target in BOARDS or is_board_file(target)):
         return PRESETS["pynq"]
     return find_board(target).config
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from celosia.hw.boards.board import Board
 from celosia.hw.spec.config import Config, ConfigError, check_field, did_you_mean
-from celosia.plain import Sentence, brief, from_toml
+from celosia.plain import Sentence, abbreviate, from_toml
 
 Values = Mapping[str, Sequence[int | bool]]
 TRIES = 1000
@@ -155,7 +155,7 @@ def _several(name: str, value: Any) -> Sequence[int | bool]:
     values = value if isinstance(value, (list, tuple)) else (value,)
     for entry in values:
         if not isinstance(entry, int):
-            raise SpaceError(f"{name} cannot be {brief(entry)}: it takes whole numbers, or true and false")
+            raise SpaceError(f"{name} cannot be {abbreviate(entry)}: it takes whole numbers, or true and false")
     return values
 
 

@@ -7,7 +7,7 @@ from dataclasses import asdict, replace
 
 from celosia.bitstreams import timing
 from celosia.bitstreams.cells import PART
-from celosia.bitstreams.synthesis import usage
+from celosia.bitstreams.synthesis import measure_usage
 from celosia.compiler.compile import compile
 from celosia.driver.choices import WAYS
 from celosia.driver.data.arrays import read_inputs
@@ -45,7 +45,7 @@ def _done(point: Point, way: str) -> bool:
 def _yosys(ladder: Ladder, point: Point, say: Say) -> Point:
     """Count by Yosys, and estimate the clock where the device's delays are known. SynthesisError."""
     device = ladder.board.device
-    usage(point.cfg, device, say)
+    measure_usage(point.cfg, device, say)
     mhz = timing.estimate(point.cfg, say=say).mhz if device.name == PART else None
     area = asdict(Resources.of(point.cfg, device))
     return replace(point, rung=_higher(point, "yosys"), area=area, clock_mhz=mhz, at=ladder.clock())

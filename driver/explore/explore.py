@@ -32,7 +32,7 @@ from celosia.driver.explore.search import SEARCHES, spread
 from celosia.driver.explore.subject import ExploredModel, nothing_on_accelerator, placed, with_records
 from celosia.driver.tune.fleet import fleet_for
 from celosia.hw.boards.board import Board, BoardError
-from celosia.hw.boards.boards import BOARDS, find_board, memory_model, shortest
+from celosia.hw.boards.boards import BOARDS, find_board, memory_model, memory_model_text
 from celosia.hw.spec.config import Config
 
 FIRST = 12
@@ -129,7 +129,7 @@ def _place(board: str | Path | Board, memory: str | None) -> tuple[Board, str]:
     measures. ExploreError, BoardError."""
     place = find_board(board)
     try:
-        return place, shortest(memory_model(memory or place.memory))
+        return place, memory_model_text(memory_model(memory or place.memory))
     except BoardError:
         raise
     except ValueError as error:

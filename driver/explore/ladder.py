@@ -54,7 +54,7 @@ class Ladder:
     """Whether what rewritten models cost counts, where there are some."""
 
     def __post_init__(self) -> None:
-        self.model = area.model()
+        self.model = area.shipped_model()
         self.refit()
 
     # Rungs ----------------------------------------------------------------------------------------------------------
@@ -125,11 +125,13 @@ class Ladder:
 
     def refit(self) -> None:
         """Fit the resource model to Yosys' counts of these points, and update its estimates of all others."""
-        known_points, shipped = self.points.known, area.model().rows
+        known_points, shipped = self.points.known, area.shipped_model().rows
         if not self.board.device.name.startswith(area.FAMILY):
             return
         counted = [_counted(point) for point in known_points.values() if point.area["counted"]]
-        self.model = area.Model((*shipped, *(row for row in counted if row.cfg not in [row.cfg for row in shipped])))
+        self.model = area.AreaModel(
+            (*shipped, *(row for row in counted if row.cfg not in [row.cfg for row in shipped]))
+        )
         for digest, point in known_points.items():
             if not point.area["counted"]:
                 known_points[digest] = replace(point, area=self._area(point.cfg))
@@ -207,8 +209,8 @@ class Ladder:
         return corrections
 
 
-def _counted(point: Point) -> area.Counted:
-    return area.Counted(point.cfg, *(point.area[name] for name in RESOURCES))
+def _counted(point: Point) -> area.AreaSample:
+    return area.AreaSample(point.cfg, *(point.area[name] for name in RESOURCES))
 
 
 class Correction:

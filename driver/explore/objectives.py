@@ -15,7 +15,7 @@ from celosia.hw.spec.config import Config
 def drawn(cfg: Config, cost: Cost, resources: Resources, board: Board, clock_mhz: float) -> Power:
     """Power in watts that the accelerator draws while it runs a model of a known cost. LOAD and STORE count as busy
     while they wait for memory, too."""
-    cells = Cells.of(cfg, resources.lut, resources.ff, resources.dsp, resources.ram)
+    cells = Cells.from_counts(cfg, resources.lut, resources.ff, resources.dsp, resources.ram)
     busy = {unit: cycles / cost.cycles for unit, cycles in cost.busy.items()}
     return estimate(cfg, cells, board, clock_mhz, busy)
 

@@ -24,11 +24,11 @@ class Resources:
     extrapolated: bool
 
     @staticmethod
-    def of(cfg: Config, device: Device, model: area.Model | None = None) -> Resources:
+    def of(cfg: Config, device: Device, model: area.AreaModel | None = None) -> Resources:
         """Estimate the resources of a Config. model: by default the one fitted to the shipped counts."""
-        if (usage := synthesis.known_usage(cfg, device)) is not None:
+        if (usage := synthesis.cached_usage(cfg, device)) is not None:
             return Resources(usage.lut, usage.ff, usage.dsp, usage.ram, True, False)
-        used = (model or area.model()).estimate(cfg)
+        used = (model or area.shipped_model()).estimate(cfg)
         return Resources(used.lut, used.ff, used.dsp, used.ram, False, used.extrapolated)
 
     def shares(self, device: Device) -> dict[str, float]:

@@ -152,11 +152,12 @@ def _hardware(cfg: Config, board: Board) -> dict[str, Any]:
 
 def note(rows: Sequence[dict[str, Any]]) -> str:
     """Sentence on the source of a sweep's resources."""
-    from celosia.bitstreams.area import model
+    from celosia.bitstreams.area import shipped_model
 
-    off = model().error
+    off = shipped_model().error
     return (
-        f"DSP blocks and block RAM (36 kbit) as declared; ~ LUTs and flip-flops by a model of {len(model().rows)} "
+        "DSP blocks and block RAM (36 kbit) as declared; ~ LUTs and flip-flops by a model of "
+        f"{len(shipped_model().rows)} "
         f"Configs, at most {off['lut']:.1%} and {off['ff']:.1%} off where it did not know one, with ? beyond all of "
         f"them; without ~ counted by Yosys. For a {rows[0]['device']}."
     )

@@ -83,7 +83,7 @@ def missing(target: ExportTarget) -> str | None:
     if "ziglang" in compiler(target) and find_spec("ziglang") is None:
         return "could not import 'ziglang', which builds C for other processors; pip install 'celosia[deploy]'"
     emulator = EMULATORS[target.name]
-    needed = [tools.by_command(command) for command in emulator.command[:1]]  # nothing for this processor
+    needed = [tools.tool_with_command(command) for command in emulator.command[:1]]  # nothing for this processor
     lacking = [tool.commands[0] for tool in needed if tools.find(tool) is None]
     lacking += [path for path in emulator.files if not Path(path).exists()]
     if lacking:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from celosia.hw.boards.boards import clock_mhz
+from celosia.hw.boards.boards import clock_of_report
 from celosia.hw.spec.config import Config
 
 
@@ -53,7 +53,7 @@ class SessionUsage:
     def report(self) -> dict[str, Any]:
         """Plain data. tokens_per_second: of the accelerator alone, at the clock of the memory model's board; None on a
         device without cycles. bandwidth: bytes loaded over what the bus could have carried in the cycles of steps."""
-        step, mhz = self.steps, clock_mhz(self.steps.memory)
+        step, mhz = self.steps, clock_of_report(self.steps.memory)
         cycles = step.cycles / step.runs if step.cycles and step.runs else None
         bus = self.config.bus_bytes * self.config.ports
         return {

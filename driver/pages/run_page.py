@@ -15,7 +15,7 @@ from celosia.driver.pages.graph import DrawnNode, drawing, nodes, nodes_of_repor
 from celosia.driver.pages.names import NAME, ReportError, key_of, short
 from celosia.driver.pages.page import Page, Section, require
 from celosia.driver.run import explain
-from celosia.hw.boards.boards import clock_mhz, described
+from celosia.hw.boards.boards import clock_of_report, parse_memory_model
 from celosia.hw.boards.memory import ZYNQ_HP, MemoryModel
 from celosia.hw.spec.config import Config, ConfigError
 from celosia.plain import from_json
@@ -112,7 +112,7 @@ def _page(
     if timed:
         sections += [_limits(report), _by_layer(timed, roofs), *_roofline(cfg, timed, roofs)]
     if activity is not None:
-        sections.append(_time(activity, rows, clock_mhz(report["memory_model"])))
+        sections.append(_time(activity, rows, clock_of_report(report["memory_model"])))
     if rows:
         sections.append(_traffic(rows))
     sections.append(_graph(graph, program))
@@ -126,9 +126,8 @@ def _subtitle(report: Mapping[str, Any], cfg: Config, device_text: str, timed: b
     parts = [f"Config {cfg.name}: {cfg.macs_per_cycle:,} multipliers"]
     if report["cycles"]:
         device_phrase = device_text or f"on the device {report['device']}" if "device" in report else device_text
-        parts.append(
-            f"cycles {device_phrase}, memory {report['memory_model']} at {clock_mhz(report['memory_model']):g} MHz"
-        )
+        mhz = clock_of_report(report["memory_model"])
+        parts.append(f"cycles {device_phrase}, memory {report['memory_model']} at {mhz:g} MHz")
     elif report["layers"]:
         parts.append("without cycles, which the devices timed and rtl tell")
     else:
@@ -148,7 +147,7 @@ def _facts(
     """Key figures at the head of the page: (number, caption)."""
     facts = []
     if report["cycles"]:
-        mhz = clock_mhz(report["memory_model"])
+        mhz = clock_of_report(report["memory_model"])
         facts += [
             (f"{report['cycles']:,}", "cycles on the accelerator"),
             (f"{report['cycles'] / mhz / 1e3:,.2f} ms", f"of them at {mhz:g} MHz"),
@@ -328,7 +327,7 @@ def roofs_of(cfg: Config, memory: str | None) -> dict[str, float]:
     load, store = cfg.bus_bytes * cfg.ports, cfg.bus_bytes
     both: float = load + store
     try:
-        dram = described(memory or "").bytes_per_cycle
+        dram = parse_memory_model(memory or "").bytes_per_cycle
     except ValueError:
         dram = 0
     if dram:

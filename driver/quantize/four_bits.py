@@ -1,8 +1,8 @@
 """Weights of four bits, or two or one, in a model of int8: w8 = q * k, q one of LEVELS, a factor k for each group.
 
 The weights are written as int8 with a scale for each output channel, as before, so that any int8 runtime runs them; it
-takes as many bits a weight, and an eighth, where an accelerator expands it. A group is GROUP input channels of an
-output channel, at all places of a kernel. Steps and factors are those with the least squared error, what is clipped
+takes as many bits a weight, and an eighth, where an accelerator expands it. A group is CODEBOOK_BLOCK input channels of
+an output channel, at all places of a kernel. Steps and factors are those with the least squared error, what is clipped
 included; errors of weights are made up for by others where samples say how inputs go together.
 """
 
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from onnx import numpy_helper
 
 from celosia.driver.quantize.second_moments import moments
-from celosia.hw.spec.packing import GROUP
+from celosia.hw.spec.packing import CODEBOOK_BLOCK
 
 Array = NDArray[Any]
 
@@ -68,7 +68,7 @@ def in_four_bits(w: Array, axis: int, moments: Array | None = None, bits: int = 
     outputs, inputs = rows.shape[:2]
     flat, places = rows.reshape(outputs, -1), int(np.prod(rows.shape[2:]))
     weight = np.ones(flat.shape[1], np.float32) if moments is None else _importance(moments)
-    groups, width = -(-inputs // GROUP), GROUP * places
+    groups, width = -(-inputs // CODEBOOK_BLOCK), CODEBOOK_BLOCK * places
     padding = groups * width - flat.shape[1]
     grouped = np.pad(flat, [(0, 0), (0, padding)]).reshape(outputs, groups, width)
     factors, scale = np.empty((outputs, groups), np.int64), np.empty(outputs, np.float32)

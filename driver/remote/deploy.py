@@ -32,7 +32,7 @@ from celosia.driver.run.run_report import report_of
 from celosia.driver.run.run_result import Result
 from celosia.driver.run.stream import Futures, Results
 from celosia.hw.manifest import Manifest
-from celosia.plain import brief, printable
+from celosia.plain import abbreviate, printable
 
 FAILURES: tuple[type[Exception], ...] = (RuntimeError, *ERRORS.values())
 """Errors of a run on the board."""
@@ -237,7 +237,7 @@ def checked_board(fields: Any) -> RemoteBoard:
     facts = {name: getattr(board, name) for name in TEXTS}
     texts: dict[str, Any] = {name: clipped(printable(text)) for name, text in facts.items() if text is not None}
     if board.free < 0 or len(board.python) != 3:
-        raise AnswerError(f"it has {board.free} bytes of disk, and Python {brief(board.python)}")
+        raise AnswerError(f"it has {board.free} bytes of disk, and Python {abbreviate(board.python)}")
     return replace(board, **texts)
 
 
@@ -379,12 +379,12 @@ def reported(result: Result, program: Program, device: str, inputs: Mapping[str,
     known_tensors = {tensor.name: tensor for tensor in (*program.outputs, *program.kept)}
     expected_names = {tensor.name for tensor in program.outputs}
     if result.outputs.keys() != expected_names or not expected_names <= result.tensors.keys() <= known_tensors.keys():
-        raise AnswerError(f"its tensors are {brief([*result.tensors])}, not {brief([*known_tensors])}")
+        raise AnswerError(f"its tensors are {abbreviate([*result.tensors])}, not {abbreviate([*known_tensors])}")
     for name, value in result.tensors.items():
         tensor, static = known_tensors[name], program.tensors.get(name)
         if tensor.kind == "tensor" and not _is_of(tensor, static, value, bool(program.batched)):
             actual = f"{value.dtype}{list(value.shape)}" if isinstance(value, np.ndarray) else type(value).__name__
-            raise AnswerError(f"tensor {brief(name)} is {actual}, not {program.shape_text(tensor)}")
+            raise AnswerError(f"tensor {abbreviate(name)} is {actual}, not {program.shape_text(tensor)}")
     parts = 1
     if program.batched:
         parts = max(1, -(-np.shape(inputs[program.batched[0]])[0] // program.batch))

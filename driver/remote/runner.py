@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from celosia.hw.sources import KEPT, sources_digest
+from celosia.hw.sources import DIGEST_FILE, sources_digest
 
 PACKAGE = Path(__file__).parents[2]
 FOLDERS = ("compiler/program", "driver/board", "driver/remote", "driver/run", "hw", "sim")
@@ -79,7 +79,7 @@ def runner() -> File:
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr(zipfile.ZipInfo("__main__.py"), MAIN)
-        archive.writestr(zipfile.ZipInfo(f"celosia/hw/{KEPT}"), sources_digest())
+        archive.writestr(zipfile.ZipInfo(f"celosia/hw/{DIGEST_FILE}"), sources_digest())
         for path in modules().values():
             entry = zipfile.ZipInfo(f"celosia/{path.relative_to(PACKAGE).as_posix()}")  # dated 1980: equal every time
             entry.compress_type = zipfile.ZIP_DEFLATED

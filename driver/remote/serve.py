@@ -36,7 +36,7 @@ from celosia.driver.run.program_runtime import ProgramRuntime
 from celosia.driver.run.run_result import Result, Tensors
 from celosia.hw.manifest import Manifest
 from celosia.hw.spec.config import Config
-from celosia.plain import Sentence, brief, from_json, printable
+from celosia.plain import Sentence, abbreviate, from_json, printable
 from celosia.sim.device import Counters, Device, DeviceError, TimeLimit
 
 ERRORS: dict[str, type[Exception]] = {
@@ -143,7 +143,7 @@ def checked(kind: Any, value: Any, label: str) -> Any:
 def as_table(value: Any, label: str) -> dict[str, Any]:
     """Check that `value` is an object of JSON. AnswerError."""
     if not isinstance(value, dict):
-        raise AnswerError(f"{label} is {brief(value)}")
+        raise AnswerError(f"{label} is {abbreviate(value)}")
     return value
 
 
@@ -175,7 +175,7 @@ def memory_of(head: dict[str, Any]) -> str | None:
     """Memory model of a board's device. AnswerError."""
     memory = head.get("memory_model", "")
     if memory not in (None, BoardDevice.memory_model):
-        raise AnswerError(f"memory_model is {brief(memory)}")
+        raise AnswerError(f"memory_model is {abbreviate(memory)}")
     return None if memory is None else BoardDevice.memory_model
 
 
@@ -190,9 +190,9 @@ def load_result(stream: Readable, kind: type[Exception] = RuntimeError) -> Resul
     counters = [load_counters(entry) for entry in checked(list[object], head.get("counters"), "counters")]
     names = checked(list[str], head.get("outputs"), "outputs")
     if missing := [name for name in names if name not in arrays]:
-        raise AnswerError(f"output {brief(missing[0])} is missing")
+        raise AnswerError(f"output {abbreviate(missing[0])} is missing")
     if seconds.keys() != set(TIMES) or not all(0 <= time < math.inf for time in seconds.values()):
-        raise AnswerError(f"seconds are {brief(seconds)}")
+        raise AnswerError(f"seconds are {abbreviate(seconds)}")
     known_parts = {"memory_model": memory, "seconds": seconds}
     return Result({name: arrays[name] for name in names}, counters, lambda: known_parts, Tensors(arrays))
 

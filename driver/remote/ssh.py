@@ -124,7 +124,7 @@ def connected(name: str, seconds: int = CONNECT_SECONDS) -> Iterator[Connection]
     SshError where it cannot be made in `seconds`.
     """
     address = destination(name)
-    ssh = tools.by_command("ssh")
+    ssh = tools.tool_with_command("ssh")
     if tools.find(ssh) is None:
         raise SshError(
             f"boards are reached with the OpenSSH client, and there is no command ssh{tools.too_old(ssh)}; install "

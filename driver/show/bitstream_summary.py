@@ -35,7 +35,7 @@ def resources(used: Usage, device: Device, title: str) -> RenderableType:
     from celosia.bitstreams.synthesis import LABELS
 
     table = new_table(title, "resource", ">used", ">available", ">left")
-    left = used.left(device)
+    left = used.free_percent(device)
     for name, label in LABELS.items():
         add_row(table, label, f"{getattr(used, name):,g}", f"{getattr(device, name):,}", f"{left[name]:.1f}%")
     return table

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import RenderableType
 
-from celosia.cache import KINDS, Entry, cache_folder
+from celosia.cache import CACHE_KINDS, CachedFile, cache_folder
 from celosia.driver.show.text_table import add_row, megabytes, new_table, percent
 from celosia.hw.spec.config import Config
 from celosia.hw.spec.scratchpads import total_bytes
@@ -77,10 +77,10 @@ def swept(title: str, rows: list[dict[str, Any]]) -> RenderableType:
     return table
 
 
-def kept(entries: Sequence[Entry]) -> RenderableType:
+def kept(entries: Sequence[CachedFile]) -> RenderableType:
     """Table of the cache's files."""
     table = new_table(f"{cache_folder()}", "what", ">kept", ">size", "last used, the oldest")
-    for kind, kind_text in KINDS.items():
+    for kind, kind_text in CACHE_KINDS.items():
         of_kind = [entry for entry in entries if entry.kind == kind]
         oldest = datetime.fromtimestamp(of_kind[0].used).strftime("%Y-%m-%d %H:%M") if of_kind else "-"
         add_row(table, kind_text, len(of_kind), megabytes(sum(entry.size for entry in of_kind)), oldest)

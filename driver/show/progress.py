@@ -12,7 +12,7 @@ import rich.live
 from rich.console import RenderableType
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from celosia.long_running import every_minute, so_far
+from celosia.long_running import every_minute, progress_line
 from celosia.terminal import Console
 
 LINE_SECONDS = 60.0
@@ -48,7 +48,7 @@ class Stages:
     def _goes_on(self) -> None:
         """Print off a terminal that the stage goes on, at long intervals."""
         if self._stage and not self._paused and time.perf_counter() - self._shown >= LINE_SECONDS / 2:
-            self._console.print(so_far(self._stage, self._started))
+            self._console.print(progress_line(self._stage, self._started))
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

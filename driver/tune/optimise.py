@@ -108,9 +108,9 @@ def _devices(
     from celosia.compiler.tune.measure import CostSource
     from celosia.driver.tune.fleet import fleet_for
     from celosia.driver.tune.weighing import STEP_SECONDS
-    from celosia.hw.boards.boards import memory_model, shortest
+    from celosia.hw.boards.boards import memory_model, memory_model_text
 
-    judge = CostSource("timed", shortest(memory_model("zynq-hp")))
+    judge = CostSource("timed", memory_model_text(memory_model("zynq-hp")))
     return fleet_for(judge, jobs, pool, DEADLINE if trials else STEP_SECONDS)
 
 

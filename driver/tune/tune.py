@@ -25,7 +25,7 @@ from celosia.compiler.tune.records import Records
 from celosia.compiler.tune.tuner import NetworkState, Tuner
 from celosia.driver.choices import TRIALS
 from celosia.driver.tune.fleet import fleet_for
-from celosia.hw.boards.boards import memory_model, shortest
+from celosia.hw.boards.boards import memory_model, memory_model_text
 from celosia.hw.boards.memory import MemoryModel
 from celosia.hw.spec.config import Config
 
@@ -77,7 +77,7 @@ def tune(
     that there is not, PoolError for a pool that is none or has no worker for this, SshError for a board's name that is
     none, FleetError where no device is left.
     """
-    judge, until = CostSource(device, shortest(memory_model(memory))), end_of(budget)
+    judge, until = CostSource(device, memory_model_text(memory_model(memory))), end_of(budget)
     known_records = opened(records)
     started = time.perf_counter()
     with nullcontext(fleet) if fleet else fleet_for(judge, jobs, pool, deadline, sudo, base) as measuring:

@@ -1,1 +1,1 @@
-"""Boards (boards.py, or a user's TOML file), their FPGAs and their memory models. Standard library only."""
+"""Boards that the accelerator runs on: their FPGAs, processors, lights and memories. Standard library only."""

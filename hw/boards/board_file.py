@@ -1,4 +1,4 @@
-"""A board of one's own, from a TOML file: docs/boards.md has an example."""
+"""Read a user's own board from a TOML file; docs/boards.md has an example."""
 
 from __future__ import annotations
 
@@ -8,17 +8,18 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from celosia.hw.boards.board import STATES, Board, BoardError, device_of, synth_of
+from celosia.hw.boards.board import LIGHT_STATES, Board, BoardError, device_of, synth_command_of
 from celosia.hw.boards.fpga import FPGAS, Device
 from celosia.hw.boards.memory import Dram
 from celosia.hw.spec.config import Config, ConfigError, did_you_mean
-from celosia.plain import brief, from_toml
+from celosia.plain import abbreviate, from_toml
 
 PAGE = "docs/boards.md says where to find it"
+"""Hint at the end of errors about missing values."""
 
 
-def read(path: Path) -> Board:
-    """The board of a file; its name is the file's where it has none. BoardError."""
+def read_board(path: Path) -> Board:
+    """Read a board from a TOML file. Its name is field `name`, or else the file's. BoardError for any mistake."""
     try:
         fields = from_toml(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -26,13 +27,16 @@ def read(path: Path) -> Board:
     except ValueError as error:
         raise BoardError(f"board file {path} is not valid TOML: {error}; docs/boards.md has an example") from None
     try:
-        return _board(path, fields)
+        return _board_from_fields(path, fields)
     except BoardError as error:
         raise BoardError(f"board file {path}: {error}") from None
 
 
-def _of_platform(name: object) -> dict[str, Any]:
-    """Part and lights of a platform of amaranth-boards, as "arty_z7.ArtyZ720Platform"."""
+def _fields_of_platform(name: object) -> dict[str, Any]:
+    """Take part and lights from a platform of amaranth-boards.
+
+    name: the module and the class in it, as "arty_z7.ArtyZ720Platform". Returns fields of a board file.
+    """
     from importlib import import_module
 
     match = re.fullmatch(r"([a-z][a-z0-9_]*)\.([A-Z]\w*)", name) if isinstance(name, str) else None
@@ -41,10 +45,10 @@ def _of_platform(name: object) -> dict[str, Any]:
         part = platform.device, platform.package, platform.speed
     except (ImportError, AttributeError):
         raise BoardError(
-            f"platform cannot be {brief(name)}; it is a module of amaranth-boards and a class in it for a Zynq, as "
-            "arty_z7.ArtyZ720Platform"
+            f"platform cannot be {abbreviate(name)}; it is a module of amaranth-boards and a class in it for a Zynq, "
+            "as arty_z7.ArtyZ720Platform"
         ) from None
-    leds = [resource for resource in platform.resources if resource.name == "led"][: len(STATES)]
+    leds = [resource for resource in platform.resources if resource.name == "led"][: len(LIGHT_STATES)]
     lights: dict[str, Any] = {"lights": [led.ios[0].names[0] for led in leds]}
     if leds:
         lights["light_standard"] = str(leds[0].attrs["IOSTANDARD"])
@@ -52,57 +56,63 @@ def _of_platform(name: object) -> dict[str, Any]:
     return {"part": f"{part[0]}{separator}{part[1]}-{part[2]}", **lights}
 
 
-def _board(path: Path, fields: dict[str, Any]) -> Board:
+def _board_from_fields(path: Path, fields: dict[str, Any]) -> Board:
+    """Build a Board from the fields of the file `path`. BoardError."""
     if "platform" in fields:
-        fields = _of_platform(fields["platform"]) | {name: fields[name] for name in fields if name != "platform"}
-    required = {field.name: field.default is dataclasses.MISSING for field in dataclasses.fields(Board)}
-    _check_names("", fields, required | {"name": False, "device": False})
+        fields = _fields_of_platform(fields["platform"]) | {name: fields[name] for name in fields if name != "platform"}
+    known = {field.name: field.default is dataclasses.MISSING for field in dataclasses.fields(Board)}
+    _check_names("", fields, known | {"name": False, "device": False})
     fields = {"name": path.stem, **fields}
     fields["device"] = _device(fields["part"], fields.get("device"))
     fields["dram"] = Dram(**_table("dram", fields["dram"], [field.name for field in dataclasses.fields(Dram)]))
     fields["config"] = _config(path.parent, fields["config"], fields["name"])
     lights = fields.get("lights", [])
     if not isinstance(lights, list):
-        raise BoardError(f'lights cannot be {brief(lights)}; it is a list of pins, as ["R14", "P14"]')
+        raise BoardError(f'lights cannot be {abbreviate(lights)}; it is a list of pins, as ["R14", "P14"]')
     return Board(**fields | {"lights": tuple(lights)})
 
 
 def _device(part: str, table: object) -> Device:
+    """Return the resources of the FPGA: from table [device] of the file, or those of a device that Celosia knows."""
     name = device_of(part)
     if table is not None:
         resources = [field.name for field in dataclasses.fields(Device) if field.name not in ("name", "synth")]
-        return Device(name, synth_of(part), **_table("device", table, resources))
+        return Device(name, synth_command_of(part), **_table("device", table, resources))
     if name not in FPGAS:
         raise BoardError(f"[device] is missing: Celosia does not know what a {name} holds; {PAGE}")
     return FPGAS[name]
 
 
 def _config(folder: Path, value: object, name: object) -> Config:
-    """Config by the name of a preset, a file beside the board's, or a table of fields."""
+    """Return the Config of a board file's field `config`.
+
+    value: the name of a preset, the path of a file relative to `folder`, or a table of fields, which makes a Config
+    called `name`.
+    """
     try:
         if isinstance(value, dict):
             return Config.from_dict({"name": name, **value})
         if not isinstance(value, str):
-            raise BoardError(f"config cannot be {brief(value)}; it is the name of a preset, a file, or a table")
+            raise BoardError(f"config cannot be {abbreviate(value)}; it is the name of a preset, a file, or a table")
         return Config.load(folder / value if value.endswith((".toml", ".json")) else value)
     except ConfigError as error:
         raise BoardError(f"config: {error}") from None
 
 
 def _table(title: str, value: object, names: list[str]) -> dict[str, Any]:
-    """A table that must have all of these fields."""
+    """Return `value`, checked to be a table that has exactly the fields `names`. BoardError."""
     if not isinstance(value, dict):
-        raise BoardError(f"{title} cannot be {brief(value)}; it is a table, [{title}], of {', '.join(names)}")
+        raise BoardError(f"{title} cannot be {abbreviate(value)}; it is a table, [{title}], of {', '.join(names)}")
     _check_names(f"{title}.", value, dict.fromkeys(names, True))
     return value
 
 
-def _check_names(prefix: str, names: Mapping[str, object], known: Mapping[str, bool]) -> None:
-    """Check the names of a table. known: whether each must be there."""
-    for name in names:
+def _check_names(prefix: str, fields: Mapping[str, object], known: Mapping[str, bool]) -> None:
+    """Raise BoardError for an unknown or missing field. known: possible fields, and whether each is required."""
+    for name in fields:
         if name not in known:
-            suggestion = did_you_mean(name, known)
-            raise BoardError(f"there is no field {f'{prefix}{name}'[:60]!r}{suggestion}; known are {', '.join(known)}")
-    for name, must in known.items():
-        if must and name not in names:
+            hint = did_you_mean(name, known)
+            raise BoardError(f"there is no field {f'{prefix}{name}'[:60]!r}{hint}; known are {', '.join(known)}")
+    for name, is_required in known.items():
+        if is_required and name not in fields:
             raise BoardError(f"{prefix}{name} is missing; {PAGE}")

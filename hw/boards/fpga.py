@@ -1,4 +1,4 @@
-"""Resources of the FPGAs. Standard library only."""
+"""FPGA devices and their resources. Standard library only."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from celosia.hw.spec.blocks import Blocks, Dsp
 
 ZYNQ_7000, ULTRASCALE, ECP5 = "synth_xilinx -family xc7", "synth_xilinx -family xcup", "synth_ecp5"
-"""The Yosys commands that map to each family."""
+"""The Yosys command that synthesises for each family of FPGAs."""
 _BLOCKS = {ZYNQ_7000: Blocks(Dsp.e1), ULTRASCALE: Blocks(Dsp.e2), ECP5: Blocks(Dsp.mult18)}
 
 
@@ -15,8 +15,12 @@ _BLOCKS = {ZYNQ_7000: Blocks(Dsp.e1), ULTRASCALE: Blocks(Dsp.e2), ECP5: Blocks(D
 class Device:
     """Resources of an FPGA.
 
-    synth: the Yosys command that maps to it. lut: look-up tables, of 6 inputs (ECP5: 4). ff: flip-flops.
-    dsp: DSP48 slices (ECP5: 18 x 18 multipliers). ram: block RAMs of 36 kbit (ECP5: 18 kbit).
+    name : the device, without package and speed grade.
+    synth : the Yosys command that synthesises for it.
+    lut : look-up tables of 6 inputs (ECP5: of 4).
+    ff : flip-flops.
+    dsp : DSP48 slices (ECP5: multipliers of 18 x 18 bits).
+    ram : block RAMs of 36 kbit (ECP5: of 18 kbit).
     """
 
     name: str
@@ -28,7 +32,7 @@ class Device:
 
     @property
     def blocks(self) -> Blocks | None:
-        """Vendor blocks that the hardware instantiates by name; None: Yosys infers what multiplies."""
+        """Vendor primitives that the RTL instantiates for this device; None: Yosys infers DSP blocks from `*`."""
         return _BLOCKS.get(self.synth)
 
 

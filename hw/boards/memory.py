@@ -1,4 +1,4 @@
-"""Memory models: behaviour of the memory behind the AXI ports, for the RTL simulator and for the timing model."""
+"""Timing of the memory behind the accelerator's AXI ports, for the RTL simulator and the timing model."""
 
 from __future__ import annotations
 
@@ -8,17 +8,24 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class MemoryModel:
-    """Behaviour of the memory behind the AXI ports. Times are cycles; the defaults are high-performance ports of a
-    Zynq.
+    """Timing of the memory behind the AXI ports. Times are cycles of the accelerator's clock.
 
-    clock_mhz: of the accelerator, whose cycles these are. read_latency: from the acceptance of a read's address to its
-    first beat. write_latency: from the last beat of a write to its response. outstanding: bursts accepted on a port,
-    each way, before the first has ended. In `refresh_cycles` of every `refresh_period` no beat moves. bytes_per_cycle:
-    of the DRAM, all ports and both ways together (0: no limit); each port passes at most one beat a cycle each way, and
-    they take turns where the DRAM has less. stall: share of the cycles in which each channel pauses, at random from
-    `seed`. jitter: up to so many cycles are added to each latency. For tests: beats with a byte in [error_start,
-    error_end), offsets from the DMA base, are answered with SLVERR or DECERR, at random from `seed`; from cycle
-    `freeze_after` of a run on memory does nothing, for `freeze_cycles` or for ever.
+    The defaults are those of high-performance ports of a Zynq-7000.
+
+    clock_mhz : the accelerator's clock.
+    read_latency : cycles from the acceptance of a read's address to its first beat.
+    write_latency : cycles from the last beat of a write to its response.
+    outstanding : bursts that a port accepts, each for reads and writes, before the first one has ended.
+    refresh_period, refresh_cycles : in `refresh_cycles` of every `refresh_period` cycles no beat moves; 0: no refresh.
+    bytes_per_cycle : bandwidth of the DRAM for all ports, reads and writes together; 0: no limit. Each port moves at
+        most one beat a cycle in each direction; they take turns if the DRAM is slower.
+    stall : share of the cycles in which each AXI channel pauses, at random.
+    jitter : largest number of random cycles that are added to a latency.
+    seed : of the random numbers.
+    error_start, error_end : for tests: byte offsets from the DMA base. A beat with a byte in [error_start, error_end)
+        is answered with SLVERR or DECERR, at random.
+    freeze_after, freeze_cycles : for tests: from cycle `freeze_after` of a run memory does nothing, for
+        `freeze_cycles` cycles; None: never, or for ever.
     """
 
     name: str = "zynq-hp"
@@ -46,7 +53,7 @@ class MemoryModel:
             raise ValueError(f"outstanding must be at least 1, not {self.outstanding}")
 
     def __str__(self) -> str:
-        """Name and whatever differs from the defaults: what a published cycle count is quoted with."""
+        """Return the name, and in brackets every value that differs from its default; reports quote cycles with it."""
         different = [
             f"{field.name}={getattr(self, field.name)}"
             for field in dataclasses.fields(self)
@@ -56,15 +63,19 @@ class MemoryModel:
 
 
 ZYNQ_HP = MemoryModel()
+"""A high-performance port of a Zynq-7000 at 100 MHz, with DRAM faster than the port."""
 IDEAL = MemoryModel("ideal", read_latency=1, write_latency=1, outstanding=16, refresh_period=0, bytes_per_cycle=0)
+"""Memory with the shortest latencies, without refresh and without a limit of bandwidth."""
 
 
 @dataclass(frozen=True)
 class Dram:
-    """The DRAM of a board.
+    """DRAM of a board. The model counts refreshes, but no time for changes of row or direction.
 
-    bits, megatransfers: of the data bus, and a second; what they move is the most that the pins can. Refreshes are
-    modelled: one every `refresh_every_ns`, for `refresh_ns`; changes of row and of direction are not.
+    bits : width of the data bus.
+    megatransfers : transfers of the data bus in a microsecond.
+    refresh_every_ns : time from one refresh to the next, in ns.
+    refresh_ns : duration of a refresh, in ns.
     """
 
     bits: int
@@ -72,9 +83,11 @@ class Dram:
     refresh_every_ns: int
     refresh_ns: int
 
-    def behind(self, name: str, clock_mhz: int) -> MemoryModel:
-        """Memory model of this DRAM behind the ports of ZYNQ_HP, whose latency and outstanding bursts it keeps.
-        clock_mhz: of the accelerator."""
+    def memory_model(self, name: str, clock_mhz: int) -> MemoryModel:
+        """Return the model `name` of this DRAM behind ports with the latency and outstanding bursts of ZYNQ_HP.
+
+        clock_mhz: the accelerator's clock, in whose cycles the model counts.
+        """
         return MemoryModel(
             name, clock_mhz,
             refresh_period=self.refresh_every_ns * clock_mhz // 1000,
@@ -84,5 +97,5 @@ class Dram:
 
 
 def random_stalls(seed: int, stall: float = 0.3, jitter: int = 60) -> MemoryModel:
-    """A memory that pauses at random, for tests."""
+    """Return a memory model that pauses at random, for tests. stall, jitter, seed: see MemoryModel."""
     return MemoryModel("random", read_latency=3, write_latency=3, stall=stall, jitter=jitter, seed=seed)

@@ -16,7 +16,7 @@ from celosia.hw.lib.axi import ADDR_BITS, BURST_INCR, CACHE_NORMAL, RESP_OKAY, A
 from celosia.hw.lib.layout import ERROR_BITS, Pulse
 from celosia.hw.lib.probes import probes
 from celosia.hw.lib.signals import Reg
-from celosia.hw.spec.pipeline import BOUNDARY, MAX_BURST, OUTSTANDING, READ_BUFFER_BEATS
+from celosia.hw.spec.pipeline import BURST_BOUNDARY, MAX_BURST, MAX_OUTSTANDING_BURSTS, READ_BUFFER_BEATS
 from celosia.hw.spec.regs import Error
 
 OFFSET_BITS = 32
@@ -60,7 +60,7 @@ class BurstSplitter(wiring.Component):
     def elaborate(self, platform: object) -> Module:
         m = Module()
         word_bits = (self._bus_bytes - 1).bit_length()
-        page_bits = (BOUNDARY // self._bus_bytes - 1).bit_length()
+        page_bits = (BURST_BOUNDARY // self._bus_bytes - 1).bit_length()
         burst_bits = (MAX_BURST - 1).bit_length()
 
         valid = Signal()
@@ -151,7 +151,7 @@ class ReadEngine(wiring.Component):
         self,
         bus_bytes: int,
         bytes_bits: int = OFFSET_BITS,
-        outstanding: int = OUTSTANDING,
+        outstanding: int = MAX_OUTSTANDING_BURSTS,
         room: int = READ_BUFFER_BEATS,
     ) -> None:
         self._bus_bytes, self._bytes_bits = bus_bytes, bytes_bits
@@ -249,7 +249,9 @@ class WriteEngine(wiring.Component):
     idle : Out(1)               No row is left, and no response is outstanding.
     """
 
-    def __init__(self, bus_bytes: int, bytes_bits: int = OFFSET_BITS, outstanding: int = OUTSTANDING) -> None:
+    def __init__(
+        self, bus_bytes: int, bytes_bits: int = OFFSET_BITS, outstanding: int = MAX_OUTSTANDING_BURSTS
+    ) -> None:
         self._bus_bytes, self._bytes_bits, self._outstanding = bus_bytes, bytes_bits, outstanding
         super().__init__({
             "row": In(stream.Signature(row_layout(bytes_bits))),

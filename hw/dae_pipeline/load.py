@@ -19,9 +19,9 @@ from celosia.hw.lib.axi import ADDR_BITS, ReadBus
 from celosia.hw.lib.layout import unit_members, write_port
 from celosia.hw.lib.probes import probes
 from celosia.hw.spec.config import Config
-from celosia.hw.spec.isa import Buffer, Opcode, buffers, element_bytes, lanes
+from celosia.hw.spec.isa import Buffer, Opcode, buffers, element_bytes, load_channels
 from celosia.hw.spec.packing import packing
-from celosia.hw.spec.pipeline import IN_FLIGHT, MAX_UNRETIRED, OUTSTANDING, SKID_DEPTH
+from celosia.hw.spec.pipeline import MAX_IN_FLIGHT, MAX_OUTSTANDING_BURSTS, MAX_UNRETIRED, SKID_DEPTH
 from celosia.hw.spec.scratchpads import scratchpads
 
 
@@ -46,7 +46,9 @@ class LoadChannel(wiring.Component):
     inp, wgt, acc, vin, par, lut, tap, exp : Out(WritePort)     The scratchpads of `buffers`, those that the Config has.
     """
 
-    def __init__(self, cfg: Config, buffers: Sequence[Buffer], outstanding: int = OUTSTANDING, number: int = 0) -> None:
+    def __init__(
+        self, cfg: Config, buffers: Sequence[Buffer], outstanding: int = MAX_OUTSTANDING_BURSTS, number: int = 0
+    ) -> None:
         self._cfg, self._lane, self._outstanding = cfg, LoadLane(cfg, buffers, number), outstanding
         super().__init__({
             **unit_members(cfg, Opcode.LOAD),
@@ -64,7 +66,7 @@ class LoadChannel(wiring.Component):
         max_shift = max(lane.element_shift(buffer) for buffer in lane.buffers)
         rows = DramAddressGenerator(max_shift, packing(cfg).stretch if lane.expands else None)
         writer, aligner = ScratchpadWriter(cfg, lane.buffers, lane.number), Aligner(cfg.bus_bytes)
-        jobs = RegisteredFifo(writer.job.payload.shape(), IN_FLIGHT)
+        jobs = RegisteredFifo(writer.job.payload.shape(), MAX_IN_FLIGHT)
         positions = RegisteredFifo(aligner.row.payload.shape(), 2 * self._outstanding + 1)  # its ring is a power of two
         # Queues that part the paths of the engine from those of `rows`, the aligner's from the engine's memory of beats
         # and from the writer's.
@@ -110,7 +112,7 @@ class LoadChannel(wiring.Component):
 
     def _report(self, m: Module, accept: Value, writer: ScratchpadWriter, engine: ReadEngine) -> None:
         """Connect the outputs that every unit has."""
-        in_flight = Signal(range(2 * IN_FLIGHT))
+        in_flight = Signal(range(2 * MAX_IN_FLIGHT))
         with m.If(self.halt):
             m.d.sync += in_flight.eq(0)
         with m.Elif(accept != writer.done.valid):
@@ -198,7 +200,7 @@ class Load(wiring.Component):
     near_wgt : Out(WritePort)       The lower halves of entries of wgt, where the first lane writes these.
     """
 
-    def __init__(self, cfg: Config, outstanding: int = OUTSTANDING) -> None:
+    def __init__(self, cfg: Config, outstanding: int = MAX_OUTSTANDING_BURSTS) -> None:
         self._cfg, self._outstanding = cfg, outstanding
         super().__init__({
             **unit_members(cfg, Opcode.LOAD),
@@ -214,7 +216,10 @@ class Load(wiring.Component):
 
     def elaborate(self, platform: object) -> Module:
         m = Module()
-        parts = [LoadChannel(self._cfg, own, self._outstanding, number) for number, own in enumerate(lanes(self._cfg))]
+        parts = [
+            LoadChannel(self._cfg, own, self._outstanding, number)
+            for number, own in enumerate(load_channels(self._cfg))
+        ]
         # From an error on, all stand still.
         failed = Signal()
         stop = Signal()
@@ -245,7 +250,7 @@ class Load(wiring.Component):
 
     def _goes(self, instr: Value, buffer: Buffer, alone: bool) -> Value:
         """Whether an instruction fills `buffer`, and not alone through another lane."""
-        shared = all(buffer in own for own in lanes(self._cfg))
+        shared = all(buffer in own for own in load_channels(self._cfg))
         return (instr.fields.buffer == buffer) & (1 if alone or not shared else instr.fields.spread)
 
     def _changes(self, m: Module, instr: Value, goes: Value, order: RetireQueue) -> Value:
@@ -280,7 +285,7 @@ class Load(wiring.Component):
             handed.payload.done.index.eq(instr.index),
             order.ended.eq(Cat(lane.done.valid for lane in parts)),
         ]
-        for number, (lane, own) in enumerate(zip(parts, lanes(self._cfg))):
+        for number, (lane, own) in enumerate(zip(parts, load_channels(self._cfg))):
             alone = number == len(parts) - 1  # fills what others fill only where it is spread
             m.d.comb += [
                 to[number].eq(Cat(self._goes(instr, buffer, alone) for buffer in own).any()),

@@ -117,7 +117,7 @@ class LoadLane:
         if self.spreads:  # whose chunks are half of an element
             step_end = Mux(f.spread, steps // 2 - 1, step_end)
         if self.expands:
-            step_end = Mux(f.expand, steps // packing(self.cfg).times - 1, step_end)
+            step_end = Mux(f.expand, steps // packing(self.cfg).expansion - 1, step_end)
         return {
             "base": f.sram_base, "x_step": f.sram_x, "y_step": f.sram_y, "z_step": f.sram_z,
             "x_end": x_stop + f.pad_right - 1, "y_end": y_stop + f.pad_bottom - 1, "z_end": f.z_size - 1,
@@ -183,7 +183,7 @@ class ScratchpadWriter(wiring.Component):
             data.StructLayout({
                 "element": at.element.shape(), "step": at.step.shape(), "enable": len(Buffer), "widen": 1, "whole": 1,
                 "far": 1, "last": 1, "word": 8 * cfg.bus_bytes, "done": done_layout, "error": ERROR_BITS,
-                **({"expand": 1, "choices": choices_layout(packing(cfg).unit_groups)} if self._lane.expands else {}),
+                **({"expand": 1, "choices": choices_layout(packing(cfg).chunk_blocks)} if self._lane.expands else {}),
             }), SKID_DEPTH,
         )  # fmt: skip
         self._take(m, step_queue, write_queue, self._chunks(m, step_queue, write_queue))
@@ -277,7 +277,7 @@ class ScratchpadWriter(wiring.Component):
         place = step.step | Mux(self._far(step), (1 << self._lane.step_shift(Buffer.WGT)) // 2, 0)
         if not self._lane.expands:
             return place
-        return Mux(step.expand & ~step.outside, step.step << exact_log2(packing(self._cfg).times), place)
+        return Mux(step.expand & ~step.outside, step.step << exact_log2(packing(self._cfg).expansion), place)
 
     def _padded(self, write: data.View[data.StructLayout], steps: int) -> Value:
         """Return the parts of an element that padding fills: not those that the other lane may have filled again
@@ -308,7 +308,7 @@ class ScratchpadWriter(wiring.Component):
 
     def _expanded(self, write: data.View[data.StructLayout], steps: int) -> Value:
         """Return the parts of an element that a step fills: one, or as many neighbours as it is expanded to."""
-        times = packing(self._cfg).times
+        times = packing(self._cfg).expansion
         bits = exact_log2(times)
         own = _one_of(write.step[:bits], times) | write.expand.replicate(times)
         return _spread(_one_of(write.step[bits:], steps // times), times) & own.replicate(steps // times)

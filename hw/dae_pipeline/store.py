@@ -15,7 +15,7 @@ from celosia.hw.lib.layout import INDEX_BITS, read_port, unit_members
 from celosia.hw.lib.probes import probes
 from celosia.hw.spec.config import Config
 from celosia.hw.spec.isa import Opcode
-from celosia.hw.spec.pipeline import IN_FLIGHT, MAX_UNANSWERED, OUTSTANDING, SKID_DEPTH
+from celosia.hw.spec.pipeline import MAX_IN_FLIGHT, MAX_OUTSTANDING_BURSTS, MAX_UNANSWERED, SKID_DEPTH
 from celosia.hw.spec.regs import Error
 from celosia.hw.spec.scratchpads import scratchpads
 
@@ -189,7 +189,7 @@ class Store(wiring.Component):
     write_answer : Out(1)           Pulses for each response to a burst.
     """
 
-    def __init__(self, cfg: Config, outstanding: int = OUTSTANDING) -> None:
+    def __init__(self, cfg: Config, outstanding: int = MAX_OUTSTANDING_BURSTS) -> None:
         self._cfg, self._outstanding = cfg, outstanding
         super().__init__({
             **unit_members(cfg, Opcode.STORE),
@@ -210,7 +210,7 @@ class Store(wiring.Component):
         stop = Signal()
         rows, reader = DramAddressGenerator(exact_log2(cfg.piece_bytes)), ScratchpadReader(cfg)
         packer = BeatPacker(cfg.bus_bytes, reader.chunk_bytes, rows.bytes_bits - exact_log2(reader.chunk_bytes))
-        jobs = RegisteredFifo(reader.job.payload.shape(), IN_FLIGHT)
+        jobs = RegisteredFifo(reader.job.payload.shape(), MAX_IN_FLIGHT)
         positions = RegisteredFifo(packer.row.payload.shape(), 2 * self._outstanding)
         # Queues that part the paths of the engine from those of `rows`, and the packer's from the reader's.
         requests, chunks = (

@@ -12,12 +12,12 @@ from celosia.hw.lib.layout import ERROR_BITS, WritePort, write_port
 from celosia.hw.lib.probes import probes
 from celosia.hw.lib.signals import Reg
 from celosia.hw.spec.config import Config
-from celosia.hw.spec.packing import BOOKS, NIBBLE_BITS, packing
+from celosia.hw.spec.packing import CODEBOOKS, NIBBLE_BITS, packing
 from celosia.hw.spec.pipeline import EXPAND_STAGES
 from celosia.hw.spec.regs import Error
 from celosia.hw.spec.scratchpads import scratchpads
 
-CHOICE_BITS = exact_log2(BOOKS)
+CHOICE_BITS = exact_log2(CODEBOOKS)
 
 
 def chunk_layout(bus_bytes: int) -> data.StructLayout:
@@ -48,19 +48,21 @@ class PackHeaderParser(wiring.Component):
     def __init__(self, cfg: Config) -> None:
         self._packing = packing(cfg)
         chunk = stream.Signature(chunk_layout(cfg.bus_bytes))
-        choices = choices_layout(self._packing.unit_groups)
+        choices = choices_layout(self._packing.chunk_blocks)
         super().__init__({"chunk": In(chunk), "packed": In(1), "rest": Out(chunk), "choices": Out(choices)})
 
     def elaborate(self, platform: object) -> Module:
         m = Module()
-        ahead, behind = self._packing.units
+        ahead, behind = self._packing.chunk_counts
         begins = Signal(init=1)  # a head comes next
         word = Signal(range(max(2, ahead)))
         number = Signal(range(max(2, behind)))
         words = [Reg(len(self.chunk.payload.data), name=f"head{i}") for i in range(ahead)]
         takes = self.packed & begins & (self.chunk.payload.error == Error.NONE)
-        own = max(1, self._packing.run // (self._packing.times * self._packing.unit))  # chunks of the same groups
-        last = self._packing.groups // self._packing.unit_groups * own
+        own = max(
+            1, self._packing.run // (self._packing.expansion * self._packing.chunk_bytes)
+        )  # chunks of the same blocks
+        last = self._packing.blocks // self._packing.chunk_blocks * own
         choices = self.choices.shape()
         heads = data.View(data.ArrayLayout(choices, ahead * len(self.chunk.payload.data) // choices.size), Cat(words))
         m.d.comb += [
@@ -101,7 +103,7 @@ class WeightDecompressor(wiring.Component):
         super().__init__({
             "write": In(WritePort(pad.address_bits, pad.width, pad.grain)),
             "expand": In(1),
-            "choices": In(choices_layout(self._packing.unit_groups)),
+            "choices": In(choices_layout(self._packing.chunk_blocks)),
             "book": In(write_port(self._book)),
             "wgt": Out(write_port(pad)),
         })  # fmt: skip
@@ -124,7 +126,7 @@ class WeightDecompressor(wiring.Component):
         m.d.sync += [expand.eq(self.expand), expanded.eq(expand), plain.eq(data_), passed.eq(plain)]
         nibbles = len(data_) // NIBBLE_BITS
         packed = data.View(data.ArrayLayout(NIBBLE_BITS, nibbles), data_)
-        groups = self._packing.unit_groups
+        groups = self._packing.chunk_blocks
         decoded = self._look_up(m, [Cat(packed[i], self.choices[i * groups // nibbles]) for i in range(nibbles)])
         result = Reg(len(decoded))
         m.d.sync += result.eq(Mux(expanded, decoded, passed.replicate(len(decoded) // len(passed))))

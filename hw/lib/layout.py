@@ -148,4 +148,4 @@ def load_port(cfg: Config, pad: Scratchpad) -> WritePort:
 
 def part_port(pad: Scratchpad, width: int) -> WritePort:
     """A port that writes parts of `width` bits of an entry, by their numbers; or whole entries that are no larger."""
-    return WritePort(pad.bits_of_parts(width), width, width)
+    return WritePort(pad.part_address_bits(width), width, width)

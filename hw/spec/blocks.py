@@ -1,4 +1,4 @@
-"""Blocks of FPGAs that the hardware asks for by name. Standard library only."""
+"""Vendor primitives that the RTL instantiates by name instead of leaving them to inference. Standard library only."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from enum import Enum
 
 
 class Dsp(Enum):
-    """A block that multiplies, by the name of its vendor's primitive."""
+    """DSP block types of the supported FPGA families; the value is the name of the vendor's primitive."""
 
     e1 = "DSP48E1"
     e2 = "DSP48E2"
@@ -16,7 +16,14 @@ class Dsp(Enum):
 
 @dataclass(frozen=True)
 class Blocks:
-    """A platform with blocks of these names, for `hw.verilog.convert` and `elaborate`. For any other platform, and for
-    none, products are a `*` between registers: what simulators and proofs see, and tools may infer blocks from."""
+    """Amaranth platform that tells `elaborate` which vendor primitives the target FPGA has.
+
+    With any other platform, or with None, a product is a `*` between registers. Simulators and proofs read that form,
+    and synthesis tools may infer DSP blocks from it.
+
+    Fields
+    ------
+    dsp : the DSP block that multiplies.
+    """
 
     dsp: Dsp

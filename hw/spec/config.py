@@ -1,4 +1,7 @@
-"""Config: the user's choices for the hardware. All other sizes are derived from it, here or in `isa.py`."""
+"""Config: the parameters of the accelerator that a user chooses, their limits, and the presets.
+
+Every other size of the hardware is derived from a Config, here or in the other files of this folder.
+"""
 
 from __future__ import annotations
 
@@ -13,128 +16,139 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from celosia.plain import Sentence, brief, from_json, from_toml
+from celosia.plain import Sentence, abbreviate, from_json, from_toml
 
 
 class ConfigError(Sentence, ValueError):
     """A Config that cannot be built; the message names the field, its value and what is possible."""
 
 
-def did_you_mean(name: str, names: Iterable[str]) -> str:
-    """Return the end of "there is no ...": a suggestion, perhaps.
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Return " (did you mean 'X'?)" for the entry of `known` most similar to `name`, or "" if none is similar.
+
+    Error messages append the text to "there is no ...".
 
     >>> did_you_mean("PYNK", ["tiny", "pynq"]), did_you_mean("nexys", ["pynq"])
     (" (did you mean 'pynq'?)", '')
     """
-    suggestion = difflib.get_close_matches(name.lower(), list(names), 1)
-    return f" (did you mean {suggestion[0]!r}?)" if suggestion else ""
+    matches = difflib.get_close_matches(name.lower(), list(known), 1)
+    return f" (did you mean {matches[0]!r}?)" if matches else ""
 
 
 def _is_power_of_two(value: int) -> bool:
     return value > 0 and value & (value - 1) == 0
 
 
-def _toml(text: str) -> dict[str, Any]:
+def _parse_toml(text: str) -> dict[str, Any]:
+    """Parse a TOML text; ConfigError on a Python that has no TOML parser."""
     if sys.version_info >= (3, 11):  # noqa: UP036 - the runner on a board keeps to 3.10
         return from_toml(text)
     raise ConfigError("reading TOML needs Python 3.11; give a .json file")
 
 
 class _Limits(NamedTuple):
-    """Limits of a number, and its documentation."""
+    """Values that an integer field may hold.
+
+    low, high : the smallest and the largest value.
+    is_power_of_two : only powers of two are allowed.
+    """
 
     low: int
     high: int
-    powers: bool = True
-    """Powers of two only."""
+    is_power_of_two: bool = True
 
 
 @dataclass(frozen=True)
 class FieldSpec:
-    """Declaration of a field of a Config.
+    """Declaration of one Config field, kept as metadata of the dataclass field.
 
-    what: its meaning. cost: what it takes of an FPGA, and what it brings. limits: of a number; None: true or false.
-    later: Programs and records are older than the field, so that its default does not count in a digest.
+    meaning : one phrase for docs/configs.md and `celosia configs`.
+    cost : the FPGA resources that the field takes, and the benefit.
+    limits : allowed values of an integer field; None for a field that is true or false.
+    is_later_addition : the field was added after the first Programs were saved. Its default value is left out of
+        `Config.digest`, so that the digests in those Programs remain valid.
     """
 
-    what: str
+    meaning: str
     cost: str
     limits: _Limits | None = None
-    later: bool = False
+    is_later_addition: bool = False
 
 
-def _number(
-    default: int, low: int, high: int, description: str, cost: str, *, powers: bool = True, later: bool = False
+def _integer_field(
+    default: int, low: int, high: int, meaning: str, cost: str, *, powers: bool = True, later: bool = False
 ) -> Any:
+    """Declare an integer field of Config. powers: only powers of two. later: see `FieldSpec.is_later_addition`."""
     return dataclasses.field(
-        default=default, metadata={"spec": FieldSpec(description, cost, _Limits(low, high, powers), later)}
+        default=default, metadata={"spec": FieldSpec(meaning, cost, _Limits(low, high, powers), later)}
     )
 
 
-def _switch(default: bool, description: str, cost: str, *, later: bool = False) -> Any:
-    return dataclasses.field(default=default, metadata={"spec": FieldSpec(description, cost, None, later)})
+def _bool_field(default: bool, meaning: str, cost: str, *, later: bool = False) -> Any:
+    """Declare a field of Config that is true or false. later: see `FieldSpec.is_later_addition`."""
+    return dataclasses.field(default=default, metadata={"spec": FieldSpec(meaning, cost, None, later)})
 
 
 @cache
 def field_specs() -> dict[str, FieldSpec]:
-    """The declaration of each field but the name, in the order of the fields."""
+    """Return the declaration of each Config field except `name`, by field name, in declaration order."""
     return {field.name: field.metadata["spec"] for field in dataclasses.fields(Config) if field.metadata}
 
 
-_MOST_PIECES = 8
-"""Largest ratio between block_in and block_out."""
+_MAX_PIECES_PER_ENTRY = 8
+"""Largest ratio of block_in to block_out, or of block_out to block_in."""
 
 
-def limits(field: str) -> str:
-    """Values that a field may hold, in words.
+def describe_limits(field: str) -> str:
+    """Describe the values that Config field `field` may hold, in words.
 
-    >>> limits("bus_bytes"), limits("taps"), limits("packed")
+    >>> describe_limits("bus_bytes"), describe_limits("taps"), describe_limits("packed")
     ('4 to 128, a power of two', '0 to 16', 'true or false')
     """
-    numbers = field_specs()[field].limits
-    if numbers is None:
+    limits = field_specs()[field].limits
+    if limits is None:
         return "true or false"
-    low, high, powers = numbers
+    low, high, powers = limits
     return f"{low:,} to {high:,}" + (", a power of two" if powers else "")
 
 
 def field_values(field: str) -> Sequence[int]:
-    """List all values that a field of numbers or of true and false may hold, in ascending order.
+    """Return every value that Config field `field` may hold, in ascending order. `field` is any field but `name`.
 
     >>> list(field_values("bus_bytes")), list(field_values("packed"))
     ([4, 8, 16, 32, 64, 128], [False, True])
     """
-    numbers = field_specs()[field].limits
-    if numbers is None:
+    limits = field_specs()[field].limits
+    if limits is None:
         return (False, True)
-    low, high, powers = numbers
+    low, high, powers = limits
     return [1 << n for n in range(low.bit_length() - 1, high.bit_length())] if powers else range(low, high + 1)
 
 
 def check_field(field: str, value: object) -> None:
-    """Raise ConfigError where no Config can have this value of a field."""
+    """Raise ConfigError if `value` has the wrong type or lies outside the limits of Config field `field`."""
     if field == "name":
         if not isinstance(value, str):
             raise ConfigError(f"name must be a text, not {str(value)[:60]!r}")
-    elif (numbers := field_specs()[field].limits) is None:
+    elif (limits := field_specs()[field].limits) is None:
         if not isinstance(value, bool):
-            raise ConfigError(f"{field} must be true or false, not {brief(value)}")
+            raise ConfigError(f"{field} must be true or false, not {abbreviate(value)}")
     elif not isinstance(value, int) or isinstance(value, bool):
-        raise ConfigError(f"{field} must be a whole number, not {brief(value)}")
+        raise ConfigError(f"{field} must be a whole number, not {abbreviate(value)}")
     else:
-        low, high, powers = numbers
+        low, high, powers = limits
         if powers and not _is_power_of_two(value):
-            raise ConfigError(f"{field} must be a power of two, not {brief(value)}")
+            raise ConfigError(f"{field} must be a power of two, not {abbreviate(value)}")
         if not low <= value <= high:
-            raise ConfigError(f"{field} must be between {low} and {high}, not {brief(value)}")
+            raise ConfigError(f"{field} must be between {low} and {high}, not {abbreviate(value)}")
 
 
-def _check_together(cfg: Config) -> None:
-    """Raise ConfigError where possible fields exclude each other."""
-    if max(cfg.block_in, cfg.block_out) // cfg.group > _MOST_PIECES:
+def _check_combinations(cfg: Config) -> None:
+    """Raise ConfigError if two fields exclude each other although each value alone is allowed."""
+    if max(cfg.block_in, cfg.block_out) // cfg.group > _MAX_PIECES_PER_ENTRY:
         raise ConfigError(
-            f"block_in and block_out may differ at most by a factor of {_MOST_PIECES}, not {cfg.block_in} and "
-            f"{cfg.block_out}"
+            f"block_in and block_out may differ at most by a factor of {_MAX_PIECES_PER_ENTRY}, not "
+            f"{cfg.block_in} and {cfg.block_out}"
         )
     if cfg.forward and cfg.block_in < cfg.block_out:
         raise ConfigError(
@@ -143,12 +157,13 @@ def _check_together(cfg: Config) -> None:
         )
     if cfg.residual_cycles > cfg.lanes:
         raise ConfigError(f"residual_cycles must be at most the {cfg.lanes} lanes, not {cfg.residual_cycles}")
-    largest = cfg.block_out // (2 if cfg.taps > 1 else 4)
-    if cfg.softmax and (cfg.batch > 1 or cfg.softmax > largest or not _is_power_of_two(cfg.softmax)):
-        # Three readers of vin take turns, in block_out / softmax cycles; with taps each reads two entries at once.
+    max_softmax = cfg.block_out // (2 if cfg.taps > 1 else 4)
+    if cfg.softmax and (cfg.batch > 1 or cfg.softmax > max_softmax or not _is_power_of_two(cfg.softmax)):
+        # Three readers of vin share its port in turns of block_out / softmax cycles. With taps = 2 and more, vin has
+        # banks, and each reader reads two entries at once.
         raise ConfigError(
             f"softmax needs batch = 1, not {cfg.batch}, and 0 or a power of two up to block_out / 4, with taps = 2 and "
-            f"more block_out / 2, {largest}, not {cfg.softmax}"
+            f"more block_out / 2, {max_softmax}, not {cfg.softmax}"
         )
     if cfg.norm and (cfg.batch > 1 or cfg.norm > cfg.block_out or not _is_power_of_two(cfg.norm)):
         raise ConfigError(
@@ -169,39 +184,41 @@ def _check_together(cfg: Config) -> None:
 
 @dataclass(frozen=True)
 class Config:
-    """Parameters of one accelerator, as docs/configs.md prints them.
+    """Parameters of one accelerator; docs/configs.md lists them with defaults, limits and costs.
 
     >>> Config(block_in=8, block_out=8, bus_bytes=16).macs_per_cycle
     64
     >>> Config.load("pynq").inp_depth
     4096
 
-    A gemm step multiplies [batch, block_in] by [block_out, block_in] transposed. Each field declares its meaning, its
-    cost and its limits.
+    In each cycle, the gemm unit multiplies int8 inputs [batch, block_in] by int8 weights [block_out, block_in],
+    transposed, and adds the products to int32 sums [batch, block_out]. That is a step of gemm.
+
+    A Config is immutable and hashable. ConfigError for a value or a combination of values that cannot be built.
     """
 
-    batch: int = _number(
+    batch: int = _integer_field(
         1,
         1,
         16,
         "images in a step of gemm",
-        "as many arrays, vector lanes and bytes of inp, acc, vin and out: it pays with as many images at once",
+        "arrays, vector lanes and bytes of inp, acc, vin and out grow with it; pays where as many images run at once",
     )
-    block_in: int = _number(
+    block_in: int = _integer_field(
         16,
         2,
         128,
         "input channels in a step of gemm",
         "multipliers; entries of inp and wgt grow with it; layers of fewer channels leave rows of the array idle",
     )
-    block_out: int = _number(
+    block_out: int = _integer_field(
         16,
         2,
         128,
         "output channels in a step of gemm",
         "multipliers and vector lanes; entries of wgt, acc, vin, out and par grow with it",
     )
-    bus_bytes: int = _number(
+    bus_bytes: int = _integer_field(
         8,
         4,
         128,
@@ -209,63 +226,63 @@ class Config:
         "aligners and queues of load, store and fetch; no board's port moves more than its memory: 8 on a "
         "Zynq-7000, 16 on an UltraScale+",
     )
-    inp_depth: int = _number(
+    inp_depth: int = _integer_field(
         4096,
         16,
         1 << 20,
         "entries of inp: activations for gemm",
         "block RAM; too few, and activations are loaded again",
     )
-    wgt_depth: int = _number(
+    wgt_depth: int = _integer_field(
         1024,
         8,
         1 << 20,
         "entries of wgt: weights",
         "block RAM, the widest entries; too few, and weights are loaded again",
     )
-    acc_depth: int = _number(
+    acc_depth: int = _integer_field(
         2048,
         16,
         1 << 20,
         "entries of acc: int32 sums, in two banks",
         "block RAM; bounds the tile of outputs",
     )
-    vin_depth: int = _number(
+    vin_depth: int = _integer_field(
         2048,
         16,
         1 << 20,
         "entries of vin: the vector unit's operands",
         "block RAM; bounds residuals and depthwise tiles",
     )
-    out_depth: int = _number(
+    out_depth: int = _integer_field(
         1024,
         16,
         1 << 20,
         "entries of out: results to be stored",
         "block RAM; bounds the tile of outputs",
     )
-    par_depth: int = _number(
+    par_depth: int = _integer_field(
         64,
         4,
         1 << 12,
         "entries of par: bias, multiplier and shift of channels",
         "LUTs or block RAM, 64 bits a channel",
     )
-    lut_count: int = _number(
+    lut_count: int = _integer_field(
         2,
         1,
         16,
         "tables of 256 bytes",
         "LUTs or block RAM in each lane",
     )
-    queue_depth: int = _number(
+    queue_depth: int = _integer_field(
         16,
         2,
         256,
         "instructions waiting in front of each unit",
         "LUTs: the bits of an instruction each",
     )
-    token_bits: int = _number(
+    token_bits: int = _integer_field(
         8,
         2,
         16,
@@ -273,110 +290,112 @@ class Config:
         "a few LUTs",
         powers=False,
     )
-    packed: bool = _switch(
+    packed: bool = _bool_field(
         True,
-        "two products share a multiplication of 25 x 8 bits",
-        "half of the array's DSP blocks on devices of Xilinx; false for others",
+        "two products of gemm share one multiplication of 25 x 8 bits",
+        "halves the DSP blocks of the array on Xilinx devices; use false for others",
     )
-    taps: int = _number(
+    taps: int = _integer_field(
         0,
         0,
         16,
-        "entries of vin that the vector unit multiplies and adds in a cycle; 0: none",
-        "multipliers in each lane, half of them in LUTs; depthwise convolutions run beside gemm, not in it",
+        "entries of vin that the vector unit multiplies by weights and adds in a cycle; 0: none",
+        "multipliers in each lane, half of them in LUTs; with taps, depthwise convolutions run in the vector unit, not "
+        "in gemm",
         powers=False,
     )
-    tap_depth: int = _number(
+    tap_depth: int = _integer_field(
         512,
         4,
         1 << 12,
-        "entries of the scratchpad of their weights",
+        "entries of tap: weights for taps",
         "block RAM, only with taps",
     )
-    forward: bool = _switch(
+    forward: bool = _bool_field(
         False,
-        "the vector unit writes inp and vin, too",
-        "285 LUTs of `pynq`; layers of a block keep their intermediates on chip",
+        "the vector unit also writes inp and vin",
+        "285 LUTs of `pynq`; intermediate results of a block of layers stay on chip",
     )
-    residual_cycles: int = _number(
+    residual_cycles: int = _integer_field(
         1,
         1,
         4,
         "cycles that an entry with a residual takes",
         "saves hardware: 2 is 3,366 LUTs and 16 DSP blocks less of `pynq`, and half the rate of residual additions",
     )
-    ports: int = _number(
+    ports: int = _integer_field(
         1,
         1,
         2,
         "read ports to memory; the second is for weights and parameters",
-        "a lane of LOAD, and a port of the board; pays where activations and weights are wanted at once",
+        "a second channel of LOAD, and a port of the board; pays where activations and weights are loaded at once",
     )
-    trace_depth: int = _number(
+    trace_depth: int = _integer_field(
         0,
         0,
         1 << 16,
-        "starts and ends of instructions that are kept of a run; 0: none",
-        "block RAM, two blocks for 1,024 events; `celosia run --trace` writes the timeline of a board",
+        "starts and ends of instructions that the event trace of a run keeps; 0: no trace",
+        "two block RAMs for 1,024 events; `celosia run --trace` writes the timeline of a board",
         powers=False,
         later=True,
     )
-    alu: bool = _switch(
+    alu: bool = _bool_field(
         True,
         "the vector unit has ADD, MAX, MIN and SHR, and reductions by MIN",
-        "with `int32` 250 LUTs a lane (1,018 of `tiny`); for kernels written by hand: no compiled program uses them",
+        "with `int32` 250 LUTs a lane (1,018 of `tiny`); for kernels written by hand: no compiled Program uses them",
         later=True,
     )
-    int32: bool = _switch(
+    int32: bool = _bool_field(
         True,
-        "the vector unit writes acc, too, and LOAD brings int32 there, not int8 alone",
-        "with `alu`, as above; likewise",
+        "the vector unit also writes acc, and LOAD can bring int32 to acc, not only int8",
+        "LUTs, see `alu`; for kernels written by hand: no compiled Program uses it",
         later=True,
     )
-    pump: int = _number(
+    pump: int = _integer_field(
         1,
         1,
         2,
-        "products that a DSP block makes in a cycle, in a clock of twice the rate",
-        "2: half of the array's DSP blocks, for flip-flops, on devices of Xilinx; others take no notice",
+        "products that a DSP block of the array makes in a cycle; 2: the array's clock has twice the rate",
+        "2 halves the DSP blocks of the array and adds flip-flops on Xilinx devices; no effect on others",
         later=True,
     )
-    softmax: int = _number(
+    softmax: int = _integer_field(
         0,
         0,
         16,
-        "elements of a softmax that the vector unit adds up, and divides, in a cycle, up to block_out / 4, with "
-        "taps = 2 and more block_out / 2; 0: none",
-        "each an adder of floats and a divider, 775 LUTs, and a block RAM: 4 are 4,196 LUTs of `pynq`; with half of"
-        " block_out attention alone is bound by its products; without, softmax runs on the CPU",
+        "elements of a softmax that the vector unit adds up, and divides, in a cycle; up to block_out / 4, with "
+        "taps = 2 and more up to block_out / 2; 0: none",
+        "for each element a float adder and a divider, 775 LUTs, and a block RAM: 4 are 4,196 LUTs of `pynq`; with "
+        "block_out / 2 the matrix products bound attention, not softmax; with 0 softmax runs on the CPU",
         powers=False,
         later=True,
     )
-    weight_bits: int = _number(
+    weight_bits: int = _integer_field(
         8,
         1,
         8,
-        "4, 2 or 1: LOAD expands weights of so many bits on their way to wgt, by one of 16 codebooks for each 32 of"
-        " them; 8: it does not",
-        "half a block RAM for each byte of the bus, and LUTs, 290 of `pynq` with 4; layers whose weights are such "
-        "take 33/64, 17/64 or 9/64 of the bus and of DRAM",
+        "4, 2 or 1: LOAD expands weights of so many bits to int8 on their way to wgt, each 32 weights by one of 16 "
+        "codebooks; 8: no expansion",
+        "half a block RAM for each byte of the bus, and LUTs, 290 of `pynq` with 4; weights of 4, 2 or 1 bits take "
+        "33/64, 17/64 or 9/64 of the DRAM and of the bus traffic of int8",
         later=True,
     )
-    sums: bool = _switch(
+    sums: bool = _bool_field(
         False,
-        "the vector unit has BYTE: int32 sums leave it as they are, a byte at a time",
-        "10 LUTs a lane, 160 of `pynq`; MatMulNBits at accuracy_level 4 runs on the accelerator, its float epilogue"
+        "the vector unit has BYTE, which stores int32 sums unscaled, a byte at a time",
+        "10 LUTs a lane, 160 of `pynq`; MatMulNBits at accuracy_level 4 runs on the accelerator, and its float epilogue"
         " on the CPU",
         later=True,
     )
-    norm: int = _number(
+    norm: int = _integer_field(
         0,
         0,
         128,
-        "lanes of a LayerNorm or RMSNorm that the vector unit squares and adds up in a cycle, up to block_out; 0: none",
-        "squares, sums and a root beside the vector unit's lanes, and 67 LUTs in each of these: 8 are 3,945 LUTs of"
-        " `pynq` and no DSP block; a row takes `block_out / norm` cycles an entry, 32 at least, before its results;"
-        " without, norms run on the CPU",
+        "elements of a LayerNorm or RMSNorm that the vector unit squares and adds up in a cycle, up to block_out; 0: "
+        "none",
+        "squarers, adders and a square root, and 67 LUTs in each lane of the vector unit: 8 are 3,945 LUTs of `pynq`"
+        " and no DSP block; before its results a row takes `block_out / norm` cycles an entry, 32 at least; with 0"
+        " norms run on the CPU",
         powers=False,
         later=True,
     )
@@ -385,88 +404,94 @@ class Config:
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
             check_field(field.name, getattr(self, field.name))
-        _check_together(self)
+        _check_combinations(self)
 
     def __hash__(self) -> int:
         return self._hash
 
     @cached_property
     def _hash(self) -> int:
-        """Hash of its numbers, equal in every process. Caches by Config ask for it at each look-up."""
+        """Hash of all fields but the name, equal in every process.
+
+        Cached, because every lookup in a cache that is keyed by Config asks for the hash.
+        """
         return hash(tuple(value for value in dataclasses.astuple(self) if isinstance(value, int)))
 
-    # Layout of the entries of scratchpads (scratchpads.py) ------------------------------------------
+    # Sizes of the entries of scratchpads (scratchpads.py) ---------------------------------------------------
 
     @cached_property
     def group(self) -> int:
-        """Channels that lie together in DRAM: activations are [N/batch][C/group][H][W][batch][group]."""
+        """Channels that are contiguous in DRAM: the layout of activations is [N/batch][C/group][H][W][batch][group]."""
         return min(self.block_in, self.block_out)
 
     @cached_property
     def piece_bytes(self) -> int:
-        """Bytes of one [batch][group] piece, the smallest thing that load and store move."""
+        """Bytes of one piece, int8[batch][group]: the smallest block that LOAD and STORE move."""
         return self.batch * self.group
 
     @cached_property
     def inp_pieces(self) -> int:
-        """Pieces in an entry of inp, [block_in/group][batch][group] int8."""
+        """Pieces in one entry of inp, int8[block_in/group][batch][group]."""
         return self.block_in // self.group
 
     @cached_property
     def out_pieces(self) -> int:
-        """Pieces in an entry of acc, vin and out, [block_out/group][batch][group]."""
+        """Pieces in one entry of acc, vin or out, [block_out/group][batch][group]."""
         return self.block_out // self.group
 
     @cached_property
     def lanes(self) -> int:
-        """Lanes of the vector unit: one for each int32 of an accumulator entry."""
+        """Lanes of the vector unit, batch * block_out: one for each int32 of an entry of acc."""
         return self.batch * self.block_out
 
     @property
     def macs_per_cycle(self) -> int:
-        """Multiplications of int8 that gemm adds up in a cycle."""
+        """Multiply-accumulate operations on int8 that the gemm unit does in a cycle."""
         return self.batch * self.block_in * self.block_out
 
     # Identity ---------------------------------------------------------------------------------------------
 
     def to_dict(self) -> dict[str, Any]:
-        """All fields, as `from_dict` takes them."""
+        """Return all fields with the name, in the form that `from_dict` takes."""
         return dataclasses.asdict(self)
 
     @cached_property
     def digest(self) -> str:
-        """32 hexadecimal digits that differ where any parameter differs; the name does not count."""
+        """Fingerprint of all fields but the name, 32 hexadecimal digits; Programs and bitstreams carry it."""
         fields = {key: value for key, value in self.to_dict().items() if key != "name"}
-        for name in (name for name, spec in field_specs().items() if spec.later):
+        for name in (name for name, spec in field_specs().items() if spec.is_later_addition):
             if fields[name] == getattr(Config, name):
                 del fields[name]
         return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()[:32]
 
     @property
     def identity(self) -> int:
-        """The first 32 bits of `digest`, held in the identity register."""
+        """The first 32 bits of `digest`, which the register `identity` of the hardware holds."""
         return int(self.digest[:8], 16)
 
     def to_toml(self) -> str:
-        """The Config as a file that `load` reads, with all of its fields."""
+        """Return the text of a TOML file that `load` reads, with all fields but the name."""
         fields = {name: str(value).lower() for name, value in self.to_dict().items() if name != "name"}
         return "".join(f"{name} = {value}\n" for name, value in fields.items())
 
     @staticmethod
     def from_dict(fields: dict[str, Any]) -> Config:
-        """The Config with these fields, the others as they are by default. Raises ConfigError."""
+        """Build a Config from field values; missing fields take their defaults. ConfigError for an unknown field."""
         if not isinstance(fields, dict):
             raise ConfigError(f"a Config is a table of fields, not {str(fields)[:60]!r}")
-        names = {field.name for field in dataclasses.fields(Config)}
+        known = {field.name for field in dataclasses.fields(Config)}
         for key in fields:
-            if key not in names:
-                suggestion = did_you_mean(key, names)
-                raise ConfigError(f"unknown Config field {key!r}{suggestion}; known are {', '.join(sorted(names))}")
+            if key not in known:
+                hint = did_you_mean(key, known)
+                raise ConfigError(f"unknown Config field {key!r}{hint}; known are {', '.join(sorted(known))}")
         return Config(**fields)
 
     @staticmethod
     def load(source: str | Path | Config) -> Config:
-        """A Config from a preset's name, a TOML or JSON file, or a Config itself. Raises ConfigError."""
+        """Return the Config named by `source`: a preset's name, the path of a .toml or .json file, or a Config.
+
+        A file that sets no name gives the Config the file's name. Raises ConfigError.
+        """
         if isinstance(source, Config):
             return source
         text = str(source)
@@ -480,7 +505,7 @@ class Config:
             )
         try:
             content = path.read_text(encoding="utf-8")
-            fields = _toml(content) if path.suffix == ".toml" else from_json(content)
+            fields = _parse_toml(content) if path.suffix == ".toml" else from_json(content)
         except OSError as error:
             raise ConfigError(f"cannot read Config file {path}: {error.strerror}") from None
         except (ValueError, RecursionError) as error:
@@ -492,7 +517,7 @@ class Config:
 
 
 _LEAN: dict[str, Any] = {"alu": False, "int32": False}
-"""Without what no compiled model needs."""
+"""Fields of every preset: leave out the operations that no compiled model uses."""
 PRESETS = {
     config.name: config
     for config in (

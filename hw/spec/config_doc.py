@@ -1,24 +1,25 @@
-"""Prints docs/configs.md from the Config: `python -m celosia.hw.spec.config_doc > docs/configs.md`."""
+"""Print docs/configs.md from the declarations of Config: `python -m celosia.hw.spec.config_doc > docs/configs.md`."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
 
-from celosia.hw.spec.config import PRESETS, Config, field_specs, limits
+from celosia.hw.spec.config import PRESETS, Config, describe_limits, field_specs
 from celosia.hw.spec.scratchpads import scratchpads
 
 HEAD = """\
 # Configs
 
-A Config is what a user picks of the accelerator. It comes from a preset's name, or from a TOML or JSON file:
+A Config holds the parameters of the accelerator that a user chooses. It comes from a preset's name or a TOML or JSON
+file:
 `celosia configs` lists the presets, `celosia configs pynq > mine.toml` writes one to change, and
 
     celosia sweep model.onnx --set inp_depth=1024,4096 --set bus_bytes=8,16
 
-compiles a model for each of them and prints its cycles and what it takes of an FPGA: DSP blocks and block RAM as they
-follow from the Config, LUTs and flip-flops by a model ([bitstreams.md](bitstreams.md) says how good it is), or as
-`celosia bitstream report` has counted them. Printed from `hw/spec/config.py` by
+compiles a model for each combination and prints its cycles and its FPGA resources. DSP blocks and block RAM follow from
+the Config. LUTs and flip-flops are estimates ([bitstreams.md](bitstreams.md) says how good they are), or the counts of
+`celosia bitstream report`. Printed from `hw/spec/config.py` by
 `python -m celosia.hw.spec.config_doc`; do not edit.
 """
 
@@ -30,28 +31,31 @@ what is possible.
 
 
 def config_markdown() -> str:
-    """The text of the page."""
-    return "\n".join([HEAD, *_fields(), RULES, "## Presets\n", *_presets()])
+    """Return the text of docs/configs.md: a table of fields, the rules between fields, and a table of presets."""
+    return "\n".join([HEAD, *_field_table(), RULES, "## Presets\n", *_preset_table()])
 
 
 def commented_toml(cfg: Config) -> str:
-    """The Config as a file that `Config.load` reads, each field with what it is and what it may hold."""
+    """Return a TOML text that `Config.load` reads; a comment behind each field tells its meaning and limits."""
     lines = cfg.to_toml().splitlines()
     width = max(map(len, lines))
-    notes = {name: f"  # {spec.what}: {limits(name)}" for name, spec in field_specs().items()}
+    notes = {name: f"  # {spec.meaning}: {describe_limits(name)}" for name, spec in field_specs().items()}
     return "".join(f"{line:<{width}}{notes.get(line.split()[0], '')}".rstrip() + "\n" for line in lines)
 
 
-def _fields() -> Iterator[str]:
-    yield "| field | what | default | limits | what it costs, and what it brings |"
+def _field_table() -> Iterator[str]:
+    """Lines of the table of fields: meaning, default, limits and cost of each."""
+    yield "| field | meaning | default | limits | cost and benefit |"
     yield "|---|---|---|---|---|"
     for field in dataclasses.fields(Config):
         if spec := field_specs().get(field.name):
-            yield f"| `{field.name}` | {spec.what} | {_value(field.default)} | {limits(field.name)} | {spec.cost} |"
+            values = f"{_value(field.default)} | {describe_limits(field.name)}"
+            yield f"| `{field.name}` | {spec.meaning} | {values} | {spec.cost} |"
     yield ""
 
 
-def _presets() -> Iterator[str]:
+def _preset_table() -> Iterator[str]:
+    """Lines of the table of presets: fields, multiplications a cycle and sizes of scratchpads, a column a preset."""
     names = list(field_specs())
     yield f"| | {' | '.join(f'`{name}`' for name in PRESETS)} |"
     yield f"|---{'|---' * len(PRESETS)}|"
@@ -65,6 +69,7 @@ def _presets() -> Iterator[str]:
 
 
 def _value(value: object) -> str:
+    """Spell a field's value as the tables do: true or false, numbers with thousands separators."""
     return str(value).lower() if isinstance(value, bool) else f"{value:,}" if isinstance(value, int) else str(value)
 
 

@@ -1,7 +1,8 @@
-"""The instruction set, declared once.
+"""The instruction set: fields, widths and bit positions of LOAD, GEMM, VECTOR and STORE.
 
-Decoders (RTL and simulators), the compiler's encoder and docs/isa.md derive from the `Format`s here; the meaning of
-each instruction is `sim/functional/reference.py`. Fields lie from bit 0 upwards in the order of their declaration.
+Decoders (RTL and simulators), the compiler's encoder and docs/isa.md derive from the `Format`s here. What an
+instruction computes is defined by `sim/functional/reference.py`. Fields lie from bit 0 upwards in the order of their
+declaration.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from celosia.hw.spec.scratchpads import Scratchpad, scratchpads
 
 
 class Opcode(IntEnum):
-    """Operation of an instruction; 0 and 5 to 7 do not exist."""
+    """Opcode of an instruction, in its lowest 3 bits; 0 and 5 to 7 are illegal."""
 
     LOAD = 1
     GEMM = 2
@@ -26,7 +27,7 @@ class Opcode(IntEnum):
 
 
 class Unit(IntEnum):
-    """The units that take instructions; the bit of a unit in a wait or post mask is `1 << unit`."""
+    """Execution units, each with an instruction queue. In a `wait` or `post` mask, the bit of a unit is `1 << unit`."""
 
     LOAD = 0
     GEMM = 1
@@ -35,10 +36,11 @@ class Unit(IntEnum):
 
 
 UNIT_OF = {Opcode.LOAD: Unit.LOAD, Opcode.GEMM: Unit.GEMM, Opcode.VECTOR: Unit.VECTOR, Opcode.STORE: Unit.STORE}
+"""Unit that executes each instruction."""
 
 
 class Buffer(IntEnum):
-    """Scratchpad that a LOAD writes."""
+    """Scratchpads that LOAD can write, as its field `buffer` names them."""
 
     INP = 0
     WGT = 1
@@ -52,7 +54,7 @@ class Buffer(IntEnum):
 
 
 class ReduceOp(IntEnum):
-    """Reduction of the values of a window by VECTOR."""
+    """Reductions of VECTOR over the values of a window (loops r and s)."""
 
     ADD = 0
     MAX = 1
@@ -60,7 +62,7 @@ class ReduceOp(IntEnum):
 
 
 class BinaryOp(IntEnum):
-    """Binary operation of VECTOR on A and B, in int32 that wraps."""
+    """Operations of VECTOR on operands A and B, in int32 that wraps around."""
 
     NONE = 0
     ADD = 1
@@ -72,21 +74,21 @@ class BinaryOp(IntEnum):
 
 
 class ASource(IntEnum):
-    """Source of A for VECTOR: int32 of ACC, or int8 of VIN."""
+    """Source of VECTOR's operand A: int32 of ACC, or int8 of VIN."""
 
     ACC = 0
     VIN = 1
 
 
 class BSource(IntEnum):
-    """Source of B for VECTOR: a field of the instruction, or int8 of VIN."""
+    """Source of VECTOR's operand B: field `imm` of the instruction, or int8 of VIN."""
 
     IMM = 0
     VIN = 1
 
 
 class Destination(IntEnum):
-    """Scratchpad that a VECTOR writes. An address in INP counts parts of the size of an entry of acc."""
+    """Scratchpad that VECTOR writes. In INP, an address counts parts of an entry, each as large as an entry of OUT."""
 
     ACC = 0
     OUT = 1
@@ -94,7 +96,7 @@ class Destination(IntEnum):
     VIN = 3
 
 
-NEEDS: dict[type[IntEnum], dict[IntEnum, str]] = {
+REQUIRED_SWITCH: dict[type[IntEnum], dict[IntEnum, str]] = {
     ReduceOp: {ReduceOp.MIN: "alu"},
     BinaryOp: {
         **dict.fromkeys((BinaryOp.ADD, BinaryOp.MAX, BinaryOp.MIN, BinaryOp.SHR), "alu"),
@@ -102,12 +104,18 @@ NEEDS: dict[type[IntEnum], dict[IntEnum, str]] = {
     },
     Destination: {Destination.ACC: "int32", Destination.INP: "forward", Destination.VIN: "forward"},
 }
-"""Features of VECTOR that not every Config has, and the field of the Config that must be true for each."""
+"""Values of VECTOR's fields that only some Configs support, and the Config field that must be true for each."""
 
 
 @dataclass(frozen=True)
 class Field:
-    """A field: some bits of an instruction; doc: a sentence for docs/isa.md."""
+    """Declaration of one field of an instruction.
+
+    name : the field's name.
+    width : bits.
+    doc : its meaning, a sentence for docs/isa.md.
+    signed : the bits are a two's complement number.
+    """
 
     name: str
     width: int
@@ -115,7 +123,10 @@ class Field:
     signed: bool = False
 
     def check(self, value: int, format_name: str) -> int:
-        """Return `value` as an unsigned bit pattern; ValueError where it does not fit."""
+        """Check that `value` fits this field, and return it as an unsigned bit pattern; ValueError if it does not fit.
+
+        format_name: the instruction's name, for the error.
+        """
         low, high = (-(1 << self.width - 1), (1 << self.width - 1) - 1) if self.signed else (0, (1 << self.width) - 1)
         if not low <= value <= high:
             raise ValueError(f"{format_name}.{self.name} must be between {low} and {high}, not {value}")
@@ -124,7 +135,13 @@ class Field:
 
 @dataclass(frozen=True)
 class Format:
-    """Format of an instruction: an opcode and the fields that follow each other from bit 0."""
+    """Encoding of one instruction: its opcode, and its fields from bit 0 upwards.
+
+    opcode : which instruction.
+    doc : what it does, a sentence for docs/isa.md.
+    fields : all fields, the opcode first.
+    limit_bits : size of an instruction in bits, which the fields must not exceed; None: not yet known.
+    """
 
     opcode: Opcode
     doc: str
@@ -140,12 +157,12 @@ class Format:
 
     @cached_property
     def width(self) -> int:
-        """Bits of all fields together."""
+        """Sum of the widths of all fields, in bits."""
         return sum(field.width for field in self.fields)
 
     @cached_property
     def offsets(self) -> dict[str, int]:
-        """The lowest bit of each field, by name."""
+        """Position of the lowest bit of each field, by the field's name."""
         offsets, position = {}, 0
         for field in self.fields:
             offsets[field.name] = position
@@ -153,7 +170,10 @@ class Format:
         return offsets
 
     def encode(self, **values: int) -> int:
-        """The instruction as an integer; fields not given are 0. ValueError for unknown or too large values."""
+        """Return the instruction with these field values as an integer; missing fields are 0.
+
+        ValueError for an unknown field, or a value that does not fit its field.
+        """
         word = 0
         values = {"opcode": int(self.opcode), **values}
         for field in self.fields:
@@ -163,7 +183,7 @@ class Format:
         return word
 
     def decode(self, word: int) -> dict[str, int]:
-        """The fields of `word`, signed ones as signed numbers."""
+        """Return the value of each field of instruction `word`, by the field's name."""
         values = {}
         for field in self.fields:
             value = word >> self.offsets[field.name] & ((1 << field.width) - 1)
@@ -174,58 +194,71 @@ class Format:
 
 
 EXTENT_BITS = 12
-"""Width of a loop extent; extents are stored as they are, so that 0 is illegal."""
+"""Bits of a loop extent. An extent is stored unchanged, not less one, so that 0 is illegal."""
 X_BITS, YZ_BITS, PAD_BITS = 16, 12, 8
-"""Sizes of what LOAD and STORE move, and of padding."""
+"""Bits of the sizes of a LOAD's or STORE's block along x, and along y and z; bits of a LOAD's padding."""
 
 GEMM_LOOPS = ("n", "y", "x", "k", "r", "s")
-"""Loops of GEMM from the outermost: output block, row, column; the reduction: channel block, kernel row, column."""
+"""Loops of GEMM from the outermost: output channel block, row, column; then the reduction: input channel block, kernel
+row, kernel column."""
 VECTOR_LOOPS = ("n", "y", "x", "r", "s")
-"""Loops of VECTOR from the outermost: block, row, column; then the reduction over a window."""
+"""Loops of VECTOR from the outermost: channel block, row, column; then row and column of the window it reduces."""
 OUTER_LOOPS = ("n", "y", "x")
+"""Loops of GEMM and VECTOR that move the address of the result."""
 TAP_LOOPS = ("n", "r", "s")
-"""Loops of VECTOR that move the address of its taps."""
+"""Loops of VECTOR that move the address of its weights in the scratchpad tap."""
 
 
-def _header() -> tuple[Field, ...]:
+def _header_fields() -> tuple[Field, ...]:
+    """Declare the fields that every instruction begins with: opcode and token masks."""
     return (
         Field("opcode", 3, "Which instruction this is."),
-        Field("wait", 4, "Units to take one token from before starting; bit of LOAD, GEMM, VECTOR, STORE."),
+        Field("wait", 4, "Units to take one token from before starting: a bit each for LOAD, GEMM, VECTOR, STORE."),
         Field("post", 4, "Units to give one token to when the last write is done."),
     )
 
 
-def _extents(loops: tuple[str, ...]) -> tuple[Field, ...]:
+def _extent_fields(loops: tuple[str, ...]) -> tuple[Field, ...]:
+    """Declare the extent of each loop."""
     return tuple(Field(f"extent_{loop}", EXTENT_BITS, f"Iterations of loop {loop}, at least 1.") for loop in loops)
 
 
-def _address(operand: str, bits: int, loops: tuple[str, ...], description: str) -> tuple[Field, ...]:
+def _address_fields(operand: str, bits: int, loops: tuple[str, ...], base_doc: str) -> tuple[Field, ...]:
+    """Declare the base address of `operand`, of `bits` bits, and its stride in each of `loops`."""
     strides = (Field(f"{operand}_{loop}", bits, f"Step of {operand} in loop {loop}.") for loop in loops)
-    return (Field(f"{operand}_base", bits, description), *strides)
+    return (Field(f"{operand}_base", bits, base_doc), *strides)
 
 
 Pads = Mapping[str, Scratchpad]
+"""Scratchpads of a Config by name."""
 
 
 def _formats(cfg: Config, limit: int | None) -> dict[Opcode, Format]:
-    """Formats of all instructions. limit: the bits of an instruction, where they are known."""
-    formats_made = (make(cfg, scratchpads(cfg), limit) for make in (_load, _gemm, _vector, _store))
-    return {fmt.opcode: fmt for fmt in formats_made}
+    """Declare the four formats of `cfg`, by opcode. limit: bits of an instruction; None: not yet known."""
+    declarations = (_load_format, _gemm_format, _vector_format, _store_format)
+    return {fmt.opcode: fmt for fmt in (declare(cfg, scratchpads(cfg), limit) for declare in declarations)}
 
 
-def _load(cfg: Config, pads: Pads, limit: int | None) -> Format:
+def _load_format(cfg: Config, pads: Pads, limit: int | None) -> Format:
+    """Declare LOAD. The widths of its scratchpad addresses follow the scratchpad that needs most bits."""
     sram = max(pads[buffer.name.lower()].piece_bits for buffer in buffers(cfg))
-    spread = [Field("spread", 1, "WGT only: half of each element comes through each read port.")] * pads["wgt"].spread
-    expand = [Field("expand", 1, "WGT only: the elements lie packed in DRAM, and x_size counts whole packs of them.")]
+    spread = [Field("spread", 1, "WGT only: each read port brings half of each element.")] * pads["wgt"].spread
+    expand = [
+        Field(
+            "expand",
+            1,
+            "WGT only: the elements are packed weights in DRAM; x_size is a multiple of the elements in a pack.",
+        )
+    ]
     destinations = [buffer.name for buffer in Buffer if buffer in buffers(cfg) or buffer <= Buffer.EXP]
     named = f"Destination: {', '.join(destinations[:-1])} or {destinations[-1]}."
     return Format(
         Opcode.LOAD,
         "Copies a block of up to three dimensions from DRAM to a scratchpad, with padding around its rows and columns.",
         (
-            *_header(),
+            *_header_fields(),
             Field("buffer", max(Buffer.EXP, *buffers(cfg)).bit_length(), named),
-            Field("widen", 1, "ACC only: the elements are int8 and become int32."),
+            Field("widen", 1, "ACC only: the elements are int8 in DRAM, and become int32."),
             *spread,
             *expand * (cfg.weight_bits < 8),
             Field("dram_addr", 32, "First byte, relative to the DMA base."),
@@ -242,46 +275,52 @@ def _load(cfg: Config, pads: Pads, limit: int | None) -> Format:
             Field("pad_bottom", PAD_BITS, "Rows of padding after the last row."),
             Field("pad_left", PAD_BITS, "Elements of padding before each row."),
             Field("pad_right", PAD_BITS, "Elements of padding after each row."),
-            Field("pad_value", 8, "What padding holds in every byte (ACC: in every int32).", signed=True),
+            Field("pad_value", 8, "Value of every byte of padding (ACC: of every int32).", signed=True),
         ),
         limit,
     )
 
 
-def _gemm(cfg: Config, pads: Pads, limit: int | None) -> Format:
+def _gemm_format(cfg: Config, pads: Pads, limit: int | None) -> Format:
+    """Declare GEMM."""
     return Format(
         Opcode.GEMM,
         "acc[d] (=|+=) sum of inp[s] . wgt[w] transposed, over loops k, r, s, for every n, y, x.",
         (
-            *_header(),
-            Field("accumulate", 1, "Add to what the accumulator holds instead of overwriting it."),
-            *_extents(GEMM_LOOPS),
-            *_address("acc", pads["acc"].address_bits, OUTER_LOOPS, "First accumulator entry."),
-            *_address("inp", pads["inp"].address_bits, GEMM_LOOPS, "First input entry."),
-            *_address("wgt", pads["wgt"].address_bits, GEMM_LOOPS, "First weight entry."),
+            *_header_fields(),
+            Field("accumulate", 1, "Add to the entry of acc instead of overwriting it."),
+            *_extent_fields(GEMM_LOOPS),
+            *_address_fields("acc", pads["acc"].address_bits, OUTER_LOOPS, "First accumulator entry."),
+            *_address_fields("inp", pads["inp"].address_bits, GEMM_LOOPS, "First input entry."),
+            *_address_fields("wgt", pads["wgt"].address_bits, GEMM_LOOPS, "First weight entry."),
         ),
         limit,
     )
 
 
-def _vector(cfg: Config, pads: Pads, limit: int | None) -> Format:
+def _vector_format(cfg: Config, pads: Pads, limit: int | None) -> Format:
+    """Declare VECTOR. Some fields exist only in Configs with softmax, norm or taps."""
     bits = {name: pad.address_bits for name, pad in pads.items()}
     a_bits, dst_bits = max(bits["acc"], bits["vin"]), max(bits["acc"], bits["out"])
     softmax, norm = cfg.softmax > 0, cfg.norm > 0
-    of_rows = " and ".join(["softmax"] * softmax + ["norm"] * norm)
-    imm = "B where b_source is IMM." + f" {of_rows}: lanes of a row's last entry that are none of it." * bool(of_rows)
+    row_operations = " and ".join(["softmax"] * softmax + ["norm"] * norm)
+    imm = "B where b_source is IMM." + f" {row_operations}: unused values of a row's last entry." * bool(row_operations)
     constant = "rescale_add: constant." + " norm: epsilon, see sim/functional/norm.py." * norm
     if cfg.forward:
-        dst_bits = max(dst_bits, bits["vin"], pads["inp"].bits_of_parts(pads["out"].width))
+        dst_bits = max(dst_bits, bits["vin"], pads["inp"].part_address_bits(pads["out"].width))
     return Format(
         Opcode.VECTOR,
         "Reduces a window, combines with a second operand, requantises, looks up, adds a rescaled residual, clips.",
         (
-            *_header(),
+            *_header_fields(),
             Field("a_source", 1, "Operand A: ACC (int32) or VIN (int8)."),
             Field("b_source", 1, "Operand B: IMM or VIN; VIN only where A is ACC."),
             Field("destination", 2, "ACC (int32), or OUT, INP or VIN (int8)."),
-            Field("taps", 1, "A is the sum of as many entries of VIN as the Config has taps, times an entry of TAP."),
+            Field(
+                "taps",
+                1,
+                "A is the sum of `taps` entries of VIN (the Config's field), each times its part of an entry of TAP.",
+            ),
             Field("reduce_op", max(ReduceOp).bit_length(), "How loops r and s combine A: ADD, MAX, MIN."),
             Field(
                 "binary_op",
@@ -289,10 +328,28 @@ def _vector(cfg: Config, pads: Pads, limit: int | None) -> Format:
                 "v = A op B: NONE, ADD, MAX, MIN, MUL (low 16 bits of each), SHR (by B's low 5 bits), "
                 "BYTE (that of B's low 2 bits, signed).",
             ),
-            *([Field("softmax", 1, "Softmax of the lanes of VIN over loop n, for every x, alone.")] * softmax),
-            *([Field("norm", 1, "v are the lanes of VIN over loop n, for every x, over their deviation.")] * norm),
-            *([Field("centre", 1, "norm: less their mean as well.")] * norm),
-            Field("requantise", 1, "Scale v per channel with the entry of par, round, add zero_point."),
+            *(
+                [
+                    Field(
+                        "softmax",
+                        1,
+                        "Softmax of the values of VIN over loop n, for every x, without other operations.",
+                    )
+                ]
+                * softmax
+            ),
+            *(
+                [
+                    Field(
+                        "norm",
+                        1,
+                        "v is each value of VIN over the deviation of its row, the values over loop n, for every x.",
+                    )
+                ]
+                * norm
+            ),
+            *([Field("centre", 1, "norm: subtract the mean of the row first.")] * norm),
+            Field("requantise", 1, "Scale v per channel by the entry of par, round, add zero_point."),
             Field("lookup", 1, "Replace v, clipped to clip_lo..clip_hi, by its table entry."),
             Field("table", bits["lut"], "Which table."),
             Field(
@@ -300,15 +357,15 @@ def _vector(cfg: Config, pads: Pads, limit: int | None) -> Format:
                 1,
                 "Residual: v = (v * scale_v + B * scale_b + scale_c) / 2^scale_shift, rounded; B from VIN.",
             ),
-            *_extents(VECTOR_LOOPS),
-            *_address("dst", dst_bits, OUTER_LOOPS, "First entry written."),
-            *_address("a", a_bits, VECTOR_LOOPS, "First entry of A."),
-            *_address("b", bits["vin"], OUTER_LOOPS, "First entry of B."),
-            *_address("par", bits["par"], OUTER_LOOPS, "First entry of par."),
-            *(_address("tap", bits["tap"], TAP_LOOPS, "First entry of tap.") if cfg.taps else ()),
+            *_extent_fields(VECTOR_LOOPS),
+            *_address_fields("dst", dst_bits, OUTER_LOOPS, "First entry written."),
+            *_address_fields("a", a_bits, VECTOR_LOOPS, "First entry of A."),
+            *_address_fields("b", bits["vin"], OUTER_LOOPS, "First entry of B."),
+            *_address_fields("par", bits["par"], OUTER_LOOPS, "First entry of par."),
+            *(_address_fields("tap", bits["tap"], TAP_LOOPS, "First entry of tap.") if cfg.taps else ()),
             Field("a_offset", 9, "Added to every A before the reduction.", signed=True),
             Field("b_offset", 9, "Added to B in the binary operation.", signed=True),
-            # Without alu 16 bits of it are multiplied: so few keep an instruction of a Config with norm in 64 bytes.
+            # Without alu, only MUL uses imm, and MUL takes 16 bits. 16 bits keep an instruction with norm in 64 bytes.
             Field("imm", 16 if norm and not cfg.alu else 32, imm, signed=True),
             Field("zero_point", 8, "Added after requantising.", signed=True),
             Field("clip_lo", 8, "Smallest value of the int8 stage.", signed=True),
@@ -324,13 +381,14 @@ def _vector(cfg: Config, pads: Pads, limit: int | None) -> Format:
     )
 
 
-def _store(cfg: Config, pads: Pads, limit: int | None) -> Format:
+def _store_format(cfg: Config, pads: Pads, limit: int | None) -> Format:
+    """Declare STORE."""
     out = pads["out"].piece_bits
     return Format(
         Opcode.STORE,
         "Copies a block of up to three dimensions of pieces from out to DRAM.",
         (
-            *_header(),
+            *_header_fields(),
             Field("dram_addr", 32, "First byte, relative to the DMA base."),
             Field("dram_y", 32, "Bytes from one row to the next."),
             Field("dram_z", 32, "Bytes from one plane to the next."),
@@ -347,56 +405,62 @@ def _store(cfg: Config, pads: Pads, limit: int | None) -> Format:
 
 
 def element_bytes(cfg: Config, buffer: Buffer, widen: bool = False, expand: bool = False) -> int:
-    """Bytes in DRAM of one element of a LOAD to `buffer`. widen: int8 in DRAM become int32 in ACC. expand: of packed
-    weights, with its share of a pack."""
+    """Return the bytes in DRAM of one element of a LOAD to `buffer`.
+
+    widen: the elements are int8 in DRAM and int32 in ACC. expand: the elements are packed weights; their size includes
+    a share of the pack's head.
+    """
     if expand:
         return packing(cfg).entry_bytes
     return cfg.piece_bytes if widen else scratchpads(cfg)[buffer.name.lower()].piece_bytes
 
 
 def buffers(cfg: Config) -> tuple[Buffer, ...]:
-    """Buffers that `cfg` has."""
+    """Return the scratchpads that LOAD can write in `cfg`."""
     return tuple(buffer for buffer in Buffer if buffer.name.lower() in scratchpads(cfg))
 
 
-def has(cfg: Config, value: IntEnum) -> bool:
-    """Whether `cfg` has an operation or a destination of VECTOR.
+def is_supported(cfg: Config, value: IntEnum) -> bool:
+    """Return whether the hardware of `cfg` has a reduction, a binary operation or a destination of VECTOR.
 
-    >>> has(Config(alu=False), BinaryOp.MUL), has(Config(alu=False), BinaryOp.SHR)
+    >>> is_supported(Config(alu=False), BinaryOp.MUL), is_supported(Config(alu=False), BinaryOp.SHR)
     (True, False)
     """
-    need = NEEDS[type(value)].get(value)
+    need = REQUIRED_SWITCH[type(value)].get(value)
     return need is None or bool(getattr(cfg, need))
 
 
-def lanes(cfg: Config) -> tuple[tuple[Buffer, ...], ...]:
-    """The buffers that LOAD fills through each port to memory; with two ports, weights and parameters by the second,
-    and what is spread by both."""
+def load_channels(cfg: Config) -> tuple[tuple[Buffer, ...], ...]:
+    """Return the scratchpads that each channel of LOAD fills; channel i reads through memory port i.
+
+    With one port there is one channel for all. With two, the second channel fills weights and parameters, and both fill
+    wgt if LOAD can spread it.
+    """
     pads = {buffer: scratchpads(cfg)[buffer.name.lower()] for buffer in buffers(cfg)}
-    near_buffers = [buffer for buffer, pad in pads.items() if cfg.ports == 1 or not pad.far or pad.spread]
-    return (tuple(near_buffers), tuple(buffer for buffer, pad in pads.items() if pad.far))[: cfg.ports]
+    first = [buffer for buffer, pad in pads.items() if cfg.ports == 1 or not pad.on_second_port or pad.spread]
+    return (tuple(first), tuple(buffer for buffer, pad in pads.items() if pad.on_second_port))[: cfg.ports]
 
 
 @cache
 def instruction_bytes(cfg: Config) -> int:
-    """Size of every instruction: the smallest power of two that holds the widest format."""
+    """Return the size of every instruction: the smallest power of two of bytes that holds the widest format."""
     widest = max(fmt.width for fmt in _formats(cfg, None).values())
     return 1 << ((widest + 7) // 8 - 1).bit_length()
 
 
 @cache
 def formats(cfg: Config) -> dict[Opcode, Format]:
-    """The formats of `cfg`, by opcode."""
+    """Return the format of each instruction of `cfg`, by opcode."""
     return _formats(cfg, 8 * instruction_bytes(cfg))
 
 
 def encode(cfg: Config, opcode: Opcode, **values: int) -> int:
-    """An instruction of `cfg` as an integer; see `Format.encode`."""
+    """Encode an instruction of `cfg` as an integer; see `Format.encode`."""
     return formats(cfg)[opcode].encode(**values)
 
 
 def opcode_of(word: int) -> Opcode | None:
-    """The opcode of an instruction word, or None where it is not one."""
+    """Return the opcode of an instruction word, or None if its opcode bits are illegal."""
     try:
         return Opcode(word & 0b111)
     except ValueError:

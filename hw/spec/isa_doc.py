@@ -1,4 +1,7 @@
-"""Prints docs/isa.md from the declarations: `python -m celosia.hw.spec.isa_doc > docs/isa.md`."""
+"""Print docs/isa.md from the declarations of instructions and registers.
+
+Usage: `python -m celosia.hw.spec.isa_doc > docs/isa.md`.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ from enum import IntEnum
 
 from celosia.hw.spec.config import PRESETS, Config
 from celosia.hw.spec.isa import (
-    NEEDS,
+    REQUIRED_SWITCH,
     ASource,
     BinaryOp,
     BSource,
@@ -28,6 +31,7 @@ _ENUMS = (Opcode, Unit, Buffer, ASource, BSource, ReduceOp, BinaryOp, Destinatio
 
 
 def _table(head: tuple[str, ...], rows: Iterable[tuple[object, ...]]) -> Iterator[str]:
+    """Lines of a Markdown table, and an empty line."""
     yield f"| {' | '.join(head)} |"
     yield f"|{'---|' * len(head)}"
     for row in rows:
@@ -36,11 +40,13 @@ def _table(head: tuple[str, ...], rows: Iterable[tuple[object, ...]]) -> Iterato
 
 
 def _bits(fmt: Format, field: Field) -> str:
+    """Spell the position of a field, as "12:5" or "3"."""
     low = fmt.offsets[field.name]
     return str(low) if field.width == 1 else f"{low + field.width - 1}:{low}"
 
 
-def _instruction(cfg: Config, fmt: Format) -> Iterator[str]:
+def _instruction_section(cfg: Config, fmt: Format) -> Iterator[str]:
+    """Lines of the section on one instruction: its fields, and the rules that make it illegal."""
     yield f"## {fmt.opcode.name}"
     yield ""
     yield f"{fmt.doc} {fmt.width} bits."
@@ -55,8 +61,9 @@ def _instruction(cfg: Config, fmt: Format) -> Iterator[str]:
     yield ""
 
 
-def _enum(enum: type[IntEnum]) -> Iterator[str]:
-    needs = NEEDS.get(enum, {})
+def _enum_line(enum: type[IntEnum]) -> Iterator[str]:
+    """List item with the members of an enumeration and their numbers."""
+    needs = REQUIRED_SWITCH.get(enum, {})
     values = ", ".join(
         f"{member.name} {member.value}" + (f" (`{needs[member]}`)" if member in needs else "") for member in enum
     )
@@ -64,25 +71,25 @@ def _enum(enum: type[IntEnum]) -> Iterator[str]:
 
 
 def isa_markdown(cfg: Config = PRESETS["pynq"]) -> str:
-    """The text of docs/isa.md; bit positions are those of `cfg`."""
+    """Return the text of docs/isa.md; bit positions are those of `cfg`."""
     lines = [
         "# Instructions and registers",
         "",
         "Printed from `hw/spec/isa.py` and `hw/spec/regs.py` by `python -m celosia.hw.spec.isa_doc`; do not edit.",
         f"Widths and positions are those of preset `{cfg.name}`; other Configs have other widths, in the same order.",
-        "What an instruction does is written in `sim/functional/reference.py`.",
+        "What an instruction computes is defined in `sim/functional/reference.py`.",
         "",
         f"An instruction takes {instruction_bytes(cfg)} bytes, least significant byte first. Bits above its last field",
-        "do not count. Addresses of scratchpads count entries; those of LOAD count what one step of it writes: a piece",
+        "do not count. Addresses of scratchpads count entries. Those of LOAD count elements: an element is a piece",
         "(batch x group values) of INP, VIN or ACC, an entry of the others. An instruction takes one token from each",
         "unit in `wait` before it starts, and gives one to each unit in `post` when its last write is done.",
         "",
     ]
     for fmt in formats(cfg).values():
-        lines += _instruction(cfg, fmt)
-    lines += ["## Values of fields", "", "In brackets: the field of the Config that must be true for it.", ""]
+        lines += _instruction_section(cfg, fmt)
+    lines += ["## Values of fields", "", "In brackets: the field of the Config that must be true for the value.", ""]
     for enum in _ENUMS:
-        lines += _enum(enum)
+        lines += _enum_line(enum)
     lines += ["", "## Registers", "", "All have 32 bits; counters are 64 bits in two registers.", ""]
     lines += _table(
         ("offset", "register", "access", "meaning"),

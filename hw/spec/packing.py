@@ -1,11 +1,13 @@
-"""Layout in DRAM of weights of few bits, which LOAD expands to int8 by codebooks, one of BOOKS for each group of them.
+"""Layout of packed weights in DRAM: weights of 4, 2 or 1 bits that LOAD expands to int8 by codebooks.
 
-A pack holds neighbouring entries of wgt: its head, which says the codebook of each of their groups, then the weights in
-their order, two, four or eight in a byte, the first one in its lowest bits. A group is 32 neighbouring input channels
-of one output channel: half an entry's channel, or those of several entries, which a pack has together.
+A codebook block is the weights of 32 neighbouring input channels of one output channel. The weights of a block share
+one of 16 codebooks. A pack holds one or several neighbouring entries of wgt, so many that no block is cut:
 
-Codebooks are what LOAD writes to book: entry NIBBLES * codebook + n holds what n, half a byte of weights, stands for.
-Standard library only.
+    head      the codebook's number of each block, 4 bits each
+    weights   in the order of the entries, 2, 4 or 8 in a byte, the first one in the lowest bits
+
+LOAD writes the codebooks to the scratchpad book. Its entry CODEBOOK_ENTRIES * codebook + n holds the int8 weights that
+nibble n of packed weights stands for. Standard library only.
 """
 
 from __future__ import annotations
@@ -15,89 +17,95 @@ from typing import NamedTuple
 
 from celosia.hw.spec.config import Config
 
-GROUP = 32
-"""Weights that share a codebook."""
-BOOKS = 16
-"""Codebooks; a head has the numbers of a pack's, in four bits each, the first one in the lower half of a byte."""
+CODEBOOK_BLOCK = 32
+"""Weights of a codebook block, which share a codebook."""
+CODEBOOKS = 16
+"""Codebooks in the scratchpad book; the head of a pack names one in 4 bits for each block, the low nibble first."""
 NIBBLE_BITS = 4
-"""Bits that are looked up at once: a weight, or two or four of them."""
-NIBBLES = 1 << NIBBLE_BITS
-"""Entries of book for a codebook."""
+"""Bits that index a codebook at once: one weight of 4 bits, two of 2 bits or four of 1 bit."""
+CODEBOOK_ENTRIES = 1 << NIBBLE_BITS
+"""Entries of book that one codebook takes: one for each value of a nibble."""
 
 
 class Packing(NamedTuple):
-    """Layout of packed weights. bits: of a weight. entries: of wgt in a pack. run: of an entry's weights, in their
-    order, those that share a codebook. head_bytes: in front of a pack; those beyond its groups do not count. unit:
-    bytes of the bus, which come at once."""
+    """Sizes of a pack of weights.
+
+    bits : bits of a weight in DRAM: 4, 2 or 1.
+    entries : entries of wgt in a pack.
+    weights : weights in a pack.
+    run : consecutive weights of one entry that belong to the same codebook block.
+    head_bytes : bytes of the head, which may be longer than its numbers of codebooks.
+    chunk_bytes : bytes that LOAD expands at once, those of a beat of the bus.
+    """
 
     bits: int
     entries: int
     weights: int
     run: int
     head_bytes: int
-    unit: int
+    chunk_bytes: int
 
     @property
-    def groups(self) -> int:
-        """Number of groups of a pack: one for each run of an entry's weights."""
+    def blocks(self) -> int:
+        """Codebook blocks in a pack: as many as runs in an entry, as a block takes one run of each entry."""
         return self.weights // self.entries // self.run
 
     @property
     def pack_bytes(self) -> int:
-        """Bytes of a pack in DRAM."""
+        """Bytes of a pack in DRAM, with its head."""
         return self.head_bytes + self.weight_bytes
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes of the weights behind the head."""
+        """Bytes of a pack behind its head."""
         return self.weights * self.bits // 8
 
     @property
-    def times(self) -> int:
-        """Bytes of wgt that a byte of a pack becomes."""
+    def expansion(self) -> int:
+        """Bytes of wgt that one byte of packed weights becomes."""
         return 8 // self.bits
 
     @property
     def entry_bytes(self) -> int:
-        """An entry's share of them."""
+        """Bytes of a pack divided by its entries: the size in DRAM of an element of LOAD."""
         return self.pack_bytes // self.entries
 
     @property
     def shift(self) -> int:
-        """An entry's bytes are (1 + 2^stretch) * 2^shift."""
+        """Exponent in `entry_bytes` = (1 + 2^stretch) * 2^shift, by which LOAD multiplies without a multiplier."""
         return (self.head_bytes // self.entries).bit_length() - 1
 
     @property
     def stretch(self) -> int:
-        """See `shift`."""
+        """Exponent in `entry_bytes` = (1 + 2^stretch) * 2^shift; see `shift`."""
         return (self.weight_bytes // self.head_bytes).bit_length() - 1
 
     @property
-    def units(self) -> tuple[int, int]:
-        """Number of (units of the head, units of weights) in a pack."""
-        return self.head_bytes // self.unit, self.weight_bytes // self.unit
+    def chunk_counts(self) -> tuple[int, int]:
+        """Number of chunks in the head of a pack, and in its weights."""
+        return self.head_bytes // self.chunk_bytes, self.weight_bytes // self.chunk_bytes
 
     @property
-    def unit_groups(self) -> int:
-        """Groups of which a unit has weights."""
-        return max(1, self.times * self.unit // self.run)
+    def chunk_blocks(self) -> int:
+        """Codebook blocks whose weights lie in one chunk."""
+        return max(1, self.expansion * self.chunk_bytes // self.run)
 
 
 @cache
 def packing(cfg: Config) -> Packing:
-    """Packing of `cfg`, whose weight_bits are less than 8.
+    """Return the layout of packed weights for `cfg`, which must have less than 8 weight_bits.
 
     >>> packing(Config(weight_bits=4)).pack_bytes, packing(Config(weight_bits=4)).entries  # 512 weights
     (264, 2)
     """
-    entries = max(1, GROUP // cfg.block_in)
+    entries = max(1, CODEBOOK_BLOCK // cfg.block_in)
     weights = entries * cfg.block_out * cfg.block_in
-    head_bytes = max(cfg.bus_bytes, entries, weights // GROUP // 2)
-    return Packing(cfg.weight_bits, entries, weights, min(GROUP, cfg.block_in), head_bytes, cfg.bus_bytes)
+    head_bytes = max(cfg.bus_bytes, entries, weights // CODEBOOK_BLOCK // 2)
+    return Packing(cfg.weight_bits, entries, weights, min(CODEBOOK_BLOCK, cfg.block_in), head_bytes, cfg.bus_bytes)
 
 
 def nibble_weights(cfg: Config) -> int:
-    """Weights that half a byte of a pack holds.
+    """Return the number of weights that a nibble of packed weights holds.
 
     >>> nibble_weights(Config(weight_bits=4)), nibble_weights(Config(weight_bits=1))
     (1, 4)

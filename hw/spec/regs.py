@@ -1,4 +1,7 @@
-"""The control registers, declared once: offset, access and meaning. All are 32 bits wide, on AXI4-Lite."""
+"""Control registers of the accelerator: offset, access and meaning. Each has 32 bits; the host uses AXI4-Lite.
+
+The RTL's register file, the driver and docs/isa.md derive from the declarations here.
+"""
 
 from __future__ import annotations
 
@@ -9,21 +12,21 @@ from enum import IntEnum
 from celosia.hw.spec.isa import Unit
 
 MAGIC = 0x43454C4F
-"""Value of register `magic`: "CELO"."""
+"""Constant value of register `magic`, "CELO", by which a host recognises the accelerator."""
 
 
 class Access(IntEnum):
-    """Access of the host to a register."""
+    """Access rights of the host to a register."""
 
     READ = 0
     WRITE = 1
-    """Written by the host; reads give the value back."""
+    """The host may write; a read returns the value written."""
     SETUP = 2
-    """Written as WRITE, but writes change nothing during a run, or while memory owes answers of one."""
+    """Like WRITE, but writes have no effect during a run, or while responses of memory to a run are outstanding."""
 
 
 class Error(IntEnum):
-    """Error codes of register `status`."""
+    """Error codes that register `status` reports after a run."""
 
     NONE = 0
     ILLEGAL_INSTRUCTION = 1
@@ -48,7 +51,13 @@ ERROR_TEXT = {
 
 @dataclass(frozen=True)
 class Register:
-    """A register of 32 bits at byte `offset`; doc: a sentence for docs/isa.md."""
+    """Declaration of a register of 32 bits.
+
+    name : its name in the driver and in docs/isa.md.
+    offset : byte address, from the accelerator's base address.
+    access : what the host may do with it.
+    doc : its meaning, a sentence for docs/isa.md.
+    """
 
     name: str
     offset: int
@@ -57,20 +66,23 @@ class Register:
 
 
 CONTROL_START = 1 << 0
-"""Starts the instructions; also clears the units, the semaphores and the counters."""
+"""Bit of register `control` that starts a run; it also clears the units, the semaphores and the counters."""
 CONTROL_ABORT = 1 << 1
-"""Ends a run: units begin nothing more, and it is done when memory has answered what it was asked."""
+"""Bit of register `control` that ends a run: units start nothing more, and the run is done when all outstanding
+responses of memory have come."""
 STATUS_BUSY = 1 << 0
 STATUS_DONE = 1 << 1
 STATUS_STUCK = 1 << 2
-"""Memory has not answered all that the last run asked of it within the watchdog's time; no run starts before it has."""
+"""Bits of register `status`. Stuck: the run is done, but responses of memory were outstanding longer than the time of
+the watchdog; no run starts before they have come."""
 STATUS_ERROR_SHIFT = 8
+"""Lowest bit of the error code in register `status`."""
 TRACE_DONE = 1 << 0
-"""Flag of a trace event: the instruction is done; else it starts."""
+"""Bit of register `trace_event`: the instruction is done; else it starts."""
 TRACE_UNIT_SHIFT, TRACE_INDEX_SHIFT = 1, 3
-"""First bits of the unit and of the instruction's number in a trace event."""
+"""Lowest bit of the unit, and of the instruction's number, in register `trace_event`."""
 TRACE_PREFIX = "trace_"
-"""Prefix of registers that exist only where the Config has a `trace_depth`; others read as 0."""
+"""Prefix of the names of registers that only exist in Configs with a `trace_depth`; in others they read as 0."""
 
 
 _Rows = tuple[tuple[str, Access, str], ...]
@@ -79,80 +91,82 @@ _RUN: _Rows = (
     ("magic", Access.READ, 'Always 0x43454C4F ("CELO").'),
     ("identity", Access.READ, "First 32 bits of the Config's digest."),
     ("sources", Access.READ, "First 32 bits of the digest of the hardware's sources."),
-    ("control", Access.WRITE, "Bit 0 starts a run, bit 1 ends one, which counts where both are set; reads as 0."),
+    ("control", Access.WRITE, "Bit 0 starts a run, bit 1 ends one and has priority; reads as 0."),
     (
         "status",
         Access.READ,
-        "Bit 0 busy, bit 1 done, bits 8 to 15 the error code. Bit 2 stuck: done, but memory has not answered all "
-        "that it was asked; no run starts before it has.",
+        "Bit 0 busy, bit 1 done, bits 8 to 15 the error code. Bit 2 stuck: done, but responses of memory are still "
+        "outstanding; no run starts before they have come.",
     ),
     (
         "error_index",
         Access.READ,
-        "Number of the instruction that the error belongs to, from 0; for the watchdog, a lease and an abort "
-        "the oldest that waits for a token or, where none does, the last one that started.",
+        "Number of the instruction that caused the error, from 0. For the watchdog, a lease and an abort: the oldest "
+        "instruction that waits for a token or, if none waits, the last one that started.",
     ),
-    ("runs", Access.READ, "Runs that were started since the reset: the number of the last one, modulo 2^32."),
-    ("instr_addr", Access.SETUP, "First instruction: byte offset from the DMA base, a multiple of its own bytes."),
-    ("instr_count", Access.SETUP, "How many instructions."),
+    ("runs", Access.READ, "Number of runs started since the reset, modulo 2^32."),
+    (
+        "instr_addr",
+        Access.SETUP,
+        "First instruction: byte offset from the DMA base, a multiple of an instruction's bytes.",
+    ),
+    ("instr_count", Access.SETUP, "Number of instructions."),
     ("dma_base_lo", Access.SETUP, "Physical address of DRAM offset 0, low half; a multiple of 4096."),
     ("dma_base_hi", Access.SETUP, "High half."),
-    ("dma_size", Access.SETUP, "Bytes that may be read and written from the base."),
+    ("dma_size", Access.SETUP, "Bytes from the base that the accelerator may read and write."),
     (
         "watchdog",
         Access.WRITE,
-        "Cycles without progress of any unit, and without an answer of memory, before the run ends in an error; 0 "
-        "for never.",
+        "Cycles without progress of any unit, and without a response of memory, after which the run ends in an "
+        "error; 0: never.",
     ),
     (
         "lease",
         Access.WRITE,
-        "Cycles from the start, or from the last write of this register, before the run ends in an error: a host "
-        "that waits for a run writes it again and again; 0 for never.",
+        "Cycles from the start, or from the last write of this register, after which the run ends in an error: a "
+        "host that waits for a run writes it again and again; 0: never.",
     ),
     ("irq_enable", Access.WRITE, "Bit 0: raise the interrupt while done."),
 )
-"""Registers of the hardware, and of a run."""
+"""Registers that identify the hardware and control a run: name, access, meaning."""
 
 _TRACE: _Rows = (
     (
         "trace_count",
         Access.READ,
-        "Events of the run that the ring has taken; it holds the last `trace_depth` of them.",
+        "Events of the run; the trace buffer holds the last `trace_depth` of them.",
     ),
-    ("trace_at", Access.WRITE, "An entry of the ring: the number of an event, from 0, modulo `trace_depth`."),
+    ("trace_at", Access.WRITE, "Selects an event of the trace buffer: its number, from 0, modulo `trace_depth`."),
     (
         "trace_event",
         Access.READ,
-        "What that event is. Bit 0: the instruction is done, else it starts; bits 1 to 2 its unit, the others its "
+        "The selected event. Bit 0: the instruction is done, else it starts; bits 1 to 2: its unit; the others: its "
         "number.",
     ),
-    ("trace_cycle", Access.READ, "When it was: cycles from the start, modulo 2^32."),
+    ("trace_cycle", Access.READ, "Time of the selected event: cycles from the start, modulo 2^32."),
 )
-"""Registers of the event trace."""
+"""Registers that read the event trace: name, access, meaning."""
 
 
 def _counters() -> Iterator[tuple[str, str]]:
-    """Name and meaning of each counter."""
+    """Yield the name and the meaning of each 64-bit counter."""
     yield "cycles", "Cycles from start to done"
     yield "read_beats", "Beats received on the AXI read channels"
     yield "write_beats", "Beats sent on the AXI write channel"
     for unit in Unit:
-        for label, doc, lanes in (
-            ("busy", "cycles in which it moved a beat or did a tile operation", ", those of each lane"),
+        for suffix, doc, channels in (
+            ("busy", "cycles in which it moved a beat or did a tile operation", ", summed over its channels"),
             ("wait_token", "cycles in which its next instruction waited for a token", ""),
-            ("wait_memory", "cycles in which it was held up by memory", ", those of each lane"),
+            ("wait_memory", "cycles in which it was held up by memory", ", summed over its channels"),
         ):
-            yield f"{unit.name.lower()}_{label}", f"{unit.name}: {doc}{lanes if unit == Unit.LOAD else ''}"
+            yield f"{unit.name.lower()}_{suffix}", f"{unit.name}: {doc}{channels if unit == Unit.LOAD else ''}"
 
 
 def _registers() -> dict[str, Register]:
-    """All registers, in the order of their offsets."""
+    """Declare every register, by name, in the order of the offsets: run, counters, trace."""
     halves = (("lo", "low half"), ("hi", "high half"))
     counters = (
-        (f"{name}_{half}", Access.READ, f"{doc}, {half_text}.")
-        for name, doc in _counters()
-        for half, half_text in halves
+        (f"{name}_{half}", Access.READ, f"{doc}, {which}.") for name, doc in _counters() for half, which in halves
     )
     rows = (*_RUN, *counters, *_TRACE)
     return {name: Register(name, 4 * i, access, doc) for i, (name, access, doc) in enumerate(rows)}

@@ -1,4 +1,10 @@
-"""The scratchpads, each once: what an entry holds, how many there are, who writes them and who reads them.
+"""Scratchpads of the accelerator: the values of an entry, the number of entries, the units that write and read.
+
+    inp, wgt   activations and weights for GEMM            par    bias, multiplier and shift of channels
+    acc        int32 sums of GEMM                          lut    lookup tables of 256 bytes
+    vin        operands of VECTOR                          tap    weights of depthwise convolutions
+    out        results for STORE                           exp    powers of softmax
+                                                           book   codebooks of packed weights
 
 RTL, timing model, simulators, compiler, verifier and docs/configs.md derive depths, widths and bytes from here.
 """
@@ -13,59 +19,69 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from celosia.hw.spec.config import Config
-from celosia.hw.spec.packing import BOOKS, NIBBLES, nibble_weights
+from celosia.hw.spec.packing import CODEBOOK_ENTRIES, CODEBOOKS, nibble_weights
 
 TABLE_SIZE = 256
-"""Entries of a table of lut: one for each int8."""
+"""Values in a table of lut: one for each int8."""
 
-SPREAD_BEATS = 8
-"""Beats of half an entry from which it pays to ask for it on its own: so many of each burst that may be under way at
-once cover what memory takes to answer."""
+MIN_SPREAD_BEATS = 8
+"""Smallest size of half an entry of wgt, in beats, for which LOAD may spread entries over both read ports.
 
-POWERS = 512
-"""Entries of exp: the power that each distance from a row's largest element has, -255 to 0, and the same times the
-steps of the result."""
+A spread LOAD requests each half as a burst of its own. Shorter bursts would not cover the latency of memory with the
+bursts that may be outstanding.
+"""
+
+EXP_ENTRIES = 512
+"""Entries of exp: for each distance of an int8 from the largest one of its row, -255 to 0, the power e^(scale *
+distance), then for each distance the power divided by the scale of the result."""
 
 _BITS = {"int8": 8, "int32": 32, "float32": 32, "uint64": 64}
+"""Bits of a value, by type."""
 
 
-class Part(NamedTuple):
-    """A part: some bits of a word."""
+class BitField(NamedTuple):
+    """Position of a number in a word of several numbers.
+
+    offset : its lowest bit.
+    width : bits.
+    signed : the bits are a two's complement number.
+    """
 
     offset: int
     width: int
     signed: bool = False
 
     def of(self, word: Any) -> Any:
-        """Extract these bits from an integer, an array of uint64 or an expression, as unsigned.
+        """Extract the bits from `word`, an integer, an array or a tensor expression, as an unsigned number.
 
-        >>> [part.of((30 << 56) + (9 << 32) + 5) for part in PAR.values()]
+        >>> [part.of((30 << 56) + (9 << 32) + 5) for part in PAR_FIELDS.values()]
         [5, 9, 30]
         """
         return (word >> self.offset if self.offset else word) & ((1 << self.width) - 1)
 
 
-PAR = {"bias": Part(0, 32, signed=True), "multiplier": Part(32, 24), "shift": Part(56, 6)}
-"""Parts of a word of par: one channel, in 64 bits of which the highest two are unused."""
+PAR_FIELDS = {"bias": BitField(0, 32, signed=True), "multiplier": BitField(32, 24), "shift": BitField(56, 6)}
+"""Numbers that par holds for one channel, in a word of 64 bits; the highest two bits are unused."""
 
-FLOAT = {"fraction": Part(0, 23), "exponent": Part(23, 8)}
-"""Parts of a float32 that the hardware uses: there are no negative ones, and an exponent of 255 is one as any
-other."""
+FLOAT_FIELDS = {"fraction": BitField(0, 23), "exponent": BitField(23, 8)}
+"""Parts of a float32 that the softmax hardware uses. It has no negative numbers, and no infinities or NaNs: exponent
+255 is an ordinary one."""
 
 
 @dataclass(frozen=True)
 class Scratchpad:
-    """Properties of one of the scratchpads of a Config.
+    """Declaration of one scratchpad memory of a Config.
 
-    name: that of its Buffer, and of its ports. depth: entries, a power of two.
-    shape, element: the values of an entry, the first one in the lowest bits, and their type.
-    grain: bits that LOAD writes on their own, or VECTOR where LOAD writes none.
-    writers, readers: units, the one that goes first where two come at once in front.
-    in_pieces: LOAD and STORE address the parts along the first axis of `shape`; else whole entries.
-    banks: memories over which the entries are spread.
-    kept: values of an entry that the hardware keeps, from the first one on; 0: all.
-    far: filled through the second read port to memory where there are two.
-    spread: an instruction may fill it through both, half of each entry through each.
+    name : name of its `Buffer` in lower case, and of its ports in the RTL.
+    depth : entries, a power of two.
+    shape, element : shape and type of the values of an entry; the first value is in the lowest bits.
+    grain : smallest number of bits that a write changes: LOAD's write, or VECTOR's if LOAD does not write here.
+    writers, readers : names of the units with a port, by falling priority if two come in the same cycle.
+    in_pieces : LOAD and STORE address pieces, the parts of an entry along the first axis of `shape`; else entries.
+    banks : memories over which the entries are interleaved.
+    kept_values : values of an entry that the memory holds, from the first one on; 0: all.
+    on_second_port : with two read ports to memory, LOAD fills it through the second.
+    spread : one LOAD may fill it through both ports, half of each entry through each.
     """
 
     name: str
@@ -77,33 +93,33 @@ class Scratchpad:
     readers: tuple[str, ...]
     in_pieces: bool = False
     banks: int = 1
-    kept: int = 0
-    far: bool = False
+    kept_values: int = 0
+    on_second_port: bool = False
     spread: bool = False
 
     @property
     def value_bits(self) -> int:
-        """Bits of one value."""
+        """Bits of one value of an entry."""
         return _BITS[self.element]
 
     @property
     def width(self) -> int:
-        """Bits of an entry, as whole grains."""
-        return -(-(self.kept or prod(self.shape)) * self.value_bits // self.grain) * self.grain
+        """Bits of an entry in the memory, rounded up to whole grains."""
+        return -(-(self.kept_values or prod(self.shape)) * self.value_bits // self.grain) * self.grain
 
     @property
     def pieces(self) -> int:
-        """Parts of an entry that LOAD and STORE address."""
+        """Parts of an entry that LOAD and STORE can address: its pieces, or 1."""
         return self.shape[0] if self.in_pieces else 1
 
     @property
     def piece_shape(self) -> tuple[int, ...]:
-        """Values of one of them."""
+        """Shape of the values that one address of LOAD or STORE stands for."""
         return self.shape[1:] if self.in_pieces else self.shape
 
     @property
     def piece_bytes(self) -> int:
-        """Bytes of one of them in DRAM."""
+        """Bytes in DRAM that one address of LOAD or STORE stands for."""
         return prod(self.piece_shape) * self.value_bits // 8
 
     @property
@@ -112,37 +128,37 @@ class Scratchpad:
         return self.pieces * self.piece_bytes
 
     def beats(self, bus_bytes: int) -> int:
-        """Cycles in which LOAD writes an entry that comes over a bus of so many bytes."""
+        """Beats in which LOAD brings one entry over a bus of `bus_bytes` bytes; it writes one beat a cycle."""
         return self.pieces * max(1, self.piece_bytes // bus_bytes)
 
     @property
     def address_bits(self) -> int:
-        """Bits of an entry's number."""
+        """Bits of the address of an entry."""
         return max(1, (self.depth - 1).bit_length())
 
-    def bits_of_parts(self, width: int) -> int:
-        """Bits of the number of a part of `width` bits of an entry, or of an entry that is no larger than that."""
+    def part_address_bits(self, width: int) -> int:
+        """Bits of the address of a part of an entry, `width` bits wide; of an entry if entries are no wider."""
         return self.address_bits + max(1, self.width // width).bit_length() - 1
 
     @property
     def piece_bits(self) -> int:
-        """Bits of a piece's number."""
+        """Bits of the address of a piece."""
         return self.address_bits + self.pieces.bit_length() - 1
 
     @property
     def bank_depth(self) -> int:
-        """Entries of a bank."""
+        """Entries in each bank."""
         return self.depth // self.banks
 
     @property
     def bytes(self) -> int:
-        """Size in bytes."""
+        """Size of the memory in bytes."""
         return self.depth * self.width // 8
 
 
 @cache
 def scratchpads(cfg: Config) -> Mapping[str, Scratchpad]:
-    """Scratchpads of `cfg`, by name: without taps there is no tap.
+    """Return the scratchpads of `cfg` by name; tap, exp and book exist only in Configs that use them.
 
     >>> pad = scratchpads(Config())["acc"]
     >>> pad.depth, pad.shape, pad.width, pad.banks
@@ -150,46 +166,58 @@ def scratchpads(cfg: Config) -> Mapping[str, Scratchpad]:
     """
     inp, out = (cfg.inp_pieces, cfg.batch, cfg.group), (cfg.out_pieces, cfg.batch, cfg.group)
     forward = "vector load" if cfg.forward else "load"
-    spread = cfg.ports == 2 and cfg.block_out * cfg.block_in >= 2 * SPREAD_BEATS * cfg.bus_bytes
-    slots = 1 << (cfg.taps - 1).bit_length() if cfg.taps else 1  # entries of vin that VECTOR reads at once, in banks
+    spread = cfg.ports == 2 and cfg.block_out * cfg.block_in >= 2 * MIN_SPREAD_BEATS * cfg.bus_bytes
+    slots = 1 << (cfg.taps - 1).bit_length() if cfg.taps else 1  # vin has as many banks as VECTOR reads entries at once
     pads = [
         _scratchpad(cfg, "inp", cfg.inp_depth, inp, forward, "gemm", in_pieces=True),
-        _scratchpad(cfg, "wgt", cfg.wgt_depth, (cfg.block_out, cfg.block_in), "load", "gemm", far=True, spread=spread),
+        _scratchpad(cfg, "wgt", cfg.wgt_depth, (cfg.block_out, cfg.block_in), "load", "gemm",
+                    on_second_port=True, spread=spread),
         _scratchpad(cfg, "acc", cfg.acc_depth, out, "gemm vector load" if cfg.int32 else "gemm load",
                     "gemm vector", element="int32", grain=32, in_pieces=True, banks=2),
         _scratchpad(cfg, "vin", cfg.vin_depth, out, forward, "vector", in_pieces=True, banks=slots),
         _scratchpad(cfg, "out", cfg.out_depth, out, "vector", "store", grain=8 * prod(out), in_pieces=True),
-        _scratchpad(cfg, "par", cfg.par_depth, (cfg.block_out,), "load", "vector", element="uint64", far=True),
-        _scratchpad(cfg, "lut", cfg.lut_count, (TABLE_SIZE,), "load", "vector", far=True),
+        _scratchpad(cfg, "par", cfg.par_depth, (cfg.block_out,), "load", "vector",
+                    element="uint64", on_second_port=True),
+        _scratchpad(cfg, "lut", cfg.lut_count, (TABLE_SIZE,), "load", "vector", on_second_port=True),
     ]  # fmt: skip
     if cfg.taps:
-        shape, kept_bytes = (slots, cfg.block_out), cfg.taps * cfg.block_out  # places beyond `taps` are not looked at
-        pads.append(_scratchpad(cfg, "tap", cfg.tap_depth, shape, "load", "vector", kept=kept_bytes, far=True))
+        shape = (slots, cfg.block_out)  # slots is a power of two; VECTOR reads `taps` of them
+        used = cfg.taps * cfg.block_out
+        pads.append(
+            _scratchpad(cfg, "tap", cfg.tap_depth, shape, "load", "vector", kept_values=used, on_second_port=True)
+        )
     if cfg.softmax:
-        pads.append(_scratchpad(cfg, "exp", POWERS, (1,), "load", "vector", element="float32", far=True))
+        pads.append(
+            _scratchpad(cfg, "exp", EXP_ENTRIES, (1,), "load", "vector", element="float32", on_second_port=True)
+        )
     if cfg.weight_bits < 8:
         weights = (nibble_weights(cfg),)
-        pads.append(_scratchpad(cfg, "book", BOOKS * NIBBLES, weights, "load", "load", far=True))
+        pads.append(
+            _scratchpad(cfg, "book", CODEBOOKS * CODEBOOK_ENTRIES, weights, "load", "load", on_second_port=True)
+        )
     return MappingProxyType({pad.name: pad for pad in pads})
 
 
 def _scratchpad(
     cfg: Config, name: str, depth: int, shape: tuple[int, ...], writers: str, readers: str, element: str = "int8",
-    grain: int = 0, in_pieces: bool = False, **options: Any,
+    grain: int = 0, in_pieces: bool = False, **more: Any,
 ) -> Scratchpad:  # fmt: skip
-    """Scratchpad with defaults: LOAD writes what a beat of the bus holds, or a piece."""
+    """Declare a scratchpad. writers, readers: names of units, separated by spaces. grain: 0 for that of LOAD.
+
+    LOAD writes a beat of the bus at once, or a piece if that is smaller.
+    """
     step = prod(shape[in_pieces:]) * _BITS[element]
     grain = grain or min(8 * cfg.bus_bytes, step)
     units = tuple(writers.split()), tuple(readers.split())
-    return Scratchpad(name, depth, shape, element, grain, *units, in_pieces, **options)
+    return Scratchpad(name, depth, shape, element, grain, *units, in_pieces, **more)
 
 
 def total_bytes(cfg: Config) -> int:
-    """Bytes of all scratchpads together."""
+    """Return the size of all scratchpads of `cfg` together, in bytes."""
     return sum(pad.bytes for pad in scratchpads(cfg).values())
 
 
 @cache
 def depths(cfg: Config) -> Mapping[str, int]:
-    """Entries of each of them."""
+    """Return the number of entries of each scratchpad of `cfg`, by name."""
     return MappingProxyType({name: pad.depth for name, pad in scratchpads(cfg).items()})

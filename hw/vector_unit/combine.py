@@ -8,7 +8,7 @@ from amaranth.lib.wiring import In, Out
 
 from celosia.hw.lib.signals import Reg
 from celosia.hw.spec.config import Config
-from celosia.hw.spec.isa import BinaryOp, ReduceOp, has
+from celosia.hw.spec.isa import BinaryOp, ReduceOp, is_supported
 from celosia.hw.spec.pipeline import FACTOR_BITS
 from celosia.hw.vector_unit.norm.factors import SPARE_BITS
 from celosia.hw.vector_unit.norm.moments import VALUE_BITS
@@ -96,7 +96,7 @@ class Combine(wiring.Component):
             m.d.sync += v.eq(reduced)
             with m.Switch(self.binary_op):
                 for op, result in results.items():
-                    if has(self._cfg, op):
+                    if is_supported(self._cfg, op):
                         with m.Case(op):
                             m.d.sync += v.eq(result)
         return m
@@ -110,4 +110,4 @@ class Combine(wiring.Component):
         return (a * wide + self.rest) >> SPARE_BITS
 
     def _is_min(self) -> Value:
-        return self.reduce_op == ReduceOp.MIN if has(self._cfg, ReduceOp.MIN) else Const(0)
+        return self.reduce_op == ReduceOp.MIN if is_supported(self._cfg, ReduceOp.MIN) else Const(0)

@@ -7,7 +7,7 @@ from amaranth.lib import data
 
 from celosia.hw.lib.layout import INDEX_BITS
 from celosia.hw.spec.config import Config
-from celosia.hw.spec.isa import ASource, BinaryOp, BSource, Destination, Opcode, formats, has
+from celosia.hw.spec.isa import ASource, BinaryOp, BSource, Destination, Opcode, formats, is_supported
 from celosia.hw.vector_unit.residual import BIAS
 
 # Fields that hold during an instruction and are used as they are.
@@ -24,7 +24,7 @@ def constants_layout(cfg: Config) -> data.StructLayout:
     results go, a bit for each destination. raw: results have 32 bits. norm: it is a norm.
     """
     shapes = {field.name: field for field in formats(cfg)[Opcode.VECTOR].fields}
-    destinations = 1 + max(to for to in Destination if has(cfg, to))
+    destinations = 1 + max(to for to in Destination if is_supported(cfg, to))
     return data.StructLayout(
         {name: (signed if shapes[name].signed else unsigned)(shapes[name].width) for name in _COPIED}
         | {"index": INDEX_BITS, "a_vin": 1, "b_vin": 1, "weigh": 1, "to": destinations}

@@ -9,14 +9,14 @@ from amaranth.lib.wiring import In, Out
 from celosia.hw.lib.probes import probes
 from celosia.hw.lib.signals import Reg
 from celosia.hw.spec.pipeline import REQUANTISE_STAGES
-from celosia.hw.spec.scratchpads import PAR
+from celosia.hw.spec.scratchpads import PAR_FIELDS
 from celosia.hw.vector_unit.masks import ones
 from celosia.hw.vector_unit.multiply import LOW_BITS, logic_product
 
 RESULT_BITS = 10
 
 param_layout = data.FlexibleLayout(
-    64, {name: data.Field(Shape(part.width, part.signed), part.offset) for name, part in PAR.items()}
+    64, {name: data.Field(Shape(part.width, part.signed), part.offset) for name, part in PAR_FIELDS.items()}
 )
 """The parameters of one channel in an entry of par."""
 

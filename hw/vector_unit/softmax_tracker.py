@@ -11,7 +11,7 @@ from celosia.hw.lib.probes import probes
 from celosia.hw.lib.signals import Reg
 from celosia.hw.spec.config import Config
 from celosia.hw.spec.isa import EXTENT_BITS, ASource, BSource, Destination, Opcode
-from celosia.hw.spec.pipeline import ROWS_OFFERED
+from celosia.hw.spec.pipeline import SOFTMAX_OFFER_CYCLES
 from celosia.hw.vector_unit.constants import constants_layout
 from celosia.hw.vector_unit.war_hazard import WarHazardTracker
 
@@ -128,11 +128,11 @@ class SoftmaxTracker(wiring.Component):
     def _second_may_start(self, m: Module, single: Value, oldest: Signal) -> Value:
         """Whether the softmax that is offered may start beside the single one under way.
 
-        That takes ROWS_OFFERED cycles: `spare` takes its constants, and then these are compared.
+        That takes SOFTMAX_OFFER_CYCLES cycles: `spare` takes its constants, and then these are compared.
         """
         is_offered = Signal()
         alike = Reg()
-        was_offered = [Signal(name=f"was_offered{i}") for i in range(ROWS_OFFERED)]
+        was_offered = [Signal(name=f"was_offered{i}") for i in range(SOFTMAX_OFFER_CYCLES)]
         m.d.comb += is_offered.eq(self.offered & single)
         m.d.sync += Cat(was_offered).eq(Cat(is_offered, *(before & is_offered for before in was_offered[:-1])))
         m.d.sync += alike.eq(Cat(self.spare[name] == oldest[name] for name in _RESULTS).all())

@@ -16,7 +16,7 @@ from celosia.hw.lib.probes import probes
 from celosia.hw.lib.signals import Reg
 from celosia.hw.spec.config import Config
 from celosia.hw.spec.isa import Opcode, formats
-from celosia.hw.spec.pipeline import NORM_ROWS, vector_stages
+from celosia.hw.spec.pipeline import MAX_NORM_ROWS, vector_stages
 from celosia.hw.spec.scratchpads import scratchpads
 from celosia.hw.vector_unit.constants import constants_layout
 
@@ -41,7 +41,7 @@ def carried_layout(cfg: Config) -> data.StructLayout:
     pads = scratchpads(cfg)
     par_bits = next(field.width for field in formats(cfg)[Opcode.VECTOR].fields if field.name == "par_base")
     addresses = {"vin_addr": pads["vin"].address_bits, "acc_addr": pads["acc"].address_bits, "par_addr": par_bits}
-    return data.StructLayout({"first": 1, "last": 1, **addresses, "row": exact_log2(NORM_ROWS)})
+    return data.StructLayout({"first": 1, "last": 1, **addresses, "row": exact_log2(MAX_NORM_ROWS)})
 
 
 def stage_names(cfg: Config, first: str, end: str) -> list[str]:

@@ -28,8 +28,8 @@ from celosia.hw.spec.isa import (
     element_bytes,
     formats,
 )
-from celosia.hw.spec.packing import BOOKS, NIBBLES, packing
-from celosia.hw.spec.scratchpads import POWERS, scratchpads
+from celosia.hw.spec.packing import CODEBOOK_ENTRIES, CODEBOOKS, packing
+from celosia.hw.spec.scratchpads import EXP_ENTRIES, scratchpads
 from celosia.sim.functional.patterns import Steps, offsets, spans
 from celosia.sim.functional.reference import Fields
 
@@ -151,7 +151,7 @@ def _each(cfg: Config, operand: str, f: Any) -> Any:
     """Number of consecutive entries at each address."""
     if operand == "a":
         return np.where(f["taps"], cfg.taps, 1)
-    return {"exp": POWERS, "book": BOOKS * NIBBLES}.get(operand, 1)  # both are read as a whole
+    return {"exp": EXP_ENTRIES, "book": CODEBOOKS * CODEBOOK_ENTRIES}.get(operand, 1)  # both are read as a whole
 
 
 def _steps(strides: tuple[tuple[str, str], ...] | None, f: Any) -> Any:

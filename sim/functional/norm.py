@@ -33,7 +33,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from celosia.hw.spec.pipeline import EPSILON_SHIFT, FACTOR_BITS, NORM_FRACTION, NORM_LANES, ROOT_BITS
+from celosia.hw.spec.pipeline import EPSILON_SHIFT, FACTOR_BITS, MAX_NORM_ELEMENTS, NORM_FRACTION, ROOT_BITS
 
 Int64 = NDArray[np.int64]
 
@@ -43,12 +43,12 @@ _KEPT = 32
 """Bits of V of which the root is taken."""
 _SPARE = 32 - NORM_FRACTION
 """Bits that a product has behind those of v."""
-_LANES_BITS = NORM_LANES.bit_length()
+_LANES_BITS = MAX_NORM_ELEMENTS.bit_length()
 
 
 def normalise_rows(x: NDArray[np.int8], count: int, offset: int, centre: bool, epsilon: int) -> NDArray[np.int32]:
-    """Return v of each lane of x [rows, lanes], normalised. The first `count` lanes, 1 to NORM_LANES, are the row.
-    centre: LayerNorm, not RMSNorm. offset: added to x, -128 to 128. epsilon: E, 0 to 2^47 - 1.
+    """Return v of each lane of x [rows, lanes], normalised. The first `count` lanes, 1 to MAX_NORM_ELEMENTS, are the
+    row. centre: LayerNorm, not RMSNorm. offset: added to x, -128 to 128. epsilon: E, 0 to 2^47 - 1.
 
     Other lanes get what their values would, modulo 2^16 at the multiplier and 2^32 behind it.
 

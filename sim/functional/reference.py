@@ -31,7 +31,7 @@ from celosia.hw.spec.isa import (
 )
 from celosia.hw.spec.legality import why_illegal
 from celosia.hw.spec.regs import Error
-from celosia.hw.spec.scratchpads import PAR, scratchpads
+from celosia.hw.spec.scratchpads import PAR_FIELDS, scratchpads
 from celosia.sim.functional.norm import normalise_rows
 from celosia.sim.functional.softmax import softmax_rows
 from celosia.sim.functional.unpacking import expand
@@ -55,7 +55,7 @@ class State:
 
     inp [depth, block_in/group, batch, group] int8; wgt [depth, block_out, block_in] int8;
     acc [depth, block_out/group, batch, group] int32; vin, out likewise int8;
-    par [depth, block_out] uint64, see `PAR`; lut [count, 256] int8;
+    par [depth, block_out] uint64, see `PAR_FIELDS`; lut [count, 256] int8;
     tap [depth, slots, block_out] int8, of slots at least `taps`; [0, ...] where the Config has no taps.
     exp [depth, 1] float32, see `FLOAT`; [0, 1] where the Config has no softmax.
     book [depth, weights of half a byte] int8, see `hw/spec/packing.py`; [0, 1] where the Config has weight_bits = 8.
@@ -212,8 +212,8 @@ def vector(state: State, f: Fields) -> None:
     v = _normed(state, f) if f.get("norm") else _combined(state, f, residual)
     if f["requantise"]:
         par = state.par[addresses(f, "par", OUTER_LOOPS, len(state.par))].reshape(*v.shape[:4], 1, cfg.group)
-        bias = PAR["bias"].of(par).astype(np.uint32).view(np.int32)
-        multiplier, shift = (PAR[name].of(par).astype(np.int64) for name in ("multiplier", "shift"))
+        bias = PAR_FIELDS["bias"].of(par).astype(np.uint32).view(np.int32)
+        multiplier, shift = (PAR_FIELDS[name].of(par).astype(np.int64) for name in ("multiplier", "shift"))
         v = requantise(v.astype(np.int32), bias, multiplier, shift) + f["zero_point"]
     if f["requantise"] or f["lookup"] or f["rescale_add"] or f["destination"] != Destination.ACC:
         v = np.minimum(np.maximum(v, f["clip_lo"]), f["clip_hi"])

@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from celosia.hw.spec.scratchpads import FLOAT
+from celosia.hw.spec.scratchpads import FLOAT_FIELDS
 
 Int64 = NDArray[np.int64]
 Pairs = tuple[Int64, Int64]
@@ -33,7 +33,7 @@ def pairs_of(words: NDArray[np.uint32]) -> Pairs:
     (array([8388608,       0,       1]), array([127,   1,   1]))
     """
     wide = words.astype(np.int64)
-    fraction, field = (part.of(wide) for part in FLOAT.values())
+    fraction, field = (part.of(wide) for part in FLOAT_FIELDS.values())
     return fraction | np.where(field > 0, 1 << 23, 0), np.maximum(field, 1)
 
 
@@ -86,10 +86,10 @@ def divide_pairs(a: Pairs, b: Pairs) -> Int64:
 def softmax_rows(
     x: NDArray[np.int8], powers: NDArray[np.uint32], shares: NDArray[np.uint32], zero_point: int, low: int, high: int
 ) -> NDArray[np.int8]:
-    """Softmax of each row of x [rows, count]. powers, shares: [256], see `FLOAT`, of an element by its distance from
-    the largest one of its row, which has the last entry. The powers are added up in float32, from the left; each share
-    over the sum, in float32, is rounded to an integer, ties to even, and gets the zero point. Where the limits cross,
-    the upper one holds.
+    """Softmax of each row of x [rows, count]. powers, shares: [256], see FLOAT_FIELDS, of an element by its
+    distance from the largest one of its row, which has the last entry. The powers are added up in float32, from the
+    left; each share over the sum, in float32, is rounded to an integer, ties to even, and gets the zero point. Where
+    the limits cross, the upper one holds.
     """
     steps = x.astype(np.int64)
     index = 255 + steps - steps.max(axis=1, keepdims=True)

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from celosia.hw.spec.config import Config
-from celosia.hw.spec.packing import NIBBLE_BITS, NIBBLES, packing
+from celosia.hw.spec.packing import CODEBOOK_ENTRIES, NIBBLE_BITS, packing
 
 
 def numbers(data: NDArray[np.uint8], bits: int) -> NDArray[np.uint8]:
@@ -29,8 +29,8 @@ def expand(cfg: Config, data: NDArray[np.uint8], book: NDArray[Any]) -> NDArray[
     """
     p = packing(cfg)
     packs = data.reshape(*data.shape[:-1], -1, p.pack_bytes)
-    heads = numbers(packs[..., : p.head_bytes], NIBBLE_BITS)[..., : p.groups].astype(np.intp)
+    heads = numbers(packs[..., : p.head_bytes], NIBBLE_BITS)[..., : p.blocks].astype(np.intp)
     nibbles = numbers(packs[..., p.head_bytes :], NIBBLE_BITS)
-    places = nibbles.reshape(*packs.shape[:-1], p.entries, p.groups, -1) + NIBBLES * heads[..., None, :, None]
+    places = nibbles.reshape(*packs.shape[:-1], p.entries, p.blocks, -1) + CODEBOOK_ENTRIES * heads[..., None, :, None]
     values: NDArray[Any] = book[places]
     return values.reshape(*data.shape[:-1], -1, cfg.block_out * cfg.block_in)

@@ -29,7 +29,7 @@ from celosia.hw.spec.isa import (
     ReduceOp,
     element_bytes,
 )
-from celosia.hw.spec.scratchpads import PAR, depths, scratchpads
+from celosia.hw.spec.scratchpads import PAR_FIELDS, depths, scratchpads
 from celosia.sim.functional import reference
 from celosia.sim.functional.patterns import Steps, gather, once, scatter, spans
 from celosia.sim.functional.reference import Fields, Int32, State, destination
@@ -286,7 +286,7 @@ def _requantise(v: Array, par: NDArray[np.uint64]) -> NDArray[np.float32]:
 def _parameters(entries: bytes) -> tuple[Int32, NDArray[np.float32]]:
     """Return bias and factor of each of `entries` of par."""
     par = np.frombuffer(entries, np.uint64)
-    bias, multiplier, shift = (part.of(par) for part in PAR.values())
+    bias, multiplier, shift = (part.of(par) for part in PAR_FIELDS.values())
     factor = np.ldexp(multiplier.astype(np.float32), -shift.astype(np.int32))
     return bias.astype(np.uint32).view(np.int32), factor
 

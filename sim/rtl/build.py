@@ -22,10 +22,10 @@ from importlib import metadata
 from pathlib import Path
 
 from celosia import tools
-from celosia.cache import cache_folder, locked, make_folder, require_own, shrink, used, writing
+from celosia.cache import cache_folder, file_lock, make_folder, mark_used, require_own, shrink, writable_cache
 from celosia.hw.spec.config import Config
 from celosia.hw.verilog import TOP, VerilogError, hardware_digest, verilog, write_atomically
-from celosia.long_running import ending_on_sigterm, every_minute, so_far
+from celosia.long_running import ending_on_sigterm, every_minute, progress_line
 from celosia.plain import Sentences, printable
 from celosia.sim.rtl.array_model import PRODUCTS, array_model, defines
 from celosia.sim.rtl.gating import gated
@@ -142,7 +142,7 @@ def runtime(cxx: str, root: Path) -> Path:
                 [cxx, *CXX_FLAGS, "-O1", *includes(root), "-c", str(source), "-o", str(object_file)], object_file.parent
             )
             os.replace(object_file, path)
-    used(path)
+    mark_used(path)
     return path
 
 
@@ -195,9 +195,9 @@ def library(cfg: Config, quiet: bool = False, source: str | None = None) -> Path
     path = library_path(cfg, source)
     require_own(path)
     if _is_complete(path):
-        used(path)
+        mark_used(path)
         return path
-    with writing():
+    with writable_cache():
         return _built(cfg, path, quiet, source)
 
 
@@ -227,7 +227,7 @@ def _built(cfg: Config, path: Path, quiet: bool, source: str | None) -> Path:
             name = printable(cfg.name)
             print(f"Waiting for another process that builds the simulator of {name}", file=sys.stderr)
 
-    with locked(path.parent / "lock", waits):
+    with file_lock(path.parent / "lock", waits):
         if not _is_complete(path):
             for left_over in path.parent.glob("build.*"):
                 shutil.rmtree(left_over, ignore_errors=True)
@@ -252,7 +252,9 @@ def _build(cfg: Config, path: Path, quiet: bool, source: str | None) -> None:
     with (
         tempfile.TemporaryDirectory(dir=path.parent, prefix="build.") as folder,
         Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress,
-        nullcontext() if console.is_terminal else every_minute(lambda: say(so_far(f"{description}: {stage}", started))),
+        nullcontext()
+        if console.is_terminal
+        else every_minute(lambda: say(progress_line(f"{description}: {stage}", started))),
     ):
         if not console.is_terminal:
             say(f"{description} ...")

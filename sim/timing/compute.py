@@ -9,8 +9,8 @@ from typing import NamedTuple
 from celosia.hw.spec.config import Config
 from celosia.hw.spec.pipeline import (
     FIND_TURN,
-    ROWS_OFFERED,
-    UNDER_WAY,
+    SOFTMAX_OFFER_CYCLES,
+    VECTOR_IN_FLIGHT,
     VECTOR_STAGES,
     WRITEBACK_DEPTH,
     array_stages,
@@ -56,12 +56,12 @@ class SoftmaxTiming:
     def __init__(self, cfg: Config) -> None:
         self._cfg, self._tile, self.parts = cfg, tile_rows(cfg), softmax_parts(cfg)
         self._start = self._filling = self._filled = self.max_found = 0
-        self._ends = deque([0] * UNDER_WAY, UNDER_WAY)
+        self._ends = deque([0] * VECTOR_IN_FLIGHT, VECTOR_IN_FLIGHT)
 
     def overlap_start(self, ready: int) -> int:
         """Start cycle of a softmax like the last one, ready in cycle `ready`, if both overlap in the engine; else
         NEVER."""
-        start = max(max(ready, self._start + 1, self._ends[0]) + ROWS_OFFERED, self.max_found)
+        start = max(max(ready, self._start + 1, self._ends[0]) + SOFTMAX_OFFER_CYCLES, self.max_found)
         return start if start < self._ends[1] - 1 else NEVER
 
     def run(self, start: int, rows: int, entries: int, overlaps: bool) -> int:
@@ -127,7 +127,7 @@ class Vector:
         self._rows_to_inp = False
         self._last_row_reads = Train(0, 0, 0)  # last reads of each row of the last softmax
         self._row_entries = 0  # entries of such a row
-        self._written = deque([-1] * UNDER_WAY, UNDER_WAY)
+        self._written = deque([-1] * VECTOR_IN_FLIGHT, VECTOR_IN_FLIGHT)
         self._last_writes = 0  # shared scratchpads that the last instruction writes
         self.stalled = 0  # cycles lost to GEMM
         self.overlapped_steps = 0  # steps taken beside a softmax

@@ -8,9 +8,9 @@ from collections.abc import Iterator, Sequence
 from celosia.hw.spec.config import Config
 from celosia.hw.spec.pipeline import (
     EXPAND_STAGES,
-    IN_FLIGHT,
     ISSUE_DEPTH,
     MAX_BURST,
+    MAX_IN_FLIGHT,
     MAX_UNANSWERED,
     MAX_UNRETIRED,
     PREFETCH_ROWS,
@@ -40,7 +40,7 @@ class RowLister:
         self._begun = 0  # cycle in which the last instruction left its waiting place
         self._listed = 0  # cycle in which its last row was listed
         self._last_asks = deque([-1] * PREFETCH_ROWS, PREFETCH_ROWS)  # cycles of the last requests for the last rows
-        self._jobs = deque([-1] * IN_FLIGHT, IN_FLIGHT)  # cycles in which the last instructions' data began
+        self._jobs = deque([-1] * MAX_IN_FLIGHT, MAX_IN_FLIGHT)  # cycles in which the last instructions' data began
 
     def start(self, ready: int, waiting: int = 0) -> int:
         """Start cycle of the next instruction. waiting: instructions in front of it that have not begun."""
@@ -81,7 +81,7 @@ class LoadChannel:
         self._last = 0  # the writer's last step
         self._beats = 0  # beats of all instructions so far
         # Reads of the last instructions' beats from the engine by the writer: (beats before, beats, from, to).
-        self._read_out: deque[tuple[int, int, int, int]] = deque([(0, 0, 0, 0)], 2 * IN_FLIGHT)
+        self._read_out: deque[tuple[int, int, int, int]] = deque([(0, 0, 0, 0)], 2 * MAX_IN_FLIGHT)
         self._started: deque[tuple[Work, int]] = deque()  # instructions that have started, and when
         self._first = 0  # beat of the train that is open
         self.is_open = False  # whether a train has begun and not ended

@@ -23,10 +23,10 @@ from celosia.hw.spec.isa import (
     Destination,
     Opcode,
     instruction_bytes,
-    lanes,
+    load_channels,
 )
 from celosia.hw.spec.legality import why_illegal
-from celosia.hw.spec.pipeline import BOUNDARY, MAX_BURST, ROWS_ALIKE
+from celosia.hw.spec.pipeline import BURST_BOUNDARY, MAX_BURST, OVERLAP_EQUAL_FIELDS
 from celosia.hw.spec.scratchpads import TABLE_SIZE, scratchpads
 from celosia.sim.functional.access import OPERANDS, Columns, element_sizes
 from celosia.sim.functional.decode import columns
@@ -176,7 +176,7 @@ def _vector(cfg: Config, f: Columns) -> dict[str, Ints]:
 
 def _alike(f: Columns) -> Ints:
     """Mark each VECTOR that is a softmax which may overlap the softmax before it."""
-    facts = [f[name] for name in ("softmax", *ROWS_ALIKE, "destination", "zero_point", "clip_hi")]
+    facts = [f[name] for name in ("softmax", *OVERLAP_EQUAL_FIELDS, "destination", "zero_point", "clip_hi")]
     facts.append(np.minimum(f["clip_lo"], f["clip_hi"]))
     alike = f["softmax"].copy()
     alike[:1] = 0
@@ -227,7 +227,7 @@ def _load(cfg: Config, f: Columns) -> dict[str, Ints]:
     width = left + x + f["pad_right"]
     elements = x * y * z
     lane = np.array(
-        [max((n for n, buffers in enumerate(lanes(cfg)) if b in buffers), default=0) for b in Buffer], np.int64
+        [max((n for n, buffers in enumerate(load_channels(cfg)) if b in buffers), default=0) for b in Buffer], np.int64
     )
     padding = z * width * (top + y + f["pad_bottom"]) - elements
     spread = f["spread"] if "spread" in f else np.zeros_like(x)
@@ -281,9 +281,9 @@ def _rows(cfg: Config, f: Columns, size: Ints, spread: Ints) -> dict[str, Ints]:
 
 def on_the_bus(bus_bytes: int, offset: Ints, size: Ints) -> tuple[Ints, Ints]:
     """Return beats and bursts of rows of `size` bytes from `offset`: bursts of up to MAX_BURST, none across
-    BOUNDARY."""
+    BURST_BOUNDARY."""
     beats = (offset % bus_bytes + size - 1) // bus_bytes + 1
-    page = BOUNDARY // bus_bytes
+    page = BURST_BOUNDARY // bus_bytes
     first = np.minimum(beats, page - offset // bus_bytes % page)
     whole_pages, last = np.divmod(beats - first, page)
     bursts = -(-first // MAX_BURST) + whole_pages * (page // MAX_BURST) + -(-last // MAX_BURST)

@@ -7,7 +7,7 @@ from typing import Any
 from celosia.hw.spec.config import Config
 from celosia.hw.spec.pipeline import (
     DIVIDE_STAGES,
-    NORM_STEPS,
+    MIN_NORM_ROW_CYCLES,
     ROOT_BITS,
     SHARE_STAGES,
     norm_parts,
@@ -20,7 +20,7 @@ ACCEPT_TO_READ = 2
 """A softmax is accepted -> its first read of vin."""
 READ_TO_DONE = SHARE_STAGES + DIVIDE_STAGES + 2
 """The last read of vin by a softmax -> it is done."""
-_TO_MOMENTS, _FROM_MOMENTS = 6, NORM_STEPS + ROOT_BITS + 25
+_TO_MOMENTS, _FROM_MOMENTS = 6, MIN_NORM_ROW_CYCLES + ROOT_BITS + 25
 """Registers of a norm between a part of an entry and the row's sums, without the levels of the tree of adders; and
 between these sums and the factors that are kept of the row."""
 
@@ -65,6 +65,6 @@ def norm_cycles(cfg: Config, rows: Any, groups: Any) -> Any:
     (3164, 94)
     """
     entries = groups * norm_parts(cfg)
-    short = entries < NORM_STEPS
-    each = entries * (1 - short) + NORM_STEPS * short
+    short = entries < MIN_NORM_ROW_CYCLES
+    each = entries * (1 - short) + MIN_NORM_ROW_CYCLES * short
     return (rows - 1) * each + entries + _TO_MOMENTS + cfg.norm.bit_length() - 1 + _FROM_MOMENTS

@@ -13,7 +13,7 @@ from celosia.hw.boards.boards import memory_model
 from celosia.hw.boards.memory import ZYNQ_HP, MemoryModel
 from celosia.hw.spec.config import Config
 from celosia.hw.spec.isa import Unit
-from celosia.hw.spec.pipeline import ISSUE_DEPTH, OUTSTANDING
+from celosia.hw.spec.pipeline import ISSUE_DEPTH, MAX_OUTSTANDING_BURSTS
 from celosia.hw.spec.regs import COUNTERS
 from celosia.sim.device import Counters, DeviceError, Event
 from celosia.sim.timing.compute import Gemm, Vector
@@ -123,7 +123,7 @@ class Machine:
     ) -> None:
         self._demand, self._count = work_demand, len(work_demand.unit)
         *reads, writes = channels
-        window = min(OUTSTANDING, memory.outstanding)
+        window = min(MAX_OUTSTANDING_BURSTS, memory.outstanding)
         engines = [ReadBursts(channel, memory.read_latency, window) for channel in reads]
         self._read = engines[0]
         write = WriteBursts(writes, ASK_TO_ADDRESS + 1, memory.write_latency + END_TO_ASK + ASK_TO_ADDRESS + 1, window)

@@ -48,8 +48,9 @@ __all__ = [
     "te", "tune", "tune_cpu", "tune_kernel", "verilog",
 ]  # fmt: skip
 
-_MODULES = {"language": "celosia.language", "models": "celosia.models", "te": "celosia.te"}
-_PLACES = {
+_SUBMODULES = {"language": "celosia.language", "models": "celosia.models", "te": "celosia.te"}
+"""Modules that are attributes of the package, loaded at first use."""
+_DEFINING_MODULE = {
     "CelosiaQuantizer": "celosia.driver.torch.quantizer",
     "Config": "celosia.hw.spec.config",
     "Decoder": "celosia.driver.generate.decoder",
@@ -73,69 +74,75 @@ _PLACES = {
     "tune_cpu": "celosia.driver.tune.cpu",
     "tune_kernel": "celosia.driver.tune.cpu",
 }
+"""Module that defines each public function or class, loaded at first use."""
 
 
 def __dir__() -> list[str]:
-    """Names that the package offers, loaded or not."""
+    """List the public names of the package, loaded or not."""
     return sorted(__all__)
 
 
 def __getattr__(name: str) -> Any:
-    """Load a part of the package when it is first used, so that a board never needs the compiler's libraries."""
-    if name in _MODULES:
-        return _imported(_MODULES[name])
+    """Load a public name at its first use, so that a board never needs the libraries of the compiler."""
+    if name in _SUBMODULES:
+        return _import(_SUBMODULES[name])
     if name == "__version__":
         return _version()
-    if name in _PLACES:
-        value = getattr(_imported(_PLACES[name]), name)
-        return _in_notebook(_with_advice(value)) if inspect.isfunction(value) else value
+    if name in _DEFINING_MODULE:
+        value = getattr(_import(_DEFINING_MODULE[name]), name)
+        return _with_notebook_output(_with_argument_hints(value)) if inspect.isfunction(value) else value
     raise AttributeError(f"module 'celosia' has no attribute {name!r}")
 
 
 @functools.cache
-def _with_advice(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap `function`, so that its TypeError for an unknown argument names the argument that was probably meant."""
-    parameters = inspect.signature(function).parameters
-    takes_any = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values())
+def _with_argument_hints(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap `function` so that its TypeError for an unknown argument suggests the most similar known one."""
+    known = inspect.signature(function).parameters
+    takes_any = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in known.values())
 
     def refuse(name: str) -> NoReturn:
+        """Raise TypeError for argument `name`."""
         from celosia.hw.spec.config import did_you_mean
 
-        suggestion = did_you_mean(name, parameters)
+        hint = did_you_mean(name, known)
         raise TypeError(
-            f"{function.__name__}() takes no argument {name!r}{suggestion}; it takes {', '.join(parameters)}"
+            f"{function.__name__}() takes no argument {name!r}{hint}; it takes {', '.join(known)}"
         ) from None
 
     @functools.wraps(function)
-    def called(*args: Any, **named: Any) -> Any:
-        unknown = [name for name in named if name not in parameters]
+    def wrapper(*positional: Any, **named: Any) -> Any:
+        """Call `function`; replace the TypeError for an unknown argument."""
+        unknown = [name for name in named if name not in known]
         if unknown and not takes_any:
             refuse(unknown[0])
         try:
-            return function(*args, **named)
-        except TypeError as error:  # of what takes the options that are passed on
+            return function(*positional, **named)
+        except TypeError as error:  # raised by a function to which `function` has passed its options
             for name in unknown:
                 if f"unexpected keyword argument '{name}'" in str(error):
                     refuse(name)
             raise
 
-    return called
+    return wrapper
 
 
-def _in_notebook(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap a function of the package, which in a notebook shows its progress, and its result as HTML."""
+def _with_notebook_output(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap `function` in a notebook so that it shows its progress, and its result as HTML; elsewhere return it."""
     ipython = sys.modules.get("IPython")
     if ipython is None or getattr(ipython.get_ipython(), "kernel", None) is None:
         return function
     from celosia.driver import notebook
 
     notebook.register()
-    shown: Callable[..., Any] = notebook.with_progress(function)
-    return shown
+    wrapper: Callable[..., Any] = notebook.with_progress(function)
+    return wrapper
 
 
-def _imported(module: str) -> ModuleType:
-    """Import without searches for garbage: objects of modules live on, and move to the oldest generation."""
+def _import(module: str) -> ModuleType:
+    """Import a module with Python's garbage collector switched off, which saves time.
+
+    Objects that a module creates live on; freezing moves them to the oldest generation, which is seldom searched.
+    """
     if not gc.isenabled() or gc.get_freeze_count():
         return importlib.import_module(module)
     gc.disable()
@@ -148,7 +155,7 @@ def _imported(module: str) -> ModuleType:
 
 
 def _version() -> str:
-    """Version as installed; "unknown" for files that were only copied, as to a board."""
+    """Return the version of the installed package; "unknown" if its files were only copied, as to a board."""
     from importlib.metadata import PackageNotFoundError, version
 
     try:

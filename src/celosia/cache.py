@@ -1,4 +1,8 @@
-"""Cache folder of generated files: simulators, Verilog, kernels; the least recently used are deleted first."""
+"""Cache folder of generated files: simulators, Verilog, netlists, kernels.
+
+If the files exceed a limit, the least recently used ones are removed. Files that another user could have written are
+never run.
+"""
 
 from __future__ import annotations
 
@@ -16,53 +20,61 @@ from pathlib import Path
 
 from celosia.plain import Sentence
 
-KINDS = {
+CACHE_KINDS = {
     "rtlsim": "simulators of the RTL (a minute or more each)",
     "verilator": "Verilator's runtime, compiled (seconds each)",
     "verilog": "Verilog of Configs (seconds each)",
     "netlists": "netlists, for the estimate of the clock (minutes each)",
     "kernels": "machine code for the CPU (milliseconds each)",
 }
-"""Kinds of files that may be deleted; counts of synthesis and proofs stay, which take hours and little room."""
-LIMIT = "2GB"
-"""Size that CELOSIA_CACHE_LIMIT changes."""
-_UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+"""Subfolders that `shrink` may empty, and their meaning. Results of synthesis and proofs stay: they are small, and take
+hours to make again."""
+DEFAULT_LIMIT = "2GB"
+"""Limit of the cache's size if the environment variable CELOSIA_CACHE_LIMIT sets none."""
+_SIZE_UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+"""Bytes of each unit of size."""
 
 
 def cache_folder() -> Path:
-    """Path of the cache: CELOSIA_CACHE, else the user's cache, else a folder of the user's among temporary files where
-    the home directory cannot be written, as in many containers."""
+    """Return the cache folder, which may not exist yet.
+
+    It is CELOSIA_CACHE, else the user's cache directory. If that cannot be written, as in many containers, it is a
+    folder of the user's among temporary files.
+    """
     from platformdirs import user_cache_dir
 
     if chosen := os.environ.get("CELOSIA_CACHE"):
         return Path(chosen)
-    usual = Path(user_cache_dir("celosia"))
-    if usual.exists() or _can_be_written(usual):
-        return usual
+    default = Path(user_cache_dir("celosia"))
+    if default.exists() or _can_be_written(default):
+        return default
     return Path(tempfile.gettempdir()) / f"celosia-{os.getuid()}"
 
 
 def _can_be_written(folder: Path) -> bool:
-    """Whether `folder` can be made, or written where it exists."""
-    existing = next(place for place in (folder, *folder.parents) if place.exists())
+    """Return whether `folder` exists and can be written, or can be created."""
+    existing = next(path for path in (folder, *folder.parents) if path.exists())
     return existing.is_dir() and os.access(existing, os.W_OK)
 
 
 class CacheError(Sentence, OSError):
-    """A folder of generated files that cannot be written; one sentence with the folder, the reason and the way out."""
+    """Cache folder that cannot be used; the message names the folder, the reason and the way out."""
 
 
 def require_own(path: Path) -> None:
-    """Raise CacheError where another user could have put code at `path` in the cache: a file or folder there that
-    neither this user nor root owns, or that others may write to."""
+    """Raise CacheError if another user could have written the file or folder `path` in the cache.
+
+    That is so if `path`, or a folder between it and the cache folder, belongs to neither this user nor root, or if
+    others may write to it.
+    """
     place, folder = path, cache_folder()
     while True:
         with suppress(FileNotFoundError, NotADirectoryError):
             if (reason := _why_foreign(os.stat(place))) is not None:
-                problem, way_out = reason
+                problem, remedy = reason
                 raise CacheError(
                     f"{place} {problem}, who could put other code there that celosia would run; "
-                    f"{way_out.format(place)}, or set CELOSIA_CACHE to a folder of your own"
+                    f"{remedy.format(place)}, or set CELOSIA_CACHE to a folder of your own"
                 )
         if place in (folder, place.parent):
             return
@@ -70,7 +82,7 @@ def require_own(path: Path) -> None:
 
 
 def is_own(path: Path) -> bool:
-    """Whether `require_own` passes."""
+    """Return whether `require_own` accepts `path`."""
     try:
         require_own(path)
     except OSError:
@@ -79,32 +91,35 @@ def is_own(path: Path) -> bool:
 
 
 def _why_foreign(status: os.stat_result) -> tuple[str, str] | None:
-    """Explain the problem with the owner or rights of a file, and the way out; None for none."""
+    """Return what is wrong with the owner or rights of a file and how to repair it, or None if nothing is."""
     if status.st_uid not in (os.getuid(), 0):
         return f"belongs to user {status.st_uid}", "remove {}"
-    foreign_bits = stat.S_IWOTH if _is_private(status.st_gid) else stat.S_IWOTH | stat.S_IWGRP
-    return ("may be written by other users", "chmod go-w {}") if status.st_mode & foreign_bits else None
+    others = stat.S_IWOTH if _is_private(status.st_gid) else stat.S_IWOTH | stat.S_IWGRP
+    return ("may be written by other users", "chmod go-w {}") if status.st_mode & others else None
 
 
-def _is_private(group: int) -> bool:
-    """Whether a group has this user as its only member, as many systems make one for each."""
+def _is_private(group_id: int) -> bool:
+    """Return whether this user is the only member of a Unix group; many systems give each user such a group."""
     try:
-        user, members = pwd.getpwuid(os.getuid()), grp.getgrgid(group)
+        user, members = pwd.getpwuid(os.getuid()), grp.getgrgid(group_id)
     except KeyError:
         return False
-    return user.pw_gid == group and members.gr_name == user.pw_name and not {*members.gr_mem} - {user.pw_name}
+    return user.pw_gid == group_id and members.gr_name == user.pw_name and not {*members.gr_mem} - {user.pw_name}
 
 
 def make_folder(folder: Path) -> None:
-    """Make `folder` in the cache, and those around it, for this user alone. OSError."""
+    """Create `folder` in the cache, and missing parents, readable by this user only. OSError."""
     for place in (*reversed(folder.parents), folder):
         if not place.exists():
             place.mkdir(mode=0o700, exist_ok=True)
 
 
 @contextmanager
-def writing() -> Iterator[Path]:
-    """Return the cache folder for a write inside. CacheError, also for an OSError from within."""
+def writable_cache() -> Iterator[Path]:
+    """Provide the cache folder, created and checked, to a body that writes there.
+
+    CacheError if the folder cannot be used; an OSError of the body becomes a CacheError.
+    """
     folder = cache_folder()
     try:
         make_folder(folder)
@@ -120,7 +135,10 @@ def writing() -> Iterator[Path]:
 
 
 def tool_environment() -> dict[str, str]:
-    """Environment for tools that keep compiled code in the user's cache, or in ours where that cannot be written."""
+    """Return the environment variables for external tools that cache compiled code.
+
+    They use the user's cache directory; if it cannot be written, a folder in that of Celosia.
+    """
     from platformdirs import user_cache_dir
 
     if _can_be_written(Path(user_cache_dir())):
@@ -130,11 +148,11 @@ def tool_environment() -> dict[str, str]:
 
 
 @contextmanager
-def locked(path: Path, waits: Callable[[], None] = lambda: None) -> Iterator[None]:
-    """Hold the lock `path`, made where missing; the kernel releases it when its process dies. Threads exclude each
-    other, too.
+def file_lock(path: Path, waits: Callable[[], None] = lambda: None) -> Iterator[None]:
+    """Hold the lock file `path` during the body; processes and threads exclude each other.
 
-    waits: called where another one has it, before it is waited for. OSError where the file cannot be written.
+    The file is created if it is missing. The kernel releases the lock if the process dies. waits: called before
+    waiting, if the lock is taken. OSError if the file cannot be written.
     """
     import fcntl
 
@@ -147,22 +165,27 @@ def locked(path: Path, waits: Callable[[], None] = lambda: None) -> Iterator[Non
         yield
 
 
-def size_of(text: str) -> int:
-    """Parse a size to bytes. ValueError for what is no size.
+def parse_size(text: str) -> int:
+    """Parse a size such as "1.5 GB" to bytes. ValueError for any other text.
 
-    >>> size_of("500MB"), size_of("1.5 GB"), size_of("0")
+    >>> parse_size("500MB"), parse_size("1.5 GB"), parse_size("0")
     (500000000, 1500000000, 0)
     """
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?B?)\s*", text.upper())
-    unit = match[2] if match else None
-    if match is None or unit is None or unit not in _UNITS:
+    if match is None or match[2] not in _SIZE_UNITS:
         raise ValueError(f"{text!r} is no size; write it as 500MB or 2GB")
-    return int(float(match[1]) * _UNITS[unit])
+    return int(float(match[1]) * _SIZE_UNITS[match[2]])
 
 
 @dataclass(frozen=True)
-class Entry:
-    """A file or folder in the cache; used: last use, in seconds since 1970."""
+class CachedFile:
+    """A file in the cache, or a folder that belongs together.
+
+    kind : one of CACHE_KINDS.
+    path : of the file or folder.
+    size : bytes.
+    used : time of the last use, in seconds since 1970.
+    """
 
     kind: str
     path: Path
@@ -170,19 +193,20 @@ class Entry:
     used: float
 
 
-def used(path: Path) -> None:
-    """Note that a kept file has been used."""
+def mark_used(path: Path) -> None:
+    """Set the time of the last use of a cached file to now."""
     with suppress(OSError):  # it may be another user's, or gone already
         os.utime(path)
 
 
-def entries() -> list[Entry]:
-    """List all entries, the least recently used first."""
-    all_entries = (entry for kind in KINDS for entry in _entries(kind))
-    return sorted(all_entries, key=lambda entry: entry.used)
+def cached_files() -> list[CachedFile]:
+    """Return all cached files of CACHE_KINDS, the least recently used first."""
+    cached = (file for kind in CACHE_KINDS for file in _cached_files_of(kind))
+    return sorted(cached, key=lambda file: file.used)
 
 
-def _entries(kind: str) -> Iterator[Entry]:
+def _cached_files_of(kind: str) -> Iterator[CachedFile]:
+    """Yield the cached files of one kind; a simulator is a folder, used when its library was."""
     folder = cache_folder() / kind
     for path in folder.iterdir() if folder.is_dir() else ():
         try:
@@ -190,30 +214,30 @@ def _entries(kind: str) -> Iterator[Entry]:
                 files = [file.stat() for file in path.iterdir()]
                 built = path / "simulator.so"
                 if built.exists():
-                    yield Entry(kind, path, sum(file.st_size for file in files), built.stat().st_mtime)
+                    yield CachedFile(kind, path, sum(file.st_size for file in files), built.stat().st_mtime)
             else:
-                yield Entry(kind, path, path.stat().st_size, path.stat().st_mtime)
+                yield CachedFile(kind, path, path.stat().st_size, path.stat().st_mtime)
         except OSError:
             continue  # another process has removed it
 
 
-def shrink(limit: int | None = None, keep: Path | None = None) -> list[Entry]:
-    """Remove the least recently used entries until all fit into `limit` bytes; return those removed.
+def shrink(limit: int | None = None, keep: Path | None = None) -> list[CachedFile]:
+    """Remove the least recently used cached files until the others fit into `limit` bytes; return the removed ones.
 
-    limit: by default CELOSIA_CACHE_LIMIT, or LIMIT; ValueError where that is no size. keep: stays in any case.
+    limit: by default CELOSIA_CACHE_LIMIT, or DEFAULT_LIMIT; ValueError if that is no size. keep: a file that stays.
     """
-    size_limit = size_of(os.environ.get("CELOSIA_CACHE_LIMIT") or LIMIT) if limit is None else limit
-    remaining = entries()
-    total, gone = sum(entry.size for entry in remaining), []
-    for entry in remaining:
-        if total <= size_limit:
+    max_bytes = parse_size(os.environ.get("CELOSIA_CACHE_LIMIT") or DEFAULT_LIMIT) if limit is None else limit
+    cached = cached_files()
+    total, removed = sum(file.size for file in cached), []
+    for file in cached:
+        if total <= max_bytes:
             break
-        if entry.path == keep:
+        if file.path == keep:
             continue
-        if entry.path.is_dir():
-            shutil.rmtree(entry.path, ignore_errors=True)
+        if file.path.is_dir():
+            shutil.rmtree(file.path, ignore_errors=True)
         else:
-            entry.path.unlink(missing_ok=True)
-        total -= entry.size
-        gone.append(entry)
-    return gone
+            file.path.unlink(missing_ok=True)
+        total -= file.size
+        removed.append(file)
+    return removed

@@ -18,5 +18,5 @@ from celosia.compiler.language import *  # noqa: F403
 
 
 def __dir__() -> list[str]:
-    """Names for writing kernels, without modules of the compiler."""
+    """List the names for kernels, without the modules of the compiler that this module imports."""
     return sorted(name for name, value in globals().items() if name[0] != "_" and not isinstance(value, _Module))

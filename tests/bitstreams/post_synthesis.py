@@ -18,7 +18,7 @@ from onnx.utils import Extractor
 from programs import TestProgram, random_program
 
 import celosia
-from celosia.bitstreams.postsynthesis import mapped, simulated
+from celosia.bitstreams.postsynthesis import map_accelerator, simulation_verilog
 from celosia.hw.spec.config import PRESETS
 from celosia.models import demo_images, demo_model_path
 from celosia.sim.device import Device, DeviceError
@@ -31,13 +31,13 @@ TINY = PRESETS["tiny"]
 
 @cache
 def netlist() -> dict[str, Any]:
-    return mapped(TINY)
+    return map_accelerator(TINY)
 
 
 def simulator(module: dict[str, Any]) -> RtlDevice:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(build, "_optimisation", lambda cfg: "-O0")  # 28 MB of C++ for runs of seconds
-        return RtlDevice(TINY, source=simulated(module))
+        return RtlDevice(TINY, source=simulation_verilog(module))
 
 
 @cache

@@ -12,34 +12,34 @@ import pytest
 from benchmarks import area as fitting
 
 from celosia.bitstreams import area, memories
-from celosia.bitstreams.area import Counted, Model
+from celosia.bitstreams.area import AreaModel, AreaSample
 from celosia.hw.spec.config import PRESETS
 
-ROWS = area.model().rows
-OFF = area.model().errors
+ROWS = area.shipped_model().rows
+OFF = area.shipped_model().errors
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.cfg.digest[:8])
-def test_what_was_counted(row: Counted) -> None:
+def test_what_was_counted(row: AreaSample) -> None:
     """DSP blocks and block RAM as Yosys counted them; LUTs and flip-flops no further off than a model that did not know
     this one was."""
-    found, off = area.model().estimate(row.cfg), area.model().error
+    found, off = area.shipped_model().estimate(row.cfg), area.shipped_model().error
     assert abs(found.dsp - row.dsp) <= 0.03 * row.dsp and abs(found.ram - row.ram) <= 0.03 * row.ram
     if OFF[ROWS.index(row)] is not None:
-        for name in area.FITTED:
-            assert area.model().predicted(row.cfg, name) == pytest.approx(getattr(row, name), rel=off[name])
+        for name in area.FITTED_RESOURCES:
+            assert area.shipped_model().predict(row.cfg, name) == pytest.approx(getattr(row, name), rel=off[name])
 
 
 def test_a_wrong_count_shows_in_the_error() -> None:
     """What the error is made of: each Config by the model of the others."""
     number = next(n for n, off in enumerate(OFF) if off is not None)
     wrong = [replace(row, lut=3 * row.lut) if n == number else row for n, row in enumerate(ROWS)]
-    assert Model(wrong).error["lut"] > area.model().error["lut"] + 0.1
+    assert AreaModel(wrong).error["lut"] > area.shipped_model().error["lut"] + 0.1
     assert len([off for off in OFF if off is not None]) >= 10
 
 
 def test_rows_are_written_as_they_are_read() -> None:
-    assert [Counted.from_json(json.loads(json.dumps(row.to_json()))) for row in ROWS] == list(ROWS)
+    assert [AreaSample.from_json(json.loads(json.dumps(row.to_json()))) for row in ROWS] == list(ROWS)
 
 
 def test_costs_are_found() -> None:
@@ -49,29 +49,29 @@ def test_costs_are_found() -> None:
     rows = []
     for _ in range(20):
         cfg = fitting.drawn(generator)
-        lut = area.counted(cfg)["lut"] + sum(known[name] * value for name, value in area.features(cfg).items())
-        rows.append(Counted(cfg, lut, lut, 0, 0))  # type: ignore[arg-type]
-    assert Model(rows).costs["lut"] == pytest.approx(known, abs=0.2)
-    assert all(abs(off["lut"]) < 1e-3 for off in Model(rows).errors if off is not None)
+        lut = area.declared_area(cfg)["lut"] + sum(known[name] * value for name, value in area.features(cfg).items())
+        rows.append(AreaSample(cfg, lut, lut, 0, 0))  # type: ignore[arg-type]
+    assert AreaModel(rows).costs["lut"] == pytest.approx(known, abs=0.2)
+    assert all(abs(off["lut"]) < 1e-3 for off in AreaModel(rows).errors if off is not None)
 
 
 def test_more_of_anything_is_no_less() -> None:
-    base = area.model().estimate(PRESETS["tiny"])
+    base = area.shipped_model().estimate(PRESETS["tiny"])
     for name, value in (
         ("residual_cycles", 1), ("ports", 2), ("taps", 4), ("block_in", 8), ("inp_depth", 8192), ("bus_bytes", 16),
         ("batch", 2), ("queue_depth", 32), ("acc_depth", 1024),
     ):  # fmt: skip
-        more = area.model().estimate(replace(PRESETS["tiny"], **{name: value}))
+        more = area.shipped_model().estimate(replace(PRESETS["tiny"], **{name: value}))
         assert more.lut >= base.lut and more.ff >= base.ff and more.dsp >= base.dsp and more.ram >= base.ram
-    assert min(value for name in ("lut", "ff") for value in area.model().costs[name].values()) >= 0
+    assert min(value for name in ("lut", "ff") for value in area.shipped_model().costs[name].values()) >= 0
 
 
 @pytest.mark.parametrize("change", [{"trace_depth": 64}, {"block_out": 32}, {"bus_bytes": 64}, {"taps": 9}])
 def test_what_is_beyond_all_that_was_synthesised_is_marked(change: dict[str, Any]) -> None:
     within = replace(PRESETS["pynq"], forward=False, alu=True, int32=True)
-    found = area.model().estimate(replace(within, **change))
+    found = area.shipped_model().estimate(replace(within, **change))
     assert found.extrapolated and found.lut > 0 and found.ff > 0
-    assert not area.model().estimate(within).extrapolated
+    assert not area.shipped_model().estimate(within).extrapolated
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from amaranth import Module, Signal
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
-from celosia.bitstreams.postsynthesis import PART, simulated
+from celosia.bitstreams.postsynthesis import PART, simulation_verilog
 from celosia.bitstreams.synthesis import SynthesisError, netlist, run_yosys
 from celosia.hw.boards.fpga import FPGAS
 from celosia.hw.dae_pipeline.fifo import StreamFifo
@@ -64,7 +64,7 @@ def made(name: str) -> tuple[str, dict[str, Any]]:
 
 def is_same(source: str, module: dict[str, Any], folder: Path) -> bool:
     (folder / "source.v").write_text(source)
-    (folder / "made.v").write_text(simulated(module, "made"))
+    (folder / "made.v").write_text(simulation_verilog(module, "made"))
     try:
         run_yosys(EQUAL, folder, lambda text: None)
     except SynthesisError as error:
@@ -93,4 +93,4 @@ def test_block_ram_that_the_model_does_not_have_is_refused() -> None:
     parameters |= {"DOB_REG": "0", "READ_WIDTH_A": f"{36:b}", "WRITE_WIDTH_B": f"{72:b}", "INIT_00": "000"}
     cell = {"type": "RAMB36E1", "parameters": parameters, "connections": {}, "port_directions": {}}
     with pytest.raises(SynthesisError, match=r"RAMB36E1.*READ_WIDTH_A = 100100"):
-        simulated({"ports": {}, "cells": {"ram": cell}})
+        simulation_verilog({"ports": {}, "cells": {"ram": cell}})

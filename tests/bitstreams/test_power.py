@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 
 from celosia.bitstreams import area, power
-from celosia.bitstreams.memories import block_rams, of_pad
+from celosia.bitstreams.memories import block_rams, memories_of_pad
 from celosia.bitstreams.power import (
+    ALL_BUSY,
     AS_REPORTED,
     AT_REST,
     KINDS,
     UNITS,
-    WORKING,
     Cells,
     Coefficient,
     PowerModel,
@@ -28,7 +28,7 @@ from celosia.hw.spec.config import PRESETS
 from celosia.hw.spec.scratchpads import scratchpads
 
 ROOT = Path(__file__).parents[2]
-MODEL = power.model()
+MODEL = power.shipped_model()
 BOARD = BOARDS["pynq-z2"]
 PARTS = sorted({board.part for board in BOARDS.values()})
 CELLS = Cells(lut=20_000, ff=30_000, dsp=200, ram=130)
@@ -40,7 +40,7 @@ CELLS = Cells(lut=20_000, ff=30_000, dsp=200, ram=130)
 def test_the_reports_are_what_they_are_said_to_be() -> None:
     for report in MODEL.reports:
         assert len(report.commit) == 40 and "/" in report.repository and report.activity in ("vectorless", "saif")
-        assert power.group_of(report.part) in {group["name"] for group in power.FIGURES["group"]}
+        assert power.part_class(report.part) in {group["name"] for group in power.FIGURES["group"]}
         assert all(0 <= watts < 10 for watts in report.watts.values())
     assert len({(report.repository, report.path) for report in MODEL.reports}) == len(MODEL.reports)
 
@@ -49,7 +49,7 @@ def test_the_reports_are_what_they_are_said_to_be() -> None:
 def test_reports_are_given_back(part: str) -> None:
     """Half of them within the smaller factor, all within the larger one, of models that do not know their design."""
     half, most = MODEL.error(part)
-    own = [(r, ratio) for r, ratio in MODEL.errors if power.group_of(r.part) == power.group_of(part)]
+    own = [(r, ratio) for r, ratio in MODEL.errors if power.part_class(r.part) == power.part_class(part)]
     factors = [max(ratio, 1 / ratio) for _, ratio in own]
     assert len(factors) >= 4 and sum(factor <= half for factor in factors) >= len(factors) / 2 and max(factors) == most
     assert 1 < half < 2 and most < 5
@@ -69,11 +69,11 @@ def test_the_error_is_of_models_that_do_not_know_the_design() -> None:
 def test_each_coefficient_has_sources(name: str, part: str) -> None:
     found = MODEL.coefficient(name, part)
     assert found.watts > 0 and found.sources >= 3 and found.reports >= found.sources
-    assert found.stands_in == (name == "mmcm" and "7z" not in part)
+    assert found.is_stand_in == (name == "mmcm" and "7z" not in part)
 
 
 def test_a_device_without_reports_is_marked() -> None:
-    assert MODEL.coefficient("static", "xc7z045ffg900-2").stands_in
+    assert MODEL.coefficient("static", "xc7z045ffg900-2").is_stand_in
     found = MODEL.power(CELLS, 100, AS_REPORTED, "xc7z045ffg900-2")
     assert found.stand_ins == ("static", "ps")
     assert not MODEL.power(CELLS, 100, AS_REPORTED, BOARD.part).stand_ins
@@ -95,7 +95,7 @@ class Wrong(PowerModel):
 def test_a_wrong_coefficient_is_found(name: str) -> None:
     """With it reports are not given back within the error that is stated."""
     model = Wrong(name)
-    ratios = [model.predicted(report) / report.dynamic for report, _ in MODEL.errors if "7z" in report.part]
+    ratios = [model.predict(report) / report.dynamic for report, _ in MODEL.errors if "7z" in report.part]
     within = max(max(ratio, 1 / ratio) for ratio in ratios) <= MODEL.error(BOARD.part)[1]
     assert within == (name == "")
 
@@ -137,7 +137,7 @@ def coefficient_table() -> list[str]:
     rows = []
     for name, (label, scale) in UNITS_OF.items():
         found = [MODEL.coefficient(name, board.part) for board in boards]
-        cells = [f"{each.watts * scale:.3g}{'?' if each.stands_in else ''} ({each.sources})" for each in found]
+        cells = [f"{each.watts * scale:.3g}{'?' if each.is_stand_in else ''} ({each.sources})" for each in found]
         rows.append(f"| {label} | {' | '.join(cells)} |")
     for label, place in (("half of the reports are within a factor of", 0), ("all are within a factor of", 1)):
         rows.append(f"| {label} | {' | '.join(f'{MODEL.error(board.part)[place]:.2f}' for board in boards)} |")
@@ -149,10 +149,10 @@ def watts_table() -> list[str]:
     rows = []
     for name in SHOWN:
         board = BOARDS[name]
-        used = area.model().estimate(board.config)
-        cells = Cells.of(board.config, used.lut, used.ff, used.dsp, used.ram)
+        used = area.shipped_model().estimate(board.config)
+        cells = Cells.from_counts(board.config, used.lut, used.ff, used.dsp, used.ram)
         working, resting = (
-            power.estimate(board.config, cells, board, board.clock_mhz, busy) for busy in (WORKING, None)
+            power.estimate(board.config, cells, board, board.clock_mhz, busy) for busy in (ALL_BUSY, None)
         )
         parts = " | ".join(f"{working.watts[kind]:.2f}" for kind in KINDS)
         rows.append(
@@ -166,7 +166,7 @@ def test_the_page_says_what_the_model_does() -> None:
     text = (ROOT / "docs" / "bitstreams.md").read_text(encoding="utf-8")
     missing = [row for row in (*coefficient_table(), *watts_table()) if row not in text]
     assert not missing, "docs/bitstreams.md should have these rows:\n" + "\n".join(missing)
-    simulated = [MODEL.predicted(report) / report.dynamic for report in MODEL.reports if report.activity == "saif"]
+    simulated = [MODEL.predict(report) / report.dynamic for report in MODEL.reports if report.activity == "saif"]
     assert f"{min(simulated):.1f} and {max(simulated):.1f} times" in text and len(simulated) == 2
     assert f"{len(MODEL.reports)} reports of {len({report.source for report in MODEL.reports})} designs" in text
 
@@ -192,54 +192,56 @@ def test_more_of_anything_is_no_less(part: str) -> None:
 @pytest.mark.parametrize("preset", ["tiny", "pynq", "wide"])
 def test_more_work_is_no_less(preset: str) -> None:
     cfg = PRESETS[preset]
-    used = area.model().estimate(cfg)
-    cells = Cells.of(cfg, used.lut, used.ff, used.dsp, used.ram)
+    used = area.shipped_model().estimate(cfg)
+    cells = Cells.from_counts(cfg, used.lut, used.ff, used.dsp, used.ram)
 
     def watts(busy: Mapping[str, float] | None) -> float:
         return power.estimate(cfg, cells, BOARD, 100, busy).dynamic
 
     idle = dict.fromkeys(UNITS, 0.0)
-    assert watts(None) < watts(idle) < watts(WORKING)
+    assert watts(None) < watts(idle) < watts(ALL_BUSY)
     for unit in UNITS:
         assert watts(idle) < watts(idle | {unit: 0.5}) < watts(idle | {unit: 1.0}), unit
-    assert watts(WORKING) == watts(dict.fromkeys(UNITS, 1.5))  # no unit works more than always
+    assert watts(ALL_BUSY) == watts(dict.fromkeys(UNITS, 1.5))  # no unit works more than always
 
 
 def test_a_second_clock_takes_its_manager_and_its_blocks_twice() -> None:
     cfg = replace(PRESETS["pynq"], pump=2)
-    cells = Cells.of(cfg, 1, 1, 100, 1)
+    cells = Cells.from_counts(cfg, 1, 1, 100, 1)
     assert cells.mmcm == 1 and cells.dsp == 100 + cfg.macs_per_cycle // 4
-    assert Cells.of(PRESETS["pynq"], 1, 1, 100, 1) == Cells(1, 1, 100, 1, 0)
+    assert Cells.from_counts(PRESETS["pynq"], 1, 1, 100, 1) == Cells(1, 1, 100, 1, 0)
 
 
 def test_what_toggles_is_between_what_its_parts_do() -> None:
-    rates = [rate for part in power.parts().values() for rate in (part.working, part.waiting)]
+    rates = [rate for part in power.measured_parts().values() for rate in (part.working, part.waiting)]
     for preset in ("tiny", "pynq", "zcu104"):
-        found = power.activity(PRESETS[preset], WORKING)
+        found = power.activity(PRESETS[preset], ALL_BUSY)
         assert min(rates) < found.toggles < found.computing < max(rates) and found.enabled == 1
         nothing = power.activity(PRESETS[preset], dict.fromkeys(UNITS, 0.0))
         assert nothing.toggles < found.toggles and nothing.enabled == 0
     # A larger array has a larger share
-    tiny, large = (power.activity(PRESETS[name], WORKING) for name in ("tiny", "zcu104"))
+    tiny, large = (power.activity(PRESETS[name], ALL_BUSY) for name in ("tiny", "zcu104"))
     assert tiny.toggles < large.toggles
 
 
 def test_memories_of_scratchpads_are_most_of_the_block_ram() -> None:
     for cfg in PRESETS.values():
-        own = sum(memory.blocks for pad in scratchpads(cfg).values() for memory in of_pad(cfg, pad))
+        own = sum(memory.blocks for pad in scratchpads(cfg).values() for memory in memories_of_pad(cfg, pad))
         assert own <= block_rams(cfg) and (own > block_rams(cfg) / 2 or cfg.name == "tiny")
 
 
 def test_parts_are_as_measured() -> None:
-    found = power.parts()
+    found = power.measured_parts()
     assert set(UNITS) < set(found) and set(power.UNIT_OF) <= set(found)
     assert all(0 <= part.waiting <= part.working < 1 and part.bits > 0 for part in found.values())
     for preset in ("tiny", "pynq"):
         total = sum(part.bits_of(PRESETS[preset]) for part in found.values())
-        row = next(row for row in area.model().rows if replace(row.cfg, name="x") == replace(PRESETS[preset], name="x"))
+        row = next(
+            row for row in area.shipped_model().rows if replace(row.cfg, name="x") == replace(PRESETS[preset], name="x")
+        )
         assert math.isclose(total, row.ff, rel_tol=0.8)  # registers before what synthesis merges and puts into blocks
 
 
 def test_a_board_of_somebodys_own_has_an_estimate() -> None:
     own = replace(BOARD, name="own", clock_mhz=50)
-    assert power.estimate(PRESETS["tiny"], CELLS, own, 50, WORKING).fabric > 0
+    assert power.estimate(PRESETS["tiny"], CELLS, own, 50, ALL_BUSY).fabric > 0

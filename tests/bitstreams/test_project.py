@@ -20,10 +20,10 @@ from celosia.bitstreams.project import (
     ProjectError,
     ToolError,
     build_project,
-    wrapper,
+    wrapper_verilog,
     write_project,
 )
-from celosia.hw.boards.board import STATES, Board, BoardError
+from celosia.hw.boards.board import LIGHT_STATES, Board, BoardError
 from celosia.hw.boards.boards import BOARDS, MEMORY_MODELS, find_board
 from celosia.hw.manifest import Manifest, ManifestError
 from celosia.hw.spec.blocks import Blocks, Dsp
@@ -49,7 +49,7 @@ def test_boards() -> None:
     for board in BOARDS.values():
         assert find_board(board.name) is find_board(board) is board and MEMORY_MODELS[board.name] == board.memory
         assert 8 * board.config.bus_bytes <= board.bus_bits
-        assert list(board.pins()) == list(STATES)[: len(board.lights)]
+        assert list(board.pins()) == list(LIGHT_STATES)[: len(board.lights)]
         assert len(board.lights) == {"kv260": 0, "ultra96": 2}.get(board.name, 3)
     with pytest.raises(BoardError, match=r"'pynq'.*'pynq-z2'.*pynq-z1"):
         find_board("pynq")
@@ -295,7 +295,7 @@ def test_verilog_is_accepted(tmp_path: Path, config: Config, bits: int) -> None:
     from celosia.hw.verilog import verilog
 
     pumped = config.pump == 2
-    text = wrapper(config, bits, axi3=bits == 32, pumped=pumped)
+    text = wrapper_verilog(config, bits, axi3=bits == 32, pumped=pumped)
     assert ("PROTOCOL AXI3" in text) == ("m_axi_wid" in text) == (bits == 32) and "m_axi1_wid" not in text
     for port in ("m_axi", "m_axi1")[: config.ports]:
         assert f"output wire [{bits - 1}:0] {port}_araddr" in text

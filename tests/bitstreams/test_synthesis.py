@@ -16,7 +16,7 @@ from celosia.bitstreams import synthesis
 from celosia.bitstreams.designs import Design
 from celosia.bitstreams.ecp5 import build
 from celosia.bitstreams.scan import GemmCore, Scanned
-from celosia.bitstreams.synthesis import SynthesisError, Usage, count, run_yosys, usage
+from celosia.bitstreams.synthesis import SynthesisError, Usage, count_resources, measure_usage, run_yosys
 from celosia.driver import cli
 from celosia.hw.boards.boards import BOARDS
 from celosia.hw.boards.fpga import FPGAS
@@ -39,19 +39,19 @@ def test_every_board_has_a_device() -> None:
 
 def test_unknown_cells_are_not_left_out() -> None:
     with pytest.raises(SynthesisError, match="7 of cell URAM288"):
-        count({"LUT6": 1, "URAM288": 7})
+        count_resources({"LUT6": 1, "URAM288": 7})
 
 
 def test_left_and_fits() -> None:
     device = FPGAS["xc7z020"]
-    assert SMALL.fits(device) and SMALL.left(device)["ram"] == pytest.approx(98.93, abs=0.01)
+    assert SMALL.fits(device) and SMALL.free_percent(device)["ram"] == pytest.approx(98.93, abs=0.01)
     full = Usage(lut=53_200, ff=0, dsp=220, ram=140, seconds=1, tool="")
     assert full.fits(device)
     assert not Usage(lut=53_201, ff=0, dsp=220, ram=140, seconds=1, tool="").fits(device)
 
 
 def call(monkeypatch: pytest.MonkeyPatch, used: Usage, *arguments: str) -> tuple[int, str, str]:
-    monkeypatch.setattr(synthesis, "usage", lambda cfg, device, say: used)
+    monkeypatch.setattr(synthesis, "measure_usage", lambda cfg, device, say: used)
     result = CliRunner().invoke(cli.app, ["bitstream", "report", *arguments])
     return result.exit_code, result.stdout, result.stderr
 
@@ -104,7 +104,7 @@ def test_a_synthesis_says_how_far_it_is_and_is_kept(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(synthesis, "run_yosys", yosys)
     monkeypatch.setattr(synthesis, "verilog", lambda cfg, blocks: "wire a;\n" * 29_000)
     told: list[str] = []
-    first = usage(PRESETS["tiny"], FPGAS["xc7z020"], told.append)
+    first = measure_usage(PRESETS["tiny"], FPGAS["xc7z020"], told.append)
     assert first.lut == 7 and told == [
         "writing the Verilog and reading it (1 of 5); Yosys is made ready for this machine, minutes this once",
         "optimising (2 of 5), about 60 s left",  # of three minutes by its lines
@@ -113,8 +113,8 @@ def test_a_synthesis_says_how_far_it_is_and_is_kept(monkeypatch: pytest.MonkeyPa
     ]  # fmt: skip
     monkeypatch.setattr(synthesis, "run_yosys", lambda *given: pytest.fail("synthesised again"))
     told.clear()
-    assert usage(PRESETS["tiny"], FPGAS["xc7z020"], told.append) == first and not told
-    synthesis._begin("synthesis", told.append)
+    assert measure_usage(PRESETS["tiny"], FPGAS["xc7z020"], told.append) == first and not told
+    synthesis._report_start("synthesis", told.append)
     assert told == ["writing the Verilog and reading it (1 of 5)"]
 
 
@@ -143,7 +143,7 @@ def test_a_failing_tool(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None
     monkeypatch.setenv("CELOSIA_CACHE", str(tmp_path))
     monkeypatch.setattr(synthesis, "verilog", lambda cfg, blocks: "module celosia_top(; endmodule")
     with pytest.raises(SynthesisError, match=r"yosys.*ERROR.*syntax error"):
-        usage(PRESETS["tiny"], FPGAS["xc7z020"])
+        measure_usage(PRESETS["tiny"], FPGAS["xc7z020"])
     assert not list(tmp_path.rglob("*.json"))
 
 

@@ -18,8 +18,8 @@ from typer.testing import CliRunner
 from celosia.bitstreams import synthesis, timing
 from celosia.bitstreams.project import ProjectError
 from celosia.bitstreams.synthesis import SynthesisError, netlist
-from celosia.bitstreams.timing import Timing, analyse, known
-from celosia.cache import KINDS
+from celosia.bitstreams.timing import Timing, analyse, timed_device
+from celosia.cache import CACHE_KINDS
 from celosia.driver import cli
 from celosia.hw.boards.boards import BOARDS
 from celosia.hw.boards.fpga import FPGAS
@@ -226,7 +226,7 @@ def test_a_cut_shortens_the_path(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     assert found[False].paths[0].start.startswith("number")
     assert found[False].paths[0].end == "total"
     # It comes from disk now, which `celosia cache` knows.
-    assert "netlists" in KINDS and len(list((tmp_path / "netlists").iterdir())) == 2
+    assert "netlists" in CACHE_KINDS and len(list((tmp_path / "netlists").iterdir())) == 2
     monkeypatch.setattr(synthesis, "run_yosys", lambda *arguments: pytest.fail("synthesised again"))
     assert analyse(netlist(lambda: convert(Sum(6, True), "sums"), "sums", device)) == found[True]
 
@@ -241,7 +241,7 @@ def test_a_yosys_on_path_goes_first(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     native.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     monkeypatch.setenv("CELOSIA_CACHE", str(tmp_path / "cache"))
-    assert [synthesis._tool() for _ in range(3)] == ["Yosys 9.99"] * 3
+    assert [synthesis._yosys_version() for _ in range(3)] == ["Yosys 9.99"] * 3
     assert len((tmp_path / "yosys.asked").read_text().splitlines()) == 1
     assert netlist(lambda: "module top; endmodule", "top", FPGAS["xc7z020"]) == {"cells": {}, "netnames": {}}
 
@@ -260,8 +260,8 @@ def test_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_board_of_unknown_delays() -> None:
-    assert known(BOARDS["pynq-z1"]) == "xc7z020-1"
+    assert timed_device(BOARDS["pynq-z1"]) == "xc7z020-1"
     with pytest.raises(ProjectError, match=r"xczu3eg.*ultra96"):
-        known(BOARDS["ultra96"])
+        timed_device(BOARDS["ultra96"])
     result = CliRunner().invoke(cli.app, ["bitstream", "timing", "--board", "zcu104"])
     assert result.exit_code == 1 and "--board pynq-z1 or pynq-z2 with --config zcu104" in result.stderr

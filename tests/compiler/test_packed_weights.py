@@ -20,7 +20,7 @@ from celosia.compiler.vthread.verify import VerifyError
 from celosia.hw.spec.config import PRESETS, Config, ConfigError
 from celosia.hw.spec.isa import Buffer, Opcode, encode
 from celosia.hw.spec.legality import why_illegal
-from celosia.hw.spec.packing import BOOKS, GROUP, NIBBLES, nibble_weights, packing
+from celosia.hw.spec.packing import CODEBOOK_BLOCK, CODEBOOK_ENTRIES, CODEBOOKS, nibble_weights, packing
 from celosia.sim.functional.unpacking import expand
 
 from .layers import CONFIGS, Builder, Network, builders
@@ -37,7 +37,7 @@ SHAPES += [
 def grouped(cfg: Config, groups: NDArray[np.int8]) -> Bytes:
     """Entries of wgt with these groups [packs, groups, weights]."""
     p = packing(cfg)
-    return np.ascontiguousarray(groups.reshape(-1, p.groups, p.entries, p.run).swapaxes(1, 2)).view(np.uint8).ravel()
+    return np.ascontiguousarray(groups.reshape(-1, p.blocks, p.entries, p.run).swapaxes(1, 2)).view(np.uint8).ravel()
 
 
 def expanded(cfg: Config, found: pack.StoredWeights) -> Bytes:
@@ -49,8 +49,8 @@ def expanded(cfg: Config, found: pack.StoredWeights) -> Bytes:
 def drawn(cfg: Config, books: NDArray[np.int8], packs: int, rng: np.random.Generator) -> Bytes:
     """Entries of wgt whose groups each have values of one of these codebooks."""
     p = packing(cfg)
-    own = books[rng.integers(0, len(books), (packs, p.groups))]
-    picked = rng.integers(0, books.shape[1], (packs, p.groups, p.entries * p.run))
+    own = books[rng.integers(0, len(books), (packs, p.blocks))]
+    picked = rng.integers(0, books.shape[1], (packs, p.blocks, p.entries * p.run))
     return grouped(cfg, np.take_along_axis(own, picked, axis=2))
 
 
@@ -59,12 +59,12 @@ def test_what_is_packed_expands_to_the_same(cfg: Config) -> None:
     """Factors times numbers of few bits; any values, as many as a codebook has; several codebooks of values apart."""
     p, rng = packing(cfg), np.random.default_rng(cfg.block_in)
     apart = rng.permutation(256)[: 240 >> 4 - p.bits << 4 - p.bits].astype(np.uint8).view(np.int8)
-    apart = apart.reshape(-1, 1 << p.bits)[:BOOKS]
+    apart = apart.reshape(-1, 1 << p.bits)[:CODEBOOKS]
     for books in (multiples(p.bits).view(np.int8), apart[:1], apart):
         entries = drawn(cfg, books, 7, rng)
         found = pack.packed_weights(cfg, entries)
         assert found is not None and len(found.data) == found.first + 7 * p.pack_bytes
-        assert 0 < found.book_bytes <= len(books) * NIBBLES * nibble_weights(cfg) and found.packed
+        assert 0 < found.book_bytes <= len(books) * CODEBOOK_ENTRIES * nibble_weights(cfg) and found.packed
         np.testing.assert_array_equal(expanded(cfg, found), entries)
     assert p.entry_bytes == (1 + (1 << p.stretch)) << p.shift and p.pack_bytes % cfg.bus_bytes == 0
 
@@ -74,27 +74,35 @@ def test_too_many_values(bits: int) -> None:
     """A group with one value more than a codebook, and a layer with one codebook more than there are."""
     cfg = replace(PRESETS["pynq"], weight_bits=bits)
     p, rng = packing(cfg), np.random.default_rng(bits)
-    entries = grouped(cfg, rng.permutation(256).astype(np.uint8).view(np.int8)[np.zeros((1, p.groups, GROUP), int)])
+    entries = grouped(
+        cfg, rng.permutation(256).astype(np.uint8).view(np.int8)[np.zeros((1, p.blocks, CODEBOOK_BLOCK), int)]
+    )
     assert pack.packed_weights(cfg, entries) is not None
     entries[: (1 << bits) + 1] = range((1 << bits) + 1)
     assert pack.packed_weights(cfg, entries) is None
     pairs = rng.permutation(256).astype(np.uint8).view(np.int8).reshape(-1, 1 << bits)
-    groups = np.repeat(pairs[:, None], GROUP >> bits, axis=1).reshape(len(pairs), GROUP)
-    enough = np.resize(groups[:BOOKS], (1, p.groups, GROUP))
+    groups = np.repeat(pairs[:, None], CODEBOOK_BLOCK >> bits, axis=1).reshape(len(pairs), CODEBOOK_BLOCK)
+    enough = np.resize(groups[:CODEBOOKS], (1, p.blocks, CODEBOOK_BLOCK))
     found = pack.packed_weights(cfg, grouped(cfg, enough))
     assert found is not None
     np.testing.assert_array_equal(expanded(cfg, found), grouped(cfg, enough))
-    if len(pairs) > BOOKS:
-        assert pack.packed_weights(cfg, grouped(cfg, np.resize(groups[: BOOKS + 1], (2, p.groups, GROUP)))) is None
+    if len(pairs) > CODEBOOKS:
+        assert (
+            pack.packed_weights(cfg, grouped(cfg, np.resize(groups[: CODEBOOKS + 1], (2, p.blocks, CODEBOOK_BLOCK))))
+            is None
+        )
 
 
 def test_codebooks_are_loaded_where_others_are_needed() -> None:
     """In front of weights, once; what two layers have in common is left."""
     cfg = CONFIGS["packed-4x8"]
     rng = np.random.default_rng(0)
-    one = rng.integers(0, 256, 3 * NIBBLES).astype(np.uint8)
-    more, other = np.append(one, one[:NIBBLES]), np.concatenate([one[:NIBBLES], one[NIBBLES:] + 1])
-    books = {0: one, 640: one[:NIBBLES], 1280: more, 1920: other}
+    one = rng.integers(0, 256, 3 * CODEBOOK_ENTRIES).astype(np.uint8)
+    more, other = (
+        np.append(one, one[:CODEBOOK_ENTRIES]),
+        np.concatenate([one[:CODEBOOK_ENTRIES], one[CODEBOOK_ENTRIES:] + 1]),
+    )
+    books = {0: one, 640: one[:CODEBOOK_ENTRIES], 1280: more, 1920: other}
     weights = [
         StreamInstruction(Opcode.LOAD, {"buffer": Buffer.WGT, "dram_addr": at + 64, "expand": 1}) for at in (*books, 0)
     ]
@@ -161,11 +169,11 @@ def _late_book(p: Program) -> None:
 
 
 def _other_book(p: Program) -> None:
-    p.loads(Buffer.BOOK)[0].fields["sram_base"] += NIBBLES
+    p.loads(Buffer.BOOK)[0].fields["sram_base"] += CODEBOOK_ENTRIES
 
 
 def _short_book(p: Program) -> None:
-    p.loads(Buffer.BOOK)[0].fields["x_size"] -= NIBBLES
+    p.loads(Buffer.BOOK)[0].fields["x_size"] -= CODEBOOK_ENTRIES
 
 
 def _nibbles(p: Program) -> None:
@@ -213,10 +221,10 @@ def test_what_is_illegal() -> None:
     cfg = CONFIGS["packed-4x8"]
     row = {"buffer": Buffer.WGT, "x_size": 8, "y_size": 1, "z_size": 1, "expand": 1}
     assert why_illegal(cfg, encode(cfg, Opcode.LOAD, **row)) is None
-    for other, why in (({"buffer": Buffer.INP}, "only WGT is expanded"), ({"x_size": 12}, "packs of 8 elements")):
+    for other, why in (({"buffer": Buffer.INP}, "only a LOAD of WGT"), ({"x_size": 12}, "packs of 8 elements")):
         assert why in str(why_illegal(cfg, encode(cfg, Opcode.LOAD, **(row | other))))
     wide = replace(PRESETS["wide"], weight_bits=4)
-    assert "not expanded" in str(why_illegal(wide, encode(wide, Opcode.LOAD, **row, spread=1)))
+    assert "cannot expand" in str(why_illegal(wide, encode(wide, Opcode.LOAD, **row, spread=1)))
 
 
 def test_configs_that_cannot_be() -> None:

@@ -433,8 +433,8 @@ def test_the_front_is_counted_again_until_all_of_it_is(model: Path, monkeypatch:
         counted[cfg.digest] = Usage(lut, used.ff, used.dsp, used.ram, 1.0, "Yosys")
         return counted[cfg.digest]
 
-    monkeypatch.setattr(confirm, "usage", usage)
-    monkeypatch.setattr(synthesis, "known_usage", lambda cfg, device: counted.get(cfg.digest))
+    monkeypatch.setattr(confirm, "measure_usage", usage)
+    monkeypatch.setattr(synthesis, "cached_usage", lambda cfg, device: counted.get(cfg.digest))
     monkeypatch.setattr(confirm.timing, "estimate", lambda cfg, say: type("Timing", (), {"mhz": 125.0}))
     monkeypatch.setattr(confirm, "rtl_cycles", lambda one, cfg, memory: 12345)
     found = explore(model, space=SPACE, confirmed=["yosys", "rtl"])
@@ -454,18 +454,18 @@ def test_what_yosys_counts_goes_into_the_model_of_the_others(
     counted: dict[str, Usage] = {}
 
     def usage(cfg: Config, device: Any, say: Callable[[str], None]) -> Usage:
-        used = area.model().estimate(cfg)
+        used = area.shipped_model().estimate(cfg)
         counted[cfg.digest] = Usage(round(more * used.lut), used.ff, used.dsp, used.ram, 1.0, "Yosys")
         return counted[cfg.digest]
 
-    monkeypatch.setattr(confirm, "usage", usage)
-    monkeypatch.setattr(synthesis, "known_usage", lambda cfg, device: counted.get(cfg.digest))
+    monkeypatch.setattr(confirm, "measure_usage", usage)
+    monkeypatch.setattr(synthesis, "cached_usage", lambda cfg, device: counted.get(cfg.digest))
     monkeypatch.setattr(confirm.timing, "estimate", lambda cfg, say: type("Timing", (), {"mhz": 125.0}))
     explore(model, space=SPACE, points=12, folder=tmp_path)
     for confirmed in (["yosys"], []):
         found = explore(model, space=SPACE, points=12, folder=tmp_path, confirmed=confirmed)
         rest = [point for point in found.points if not point.area["counted"]]
-        ratios = [point.area["lut"] / area.model().estimate(point.cfg).lut for point in rest]
+        ratios = [point.area["lut"] / area.shipped_model().estimate(point.cfg).lut for point in rest]
         assert rest and counted and all(ratio == pytest.approx(1, abs=1e-3) for ratio in ratios) == (more == 1)
         assert more == 1 or np.mean(ratios) > 1.1
     assert {row["digest"] for row in found.report["front"]} <= counted.keys()

@@ -79,7 +79,7 @@ def test_a_kernel_without_a_grid() -> None:
 
 def test_a_config_says_what_its_fields_are(tmp_path: Path) -> None:
     text = call("configs", "pynq")
-    assert all(f"# {what}: " in text for what in (spec.what for spec in field_specs().values()))
+    assert all(f"# {what}: " in text for what in (spec.meaning for spec in field_specs().values()))
     assert [line for line in text.splitlines() if "  # " not in line] == []
     (tmp_path / "mine.toml").write_text(text)
     assert Config.load(tmp_path / "mine.toml") == PRESETS["pynq"]
@@ -180,7 +180,7 @@ def test_the_estimate_comes_before_the_count(monkeypatch: pytest.MonkeyPatch, tm
         order.append("count")
         return synthesis.Usage(1, 2, 3, 4.0, 0.1, "Yosys")
 
-    monkeypatch.setattr(synthesis, "usage", counted)
+    monkeypatch.setattr(synthesis, "measure_usage", counted)
     said = " ".join(call("bitstream", "report", "--board", "pynq-z2", "--config", "tiny").split())
     assert order and said.index("tiny on pynq-z2, by the model") < said.index("tiny on pynq-z2 (xc7z020), Yosys")
     assert "by the model" not in call("bitstream", "report", "--board", "pynq-z2", "--config", "tiny", "--json")

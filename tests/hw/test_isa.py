@@ -16,7 +16,7 @@ from thorough import tries
 
 from celosia.hw.spec.config import PRESETS, Config
 from celosia.hw.spec.isa import (
-    NEEDS,
+    REQUIRED_SWITCH,
     BinaryOp,
     Buffer,
     Destination,
@@ -114,7 +114,7 @@ def unnamed(field: str, kind: type[IntEnum]) -> list[dict[str, int]]:
 
 def needing(kind: type[IntEnum], need: str) -> list[IntEnum]:
     """Members of `kind` that a Config has where its field `need` is true."""
-    return [op for op, field in NEEDS[kind].items() if field == need]
+    return [op for op, field in REQUIRED_SWITCH[kind].items() if field == need]
 
 
 def lacking_word(field: str, kind: type[IntEnum], need: str) -> tuple[Opcode, str]:
@@ -144,7 +144,7 @@ BREAKING: dict[tuple[Opcode, str], list[dict[str, int]]] = {
     (Opcode.VECTOR, "an extent is 0"): [{f"extent_{loop}": 0} for loop in "nyxrs"],
     (Opcode.VECTOR, "the reduction does not exist"): unnamed("reduce_op", ReduceOp),
     (Opcode.VECTOR, "the binary operation does not exist"): unnamed("binary_op", BinaryOp),
-    (Opcode.VECTOR, "taps are of VIN"): [{"taps": 1}],
+    (Opcode.VECTOR, "taps read A from VIN"): [{"taps": 1}],
     (Opcode.VECTOR, "A and B are both VIN"): [{"a_source": 1, "b_source": 1}],
     (Opcode.VECTOR, "rescale_add needs B from VIN and no binary operation"): [
         {"rescale_add": 1},

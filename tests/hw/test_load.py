@@ -19,7 +19,7 @@ from thorough import some
 
 from celosia.hw.spec.config import Config
 from celosia.hw.spec.isa import Buffer, Opcode, buffers, formats
-from celosia.hw.spec.packing import BOOKS, NIBBLES, packing
+from celosia.hw.spec.packing import CODEBOOK_ENTRIES, CODEBOOKS, packing
 from celosia.hw.spec.regs import Error
 from celosia.hw.spec.scratchpads import scratchpads
 
@@ -150,7 +150,7 @@ class Load(copy_bench.Machine):
 
     async def _fill_book(self) -> None:
         """Load the codebooks, which no reset clears and the state holds as zeros."""
-        block = {"buffer": Buffer.BOOK, "x_size": BOOKS * NIBBLES, "y_size": 1, "z_size": 1, "sram_x": 1}
+        block = {"buffer": Buffer.BOOK, "x_size": CODEBOOKS * CODEBOOK_ENTRIES, "y_size": 1, "z_size": 1, "sram_x": 1}
         self.execute(block)
         await bench.stream_put(self.dut, "instr", self.payloads([block]))
         await self.finished(1)

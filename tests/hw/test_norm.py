@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from thorough import some
 
 from celosia.hw.spec.config import Config
-from celosia.hw.spec.pipeline import EPSILON_SHIFT, NORM_FRACTION, NORM_LANES, NORM_ROWS, ROOT_BITS
+from celosia.hw.spec.pipeline import EPSILON_SHIFT, MAX_NORM_ELEMENTS, MAX_NORM_ROWS, NORM_FRACTION, ROOT_BITS
 from celosia.hw.vector_unit.norm.engine import NormEngine
 from celosia.hw.vector_unit.norm.factors import row_layout
 from celosia.sim.functional.norm import factors, inverse_root, normalise_rows
@@ -61,7 +61,7 @@ def furthest(normalise: Any) -> float:
     """How far `normalise` is from the real numbers at most, of what its arithmetic is proved to keep within."""
     rng, worst = np.random.default_rng(1), 0.0
     for number in range(600):
-        count = int(rng.choice([2, 3, 16, 100, 384, 768, NORM_LANES]))
+        count = int(rng.choice([2, 3, 16, 100, 384, 768, MAX_NORM_ELEMENTS]))
         row, centre, epsilon = random_row(rng, count), bool(number % 2), random_epsilon(rng, count)
         offset = 0 if centre else int(rng.integers(-128, 129))
         found = normalise(row[None], count, offset, centre, epsilon)[0].tolist()
@@ -207,8 +207,13 @@ async def finds_of_each_row(dut: Any) -> None:
     cfg = bench.config()
     machine = Machine(dut, cfg)
     await machine.start()
-    most = NORM_LANES // cfg.block_out
-    for rows, groups in [(1, 1), (NORM_ROWS, 1), (3, most), *((int(machine.rng.integers(1, 9)), 5) for _ in range(20))]:
+    most = MAX_NORM_ELEMENTS // cfg.block_out
+    for rows, groups in [
+        (1, 1),
+        (MAX_NORM_ROWS, 1),
+        (3, most),
+        *((int(machine.rng.integers(1, 9)), 5) for _ in range(20)),
+    ]:
         await machine.run(rows, min(groups, int(machine.rng.integers(1, most + 1)) if groups == 5 else groups))
 
 

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from celosia.hw.spec.config import PRESETS, Config
-from celosia.hw.spec.isa import Buffer, Destination, buffers, has, lanes
-from celosia.hw.spec.scratchpads import PAR, depths, scratchpads, total_bytes
+from celosia.hw.spec.isa import Buffer, Destination, buffers, is_supported, load_channels
+from celosia.hw.spec.scratchpads import PAR_FIELDS, depths, scratchpads, total_bytes
 from celosia.sim.functional.reference import State
 
 ROOT = Path(__file__).parents[2]
@@ -79,10 +79,10 @@ def test_they_agree_with_the_instruction_set(cfg: Config) -> None:
     assert [b.name.lower() for b in buffers(cfg)] == sorted(
         (name for name, pad in pads.items() if "load" in pad.writers), key=lambda name: Buffer[name.upper()]
     )
-    destinations = {d.name.lower() for d in Destination if has(cfg, d)}
+    destinations = {d.name.lower() for d in Destination if is_supported(cfg, d)}
     assert {name for name, pad in pads.items() if "vector" in pad.writers} == destinations
     assert [name for name, pad in pads.items() if "store" in pad.readers] == ["out"]
-    near = {b for b in lanes(cfg)[0] if not pads[b.name.lower()].far}
+    near = {b for b in load_channels(cfg)[0] if not pads[b.name.lower()].on_second_port}
     assert near == {Buffer.INP, Buffer.ACC, Buffer.VIN} and ("tap" in pads) == (cfg.taps > 0)
 
 
@@ -93,10 +93,10 @@ def test_sizes_agree(cfg: Config) -> None:
         assert depths(cfg)[name] == pad.depth == len(getattr(state, name)) == pad.bank_depth * pad.banks
         assert 1 << pad.address_bits == max(2, pad.depth) and pad.width % pad.grain == 0
         assert pad.pieces * pad.piece_bytes == getattr(state, name)[0].nbytes >= pad.width // 8
-    parts = scratchpads(cfg)["inp"].bits_of_parts(8 * cfg.lanes)
+    parts = scratchpads(cfg)["inp"].part_address_bits(8 * cfg.lanes)
     assert 1 << parts == cfg.inp_depth * max(1, cfg.block_in // cfg.block_out)
 
 
 def test_the_parts_of_par_are_apart() -> None:
-    masks = [((1 << part.width) - 1) << part.offset for part in PAR.values()]
+    masks = [((1 << part.width) - 1) << part.offset for part in PAR_FIELDS.values()]
     assert sum(masks) == np.bitwise_or.reduce(masks) < 1 << 64

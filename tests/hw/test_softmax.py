@@ -17,7 +17,7 @@ from thorough import some
 
 from celosia.compiler.numerics.softmax import qlinear_softmax, softmax_powers
 from celosia.hw.spec.config import Config
-from celosia.hw.spec.pipeline import DIVIDE_STAGES, ROWS_OFFERED, SUMS, softmax_span, tile_rows
+from celosia.hw.spec.pipeline import DIVIDE_STAGES, SOFTMAX_OFFER_CYCLES, SOFTMAX_SUMS, softmax_span, tile_rows
 from celosia.hw.vector_unit.softmax.adder import PairAdder, pair_of
 from celosia.hw.vector_unit.softmax.addresses import fields_layout
 from celosia.hw.vector_unit.softmax.divider import TO_DIVISION, PairDivider
@@ -189,13 +189,13 @@ def bits(values: NDArray[np.bool_]) -> int:
 
 @cocotb.test()
 async def adds_as_float32(dut: Any) -> None:
-    """Each cycle takes one of SUMS sums of each adder, starts it anew now and then, or leaves it as it is."""
+    """Each cycle takes one of SOFTMAX_SUMS sums of each adder, starts it anew now and then, or leaves it as it is."""
     rng, steps = bench.generator(), 1600
     await bench.start(dut)
-    sums = [np.zeros(LANES, f32) for _ in range(SUMS)]
+    sums = [np.zeros(LANES, f32) for _ in range(SOFTMAX_SUMS)]
     for step in range(steps):
-        total = sums[step % SUMS]
-        first = (rng.random(LANES) < 0.2) | (total > 1e37) | (step < SUMS)
+        total = sums[step % SOFTMAX_SUMS]
+        first = (rng.random(LANES) < 0.2) | (total > 1e37) | (step < SOFTMAX_SUMS)
         nothing = ~first & (rng.random(LANES) < 0.1)
         field = (total.view(u32) >> 23).astype(np.int64)
         addend = some_floats(rng, np.clip(np.where(first, rng.integers(0, 250, LANES), field)
@@ -203,12 +203,12 @@ async def adds_as_float32(dut: Any) -> None:
         dut.first.value, dut.nothing.value = bits(first), bits(nothing)
         dut.addend.value = words(addend.view(u32))
         await bench.fall(dut)
-        if step >= SUMS:
+        if step >= SOFTMAX_SUMS:
             m, e = pairs_of(total.view(u32))
             found, wanted = int(dut.total.value), words((m | e << 24).astype(u32))
             assert found == wanted, f"step {step}: {found:x}, not {wanted:x}"
         await bench.rise(dut)
-        sums[step % SUMS] = np.where(first, addend, np.where(nothing, total, total + addend)).astype(f32)
+        sums[step % SOFTMAX_SUMS] = np.where(first, addend, np.where(nothing, total, total + addend)).astype(f32)
 
 
 @cocotb.test()
@@ -308,7 +308,7 @@ class Machine:
             assert bool(dut.busy.value) == (under_way > 0)
             if self.writes():
                 written.append((int(dut.addr.value), int(dut.data.value)))
-            if offered and (not under_way or (under_way == 1 and told >= ROWS_OFFERED and dut.room.value)):
+            if offered and (not under_way or (under_way == 1 and told >= SOFTMAX_OFFER_CYCLES and dut.room.value)):
                 dut.start.value = 1
                 starts.append(cycle)
                 there.append(cycle + 1 + waits[len(starts) % len(waits)])

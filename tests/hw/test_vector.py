@@ -27,8 +27,8 @@ from celosia.hw.spec.isa import (
     Opcode,
     ReduceOp,
     formats,
-    has,
     instruction_bytes,
+    is_supported,
 )
 from celosia.hw.spec.legality import why_illegal
 from celosia.hw.spec.pipeline import claim_lead, softmax_span, vector_stages
@@ -147,7 +147,7 @@ def random_instruction(cfg: Config, rng: np.random.Generator, **chosen: int) -> 
 
 def _softmax(cfg: Config, rng: np.random.Generator) -> dict[str, int]:
     """Fields of a softmax."""
-    to = rng.choice([each for each in (Destination.OUT, Destination.INP) if has(cfg, each)])
+    to = rng.choice([each for each in (Destination.OUT, Destination.INP) if is_supported(cfg, each)])
     return {
         "softmax": 1, "a_source": ASource.VIN, "b_source": BSource.IMM, "binary_op": BinaryOp.NONE, "taps": 0,
         "destination": int(to), "requantise": 0, "lookup": 0, "rescale_add": 0, "extent_y": 1, "extent_r": 1,
@@ -326,7 +326,7 @@ async def is_active(dut: Any) -> None:
     if cfg.taps:
         passes.append({"a_source": ASource.VIN, "taps": 1, "rescale_add": 0})
     for stages_used in passes:
-        for to in (to for to in (Destination.OUT, Destination.INP) if has(cfg, to)):
+        for to in (to for to in (Destination.OUT, Destination.INP) if is_supported(cfg, to)):
             await measure(dut, machine, {**sizes, "taps": 0, "destination": to, **stages_used})
 
 

@@ -14,7 +14,7 @@ from amaranth.sim import Simulator
 
 from celosia.hw.lib.layout import done_layout
 from celosia.hw.spec.config import Config
-from celosia.hw.spec.isa import OUTER_LOOPS, VECTOR_LOOPS, ASource, BSource, Destination, has
+from celosia.hw.spec.isa import OUTER_LOOPS, VECTOR_LOOPS, ASource, BSource, Destination, is_supported
 from celosia.hw.spec.pipeline import WRITEBACK_DEPTH
 from celosia.hw.vector_unit.issue import IssueStage
 from celosia.hw.vector_unit.retire import RetireStage
@@ -45,7 +45,7 @@ def simulate(dut: Any, testbench: Callable[[Any], Awaitable[None]]) -> None:
 
 @pytest.mark.parametrize("parts", [False, True])
 def test_stage(parts: bool) -> None:
-    """In the next cycle it has the item of the stage before, with the constants of the item's instruction."""
+    """In the next cycle it is_supported the item of the stage before, with the constants of the item's instruction."""
     own = data.StructLayout({"scale": 5, "raw": 1})
     before = StageSignature(data.StructLayout({}), data.StructLayout({"address": 4, "first": 1}))
     dut = Stage(before, StageSignature(own, data.StructLayout({"address": 4})), parts)
@@ -236,7 +236,7 @@ def test_retire(softmax: bool) -> None:
 
 @pytest.mark.parametrize("seed", range(6))
 def test_war_hazard(seed: int) -> None:
-    """An entry is written only when the row in which it lies has been read, and as soon as that is so."""
+    """An entry is written only when the row in which it lies is_supported been read, and as soon as that is so."""
     dut, rng = WarHazardTracker(SOFTMAX), random.Random(seed)
     entries, rows = rng.randint(1, 4), rng.randint(1, 4)
     base = rng.randint(0, 6)
@@ -257,7 +257,7 @@ def test_war_hazard(seed: int) -> None:
         ctx.set(dut.fields, fields)
         await ctx.tick().repeat(2)
         ctx.set(dut.comes, 0)
-        assert not ctx.get(dut.follows)  # the softmax has not looked at its rows
+        assert not ctx.get(dut.follows)  # the softmax is_supported not looked at its rows
         ctx.set(dut.walked, 1)
         for change in ({"dst_base": base + 1}, {"extent_n": 2}, {"b_source": BSource.VIN}, {"dst_x": 2}):
             ctx.set(dut.fields, fields | change)
@@ -359,7 +359,7 @@ def test_issue(name: str) -> None:
     """Each step comes once, with the constants of its instruction; what reads vin waits for what writes it."""
     cfg, rng = CONFIGS[name], random.Random(6)
     dut, latency = IssueStage(cfg), 12
-    destinations = [to for to in Destination if has(cfg, to)]
+    destinations = [to for to in Destination if is_supported(cfg, to)]
     program = []
     for index in range(20):
         fields = {f"extent_{loop}": rng.choice([1, 1, 2, 3]) for loop in VECTOR_LOOPS}

@@ -24,7 +24,7 @@ from functools import cache
 from pathlib import Path
 from threading import Event, Lock
 
-from celosia.hw.sources import KEPT, normal_form, sources_digest
+from celosia.hw.sources import DIGEST_FILE, normal_form, sources_digest
 from mutation.draw import Mutant, draw
 from mutation.probe import REACHED
 
@@ -75,7 +75,7 @@ class Tree:
             shutil.copytree(ROOT / name, self.folder / name, symlinks=True, ignore=ignored)
         shutil.copy(ROOT / "pyproject.toml", self.folder)
         # The digest that a register holds stays, or each mutant would change every text with that register.
-        (self.folder / "hw" / KEPT).write_text(sources_digest(), encoding="ascii")
+        (self.folder / "hw" / DIGEST_FILE).write_text(sources_digest(), encoding="ascii")
 
     def plant(self, mutant: Mutant) -> None:
         """Write the mutant, and forget what was built of another one."""

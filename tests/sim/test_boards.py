@@ -7,8 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from celosia.hw.boards.board import LIMITS, PROCESSORS, Board, BoardError, device_of
-from celosia.hw.boards.boards import BOARDS, MEMORY_MODELS, clock_mhz, described, find_board, memory_model, shortest
+from celosia.hw.boards.board import NUMBER_LIMITS, PROCESSORS, Board, BoardError, device_of
+from celosia.hw.boards.boards import (
+    BOARDS,
+    MEMORY_MODELS,
+    clock_of_report,
+    find_board,
+    memory_model,
+    memory_model_text,
+    parse_memory_model,
+)
 from celosia.hw.boards.fpga import FPGAS
 from celosia.hw.boards.memory import IDEAL, ZYNQ_HP, MemoryModel
 from celosia.hw.spec.config import PRESETS, Config
@@ -169,7 +177,7 @@ def test_files_that_are_none(tmp_path: Path) -> None:
         find_board("kv26")
 
 
-@pytest.mark.parametrize("name", LIMITS)
+@pytest.mark.parametrize("name", NUMBER_LIMITS)
 def test_numbers_have_both_ends(name: str) -> None:
     """Those that go together with others are left out."""
     board, (part, _, field) = BOARDS["kv260"], name.rpartition(".")
@@ -179,7 +187,7 @@ def test_numbers_have_both_ends(name: str) -> None:
             return replace(board, **{part: replace(getattr(board, part), **{field: value})})
         return replace(board, **{field: value})
 
-    low, high = LIMITS[name]
+    low, high = NUMBER_LIMITS[name]
     for value in (low, high) if "refresh" not in name else ():
         assert of(value).memory.bytes_per_cycle >= 1
     for value in (low - 1, high + 1, -(10**5000)):
@@ -194,15 +202,18 @@ def test_the_memory_of_ones_own_board(tmp_path: Path) -> None:
     path = written(tmp_path)
     mine = find_board(path).memory
     assert memory_model(str(path)) == mine and memory_model(mine) is mine
-    assert described(shortest(mine)) == described(str(mine)) == mine and clock_mhz(str(mine)) == 80
+    assert (
+        parse_memory_model(memory_model_text(mine)) == parse_memory_model(str(mine)) == mine
+        and clock_of_report(str(mine)) == 80
+    )
     with pytest.raises(ValueError, match="there is no memory model"):
-        described(str(path))  # no file where a text of somebody's is looked at
+        parse_memory_model(str(path))  # no file where a text of somebody's is looked at
 
 
 @pytest.mark.parametrize("model", MEMORY_MODELS.values(), ids=MEMORY_MODELS)
 def test_models_are_found_by_what_they_say(model: MemoryModel) -> None:
-    assert shortest(model) == model.name and described(model.name) is model
-    assert described(str(model)) == model and clock_mhz(str(model)) == model.clock_mhz
+    assert memory_model_text(model) == model.name and parse_memory_model(model.name) is model
+    assert parse_memory_model(str(model)) == model and clock_of_report(str(model)) == model.clock_mhz
 
 
 @pytest.mark.parametrize(
@@ -210,5 +221,5 @@ def test_models_are_found_by_what_they_say(model: MemoryModel) -> None:
 )
 def test_texts_that_tell_of_none(text: str) -> None:
     with pytest.raises(ValueError, match="there is no memory model") as caught:
-        described(text)
-    assert clock_mhz(text) == ZYNQ_HP.clock_mhz == clock_mhz(None) and IDEAL.name in str(caught.value)
+        parse_memory_model(text)
+    assert clock_of_report(text) == ZYNQ_HP.clock_mhz == clock_of_report(None) and IDEAL.name in str(caught.value)

@@ -87,8 +87,8 @@ HOLDS = """
 import sys
 import tempfile
 from pathlib import Path
-from celosia.cache import locked
-with locked(Path(sys.argv[1])):
+from celosia.cache import file_lock
+with file_lock(Path(sys.argv[1])):
     print("holds", flush=True)
     sys.stdin.read()
 """
@@ -106,9 +106,9 @@ def test_a_lock_is_waited_for_and_no_longer_than_its_holder_lives(end: str, tmp_
             seen.append("waits" if holder.poll() is None else "is late")
             holder.kill() if end == "is killed" else holder.stdin.close()  # type: ignore[union-attr]
 
-        with cache.locked(path, waits):
+        with cache.file_lock(path, waits):
             seen.append("has it")
-    with cache.locked(path, lambda: seen.append("waits again")):
+    with cache.file_lock(path, lambda: seen.append("waits again")):
         assert seen == ["waits", "has it"]
 
 
@@ -123,7 +123,7 @@ def test_verilators_runtime_is_compiled_once(tmp_path: Path, monkeypatch: pytest
         build.library(CFG, quiet=True, source=f"{LEAST}// {number}\n")
     said = log.read_text()
     assert said.count("runtime.cpp") == 1 and said.count("seldom.cpp") == said.count("-shared") == 2
-    (runtime,) = (entry for entry in cache.entries() if entry.kind == "verilator")
+    (runtime,) = (entry for entry in cache.cached_files() if entry.kind == "verilator")
     assert [str(runtime.path) in line for line in said.splitlines() if "-shared" in line] == [True, True]
 
 
@@ -182,7 +182,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def names(entries: list[cache.Entry]) -> list[str]:
+def names(entries: list[cache.CachedFile]) -> list[str]:
     return [entry.path.name for entry in entries]
 
 
@@ -194,7 +194,7 @@ def test_a_home_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.Monke
     for name in ("CELOSIA_CACHE", "XDG_CACHE_HOME", "YOWASP_CACHE_DIR"):
         monkeypatch.delenv(name, raising=False)
     folder = tmp_path / f"celosia-{os.getuid()}"
-    with cache.writing() as written:
+    with cache.writable_cache() as written:
         assert written == folder and folder.stat().st_mode & 0o077 == 0
     environment = cache.tool_environment()
     assert environment["XDG_CACHE_HOME"] == environment["YOWASP_CACHE_DIR"] == str(folder / "tools")
@@ -203,9 +203,9 @@ def test_a_home_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_what_was_used_least_recently_goes_first(folder: Path) -> None:
-    assert names(cache.entries()) == ["a.kernel", "b", "c.v", "d"]
+    assert names(cache.cached_files()) == ["a.kernel", "b", "c.v", "d"]
     assert cache.shrink(4000) == []
-    cache.used(folder / "kernels/a.kernel")
+    cache.mark_used(folder / "kernels/a.kernel")
     assert names(cache.shrink(2500)) == ["b", "c.v"]
     assert not (folder / "rtlsim/b").exists() and (folder / "kernels/a.kernel").exists()
     assert names(cache.shrink(0, keep=folder / "rtlsim/d")) == ["a.kernel"]

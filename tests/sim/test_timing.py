@@ -33,9 +33,9 @@ from celosia.hw.spec.isa import (
     Opcode,
     Unit,
     instruction_bytes,
-    lanes,
+    load_channels,
 )
-from celosia.hw.spec.pipeline import BOUNDARY, MAX_BURST
+from celosia.hw.spec.pipeline import BURST_BOUNDARY, MAX_BURST
 from celosia.hw.spec.regs import COUNTERS
 from celosia.hw.spec.scratchpads import scratchpads
 from celosia.models import demo_images, demo_model_path
@@ -387,7 +387,7 @@ def planted(monkeypatch: pytest.MonkeyPatch, constant: str) -> None:
 MEASURED = (
     "FIRST_ASK", "ASK_TO_REQUEST", "ASK_TO_ADDRESS", "BEAT_TO_WORD", "WORD_TO_QUEUE", "QUEUE_TO_GATE",
     "END_TO_ASK", "BEGIN_TO_ASK", "START_TO_STEP", "BEAT_TO_STEP", "STEP_TO_END", "GEMM_STAGES", "WRITE_TO_END",
-    "RESPONSE_TO_END", "VECTOR_STAGES", "TAP_STAGES", "UNDER_WAY", "ARRIVAL_TO_WRITE", "WRITE_TO_ROOM",
+    "RESPONSE_TO_END", "VECTOR_STAGES", "TAP_STAGES", "VECTOR_IN_FLIGHT", "ARRIVAL_TO_WRITE", "WRITE_TO_ROOM",
     "WRITEBACK_DEPTH",
 )  # fmt: skip
 
@@ -419,7 +419,7 @@ def test_declared_constants() -> None:
         assert stages["write"] - stages["acc"] == pipeline.VECTOR_STAGES
         assert stages["write"] - stages["add"] == pipeline.ADD_STAGES
     cfg = CONFIGS["4x4"]
-    lane = load.LoadChannel(cfg, lanes(cfg)[0])
+    lane = load.LoadChannel(cfg, load_channels(cfg)[0])
     modules = [part.elaborate(None) for part in (lane, store.Store(cfg), top.Accelerator(cfg))]
     loads, stores, whole = (module.submodules for module in modules)
     # LOAD's ring is a power of two.
@@ -672,7 +672,7 @@ def test_a_program_that_cannot_end() -> None:
 def _bursts_one_by_one(bus_bytes: int, offset: int, size: int) -> tuple[int, int]:
     beats, bursts, place = 0, 0, offset // bus_bytes * bus_bytes
     while place < offset + size:
-        room = min(MAX_BURST * bus_bytes, BOUNDARY - place % BOUNDARY)
+        room = min(MAX_BURST * bus_bytes, BURST_BOUNDARY - place % BURST_BOUNDARY)
         length = min(room, -(-(offset + size - place) // bus_bytes) * bus_bytes)
         beats, bursts, place = beats + length // bus_bytes, bursts + 1, place + length
     return beats, bursts
@@ -732,7 +732,7 @@ def test_where_accumulators_lie(extent: tuple[int, int, int]) -> None:
         banks = [(base + i * n + j * y + k * x) // HALF % 2 for i, j, k in np.ndindex(*extent)]
         other = [number for number, bank in enumerate(banks) if bank != banks[0]]
         assert wanted.write_bank[0] == wanted.read_bank[0] == banks[0]
-        assert wanted.write_here[0] == wanted.read_here[0] == (other[0] if other else len(banks))
+        assert wanted.write_bank_outputs[0] == wanted.read_bank_outputs[0] == (other[0] if other else len(banks))
 
 
 @pytest.mark.parametrize("memory", [ZYNQ_HP, IDEAL, MemoryModel(refresh_period=0, outstanding=3)], ids=str)

@@ -13,7 +13,7 @@ from typing import Any
 import llvmlite
 from numpy.typing import NDArray
 
-from celosia.cache import cache_folder, is_own, make_folder, used
+from celosia.cache import cache_folder, is_own, make_folder, mark_used
 from celosia.compiler.cpu.llvm.codegen import render
 from celosia.compiler.cpu.llvm.machine import host, optimise, other
 from celosia.compiler.cpu.target import target
@@ -58,7 +58,7 @@ def _found(path: Path) -> CompiledKernel | None:
         return None
     try:
         kernel = CompiledKernel.from_bytes(path.read_bytes())
-        used(path)
+        mark_used(path)
         return kernel
     except (OSError, ValueError):
         return None

@@ -36,7 +36,7 @@ from celosia.hw.spec.isa import (
     opcode_of,
 )
 from celosia.hw.spec.legality import why_illegal
-from celosia.hw.spec.scratchpads import POWERS, scratchpads
+from celosia.hw.spec.scratchpads import EXP_ENTRIES, scratchpads
 from celosia.sim.functional.decode import columns
 
 Fields = dict[str, int]
@@ -289,7 +289,7 @@ def _touches(cfg: Config, opcode: Opcode, f: Fields) -> Iterator[tuple[Instructi
         if f["lookup"]:
             yield InstructionTouch("lut", "table", pattern(0, ()), False), "table", 1
         if f.get("softmax"):  # all of it
-            yield InstructionTouch("exp", "exp", pattern(0, (), POWERS), False), None, 1
+            yield InstructionTouch("exp", "exp", pattern(0, (), EXP_ENTRIES), False), None, 1
         # A place of inp that VECTOR writes is as large as an entry of out, of as many pieces.
         yield entries(destination(f), "dst", OUTER_LOOPS, True, out)
 

@@ -31,7 +31,7 @@ from celosia.compiler.layer import (
 )
 from celosia.hw.spec.config import Config
 from celosia.hw.spec.isa import BinaryOp, ReduceOp
-from celosia.hw.spec.scratchpads import PAR
+from celosia.hw.spec.scratchpads import PAR_FIELDS
 
 Scalars = NDArray[np.uint64]
 
@@ -292,7 +292,7 @@ def _parameters(cfg: Config, r: Requantise) -> NDArray[np.uint64]:
     """[groups, group] entries of the vector unit's parameters, zero beyond the last channel."""
     channels = len(r.bias)
     entries = np.zeros(-(-channels // cfg.group) * cfg.group, np.uint64)
-    for name, part in PAR.items():
+    for name, part in PAR_FIELDS.items():
         value = getattr(r, name).astype(np.int64) & (1 << part.width) - 1
         entries[:channels] |= value.astype(np.uint64) << np.uint64(part.offset)
     return entries.reshape(-1, cfg.group)

@@ -10,7 +10,7 @@ from amaranth.utils import exact_log2
 from celosia.hw.lib.signals import Reg
 from celosia.hw.spec.config import Config
 from celosia.hw.spec.isa import Opcode, formats
-from celosia.hw.spec.pipeline import NORM_STEPS, norm_parts
+from celosia.hw.spec.pipeline import MIN_NORM_ROW_CYCLES, norm_parts
 from celosia.hw.spec.scratchpads import scratchpads
 
 WALKED = ("extent_n", "extent_x", "a_base", "a_n", "a_x")
@@ -26,7 +26,7 @@ def norm_fields(cfg: Config, *names: str) -> data.StructLayout:
 class NormAddressGenerator(wiring.Component):
     """Generate the addresses of a norm's entries, row by row: a part of an entry in a cycle.
 
-    A row begins NORM_STEPS cycles behind the one before it at least.
+    A row begins MIN_NORM_ROW_CYCLES cycles behind the one before it at least.
 
     Parameters
     ----------
@@ -86,12 +86,12 @@ class NormAddressGenerator(wiring.Component):
     def _rows(self, m: Module, held: data.View[data.StructLayout], over: Signal, begins: Signal) -> None:
         """Begin the next row behind the one that is over, but not before its time."""
         left = Reg(len(self.fields.extent_x))
-        cycles = Reg(range(NORM_STEPS))
+        cycles = Reg(range(MIN_NORM_ROW_CYCLES))
         waits = Signal()
         more = Signal()
         time = Signal()
         m.d.comb += [
-            more.eq(left != 0), time.eq(cycles == NORM_STEPS - 1), begins.eq(((over & more) | waits) & time),
+            more.eq(left != 0), time.eq(cycles == MIN_NORM_ROW_CYCLES - 1), begins.eq(((over & more) | waits) & time),
         ]  # fmt: skip
         with m.If(self.start | begins):
             m.d.sync += [self.active.eq(1), waits.eq(0), cycles.eq(0)]

@@ -11,7 +11,7 @@ from amaranth.utils import exact_log2
 from celosia.hw.lib.layout import read_port
 from celosia.hw.lib.signals import Reg
 from celosia.hw.spec.config import Config
-from celosia.hw.spec.pipeline import NORM_ROWS, norm_parts
+from celosia.hw.spec.pipeline import MAX_NORM_ROWS, norm_parts
 from celosia.hw.spec.scratchpads import scratchpads
 from celosia.hw.vector_unit.masks import ones
 from celosia.hw.vector_unit.norm.addresses import WALKED, NormAddressGenerator, norm_fields
@@ -47,7 +47,7 @@ class NormEngine(wiring.Component):
 
     def __init__(self, cfg: Config) -> None:
         self._cfg = cfg
-        number = exact_log2(NORM_ROWS)
+        number = exact_log2(MAX_NORM_ROWS)
         super().__init__({
             "fields": In(norm_fields(cfg, *WALKED, *_KEPT)), "start": In(1),
             "vin": Out(read_port(scratchpads(cfg)["vin"])), "busy": Out(1), "ends": Out(1), "takes": In(1),
@@ -134,7 +134,7 @@ class NormEngine(wiring.Component):
 
     def _keep(self, m: Module, fields: data.View[data.StructLayout], accepted: Signal, factors: NormFactors) -> None:
         """Keep the factors of all rows."""
-        m.submodules.rows = rows = Memory(shape=row_layout, depth=NORM_ROWS, init=[])
+        m.submodules.rows = rows = Memory(shape=row_layout, depth=MAX_NORM_ROWS, init=[])
         put = rows.write_port()
         get = rows.read_port(domain="comb")
         last = Reg(len(self.number), name="last_number")

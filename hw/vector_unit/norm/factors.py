@@ -7,7 +7,7 @@ from amaranth.lib import data, wiring
 from amaranth.lib.wiring import In, Out
 
 from celosia.hw.lib.signals import Reg
-from celosia.hw.spec.pipeline import FACTOR_BITS, NORM_FRACTION, NORM_STEPS, ROOT_BITS
+from celosia.hw.spec.pipeline import FACTOR_BITS, MIN_NORM_ROW_CYCLES, NORM_FRACTION, ROOT_BITS
 from celosia.hw.vector_unit.norm.moments import VALUE_BITS
 from celosia.hw.vector_unit.norm.variance import COUNT_BITS, PLACES_BITS, REST_BITS
 
@@ -54,7 +54,7 @@ class NormFactors(wiring.Component):
     def elaborate(self, platform: object) -> Module:
         m = Module()
         end = COUNT_BITS + _SHIFTS + 1
-        assert end + 1 < NORM_STEPS
+        assert end + 1 < MIN_NORM_ROW_CYCLES
         step = Signal(range(end + 2))
         m.d.comb += self.done.eq(step == end + 1)
         m.d.sync += step.eq(Mux(self.take, 1, Mux(self.done, 0, step + (step != 0))))

@@ -7,14 +7,14 @@ from amaranth.lib import data, wiring
 from amaranth.lib.wiring import In, Out
 
 from celosia.hw.lib.signals import Reg
-from celosia.hw.spec.pipeline import NORM_LANES
+from celosia.hw.spec.pipeline import MAX_NORM_ELEMENTS
 from celosia.hw.vector_unit.multiply import logic_product
 
 VALUE_BITS = 9
 """Bits of a byte with its offset."""
 SUM_BITS, SQUARES_BITS = 20, 28
-"""Bits of the sum of NORM_LANES values from -256 to 255, and of the sum of their squares."""
-assert 1 << SUM_BITS == 2 * 256 * NORM_LANES and 1 << SQUARES_BITS == 2 * 256**2 * NORM_LANES
+"""Bits of the sum of MAX_NORM_ELEMENTS values from -256 to 255, and of the sum of their squares."""
+assert 1 << SUM_BITS == 2 * 256 * MAX_NORM_ELEMENTS and 1 << SQUARES_BITS == 2 * 256**2 * MAX_NORM_ELEMENTS
 
 
 class NormMoments(wiring.Component):

@@ -8,10 +8,10 @@ from amaranth.lib.wiring import In, Out
 
 from celosia.hw.lib.probes import probes
 from celosia.hw.lib.signals import Reg
-from celosia.hw.spec.pipeline import EPSILON_SHIFT, NORM_LANES, NORM_STEPS
+from celosia.hw.spec.pipeline import EPSILON_SHIFT, MAX_NORM_ELEMENTS, MIN_NORM_ROW_CYCLES
 from celosia.hw.vector_unit.norm.moments import SQUARES_BITS, SUM_BITS, VALUE_BITS
 
-COUNT_BITS = NORM_LANES.bit_length()
+COUNT_BITS = MAX_NORM_ELEMENTS.bit_length()
 REST_BITS = COUNT_BITS
 """Bits of sum - count * mean: half a row's lanes at most, and a sign."""
 EPSILON_BITS = 47
@@ -47,8 +47,8 @@ class NormVariance(wiring.Component):
 
     def elaborate(self, platform: object) -> Module:
         m = Module()
-        step = Signal(range(NORM_STEPS + 1))
-        m.d.comb += self.done.eq(step == NORM_STEPS)
+        step = Signal(range(MIN_NORM_ROW_CYCLES + 1))
+        m.d.comb += self.done.eq(step == MIN_NORM_ROW_CYCLES)
         with m.If(self.take):
             m.d.sync += step.eq(1)
         with m.Elif(self.done):

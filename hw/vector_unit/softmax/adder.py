@@ -7,11 +7,11 @@ from amaranth.lib import data, wiring
 from amaranth.lib.wiring import In, Out
 
 from celosia.hw.lib.signals import Reg
-from celosia.hw.spec.pipeline import SUMS
-from celosia.hw.spec.scratchpads import FLOAT
+from celosia.hw.spec.pipeline import SOFTMAX_SUMS
+from celosia.hw.spec.scratchpads import FLOAT_FIELDS
 from celosia.hw.vector_unit.masks import ones
 
-MANTISSA, EXPONENT = FLOAT["fraction"].width + 1, FLOAT["exponent"].width
+MANTISSA, EXPONENT = FLOAT_FIELDS["fraction"].width + 1, FLOAT_FIELDS["exponent"].width
 
 pair_layout = data.StructLayout({"m": MANTISSA, "e": EXPONENT})
 """A positive float32, m * 2^(e - 150). m includes the leading one. A subnormal number has e = 1 and no leading one."""
@@ -19,7 +19,7 @@ pair_layout = data.StructLayout({"m": MANTISSA, "e": EXPONENT})
 
 def pair_of(word: Value) -> Value:
     """The bits of `pair_layout` for a float32 with the bits `word`; its sign is ignored."""
-    fraction, exponent = (word[part.offset :][: part.width] for part in FLOAT.values())
+    fraction, exponent = (word[part.offset :][: part.width] for part in FLOAT_FIELDS.values())
     normal = exponent.any()
     return Cat(fraction, normal, exponent[0] | ~normal, exponent[1:])
 
@@ -45,7 +45,7 @@ class PairAdder(wiring.Component):
     def elaborate(self, platform: object) -> Module:
         m = Module()
         stages = (self._order, self._shift, self._add, self._round)
-        assert len(stages) == SUMS
+        assert len(stages) == SOFTMAX_SUMS
         values: tuple[Signal, ...] = ()
         for stage in stages:
             values = stage(m, *values)

@@ -13,7 +13,7 @@ from celosia.hw.lib.probes import probes
 from celosia.hw.lib.signals import Reg
 from celosia.hw.spec.config import Config
 from celosia.hw.spec.isa import EXTENT_BITS, Opcode, formats
-from celosia.hw.spec.pipeline import ROWS_ALIKE, ROWS_OWN, softmax_span, tile_rows
+from celosia.hw.spec.pipeline import OVERLAP_EQUAL_FIELDS, OVERLAP_FREE_FIELDS, softmax_span, tile_rows
 from celosia.hw.spec.scratchpads import scratchpads
 
 BUFFERS = 2
@@ -27,7 +27,7 @@ def fields_layout(cfg: Config) -> data.StructLayout:
     widths = {field.name: field.width for field in formats(cfg)[Opcode.VECTOR].fields} | {
         "imm": exact_log2(cfg.block_out)
     }
-    return data.StructLayout({name: widths[name] for name in (*ROWS_OWN, *ROWS_ALIKE)})
+    return data.StructLayout({name: widths[name] for name in (*OVERLAP_FREE_FIELDS, *OVERLAP_EQUAL_FIELDS)})
 
 
 def row_bits(cfg: Config) -> int:

@@ -20,12 +20,12 @@ from celosia.hw.spec.pipeline import (
     DIVIDE_TURN,
     FILL_TURN,
     LOOK_STAGES,
+    OVERLAP_EQUAL_FIELDS,
+    OVERLAP_FREE_FIELDS,
     PART_STAGES,
     QUOTIENT_BITS,
-    ROWS_ALIKE,
-    ROWS_OWN,
     SHARE_STAGES,
-    SUMS,
+    SOFTMAX_SUMS,
     softmax_parts,
     softmax_span,
 )  # fmt: skip
@@ -166,7 +166,8 @@ class SoftmaxEngine(wiring.Component):
         second = Signal()
         m.d.comb += [free.eq(~second & idle & ~self.finish), self.room.eq(self.busy & free & alike)]
         m.d.sync += [
-            accepted.eq(self.start), alike.eq(Cat(fields[name] == self.fields[name] for name in ROWS_ALIKE).all()),
+            accepted.eq(self.start),
+            alike.eq(Cat(fields[name] == self.fields[name] for name in OVERLAP_EQUAL_FIELDS).all()),
         ]  # fmt: skip
         with m.If(self.start):
             m.d.sync += [self.busy.eq(1), second.eq(self.busy)]
@@ -174,9 +175,9 @@ class SoftmaxEngine(wiring.Component):
             m.d.sync += [self.busy.eq(second), second.eq(0)]
         # An address generator has a copy of what is an instruction's own; there is room when all have come to the last.
         with m.If(~self.busy):
-            m.d.sync += [fields[name].eq(self.fields[name]) for name in ROWS_ALIKE]
+            m.d.sync += [fields[name].eq(self.fields[name]) for name in OVERLAP_EQUAL_FIELDS]
         with m.If(~self.busy | free):
-            m.d.sync += [fields[name].eq(self.fields[name]) for name in ROWS_OWN]
+            m.d.sync += [fields[name].eq(self.fields[name]) for name in OVERLAP_FREE_FIELDS]
         probes(self, second=second, alike=alike)
         return fields, accepted
 
@@ -254,7 +255,7 @@ class SoftmaxEngine(wiring.Component):
             element.first.eq(sums.first), element.nothing.eq(sums.nothing), slot.slot.eq(sums.slot),
         ]  # fmt: skip
         added = delay(m, "sum", Step(sums.look, element), LOOK_STAGES)[-1].payload
-        complete = delay(m, "complete", Step(sums.last, slot), LOOK_STAGES + SUMS)[-1]
+        complete = delay(m, "complete", Step(sums.last, slot), LOOK_STAGES + SOFTMAX_SUMS)[-1]
         for lane in lanes:
             m.d.comb += [
                 lane.look_at.eq(sums.place), lane.byte.eq(sums.byte), lane.tile.eq(sums.tile), lane.slot.eq(sums.slot),

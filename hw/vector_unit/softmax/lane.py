@@ -11,7 +11,7 @@ from amaranth.utils import exact_log2
 from celosia.hw.lib.layout import write_port
 from celosia.hw.lib.signals import Reg
 from celosia.hw.spec.config import Config
-from celosia.hw.spec.pipeline import QUOTIENT_BITS, SUMS, softmax_parts
+from celosia.hw.spec.pipeline import QUOTIENT_BITS, SOFTMAX_SUMS, softmax_parts
 from celosia.hw.spec.scratchpads import scratchpads
 from celosia.hw.vector_unit.softmax.adder import EXPONENT, MANTISSA, PairAdder, pair_layout, pair_of
 from celosia.hw.vector_unit.softmax.addresses import BUFFERS, TILES, row_number_bits
@@ -50,7 +50,7 @@ class SoftmaxLane(wiring.Component):
 
     def __init__(self, cfg: Config, lane: int) -> None:
         self._cfg, self._lane = cfg, lane
-        slot, byte = exact_log2(SUMS), exact_log2(cfg.softmax)
+        slot, byte = exact_log2(SOFTMAX_SUMS), exact_log2(cfg.softmax)
         self._place = exact_log2(BUFFERS) + exact_log2(softmax_parts(cfg)) + slot
         row = row_number_bits(cfg)
         super().__init__({
@@ -68,7 +68,7 @@ class SoftmaxLane(wiring.Component):
     def elaborate(self, platform: object) -> Module:
         m = Module()
         m.submodules.adder, m.submodules.divider = adder, divider = PairAdder(), PairDivider()
-        m.submodules.totals = totals = Memory(shape=pair_layout, depth=SUMS, init=[])
+        m.submodules.totals = totals = Memory(shape=pair_layout, depth=SOFTMAX_SUMS, init=[])
         put = totals.write_port()
         total = totals.read_port(domain="comb")
         power = self._look_up(m, "powers", 0, self._distance(m))
@@ -88,7 +88,7 @@ class SoftmaxLane(wiring.Component):
         """255 minus the distance of an element that is added up from the largest one of its row."""
         parts = Memory(shape=self.part.shape(), depth=1 << self._place, init=[])
         # The largest bytes, with every bit inverted: what is to be added.
-        largest = Memory(shape=8, depth=SUMS * TILES, init=[])
+        largest = Memory(shape=8, depth=SOFTMAX_SUMS * TILES, init=[])
         m.submodules.parts, m.submodules.largest_bytes = parts, largest
         keep = parts.write_port()
         kept = parts.read_port(domain="comb")

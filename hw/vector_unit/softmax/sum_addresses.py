@@ -9,12 +9,12 @@ from amaranth.utils import exact_log2
 
 from celosia.hw.spec.config import Config
 from celosia.hw.spec.isa import EXTENT_BITS
-from celosia.hw.spec.pipeline import SUMS, softmax_parts, softmax_span
+from celosia.hw.spec.pipeline import SOFTMAX_SUMS, softmax_parts, softmax_span
 from celosia.hw.vector_unit.softmax.addresses import BUFFERS, TILES
 
 
 class SumAddressGenerator(wiring.Component):
-    """Generate the addresses of the elements that a lane adds up: of SUMS rows in turn, all bytes of each entry.
+    """Generate the addresses of the elements that a lane adds up: of SOFTMAX_SUMS rows in turn, all bytes of each entry.
 
     Parameters
     ----------
@@ -34,7 +34,7 @@ class SumAddressGenerator(wiring.Component):
 
     def __init__(self, cfg: Config) -> None:
         self._byte_bits, self._entry_bits = exact_log2(cfg.softmax), exact_log2(softmax_span(cfg) * cfg.block_out)
-        slot, key = exact_log2(SUMS), EXTENT_BITS + exact_log2(cfg.block_out)
+        slot, key = exact_log2(SOFTMAX_SUMS), EXTENT_BITS + exact_log2(cfg.block_out)
         place = slot + exact_log2(softmax_parts(cfg)) + exact_log2(BUFFERS)
         super().__init__({
             "last_key": In(key), "start": In(1), "look": Out(1), "place": Out(place),

@@ -9,7 +9,7 @@ from amaranth import Cat, Module, Mux, Signal, Value
 from celosia.hw.dae_pipeline.dma import OFFSET_BITS, BurstSplitter, ReadEngine, WriteEngine
 from celosia.hw.dae_pipeline.readmux import ReadMux
 from celosia.hw.lib.axi import BURST_INCR
-from celosia.hw.spec.pipeline import BOUNDARY, MAX_BURST
+from celosia.hw.spec.pipeline import BURST_BOUNDARY, MAX_BURST
 from proofs.declare import Mutant, prove
 from proofs.fifos import Tracked, place
 from proofs.harness import Harness, Inside, implies
@@ -21,7 +21,7 @@ LIMITS = ("dma_base", "dma_size")
 def limits(h: Harness, dma_base: Value, dma_size: Value) -> None:
     """What software promises: a base on a page's border, and an end that 40 bits can say."""
     h.assume(dma_base[:12] == 0)
-    h.assume(~(dma_base + dma_size + BOUNDARY)[40])
+    h.assume(~(dma_base + dma_size + BURST_BOUNDARY)[40])
 
 
 def words(count: Value, bus_bytes: int) -> Value:
@@ -34,7 +34,7 @@ def legal(burst: Value, dma_base: Value, dma_size: Value, bus_bytes: int) -> Val
     size = (burst.len + 1) * bus_bytes
     return Cat(
         burst.addr % bus_bytes == 0,
-        burst.addr[:12] + size <= BOUNDARY,
+        burst.addr[:12] + size <= BURST_BOUNDARY,
         burst.addr >= dma_base,
         burst.addr + size <= dma_base + words(dma_size, bus_bytes) * bus_bytes,
         burst.len < MAX_BURST,
@@ -47,7 +47,7 @@ def rows_inside(h: Harness, inside: Inside, part: str, bus_bytes: int, dma_size:
     active = inside[f"{part}valid"] & ~inside[f"{part}refused"]
     h.ensure(implies(active, word + left < words(dma_size, bus_bytes)), "row_inside")
     length, ends = inside[f"{part}length"], inside[f"{part}ends"]
-    page = ~word[: (BOUNDARY // bus_bytes - 1).bit_length()]
+    page = ~word[: (BURST_BOUNDARY // bus_bytes - 1).bit_length()]
     most = Mux(page < MAX_BURST, page, MAX_BURST - 1)
     h.ensure(implies(active, length == Mux(left < most, left, most)), "burst_length")
     h.ensure(implies(active, ends == (left == length)), "burst_ends")
@@ -106,7 +106,7 @@ def write_engine(bus_bytes: int, outstanding: int) -> Harness:
     lies = Cat(
         axi.awaddr % bus_bytes == 0,
         axi.awlen < MAX_BURST,
-        axi.awaddr[:12] + size <= BOUNDARY,
+        axi.awaddr[:12] + size <= BURST_BOUNDARY,
         axi.awaddr >= dut.dma_base,
         axi.awaddr + size <= dut.dma_base + words(dut.dma_size, bus_bytes) * bus_bytes,
         (1 << axi.awsize) == bus_bytes,

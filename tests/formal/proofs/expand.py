@@ -12,7 +12,7 @@ from amaranth import Cat, Mux, Signal, Value
 
 from celosia.hw.dae_pipeline.weight_decompressor import CHOICE_BITS, PackHeaderParser, WeightDecompressor
 from celosia.hw.spec.config import Config
-from celosia.hw.spec.packing import BOOKS, NIBBLE_BITS, NIBBLES, nibble_weights, packing
+from celosia.hw.spec.packing import CODEBOOK_ENTRIES, CODEBOOKS, NIBBLE_BITS, nibble_weights, packing
 from celosia.hw.spec.pipeline import EXPAND_STAGES
 from celosia.hw.spec.regs import Error
 from proofs.declare import Mutant, prove
@@ -34,10 +34,10 @@ def expanded(cfg: Config) -> Harness:
     h = Harness()
     dut, p = WeightDecompressor(cfg), packing(cfg)
     inside = h.add(dut)
-    lanes, word = p.times * p.unit, dut.write.data[: 8 * p.unit]
+    lanes, word = p.expansion * p.chunk_bytes, dut.write.data[: 8 * p.chunk_bytes]
     weights = nibble_weights(cfg)
     at = h.constant(range(len(dut.wgt.data) // 8), "at")
-    entry = h.constant(range(BOOKS * NIBBLES), "entry")
+    entry = h.constant(range(CODEBOOKS * CODEBOOK_ENTRIES), "entry")
     lane, nibble, held = Signal(range(lanes)), Signal(range(lanes // weights)), Signal(8 * weights)
     asked, byte = Signal(len(entry)), Signal(8)
     h.m.d.comb += [
@@ -47,7 +47,7 @@ def expanded(cfg: Config) -> Harness:
             word.word_select(nibble, NIBBLE_BITS),
             dut.choices[lane // (lanes // p.unit_groups)],
         )),
-        byte.eq(Mux(dut.expand, held.word_select(lane % weights, 8), word.word_select(lane % p.unit, 8))),
+        byte.eq(Mux(dut.expand, held.word_select(lane % weights, 8), word.word_select(lane % p.chunk_bytes, 8))),
     ]  # fmt: skip
     writes = dut.book.en & dut.book.mask[0] & (dut.book.addr == entry)
     h.m.d.sync += held.eq(Mux(writes, dut.book.data, held))
@@ -80,15 +80,15 @@ def heads(cfg: Config) -> Harness:
     h = Harness()
     dut, p = PackHeaderParser(cfg), packing(cfg)
     inside = h.add(dut)
-    ahead, behind = p.units
-    at, followed = Signal(range(ahead + behind)), h.constant(range(p.groups), "followed")
+    ahead, behind = p.chunk_counts
+    at, followed = Signal(range(ahead + behind)), h.constant(range(p.blocks), "followed")
     number = at - ahead
     takes, failed = dut.chunk.valid & dut.chunk.ready & dut.packed, Signal()
     error = dut.chunk.payload.error
     h.m.d.sync += failed.eq(failed | (takes & (error != Error.NONE)))
     h.assume(~failed)
     h.m.d.sync += at.eq(Mux(takes, Mux(at == ahead + behind - 1, 0, at + 1), at))
-    h.assume(followed < p.groups)
+    h.assume(followed < p.blocks)
     h.assume(implies((at != 0) & ~dut.packed, ~dut.rest.ready))
     fits = 2 * p.unit  # choices in a chunk
     home, place = followed // fits, followed % fits
@@ -102,9 +102,9 @@ def heads(cfg: Config) -> Harness:
     same = Value.cast(dut.rest.payload) == Value.cast(dut.chunk.payload)
     h.ensure(implies(dut.rest.valid, same), "weights_as_they_are")
     of_entry = p.weights // p.entries
-    for part in range(p.unit_groups):
-        group = Signal(range(p.groups), name=f"group{part}")
-        h.m.d.comb += group.eq(number[: len(at)] * p.times * p.unit % of_entry // p.run + part)
+    for part in range(p.chunk_blocks):
+        group = Signal(range(p.blocks), name=f"group{part}")
+        h.m.d.comb += group.eq(number[: len(at)] * p.expansion * p.chunk_bytes % of_entry // p.run + part)
         own = dut.rest.valid & dut.packed & (at >= ahead) & (group == followed)
         h.ensure(implies(own, dut.choices[part] == known), f"choice{part}")
     # What makes it inductive.
@@ -139,7 +139,7 @@ for name, cfg in CONFIGS.items():
         ),
         depth=EXPAND_STAGES,
     )(partial(expanded, cfg))
-    parts, short = packing(cfg).groups // packing(cfg).unit_groups, sum(packing(cfg).units) < 12
+    parts, short = packing(cfg).blocks // packing(cfg).chunk_blocks, sum(packing(cfg).chunk_counts) < 12
     prove(
         f"heads go to their weights, {name}",
         Mutant(FILE, "begins.eq(word != ahead - 1)", "begins.eq(1)"),
@@ -149,7 +149,7 @@ for name, cfg in CONFIGS.items():
         *((Mutant(FILE, "(number % last) >>", "((number + 1) % last) >>"),) if parts > 1 else ()),
         *(
             (Mutant(FILE, "Mux(word == i, self", "Mux(word == 0, self"),)
-            if packing(cfg).groups > 2 * packing(cfg).unit
+            if packing(cfg).blocks > 2 * packing(cfg).chunk_bytes
             else ()
         ),
         depth=1,

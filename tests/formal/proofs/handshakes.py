@@ -24,7 +24,7 @@ from celosia.hw.dae_pipeline.tokens import DependencyGate
 from celosia.hw.gemm_core.gemm import Gemm
 from celosia.hw.gemm_core.loops import Loops
 from celosia.hw.spec.config import Config
-from celosia.hw.spec.isa import GEMM_LOOPS, OUTER_LOOPS, Unit, lanes
+from celosia.hw.spec.isa import GEMM_LOOPS, OUTER_LOOPS, Unit, load_channels
 from celosia.hw.top import Accelerator
 from celosia.hw.vector_unit.vector import Vector
 from proofs.declare import Method, Mutant, prove
@@ -193,7 +193,7 @@ def _components(cfg: Config) -> list[wiring.Component]:
         WriteEngine(cfg.bus_bytes), ReadMux(cfg.bus_bytes), Fetch(cfg), DependencyGate(cfg), DramAddressGenerator(4),
         Aligner(cfg.bus_bytes),
         ScratchpadAddressGenerator(6, 2, data.StructLayout({"tag": 2})), RetireQueue(2, 4),
-        ScratchpadWriter(cfg, lanes(cfg)[0]),
+        ScratchpadWriter(cfg, load_channels(cfg)[0]),
         BeatPacker(cfg.bus_bytes, reader_.chunk_bytes, 8), reader_,
         Loops(GEMM_LOOPS, {"acc": (4, OUTER_LOOPS), "inp": (4, GEMM_LOOPS)}, reduction=("k", "r", "s")),
         Load(cfg), Store(cfg), Gemm(cfg), Vector(cfg), Control(cfg),

@@ -10,7 +10,7 @@ from amaranth import Const, Mux, Signal, Value
 from amaranth.lib import data
 
 from celosia.hw.spec.config import Config
-from celosia.hw.spec.isa import Destination, has
+from celosia.hw.spec.isa import Destination, is_supported
 from celosia.hw.spec.pipeline import vector_stages
 from celosia.hw.vector_unit.vector import Vector
 from proofs.declare import Mutant, prove
@@ -43,7 +43,7 @@ def hazards(cfg: Config) -> Harness:
     under_way, busy = inside["issue.under_way"], inside["issue.loops.busy"]
     h.assume(implies(step.end, step.last))
     destination = dut.instr.payload.fields.destination
-    h.assume(_any([destination == to for to in Destination if has(cfg, to)]))  # proved of fetch
+    h.assume(_any([destination == to for to in Destination if is_supported(cfg, to)]))  # proved of fetch
 
     all_ = items.stages
     ends: list[Value] = [step.end]

@@ -22,7 +22,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 import celosia.hw
-from celosia.cache import cache_folder, locked, tool_environment
+from celosia.cache import cache_folder, file_lock, tool_environment
 from celosia.hw.sources import normal_form
 from celosia.hw.verilog import write_atomically
 from proofs.declare import Method, Mutant, Property
@@ -114,7 +114,7 @@ def decide(proof: Property, text: str, steps: int, method: Method, before: float
     """Try `proof` on a design that `build` gave. before: processor time when its work began, by default now."""
     before = _processor_time() if before is None else before
     folder = _kept(f"{_tools()} {proof.name} {method} {steps} {proof.script} {text}")
-    with locked(folder.with_suffix(".lock")):  # two processes never try the same one at once
+    with file_lock(folder.with_suffix(".lock")):  # two processes never try the same one at once
         return _try(proof, folder, text, steps, method, before)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from amaranth import Cat, Module, Mux, Signal, Value, signed
 
-from celosia.hw.spec.pipeline import DIVIDE_STAGES, QUOTIENT_BITS, SUMS
+from celosia.hw.spec.pipeline import DIVIDE_STAGES, QUOTIENT_BITS, SOFTMAX_SUMS
 from celosia.hw.vector_unit.softmax.adder import MANTISSA, PairAdder, pair_layout
 from celosia.hw.vector_unit.softmax.divider import PairDivider
 from proofs.declare import Method, Mutant, prove
@@ -42,7 +42,7 @@ def float_sum(m: Module, a: Any, b: Any) -> Value:
 
 
 def adder() -> Harness:
-    """A sum begins with a and comes around SUMS steps later, when b is added to it, or nothing."""
+    """A sum begins with a and comes around SOFTMAX_SUMS steps later, when b is added to it, or nothing."""
     h = Harness()
     m, dut = h.m, PairAdder()
     h.add(dut)
@@ -50,12 +50,12 @@ def adder() -> Harness:
     cycle = Signal(5)
     m.d.sync += cycle.eq(cycle + 1)
     h.assume(implies(cycle == 0, dut.first & ~dut.nothing & (Value.cast(dut.addend) == Value.cast(a))))
-    h.assume(implies(cycle == SUMS, ~dut.first & (dut.nothing == nothing)))
-    h.assume(implies(cycle == SUMS, Value.cast(dut.addend) == Value.cast(b)))
+    h.assume(implies(cycle == SOFTMAX_SUMS, ~dut.first & (dut.nothing == nothing)))
+    h.assume(implies(cycle == SOFTMAX_SUMS, Value.cast(dut.addend) == Value.cast(b)))
     total = Value.cast(dut.total)
-    h.ensure(implies(cycle == SUMS, total == Value.cast(a)), "begins")
-    h.ensure(implies((cycle == 2 * SUMS) & nothing, total == Value.cast(a)), "stays")
-    h.ensure(implies((cycle == 2 * SUMS) & ~nothing, total == float_sum(m, a, b)), "sum")
+    h.ensure(implies(cycle == SOFTMAX_SUMS, total == Value.cast(a)), "begins")
+    h.ensure(implies((cycle == 2 * SOFTMAX_SUMS) & nothing, total == Value.cast(a)), "stays")
+    h.ensure(implies((cycle == 2 * SOFTMAX_SUMS) & ~nothing, total == float_sum(m, a, b)), "sum")
     return h
 
 
@@ -127,8 +127,8 @@ prove(
     Mutant(FILE, "by_16.eq(shift[4])", "by_16.eq(0)"),
     Mutant(FILE, "self.first | (down[-1] & ~self.nothing)", "self.first | down[-1]"),
     method=Method.BOUNDED,
-    depth=2 * SUMS + 1,
-    reach=2 * SUMS + 1,
+    depth=2 * SOFTMAX_SUMS + 1,
+    reach=2 * SOFTMAX_SUMS + 1,
 )(adder)
 FILE = "vector_unit/softmax/divider.py"
 prove(

@@ -20,7 +20,7 @@ from amaranth.lib.wiring import Out
 
 from celosia.hw.spec.config import Config
 from celosia.hw.spec.isa import VECTOR_LOOPS, ASource, BSource, Destination
-from celosia.hw.spec.pipeline import FILL_TURN, ROWS_ALIKE
+from celosia.hw.spec.pipeline import FILL_TURN, OVERLAP_EQUAL_FIELDS
 from celosia.hw.spec.scratchpads import scratchpads
 from celosia.hw.vector_unit.issue import IssueStage
 from celosia.hw.vector_unit.softmax.engine import SoftmaxEngine
@@ -179,7 +179,7 @@ def _small(entries: Value, rows: Value) -> Value:
 
 
 def _alike(fields: Any) -> Value:
-    return Cat(fields[name] for name in ROWS_ALIKE)
+    return Cat(fields[name] for name in OVERLAP_EQUAL_FIELDS)
 
 
 def rows_are_over(cfg: Config) -> Harness:
@@ -226,7 +226,7 @@ def rows_are_over(cfg: Config) -> Harness:
     was_held = h.register(held, "was_held")
     h.ensure(implies(dut.busy, inside["alike"] == (was_held == was_offered)), "alike")
     h.ensure(implies(dut.busy & ~rows.owed, held == was_held), "held")
-    for name in ROWS_ALIKE[:3]:
+    for name in OVERLAP_EQUAL_FIELDS[:3]:
         h.ensure(implies(dut.busy, taken[name] == rows.fields[name]), f"taken_{name}")
     for name, walk in (("find", find), ("divide", divide)):
         own = (taken.a_base == rows.base) & (taken.extent_x == rows.count)
