@@ -83,8 +83,8 @@ SOFTMAX_SUMS = 4
 QUOTIENT_BITS = 10
 """Bits of a quotient in softmax, one of them behind the binary point; the division takes a step for each."""
 PART_STAGES, LOOK_STAGES, DIVIDE_STAGES = 3, 3, QUOTIENT_BITS + 6
-"""Registers of softmax: from a step to the bytes of its entry in use; from a stored byte to its power, by table lookup;
-from a share to its quotient."""
+"""Registers of softmax: from a step to the bytes of its entry in use; from a stored byte to its power, by table
+lookup; from a share to its quotient."""
 SHARE_STAGES = PART_STAGES + LOOK_STAGES - 1
 """Registers of softmax from a step to the share of a byte, which is not stored in between."""
 

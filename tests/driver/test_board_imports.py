@@ -43,8 +43,8 @@ def on_a_board(code: str, *args: object) -> subprocess.CompletedProcess[str]:
 
 
 ALONE = (
-    "driver.runtime", "driver.data.arrays", "driver.board.board_device", "compiler.program", "compiler.program.host.hostops",
-    "sim.functional.fsim",
+    "driver.runtime", "driver.data.arrays", "driver.board.board_device", "compiler.program",
+    "compiler.program.host.hostops", "sim.functional.fsim",
 )  # fmt: skip
 
 

@@ -395,7 +395,7 @@ async def alike_overlap(dut: Any) -> None:
         times, written = await machine.series(series, rng.integers(0, most + 1, len(series)).tolist())
         model, last = SoftmaxTiming(cfg), 0
         for (there, start, end), each in zip(times, series, strict=True):
-            along = model.along(there) if last else NEVER
+            along = model.overlap_start(there) if last else NEVER
             wanted = along if along < NEVER else max(there, last)
             overlap += along < NEVER
             last = model.run(wanted, each["extent_x"], each["extent_n"], along < NEVER)

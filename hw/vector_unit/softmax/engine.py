@@ -49,9 +49,7 @@ VIN_STAGES = 2
 class DivideSteps:
     """The steps of the division in the stages of its pipeline that need them.
 
-    select: the bytes of the step's part are selected. read_sum: the sum of a row whose first part comes next is read.
-    share: the shares of the bytes are looked up. quotient: the shares enter the dividers. result: results are there.
-    entry: what vin has given for the step in `select`.
+    entry: the data that vin has returned for the step in `select`.
     """
 
     stages: list[Step]
@@ -59,22 +57,27 @@ class DivideSteps:
 
     @property
     def select(self) -> Step:
+        """The step whose bytes are selected from the entry."""
         return self.stages[PART_STAGES - 1]
 
     @property
     def read_sum(self) -> Step:
+        """The step that reads the sum of its row, if it begins one."""
         return self.stages[SHARE_STAGES - 2]
 
     @property
     def share(self) -> Step:
+        """The step whose bytes are replaced by their shares, by table lookup."""
         return self.stages[SHARE_STAGES - 1]
 
     @property
     def quotient(self) -> Step:
+        """The step whose shares enter the dividers."""
         return self.stages[SHARE_STAGES]
 
     @property
     def result(self) -> Step:
+        """The step whose results leave the dividers."""
         return self.stages[-1]
 
 

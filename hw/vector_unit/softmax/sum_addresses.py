@@ -14,7 +14,7 @@ from celosia.hw.vector_unit.softmax.addresses import BUFFERS, TILES
 
 
 class SumAddressGenerator(wiring.Component):
-    """Generate the addresses of the elements that a lane adds up: of SOFTMAX_SUMS rows in turn, all bytes of each entry.
+    """Generate the addresses of the elements that a lane adds up: SOFTMAX_SUMS rows in turn, all bytes of each entry.
 
     Parameters
     ----------

@@ -45,7 +45,7 @@ def expanded(cfg: Config) -> Harness:
         nibble.eq(lane // weights),
         asked.eq(Cat(
             word.word_select(nibble, NIBBLE_BITS),
-            dut.choices[lane // (lanes // p.unit_groups)],
+            dut.choices[lane // (lanes // p.chunk_blocks)],
         )),
         byte.eq(Mux(dut.expand, held.word_select(lane % weights, 8), word.word_select(lane % p.chunk_bytes, 8))),
     ]  # fmt: skip
@@ -90,7 +90,7 @@ def heads(cfg: Config) -> Harness:
     h.m.d.sync += at.eq(Mux(takes, Mux(at == ahead + behind - 1, 0, at + 1), at))
     h.assume(followed < p.blocks)
     h.assume(implies((at != 0) & ~dut.packed, ~dut.rest.ready))
-    fits = 2 * p.unit  # choices in a chunk
+    fits = 2 * p.chunk_bytes  # choices in a chunk
     home, place = followed // fits, followed % fits
     known = Signal(CHOICE_BITS)
     comes = takes & (at == home) & (at < ahead)
@@ -134,7 +134,7 @@ for name, cfg in CONFIGS.items():
         Mutant(FILE, "Cat(packed[i], self.choices", "Cat(packed[i ^ 1], self.choices"),
         *(
             (Mutant(FILE, "self.choices[i * groups // nibbles]", "self.choices[0]"),)
-            if packing(cfg).unit_groups > 1
+            if packing(cfg).chunk_blocks > 1
             else ()
         ),
         depth=EXPAND_STAGES,
