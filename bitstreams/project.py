@@ -17,7 +17,7 @@ from celosia.hw.spec.config import Config
 from celosia.plain import Sentence, Sentences
 
 if TYPE_CHECKING:
-    from amaranth.lib.wiring import Signature
+    from amaranth.lib.wiring import Member
 
 COMMAND = ("vivado", "-mode", "batch", "-nojournal", "-notrace", "-source", "build.tcl")
 """Command that runs Vivado in the folder of a project."""
@@ -198,11 +198,11 @@ def wrapper_verilog(cfg: Config, address_bits: int, axi3: bool = False, pumped: 
         ports.append(f"(* {info}{attribute} *)\n    {direction} wire {name}")
     ports += [f"output wire {state}" for state in ("idle", "busy", "error")]
     connections += [f".{name}({name})" for name in ("irq", "idle", "busy", "error")]
-    for bus, signature in buses.items():
+    for bus, signals in buses.items():
         parameters = BUSES[bus].replace("@MEMORY@", "AXI3" if axi3 else "AXI4")
         attribute = f', X_INTERFACE_PARAMETER = "{parameters}"'  # only with the first signal of the bus
         narrow_widths = {} if bus == "s_axil" else _narrow_widths(address_bits, axi3)
-        for name, member in signature.members.items():
+        for name, member in signals.items():
             width, direction = int(member.shape), "output" if member.flow is Out else "input "
             port_width = narrow_widths.get(name, width)
             is_narrow = port_width < width
@@ -215,10 +215,10 @@ def wrapper_verilog(cfg: Config, address_bits: int, axi3: bool = False, pumped: 
             if is_narrow:
                 wires += f"    wire [{width - 1}:0] {bus}__{name};\n"
                 wires += f"    assign {bus}_{name} = {bus}__{name}[{port_width - 1}:0];\n"
-        if axi3 and "awid" in signature.members:
+        if axi3 and "awid" in signals:
             ports.append(
                 f'(* X_INTERFACE_INFO = "xilinx.com:interface:aximm:1.0 {bus} WID" *)\n'
-                f"    output wire [{int(signature.members['awid'].shape) - 1}:0] {bus}_wid"
+                f"    output wire [{int(signals['awid'].shape) - 1}:0] {bus}_wid"
             )
             wires += f"    assign {bus}_wid = 0;\n"
     body = ",\n        ".join(connections)
@@ -235,13 +235,17 @@ def _narrow_widths(address_bits: int, axi3: bool) -> dict[str, int]:
     return {"awaddr": address_bits, "araddr": address_bits, **lengths}
 
 
-def _buses(cfg: Config) -> dict[str, Signature]:
-    """Return the bus interfaces of the accelerator, by name."""
+def _buses(cfg: Config) -> dict[str, dict[str, Member]]:
+    """Return the signals of each bus interface of the accelerator, by name."""
     from celosia.hw.control import REGISTER_BITS
     from celosia.hw.lib.axi import Axi4, Axi4Read, AxiLite
 
     second = {"m_axi1": Axi4Read(cfg.bus_bytes)} if cfg.ports == 2 else {}
-    return {"m_axi": Axi4(cfg.bus_bytes), **second, "s_axil": AxiLite(REGISTER_BITS).flip()}
+    signatures = {"m_axi": Axi4(cfg.bus_bytes), **second, "s_axil": AxiLite(REGISTER_BITS).flip()}
+    return {
+        bus: {str(path[-1]): member for path, member, _ in signature.flatten(signature.create())}
+        for bus, signature in signatures.items()
+    }
 
 
 # Vivado ----------------------------------------------------------------------------------------------------------
