@@ -74,13 +74,13 @@ class Acc:
     def __init__(self) -> None:
         self._reads, self._writes = (Port(), Port()), (Port(), Port())
 
-    def gemm(self, work: Work, reads: Train, writes: Train) -> None:
+    def reserve_gemm(self, work: Work, reads: Train, writes: Train) -> None:
         """Reserve GEMM's reads (where it accumulates) and writes of an instruction."""
         if work.shared_reads:
-            self._reserve(self._reads, work.read_bank, work.read_bank_outputs, reads)
-        self._reserve(self._writes, work.write_bank, work.write_bank_outputs, writes)
+            self._reserve_in_banks(self._reads, work.read_bank, work.read_bank_outputs, reads)
+        self._reserve_in_banks(self._writes, work.write_bank, work.write_bank_outputs, writes)
 
-    def _reserve(self, ports: tuple[Port, Port], bank: int, here: int, train: Train) -> None:
+    def _reserve_in_banks(self, ports: tuple[Port, Port], bank: int, here: int, train: Train) -> None:
         ports[bank].reserve(train._replace(entries=here))
         if here < train.entries:
             ports[1 - bank].reserve(train.after(here))
@@ -90,7 +90,7 @@ class Acc:
         for port in (*self._reads, *self._writes):
             port.forget(cycle)
 
-    def vector_reads(self, work: Work, steps: Steps, output: int = 0) -> int:
+    def last_vector_read(self, work: Work, steps: Steps, output: int = 0) -> int:
         """Cycle of VECTOR's last read of acc from an output on, if its reads want to be at `steps`."""
         here = min(steps.steps, max(0, work.read_bank_outputs - output) * steps.each)
         ports, last, late = (self._reads[work.read_bank], self._reads[1 - work.read_bank]), steps.last, 0
@@ -100,7 +100,7 @@ class Acc:
                 late = last - part.last
         return last
 
-    def vector_write(self, work: Work, output: int, cycle: int) -> int:
+    def vector_write_cycle(self, work: Work, output: int, cycle: int) -> int:
         """Cycle in which VECTOR writes an output that is ready in `cycle`."""
         bank = work.write_bank if output < work.write_bank_outputs else 1 - work.write_bank
         return self._writes[bank].free_cycle(cycle, 1)

@@ -45,7 +45,7 @@ from celosia.sim.rtl.rtlsim import RtlDevice
 from celosia.sim.timing import Timing, compute, copies, machine, ports, predict
 from celosia.sim.timing import fetch_timing as fetch
 from celosia.sim.timing import memory_timing as timing_memory
-from celosia.sim.timing.demand import demand, on_the_bus
+from celosia.sim.timing.demand import count_beats_and_bursts, demand
 from celosia.sim.timing.memory_timing import Channel, ReadBursts, SharedChannel, Transfers
 from celosia.sim.timing.timed import TimedDevice
 from celosia.sim.timing.work import Steps, Train
@@ -682,7 +682,7 @@ def _bursts_one_by_one(bus_bytes: int, offset: int, size: int) -> tuple[int, int
 def test_beats_and_bursts(bus_bytes: int) -> None:
     rng = np.random.default_rng(bus_bytes)
     offset, size = rng.integers(0, 20_000, 500), rng.integers(1, 12_000, 500)
-    beats, bursts = on_the_bus(bus_bytes, offset, size)
+    beats, bursts = count_beats_and_bursts(bus_bytes, offset, size)
     for found, where, length in zip(zip(beats, bursts, strict=True), offset.tolist(), size.tolist(), strict=True):
         assert found == _bursts_one_by_one(bus_bytes, where, length)
 
