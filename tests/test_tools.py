@@ -88,14 +88,14 @@ def test_an_old_yosys_without_the_package_is_named(path: Path, monkeypatch: pyte
 def test_compilers_that_are_too_old(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fake(path, "g++", VERSIONS["g++"])
     with pytest.raises(BuildError, match=r"g\+\+.*8\.3\.0.*9"):
-        build.compiler()
+        build.find_compiler()
     fake(path, "clang++", "clang version 14.0.6")
-    assert build.compiler() == str(path / "clang++")
+    assert build.find_compiler() == str(path / "clang++")
     fake(path, "wrapped", "")  # a user's own, which need not say what it is
     monkeypatch.setenv("CXX", "wrapped")
-    assert build.compiler() == str(path / "wrapped")
+    assert build.find_compiler() == str(path / "wrapped")
     fake(path, "wrapped", VERSIONS["g++"])
-    assert build.compiler() == str(path / "clang++")
+    assert build.find_compiler() == str(path / "clang++")
 
 
 def test_doctor(path: Path) -> None:

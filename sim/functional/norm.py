@@ -72,7 +72,7 @@ def factors(count: int, variance: Int64, rest: Int64) -> tuple[Int64, Int64, Int
     The shift is modulo 16, of which Q >= 2^-9 needs no more. For V = 0, where all of a row is 0 or equals its mean,
     they have no meaning.
     """
-    # Even, as its root is taken. A V of 0 has no leading bit; The hardware then shifts by 8 bits in 10 cycles.
+    # Even, as its root is taken. A V of 0 has no leading bit: the hardware then shifts by 8 bits in 10 cycles.
     up = np.where(variance > 0, VARIANCE_BITS - _bit_length(variance) & ~1, 80)
     root = inverse_root(variance << np.minimum(up, VARIANCE_BITS) >> VARIANCE_BITS - _KEPT)
     spare = _LANES_BITS - count.bit_length()

@@ -185,19 +185,21 @@ class Vector:
         return max(start, rows), False
 
     def acc_free_after(self, ready: int, work: Work) -> int:
-        """Estimate the cycle after which the next instruction no longer uses acc, if GEMM does no more than is known. 0
-        if it does not use acc."""
+        """Return the cycle after which the instruction no longer uses acc, if GEMM does no more than is known by now.
+
+        0 if the instruction does not use acc.
+        """
         *_, (steps, last) = self._step_parts(*self._start_cycle(ready, work), work)
         if work.shared_writes & IN_ACC:
             return self._write_acc(work, steps, last - steps.last)[1]
         return last + self._to_acc if work.shared_reads & IN_ACC else 0
 
     def _first_step_cycle(self, start: int, work: Work) -> int:
-        """First cycle in which a step of an instruction that starts in cycle `start` may be taken."""
+        """Return the first cycle in which a step of an instruction that starts in cycle `start` may be taken."""
         return max(start + 1 + work.norm_cycles, self._next)
 
     def _unhindered_steps(self, first: int, work: Work) -> Steps:
-        """Cycles of all steps from cycle `first` on, if GEMM does not use the accumulators."""
+        """Return the cycles of all steps from cycle `first` on, as if GEMM did not use acc."""
         return Steps(first, work.steps, work.steps // work.outputs, self._gap * work.residual)
 
     def _step_parts(self, start: int, follows: bool, work: Work) -> Iterator[StepPart]:
@@ -228,7 +230,7 @@ class Vector:
             left -= min(count, left)
 
     def _write_cycles(self, steps: Steps, last: int) -> Train:
-        """Cycles in which entries reach the last stage, if the last step is taken in cycle `last`."""
+        """Return the cycles in which entries reach the last stage, if the last step is taken in cycle `last`."""
         writes = Train(0, steps.each + steps.gap, steps.steps // steps.each)
         return writes._replace(first=last + self._to_write + steps.gap - writes.last)
 

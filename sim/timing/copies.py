@@ -245,9 +245,11 @@ class Load:
         return retired
 
     def _channels_of(self, work: Work) -> list[LoadChannel]:
+        """Return the channels that execute an instruction: both for spread weights, else one."""
         return self.channels if work.weight_ports == BOTH_PORTS else [self.channels[work.load_channel]]
 
     def _ends_of(self, work: Work) -> list[deque[int]]:
+        """Return the waiting ends of each of `_channels_of`."""
         return self._ended if work.weight_ports == BOTH_PORTS else [self._ended[work.load_channel]]
 
 

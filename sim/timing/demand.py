@@ -117,13 +117,18 @@ def demand(cfg: Config, code: bytes) -> Demand:
 
 
 def _multiply_fields(f: Columns, names: Iterable[str]) -> Ints:
+    """Return the product of some fields of each instruction; 1 without fields."""
     return prod((f[name] for name in names), start=np.ones_like(f["opcode"]))
 
 
 def _shared_scratchpads(opcode: Opcode, f: Columns) -> dict[str, Ints]:
-    """Shared scratchpads that each instruction of an opcode reads and writes, as masks."""
+    """Return the scratchpads that each instruction shares with other units: masks of those read, and of those written.
+
+    "port" is the scratchpad that LOAD and VECTOR both write, if the instruction writes it.
+    """
 
     def combined_mask(write: bool, memories: dict[str, int]) -> Ints:
+        """Join the bits `memories` of the scratchpads that an operand of each instruction reads (or writes)."""
         operands = [operand for operand in OPERANDS[opcode] if operand.write == write and operand.memory in memories]
         return reduce(
             or_,
@@ -144,7 +149,7 @@ def _value_where(condition: NDArray[np.bool_], value: int) -> Ints:
 
 
 def _gemm_demand(cfg: Config, f: Columns) -> dict[str, Ints]:
-    """Demand of GEMM instructions."""
+    """Return the columns of Demand for GEMM instructions."""
     bank, here = _acc_banks(cfg, f, "acc")
     return {
         "steps": _multiply_fields(f, (f"extent_{loop}" for loop in GEMM_LOOPS)),
@@ -157,7 +162,7 @@ def _gemm_demand(cfg: Config, f: Columns) -> dict[str, Ints]:
 
 
 def _vector_demand(cfg: Config, f: Columns) -> dict[str, Ints]:
-    """Demand of VECTOR instructions."""
+    """Return the columns of Demand for VECTOR instructions."""
     read_bank, read_bank_outputs = _acc_banks(cfg, f, "a", f["a_source"] == ASource.ACC)
     write_bank, write_bank_outputs = _acc_banks(cfg, f, "dst", f["destination"] == Destination.ACC)
     steps = _multiply_fields(f, (f"extent_{loop}" for loop in VECTOR_LOOPS))
@@ -197,9 +202,11 @@ def _mark_like_softmaxes(f: Columns) -> Ints:
 
 
 def _distances_behind_softmax(cfg: Config, f: Columns) -> Ints:
-    """Mark the VECTORs that may write vin behind the last softmax before them. Such a VECTOR goes from acc to
-    consecutive entries of vin. The rows of the softmax are consecutive, too, end inside vin, and do not begin before
-    the written entries. Returns the distance of their first entries plus 1; 0 for all other instructions."""
+    """Return how far each VECTOR that may write vin behind the last softmax's rows begins in front of them, plus 1.
+
+    Such a VECTOR goes from acc to consecutive entries of vin. The rows of the softmax are consecutive, too, end inside
+    vin, and do not begin before the written entries. Returns 0 for all other instructions.
+    """
     numbers = np.arange(len(f["opcode"]))
     before = np.maximum.accumulate(np.where(f["softmax"], numbers, -1))
     rows = {name: f[name][before] for name in ("a_base", "a_n", "a_x", "extent_n", "extent_x")}
@@ -214,8 +221,11 @@ def _distances_behind_softmax(cfg: Config, f: Columns) -> Ints:
 
 
 def _acc_banks(cfg: Config, f: Columns, operand: str, applies: NDArray[np.bool_] | None = None) -> tuple[Ints, Ints]:
-    """Bank of acc of each first output, and the number of outputs from it on in that bank. applies: instructions to
-    look at."""
+    """Return the bank of acc of each instruction's first output, and how many outputs come before the first one in the
+    other bank.
+
+    operand: the one in acc. applies: instructions whose operand is in acc; results for the others have no meaning.
+    """
     extents = [f[f"extent_{loop}"] for loop in OUTER_LOOPS]
     strides = [f[f"{operand}_{loop}"] for loop in OUTER_LOOPS]
     base, half = f[f"{operand}_base"], scratchpads(cfg)["acc"].bank_depth
@@ -231,7 +241,7 @@ def _acc_banks(cfg: Config, f: Columns, operand: str, applies: NDArray[np.bool_]
 
 
 def _load_demand(cfg: Config, f: Columns) -> dict[str, Ints]:
-    """Demand of LOAD instructions."""
+    """Return the columns of Demand for LOAD instructions."""
     size = element_sizes(cfg, f)
     x, y, z = f["x_size"], f["y_size"], f["z_size"]
     left, top = f["pad_left"], f["pad_top"]
@@ -258,7 +268,7 @@ def _load_demand(cfg: Config, f: Columns) -> dict[str, Ints]:
 
 
 def _store_demand(cfg: Config, f: Columns) -> dict[str, Ints]:
-    """Demand of STORE instructions."""
+    """Return the columns of Demand for STORE instructions."""
     elements = f["x_size"] * f["y_size"] * f["z_size"]
     size = np.full(len(elements), cfg.piece_bytes, np.int64)
     steps = elements * max(1, cfg.piece_bytes // cfg.bus_bytes)
@@ -266,9 +276,9 @@ def _store_demand(cfg: Config, f: Columns) -> dict[str, Ints]:
 
 
 def _dram_demand(cfg: Config, f: Columns, size: Ints, spread: Ints) -> dict[str, Ints]:
-    """Rows of DRAM, and their beats and bursts. Rows of a plane that touch count as one.
+    """Return the number of rows in DRAM, and their beats and bursts. Rows of a plane without gaps count as one.
 
-    size: bytes of an element. spread: whether half of each is a row of its own.
+    size: bytes of an element. spread: 1 for spread weights, where half of each element is a row of its own.
     """
     row_bytes = f["x_size"] * size
     merged = row_bytes == f["dram_y"]
@@ -291,8 +301,10 @@ def _dram_demand(cfg: Config, f: Columns, size: Ints, spread: Ints) -> dict[str,
 
 
 def count_beats_and_bursts(bus_bytes: int, offset: Ints, size: Ints) -> tuple[Ints, Ints]:
-    """Return beats and bursts of rows of `size` bytes from `offset`: bursts of up to MAX_BURST, none across
-    BURST_BOUNDARY."""
+    """Count the beats and the bursts of rows of `size` bytes from byte `offset` on.
+
+    A burst has at most MAX_BURST beats and does not cross a multiple of BURST_BOUNDARY.
+    """
     beats = (offset % bus_bytes + size - 1) // bus_bytes + 1
     page = BURST_BOUNDARY // bus_bytes
     first = np.minimum(beats, page - offset // bus_bytes % page)

@@ -145,7 +145,7 @@ class Machine:
         self._not_deferred = -1  # number of the instruction that need not be deferred any more
 
     def _queue_instructions(self) -> list[deque[Work]]:
-        """Queue the instructions of each unit, in order."""
+        """Return the queue of each unit: its instructions, in order."""
         w = self._demand
         columns = [getattr(w, name) for name in Work._fields[1:]]
         queues: list[deque[Work]] = [deque() for _ in Unit]
@@ -168,7 +168,8 @@ class Machine:
         return self._make_timing(np.array(self._starts), np.array(self._ends), self._token_waits)
 
     def _advance_reads(self) -> bool:
-        """Advance the read channels by one event, or release the deferred instruction; False where nothing is left."""
+        """Advance the read channels by one event, else release VECTOR's deferred instruction. False if there is
+        neither, so that the run has ended."""
         if self._advance_reads_until(self._deferred_until):
             return True
         if self._deferred_until == NEVER:
@@ -218,7 +219,7 @@ class Machine:
         return True
 
     def _close_train(self, channel: int) -> None:
-        """End the instruction whose train is open in this channel of LOAD."""
+        """Place the rest of the open train of a channel of LOAD, and end its instruction there."""
         work, end = self._load.channels[channel].close()
         self._channel_ends[channel][work.number] = end
         for retired in self._load.end(channel, end):
@@ -226,8 +227,10 @@ class Machine:
         self._runnable |= 1 << _LOAD
 
     def _defers_to_gemm(self, work: Work, ready: int) -> bool:
-        """Whether GEMM may still use the accumulators before this instruction of VECTOR does, without a token between
-        them."""
+        """Return whether GEMM may still use acc before this instruction of VECTOR does, without a token between them.
+
+        If so, the instruction is deferred until GEMM has come as far as it can, since GEMM has priority in acc.
+        """
         self._deferred_until = NEVER
         queue = self._queues[_GEMM]
         if work.number == self._not_deferred or not queue or not (work.shared_reads | work.shared_writes) & IN_ACC:
@@ -245,8 +248,10 @@ class Machine:
         return True
 
     def _issue_next(self, unit: int) -> bool:
-        """Issue the next instruction of a unit, and run it to its end (LOAD: to its gate). False where a time that it
-        needs is not known yet."""
+        """Issue the next instruction of a unit, and compute its end (LOAD: its start follows in `_advance_reads`).
+
+        False if there is none, or a time that it depends on is not known yet.
+        """
         queue, fetch = self._queues[unit], self._fetch
         if not queue or queue[0].number >= len(fetch.queued_at) or (unit == _LOAD and self._load.full):
             return False
@@ -295,6 +300,7 @@ class Machine:
         return True
 
     def _end_instruction(self, work: Work, end: int) -> None:
+        """Record the end of an instruction, and post its tokens."""
         self._ends[work.number] = end
         for semaphore in self._posts[work.unit][work.post]:
             semaphore.posts.append(end)

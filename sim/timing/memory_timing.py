@@ -198,7 +198,7 @@ class WriteBursts:
         return max(self.asked + 1, self.ends[1] + END_TO_ASK)
 
     def is_latency_bound(self, bursts: int, slots: int) -> bool:
-        """Whether the channel idles in such a train because the limit of outstanding bursts is reached."""
+        """Return whether the channel idles in such a train since memory's latency exceeds the outstanding bursts."""
         return (self.outstanding - 1) * slots < (self.turn - 1) * bursts
 
     def _spread_ends(self, bursts: int, first: int, last: int) -> None:
@@ -295,8 +295,7 @@ class ReadBursts:
         return granted, self._place(granted, slots)[1]
 
     def fetch_goes_first(self, ask: int, load_ask: int) -> bool:
-        """Whether a burst of fetch that asks in cycle `ask` is granted before a burst of LOAD that can ask in
-        `load_ask`."""
+        """Return whether fetch's burst, asked for in cycle `ask`, is granted before LOAD's, asked for in `load_ask`."""
         chosen = max(ask + ASK_TO_REQUEST, self._granted + 1, self._accepted)
         return chosen < load_ask or (chosen == load_ask and not self._last_was_fetch)
 
@@ -324,7 +323,7 @@ class ReadBursts:
         return last
 
     def is_latency_bound(self, bursts: int, slots: int) -> bool:
-        """Whether the channel idles in such a train because the limit of outstanding bursts is reached."""
+        """Return whether the channel idles in such a train since memory's latency exceeds the outstanding bursts."""
         return (self.outstanding - 1) * slots < (self.turn - 1) * bursts
 
     def delay(self, cycles: int) -> None:
@@ -346,7 +345,7 @@ class ReadBursts:
         return first
 
     def _slots_of_first(self, bursts: int) -> int:
-        """Slots of the first `bursts` bursts of the train."""
+        """Return the slots that the first `bursts` bursts of the train take."""
         return self._slots * bursts // self._bursts
 
     def _place(self, granted: int, slots: int) -> tuple[int, int]:
@@ -357,8 +356,10 @@ class ReadBursts:
         return first, channel.move(first, max(1, slots), max(1, slots))
 
     def _place_in_closed_form(self, until: int) -> None:
-        """Place in closed form all bursts that are sure to be asked for before `until`, where their ends are
-        regular."""
+        """Place at once all bursts that are sure to be asked for before `until`, as far as their ends are regular.
+
+        Saves time: bursts follow either without a gap, or in windows of `outstanding` bursts with a constant period.
+        """
         window, left, regular = self.outstanding, self.left - self.outstanding, self.channel.regular_until
         if not self.is_latency_bound(self._bursts, self._slots):
             count, before = left, min(until, regular)
@@ -393,7 +394,7 @@ class ReadBursts:
                 self._note_skipped(first + count * period, last + count * period)
 
     def _note_skipped(self, first: int, last: int) -> None:
-        """Note a burst that was skipped."""
+        """Record the first and last beat of a burst that `_place_in_closed_form` has placed."""
         self.firsts.append(first)
         self.ends.append(last)
         self.channel.ends.append(last)

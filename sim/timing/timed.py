@@ -38,6 +38,7 @@ class TimedDevice(FunctionalDevice):
         return timing.counters(trace)
 
     def _predict_once(self, address: int, code: bytes) -> Timing:
+        """Predict the timing of a program, or return that of an earlier run of it."""
         timing = self._timings.get((address, code))
         if timing is None:
             while len(self._timings) >= REMEMBERED:
