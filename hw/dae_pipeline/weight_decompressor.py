@@ -26,7 +26,7 @@ def chunk_layout(bus_bytes: int) -> data.StructLayout:
 
 
 def choices_layout(groups: int) -> data.ArrayLayout:
-    """The number of the codebook of each group of weights in a chunk."""
+    """Codebook numbers of a chunk of packed weights, one for each codebook block."""
     return data.ArrayLayout(CHOICE_BITS, groups)
 
 
@@ -137,9 +137,10 @@ class WeightDecompressor(wiring.Component):
         return m
 
     def _look_up(self, m: Module, entries: list[Cat]) -> Cat:
-        """Look up these entries of the codebooks, which takes two cycles.
+        """Look up `entries` (codebook number above a nibble) in the codebooks. The words follow two cycles later.
 
-        Each block RAM serves two entries, one of them through the port that writes it.
+        Each block RAM looks up two entries, one of them through the port that writes it: it needs no third port, since
+        codebooks are not loaded in the cycle of a look-up.
         """
         fills = Signal()
         word = Reg(len(self.book.data))
