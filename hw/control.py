@@ -33,7 +33,7 @@ REGISTER_BITS = 12
 """Width of a register's byte address; registers fill a page of 4 KB."""
 
 ERROR_SOURCES = ("fetch", *UNITS)
-"""Who can report an error, the first of several in one cycle first."""
+"""Blocks that report errors. Of several errors in one cycle, that of the first block here counts."""
 
 
 class Control(wiring.Component):

@@ -308,9 +308,11 @@ class ScratchpadAddressGenerator(wiring.Component):
         })  # fmt: skip
 
     def _has_borders(self, axis: str) -> bool:
+        """Return whether jobs have padding along this axis."""
         return self._padded and axis in BORDERS
 
     def _borders(self, axis: str, job: data.View[data.StructLayout]) -> tuple[Value, Value] | None:
+        """Return the first index inside the padding of an axis, and the one behind the last; None without padding."""
         return (job[f"{axis}_first"], job[f"{axis}_stop"]) if self._has_borders(axis) else None
 
     def elaborate(self, platform: object) -> Module:

@@ -21,7 +21,7 @@ CHOICE_BITS = exact_log2(CODEBOOKS)
 
 
 def chunk_layout(bus_bytes: int) -> data.StructLayout:
-    """A chunk of data that leaves the aligner."""
+    """Chunk that leaves the aligner: the bytes of one step of an element, at most a bus word."""
     return data.StructLayout({"data": 8 * bus_bytes, "error": ERROR_BITS})
 
 

@@ -18,7 +18,7 @@ class _Plus(NamedTuple):
 
 
 NOTHING, CASCADE, MINUS_C = _Plus(0b000), _Plus(0b001), _Plus(0b011, subtracts=True)
-"""What a block adds to its product: nothing, the sum of the block below, -c."""
+"""Terms that a block may add to its product: none, the sum of the block below (PCIN), -c."""
 
 _PRODUCT = 0b0101
 """OPMODE's bits for X and Y: both halves of the product."""

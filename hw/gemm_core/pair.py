@@ -27,9 +27,9 @@ from celosia.hw.spec.pipeline import PAIR_STAGES
 SPACING = 17
 """Bits between two products in one multiplication: a sum of two products of int8 takes them all."""
 FACTORS_BITS = 9
-"""Of the sum of two factors."""
+"""Bits of the sum of two factors."""
 _LOW_BITS = 7
-"""Below the correction, which is a multiple of 128."""
+"""Bits below the correction, which is a multiple of 128 (see `packed_weights`)."""
 
 
 def weight_bits(packed: bool) -> int:

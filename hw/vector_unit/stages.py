@@ -133,6 +133,7 @@ def stage_signature(cfg: Config, fields: StageFields) -> StageSignature:
     """Return the signature of a stage with these fields."""
 
     def some(layout: data.StructLayout, names: Iterable[str]) -> data.StructLayout:
+        """Return the layout of only those fields."""
         return data.StructLayout({name: layout[name].shape for name in names})
 
     return StageSignature(some(constants_layout(cfg), fields.constants), some(carried_layout(cfg), fields.carried))

@@ -188,7 +188,7 @@ class SoftmaxEngine(wiring.Component):
         self, m: Module, find: TileAddressGenerator, fill: TileAddressGenerator, divide: TileAddressGenerator,
         summed: Value,
     ) -> Value:  # fmt: skip
-        """Read vin in turns. Returns the number of the cycle in its beat."""
+        """Let three address generators read vin in turns. Returns the number of the cycle within a round."""
         m.submodules.scheduler = scheduler = ReadScheduler(self._cfg)
         beat = scheduler.beat
         for walk, turn in ((find, scheduler.find), (fill, scheduler.fill), (divide, scheduler.divide)):
