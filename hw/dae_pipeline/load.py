@@ -34,9 +34,9 @@ class LoadChannel(wiring.Component):
     Parameters
     ----------
     cfg : Config
-    buffers : Sequence[Buffer]  Those that the lane fills.
+    buffers : Sequence[Buffer]  Those that the channel fills.
     outstanding : int           Bursts under way at once.
-    number : int                Number of the lane, and of its half of elements that are spread.
+    number : int                Number of the channel, and of its half of elements that are spread.
 
     Members
     -------
@@ -185,22 +185,22 @@ class LoadChannel(wiring.Component):
 class Load(wiring.Component):
     """Copies blocks from DRAM to the scratchpads, as `load` in `sim/functional/reference.py` says.
 
-    Hands instructions in program order to a `LoadChannel` for each port to memory, its lane; lanes work at the same
+    There is a `LoadChannel` for each port to memory. Each gets its instructions in program order; they work at the same
     time.
 
     Parameters
     ----------
     cfg : Config
-    outstanding : int   Bursts that each lane has under way at once.
+    outstanding : int   Bursts that each channel has under way at once.
 
     Members
     -------
     Those of `unit_members`, and:
-    active, stalled : Out(ports)    Those of a unit, with a bit for each lane.
+    active, stalled : Out(ports)    Those of a unit, with a bit for each channel.
     buses : Out(ReadBus)            The read channel of each port to memory.
     dma_base, dma_size : In         Where DRAM begins, a multiple of 4096, and how many bytes may be read.
     inp, wgt, acc, vin, par, lut, tap, exp : Out(WritePort)     The scratchpads, those that the Config has.
-    near_wgt : Out(WritePort)       The lower halves of entries of wgt, where the first lane writes these.
+    near_wgt : Out(WritePort)       The lower halves of entries of wgt, where the first channel writes these.
     """
 
     def __init__(self, cfg: Config, outstanding: int = MAX_OUTSTANDING_BURSTS) -> None:

@@ -53,9 +53,9 @@ def pads_of(part: wiring.Component, cfg: Config, buffers: Sequence[Buffer]) -> d
 
 @dataclass(frozen=True)
 class LoadLane:
-    """A lane of LOAD: the buffers that it fills, and the sizes that follow from them.
+    """Sizes of one channel of LOAD, which follow from the buffers that it fills.
 
-    number: which half of an element is its own, where elements are spread.
+    number: number of the channel, and of the half of each element that it fills if weights are spread.
     """
 
     cfg: Config
@@ -134,8 +134,8 @@ class ScratchpadWriter(wiring.Component):
     Parameters
     ----------
     cfg : Config
-    buffers : Sequence[Buffer]  Those that it fills.
-    lane : int                  Half of an element that is its own, where elements are spread.
+    buffers : Sequence[Buffer]  Buffers that it fills.
+    lane : int                  Number of its channel of LOAD, which fills that half of each element of spread weights.
 
     Members
     -------

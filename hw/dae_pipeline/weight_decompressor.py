@@ -31,7 +31,7 @@ def choices_layout(groups: int) -> data.ArrayLayout:
 
 
 class PackHeaderParser(wiring.Component):
-    """Takes the head of each pack out of the chunks, and gives each chunk of weights the codebooks of its groups.
+    """Takes the head of each pack out of the chunks, and gives each chunk of weights the codebooks of its blocks.
 
     Parameters
     ----------
@@ -42,7 +42,7 @@ class PackHeaderParser(wiring.Component):
     chunk : In(stream)       All chunks.
     packed : In(1)          The next chunk is of a pack; any other one passes as it is.
     rest : Out(stream)      The chunks without those of heads. One with an error passes, so that it is reported.
-    choices : Out           The number of the codebook of each group in the chunk that `rest` offers.
+    choices : Out           The codebook number of each codebook block in the chunk that `rest` offers.
     """
 
     def __init__(self, cfg: Config) -> None:
@@ -91,7 +91,7 @@ class WeightDecompressor(wiring.Component):
     -------
     write : In(WritePort)   One chunk for wgt; where it is to `expand`, the mask has a bit for each that it becomes.
     expand : In(1)          The data of `write` are packed weights.
-    choices : In            The codebooks of their groups.
+    choices : In            The codebook numbers of their codebook blocks.
     book : In(WritePort)    Entries of codebooks, for each `write` that follows; never in the same cycle as one.
     wgt : Out(WritePort)    The scratchpad.
     """
