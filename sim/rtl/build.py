@@ -28,7 +28,7 @@ from celosia.hw.verilog import TOP, VerilogError, hardware_digest, verilog, writ
 from celosia.long_running import ending_on_sigterm, every_minute, progress_line
 from celosia.plain import Sentences, printable
 from celosia.sim.rtl.array_model import PRODUCTS, array_model, defines
-from celosia.sim.rtl.gating import gated
+from celosia.sim.rtl.gating import gate_registers
 
 VERILATOR_FLAGS = (
     "--cc", "-O3", "--x-assign", "unique", "--x-initial", "unique", "--noassert", "-Wno-fatal", "-Wno-lint",
@@ -171,7 +171,7 @@ def faster_verilog(cfg: Config) -> str:
 
     Its registers are gated (gating.py), and its array is a model (array_model.py). Raises VerilogError.
     """
-    return gated(verilog(cfg, simulation=True, flat=True, modelled=True)) + array_model(cfg)
+    return gate_registers(verilog(cfg, simulation=True, flat=True, modelled=True)) + array_model(cfg)
 
 
 def _tool_version(tool: str) -> str:
