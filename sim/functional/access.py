@@ -89,7 +89,7 @@ OPERANDS: dict[Opcode, tuple[Operand, ...]] = {
 
 
 class Touch(NamedTuple):
-    """An access of one operand to scratchpad `memory`: to `each` consecutive addresses from each of base + sum of
+    """An access of one operand to scratchpad `memory`: to `entry_span` consecutive addresses from each of base + sum of
     index * stride on, with an index for each loop of `steps`.
 
     pieces: pieces that lie at one address. Depending on the operand, an address counts single pieces or whole entries,
@@ -100,25 +100,25 @@ class Touch(NamedTuple):
     operand: str
     base: int
     steps: Steps
-    each: int
+    entry_span: int
     pieces: int
     write: bool
 
-    def numbers(self, size: int) -> Index:
+    def piece_numbers(self, size: int) -> Index:
         """Return the number of each piece that is accessed, once. Addresses wrap at `size`, the memory's pieces."""
         places = size // self.pieces
-        index = (_distinct_addresses(self.steps, places, self.each) + self.base) % places
+        index = (_distinct_addresses(self.steps, places, self.entry_span) + self.base) % places
         return index if self.pieces == 1 else (index[:, None] * self.pieces + np.arange(self.pieces)).ravel()
 
     def is_inside(self, size: int) -> bool:
         """Return whether some reading of the strides as signed numbers (`spans`) lets no address wrap around."""
         places = size // self.pieces
-        first, last = self.base, self.base + self.each - 1
+        first, last = self.base, self.base + self.entry_span - 1
         return any(first + low >= 0 and last + high < places for _, low, high in spans(self.steps, places))
 
     def entries(self, pieces: int) -> tuple[int, int]:
         """Return the smallest range [first, end) of entries, of `pieces` pieces each, that holds all of the access."""
-        first, end = _entry_range(self.base, self.steps, self.each, self.pieces, pieces)
+        first, end = _entry_range(self.base, self.steps, self.entry_span, self.pieces, pieces)
         return first, end
 
 
@@ -297,7 +297,7 @@ class DramRows(NamedTuple):
         strides = size * (self.z_stride // granule), size * (self.y_stride // granule), size
         return np.ndarray((self.z, self.y, count), array.dtype, array, size * first, strides)
 
-    def numbers(self, size: int) -> Index:
+    def byte_addresses(self, size: int) -> Index:
         """Return the addresses of all bytes of the rows that are below `size`. Addresses wrap around at 2^32."""
         z, y = np.arange(self.z)[:, None] * self.z_stride, np.arange(self.y) * self.y_stride
         starts = (self.address + z + y) % (1 << 32)

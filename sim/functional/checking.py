@@ -109,7 +109,7 @@ class Checker:
         """Check and record all accesses of an instruction to scratchpads and DRAM."""
         dram = rows(self.cfg, opcode, f)
         if dram is not None and not dram.write:
-            self.dram.check_read(dram.numbers(self.dram.size), unit, number, clock)
+            self.dram.check_read(dram.byte_addresses(self.dram.size), unit, number, clock)
         for touch in touches(self.cfg, opcode, f):
             accesses = self.buffers[touch.memory]
             if not touch.is_inside(accesses.size):
@@ -118,6 +118,6 @@ class Checker:
                     f"{accesses.size // touch.pieces - 1}"
                 )
             note = accesses.check_write if touch.write else accesses.check_read
-            note(touch.numbers(accesses.size), unit, number, clock)
+            note(touch.piece_numbers(accesses.size), unit, number, clock)
         if dram is not None and dram.write:  # bytes outside are left to the execution, which reports them
-            self.dram.check_write(dram.numbers(self.dram.size), unit, number, clock)
+            self.dram.check_write(dram.byte_addresses(self.dram.size), unit, number, clock)

@@ -193,7 +193,7 @@ class Machine:
             return True
         first, *other_channels = load.channels  # fetch shares the port of the first alone
         for number, channel in enumerate(other_channels, 1):
-            asks = channel.ask()
+            asks = channel.next_ask()
             if asks != NEVER:
                 channel.open(asks)
                 self._close_train(number)
@@ -204,12 +204,12 @@ class Machine:
                 self._read.advance(fetch_asks + ASK_TO_REQUEST)
             if fetch_asks < NEVER and self._read.left:
                 fetch.burst(fetch_asks)
-            elif until < NEVER and (self._read.end() >= until or first.port & self._queues[_VECTOR][0].port):
+            elif until < NEVER and (self._read.predicted_end() >= until or first.port & self._queues[_VECTOR][0].port):
                 return False
             else:
                 self._close_train(0)
             return True
-        load_asks = first.ask()
+        load_asks = first.next_ask()
         if min(fetch_asks, load_asks) >= until:
             return False
         if self._read.fetch_goes_first(fetch_asks, load_asks):

@@ -311,8 +311,8 @@ class ReadBursts:
         self.advance()
         return self.ends[-1]
 
-    def end(self) -> int:
-        """Cycle of the train's last beat if fetch asks for nothing more."""
+    def predicted_end(self) -> int:
+        """Return the cycle of the train's last beat if fetch asks for nothing more. Changes nothing."""
         saved = self.__dict__ | {"firsts": self.firsts.copy(), "ends": self.ends.copy()}
         channel = self.channel
         next_slot, ends, moved = channel.next, channel.ends.copy(), len(channel.moved)

@@ -22,7 +22,7 @@ def touched(cfg: Config, opcode: Opcode, f: Fields, write: bool) -> dict[str, se
     for touch in touches(cfg, opcode, f):
         if touch.write == write:
             pad = scratchpads(cfg)[touch.memory]
-            found[touch.memory] |= set(touch.numbers(pad.depth * pad.pieces).tolist())
+            found[touch.memory] |= set(touch.piece_numbers(pad.depth * pad.pieces).tolist())
     return found
 
 
@@ -48,7 +48,7 @@ def test_an_instruction_depends_on_what_it_reads_and_changes_what_it_writes(name
         for pad, index in read.items():
             pieces(second)[pad][list(index)] = pieces(first)[pad][list(index)]
         drams = [rng.integers(0, 256, size, np.uint8) for _ in range(2)]
-        of_dram = moved.numbers(size) if moved else np.zeros(0, np.int64)
+        of_dram = moved.byte_addresses(size) if moved else np.zeros(0, np.int64)
         if moved and not moved.write:
             drams[1][of_dram] = drams[0][of_dram]
         before = {pad: array.copy() for pad, array in pieces(first).items()}, drams[0].copy()
@@ -97,7 +97,7 @@ def test_rows_are_seen_as_granules() -> None:
     f = complete_fields(cfg, Opcode.STORE, dict(dram_addr=64, x_size=3, y_size=2, dram_y=32, z_size=2, dram_z=128))
     moved = rows(cfg, Opcode.STORE, f)
     assert moved is not None and moved.write and moved.end == 64 + 128 + 32 + 3 * cfg.piece_bytes
-    assert moved.view(np.arange(256)).ravel().tolist() == moved.numbers(256).tolist()
+    assert moved.view(np.arange(256)).ravel().tolist() == moved.byte_addresses(256).tolist()
     assert moved.view(np.arange(64), 4).tolist() == [[[16, 17, 18], [24, 25, 26]], [[48, 49, 50], [56, 57, 58]]]
     with pytest.raises(ValueError, match=r"byte 236.*58 granules of 4"):
         moved.view(np.arange(58), 4)
