@@ -119,9 +119,9 @@ class AreaModel:
 
         None for a sample beyond the range of the others, for which that model would extrapolate.
         """
-        return [self._error(number) for number in range(len(self.rows))]
+        return [self._leave_one_out_error(number) for number in range(len(self.rows))]
 
-    def _error(self, number: int) -> dict[str, float] | None:
+    def _leave_one_out_error(self, number: int) -> dict[str, float] | None:
         """Return the element of `errors` for sample `number`."""
         row, others = self.rows[number], self.rows[:number] + self.rows[number + 1 :]
         if not is_within_range([other.cfg for other in others], row.cfg):
@@ -229,12 +229,12 @@ def _adder_tree_bits(terms: int) -> int:
 
 def is_within_range(measured: Sequence[Config], cfg: Config, spare: int = 0) -> bool:
     """Return whether RANGED_FIELDS of `cfg` are within the range of `measured`, less `spare` values at each end."""
-    ranges = _ranges(tuple(measured), spare)
+    ranges = _measured_range(tuple(measured), spare)
     return all(low <= getattr(cfg, name) <= high for name, (low, high) in ranges.items())
 
 
 @cache
-def _ranges(measured: tuple[Config, ...], spare: int) -> dict[str, tuple[int, int]]:
+def _measured_range(measured: tuple[Config, ...], spare: int) -> dict[str, tuple[int, int]]:
     """Return the smallest and the largest value of each field in `measured`, less `spare` values at each end."""
     values_of = {name: sorted(getattr(cfg, name) for cfg in measured) for name in RANGED_FIELDS}
     return {name: (values[spare], values[-1 - spare]) for name, values in values_of.items()}

@@ -55,20 +55,22 @@ class Arcs(NamedTuple):
 def arcs(cell: Cell) -> Arcs:
     """Return the timing arcs of `cell`. KeyError for a kind of cell whose delays are not known."""
     if cell.kind == "CARRY4":
-        return Arcs([], list(_carry(cell)), [])
+        return Arcs([], list(_carry_arcs(cell)), [])
     if cell.kind.startswith("RAMB"):
-        return _block_ram(cell)
+        return _block_ram_arcs(cell)
     if cell.kind == "DSP48E1":
-        return _dsp(cell)
+        return _dsp_arcs(cell)
     row = _delays_of(cell.kind)
-    launch = [(bit, ns) for port, ns in row.get("launch", {}).items() for _, bit in _nets(cell.outputs, port)]
-    setup = [(name, bit, ns) for port, ns in row.get("setup", {}).items() for name, bit in _nets(cell.inputs, port)]
+    launch = [(bit, ns) for port, ns in row.get("launch", {}).items() for _, bit in _matching_nets(cell.outputs, port)]
+    setup = [
+        (name, bit, ns) for port, ns in row.get("setup", {}).items() for name, bit in _matching_nets(cell.inputs, port)
+    ]
     through = [
         (name, bit, out, ns)
         for port, outputs in row.get("through", {}).items()
-        for name, bit in _nets(cell.inputs, port)
+        for name, bit in _matching_nets(cell.inputs, port)
         for pattern, ns in outputs.items()
-        for _, out in _nets(cell.outputs, _expand_pattern(pattern, port, name))
+        for _, out in _matching_nets(cell.outputs, _expand_pattern(pattern, port, name))
     ]
     return Arcs(launch, through, setup)
 
@@ -82,7 +84,7 @@ def _delays_of(kind: str) -> dict[str, Any]:
     raise KeyError(kind)
 
 
-def _nets(ports: Mapping[str, Bits], pattern: str = ".*") -> Iterator[tuple[str, int]]:
+def _matching_nets(ports: Mapping[str, Bits], pattern: str = ".*") -> Iterator[tuple[str, int]]:
     """Yield port and number of each net at the ports whose names match `pattern`."""
     for name, bits in ports.items():
         if re.fullmatch(pattern, name):
@@ -95,7 +97,7 @@ def _expand_pattern(pattern: str, port: str, name: str) -> str:
     return pattern.replace("$1", match[1]) if match and match.groups() else pattern
 
 
-def _carry(cell: Cell) -> Iterator[tuple[str, int, int, float]]:
+def _carry_arcs(cell: Cell) -> Iterator[tuple[str, int, int, float]]:
     """Yield the arcs through a CARRY4, four bits of an adder: (input port, input net, output net, ns)."""
     figures = FIGURES["carry"]
     for name, bits in cell.inputs.items():
@@ -117,23 +119,23 @@ def _carry(cell: Cell) -> Iterator[tuple[str, int, int, float]]:
                         yield name, bit, out, figures["same"]
 
 
-def _block_ram(cell: Cell) -> Arcs:
+def _block_ram_arcs(cell: Cell) -> Arcs:
     """Return the arcs of a block RAM; its outputs are faster with the output register."""
     figures, simple = FIGURES["ram"], cell.parameters.get("RAM_MODE") == "SDP"
     launch = []
-    for name, bit in _nets(cell.outputs):
+    for name, bit in _matching_nets(cell.outputs):
         port = "A" if simple or name.startswith(("DOA", "DOPA")) else "B"
         launch.append((bit, figures["launch_registered" if cell.number(f"DO{port}_REG", 0) else "launch"]))
     kinds = {"ADDR": "address", "DI": "data", "WE": "write"}
     setup = [
         (name, bit, figures[next((kind for start, kind in kinds.items() if name.startswith(start)), "other")])
-        for name, bit in _nets(cell.inputs)
+        for name, bit in _matching_nets(cell.inputs)
         if "CLK" not in name
     ]
     return Arcs(launch, [], setup)
 
 
-def _dsp(cell: Cell) -> Arcs:
+def _dsp_arcs(cell: Cell) -> Arcs:
     """Return the arcs of a DSP48E1, which depend on the registers that its parameters enable."""
     figures = FIGURES["dsp"]
     operand = {"A": cell.number("AREG"), "B": cell.number("BREG")}
@@ -142,7 +144,7 @@ def _dsp(cell: Cell) -> Arcs:
     product = product if operation == "multiply" else 0
 
     launch, through, setup = [], [], []
-    for name, bit in _nets(cell.outputs):
+    for name, bit in _matching_nets(cell.outputs):
         cascade = figures["to_cascade_registered" if result else "to_cascade"] if name == "PCOUT" else 0
         times = []
         if result:
@@ -172,7 +174,7 @@ def _dsp(cell: Cell) -> Arcs:
             return (figures["setup_result_cascade"] if result else None), figures["through_cascade"]
         return figures["other"], 0
 
-    for name, bit in _nets(cell.inputs):
+    for name, bit in _matching_nets(cell.inputs):
         if "CLK" in name:
             continue
         needed, across = setup_or_through(name)
@@ -181,6 +183,6 @@ def _dsp(cell: Cell) -> Arcs:
         else:
             through += [
                 (name, bit, out, across + (figures["to_cascade"] if port == "PCOUT" else 0))
-                for port, out in _nets(cell.outputs)
+                for port, out in _matching_nets(cell.outputs)
             ]
     return Arcs(launch, through, setup)

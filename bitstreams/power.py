@@ -145,7 +145,7 @@ class Cells:
     @staticmethod
     def from_counts(cfg: Config, lut: float, ff: float, dsp: float, ram: float) -> Cells:
         """Return the cells of `cfg` from counted or estimated resources; adds the second clock of pump = 2."""
-        return Cells(lut, ff, dsp + (cfg.pump - 1) * _array(cfg), ram, cfg.pump - 1)
+        return Cells(lut, ff, dsp + (cfg.pump - 1) * _array_dsp_blocks(cfg), ram, cfg.pump - 1)
 
 
 @dataclass(frozen=True)
@@ -228,7 +228,7 @@ class PowerModel:
             raise KeyError(name)
         same_class = [report for report in usable if part_class(report.part) == part_class(part)]
         if name in DEVICE_LABELS:
-            same_device = [report for report in same_class if _device(report.part) == _device(part)]
+            same_device = [report for report in same_class if _strip_package(report.part) == _strip_package(part)]
             return (same_device, False) if same_device else (same_class or usable, True)
         return (same_class, False) if same_class else (usable, True)
 
@@ -303,10 +303,10 @@ def part_class(part: str) -> str:
     raise KeyError(part)
 
 
-def _device(part: str) -> str:
+def _strip_package(part: str) -> str:
     """Return the device of a part, without package and speed grade; the whole text for an unknown form.
 
-    >>> _device("xc7z020clg400-1"), _device("xczu3eg-sbva484-1-i"), _device("xck26-sfvc784-2LV-c")
+    >>> _strip_package("xc7z020clg400-1"), _strip_package("xczu3eg-sbva484-1-i"), _strip_package("xck26-sfvc784-2LV-c")
     ('xc7z020', 'xczu3eg', 'xck26')
     """
     match = re.match(r"x[acq]7[az]\d+[ts]?|xck\d+|x[acq]zu\d+t?[a-z]{2}", part)
@@ -377,24 +377,24 @@ def activity(cfg: Config, busy: Mapping[str, float], measured: Mapping[str, Togg
     rates = {name: part.toggles(share[UNIT_OF[name]] if name in UNIT_OF else 1.0) for name, part in parts.items()}
     bits = {name: part.bits_of(cfg) for name, part in parts.items()}
     toggles = sum(bits[name] * rates[name] for name in parts) / sum(bits.values())
-    array, products = _array(cfg), multipliers(cfg)
+    array, products = _array_dsp_blocks(cfg), multipliers(cfg)
     computing = (array * rates["array"] + (products - array) * rates["vector"]) / products
-    return Toggling(toggles, computing, _enabled(cfg, share))
+    return Toggling(toggles, computing, _mean_ram_enable(cfg, share))
 
 
-def _array(cfg: Config) -> int:
+def _array_dsp_blocks(cfg: Config) -> int:
     """Return the DSP blocks of the array."""
     return cfg.macs_per_cycle // (2 if cfg.packed else 1) // cfg.pump
 
 
-def _enabled(cfg: Config, share: Mapping[str, float]) -> float:
+def _mean_ram_enable(cfg: Config, share: Mapping[str, float]) -> float:
     """Return the mean share of cycles in which block RAM of scratchpads is enabled.
 
     Each block has a port for its writers and one for its readers, which are enabled while one of these units works.
     share: share of cycles in which each unit works.
     """
     total = enabled = 0.0
-    for pad, blocks in _blocks(cfg).items():
+    for pad, blocks in _block_rams_by_pad(cfg).items():
         spec = scratchpads(cfg)[pad]
         ports = (min(1.0, sum(share[unit] for unit in units)) for units in (spec.writers, spec.readers))
         total += blocks
@@ -403,7 +403,7 @@ def _enabled(cfg: Config, share: Mapping[str, float]) -> float:
 
 
 @cache
-def _blocks(cfg: Config) -> Mapping[str, float]:
+def _block_rams_by_pad(cfg: Config) -> Mapping[str, float]:
     """Return the block RAMs of 36 kbit of each scratchpad, by name."""
     return {name: sum(memory.blocks for memory in memories_of_pad(cfg, pad)) for name, pad in scratchpads(cfg).items()}
 

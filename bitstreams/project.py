@@ -64,7 +64,7 @@ def write_project(board: Board, folder: str | Path, cfg: Config | None = None, c
         )
     target = Path(folder)
     _check_folder(target)
-    texts = _texts(board, cfg, clock)
+    texts = _file_contents(board, cfg, clock)
     target.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(
         dir=target
@@ -84,7 +84,7 @@ def _check_folder(folder: Path) -> None:
         raise ProjectError(f"folder {folder} holds other files; name a new one")
 
 
-def _texts(board: Board, cfg: Config, clock: int) -> dict[str, str]:
+def _file_contents(board: Board, cfg: Config, clock: int) -> dict[str, str]:
     """Return the content of each of FILES. clock: of the accelerator, in MHz."""
     from celosia.hw.verilog import hardware_digest, verilog
 
@@ -97,7 +97,7 @@ def _texts(board: Board, cfg: Config, clock: int) -> dict[str, str]:
     address_bits = 32 if board.processor == "zynq" else 40
     accelerator = verilog(cfg, blocks=board.device.blocks)
     texts = (
-        build, _settings(board, cfg, clock),
+        build, _settings_tcl(board, cfg, clock),
         wrapper_verilog(cfg, address_bits, _is_direct(board, cfg), _is_pumped(board, cfg)), accelerator,
         constraints_xdc(board),
         manifest.to_json(),
@@ -105,10 +105,10 @@ def _texts(board: Board, cfg: Config, clock: int) -> dict[str, str]:
     return dict(zip(FILES, texts))
 
 
-def _settings(board: Board, cfg: Config, clock: int) -> str:
+def _settings_tcl(board: Board, cfg: Config, clock: int) -> str:
     """Return settings.tcl: the Tcl variables that build.tcl reads."""
     values = {
-        "name": _name(board.name, cfg.name), "board_files": board.board_files, "processor": board.processor,
+        "name": _bitstream_name(board.name, cfg.name), "board_files": board.board_files, "processor": board.processor,
         "part": board.part, "clock_mhz": clock, "bus_bits": 8 * cfg.bus_bytes, "address": f"{board.address:#010x}",
         "lights": " ".join(board.pins()), "ports": "0 1" if cfg.ports == 2 else "0",
         "direct": int(_is_direct(board, cfg)),
@@ -145,7 +145,7 @@ def _is_direct(board: Board, cfg: Config) -> bool:
     return board.processor == "zynq" and 8 * cfg.bus_bytes == board.bus_bits
 
 
-def _name(board: str, config: str) -> str:
+def _bitstream_name(board: str, config: str) -> str:
     """Return the name of the bitstream's files, without extension."""
     return re.sub(r"[^\w.-]", "_", f"{board}-{config}", flags=re.ASCII)
 
@@ -188,7 +188,7 @@ def wrapper_verilog(cfg: Config, address_bits: int, axi3: bool = False, pumped: 
     ports, connections, wires = [], [".clk(clk)", ".rst(~resetn)"], ""
     if pumped:
         connections += [".fast_clk(fast_clk)", ".fast_rst(1'b0)"]  # nothing in that domain is reset
-    buses = _buses(cfg)
+    buses = _bus_interfaces(cfg)
     for name, (kind, role, parameter) in SIGNALS.items():
         if name == "fast_clk" and not pumped:
             continue
@@ -235,7 +235,7 @@ def _narrow_widths(address_bits: int, axi3: bool) -> dict[str, int]:
     return {"awaddr": address_bits, "araddr": address_bits, **lengths}
 
 
-def _buses(cfg: Config) -> dict[str, dict[str, Member]]:
+def _bus_interfaces(cfg: Config) -> dict[str, dict[str, Member]]:
     """Return the signals of each bus interface of the accelerator, by name."""
     from celosia.hw.control import REGISTER_BITS
     from celosia.hw.lib.axi import Axi4, Axi4Read, AxiLite
@@ -275,7 +275,7 @@ def build_project(folder: str | Path) -> Manifest:
         raise ToolError(
             f"Vivado ended with exit code {vivado.returncode}; the reason is above and in {path}/vivado.log"
         )
-    bit = path / f"{_name(planned.board, Config.from_dict(planned.config).name)}.bit"
+    bit = path / f"{_bitstream_name(planned.board, Config.from_dict(planned.config).name)}.bit"
     try:
         manifest = Manifest.load(bit.with_suffix(".json"))
         manifest.check_files(bit)

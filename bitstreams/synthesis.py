@@ -90,7 +90,7 @@ class Usage:
         return all(percent >= 0 for percent in self.free_percent(device).values())
 
 
-def require(package: str) -> None:
+def require_package(package: str) -> None:
     """Raise SynthesisError if a YoWASP package is not installed. A new enough Yosys on PATH replaces that of YoWASP."""
     if package == YOSYS and tools.find(tools.YOSYS) is not None:
         return
@@ -99,12 +99,12 @@ def require(package: str) -> None:
         raise SynthesisError(f"synthesis needs {package}, which was not found{old}; install it: pip install {package}")
 
 
-def _command(package: str, name: str) -> list[str]:
+def _tool_command(package: str, name: str) -> list[str]:
     """Return the command line that runs command `name` of a YoWASP package.
 
     A new enough Yosys on PATH is preferred, as it is two to three times as fast as the package's WebAssembly.
     """
-    require(package)
+    require_package(package)
     if package == YOSYS and (native := tools.find(tools.YOSYS)) is not None:
         return [native.path]
     module = package.replace("-", "_")
@@ -119,7 +119,7 @@ def run_tool(package: str, arguments: list[str], say: Callable[[str], None], pat
     `pattern`. cwd: folder in which it runs. Raises SynthesisError.
     """
     name = arguments[0]
-    command = [*_command(package, name), *arguments[1:]]
+    command = [*_tool_command(package, name), *arguments[1:]]
     lines = []
     pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "env": tool_environment()}
     with subprocess.Popen(command, cwd=cwd, text=True, **pipes) as process:
@@ -165,12 +165,12 @@ def progress_reporter(say: Callable[[str], None], seconds: float) -> Callable[[s
         step, share = STEPS[name]
         spent = time.perf_counter() - started
         left = spent / share * (1 - share) if share > 0.1 else seconds - spent
-        say(f"{step} ({len(STEPS) + 1 - len(names)} of {len(STEPS) + 1}), about {_minutes(left)} left")
+        say(f"{step} ({len(STEPS) + 1 - len(names)} of {len(STEPS) + 1}), about {_spell_minutes(left)} left")
 
     return report
 
 
-def _minutes(seconds: float) -> str:
+def _spell_minutes(seconds: float) -> str:
     """Spell a rough time in minutes, or in tens of seconds."""
     return f"{seconds / 60:.0f} min" if seconds >= 90 else f"{max(10, 10 * round(seconds / 10))} s"
 
@@ -233,7 +233,7 @@ def _yosys_version() -> str:
 
 def _result_path(cfg: Config, device: Device) -> Path:
     """Return the file of the cache that keeps the result of `measure_usage`."""
-    text = f"{hardware_digest(cfg)} {_yosys_version()} {device.synth} {device.blocks} {_script(device)}"
+    text = f"{hardware_digest(cfg)} {_yosys_version()} {device.synth} {device.blocks} {_synthesis_script(device)}"
     return cache_folder() / "synthesis" / f"{hashlib.sha256(text.encode()).hexdigest()[:32]}.json"
 
 
@@ -244,14 +244,14 @@ def measure_usage(cfg: Config, device: Device, say: Callable[[str], None] = lamb
     """
     if (known := cached_usage(cfg, device)) is not None:
         return known
-    require(YOSYS)
+    require_package(YOSYS)
     _report_start("synthesis", say)
     text = verilog(cfg, blocks=device.blocks)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "top.v").write_text(text, encoding="utf-8")
         started = time.perf_counter()
-        run_yosys(_script(device), folder, progress_reporter(say, LINE_SECONDS * text.count("\n")))
+        run_yosys(_synthesis_script(device), folder, progress_reporter(say, LINE_SECONDS * text.count("\n")))
         seconds = time.perf_counter() - started
         cells = json.loads((folder / "stat.json").read_text(encoding="utf-8"))["design"]["num_cells_by_type"]
     counts = count_resources(cells)
@@ -271,7 +271,7 @@ def netlist(
     design: returns the Verilog. The first call takes minutes; later ones with the same Verilog read the cache.
     say: called with the progress. Raises SynthesisError.
     """
-    require(YOSYS)
+    require_package(YOSYS)
     _report_start("netlists", say)
     text = design()
     script = f"read_verilog top.v\n{device.synth} -noiopad -flatten -abc9 -top {top}\nwrite_json top.json\n"
@@ -292,7 +292,7 @@ def netlist(
     return dict(json.loads(gzip.decompress(path.read_bytes())))
 
 
-def _script(device: Device) -> str:
+def _synthesis_script(device: Device) -> str:
     """Return the Yosys script that synthesises top.v and writes the numbers of cells to stat.json."""
     # The ports lead to other parts of the chip, not to pins.
     pads = " -noiopad" if "xilinx" in device.synth else ""

@@ -194,7 +194,7 @@ class _TimingGraph:
     """
 
     def __init__(self, module: Mapping[str, Any]) -> None:
-        self.names = _names(module)
+        self.names = _net_names(module)
         self.cells: dict[str, Cell] = {}
         self.driver: dict[int, tuple[str, str]] = {}
         self.fan_out: Counter[int] = Counter()
@@ -203,7 +203,7 @@ class _TimingGraph:
         for name, row in module["cells"].items():
             if row["type"] in _IGNORED:
                 continue
-            self.cells[name] = cell = _cell(row)
+            self.cells[name] = cell = _to_cell(row)
             for port, bits in cell.outputs.items():
                 self.driver |= {bit: (name, port) for bit in bits if isinstance(bit, int)}
             self.fan_out.update(bit for bits in cell.inputs.values() for bit in bits if isinstance(bit, int))
@@ -294,14 +294,14 @@ class _TimingGraph:
         count: Counter[tuple[str, str]] = Counter()
         for end in ends:
             source, _ = self.driver[self.arrivals[end.from_fast][end.bit].start]
-            names = self._register(source), self._register(end.cell, end.port)
+            names = self._register_name(source), self._register_name(end.cell, end.port)
             key = re.sub(r"\d+", "#", names[0]), re.sub(r"\d+", "#", names[1])
             count[key] += 1
             if key not in first and len(first) < number:
                 first[key] = end, *names
-        return tuple(self._path(end, start, target, count[key]) for key, (end, start, target) in first.items())
+        return tuple(self._trace_path(end, start, target, count[key]) for key, (end, start, target) in first.items())
 
-    def _path(self, end: _End, start: str, target: str, ends: int) -> TimingPath:
+    def _trace_path(self, end: _End, start: str, target: str, ends: int) -> TimingPath:
         """Trace the path to `end` back to its start."""
         steps, bit, arrivals = [], end.bit, self.arrivals[end.from_fast]
         while True:
@@ -316,7 +316,7 @@ class _TimingGraph:
         levels = arrivals[end.bit].levels
         return TimingPath(start, target, end.ns, nets, levels, fan_out, ends, tuple(reversed(steps)), end.half)
 
-    def _register(self, name: str, port: str = "D") -> str:
+    def _register_name(self, name: str, port: str = "D") -> str:
         """Return the name in the design of a register, memory or DSP block, given its cell.
 
         port: it is appended to the name unless it is the data input of a register.
@@ -329,7 +329,7 @@ class _TimingGraph:
         return signal if cell.kind.startswith("FD") and port == "D" else f"{signal}.{port}" if port != "D" else signal
 
 
-def _cell(row: Mapping[str, Any]) -> Cell:
+def _to_cell(row: Mapping[str, Any]) -> Cell:
     """Convert a cell of Yosys' JSON."""
     inputs, outputs = (
         {port: bits for port, bits in row["connections"].items() if row["port_directions"][port] == direction}
@@ -338,7 +338,7 @@ def _cell(row: Mapping[str, Any]) -> Cell:
     return Cell(row["type"], row["parameters"], inputs, outputs)
 
 
-def _names(module: Mapping[str, Any]) -> dict[int, str]:
+def _net_names(module: Mapping[str, Any]) -> dict[int, str]:
     """Return the name that the design gives each net, the shortest of several; other nets are left out."""
     names: dict[int, str] = {}
     for name, row in module["netnames"].items():

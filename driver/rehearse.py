@@ -151,10 +151,10 @@ def rehearse(
         folder = Path(name)
         library = None
         if device == "rtl":
-            from celosia.sim.rtl.build import library as built
+            from celosia.sim.rtl.build import build_library
 
             with rehearsal.step("simulator", "nothing: the FPGA takes its place", stages) as say:
-                library = built(config)
+                library = build_library(config)
                 say(f"the RTL of {config.name}")
         with rehearsal.step("compile", f"celosia compile {model.name} --target {board.name}", stages) as say:
             program = compile_model(model, config, target=this_machine(), shapes=shapes)

@@ -33,7 +33,7 @@ REGISTER_BITS = 12
 """Width of a register's byte address; registers fill a page of 4 KB."""
 
 ERROR_SOURCES = ("fetch", *UNITS)
-"""Who can report an error, the first of several in one cycle first."""
+"""Blocks that report errors. Of several errors in one cycle, that of the first block here counts."""
 
 
 class Control(wiring.Component):
@@ -163,7 +163,7 @@ class Control(wiring.Component):
         return m
 
     def _values(self, m: Module, values: dict[str, Signal], status: Value, index: Value, runs: Value) -> None:
-        """Connect the registers that the host reads, and those whose values go out."""
+        """Drive the registers that the host only reads, and the ports that carry values of the others."""
         m.d.comb += [
             self.instr_addr.eq(values["instr_addr"]),
             self.instr_count.eq(values["instr_count"]),
@@ -185,16 +185,19 @@ class Control(wiring.Component):
             ]
 
     def _moved(self, m: Module) -> Signal:
-        """Return 1 where something moved; a register, for that is known late in a cycle, and resets a counter."""
+        """Return whether any unit or memory port made progress in the cycle before: a sign of life for the watchdog.
+
+        It is a register, since the inputs arrive late in a cycle and the watchdog's counter depends on it.
+        """
         moves = self.active.any() | self.read_beat.any() | self.write_beat | self.write_answer
         moved = Signal()
         m.d.sync += moved.eq(moves)
         return moved
 
     def _ends(self, m: Module) -> tuple[Signal, Signal, list[Any]]:
-        """Return the reasons to end a run: all is fetched, all units are idle, or the errors.
+        """Return `finished`, whether fetch and all units are idle, and the error of each of ERROR_SOURCES.
 
-        They are registers, for they come late from all parts, and lead to many others.
+        All are registers, a cycle late, since they arrive late in a cycle and many registers depend on them.
         """
         finished = Signal()
         all_idle = Signal()
@@ -260,9 +263,10 @@ class Control(wiring.Component):
         return start, aborted, renewed
 
     def _asked(self, m: Module, values: dict[str, Signal], read: Value) -> Value:
-        """Return the value of the register at the address of the last read.
+        """Return the value of the register that the last read has selected.
 
-        One bit for each register is kept of the address, for all values lie behind it.
+        A read compares its address with that of every register, and keeps the results as one bit for each register.
+        The value then takes one AND and an OR over all registers, which is faster than a decoder behind the address.
         """
         asked = {name: Reg(name=f"asks_{name}") for name in self._present}
         with m.If(read):
@@ -271,8 +275,7 @@ class Control(wiring.Component):
         return reduce(or_, (Mux(bit, values[name], 0) for name, bit in asked.items()))
 
     def _timer(self, m: Module, name: str, limit: Value, progress: Value) -> Value:
-        """Return 1 in each cycle in which there was no progress for `limit` cycles of a run; never where `limit` is
-        0."""
+        """Return a pulse whenever `limit` cycles of a run have passed without progress. A `limit` of 0 turns it off."""
         idle = Signal(32, name=f"{name}_idle")
         expired = Signal(name=f"{name}_expired")
         moved = Signal(name=f"{name}_moved")
@@ -286,7 +289,7 @@ class Control(wiring.Component):
         return expired
 
     def _counters(self, m: Module, values: dict[str, Signal], busy: Value) -> None:
-        """Count events in 64 bits while `busy`. With two ports to memory, some counters count two in a cycle."""
+        """Build the 64-bit counters, which count while `busy`. With two ports to memory, some count two in a cycle."""
         ports = self._cfg.ports
         counts: dict[str, Value] = {
             "cycles": Const(1),

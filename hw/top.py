@@ -46,7 +46,7 @@ class State(IntEnum):
     MEMORY = 2
     """Held up by memory."""
     TOKEN = 3
-    """Its next instruction waits for a token."""
+    """The unit's next instruction waits for a token."""
 
 
 class UnitTrace(wiring.Signature):

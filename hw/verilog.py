@@ -127,6 +127,7 @@ def _omit_zero_contents() -> Iterator[None]:
     emit = rtlil.ModuleEmitter.emit_memory
 
     def emit_unless_zero(emitter: rtlil.ModuleEmitter, index: int, memory: Any) -> None:
+        """Emit the initial content of a memory that does not start with zeros, as Amaranth does."""
         if any(memory.init):
             emit(emitter, index, memory)
 

@@ -47,7 +47,7 @@ class Control:
         """The next run's when that was prepared."""
 
     def read(self, name: str) -> int:
-        """The 32 bits of a register."""
+        """Return the 32 bits of a register."""
         return self._read(REGISTERS[name].offset) & 0xFFFFFFFF
 
     def write(self, name: str, value: int) -> None:
@@ -89,13 +89,15 @@ class Control:
         """Start the prepared run; `done` tells when it has ended."""
         self.write("control", CONTROL_START)
 
-    def done(self) -> bool:
-        """Whether no run is under way and the last one has ended; `counters` checks that it was ours."""
+    def is_done(self) -> bool:
+        """Return whether the last run has ended, and no other is under way; `counters` checks that it was ours."""
         return self.read("status") & (STATUS_BUSY | STATUS_DONE) == STATUS_DONE
 
     def is_ours(self) -> bool:
-        """Whether the current or last run is the one that was prepared here: exactly one run has begun since, and its
-        registers, which are locked during a run, have our values."""
+        """Return whether the current or last run is the one that was prepared here.
+
+        It is if exactly one run has begun since, and the registers that are locked during a run have our values.
+        """
         return self.read("runs") == self._number and all(
             self.read(name) == value for name, value in self._prepared.items()
         )
@@ -127,9 +129,12 @@ class Control:
         )
 
     def counters(self, describe: Callable[[], str]) -> dict[str, int]:
-        """Return the counters of a run that is done. DeviceError with the error of the run and the text of `describe`,
-        and where the run was not ours."""
-        status, values = self.read("status"), self.values()
+        """Return the counters of a run that has ended without an error.
+
+        DeviceError for a run that ended with an error (the message ends with the text of `describe`), and for a run of
+        another process.
+        """
+        status, values = self.read("status"), self.read_counters()
         self._require_ours()
         code = status >> STATUS_ERROR_SHIFT & 0xFF
         if code:
@@ -139,16 +144,14 @@ class Control:
             raise DeviceError(f"instruction {index}: {text}; {describe()}")
         return values
 
-    def values(self) -> dict[str, int]:
-        """Read all counters."""
+    def read_counters(self) -> dict[str, int]:
+        """Read all counters, whatever run they are of."""
         return {name: self.read(f"{name}_lo") | self.read(f"{name}_hi") << 32 for name in COUNTERS}
 
-    def events(self, depth: int, cycles: int) -> list[Event]:
-        """Return the instructions of the last run whose start and end the event ring has kept, in the order of their
-        ends.
-        DeviceError where it was not ours.
+    def read_events(self, depth: int, cycles: int) -> list[Event]:
+        """Return the instructions of the last run whose start and end the event ring has kept, in order of their ends.
 
-        depth: of the ring. cycles: of the run.
+        depth: places of the ring. cycles: length of the run. DeviceError if the run was not ours.
         """
         count = self.read("trace_count")
         for _ in range(RING_DELAY):  # the last events are on their way
@@ -161,7 +164,7 @@ class Control:
         for number in range(max(0, count - depth), count):
             self.write("trace_at", number % depth)
             event_word, cycle = self.read("trace_event"), self.read("trace_cycle")
-            latest = cycles + RING_DELAY
+            latest = cycles + RING_DELAY  # the ring keeps 32 bits of a cycle: take the last such cycle up to here
             cycle = latest - (latest - cycle) % (1 << 32)
             unit, index = event_word >> TRACE_UNIT_SHIFT & 3, event_word >> TRACE_INDEX_SHIFT
             if not event_word & TRACE_DONE:

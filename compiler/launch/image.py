@@ -35,7 +35,7 @@ from celosia.compiler.vthread.spread import spread_weights
 from celosia.compiler.vthread.tokens import insert_tokens
 from celosia.hw.spec.config import Config
 from celosia.hw.spec.isa import Opcode
-from celosia.sim.functional.access import complete, rows
+from celosia.sim.functional.access import complete_fields, rows
 
 
 class LayerErrors(Exception):
@@ -290,7 +290,7 @@ def _traffic(cfg: Config, stream: Stream, layers: int) -> tuple[list[int], list[
     loaded, stored = [0] * layers, [0] * layers
     for i in stream.instructions:
         if i.opcode in (Opcode.LOAD, Opcode.STORE):
-            moved = rows(cfg, i.opcode, complete(cfg, i.opcode, i.fields))
+            moved = rows(cfg, i.opcode, complete_fields(cfg, i.opcode, i.fields))
             assert moved is not None
             (stored if moved.write else loaded)[i.layer] += moved.z * moved.y * moved.row
     return loaded, stored

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from celosia.hw.spec.packing import CODEBOOK_ENTRIES, CODEBOOKS, NIBBLE_BITS
-from celosia.sim.functional.unpacking import numbers
+from celosia.sim.functional.unpacking import unpack_numbers
 
 Bytes = NDArray[np.uint8]
 CHUNK = 1 << 14
@@ -63,7 +63,7 @@ def _tried(masks: Bytes, bits: int) -> Iterator[Bytes]:
 
 def entries(books: Bytes, bits: int) -> Bytes:
     """What LOAD brings to book: [CODEBOOK_ENTRIES * codebooks, weights of half a byte]."""
-    inside = numbers(np.arange(CODEBOOK_ENTRIES, dtype=np.uint8)[:, None], bits)[:, : NIBBLE_BITS // bits]
+    inside = unpack_numbers(np.arange(CODEBOOK_ENTRIES, dtype=np.uint8)[:, None], bits)[:, : NIBBLE_BITS // bits]
     return books[:, inside].reshape(-1, inside.shape[1])
 
 

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from celosia.compiler.vthread.pipeline import StreamInstruction
 from celosia.hw.spec.config import Config
 from celosia.hw.spec.isa import Format, formats, instruction_bytes
-from celosia.sim.functional.access import tabulated
+from celosia.sim.functional.access import tabulate
 
 
 def encode(cfg: Config, instructions: list[StreamInstruction]) -> NDArray[np.uint8]:
@@ -28,7 +28,7 @@ def _words(form: Format, fields: list[dict[str, int]], size: int) -> NDArray[np.
     if unknown := given - set(form.offsets):
         raise ValueError(f"{form.opcode.name} has no field {', '.join(sorted(unknown))}")
     words = np.zeros((len(fields), size), np.uint64)
-    columns = tabulated(fields, dict.fromkeys(form.offsets, 0) | {"opcode": int(form.opcode)})
+    columns = tabulate(fields, dict.fromkeys(form.offsets, 0) | {"opcode": int(form.opcode)})
     for field in form.fields:
         if field.name not in given and field.name != "opcode":
             continue  # 0

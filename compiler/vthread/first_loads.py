@@ -13,7 +13,7 @@ from itertools import combinations, takewhile
 from celosia.compiler.vthread.pipeline import StreamInstruction
 from celosia.hw.spec.config import Config
 from celosia.hw.spec.isa import Opcode
-from celosia.sim.functional.access import Range, complete, ranges
+from celosia.sim.functional.access import Range, complete_fields, ranges
 
 
 def reorder_first_loads(cfg: Config, instructions: list[StreamInstruction]) -> list[StreamInstruction]:
@@ -35,7 +35,7 @@ def reorder_first_loads(cfg: Config, instructions: list[StreamInstruction]) -> l
 
 
 def _ranges(cfg: Config, instruction: StreamInstruction) -> list[Range]:
-    return ranges(cfg, instruction.opcode, complete(cfg, instruction.opcode, instruction.fields))
+    return ranges(cfg, instruction.opcode, complete_fields(cfg, instruction.opcode, instruction.fields))
 
 
 def _overlap(a: Range, b: Range) -> bool:

@@ -223,7 +223,7 @@ class BoardDevice:
         values = self.control.counters(self._state)
         if not (trace and self.config.trace_depth):
             return Counters(values["cycles"], values)
-        events = self.control.events(self.config.trace_depth, values["cycles"])
+        events = self.control.read_events(self.config.trace_depth, values["cycles"])
         counters = Counters(values["cycles"], values, events, count - len(events))
         counters.check(count)
         return counters
@@ -234,7 +234,7 @@ class BoardDevice:
         end = self._now() + limit
         while True:
             late = self._now() >= end  # before the look at the status: a host that slept is not the device's fault
-            if self.control.done():
+            if self.control.is_done():
                 return
             if self.abandoned:
                 raise DeviceError(f"nobody waits for the run any more: {self._state()}")
@@ -248,7 +248,7 @@ class BoardDevice:
 
     def _state(self) -> str:
         """Describe, for an error, the counters of each unit."""
-        values = self.control.values()
+        values = self.control.read_counters()
         units = [name.removesuffix("_busy") for name in COUNTERS if name.endswith("_busy")]
         parts = [
             f"{unit.upper()} worked {values[f'{unit}_busy']}, waited {values[f'{unit}_wait_token']} for tokens and "

@@ -194,12 +194,12 @@ class _Places:
         """Record the accesses of an instruction, reads first, from cycle `start` to `end`."""
         for touch in touched:
             if not touch.write:
-                index = touch.numbers(len(self._last))
+                index = touch.piece_numbers(len(self._last))
                 self._last[index] = np.maximum(self._last[index], end)
         continued = {touch.operand for touch in touched if not touch.write}
         for touch in touched:
             if touch.write and touch.operand not in continued:  # an accumulation goes on with what is there
-                index = touch.numbers(len(self._last))
+                index = touch.piece_numbers(len(self._last))
                 self._keep(self._born[index], self._last[index])
                 self._born[index] = self._last[index] = start
 

@@ -16,10 +16,10 @@ from celosia.hw.spec.isa import X_BITS, YZ_BITS
 
 
 def block_layout(shift_bits: int) -> data.StructLayout:
-    """The DRAM side of a LOAD or STORE.
+    """Block of DRAM that a LOAD or STORE moves: planes of rows of elements.
 
-    shift: log2 of an element's bytes. cut: each element is fetched by halves. stretch: an element has more bytes, see
-    `DramAddressGenerator`.
+    shift: log2 of an element's bytes. cut: only one half of each element is moved (spread weights). stretch: an element
+    has more bytes than `shift` says, see `DramAddressGenerator`.
     """
     return data.StructLayout({
         "addr": OFFSET_BITS, "y_step": OFFSET_BITS, "z_step": OFFSET_BITS,
@@ -28,7 +28,7 @@ def block_layout(shift_bits: int) -> data.StructLayout:
 
 
 def listed_row_layout(bytes_bits: int, shift_bits: int) -> data.StructLayout:
-    """A row for the DMA engine, with `shift`, `cut` and `stretch` of its block. alone: the row has one element."""
+    """Row for the DMA engine, with `shift`, `cut` and `stretch` of its block. alone: the row has only one element."""
     return data.StructLayout(row_layout(bytes_bits).members | {"shift": shift_bits, "cut": 1, "stretch": 1, "alone": 1})
 
 
@@ -129,7 +129,10 @@ class DramAddressGenerator(wiring.Component):
         return m
 
     def _stretched(self, block: Any, elements: Value) -> Value:
-        """Return `elements` of `block`, or as many ordinary elements as have the bytes of a row that is stretched."""
+        """Return a row's bytes, in units of 2^shift bytes. They are its elements, or (1 + 2^stretch) times as many.
+
+        The addition begins at bit `stretch`, as the bits below it stay.
+        """
         if self._stretch is None:
             return elements
         low, high = self._stretch, self._stretch + X_BITS + 1
@@ -138,9 +141,10 @@ class DramAddressGenerator(wiring.Component):
         )
 
     def _wait(self, m: Module, begin: Signal) -> tuple[Signal, Any, Signal, Signal]:
-        """Hold a block until it may `begin`, while the product of its sizes is formed.
+        """Hold a block in registers until it may `begin`; its plane size takes a cycle to multiply.
 
-        Returns whether a block waits, the block, the elements of its planes, and whether its rows are one.
+        Returns whether a block waits, the block, the elements of a plane, and whether a plane's rows have no gaps, so
+        that they become one long row.
         """
         block = Signal.like(self.block.payload, reset_less=True)
         new = self.block.payload
@@ -238,10 +242,11 @@ class LoopIndex:
         ]  # fmt: skip
 
     def _goes(self, following: Value | int, last: Value, outside: Value) -> None:
+        """Set the next step's state. following: index after the next one. last, outside: of the next index."""
         self._m.d.comb += [self._next.eq(following), self.next_last.eq(last), self.next_outside.eq(outside)]
 
     def load(self, end: Value, first: Value | None) -> list[object]:
-        """Go to the first index of a new job. Returns what is kept of its end and of its first border."""
+        """Go to the first index of a new job. Returns assignments that keep the state of this index, for `restart`."""
         outside = first != 0 if first is not None else Const(0)
         self._goes(1, end == 0, outside)
         return [self._single.eq(end == 0), self._begins_outside.eq(outside)]
@@ -263,7 +268,7 @@ BORDERS = {"x": X_BITS + 1, "y": YZ_BITS + 1}
 
 
 def job_layout(element_bits: int, step_bits: int, tag: ShapeLike, padded: bool = False) -> data.StructLayout:
-    """A block of elements of a scratchpad; parameters as of `ScratchpadAddressGenerator`."""
+    """Block of elements in a scratchpad; for the parameters see `ScratchpadAddressGenerator`."""
     borders = {f"{axis}_{edge}": bits for axis, bits in BORDERS.items() for edge in ("first", "stop") if padded}
     return data.StructLayout({
         "base": element_bits, "x_step": element_bits, "y_step": element_bits, "z_step": element_bits,
@@ -272,7 +277,7 @@ def job_layout(element_bits: int, step_bits: int, tag: ShapeLike, padded: bool =
 
 
 def step_layout(element_bits: int, step_bits: int, tag: ShapeLike) -> data.StructLayout:
-    """A step within an element; parameters as of `ScratchpadAddressGenerator`."""
+    """One step within an element; for the parameters see `ScratchpadAddressGenerator`."""
     return data.StructLayout({"element": element_bits, "step": step_bits, "outside": 1, "last": 1, "tag": tag})
 
 
@@ -303,9 +308,11 @@ class ScratchpadAddressGenerator(wiring.Component):
         })  # fmt: skip
 
     def _has_borders(self, axis: str) -> bool:
+        """Return whether jobs have padding along this axis."""
         return self._padded and axis in BORDERS
 
     def _borders(self, axis: str, job: data.View[data.StructLayout]) -> tuple[Value, Value] | None:
+        """Return the first index inside the padding of an axis, and the one behind the last; None without padding."""
         return (job[f"{axis}_first"], job[f"{axis}_stop"]) if self._has_borders(axis) else None
 
     def elaborate(self, platform: object) -> Module:
@@ -377,7 +384,10 @@ class ScratchpadAddressGenerator(wiring.Component):
         now: tuple[Signal, ...],
         following: tuple[Signal, ...],
     ) -> None:
-        """Go to the next element, row or plane. now, following: the addresses of the element, its row and its plane."""
+        """Go to the next element, else the first one of the next row, else that of the next plane.
+
+        now, following: present and next addresses of the element, its row and its plane.
+        """
         (x, y, z), (element, row, plane), (next_element, next_row, next_plane) = indices, now, following
         with m.If(~x.last):
             x.advance()

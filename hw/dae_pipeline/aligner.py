@@ -25,7 +25,10 @@ def position_layout(bus_bytes: int) -> data.StructLayout:
 
 
 def aligned_row_layout(bus_bytes: int) -> data.StructLayout:
-    """A row: the position of its first chunk, the byte of a bus word at which it ends, log2 of the bytes of a chunk."""
+    """Row to cut into chunks. chunk: position of its first chunk. last: byte of a bus word at which the row ends.
+
+    shift: log2 of the bytes of a chunk, which is as many bytes as LOAD or STORE moves at once: a step of an element.
+    """
     word_bits = exact_log2(bus_bytes)
     return data.StructLayout({
         "chunk": position_layout(bus_bytes), "last": word_bits, "shift": word_bits.bit_length(),

@@ -106,8 +106,10 @@ class Fetch(wiring.Component):
         return allowed
 
     def _request(self, m: Module, going: Value, buffer: StreamFifo, depth: int, word_bytes: int) -> None:
-        """Requests bursts while the buffer has room for all that is under way. Bursts end at multiples of their longest
-        length, which divides 4096 bytes."""
+        """Request bursts while the buffer has room for all beats that are under way.
+
+        Bursts end at multiples of their longest length, which divides 4096 bytes, so that none crosses that boundary.
+        """
         bus_bytes, request, response = self._cfg.bus_bytes, self.bus.request, self.bus.response
         longest = fetch_burst(self._cfg)
         left = Reg(32 + 7)  # beats that have not been asked for
@@ -152,7 +154,7 @@ class Fetch(wiring.Component):
         probes(self, pending=pending, room=room, next_=next_, left=left, more=more, length=length)
 
     def _join(self, m: Module, beats: stream.Interface, word: stream.Interface) -> None:
-        """Puts the beats of a word together; the next one is begun while the last one leaves."""
+        """Join beats to instruction words. The next word begins in the cycle in which the last one leaves."""
         beat = beats.payload
         joined = Reg(len(word.payload.data))
         parts = len(joined) // len(beat.data)
@@ -172,7 +174,7 @@ class Fetch(wiring.Component):
             m.d.sync += count.eq(0)
 
     def _split(self, m: Module, beats: stream.Interface, word: stream.Interface) -> None:
-        """Takes a beat apart into words."""
+        """Split each beat into instruction words, the lowest bytes first."""
         parts = len(beats.payload.data) // len(word.payload.data)
         part = Signal(range(parts))
         m.d.comb += [
@@ -185,7 +187,7 @@ class Fetch(wiring.Component):
             m.d.sync += part.eq(part + 1)
 
     def _dispatch(self, m: Module, going: Value, word: stream.Interface) -> None:
-        """Checks the word and, in the cycle after, puts it into the queue of its unit."""
+        """Check that a word is legal and, a cycle later, put it into the queue of its unit; else report an error."""
         # Of the word that waits for its queue: its number, and whether it is none of the program's any more.
         index = Signal(32)
         last = Signal()

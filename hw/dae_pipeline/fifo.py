@@ -13,12 +13,12 @@ from celosia.hw.lib.signals import Reg
 
 
 def _one_more(number: Value) -> Value:
-    """Return number + 1, of a few bits: as logic, for a carry chain would not join with what is around it."""
+    """Return number + 1 for a few bits, as logic: a carry chain could not share look-up tables with other logic."""
     return Cat(bit ^ number[:i].all() for i, bit in enumerate(number))
 
 
 def _one_less(number: Value) -> Value:
-    """Return number - 1, likewise."""
+    """Return number - 1, as logic for the same reason as `_one_more`."""
     return Cat(bit ^ ~number[:i].any() for i, bit in enumerate(number))
 
 

@@ -34,9 +34,9 @@ class LoadChannel(wiring.Component):
     Parameters
     ----------
     cfg : Config
-    buffers : Sequence[Buffer]  Those that the lane fills.
+    buffers : Sequence[Buffer]  Those that the channel fills.
     outstanding : int           Bursts under way at once.
-    number : int                Number of the lane, and of its half of elements that are spread.
+    number : int                Number of the channel, and of its half of elements that are spread.
 
     Members
     -------
@@ -111,7 +111,7 @@ class LoadChannel(wiring.Component):
         return m
 
     def _report(self, m: Module, accept: Value, writer: ScratchpadWriter, engine: ReadEngine) -> None:
-        """Connect the outputs that every unit has."""
+        """Count the instructions under way, and drive the outputs that every unit has (`unit_members`)."""
         in_flight = Signal(range(2 * MAX_IN_FLIGHT))
         with m.If(self.halt):
             m.d.sync += in_flight.eq(0)
@@ -128,7 +128,10 @@ class LoadChannel(wiring.Component):
         ]
 
     def _accept(self, m: Module, rows: DramAddressGenerator, jobs: RegisteredFifo) -> Value:
-        """Hand an instruction to both sides: to `rows` for its addresses, to `jobs` for its data. Returns when."""
+        """Accept an instruction: `rows` generates its DRAM addresses, and `jobs` writes its data to the scratchpad.
+
+        Returns a pulse in the cycle of acceptance.
+        """
         f = self.instr.payload.fields
         cfg, lane = self._cfg, self._lane
         accept = Signal()
@@ -156,7 +159,7 @@ class LoadChannel(wiring.Component):
         return accept
 
     def _list(self, m: Module, rows: stream.Interface, requests: RegisteredFifo, positions: RegisteredFifo) -> None:
-        """Hand a row to the engine, and its position within its bus words to the aligner."""
+        """Request a row from the read engine, and tell the aligner where the row lies within its bus words."""
         bus_bytes, word_bits = self._cfg.bus_bytes, exact_log2(self._cfg.bus_bytes)
         row, shift_bits = rows.payload, len(positions.i.payload.shift)
         shift = Mux(row.stretch, word_bits, row.shift) if self._lane.expands else row.shift
@@ -182,22 +185,22 @@ class LoadChannel(wiring.Component):
 class Load(wiring.Component):
     """Copies blocks from DRAM to the scratchpads, as `load` in `sim/functional/reference.py` says.
 
-    Hands instructions in program order to a `LoadChannel` for each port to memory, its lane; lanes work at the same
+    There is a `LoadChannel` for each port to memory. Each gets its instructions in program order; they work at the same
     time.
 
     Parameters
     ----------
     cfg : Config
-    outstanding : int   Bursts that each lane has under way at once.
+    outstanding : int   Bursts that each channel has under way at once.
 
     Members
     -------
     Those of `unit_members`, and:
-    active, stalled : Out(ports)    Those of a unit, with a bit for each lane.
+    active, stalled : Out(ports)    Those of a unit, with a bit for each channel.
     buses : Out(ReadBus)            The read channel of each port to memory.
     dma_base, dma_size : In         Where DRAM begins, a multiple of 4096, and how many bytes may be read.
     inp, wgt, acc, vin, par, lut, tap, exp : Out(WritePort)     The scratchpads, those that the Config has.
-    near_wgt : Out(WritePort)       The lower halves of entries of wgt, where the first lane writes these.
+    near_wgt : Out(WritePort)       The lower halves of entries of wgt, where the first channel writes these.
     """
 
     def __init__(self, cfg: Config, outstanding: int = MAX_OUTSTANDING_BURSTS) -> None:
@@ -249,14 +252,18 @@ class Load(wiring.Component):
         return m
 
     def _goes(self, instr: Value, buffer: Buffer, alone: bool) -> Value:
-        """Whether an instruction fills `buffer`, and not alone through another lane."""
+        """Return whether an instruction fills `buffer` through the channel that asks.
+
+        alone: the channel fills this buffer unless the instruction is spread. A buffer of both channels needs the other
+        channel only for spread weights.
+        """
         shared = all(buffer in own for own in load_channels(self._cfg))
         return (instr.fields.buffer == buffer) & (1 if alone or not shared else instr.fields.spread)
 
     def _changes(self, m: Module, instr: Value, goes: Value, order: RetireQueue) -> Value:
-        """Whether an instruction fills WGT in another way than the one before, which may not have ended.
+        """Return whether an instruction must wait: it spreads weights and the last LOAD of wgt did not, or vice versa.
 
-        Where both write, the first one's bytes might stay.
+        Both may write the same entries through different channels. Without the wait, the earlier bytes might stay.
         """
         if not scratchpads(self._cfg)["wgt"].spread:
             return Const(0)
@@ -267,7 +274,8 @@ class Load(wiring.Component):
         return is_wgt & (instr.fields.spread != spread) & ~order.empty
 
     def _hand_out(self, m: Module, parts: list[LoadChannel], stop: Value) -> tuple[wiring.PureInterface, Value]:
-        """Hand instructions to their lanes. Returns `done`, in program order, and whether all have retired."""
+        """Pass each instruction to its channel, or to both. Returns `done`, in program order, and whether all have
+        retired."""
         if len(parts) == 1:
             wiring.connect(m, wiring.flipped(self.instr), parts[0].instr)
             return parts[0].done, Const(1)

@@ -1,4 +1,4 @@
-"""Queue that retires instructions of several lanes in program order."""
+"""Queue that retires instructions of several channels in program order."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from celosia.hw.lib.probes import probes
 
 
 class RetireQueue(wiring.Component):
-    """Retires instructions in the order in which they were handed to lanes, whichever lane ends first.
+    """Retires instructions of several channels of LOAD in program order, whichever channel ends first.
 
-    An instruction may be handed to several lanes, and has ended where all of them have ended it.
+    An instruction may be handed to several channels, and has ended when all of them have ended it.
 
     Parameters
     ----------
-    lanes : int     Lanes; each works in its own order.
+    lanes : int     Channels; each ends its instructions in order.
     depth : int     Instructions that have not retired, at most.
 
     Members
     -------
     handed : In(stream)     An instruction goes to `lanes`, a bit for each; `done` is its payload of `done` later.
-    ended : In(lanes)       Pulses: the lane has ended the oldest of its instructions.
+    ended : In(lanes)       Pulses: the channel has ended the oldest of its instructions.
     done : Out(Pulse)       One for each instruction, in the cycle in which it and all before it have ended; of several
                             at once, in the cycles that follow.
     empty : Out(1)          All instructions that were handed out have retired.
@@ -45,7 +45,7 @@ class RetireQueue(wiring.Component):
         m.submodules.order = order = StreamFifo(self._layout, self._depth)
         wiring.connect(m, wiring.flipped(self.handed), order.i)
         oldest = order.o.payload
-        # Of each lane, how many instructions have ended that have not retired.
+        # For each channel: instructions that have ended and not retired.
         counts = [Signal(range(self._depth + 1), name=f"ended{lane}") for lane in range(self._lanes)]
         retires = Signal()
         has_ended = Cat(pulse | (count != 0) for pulse, count in zip(self.ended, counts))

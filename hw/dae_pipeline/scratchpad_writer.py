@@ -30,7 +30,7 @@ from celosia.hw.spec.scratchpads import Scratchpad, scratchpads
 
 
 def ports(cfg: Config, buffers: Sequence[Buffer]) -> dict[str, wiring.Member]:
-    """Return the members through which `buffers` are written; codebooks stay inside."""
+    """Return the ports that write `buffers`, by scratchpad. Codebooks have none: they lie inside the decompressor."""
     outside = (_pad(cfg, buffer) for buffer in buffers if buffer != Buffer.BOOK)
     return {pad.name: Out(load_port(cfg, pad)) for pad in outside}
 
@@ -42,6 +42,7 @@ def connect_pads(m: Module, inner: Mapping[str, Any], outer: Mapping[str, Any]) 
 
 
 def _pad(cfg: Config, buffer: Buffer) -> Scratchpad:
+    """Return the scratchpad of a buffer of LOAD."""
     return scratchpads(cfg)[buffer.name.lower()]
 
 
@@ -52,9 +53,9 @@ def pads_of(part: wiring.Component, cfg: Config, buffers: Sequence[Buffer]) -> d
 
 @dataclass(frozen=True)
 class LoadLane:
-    """A lane of LOAD: the buffers that it fills, and the sizes that follow from them.
+    """Sizes of one channel of LOAD, which follow from the buffers that it fills.
 
-    number: which half of an element is its own, where elements are spread.
+    number: number of the channel, and of the half of each element that it fills if weights are spread.
     """
 
     cfg: Config
@@ -63,12 +64,12 @@ class LoadLane:
 
     @property
     def spreads(self) -> bool:
-        """Whether an instruction may have it fill one half of each element."""
+        """Whether the channel may fill one half of each element, of spread weights."""
         return scratchpads(self.cfg)["wgt"].spread and Buffer.WGT in self.buffers
 
     @property
     def expands(self) -> bool:
-        """Whether an instruction may have it expand packed weights."""
+        """Whether the channel has a decompressor for packed weights."""
         return self.cfg.weight_bits < 8 and Buffer.WGT in self.buffers and self.number == self.cfg.ports - 1
 
     def element_shift(self, buffer: Buffer, widen: bool = False) -> int:
@@ -90,12 +91,12 @@ class LoadLane:
 
     @property
     def flags(self) -> tuple[str, ...]:
-        """The fields of an instruction that concern it, but are not those of every lane."""
+        """Names of the fields of an instruction that not every channel uses."""
         return ("spread",) * self.spreads + ("expand",) * self.expands
 
     @property
     def tag(self) -> data.StructLayout:
-        """Layout of what each step of a job has of its instruction."""
+        """Layout of the fields of the instruction that go along with each step of a job."""
         bits = {field.name: field.width for field in formats(self.cfg)[Opcode.LOAD].fields}
         return data.StructLayout(
             {"index": INDEX_BITS, "post": 4, "buffer": bits["buffer"], "widen": 1, "pad_value": 8}
@@ -104,7 +105,7 @@ class LoadLane:
 
     @property
     def walk(self) -> tuple[int, int, data.StructLayout, bool]:
-        """The parameters of its `ScratchpadAddressGenerator`."""
+        """Parameters of the channel's `ScratchpadAddressGenerator`."""
         bits = {field.name: field.width for field in formats(self.cfg)[Opcode.LOAD].fields}
         return bits["sram_base"], max(1, *(self.step_shift(buffer) for buffer in self.buffers)), self.tag, True
 
@@ -133,8 +134,8 @@ class ScratchpadWriter(wiring.Component):
     Parameters
     ----------
     cfg : Config
-    buffers : Sequence[Buffer]  Those that it fills.
-    lane : int                  Half of an element that is its own, where elements are spread.
+    buffers : Sequence[Buffer]  Buffers that it fills.
+    lane : int                  Number of its channel of LOAD, which fills that half of each element of spread weights.
 
     Members
     -------
@@ -207,10 +208,10 @@ class ScratchpadWriter(wiring.Component):
         return m
 
     def _reports(self, m: Module) -> tuple[Any, Any]:
-        """Return the pulses `done` and `error` of the cycle after a step has left.
+        """Return pulses for `done` and `error`, to be set in the cycle after a step has left the queue of steps.
 
-        The step is committed in that cycle, or one later; where weights are expanded, both are EXPAND_STAGES earlier
-        than the members.
+        The step is committed in that cycle, or one later. With a decompressor, the members follow EXPAND_STAGES cycles
+        later, as the writes to wgt do.
         """
         if not self._lane.expands:
             return self.done, self.error
@@ -224,7 +225,7 @@ class ScratchpadWriter(wiring.Component):
         return now
 
     def _chunks(self, m: Module, step_queue: RegisteredFifo, write_queue: RegisteredFifo) -> stream.Interface:
-        """Return the chunks of steps: all, or those that are not heads of packed weights."""
+        """Return the stream of chunks to write: all but the heads of packs, which the parser takes out."""
         if not self._lane.expands:
             return self.chunk
         out, to = step_queue.o.payload, write_queue.i.payload
@@ -240,7 +241,7 @@ class ScratchpadWriter(wiring.Component):
     def _take(
         self, m: Module, step_queue: RegisteredFifo, write_queue: RegisteredFifo, chunks: stream.Interface
     ) -> None:
-        """Move a step, with its chunk where it is not padding, to the queue of writes."""
+        """Move a step to the queue of writes, together with its chunk; padding has no chunk."""
         cfg = self._cfg
         out = step_queue.o.payload
         to = write_queue.i.payload
@@ -268,20 +269,21 @@ class ScratchpadWriter(wiring.Component):
         probes(self, out=out, moves=moves)
 
     def _far(self, step: data.View[data.StructLayout]) -> Value:
-        """Whether only the second half of its element is this lane's: of what is spread, in a lane that is not the
-        first."""
+        """Return whether this channel fills only the second half of the element: spread weights, second channel."""
         return step.spread if self._lane.spreads and self._lane.number else Const(0)
 
     def _place(self, step: data.View[data.StructLayout]) -> Value:
-        """Return the part of its element that a step writes; the first of several, where it is expanded."""
+        """Return the number of the part of its element that a step writes; of packed weights, the first of several."""
         place = step.step | Mux(self._far(step), (1 << self._lane.step_shift(Buffer.WGT)) // 2, 0)
         if not self._lane.expands:
             return place
         return Mux(step.expand & ~step.outside, step.step << exact_log2(packing(self._cfg).expansion), place)
 
     def _padded(self, write: data.View[data.StructLayout], steps: int) -> Value:
-        """Return the parts of an element that padding fills: not those that the other lane may have filled again
-        since."""
+        """Return a mask of the parts of an element that padding fills.
+
+        The second channel leaves out the first half: the other channel may already have written new data there.
+        """
         near = write.whole & ~write.far
         return Cat(near.replicate(steps // 2), write.whole.replicate(steps - steps // 2))
 
@@ -307,14 +309,14 @@ class ScratchpadWriter(wiring.Component):
             ]
 
     def _expanded(self, write: data.View[data.StructLayout], steps: int) -> Value:
-        """Return the parts of an element that a step fills: one, or as many neighbours as it is expanded to."""
+        """Return a mask of the parts of an element that a step fills: one, or all that packed weights expand to."""
         times = packing(self._cfg).expansion
         bits = exact_log2(times)
         own = _one_of(write.step[:bits], times) | write.expand.replicate(times)
         return _spread(_one_of(write.step[bits:], steps // times), times) & own.replicate(steps // times)
 
     def _expander(self, m: Module, write: data.View[data.StructLayout]) -> dict[str, Any]:
-        """Return the ports of the decompressor, by the names of wgt and codebooks; none where nothing is expanded."""
+        """Build the decompressor, if the channel has one. Returns its write ports, by the names "wgt" and "book"."""
         if not self._lane.expands:
             return {}
         m.submodules.expander = expander = WeightDecompressor(self._cfg)
@@ -323,9 +325,10 @@ class ScratchpadWriter(wiring.Component):
         return {"wgt": expander.write, "book": expander.book}
 
     def _acc(self, word: Value, step: Value, widen: Value, whole: Value) -> tuple[Value, Value]:
-        """Return data for some lanes, and the mask of the lanes of a piece.
+        """Return the data of some lanes of acc, and the mask of these lanes within a piece.
 
-        The data are int8 if `widen`, else int32. Without `int32` they are int8 here, too.
+        widen: `word` holds int8, to be extended to int32; else int32. step: number of the word in its piece. whole:
+        padding fills all lanes. In a Config without `int32`, data stay int8 here.
         """
         cfg = self._cfg
         wide, narrow = min(cfg.bus_bytes, cfg.piece_bytes), min(cfg.bus_bytes // 4, cfg.piece_bytes)
@@ -345,4 +348,5 @@ def _one_of(index: Value, count: int) -> Value:
 
 
 def _spread(mask: Value, times: int) -> Value:
+    """Repeat each bit of a mask `times` times."""
     return Cat(bit.replicate(times) for bit in mask)

@@ -266,7 +266,10 @@ class Store(wiring.Component):
         reader: ScratchpadReader,
         stop: Signal,
     ) -> None:
-        """Hand an instruction to `rows` for its addresses, to `jobs` for its data, to `waiting` for its responses."""
+        """Accept an instruction: `rows` generates its DRAM addresses, and `jobs` reads its data from the scratchpad.
+
+        `waiting` keeps it until the responses to its writes have come.
+        """
         f = self.instr.payload.fields
         accept = Signal()
         block, job = rows.block.payload, jobs.i.payload
@@ -305,7 +308,7 @@ class Store(wiring.Component):
         packer: BeatPacker,
         stop: Signal,
     ) -> None:
-        """Hand a row to the engine, and its position within its bus words to the packer."""
+        """Request a row from the write engine, and tell the packer where the row lies within its bus words."""
         row, chunk_shift = rows.row.payload, exact_log2(packer.chunk_bytes)
         m.d.comb += [
             requests.i.valid.eq(rows.row.valid & positions.i.ready & ~stop),
@@ -320,7 +323,7 @@ class Store(wiring.Component):
         probes(self, chunk_shift=chunk_shift)
 
     def _complete(self, m: Module, engine: WriteEngine, waiting: RegisteredFifo, stop: Signal) -> None:
-        """Report `done` or an error, by the engine's answers."""
+        """Report `done` or an error of the oldest instruction once the engine has reported its last row."""
         answer = engine.answer
         fails = answer.payload.error != Error.NONE
         m.d.comb += [

@@ -134,6 +134,7 @@ class DependencyGate(wiring.Component):
         return m
 
     def _register(self, m: Module, name: str, waits: Value, index: Value) -> data.View[data.StructLayout]:
+        """Keep whether a unit waits, and the number of its instruction, in a register."""
         waiter = Reg(data.StructLayout({"waits": 1, "index": INDEX_BITS}), name=name)
         m.d.sync += [waiter.waits.eq(waits), waiter.index.eq(index)]
         return waiter
@@ -141,6 +142,6 @@ class DependencyGate(wiring.Component):
     def _older(
         self, m: Module, name: str, a: data.View[data.StructLayout], b: data.View[data.StructLayout]
     ) -> data.View[data.StructLayout]:
-        """Return the older one of two that may wait, a cycle later."""
+        """Return, a cycle later, the waiting instruction with the lower number of two: a node of a comparison tree."""
         older = Mux(b.waits & (~a.waits | (b.index < a.index)), b.index, a.index)
         return self._register(m, name, a.waits | b.waits, older)

@@ -21,17 +21,17 @@ CHOICE_BITS = exact_log2(CODEBOOKS)
 
 
 def chunk_layout(bus_bytes: int) -> data.StructLayout:
-    """A chunk of data that leaves the aligner."""
+    """Chunk that leaves the aligner: the bytes of one step of an element, at most a bus word."""
     return data.StructLayout({"data": 8 * bus_bytes, "error": ERROR_BITS})
 
 
 def choices_layout(groups: int) -> data.ArrayLayout:
-    """The number of the codebook of each group of weights in a chunk."""
+    """Codebook numbers of a chunk of packed weights, one for each codebook block."""
     return data.ArrayLayout(CHOICE_BITS, groups)
 
 
 class PackHeaderParser(wiring.Component):
-    """Takes the head of each pack out of the chunks, and gives each chunk of weights the codebooks of its groups.
+    """Takes the head of each pack out of the chunks, and gives each chunk of weights the codebooks of its blocks.
 
     Parameters
     ----------
@@ -42,7 +42,7 @@ class PackHeaderParser(wiring.Component):
     chunk : In(stream)       All chunks.
     packed : In(1)          The next chunk is of a pack; any other one passes as it is.
     rest : Out(stream)      The chunks without those of heads. One with an error passes, so that it is reported.
-    choices : Out           The number of the codebook of each group in the chunk that `rest` offers.
+    choices : Out           The codebook number of each codebook block in the chunk that `rest` offers.
     """
 
     def __init__(self, cfg: Config) -> None:
@@ -91,7 +91,7 @@ class WeightDecompressor(wiring.Component):
     -------
     write : In(WritePort)   One chunk for wgt; where it is to `expand`, the mask has a bit for each that it becomes.
     expand : In(1)          The data of `write` are packed weights.
-    choices : In            The codebooks of their groups.
+    choices : In            The codebook numbers of their codebook blocks.
     book : In(WritePort)    Entries of codebooks, for each `write` that follows; never in the same cycle as one.
     wgt : Out(WritePort)    The scratchpad.
     """
@@ -137,9 +137,10 @@ class WeightDecompressor(wiring.Component):
         return m
 
     def _look_up(self, m: Module, entries: list[Cat]) -> Cat:
-        """Look up these entries of the codebooks, which takes two cycles.
+        """Look up `entries` (codebook number above a nibble) in the codebooks. The words follow two cycles later.
 
-        Each block RAM serves two entries, one of them through the port that writes it.
+        Each block RAM looks up two entries, one of them through the port that writes it: it needs no third port, since
+        codebooks are not loaded in the cycle of a look-up.
         """
         fills = Signal()
         word = Reg(len(self.book.data))

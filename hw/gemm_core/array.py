@@ -89,7 +89,10 @@ class Array(wiring.Component):
         return m
 
     def _products(self, m: Module, valid: Signal, row: list[Value], name: str) -> list[Value]:
-        """Return the product of a row with the weights of each output."""
+        """Return, for each output, the sum of the products of `row` with its weights.
+
+        Packed, one multiplication makes the products of two neighbouring outputs.
+        """
         cfg = self.cfg
         weights = [[self.wgt[o][i] for i in range(cfg.block_in)] for o in range(cfg.block_out)]
         if not cfg.packed:
@@ -108,7 +111,7 @@ class Array(wiring.Component):
         return terms
 
     def _factors(self, m: Module, row: list[Value], name: str) -> list[Value]:
-        """Return the sums of two neighbours of a row, which correct packed pairs: the same for all outputs."""
+        """Return factor0 + factor1 for each pair of neighbours in a row; packed pairs subtract it (see `Pair`)."""
         inp = Reg(data.ArrayLayout(signed(8), len(row)), name=f"inp_{name}")
         with m.If(self.valid):
             m.d.sync += inp.eq(Cat(row))
@@ -118,7 +121,7 @@ class Array(wiring.Component):
     def _pairs(
         self, m: Module, valid: Signal, row: list[Value], weights: list[Value], factors: list[Value], name: str
     ) -> list[Value]:
-        """Return sums of two products each."""
+        """Build a `Pair` for each two neighbours of `row`, and return their sums of two products."""
         sums = []
         for i in range(0, len(row), 2):
             m.submodules[f"pair_{name}_{i}"] = pair = Pair(self.cfg.packed, self.cfg.pump)
@@ -135,7 +138,7 @@ class Array(wiring.Component):
         return sums
 
     def _tree(self, m: Module, valid: Signal, terms: Sequence[Value], name: str) -> Value:
-        """Return the sum of `terms`, one level a stage."""
+        """Return the sum of `terms`, from a tree of adders with a register behind each level."""
         stage = PAIR_STAGES
         while len(terms) > 1:
             sums = [a + b for a, b in zip(terms[::2], terms[1::2])]

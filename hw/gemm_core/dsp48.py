@@ -18,7 +18,7 @@ class _Plus(NamedTuple):
 
 
 NOTHING, CASCADE, MINUS_C = _Plus(0b000), _Plus(0b001), _Plus(0b011, subtracts=True)
-"""What a block adds to its product: nothing, the sum of the block below, -c."""
+"""Terms that a block may add to its product: none, the sum of the block below (PCIN), -c."""
 
 _PRODUCT = 0b0101
 """OPMODE's bits for X and Y: both halves of the product."""
@@ -43,7 +43,10 @@ def _instance(
     block: Dsp, clock: Value, registers: Mapping[str, int], inputs: Mapping[str, Value], enables: Mapping[str, Value],
     **more: Any,
 ) -> Instance:  # fmt: skip
-    """A block with registers at product and sum, and those that are named; inputs and enables that are not are 0."""
+    """Instantiate a block with registers at product and sum, and `registers` (how many at each input).
+
+    inputs, enables: by port name; all others are 0. more: further parameters and ports of the instance.
+    """
     widths = _INPUTS | _WIDTHS[block]
     return Instance(
         block.value, p_MREG=1, p_PREG=1, i_CLK=clock,
@@ -59,7 +62,7 @@ def dsp48(
     block: Dsp, left: Value, right: Value, moves: Sequence[Value], plus: _Plus,
     p: Signal, pcout: Signal, c: Value | None = None, pcin: Value | None = None,
 ) -> Instance:  # fmt: skip
-    """A block that multiplies and adds, with registers at both operands, the product and the sum.
+    """Instantiate a block that multiplies and adds, with registers at both operands, the product and the sum.
 
     left, right: signed, up to 25 and 18 bits. moves: enables of the registers in the order of the data: of the operands
     (one or two registers), of the product and `c`, of the sum. p, pcout: the sum, 48 bits; the latter leads to pcin of
@@ -87,8 +90,9 @@ def pumped_dsp48(
     block: Dsp, lefts: tuple[Value, Value], right: Value, c: Value | None, carry: int, halves: Value,
     moves: Sequence[Value], p: Signal,
 ) -> Instance:  # fmt: skip
-    """A block of clock domain `fast` that sums two products in two of its cycles: c + carry + lefts[0] * right, and to
-    that carry + lefts[1] * right.
+    """Instantiate a block in clock domain `fast` that sums two products in two fast cycles.
+
+    The first cycle computes c + carry + lefts[0] * right, the second one adds carry + lefts[1] * right.
 
     lefts: signed, up to 25 bits, both there in both cycles. right: signed, up to 18 bits, one factor after the other, a
     cycle after them. c: signed, two cycles after `lefts`; None: nothing. halves: two bits, of which the first one is 1

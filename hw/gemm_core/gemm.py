@@ -101,7 +101,7 @@ class Gemm(wiring.Component):
         return m
 
     def _read(self, m: Module, loops: Loops) -> data.View[data.StructLayout]:
-        """Read the operands, in cycle 0. Returns the fields that accompany them through the pipeline."""
+        """Take instructions, and read the operands of each iteration. Returns its fields for the pipeline."""
         # The instruction whose iterations are being read.
         fields = self.instr.payload.fields
         kept = {"accumulate": 1, "post": 4, "index": INDEX_BITS}
@@ -134,10 +134,11 @@ class Gemm(wiring.Component):
         return data.View(travel, belongs)
 
     def _accumulate(self, m: Module, pipe: Sequence[Any], array: Array) -> None:
-        """Add the array's sums to accumulators.
+        """Add the array's sums to accumulators, in five stages (`pipe[-_FROM_READ:]`).
 
-        Three cycles before the sum is there, the accumulator is read. Then its data is kept, since memories answer late
-        in a cycle. Then newer writes replace it. Then it is added, and in the cycle after that written.
+        reading: the accumulator is read, three cycles before its sum is there. answer: its data is kept, since memories
+        answer late in a cycle. ahead: writes that the read came too early for replace it. now: the sum is added. write:
+        the total is written.
         """
         reading, answer, ahead, now, write = stages = pipe[-_FROM_READ:]
         writes = Signal()  # a register, for LOAD waits for it within the cycle
@@ -171,8 +172,11 @@ class Gemm(wiring.Component):
         probes(self, stages=stages)
 
     def _claim(self, m: Module, loops: Loops, pipe: Sequence[Any]) -> None:
-        """Announce which ports of acc will be taken. Reads of small arrays are claimed before their operands are
-        read."""
+        """Announce claims: the ports of acc that GEMM takes, so that VECTOR keeps off them.
+
+        Writes are claimed one cycle ahead, reads `claim_lead` cycles. A small array has so few stages that its reads of
+        acc are claimed before the operands are read.
+        """
         now = pipe[-2]
         stage = len(pipe) - _FROM_READ - claim_lead(self.cfg)
         if stage >= 0:

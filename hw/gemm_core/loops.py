@@ -16,6 +16,7 @@ from celosia.hw.spec.isa import EXTENT_BITS
 
 
 def _selected(one_hot: Signal, values: Sequence[Value]) -> Value:
+    """Return the value whose bit in `one_hot` is set, by AND and OR."""
     return reduce(or_, (Mux(chosen, value, 0) for chosen, value in zip(one_hot, values)))
 
 
@@ -147,7 +148,11 @@ class Loops(wiring.Component):
         at_last: Signal,
         advance: Signal,
     ) -> Signal:
-        """Return the next value of `at_last`, a bit for each loop: whether it is at its last index."""
+        """Return the next value of `at_last`: a bit for each loop, whether it is at its last index.
+
+        held: the instruction whose loops run. renew: `instr` replaces it. rise: the loops whose index would change with
+        the next step. advance: the loops whose index changes in this cycle.
+        """
         new = self.instr.payload
         left = [Reg(EXTENT_BITS, name=f"left_{loop}") for loop in self.names]
         # An extent of 1, and the last index but one.
@@ -171,8 +176,11 @@ class Loops(wiring.Component):
     def _addresses(
         self, m: Module, held: data.View[data.StructLayout], renew: Signal, goes_on: Signal, advance: Signal
     ) -> None:
-        """Compute the address of each operand. held: the instruction whose loops run; renew: `instr` takes its
-        place."""
+        """Compute the address of each operand.
+
+        held: the instruction whose loops run. renew: `instr` replaces it. goes_on: the bit of the loop that goes to its
+        next index. advance: that loop and all inside it, in the cycle of the step.
+        """
         new, step = self.instr.payload, self.step.payload
         # begin[operand, loop] is the address at which the present index of the loop began; a rise goes on from there. A
         # loop that does not move the operand begins where the one around it does.

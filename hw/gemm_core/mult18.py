@@ -10,13 +10,13 @@ from amaranth import Cat, ClockSignal, Const, Instance, Signal, Value
 from celosia.hw.spec.blocks import Dsp
 
 WIDTH = 18
-"""Of both operands."""
+"""Bits of each operand."""
 _REGISTERS = {"INPUTA": 0, "INPUTB": 0, "PIPELINE": 1, "OUTPUT": 2}
-"""Its registers, and the enable of each."""
+"""Registers of the block: names of its parameters, and the number of the enable of each."""
 
 
 def mult18x18(left: Value, right: Value, moves: Sequence[Value], product: Signal) -> Instance:
-    """A block that multiplies, with registers at its operands, inside and at its product.
+    """Instantiate a block that multiplies, with registers at its operands, inside and at its product.
 
     left, right: signed, up to 18 bits. moves: three enables, of the registers in the order of the data. product: 36
     bits, three cycles after the operands.

@@ -27,18 +27,22 @@ from celosia.hw.spec.pipeline import PAIR_STAGES
 SPACING = 17
 """Bits between two products in one multiplication: a sum of two products of int8 takes them all."""
 FACTORS_BITS = 9
-"""Of the sum of two factors."""
+"""Bits of the sum of two factors."""
 _LOW_BITS = 7
-"""Below the correction, which is a multiple of 128."""
+"""Bits below the correction, which is a multiple of 128 (see `packed_weights`)."""
 
 
 def weight_bits(packed: bool) -> int:
-    """Width of the left factor of a product."""
+    """Return the width of the left factor of a multiplication: one weight, or two packed ones."""
     return SPACING + 8 if packed else 8
 
 
 def packed_weights(high: Value, low: Value) -> Value:
-    """Return the left factor of two products, by wiring alone. high, low: 8 bits each, int8."""
+    """Pack two int8 weights into one left factor, SPACING bits apart, by wiring alone.
+
+    The factor is high * 2^SPACING + low + 128: inverting low's sign bit adds 128, and makes it a number without sign,
+    so that no adder is needed. The correction of `Pair` subtracts 128 times the other factor again.
+    """
     return Cat(low[:7], ~low[7], Const(0, SPACING - 8), high).as_signed()
 
 
@@ -94,7 +98,7 @@ class Pair(wiring.Component):
         return m
 
     def _multipliers(self, m: Module) -> None:
-        """Build it of blocks without a cascade: both products are there in the same cycle, and are added outside."""
+        """Build the pair from two blocks without a cascade: both multiply in the same cycle, and logic adds."""
         *inside, both = self.moves
         products = Signal(signed(2 * WIDTH), name="product0"), Signal(signed(2 * WIDTH), name="product1")
         m.submodules.first = mult18x18(self.weights0, self.factor0, inside, products[0])
@@ -105,7 +109,7 @@ class Pair(wiring.Component):
         m.d.comb += self.sum.eq(total)
 
     def _cascade(self, m: Module, dsp: Dsp) -> None:
-        """Build it of blocks with a cascade."""
+        """Build the pair from two blocks with a cascade: the second block adds its product to the first one's sum."""
         enter, first, second, both = self.moves
         cascade, total, corrected, beyond = (Signal(48, name=n) for n in ("cascade", "total", "corrected", "beyond"))
         # The correction, 128 * factors - 2^16, has the bits of the factors' sum, its sign inverted, and a sign of 1.
@@ -121,7 +125,7 @@ class Pair(wiring.Component):
         m.d.comb += self.sum.eq(total)
 
     def _pumped(self, m: Module, dsp: Dsp) -> None:
-        """Build it of one block that makes both products, one after the other.
+        """Build the pair from one block at twice the clock, which makes both products one after the other.
 
         At the edges of `fast`, the first one of which is that at which operands are kept:
         1, 2: weights in the block, factors in their register.  2, 3: each at the multiplier.  3, 4: products.
@@ -153,9 +157,10 @@ class Pair(wiring.Component):
         m.d.comb += self.sum.eq(total)
 
     def _registers(self, m: Module) -> None:
-        """Build it of registers and `*`."""
+        """Build the pair from registers and `*`, for platforms without DSP blocks of their own and for simulation."""
 
         def after(stage: int, value: ValueCastable | Value, name: str) -> Signal:
+            """Return a register of `stage`, which takes `value` when data move to that stage."""
             register = Reg(Value.cast(value).shape(), name=name)
             with m.If(self.moves[stage]):
                 m.d.sync += register.eq(value)

@@ -14,8 +14,10 @@ FAST = "fast"
 
 
 def pumps(platform: object, pump: int) -> Dsp | None:
-    """Return the block that makes two products in a cycle of `sync`, if a Config asks for it; None: nothing is in
-    `fast`."""
+    """Return the DSP block that makes two products in a cycle of `sync`; None if the Config or the platform has none.
+
+    None also means that there is no clock domain `fast`.
+    """
     dsp = platform.dsp if isinstance(platform, Blocks) else None
     return dsp if pump == 2 and dsp in (Dsp.e1, Dsp.e2) else None
 

@@ -23,6 +23,7 @@ RESP_OKAY = 0b00
 
 
 def _address_members(prefix: str, addr_bits: int) -> dict[str, wiring.Member]:
+    """Return the members of an address channel of AXI4, AR or AW, as the manager sees them."""
     return {
         f"{prefix}id": Out(ID_BITS),
         f"{prefix}addr": Out(addr_bits),

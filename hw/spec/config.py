@@ -36,6 +36,7 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 
 
 def _is_power_of_two(value: int) -> bool:
+    """Return whether a single bit of `value` is set."""
     return value > 0 and value & (value - 1) == 0
 
 

@@ -102,7 +102,11 @@ class Combine(wiring.Component):
         return m
 
     def _product(self, reduced: Value, b: Value) -> Value:
-        """a * b. One DSP block also does a norm's product of 16 and 24 bits, with the addition of `rest`."""
+        """Return a * b of the low 16 bits of both, signed.
+
+        With norms, the same DSP block also multiplies 16 by 24 bits (a factor of the norm) and adds `rest`. Other
+        products then have SPARE_BITS zeros behind them, which are dropped at the end.
+        """
         a, times = reduced[:16].as_signed(), b[:16].as_signed()
         if not self._cfg.norm:
             return a * times
@@ -110,4 +114,5 @@ class Combine(wiring.Component):
         return (a * wide + self.rest) >> SPARE_BITS
 
     def _is_min(self) -> Value:
+        """Return whether the reduction is a minimum; 0 if no VECTOR of this Config can reduce by it."""
         return self.reduce_op == ReduceOp.MIN if is_supported(self._cfg, ReduceOp.MIN) else Const(0)

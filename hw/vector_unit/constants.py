@@ -18,7 +18,7 @@ _COPIED = (
 
 
 def constants_layout(cfg: Config) -> data.StructLayout:
-    """The constants of an instruction.
+    """Layout of the constants of a VECTOR: what is the same for all of its items.
 
     index: number of the instruction within the run. a_vin, b_vin: A or B comes from vin. weigh: taps count. to: where
     results go, a bit for each destination. raw: results have 32 bits. norm: it is a norm.
@@ -43,7 +43,7 @@ def constants_layout(cfg: Config) -> data.StructLayout:
 def constants_of(
     cfg: Config, instr: data.View[data.StructLayout], constants: data.View[data.StructLayout]
 ) -> list[object]:
-    """Assignments of the constants of an instruction: copies of fields, and what follows from them."""
+    """Return the assignments of an instruction's constants: copies of fields, and values derived from fields."""
     fields = instr.fields
     softmax: Value = fields.softmax if cfg.softmax else Const(0)
     assignments = [

@@ -31,7 +31,7 @@ from celosia.hw.vector_unit.softmax_tracker import SoftmaxProgress, SoftmaxTrack
 
 
 def vector_operands(cfg: Config) -> dict[str, tuple[int, Sequence[str]]]:
-    """For each operand of a VECTOR the bits of its address and the loops that move it."""
+    """Return, for each operand of a VECTOR, the bits of its address and the loops that move it."""
     loops_of = {"a": VECTOR_LOOPS, "b": OUTER_LOOPS, "par": OUTER_LOOPS, "dst": OUTER_LOOPS}
     loops_of |= {"tap": TAP_LOOPS} if cfg.taps else {}
     widths = {field.name: field.width for field in formats(cfg)[Opcode.VECTOR].fields}
@@ -39,7 +39,10 @@ def vector_operands(cfg: Config) -> dict[str, tuple[int, Sequence[str]]]:
 
 
 def step_layout(cfg: Config) -> data.StructLayout:
-    """A step of the loops: the address of each operand; the first and the last of its reduction, the last of all."""
+    """Step of a VECTOR's loops: the address of each operand, and three marks.
+
+    first, last: the step is the first or last one of its reduction. end: it is the instruction's last step.
+    """
     addresses = {name: bits for name, (bits, _) in vector_operands(cfg).items()}
     return data.StructLayout(addresses | {"first": 1, "last": 1, "end": 1})
 
@@ -182,7 +185,7 @@ class IssueStage(wiring.Component):
                 m.d.sync += constants.eq(offered)
 
     def _set(self, number: Value) -> data.View[data.StructLayout]:
-        """The constants of set `number`."""
+        """Return the constants of set `number`, one of the two instructions that may be under way."""
         even, odd = self.sets
         return data.View(self.now.shape(), Mux(number, Value.cast(odd), Value.cast(even)))
 
@@ -212,6 +215,7 @@ class IssueStage(wiring.Component):
     def _softmaxes(
         self, m: Module, loops: Loops, offered: data.View[data.StructLayout], output: Signal
     ) -> SoftmaxTracker:
+        """Build the tracker of softmaxes, which are executed by an engine of their own, and connect it."""
         m.submodules.softmaxes = softmaxes = SoftmaxTracker(self._cfg)
         wiring.connect(m, wiring.flipped(self.softmax), softmaxes.engine)
         m.d.comb += [

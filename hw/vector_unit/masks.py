@@ -6,7 +6,7 @@ from amaranth import Cat, Value
 
 
 def ones(number: Value) -> Value:
-    """A mask with `number` ones, from the lowest bit on. Bit i also says whether `number` is more than i.
+    """Return a mask of `number` ones, from the lowest bit on: bit i is set if `number` is more than i.
 
     number: unsigned, of a few bits.
     """

@@ -9,7 +9,7 @@ LOW_BITS = 7
 
 
 def logic_product(a: Value, b: Value) -> Value:
-    """a * b from adders alone, by radix-4 Booth recoding, so that no tool puts it into a DSP block.
+    """Return a * b from adders alone, by radix-4 Booth recoding, so that no tool puts it into a DSP block.
 
     b: unsigned and of odd width, so that its last digit is not negative, or signed and of even width.
     """
@@ -34,7 +34,7 @@ def logic_product(a: Value, b: Value) -> Value:
 
 
 def _join(low: tuple[int, Value], high: tuple[int, Value]) -> tuple[int, Value]:
-    """The sum of two terms; what lies below the second one passes by the adder."""
+    """Add two terms (weight, value). The bits of the first one below the second one need no adder."""
     (weight, a), shift = low, high[0] - low[0]
     upper = a[shift:].as_signed() + high[1]
     return weight, Cat(a[:shift], upper).as_signed()

@@ -26,7 +26,7 @@ _INT, _FRACTION = 8, 26
 
 
 def _smear(m: Module, value: Value) -> Value:
-    """`value` with every bit below its leading one set."""
+    """Return `value` with every bit below its leading one set."""
     step = 1
     while step < len(value):
         wider = Signal(len(value))
@@ -85,7 +85,10 @@ class Requantise(wiring.Component):
         return m
 
     def _sum(self, m: Module, negative: Signal, multiplier: Signal, shift: Signal) -> Signal:
-        """Stage 0: sign and magnitude of the sum. A bypass multiplies by 2^23 / 2^23."""
+        """Stage 0: add the bias, and split the sum into sign and magnitude.
+
+        A bypass takes v alone, times 2^23 and shifted right by 23. Returns the magnitude.
+        """
         total = Signal(signed(32))
         magnitude = Reg(32)
         m.d.comb += total.eq(self.v + Mux(self.bypass, 0, self.param.bias))
@@ -99,9 +102,9 @@ class Requantise(wiring.Component):
         return magnitude
 
     def _float(self, m: Module, magnitude: Signal, multiplier: list[Signal]) -> tuple[Signal, Signal]:
-        """Stages 1 and 2: the conversion to float32 keeps 24 significant bits; others are rounded off, ties to even.
+        """Stages 1 and 2: convert to float32, which rounds to 24 significant bits, ties to even.
 
-        Returns the significant bits, and the number of those that are rounded off.
+        Returns the significant bits, and how many bits were rounded off.
         """
         integer = Reg(32)
         drop = Reg(4)
@@ -126,8 +129,11 @@ class Requantise(wiring.Component):
         return significand, less
 
     def _product(self, m: Module, significand: Signal, less: Signal, multiplier: Signal, shift: list[Signal]) -> Signal:
-        """Stages 3 and 4. One DSP block takes all but the lowest bits of the multiplier. What was rounded off lessens
-        the shift; where that runs out, the product is at least 2^23 and saturates, or is 0."""
+        """Stages 3 and 4: multiply by the multiplier, LOW_BITS of it in logic and the others in one DSP block.
+
+        The number of bits that were rounded off is subtracted from the shift. If the shift is smaller than that, it
+        becomes 0: the product is then at least 2^23 and saturates, or is 0.
+        """
         by_low = Reg(24 + LOW_BITS)
         by_high = Reg(48 - LOW_BITS)
         product = Reg(48)
@@ -143,8 +149,11 @@ class Requantise(wiring.Component):
         return product
 
     def _fixed_point(self, m: Module, product: Signal, shift: Signal) -> tuple[Signal, Signal]:
-        """Stage 5: the quotient as fixed point, shifted first by bytes, then by single bits; and whether it has bits
-        above these, a register of its own, for it comes last."""
+        """Stage 5: divide by 2^shift, first by bytes, then by single bits.
+
+        Returns the quotient as fixed point (_INT, _FRACTION), and whether it has bits above, which means saturation.
+        The latter is a register of its own, since it is known last in the cycle.
+        """
         bits, by_bits, by_bytes = _INT + _FRACTION, shift[:3], shift[3:]
         # Shifted by bytes, with the bits in front that single bits move into it; and whether any lie below, or above.
         moved = Signal(bits + 7)
@@ -171,8 +180,11 @@ class Requantise(wiring.Component):
         return quotient, over
 
     def _round(self, m: Module, quotient: Signal, over: Signal) -> Signal:
-        """Stage 6: the nearest integer, at most 256. Half a unit in the last place of the float32 is 2^-24 of the
-        leading one: an odd quotient goes up from that much below one half, an even one only beyond that much above it.
+        """Stage 6: round to the nearest integer, at most 256.
+
+        A float32 product would round as well: any quotient within half a unit of its last place (2^-24 of the leading
+        one, `slack`) of a tie counts as the tie. So an odd integer part is rounded up from 1/2 - slack on, and an even
+        one only above 1/2 + slack.
         """
         point = _FRACTION + 1
         slack = Signal(signed(_INT + 4))

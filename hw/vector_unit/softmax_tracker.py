@@ -113,7 +113,7 @@ class SoftmaxTracker(wiring.Component):
         return m
 
     def _keep(self, m: Module, count: Signal) -> Signal:
-        """Keep the constants of the oldest softmax. Those of a second one are alike, but for a few."""
+        """Keep the constants of the oldest softmax. A second one may differ only in `post` and `index`, kept apart."""
         oldest = Reg(self.oldest.shape())
         second = {name: Reg(oldest[name].shape(), name=f"second_{name}") for name in ("post", "index")}
         m.d.comb += self.oldest.eq(oldest)
@@ -126,9 +126,9 @@ class SoftmaxTracker(wiring.Component):
         return oldest
 
     def _second_may_start(self, m: Module, single: Value, oldest: Signal) -> Value:
-        """Whether the softmax that is offered may start beside the single one under way.
+        """Return whether the softmax that is offered may overlap the single one under way.
 
-        That takes SOFTMAX_OFFER_CYCLES cycles: `spare` takes its constants, and then these are compared.
+        It must have been offered for SOFTMAX_OFFER_CYCLES cycles: `spare` takes its constants, which are then compared.
         """
         is_offered = Signal()
         alike = Reg()

@@ -45,25 +45,27 @@ def carried_layout(cfg: Config) -> data.StructLayout:
 
 
 def stage_names(cfg: Config, first: str, end: str) -> list[str]:
-    """The stages from `first` to the one in front of `end`, by name."""
+    """Return the names of the stages from `first` to the one in front of `end`."""
     names = list(vector_stages(cfg))
     return names[names.index(first) : names.index(end)]
 
 
 def vin_stage(cfg: Config) -> str:
-    """The stage that reads vin. With taps, entries of vin become a sum on their way to stage `offset`."""
+    """Return the stage that reads vin: earlier with taps, since the sum of taps takes the stages up to `offset`."""
     return "read" if cfg.taps else "acc"
 
 
 def stage_fields(cfg: Config) -> dict[str, StageFields]:
-    """The values that each stage has of its item, by the stage's name."""
+    """Return, by stage, the values that the stage needs of its item: constants, and values that are carried along."""
     fields = {name: StageFields() for name in vector_stages(cfg)}
 
     def use(constants: Iterable[str], *stages: str) -> None:
+        """Declare that these stages use these constants."""
         for stage in stages:
             fields[stage].constants += tuple(name for name in constants if name not in fields[stage].constants)
 
     def carry(value: str, last: str) -> None:
+        """Declare that a value travels with the item from stage `read` to stage `last`."""
         for stage in [*stage_names(cfg, "read", last), last]:
             fields[stage].carried += (value,)
 
@@ -128,9 +130,10 @@ class StageSignature(wiring.Signature):
 
 
 def stage_signature(cfg: Config, fields: StageFields) -> StageSignature:
-    """The signature of a stage that has `fields` of its item."""
+    """Return the signature of a stage with these fields."""
 
     def some(layout: data.StructLayout, names: Iterable[str]) -> data.StructLayout:
+        """Return the layout of only those fields."""
         return data.StructLayout({name: layout[name].shape for name in names})
 
     return StageSignature(some(constants_layout(cfg), fields.constants), some(carried_layout(cfg), fields.carried))
@@ -224,7 +227,7 @@ class PipelineTracker(wiring.Component):
         """All stages, in their order."""
 
     def between(self, first: str, end: str) -> list[Any]:
-        """The stages from `first` to the one in front of `end`."""
+        """Return the stages from `first` to the one in front of `end`."""
         return [getattr(self, name) for name in stage_names(self._cfg, first, end)]
 
     def elaborate(self, platform: object) -> Module:

@@ -74,6 +74,7 @@ class Tables(wiring.Component):
             m.d.sync += [entry.eq(load.addr), rows_of_entry.eq(load.data)]
 
         def address(table_row: Signal, table: Signal) -> Cat:
+            """Return the place of a table's row in each lane's memory."""
             return Cat(table_row, table) if tables > 1 else Cat(table_row)
 
         enable = Signal()

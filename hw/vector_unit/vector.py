@@ -65,7 +65,7 @@ class NormValues:
 
 
 def _bytes(lanes: int, entries: int = 0) -> data.ArrayLayout:
-    """The bytes of an entry, or of so many entries."""
+    """Layout of the bytes of an entry, or of several entries."""
     entry = data.ArrayLayout(signed(8), lanes)
     return data.ArrayLayout(entry, entries) if entries else entry
 
@@ -162,7 +162,7 @@ class Vector(wiring.Component):
         return m
 
     def _offer(self, m: Module, items: PipelineTracker, issue: IssueStage) -> None:
-        """The step that issue offers is the item of the first stage."""
+        """Make the step that issue offers the item of the first stage."""
         read, step, now = items.read, issue.step, issue.now
         vin_addr = Mux(now.a_vin, step.a, step.b)
         addresses = {"vin_addr": vin_addr, "acc_addr": step.a, "par_addr": step.par}
@@ -174,7 +174,7 @@ class Vector(wiring.Component):
         ]  # fmt: skip
 
     def _read(self, m: Module, items: PipelineTracker, step: data.View[data.StructLayout]) -> None:
-        """Ask for A, B and taps, and for the channels' parameters."""
+        """Read A, B, taps and the requantisation parameters, each in the stage before the one that uses it."""
         reads, acc, binary = getattr(items, vin_stage(self._cfg)), items.acc, items.binary
         m.d.comb += [
             self.vin.en.eq(reads.fire & (reads.constants.a_vin | (reads.constants.b_vin & reads.carried.last))),
@@ -188,11 +188,12 @@ class Vector(wiring.Component):
             m.d.comb += [self.tap.en.eq(reads.fire & reads.constants.weigh), self.tap.addr.eq(step.tap)]
 
     def _channel(self, lane: int) -> int:
+        """Return the output channel of a lane; lanes are ordered by piece, batch and channel of the group."""
         piece, place = divmod(lane, self._cfg.piece_bytes)
         return piece * self._cfg.group + place % self._cfg.group
 
     def _from_vin(self, m: Module, items: PipelineTracker) -> list[Value]:
-        """For each lane what vin gives to the stage that adds a_offset."""
+        """Return each lane's value from vin in stage `offset`: a byte of the entry, or a sum of taps."""
         cfg = self._cfg
         entries = data.View(_bytes(cfg.lanes, max(1, cfg.taps)), self.vin.data)
         if not cfg.taps:
@@ -215,6 +216,7 @@ class Vector(wiring.Component):
         return sums
 
     def _combine(self, m: Module, items: PipelineTracker, norm: NormValues | None) -> list[Combine]:
+        """Build the part of each lane that reduces A and applies the binary operation, stages `offset` to `binary`."""
         offset, reduce, binary = items.offset, items.reduce, items.binary
         acc = data.View(data.ArrayLayout(signed(32), self._cfg.lanes), self.acc_read.data)
         combined = []
@@ -246,7 +248,7 @@ class Vector(wiring.Component):
         return combined
 
     def _requantise(self, m: Module, items: PipelineTracker, combined: list[Combine]) -> list[Value]:
-        """The results of the lanes in the stage that clips."""
+        """Build the requantisation of each lane. Returns the lanes' results, which stage `clip` uses."""
         params = data.View(data.ArrayLayout(param_layout, self._cfg.block_out), self.par.data)
         results = []
         for lane, unit in enumerate(combined):
@@ -261,7 +263,7 @@ class Vector(wiring.Component):
         return results
 
     def _look_up(self, m: Module, items: PipelineTracker, results: list[Value]) -> Signal:
-        """Add the zero point, clip, and look up. Returns the lanes, a byte each, in front of rescale_add."""
+        """Add the zero point, clip, and look up in a table. Returns a byte for each lane, the input of rescale_add."""
         clip, select = items.clip, items.select
         low, high = clip.constants.clip_lo, clip.constants.clip_hi
         m.submodules.tables = tables = Tables(self._cfg)
@@ -286,7 +288,10 @@ class Vector(wiring.Component):
         return selected
 
     def _add(self, m: Module, items: PipelineTracker, v: Value, residual: Value) -> Value:
-        """rescale_add in as many cycles as the Config says, the lowest lanes first. The lanes in the last stage."""
+        """Build rescale-add, which takes `residual_cycles` cycles for an entry, the lowest lanes first.
+
+        Returns the bytes of all lanes in stage `write`. Items without a residual pass unchanged, in one cycle.
+        """
         cfg, stages, write = self._cfg, items.between("add", "write"), items.write
         units = cfg.lanes // cfg.residual_cycles
         parts = data.ArrayLayout(data.ArrayLayout(8, units), cfg.residual_cycles)
@@ -327,7 +332,7 @@ class Vector(wiring.Component):
         return Cat(waiting, *results)
 
     def _softmax(self, m: Module, issue: IssueStage) -> SoftmaxEngine:
-        """The engine that executes instructions with `softmax`. It takes the read port of vin for them."""
+        """Build the engine that executes softmaxes, and connect it. It uses the read port of vin meanwhile."""
         m.submodules.softmax = engine = SoftmaxEngine(self._cfg)
         wiring.connect(m, wiring.flipped(self.exp), engine.exp)
         constants, entry = issue.oldest_softmax, len(engine.vin.data)
@@ -347,8 +352,10 @@ class Vector(wiring.Component):
         return engine
 
     def _norm(self, m: Module, items: PipelineTracker, issue: IssueStage) -> NormValues:
-        """The engine that finds the factors of a norm's rows, for which it takes the read port of vin; and for each
-        item those of its row, in the stages that need them."""
+        """Build the engine that computes the factors of a norm's rows; it uses the read port of vin meanwhile.
+
+        Returns, for the item in each stage, the values of its row that the stage needs.
+        """
         m.submodules.norm = engine = NormEngine(self._cfg)
         acc, offset, reduce = items.acc, items.offset, items.reduce
         m.d.comb += [
@@ -448,7 +455,10 @@ class Vector(wiring.Component):
         push: Value,
         pop: Value,
     ) -> Value:
-        """`value` of an item, which skips the stages from `leaves` on and returns in stage `returns`."""
+        """Return `value`, taken in stage `leaves`, when its item has reached stage `returns`.
+
+        A queue keeps it, so that the stages between need no registers for it. push, pop: the item leaves either stage.
+        """
         m.submodules[name] = queue = DelayQueue(len(value), len(items.between(leaves, returns)))
         m.d.comb += [queue.clear.eq(self.halt), queue.push.eq(push), queue.i.eq(value), queue.pop.eq(pop)]
         probes(self, **{name: queue})

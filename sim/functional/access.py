@@ -1,7 +1,7 @@
 """Entries of scratchpads and bytes of DRAM that each instruction reads and writes.
 
 The simulator's checks, the timing model's demand, the compiler's tokens and the pages of reports derive from here. The
-verifier (`compiler/vthread/verify/decode.py`) tells it once more on purpose: it is to find what is wrong here, too.
+verifier (`compiler/vthread/verify/decode.py`) repeats these rules on purpose, so that it also finds mistakes made here.
 """
 
 from __future__ import annotations
@@ -52,76 +52,81 @@ class Operand(NamedTuple):
     when: Callable[[Any], Any]
 
 
-def _is(field: str, value: int) -> Callable[[Any], Any]:
+def _field_equals(field: str, value: int) -> Callable[[Any], Any]:
+    """Return a condition for `Operand.when`: whether `field` has this value."""
     return lambda f: f[field] == value
 
 
-def _always(f: Any) -> Any:
+def _always_true(f: Any) -> Any:
+    """Return True for one instruction, or an array of True for columns of many, as every `Operand.when` does."""
     return f["opcode"] == f["opcode"]
 
 
 OPERANDS: dict[Opcode, tuple[Operand, ...]] = {
     Opcode.LOAD: (
-        Operand("book", "book", (), False, _is("expand", 1)),
-        *(Operand(to.name.lower(), "sram", None, True, _is("buffer", to)) for to in Buffer),
+        Operand("book", "book", (), False, _field_equals("expand", 1)),
+        *(Operand(to.name.lower(), "sram", None, True, _field_equals("buffer", to)) for to in Buffer),
     ),
-    Opcode.STORE: (Operand("out", "sram", None, False, _always),),
+    Opcode.STORE: (Operand("out", "sram", None, False, _always_true),),
     Opcode.GEMM: (
-        Operand("inp", "inp", GEMM_LOOPS, False, _always),
-        Operand("wgt", "wgt", GEMM_LOOPS, False, _always),
-        Operand("acc", "acc", OUTER_LOOPS, False, _is("accumulate", 1)),
-        Operand("acc", "acc", OUTER_LOOPS, True, _always),
+        Operand("inp", "inp", GEMM_LOOPS, False, _always_true),
+        Operand("wgt", "wgt", GEMM_LOOPS, False, _always_true),
+        Operand("acc", "acc", OUTER_LOOPS, False, _field_equals("accumulate", 1)),
+        Operand("acc", "acc", OUTER_LOOPS, True, _always_true),
     ),
     Opcode.VECTOR: (
-        Operand("acc", "a", VECTOR_LOOPS, False, _is("a_source", ASource.ACC)),
-        Operand("vin", "a", VECTOR_LOOPS, False, _is("a_source", ASource.VIN)),
-        Operand("tap", "tap", TAP_LOOPS, False, _is("taps", 1)),
-        Operand("vin", "b", OUTER_LOOPS, False, _is("b_source", BSource.VIN)),
-        Operand("par", "par", OUTER_LOOPS, False, _is("requantise", 1)),
-        Operand("lut", "table", (), False, _is("lookup", 1)),
+        Operand("acc", "a", VECTOR_LOOPS, False, _field_equals("a_source", ASource.ACC)),
+        Operand("vin", "a", VECTOR_LOOPS, False, _field_equals("a_source", ASource.VIN)),
+        Operand("tap", "tap", TAP_LOOPS, False, _field_equals("taps", 1)),
+        Operand("vin", "b", OUTER_LOOPS, False, _field_equals("b_source", BSource.VIN)),
+        Operand("par", "par", OUTER_LOOPS, False, _field_equals("requantise", 1)),
+        Operand("lut", "table", (), False, _field_equals("lookup", 1)),
         Operand("exp", "exp", (), False, lambda f: f["softmax"] == 1),
-        *(Operand(to.name.lower(), "dst", OUTER_LOOPS, True, _is("destination", to)) for to in Destination),
+        *(Operand(to.name.lower(), "dst", OUTER_LOOPS, True, _field_equals("destination", to)) for to in Destination),
     ),
 }
 """Reads first."""
 
 
 class Touch(NamedTuple):
-    """An access to `memory` at base + sum of index * stride, over the `steps`, and at the `each - 1` addresses behind
-    each.
+    """An access of one operand to scratchpad `memory`: to `entry_span` consecutive addresses from each of base + sum of
+    index * stride on, with an index for each loop of `steps`.
 
-    pieces: of a scratchpad's entry that an address counts; of inp, acc, vin and out it has several.
+    pieces: pieces that lie at one address. Depending on the operand, an address counts single pieces or whole entries,
+    which in inp, acc, vin and out may hold several pieces.
     """
 
     memory: str
     operand: str
     base: int
     steps: Steps
-    each: int
+    entry_span: int
     pieces: int
     write: bool
 
-    def numbers(self, size: int) -> Index:
-        """Numbers of the pieces that are accessed, each once; the memory has `size` of them, after which addresses
-        wrap."""
+    def piece_numbers(self, size: int) -> Index:
+        """Return the number of each piece that is accessed, once. Addresses wrap at `size`, the memory's pieces."""
         places = size // self.pieces
-        index = (_visited(self.steps, places, self.each) + self.base) % places
+        index = (_distinct_addresses(self.steps, places, self.entry_span) + self.base) % places
         return index if self.pieces == 1 else (index[:, None] * self.pieces + np.arange(self.pieces)).ravel()
 
-    def inside(self, size: int) -> bool:
-        """Whether no address wraps around, however the strides are read; see `numbers`."""
+    def is_inside(self, size: int) -> bool:
+        """Return whether some reading of the strides as signed numbers (`spans`) lets no address wrap around."""
         places = size // self.pieces
-        first, last = self.base, self.base + self.each - 1
+        first, last = self.base, self.base + self.entry_span - 1
         return any(first + low >= 0 and last + high < places for _, low, high in spans(self.steps, places))
 
     def entries(self, pieces: int) -> tuple[int, int]:
         """Return the smallest range [first, end) of entries, of `pieces` pieces each, that holds all of the access."""
-        first, end = _range(self.base, self.steps, self.each, self.pieces, pieces)
+        first, end = _entry_range(self.base, self.steps, self.entry_span, self.pieces, pieces)
         return first, end
 
 
-def _range(base: Any, steps: Any, entry_span: Any, pieces: int, of: int) -> tuple[Any, Any]:
-    """Compute `Touch.entries` from numbers or from arrays of them. of: pieces of an entry."""
+def _entry_range(base: Any, steps: Any, entry_span: Any, pieces: int, of: int) -> tuple[Any, Any]:
+    """Compute `Touch.entries` from numbers, or from arrays of them for many instructions.
+
+    entry_span: consecutive addresses of each access. pieces: pieces of an address. of: pieces of an entry.
+    """
     end = base + entry_span
     for extent, stride in steps:
         end = end + (extent - 1) * stride
@@ -129,40 +134,48 @@ def _range(base: Any, steps: Any, entry_span: Any, pieces: int, of: int) -> tupl
 
 
 @lru_cache(maxsize=8192)
-def _visited(pattern: Steps, depth: int, entry_span: int) -> Index:
-    """List the addresses from base 0 that steps visit, each once."""
+def _distinct_addresses(pattern: Steps, depth: int, entry_span: int) -> Index:
+    """Return the addresses, modulo `depth`, of an access from base 0: each once, `entry_span` from each step's on."""
     first = np.unique(offsets(pattern, depth))
     return first if entry_span == 1 else np.unique((first[:, None] + np.arange(entry_span)) % depth)
 
 
 def touches(cfg: Config, opcode: Opcode, f: Fields) -> list[Touch]:
-    """List the scratchpad entries that an instruction with the fields `f` accesses, reads first; see `complete`."""
+    """List the accesses to scratchpads of an instruction with all fields `f` (`complete_fields`), reads first."""
     touched = []
     for operand, base, strides, pieces in _operands(cfg, opcode):
         if operand.when(f):
-            first, entry_span = f[base] if base else 0, int(_each(cfg, operand.name, f))
+            first, entry_span = f[base] if base else 0, int(_entry_span(cfg, operand.name, f))
             touched.append(
-                Touch(operand.memory, operand.name, first, _steps(strides, f), entry_span, pieces, operand.write)
+                Touch(
+                    operand.memory, operand.name, first, _address_loops(strides, f), entry_span, pieces, operand.write
+                )
             )
     return touched
 
 
-def _each(cfg: Config, operand: str, f: Any) -> Any:
-    """Number of consecutive entries at each address."""
+def _entry_span(cfg: Config, operand: str, f: Any) -> Any:
+    """Return the number of consecutive entries that `operand` accesses in each step of its loops."""
     if operand == "a":
         return np.where(f["taps"], cfg.taps, 1)
     return {"exp": EXP_ENTRIES, "book": CODEBOOKS * CODEBOOK_ENTRIES}.get(operand, 1)  # both are read as a whole
 
 
-def _steps(strides: tuple[tuple[str, str], ...] | None, f: Any) -> Any:
-    """Return (extent, stride) of each loop over the address, by the names of their fields; None: of the block."""
-    return block(f) if strides is None else tuple([(f[extent], f[step]) for extent, step in strides])
+def _address_loops(strides: tuple[tuple[str, str], ...] | None, f: Any) -> Any:
+    """Return (extent, stride) of each loop that moves the address.
+
+    strides: names of the two fields of each loop; None: the loops of the block of a LOAD or STORE.
+    """
+    return block_loops(f) if strides is None else tuple([(f[extent], f[step]) for extent, step in strides])
 
 
 @cache
 def _operands(cfg: Config, opcode: Opcode) -> list[tuple[Operand, str | None, tuple[tuple[str, str], ...] | None, int]]:
-    """Each operand with the field of its base, if it is not always 0, those of each loop's extent and stride, and the
-    pieces of an address."""
+    """Return (operand, base, strides, pieces) for each operand that exists in `cfg`.
+
+    base: name of the field of its base address; None: the base is 0. strides: names of the fields of extent and stride
+    of each loop; None: the loops of a block. pieces: pieces of one address.
+    """
     pads, entries = scratchpads(cfg), []
     for operand in OPERANDS[opcode]:
         if operand.memory in pads:
@@ -185,7 +198,7 @@ class Range(NamedTuple):
 
 
 def ranges(cfg: Config, opcode: Opcode, f: Fields) -> list[Range]:
-    """Entries of scratchpads that an instruction accesses; an entry that is read and written counts as written."""
+    """Return the ranges of entries that an instruction accesses; a range that is read and written counts as written."""
     pads = scratchpads(cfg)
     is_write = {
         (access.memory, *access.entries(pads[access.memory].pieces)): access.write for access in touches(cfg, opcode, f)
@@ -199,38 +212,48 @@ def all_ranges(cfg: Config, opcode: Opcode, f: Columns) -> list[list[Range]]:
     is_write: list[dict[tuple[str, int, int], bool]] = [{} for _ in f["opcode"]]
     for operand, base, strides, pieces in _operands(cfg, opcode):
         bases = f[base] if base else np.zeros_like(f["opcode"])
-        ends = _range(bases, _steps(strides, f), _each(cfg, operand.name, f), pieces, pads[operand.memory].pieces)
+        ends = _entry_range(
+            bases, _address_loops(strides, f), _entry_span(cfg, operand.name, f), pieces, pads[operand.memory].pieces
+        )
         first, end = (bound.tolist() for bound in ends)
         for number in np.flatnonzero(operand.when(f)).tolist():
             is_write[number][operand.memory, first[number], end[number]] = operand.write
     return [[Range(*entries, write) for entries, write in columns.items()] for columns in is_write]
 
 
-def block(f: Fields) -> Steps:
-    """Loops of a LOAD or STORE over its scratchpad, padding included: planes, rows, elements."""
+def block_loops(f: Fields) -> Steps:
+    """Return (extent, stride) of the loops of a LOAD or STORE over its scratchpad: planes, rows, elements.
+
+    Extents include the padding.
+    """
     height = f["y_size"] + f.get("pad_top", 0) + f.get("pad_bottom", 0)
     width = f["x_size"] + f.get("pad_left", 0) + f.get("pad_right", 0)
     return (f["z_size"], f["sram_z"]), (height, f["sram_y"]), (width, f["sram_x"])
 
 
 @cache
-def _defaults(cfg: Config, opcode: Opcode) -> dict[str, int]:
+def _default_fields(cfg: Config, opcode: Opcode) -> dict[str, int]:
+    """Return the values of the fields that an instruction leaves out: extents are 1, all others 0."""
     fields = {field.name: int(field.name.startswith("extent_")) for field in formats(cfg)[opcode].fields}
     return fields | {"opcode": int(opcode)}
 
 
-def complete(cfg: Config, opcode: Opcode, f: Fields) -> Fields:
+def complete_fields(cfg: Config, opcode: Opcode, f: Fields) -> Fields:
     """Return `f` with the fields that it leaves out: extents are 1, all others 0."""
-    return _defaults(cfg, opcode) | f
+    return _default_fields(cfg, opcode) | f
 
 
 def columns(cfg: Config, opcode: Opcode, instructions: Sequence[Fields]) -> Columns:
-    """Values of each field of instructions of an opcode, completed."""
-    return tabulated(instructions, _defaults(cfg, opcode))
+    """Return the values of each field of instructions of an opcode, with those of `_default_fields` where it is left
+    out."""
+    return tabulate(instructions, _default_fields(cfg, opcode))
 
 
-def tabulated(instructions: Sequence[Fields], defaults: Fields) -> Columns:
-    """Values of each of the fields in `defaults`, which gives the value where an instruction has none."""
+def tabulate(instructions: Sequence[Fields], defaults: Fields) -> Columns:
+    """Convert instructions to columns: for each field in `defaults`, its value in each instruction.
+
+    An instruction without the field gets its value in `defaults`.
+    """
     alike: dict[tuple[str, ...], list[int]] = {}
     for number, fields in enumerate(instructions):
         alike.setdefault(tuple(fields), []).append(number)
@@ -258,14 +281,14 @@ class DramRows(NamedTuple):
 
     @property
     def end(self) -> int:
-        """Behind the last one, where addresses do not wrap around."""
+        """Address behind the last byte, if no address wraps around."""
         return self.address + (self.z - 1) * self.z_stride + (self.y - 1) * self.y_stride + self.row
 
     def view(self, array: NDArray[Any], granule: int = 1) -> NDArray[Any]:
-        """Elements of `array`, one for each granule of bytes from 0 on, as [z, y, granules of a row]. ValueError where
-        it does not have them all.
+        """View the rows in `array`, which has one element for each `granule` bytes of DRAM from address 0 on.
 
-        granule: of it z_stride and y_stride are multiples.
+        Returns [z, y, granules of a row]. The strides are multiples of `granule`. ValueError if `array` ends before the
+        rows do.
         """
         if -(-self.end // granule) > len(array):
             raise ValueError(f"rows end at byte {self.end}, beyond {len(array)} granules of {granule}")
@@ -274,8 +297,8 @@ class DramRows(NamedTuple):
         strides = size * (self.z_stride // granule), size * (self.y_stride // granule), size
         return np.ndarray((self.z, self.y, count), array.dtype, array, size * first, strides)
 
-    def numbers(self, size: int) -> Index:
-        """Numbers of the bytes below `size`; addresses wrap around at 2^32."""
+    def byte_addresses(self, size: int) -> Index:
+        """Return the addresses of all bytes of the rows that are below `size`. Addresses wrap around at 2^32."""
         z, y = np.arange(self.z)[:, None] * self.z_stride, np.arange(self.y) * self.y_stride
         starts = (self.address + z + y) % (1 << 32)
         index = (starts.reshape(-1, 1) + np.arange(self.row)).ravel()
@@ -293,14 +316,14 @@ def all_rows(cfg: Config, opcode: Opcode, f: Columns) -> list[DramRows] | list[N
 
 
 def element_sizes(cfg: Config, f: Columns) -> Index:
-    """Bytes in DRAM of an element of each of many LOADs."""
+    """Return the bytes that an element takes in DRAM, for each of many LOADs."""
     sizes = np.array([element_bytes(cfg, b) if b in buffers(cfg) else 0 for b in Buffer], np.int64)
     bytes_each = np.where(f["widen"] == 1, cfg.piece_bytes, sizes[f["buffer"]])
     return np.where(f["expand"] == 1, packing(cfg).entry_bytes, bytes_each) if "expand" in f else bytes_each
 
 
 def rows(cfg: Config, opcode: Opcode, f: Fields) -> DramRows | None:
-    """Rows of DRAM that an instruction with the fields `f` accesses; None but for LOAD and STORE."""
+    """Return the rows of DRAM that an instruction with the fields `f` accesses; None for GEMM and VECTOR."""
     if opcode not in (Opcode.LOAD, Opcode.STORE):
         return None
     write = opcode == Opcode.STORE

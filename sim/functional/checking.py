@@ -36,27 +36,33 @@ class Accesses:
         self.reads = np.zeros((UNITS, size), np.int32)
         self.writes = np.zeros((UNITS, size), np.int32)
 
-    def read(self, index: Index, unit: Unit, number: int, clock: list[int]) -> None:
-        """Instruction `number` of `unit` reads the elements `index`. clock: what it knows of the others. CheckError."""
-        self._ordered(index, unit, number, clock, self.writes, "reads", "writes")
+    def check_read(self, index: Index, unit: Unit, number: int, clock: list[int]) -> None:
+        """Check and record that instruction `number` of `unit` reads the elements `index`. Raises CheckError.
+
+        clock: the vector clock of `unit`, by unit the last instruction that is known to have ended, plus one.
+        """
+        self._require_order(index, unit, number, clock, self.writes, "reads", "writes")
         if self.must_be_written:
             unwritten = np.asarray(~self.writes[:, index].any(axis=0))
             if unwritten.any():
                 raise CheckError(
-                    f"instruction {number} ({unit.name}) reads {self._at(index, unwritten)}, which was never written"
+                    f"instruction {number} ({unit.name}) reads {self._name(index, unwritten)}, which was never written"
                 )
         self.reads[unit, index] = number + 1
 
-    def write(self, index: Index, unit: Unit, number: int, clock: list[int]) -> None:
-        """Record a write by instruction number `time` of the elements at `index`."""
-        self._ordered(index, unit, number, clock, self.writes, "writes", "writes")
-        self._ordered(index, unit, number, clock, self.reads, "writes", "reads")
+    def check_write(self, index: Index, unit: Unit, number: int, clock: list[int]) -> None:
+        """Check and record a write, as `check_read` does a read."""
+        self._require_order(index, unit, number, clock, self.writes, "writes", "writes")
+        self._require_order(index, unit, number, clock, self.reads, "writes", "reads")
         self.writes[unit, index] = number + 1
 
-    def _ordered(
+    def _require_order(
         self, index: Index, unit: Unit, number: int, clock: list[int], log: NDArray[np.int32], verb: str, other: str
     ) -> None:
-        """Raise CheckError where an earlier access of another unit is not ordered before this one by tokens."""
+        """Raise CheckError if another unit's last access to an element is not ordered before this one by tokens.
+
+        log: times of the accesses to check against. verb, other: words of the message for both accesses.
+        """
         for rival in Unit:
             if rival == unit:
                 continue
@@ -64,11 +70,12 @@ class Accesses:
             if late.any():
                 culprit = int(log[rival, index][late][0]) - 1
                 raise CheckError(
-                    f"instruction {number} ({unit.name}) {verb} {self._at(index, late)}, which instruction {culprit} "
+                    f"instruction {number} ({unit.name}) {verb} {self._name(index, late)}, which instruction {culprit} "
                     f"({rival.name}) {other}; no token orders the two"
                 )
 
-    def _at(self, index: Index, selected: NDArray[np.bool_]) -> str:
+    def _name(self, index: Index, selected: NDArray[np.bool_]) -> str:
+        """Name the first of the selected elements for a message, as "acc entry 5"."""
         return f"{self.name} {self.unit} {int(index[selected][0])}"
 
 
@@ -92,25 +99,25 @@ class Checker:
             if f["wait"] >> other & 1:
                 posted = self.tokens[other, unit].popleft()
                 clock[:] = map(max, clock, posted)
-        self._accesses(number, unit, opcode, f, clock)
+        self._check_accesses(number, unit, opcode, f, clock)
         clock[unit] = number + 1
         for other in Unit:
             if f["post"] >> other & 1:
                 self.tokens[unit, other].append(list(clock))
 
-    def _accesses(self, number: int, unit: Unit, opcode: Opcode, f: Fields, clock: list[int]) -> None:
+    def _check_accesses(self, number: int, unit: Unit, opcode: Opcode, f: Fields, clock: list[int]) -> None:
         """Check and record all accesses of an instruction to scratchpads and DRAM."""
         dram = rows(self.cfg, opcode, f)
         if dram is not None and not dram.write:
-            self.dram.read(dram.numbers(self.dram.size), unit, number, clock)
+            self.dram.check_read(dram.byte_addresses(self.dram.size), unit, number, clock)
         for touch in touches(self.cfg, opcode, f):
             accesses = self.buffers[touch.memory]
-            if not touch.inside(accesses.size):
+            if not touch.is_inside(accesses.size):
                 raise CheckError(
                     f"instruction {number} ({unit.name}): {touch.operand} leaves {touch.memory}, which ends at "
                     f"{accesses.size // touch.pieces - 1}"
                 )
-            note = accesses.write if touch.write else accesses.read
-            note(touch.numbers(accesses.size), unit, number, clock)
+            note = accesses.check_write if touch.write else accesses.check_read
+            note(touch.piece_numbers(accesses.size), unit, number, clock)
         if dram is not None and dram.write:  # bytes outside are left to the execution, which reports them
-            self.dram.write(dram.numbers(self.dram.size), unit, number, clock)
+            self.dram.check_write(dram.byte_addresses(self.dram.size), unit, number, clock)

@@ -28,7 +28,7 @@ class Instruction(NamedTuple):
 
     @property
     def fields(self) -> Fields:
-        """Made anew each time: thousands of dictionaries that stay would keep the garbage collector busy."""
+        """Values by field name, in a new dictionary each time: keeping thousands would slow the garbage collector."""
         return dict(zip(self.names, self.values))
 
 
@@ -46,7 +46,7 @@ class Columns(NamedTuple):
         return dict(zip(self.names, self.values))
 
 
-def columns(cfg: Config, code: NDArray[np.uint8]) -> tuple[dict[Opcode, Columns], NDArray[np.bool_]]:
+def decode_columns(cfg: Config, code: NDArray[np.uint8]) -> tuple[dict[Opcode, Columns], NDArray[np.bool_]]:
     """Decode code [count, instruction_bytes] uint8. Return the instructions by opcode, and a mask of those that break a
     rule of `legality`."""
     opcodes = code[:, 0] & 0b111
@@ -54,7 +54,7 @@ def columns(cfg: Config, code: NDArray[np.uint8]) -> tuple[dict[Opcode, Columns]
     by_opcode = {}
     for opcode, form in formats(cfg).items():
         numbers = np.flatnonzero(opcodes == opcode)
-        by_opcode[opcode] = decoded = Columns(numbers, tuple(form.offsets), _values(cfg, opcode, code[numbers]))
+        by_opcode[opcode] = decoded = Columns(numbers, tuple(form.offsets), _extract_values(cfg, opcode, code[numbers]))
         if len(numbers):
             fields = decoded.fields
             illegal[numbers] = np.any([broken(fields) for broken in rules(cfg)[opcode].values()], axis=0)
@@ -72,8 +72,8 @@ class _Places(NamedTuple):
 
 
 @cache
-def _places(cfg: Config, opcode: Opcode) -> _Places:
-    """Bit positions of the fields of an opcode."""
+def _bit_positions(cfg: Config, opcode: Opcode) -> _Places:
+    """Return the bit positions of the fields of an opcode."""
     form = formats(cfg)[opcode]
     offsets, widths = np.array([list(form.offsets.values())]).T, [field.width for field in form.fields]
     return _Places(
@@ -83,9 +83,9 @@ def _places(cfg: Config, opcode: Opcode) -> _Places:
     )  # fmt: skip
 
 
-def _values(cfg: Config, opcode: Opcode, code: NDArray[np.uint8]) -> NDArray[np.int64]:
-    """Extract the values [fields, count] of code [count, bytes of an instruction]."""
-    places, (count, size) = _places(cfg, opcode), code.shape
+def _extract_values(cfg: Config, opcode: Opcode, code: NDArray[np.uint8]) -> NDArray[np.int64]:
+    """Extract the values of all fields, [fields, count], from code [count, bytes of an instruction]."""
+    places, (count, size) = _bit_positions(cfg, opcode), code.shape
     padded = np.zeros((count, -(-size // 8) * 8 + 8), np.uint8)  # one word more, for the last field
     padded[:, :size] = code
     words = np.ascontiguousarray(padded.view("<u8").T)
@@ -93,29 +93,31 @@ def _values(cfg: Config, opcode: Opcode, code: NDArray[np.uint8]) -> NDArray[np.
     # Two shifts, as one by 64 is undefined.
     high = words[places.words + 1] << np.uint64(1) << (np.uint64(63) - places.bits)
     values = ((low | high) & places.masks).view(np.int64)
-    return (values ^ places.signs) - places.signs
+    return (values ^ places.signs) - places.signs  # sign extension
 
 
 def decode(cfg: Config, code: NDArray[np.uint8]) -> list[Instruction | None]:
     """Decode code [count, instruction_bytes] to instructions; None for each illegal word."""
     program: list[Instruction | None] = [None] * len(code)
-    by_opcode, illegal = columns(cfg, code)
+    by_opcode, illegal = decode_columns(cfg, code)
     for opcode, decoded in by_opcode.items():
         bad = illegal[decoded.numbers].tolist()
-        for number, broken, instruction in zip(decoded.numbers.tolist(), bad, _instructions(opcode, decoded)):
+        for number, broken, instruction in zip(decoded.numbers.tolist(), bad, _build_instructions(opcode, decoded)):
             program[number] = None if broken else instruction
     return program
 
 
-def _instructions(opcode: Opcode, columns: Columns) -> list[Instruction]:
+def _build_instructions(opcode: Opcode, columns: Columns) -> list[Instruction]:
+    """Convert the columns of an opcode to instructions, in their order."""
     unit, names, values = UNIT_OF[opcode], columns.names, columns.values
     counted = [i for i, name in enumerate(names) if name.startswith("extent_") or name in ("y_size", "z_size")]
-    waits, posts = (map(_units, values[names.index(mask)].tolist()) for mask in ("wait", "post"))
+    waits, posts = (map(_units_of_mask, values[names.index(mask)].tolist()) for mask in ("wait", "post"))
     steps = values[counted].prod(axis=0, dtype=np.float64).tolist()
     rows = map(tuple, values.T.tolist())
     return [Instruction(unit, opcode, names, *values) for values in zip(rows, waits, posts, steps)]
 
 
 @cache
-def _units(mask: int) -> tuple[Unit, ...]:
+def _units_of_mask(mask: int) -> tuple[Unit, ...]:
+    """Return the units in a mask of tokens; a cache keeps one tuple for each mask."""
     return tuple(unit for unit in Unit if mask >> unit & 1)

@@ -29,8 +29,8 @@ DECODED_LIMIT = 1 << 22
 
 
 @cache
-def _blas() -> ThreadpoolController | None:
-    """Return a context that holds BLAS to one thread; None where threadpoolctl is missing, as on a board."""
+def _blas_controller() -> ThreadpoolController | None:
+    """Return the controller of BLAS's threads; None if threadpoolctl is missing, as on a board."""
     try:
         from threadpoolctl import ThreadpoolController
     except ModuleNotFoundError:
@@ -40,7 +40,7 @@ def _blas() -> ThreadpoolController | None:
 
 def one_blas_thread() -> AbstractContextManager[Any]:
     """Limit BLAS to one thread inside: on a busy machine, two wait for each other."""
-    blas = _blas()
+    blas = _blas_controller()
     return blas.limit(limits=1, user_api="blas") if blas else nullcontext()
 
 
@@ -59,15 +59,16 @@ class Memory:
     def write(self, addr: int, data: NDArray[np.generic]) -> None:
         """Copy the bytes of `data` to `addr`. ValueError where they do not fit."""
         flat = np.ascontiguousarray(data).reshape(-1).view(np.uint8)
-        self._check(addr, len(flat))
+        self._check_range(addr, len(flat))
         self.dram[addr : addr + len(flat)] = flat
 
     def read(self, addr: int, size: int) -> NDArray[np.uint8]:
-        """A copy of `size` bytes from `addr`. ValueError where they are not there."""
-        self._check(addr, size)
+        """Return a copy of `size` bytes from `addr` on. ValueError if they are not allocated."""
+        self._check_range(addr, size)
         return self.dram[addr : addr + size].copy()
 
-    def _check(self, addr: int, size: int) -> None:
+    def _check_range(self, addr: int, size: int) -> None:
+        """Raise ValueError unless the bytes are allocated."""
         if addr < 0 or size < 0 or addr + size > len(self.dram):
             raise ValueError(f"bytes {addr} to {addr + size - 1} are not in the {len(self.dram)} bytes allocated")
 
@@ -123,7 +124,8 @@ class FunctionalDevice(Memory):
         tokens = [[0] * len(Unit) for _ in Unit]  # tokens[from][to]
         max_tokens = (1 << self.config.token_bits) - 1
 
-        def step(number: int, instruction: Instruction) -> None:
+        def execute_step(number: int, instruction: Instruction) -> None:
+            """Execute an instruction that can start: take its tokens, and post its own."""
             unit, opcode, _, _, waits, posts, steps = instruction
             if 0 < timeout_cycles < steps:
                 description = f"instruction {number} ({opcode.name}) has {int(steps)} steps"
@@ -141,7 +143,7 @@ class FunctionalDevice(Memory):
             for instruction in program:
                 if instruction is None or not _can_start(instruction, tokens, max_tokens):
                     break
-                step(fetched, instruction)
+                execute_step(fetched, instruction)
                 fetched += 1
         queues: list[deque[int]] = [deque() for _ in Unit]
         depth = self.config.queue_depth
@@ -166,9 +168,11 @@ class FunctionalDevice(Memory):
                 break
             assert instruction is not None
             queues[instruction.unit].popleft()
-            step(ready, instruction)
+            execute_step(ready, instruction)
         if fetched < count or any(queues):
-            raise DeviceError("no unit can proceed: " + _describe(queues, program, tokens, max_tokens, fetched, count))
+            raise DeviceError(
+                "no unit can proceed: " + _describe_waits(queues, program, tokens, max_tokens, fetched, count)
+            )
         return Counters()
 
     def _decode(self, code: NDArray[np.uint8]) -> list[Instruction | None]:
@@ -191,7 +195,7 @@ class FunctionalDevice(Memory):
 
 
 def _can_start(instruction: Instruction, tokens: list[list[int]], max_tokens: int) -> bool:
-    """Whether an instruction's tokens are there, and room for those that it posts."""
+    """Return whether an instruction's tokens are there, and room for those that it posts. tokens: [from][to]."""
     unit, _, _, _, waits, posts, _ = instruction
     for other in waits:
         if not tokens[other][unit]:
@@ -199,7 +203,7 @@ def _can_start(instruction: Instruction, tokens: list[list[int]], max_tokens: in
     return all(tokens[unit][other] < max_tokens for other in posts)
 
 
-def _describe(
+def _describe_waits(
     queues: list[deque[int]],
     program: list[Instruction | None],
     tokens: list[list[int]],

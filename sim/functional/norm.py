@@ -62,7 +62,7 @@ def normalise_rows(x: NDArray[np.int8], count: int, offset: int, centre: bool, e
     nearest = (2 * total + count) // (2 * count)
     variance = (count * (row * row).sum(axis=1) - total * total << EPSILON_SHIFT) + epsilon
     factor, shift, less = factors(count, variance, total - count * nearest)
-    product = _wrapped(u - nearest[:, None] << shift[:, None], 16) * factor[:, None]
+    product = _wrap(u - nearest[:, None] << shift[:, None], 16) * factor[:, None]
     return np.asarray(product + (1 << _SPARE - 1) - less[:, None] >> _SPARE).astype(np.int32)
 
 
@@ -72,6 +72,7 @@ def factors(count: int, variance: Int64, rest: Int64) -> tuple[Int64, Int64, Int
     The shift is modulo 16, of which Q >= 2^-9 needs no more. For V = 0, where all of a row is 0 or equals its mean,
     they have no meaning.
     """
+    # Even, as its root is taken. A V of 0 has no leading bit: the hardware then shifts by 8 bits in 10 cycles.
     up = np.where(variance > 0, VARIANCE_BITS - _bit_length(variance) & ~1, 80)
     root = inverse_root(variance << np.minimum(up, VARIANCE_BITS) >> VARIANCE_BITS - _KEPT)
     spare = _LANES_BITS - count.bit_length()
@@ -84,20 +85,27 @@ def factors(count: int, variance: Int64, rest: Int64) -> tuple[Int64, Int64, Int
 
 
 def inverse_root(value: Int64) -> Int64:
-    """Largest r below 2^ROOT_BITS with r^2 value <= 2^82, for values below 2^32; from 2^30 on it has all its bits.
+    """Return the largest r below 2^ROOT_BITS with r^2 value <= 2^82, that is, r <= 2^41 / sqrt(value).
+
+    Values are below 2^32. With ROOT_BITS = 26, the results for values from 2^30 on lie between 2^25 and 2^26, so they
+    have 26 significant bits: that is why the scale is 2^41.
 
     >>> inverse_root(np.array([0, 1 << 30, (1 << 30) + 1, (1 << 32) - 1]))
     array([67108863, 67108863, 67108863, 33554432])
     """
     max_root = (1 << ROOT_BITS) - 1
-    # Doubles may be wrong by one where the root is nearly whole.
+    # float64 may be wrong by one where the root is nearly whole: step down if it is too large, then up if possible.
     guess = np.minimum(2.0**41 / np.sqrt(np.maximum(value, 1)), max_root).astype(np.int64)
-    guess = guess - ~_fits(guess, value)
-    return np.minimum(guess + _fits(guess + 1, value), max_root)
+    guess = guess - ~_is_at_most_root(guess, value)
+    return np.minimum(guess + _is_at_most_root(guess + 1, value), max_root)
 
 
-def _fits(root: Int64, value: Int64) -> NDArray[np.bool_]:
-    """Whether root^2 value <= 2^82."""
+def _is_at_most_root(root: Int64, value: Int64) -> NDArray[np.bool_]:
+    """Return whether root^2 value <= 2^82, for a root of 26 bits: whether it is at most the root that is sought.
+
+    The product may have 84 bits, more than an int64. It is therefore computed as high * 2^26 + (low modulo 2^26) and
+    compared with 2^56 * 2^26.
+    """
     mask = (1 << 26) - 1
     square = root * root
     low = (square & mask) * value
@@ -106,9 +114,11 @@ def _fits(root: Int64, value: Int64) -> NDArray[np.bool_]:
 
 
 def _bit_length(value: Int64) -> Int64:
+    """Return the bits of values from 0 to 2^60. Those above bit 30 count apart: float64 would round long numbers up."""
     high = value >> 30
     return np.where(high > 0, 30 + np.frexp(high.astype(np.float64))[1], np.frexp(value.astype(np.float64))[1])
 
 
-def _wrapped(value: Int64, bits: int) -> Int64:
+def _wrap(value: Int64, bits: int) -> Int64:
+    """Return the low `bits` bits as a signed number."""
     return (value + (1 << bits - 1) & (1 << bits) - 1) - (1 << bits - 1)

@@ -1,4 +1,4 @@
-"""Affine addresses of scratchpads and DRAM, as views and as lists of places."""
+"""Affine addresses of scratchpads and DRAM: as views of an array, and as arrays of entry numbers."""
 
 from __future__ import annotations
 
@@ -36,7 +36,10 @@ def spans(pattern: Steps, depth: int) -> tuple[tuple[tuple[int, ...], int, int],
 
 @lru_cache(maxsize=8192)
 def offsets(pattern: Steps, depth: int) -> NDArray[np.int64]:
-    """Entry numbers of `pattern` from base 0, modulo `depth`; shape is the extents. Not to be written to."""
+    """Return the entry number of each iteration of `pattern` from base 0, modulo `depth`; shape is the extents.
+
+    The array is cached and therefore read-only.
+    """
     total = np.zeros(1, np.int64)
     for extent, stride in pattern:
         if extent > 1:
@@ -47,9 +50,9 @@ def offsets(pattern: Steps, depth: int) -> NDArray[np.int64]:
 
 
 @lru_cache(maxsize=8192)
-def distinct(pattern: Steps, depth: int) -> bool:
-    """Whether no two iterations of `pattern` have equal addresses."""
-    reach = 1
+def has_distinct_addresses(pattern: Steps, depth: int) -> bool:
+    """Return whether no two iterations of `pattern` have equal addresses modulo `depth`."""
+    reach = 1  # entries that the loops so far span; a larger stride than that cannot meet them again
     for step, extent in sorted((min(s % depth, -s % depth), e) for e, s in pattern if e > 1):
         if step < reach:
             break
@@ -63,13 +66,13 @@ def distinct(pattern: Steps, depth: int) -> bool:
 
 @lru_cache(maxsize=8192)
 def _last_visits(pattern: Steps, depth: int) -> tuple[list[int], list[int]]:
-    """Entries from base 0 that `pattern` visits, each once, and the number of the iteration that does so last."""
+    """Return the entries from base 0 that `pattern` visits, each once, and the number of the last iteration at each."""
     last = {entry: number for number, entry in enumerate(offsets(pattern, depth).ravel().tolist())}
     return list(last), list(last.values())
 
 
 def view(array: Array, base: int, pattern: Steps) -> Array | None:
-    """Entries of `array` [depth, ...] in the order of `pattern`, without a copy; None where addresses wrap around."""
+    """View entries of `array` [depth, ...] in the order of `pattern`; None if addresses wrap around."""
     depth = len(array)
     for low, high, shape, strides in _layouts(pattern, array.shape, array.strides):
         if base + low >= 0 and base + high < depth:
@@ -81,8 +84,10 @@ def view(array: Array, base: int, pattern: Steps) -> Array | None:
 def _layouts(
     pattern: Steps, shape: tuple[int, ...], strides: tuple[int, ...]
 ) -> tuple[tuple[int, int, tuple[int, ...], tuple[int, ...]], ...]:
-    """Yield lowest and highest offset, shape and strides of the view for each of the `spans` of `pattern` in an array
-    of this shape."""
+    """Return, for each of the `spans` of `pattern`: lowest offset, highest offset, shape and strides of the view.
+
+    shape, strides: of the array that is viewed.
+    """
     extents = tuple(extent for extent, _ in pattern)
     return tuple(
         (low, high, (*extents, *shape[1:]), (*(step * strides[0] for step in signed), *strides[1:]))
@@ -100,7 +105,7 @@ def scatter(array: Array, base: int, pattern: Steps, values: Array, add: bool = 
     """Write `values` (or add them) to entries of `array` in the order of `pattern`: where it visits an entry again, the
     last value stays (or all are added)."""
     base %= len(array)
-    if not distinct(pattern, len(array)):
+    if not has_distinct_addresses(pattern, len(array)):
         return _scatter_again(array, base, pattern, values, add)
     picked = view(array, base, pattern)
     if picked is not None:
@@ -124,6 +129,6 @@ def _scatter_again(array: Array, base: int, pattern: Steps, values: Array, add: 
         array[(np.array(entries) + base) % len(array)] = values[numbers]
 
 
-def once(pattern: Steps, depth: int) -> Steps:
-    """Return `pattern` with loops that do not move the address run once (the result broadcasts)."""
+def squeeze_broadcast_loops(pattern: Steps, depth: int) -> Steps:
+    """Set the extent of loops that do not move the address to 1, so that arrays in this pattern broadcast."""
     return tuple((extent, stride) if stride % depth else (1, 0) for extent, stride in pattern)

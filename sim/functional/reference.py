@@ -34,7 +34,7 @@ from celosia.hw.spec.regs import Error
 from celosia.hw.spec.scratchpads import PAR_FIELDS, scratchpads
 from celosia.sim.functional.norm import normalise_rows
 from celosia.sim.functional.softmax import softmax_rows
-from celosia.sim.functional.unpacking import expand
+from celosia.sim.functional.unpacking import expand_packs
 
 Int8 = NDArray[np.int8]
 Int32 = NDArray[np.int32]
@@ -132,7 +132,7 @@ def load(state: State, dram: NDArray[np.uint8], f: Fields) -> None:
         if stop > len(dram):
             raise IndexError(f"LOAD reads bytes {start} to {stop - 1}, the limit is {len(dram)}")
         bytes_ = dram[start:stop]
-        row = expand(cfg, bytes_, state.book) if expands else bytes_.view(dtype).reshape(f["x_size"], -1)
+        row = expand_packs(cfg, bytes_, state.book) if expands else bytes_.view(dtype).reshape(f["x_size"], -1)
         block[z, f["pad_top"] + y, f["pad_left"] : f["pad_left"] + f["x_size"]] = row
     for z, y, x in np.ndindex(block.shape[:3]):
         target[(f["sram_base"] + z * f["sram_z"] + y * f["sram_y"] + x * f["sram_x"]) % len(target)] = block[z, y, x]
@@ -192,8 +192,10 @@ def _bit_length(value: NDArray[np.int64]) -> NDArray[np.int64]:
 def _round_half_even(
     value: NDArray[np.int64], shift: NDArray[np.int64], slack: NDArray[np.int64], keep_scale: bool = False
 ) -> NDArray[np.int64]:
-    """Round a non-negative value / 2^shift to the nearest integer; within `slack` of a tie it is a tie, which goes to
-    even."""
+    """Round value / 2^shift, which is not negative, to the nearest integer, ties to even.
+
+    slack: a value within this distance of a tie counts as the tie. keep_scale: return the integer times 2^shift.
+    """
     floor = value >> shift
     fraction = value - (floor << shift)
     half = np.where(shift > 0, np.int64(1) << np.maximum(shift - 1, 0), 0)
@@ -209,7 +211,7 @@ def vector(state: State, f: Fields) -> None:
     if f.get("softmax"):
         return softmax(state, f)
     residual = state.vin[addresses(f, "b", OUTER_LOOPS, len(state.vin))].astype(np.int64)
-    v = _normed(state, f) if f.get("norm") else _combined(state, f, residual)
+    v = _normalise(state, f) if f.get("norm") else _combine(state, f, residual)
     if f["requantise"]:
         par = state.par[addresses(f, "par", OUTER_LOOPS, len(state.par))].reshape(*v.shape[:4], 1, cfg.group)
         bias = PAR_FIELDS["bias"].of(par).astype(np.uint32).view(np.int32)
@@ -229,11 +231,14 @@ def vector(state: State, f: Fields) -> None:
         target[index[outer]] = v[outer].astype(target.dtype)
 
 
-def _combined(state: State, f: Fields, residual: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Combine the window of A with B [n, y, x, block_out/group, batch, group]."""
+def _combine(state: State, f: Fields, residual: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Reduce each window of A over its loops r and s, and apply the binary operation with B.
+
+    residual: B from vin, [n, y, x, block_out/group, batch, group], as the result.
+    """
     loops = VECTOR_LOOPS
     if f["taps"]:
-        a = _taps(state, f)
+        a = _sum_taps(state, f)
     elif f["a_source"] == ASource.ACC:
         a = state.acc[addresses(f, "a", loops, len(state.acc))].astype(np.int64)
     else:
@@ -241,18 +246,20 @@ def _combined(state: State, f: Fields, residual: NDArray[np.int64]) -> NDArray[n
     reduce: Any = {ReduceOp.ADD: np.sum, ReduceOp.MAX: np.max, ReduceOp.MIN: np.min}[ReduceOp(f["reduce_op"])]
     v = _wrap(reduce(_wrap(a + f["a_offset"]), axis=(3, 4)))
     b = residual if f["b_source"] == BSource.VIN else np.full_like(residual, f["imm"])
-    return _binary(BinaryOp(f["binary_op"]), v, _wrap(b + f["b_offset"]))
+    return _apply_binary(BinaryOp(f["binary_op"]), v, _wrap(b + f["b_offset"]))
 
 
-def _normed(state: State, f: Fields) -> NDArray[np.int64]:
-    """VIN [n, y, x, block_out/group, 1, group] over its deviation: of each x the lanes over n, but for the last `imm`,
-    are a row."""
+def _normalise(state: State, f: Fields) -> NDArray[np.int64]:
+    """Normalise entries of vin, for a VECTOR with norm. Returns [n, 1, x, block_out/group, 1, group].
+
+    For each x, the lanes of all n are a row, without the last `imm` lanes.
+    """
     entries = state.vin[addresses(f, "a", OUTER_LOOPS, len(state.vin))]
     return norm_entries(state.cfg, entries, f).astype(np.int64)
 
 
 def norm_entries(cfg: Config, entries: NDArray[Any], f: Fields) -> Int32:
-    """Normalise entries [n, 1, x, block_out/group, 1, group], as a VECTOR with norm does."""
+    """Normalise entries [n, 1, x, block_out/group, 1, group] row by row; see `_normalise`."""
     rows = entries[:, 0].swapaxes(0, 1)  # [x, n, block_out/group, 1, group]
     count = f["extent_n"] * cfg.block_out - f["imm"]
     normalised = normalise_rows(rows.reshape(len(rows), -1), count, f["a_offset"], bool(f["centre"]), f["scale_c"])
@@ -260,8 +267,10 @@ def norm_entries(cfg: Config, entries: NDArray[Any], f: Fields) -> Int32:
 
 
 def softmax(state: State, f: Fields) -> None:
-    """VECTOR with softmax: of each x the lanes over n, but for the last `imm`, are a row. The last `imm` get the result
-    of 0."""
+    """Execute a VECTOR with softmax. For each x, the lanes of all n are a row, without the last `imm` lanes.
+
+    Those last lanes get what a share of 0 gives: zero_point, clipped.
+    """
     cfg = state.cfg
     a = state.vin[addresses(f, "a", OUTER_LOOPS, len(state.vin))[:, 0]]  # [n, x, block_out/group, 1, group]
     rows = np.swapaxes(a, 0, 1).reshape(f["extent_x"], -1)
@@ -277,14 +286,19 @@ def softmax(state: State, f: Fields) -> None:
 
 
 def destination(state: State, kind: Destination) -> NDArray[Any]:
-    """Return the scratchpad that a VECTOR writes, as [places, block_out/group, batch, group]: a place of inp is a part
-    of an entry."""
+    """Return a view of the scratchpad that a VECTOR writes, as [places, block_out/group, batch, group].
+
+    A place is as large as an entry of acc; an entry of inp may have several.
+    """
     array: NDArray[Any] = getattr(state, kind.name.lower())
     return array.reshape(-1, *state.acc.shape[1:])
 
 
-def _taps(state: State, f: Fields) -> NDArray[np.int64]:
-    """A of a VECTOR with taps: in each iteration the sum of the entries from its own on, each times its tap."""
+def _sum_taps(state: State, f: Fields) -> NDArray[np.int64]:
+    """Return A of a VECTOR with taps: each iteration adds up `taps` consecutive entries of vin, times an entry of tap.
+
+    The result is [n, y, x, r, s, block_out/group, batch, group].
+    """
     cfg = state.cfg
     first = addresses(f, "a", VECTOR_LOOPS, len(state.vin))
     # The fields of `tap` have no loops y and x.
@@ -297,11 +311,16 @@ def _taps(state: State, f: Fields) -> NDArray[np.int64]:
 
 
 def _wrap(value: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Wrap to 32 bits, as the accumulators do."""
     return value.astype(np.int32).astype(np.int64)
 
 
-def _binary(op: BinaryOp, a: NDArray[np.int64], b: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Apply a binary operation in int32 that wraps."""
+def _apply_binary(op: BinaryOp, a: NDArray[np.int64], b: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Compute a op b in int32 that wraps.
+
+    MUL multiplies the low 16 bits of both, as signed numbers, since the hardware's multiplier takes no more. SHR shifts
+    by the low 5 bits of b. BYTE selects one of the four bytes of a by the low 2 bits of b, as a signed number.
+    """
     if op == BinaryOp.MUL:
         return _wrap(a.astype(np.int16).astype(np.int64) * b.astype(np.int16).astype(np.int64))
     results: dict[BinaryOp, Callable[[], NDArray[np.int64]]] = {

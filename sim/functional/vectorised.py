@@ -31,9 +31,9 @@ from celosia.hw.spec.isa import (
 )
 from celosia.hw.spec.scratchpads import PAR_FIELDS, depths, scratchpads
 from celosia.sim.functional import reference
-from celosia.sim.functional.patterns import Steps, gather, once, scatter, spans
+from celosia.sim.functional.patterns import Steps, gather, scatter, spans, squeeze_broadcast_loops
 from celosia.sim.functional.reference import Fields, Int32, State, destination
-from celosia.sim.functional.unpacking import expand
+from celosia.sim.functional.unpacking import expand_packs
 
 Array = NDArray[Any]
 CHUNK = 1024
@@ -64,7 +64,7 @@ _GEMM_KEY = itemgetter(
 
 
 @lru_cache(maxsize=8192)
-def _gemm(cfg: Config, key: tuple[int, ...]) -> _Gemm | None:
+def _plan_gemm(cfg: Config, key: tuple[int, ...]) -> _Gemm | None:
     """Return the plan for a GEMM with the fields `key` of _GEMM_KEY; None where only the reference can execute it."""
     extents = key[:6]
     acc, inp, wgt = (
@@ -95,16 +95,16 @@ def _gemm(cfg: Config, key: tuple[int, ...]) -> _Gemm | None:
 
 def gemm(state: State, f: Fields) -> None:
     """Execute a GEMM, as `reference.gemm` does."""
-    plan = _gemm(state.cfg, _GEMM_KEY(f))
+    plan = _plan_gemm(state.cfg, _GEMM_KEY(f))
     if plan is None:
         return reference.gemm(state, f)
-    left = _floats(gather(state.inp, f["inp_base"], plan.inp), plan.left_axes).reshape(plan.left_shape)
-    right = _floats(gather(state.wgt, f["wgt_base"], plan.wgt), plan.right_axes).reshape(plan.right_shape)
-    total = _product(left, right).reshape(plan.total_shape).transpose(plan.total_axes)
+    left = _to_floats(gather(state.inp, f["inp_base"], plan.inp), plan.left_axes).reshape(plan.left_shape)
+    right = _to_floats(gather(state.wgt, f["wgt_base"], plan.wgt), plan.right_axes).reshape(plan.right_shape)
+    total = _multiply(left, right).reshape(plan.total_shape).transpose(plan.total_axes)
     scatter(state.acc, f["acc_base"], plan.acc, total, add=bool(f["accumulate"]))
 
 
-def _floats(array: Array, axes: tuple[int, ...]) -> Array:
+def _to_floats(array: Array, axes: tuple[int, ...]) -> Array:
     """Return int8 `array` with its axes in another order, the last one kept, as contiguous float32."""
     wide = _WIDE.get(array.shape[-1] & -array.shape[-1], _WIDE[16])  # several bytes move at a time
     transposed: Array = np.ascontiguousarray(array.view(wide).transpose(axes))
@@ -112,10 +112,10 @@ def _floats(array: Array, axes: tuple[int, ...]) -> Array:
 
 
 _WIDE: dict[int, Any] = {1: np.int8, 2: np.int16, 4: np.int32, 8: np.int64, 16: np.complex128}
-"""Types of so many bytes."""
+"""A numpy type of each size in bytes, for moves of that many bytes at a time."""
 
 
-def _product(left: Array, right: Array) -> Int32:
+def _multiply(left: Array, right: Array) -> Int32:
     """Multiply left [..., P, K] by right [..., C, K] transposed; whole numbers from -128 to 127, sums modulo 2^32."""
     right = np.swapaxes(right, -1, -2)
     total = None
@@ -142,16 +142,18 @@ _VECTOR_KEY = itemgetter(
 
 
 @lru_cache(maxsize=8192)
-def _vector(cfg: Config, key: tuple[int, ...], depth: int) -> _Vector | None:
-    """The plan for a VECTOR with the fields `key` of _VECTOR_KEY, which writes a buffer of `depth` entries; None where
-    only the reference can do it."""
+def _plan_vector(cfg: Config, key: tuple[int, ...], depth: int) -> _Vector | None:
+    """Return the plan for a VECTOR with the fields `key` of _VECTOR_KEY; None if only the reference can execute it.
+
+    depth: entries of the buffer that it writes.
+    """
     dst, a, b, par = (
         tuple((e, stride if e > 1 else 0) for e, stride in zip(key[:5], strides))
         for strides in (key[5:8], key[8:13], key[13:16], key[16:])
     )
     if prod(key[:5]) * cfg.lanes > LARGEST_GATHER:
         return None
-    return _Vector(dst, a, b, once(par, depths(cfg)["par"]))
+    return _Vector(dst, a, b, squeeze_broadcast_loops(par, depths(cfg)["par"]))
 
 
 def vector(state: State, f: Fields) -> None:
@@ -161,13 +163,13 @@ def vector(state: State, f: Fields) -> None:
         return softmax(state, f)
     narrow = f["destination"] != Destination.ACC
     target: Array = destination(state, Destination(f["destination"]))
-    plan = _vector(cfg, _VECTOR_KEY(f), len(target))
+    plan = _plan_vector(cfg, _VECTOR_KEY(f), len(target))
     if plan is None:
         return reference.vector(state, f)
 
     v: Array
     if f["taps"]:
-        v = _taps(state, f, plan.a)
+        v = _sum_taps(state, f, plan.a)
     else:
         v = gather(state.acc if f["a_source"] == ASource.ACC else state.vin, f["a_base"], plan.a)
     if f.get("norm"):
@@ -180,7 +182,7 @@ def vector(state: State, f: Fields) -> None:
             operand = np.array([f["imm"]], np.int32) + np.int32(f["b_offset"])
         else:
             operand = b + np.int32(f["b_offset"])
-        v = _binary(BinaryOp(f["binary_op"]), v.astype(np.int32), operand)
+        v = _apply_binary(BinaryOp(f["binary_op"]), v.astype(np.int32), operand)
 
     if f["requantise"]:
         par = gather(state.par, f["par_base"], plan.par)
@@ -226,11 +228,11 @@ def softmax(state: State, f: Fields) -> None:
     scatter(destination(state, Destination(f["destination"])), f["dst_base"], out, entries)
 
 
-def _taps(state: State, f: Fields, a: Steps) -> Int32:
-    """A of a VECTOR with taps [n, y, x, r, s, block_out/group, batch, group]."""
+def _sum_taps(state: State, f: Fields, a: Steps) -> Int32:
+    """Return A of a VECTOR with taps, as `reference._sum_taps` does: [n, y, x, r, s, block_out/group, batch, group]."""
     cfg = state.cfg
     loops = tuple((f[f"extent_{loop}"], 0 if loop in "yx" else f[f"tap_{loop}"]) for loop in VECTOR_LOOPS)
-    weights = gather(state.tap, f["tap_base"], once(loops, len(state.tap))).astype(np.int32)
+    weights = gather(state.tap, f["tap_base"], squeeze_broadcast_loops(loops, len(state.tap))).astype(np.int32)
     total: Int32 | None = None
     for tap in range(cfg.taps):
         lanes = weights[..., tap, :].reshape(*weights.shape[:5], cfg.out_pieces, 1, cfg.group)
@@ -257,8 +259,8 @@ def _reduce(op: int, a: Array, offset: int) -> Array:
     return result
 
 
-def _binary(op: BinaryOp, a: Int32, b: Int32) -> Int32:
-    """Compute a op b in int32 that wraps."""
+def _apply_binary(op: BinaryOp, a: Int32, b: Int32) -> Int32:
+    """Compute a op b in int32 that wraps, as `reference._apply_binary` does: MUL takes the low 16 bits of both."""
     if op == BinaryOp.MUL:
         return a.astype(np.int16).astype(np.int32) * b.astype(np.int16).astype(np.int32)
     if op == BinaryOp.SHR:
@@ -276,15 +278,15 @@ def _requantise(v: Array, par: NDArray[np.uint64]) -> NDArray[np.float32]:
 
     Beyond that both are far outside int8, on the same side, so that the clip that follows makes them equal.
     """
-    bias, factor = _parameters(par.tobytes())
+    bias, factor = _requantise_parameters(par.tobytes())
     result = (v.astype(np.int32, copy=False) + bias.reshape(par.shape)).astype(np.float32)
     result *= factor.reshape(par.shape)
     return np.rint(result, out=result)
 
 
 @lru_cache(maxsize=1024)
-def _parameters(entries: bytes) -> tuple[Int32, NDArray[np.float32]]:
-    """Return bias and factor of each of `entries` of par."""
+def _requantise_parameters(entries: bytes) -> tuple[Int32, NDArray[np.float32]]:
+    """Return the bias and the factor multiplier / 2^shift of each entry of par in these bytes, which are hashable."""
     par = np.frombuffer(entries, np.uint64)
     bias, multiplier, shift = (part.of(par) for part in PAR_FIELDS.values())
     factor = np.ldexp(multiplier.astype(np.float32), -shift.astype(np.int32))
@@ -295,7 +297,7 @@ def _dram_steps(state: State, dram: Array, f: Fields, size: int, verb: str) -> t
     """Return first byte and signed steps of the rows in DRAM, all inside it. IndexError names the first row that is
     not."""
     start, width = f["dram_addr"], f["x_size"] * size
-    for rows, low, high in _signed_rows(_pattern(f["z_size"], f["dram_z"], f["y_size"], f["dram_y"])):
+    for rows, low, high in _signed_rows(_make_pattern(f["z_size"], f["dram_z"], f["y_size"], f["dram_y"])):
         if start + low >= 0 and start + high + width <= len(dram):
             return start, rows
     for _, _, start in reference._dram_rows(f, width):
@@ -305,14 +307,15 @@ def _dram_steps(state: State, dram: Array, f: Fields, size: int, verb: str) -> t
 
 
 @lru_cache(maxsize=8192)
-def _pattern(*loops: int) -> Steps:
-    """Return the loops (extent, stride, extent, stride, ...); the stride of one that runs once is 0."""
+def _make_pattern(*loops: int) -> Steps:
+    """Pair up extent, stride, extent, stride, ...; a loop that runs once gets stride 0, so that equal patterns are
+    equal keys of the caches."""
     return tuple((extent, stride if extent > 1 else 0) for extent, stride in zip(loops[::2], loops[1::2]))
 
 
 @lru_cache(maxsize=8192)
 def _signed_rows(rows: Steps) -> tuple[tuple[Steps, int, int], ...]:
-    """Return the `spans` of rows in DRAM, with the extents."""
+    """Return the `spans` of rows in DRAM: (extent and signed stride of each loop, lowest, highest offset)."""
     return tuple(
         (tuple((extent, step) for (extent, _), step in zip(rows, signed, strict=True)), low, high)
         for signed, low, high in spans(rows, 1 << 32)
@@ -334,18 +337,18 @@ def load(state: State, dram: NDArray[np.uint8], f: Fields) -> None:
     target: Array = state.elements(buffer)
     width = f["pad_left"] + f["x_size"] + f["pad_right"]
     height = f["pad_top"] + f["y_size"] + f["pad_bottom"]
-    block = _pattern(f["z_size"], f["sram_z"], height, f["sram_y"], width, f["sram_x"])
+    block = _make_pattern(f["z_size"], f["sram_z"], height, f["sram_y"], width, f["sram_x"])
     try:
         start, rows = _dram_steps(state, dram, f, size, "LOAD reads")
     except NotImplementedError:
         return reference.load(state, dram, f)
     if expands:
         packed = _dram_view(dram, start, rows, f["x_size"], size, np.uint8)
-        values: Array = expand(state.cfg, packed.reshape(*packed.shape[:2], -1), state.book)
+        values: Array = expand_packs(state.cfg, packed.reshape(*packed.shape[:2], -1), state.book)
     else:
         values = _dram_view(dram, start, rows, f["x_size"], size, np.int8 if widen else target.dtype)
     if (height, width) != (f["y_size"], f["x_size"]):
-        padding = f["pad_value"] if buffer == Buffer.ACC else _repeated(f["pad_value"], target.dtype)
+        padding = f["pad_value"] if buffer == Buffer.ACC else _repeat_byte(f["pad_value"], target.dtype)
         padded = np.full((f["z_size"], height, width, target.shape[1]), padding, target.dtype)
         top, left = f["pad_top"], f["pad_left"]
         padded[:, top : top + f["y_size"], left : left + f["x_size"]] = values
@@ -353,8 +356,8 @@ def load(state: State, dram: NDArray[np.uint8], f: Fields) -> None:
     scatter(target, f["sram_base"], block, values)
 
 
-def _repeated(value: int, dtype: np.dtype[Any]) -> np.generic:
-    """Return a number of `dtype` whose every byte is `value`."""
+def _repeat_byte(value: int, dtype: np.dtype[Any]) -> np.generic:
+    """Return a number of `dtype` whose every byte is `value`: pad_value is a byte, whatever is padded."""
     return np.full(dtype.itemsize, value, np.int8).view(dtype)[0]  # type: ignore[no-any-return]
 
 
@@ -366,7 +369,7 @@ def store(state: State, dram: NDArray[np.uint8], f: Fields) -> None:
         start, rows = _dram_steps(state, dram, f, size, "STORE writes")
     except NotImplementedError:
         return reference.store(state, dram, f)
-    block = _pattern(f["z_size"], f["sram_z"], f["y_size"], f["sram_y"], f["x_size"], f["sram_x"])
+    block = _make_pattern(f["z_size"], f["sram_z"], f["y_size"], f["sram_y"], f["x_size"], f["sram_x"])
     target, values = _dram_view(dram, start, rows, f["x_size"], size, np.int8), gather(pieces, f["sram_base"], block)
     if _rows_overlap(rows, f["x_size"] * size):
         for row in np.ndindex(target.shape[:2]):  # in their order: the last one stays
@@ -377,7 +380,7 @@ def store(state: State, dram: NDArray[np.uint8], f: Fields) -> None:
 
 @lru_cache(maxsize=8192)
 def _rows_overlap(rows: Steps, width: int) -> bool:
-    """Whether rows of `width` bytes may share a byte."""
+    """Return whether rows of `width` bytes may share a byte, so that they must be written in order."""
     reach = width
     for extent, stride in sorted(rows, key=lambda loop: abs(loop[1])):
         if extent > 1:

@@ -28,7 +28,7 @@ from celosia.hw.verilog import TOP, VerilogError, hardware_digest, verilog, writ
 from celosia.long_running import ending_on_sigterm, every_minute, progress_line
 from celosia.plain import Sentences, printable
 from celosia.sim.rtl.array_model import PRODUCTS, array_model, defines
-from celosia.sim.rtl.gating import gated
+from celosia.sim.rtl.gating import gate_registers
 
 VERILATOR_FLAGS = (
     "--cc", "-O3", "--x-assign", "unique", "--x-initial", "unique", "--noassert", "-Wno-fatal", "-Wno-lint",
@@ -55,7 +55,7 @@ class BuildError(Sentences, RuntimeError):
     """The simulator could not be built; the message names the tool and what to do."""
 
 
-def compiler() -> str:
+def find_compiler() -> str:
     """Find the C++ compiler: $CXX, g++ or clang++, whichever comes first and is new enough. BuildError where none
     is."""
     for tool in (tools.GXX, tools.CLANGXX):
@@ -69,7 +69,7 @@ def compiler() -> str:
 
 
 def verilator_root() -> Path:
-    """Folder of the installed verilator package. BuildError where it is missing."""
+    """Return the folder of the installed verilator package. BuildError if it is missing."""
     try:
         files = metadata.distribution("verilator").locate_file("verilator")
     except metadata.PackageNotFoundError:
@@ -83,11 +83,11 @@ def verilator_root() -> Path:
 def require_tools() -> None:
     """Raise BuildError where the compiler or Verilator is missing, without which no simulator is built or
     recognised."""
-    compiler()
+    find_compiler()
     verilator_root()
 
 
-def _processor() -> str:
+def _describe_processor() -> str:
     """Describe the processor, on which -march=native depends."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
@@ -97,23 +97,29 @@ def _processor() -> str:
 
 
 def _is_large(cfg: Config) -> bool:
+    """Return whether a simulator of `cfg` is worth a long build: gated Verilog, -O3 and a training run."""
     return cfg.macs_per_cycle > SMALL_ARRAY
 
 
 def _uses_training(cfg: Config, source: str | None) -> bool:
-    """Whether the simulator is compiled twice, for profile-guided optimisation, with a compiler whose profiles are
-    g++'s."""
+    """Return whether the simulator is compiled twice, for profile-guided optimisation by g++.
+
+    The environment variable CELOSIA_REHEARSAL = 0 turns that off.
+    """
     is_wanted = os.environ.get("CELOSIA_REHEARSAL") != "0"
-    return is_wanted and source is None and _is_large(cfg) and "clang" not in _version(compiler())
+    return is_wanted and source is None and _is_large(cfg) and "clang" not in _tool_version(find_compiler())
 
 
-def _optimisation(cfg: Config) -> str:
+def _optimisation_flag(cfg: Config) -> str:
+    """Return the compiler's flag for the parts that run in every cycle; small simulators are built fast instead."""
     return "-O3" if _is_large(cfg) else "-Og"
 
 
-def _cxx_sources(folder: Path, large: bool) -> tuple[list[Path], Path]:
-    """The C++ files of a simulator that Verilator has written to `folder`, and one more for -O0: what takes little time
-    of a run. That is in one file, since its parts read the same headers, as all of a small simulator is.
+def _group_sources(folder: Path, large: bool) -> tuple[list[Path], Path]:
+    """Sort the C++ files that Verilator has written to `folder` by how often their code runs.
+
+    Returns the files that run in every cycle, and one file for -O0 that includes those that run once ("Slow"). One file
+    compiles faster, since its parts read the same headers. Of a small simulator, the first are one file, too.
     """
     generated = sorted(folder.glob("*.cpp"))
     starting = [path for path in generated if path.stem.endswith("Slow")]
@@ -128,9 +134,9 @@ def _write_unit(sources: Iterable[Path], file: Path) -> Path:
     return file
 
 
-def runtime(cxx: str, root: Path) -> Path:
+def build_runtime(cxx: str, root: Path) -> Path:
     """Compile Verilator's runtime once for all simulators that `cxx` compiles. Raises BuildError."""
-    toolchain = "\0".join((metadata.version("verilator"), _version(cxx), _processor(), *CXX_FLAGS))
+    toolchain = "\0".join((metadata.version("verilator"), _tool_version(cxx), _describe_processor(), *CXX_FLAGS))
     path = cache_folder() / "verilator" / f"{hashlib.sha256(toolchain.encode()).hexdigest()[:32]}.o"
     require_own(path)
     if not path.exists():
@@ -139,58 +145,63 @@ def runtime(cxx: str, root: Path) -> Path:
             source = _write_unit((root / "include" / name for name in RUNTIME), Path(folder) / "runtime.cpp")
             object_file = source.with_suffix(".o")
             _call(
-                [cxx, *CXX_FLAGS, "-O1", *includes(root), "-c", str(source), "-o", str(object_file)], object_file.parent
+                [cxx, *CXX_FLAGS, "-O1", *include_flags(root), "-c", str(source), "-o", str(object_file)],
+                object_file.parent,
             )
             os.replace(object_file, path)
     mark_used(path)
     return path
 
 
-def includes(root: Path) -> list[str]:
-    """Compiler flags for Verilator's headers."""
+def include_flags(root: Path) -> list[str]:
+    """Return the compiler flags for Verilator's headers."""
     return [f"-I{root}/include", f"-I{root}/include/vltstd"]
 
 
-def _source(cfg: Config) -> str:
-    """Write the Verilog that is simulated for `cfg`. Raises BuildError."""
+def _simulated_verilog(cfg: Config) -> str:
+    """Return the Verilog that is simulated for `cfg`, rewritten for speed if the array is large. Raises BuildError."""
     try:
-        return faster(cfg) if _is_large(cfg) else verilog(cfg, simulation=True)
+        return faster_verilog(cfg) if _is_large(cfg) else verilog(cfg, simulation=True)
     except VerilogError as error:
         raise BuildError(str(error)) from None
 
 
-def faster(cfg: Config) -> str:
-    """Return Verilog equivalent to that of `cfg` in every cycle that takes a simulator less work. Raises
-    VerilogError."""
-    return gated(verilog(cfg, simulation=True, flat=True, modelled=True)) + array_model(cfg)
+def faster_verilog(cfg: Config) -> str:
+    """Return Verilog that takes a simulator less work than that of `cfg` and does the same in every cycle.
+
+    Its registers are gated (gating.py), and its array is a model (array_model.py). Raises VerilogError.
+    """
+    return gate_registers(verilog(cfg, simulation=True, flat=True, modelled=True)) + array_model(cfg)
 
 
-def _version(tool: str) -> str:
+def _tool_version(tool: str) -> str:
+    """Return what the tool prints for --version, on which the simulator depends."""
     return subprocess.run([tool, "--version"], capture_output=True, text=True, check=False).stdout
 
 
 def library_path(cfg: Config, source: str | None = None) -> Path:
-    """Path of the library of `cfg`, built or not; its name is a digest of all that it is made from. source: see
-    `library`."""
+    """Return the path of the library of `cfg`, built or not: a digest of everything that it is made from.
+
+    source: see `build_library`.
+    """
     files = HARNESS, PRODUCTS, *(FASTER if source is None and _is_large(cfg) else ())
     twice = _uses_training(cfg, source)
     profiling = (TRAINING_RUN.read_text(encoding="utf-8"), *PROFILING_FLAGS, *TRAINED_FLAGS) if twice else ()
     digest = hashlib.sha256()
     for part in (
         hardware_digest(cfg) if source is None else source, *(file.read_text(encoding="utf-8") for file in files),
-        metadata.version("verilator"), _version(compiler()), _processor(), *VERILATOR_FLAGS, *CXX_FLAGS,
-        *profiling, _optimisation(cfg),
+        metadata.version("verilator"), _tool_version(find_compiler()), _describe_processor(),
+        *VERILATOR_FLAGS, *CXX_FLAGS, *profiling, _optimisation_flag(cfg),
     ):  # fmt: skip
         digest.update(part.encode() + b"\0")
     return cache_folder() / "rtlsim" / digest.hexdigest()[:32] / "simulator.so"
 
 
-def library(cfg: Config, quiet: bool = False, source: str | None = None) -> Path:
-    """Return the simulator of `cfg`, built where it is not there yet (minutes for large arrays). BuildError,
-    CacheError.
+def build_library(cfg: Config, quiet: bool = False, source: str | None = None) -> Path:
+    """Return the path of the simulator of `cfg`. Build it if it is not in the cache, which takes minutes for large
+    arrays. Raises BuildError, CacheError.
 
-    quiet: without the progress line on standard error. source: Verilog of its top module, in place of what `hw.verilog`
-    writes of it, which where the array is large is gated (gating.py) and has a model of the array (array_model.py).
+    quiet: no progress line on standard error. source: Verilog of the top module that replaces the accelerator's.
     """
     path = library_path(cfg, source)
     require_own(path)
@@ -198,7 +209,7 @@ def library(cfg: Config, quiet: bool = False, source: str | None = None) -> Path
         mark_used(path)
         return path
     with writable_cache():
-        return _built(cfg, path, quiet, source)
+        return _build_once(cfg, path, quiet, source)
 
 
 CHECKSUM = "simulator.sha256"
@@ -206,28 +217,30 @@ CHECKSUM = "simulator.sha256"
 
 
 def _is_complete(path: Path) -> bool:
-    """Whether a simulator is complete: the system ends a process that calls into a truncated library."""
+    """Return whether a simulator is complete. The system would end a process that calls into a truncated library."""
     try:
-        return path.with_name(CHECKSUM).read_text(encoding="ascii") == _digest(path)
+        return path.with_name(CHECKSUM).read_text(encoding="ascii") == _file_digest(path)
     except (OSError, ValueError):
         return False
 
 
-def _digest(path: Path) -> str:
+def _file_digest(path: Path) -> str:
+    """Return the checksum of a simulator's file."""
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def _built(cfg: Config, path: Path, quiet: bool, source: str | None) -> Path:
-    """Build `path` once, in whichever process comes first. Raises BuildError, OSError."""
+def _build_once(cfg: Config, path: Path, quiet: bool, source: str | None) -> Path:
+    """Build `path` unless another process has built it meanwhile; one process at a time. Raises BuildError, OSError."""
     make_folder(path.parent)
     require_own(path)
 
-    def waits() -> None:
+    def report_wait() -> None:
+        """Say once that another process builds this simulator."""
         if not quiet:
             name = printable(cfg.name)
             print(f"Waiting for another process that builds the simulator of {name}", file=sys.stderr)
 
-    with file_lock(path.parent / "lock", waits):
+    with file_lock(path.parent / "lock", report_wait):
         if not _is_complete(path):
             for left_over in path.parent.glob("build.*"):
                 shutil.rmtree(left_over, ignore_errors=True)
@@ -260,7 +273,7 @@ def _build(cfg: Config, path: Path, quiet: bool, source: str | None) -> None:
             say(f"{description} ...")
         work = Path(folder)
         task = progress.add_task(f"{description}: {stage}", total=None)
-        text = _source(cfg) if source is None else source
+        text = _simulated_verilog(cfg) if source is None else source
         # Each evaluation in which the clock has changed is a cycle of the harness.
         (work / "top.v").write_text(text.replace("@(posedge ", "@(edge "), encoding="utf-8")
         stage = "Verilator"
@@ -272,21 +285,22 @@ def _build(cfg: Config, path: Path, quiet: bool, source: str | None) -> None:
         macros = {"BUS_BYTES": cfg.bus_bytes, "PORTS": cfg.ports, **defines(cfg)}
         if re.search(rf"\b{FAST_CLOCK}\b", text):  # a device whose array has a clock of its own
             macros["TWO_CLOCKS"] = 1
-        include = [f"-I{folder}", *includes(root), *(f"-D{name}={value}" for name, value in macros.items())]
+        include = [f"-I{folder}", *include_flags(root), *(f"-D{name}={value}" for name, value in macros.items())]
 
-        def begin(name: str, steps: int | None) -> None:
+        def begin_stage(name: str, steps: int | None) -> None:
+            """Show the next stage of the build, with a bar of `steps` steps."""
             nonlocal stage
             stage = name
             progress.reset(task, description=f"{description}: {stage}", total=steps)
 
-        _compile(cfg, work, include, _uses_training(cfg, source), begin, lambda: progress.advance(task))
-        write_atomically(path.with_name(CHECKSUM), _digest(work / "simulator.so"))
+        _compile(cfg, work, include, _uses_training(cfg, source), begin_stage, lambda: progress.advance(task))
+        write_atomically(path.with_name(CHECKSUM), _file_digest(work / "simulator.so"))
         (work / "simulator.so").chmod(0o755)
         os.replace(work / "simulator.so", path)
 
 
 def _compile(
-    cfg: Config, work: Path, include: list[str], trained: bool, begin: Callable[[str, int | None], None],
+    cfg: Config, work: Path, include: list[str], trained: bool, begin_stage: Callable[[str, int | None], None],
     step_done: Callable[[], None],
 ) -> None:  # fmt: skip
     """Compile the C++ in `work` to simulator.so. begin: called with a stage and its number of steps; step_done: after
@@ -294,31 +308,32 @@ def _compile(
 
     trained: compiled twice, where that can be done: the second time the compiler knows what a run does.
     """
-    cxx = compiler()
-    sources, seldom = _cxx_sources(work, _is_large(cfg))
+    cxx = find_compiler()
+    sources, seldom = _group_sources(work, _is_large(cfg))
     sources.sort(key=lambda source: -source.stat().st_size)  # the longest first: both cores end together
     objects = {path: work / f"{path.stem}.o" for path in (seldom, *sources)}
 
-    def compiled(*flags: str) -> None:
-        line = [cxx, *CXX_FLAGS, _optimisation(cfg), *flags]
+    def compile_all(*flags: str) -> None:
+        """Compile all files and link them to simulator.so, with these flags for the files that run in every cycle."""
+        line = [cxx, *CXX_FLAGS, _optimisation_flag(cfg), *flags]
         commands = [[*line, *include, "-c", str(path), "-o", str(objects[path])] for path in sources]
         if not objects[seldom].exists():
             commands.insert(0, [cxx, *CXX_FLAGS, "-O0", *include, "-c", str(seldom), "-o", str(objects[seldom])])
-        begin("C++", len(commands) + 1)
+        begin_stage("C++", len(commands) + 1)
         _call_all(commands, work, step_done)
-        parts = [str(runtime(cxx, verilator_root())), *map(str, objects.values())]
+        parts = [str(build_runtime(cxx, verilator_root())), *map(str, objects.values())]
         _call([cxx, "-shared", *flags, *parts, "-o", str(work / "simulator.so"), "-lpthread"], work)
 
     if trained:
         try:
-            compiled(*PROFILING_FLAGS)
-            begin("training run", None)
+            compile_all(*PROFILING_FLAGS)
+            begin_stage("training run", None)
             _train(cfg, work)
-            compiled(*TRAINED_FLAGS)
+            compile_all(*TRAINED_FLAGS)
             return
         except (BuildError, OSError):
             pass  # not every compiler keeps such profiles
-    compiled()
+    compile_all()
 
 
 def _train(cfg: Config, work: Path) -> None:
@@ -352,7 +367,10 @@ def _call(
     command: list[str], folder: Path, environment: dict[str, str] | None = None,
     running: set[subprocess.Popen[str]] | None = None,
 ) -> None:  # fmt: skip
-    """Run a command, which is in `running` meanwhile. BuildError with the end of its output where it fails."""
+    """Run a command to its end. BuildError with its first lines of output if it fails.
+
+    running: holds the process meanwhile, so that another thread can stop it.
+    """
     with subprocess.Popen(
         command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     ) as process:
@@ -372,4 +390,4 @@ def _call(
 
 
 if __name__ == "__main__":
-    print(library(Config.load(sys.argv[1])))
+    print(build_library(Config.load(sys.argv[1])))

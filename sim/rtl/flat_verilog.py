@@ -45,8 +45,8 @@ def base_of(atom: str) -> str:
     return re.sub(r"\[\d+\]$", "", atom.removeprefix("!"))
 
 
-def written(name: str) -> str:
-    """Write a name as Verilog has it."""
+def verilog_name(name: str) -> str:
+    """Return a name as Verilog spells it: names with special characters begin with a backslash and end in a space."""
     return name if re.fullmatch(r"[A-Za-z_][\w$]*", name) else f"\\{name} "
 
 
@@ -55,7 +55,7 @@ def word_of(memory: str) -> str:
     return f"\\{memory}.word "
 
 
-def variable(width: str, name: str) -> str:
+def declare_variable(width: str, name: str) -> str:
     """Declare a variable; width: as Verilog has it, [high:0] or nothing."""
     high = int(width[1:].partition(":")[0]) if width else 0
     return f"{'automatic' if high < WIDE else 'static'} reg {width}{name};"
@@ -64,19 +64,20 @@ def variable(width: str, name: str) -> str:
 def condition_of(atom: str) -> str:
     """Write an atom as Verilog."""
     base = base_of(atom)
-    return f"{'!' if atom[0] == '!' else ''}{written(base)}{atom.removeprefix('!')[len(base) :]}"
+    return f"{'!' if atom[0] == '!' else ''}{verilog_name(base)}{atom.removeprefix('!')[len(base) :]}"
 
 
-def selected(text: str) -> str:
+def select_entries(text: str) -> str:
     r"""Rewrite flat Verilog so that one entry of a wide register is selected, not shifted down with all behind it.
 
     >>> text = ["reg [63:0] t;", "wire [2:0] n;", "wire [7:0] a;", "assign a = t >> { 1'h0, n, 3'h0 };"]
-    >>> print(selected("".join(f"  {line}\n" for line in text)).splitlines()[-1])
+    >>> print(select_entries("".join(f"  {line}\n" for line in text)).splitlines()[-1])
       assign a = t[{ n, 3'h0 } +: 8];
     """
     widths = {name: int(high or 0) + 1 for high, name in _WIDTH.findall(text)}
 
-    def select(match: re.Match[str]) -> str:
+    def replace_shift(match: re.Match[str]) -> str:
+        """Write the assignment of a shift as a selection, if the widths show that it takes one whole entry."""
         left, wide, number, zeros = match.groups()
         entry = 1 << int(zeros)
         width = widths.get(left, entry + 1)
@@ -84,7 +85,7 @@ def selected(text: str) -> str:
             return match[0]
         return f"  assign {left} = {wide}[{{ {number}, {zeros}'h0 }} +: {width}];"
 
-    return _SHIFT.sub(select, text)
+    return _SHIFT.sub(replace_shift, text)
 
 
 @dataclass(eq=False)
@@ -157,7 +158,7 @@ class Register:
         conditions = [_IF.fullmatch(line.removesuffix("begin")) for line in outer]
         atoms = [atom_of(condition[1]) if condition else None for condition in conditions]
         if all(atoms):
-            self.conditions, self.body = [atom for atom in atoms if atom], _one_compare(lines)
+            self.conditions, self.body = [atom for atom in atoms if atom], _compare_once(lines)
             self._write_once(lines, memories)
 
     def _write_once(self, lines: list[str], memories: Mapping[str, str]) -> None:
@@ -171,13 +172,13 @@ class Register:
         if len(lines) % 2 or len({(memory, address) for _, memory, address, _, _ in parts}) != 1:
             return
         _, memory, address, _, _ = parts[0]
-        word, entry = word_of(memory), f"{written(memory)}[{address}]"
+        word, entry = word_of(memory), f"{verilog_name(memory)}[{address}]"
         self.local = memory, memories[memory]
         writes = (f"if ({condition}) {word}[{bits}] = {value};" for condition, _, _, bits, value in parts)
         self.body = [f"{word} = {entry};", *writes, f"{entry} <= {word};"]
 
 
-def _one_compare(lines: list[str]) -> list[str]:
+def _compare_once(lines: list[str]) -> list[str]:
     """Rewrite a read of an entry that is written in the same cycle: compare its address once for all parts."""
     tests = [re.fullmatch(r"      if \((.*) && (\S.* == \S.*)\)", line) for line in lines]
     compares = [test[2] for test in tests if test]
@@ -221,15 +222,15 @@ class Module:
         self.fixed: set[str] = set()
         """Names that are used outside: ports, and all in lines that are not understood."""
         for lines in _statements(text):
-            self.statements.append(self._statement(lines))
+            self.statements.append(self._parse_statement(lines))
         self.registers = [statement for statement in self.statements if isinstance(statement, Register)]
         written = Counter(name for register in self.registers for name in register.targets & self.memories.keys())
         for register in self.registers:
             if register.local and written[register.local[0]] > 1:
                 register.write_parts_alone()
-        self.assigns = self._alive([statement for statement in self.statements if isinstance(statement, Assign)])
+        self.assigns = self._keep_used([statement for statement in self.statements if isinstance(statement, Assign)])
 
-    def _statement(self, lines: list[str]) -> str | Assign | Register:
+    def _parse_statement(self, lines: list[str]) -> str | Assign | Register:
         """Parse the lines of a statement; other text stays as it is."""
         text = "\n".join(lines)
         if text.startswith("  assign "):
@@ -245,8 +246,8 @@ class Module:
             self.fixed |= names_in(text + " ")
         return text
 
-    def _alive(self, assigns: list[Assign]) -> list[Assign]:
-        """Keep the statements whose result some register, memory or output needs."""
+    def _keep_used(self, assigns: list[Assign]) -> list[Assign]:
+        """Return the assignments whose result some register, memory or output needs."""
         outside = self.fixed.union(*(names_in("\n".join(register.text) + " ") for register in self.registers))
         while True:
             read = outside.union(*(assign.reads for assign in assigns))

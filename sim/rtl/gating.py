@@ -43,11 +43,11 @@ from celosia.sim.rtl.flat_verilog import (
     atom_of,
     base_of,
     condition_of,
+    declare_variable,
     names_in,
-    selected,
-    variable,
+    select_entries,
+    verilog_name,
     word_of,
-    written,
 )
 
 COPIES = 4
@@ -71,11 +71,16 @@ class _Gating:
         """Return `atom` and all atoms that are true wherever it is."""
         if atom not in self._closures:
             self._closures[atom] = {atom}  # also where a definition comes back to it
-            self._closures[atom] |= {implied for defined in self._defined(atom) for implied in self.implied(defined)}
+            self._closures[atom] |= {
+                implied for defined in self._implied_by_definition(atom) for implied in self.implied(defined)
+            }
         return self._closures[atom]
 
-    def _defined(self, atom: str) -> list[str]:
-        """Return atoms that hold together with `atom`, by its definition."""
+    def _implied_by_definition(self, atom: str) -> list[str]:
+        """Return the atoms whose conjunction the assignment of `atom` computes; none if it computes anything else.
+
+        These all hold when `atom` does. Forms: a & b, & { a, b } and a ? b : 0.
+        """
         base = base_of(atom)
         drivers = self.drivers[base]
         if atom[0] == "!" or len(drivers) != 1 or atom_of(drivers[0].left) != base:
@@ -104,20 +109,21 @@ class _Gating:
         }  # fmt: skip
         popular = Counter(atom for atoms in common.values() for atom in atoms)
 
-        def closest(atoms: Iterable[str]) -> str:
-            """The one that says most, and of these the one that stands in fewest registers' conditions."""
+        def most_specific(atoms: Iterable[str]) -> str:
+            """Return the atom that implies most others; of several, the one that fewest registers' conditions imply."""
             return max(atoms, key=lambda atom: (len(self.implied(atom)), -popular[atom], atom))
 
-        def path(atom: str) -> Path:
+        def path_to(atom: str) -> Path:
+            """Return the nested conditions around a register with this condition, from the outermost to `atom`."""
             outer = {candidate for candidate in self.implied(atom) if atom not in self.implied(candidate)}
-            return (*path(closest(outer)), atom) if outer else (atom,)
+            return (*path_to(most_specific(outer)), atom) if outer else (atom,)
 
         for register, atoms in common.items():
             if atoms:
-                register.path = path(closest(atoms))
+                register.path = path_to(most_specific(atoms))
 
-    def _used(self) -> dict[str, set[Path]]:
-        """Return, by name, the conditions under which registers and conditions use a signal."""
+    def _paths_of_uses(self) -> dict[str, set[Path]]:
+        """Return, by the name of a signal, the paths (nested conditions) at which registers and conditions use it."""
         used: defaultdict[str, set[Path]] = defaultdict(set)
         for name in self.module.fixed:
             used[name].add(())
@@ -136,7 +142,7 @@ class _Gating:
         Assignments that write parts of one name stay together. They are placed after all that read them; those in
         loops of names, which have no such order, and all in front of them stay outside.
         """
-        used, assigns = self._used(), self.module.assigns
+        used, assigns = self._paths_of_uses(), self.module.assigns
         together = _assign_groups(assigns)
         readers: defaultdict[str, set[int]] = defaultdict(set)
         members: defaultdict[int, list[Assign]] = defaultdict(list)
@@ -158,7 +164,7 @@ class _Gating:
             names = writes[number]
             paths = {path for name in names for path in used.get(name, ())}
             paths |= {path for name in names for reader in readers[name] for path in children[reader]}
-            children[number] = _meet(paths) if names <= self.module.wires.keys() else {()}
+            children[number] = _common_places(paths) if names <= self.module.wires.keys() else {()}
             order += reversed(members[number])
             for before in inputs[number]:
                 waiting[before].discard(number)
@@ -182,8 +188,13 @@ def _assign_groups(assigns: list[Assign]) -> dict[int, int]:
     return number
 
 
-def _meet(paths: set[Path]) -> set[Path]:
-    """Innermost places from which all of `paths` can be seen: one for each outermost condition, or outside."""
+def _common_places(paths: set[Path]) -> set[Path]:
+    """Return the innermost paths whose variables are visible at all of `paths`: their longest common prefixes.
+
+    There is one for each outermost condition among `paths`, at which logic is copied. If these are more than COPIES, or
+    one of `paths` is outside all conditions, the only place is outside: (). Example: {(a, b), (a, c), (d,)} gives
+    {(a,), (d,)}.
+    """
     meeting: dict[str, Path] = {}
     for path in paths:
         if not path:
@@ -194,9 +205,9 @@ def _meet(paths: set[Path]) -> set[Path]:
     return set(meeting.values()) if len(meeting) <= COPIES else {()}
 
 
-def gated(text: str) -> str:
+def gate_registers(text: str) -> str:
     """Return Yosys' flat Verilog module `text` with its logic inside the conditions of the registers that use it."""
-    module = Module(selected(text))
+    module = Module(select_entries(text))
     gating = _Gating(module)
     assigns: defaultdict[Path, list[Assign]] = defaultdict(list)
     registers: defaultdict[Path, list[Register]] = defaultdict(list)
@@ -213,43 +224,46 @@ def gated(text: str) -> str:
         for depth in range(len(path)):
             inner[path[:depth]][path[: depth + 1]] = None
 
-    def within(path: Path) -> Iterator[str]:
+    def condition_lines(path: Path) -> Iterator[str]:
+        """Yield the if statement of a path's innermost condition, with all logic and registers in it."""
         yield f"if ({condition_of(path[-1])}) begin"
         names = dict.fromkeys(name for assign in assigns[path] for name in sorted(assign.writes))
         parts = {name for assign in assigns[path] if "[" in assign.left for name in assign.writes}
-        yield from (f"  {variable(module.wires[name], written(name))}" for name in names)
+        yield from (f"  {declare_variable(module.wires[name], verilog_name(name))}" for name in names)
         entries = (register.local for register in registers[path] if register.local)
-        yield from (f"  {variable(width, word_of(memory))}" for memory, width in entries)
+        yield from (f"  {declare_variable(width, word_of(memory))}" for memory, width in entries)
         # A variable that is written part by part would be randomised first, which takes long.
-        yield from (f"  {written(name)} = 0;" for name in names if name in parts)
+        yield from (f"  {verilog_name(name)} = 0;" for name in names if name in parts)
         for assign in assigns[path]:
             yield f"  {assign.left} = {assign.right}"
         for register in registers[path]:
             yield from (f"  {line.strip()}" for line in register.body)
         for inner_line in inner[path]:
-            yield from (f"  {line}" for line in within(inner_line))
+            yield from (f"  {line}" for line in condition_lines(inner_line))
         yield "end"
 
-    def below(path: Path) -> Iterator[Path]:
+    def nested_paths(path: Path) -> Iterator[Path]:
+        """Yield a path and all paths inside it."""
         yield path
         for line in inner[path]:
-            yield from below(line)
+            yield from nested_paths(line)
 
-    def group(number: int, path: Path) -> Iterator[str]:
-        places = list(below(path))
+    def task_lines(number: int, path: Path) -> Iterator[str]:
+        """Yield the task of an outermost condition, and the always block that calls it and resets its registers."""
+        places = list(nested_paths(path))
         blocks = [register for place in places for register in registers[place]]
         yield f"  task automatic gated{number};"
-        yield from (f"    {line}" for line in within(path))
+        yield from (f"    {line}" for line in condition_lines(path))
         yield "  endtask"
         yield f"{blocks[0].text[0].removesuffix(' begin')} begin"
         yield f"    gated{number};"
         yield from (f"    {register.reset}" for register in blocks if register.reset)
         yield "  end"
 
-    return "\n".join(_lines(module, gating, moved, [group(n, path) for n, path in enumerate(inner[()])]))
+    return "\n".join(_module_lines(module, gating, moved, [task_lines(n, path) for n, path in enumerate(inner[()])]))
 
 
-def _lines(module: Module, gating: _Gating, moved: set[str], groups: Iterable[Iterator[str]]) -> Iterator[str]:
+def _module_lines(module: Module, gating: _Gating, moved: set[str], groups: Iterable[Iterator[str]]) -> Iterator[str]:
     """Yield the module's lines, with gated statements in groups before its end."""
     for line in module.statements:
         if isinstance(line, Assign):

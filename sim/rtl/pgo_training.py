@@ -25,13 +25,13 @@ LOOPS = {Opcode.GEMM: 6, Opcode.VECTOR: 4}
 CYCLES = 2_000_000
 """Limit of cycles, more than the rounds take."""
 DATA = 1 << 20
-"""Bytes that they read and write."""
+"""Bytes of memory that the instructions access."""
 ROW, PLANE = 4096, 16384
 """Bytes from one row of a block to the next, and from one plane."""
 
 
-def _chosen(field: str, opcode: Opcode, data: int, draw: Random) -> int | None:
-    """Choose a value for a field; None where any will do. data: where the memory for it begins."""
+def _choose_value(field: str, opcode: Opcode, data: int, draw: Random) -> int | None:
+    """Choose a value for a field; None if any value will do. data: address of the memory that instructions access."""
     unit = UNIT_OF[opcode]
     match field:
         case "opcode":
@@ -51,13 +51,13 @@ def _chosen(field: str, opcode: Opcode, data: int, draw: Random) -> int | None:
     return draw.randint(1, LOOPS.get(opcode, 4)) if field.startswith("extent_") or field.endswith("_size") else None
 
 
-def _instruction(cfg: Config, opcode: Opcode, data: int, draw: Random) -> int:
+def _draw_instruction(cfg: Config, opcode: Opcode, data: int, draw: Random) -> int:
     """Draw a legal instruction of an opcode."""
     form = formats(cfg)[opcode]
     while True:
         word = 0
         for field in form.fields:
-            value = _chosen(field.name, opcode, data, draw)
+            value = _choose_value(field.name, opcode, data, draw)
             bits = draw.getrandbits(field.width) if value is None else value
             word |= bits << form.offsets[field.name]
         if why_illegal(cfg, word) is None:
@@ -69,7 +69,7 @@ def train(device: Device, rounds: int = ROUNDS) -> Counters:
     cfg, draw = device.config, Random(0)
     size, count = instruction_bytes(cfg), rounds * len(Opcode)
     data = -(-count * size // ROW) * ROW
-    words = [_instruction(cfg, opcode, data, draw) for _ in range(rounds) for opcode in Opcode]
+    words = [_draw_instruction(cfg, opcode, data, draw) for _ in range(rounds) for opcode in Opcode]
     device.allocate(data + DATA)
     device.write(0, np.frombuffer(b"".join(word.to_bytes(size, "little") for word in words), np.uint8))
     device.write(data, np.frombuffer(draw.randbytes(DATA), np.uint8))

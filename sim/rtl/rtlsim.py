@@ -21,7 +21,7 @@ from celosia.hw.spec.regs import COUNTERS, Error
 from celosia.sim.device import Counters, DeviceError, Event, TimeLimit
 from celosia.sim.functional.fsim import Memory
 from celosia.sim.host import Control
-from celosia.sim.rtl.build import library
+from celosia.sim.rtl.build import build_library
 
 __all__ = ["IDEAL", "ZYNQ_HP", "MemoryModel", "RtlDevice", "random_stalls"]
 
@@ -52,7 +52,7 @@ _EVENT = np.dtype([("unit", np.uint32), ("index", np.uint32), ("start", np.uint6
 
 
 @cache
-def _load(path: Path) -> ctypes.CDLL:
+def _load_library(path: Path) -> ctypes.CDLL:
     """Load the simulator's library, and declare its functions."""
     lib = ctypes.CDLL(str(path))
     handle, u64, u32 = ctypes.c_void_p, ctypes.c_uint64, ctypes.c_uint32
@@ -107,26 +107,27 @@ class RtlDevice(Memory):
         self.watchdog_cycles = watchdog_cycles
         self.seed = seed
         self.abandoned = False
-        self._lib = _load(simulator or library(config, quiet, source))
-        self._begin()
+        self._lib = _load_library(simulator or build_library(config, quiet, source))
+        self._create_simulator()
 
-    def _begin(self) -> None:
+    def _create_simulator(self) -> None:
+        """Create a simulator of the library without memory, and check that it is one of this Config."""
         self._handle = ctypes.c_void_p(self._lib.celosia_create(self.seed))
         self._using = RLock()  # while the simulator is at work, another thread must not take it away
-        self.control = Control(self._read, self._write)
+        self.control = Control(self._read_register, self._write_register)
         """The registers of the hardware."""
-        self._place(0)
+        self._place_memory(0)
         self.control.check(self.config)
 
     def clone_shared(self) -> RtlDevice:
         """Return another simulator of the same hardware, with a memory of its own; see sim.device.Shared."""
         clone = copy(self)
-        clone._begin()
+        clone._create_simulator()
         return clone
 
     @property
     def memory_model(self) -> str | None:
-        """Name of its memory model."""
+        """Text of the memory model, with each parameter that differs from its default."""
         return str(self.memory)
 
     @property
@@ -137,9 +138,10 @@ class RtlDevice(Memory):
     def allocate(self, size: int) -> None:
         """Allocate memory, as `Device.allocate`. DeviceError where memory still owes answers of an earlier run."""
         self.settle()  # late writes would arrive in what is not their memory any more
-        self._place(size)
+        self._place_memory(size)
 
-    def _place(self, size: int) -> None:
+    def _place_memory(self, size: int) -> None:
+        """Replace memory by `size` bytes of zeros. Behind them lies at least one page, which runs must not reach."""
         super().allocate(size)
         rounded = -(-size // PAGE) * PAGE + PAGE
         with self._using:
@@ -192,12 +194,12 @@ class RtlDevice(Memory):
         )  # fmt: skip
         self._call("begin", trace)  # cycles of events begin here, as those of the counters
         self.control.start()
-        self._until_done(timeout_cycles)
+        self._simulate_until_done(timeout_cycles)
         events = [
             Event(Unit(int(row["unit"])).name.lower(), int(row["index"]), int(row["start"]), int(row["end"]))
-            for row in self._events()
+            for row in self._read_events()
         ]
-        values = self.control.counters(self._state)
+        values = self.control.counters(self._describe_units)
         return Counters(values["cycles"], values, events)
 
     def settle(self) -> None:
@@ -225,7 +227,7 @@ class RtlDevice(Memory):
             counts = np.ctypeslib.as_array(self._call("states"), (4 ** len(Unit),))
             return counts.reshape((4,) * len(Unit)).transpose().copy()
 
-    def _until_done(self, timeout_cycles: int) -> None:
+    def _simulate_until_done(self, timeout_cycles: int) -> None:
         """Simulate in slices until the run is done. DeviceError, TimeLimit."""
         slice_cycles = min(SLICE, SLICE_PRODUCTS // self.config.macs_per_cycle)
         while True:
@@ -233,10 +235,10 @@ class RtlDevice(Memory):
             if self.abandoned:
                 raise DeviceError(f"nobody waits for the run any more, after {passed} cycles")
             if passed >= timeout_cycles:
-                raise TimeLimit(f"no end within {timeout_cycles} cycles: {self._state()}")
+                raise TimeLimit(f"no end within {timeout_cycles} cycles: {self._describe_units()}")
             is_done = self._call("run", min(slice_cycles, timeout_cycles - passed))
             if is_done < 0:
-                error, state = self._call("error").decode(), self._state()
+                error, state = self._call("error").decode(), self._describe_units()
                 self.reset()  # nothing is known of hardware that breaks the rules of its bus
                 raise DeviceError(f"{error}; {state}")
             if self.progress is not None:
@@ -244,15 +246,16 @@ class RtlDevice(Memory):
             if is_done:
                 return
 
-    def _events(self) -> NDArray[np.void]:
+    def _read_events(self) -> NDArray[np.void]:
+        """Return the events that the harness has recorded since the run began, as rows of _EVENT."""
         with self._using:
             count = self._call("event_count")
             if count == 0:
                 return np.zeros(0, _EVENT)
             return np.frombuffer(ctypes.string_at(self._call("events"), count * _EVENT.itemsize), _EVENT)
 
-    def _state(self) -> str:
-        """Describe, for an error, how far each unit has come."""
+    def _describe_units(self) -> str:
+        """Describe for an error message how many instructions each unit has started and ended."""
         values = (ctypes.c_int64 * (4 * len(Unit)))()
         self._call("progress", values)
         parts = []
@@ -268,11 +271,13 @@ class RtlDevice(Memory):
                 )
         return "; ".join(parts)
 
-    def _write(self, offset: int, value: int) -> None:
+    def _write_register(self, offset: int, value: int) -> None:
+        """Write a register over AXI4-Lite, for `Control`."""
         if not self._call("write_register", offset, value):
             raise DeviceError(f"no answer to a write of the register at {offset:#x}")
 
-    def _read(self, offset: int) -> int:
+    def _read_register(self, offset: int) -> int:
+        """Read a register over AXI4-Lite, for `Control`."""
         value = ctypes.c_uint32()
         if not self._call("read_register", offset, ctypes.byref(value)):
             raise DeviceError(f"no answer to a read of the register at {offset:#x}")

@@ -41,7 +41,7 @@ class Gemm:
         end = self.free + self._stages
         steps_per_output = work.steps // work.outputs
         writes = Train(end - WRITE_TO_END - (work.outputs - 1) * steps_per_output, steps_per_output, work.outputs)
-        self._acc.gemm(work, writes._replace(first=writes.first - READ_TO_WRITE), writes)
+        self._acc.reserve_gemm(work, writes._replace(first=writes.first - READ_TO_WRITE), writes)
         return start, end
 
 
@@ -138,28 +138,28 @@ class Vector:
     def run(self, ready: int, work: Work) -> tuple[int, int, list[Train]]:
         """Return the start and end cycles of an instruction, and the cycles in which entries are written."""
         if work.softmax_entries:
-            return self._softmax(ready, work)
-        start, follows = self._start(ready, work)
+            return self._run_softmax(ready, work)
+        start, follows = self._start_cycle(ready, work)
         self._last_writes = work.shared_writes
         parts = list(self._step_parts(start, follows, work))
         self._acc.forget(start + 1)
         steps, last = parts[-1]
-        trains = [self._writes(part.steps, part.last) for part in parts]
+        trains = [self._write_cycles(part.steps, part.last) for part in parts]
         if work.shared_writes & IN_ACC:
             last, landed = self._write_acc(work, steps, last - steps.last)
             trains = [trains[0]._replace(first=trains[0].first + landed - trains[0].last)]
-        self.stalled += last - self._steps(self._first(start, work), work).last
+        self.stalled += last - self._unhindered_steps(self._first_step_cycle(start, work), work).last
         self.overlapped_steps += sum(min(steps.steps, max(0, self._rows_done - steps.first)) for steps, _ in parts)
         self._last_start, self._free, self._next = start, last, last + 1 + steps.gap
         end = max(trains[-1].last, self._rows_done, self._written[-1] + 1)
         self._written.append(end)
         return start, end + WRITE_TO_END, trains
 
-    def _softmax(self, ready: int, work: Work) -> tuple[int, int, list[Train]]:
+    def _run_softmax(self, ready: int, work: Work) -> tuple[int, int, list[Train]]:
         """Return the start, end and writes of a softmax. Only a like softmax may overlap it; all other instructions
         wait as behind one that writes acc."""
         overlapped = self._rows.overlap_start(ready) if work.like_last_softmax else NEVER
-        start = overlapped if overlapped < NEVER else self._start(ready, work)[0]
+        start = overlapped if overlapped < NEVER else self._start_cycle(ready, work)[0]
         rows = work.outputs // work.softmax_entries
         done_at = self._rows.run(start, rows, work.softmax_entries, overlapped < NEVER)
         self._rows_last, self._rows_done = self._rows_done if overlapped < NEVER else start + 1, done_at
@@ -172,7 +172,7 @@ class Vector:
         writes = self._rows.writes(rows, work.softmax_entries, done_at - 1)
         return start, writes.last + WRITE_TO_END, [writes]
 
-    def _start(self, ready: int, work: Work) -> tuple[int, bool]:
+    def _start_cycle(self, ready: int, work: Work) -> tuple[int, bool]:
         """Return the start cycle of an instruction, and whether it writes vin behind the rows of a softmax."""
         waits = work.softmax_entries | work.norm_cycles | self._last_writes & (IN_ACC | work.shared_reads)
         may_overlap = self._rows_to_inp and work.shared_reads == IN_ACC and not work.shared_writes | work.port
@@ -185,31 +185,33 @@ class Vector:
         return max(start, rows), False
 
     def acc_free_after(self, ready: int, work: Work) -> int:
-        """Estimate the cycle after which the next instruction no longer uses acc, if GEMM does no more than is known. 0
-        if it does not use acc."""
-        *_, (steps, last) = self._step_parts(*self._start(ready, work), work)
+        """Return the cycle after which the instruction no longer uses acc, if GEMM does no more than is known by now.
+
+        0 if the instruction does not use acc.
+        """
+        *_, (steps, last) = self._step_parts(*self._start_cycle(ready, work), work)
         if work.shared_writes & IN_ACC:
             return self._write_acc(work, steps, last - steps.last)[1]
         return last + self._to_acc if work.shared_reads & IN_ACC else 0
 
-    def _first(self, start: int, work: Work) -> int:
-        """First cycle in which a step of an instruction that starts in cycle `start` may be taken."""
+    def _first_step_cycle(self, start: int, work: Work) -> int:
+        """Return the first cycle in which a step of an instruction that starts in cycle `start` may be taken."""
         return max(start + 1 + work.norm_cycles, self._next)
 
-    def _steps(self, first: int, work: Work) -> Steps:
-        """Cycles of all steps from cycle `first` on, if GEMM does not use the accumulators."""
+    def _unhindered_steps(self, first: int, work: Work) -> Steps:
+        """Return the cycles of all steps from cycle `first` on, as if GEMM did not use acc."""
         return Steps(first, work.steps, work.steps // work.outputs, self._gap * work.residual)
 
     def _step_parts(self, start: int, follows: bool, work: Work) -> Iterator[StepPart]:
         """Yield the steps of an instruction that starts in cycle `start`, in parts: one for each group of outputs that
         waits."""
-        all_steps, output = self._steps(self._first(start, work), work), 0
+        all_steps, output = self._unhindered_steps(self._first_step_cycle(start, work), work), 0
         next_one = all_steps.first
         for count, free in self._output_waits(start, work) if follows else [(work.outputs, 0)]:
             steps = all_steps._replace(first=max(next_one, free), steps=count * all_steps.each)
             last = steps.last
             if work.shared_reads & IN_ACC:
-                last = self._acc.vector_reads(work, steps.later(self._to_acc), output) - self._to_acc
+                last = self._acc.last_vector_read(work, steps.later(self._to_acc), output) - self._to_acc
             yield StepPart(steps, last)
             next_one, output = last + 1, output + count
 
@@ -227,8 +229,8 @@ class Vector:
                 yield min(count, left), max(free, counted)
             left -= min(count, left)
 
-    def _writes(self, steps: Steps, last: int) -> Train:
-        """Cycles in which entries reach the last stage, if the last step is taken in cycle `last`."""
+    def _write_cycles(self, steps: Steps, last: int) -> Train:
+        """Return the cycles in which entries reach the last stage, if the last step is taken in cycle `last`."""
         writes = Train(0, steps.each + steps.gap, steps.steps // steps.each)
         return writes._replace(first=last + self._to_write + steps.gap - writes.last)
 
@@ -242,5 +244,5 @@ class Vector:
             if len(written) == WRITEBACK_DEPTH:
                 step_cycle = max(step_cycle, written[0] + WRITE_TO_ROOM + steps.each - 1)
             arrives = step_cycle + self._to_write + steps.gap
-            written.append(self._acc.vector_write(work, output, max(arrives + ARRIVAL_TO_WRITE, written[-1] + 1)))
+            written.append(self._acc.vector_write_cycle(work, output, max(arrives + ARRIVAL_TO_WRITE, written[-1] + 1)))
         return step_cycle, written[-1]

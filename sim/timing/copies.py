@@ -42,8 +42,8 @@ class RowLister:
         self._last_asks = deque([-1] * PREFETCH_ROWS, PREFETCH_ROWS)  # cycles of the last requests for the last rows
         self._jobs = deque([-1] * MAX_IN_FLIGHT, MAX_IN_FLIGHT)  # cycles in which the last instructions' data began
 
-    def start(self, ready: int, waiting: int = 0) -> int:
-        """Start cycle of the next instruction. waiting: instructions in front of it that have not begun."""
+    def next_start(self, ready: int, waiting: int = 0) -> int:
+        """Return the start cycle of the next instruction. waiting: instructions in front of it that have not begun."""
         return max(ready, self._begun + 1, self._jobs[waiting] + 1)
 
     def begin(self, start: int) -> None:
@@ -51,7 +51,7 @@ class RowLister:
         self._begun = max(start + 1, self._listed)
 
     @property
-    def ask(self) -> int:
+    def first_ask(self) -> int:
         """Cycle from which on the first burst of the instruction that has begun may be asked for."""
         return self._begun + BEGIN_TO_ASK
 
@@ -96,22 +96,24 @@ class LoadChannel:
         """Whether the start of one more instruction cannot be computed yet."""
         return len(self._started) == 2
 
-    def free(self, ready: int) -> int:
-        """Start cycle of the next instruction, `ready` or later."""
-        return self._lister.start(ready, len(self._started))
+    def next_start(self, ready: int) -> int:
+        """Return the start cycle of the next instruction, `ready` or later."""
+        return self._lister.next_start(ready, len(self._started))
 
     def start(self, work: Work, start: int) -> None:
-        """Start an instruction in that cycle."""
+        """Start an instruction in cycle `start`."""
         self._started.append((work, start))
         if len(self._started) == 1:
             self._lister.begin(start)
 
-    def ask(self) -> int:
-        """Cycle in which the first burst of the next train is asked for; NEVER without an instruction."""
+    def next_ask(self) -> int:
+        """Return the cycle in which the first burst of the next train is asked for; NEVER without an instruction."""
         if not self._started:
             return NEVER
         work, _ = self._started[0]
-        return max(self._lister.ask, self._engine.next_ask, self._room_at(min(work.beats // work.bursts, MAX_BURST)))
+        return max(
+            self._lister.first_ask, self._engine.next_ask, self._room_at(min(work.beats // work.bursts, MAX_BURST))
+        )
 
     def open(self, ask: int) -> None:
         """Begin the train of the instruction that has begun, its first burst asked for in cycle `ask`."""
@@ -120,7 +122,7 @@ class LoadChannel:
         self.is_open = True
 
     def close(self) -> tuple[Work, int]:
-        """End the train that is open. Return its instruction and that one's end."""
+        """End the train that is open. Return its instruction, and the cycle in which the instruction ends."""
         self._engine.finish()
         work, start = self._started.popleft()
         steps, lead, trail, beats, bursts = work.steps, work.lead, work.trail, work.beats, work.bursts
@@ -225,7 +227,7 @@ class Load:
             return None
         self._issued.popleft()
         ready = max(ready, self._free, self._retired[-1] if changes else self._retired[waiting])
-        start = max(channel.free(ready) for channel in channels)
+        start = max(channel.next_start(ready) for channel in channels)
         for channel in channels:
             channel.start(work, start)
         self._weight_ports = work.weight_ports or self._weight_ports
@@ -245,9 +247,11 @@ class Load:
         return retired
 
     def _channels_of(self, work: Work) -> list[LoadChannel]:
+        """Return the channels that execute an instruction: both for spread weights, else one."""
         return self.channels if work.weight_ports == BOTH_PORTS else [self.channels[work.load_channel]]
 
     def _ends_of(self, work: Work) -> list[deque[int]]:
+        """Return the waiting ends of each of `_channels_of`."""
         return self._ended if work.weight_ports == BOTH_PORTS else [self._ended[work.load_channel]]
 
 
@@ -262,14 +266,14 @@ class Store:
     def run(self, ready: int, work: Work) -> tuple[int, int]:
         """Return the start and end cycles of an instruction that is ready in cycle `ready`."""
         steps, beats = work.steps, work.beats
-        start = max(self._lister.start(ready), self._ends[0])
+        start = max(self._lister.next_start(ready), self._ends[0])
         self._lister.begin(start)
         units = -(-steps // beats)  # units in a beat
         unit = max(start + START_TO_STEP, self._last + 1) + units - 1
         channel = self._engine.channel
         hidden = 0 if units == 1 else channel.refreshes(unit, unit + steps, 2 * units + 1)
         slots = max(beats, steps - hidden)
-        ask = max(self._lister.ask, unit + UNIT_TO_BEAT - self._engine.lead)
+        ask = max(self._lister.first_ask, unit + UNIT_TO_BEAT - self._engine.lead)
         first, last = self._engine.train(ask, work.bursts, slots - units + 1, beats, units - 1)
         self._lister.end(max(start + 1, self._last), work.rows, first, last, last)
         self._last = last - UNIT_TO_BEAT

@@ -29,7 +29,7 @@ from celosia.hw.spec.legality import why_illegal
 from celosia.hw.spec.pipeline import BURST_BOUNDARY, MAX_BURST, OVERLAP_EQUAL_FIELDS
 from celosia.hw.spec.scratchpads import TABLE_SIZE, scratchpads
 from celosia.sim.functional.access import OPERANDS, Columns, element_sizes
-from celosia.sim.functional.decode import columns
+from celosia.sim.functional.decode import decode_columns
 from celosia.sim.timing.engine_cycles import norm_cycles, softmax_cycles
 
 Ints = NDArray[np.int64]
@@ -97,51 +97,63 @@ def demand(cfg: Config, code: bytes) -> Demand:
     if len(code) % size:
         raise ValueError(f"{len(code)} bytes are not whole instructions of {size} bytes")
     words = np.frombuffer(code, np.uint8).reshape(-1, size)
-    by_opcode, illegal = columns(cfg, words)
+    by_opcode, illegal = decode_columns(cfg, words)
     for number in np.flatnonzero(illegal)[:1]:
         reason = why_illegal(cfg, int.from_bytes(words[number].tobytes(), "little"))
         raise ValueError(f"instruction {number}: {reason}")
     result: dict[str, Ints] = {name: np.zeros(len(words), np.int64) for name in Demand.__dataclass_fields__}
     for opcode, decoded in by_opcode.items():
         fields, numbers = decoded.fields, decoded.numbers
-        values = {"wait": fields["wait"], "post": fields["post"], **_shared(opcode, fields), **_OF[opcode](cfg, fields)}
+        values = {
+            "wait": fields["wait"],
+            "post": fields["post"],
+            **_shared_scratchpads(opcode, fields),
+            **_DEMAND_OF[opcode](cfg, fields),
+        }
         result["unit"][numbers] = UNIT_OF[opcode]
         for name, value in values.items():
             result[name][numbers] = value
     return Demand(**result)
 
 
-def _product(f: Columns, names: Iterable[str]) -> Ints:
+def _multiply_fields(f: Columns, names: Iterable[str]) -> Ints:
+    """Return the product of some fields of each instruction; 1 without fields."""
     return prod((f[name] for name in names), start=np.ones_like(f["opcode"]))
 
 
-def _shared(opcode: Opcode, f: Columns) -> dict[str, Ints]:
-    """Shared scratchpads that each instruction of an opcode reads and writes, as masks."""
+def _shared_scratchpads(opcode: Opcode, f: Columns) -> dict[str, Ints]:
+    """Return the scratchpads that each instruction shares with other units: masks of those read, and of those written.
 
-    def which(write: bool, memories: dict[str, int]) -> Ints:
+    "port" is the scratchpad that LOAD and VECTOR both write, if the instruction writes it.
+    """
+
+    def combined_mask(write: bool, memories: dict[str, int]) -> Ints:
+        """Join the bits `memories` of the scratchpads that an operand of each instruction reads (or writes)."""
         operands = [operand for operand in OPERANDS[opcode] if operand.write == write and operand.memory in memories]
         return reduce(
-            or_, (_where(operand.when(f), memories[operand.memory]) for operand in operands), np.zeros_like(f["opcode"])
+            or_,
+            (_value_where(operand.when(f), memories[operand.memory]) for operand in operands),
+            np.zeros_like(f["opcode"]),
         )
 
     read = {"acc": IN_ACC, "vin": IN_VIN}
     return {
-        "shared_reads": which(False, read), "shared_writes": which(True, read),
-        "port": which(True, {"inp": INP_PORT, "vin": VIN_PORT}),
+        "shared_reads": combined_mask(False, read), "shared_writes": combined_mask(True, read),
+        "port": combined_mask(True, {"inp": INP_PORT, "vin": VIN_PORT}),
     }  # fmt: skip
 
 
-def _where(condition: NDArray[np.bool_], value: int) -> Ints:
+def _value_where(condition: NDArray[np.bool_], value: int) -> Ints:
     """Return `value` where the condition holds, else 0."""
     return condition.astype(np.int64) * value
 
 
-def _gemm(cfg: Config, f: Columns) -> dict[str, Ints]:
-    """Demand of GEMM instructions."""
-    bank, here = _banks(cfg, f, "acc")
+def _gemm_demand(cfg: Config, f: Columns) -> dict[str, Ints]:
+    """Return the columns of Demand for GEMM instructions."""
+    bank, here = _acc_banks(cfg, f, "acc")
     return {
-        "steps": _product(f, (f"extent_{loop}" for loop in GEMM_LOOPS)),
-        "outputs": _product(f, (f"extent_{loop}" for loop in OUTER_LOOPS)),
+        "steps": _multiply_fields(f, (f"extent_{loop}" for loop in GEMM_LOOPS)),
+        "outputs": _multiply_fields(f, (f"extent_{loop}" for loop in OUTER_LOOPS)),
         "read_bank": bank,
         "read_bank_outputs": here,
         "write_bank": bank,
@@ -149,19 +161,23 @@ def _gemm(cfg: Config, f: Columns) -> dict[str, Ints]:
     }
 
 
-def _vector(cfg: Config, f: Columns) -> dict[str, Ints]:
-    """Demand of VECTOR instructions."""
-    read_bank, read_bank_outputs = _banks(cfg, f, "a", f["a_source"] == ASource.ACC)
-    write_bank, write_bank_outputs = _banks(cfg, f, "dst", f["destination"] == Destination.ACC)
-    steps = _product(f, (f"extent_{loop}" for loop in VECTOR_LOOPS))
+def _vector_demand(cfg: Config, f: Columns) -> dict[str, Ints]:
+    """Return the columns of Demand for VECTOR instructions."""
+    read_bank, read_bank_outputs = _acc_banks(cfg, f, "a", f["a_source"] == ASource.ACC)
+    write_bank, write_bank_outputs = _acc_banks(cfg, f, "dst", f["destination"] == Destination.ACC)
+    steps = _multiply_fields(f, (f"extent_{loop}" for loop in VECTOR_LOOPS))
     row_entries = alike = trails = np.zeros_like(steps)
     if cfg.softmax:
-        row_entries, alike, trails = f["softmax"] * f["extent_n"], _alike(f), _trails(cfg, f)
+        row_entries, alike, trails = (
+            f["softmax"] * f["extent_n"],
+            _mark_like_softmaxes(f),
+            _distances_behind_softmax(cfg, f),
+        )
         steps = np.where(row_entries, softmax_cycles(cfg, f["extent_x"], f["extent_n"]), steps)
     finds = f["norm"] * norm_cycles(cfg, f["extent_x"], f["extent_n"]) if cfg.norm else np.zeros_like(steps)
     return {
         "steps": steps,
-        "outputs": _product(f, (f"extent_{loop}" for loop in OUTER_LOOPS)),
+        "outputs": _multiply_fields(f, (f"extent_{loop}" for loop in OUTER_LOOPS)),
         "norm_cycles": finds,
         "residual": f["rescale_add"],
         "softmax_entries": row_entries,
@@ -174,7 +190,7 @@ def _vector(cfg: Config, f: Columns) -> dict[str, Ints]:
     }
 
 
-def _alike(f: Columns) -> Ints:
+def _mark_like_softmaxes(f: Columns) -> Ints:
     """Mark each VECTOR that is a softmax which may overlap the softmax before it."""
     facts = [f[name] for name in ("softmax", *OVERLAP_EQUAL_FIELDS, "destination", "zero_point", "clip_hi")]
     facts.append(np.minimum(f["clip_lo"], f["clip_hi"]))
@@ -185,10 +201,12 @@ def _alike(f: Columns) -> Ints:
     return alike
 
 
-def _trails(cfg: Config, f: Columns) -> Ints:
-    """Mark the VECTORs that may write vin behind the last softmax before them. Such a VECTOR goes from acc to
-    consecutive entries of vin. The rows of the softmax are consecutive, too, end inside vin, and do not begin before
-    the written entries. Returns the distance of their first entries plus 1; 0 for all other instructions."""
+def _distances_behind_softmax(cfg: Config, f: Columns) -> Ints:
+    """Return how far each VECTOR that may write vin behind the last softmax's rows begins in front of them, plus 1.
+
+    Such a VECTOR goes from acc to consecutive entries of vin. The rows of the softmax are consecutive, too, end inside
+    vin, and do not begin before the written entries. Returns 0 for all other instructions.
+    """
     numbers = np.arange(len(f["opcode"]))
     before = np.maximum.accumulate(np.where(f["softmax"], numbers, -1))
     rows = {name: f[name][before] for name in ("a_base", "a_n", "a_x", "extent_n", "extent_x")}
@@ -199,12 +217,15 @@ def _trails(cfg: Config, f: Columns) -> Ints:
     in_line &= (rows["a_n"] == 1) & (rows["a_x"] == rows["extent_n"])
     in_line &= base + rows["extent_n"] * rows["extent_x"] <= depth
     in_front = base - f["dst_base"]
-    return _where(of_acc & in_line & (before >= 0) & (in_front >= 0), 1) * (in_front + 1)
+    return _value_where(of_acc & in_line & (before >= 0) & (in_front >= 0), 1) * (in_front + 1)
 
 
-def _banks(cfg: Config, f: Columns, operand: str, applies: NDArray[np.bool_] | None = None) -> tuple[Ints, Ints]:
-    """Bank of acc of each first output, and the number of outputs from it on in that bank. applies: instructions to
-    look at."""
+def _acc_banks(cfg: Config, f: Columns, operand: str, applies: NDArray[np.bool_] | None = None) -> tuple[Ints, Ints]:
+    """Return the bank of acc of each instruction's first output, and how many outputs come before the first one in the
+    other bank.
+
+    operand: the one in acc. applies: instructions whose operand is in acc; results for the others have no meaning.
+    """
     extents = [f[f"extent_{loop}"] for loop in OUTER_LOOPS]
     strides = [f[f"{operand}_{loop}"] for loop in OUTER_LOOPS]
     base, half = f[f"{operand}_base"], scratchpads(cfg)["acc"].bank_depth
@@ -219,8 +240,8 @@ def _banks(cfg: Config, f: Columns, operand: str, applies: NDArray[np.bool_] | N
     return bank, here
 
 
-def _load(cfg: Config, f: Columns) -> dict[str, Ints]:
-    """Demand of LOAD instructions."""
+def _load_demand(cfg: Config, f: Columns) -> dict[str, Ints]:
+    """Return the columns of Demand for LOAD instructions."""
     size = element_sizes(cfg, f)
     x, y, z = f["x_size"], f["y_size"], f["z_size"]
     left, top = f["pad_left"], f["pad_top"]
@@ -239,25 +260,25 @@ def _load(cfg: Config, f: Columns) -> dict[str, Ints]:
         "lead": top * width + left,
         "trail": f["pad_bottom"] * width + f["pad_right"],
         "padding": padding,
-        "padding_stall": _where(f["buffer"] == Buffer.LUT, TABLE_SIZE // cfg.bus_bytes + TABLE_PADDING - 1),
+        "padding_stall": _value_where(f["buffer"] == Buffer.LUT, TABLE_SIZE // cfg.bus_bytes + TABLE_PADDING - 1),
         "load_channel": lane[f["buffer"]] * (1 - spread),
-        "weight_ports": _where(may, ONE_PORT) + spread,
-        **_rows(cfg, f, size, spread),
+        "weight_ports": _value_where(may, ONE_PORT) + spread,
+        **_dram_demand(cfg, f, size, spread),
     }
 
 
-def _store(cfg: Config, f: Columns) -> dict[str, Ints]:
-    """Demand of STORE instructions."""
+def _store_demand(cfg: Config, f: Columns) -> dict[str, Ints]:
+    """Return the columns of Demand for STORE instructions."""
     elements = f["x_size"] * f["y_size"] * f["z_size"]
     size = np.full(len(elements), cfg.piece_bytes, np.int64)
     steps = elements * max(1, cfg.piece_bytes // cfg.bus_bytes)
-    return {"steps": steps, **_rows(cfg, f, size, np.zeros_like(elements))}
+    return {"steps": steps, **_dram_demand(cfg, f, size, np.zeros_like(elements))}
 
 
-def _rows(cfg: Config, f: Columns, size: Ints, spread: Ints) -> dict[str, Ints]:
-    """Rows of DRAM, and their beats and bursts. Rows of a plane that touch count as one.
+def _dram_demand(cfg: Config, f: Columns, size: Ints, spread: Ints) -> dict[str, Ints]:
+    """Return the number of rows in DRAM, and their beats and bursts. Rows of a plane without gaps count as one.
 
-    size: bytes of an element. spread: whether half of each is a row of its own.
+    size: bytes of an element. spread: 1 for spread weights, where half of each element is a row of its own.
     """
     row_bytes = f["x_size"] * size
     merged = row_bytes == f["dram_y"]
@@ -274,14 +295,16 @@ def _rows(cfg: Config, f: Columns, size: Ints, spread: Ints) -> dict[str, Ints]:
     z, y = row // in_plane[owner], row % in_plane[owner]
     offset = f["dram_addr"][owner] + z * f["dram_z"][owner] + y * f["dram_y"][owner] + x * size[owner]
     offset &= 0xFFFFFFFF
-    beats, bursts = on_the_bus(cfg.bus_bytes, offset, row_bytes[owner])
+    beats, bursts = count_beats_and_bursts(cfg.bus_bytes, offset, row_bytes[owner])
     total = np.bincount(owner, beats, len(rows)), np.bincount(owner, bursts, len(rows))
     return {"rows": rows, "beats": total[0].astype(np.int64), "bursts": total[1].astype(np.int64)}
 
 
-def on_the_bus(bus_bytes: int, offset: Ints, size: Ints) -> tuple[Ints, Ints]:
-    """Return beats and bursts of rows of `size` bytes from `offset`: bursts of up to MAX_BURST, none across
-    BURST_BOUNDARY."""
+def count_beats_and_bursts(bus_bytes: int, offset: Ints, size: Ints) -> tuple[Ints, Ints]:
+    """Count the beats and the bursts of rows of `size` bytes from byte `offset` on.
+
+    A burst has at most MAX_BURST beats and does not cross a multiple of BURST_BOUNDARY.
+    """
     beats = (offset % bus_bytes + size - 1) // bus_bytes + 1
     page = BURST_BOUNDARY // bus_bytes
     first = np.minimum(beats, page - offset // bus_bytes % page)
@@ -290,4 +313,9 @@ def on_the_bus(bus_bytes: int, offset: Ints, size: Ints) -> tuple[Ints, Ints]:
     return beats, bursts
 
 
-_OF = {Opcode.LOAD: _load, Opcode.GEMM: _gemm, Opcode.VECTOR: _vector, Opcode.STORE: _store}
+_DEMAND_OF = {
+    Opcode.LOAD: _load_demand,
+    Opcode.GEMM: _gemm_demand,
+    Opcode.VECTOR: _vector_demand,
+    Opcode.STORE: _store_demand,
+}

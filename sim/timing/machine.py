@@ -135,7 +135,7 @@ class Machine:
         self._store = Store(write, memory.write_latency)
         self._semaphores = {(a, b): Semaphore(cfg.token_bits) for a in Unit for b in Unit if a != b}
         self._takes, self._posts = self._semaphores_of_masks()
-        self._queues = self._instructions()
+        self._queues = self._queue_instructions()
         self._issued = [deque([-1] * ISSUE_DEPTH, ISSUE_DEPTH) for _ in Unit]  # starts of each unit's last instructions
         self._token_waits = [0] * len(Unit)
         self._starts, self._ends = [0] * self._count, [0] * self._count
@@ -144,8 +144,8 @@ class Machine:
         self._deferred_until = NEVER  # cycle in which VECTOR's deferred instruction would leave acc; NEVER: none
         self._not_deferred = -1  # number of the instruction that need not be deferred any more
 
-    def _instructions(self) -> list[deque[Work]]:
-        """Queue the instructions of each unit, in order."""
+    def _queue_instructions(self) -> list[deque[Work]]:
+        """Return the queue of each unit: its instructions, in order."""
         w = self._demand
         columns = [getattr(w, name) for name in Work._fields[1:]]
         queues: list[deque[Work]] = [deque() for _ in Unit]
@@ -165,11 +165,12 @@ class Machine:
         left = sum(map(len, self._queues))
         if left:
             raise DeviceError(f"no unit can proceed after {self._count - left} of {self._count} instructions")
-        return self._timing(np.array(self._starts), np.array(self._ends), self._token_waits)
+        return self._make_timing(np.array(self._starts), np.array(self._ends), self._token_waits)
 
     def _advance_reads(self) -> bool:
-        """Advance the read channels by one event, or release the deferred instruction; False where nothing is left."""
-        if self._read_on(self._deferred_until):
+        """Advance the read channels by one event, else release VECTOR's deferred instruction. False if there is
+        neither, so that the run has ended."""
+        if self._advance_reads_until(self._deferred_until):
             return True
         if self._deferred_until == NEVER:
             return False
@@ -177,7 +178,7 @@ class Machine:
         self._runnable = 1 << _VECTOR
         return True
 
-    def _read_on(self, until: int) -> bool:
+    def _advance_reads_until(self, until: int) -> bool:
         """Advance the read channels by one event; False where there is none before cycle `until`."""
         fetch, load = self._fetch, self._load
         self._runnable = fetch.put_words()
@@ -192,10 +193,10 @@ class Machine:
             return True
         first, *other_channels = load.channels  # fetch shares the port of the first alone
         for number, channel in enumerate(other_channels, 1):
-            asks = channel.ask()
+            asks = channel.next_ask()
             if asks != NEVER:
                 channel.open(asks)
-                self._close(number)
+                self._close_train(number)
                 return True
         fetch_asks = fetch.next_ask()
         if first.is_open:
@@ -203,31 +204,33 @@ class Machine:
                 self._read.advance(fetch_asks + ASK_TO_REQUEST)
             if fetch_asks < NEVER and self._read.left:
                 fetch.burst(fetch_asks)
-            elif until < NEVER and (self._read.end() >= until or first.port & self._queues[_VECTOR][0].port):
+            elif until < NEVER and (self._read.predicted_end() >= until or first.port & self._queues[_VECTOR][0].port):
                 return False
             else:
-                self._close(0)
+                self._close_train(0)
             return True
-        load_asks = first.ask()
+        load_asks = first.next_ask()
         if min(fetch_asks, load_asks) >= until:
             return False
-        if self._read.fetch_first(fetch_asks, load_asks):
+        if self._read.fetch_goes_first(fetch_asks, load_asks):
             fetch.burst(fetch_asks)
         else:
             first.open(load_asks)
         return True
 
-    def _close(self, channel: int) -> None:
-        """End the instruction whose train is open in this channel of LOAD."""
+    def _close_train(self, channel: int) -> None:
+        """Place the rest of the open train of a channel of LOAD, and end its instruction there."""
         work, end = self._load.channels[channel].close()
         self._channel_ends[channel][work.number] = end
         for retired in self._load.end(channel, end):
-            self._end(*retired)
+            self._end_instruction(*retired)
         self._runnable |= 1 << _LOAD
 
     def _defers_to_gemm(self, work: Work, ready: int) -> bool:
-        """Whether GEMM may still use the accumulators before this instruction of VECTOR does, without a token between
-        them."""
+        """Return whether GEMM may still use acc before this instruction of VECTOR does, without a token between them.
+
+        If so, the instruction is deferred until GEMM has come as far as it can, since GEMM has priority in acc.
+        """
         self._deferred_until = NEVER
         queue = self._queues[_GEMM]
         if work.number == self._not_deferred or not queue or not (work.shared_reads | work.shared_writes) & IN_ACC:
@@ -245,8 +248,10 @@ class Machine:
         return True
 
     def _issue_next(self, unit: int) -> bool:
-        """Issue the next instruction of a unit, and run it to its end (LOAD: to its gate). False where a time that it
-        needs is not known yet."""
+        """Issue the next instruction of a unit, and compute its end (LOAD: its start follows in `_advance_reads`).
+
+        False if there is none, or a time that it depends on is not known yet.
+        """
         queue, fetch = self._queues[unit], self._fetch
         if not queue or queue[0].number >= len(fetch.queued_at) or (unit == _LOAD and self._load.full):
             return False
@@ -291,10 +296,11 @@ class Machine:
             start, end = self._store.run(ready + 1, work)
         self._starts[work.number] = start
         self._issued[unit].append(start)
-        self._end(work, end)
+        self._end_instruction(work, end)
         return True
 
-    def _end(self, work: Work, end: int) -> None:
+    def _end_instruction(self, work: Work, end: int) -> None:
+        """Record the end of an instruction, and post its tokens."""
         self._ends[work.number] = end
         for semaphore in self._posts[work.unit][work.post]:
             semaphore.posts.append(end)
@@ -307,7 +313,7 @@ class Machine:
         posts = [[[self._semaphores[a, b] for b in Unit if b != a and m >> b & 1] for m in masks] for a in Unit]
         return takes, posts
 
-    def _timing(self, start: NDArray[np.int64], end: NDArray[np.int64], waited: Sequence[int]) -> Timing:
+    def _make_timing(self, start: NDArray[np.int64], end: NDArray[np.int64], waited: Sequence[int]) -> Timing:
         """Compute the Timing and its counters from starts, ends and waits of all instructions."""
         w = self._demand
         cycles = int(end.max()) + END_TO_DONE

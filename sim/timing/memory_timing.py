@@ -179,7 +179,7 @@ class WriteBursts:
         ask = max(ask, self.next_ask)
         first = channel.after(max(ask + self.lead, channel.next, channel.ends[0] + self.turn - 1), 0)
         last = channel.after(first, slots - 1)
-        if last < channel.regular_until and bursts > 1 and not self.waits(bursts, slots):
+        if last < channel.regular_until and bursts > 1 and not self.is_latency_bound(bursts, slots):
             self._spread_ends(bursts, first, last)
             channel.ends.extend(list(self.ends)[-bursts:])
             channel.next = last + 1
@@ -197,8 +197,8 @@ class WriteBursts:
         """Earliest cycle in which the next burst may be asked for."""
         return max(self.asked + 1, self.ends[1] + END_TO_ASK)
 
-    def waits(self, bursts: int, slots: int) -> bool:
-        """Whether the channel idles in such a train because the limit of outstanding bursts is reached."""
+    def is_latency_bound(self, bursts: int, slots: int) -> bool:
+        """Return whether the channel idles in such a train since memory's latency exceeds the outstanding bursts."""
         return (self.outstanding - 1) * slots < (self.turn - 1) * bursts
 
     def _spread_ends(self, bursts: int, first: int, last: int) -> None:
@@ -281,7 +281,7 @@ class ReadBursts:
         """Begin a train of `bursts` bursts, which take `slots` in all, the first asked for in cycle `ask` or later.
         Return the cycle of its first beat."""
         self._begin, self._bursts, self._slots, self._placed = ask, bursts, slots, 0
-        return self._step()
+        return self._place_next()
 
     def fetch(self, ask: int, slots: int) -> tuple[int, int]:
         """Place a burst of fetch, which asks in cycle `ask`. Return the cycles of its grant and of its last beat."""
@@ -289,14 +289,13 @@ class ReadBursts:
         self.advance(request)
         granted = max(request, self._granted + 1, self._accepted)
         if self._last_was_fetch and self.left and max(self._begin, self.next_ask) <= granted:
-            self._step()  # after a burst of fetch it is LOAD's turn
+            self._place_next()  # after a burst of fetch it is LOAD's turn
             granted = max(granted, self._granted + 1, self._accepted)
         self._granted, self._last_was_fetch = granted, True
         return granted, self._place(granted, slots)[1]
 
-    def fetch_first(self, ask: int, load_ask: int) -> bool:
-        """Whether a burst of fetch that asks in cycle `ask` is granted before a burst of LOAD that can ask in
-        `load_ask`."""
+    def fetch_goes_first(self, ask: int, load_ask: int) -> bool:
+        """Return whether fetch's burst, asked for in cycle `ask`, is granted before LOAD's, asked for in `load_ask`."""
         chosen = max(ask + ASK_TO_REQUEST, self._granted + 1, self._accepted)
         return chosen < load_ask or (chosen == load_ask and not self._last_was_fetch)
 
@@ -304,16 +303,16 @@ class ReadBursts:
         """Place the bursts of the train that are asked for before cycle `until`."""
         while self.left and max(self._begin, self.next_ask) < until:
             if self._placed > self.outstanding and self.left > 2 * self.outstanding:
-                self._skip(until)
-            self._step()
+                self._place_in_closed_form(until)
+            self._place_next()
 
     def finish(self) -> int:
         """Place the rest of the train. Return the cycle of its last beat."""
         self.advance()
         return self.ends[-1]
 
-    def end(self) -> int:
-        """Cycle of the train's last beat if fetch asks for nothing more."""
+    def predicted_end(self) -> int:
+        """Return the cycle of the train's last beat if fetch asks for nothing more. Changes nothing."""
         saved = self.__dict__ | {"firsts": self.firsts.copy(), "ends": self.ends.copy()}
         channel = self.channel
         next_slot, ends, moved = channel.next, channel.ends.copy(), len(channel.moved)
@@ -323,8 +322,8 @@ class ReadBursts:
         del channel.moved[moved:]
         return last
 
-    def waits(self, bursts: int, slots: int) -> bool:
-        """Whether the channel idles in such a train because the limit of outstanding bursts is reached."""
+    def is_latency_bound(self, bursts: int, slots: int) -> bool:
+        """Return whether the channel idles in such a train since memory's latency exceeds the outstanding bursts."""
         return (self.outstanding - 1) * slots < (self.turn - 1) * bursts
 
     def delay(self, cycles: int) -> None:
@@ -334,9 +333,9 @@ class ReadBursts:
             self.ends[-number] += cycles
         self.asked = max(self.asked, self.ends[-self.outstanding - 1] + END_TO_ASK)
 
-    def _step(self) -> int:
+    def _place_next(self) -> int:
         """Place the next burst of the train; returns the cycle of its first beat."""
-        slots = self._through(self._placed + 1) - self._through(self._placed)
+        slots = self._slots_of_first(self._placed + 1) - self._slots_of_first(self._placed)
         self.asked = self._granted = max(self._begin, self.next_ask)
         self._last_was_fetch = False
         first, last = self._place(self._granted, slots)
@@ -345,8 +344,8 @@ class ReadBursts:
         self._placed += 1
         return first
 
-    def _through(self, bursts: int) -> int:
-        """Slots of the first `bursts` bursts of the train."""
+    def _slots_of_first(self, bursts: int) -> int:
+        """Return the slots that the first `bursts` bursts of the train take."""
         return self._slots * bursts // self._bursts
 
     def _place(self, granted: int, slots: int) -> tuple[int, int]:
@@ -356,22 +355,24 @@ class ReadBursts:
         first = channel.after(max(self._accepted + self._latency, channel.next), 0)
         return first, channel.move(first, max(1, slots), max(1, slots))
 
-    def _skip(self, until: int) -> None:
-        """Place in closed form all bursts that are sure to be asked for before `until`, where their ends are
-        regular."""
+    def _place_in_closed_form(self, until: int) -> None:
+        """Place at once all bursts that are sure to be asked for before `until`, as far as their ends are regular.
+
+        Saves time: bursts follow either without a gap, or in windows of `outstanding` bursts with a constant period.
+        """
         window, left, regular = self.outstanding, self.left - self.outstanding, self.channel.regular_until
-        if not self.waits(self._bursts, self._slots):
+        if not self.is_latency_bound(self._bursts, self._slots):
             count, before = left, min(until, regular)
             if before < NEVER:
                 count = min(count, self.channel.slots_before(before) * self._bursts // self._slots - 1)
             if count > 2 * window:
-                begin, gone, granted = self.channel.next, self._through(self._placed), self._granted + count
+                begin, gone, granted = self.channel.next, self._slots_of_first(self._placed), self._granted + count
                 self._placed += count
-                moved = self._through(self._placed) - gone
+                moved = self._slots_of_first(self._placed) - gone
                 self.channel.moved.append(Transfer(begin, self.channel.after(begin, moved - 1) + 1, moved))
                 for number in range(self._placed - min(count, len(self.ends)), self._placed):
-                    slots = self._through(number) - gone, self._through(number + 1) - gone - 1
-                    self._ended(*(self.channel.after(begin, slot) for slot in slots))
+                    slots = self._slots_of_first(number) - gone, self._slots_of_first(number + 1) - gone - 1
+                    self._note_skipped(*(self.channel.after(begin, slot) for slot in slots))
                 self.asked = self._granted = max(self._granted, granted)  # one is asked for in a cycle
             return
         ends = self.ends
@@ -386,14 +387,14 @@ class ReadBursts:
         if regular < NEVER:
             count = min(count, (regular - ends[-1]) // period - 1)
         if count > 0:
-            moved = self._through(self._placed + count * window) - self._through(self._placed)
+            moved = self._slots_of_first(self._placed + count * window) - self._slots_of_first(self._placed)
             self.channel.moved.append(Transfer(ends[-1] + 1, ends[-1] + 1 + count * period, moved))
             self._placed += count * window
             for first, last in list(zip(self.firsts, ends, strict=True))[-window:]:
-                self._ended(first + count * period, last + count * period)
+                self._note_skipped(first + count * period, last + count * period)
 
-    def _ended(self, first: int, last: int) -> None:
-        """Note a burst that was skipped."""
+    def _note_skipped(self, first: int, last: int) -> None:
+        """Record the first and last beat of a burst that `_place_in_closed_form` has placed."""
         self.firsts.append(first)
         self.ends.append(last)
         self.channel.ends.append(last)

@@ -74,13 +74,14 @@ class Acc:
     def __init__(self) -> None:
         self._reads, self._writes = (Port(), Port()), (Port(), Port())
 
-    def gemm(self, work: Work, reads: Train, writes: Train) -> None:
-        """Reserve GEMM's reads (where it accumulates) and writes of an instruction."""
+    def reserve_gemm(self, work: Work, reads: Train, writes: Train) -> None:
+        """Reserve the writes of an instruction of GEMM, and its reads if it accumulates."""
         if work.shared_reads:
-            self._reserve(self._reads, work.read_bank, work.read_bank_outputs, reads)
-        self._reserve(self._writes, work.write_bank, work.write_bank_outputs, writes)
+            self._reserve_in_banks(self._reads, work.read_bank, work.read_bank_outputs, reads)
+        self._reserve_in_banks(self._writes, work.write_bank, work.write_bank_outputs, writes)
 
-    def _reserve(self, ports: tuple[Port, Port], bank: int, here: int, train: Train) -> None:
+    def _reserve_in_banks(self, ports: tuple[Port, Port], bank: int, here: int, train: Train) -> None:
+        """Reserve the first `here` entries of a train in `bank`, and the rest in the other bank."""
         ports[bank].reserve(train._replace(entries=here))
         if here < train.entries:
             ports[1 - bank].reserve(train.after(here))
@@ -90,8 +91,8 @@ class Acc:
         for port in (*self._reads, *self._writes):
             port.forget(cycle)
 
-    def vector_reads(self, work: Work, steps: Steps, output: int = 0) -> int:
-        """Cycle of VECTOR's last read of acc from an output on, if its reads want to be at `steps`."""
+    def last_vector_read(self, work: Work, steps: Steps, output: int = 0) -> int:
+        """Return the cycle of VECTOR's last read of acc, from number `output` on, if it would read at `steps`."""
         here = min(steps.steps, max(0, work.read_bank_outputs - output) * steps.each)
         ports, last, late = (self._reads[work.read_bank], self._reads[1 - work.read_bank]), steps.last, 0
         for port, part in zip(ports, (steps.only(here), steps.after(here)), strict=True):
@@ -100,7 +101,7 @@ class Acc:
                 late = last - part.last
         return last
 
-    def vector_write(self, work: Work, output: int, cycle: int) -> int:
-        """Cycle in which VECTOR writes an output that is ready in `cycle`."""
+    def vector_write_cycle(self, work: Work, output: int, cycle: int) -> int:
+        """Return the cycle in which VECTOR writes output number `output` to acc, which is ready in `cycle`."""
         bank = work.write_bank if output < work.write_bank_outputs else 1 - work.write_bank
         return self._writes[bank].free_cycle(cycle, 1)

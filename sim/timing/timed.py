@@ -32,12 +32,13 @@ class TimedDevice(FunctionalDevice):
         `timeout_cycles` (0 for no limit)."""
         code = self.read(instr_addr, count * instruction_bytes(self.config)).tobytes()  # before a store can change it
         super().run(instr_addr, count, timeout_cycles)
-        timing = self._timing(instr_addr, code)
+        timing = self._predict_once(instr_addr, code)
         if 0 < timeout_cycles < timing.cycles:
             raise TimeLimit(f"no end within {timeout_cycles} cycles: the program takes {timing.cycles}")
         return timing.counters(trace)
 
-    def _timing(self, address: int, code: bytes) -> Timing:
+    def _predict_once(self, address: int, code: bytes) -> Timing:
+        """Predict the timing of a program, or return that of an earlier run of it."""
         timing = self._timings.get((address, code))
         if timing is None:
             while len(self._timings) >= REMEMBERED:

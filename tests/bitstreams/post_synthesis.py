@@ -36,7 +36,7 @@ def netlist() -> dict[str, Any]:
 
 def simulator(module: dict[str, Any]) -> RtlDevice:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(build, "_optimisation", lambda cfg: "-O0")  # 28 MB of C++ for runs of seconds
+        patch.setattr(build, "_optimisation_flag", lambda cfg: "-O0")  # 28 MB of C++ for runs of seconds
         return RtlDevice(TINY, source=simulation_verilog(module))
 
 

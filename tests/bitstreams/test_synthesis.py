@@ -98,7 +98,7 @@ def test_a_synthesis_says_how_far_it_is_and_is_kept(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setenv("CELOSIA_CACHE", str(tmp_path))
     monkeypatch.setattr(synthesis.time, "perf_counter", lambda: clock[0])
-    monkeypatch.setattr(synthesis, "require", lambda package: None)
+    monkeypatch.setattr(synthesis, "require_package", lambda package: None)
     monkeypatch.setattr(tools, "find", lambda tool: None)
     monkeypatch.setattr(tools, "too_old", lambda tool: None)
     monkeypatch.setattr(synthesis, "run_yosys", yosys)

@@ -21,7 +21,7 @@ from celosia.hw.spec.config import PRESETS, Config, ConfigError
 from celosia.hw.spec.isa import Buffer, Opcode, encode
 from celosia.hw.spec.legality import why_illegal
 from celosia.hw.spec.packing import CODEBOOK_BLOCK, CODEBOOK_ENTRIES, CODEBOOKS, nibble_weights, packing
-from celosia.sim.functional.unpacking import expand
+from celosia.sim.functional.unpacking import expand_packs
 
 from .layers import CONFIGS, Builder, Network, builders
 from .test_provenance import Program
@@ -43,7 +43,7 @@ def grouped(cfg: Config, groups: NDArray[np.int8]) -> Bytes:
 def expanded(cfg: Config, found: pack.StoredWeights) -> Bytes:
     """What LOAD makes of packed weights."""
     book = found.data[: found.book_bytes].view(np.int8).reshape(-1, nibble_weights(cfg))
-    return expand(cfg, found.data[found.first :], book).view(np.uint8).ravel()
+    return expand_packs(cfg, found.data[found.first :], book).view(np.uint8).ravel()
 
 
 def drawn(cfg: Config, books: NDArray[np.int8], packs: int, rng: np.random.Generator) -> Bytes:

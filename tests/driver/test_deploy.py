@@ -74,9 +74,9 @@ def empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeBoard
 @pytest.fixture
 def rtl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeBoard]:
     """A board whose FPGA is the Verilated accelerator `tiny`."""
-    from celosia.sim.rtl.build import library
+    from celosia.sim.rtl.build import build_library
 
-    with serving(FakeBoard(tmp_path, library(PRESETS["tiny"])), tmp_path, monkeypatch) as board:
+    with serving(FakeBoard(tmp_path, build_library(PRESETS["tiny"])), tmp_path, monkeypatch) as board:
         yield board
 
 

@@ -284,10 +284,10 @@ def test_nothing_is_loaded_while_another_process_runs(
 @pytest.mark.filterwarnings("ignore:coroutine .* was never awaited")
 def test_over_ssh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The FPGA there is the Verilated RTL of `tiny`, whatever is loaded: another Config's bitstream is found out."""
-    from celosia.sim.rtl.build import library
+    from celosia.sim.rtl.build import build_library
 
     path = bitstream(tmp_path)
-    with serving(FakeBoard(tmp_path, library(TINY)), tmp_path, monkeypatch) as board:
+    with serving(FakeBoard(tmp_path, build_library(TINY)), tmp_path, monkeypatch) as board:
         done = CliRunner().invoke(app, ["flash", str(path), "--board", "pynq-z1", "--host", "board"])
         assert done.exit_code == 0, done.output
         names = {file.suffix for file in (board.home / "celosia").iterdir()}

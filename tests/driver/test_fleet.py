@@ -78,9 +78,9 @@ def answers(devices: Fleet, jobs: list[LayerJob], kept: Any = lambda number, res
 @pytest.fixture
 def board(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeBoard]:
     """Its FPGA is the Verilated accelerator `tiny`."""
-    from celosia.sim.rtl.build import library
+    from celosia.sim.rtl.build import build_library
 
-    with serving(FakeBoard(tmp_path, library(PRESETS["tiny"])), tmp_path, monkeypatch) as found:
+    with serving(FakeBoard(tmp_path, build_library(PRESETS["tiny"])), tmp_path, monkeypatch) as found:
         yield found
 
 

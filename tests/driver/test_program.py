@@ -31,7 +31,7 @@ from celosia.compiler.program.files import OutputError
 from celosia.driver.cli import app
 from celosia.driver.data.arrays import read_array
 from celosia.driver.data.calibration import open_samples
-from celosia.sim.rtl.build import compiler
+from celosia.sim.rtl.build import find_compiler
 
 
 @pytest.fixture(scope="module")
@@ -310,7 +310,7 @@ def test_machine_code_of_a_file_runs_only_where_its_user_says_so(
     source.write_text(
         f'extern "C" int system(const char *); __attribute__((constructor)) void go() {{ system("touch {mark}"); }}'
     )
-    subprocess.run([compiler(), "-shared", "-fPIC", "-o", "code.so", source.name], cwd=tmp_path, check=True)
+    subprocess.run([find_compiler(), "-shared", "-fPIC", "-o", "code.so", source.name], cwd=tmp_path, check=True)
     program.machine, program.library = platform.machine(), (tmp_path / "code.so").read_bytes()
     program.save(path)
     digest = hashlib.sha256(path.read_bytes()).hexdigest()

@@ -55,7 +55,7 @@ def test_a_foreign_run_is_not_taken_for_ours(moment: str) -> None:
         if moment != "aborted":
             other.prepare(0x8000, instr_addr=64, instr_count=1, dma_size=4096, watchdog=0, lease=0, irq_enable=0)
             other.start()
-        while moment == "done" and not other.done():
+        while moment == "done" and not other.is_done():
             pass
 
     device = opened(accelerator, 0x1000, sleep=sleep)
@@ -116,7 +116,7 @@ def attempts(seed: int) -> list[tuple[int, int]]:
                 control.prepare(base, instr_addr=place, instr_count=1, dma_size=base, watchdog=0, lease=0, irq_enable=0)
                 control.start()
                 for _ in range(200):
-                    if control.done():
+                    if control.is_done():
                         found.append((control.counters(str)["cycles"], base + place))
                         break
             except DeviceError:
@@ -307,5 +307,5 @@ def test_a_lease_ends_the_run_of_a_host_that_has_died() -> None:
         device.run(0, 1, LIMIT)
     for seconds, over in ((0.9 * board.LEASE_CYCLES / 100e6, False), (0.2 * board.LEASE_CYCLES / 100e6, True)):
         clock.seconds += seconds
-        assert Control(accelerator.read, accelerator.write).done() == over
+        assert Control(accelerator.read, accelerator.write).is_done() == over
     assert accelerator.error == Error.LEASE

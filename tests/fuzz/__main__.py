@@ -17,7 +17,7 @@ from rich.table import Table
 from celosia.hw.spec.config import PRESETS, Config
 from celosia.hw.spec.isa import Unit
 from celosia.hw.spec.regs import ERROR_TEXT
-from celosia.sim.rtl.build import BuildError, library
+from celosia.sim.rtl.build import BuildError, build_library
 from fuzz.harness import Journal
 from fuzz.run import HARDWARE, KINDS, Results, chunks, configs, run
 
@@ -84,7 +84,7 @@ def _build(machines: list[Config]) -> None:
     try:
         for number, cfg in enumerate(machines, 1):
             console.print(f"Simulator {number} of {len(machines)}: {_describe(cfg)}", highlight=False)
-            library(cfg)
+            build_library(cfg)
     except BuildError as error:
         console.print(f"[red]{error}")
         raise typer.Exit(3) from None

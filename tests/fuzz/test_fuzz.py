@@ -22,7 +22,7 @@ from celosia.hw.spec.legality import why_illegal
 from celosia.hw.spec.scratchpads import scratchpads
 from celosia.sim.device import Counters, DeviceError
 from celosia.sim.functional.fsim import FunctionalDevice
-from celosia.sim.rtl.build import BuildError, compiler, verilator_root
+from celosia.sim.rtl.build import BuildError, find_compiler, verilator_root
 from celosia.sim.rtl.rtlsim import RtlDevice
 from fuzz import files
 from fuzz import run as fuzz_run
@@ -34,7 +34,7 @@ from fuzz.run import Chunk, Results, chunk, chunks
 @cache
 def rtl() -> RtlDevice:
     try:
-        compiler(), verilator_root()
+        find_compiler(), verilator_root()
     except BuildError as error:
         pytest.skip(str(error))
     return RtlDevice(CONFIGS["4x4"], quiet=True)

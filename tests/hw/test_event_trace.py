@@ -83,7 +83,7 @@ def test_all_events(seed: int) -> None:
     pulses, events = random_run(seed, 300)
     count, rows = recorded(300, pulses)
     assert count == 2 * len(events) <= 300
-    assert Host(count, rows).events(300, len(pulses)) == events
+    assert Host(count, rows).read_events(300, len(pulses)) == events
 
 
 @pytest.mark.parametrize("kept", [0, 1, QUEUE_DEPTH])
@@ -93,7 +93,7 @@ def test_nothing_is_kept_of_an_earlier_run(kept: int) -> None:
     before = [*random_run(4, 50)[0], *[{source: 7 for source in SOURCES}] * kept]
     count, rows = recorded(300, pulses, before)
     assert count == 2 * len(events)
-    assert Host(count, rows).events(300, len(pulses)) == events
+    assert Host(count, rows).read_events(300, len(pulses)) == events
 
 
 @pytest.mark.parametrize("depth", [1, 5, 32])
@@ -101,7 +101,7 @@ def test_the_last_events(depth: int) -> None:
     pulses, events = random_run(9, 300)
     count, rows = recorded(depth, pulses)
     assert count == 2 * len(events) > depth
-    found = Host(count, rows).events(depth, len(pulses))
+    found = Host(count, rows).read_events(depth, len(pulses))
     assert len(found) <= depth // 2
     assert all(event in events for event in found)
     if depth == 32:
@@ -112,7 +112,7 @@ def test_what_comes_too_fast_is_dropped() -> None:
     pulses = [{source: cycle for source in SOURCES} for cycle in range(4 * QUEUE_DEPTH)]
     count, rows = recorded(512, pulses)
     assert len(SOURCES) * QUEUE_DEPTH < count < len(SOURCES) * len(pulses)
-    found = Host(count, rows).events(512, len(pulses))
+    found = Host(count, rows).read_events(512, len(pulses))
     assert all(
         (event.start, event.end) == (event.index + FIRST_CYCLE, event.index + FIRST_CYCLE + 1) for event in found
     )
@@ -124,4 +124,4 @@ def test_cycles_beyond_32_bits(laps: int) -> None:
     cycles = (laps << 32) + 100
     rows = [(0 << 3 | 1 << 1, 0xFFFFFFF0 if laps else 3), (0 << 3 | 1 << 1 | 1, 40)]
     start = ((laps - 1) << 32) + 0xFFFFFFF0 if laps else 3
-    assert Host(2, rows).events(8, cycles) == [Event("gemm", 0, start, (laps << 32) + 41)]
+    assert Host(2, rows).read_events(8, cycles) == [Event("gemm", 0, start, (laps << 32) + 41)]

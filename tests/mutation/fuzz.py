@@ -16,7 +16,7 @@ from configs import CONFIGS, VARIED
 from fuzz.run import chunk
 
 from celosia.hw.verilog import verilog
-from celosia.sim.rtl.build import BuildError, library
+from celosia.sim.rtl.build import BuildError, build_library
 
 ORDER = sorted(VARIED, key=lambda name: ("softmax" not in name, name))
 """The Config with most parts first."""
@@ -60,7 +60,7 @@ def main() -> None:
         say(differs=name)
         cfg = CONFIGS[name]
         try:
-            library(cfg, quiet=True)
+            build_library(cfg, quiet=True)
         except BuildError as error:
             say(unbuilt=name, note=str(error)[-300:])
             return

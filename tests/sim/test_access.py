@@ -12,7 +12,7 @@ from celosia.hw.spec.config import Config
 from celosia.hw.spec.isa import UNIT_OF, Opcode
 from celosia.hw.spec.scratchpads import scratchpads
 from celosia.sim.functional import reference
-from celosia.sim.functional.access import all_ranges, all_rows, columns, complete, ranges, rows, touches
+from celosia.sim.functional.access import all_ranges, all_rows, columns, complete_fields, ranges, rows, touches
 from celosia.sim.functional.reference import Fields, State
 
 
@@ -22,7 +22,7 @@ def touched(cfg: Config, opcode: Opcode, f: Fields, write: bool) -> dict[str, se
     for touch in touches(cfg, opcode, f):
         if touch.write == write:
             pad = scratchpads(cfg)[touch.memory]
-            found[touch.memory] |= set(touch.numbers(pad.depth * pad.pieces).tolist())
+            found[touch.memory] |= set(touch.piece_numbers(pad.depth * pad.pieces).tolist())
     return found
 
 
@@ -41,14 +41,14 @@ def test_an_instruction_depends_on_what_it_reads_and_changes_what_it_writes(name
     program = random_program(cfg, seed, count=40, rich=True, wrap=0.2)
     size = len(program.image)
     for instruction in program.instructions:
-        opcode, f = instruction.opcode, complete(cfg, instruction.opcode, instruction.fields)
+        opcode, f = instruction.opcode, complete_fields(cfg, instruction.opcode, instruction.fields)
         read, written, moved = touched(cfg, opcode, f, False), touched(cfg, opcode, f, True), rows(cfg, opcode, f)
         first, second = State(cfg), State(cfg)
         first.randomise(rng), second.randomise(rng)
         for pad, index in read.items():
             pieces(second)[pad][list(index)] = pieces(first)[pad][list(index)]
         drams = [rng.integers(0, 256, size, np.uint8) for _ in range(2)]
-        of_dram = moved.numbers(size) if moved else np.zeros(0, np.int64)
+        of_dram = moved.byte_addresses(size) if moved else np.zeros(0, np.int64)
         if moved and not moved.write:
             drams[1][of_dram] = drams[0][of_dram]
         before = {pad: array.copy() for pad, array in pieces(first).items()}, drams[0].copy()
@@ -69,7 +69,7 @@ def test_an_instruction_depends_on_what_it_reads_and_changes_what_it_writes(name
 def test_ranges_hold_what_is_touched(name: str) -> None:
     cfg = CONFIGS[name]
     for instruction in random_program(cfg, 5, count=60, rich=True, wrap=0.0).instructions:
-        opcode, f = instruction.opcode, complete(cfg, instruction.opcode, instruction.fields)
+        opcode, f = instruction.opcode, complete_fields(cfg, instruction.opcode, instruction.fields)
         found = ranges(cfg, opcode, f)
         for write in (False, True):
             for memory, index in touched(cfg, opcode, f, write).items():
@@ -87,17 +87,17 @@ def test_many_instructions_touch_what_each_of_them_does(name: str) -> None:
     program = random_program(cfg, 6, count=80, rich=True, wrap=0.2).instructions
     for opcode in UNIT_OF:
         own = [instruction.fields for instruction in program if instruction.opcode == opcode]
-        each, together = [complete(cfg, opcode, f) for f in own], columns(cfg, opcode, own)
+        each, together = [complete_fields(cfg, opcode, f) for f in own], columns(cfg, opcode, own)
         assert own and all_ranges(cfg, opcode, together) == [ranges(cfg, opcode, f) for f in each]
         assert all_rows(cfg, opcode, together) == [rows(cfg, opcode, f) for f in each]
 
 
 def test_rows_are_seen_as_granules() -> None:
     cfg = CONFIGS["4x4"]
-    f = complete(cfg, Opcode.STORE, dict(dram_addr=64, x_size=3, y_size=2, dram_y=32, z_size=2, dram_z=128))
+    f = complete_fields(cfg, Opcode.STORE, dict(dram_addr=64, x_size=3, y_size=2, dram_y=32, z_size=2, dram_z=128))
     moved = rows(cfg, Opcode.STORE, f)
     assert moved is not None and moved.write and moved.end == 64 + 128 + 32 + 3 * cfg.piece_bytes
-    assert moved.view(np.arange(256)).ravel().tolist() == moved.numbers(256).tolist()
+    assert moved.view(np.arange(256)).ravel().tolist() == moved.byte_addresses(256).tolist()
     assert moved.view(np.arange(64), 4).tolist() == [[[16, 17, 18], [24, 25, 26]], [[48, 49, 50], [56, 57, 58]]]
     with pytest.raises(ValueError, match=r"byte 236.*58 granules of 4"):
         moved.view(np.arange(58), 4)
@@ -105,5 +105,5 @@ def test_rows_are_seen_as_granules() -> None:
 
 def test_gemm_and_vector_touch_no_dram() -> None:
     for opcode in UNIT_OF:
-        f = complete(CONFIGS["4x4"], opcode, {})
+        f = complete_fields(CONFIGS["4x4"], opcode, {})
         assert (rows(CONFIGS["4x4"], opcode, f) is None) == (opcode in (Opcode.GEMM, Opcode.VECTOR))

@@ -34,8 +34,8 @@ BUILD = """
 import sys
 import tempfile
 from celosia.hw.spec.config import Config
-from celosia.sim.rtl.build import library
-library(Config.load(sys.argv[1]))
+from celosia.sim.rtl.build import build_library
+build_library(Config.load(sys.argv[1]))
 """
 
 
@@ -120,7 +120,7 @@ def test_verilators_runtime_is_compiled_once(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setenv("CXX", str(compiler))
     monkeypatch.setenv("CELOSIA_CACHE", str(tmp_path / "cache"))
     for number in range(2):
-        build.library(CFG, quiet=True, source=f"{LEAST}// {number}\n")
+        build.build_library(CFG, quiet=True, source=f"{LEAST}// {number}\n")
     said = log.read_text()
     assert said.count("runtime.cpp") == 1 and said.count("seldom.cpp") == said.count("-shared") == 2
     (runtime,) = (entry for entry in cache.cached_files() if entry.kind == "verilator")
@@ -273,8 +273,8 @@ def test_nothing_of_another_user_is_loaded(tmp_path: Path, monkeypatch: pytest.M
     path = build.library_path(CFG)
     cache.make_folder(path.parent)
     path.write_bytes(b"code")
-    path.with_name(build.CHECKSUM).write_text(build._digest(path))
-    assert build.library(CFG) == path
+    path.with_name(build.CHECKSUM).write_text(build._file_digest(path))
+    assert build.build_library(CFG) == path
     text = cache.cache_folder() / "verilog" / f"{hardware_digest(CFG)}.v"
     cache.make_folder(text.parent)
     text.write_text("module celosia_top; endmodule")
@@ -286,7 +286,7 @@ def test_nothing_of_another_user_is_loaded(tmp_path: Path, monkeypatch: pytest.M
     for each in (path, text, kernel):
         hand_over(each, monkeypatch)
     assert kernels._found(kernel) is None
-    for ask in (lambda: build.library(CFG), lambda: verilog(CFG)):
+    for ask in (lambda: build.build_library(CFG), lambda: verilog(CFG)):
         with pytest.raises(cache.CacheError, match="belongs to user"):
             ask()
 
@@ -314,7 +314,7 @@ def test_a_new_simulator_takes_the_place_of_old_ones(tmp_path: Path) -> None:
 @pytest.mark.parametrize("damage", ["cut", "a flipped bit", "no checksum"])
 def test_a_damaged_simulator_is_built_again(damage: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A part of one ends the process with SIGBUS as soon as its missing pages are read."""
-    kept = build.library(CFG)
+    kept = build.build_library(CFG)
     monkeypatch.setenv("CELOSIA_CACHE", str(tmp_path))
     path = build.library_path(CFG)
     shutil.copytree(kept.parent, path.parent)
@@ -326,7 +326,7 @@ def test_a_damaged_simulator_is_built_again(damage: str, tmp_path: Path, monkeyp
             shutil.copy(kept.parent / name, path.parent / name)
 
     monkeypatch.setattr(build, "_build", again)
-    assert build.library(CFG) == path and not asked
+    assert build.build_library(CFG) == path and not asked
     data = bytearray(path.read_bytes())
     match damage:
         case "cut":
@@ -336,8 +336,8 @@ def test_a_damaged_simulator_is_built_again(damage: str, tmp_path: Path, monkeyp
             path.write_bytes(data)
         case _:
             path.with_name(build.CHECKSUM).unlink()
-    assert build.library(CFG) == path and asked == [CFG]
-    assert build.library(CFG) == path and asked == [CFG]
+    assert build.build_library(CFG) == path and asked == [CFG]
+    assert build.build_library(CFG) == path and asked == [CFG]
 
 
 @pytest.mark.parametrize("elsewhere", some([False, True], [False]))

@@ -40,7 +40,7 @@ def traced(device: RtlDevice, seed: int, count: int) -> Counters:
 def test_ring_equals_what_the_simulator_saw(device: RtlDevice, seed: int) -> None:
     counters = traced(device, seed, 12)
     assert len(counters.events) * 2 <= DEPTH
-    assert device.control.events(DEPTH, counters.cycles) == counters.events
+    assert device.control.read_events(DEPTH, counters.cycles) == counters.events
 
 
 def within(counters: Counters, count: int) -> list[Event]:
@@ -54,7 +54,7 @@ def within(counters: Counters, count: int) -> list[Event]:
 @pytest.mark.parametrize("seed", range(6, 8))
 def test_ring_keeps_the_last_events(device: RtlDevice, seed: int) -> None:
     counters = traced(device, seed, 60)
-    kept = device.control.events(DEPTH, counters.cycles)
+    kept = device.control.read_events(DEPTH, counters.cycles)
     assert device.control.read("trace_count") == 2 * len(counters.events) > DEPTH
     # Which of those that come at once are the first ones is the hardware's to say.
     at_least, at_most = within(counters, DEPTH - len(SOURCES)), within(counters, DEPTH + len(SOURCES))
@@ -73,10 +73,10 @@ class Board:
 
     def read(self, offset: int) -> int:
         self._device._call("run", 1000)
-        return self._device._read(offset)
+        return self._device._read_register(offset)
 
     def write(self, offset: int, value: int) -> None:
-        self._device._write(offset, value)
+        self._device._write_register(offset, value)
 
     def allocate(self, size: int) -> Board:
         self._device.allocate(size)

@@ -18,7 +18,7 @@ from celosia.hw.dae_pipeline.tokens import DependencyGate
 from celosia.hw.verilog import convert
 from celosia.sim.device import Counters
 from celosia.sim.rtl import build, flat_verilog, gating
-from celosia.sim.rtl.gating import gated
+from celosia.sim.rtl.gating import gate_registers
 from celosia.sim.rtl.rtlsim import RtlDevice, random_stalls
 
 CFG = CONFIGS["taps3-ports2"]
@@ -59,7 +59,7 @@ def test_what_one_register_uses_moves_with_it() -> None:
         always @(posedge clk)
           if (move) q <= \\$2 ;
     """)
-    found = gated(text)
+    found = gate_registers(text)
     (block,) = blocks(found)
     assert block == (
         "gated0; if (move) begin automatic reg [7:0] \\$1 ; automatic reg [7:0] \\$2 ; "
@@ -75,7 +75,7 @@ def test_what_others_see_stays() -> None:
         always @(posedge clk)
           if (move) q <= \\$1 ;
     """)
-    assert "  assign \\$1  = a + b;" in gated(text).split("\n")
+    assert "  assign \\$1  = a + b;" in gate_registers(text).split("\n")
 
 
 def test_a_condition_is_no_secret_of_its_own_block() -> None:
@@ -84,7 +84,7 @@ def test_a_condition_is_no_secret_of_its_own_block() -> None:
         always @(posedge clk)
           if (go) q <= a;
     """)
-    (block,) = blocks(gated(text))
+    (block,) = blocks(gate_registers(text))
     assert block.startswith("gated0; if (valid) begin automatic reg go; go = valid & move; if (go) begin q <= a; end")
 
 
@@ -95,7 +95,7 @@ def test_a_reset_counts_whatever_the_condition() -> None:
           if (valid) q <= 8'h00;
           else if (move) q <= \\$1 ;
     """)
-    (block,) = blocks(gated(text))
+    (block,) = blocks(gate_registers(text))
     assert block.endswith("q <= \\$1 ; end endtask always @(posedge clk) begin gated0; if (valid) q <= 8'h00; end")
 
 
@@ -113,9 +113,9 @@ def test_registers_that_share_logic_have_copies_or_one_condition() -> None:
         always @(posedge clk)
           if (move) y <= a;
     """)
-    shared = blocks(gated(text.replace("{other}", "valid")))
+    shared = blocks(gate_registers(text.replace("{other}", "valid")))
     assert len(shared) == 2 and shared[0].startswith("gated0; if (valid) begin") and shared[0].count("a + b") == 1
-    apart = blocks(gated(text.replace("{other}", "move")))
+    apart = blocks(gate_registers(text.replace("{other}", "move")))
     assert len(apart) == 2 and all(block.count("a + b") == 1 for block in apart)
 
 
@@ -127,8 +127,8 @@ def test_only_narrow_variables_are_automatic() -> None:
         always @(posedge clk)
           if (move) q <= both[7:0];
     """)
-    assert "automatic reg [63:0] both;" in gated(text.replace("{high}", "63"))
-    assert "static reg [64:0] both;" in gated(text.replace("{high}", "64"))
+    assert "automatic reg [63:0] both;" in gate_registers(text.replace("{high}", "63"))
+    assert "static reg [64:0] both;" in gate_registers(text.replace("{high}", "64"))
 
 
 def test_loops_of_names_stay() -> None:
@@ -138,7 +138,7 @@ def test_loops_of_names_stay() -> None:
         always @(posedge clk)
           if (move) q <= \\$1 ;
     """)
-    assert gated(text).count("assign") == 2
+    assert gate_registers(text).count("assign") == 2
 
 
 def test_a_memory_is_written_once() -> None:
@@ -153,7 +153,7 @@ def test_a_memory_is_written_once() -> None:
             mem[b[1:0]][7:4] <= a[7:4];
         end
     """)
-    (block,) = blocks(gated(text))
+    (block,) = blocks(gate_registers(text))
     assert block.startswith("gated0; if (move) begin") and "automatic reg [7:0] \\mem.word ;" in block
     assert block.count("<=") == 1 and block.count("mem[b[1:0]]") == 2
 
@@ -190,21 +190,21 @@ def is_same(before: str, after: str, folder: Path) -> bool:
 
 def test_token_gates_stay_what_they_are(tmp_path: Path) -> None:
     before = convert(DependencyGate(CFG), "m", simulation=True, flat=True)
-    after = gated(before)
+    after = gate_registers(before)
     assert after.count("task automatic gated") > 10 and is_same(before, after, tmp_path)
 
 
 def test_a_condition_that_is_too_narrow_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = convert(StreamFifo(8, 4), "m", simulation=True, flat=True)
-    assert gated(before) != before and is_same(before, gated(before), tmp_path)
-    defined = gating._Gating._defined
+    assert gate_registers(before) != before and is_same(before, gate_registers(before), tmp_path)
+    defined = gating._Gating._implied_by_definition
 
     def either_means_both(self: gating._Gating, atom: str) -> list[str]:
         rights = [assign.right for assign in self.drivers[atom] if assign.right.startswith("| {")]
         return sorted(flat_verilog.names_in(rights[0])) if rights else defined(self, atom)
 
-    monkeypatch.setattr(gating._Gating, "_defined", either_means_both)
-    assert not is_same(before, gated(before), tmp_path)
+    monkeypatch.setattr(gating._Gating, "_implied_by_definition", either_means_both)
+    assert not is_same(before, gate_registers(before), tmp_path)
 
 
 def devices() -> tuple[RtlDevice, RtlDevice]:

@@ -34,12 +34,12 @@ def built(folder: Path, monkeypatch: pytest.MonkeyPatch, script: str, source: st
     compiler, log = folder / "compiler", folder / "compiler.log"
     compiler.write_text(COMPILER + script)
     compiler.chmod(0o755)
-    runtime = build.runtime(build.compiler(), build.verilator_root())
-    monkeypatch.setattr(build, "runtime", lambda *_: runtime)
+    runtime = build.build_runtime(build.find_compiler(), build.verilator_root())
+    monkeypatch.setattr(build, "build_runtime", lambda *_: runtime)
     monkeypatch.setenv("CXX", str(compiler))
     monkeypatch.setenv("CELOSIA_CACHE", str(folder / "cache"))
     monkeypatch.setattr(build, "_uses_training", lambda *_: True)
-    path = build.library(CONFIGS["4x4"], quiet=True, source=source)
+    path = build.build_library(CONFIGS["4x4"], quiet=True, source=source)
     return path, [line for line in log.read_text().splitlines() if "often.cpp" in line]
 
 

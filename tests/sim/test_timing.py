@@ -45,7 +45,7 @@ from celosia.sim.rtl.rtlsim import RtlDevice
 from celosia.sim.timing import Timing, compute, copies, machine, ports, predict
 from celosia.sim.timing import fetch_timing as fetch
 from celosia.sim.timing import memory_timing as timing_memory
-from celosia.sim.timing.demand import demand, on_the_bus
+from celosia.sim.timing.demand import count_beats_and_bursts, demand
 from celosia.sim.timing.memory_timing import Channel, ReadBursts, SharedChannel, Transfers
 from celosia.sim.timing.timed import TimedDevice
 from celosia.sim.timing.work import Steps, Train
@@ -682,7 +682,7 @@ def _bursts_one_by_one(bus_bytes: int, offset: int, size: int) -> tuple[int, int
 def test_beats_and_bursts(bus_bytes: int) -> None:
     rng = np.random.default_rng(bus_bytes)
     offset, size = rng.integers(0, 20_000, 500), rng.integers(1, 12_000, 500)
-    beats, bursts = on_the_bus(bus_bytes, offset, size)
+    beats, bursts = count_beats_and_bursts(bus_bytes, offset, size)
     for found, where, length in zip(zip(beats, bursts, strict=True), offset.tolist(), size.tolist(), strict=True):
         assert found == _bursts_one_by_one(bus_bytes, where, length)
 
@@ -747,13 +747,13 @@ def test_bursts_that_are_skipped(memory: MemoryModel, monkeypatch: pytest.Monkey
             for _ in range(4):
                 bursts = int(rng.integers(1, 300))
                 port.begin(ask, bursts, bursts * int(rng.choice([1, 2, 5, 16])))
-                assert port.end() == port.end() == port.finish()
+                assert port.predicted_end() == port.predicted_end() == port.finish()
                 found.append(port.ends[-1])
                 ask = port.next_ask
         return found
 
     skipping = np.array(ends())
-    monkeypatch.setattr(ReadBursts, "_skip", lambda self, until: None)
+    monkeypatch.setattr(ReadBursts, "_place_in_closed_form", lambda self, until: None)
     one_by_one = np.array(ends())
     if memory.refresh_period:  # a refresh in the middle of a burst is met by its last bursts alone
         assert np.abs(skipping - one_by_one).max() <= memory.refresh_cycles

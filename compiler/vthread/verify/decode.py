@@ -37,7 +37,7 @@ from celosia.hw.spec.isa import (
 )
 from celosia.hw.spec.legality import why_illegal
 from celosia.hw.spec.scratchpads import EXP_ENTRIES, scratchpads
-from celosia.sim.functional.decode import columns
+from celosia.sim.functional.decode import decode_columns
 
 Fields = dict[str, int]
 Dims = tuple[tuple[int, int], ...]
@@ -177,7 +177,7 @@ def decode(cfg: Config, code: NDArray[np.uint8]) -> list[Decoded]:
     size = instruction_bytes(cfg)
     if code.ndim != 2 or code.shape[1] != size or code.dtype != np.uint8:
         raise ValueError(f"code must be [count, {size}] uint8, not {list(code.shape)} {code.dtype}")
-    found, bad = columns(cfg, code)
+    found, bad = decode_columns(cfg, code)
     for opcode, each in found.items():
         bad[each.numbers] |= _has_bits_beyond(formats(cfg)[opcode], code[each.numbers])
     if bad.any():

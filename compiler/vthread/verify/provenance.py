@@ -68,7 +68,7 @@ from celosia.hw.spec.isa import (
 )
 from celosia.hw.spec.packing import nibble_weights
 from celosia.hw.spec.scratchpads import depths, scratchpads
-from celosia.sim.functional.unpacking import expand
+from celosia.sim.functional.unpacking import expand_packs
 
 UNKNOWN = -129
 """In place of an int8 of a codebook."""
@@ -203,7 +203,7 @@ class Provenance:
             cfg = self.cfg
             data = self.bytes_at(address, count * element_bytes(cfg, Buffer.WGT, expand=book is not None))
             if book is not None and data is not None:
-                values = expand(cfg, data, book)
+                values = expand_packs(cfg, data, book)
                 data = None if (values == UNKNOWN).any() else values.astype(np.int8).view(np.uint8)
             shape = count, cfg.out_pieces, cfg.group, cfg.inp_pieces, cfg.group
             if data is None:

@@ -92,7 +92,7 @@ class NormEngine(wiring.Component):
     def _add_up(
         self, m: Module, fields: data.View[data.StructLayout], walk: NormAddressGenerator, moments: NormMoments
     ) -> None:
-        """Give the parts of an entry to the sums, two cycles behind the step. Only its first part reads vin."""
+        """Pass an entry to the sums part by part, two cycles after its step. Only its first part reads vin."""
         valid = Signal(name="part_valid")
         lanes = self._cfg.norm
         imm = fields.imm[: exact_log2(self._cfg.block_out)]
@@ -118,7 +118,7 @@ class NormEngine(wiring.Component):
         variance: NormVariance,
         factors: NormFactors,
     ) -> None:
-        """Count the lanes of a row, and shift the number up until its highest bit is 1, a bit in a cycle."""
+        """Compute the number of lanes of a row, and normalise it: shift it up until its highest bit is 1."""
         count = Reg(len(variance.count))
         high = Reg(len(factors.count))
         spare = Reg(len(factors.spare))
@@ -133,7 +133,7 @@ class NormEngine(wiring.Component):
             m.d.sync += [high.eq(high << 1), spare.eq(spare + 1)]
 
     def _keep(self, m: Module, fields: data.View[data.StructLayout], accepted: Signal, factors: NormFactors) -> None:
-        """Keep the factors of all rows."""
+        """Keep the factors of all rows in a memory, from which each item reads those of its row."""
         m.submodules.rows = rows = Memory(shape=row_layout, depth=MAX_NORM_ROWS, init=[])
         put = rows.write_port()
         get = rows.read_port(domain="comb")

@@ -76,7 +76,8 @@ class NormFactors(wiring.Component):
         return m
 
     def _rest(self, m: Module, step: Signal, root: Signal, multiplies: Value) -> Signal:
-        """Multiply rest by root, and shift the product to the place of the lanes' products."""
+        """Compute rest * root bit by bit, and shift it to the position of the lanes' products, from which it is
+        subtracted ("less" in sim/functional/norm.py)."""
         bits = Reg(REST_BITS)
         down = Reg(PLACES_BITS)
         lifted = Reg(signed(_WIDE_BITS + _LIFT))
@@ -95,7 +96,10 @@ class NormFactors(wiring.Component):
         return lifted
 
     def _row(self, m: Module, wide: Signal, mean: Signal, places: Signal) -> None:
-        """Round the factor to nearest, unless it would have another bit, and find the shift of the values."""
+        """Compute what the lanes need of a row: its factor, the shift of their values, and the offset.
+
+        The factor is rounded to nearest; one that would take another bit becomes the largest number.
+        """
         low = _WIDE_BITS - 2 - FACTOR_BITS  # the highest bit that is rounded off, where the one above all is 0
         over = wide[-1]
         cut = Signal(FACTOR_BITS + 1)

@@ -72,12 +72,12 @@ class NormMoments(wiring.Component):
         return m
 
     def _later(self, m: Module, marks: Value, stage: int) -> Signal:
-        """The marks of a stage, in the next one."""
+        """Return the marks of a stage, delayed to the next stage."""
         after = Signal(len(marks), name=f"marks{stage}")
         m.d.sync += after.eq(marks)
         return after
 
     def _square(self, value: Signal) -> Value:
-        """The square of a value, without the bit of its sign, which is 0."""
+        """Return the square of a value, without its sign bit, which is always 0."""
         wide = Cat(value, value[-1]).as_signed()
         return logic_product(value, wide)[: 2 * VALUE_BITS - 1].as_unsigned()

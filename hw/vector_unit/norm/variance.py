@@ -61,7 +61,7 @@ class NormVariance(wiring.Component):
         return m
 
     def _products(self, m: Module, step: Signal) -> Signal:
-        """Compute the variance without epsilon, from the highest bits of both factors on."""
+        """Compute count * S2 - S1^2 (sim/functional/norm.py) bit by bit, from the highest bits of count and S1 on."""
         total = Reg(signed(_VARIANCE_BITS - EPSILON_SHIFT))
         magnitude = Reg(SUM_BITS)
         squares = Reg(SQUARES_BITS)
@@ -81,7 +81,10 @@ class NormVariance(wiring.Component):
         return total
 
     def _divide(self, m: Module, step: Signal) -> None:
-        """Compute (2 sum + count) / (2 count), rounded down, with 2^8 added so that it is not negative."""
+        """Divide (2 sum + count) by (2 count), rounded down: the mean, rounded to nearest. One quotient bit a cycle.
+
+        2^8 is first added to the quotient, so that the dividend is positive; inverting its top bit subtracts it again.
+        """
         rest = Reg(SUM_BITS + 3)
         divisor = Reg(COUNT_BITS + VALUE_BITS)
         quotient = Reg(VALUE_BITS)
@@ -101,7 +104,10 @@ class NormVariance(wiring.Component):
         probes(self, rest=rest, divisor=divisor, quotient=quotient, less=less)
 
     def _shift(self, m: Module, step: Signal, total: Signal) -> None:
-        """Shift the variance up by four pairs of bits while these are 0, then by one."""
+        """Normalise the variance: shift it up by 8 bits a cycle while these are 0, then by 2 bits a cycle.
+
+        `places` counts the pairs of bits, as the root needs an even shift.
+        """
         value = Reg(_VARIANCE_BITS)
         m.d.comb += self.word.eq(value[-WORD_BITS:])
         with m.If(step == _TO_VARIANCE):

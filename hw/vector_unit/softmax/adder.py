@@ -18,7 +18,7 @@ pair_layout = data.StructLayout({"m": MANTISSA, "e": EXPONENT})
 
 
 def pair_of(word: Value) -> Value:
-    """The bits of `pair_layout` for a float32 with the bits `word`; its sign is ignored."""
+    """Convert the bits of a float32 to `pair_layout`. The sign is ignored."""
     fraction, exponent = (word[part.offset :][: part.width] for part in FLOAT_FIELDS.values())
     normal = exponent.any()
     return Cat(fraction, normal, exponent[0] | ~normal, exponent[1:])
@@ -84,9 +84,9 @@ class PairAdder(wiring.Component):
     def _shift(
         self, m: Module, large: Signal, small: Signal, shift: Signal, far: Signal, e: Signal
     ) -> tuple[Signal, ...]:
-        """Shift the smaller number down by the lower bits of the difference, with a bit behind those of the larger one.
+        """Shift the smaller number down by the low 4 bits of the exponents' difference, with one more fraction bit.
 
-        Returns, too, whether bits of it are lost in the end.
+        Also returns whether any bit of it is lost in the end, that is, after the shift by 16 in the next stage.
         """
         same = Reg(MANTISSA)
         shifted = Reg(MANTISSA + 1)
@@ -108,7 +108,7 @@ class PairAdder(wiring.Component):
     def _add(
         self, m: Module, large: Signal, shifted: Signal, by_16: Signal, far: Signal, lost: Signal, e: Signal
     ) -> tuple[Signal, ...]:
-        """Add the two. The rest of the shift takes no more logic in front of the carry chain."""
+        """Shift the smaller number by 16 if necessary, and add. The shift fits into the adder's look-up tables."""
         total = Reg(MANTISSA + 2)
         still_lost = Reg()
         same_e = Reg(EXPONENT, name="sum_e")
@@ -117,7 +117,7 @@ class PairAdder(wiring.Component):
         return total, still_lost, same_e
 
     def _round(self, m: Module, total: Signal, lost: Signal, e: Signal) -> tuple[Signal, ...]:
-        """Shift the sum down by one bit where it has one more, and round it to nearest."""
+        """Shift the sum down by one bit if it has one more, and round it to nearest, ties to even."""
         carry = total[-1]
         kept = Signal(MANTISSA)
         rounded = Signal(MANTISSA + 1)

@@ -31,12 +31,12 @@ def fields_layout(cfg: Config) -> data.StructLayout:
 
 
 def row_bits(cfg: Config) -> int:
-    """Bits of a row's number in its tile."""
+    """Return the bits of a row's number in its tile."""
     return exact_log2(tile_rows(cfg))
 
 
 def row_number_bits(cfg: Config) -> int:
-    """Bits of a row's number in its tile, with the tile's number modulo TILES above it."""
+    """Return the bits of a row's number in its tile, and of the tile's number modulo TILES above it."""
     return row_bits(cfg) + exact_log2(TILES)
 
 
@@ -108,7 +108,7 @@ class TileAddressGenerator(wiring.Component):
         return m
 
     def _entries(self, m: Module, comes: Value, on: Value) -> None:
-        """Tell the first and the last entry of a row: registers, computed a step ahead."""
+        """Drive `first` and `last`, the marks of a row's first and last entry: registers, computed a step ahead."""
         entries = (self.fields.extent_n + self._span - 1) >> exact_log2(self._span)
         left = Reg(EXTENT_BITS)
         with m.If(comes | (on & self.last)):
@@ -118,7 +118,7 @@ class TileAddressGenerator(wiring.Component):
         probes(self, left=left)
 
     def _rows(self, m: Module, comes: Value, on: Value, over: Value) -> None:
-        """Tell the last row of a tile, and whether other tiles follow."""
+        """Drive `row`, `last_row` and `more`: the row's number in its tile, and whether other rows and tiles follow."""
         last = self.fields.extent_x - 1
         others = Reg(EXTENT_BITS)
         end, tiles = others[: self._in_tile], others[self._in_tile :]
@@ -135,11 +135,11 @@ class TileAddressGenerator(wiring.Component):
         probes(self, others=others)
 
     def _next(self, fields: Any) -> Value:
-        """From an entry of a row to the next one that is read, or from a pair; it is of neighbours."""
+        """Return the stride from one read of a row to the next: between entries, or pairs of neighbouring entries."""
         return fields.a_n if self._span == 1 else Const(self._span)
 
     def _addresses_by_row(self, m: Module, comes: Value) -> None:
-        """A tile begins where the next row does."""
+        """Drive `addr` in the order by row: entries of a row, then the next row, whatever tile it belongs to."""
         line = Reg(len(self.addr))
         target = Signal(len(self.addr) + 1)
         f = self.fields
@@ -156,7 +156,10 @@ class TileAddressGenerator(wiring.Component):
         probes(self, line=line)
 
     def _addresses_by_entry(self, m: Module, comes: Value) -> None:
-        """A tile begins one row behind the last one's first entry."""
+        """Drive `addr` in the order by entry: one entry of all rows of a tile, then the next entry of all rows.
+
+        The next tile begins one row behind the first entry of this tile's last row.
+        """
         (line, lowest, target), f = (Reg(len(self.addr), name=n) for n in ("line", "lowest", "target")), self.fields
         start, down = Mux(self.last_row, line, self.addr), ~self.last_row | self.ends
         # A step before it is over, it is known what follows.

@@ -78,8 +78,8 @@ class PairDivider(wiring.Component):
         return word, by, nothing, large
 
     def _align(self, m: Module, word: Signal, by: Signal) -> tuple[Value, Value]:
-        """The dividend, twice the quotient times the divisor, of -1 to 8 bits and one more; its upper bits are the
-        first remainder."""
+        """Shift the share's mantissa by the difference `by` of the exponents, -1 to 8, so that a division of integers
+        gives twice the quotient. Returns the dividend's upper bits, the first remainder, and the other bits."""
         some = Reg(MANTISSA + 3)
         by_fours = Reg(2)
         dividend = Reg(MANTISSA + QUOTIENT_BITS)
@@ -91,8 +91,11 @@ class PairDivider(wiring.Component):
         return Cat(dividend[QUOTIENT_BITS:], 0), dividend[:QUOTIENT_BITS]
 
     def _step(self, m: Module, step: int, rest: Value, digits: Value) -> tuple[Signal, Signal]:
-        """Twice the remainder, less the divisor, or with it where the remainder was negative: a bit of the dividend
-        goes, and one of the quotient comes, inverted, a step later."""
+        """Do one step of a non-restoring division: double the remainder, and subtract the divisor (add it if the
+        remainder is negative).
+
+        `digits` shifts out a bit of the dividend, and shifts in a bit of the quotient, inverted, a step later.
+        """
         negative, divisor = rest[-1], self.divisors[step]
         total = Signal(_REST + 1, name=f"total{step}")
         next_rest, next_digits = Reg(_REST, name=f"rest{step}"), Reg(QUOTIENT_BITS, name=f"digits{step}")
@@ -105,8 +108,10 @@ class PairDivider(wiring.Component):
         return next_rest, next_digits
 
     def _slack(self, m: Module, whole: Value) -> Signal:
-        """Half a unit in the quotient's last place, as the last remainder is counted: as many of the divisor's upper
-        bits as the quotient has in front of its point."""
+        """Return half a unit in the last place of the quotient as a float32, in units of the last remainder.
+
+        These are the upper bits of the divisor, as many as the quotient has in front of its point.
+        """
         divisor = self.divisors[QUOTIENT_BITS - 1]
         slack = Reg(_WHOLE)
         parts = []
@@ -144,7 +149,7 @@ class PairDivider(wiring.Component):
         return tie, half, whole
 
     def _result(self, m: Module, tie: Signal, half: Signal, whole: Signal) -> None:
-        """To the nearest integer, + zero_point, and clipped."""
+        """Round the quotient to the nearest integer, add zero_point, and clip."""
         moved = Reg(signed(_WHOLE + 2))
         result = Reg(signed(8))
         total = Signal(_WHOLE + 3)

@@ -188,7 +188,7 @@ class SoftmaxEngine(wiring.Component):
         self, m: Module, find: TileAddressGenerator, fill: TileAddressGenerator, divide: TileAddressGenerator,
         summed: Value,
     ) -> Value:  # fmt: skip
-        """Read vin in turns. Returns the number of the cycle in its beat."""
+        """Let three address generators read vin in turns. Returns the number of the cycle within a round."""
         m.submodules.scheduler = scheduler = ReadScheduler(self._cfg)
         beat = scheduler.beat
         for walk, turn in ((find, scheduler.find), (fill, scheduler.fill), (divide, scheduler.divide)):
@@ -206,7 +206,7 @@ class SoftmaxEngine(wiring.Component):
         return beat
 
     def _entry(self, m: Module, read: Value, name: str) -> Any:
-        """The parts of what vin gives, VIN_STAGES cycles after `read`, until it gives something else."""
+        """Return the last entry that was read in this turn, in parts. It is there VIN_STAGES cycles after `read`."""
         came = Signal(name=f"{name}_came")
         entry = Reg(data.ArrayLayout(data.ArrayLayout(8, self._cfg.softmax), self._parts), name=f"{name}_entry")
         m.d.sync += came.eq(read)
@@ -229,7 +229,7 @@ class SoftmaxEngine(wiring.Component):
         return row_max
 
     def _keep_parts(self, m: Module, fill: TileAddressGenerator, beat: Value, lanes: list[SoftmaxLane]) -> None:
-        """Each part of an entry to the lane of its row, while the buffer's other half is added up."""
+        """Pass each part of an entry to the lane of its row, which keeps it in one buffer and adds up the other."""
         buffer = Signal()
         of_lane = exact_log2(len(lanes))
         m.d.sync += buffer.eq(buffer ^ (fill.on & fill.last_row))
@@ -250,7 +250,7 @@ class SoftmaxEngine(wiring.Component):
         self, m: Module, fill: TileAddressGenerator, beat: Value, sums: SumAddressGenerator, last_key: Value,
         lanes: list[SoftmaxLane],
     ) -> None:  # fmt: skip
-        """Elements to the adders, as soon as the first entry of a tile's last row is on its way."""
+        """Pass elements to the adders, as soon as the first entry of a tile's last row is on its way."""
         element = Signal(data.StructLayout({"first": 1, "nothing": 1}))
         slot = Signal(data.StructLayout({"slot": len(sums.slot)}))
         m.d.comb += [
@@ -267,7 +267,7 @@ class SoftmaxEngine(wiring.Component):
             ]  # fmt: skip
 
     def _divide_steps(self, m: Module, divide: TileAddressGenerator, beat: Value) -> DivideSteps:
-        """The parts that are divided, in each stage."""
+        """Return the parts that are divided, in each stage of the pipeline."""
         step = Signal(divide_layout(self._cfg))
         each = self._parts // self._span
         m.d.comb += [
@@ -279,7 +279,7 @@ class SoftmaxEngine(wiring.Component):
         return DivideSteps(delay(m, "divide", Step(divide.active, step), SHARE_STAGES + DIVIDE_STAGES), entry)
 
     def _keep_largest(self, m: Module, row_max: RowMax, steps: DivideSteps, lanes: list[SoftmaxLane]) -> None:
-        """The largest byte of each row to the lanes, which add up, and with its row's parts to those that divide."""
+        """Pass the largest byte of each row to the lane that adds it up, and to all lanes that divide its parts."""
         m.submodules.largest_bytes = memory = Memory(shape=8, depth=1 << len(row_max.number), init=[])
         put = memory.write_port()
         of_row = memory.read_port(domain="comb")

@@ -85,7 +85,10 @@ class SoftmaxLane(wiring.Component):
         return m
 
     def _distance(self, m: Module) -> Value:
-        """255 minus the distance of an element that is added up from the largest one of its row."""
+        """Return the index into the table of powers of the element that is added up next.
+
+        It is 255 minus the distance of the element from the largest one of its row.
+        """
         parts = Memory(shape=self.part.shape(), depth=1 << self._place, init=[])
         # The largest bytes, with every bit inverted: what is to be added.
         largest = Memory(shape=8, depth=SOFTMAX_SUMS * TILES, init=[])
@@ -106,7 +109,7 @@ class SoftmaxLane(wiring.Component):
         return element + less
 
     def _look_up(self, m: Module, name: str, half: int, distance: Value) -> Signal:
-        """The number that one half of the table has for this distance, two cycles later."""
+        """Look up this distance in one half of the table: powers, or shares. The number follows two cycles later."""
         m.submodules[name] = table = Memory(shape=32, depth=scratchpads(self._cfg)["exp"].depth // 2, init=[])
         to = table.write_port()
         of = table.read_port()

@@ -28,10 +28,10 @@ class TurnSignature(wiring.Signature):
 
 
 class ReadScheduler(wiring.Component):
-    """Share the read port of vin among three address generators, each with a cycle of its own in every beat.
+    """Share the read port of vin among three address generators, each with a cycle of its own in every round.
 
-    While a tile is filled, the largest bytes of the next one are found. Those of the first tile are found before
-    anything else begins, so that each cycle is theirs.
+    While a tile is added up (`fill`), the largest bytes of the next tile are searched (`find`). Those of the first tile
+    are searched before anything else begins, so that `find` then has every cycle.
 
     Parameters
     ----------
@@ -42,7 +42,7 @@ class ReadScheduler(wiring.Component):
     find, fill, divide : Out(TurnSignature)     The generators.
     summed : In(1)      The sums of a tile are complete.
     busy : In(1)        A softmax is under way.
-    beat : Out          The cycle of a beat.
+    beat : Out          Number of the cycle within its round.
     """
 
     def __init__(self, cfg: Config) -> None:

@@ -62,7 +62,7 @@ class RowMax(wiring.Component):
         return m
 
     def _larger(self, m: Module, name: str, low: Value, high: Value, counts: Value) -> Signal:
-        """The larger one of two bytes; the upper one only where it counts."""
+        """Return the larger one of two bytes, a cycle later. counts: `high` is inside the row; else `low` is taken."""
         larger = Reg(signed(8), name=name)
         m.d.sync += larger.eq(Mux(counts & (high > low), high, low))
         return larger

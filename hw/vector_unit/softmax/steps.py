@@ -17,14 +17,14 @@ from celosia.hw.vector_unit.softmax.addresses import BUFFERS, row_bits, row_numb
 
 @dataclass(frozen=True)
 class Step:
-    """A step in one stage: whether there is one, and what is known of it."""
+    """Step of a pipeline in one stage: whether there is one, and its data."""
 
     valid: Value
     payload: Any
 
 
 def delay(m: Module, name: str, step: Step, cycles: int) -> list[Step]:
-    """A step in each stage of a pipeline: entry n is what `step` was n cycles ago. `valid` alone has a reset."""
+    """Delay a step by 0 to `cycles` cycles. Entry n of the result is `step` n cycles ago. Only `valid` has a reset."""
     stages = [step]
     for cycle in range(1, cycles + 1):
         before = stages[-1]
@@ -35,7 +35,7 @@ def delay(m: Module, name: str, step: Step, cycles: int) -> list[Step]:
 
 
 def find_layout(cfg: Config) -> data.StructLayout:
-    """An entry that is searched: the number of its row, and whether it is the first or last one there."""
+    """Entry whose largest byte is searched: the number of its row, and whether it is the first or last one there."""
     return data.StructLayout({"row": row_number_bits(cfg), "first": 1, "last": 1})
 
 
@@ -46,7 +46,7 @@ def fill_layout(cfg: Config) -> data.StructLayout:
 
 
 def divide_layout(cfg: Config) -> data.StructLayout:
-    """A part that is divided.
+    """Part of an entry on its way through table, dividers and output.
 
     row: its row's number, see `row_number_bits`. part: its number in what is read at once. first, last: it belongs to
     the first or last entry of its row. whole: it is the last part of an entry. end: it is the instruction's last part.
