@@ -26,7 +26,7 @@ from celosia.compiler.compile import compile as compile_model
 from celosia.compiler.cpu.target import Target, target_for
 from celosia.compiler.graph.dimensions import Shapes
 from celosia.compiler.program import Program
-from celosia.driver.board.flash import prepare
+from celosia.driver.board.flash import check_bitstream
 from celosia.driver.remote import deploy
 from celosia.driver.remote.runner import runner
 from celosia.driver.remote.simulated import FPGA
@@ -172,7 +172,7 @@ def rehearse(
             say(f"{remote.install(there, *files):,} bytes sent")
         with rehearsal.step("flash", "a bitstream: celosia bitstream project, and build with Vivado", stages) as say:
             bit = bitstream(folder, board, config)
-            clock = deploy.flash(remote, bit, prepare(bit, board.name, board.part))
+            clock = deploy.flash(remote, bit, check_bitstream(bit, board.name, board.part))
             say(f"{config.name} ({config.identity:08x}) at {clock:g} MHz")
         memory = f"{program.dram_size:,} of some {CMA_BYTES:,} bytes of contiguous memory"
         with rehearsal.step("run", memory, stages) as say:

@@ -114,7 +114,7 @@ def sweep(
     """
     if not given:
         raise typer.BadParameter("--set names what to try, as in --set bus_bytes=8,16")
-    memory_args = common.memory_options(memory, "timed")
+    memory_args = common.parse_memory(memory, "timed")
     with common.progress_stages(quiet) as stages:
         common.check_source(model)
         common.check_destinations([model], html, report)

@@ -96,7 +96,7 @@ def open_samples(
     elif not Path(source).exists():
         raise CalibrationError(f"there is no calibration folder or file {source}")
     else:
-        arrays = _archive(Path(source))
+        arrays = _read_archive(Path(source))
         if LABELS not in {tensor.name for tensor in inputs}:
             arrays.pop(LABELS, None)  # labels of a test set
         readers = array_readers(str(source), complete(str(source), arrays, inputs), inputs)
@@ -125,7 +125,8 @@ def array_readers(source: str, arrays: Mapping[str, Array], inputs: Sequence[Inp
 
     def row(k: int, inputs: Sequence[Input]) -> Sample:
         return {
-            tensor.name: _fitted(arrays[tensor.name][k], tensor, f"{source}: {tensor.name}[{k}]") for tensor in inputs
+            tensor.name: _fit_to_tensor(arrays[tensor.name][k], tensor, f"{source}: {tensor.name}[{k}]")
+            for tensor in inputs
         }
 
     return [partial(row, k) for k in range(count)]
@@ -156,13 +157,13 @@ def sample_files(folder: Path) -> list[Path]:
 
 def file_readers(files: Sequence[Path], pixels: Pixels) -> list[Reader]:
     """Return a reader for each file."""
-    return [partial(_file, path, pixels) for path in files]
+    return [partial(_read_file_sample, path, pixels) for path in files]
 
 
-def _file(path: Path, pixels: Pixels, inputs: Sequence[Input]) -> Sample:
+def _read_file_sample(path: Path, pixels: Pixels, inputs: Sequence[Input]) -> Sample:
     """Read the sample in one file."""
     if path.suffix.lower() == ".npz":
-        arrays = _archive(path)
+        arrays = _read_archive(path)
         _check_names(str(path), arrays, inputs)
     elif len(inputs) != 1:
         names = ", ".join(repr(tensor.name) for tensor in inputs)
@@ -170,11 +171,11 @@ def _file(path: Path, pixels: Pixels, inputs: Sequence[Input]) -> Sample:
     elif path.suffix.lower() == ".npy":
         arrays = {inputs[0].name: read_array(path)}
     else:
-        arrays = {inputs[0].name: _image(path, inputs[0], pixels)}
-    return {tensor.name: _fitted(arrays[tensor.name], tensor, f"{path}: {tensor.name!r}") for tensor in inputs}
+        arrays = {inputs[0].name: _read_image_sample(path, inputs[0], pixels)}
+    return {tensor.name: _fit_to_tensor(arrays[tensor.name], tensor, f"{path}: {tensor.name!r}") for tensor in inputs}
 
 
-def _archive(path: Path) -> dict[str, Array]:
+def _read_archive(path: Path) -> dict[str, Array]:
     if path.suffix.lower() == ".npy":
         raise CalibrationError(f"{path} is a single array; give an .npz of arrays by input name, or a folder")
     return read_archive(path, CalibrationError)
@@ -191,7 +192,7 @@ def _check_names(source: str, arrays: Mapping[str, Array], inputs: Sequence[Inpu
             raise CalibrationError(f"{source} has an array {name!r}, but the model has no such input")
 
 
-def _fitted(array: Array, tensor: Input, source: str) -> Array:
+def _fit_to_tensor(array: Array, tensor: Input, source: str) -> Array:
     """Return `array` with the batch axis that it may lack. CalibrationError where it does not fit, or is not finite."""
     if array.dtype != tensor.dtype:
         raise CalibrationError(f"{source} is {array.dtype}, the model takes {tensor.dtype}; convert it with astype")
@@ -205,7 +206,7 @@ def _fitted(array: Array, tensor: Input, source: str) -> Array:
     return np.ascontiguousarray(array)
 
 
-def _image(path: Path, tensor: Input, pixels: Pixels) -> Array:
+def _read_image_sample(path: Path, tensor: Input, pixels: Pixels) -> Array:
     try:
         return read_image(path, tensor.name, tensor.dtype.name, tensor.shape, pixels)
     except InputError as error:

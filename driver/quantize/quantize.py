@@ -25,7 +25,7 @@ from celosia.compiler.graph.quantized import PER_CHANNEL_OPSET
 from celosia.compiler.graph.validation import validation_error
 from celosia.compiler.program import InputError
 from celosia.compiler.program.files import OutputError, check_writable, replacing
-from celosia.driver.choices import ACTIVATIONS, METHODS, OPERATORS, WEIGHTS, alpha_of
+from celosia.driver.choices import ACTIVATIONS, METHODS, OPERATORS, WEIGHTS, parse_alpha
 from celosia.driver.data.calibration import Input, Samples, open_samples
 from celosia.driver.data.images import Pixels
 from celosia.driver.generate.cached_attention import in_plain_operators
@@ -104,7 +104,7 @@ class QuantizerChoices:
         if self.symmetric and self.activations != ACTIVATIONS[0]:
             raise ValueError(f"symmetric activations are {ACTIVATIONS[0]}, not {self.activations}")
         if self.smooth is not None:
-            alpha_of(self.smooth)
+            parse_alpha(self.smooth)
 
 
 def quantize(
@@ -352,7 +352,9 @@ def _smoothed(prepared: Path, samples: Samples, choices: QuantizerChoices) -> di
     """Smooth the model of a file, as `choices` say. QuantizeError where there is no place for it."""
     model = onnx.load(prepared)
     try:
-        smoothed = smooth_floats(model, samples, alpha_of(choices.smooth or 0.0), choices.centred, choices.per_channel)
+        smoothed = smooth_floats(
+            model, samples, parse_alpha(choices.smooth or 0.0), choices.centred, choices.per_channel
+        )
     except OracleError as error:
         raise QuantizeError(str(error)) from None
     if not smoothed["places"]:

@@ -20,7 +20,7 @@ from thorough import some
 
 import celosia
 from celosia.compiler.program import Program
-from celosia.driver.cli.errors import RUN_FAILED, explained
+from celosia.driver.cli.errors import RUN_FAILED, exit_code_and_message
 from celosia.driver.remote import deploy, serve
 from celosia.driver.remote.bootstrap import MARK
 from celosia.driver.remote.channel import CommandChannel
@@ -144,7 +144,7 @@ MANIFEST = Manifest("pynq-z2", "part", {}, "", "", 100, 0x43C00000, "", "", "", 
 def is_refused(asked: Asked, answer: bytes, words: str = "") -> None:
     with pytest.raises((SshError, DeviceError)) as found:
         asked(Board(answer))
-    code, said = explained(found.value)
+    code, said = exit_code_and_message(found.value)
     assert code == RUN_FAILED and len(said) < 1500 and said.isprintable() and words in said, said
 
 
@@ -188,7 +188,7 @@ def test_answers_changed_at_random(seed: int, program: Program) -> None:
             try:
                 asked(Board(bytes(answer[: rng.choice((len(answer), rng.randrange(len(answer)) + 1))])))
             except Exception as error:
-                code, said = explained(error)
+                code, said = exit_code_and_message(error)
                 assert code in (1, RUN_FAILED) and said.isprintable() and len(said) < 1500, (seed, error, bytes(answer))
 
 
@@ -207,7 +207,7 @@ def test_a_silent_board_is_given_up() -> None:
     for text in ("sleep 100", "printf '\\n<celosia>\\n'; sleep 100", "printf '\\n<celosia>\\n{'; sleep 100"):
         with pytest.raises(SshError, match=r"board.*0\.5 s; check its power") as found:
             Remote(Local(text)).status()
-        assert explained(found.value)[0] == RUN_FAILED
+        assert exit_code_and_message(found.value)[0] == RUN_FAILED
     board = deploy.RemoteBoard("armv7l", (3, 10, 0), "1", None, "", 1 << 30, ("name",))
     with pytest.raises(SshError, match=r"board.*0\.5 s"):
         Remote(Local("sleep 100")).install(board, file)
