@@ -116,9 +116,9 @@ def parse_address(text: str | None) -> dict[str, Any]:
 
 def pool_address(pool: str | None, insecure_too: bool) -> str | None:
     """Return the address of `--pool`, marked as trusted where `--insecure-pool` allows any network interface."""
-    from celosia.driver.tune.fleet import insecure
+    from celosia.driver.tune.fleet import allow_any_interface
 
-    return insecure(pool) if insecure_too else pool
+    return allow_any_interface(pool) if insecure_too else pool
 
 
 def import_files(paths: Sequence[Path] | None) -> None:

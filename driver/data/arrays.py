@@ -17,7 +17,7 @@ from celosia.compiler.program.dtypes import itemsize, numpy_dtype
 from celosia.compiler.program.files import reading, replacing
 from celosia.compiler.program.host.op import HostError, check_size
 from celosia.driver.data.images import IN_UNITS, Pixels, is_image, read_image
-from celosia.driver.run.prepare import fitted
+from celosia.driver.run.prepare import fit_to_tensor
 
 Array = NDArray[Any]
 LARGEST_INDEX = 2
@@ -46,7 +46,7 @@ def read_inputs(
         if tensor.name in arrays:
             if tensor.kind != "tensor":
                 raise InputError(f"input {tensor.name!r} is a {tensor.kind} of tensors; give it from Python")
-            arrays[tensor.name] = fitted(tensor, arrays[tensor.name], shape_text(tensor))
+            arrays[tensor.name] = fit_to_tensor(tensor, arrays[tensor.name], shape_text(tensor))
         elif random:
             arrays[tensor.name] = random_array(_fix_open_sizes(tensor, arrays, labels), len(arrays))
         else:

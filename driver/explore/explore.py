@@ -30,7 +30,7 @@ from celosia.driver.explore.records import PRESET, ExploreError, Point, Points, 
 from celosia.driver.explore.rewritten import require_rewritable, rewrite_front
 from celosia.driver.explore.search import SEARCHES, spread
 from celosia.driver.explore.subject import ExploredModel, nothing_on_accelerator, placed, with_records
-from celosia.driver.tune.fleet import fleet_for
+from celosia.driver.tune.fleet import open_fleet
 from celosia.hw.boards.board import Board, BoardError
 from celosia.hw.boards.boards import BOARDS, find_board, memory_model, memory_model_text
 from celosia.hw.spec.config import Config
@@ -108,7 +108,7 @@ def explore(
     on_cpu = {subject.name: placed(subject, place.config) for subject in subjects}
     clock = _clock(known_points.seconds)
     judge = CostSource("timed", memory_model)
-    with nullcontext(fleet) if fleet else fleet_for(judge, jobs, pool, deadline) as measuring:
+    with nullcontext(fleet) if fleet else open_fleet(judge, jobs, pool, deadline) as measuring:
         ladder = Ladder(subjects, place, memory_model, left, measuring, known_points, clock, on_cpu)
         progress(f"measuring {place.config.name}, to compare with")
         explorer = _explorer(ladder, around, search, objective, budget, seed, told)

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from celosia.compiler.program import LaunchStep, Program
-from celosia.driver.run.explain import code_of
+from celosia.driver.run.explain import launch_code
 from celosia.hw.spec.config import Config
 from celosia.hw.spec.isa import Unit, instruction_bytes
 from celosia.hw.spec.scratchpads import scratchpads
@@ -112,7 +112,7 @@ class _Trace:
 
     @classmethod
     def of(cls, program: Program, launch: LaunchStep, run: Counters, now: int, layer: int, index: int) -> _Trace:
-        code = np.frombuffer(code_of(program, launch), np.uint8).reshape(-1, instruction_bytes(program.config))
+        code = np.frombuffer(launch_code(program, launch), np.uint8).reshape(-1, instruction_bytes(program.config))
         stream = [
             instruction for instruction in decode(program.config, code) if instruction is not None
         ]  # none is illegal in a program that has run

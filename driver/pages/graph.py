@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from celosia.compiler.program import CpuStep, HostStep, LaunchStep, Pack, Program, Unpack
 from celosia.driver.pages.names import NAME, short
-from celosia.driver.run.explain import code_of
+from celosia.driver.run.explain import launch_code
 from celosia.hw.spec.config import Config
 from celosia.hw.spec.isa import instruction_bytes
 from celosia.sim.functional.access import rows
@@ -90,7 +90,7 @@ class _Walk:
         makers = {number: self._made.get(pack.value, set()) for number, pack in enumerate(step.pack)}
         for number, pack in enumerate(step.pack):
             self._at(pack.address, self._packed_bytes(pack))[...] = -2 - number  # its maker is looked up below
-        code = np.frombuffer(code_of(self._program, step), np.uint8)
+        code = np.frombuffer(launch_code(self._program, step), np.uint8)
         code = code.reshape(-1, instruction_bytes(self._program.config))
         for instruction, layer in zip(decode(self._program.config, code), step.layer_of.tolist()):
             moved = (

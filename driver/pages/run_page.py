@@ -32,7 +32,7 @@ BRIEF = 40
 
 def of_program(program: Program, memory: MemoryModel | str = ZYNQ_HP) -> Page:
     """Return the page of a predicted run, with the cycles of the timing model."""
-    counters = explain.predicted(program, memory)
+    counters = explain.predict_counters(program, memory)
     report = explain.estimate(program, memory, counters)
     return of_run(program, report, counters, "by the timing model")
 
@@ -44,7 +44,7 @@ def of_run(program: Program, report: Mapping[str, Any], counters: Sequence[Count
         {**row, "loops": "; ".join(map(_decided, layer.parts))}
         for row, layer in zip(report["layers"], (layer for launch in program.launches for layer in launch.layers))
     ]
-    with explain.decoding(program):
+    with explain.report_invalid_instructions(program):
         graph, run_activity = nodes(program, report), activity(program, counters)
     return _page(report, rows, graph, program, run_activity, device_text)
 
@@ -177,7 +177,7 @@ def _limits(report: Mapping[str, Any]) -> Section:
     tips = "".join(
         f'<li style="border-color:{_colour(advice.bound)}"><b>{advice.share:.0%}</b> '
         f"{escape(_names(advice))}: {escape(advice.advice)}</li>"
-        for advice in explain.advised(dict(report))[:TIPS]
+        for advice in explain.advise_by_cycles(dict(report))[:TIPS]
     )
     html = f'<div class="share">{bar}</div>{key}<ul class="advice">{tips}</ul>'
     return Section(

@@ -68,7 +68,7 @@ def price_in(result: TrialResult) -> Price:
 
 
 @contextmanager
-def weighed_by(fleet: Fleet | None, cfg: Config, costs: Pricing, stays: bool = False) -> Iterator[Pricing]:
+def weigh_with_fleet(fleet: Fleet | None, cfg: Config, costs: Pricing, stays: bool = False) -> Iterator[Pricing]:
     """Return `costs` with steps weighed by `fleet`; unchanged where there is none. stays: `fleet` is used for something
     else afterwards, so jobs under way run to their end."""
     if fleet is None:

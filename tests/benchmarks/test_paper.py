@@ -24,7 +24,7 @@ from benchmarks.workloads import Missing
 import celosia
 from celosia.compiler.program import CpuStep, Program
 from celosia.driver.host.oracle import session
-from celosia.driver.run.explain import layer_rows, predicted
+from celosia.driver.run.explain import layer_rows, predict_counters
 
 
 @pytest.fixture(autouse=True)
@@ -53,7 +53,7 @@ def test_latency_hiding_on_a_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 def test_what_hides_nothing_misses() -> None:
     """Planted: the side without latency hiding is as fast as the other."""
     program = celosia.compile(celosia.models.demo_model_path(), "tiny", check=False)
-    rows = layer_rows(program, predicted(program))
+    rows = layer_rows(program, predict_counters(program))
     row = paper_machine._hiding_row(program, rows, rows, TINY, "tiny")
     assert row.met is False and row.details["convolutions"] == 1
 

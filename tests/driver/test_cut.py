@@ -17,7 +17,7 @@ from celosia.compiler.graph.errors import ModelError
 from celosia.compiler.program import InputError, Program
 from celosia.driver.cli import app
 from celosia.driver.cut import Relay, _balance_parts, cut
-from celosia.driver.run.explain import predicted
+from celosia.driver.run.explain import predict_counters
 from celosia.sim.device import DeviceError
 from celosia.sim.functional.fsim import FunctionalDevice
 
@@ -42,7 +42,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def cycles(program: Program) -> int:
-    return sum(each.cycles or 0 for each in predicted(program))
+    return sum(each.cycles or 0 for each in predict_counters(program))
 
 
 def bytes_of(results: object) -> list[bytes]:

@@ -43,14 +43,14 @@ MAIN = "What limits it", "Cycles by layer", "Roofline", "Timeline", "Where the b
 @pytest.fixture(scope="module", params=CONFIGS, ids=lambda cfg: f"{cfg.block_in}x{cfg.block_out}-{cfg.ports}")
 def traced(request: pytest.FixtureRequest) -> tuple[Program, list[Counters], Activity]:
     program = compiled(request.param)
-    counters = explain.predicted(program)
+    counters = explain.predict_counters(program)
     found = activity(program, counters)
     assert found is not None
     return program, counters, found
 
 
 def instructions(program: Program, launch: LaunchStep) -> list[Any]:
-    code = np.frombuffer(explain.code_of(program, launch), np.uint8)
+    code = np.frombuffer(explain.launch_code(program, launch), np.uint8)
     return decode(program.config, code.reshape(-1, instruction_bytes(program.config)))
 
 
