@@ -103,7 +103,7 @@ def _draw_image(image: NDArray[np.float32]) -> Text:
 def _compare_with_onnxruntime(path: str, images: NDArray[np.float32], logits: NDArray[np.float32]) -> str:
     """Sentence that compares the outputs with onnxruntime's."""
     try:
-        session = oracle.session(Path(path))
+        session = oracle.open_session(Path(path))
     except oracle.MissingLibrary:
         return "onnxruntime is not installed, so nothing is compared with it; pip install onnxruntime"
     name = session.get_inputs()[0].name

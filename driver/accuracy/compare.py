@@ -22,7 +22,7 @@ from celosia.compiler.program import InputError
 from celosia.compiler.program.model import ROUNDINGS
 from celosia.driver.accuracy.matching import Flow, feed_of, match
 from celosia.driver.host import oracle
-from celosia.driver.host.specialise import OpenModel, with_given
+from celosia.driver.host.specialise import OpenModel, fill_open_sizes
 from celosia.driver.host.tools import require_tools
 from celosia.driver.runtime import Runtime
 from celosia.hw.spec.config import Config
@@ -75,20 +75,20 @@ def compare(
     MissingLibrary without onnxruntime.
     """
     say = progress or (lambda stage: None)
-    oracle.require()
+    oracle.require_onnxruntime()
     require_tools(device, model)
     proto = read(Path(model))
     _require_float(float_model, model)
     opened, given_shapes = OpenModel(Path(model)), shapes or {}
     sizes = opened.shapes(inputs) if opened.open else given_shapes
-    shapes = {name: with_given(shape, given_shapes.get(name)) for name, shape in sizes.items()}
+    shapes = {name: fill_open_sizes(shape, given_shapes.get(name)) for name, shape in sizes.items()}
     program = compile_model(model, config, progress=progress, keep="all", check=check, rounding=rounding, shapes=shapes)
     with Runtime(program, device, **options) as runtime:
         runtime.open()
         say(f"running on the {device} device")
         tensors = runtime.run(inputs, trace=False).tensors
     say("running under onnxruntime")
-    expected = oracle.tensors(Path(model), inputs)
+    expected = oracle.compute_tensors(Path(model), inputs)
     graph, unmatched = Graph(proto), None
     rows = _compare_tensors(graph, tensors, expected)
     rounded = None if rounding == ROUNDINGS[0] else _count_rounding_differences(graph, rows, {**inputs, **tensors})
@@ -167,7 +167,7 @@ def _recompute_with_onnxruntime(graph: Graph, name: str, computed: Mapping[str, 
     held = [tensor for name, tensor in graph.constants.items() if name in read and tensor.ByteSize()]
     graph_alone = helper.make_graph(nodes_alone, "alone", values[:1], values[1:], held)
     model = helper.make_model(graph_alone, opset_imports=graph.opsets, ir_version=graph.ir_version)
-    return oracle.run(oracle.session(model), {x: computed[x]})[name]
+    return oracle.run_session(oracle.open_session(model), {x: computed[x]})[name]
 
 
 def _summarise_rows(graph: Graph, rows: list[dict[str, Any]]) -> dict[str, Any]:
@@ -303,7 +303,7 @@ def add_noise(
     the tensors of both models that have none in the other."""
     quantised, exact = Flow(proto), Flow(read(float_model))
     feed = feed_of(quantised, exact, inputs)
-    floats = {**oracle.tensors(float_model, feed, optimised=False), **feed}
+    floats = {**oracle.compute_tensors(float_model, feed, optimised=False), **feed}
     real = {row["name"]: value for row in rows if (value := graph.real(row["name"], computed[row["name"]])) is not None}
     values = {quantised.source(name): array for name, array in real.values()}
     matching = match(quantised, exact, values, {k: v for k, v in floats.items() if v.dtype.kind == "f"})

@@ -91,7 +91,7 @@ def evaluate(
         program.name = Path(model).stem
         batched = _compile_for_batches(proto, program, dataset.samples, say) if device == WITHOUT_CYCLES else None
         engine = batched or _Engine(program, 1)
-    session = oracle.session(Path(model)) if against else None
+    session = oracle.open_session(Path(model)) if against else None
     say(f"running {len(dataset.samples)} samples on the {device} device")
     run = _run_samples([engine, _Engine(program, 1)], dataset.samples, device, workers, count, options)
     dataset = _drop_failed_samples(dataset, run.failed)
@@ -110,7 +110,7 @@ def evaluate(
 def _load_program(model: str | Path, against: bool) -> Program | None:
     """Load the Program in `model`; None where that is an ONNX model, as onnxruntime needs it to run beside."""
     if against:
-        oracle.require()
+        oracle.require_onnxruntime()
     if not (Path(model).is_file() and Program.is_program(model)):
         return None
     if against:
@@ -310,7 +310,7 @@ def _compare_with_onnxruntime(
     expected, seconds = [], 0.0
     for sample in dataset.samples:
         started = time.perf_counter()
-        expected.append(oracle.run(session, sample))
+        expected.append(oracle.run_session(session, sample))
         seconds += time.perf_counter() - started
     pairs = [(a[name], b[name]) for a, b in zip(computed, expected) for name in b]
     ours, expected_scores = _class_scores(computed), _class_scores(expected)

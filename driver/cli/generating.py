@@ -119,11 +119,11 @@ def _open_addressed_device(
         return
     from celosia.driver.remote.deploy import Remote
     from celosia.driver.remote.remote_device import RemoteDevice
-    from celosia.driver.remote.ssh import connected
+    from celosia.driver.remote.ssh import connect
     from celosia.hw.spec.config import Config
 
     place, _, kind = device.removeprefix(SSH_PREFIX).partition("/")
-    with stages.paused(), connected(place) as connection:
+    with stages.paused(), connect(place) as connection:
         remote = RemoteDevice(Remote(connection, sudo=sudo), Config.load(config), kind or "board", options)
         try:
             yield remote

@@ -155,9 +155,11 @@ class _Source:
 
         if not self.path.is_file() or common.is_program(self.path) or not open_inputs(read(self.path, data=False)):
             return dict(self.given)
-        from celosia.driver.host.specialise import OpenModel, with_given
+        from celosia.driver.host.specialise import OpenModel, fill_open_sizes
 
-        return {n: with_given(shape, self.given.get(n)) for n, shape in OpenModel(self.path).shapes(values).items()}
+        return {
+            n: fill_open_sizes(shape, self.given.get(n)) for n, shape in OpenModel(self.path).shapes(values).items()
+        }
 
 
 def _run_here(
@@ -182,14 +184,14 @@ def _run_on_board(
 ) -> tuple[Program, Result]:
     """Run on a board over ssh: ssh://USER@BOARD for its accelerator, ssh://USER@BOARD/functional for numpy there."""
     from celosia.driver.remote import deploy
-    from celosia.driver.remote.ssh import connected
+    from celosia.driver.remote.ssh import connect
 
     place, _, device = url.removeprefix(SSH_PREFIX).partition("/")
     if device not in ("", "board", "functional"):
         raise typer.BadParameter(
             f"there is no device {device!r} on a board; take {SSH_PREFIX}{place}, or /functional after it"
         )
-    with stages.paused(), connected(place) as connection:
+    with stages.paused(), connect(place) as connection:
         remote = deploy.Remote(connection, sudo=sudo)
         stages(f"connected to {place}")
         program = common.load_or_compile_for_board(

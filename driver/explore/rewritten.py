@@ -22,7 +22,7 @@ from celosia.driver.explore.explorer import Explorer
 from celosia.driver.explore.ladder import Ladder
 from celosia.driver.explore.records import ExploreError, Point, Rewriting
 from celosia.driver.explore.subject import Ask, ExploredModel, asked_of, cost_of
-from celosia.driver.host.oracle import opened, require
+from celosia.driver.host.oracle import open_model, require_onnxruntime
 from celosia.driver.tune.optimise import optimise
 from celosia.hw.spec.config import Config
 
@@ -40,11 +40,11 @@ def require_rewritable(subjects: Iterable[ExploredModel], seconds: float, folder
         raise ExploreError(f"in {seconds:g} s nothing can be rewritten; give more, as 60s")
     if folder is None:
         raise ExploreError("models that are rewritten are written to the folder of points; give one")
-    require()
+    require_onnxruntime()
     for subject in subjects:
         model = with_shapes(subject.path, None)
         graph_of(model)
-        opened(model)
+        open_model(model)
 
 
 def rewrite_front(

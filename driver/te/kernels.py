@@ -14,7 +14,7 @@ Array = NDArray[Any]
 TIMEOUT_CYCLES = 1 << 32
 
 
-def run_kernel(kernel: AcceleratorKernel, device: Device, *inputs: Array) -> tuple[list[Array], Counters]:
+def run(kernel: AcceleratorKernel, device: Device, *inputs: Array) -> tuple[list[Array], Counters]:
     """Return (outputs, counters of the run). ValueError where the device or an array does not fit the kernel."""
     if device.config.digest != kernel.cfg.digest:
         raise ValueError(f"{kernel.name} was rendered for Config {kernel.cfg.name}, the device is {device.config.name}")

@@ -119,7 +119,7 @@ class BuiltKernel:
         outputs = self.s.outputs
         inputs = [np.ascontiguousarray(array) for node, array in arrays.items() if node in self._read]
         if isinstance(code, AcceleratorKernel):
-            results, self.counters = kernels.run_kernel(code, open_device(self.device, code.cfg), *inputs)
+            results, self.counters = kernels.run(code, open_device(self.device, code.cfg), *inputs)
         else:
             results = code(*inputs)
         for output, result in zip(outputs, results):

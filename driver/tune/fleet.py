@@ -27,7 +27,7 @@ from celosia.compiler.tune.worker_process import main as serve
 from celosia.driver.host.oracle import MissingLibrary
 from celosia.driver.remote.deploy import Remote
 from celosia.driver.remote.remote_device import RemoteDevice
-from celosia.driver.remote.ssh import SshError, destination, unasked
+from celosia.driver.remote.ssh import SshError, connect_unattended, ssh_destination
 from celosia.hw.spec.config import Config
 from celosia.plain import Sentence
 from celosia.sim.devices import SSH_PREFIX
@@ -66,7 +66,7 @@ def open_fleet(
 def resource_of(judge: CostSource) -> str | None:
     """Resource that a worker must have. SshError where a board's name is none."""
     if judge.board:
-        return f"board:{destination(_address_of(judge.device))[-1].rsplit('@')[-1]}"
+        return f"board:{ssh_destination(_address_of(judge.device))[-1].rsplit('@')[-1]}"
     return RTL if judge.device == "rtl" else None
 
 
@@ -99,7 +99,7 @@ class BoardMeasurer:
         """Open the board's device for a Config."""
         if cfg not in self._devices:
             self.close()  # the board has one accelerator
-            connection = self._session.enter_context(unasked(_address_of(self.url)))
+            connection = self._session.enter_context(connect_unattended(_address_of(self.url)))
             kind = self.url.removeprefix(SSH_PREFIX).partition("/")[2] or "board"
             device = RemoteDevice(Remote(connection, sudo=self.sudo), cfg, kind, self.options)
             self._session.callback(device.close)

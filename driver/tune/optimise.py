@@ -24,7 +24,7 @@ from celosia.compiler.superoptimise.rule import RewriteRule
 from celosia.compiler.superoptimise.state import SearchState
 from celosia.compiler.tune.records import Records
 from celosia.driver.choices import SUPEROPTIMISERS
-from celosia.driver.host.oracle import opened, require
+from celosia.driver.host.oracle import open_model, require_onnxruntime
 from celosia.hw.spec.config import Config
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ def optimise(
 
     def oracle(model: onnx.ModelProto) -> Run:
         progress("comparing with the original under onnxruntime")
-        return opened(model)
+        return open_model(model)
 
     known_records = None if records is None else Records.load(records, must_exist=False)
     with _open_measuring_fleet(tune if accelerator else 0, jobs, pool, fleet) as other_devices:
@@ -133,7 +133,7 @@ def _tuned_cycles(
 
 def _check_arguments(accelerator: bool, other_devices: bool) -> None:
     """Check the arguments. MissingLibrary; BudgetError where other processes would measure this processor."""
-    require()
+    require_onnxruntime()
     if other_devices and not accelerator:
         raise BudgetError("the time of this processor is measured in one process alone; leave out jobs and pool")
 
@@ -143,8 +143,8 @@ def compile(source: Source, options: Options) -> Program:
     """Compile as `celosia.compiler.compile.compile`, whose text it has, with onnxruntime as the oracle of
     `optimise`."""
     if options.optimise is not None and options.oracle is None:
-        require()
-        options = replace(options, oracle=opened)
+        require_onnxruntime()
+        options = replace(options, oracle=open_model)
     return compiled(source, **vars(options))
 
 

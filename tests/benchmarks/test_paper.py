@@ -23,7 +23,7 @@ from benchmarks.workloads import Missing
 
 import celosia
 from celosia.compiler.program import CpuStep, Program
-from celosia.driver.host.oracle import session
+from celosia.driver.host.oracle import open_session
 from celosia.driver.run.explain import layer_rows, predict_counters
 
 
@@ -90,7 +90,7 @@ def test_operators_beside_tvm(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "TVM" not in row.details and TVM_VARIABLE in row.measured
     for spoiled in (0, 1):
         monkeypatch.setattr(paper_cpu, "tvm_seconds", lambda path, feed, seconds, by=spoiled: (
-            9.0, [array + np.float32(by) for array in session(onnx.load(path)).run(None, feed)]
+            9.0, [array + np.float32(by) for array in open_session(onnx.load(path)).run(None, feed)]
         ))  # fmt: skip
         chart = paper_cpu.operators(size, None, quiet)
         row, _ = chart.rows

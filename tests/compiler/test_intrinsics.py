@@ -17,7 +17,7 @@ from celosia.compiler.expr import loops
 from celosia.compiler.tensorize import intrinsics as hw
 from celosia.compiler.tensorize.render import AcceleratorKernel, RenderError, render
 from celosia.compiler.vthread.interleave import interleave
-from celosia.driver.te.kernels import run_kernel
+from celosia.driver.te.kernels import run
 from celosia.hw.spec.config import Config
 from celosia.hw.spec.isa import Opcode, opcode_of
 from celosia.sim.functional.fsim import FunctionalDevice
@@ -39,7 +39,7 @@ def on_device(cfg: Config, function: T.Function, *inputs: np.ndarray) -> Acceler
     if sum(t.size for t in function.inputs) < INTERPRETED:
         np.testing.assert_array_equal(T.interpret(again, *inputs)[0], expected[0])
     kernel = render(cfg, function)
-    outputs, _ = run_kernel(kernel, FunctionalDevice(cfg, checking=True), *inputs)
+    outputs, _ = run(kernel, FunctionalDevice(cfg, checking=True), *inputs)
     np.testing.assert_array_equal(outputs[0], expected[0])
     return kernel
 
@@ -164,7 +164,7 @@ def test_what_is_no_instruction_says_why() -> None:
         render(TINY, T.lower(s))
     with pytest.raises(ValueError, match=r"Config tiny.*pair"):
         inputs, acc, out = matmul(TINY, 1, 4, 4)
-        run_kernel(render(TINY, T.lower(scheduled(TINY, inputs, acc, out, 1, 1, 1), inputs)), FunctionalDevice(PAIR))
+        run(render(TINY, T.lower(scheduled(TINY, inputs, acc, out, 1, 1, 1), inputs)), FunctionalDevice(PAIR))
 
 
 def test_an_intrinsic_says_all_of_itself() -> None:
@@ -257,4 +257,4 @@ def test_pooling_is_a_vector_instruction(cfg: Config, cut: bool) -> None:
     want = np.full((*data.shape[:1], 8, 9, b, g), -128, np.int8)
     want[:, 1:7, 1:8] = x
     windows = np.lib.stride_tricks.sliding_window_view(want, (3, 3), (1, 2))[:, ::2, ::2].max((-2, -1))
-    np.testing.assert_array_equal(run_kernel(kernel, FunctionalDevice(cfg), x)[0][0], windows)
+    np.testing.assert_array_equal(run(kernel, FunctionalDevice(cfg), x)[0][0], windows)

@@ -17,7 +17,7 @@ from celosia.compiler.expr.nodes import Axis
 from celosia.compiler.tensorize import intrinsics as hw
 from celosia.compiler.tensorize.render import RenderError, render
 from celosia.compiler.vthread.pipeline import Load, Ring, Stream
-from celosia.driver.te.kernels import run_kernel
+from celosia.driver.te.kernels import run
 from celosia.hw.spec.config import Config
 from celosia.hw.spec.isa import Opcode
 from celosia.sim.functional.fsim import FunctionalDevice
@@ -183,7 +183,7 @@ def test_what_other_instructions_overwrite_is_not_found_again() -> None:
         arrange(TINY, s, tensors, 4, pipelined, pipelined)
     function = T.verify(T.lower(s, [x, z]))
     arrays = int8(4, 1, 1, 4), int8(4, 1, 1, 4)
-    found, _ = run_kernel(render(TINY, function), FunctionalDevice(TINY, checking=True), *arrays)
+    found, _ = run(render(TINY, function), FunctionalDevice(TINY, checking=True), *arrays)
     for one, other in zip(found, T.interpret(function, *arrays), strict=True):
         np.testing.assert_array_equal(one, other)
 
@@ -253,7 +253,7 @@ def test_tensors_of_one_tile_never_lie_over_each_other() -> None:
 
     for rows, part in ((16, 9), (12, 8), (7, 4)):
         both, arrays = function(rows, part, 8), (int8(8, 1, 1, 4), int8(rows, 1, 1, 4))
-        found, _ = run_kernel(render(cfg, both), FunctionalDevice(cfg, checking=True), *arrays)
+        found, _ = run(render(cfg, both), FunctionalDevice(cfg, checking=True), *arrays)
         for one, want in zip(found, T.interpret(both, *arrays), strict=True):
             np.testing.assert_array_equal(one, want)
     with pytest.raises(RenderError, match=r"y\.near.*7 entries of vin"):

@@ -9,7 +9,7 @@ from simulators import rtl_device
 
 from celosia.compiler import expr as T
 from celosia.compiler.tensorize.render import render
-from celosia.driver.te.kernels import run_kernel
+from celosia.driver.te.kernels import run
 from celosia.sim.functional.fsim import FunctionalDevice
 from celosia.sim.rtl.rtlsim import RtlDevice
 
@@ -24,8 +24,8 @@ def device() -> RtlDevice:
 def cycles(device: RtlDevice, function: T.Function, *arrays: np.ndarray) -> int:
     """Of the RTL, after comparing its outputs."""
     kernel = render(TINY, function)
-    expected, _ = run_kernel(kernel, FunctionalDevice(TINY, checking=True), *arrays)
-    found, counters = run_kernel(kernel, device, *arrays)
+    expected, _ = run(kernel, FunctionalDevice(TINY, checking=True), *arrays)
+    found, counters = run(kernel, device, *arrays)
     np.testing.assert_array_equal(found[0], expected[0])
     assert counters.cycles is not None
     return counters.cycles

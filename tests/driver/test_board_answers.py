@@ -26,7 +26,7 @@ from celosia.driver.remote.bootstrap import MARK
 from celosia.driver.remote.channel import CommandChannel
 from celosia.driver.remote.deploy import Remote
 from celosia.driver.remote.remote_device import RemoteDevice
-from celosia.driver.remote.runner import runner
+from celosia.driver.remote.runner import pack_runner
 from celosia.driver.remote.ssh import Connection, SshError
 from celosia.hw.manifest import Manifest
 from celosia.hw.spec.config import PRESETS
@@ -106,7 +106,7 @@ def sound(program: Program) -> dict[str, tuple[Asked, dict[str, Any], bytes]]:
     result = celosia.Runtime(program, "timed").run(X)
     result.report["memory_model"] = "board"
     head, arrays = serve.result_bytes(result).split(b"\n", 1)
-    files = runner(), deploy.File("program", b"")
+    files = pack_runner(), deploy.File("program", b"")
     counters = {"cycles": 5, "values": dict.fromkeys(COUNTERS, 1), "events": [], "lost": 0}
     data = serve.pack({}, {"data": np.zeros(4, np.uint8)}).split(b"\n", 1)
 
@@ -114,7 +114,7 @@ def sound(program: Program) -> dict[str, tuple[Asked, dict[str, Any], bytes]]:
         remote = Remote(connection)
         answer = remote.run(*files, X, "board", None, {})
         with remote.understood():
-            return repr(deploy.reported(answer, program, "board", X))
+            return repr(deploy.check_result(answer, program, "board", X))
 
     def opened(connection: Board) -> RemoteDevice:
         connection.answers[:] = [MARK + line(STATUS), connection.answers[0]]
