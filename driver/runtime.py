@@ -87,13 +87,13 @@ class _OfProgram(ProgramRuntime, Runtime):
     def drawn(result: Result) -> str:
         """The page of `celosia.report`, in brief; "" where there are no cycles to draw, or no Bokeh to draw with."""
         from celosia.driver.host.oracle import MissingLibrary
-        from celosia.driver.pages.page import require
+        from celosia.driver.pages.page import require_bokeh
         from celosia.driver.pages.report_page import report
 
         if not result.report["cycles"]:
             return ""
         try:
-            require()
+            require_bokeh()
         except MissingLibrary:
             return ""
         return report(result)._repr_html_()

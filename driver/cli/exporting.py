@@ -67,7 +67,7 @@ def export(
         )  # fmt: skip
         exported = write.export(model, target, options, name)
         stages("writing C")
-        write.write(exported, output)
+        write.write_project(exported, output)
     common.advise(exported.model.program, quiet)
     if not quiet:
         say(_describe_export(exported, output))

@@ -123,7 +123,7 @@ def sweep(
         from celosia.driver.show.text_table import console
         from celosia.hw.spec.config import ConfigError
 
-        rows = sweeping.sweep(model, sweeping.settings(given), config, progress=stages, **memory_args)
+        rows = sweeping.sweep(model, sweeping.parse_settings(given), config, progress=stages, **memory_args)
     title = f"{model.name} on {config}; cycles by the timing model, memory {memory_args.get('memory', 'zynq-hp')}"
     if html is not None:
         sweeping.page(f"celosia sweep {model.name}", rows, f"{title}. {sweeping.note(rows)}").save(html)

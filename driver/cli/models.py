@@ -307,7 +307,7 @@ def report(
     from celosia.driver.pages import derivation, page
     from celosia.driver.pages import run_page as run
 
-    page.require()
+    page.require_bokeh()
     with common.progress_stages(quiet) as stages:
         common.check_source(source)
         common.check_destinations([source], output)

@@ -224,9 +224,9 @@ class _Files:
         common.check_source(model)
         common.check_destinations([model], self.output, self.report, self.trace, self.html)
         if self.html is not None:
-            from celosia.driver.pages.page import require
+            from celosia.driver.pages.page import require_bokeh
 
-            require()
+            require_bokeh()
 
     def write(self, program: Program, result: Result) -> None:
         """Write the files of a run. OutputError."""

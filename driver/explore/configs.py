@@ -75,8 +75,8 @@ class ConfigSpace:
         them."""
         widest = board.bus_bits // 8
         usual = DEFAULT | {"bus_bytes": tuple(width for width in DEFAULT["bus_bytes"] if width <= widest)}
-        choices = _read(source) if isinstance(source, (str, Path)) else dict(source or {})
-        narrowed = {name: tuple(dict.fromkeys(_several(name, value))) for name, value in choices.items()}
+        choices = _read_toml(source) if isinstance(source, (str, Path)) else dict(source or {})
+        narrowed = {name: tuple(dict.fromkeys(_parse_values(name, value))) for name, value in choices.items()}
         if wide := [value for value in narrowed.get("bus_bytes", ()) if isinstance(value, int) and value > widest]:
             raise SpaceError(f"bus_bytes {wide[0]} is wider than a port of {board.name}; take at most {widest}")
         return ConfigSpace(usual | narrowed, board.config)
@@ -150,7 +150,7 @@ class ConfigSpace:
         return self.config(fields)
 
 
-def _several(name: str, value: Any) -> Sequence[int | bool]:
+def _parse_values(name: str, value: Any) -> Sequence[int | bool]:
     """Return the values of a field: one, or a list of them. SpaceError."""
     values = value if isinstance(value, (list, tuple)) else (value,)
     for entry in values:
@@ -159,7 +159,7 @@ def _several(name: str, value: Any) -> Sequence[int | bool]:
     return values
 
 
-def _read(path: str | Path) -> dict[str, Any]:
+def _read_toml(path: str | Path) -> dict[str, Any]:
     try:
         return from_toml(Path(path).read_text(encoding="utf-8"))
     except OSError as error:

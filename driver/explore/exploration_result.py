@@ -60,22 +60,22 @@ ENDED = {
 """Reasons why an exploration ended early, and how to go on."""
 
 
-def take(rows: Sequence[dict[str, Any]], names: Sequence[str], other_count: int, ended: str) -> str:
+def recommend(rows: Sequence[dict[str, Any]], names: Sequence[str], other_count: int, ended: str) -> str:
     """Recommend Configs of the front in a sentence. other_count: Configs that were measured beside the preset."""
     if ended and not other_count:
         return f"Nothing beside the board's preset was measured: there is nothing to choose from yet. {ENDED[ended]}"
     if not rows:
         return "No Config of the space can be taken: see the failures."
 
-    def told(row: dict[str, Any]) -> str:
+    def objectives_text(row: dict[str, Any]) -> str:
         return ", ".join(FIGURES[name].format(row["objectives"][name]) for name in names)
 
     middle = rows[knee([[row["objectives"][name] for name in names] for row in rows])]
-    text = f"Take {middle['file']} if all count alike ({told(middle)})"
+    text = f"Take {middle['file']} if all count alike ({objectives_text(middle)})"
     for name in names:
         best = min(rows, key=lambda row: row["objectives"][name])
         if best is not middle:
-            text += f"; {best['file']} if you want {BEST[name]} ({told(best)})"
+            text += f"; {best['file']} if you want {BEST[name]} ({objectives_text(best)})"
     return text + "."
 
 
@@ -96,12 +96,12 @@ def report_of(
     other_count = sum(point.how != PRESET for point in measured)
     return {
         **context, "objectives": {name: OBJECTIVES[name] for name in names},
-        "take": take(rows, names, other_count, state["ended"]), "front": rows, "state": state,
+        "take": recommend(rows, names, other_count, state["ended"]), "front": rows, "state": state,
         "device": ladder.board.device.name, "power": caveat(ladder.board), "searched": list(searched), "points": points,
     }  # fmt: skip
 
 
-def write(folder: Path, report: dict[str, Any], points: Sequence[Point]) -> None:
+def write_front(folder: Path, report: dict[str, Any], points: Sequence[Point]) -> None:
     """Write the front, in place of an earlier one. OutputError."""
     for row, point in zip(report["front"], points, strict=True):
         write_text(folder / row["file"], f"# {describe_point(row, report)}\n{point.cfg.to_toml()}")

@@ -28,7 +28,7 @@ from celosia.compiler.program.files import OutputError, check_writable, replacin
 from celosia.driver.choices import ACTIVATIONS, METHODS, OPERATORS, WEIGHTS, parse_alpha
 from celosia.driver.data.calibration import Input, Samples, open_samples
 from celosia.driver.data.images import Pixels
-from celosia.driver.generate.cached_attention import in_plain_operators
+from celosia.driver.generate.cached_attention import decompose_cached_attention
 from celosia.driver.host.oracle import MissingLibrary, OracleError, add_types, open_session
 from celosia.driver.quantize import accuracy_report as reporting
 from celosia.driver.quantize.attention_scales import (
@@ -311,7 +311,7 @@ def _tensor_inputs(proto: onnx.ModelProto) -> list[Input]:
 
 def _split_fused_operators(proto: onnx.ModelProto, operators: str | None) -> onnx.ModelProto:
     """Split a decoder's fused operators of onnxruntime, which its quantiser leaves float."""
-    plain = in_plain_operators(proto)
+    plain = decompose_cached_attention(proto)
     return separate_residual_sums(plain) if operators == "all" else plain
 
 

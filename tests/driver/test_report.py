@@ -170,7 +170,7 @@ def test_all_scratchpads_have_a_colour_and_are_explained() -> None:
 def test_a_curve_of_fewer_steps_keeps_its_peaks() -> None:
     share = np.random.default_rng(1).random(1000)
     share[617] = 2
-    times, thin = figures.thinned(Occupancy(8, np.arange(1000), share), 50)
+    times, thin = figures.thin_out(Occupancy(8, np.arange(1000), share), 50)
     assert len(times) == 50 and thin.max() == 2 and (np.diff(times) > 0).all()
     assert (thin >= share[times]).all()
 
