@@ -153,6 +153,7 @@ def show_progress_in_cell(function: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(function)
     def run(*args: Any, **named: Any) -> Any:
+        """Call `function`, with a progress line in the cell unless the caller passes its own."""
         if "progress" in named:
             return function(*args, **named)
         with CellProgress() as cell:

@@ -203,6 +203,7 @@ def _different_outputs(program: Program, inputs: Mapping[str, Any], result: Resu
 
 
 def _is_equal(one: Any, other: Any) -> bool:
+    """Whether two outputs have equal types, shapes and bytes; sequences entry by entry."""
     if isinstance(one, list):
         return len(one) == len(other) and all(map(_is_equal, one, other))
     if one is None or other is None:

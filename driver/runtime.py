@@ -77,6 +77,7 @@ class _OfProgram(ProgramRuntime, Runtime):
         ProgramRuntime.__init__(self, program, device, threads, **options)
 
     def _opener(self, name: str) -> Callable[[], Device]:
+        """Return the function that opens the device of that name, also of a board over ssh. ValueError for others."""
         if not name.startswith(SSH_PREFIX):
             return super()._opener(name)
         from celosia.driver.remote.remote_device import open_remote

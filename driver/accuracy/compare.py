@@ -103,6 +103,7 @@ def compare(
 
 
 def _require_float(float_model: str | Path | None, model: str | Path) -> None:
+    """Raise InputError where the float model is quantised itself."""
     if float_model is not None and is_quantised(read(Path(float_model))):
         raise InputError(
             f"{float_model}, given as the float model, is quantised itself; give the model that {model} was made of, "

@@ -234,6 +234,7 @@ def _run_engine(
     sizes: deque[int] = deque()
 
     def batches() -> Iterator[Sample | InputError]:
+        """Yield joined batches; in place of a batch with an unreadable sample, that sample's error."""
         for part in _group_samples(samples, engine.batch):
             sizes.append(len(part))
             wrong = [sample for sample in part if isinstance(sample, InputError)]

@@ -155,6 +155,7 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(function)
     def checked(*args: Any, debug: bool = False, **options: Any) -> None:
+        """Run the command; turn its errors into a sentence and an exit code."""
         try:
             with warnings.catch_warnings():
                 warnings.showwarning = _say_warning

@@ -137,6 +137,7 @@ def _read_input_archive(path: Path, known_tensors: Mapping[str, TensorInfo]) -> 
 
 
 def _read_named_array(path: Path, name: str) -> Array:
+    """Read the array `name` of an .npz file, or its only array. InputError where there is neither."""
     arrays = read_archive(path)
     if name not in arrays and len(arrays) != 1:
         held = ", ".join(map(repr, arrays)) or "nothing"

@@ -160,6 +160,7 @@ def _parse_values(name: str, value: Any) -> Sequence[int | bool]:
 
 
 def _read_toml(path: str | Path) -> dict[str, Any]:
+    """Read a space from a TOML file. SpaceError where it is missing or invalid."""
     try:
         return from_toml(Path(path).read_text(encoding="utf-8"))
     except OSError as error:

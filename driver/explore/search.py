@@ -105,6 +105,7 @@ class Bottleneck(ConfigSearch):
     """
 
     def proposals(self, count: int) -> Iterator[Proposal]:
+        """Yield the moves of each Config on the front in turn: first the best of each, then the second best."""
         good = self.finished
         if not good:
             return
@@ -164,6 +165,7 @@ class Nsga2(ConfigSearch):
     population = 32
 
     def proposals(self, count: int) -> Iterator[Proposal]:
+        """Yield children of parents that are chosen by rank, then by crowding distance."""
         good = self.finished
         if len(good) < 4:
             return

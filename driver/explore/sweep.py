@@ -51,6 +51,7 @@ def parse_settings(texts: Sequence[str]) -> dict[str, list[int | bool]]:
 
 
 def _parse_value(name: str, text: str) -> int | bool:
+    """Parse the value of a Config field. ConfigError for anything but whole numbers and booleans."""
     if text.lower() in ("true", "false"):
         return text.lower() == "true"
     try:

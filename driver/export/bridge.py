@@ -28,6 +28,12 @@ from celosia.sim.rtl.rtlsim import DMA_BASE, RtlDevice
 Array = NDArray[Any]
 NAMES = {register.offset: name for name, register in REGISTERS.items()}
 
+READ_REGISTER, WRITE_REGISTER, WAIT = b"R", b"W", b"T"
+FLUSH, INVALIDATE, OPEN = b"F", b"I", b"O"
+GET_INPUT, PUT_OUTPUT, RETURN = b"X", b"Y", b"E"
+"""First byte of each message from the program, as in emulated/device_bridge.c. The first three access registers and let
+time pass. The next three write, read and allocate memory. The last three take an input, give an output and a code."""
+
 
 class BridgedHardware(Protocol):
     """Registers, and the device with their memory."""
@@ -59,6 +65,7 @@ class FunctionalRegisters:
         return self._values[name]
 
     def write(self, name: str, value: int) -> None:
+        """Set a writable register; the start bit of `control` runs the instructions."""
         if REGISTERS[name].access == Access.READ:
             return
         self._values[name] = 0 if name == "control" else value
@@ -153,33 +160,34 @@ class Bridge:
         self._in.flush()
 
     def _serve_until_return(self, inputs: list[Array], outputs: list[Array]) -> int:
+        """Serve messages until the program returns; return its code."""
         while True:
             letter = self._receive(1)
-            if letter == b"E":
+            if letter == RETURN:
                 code, self.instruction = struct.unpack("<II", self._receive(8))
                 return int(code)
             self._serve_message(letter, inputs, outputs)
 
     def _serve_message(self, letter: bytes, inputs: list[Array], outputs: list[Array]) -> None:
-        """Answer one message of the program, by its letter (emulated/device_bridge.c)."""
+        """Answer one message of the program: a letter and two 32-bit words, often followed by bytes."""
         first, second = struct.unpack("<II", self._receive(8))
-        self.accesses += letter in b"RW"
-        if letter == b"R":
+        self.accesses += letter in (READ_REGISTER, WRITE_REGISTER)
+        if letter == READ_REGISTER:
             self._send(struct.pack("<I", self.hardware.read(NAMES[first])))
-        elif letter == b"W":
+        elif letter == WRITE_REGISTER:
             self.hardware.write(NAMES[first], second)
-        elif letter == b"T":
+        elif letter == WAIT:
             self.hardware.wait()
-        elif letter == b"F":
+        elif letter == FLUSH:
             self.hardware.device.write(first, np.frombuffer(self._receive(second), np.uint8))
-        elif letter == b"I":
+        elif letter == INVALIDATE:
             self._send(self.hardware.device.read(first, second).tobytes())
-        elif letter == b"O":
+        elif letter == OPEN:
             self.hardware.device.allocate(first)
             self._send(struct.pack("<Q", DMA_BASE))
-        elif letter == b"X":
+        elif letter == GET_INPUT:
             self._send(np.ascontiguousarray(inputs.pop(0)).tobytes())
-        elif letter == b"Y":
+        elif letter == PUT_OUTPUT:
             array = outputs.pop(0)
             array[...] = np.frombuffer(self._receive(first), array.dtype).reshape(array.shape)
         else:

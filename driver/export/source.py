@@ -228,6 +228,7 @@ int {name}_close({name} *self) {{
         )
 
     def _declaration_lines(self) -> Iterator[str]:
+        """Yield C declarations of the data and kernels that other files define."""
         yield f"extern const uint64_t {self.name}_image[], {self.name}_constants[];"
         for number, kernel in enumerate(self.program.kernels):
             yield (
@@ -236,6 +237,7 @@ int {name}_close({name} *self) {{
             )
 
     def _form_lines(self) -> Iterator[str]:
+        """Yield C constants that describe how each launch packs and unpacks its tensors."""
         for number, launch in enumerate(self.program.launches):
             moves: list[tuple[str, int, Pack | Unpack]] = [("pack", k, pack) for k, pack in enumerate(launch.pack)]
             moves += [("unpack", k, unpack) for k, unpack in enumerate(launch.unpack)]
@@ -292,6 +294,7 @@ int {name}_close({name} *self) {{
         return self._place_address(self.places[tensor])
 
     def _place_address(self, place: Location) -> str:
+        """Return the C expression of a location's address."""
         if place.area == "memory":
             return f"memory + {place.at}"
         if place.area == "constants":

@@ -88,6 +88,7 @@ def _node_name(node: onnx.NodeProto) -> str:
 
 
 def _require_plain(node: onnx.NodeProto) -> None:
+    """Raise ModelError where `node` has attributes or inputs that the decomposition does not support."""
     for name, value in _attribute_values(node).items():
         if name not in PLAIN[node.op_type] and value != DEFAULTS.get(name, 0):
             raise ModelError(

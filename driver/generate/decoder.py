@@ -149,6 +149,7 @@ class Decoder:
         return self._known_tokens(self.program())
 
     def _input_shapes(self, steps: int) -> dict[str, tuple[int, ...]]:
+        """Return the shapes of all inputs for a run of `steps` tokens."""
         roles, past = self.roles, self.length - 1
         shapes: dict[str, tuple[int, ...]] = {cache.past: (1, cache.heads, past, cache.size) for cache in roles.caches}
         return shapes | {

@@ -57,6 +57,7 @@ def open_session(
     source = str(model) if isinstance(model, Path) else model.SerializeToString()
 
     def opened(entries: dict[str, str]) -> Any:
+        """Open the session with these configuration entries."""
         options = onnxruntime.SessionOptions()
         for name, value in entries.items():
             options.add_session_config_entry(name, value)

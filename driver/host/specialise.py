@@ -114,6 +114,7 @@ class Specialised(Generic[R]):
             return self._runtimes[key]
 
     def _compile_and_open(self, shapes: Shapes) -> R:
+        """Compile the model for `shapes` and open a runner; close the oldest runners where too many are open."""
         shapes = {name: fill_open_sizes(shape, self.fixed_shapes.get(name)) for name, shape in shapes.items()}
         program = compile_model(self.model.source, shapes=shapes, **self.compiling)
         program.name = self.model.name

@@ -112,6 +112,7 @@ class _Trace:
 
     @classmethod
     def of(cls, program: Program, launch: LaunchStep, run: Counters, now: int, layer: int, index: int) -> _Trace:
+        """Trace one run of a launch that begins at cycle `now`. layer, index: of its first layer and instruction."""
         code = np.frombuffer(launch_code(program, launch), np.uint8).reshape(-1, instruction_bytes(program.config))
         stream = [
             instruction for instruction in decode(program.config, code) if instruction is not None
@@ -154,6 +155,7 @@ class _Trace:
         return self.unit[rows], giver[rows], since[rows], until[rows]
 
     def spans(self) -> list[tuple[int, int]]:
+        """Return the first and last cycle of each layer."""
         first = int(self.layer[0])
         count = int(self.layer.max()) + 1 - first
         low, high = np.full(count, np.iinfo(np.int64).max), np.zeros(count, np.int64)

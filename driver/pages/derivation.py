@@ -87,6 +87,7 @@ def _draw_changes(changes: Mapping[str, Any] | None) -> str:
 
 
 def _step_row(step: Mapping[str, Any], cost: str) -> str:
+    """Return a step of the derivation as a row of an HTML table."""
     location = ", ".join(short(name, NAME) for name in step["where"])
     rule = f"<b>{escape(rule_in(step))}</b><br>{escape(step['says'])}"
     texts = rule, *map(escape, (step["proof"], location, tidied(dict(step))))

@@ -85,6 +85,7 @@ class Page:
         )  # fmt: skip
 
     def _fill_template(self, sections: Sequence[Section], **parts: str) -> str:
+        """Fill page.html with the title, the key figures, the sections and further parts."""
         return Template(_read_asset("page.html")).substitute(
             title=escape(self.title or "(no name)"), subtitle=escape(self.subtitle),
             facts="".join(f"<div><b>{escape(n)}</b><span>{escape(fact)}</span></div>" for n, fact in self.facts),

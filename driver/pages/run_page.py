@@ -367,6 +367,7 @@ def _script_data(
 
 
 def _layer_loops(program: Program, row: Mapping[str, Any], layer: LayerInfo) -> str:
+    """Describe a layer for the page: its work, its tuning decisions and its loops."""
     cycles = "" if row["cycles"] is None else f", {row['cycles']:,} cycles, bound by {row['bound']}"
     lines = [f"{layer.name}: {layer.what}, {layer.macs:,} MACs{cycles}"]
     for part in layer.parts:

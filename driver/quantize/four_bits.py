@@ -212,12 +212,16 @@ class _Quantised:
             if not readers or node.input[0] not in self.constants or self.array(node.input[0]).dtype != np.int8:
                 continue
             is_only_reader = len(self.readers[node.input[0]]) == len(self.readers[node.input[1]]) == 1
-            fit = [self._is_divisible(reader, node.output[0], self.array(node.input[0]).shape) for reader in readers]
+            fit = [
+                self._multiplies_by_weights(reader, node.output[0], self.array(node.input[0]).shape)
+                for reader in readers
+            ]
             if is_only_reader and all(fit) and len({_output_axis(reader) for reader in readers}) == 1:
                 weights.append((node, readers))
         return weights
 
-    def _is_divisible(self, node: onnx.NodeProto, name: str, dims: tuple[int, ...]) -> bool:
+    def _multiplies_by_weights(self, node: onnx.NodeProto, name: str, dims: tuple[int, ...]) -> bool:
+        """Whether `node` multiplies by the weights `name` alone, in a form whose inputs can be grouped."""
         if node.input[1:2] != [name] or name in (node.input[0], *node.input[2:]):
             return False
         group = next((attr.i for attr in node.attribute if attr.name == "group"), 1)

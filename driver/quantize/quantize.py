@@ -125,9 +125,9 @@ def quantize(
     DequantizeLinear pairs.
 
     calibration: a folder, an .npz file, or arrays by input name with samples along the first axis; see
-    `calibration.open_samples`; for a decoder, `decoders.completed` says what may be missing. weights: their bits; 4, 2
-    or 1 write int8 that is so few bits times a factor for each group of input channels (four_bits.py). symmetric:
-    activations, int8, have no zero point. method: how ranges come from samples: "minmax", "entropy" or "percentile".
+    `calibration.open_samples`; for a decoder, `decoders.complete_decoder_samples` says what may be missing.
+    weights: their bits; 4, 2 or 1 write int8 that is so few bits times a factor for each group of input channels
+    (four_bits.py). symmetric: activations, int8, have no zero point. method: how ranges come from samples: "minmax", "entropy" or "percentile".
     operators: "all" that the quantiser can, or "products" (MatMul and Gemm with their biases, int8 activations
     symmetric), by default those for decoders, all for others; "rotary" is products and rotary positions, "attention"
     masks and softmaxes, too, of decoders "all" is these, the residual stream and norms. smooth: alpha, or "auto", of

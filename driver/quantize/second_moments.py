@@ -28,7 +28,9 @@ def measure_second_moments(floats: onnx.ModelProto, samples: Iterable[Mapping[st
     """
     constants = {tensor.name: tensor.dims for tensor in floats.graph.initializer}
     layers = [
-        node for node in floats.graph.node if node.input[1:2] and _is_affordable(node, constants.get(node.input[1], ()))
+        node
+        for node in floats.graph.node
+        if node.input[1:2] and _can_be_measured(node, constants.get(node.input[1], ()))
     ]
     if not layers:
         return {}
@@ -53,7 +55,8 @@ def _attributes(node: onnx.NodeProto) -> dict[str, Any]:
     return {attr.name: onnx.helper.get_attribute_value(attr) for attr in node.attribute}
 
 
-def _is_affordable(node: onnx.NodeProto, dims: Iterable[int]) -> bool:
+def _can_be_measured(node: onnx.NodeProto, dims: Iterable[int]) -> bool:
+    """Whether moments of the inputs of `node` are supported, and small enough to invert."""
     sizes, attrs = list(dims), _attributes(node)
     if node.op_type == "Conv":
         plain = attrs.get("group", 1) == 1 and attrs.get("auto_pad", b"NOTSET") == b"NOTSET"

@@ -38,6 +38,7 @@ class Beating:
             self._stream.flush()
 
     def _write_beats(self) -> None:
+        """Write an empty line at intervals, so that the other side knows that this process lives."""
         try:
             while True:
                 time.sleep(BEAT_SECONDS)

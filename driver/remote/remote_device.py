@@ -69,6 +69,7 @@ class RemoteDevice:
         self._call("write", {"addr": addr}, {"data": np.ascontiguousarray(data)})
 
     def read(self, addr: int, size: int) -> NDArray[np.uint8]:
+        """Read `size` bytes at `addr`. SshError where the answer has another size."""
         with self._raise_ssh_errors():
             data = self._call("read", {"addr": addr, "size": size})[1].get("data")
             if not isinstance(data, np.ndarray) or data.dtype != np.uint8 or data.shape != (size,):

@@ -47,6 +47,8 @@ END_SECONDS = 5
 LINE_BYTES = 1 << 24
 """Longest line of JSON: that of a run has its counters and the sizes of its outputs."""
 CHUNK_BYTES = 1 << 20
+INTERRUPTED = 130
+"""Exit code of a process that Ctrl-C has ended, as shells report it: 128 and the number of SIGINT."""
 TIMES = ("compile", "build", "run", "cpu")
 """Seconds that a report has."""
 
@@ -72,15 +74,16 @@ def pack(head: dict[str, Any], arrays: Mapping[str, Any]) -> bytes:
     an optional."""
     blobs: list[bytes] = []
 
-    def size(value: Any) -> Any:
+    def pack_value(value: Any) -> Any:
+        """Return the size of a value's bytes, which join `blobs`; for a sequence, a list of sizes."""
         if isinstance(value, list):
-            return [size(entry) for entry in value]
+            return [pack_value(entry) for entry in value]
         if value is None:
             return None
         blobs.append(array_bytes(np.asarray(value)))
         return len(blobs[-1])
 
-    line = json.dumps(head | {"sizes": {name: size(value) for name, value in arrays.items()}}).encode()
+    line = json.dumps(head | {"sizes": {name: pack_value(value) for name, value in arrays.items()}}).encode()
     return b"".join((line, b"\n", *blobs))
 
 
@@ -99,10 +102,11 @@ def unpack(stream: Readable) -> tuple[dict[str, Any], dict[str, Any]]:
         raise EOFError("the connection ended")
     left = memory_bytes()
 
-    def value(size: Any) -> Any:
+    def read_value(size: Any) -> Any:
+        """Read an array of `size` bytes; a list of sizes is a sequence."""
         nonlocal left
         if isinstance(size, list):
-            return [value(entry) for entry in size]
+            return [read_value(entry) for entry in size]
         if size is None:
             return None
         left -= check_json(int, size, "a size")
@@ -120,7 +124,7 @@ def unpack(stream: Readable) -> tuple[dict[str, Any], dict[str, Any]]:
     with raise_answer_errors("its line"):
         head = as_table(from_json(line), "its line")
         sizes = as_table(head.pop("sizes", {}), "sizes")
-    return head, {name: value(size) for name, size in sizes.items()}
+    return head, {name: read_value(size) for name, size in sizes.items()}
 
 
 @contextmanager
@@ -203,14 +207,15 @@ def _end_process_with(stream: IO[bytes]) -> None:
     As by Ctrl-C, so that the accelerator stops before its memory goes to others; in any case after END_SECONDS.
     """
 
-    def wait() -> None:
+    def wait_for_end() -> None:
+        """Interrupt this process at the end of the stream; kill it where that does not end it."""
         while stream.read(1):
             pass
         _thread.interrupt_main()
         time.sleep(END_SECONDS)
-        os._exit(130)
+        os._exit(INTERRUPTED)
 
-    threading.Thread(target=wait, daemon=True).start()
+    threading.Thread(target=wait_for_end, daemon=True).start()
 
 
 class Answers(Protocol):

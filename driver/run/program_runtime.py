@@ -295,6 +295,7 @@ class ProgramRuntime(RuntimeBase):
         run_seconds = time.perf_counter() - started
 
         def times() -> Times:
+            """Return the seconds of each phase, and of each step."""
             spent = [stamp for some in stamps for stamp in (some.seconds() if isinstance(some, Stamps) else [some])]
             seconds = {"compile": self.program.compile_seconds, "build": self.build_seconds, "run": run_seconds}
             steps = zip(self.program.steps, spent)

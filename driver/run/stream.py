@@ -202,6 +202,7 @@ class SampleStream:
     # In the threads of lanes -----------------------------------------------------------------------------------
 
     def _run_waiting_samples(self) -> None:
+        """Run samples of the queue until it ends; each result or error goes to its future."""
         while (item := self._work.get()) is not None:
             future, sample = item
             try:

@@ -63,6 +63,7 @@ def _describe_matching(report: dict[str, Any]) -> Iterator[RenderableType]:
 
 
 def _describe_difference(report: dict[str, Any]) -> str:
+    """Describe the first element that differs from onnxruntime's."""
     row = next(row for row in report["tensors"] if row["name"] == report["first"])
     index, actual, expected = row["first"]
     tensor_text = f"{row['name']} ({row['op']} {row['node']})"

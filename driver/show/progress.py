@@ -89,6 +89,7 @@ class Stages:
         self._draw_progress(text, time.perf_counter())
 
     def _draw_progress(self, text: str, now: float) -> None:
+        """Show the stage's progress: redrawn on a terminal, elsewhere a line at intervals."""
         if self._moving:
             self._line.update(self._task, description=text)
         elif now - self._shown >= LINE_SECONDS:

@@ -246,6 +246,7 @@ def _bind_body(
     """Replace tensors, loops and sizes in the body of an expression."""
 
     def change(e: Expr) -> Expr | None:
+        """Replace a loop, a size, a load or a reduction; None for other nodes."""
         match e:
             case Axis():
                 return loops[e]

@@ -292,6 +292,7 @@ class _Bound(torch.nn.Module):  # type: ignore[misc]
                 self.register_buffer(self.names[i], x.detach())
 
     def forward(self, *inputs: torch.Tensor) -> Any:
+        """Run the graph node by node; return its tensors and keep all results."""
         values = dict(zip(self.free, inputs)) | self.numbers
         arguments = (values[i] if i in values else getattr(self, name) for i, name in enumerate(self.names))
         with preserve_node_meta():

@@ -125,6 +125,7 @@ def _run_torch_export(
 
 
 def _require_tensors(module: Any, example_inputs: Any) -> None:
+    """Raise TorchError for modules and examples that torch.export does not take."""
     if isinstance(module, torch.jit.ScriptModule):
         raise TorchError("a module of torch.jit has its operators no more; give the module that it was made of")
     if isinstance(example_inputs, Mapping):

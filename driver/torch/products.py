@@ -112,6 +112,7 @@ def _input_dependent_nodes(graph: Graph) -> set[Node]:
 
 
 def _is_activation_product(node: Node, varying: set[Node]) -> bool:
+    """Whether a node multiplies two float activations of equal batch sizes."""
     if name_of(node) not in ("matmul", "bmm") or not varying.issuperset(node.args[:2]):
         return False
     a, b = (operand.meta["val"] for operand in node.args[:2])
@@ -138,6 +139,7 @@ def _scale_sharing_sources(node: Node) -> list[Node]:
 
 
 def _scale_sharing_readers(node: Node) -> Iterator[Node]:
+    """Yield the readers of `node` that share its scale, also those behind splits."""
     for user in node.users:
         if name_of(user) in SPLITS:
             yield from user.users

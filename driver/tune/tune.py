@@ -84,7 +84,7 @@ def tune(
         tuner = Tuner(known_records, measuring, trials, judge, search, learner, seed, told, until)
         network = network_of(source, config, progress, shapes=shapes)
         if not network.launches:
-            raise ModelError(_empty_result(source, network.cfg))
+            raise ModelError(_nothing_to_tune_text(source, network.cfg))
         if progress is not None:
             progress("tuning")
         tuned = tuner.tune(network)
@@ -94,7 +94,8 @@ def tune(
     return Tuning(program, _tuning_report(tuner, known_records, time.perf_counter() - started))
 
 
-def _empty_result(source: str | Path | onnx.ModelProto, cfg: Config) -> str:
+def _nothing_to_tune_text(source: str | Path | onnx.ModelProto, cfg: Config) -> str:
+    """Explain why a model cannot be tuned on the accelerator, and what to do."""
     name = source.graph.name or "this model" if isinstance(source, onnx.ModelProto) else Path(source).stem
     return (
         f"nothing of {name} runs on the accelerator of {cfg.name}, so that there is nothing to tune: make an int8 "
