@@ -86,7 +86,7 @@ class _OfProgram(ProgramRuntime, Runtime):
 
     @staticmethod
     def drawn(result: Result) -> str:
-        """The page of `celosia.report`, in brief; "" where there are no cycles to draw, or no Bokeh to draw with."""
+        """Return the page of `celosia.report` in brief; "" without cycles to draw or without Bokeh."""
         from celosia.driver.host.oracle import MissingLibrary
         from celosia.driver.pages.page import require_bokeh
         from celosia.driver.pages.report_page import report
@@ -156,7 +156,7 @@ class _OfModel(Runtime):
                 yield from self._attach_device(runtime)._futures(some, in_flight, trace, lost)
 
     def open(self) -> None:
-        """Nothing: each Program opens a device when it first runs."""
+        """Do nothing: each Program opens a device when it first runs."""
 
     def close(self) -> None:
         self._specialised.close()

@@ -83,7 +83,7 @@ class BoardBuffer(Protocol):
 
 class BoardMemory(Protocol):
     def allocate(self, size: int) -> BoardBuffer:
-        """`size` bytes (at least 1) from a page's start. MemoryError where there are not so many together."""
+        """Allocate `size` bytes (at least 1) from a page's start. MemoryError where no such block is free."""
         ...
 
 
@@ -160,7 +160,7 @@ class BoardDevice:
         buffer.flush(addr, len(flat))  # at once: no line is left dirty that could later overwrite the device's results
 
     def read(self, addr: int, size: int) -> NDArray[np.uint8]:
-        """A copy of `size` bytes from `addr`. ValueError where they are not there."""
+        """Return a copy of `size` bytes from `addr`. ValueError where they are not there."""
         buffer = self._require_in_memory(addr, size)
         buffer.invalidate(addr, size)
         return np.array(buffer.data[addr : addr + size], np.uint8)

@@ -127,8 +127,9 @@ def _set_clock(clocks: Any, mhz: int) -> float:
 
 
 def _require_unchanged_clock(clocks: Any, mhz: int) -> float:
-    """The clock of the logic, which is not to change where another one is made of it: that would end. RuntimeError
-    where it is not `mhz`, or up to a tenth below.
+    """Return the clock of the logic in MHz. RuntimeError where it is not `mhz`, or up to a tenth below.
+
+    Another clock is derived from this one and would stop if it changed, so that it is not set here.
     """
     actual_mhz = float(clocks.fclk0_mhz)
     if not 0.9 * mhz <= actual_mhz <= 1.001 * mhz:

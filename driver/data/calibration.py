@@ -133,8 +133,11 @@ def array_readers(source: str, arrays: Mapping[str, Array], inputs: Sequence[Inp
 
 
 def files_of(folder: Path) -> tuple[list[Path], Array | None]:
-    """The files of a folder that are samples, and their classes where it has a folder for each: those count from 0 in
-    the order of the folders' names, or are the names where all of them are numbers. CalibrationError for none."""
+    """List the sample files of a folder, and their classes where it has a folder for each class.
+
+    Classes count from 0 in the order of the folders' names, or are the names where all of them are numbers.
+    CalibrationError where there are no files.
+    """
     classes = sorted(path for path in folder.iterdir() if path.is_dir())
     if not classes:
         return sample_files(folder), None

@@ -86,7 +86,7 @@ class ConfigSpace:
         return prod(len(values) for values in self.values.values())
 
     def __iter__(self) -> Iterator[Config]:
-        """Each Config once, in order."""
+        """Yield each Config once, in order."""
         seen = set()
         for values in product(*self.values.values()):
             cfg = self.config(dict(zip(self.values, values)))

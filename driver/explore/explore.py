@@ -130,8 +130,10 @@ def explore(
 
 
 def _resolve_board_and_memory(board: str | Path | Board, memory: str | None) -> tuple[Board, str]:
-    """The board, and the memory that the timing model has for it, as `described` knows it in every process that
-    measures. ExploreError, BoardError."""
+    """Return the board, and its memory model as text, which every measuring process understands.
+
+    ExploreError, BoardError.
+    """
     place = find_board(board)
     try:
         return place, memory_model_text(memory_model(memory or place.memory))
@@ -200,7 +202,7 @@ def first_configs(ladder: Ladder, space: ConfigSpace, rng: np.random.Generator) 
 def _check_arguments(
     objectives: Sequence[str], confirmed: Sequence[str], search: str, budget: float | None
 ) -> list[str]:
-    """The objectives by their own names. ExploreError for what is no name or time; MissingLibrary without moocore."""
+    """Check the arguments; return the objectives by their own names. ExploreError; MissingLibrary without moocore."""
     from celosia.driver.explore.pareto import on_front
 
     if budget is not None and budget <= 0:
@@ -268,8 +270,11 @@ def _measure_preset(ladder: Ladder, cfg: Config) -> Point | None:
 
 
 def _preset_row(point: Point, ladder: Ladder, patient: bool) -> dict[str, Any]:
-    """The preset as a row of front.json. records: cycles of each model with the schedules that come with Celosia, which
-    no other Config has, so that none is compared by them; {} where there are none."""
+    """Return the preset as a row of front.json.
+
+    records: cycles of each model with the schedules that come with Celosia; {} where there are none. No other Config
+    has such schedules, so that these cycles are not compared with others.
+    """
     row = result.row_of(ladder.board.config.name, point, ladder)
     records = {
         subject.name: cycles_with_records(subject, point.cfg, ladder.memory) for subject in ladder.subjects if patient

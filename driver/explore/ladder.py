@@ -60,8 +60,10 @@ class Ladder:
     # Rungs ----------------------------------------------------------------------------------------------------------
 
     def closed(self, requests: Sequence[tuple[Config, str]], over: Callable[[], bool] = lambda: False) -> list[Point]:
-        """Area and closed form of Configs, each with why it is tried; what is known is not computed again. Those that
-        have not begun when it is `over` are left out."""
+        """Estimate area and closed form of Configs, each with why it is tried; known ones are not computed again.
+
+        Configs that have not begun when it is `over` are left out.
+        """
         points: list[Point] = []
         fitting: list[Point] = []
         for cfg, origin in requests:
@@ -81,7 +83,7 @@ class Ladder:
         return measured + self._measure([replace(p, rung="timed") for p in points if not p.measured], "timed", over)
 
     def _measure(self, points: Sequence[Point], rung: str, over: Callable[[], bool]) -> list[Point]:
-        """Points with the Cost of every model."""
+        """Measure the Cost of every model on the points, in the fleet; return the points that were measured."""
         jobs = [(number, subject) for number in range(len(points)) for subject in self.subjects]
         asks = [Ask(subject, config_for_cycles(points[n].cfg), rung, self.memory) for n, subject in jobs]
         results: dict[int, dict[str, TrialResult]] = {number: {} for number in range(len(points))}
@@ -128,7 +130,7 @@ class Ladder:
         known_points, shipped = self.points.known, area.shipped_model().rows
         if not self.board.device.name.startswith(area.FAMILY):
             return
-        counted = [_is_counted(point) for point in known_points.values() if point.area["counted"]]
+        counted = [_area_sample(point) for point in known_points.values() if point.area["counted"]]
         self.model = area.AreaModel(
             (*shipped, *(row for row in counted if row.cfg not in [row.cfg for row in shipped]))
         )
@@ -209,7 +211,7 @@ class Ladder:
         return corrections
 
 
-def _is_counted(point: Point) -> area.AreaSample:
+def _area_sample(point: Point) -> area.AreaSample:
     return area.AreaSample(point.cfg, *(point.area[name] for name in RESOURCES))
 
 

@@ -48,8 +48,10 @@ def hypervolume(points: Floats, worst: Floats) -> float:
 
 
 def most_promising(known_values: Floats, expected: Floats, worst: Floats, count: int) -> list[int]:
-    """The `count` of the `expected` points that would add most to the hypervolume of `known`, one after the other; of
-    those that add nothing the ones nearest to adding something."""
+    """Choose the `count` expected points that would add most to the hypervolume, one after the other.
+
+    Points that add nothing follow, those nearest to adding something first.
+    """
     front = known_values[on_front(known_values)] if len(known_values) else known_values.reshape(0, expected.shape[1])
     chosen: list[int] = []
     rest = list(range(len(expected)))

@@ -203,12 +203,10 @@ def _prepare_folder(folder: Path, context: dict[str, Any]) -> None:
         raise ExploreError(f"{about} cannot be read as JSON; give another folder, or remove this one") from None
     for name, value in context.items():
         if not isinstance(header, dict) or header.get(name) != value:
-            raise ExploreError(
-                f"{folder} holds an exploration of {_other_exploration_error(name)}; give another folder"
-            )
+            raise ExploreError(f"{folder} holds an exploration of {_describe_other_context(name)}; give another folder")
 
 
-def _other_exploration_error(name: str) -> str:
+def _describe_other_context(name: str) -> str:
     return {"models": "other models", "board": "another board", "memory": "another memory"}.get(
         name, "another version of Celosia"
     )

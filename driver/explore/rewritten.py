@@ -119,8 +119,10 @@ def _write_model(model: onnx.ModelProto, folder: Path, name: str) -> str:
 def _measure_rewritten(
     ladder: Ladder, point: Point, subject: ExploredModel, folder: Path, rewriting: Rewriting
 ) -> Point:
-    """The point with what the rewritten model costs on it; with the one that is there, or the original, where that is
-    no better. Measured here, where the file is."""
+    """Measure a rewritten model on a point, and return the point with its cost where that is better than before.
+
+    The measurement runs in this process, which has the model's file.
+    """
     before = ladder.costs(point)[subject.name]
     updated = replace(point.rewritten.get(subject.name, rewriting), seconds=rewriting.seconds)
     if rewriting.file:

@@ -149,8 +149,10 @@ class Bottleneck(ConfigSearch):
                 yield moved, origin
 
     def _keep_scratchpad_bytes(self, cfg: Config, name: str, step: int) -> Config | None:
-        """A step after which scratchpads whose entries are wider have fewer of them, so that they need no more room;
-        None where none is, or there is no such Config."""
+        """Step a field, and shrink the depth of scratchpads whose entries become wider, so that they need no more room.
+
+        None where no entry becomes wider, or there is no such Config.
+        """
         wider = self.space.moved(cfg, {name: step})
         if wider is None:
             return None

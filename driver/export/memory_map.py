@@ -45,11 +45,7 @@ class Places:
 
 
 def align(size: int, unit: int = ALIGN) -> int:
-    """The next multiple of `unit`.
-
-    >>> aligned(1), aligned(64), aligned(1, 4096)
-    (64, 64, 4096)
-    """
+    """Round `size` up to a multiple of `unit`."""
     return -(-size // unit) * unit
 
 

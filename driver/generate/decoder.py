@@ -126,9 +126,9 @@ class Decoder:
                 caches=[cache.past for cache in self.roles.caches], **self._compiling,
             )  # fmt: skip
             program.name = self.name
-            if self.vocabulary is not None and len(self.vocabulary.texts) != self._known_tokens(program):
+            if self.vocabulary is not None and len(self.vocabulary.texts) != self._vocabulary_size(program):
                 raise ModelError(
-                    f"the model has {self._known_tokens(program)} tokens, and the vocabulary in its metadata "
+                    f"the model has {self._vocabulary_size(program)} tokens, and the vocabulary in its metadata "
                     f"{len(self.vocabulary.texts)}"
                 )
             self._runtimes[steps] = ProgramRuntime(program, "functional", self._threads)  # until `run` attaches another
@@ -140,13 +140,13 @@ class Decoder:
         logits = next(output.shape for output in self.program(self.chunk).outputs if output.name == self.roles.logits)
         return logits[1] < self.chunk
 
-    def _known_tokens(self, program: Program) -> int:
+    def _vocabulary_size(self, program: Program) -> int:
         return next(output.shape[-1] for output in program.outputs if output.name == self.roles.logits)
 
     @property
     def known(self) -> int:
         """Number of tokens that the model knows."""
-        return self._known_tokens(self.program())
+        return self._vocabulary_size(self.program())
 
     def _input_shapes(self, steps: int) -> dict[str, tuple[int, ...]]:
         """Return the shapes of all inputs for a run of `steps` tokens."""

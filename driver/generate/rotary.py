@@ -37,8 +37,11 @@ class Rotary:
         self.half = self.cos.shape[1]
 
     def rotated(self, x: str) -> str:
-        """x [batch, heads, steps, size]: x * cos + others * sin, where the others of a pair have changed places, and
-        the first ones their sign. Elements that no angle turns have cos 1, sin 0."""
+        """Rotate pairs of elements of x [batch, heads, steps, size]: x * cos + others * sin.
+
+        `others` is x with the two elements of each pair exchanged, and the first one negated. Elements that are not
+        rotated have cos 1 and sin 0.
+        """
         op, half, rest = self.writer.op, self.half, self.size - 2 * self.half
         cos, sin = self.cos, self.sin
         if self.pairs:

@@ -145,10 +145,11 @@ def run_session(on: Any, feed: Mapping[str, Array]) -> dict[str, Array]:
 
 
 def open_model(model: onnx.ModelProto) -> Callable[[Mapping[str, Array]], dict[str, Array]]:
-    """The outputs of `model` by name, of its inputs by name; both this and what it gives raise OracleError.
-    MissingLibrary.
+    """Return a function that computes the outputs of `model` by name, from inputs by name, under onnxruntime.
 
-    With one thread: how onnxruntime adds up floats hangs on how many there are."""
+    Both this and the function raise OracleError; MissingLibrary. One thread only: the order in which onnxruntime adds
+    floats depends on the number of threads.
+    """
     return partial(run_session, open_session(model, threads=1))
 
 

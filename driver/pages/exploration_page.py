@@ -154,7 +154,7 @@ def watts_of(row: Mapping[str, Any]) -> str:
 
 
 def rows_of(report: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The front and the preset, each with its `label`, and `preset`, whether it is that."""
+    """Return the rows of the front and the preset, each with its `label`, and `preset`: whether it is the preset."""
     preset = report.get("preset")
     digest = None if preset is None else preset["digest"]
     rows = [{**row, "preset": row["digest"] == digest, "label": row["file"]} for row in report["front"]]

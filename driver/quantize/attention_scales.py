@@ -109,7 +109,7 @@ class _Flow:
         return node.op_type in PRODUCTS and len(self.varying(node)) > 1
 
     def read_by(self, ends: Callable[[onnx.NodeProto], bool]) -> set[str]:
-        """The tensors of which nodes compute that are `ends`, or what these read."""
+        """Collect the operands of nodes for which `ends` holds, also through nodes that pass values on."""
         masks: set[str] = set()
         for node in reversed(self.nodes):
             if ends(node) or (self._passes_values_on(node) and masks.intersection(node.output)):

@@ -171,9 +171,11 @@ def _rename_tensors(graph: onnx.GraphProto, names: Mapping[str, str]) -> None:
 
 
 def token_surprise(logits: Array, sample: Mapping[str, Array]) -> tuple[float, int]:
-    """The sum of -ln p of the tokens that come next, and their number: logits float [batch, steps, vocabulary] of
-    TOKENS [batch, steps], whose next ones are themselves shifted by one. Tokens that MASK [batch, total] hides are not
-    counted."""
+    """Return the sum of -ln p of the tokens that come next, and the number of these tokens.
+
+    logits: float [batch, steps, vocabulary] for the inputs TOKENS [batch, steps]; the next tokens are TOKENS shifted by
+    one. Tokens that MASK [batch, total] hides are not counted.
+    """
     tokens = sample[TOKENS]
     is_real = sample[MASK][:, -tokens.shape[1] :] != 0 if MASK in sample else np.ones(tokens.shape, bool)
     counted = is_real[:, :-1] & is_real[:, 1:]

@@ -127,7 +127,8 @@ def quantize(
     calibration: a folder, an .npz file, or arrays by input name with samples along the first axis; see
     `calibration.open_samples`; for a decoder, `decoders.complete_decoder_samples` says what may be missing.
     weights: their bits; 4, 2 or 1 write int8 that is so few bits times a factor for each group of input channels
-    (four_bits.py). symmetric: activations, int8, have no zero point. method: how ranges come from samples: "minmax", "entropy" or "percentile".
+    (four_bits.py). symmetric: activations, int8, have no zero point.
+    method: how ranges come from samples: "minmax", "entropy" or "percentile".
     operators: "all" that the quantiser can, or "products" (MatMul and Gemm with their biases, int8 activations
     symmetric), by default those for decoders, all for others; "rotary" is products and rotary positions, "attention"
     masks and softmaxes, too, of decoders "all" is these, the residual stream and norms. smooth: alpha, or "auto", of
@@ -338,8 +339,10 @@ def _split_samples(samples: Samples) -> tuple[Samples, Samples]:
 
 
 def _prepare_model(proto: onnx.ModelProto, scratch: Path, decoder: bool) -> Path:
-    """The model after onnxruntime's own preparation: normalisations folded, shapes inferred. Heads of a decoder stay
-    where they are made: onnxruntime would turn rotary positions of tokens, and make heads of these."""
+    """Run onnxruntime's own preparation of the model: fold normalisations, infer shapes.
+
+    Heads of a decoder stay where they are computed: onnxruntime would move them behind the rotary positions of tokens.
+    """
     from onnxruntime.quantization.shape_inference import quant_pre_process
 
     source, prepared = scratch / "float.onnx", scratch / "prepared.onnx"

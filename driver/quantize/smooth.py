@@ -264,7 +264,7 @@ class _SmoothGraph:
         return [ChannelConstant(node, k, 0) for k in operands] or None
 
     def _divisible_in_pair(self, node: onnx.NodeProto, name: str) -> list[ChannelConstant] | None:
-        """A sum's constant and what it is added to; one factor of a product."""
+        """Return the constants to divide in a sum (its constant and the other term) or in a product (one factor)."""
         constant = [k for k in (0, 1) if node.input[k] in self.constants]
         if node.op_type in SUMS:
             constant_part = self._channel_constant(node, constant[0], name) if len(constant) == 1 else None
@@ -287,7 +287,7 @@ class _SmoothGraph:
         return self._divisible_constants(name) if len(self.readers[name]) == 1 and name not in self.outputs else None
 
     def _channel_constant(self, node: onnx.NodeProto, place: int, name: str) -> list[ChannelConstant] | None:
-        """A constant operand that has a number for each channel of the tensor `name`; none where it is left out."""
+        """Return a constant operand that has a number for each channel of the tensor `name`; none if left out."""
         if place >= len(node.input) or not node.input[place]:
             return []
         dims = self._shape_of(node.input[place])

@@ -104,7 +104,7 @@ def status(request: "dict[str, Any]", folder: str) -> "dict[str, Any]":
 
 
 def install(request: "dict[str, Any]", folder: str, stream: BinaryIO) -> "dict[str, Any]":
-    """Each file appears under its name when all of it is there and right; a file begun is removed."""
+    """Install the files of a request: each is renamed into place when it is complete and right, else removed."""
     os.makedirs(folder, exist_ok=True)
     with lock_folder(folder, True):
         for entry in request["files"]:

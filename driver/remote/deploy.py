@@ -60,8 +60,11 @@ class RemoteBoard:
 
 
 def pack_program(program: Program) -> File:
-    """The Program as a file for the board, named by its contents. Machine code in it is made here, of its loops, where
-    the Program is not trusted, or has none. ProgramError, LinkError."""
+    """Return the Program as a file for the board, named by its contents.
+
+    Its machine code is compiled here from its loops where the Program is not trusted or has none. ProgramError,
+    LinkError.
+    """
     sound = not program.machine or not program.kernels or (program.trusted and program.library)
     data = (program if sound else relink_kernels(program)).to_bytes()
     return File(f"program-{hashlib.sha256(data).hexdigest()[:12]}.celosia", data)
@@ -124,8 +127,10 @@ class Remote:
         self, runner: File, program: File, samples: Sequence[Mapping[str, Any]], device: str, threads: int | None,
         options: Mapping[str, Any],
     ) -> Futures:  # fmt: skip
-        """The runs of `samples` by an installed Program, in order. Raises SshError, and the board's errors where there
-        is no run."""
+        """Yield the runs of `samples` by an installed Program, in order.
+
+        Raises SshError, and the board's errors where there is no run.
+        """
         head = {"program": f"{self.folder}/{program.name}", "digest": program.to_dict()["sha256"], "device": device,
                 "threads": threads, "options": dict(options), "samples": len(samples)}  # fmt: skip
         channel = self._login_shell_command(self._runner_command(runner))
@@ -174,8 +179,11 @@ class Remote:
         return answer
 
     def _login_shell_command(self, command: str) -> CommandChannel:
-        """`command` in bash as a login shell, where PYNQ's images set their Python up (with `source`, which Ubuntu's sh
-        does not know); what that prints before MARK is dropped. That shell stays, to say which signal ended it."""
+        """Return the line that runs `command` in bash as a login shell, in which PYNQ's images set up their Python.
+
+        They use `source`, which Ubuntu's sh does not know. Output before MARK is dropped. The login shell stays,
+        to report which signal ended the command.
+        """
         shell = f"{'sudo -n ' if self.sudo else ''}bash -lc {shlex.quote(f'{command}; exit $?')}"
         return self.connection.start(shell)
 
@@ -349,8 +357,11 @@ def run_each(
     remote: Remote, program: Program, samples: Sequence[Mapping[str, Any]], device: str = "board",
     threads: int | None = None, **options: Any,
 ) -> Results:  # fmt: skip
-    """The results of `samples` [inputs by name], in order: the board's CPU works for one while its accelerator does for
-    another. See `run`, and Results for what goes wrong with a sample."""
+    """Yield the results of `samples` [inputs by name], in order.
+
+    The board's CPU works for one sample while its accelerator works for another. See `run`, and Results for errors of a
+    sample.
+    """
     files = pack_runner(), pack_program(program)
     board = remote.status(*files)
     require_board(board, program, device, remote.connection.name)

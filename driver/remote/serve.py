@@ -184,8 +184,10 @@ def parse_memory(head: dict[str, Any]) -> str | None:
 
 
 def load_result(stream: Readable, kind: type[Exception] = RuntimeError) -> Result:
-    """The Result that `result_bytes` made, with the report's memory model and seconds. Raises the board's error, a
-    `kind` where this side does not know it; EOFError, AnswerError, DeviceError."""
+    """Parse the Result that `result_bytes` packed, with the report's memory model and seconds.
+
+    Raises the board's error, a `kind` where this side does not know it; EOFError, AnswerError, DeviceError.
+    """
     head, arrays = unpack(stream)
     raise_error(head, kind)
     report = as_table(head.get("report"), "report")

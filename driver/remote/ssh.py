@@ -158,8 +158,11 @@ def connect(name: str, seconds: int = CONNECT_SECONDS) -> Iterator[Connection]:
 
 @contextmanager
 def connect_unattended(name: str, seconds: int = CONNECT_SECONDS) -> Iterator[Connection]:
-    """A connection for a process that nobody sits at: each command logs in by itself, with keys, and ssh runs in the
-    group of this process, so that who ends the group ends it, too. SshError for a name that is none."""
+    """Connect for a process without a user: each command logs in by itself, with keys.
+
+    ssh runs in the process group of this process, so that a signal to the group ends it, too. SshError for an invalid
+    name.
+    """
     options = (
         "-o", "BatchMode=yes", "-o", f"ConnectTimeout={seconds}", "-o", "ServerAliveInterval=5",
         "-o", "ServerAliveCountMax=3", "-o", "ControlMaster=no", "-o", "ControlPath=none",

@@ -197,7 +197,7 @@ def _uses_taps(program: Program, launch: LaunchStep) -> NDArray[np.bool_]:
 
 
 def _layer_times_of_run(cfg: Config, launch: LaunchStep, work: _Work, run: Counters) -> list[_Time]:
-    """Time of each layer of a launch in one run, from its events."""
+    """Return the time of each layer of a launch in one run, from the run's events."""
     count = len(launch.layers)
     index = np.array([event.index for event in run.events])
     start = np.array([event.start for event in run.events], float)

@@ -19,8 +19,10 @@ from celosia.compiler.program.host.op import HostError, check_size
 
 
 def with_kernels(program: Program) -> Program:
-    """The Program with kernels that run here: compiled of their loops, or those of its shared object where it is
-    trusted. ProgramError."""
+    """Return the Program with kernels that run here: compiled from their loops, or from a trusted shared object.
+
+    ProgramError.
+    """
     if not program.machine:
         if all(kernel.code and kernel.host == host() for kernel in program.kernels):
             return program

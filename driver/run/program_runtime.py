@@ -318,7 +318,7 @@ class ProgramRuntime(RuntimeBase):
 
     @staticmethod
     def drawn(result: Result) -> str:
-        """The figures of a run in HTML, for notebooks; "" where there is nothing that draws."""
+        """Return the figures of a run in HTML, for notebooks; "" where nothing can draw them."""
         return ""
 
     def check(self, inputs: Mapping[str, Array]) -> dict[str, Array]:

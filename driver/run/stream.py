@@ -241,8 +241,10 @@ class SampleStream:
                 self._returned.notify_all()
 
     def _acquire_lane(self, but: _Accelerator | None = None) -> tuple[_Accelerator, SampleLane] | None:
-        """A free lane of the accelerator that has most, when there is one, or another one that is opened; None where
-        there is no accelerator, and when the stream is over."""
+        """Wait for a free lane of the accelerator that has most, or open another lane.
+
+        None where no accelerator is left, or when the stream is over.
+        """
         while True:
             with self._returned:
                 chosen = self._freest_accelerator(but)

@@ -216,8 +216,9 @@ def min(expr: Expr, axis: Axes) -> Expr:
 
 
 def bound(outputs: Sequence[Node], sizes: Mapping[Var, int]) -> dict[Node, Node]:
-    """Each tensor that `outputs` need, as it is where variables are `sizes`. ValueError for a size that is open, a
-    negative one, and an index that leaves its tensor.
+    """Copy each tensor that `outputs` need, with `sizes` in place of variables.
+
+    ValueError for an open or negative size, and for an index that leaves its tensor.
     """
     copies: dict[Node, Node] = {}
     for node in topological(outputs):

@@ -168,13 +168,13 @@ class CompiledGraph:
         """Say what is compiled, and why it is again: for good where it is, else while it lasts."""
         again = self.code in self.origin.compiled
         self.origin.compiled.add(self.code)
-        shapes = [str(tuple(arguments[i].shape)) for i in self._free_sizes(arguments)]
+        shapes = [str(tuple(arguments[i].shape)) for i in self._free_positions(arguments)]
         reason = (
             "as its parameters have changed" if is_known else f"for shape{'s' * (len(shapes) > 1)} {', '.join(shapes)}"
         )
         say(f"celosia: compiling {self.origin.name}{' again' * again} {reason}", line=again)
 
-    def _free_sizes(self, arguments: tuple[Any, ...]) -> list[int]:
+    def _free_positions(self, arguments: tuple[Any, ...]) -> list[int]:
         return [i for i, x in enumerate(arguments) if isinstance(x, torch.Tensor) and i not in self.fixed]
 
     def _require_inference(self, arguments: tuple[Any, ...]) -> None:
@@ -191,7 +191,7 @@ class CompiledGraph:
 
     def _specialise(self, arguments: tuple[Any, ...], fixed: Sequence[torch.Tensor]) -> SpecialisedGraph:
         """Compile the graph for the shapes of `arguments`."""
-        free = self._free_sizes(arguments)
+        free = self._free_positions(arguments)
         with torch.inference_mode(False), torch.no_grad():
             bound = _Bound(self.graph, arguments, free).eval()
             try:

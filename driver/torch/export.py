@@ -328,7 +328,7 @@ def _settle_axes(graph: ir.Graph) -> None:
 
 
 def _settle_outputs(graph: ir.Graph, names: Sequence[str] | None) -> None:
-    """A tensor that is returned twice becomes two: outputs are told apart by their names."""
+    """Make two tensors of one that is returned twice, because outputs are told apart by their names."""
     for number, value in enumerate(graph.outputs):
         if value in graph.outputs[:number]:
             name = names[number] if names else f"{value.name}_{number}"
@@ -371,7 +371,7 @@ def _name_operators_by_module(graph: ir.Graph) -> None:
 
 
 def _main_operator(nodes: list[ir.Node], operator: str) -> ir.Node | None:
-    """The operator to report on: the only product, else the one that torch.onnx gave the name of PyTorch's operator."""
+    """Return the operator to report on: the only product, else the one that torch.onnx named as PyTorch's."""
     products = [node for node in nodes if node.op_type in PRODUCTS]
     named = [node for node in nodes if (node.name or "").startswith(f"node_{operator}")]
     return next(iter(products or named), None) if len(products) < 2 else None

@@ -89,8 +89,10 @@ class _Settled(nn.Module):  # type: ignore[misc]
 
 @contextlib.contextmanager
 def settle_observers(module: nn.Module) -> Iterator[None]:
-    """Within, FakeQuantize submodules of `module` whose observers are off are fixed. UnsettledError for those that
-    observe, and for observers."""
+    """Fix, inside the context, the FakeQuantize submodules of `module` whose observers are off.
+
+    UnsettledError for observers, and for submodules that still observe.
+    """
     parts = {path: part for path, part in module.named_modules() if isinstance(part, (FakeQuantizeBase, ObserverBase))}
     inside = {
         id(observer) for part in parts.values() if isinstance(part, FakeQuantizeBase) for observer in part.modules()

@@ -83,7 +83,7 @@ class CelosiaQuantizer(Quantizer):  # type: ignore[misc]
         `exclude` that no submodule has."""
         paths = {path for node in model.graph.nodes for path in _module_paths(node)}
         for name in self.exclude:
-            if not any(_normalise_path(path, name) for path in paths):
+            if not any(_is_inside(path, name) for path in paths):
                 raise ValueError(f"there is no submodule {name!r} to exclude; named_modules() lists them")
         self.products = ActivationProducts(model.graph, self._stays_float)
         quantised = {node for node in model.graph.nodes if node.op == "placeholder" and _is_float(node)}
@@ -103,14 +103,14 @@ class CelosiaQuantizer(Quantizer):  # type: ignore[misc]
         """Any annotation that `annotate` makes is valid."""
 
     def _stays_float(self, node: Node) -> bool:
-        return any(_normalise_path(path, name) for path in _module_paths(node) for name in self.exclude)
+        return any(_is_inside(path, name) for path in _module_paths(node) for name in self.exclude)
 
     def _annotate(self, node: Node, quantised: set[Node]) -> None:
         """Annotate one node by its kind; add it to `quantised` where it is quantised."""
         op = name_of(node)
         first: Any = node.args[0] if node.args else None
         if op in PRODUCTS | TRANSPOSED:
-            weight = self.weight if op in PRODUCTS else self._annotate_transposed_weight(node)
+            weight = self.weight if op in PRODUCTS else self._transposed_weight_spec(node)
             self._annotate_operator(node, {first: self._spec(first), node.args[1]: weight}, [NORMS, CLAMPS], quantised)
         elif node in self.products.nodes:
             self._annotate_operator(node, {operand: self._spec(operand) for operand in node.args[:2]}, [], quantised)
@@ -125,9 +125,11 @@ class CelosiaQuantizer(Quantizer):  # type: ignore[misc]
         elif op == "cat" and set(first) <= quantised:
             self._share_scale(node, list(first), quantised)
 
-    def _annotate_transposed_weight(self, node: Node) -> QuantizationSpec:
-        """A scale for each output channel where one axis of the weights counts those: where there is one group, or each
-        channel is its own; else one for all.
+    def _transposed_weight_spec(self, node: Node) -> QuantizationSpec:
+        """Return the quantisation of a transposed convolution's weights.
+
+        Each output channel has a scale where one axis counts those: with one group, or with a group for each channel.
+        Else all share one scale.
         """
         groups = node.args[6] if len(node.args) > 6 else 1
         inputs, outputs = node.args[1].meta["val"].shape[:2]
@@ -174,7 +176,7 @@ def _module_paths(node: Node) -> list[str]:
     return [path for path, _ in node.meta.get("nn_module_stack", {}).values()]
 
 
-def _normalise_path(path: str, name: str) -> bool:
-    """Path of a submodule, which torch.export writes as a name, or as L['self'].name."""
+def _is_inside(path: str, name: str) -> bool:
+    """Whether `path` is that of submodule `name` or inside it. torch.export also writes paths as L['self'].name."""
     path = path.removeprefix("L['self']").removeprefix(".")
     return path == name or path.startswith(f"{name}.")

@@ -125,19 +125,19 @@ def _open_dask_fleet(judge: CostSource, pool: str, module: Sequence[str], deadli
     _require_private(pool, _scheduler_address(pool))
     client = _connect_to_pool(pool)
     try:
-        for address in (client.scheduler_info(n_workers=0)["address"], *_worker_addresses(client)):
+        for address in (client.scheduler_info(n_workers=0)["address"], *_workers_by_address(client)):
             _require_private(pool, address)
     except PoolError:
         client.close()
         raise
     places: list[Measurer] = []
-    for address, worker in _worker_addresses(client).items():
+    for address, worker in _workers_by_address(client).items():
         count = worker["nthreads"] if resource is None else int(worker["resources"].get(resource, 0))
         requirement = {} if resource is None else {"resources": {resource: 1}}
         for number in range(count):
             executor = client.get_executor(workers=[address], pure=False, **requirement)
             name = f"worker {worker['name']}" + (f", {number + 1} of {count}" if count > 1 else "")
-            places.append(Executed(name, executor, module, partial(_has_resource, client, address)))
+            places.append(Executed(name, executor, module, partial(_is_connected, client, address)))
     if not places:
         client.close()
         option = "" if resource is None else f" --resources {resource}=1"
@@ -193,7 +193,7 @@ SCHEMES = {"dask": "tcp", "dask+insecure": "tcp", "dask+tls": "tls"}
 
 
 def allow_any_interface(pool: str | None) -> str | None:
-    """The pool, wherever it listens."""
+    """Return the pool's address with the scheme that allows public network interfaces without TLS."""
     return None if pool is None else pool.replace("dask://", "dask+insecure://", 1)
 
 
@@ -215,14 +215,14 @@ def _require_private(pool: str, address: str) -> None:
         )
 
 
-def _worker_addresses(client: Any) -> dict[str, Any]:
+def _workers_by_address(client: Any) -> dict[str, Any]:
     workers: dict[str, Any] = client.scheduler_info(n_workers=-1)["workers"]
     return workers
 
 
-def _has_resource(client: Any, address: str) -> bool:
+def _is_connected(client: Any, address: str) -> bool:
     try:
-        return address in _worker_addresses(client)
+        return address in _workers_by_address(client)
     except Exception:  # nor is the scheduler
         return False
 
