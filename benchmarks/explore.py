@@ -32,10 +32,10 @@ from celosia.driver.explore.explorer import Explorer
 from celosia.driver.explore.ladder import Ladder
 from celosia.driver.explore.objectives import objectives
 from celosia.driver.explore.pareto import Floats, hypervolume, on_front, reference_point
-from celosia.driver.explore.records import Points, context_of
+from celosia.driver.explore.records import Points, exploration_context
 from celosia.driver.explore.resource_use import Resources
 from celosia.driver.explore.search import SEARCHES, ConfigOutcome, ConfigSearch, Proposal
-from celosia.driver.explore.subject import Ask, ExploredModel, cost_of, cpu_operators, measure_cycles
+from celosia.driver.explore.subject import Ask, ExploredModel, cpu_operators, measure_cycles, parse_cost
 from celosia.hw.boards.board import Board
 from celosia.hw.boards.boards import find_board
 from celosia.hw.spec.config import Config
@@ -140,7 +140,7 @@ def known_space(
     for cfg in fitting:
         results = [table.known[subject.digest, cfg.digest, "timed"] for subject in subjects]
         if all(result.status == Status.OK for result in results):
-            costs = [cost_of(result) for result in results]
+            costs = [parse_cost(result) for result in results]
             if all(cost.on_cpu <= on_cpu[each.name] for cost, each in zip(costs, subjects)):
                 figures = objectives(cfg, costs, Resources.of(cfg, device), board, board.clock_mhz)
                 rows.append([figures[name] for name in NAMES])
@@ -151,7 +151,7 @@ def known_space(
 def found_share(known: Known, search: str, seed: int, share: float) -> float:
     """Hypervolume that a search has found of the true front's, after `share` of all were measured."""
     board = find_board(BOARD)
-    points = Points(None, context_of(known.subjects, BOARD, board.memory.name))
+    points = Points(None, exploration_context(known.subjects, BOARD, board.memory.name))
     on_cpu = {each.name: cpu_operators(each, board.config) for each in known.subjects}
     rng = np.random.default_rng(seed)
     most = int(share * known.count)

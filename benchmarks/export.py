@@ -20,7 +20,7 @@ from celosia.driver.choices import EXPORT_TARGETS
 from celosia.driver.export import emulate
 from celosia.driver.export.bridge import Bridge, FunctionalRegisters, RtlRegisters, empty_outputs
 from celosia.driver.export.c_project import RUNTIME, Exported, export
-from celosia.driver.export.objects import code_bytes, undefined_symbols
+from celosia.driver.export.objects import count_code_bytes, undefined_symbols
 from celosia.driver.export.targets import ExportTarget, find_export_target
 from celosia.hw.spec.config import Config
 
@@ -147,7 +147,7 @@ def _runtime(target: ExportTarget) -> Row:
         objects = emulate.runtime_objects(target, Path(temporary))
     details = {
         "lines": sum(len(path.read_text(encoding="utf-8").splitlines()) for path in RUNTIME.iterdir()),
-        "bytes": sum(map(code_bytes, objects)),
+        "bytes": sum(map(count_code_bytes, objects)),
         "allocators": len(set().union(*map(undefined_symbols, objects)) & ALLOCATORS),
     }
     return judged(key, what, COMMAND, details, f"lines <= {MAX_LINES}, bytes <= {MAX_BYTES}, allocators <= 0")

@@ -20,7 +20,7 @@ from celosia.compiler.graph.interface import is_quantised
 from celosia.compiler.graph.norms import NORMS
 from celosia.compiler.program import InputError
 from celosia.compiler.program.model import ROUNDINGS
-from celosia.driver.accuracy.matching import Flow, feed_of, match
+from celosia.driver.accuracy.matching import Flow, match_tensors, rename_inputs
 from celosia.driver.host import oracle
 from celosia.driver.host.specialise import OpenModel, fill_open_sizes
 from celosia.driver.host.tools import require_tools
@@ -303,11 +303,11 @@ def add_noise(
     """Add to `rows` the float tensor, how it was matched, its power over that of the error, and what was lost. Returns
     the tensors of both models that have none in the other."""
     quantised, exact = Flow(proto), Flow(read(float_model))
-    feed = feed_of(quantised, exact, inputs)
+    feed = rename_inputs(quantised, exact, inputs)
     floats = {**oracle.compute_tensors(float_model, feed, optimised=False), **feed}
     real = {row["name"]: value for row in rows if (value := graph.real(row["name"], computed[row["name"]])) is not None}
     values = {quantised.source(name): array for name, array in real.values()}
-    matching = match(quantised, exact, values, {k: v for k, v in floats.items() if v.dtype.kind == "f"})
+    matching = match_tensors(quantised, exact, values, {k: v for k, v in floats.items() if v.dtype.kind == "f"})
     noise: dict[str, float] = dict.fromkeys(inputs, np.inf)
     for row in rows:
         if row["name"] in real:

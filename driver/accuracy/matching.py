@@ -83,7 +83,7 @@ def _float_kind(op: str) -> str:
     return op.removeprefix("QLinear") if op.startswith("QLinear") else {"QGemm": "Gemm"}.get(op, op)
 
 
-def feed_of(quantised: Flow, exact: Flow, inputs: Mapping[str, Array]) -> dict[str, Array]:
+def rename_inputs(quantised: Flow, exact: Flow, inputs: Mapping[str, Array]) -> dict[str, Array]:
     """Rename `inputs` of the quantised model to the float model's: equal names, or equal order. ModelError."""
     if set(exact.inputs) <= set(inputs):
         return {name: inputs[name] for name in exact.inputs}
@@ -104,7 +104,7 @@ class Matching:
     left: list[str]
 
 
-def match(
+def match_tensors(
     quantised: Flow, exact: Flow, values: Mapping[str, Array], floats: Mapping[str, Array],
 ) -> Matching:  # fmt: skip
     """Match the tensors of two models. values: what the quantised model's mean, as far as they are known; floats: the

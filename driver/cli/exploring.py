@@ -132,7 +132,7 @@ def _run_exploration(
     with common.progress_stages(quiet) as stages:
         for model in models:
             common.check_source(model)
-        seconds = None if budget is None else explorer.seconds(budget)
+        seconds = None if budget is None else explorer.parse_seconds(budget)
         stages("reading the models")
         try:
             on_state = lambda state: stages.now((search if isinstance(state, SearchState) else show).line(state))  # noqa: E731

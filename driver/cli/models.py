@@ -194,7 +194,7 @@ def inspect(
 
         common.write_json(decisions, decisions_of(program))
     if loops is not None:
-        _print_lines(show.loops(program, loops))
+        _print_lines(show.layer_loops(program, loops))
     elif decisions is None:
         common.show(show_run.estimate(program, **memory_args) if estimate else parts.tables(program))
     if loops is None and decisions is None and not estimate:
@@ -319,8 +319,8 @@ def report(
         else:
             program = common.load_or_compile(source, config, stages, no_check, shapes=common.parse_shapes(shape))
             stages("drawing")
-            written_page = run.of_program(program, **memory_args)
-            written_page = derivation.with_derivation(written_page, source)
+            written_page = run.page_of_prediction(program, **memory_args)
+            written_page = derivation.add_derivation(written_page, source)
         written_page.save(output)
     if not quiet:
         say(f"{output}: {output.stat().st_size / 1e6:.1f} MB, for a browser; it needs no network")
@@ -333,8 +333,8 @@ def _page_of_saved_report(report: Path) -> Page:
     from celosia.driver.pages import run_page as run
 
     if derivation.is_derivation(report):
-        return derivation.of_derivation(report)
-    return front.of_front(report) if front.is_front(report) else run.of_report(report)
+        return derivation.page_of_derivation(report)
+    return front.page_of_front(report) if front.is_front(report) else run.page_of_report(report)
 
 
 FloatModel = Annotated[Path, typer.Argument(metavar="MODEL.onnx", help="The float model.")]

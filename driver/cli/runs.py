@@ -239,9 +239,9 @@ class _Files:
         if self.trace is not None:
             _write_trace(self.trace, program, result)
         if self.html is not None:
-            from celosia.driver.pages.run_page import of_run
+            from celosia.driver.pages.run_page import page_of_run
 
-            of_run(program, result.report, result.counters).save(self.html)
+            page_of_run(program, result.report, result.counters).save(self.html)
 
 
 def _write_trace(path: Path, program: Program, result: Result) -> None:

@@ -90,20 +90,20 @@ def open_samples(
     complete = completed or (lambda source, arrays, inputs: dict(arrays))
     if isinstance(source, Mapping):
         name_in_errors = "the calibration arrays"
-        readers = array_readers(name_in_errors, complete(name_in_errors, source, inputs), inputs)
+        readers = make_array_readers(name_in_errors, complete(name_in_errors, source, inputs), inputs)
     elif Path(source).is_dir():
-        readers = file_readers(files_of(Path(source))[0], replace(pixels, folder=Path(source)))
+        readers = make_file_readers(list_labelled_files(Path(source))[0], replace(pixels, folder=Path(source)))
     elif not Path(source).exists():
         raise CalibrationError(f"there is no calibration folder or file {source}")
     else:
         arrays = _read_archive(Path(source))
         if LABELS not in {tensor.name for tensor in inputs}:
             arrays.pop(LABELS, None)  # labels of a test set
-        readers = array_readers(str(source), complete(str(source), arrays, inputs), inputs)
-    return of_readers(readers, inputs, limit)
+        readers = make_array_readers(str(source), complete(str(source), arrays, inputs), inputs)
+    return pick_samples(readers, inputs, limit)
 
 
-def of_readers(readers: list[Reader], inputs: Sequence[Input], limit: int | None) -> Samples:
+def pick_samples(readers: list[Reader], inputs: Sequence[Input], limit: int | None) -> Samples:
     """Pick at most `limit` samples, spread evenly; the first decides the sizes that the model leaves open."""
     if limit is not None and limit < len(readers):
         readers = [readers[int(k)] for k in np.linspace(0, len(readers) - 1, limit).round()]
@@ -112,7 +112,7 @@ def of_readers(readers: list[Reader], inputs: Sequence[Input], limit: int | None
     return Samples(fixed, tuple(readers))
 
 
-def array_readers(source: str, arrays: Mapping[str, Array], inputs: Sequence[Input]) -> list[Reader]:
+def make_array_readers(source: str, arrays: Mapping[str, Array], inputs: Sequence[Input]) -> list[Reader]:
     """Return a reader for each sample along the first axis of `arrays`, by input name; `source` is named in errors.
     CalibrationError."""
     _check_names(source, arrays, inputs)
@@ -132,7 +132,7 @@ def array_readers(source: str, arrays: Mapping[str, Array], inputs: Sequence[Inp
     return [partial(row, k) for k in range(count)]
 
 
-def files_of(folder: Path) -> tuple[list[Path], Array | None]:
+def list_labelled_files(folder: Path) -> tuple[list[Path], Array | None]:
     """List the sample files of a folder, and their classes where it has a folder for each class.
 
     Classes count from 0 in the order of the folders' names, or are the names where all of them are numbers.
@@ -140,17 +140,17 @@ def files_of(folder: Path) -> tuple[list[Path], Array | None]:
     """
     classes = sorted(path for path in folder.iterdir() if path.is_dir())
     if not classes:
-        return sample_files(folder), None
+        return list_sample_files(folder), None
     if all(path.name.isdecimal() for path in classes):
         classes.sort(key=lambda path: int(path.name))
         numbers = [int(path.name) for path in classes]
     else:
         numbers = list(range(len(classes)))
-    files = [sample_files(path) for path in classes]
+    files = [list_sample_files(path) for path in classes]
     return list(chain.from_iterable(files)), np.repeat(numbers, [len(group) for group in files])
 
 
-def sample_files(folder: Path) -> list[Path]:
+def list_sample_files(folder: Path) -> list[Path]:
     """List the sample files of a folder, in the order of their names. CalibrationError where there are none."""
     files = sorted(path for path in folder.iterdir() if path.suffix.lower() in {".npy", ".npz", *SUFFIXES})
     if not files:
@@ -158,7 +158,7 @@ def sample_files(folder: Path) -> list[Path]:
     return files
 
 
-def file_readers(files: Sequence[Path], pixels: Pixels) -> list[Reader]:
+def make_file_readers(files: Sequence[Path], pixels: Pixels) -> list[Reader]:
     """Return a reader for each file."""
     return [partial(_read_file_sample, path, pixels) for path in files]
 

@@ -122,7 +122,7 @@ class ConfigSpace:
                 return cfg
         return None
 
-    def moved(self, cfg: Config, steps: Mapping[str, int]) -> Config | None:
+    def move(self, cfg: Config, steps: Mapping[str, int]) -> Config | None:
         """Return `cfg` with fields moved by some values up or down; None beyond the last value, or where it is
         impossible."""
         fields = {name: getattr(cfg, name) for name in self.values}
@@ -139,7 +139,7 @@ class ConfigSpace:
         """Yield each Config one step away: the field, the step and the Config."""
         for name in self.searched:
             for step in (1, -1):
-                if (neighbour := self.moved(cfg, {name: step})) is not None:
+                if (neighbour := self.move(cfg, {name: step})) is not None:
                     yield name, step, neighbour
 
     def nearest(self, cfg: Config) -> Config | None:

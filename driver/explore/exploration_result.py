@@ -16,7 +16,7 @@ from celosia.driver.explore.ladder import Ladder
 from celosia.driver.explore.pareto import knee
 from celosia.driver.explore.records import PRESET, Point
 from celosia.driver.host.oracle import MissingLibrary
-from celosia.driver.pages.exploration_page import of_front
+from celosia.driver.pages.exploration_page import page_of_front
 
 FIGURES = {
     "cycles": "{:,.0f} cycles", "latency": "{:,.3g} ms", "period": "{:,.3g} ms an image",
@@ -38,7 +38,7 @@ def name_of(number: int, point: Point) -> str:
     return f"{number:02d}-{cfg.batch}x{cfg.block_in}x{cfg.block_out}-{cfg.digest[:6]}"
 
 
-def row_of(name: str, point: Point, ladder: Ladder) -> dict[str, Any]:
+def point_row(name: str, point: Point, ladder: Ladder) -> dict[str, Any]:
     """Return a point as a row of front.json."""
     return {
         "name": name, "file": f"{name}.toml", "digest": point.cfg.digest, "set": point.to_json()["set"],
@@ -79,7 +79,7 @@ def recommend(rows: Sequence[dict[str, Any]], names: Sequence[str], other_count:
     return text + "."
 
 
-def report_of(
+def front_report(
     rows: list[dict[str, Any]], names: Sequence[str], context: dict[str, Any], state: dict[str, Any],
     measured: Sequence[Point], searched: Sequence[str], ladder: Ladder,
 ) -> dict[str, Any]:  # fmt: skip
@@ -111,7 +111,7 @@ def write_front(folder: Path, report: dict[str, Any], points: Sequence[Point]) -
             path.unlink()
     write_text(folder / "front.json", json.dumps(report, indent=1) + "\n")
     with suppress(MissingLibrary):  # front.json has all of it: `celosia report` draws it where Bokeh is
-        of_front(report).save(folder / "report.html")
+        page_of_front(report).save(folder / "report.html")
 
 
 def describe_point(row: dict[str, Any], report: dict[str, Any]) -> str:

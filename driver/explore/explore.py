@@ -26,7 +26,7 @@ from celosia.driver.explore import exploration_result as result
 from celosia.driver.explore.configs import ConfigSpace, Values
 from celosia.driver.explore.explorer import Explorer, ExploreState
 from celosia.driver.explore.ladder import Ladder
-from celosia.driver.explore.records import PRESET, ExploreError, Point, Points, context_of
+from celosia.driver.explore.records import PRESET, ExploreError, Point, Points, exploration_context
 from celosia.driver.explore.rewritten import require_rewritable, rewrite_front
 from celosia.driver.explore.search import SEARCHES, draw_spread_configs
 from celosia.driver.explore.subject import (
@@ -107,7 +107,7 @@ def explore(
     around = space if isinstance(space, ConfigSpace) else ConfigSpace.of(place, space)
     subjects = describe_models(models)
     require_rewritable(subjects, optimise, folder)
-    context = context_of(subjects, _board_identity(place), memory_model)
+    context = exploration_context(subjects, _board_identity(place), memory_model)
     known_points = Points(None if folder is None else Path(folder), context)
     progress("placing operators")
     on_cpu = {subject.name: cpu_operators(subject, place.config) for subject in subjects}
@@ -235,7 +235,7 @@ def describe_models(models: str | Path | Sequence[str | Path]) -> list[ExploredM
     return subjects
 
 
-def seconds(text: str) -> float:
+def parse_seconds(text: str) -> float:
     """Parse a time: "90", "90s", "30m" or "1.5h". ExploreError.
 
     >>> seconds("30m"), seconds("90"), seconds("1.5h")
@@ -263,9 +263,9 @@ def _measure_preset(ladder: Ladder, cfg: Config) -> Point | None:
     cfg = replace(cfg, name="custom")
     point_known = ladder.points.get(cfg)
     if point_known is None or not point_known.costs:
-        (point_known,) = ladder.closed([(cfg, PRESET)])
+        (point_known,) = ladder.estimate([(cfg, PRESET)])
     if point_known.failure is None and not point_known.measured:
-        (point_known,) = ladder.timed([point_known])
+        (point_known,) = ladder.measure([point_known])
     return point_known if point_known.measured else None
 
 
@@ -275,7 +275,7 @@ def _preset_row(point: Point, ladder: Ladder, patient: bool) -> dict[str, Any]:
     records: cycles of each model with the schedules that come with Celosia; {} where there are none. No other Config
     has such schedules, so that these cycles are not compared with others.
     """
-    row = result.row_of(ladder.board.config.name, point, ladder)
+    row = result.point_row(ladder.board.config.name, point, ladder)
     records = {
         subject.name: cycles_with_records(subject, point.cfg, ladder.memory) for subject in ladder.subjects if patient
     }
@@ -291,7 +291,7 @@ def _build_exploration(
     """Build the Exploration. patient: there is time to measure the preset with the records that come with Celosia."""
     front, ladder = explorer.front, explorer.ladder
     preset = None if explorer.preset is None else points.get(explorer.preset.cfg)
-    rows = [result.row_of(result.name_of(number, point), point, ladder) for number, point in enumerate(front, 1)]
+    rows = [result.point_row(result.name_of(number, point), point, ladder) for number, point in enumerate(front, 1)]
     state = explorer.state
     about = {
         "seconds": round(spent, 1), "points": state.points, "known": state.known, "looked": state.looked,
@@ -300,7 +300,7 @@ def _build_exploration(
         "preset": None if preset is None else ladder.figures(preset),
     }  # fmt: skip
     measured = sorted(explorer.measured.values(), key=lambda point: point.at)
-    report = result.report_of(rows, names, context, about, measured, explorer.space.searched, ladder)
+    report = result.front_report(rows, names, context, about, measured, explorer.space.searched, ladder)
     report["preset"] = None if preset is None else _preset_row(preset, ladder, patient)
     report["path"] = explorer.path(measured)
     if folder is not None:

@@ -113,7 +113,7 @@ class Explorer:
             chosen = self._choose_to_measure(count, order)
             if not chosen and not order:
                 return
-            timed = self.ladder.timed(chosen, over)
+            timed = self.ladder.measure(chosen, over)
             self._record_measured(timed)
             self._update_state()
 
@@ -122,7 +122,7 @@ class Explorer:
     def _judge_proposals(self, at_once: int, over: Callable[[], bool]) -> list[str]:
         """Judge the search's proposals in closed form."""
         proposals = self.search.ask((WIDE if self.filtering else 1) * at_once)
-        looked = self.ladder.closed(proposals, over)
+        looked = self.ladder.estimate(proposals, over)
         self.state.looked += len(looked)
         self._record_judged(looked)
         return [cfg.digest for cfg, _ in proposals]
@@ -140,7 +140,7 @@ class Explorer:
         self.search.tell([self._outcome(point) for point in looked if point.failure is not None or point.measured])
         fresh = [point for point in looked if point.cfg.digest in self.waiting]
         if fresh and self.filtering:  # the search walks on in closed form
-            expected = self.correction.corrected([(point.cfg, self.closed[point.cfg.digest]) for point in fresh])
+            expected = self.correction.correct([(point.cfg, self.closed[point.cfg.digest]) for point in fresh])
             limits = [self.ladder.limits(point) for point in fresh]
             self.search.tell(
                 [ConfigOutcome(p.cfg, tuple(row), limit) for p, row, limit in zip(fresh, expected, limits)]
@@ -161,7 +161,7 @@ class Explorer:
         if len(self.measured) < count or not self.filtering:
             picked = ([digest for digest in order if digest in self.waiting] or digests)[:count]
         else:
-            expected = self.correction.corrected([(self.waiting[d].cfg, self.closed[d]) for d in digests])
+            expected = self.correction.correct([(self.waiting[d].cfg, self.closed[d]) for d in digests])
             worst = reference_point(np.vstack([values[on_front(values)], expected[on_front(expected)]]))
             picked = [digests[n] for n in most_promising(values, expected, worst, count)]
             candidates = [digest for digest in order if digest in self.waiting and digest not in picked]

@@ -24,7 +24,7 @@ from celosia.driver.explore.objectives import objectives, power_drawn
 from celosia.driver.explore.pareto import Floats
 from celosia.driver.explore.records import Failure, Point, Points
 from celosia.driver.explore.resource_use import Resources
-from celosia.driver.explore.subject import Ask, Cost, ExploredModel, config_for_cycles, cost_of
+from celosia.driver.explore.subject import Ask, Cost, ExploredModel, config_for_cycles, parse_cost
 from celosia.hw.boards.board import Board
 from celosia.hw.spec.config import Config
 
@@ -59,7 +59,7 @@ class Ladder:
 
     # Rungs ----------------------------------------------------------------------------------------------------------
 
-    def closed(self, requests: Sequence[tuple[Config, str]], over: Callable[[], bool] = lambda: False) -> list[Point]:
+    def estimate(self, requests: Sequence[tuple[Config, str]], over: Callable[[], bool] = lambda: False) -> list[Point]:
         """Estimate area and closed form of Configs, each with why it is tried; known ones are not computed again.
 
         Configs that have not begun when it is `over` are left out.
@@ -77,7 +77,7 @@ class Ladder:
                 points.append(self._keep_and_report(point))
         return points + self._measure(fitting, "closed", over)
 
-    def timed(self, points: Sequence[Point], over: Callable[[], bool] = lambda: False) -> list[Point]:
+    def measure(self, points: Sequence[Point], over: Callable[[], bool] = lambda: False) -> list[Point]:
         """Measure these Configs by the timing model, except those that have not begun when it is `over`."""
         measured = [point for point in points if point.measured]
         return measured + self._measure([replace(p, rung="timed") for p in points if not p.measured], "timed", over)
@@ -106,7 +106,7 @@ class Ladder:
             if result.status != Status.OK:
                 kind = "lost" if result.status in AFTER_ALL else "layers"
                 return replace(point, failure=Failure(kind, f"{name}: {result.detail}"), at=self.clock())
-        costs = {name: cost_of(results[name]) for name in (subject.name for subject in self.subjects)}
+        costs = {name: parse_cost(results[name]) for name in (subject.name for subject in self.subjects)}
         for name, cost in costs.items():
             if (extra := cost.on_cpu - self.on_cpu[name]) > 0:
                 reason = f"{name}: {extra} operators more stay on the CPU than on {self.board.config.name}"
@@ -228,7 +228,7 @@ class Correction:
         self.rows.append(self._log_fields(cfg))
         self.targets.append([float(np.log(measured[name] / expected[name])) for name in self.names])
 
-    def corrected(self, requests: Sequence[tuple[Config, dict[str, float]]]) -> Floats:
+    def correct(self, requests: Sequence[tuple[Config, dict[str, float]]]) -> Floats:
         """Corrected objectives, [Configs, objectives]."""
         plain = np.array([[figures[name] for name in self.names] for _, figures in requests])
         if len(self.rows) < 8:

@@ -179,7 +179,7 @@ class Points:
             self.known[point.cfg.digest] = point
 
 
-def context_of(subjects: list[ExploredModel], board: str, memory: str) -> dict[str, Any]:
+def exploration_context(subjects: list[ExploredModel], board: str, memory: str) -> dict[str, Any]:
     """Context of an exploration: everything on which its points depend."""
     models = {subject.name: subject.digest for subject in subjects}
     return {"models": models, "board": board, "memory": memory, "format": FORMAT, "timing": VERSION}

@@ -21,7 +21,7 @@ from celosia.compiler.tune.pool import Fleet
 from celosia.driver.explore.explorer import Explorer
 from celosia.driver.explore.ladder import Ladder
 from celosia.driver.explore.records import ExploreError, Point, Rewriting
-from celosia.driver.explore.subject import Ask, ExploredModel, config_for_cycles, cost_of
+from celosia.driver.explore.subject import Ask, ExploredModel, config_for_cycles, parse_cost
 from celosia.driver.host.oracle import open_model, require_onnxruntime
 from celosia.driver.tune.optimise import optimise
 from celosia.hw.spec.config import Config
@@ -129,7 +129,7 @@ def _measure_rewritten(
         model = ExploredModel.of(folder / rewriting.file)
         result = Ask(model, config_for_cycles(point.cfg), "timed", ladder.memory).run()
         if result.status == Status.OK:
-            cost = cost_of(result)
+            cost = parse_cost(result)
             if cost.images == before.images and cost.cycles < before.cycles:
                 rewritten = point.rewritten | {subject.name: replace(rewriting, cost=cost)}
                 return replace(point, rewritten=rewritten, rtl=None)

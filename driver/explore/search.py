@@ -131,18 +131,18 @@ class Bottleneck(ConfigSearch):
         }  # fmt: skip
         up = [(name, *faster[name]) for name in self.rng.permutation(sorted(faster))]
         down = [name for name in self.rng.permutation(sorted(searched)) if name not in faster]
-        single = ((self.space.moved(cfg, {name: step}), f"{limit}: {name}") for name, step, limit in up)
+        single = ((self.space.move(cfg, {name: step}), f"{limit}: {name}") for name, step, limit in up)
         same = (
             (self._keep_scratchpad_bytes(cfg, name, step), f"{limit}: {name}, the same bytes")
             for name, step, limit in up
         )
-        less = ((self.space.moved(cfg, {name: step}), f"slack: {name}") for name in down for step in (-1, 1))
+        less = ((self.space.move(cfg, {name: step}), f"slack: {name}") for name in down for step in (-1, 1))
         both = (
-            (self.space.moved(cfg, {name: step, other: -1}), f"{limit}: {name}, slack: {other}")
+            (self.space.move(cfg, {name: step, other: -1}), f"{limit}: {name}, slack: {other}")
             for name, step, limit in up for other in down
         )  # fmt: skip
-        back = ((self.space.moved(cfg, {name: -step}), f"less {name}") for name, step, _ in up)
-        far = ((self.space.moved(cfg, {name: 2 * step}), f"{limit}: {name} twice") for name, step, limit in up)
+        back = ((self.space.move(cfg, {name: -step}), f"less {name}") for name, step, _ in up)
+        far = ((self.space.move(cfg, {name: 2 * step}), f"{limit}: {name} twice") for name, step, limit in up)
         first = chain.from_iterable(zip_longest(single, same, less, fillvalue=(None, "")))
         for moved, origin in chain(first, back, both, far):
             if moved is not None:
@@ -153,12 +153,12 @@ class Bottleneck(ConfigSearch):
 
         None where no entry becomes wider, or there is no such Config.
         """
-        wider = self.space.moved(cfg, {name: step})
+        wider = self.space.move(cfg, {name: step})
         if wider is None:
             return None
         before, after = scratchpads(cfg), scratchpads(wider)
         depths = {f"{pad}_depth" for pad in before if after[pad].width > before[pad].width} & set(self.space.searched)
-        return self.space.moved(cfg, {name: step} | dict.fromkeys(sorted(depths), -1)) if depths else None
+        return self.space.move(cfg, {name: step} | dict.fromkeys(sorted(depths), -1)) if depths else None
 
 
 class Nsga2(ConfigSearch):

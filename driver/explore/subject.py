@@ -197,7 +197,7 @@ def config_for_cycles(cfg: Config) -> Config:
     return replace(cfg, packed=True, pump=1)
 
 
-def cost_of(result: TrialResult) -> Cost:
+def parse_cost(result: TrialResult) -> Cost:
     """Return the Cost in the answer of an Ask; for a TrialResult that is OK."""
     fields: dict[str, Any] = json.loads(result.detail)
     return Cost(**fields)

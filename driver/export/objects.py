@@ -20,7 +20,7 @@ def undefined_symbols(code: bytes) -> set[str]:
     raise ValueError(f"an object begins with {code[:4]!r}: neither ELF nor WebAssembly")
 
 
-def code_bytes(code: bytes) -> int:
+def count_code_bytes(code: bytes) -> int:
     """Bytes of instructions in the object `code`, in a format that `undefined_symbols` reads."""
     if code[:4] == b"\0asm":
         return sum(end - start for kind, start, end in _wasm_sections(code) if kind == _CODE)

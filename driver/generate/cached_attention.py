@@ -21,7 +21,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from celosia.compiler.graph.errors import ModelError
 from celosia.compiler.graph.functions import opset_of
-from celosia.driver.generate.position_source import require_places
+from celosia.driver.generate.position_source import require_position_inputs
 from celosia.driver.generate.roles import CACHE_AXIS, Cache, Roles, find_roles
 from celosia.driver.generate.rotary import Rotary
 from celosia.driver.generate.writer import GraphWriter
@@ -62,7 +62,7 @@ def decompose_cached_attention(proto: onnx.ModelProto) -> onnx.ModelProto:
             continue
         _require_plain(node)
         if node.op_type == GROUPED:
-            require_places(proto, node, roles)
+            require_position_inputs(proto, node, roles)
             _Grouped(writer, node, roles).write()
         else:
             _Multiple(writer, node, roles).write()

@@ -22,7 +22,7 @@ SEEN_LAST = 3
 FOUND = "celosia/place"
 
 
-def require_places(proto: onnx.ModelProto, node: onnx.NodeProto, roles: Roles) -> None:
+def require_position_inputs(proto: onnx.ModelProto, node: onnx.NodeProto, roles: Roles) -> None:
     """Raise ModelError where `node`, a GroupQueryAttention, does not get the last place and the number of places from
     the mask."""
     for number, label, expected in ((LAST, "last place", SEEN_LAST), (TOTAL, "number of places", len(SEEN))):

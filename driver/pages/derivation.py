@@ -38,7 +38,7 @@ def is_derivation(path: Path) -> bool:
         return False
 
 
-def of_derivation(path: Path) -> Page:
+def page_of_derivation(path: Path) -> Page:
     """Return the page of a report of `celosia optimise --report`. ReportError for anything else, MissingLibrary."""
     require_bokeh()
     with reading(path, ReportError, "is no derivation", "; write it again with `celosia optimise --report`"):
@@ -48,17 +48,17 @@ def of_derivation(path: Path) -> Page:
         (f"{report[f'{cost}_before']:,.0f}", f"{unit} before"), (f"{report[cost]:,.0f}", unit),
         (f"{len(report['steps'])}", "steps"),
     ]  # fmt: skip
-    return Page("Derivation", total(report), facts, [section(report)])
+    return Page("Derivation", total(report), facts, [derivation_section(report)])
 
 
-def with_derivation(page: Page, model: Path) -> Page:
+def add_derivation(page: Page, model: Path) -> Page:
     """Return `page` with a section more where `celosia optimise` has made the model, or that of the Program.
     ModelError."""
     report = derivation_in(model)
-    return page if report is None else replace(page, sections=[*page.sections, section(report)])
+    return page if report is None else replace(page, sections=[*page.sections, derivation_section(report)])
 
 
-def section(report: Mapping[str, Any]) -> Section:
+def derivation_section(report: Mapping[str, Any]) -> Section:
     """Section of the steps, each with its rule, its proof and its gain."""
     cost, unit = _cost_name_and_unit(report)
     rows = "".join(_step_row(step, cost) for step in report["steps"])

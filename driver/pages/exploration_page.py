@@ -30,7 +30,7 @@ def is_front(path: Path) -> bool:
         return False
 
 
-def of_front(source: Path | Mapping[str, Any]) -> Page:
+def page_of_front(source: Path | Mapping[str, Any]) -> Page:
     """Return the page of a front.json of `celosia explore`. ReportError for anything else, MissingLibrary."""
     require_bokeh()
     if not isinstance(source, Path):

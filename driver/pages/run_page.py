@@ -30,14 +30,16 @@ BRIEF = 40
 """Layers that a notebook shows."""
 
 
-def of_program(program: Program, memory: MemoryModel | str = ZYNQ_HP) -> Page:
+def page_of_prediction(program: Program, memory: MemoryModel | str = ZYNQ_HP) -> Page:
     """Return the page of a predicted run, with the cycles of the timing model."""
     counters = explain.predict_counters(program, memory)
     report = explain.estimate(program, memory, counters)
-    return of_run(program, report, counters, "by the timing model")
+    return page_of_run(program, report, counters, "by the timing model")
 
 
-def of_run(program: Program, report: Mapping[str, Any], counters: Sequence[Counters], device_text: str = "") -> Page:
+def page_of_run(
+    program: Program, report: Mapping[str, Any], counters: Sequence[Counters], device_text: str = ""
+) -> Page:
     """Return the page of a run of `program`, from its report and the counters of its launches."""
     require_bokeh()
     rows = [
@@ -49,7 +51,7 @@ def of_run(program: Program, report: Mapping[str, Any], counters: Sequence[Count
     return _build_page(report, rows, graph, program, run_activity, device_text)
 
 
-def of_report(path: Path) -> Page:
+def page_of_report(path: Path) -> Page:
     """Return the page of a report of `celosia run --report`, which has no timeline. ReportError for anything else."""
     require_bokeh()
     with reading(path, ReportError, "is no report of a run", "; write it again with `celosia run --report`"):

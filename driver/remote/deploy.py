@@ -26,7 +26,7 @@ from celosia.driver.remote import bootstrap
 from celosia.driver.remote.bootstrap import MARK
 from celosia.driver.remote.channel import CommandChannel, Silence
 from celosia.driver.remote.runner import File, pack_runner
-from celosia.driver.remote.serve import ERRORS, AnswerError, check_json, load_result, pack, raise_error, unpack
+from celosia.driver.remote.serve import ERRORS, AnswerError, check_json, pack, parse_result, raise_error, unpack
 from celosia.driver.remote.ssh import Connection, SshError, connect
 from celosia.driver.run.run_report import report_of
 from celosia.driver.run.run_result import Result
@@ -95,7 +95,7 @@ class Remote:
         """Ask the board for its facts. SshError where it has no Python that can answer."""
         status = self._run_bootstrap("status", files)
         fields = {field.name: status.get(field.name) for field in dataclasses.fields(RemoteBoard)}
-        with self.understood():
+        with self.raise_ssh_errors():
             return check_board_facts(fields | {"pynq_error": status.get("pynq_error", "")})
 
     def install(self, board: RemoteBoard, *files: File) -> int:
@@ -119,7 +119,7 @@ class Remote:
         head = {"program": f"{self.folder}/{program.name}", "digest": program.to_dict()["sha256"], "device": device,
                 "threads": threads, "options": dict(options)}  # fmt: skip
         result: Result = self._exchange(
-            self._runner_command(runner), [pack(head, inputs)], lambda out: load_result(out, SshError)
+            self._runner_command(runner), [pack(head, inputs)], lambda out: parse_result(out, SshError)
         )
         return result
 
@@ -136,7 +136,7 @@ class Remote:
         channel = self._login_shell_command(self._runner_command(runner))
         writer = Thread(target=_write_request, args=(channel, head, samples), daemon=True)
         try:
-            with self.understood(channel):
+            with self.raise_ssh_errors(channel):
                 writer.start()
                 skip_to_mark(channel)
                 _read_answer(channel)
@@ -151,7 +151,7 @@ class Remote:
         """Load an installed bitstream; return the accelerator's clock in MHz. Raises DeviceError, SshError."""
         head = {"bitstream": f"{self.folder}/{bit.name}", "manifest": dataclasses.asdict(manifest)}
         answer = self._exchange(self._runner_command(runner), [pack(head, {})], _read_answer)
-        with self.understood():
+        with self.raise_ssh_errors():
             clock: float = check_json(float, answer.get("clock_mhz"), "clock_mhz")
             if not 0 < clock < math.inf:
                 raise AnswerError(f"clock_mhz is {clock}")
@@ -192,7 +192,7 @@ class Remote:
         the answer."""
         channel = self._login_shell_command(command)
         try:
-            with self.understood(channel):
+            with self.raise_ssh_errors(channel):
                 for part in parts:
                     channel.write(part)
                 skip_to_mark(channel)
@@ -201,18 +201,18 @@ class Remote:
             channel.close()
 
     @contextmanager
-    def understood(self, channel: CommandChannel | None = None) -> Iterator[None]:
+    def raise_ssh_errors(self, channel: CommandChannel | None = None) -> Iterator[None]:
         """Raise SshError where the board's answer, or its silence, is no answer. Errors of the run itself pass."""
         try:
             yield
         except AnswerError as error:
-            raise self.connection.unclear(error) from None
+            raise self.connection.unclear_error(error) from None
         except Silence:
             assert channel is not None
-            raise self.connection.silent(channel) from None
+            raise self.connection.silence_error(channel) from None
         except (OSError, EOFError):
             assert channel is not None
-            raise self.connection.ended(channel) from None
+            raise self.connection.ended_error(channel) from None
 
 
 def _write_request(channel: CommandChannel, head: dict[str, Any], samples: Sequence[Mapping[str, Any]]) -> None:
@@ -228,7 +228,7 @@ def _read_run(channel: CommandChannel) -> Future[Result]:
     """Read the next run of a stream. EOFError, AnswerError, Silence."""
     future: Future[Result] = Future()
     try:
-        future.set_result(load_result(channel, SshError))
+        future.set_result(parse_result(channel, SshError))
     except FAILURES as error:
         future.set_exception(error)
     return future
@@ -345,7 +345,7 @@ def run(
     require_board(board, program, device, remote.connection.name)
     remote.install(board, *files)
     result = remote.run(*files, inputs, device, threads, options)
-    with remote.understood():
+    with remote.raise_ssh_errors():
         result = check_result(result, program, device, inputs)
     seconds = result.report["seconds"]
     seconds["transfer"] = time.perf_counter() - started - seconds["run"] - seconds["build"]
@@ -378,7 +378,7 @@ def _report_each(
         for run, sample in zip(runs, samples):
             if run.exception() is None:
                 result, run = run.result(), Future()
-                with remote.understood():
+                with remote.raise_ssh_errors():
                     run.set_result(check_result(result, program, device, sample))
             yield run
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from celosia.driver.remote.deploy import Remote, skip_to_mark
 from celosia.driver.remote.runner import pack_runner
-from celosia.driver.remote.serve import AnswerError, load_counters, pack, parse_memory, raise_error, unpack
+from celosia.driver.remote.serve import AnswerError, pack, parse_counters, parse_memory, raise_error, unpack
 from celosia.driver.remote.ssh import SshError, connect
 from celosia.hw.spec.config import Config
 from celosia.sim.device import Counters, DeviceError
@@ -80,7 +80,7 @@ class RemoteDevice:
         """Run instructions, see Device."""
         values = {"instr_addr": instr_addr, "count": count, "timeout_cycles": timeout_cycles, "trace": trace}
         with self._raise_ssh_errors():
-            counters = load_counters(self._call("run", values)[0])
+            counters = parse_counters(self._call("run", values)[0])
             counters.check(count)
             return counters
 
@@ -99,7 +99,7 @@ class RemoteDevice:
     def _raise_ssh_errors(self) -> Iterator[None]:
         """Raise SshError where there is no answer, or an invalid one; the device is of no use any more then."""
         try:
-            with self._remote.understood(self._channel):
+            with self._remote.raise_ssh_errors(self._channel):
                 yield
         except SshError:
             self.close()

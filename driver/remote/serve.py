@@ -151,14 +151,14 @@ def as_table(value: Any, label: str) -> dict[str, Any]:
     return value
 
 
-def result_bytes(result: Result) -> bytes:
-    """Pack a Result; `load_result` reads it."""
+def pack_result(result: Result) -> bytes:
+    """Pack a Result; `parse_result` reads it."""
     counters = [dataclasses.asdict(entry) for entry in result.counters]
     head = {"report": result.report, "counters": counters, "outputs": list(result.outputs)}
     return pack(head, result.tensors | result.outputs)
 
 
-def load_counters(head: Any) -> Counters:
+def parse_counters(head: Any) -> Counters:
     """Parse Counters from `dataclasses.asdict`. AnswerError; DeviceError where their values are impossible."""
     fields = {field.name for field in dataclasses.fields(Counters)}
     if missing := fields - as_table(head, "counters").keys():
@@ -183,8 +183,8 @@ def parse_memory(head: dict[str, Any]) -> str | None:
     return None if memory is None else BoardDevice.memory_model
 
 
-def load_result(stream: Readable, kind: type[Exception] = RuntimeError) -> Result:
-    """Parse the Result that `result_bytes` packed, with the report's memory model and seconds.
+def parse_result(stream: Readable, kind: type[Exception] = RuntimeError) -> Result:
+    """Parse the Result that `pack_result` packed, with the report's memory model and seconds.
 
     Raises the board's error, a `kind` where this side does not know it; EOFError, AnswerError, DeviceError.
     """
@@ -193,7 +193,7 @@ def load_result(stream: Readable, kind: type[Exception] = RuntimeError) -> Resul
     report = as_table(head.get("report"), "report")
     memory = parse_memory(report)
     seconds = check_json(dict[str, float], report.get("seconds"), "seconds")
-    counters = [load_counters(entry) for entry in check_json(list[object], head.get("counters"), "counters")]
+    counters = [parse_counters(entry) for entry in check_json(list[object], head.get("counters"), "counters")]
     names = check_json(list[str], head.get("outputs"), "outputs")
     if missing := [name for name in names if name not in arrays]:
         raise AnswerError(f"output {abbreviate(missing[0])} is missing")
@@ -243,7 +243,7 @@ def serve(request: IO[bytes], answer: Answers) -> None:
             data = pack({"clock_mhz": flash.load(head["bitstream"], Manifest(**head["manifest"]))}, {})
         else:
             with _open_runtime(head) as runtime:
-                data = result_bytes(runtime.run(inputs))
+                data = pack_result(runtime.run(inputs))
     except Exception as error:
         data = _describe_error(error)
     answer.write(MARK + data)
@@ -267,7 +267,7 @@ def serve_samples(runtime: ProgramRuntime, count: int, request: IO[bytes], answe
     results = runtime.run_each(samples(), trace=False)
     for _ in range(count):
         try:
-            data = result_bytes(next(results))
+            data = pack_result(next(results))
         except Exception as error:
             if results.ended:
                 raise

@@ -72,24 +72,24 @@ class Connection:
     def _ssh_command(self, command: str) -> list[str]:
         return ["ssh", *self._options, "-T", *self._where, command]
 
-    def silent(self, channel: CommandChannel) -> SshError:
+    def silence_error(self, channel: CommandChannel) -> SshError:
         """Error for a command that has been silent for too long."""
         return SshError(
             f"{self.name} has said nothing for {channel.seconds:g} s; check its power and network, and try again"
         )
 
-    def unclear(self, reason: object) -> SshError:
+    def unclear_error(self, reason: object) -> SshError:
         """Error for an unreadable answer. reason: what is wrong with it."""
         return SshError(
             f"{self.name} gave an answer that is none ({clipped(printable(str(reason)))}); check that "
             f"`ssh {self.name}` leads to the right machine, and try again"
         )
 
-    def ended(self, channel: CommandChannel) -> SshError:
+    def ended_error(self, channel: CommandChannel) -> SshError:
         """Explain why the command of `channel` ended without an answer."""
         code = channel.exit_code()
         if code is None:
-            return self.unclear("it goes on without one")
+            return self.unclear_error("it goes on without one")
         errors = channel.errors()
         if code in (255, -1):
             return SshError(

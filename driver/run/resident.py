@@ -48,10 +48,10 @@ class ResidentBuffers:
         held = array.shape[-2]
         for span in (range(rows.start, min(rows.stop, held)), range(past, held)):
             if span:
-                yield from rows_of(self.config, pack, array, span)
+                yield from addresses_of_rows(self.config, pack, array, span)
 
 
-def rows_of(cfg: Config, pack: Pack, array: NDArray[np.int8], rows: range) -> Iterator[tuple[int, Bytes]]:
+def addresses_of_rows(cfg: Config, pack: Pack, array: NDArray[np.int8], rows: range) -> Iterator[tuple[int, Bytes]]:
     """Addresses and bytes of what holds these rows of `array` [..., rows, columns], which is packed by rows or columns.
 
     By rows, each channel group has them one after the other; by columns, they are channels of some groups of each

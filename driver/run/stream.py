@@ -247,7 +247,7 @@ class SampleStream:
         """
         while True:
             with self._returned:
-                chosen = self._freest_accelerator(but)
+                chosen = self._accelerator_with_most_free_lanes(but)
                 if chosen is None:
                     return None
                 if chosen.free:
@@ -262,7 +262,7 @@ class SampleStream:
                 chosen.lanes.append(lane)
                 return None if self._over else (chosen, lane)
 
-    def _freest_accelerator(self, but: _Accelerator | None) -> _Accelerator | None:
+    def _accelerator_with_most_free_lanes(self, but: _Accelerator | None) -> _Accelerator | None:
         """Accelerator with most lanes that are free or can be opened; None as of `_acquire_lane`."""
         while not self._over:
             alive = [

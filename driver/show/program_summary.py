@@ -219,7 +219,7 @@ def disassembly(program: Program, layer: str | None = None) -> Iterator[str]:
             yield line
 
 
-def loops(program: Program, layer: str) -> Iterator[str]:
+def layer_loops(program: Program, layer: str) -> Iterator[str]:
     """Loops of a layer, and their schedule. ProgramError where no layer is called `layer`."""
     info = _find_layer(program, layer)
     for number, part in enumerate(info.parts):

@@ -55,7 +55,7 @@ class PartJob:
         return TrialResult(Status.OK, max(1, round(estimate.cycles)), detail)
 
 
-def price_in(result: TrialResult) -> Price:
+def parse_price(result: TrialResult) -> Price:
     """Price in the result of a PartJob, whoever ran it."""
     if result.status != Status.OK:
         return INFEASIBLE if result.status == Status.REFUSED else UNMEASURED
@@ -103,4 +103,4 @@ class _Answer:
         return self.future.done() or self.line.is_dead
 
     def price(self) -> Price | None:
-        return price_in(self.future.result()) if self.future.done() else None
+        return parse_price(self.future.result()) if self.future.done() else None

@@ -19,7 +19,7 @@ from agreement import feed_of
 
 from celosia.compiler.graph.errors import ModelError
 from celosia.driver.accuracy.compare import compare
-from celosia.driver.accuracy.matching import Flow, Matching, match
+from celosia.driver.accuracy.matching import Flow, Matching, match_tensors
 from celosia.driver.host import oracle
 
 Array = NDArray[Any]
@@ -60,7 +60,7 @@ def matched(model: onnx.ModelProto, floats: onnx.ModelProto, feed: dict[str, Arr
     )
     values = {quantised.source(name): array for name, array in everything.items() if array.dtype.kind == "f"}
     theirs = dict(zip(exact.inputs, feed.values()))
-    return match(
+    return match_tensors(
         quantised,
         exact,
         values,

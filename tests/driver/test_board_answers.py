@@ -105,7 +105,7 @@ def sound(program: Program) -> dict[str, tuple[Asked, dict[str, Any], bytes]]:
     """What is asked of a board, by name, with the line of a sound answer and the bytes behind it."""
     result = celosia.Runtime(program, "timed").run(X)
     result.report["memory_model"] = "board"
-    head, arrays = serve.result_bytes(result).split(b"\n", 1)
+    head, arrays = serve.pack_result(result).split(b"\n", 1)
     files = pack_runner(), deploy.File("program", b"")
     counters = {"cycles": 5, "values": dict.fromkeys(COUNTERS, 1), "events": [], "lost": 0}
     data = serve.pack({}, {"data": np.zeros(4, np.uint8)}).split(b"\n", 1)
@@ -113,7 +113,7 @@ def sound(program: Program) -> dict[str, tuple[Asked, dict[str, Any], bytes]]:
     def run(connection: Connection) -> object:
         remote = Remote(connection)
         answer = remote.run(*files, X, "board", None, {})
-        with remote.understood():
+        with remote.raise_ssh_errors():
             return repr(deploy.check_result(answer, program, "board", X))
 
     def opened(connection: Board) -> RemoteDevice:

@@ -31,7 +31,7 @@ from celosia.compiler.program import InputError, Program, ProgramError
 from celosia.driver.cli import app
 from celosia.driver.remote import bootstrap, deploy
 from celosia.driver.remote.runner import board_modules, pack_runner
-from celosia.driver.remote.serve import load_result, pack, unpack
+from celosia.driver.remote.serve import pack, parse_result, unpack
 from celosia.driver.remote.ssh import SshError, connect, ssh_destination
 from celosia.hw.spec.config import PRESETS
 from celosia.sim.device import DeviceError
@@ -393,7 +393,7 @@ def test_the_runner_is_complete_and_always_the_same(program: Path, tmp_path: Pat
     child.stdin.write(request)
     child.stdin.flush()
     deploy.skip_to_mark(child.stdout)
-    result = load_result(child.stdout)
+    result = parse_result(child.stdout)
     child.communicate()
     expected = celosia.Runtime(celosia.compile(quantised(), "tiny")).run({"input_1": x})
     assert {n: a.tobytes() for n, a in result.outputs.items()} == {n: a.tobytes() for n, a in expected.outputs.items()}
@@ -470,7 +470,7 @@ def test_requests_and_answers() -> None:
             unpack(io.BytesIO(data[:end]))
     for kind, error in (("DeviceError", DeviceError), ("InputError", InputError), ("ZeroDivisionError", RuntimeError)):
         with pytest.raises(error, match="why"):
-            load_result(io.BytesIO(json.dumps({"kind": kind, "error": "why"}).encode() + b"\n"))
+            parse_result(io.BytesIO(json.dumps({"kind": kind, "error": "why"}).encode() + b"\n"))
 
 
 def test_the_runner_keeps_to_an_old_python(tmp_path: Path) -> None:

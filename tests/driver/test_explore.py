@@ -32,10 +32,10 @@ from celosia.compiler.tune.pool import Fleet, Job
 from celosia.driver import cli
 from celosia.driver.explore import confirm, explorer, subject
 from celosia.driver.explore.configs import ConfigSpace
-from celosia.driver.explore.explore import Interrupted, explore, seconds
+from celosia.driver.explore.explore import Interrupted, explore, parse_seconds
 from celosia.driver.explore.explorer import is_dominated
 from celosia.driver.explore.objectives import energy_mj, objectives, power_drawn
-from celosia.driver.explore.records import ExploreError, Points, context_of
+from celosia.driver.explore.records import ExploreError, Points, exploration_context
 from celosia.driver.explore.resource_use import Resources
 from celosia.driver.explore.subject import Ask, Cost, ExploredModel, estimate_cycles, measure_cycles
 from celosia.hw.boards.boards import find_board
@@ -281,7 +281,7 @@ def test_a_run_that_is_killed_goes_on(model: Path, expected: set[tuple[float, fl
         while time.monotonic() < until and not (points.exists() and b'"timed"' in points.read_bytes()):
             time.sleep(0.05)
         process.send_signal(signal.SIGKILL)
-    known = Points(tmp_path / "out", context_of([ExploredModel.of(model)], "pynq-z2", MEMORY)).known
+    known = Points(tmp_path / "out", exploration_context([ExploredModel.of(model)], "pynq-z2", MEMORY)).known
     measured = {digest for digest, point in known.items() if point.measured}
     assert measured
     found = explore(model, space=SPACE, folder=tmp_path / "out")
@@ -545,7 +545,12 @@ def test_without_moocore_it_says_what_to_install(model: Path, tmp_path: Path, mo
 
 
 def test_times() -> None:
-    assert (seconds("30m"), seconds("2h"), seconds("45"), seconds("0.5s")) == (1800, 7200, 45, 0.5)
+    assert (parse_seconds("30m"), parse_seconds("2h"), parse_seconds("45"), parse_seconds("0.5s")) == (
+        1800,
+        7200,
+        45,
+        0.5,
+    )
 
 
 # The page ---------------------------------------------------------------------------------------------------------

@@ -74,7 +74,7 @@ def test_neighbours_are_one_value_away_both_ways() -> None:
             rest = {each.name for each in fields(Config)} - {name, "tap_depth", "name"}
             assert all(getattr(cfg, each) == getattr(other, each) for each in rest)
             if name != "taps":
-                assert space.moved(other, {name: -step}) == cfg
+                assert space.move(other, {name: -step}) == cfg
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from celosia.compiler.tune.measure import VERSION, Status, TrialResult
 from celosia.compiler.tune.pool import Fleet, InProcess, Job
 from celosia.driver.host.oracle import open_model
 from celosia.driver.tune.optimise import optimise
-from celosia.driver.tune.weighing import PartJob, price_in
+from celosia.driver.tune.weighing import PartJob, parse_price
 from celosia.hw.spec.config import PRESETS
 
 pytest.importorskip("onnxruntime")
@@ -76,10 +76,10 @@ NONSENSE = {
 
 def test_an_answer_that_is_none_is_no_price() -> None:
     for kind, result in NONSENSE.items():
-        assert price_in(result) is UNMEASURED, kind
-    assert price_in(TrialResult(Status.REFUSED)) is INFEASIBLE and price_in(said('{"cycles": 7, "host": 2}')) == Price(
-        7, 2
-    )
+        assert parse_price(result) is UNMEASURED, kind
+    assert parse_price(TrialResult(Status.REFUSED)) is INFEASIBLE and parse_price(
+        said('{"cycles": 7, "host": 2}')
+    ) == Price(7, 2)
 
 
 @pytest.mark.parametrize("kind", ["no JSON", "died"])
