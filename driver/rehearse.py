@@ -76,7 +76,7 @@ class SimulatedBoard(Connection):
         (self.home / ".profile").write_text(f"PATH={search}\necho Welcome to the board\n", encoding="utf-8")
         self._environment = {"HOME": str(self.home), "PATH": "/usr/bin:/bin", FPGA: str(library or "")}
 
-    def _shell_arguments(self, command: str) -> list[str]:
+    def _process_arguments(self, command: str) -> list[str]:
         settings = (f"{name}={value}" for name, value in self._environment.items())
         return ["env", "-i", f"--chdir={self.home}", *settings, "sh", "-c", command]
 

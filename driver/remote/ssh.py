@@ -61,7 +61,7 @@ class Connection:
         """Start `command`, a line for the shell there."""
         return CommandChannel(
             subprocess.Popen(
-                self._ssh_command(command),
+                self._process_arguments(command),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
@@ -69,7 +69,7 @@ class Connection:
             )
         )
 
-    def _ssh_command(self, command: str) -> list[str]:
+    def _process_arguments(self, command: str) -> list[str]:
         return ["ssh", *self._options, "-T", *self._where, command]
 
     def silence_error(self, channel: CommandChannel) -> SshError:

@@ -83,7 +83,7 @@ class Local(Connection):
         channel.seconds = 0.5
         return channel
 
-    def _line(self, command: str) -> list[str]:
+    def _process_arguments(self, command: str) -> list[str]:
         return ["sh", "-c", self.line]
 
 
@@ -262,7 +262,7 @@ class InProcess(Connection):
     def __init__(self) -> None:
         super().__init__("here", ["here"], ())
 
-    def _line(self, command: str) -> list[str]:
+    def _process_arguments(self, command: str) -> list[str]:
         return ["sh", "-c", f"{HERE}; {command.replace('bash -lc', 'bash -c')}"]
 
 

@@ -292,7 +292,7 @@ def test_damage_on_the_way_is_noticed(empty: FakeBoard) -> None:
     with connect("board") as connection:
         remote = deploy.Remote(connection)
         with pytest.raises(SshError, match="name arrived damaged"):
-            remote._bootstrap("install", (good,), [b"Some bytes"])
+            remote._run_bootstrap("install", (good,), [b"Some bytes"])
     assert files_of(empty) == []
 
 
