@@ -73,7 +73,7 @@ def missing(target: str) -> str | None:
     lack = [tool for tool in TOOLS if shutil.which(tool) is None]
     if lack:
         return f"could not find {lack[0]}, which knows processors' pipelines; Debian, Ubuntu: apt-get install llvm"
-    return emulate.missing(find_export_target(f"{target}-linux"))
+    return emulate.missing_tools(find_export_target(f"{target}-linux"))
 
 
 def estimate(target: str, kernel: CompiledKernel, inputs: Sequence[Array]) -> Estimate:

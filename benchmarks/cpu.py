@@ -26,7 +26,7 @@ from benchmarks.kernels import cases
 from benchmarks.rows import Request, Row, Say, judged, skipped
 from benchmarks.workloads import FOLDER_VARIABLE, MADE, WORKLOADS, Missing
 from celosia.compiler.tune.kernels.trial import by_turns
-from celosia.driver.host.oracle import session
+from celosia.driver.host.oracle import open_session
 from celosia.driver.runtime import Runtime
 
 Array = NDArray[Any]
@@ -86,7 +86,7 @@ def compare(
     kernels."""
     program = celosia.compile(model, accelerator=False, records=records)
     assert not program.launches
-    runtime, theirs = Runtime(program, threads=threads), session(model, threads=threads, exact=False)
+    runtime, theirs = Runtime(program, threads=threads), open_session(model, threads=threads, exact=False)
     names = [value.name for value in theirs.get_outputs()]
     expected = dict(zip(names, theirs.run(names, feed)))
     found = runtime.run(feed).outputs
@@ -271,6 +271,6 @@ def _between_quantisations(model: onnx.ModelProto, feed: Feed, result: KernelCom
 
     onnxruntime's own results differ with its optimisations. The bound is by how much; the error is that to the nearer.
     """
-    plain = session(model, "DISABLE_ALL", threads=1).run(None, feed)
+    plain = open_session(model, "DISABLE_ALL", threads=1).run(None, feed)
     own = max(map(error, plain, result.expected))
     return min(result.error, max(map(error, result.outputs, plain))), max(own, TOLERANCE)

@@ -26,16 +26,16 @@ from celosia.compiler.tune.measure import VERSION, Status, TrialResult
 from celosia.compiler.tune.pool import Fleet, Job
 from celosia.compiler.tune.records import append, sealed, unsealed
 from celosia.driver.explore.configs import ConfigSpace
-from celosia.driver.explore.confirm import rtl_cycles
-from celosia.driver.explore.explore import Exploration, beginning, explore
+from celosia.driver.explore.confirm import measure_rtl_cycles
+from celosia.driver.explore.explore import Exploration, explore, first_configs
 from celosia.driver.explore.explorer import Explorer
 from celosia.driver.explore.ladder import Ladder
 from celosia.driver.explore.objectives import objectives
-from celosia.driver.explore.pareto import Floats, hypervolume, on_front, reference
-from celosia.driver.explore.records import Points, context_of
+from celosia.driver.explore.pareto import Floats, hypervolume, on_front, reference_point
+from celosia.driver.explore.records import Points, exploration_context
 from celosia.driver.explore.resource_use import Resources
 from celosia.driver.explore.search import SEARCHES, ConfigOutcome, ConfigSearch, Proposal
-from celosia.driver.explore.subject import Ask, ExploredModel, cost_of, placed, timed
+from celosia.driver.explore.subject import Ask, ExploredModel, cpu_operators, measure_cycles, parse_cost
 from celosia.hw.boards.board import Board
 from celosia.hw.boards.boards import find_board
 from celosia.hw.spec.config import Config
@@ -135,29 +135,29 @@ def known_space(
         for cfg in asked for subject in subjects for rung in ("closed", "timed")
     ]  # fmt: skip
     table.fill(asks, say, jobs)
-    on_cpu = {each.name: placed(each, board.config) for each in subjects}
+    on_cpu = {each.name: cpu_operators(each, board.config) for each in subjects}
     rows = []
     for cfg in fitting:
         results = [table.known[subject.digest, cfg.digest, "timed"] for subject in subjects]
         if all(result.status == Status.OK for result in results):
-            costs = [cost_of(result) for result in results]
+            costs = [parse_cost(result) for result in results]
             if all(cost.on_cpu <= on_cpu[each.name] for cost, each in zip(costs, subjects)):
                 figures = objectives(cfg, costs, Resources.of(cfg, device), board, board.clock_mhz)
                 rows.append([figures[name] for name in NAMES])
     values_ = np.array(rows)
-    return Known(space, subjects, table, values_[on_front(values_)], reference(values_), len(rows))
+    return Known(space, subjects, table, values_[on_front(values_)], reference_point(values_), len(rows))
 
 
 def found_share(known: Known, search: str, seed: int, share: float) -> float:
     """Hypervolume that a search has found of the true front's, after `share` of all were measured."""
     board = find_board(BOARD)
-    points = Points(None, context_of(known.subjects, BOARD, board.memory.name))
-    on_cpu = {each.name: placed(each, board.config) for each in known.subjects}
+    points = Points(None, exploration_context(known.subjects, BOARD, board.memory.name))
+    on_cpu = {each.name: cpu_operators(each, board.config) for each in known.subjects}
     rng = np.random.default_rng(seed)
     most = int(share * known.count)
     with Fleet([known.table]) as fleet:
         ladder = Ladder(known.subjects, board, board.memory.name, 0.0, fleet, points, time.perf_counter, on_cpu)
-        start = beginning(ladder, known.space, rng)
+        start = first_configs(ladder, known.space, rng)
         kind = SEARCHED[search.removesuffix(" alone")]
         explorer = Explorer(ladder, known.space, kind(known.space, rng, start), NAMES)
         explorer.filtering = not search.endswith(" alone")
@@ -276,7 +276,7 @@ def best_rows(full: bool, folder: Path | None, say: Say, command: str) -> Iterat
 def _best(report: dict[str, Any], subjects: Sequence[ExploredModel], board: Board) -> dict[str, Any]:
     """Details of the best Config of a front. worse: its cycles over the preset's on the worse network; share: of the
     device's scarcest resource."""
-    costs = {each.name: timed(each, board.config, board.memory.name) for each in subjects}
+    costs = {each.name: measure_cycles(each, board.config, board.memory.name) for each in subjects}
     usual = {name: cost.cycles / cost.images for name, cost in costs.items()}
 
     def ratios(row: dict[str, Any]) -> dict[str, float]:
@@ -294,8 +294,8 @@ def _best(report: dict[str, Any], subjects: Sequence[ExploredModel], board: Boar
 
 def _confirmed(cfg: Config, subjects: Sequence[ExploredModel], board: Board, say: Say) -> dict[str, Any]:
     """Cycles over the preset's on the RTL; and the percentages that are left by Yosys' count. Half an hour."""
-    exact = [rtl_cycles(each, cfg, board.memory.name) for each in subjects]
-    preset = [rtl_cycles(each, board.config, board.memory.name) for each in subjects]
+    exact = [measure_rtl_cycles(each, cfg, board.memory.name) for each in subjects]
+    preset = [measure_rtl_cycles(each, board.config, board.memory.name) for each in subjects]
     ratios = {f"rtl_{each.name}": a / b for each, a, b in zip(subjects, exact, preset)}
     left = {
         f"left_{name}": percent
@@ -364,11 +364,11 @@ def judged_rows(full: bool, say: Say, command: str) -> Iterator[Row]:
         cfg = space.sample(rng)
         assert cfg is not None
         try:
-            cycles = timed(one, cfg, board.memory.name).cycles
+            cycles = measure_cycles(one, cfg, board.memory.name).cycles
         except TilingError:
             continue
         say(f"judged: RTL of {cfg.digest[:6]}, {len(off) + 1} of {count}")
-        off.append(100 * abs(cycles / rtl_cycles(one, cfg, board.memory.name) - 1))
+        off.append(100 * abs(cycles / measure_rtl_cycles(one, cfg, board.memory.name) - 1))
     details = {"worst": max(off), "mean": float(np.mean(off)), "configs": count}
     yield judged(
         "explore/judged", "timed over RTL on unseen Configs, ds_cnn: percent off", command, details, "worst <= 2"

@@ -18,9 +18,9 @@ from benchmarks.workloads import WORKLOADS, Missing
 from celosia.compiler.options import Options
 from celosia.driver.choices import EXPORT_TARGETS
 from celosia.driver.export import emulate
-from celosia.driver.export.bridge import Bridge, FunctionalRegisters, RtlRegisters, outputs_like
+from celosia.driver.export.bridge import Bridge, FunctionalRegisters, RtlRegisters, empty_outputs
 from celosia.driver.export.c_project import RUNTIME, Exported, export
-from celosia.driver.export.objects import code_bytes, undefined
+from celosia.driver.export.objects import count_code_bytes, undefined_symbols
 from celosia.driver.export.targets import ExportTarget, find_export_target
 from celosia.hw.spec.config import Config
 
@@ -95,14 +95,14 @@ def _row(name: str, target: ExportTarget, config: str, folder: Path | None, devi
     command = f"{COMMAND} --models {name}"
     try:
         source = _source(name, folder)
-        if lack := emulate.missing(target):
+        if lack := emulate.missing_tools(target):
             raise Missing(lack)
     except Missing as reason:
         return skipped(key, what, command, reason)
     made = export(source, target.name, Options(config=config, check=False), name)
     with tempfile.TemporaryDirectory(prefix="celosia") as temporary:
         details = _compared(made, source, config, device, Path(temporary))
-    calls = set().union(*(undefined(data) for file, data in made.files.items() if file.endswith(".o")))
+    calls = set().union(*(undefined_symbols(data) for file, data in made.files.items() if file.endswith(".o")))
     details |= {"allocators": len(calls & ALLOCATORS), "kernels": len(made.model.program.kernels)}
     return judged(key, what, command, details, "different <= 0, allocators <= 0")
 
@@ -111,7 +111,7 @@ def _compared(made: Exported, source: Path | onnx.ModelProto, config: str, devic
     """Bytes that differ from `celosia run` on this machine, with its own kernels; both on simulators."""
     cfg = Config.load(config)
     program = celosia.compile(source, config, check=False)
-    command = emulate.build([made], folder)
+    command = emulate.build_bridge_program([made], folder)
     begun = time.perf_counter()
     bridge = Bridge(command, RtlRegisters(cfg) if device == "rtl" else FunctionalRegisters(cfg))
     opened, accesses = time.perf_counter() - begun, bridge.accesses
@@ -121,7 +121,7 @@ def _compared(made: Exported, source: Path | onnx.ModelProto, config: str, devic
             for _ in range(RUNS):
                 inputs = {each.name: rng.normal(size=each.shape).astype(each.dtype) for each in program.inputs}
                 wanted = runtime.run(inputs).outputs
-                arrays = outputs_like(wanted)
+                arrays = empty_outputs(wanted)
                 code = bridge.run([*inputs.values()], arrays)
                 count += sum(each.nbytes for each in arrays)
                 wrong += count if code else sum(map(different, arrays, wanted.values()))
@@ -141,13 +141,13 @@ def _runtime(target: ExportTarget) -> Row:
         f"export/runtime/{target.name}",
         f"the runtime, {target.name}: lines, bytes of code, calls of allocators",
     )
-    if lack := emulate.missing(target):
+    if lack := emulate.missing_tools(target):
         return skipped(key, what, COMMAND, lack)
     with tempfile.TemporaryDirectory(prefix="celosia") as temporary:
         objects = emulate.runtime_objects(target, Path(temporary))
     details = {
         "lines": sum(len(path.read_text(encoding="utf-8").splitlines()) for path in RUNTIME.iterdir()),
-        "bytes": sum(map(code_bytes, objects)),
-        "allocators": len(set().union(*map(undefined, objects)) & ALLOCATORS),
+        "bytes": sum(map(count_code_bytes, objects)),
+        "allocators": len(set().union(*map(undefined_symbols, objects)) & ALLOCATORS),
     }
     return judged(key, what, COMMAND, details, f"lines <= {MAX_LINES}, bytes <= {MAX_BYTES}, allocators <= 0")

@@ -19,7 +19,7 @@ from onnx import numpy_helper
 from benchmarks.rows import Request, Row, judged, skipped
 from benchmarks.workloads import Missing
 from celosia import models
-from celosia.driver.host.oracle import session
+from celosia.driver.host.oracle import open_session
 from celosia.driver.quantize.decoders import MASK, POSITIONS, TOKENS, perplexity
 from celosia.driver.quantize.quantize import quantize
 from celosia.models.train_gpt import CALIBRATION_WINDOWS, HEAD_SIZE, HEADS, PAST, read_tokens, windows
@@ -86,7 +86,7 @@ def _first(stands_for: Mapping[str, str], name: str) -> str:
 
 def accuracy(model: Path | onnx.ModelProto, images: Array, labels: Array) -> float:
     """Share of images [N, 1, 32, 32] whose largest logit is their label's."""
-    found = session(model)
+    found = open_session(model)
     return float(np.mean([found.run(None, {"image": x[None]})[0].argmax() for x in images] == labels))
 
 
@@ -96,7 +96,7 @@ def of_held_out(model: Path | onnx.ModelProto, tokens: Array) -> float:
     caches = {name: np.zeros((1, HEADS, 0, HEAD_SIZE), np.float32) for name in PAST}
     fixed = {MASK: np.ones((1, steps), np.int64), POSITIONS: np.arange(steps)[None], **caches}
     samples = [{TOKENS: row[None], **fixed} for row in tokens]
-    found = session(model)
+    found = open_session(model)
     made = perplexity((found.run(["logits"], sample)[0] for sample in samples), samples)
     assert made is not None
     return made

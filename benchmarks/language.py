@@ -22,7 +22,7 @@ from benchmarks.rows import ROOT, Request, Row, Say
 from celosia.compiler.language.lowered import image_of
 from celosia.compiler.tensorize.plan import Planner
 from celosia.compiler.tune.kernels.trial import by_turns
-from celosia.driver.host.oracle import session
+from celosia.driver.host.oracle import open_session
 from celosia.hw.spec.config import Config
 
 Array = NDArray[Any]
@@ -278,7 +278,7 @@ def cpu_rows(seconds: float, say: Say, names: Sequence[str] = ()) -> Iterator[Ro
         writer = _Writer()
         run, out, numpys = make(writer)
         model = writer.model()
-        theirs = session(model, threads=1, exact=False)
+        theirs = open_session(model, threads=1, exact=False)
         names = [value.name for value in theirs.get_outputs()]
         run()
         (expected,) = theirs.run(names, writer.feed)

@@ -18,7 +18,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
-from celosia.driver.host.oracle import exposed, session
+from celosia.driver.host.oracle import expose_tensors, open_session
 
 Array = NDArray[Any]
 
@@ -42,10 +42,10 @@ class Oracle:
     def __init__(self, path: Path, int8: bool = True) -> None:
         with tempfile.TemporaryDirectory() as folder:
             saved = Path(folder) / "optimised.onnx"
-            self.session = session(path, save=saved, int8=int8)
+            self.session = open_session(path, save=saved, int8=int8)
             self.graph = onnx.load(saved)
         self.outputs = [value.name for value in self.session.get_outputs()]
-        self._exposed = session(exposed(self.graph), "DISABLE_ALL", int8=int8)
+        self._exposed = open_session(expose_tensors(self.graph), "DISABLE_ALL", int8=int8)
         self._names = [value.name for value in self._exposed.get_outputs()]
 
     def run(self, feed: Mapping[str, Array]) -> dict[str, Array]:

@@ -19,7 +19,7 @@ from benchmarks.decoders import DECODERS
 from benchmarks.rows import Request, Row, judged
 from benchmarks.transformers import PROMPT, TOKENS, generated, growing
 from celosia.compiler.tensorize.codebooks import multiples
-from celosia.driver.host.oracle import session
+from celosia.driver.host.oracle import open_session
 from celosia.hw.boards.memory import MemoryModel
 from celosia.hw.spec.config import Config
 from celosia.hw.spec.packing import CODEBOOK_BLOCK, CODEBOOKS
@@ -77,7 +77,7 @@ def _product(name: str, cfg: Config, memory: MemoryModel) -> Row:
     )  # fmt: skip
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
     feed = {"x": random.integers(-128, 128, (1, INPUTS)).astype(np.int8)}
-    (expected,) = session(model, int8=True).run(None, feed)
+    (expected,) = open_session(model, int8=True).run(None, feed)
     found, wrong = [], 0
     for bits in (8, few):
         own = replace(cfg, weight_bits=bits)

@@ -25,7 +25,7 @@ from benchmarks.paper_chart import Chart, PaperSize, Say, floats
 from benchmarks.rows import Row
 from benchmarks.workloads import Missing
 from celosia.compiler.tune.kernels.trial import by_turns
-from celosia.driver.host.oracle import session
+from celosia.driver.host.oracle import open_session
 from celosia.driver.runtime import Runtime
 
 Array = NDArray[Any]
@@ -153,7 +153,7 @@ def _compared(each: TimedConv, seconds: float) -> ComparedConv:
     model, feed = each.model()
     (x,), weights = feed.values(), onnx.numpy_helper.to_array(model.graph.initializer[0])
     program = celosia.compile(model, accelerator=False, check=False)
-    runtime, theirs = Runtime(program, threads=1), session(model, threads=1, exact=False)
+    runtime, theirs = Runtime(program, threads=1), open_session(model, threads=1, exact=False)
     (name,) = (value.name for value in theirs.get_outputs())
     (expected,) = theirs.run([name], feed)
     made = [runtime.run(feed).outputs[name], each.by_numpy(x, weights)]

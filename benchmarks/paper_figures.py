@@ -8,7 +8,7 @@ from typing import Any
 
 from bokeh.models import ColumnDataSource, FactorRange, FixedTicker, NumeralTickFormatter
 
-from celosia.driver.pages.run_figures import COLOURS, LAYER_COLOURS, Figure, hover, made_figure, roofline
+from celosia.driver.pages.run_figures import COLOURS, LAYER_COLOURS, Figure, hover, new_figure, roofline
 
 OFF = COLOURS["latency"]
 ACROSS = 4
@@ -41,7 +41,7 @@ def bars(
     tops = [values[number] for number in range(len(groups)) for values in series.values()]
     kept = [(factor, top) for factor, top in zip(factors, tops) if top is not None]
     colour = dict(zip(series, LAYER_COLOURS))
-    made = made_figure(
+    made = new_figure(
         380, "xpan,xwheel_zoom,", x_range=FactorRange(factors=factors, group_padding=0.6), y_axis_label=what,
         y_axis_type="log" if log else "linear",
     )  # fmt: skip
@@ -67,7 +67,7 @@ def bars(
 
 def curves(lines: Mapping[str, Sequence[float]], x: str, y: str) -> Figure:
     """A line for each name: its value, above 0, after 1, 2, ... of `x`."""
-    made = made_figure(380, "pan,wheel_zoom,", x_axis_label=x, y_axis_label=y, x_axis_type="log", y_axis_type="log")
+    made = new_figure(380, "pan,wheel_zoom,", x_axis_label=x, y_axis_label=y, x_axis_type="log", y_axis_type="log")
     for number, (name, values) in enumerate(lines.items()):
         colour = LAYER_COLOURS[number % len(LAYER_COLOURS)]
         source = ColumnDataSource({"x": list(range(1, len(values) + 1)), "y": list(values)})
@@ -82,7 +82,7 @@ def curves(lines: Mapping[str, Sequence[float]], x: str, y: str) -> Figure:
 
 def front(points: Sequence[tuple[float, float, str]], other: tuple[float, float]) -> Figure:
     """Configs, (area over the smallest's, times fewer cycles, name) each; a cross where another's front ends."""
-    made = made_figure(
+    made = new_figure(
         380, "pan,wheel_zoom,", x_axis_label="LUTs over those of the smallest", y_axis_label="times fewer cycles",
         x_axis_type="log", y_axis_type="log",
     )  # fmt: skip

@@ -28,7 +28,7 @@ from celosia.compiler.tensorize.decisions import decisions_of
 from celosia.compiler.tune.kernels.trial import by_turns
 from celosia.driver.pages.run_figures import ROOFS
 from celosia.driver.pages.run_page import roofs_of
-from celosia.driver.run.explain import layer_rows, predicted
+from celosia.driver.run.explain import layer_rows, predict_counters
 from celosia.driver.runtime import Runtime
 from celosia.hw.boards.memory import ZYNQ_HP
 
@@ -62,7 +62,7 @@ def hiding(size: PaperSize, folder: Path | None, say: Say) -> Chart:
         say(f"{size.network} on {config}, with latency hiding and without")
         program = celosia.compile(path, config)
         other = celosia.compile(path, config, decisions=without_hiding(program))
-        on, off = (layer_rows(each, predicted(each)) for each in (program, other))
+        on, off = (layer_rows(each, predict_counters(each)) for each in (program, other))
         chart.rows.append(_hiding_row(program, on, off, size, config))
         # A layer that overlaps another has no cycles of its own, and so no place on a roofline.
         shown = [
@@ -211,7 +211,7 @@ def offload(size: PaperSize, folder: Path | None, say: Say) -> Chart:
     config = size.configs[0]
     say(f"{size.network}: the CPU alone, and the CPU with {config}")
     program = celosia.compile(path, config)
-    layers, clock = layer_rows(program, predicted(program)), ZYNQ_HP.clock_mhz
+    layers, clock = layer_rows(program, predict_counters(program)), ZYNQ_HP.clock_mhz
     accelerator = [row["cycles"] / clock / 1e6 for row in layers]
     here = _offloaded(path, program, size, None)
     sides = {"this CPU": here}

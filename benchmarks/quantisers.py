@@ -27,8 +27,8 @@ import celosia
 from benchmarks.quantise_worker import QUANTISERS
 from benchmarks.rows import ROOT, Request, Row, different
 from celosia.cache import cache_folder
-from celosia.driver.cli.errors import FAULT, explained
-from celosia.driver.host.oracle import session
+from celosia.driver.cli.errors import FAULT, exit_code_and_message
+from celosia.driver.host.oracle import open_session
 from celosia.driver.runtime import Runtime
 from celosia.hw.spec.config import Config
 
@@ -109,7 +109,7 @@ def judged(path: Path, samples: NDArray[np.float32], config: str) -> QuantiserVe
     kind = proto.graph.input[0].type.tensor_type.elem_type
     feeds = [{proto.graph.input[0].name: x.astype(onnx.helper.tensor_dtype_to_np_dtype(kind))} for x in samples]
     try:
-        oracle = session(path, threads=1)
+        oracle = open_session(path, threads=1)
         expected = [oracle.run(None, feed) for feed in feeds]
     except Exception as error:  # onnxruntime raises many classes
         return QuantiserVerdict(REFUSED, f"onnxruntime: {str(error).splitlines()[0]}")
@@ -117,7 +117,7 @@ def judged(path: Path, samples: NDArray[np.float32], config: str) -> QuantiserVe
         with Runtime(celosia.compile(path, config), "functional") as runtime:
             found = [list(runtime.run(feed).outputs.values()) for feed in feeds]
     except Exception as error:
-        code, why = explained(error)
+        code, why = exit_code_and_message(error)
         return QuantiserVerdict(FAULTY if code == FAULT else REFUSED, why)
     share = RELATIVE_HALF if has_half(proto) else RELATIVE
     pairs = [pair for mine, theirs in zip(found, expected) for pair in zip(mine, theirs, strict=True)]

@@ -23,7 +23,7 @@ from benchmarks.rows import Request, Row, Say, judged, skipped
 from benchmarks.workloads import WORKLOADS, Missing
 from celosia.compiler.program import Program
 from celosia.driver.cut import Relay, cut
-from celosia.driver.run.explain import predicted
+from celosia.driver.run.explain import predict_counters
 from celosia.driver.run.stream import LANES
 from celosia.driver.runtime import Runtime
 from celosia.hw.boards.boards import clock_of_report
@@ -115,7 +115,7 @@ def _cut(folder: Path | None, config: str, command: str, say: Say) -> Row:
         return skipped(f"streams/cut/{CUT}", what, command, reason)
     models: tuple[Path | onnx.ModelProto, ...] = path, *cut(path, 2, config)
     programs = [celosia.compile(each, config, check=False) for each in models]
-    cycles = [sum(each.cycles or 0 for each in predicted(program)) for program in programs]
+    cycles = [sum(each.cycles or 0 for each in predict_counters(program)) for program in programs]
     inputs = images(programs[0])
     whole, *parts = (WaitingDevice(program.config) for program in programs)
     with Runtime(programs[0], whole, threads=1) as one, Relay(programs[1:], parts, threads=1) as two:

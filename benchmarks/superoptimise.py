@@ -37,7 +37,7 @@ from celosia.compiler.superoptimise.rules import GROUPS, RULES
 from celosia.compiler.superoptimise.stored import generated_rules
 from celosia.compiler.tune.kernels.trial import by_turns
 from celosia.driver.choices import SUPEROPTIMISERS
-from celosia.driver.host.oracle import opened
+from celosia.driver.host.oracle import open_model
 from celosia.driver.runtime import Runtime
 from celosia.driver.tune.optimise import optimise
 
@@ -164,7 +164,7 @@ def _row(name: str, folder: Path | None, place: Path, config: str, seconds: floa
     except Missing as reason:
         return Row(*head, f"skipped: {reason}", None, command)
     found = optimise(path, config, budget=seconds)
-    why = difference(onnx.load(path), found.model, opened)
+    why = difference(onnx.load(path), found.model, open_model)
     ratio = found.before.cycles / found.after.cycles
     within = found.before.total - MOST * (found.before.total - found.after.total)
     near, most = (
@@ -190,7 +190,7 @@ def on_rtl(models: tuple[str, ...], config: str, seconds: float, say: Callable[[
             original = onnx.load(made(name, Path(place)))
             found = optimise(original, config, budget=seconds)
             feed = inputs_of(original, 0)
-            expected = opened(original)(feed)
+            expected = open_model(original)(feed)
             runs = [Runtime(compile(each, config=config), "rtl").run(feed) for each in (original, found.model)]
             why = "; ".join(filter(None, (differing(expected, run.outputs) for run in runs)))
             before, after = (int(run.report["cycles"]) for run in runs)
@@ -229,7 +229,7 @@ def _float_row(name: str, folder: Path | None, seconds: float, fast_math: bool) 
         return Row(*head, f"skipped: {MODELS[name]} is not there; give --models-dir", None, command)
     model = onnx.load(file) if name in MODELS else {**MADE, **LINEAR}[name]()
     found = optimise(model, budget=seconds, search=FLOAT_SEARCH, accelerator=False, fast_math=fast_math)
-    why = "" if fast_math else difference(model, found.model, opened)
+    why = "" if fast_math else difference(model, found.model, open_model)
     feed = inputs_of(model, 0)
     both = [Runtime(compile(each, accelerator=False, check=False), threads=1) for each in (model, found.model)]
     before, after = by_turns([partial(each.run, feed) for each in both], SECONDS)
@@ -278,7 +278,7 @@ def ablation(config: str, seconds: float, say: Callable[[str], None]) -> Iterato
             for name, path in paths.items():
                 say(f"{name}, {variant}: searching for {seconds:g} s")
                 costs = pricing(path, config)
-                found = compared(path, costs, seconds, opened, rules=rules, further=more, way=way)
+                found = compared(path, costs, seconds, open_model, rules=rules, further=more, way=way)
                 ratios[name] = found.before.cycles / found.after.cycles
                 taken += found.state.seconds
             mean = math.exp(sum(map(math.log, ratios.values())) / len(ratios))

@@ -18,7 +18,7 @@ from benchmarks.encoders import APART, LANES, NORM
 from benchmarks.four_bits import IMAGES, accuracy, floats, of_held_out
 from benchmarks.rows import Row, cost, judged, skipped
 from celosia.driver.accuracy.compare import compare
-from celosia.driver.host.oracle import session
+from celosia.driver.host.oracle import open_session
 from celosia.driver.quantize.quantize import quantize
 from celosia.hw.boards.memory import MemoryModel
 from celosia.hw.spec.config import Config
@@ -130,7 +130,7 @@ def _vit_row(path: Path, cfg: Config, memory: MemoryModel, command: str, say: Sa
     rounding, kind = ("correct", "rounded") if cfg.norm else ("onnxruntime", "softmax")
     say(f"vit_fashion, {kind}: compiling, running")
     images = demo_images()[0][:COMPARED, None]
-    program, on = celosia.compile(path, config=cfg, rounding=rounding), session(path, int8=True)
+    program, on = celosia.compile(path, config=cfg, rounding=rounding), open_session(path, int8=True)
     with celosia.Runtime(program, "timed", memory=memory) as runtime:
         results = [runtime.run({"image": image}) for image in images]
     pairs = [(each.outputs["logits"], on.run(None, {"image": x})[0]) for each, x in zip(results, images)]

@@ -22,7 +22,7 @@ from benchmarks.rows import Request, Row, cost, judged
 from benchmarks.trained import TRAINED, norms
 from celosia.compiler.program import Program
 from celosia.driver.generate.decoder import Session
-from celosia.driver.host.oracle import session
+from celosia.driver.host.oracle import open_session
 from celosia.driver.quantize.quantize import quantize
 from celosia.hw.boards.memory import MemoryModel
 from celosia.hw.spec.config import Config
@@ -82,7 +82,7 @@ def _compared(encoder: Encoder, signed: bool, cfg: Config, memory: MemoryModel) 
     with tempfile.TemporaryDirectory() as folder:
         path = quantised(encoder.model(), encoder.shape, Path(folder), signed)
         program = celosia.compile(path, config=cfg)
-        (expected,) = session(path, int8=True).run(None, feed)
+        (expected,) = open_session(path, int8=True).run(None, feed)
     result = celosia.Runtime(program, "timed", memory=memory).run(feed)
     return program, cost(program, result) | {"different": int(np.sum(result.outputs["y"] != expected))}
 
@@ -192,7 +192,7 @@ def generated(
 
 def growing(path: Path, network: DecoderNetwork, tokens: list[int]) -> Any:
     """onnxruntime's logits [tokens, vocabulary], a token at a time."""
-    run, logits = session(path, int8=True), []
+    run, logits = open_session(path, int8=True), []
     caches = {name: array[:, :, :0] for name, array in network.feed(1, 1, 0).items() if name.startswith("past")}
     names = [each.name for each in run.get_outputs()]
     for place, token in enumerate(tokens):
@@ -246,7 +246,7 @@ def _layer_on_rtl(encoder: Encoder, cfg: Config, rounding: str, memory: MemoryMo
     if rounding == "correct":
         expected = celosia.Runtime(program).run(feed).outputs["y"]
     else:
-        (expected,) = session(path, int8=True).run(None, feed)
+        (expected,) = open_session(path, int8=True).run(None, feed)
     rtl, timed = (celosia.Runtime(program, device, memory=memory).run(feed) for device in ("rtl", "timed"))
     return {
         "rtl": rtl.report["cycles"], "timed": timed.report["cycles"], "launches": len(program.launches),

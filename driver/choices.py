@@ -37,10 +37,10 @@ EXPORT_TARGETS = ("x86_64", "armv7-linux", "armv7-none", "aarch64-linux", "riscv
 """Targets of export; the first is the default."""
 
 
-def alpha_of(text: float | str) -> float | str:
+def parse_alpha(text: float | str) -> float | str:
     """Parse --smooth: AUTO, or a number from 0 to 1. ValueError for anything else.
 
-    >>> alpha_of("0.5"), alpha_of("auto")
+    >>> parse_alpha("0.5"), parse_alpha("auto")
     (0.5, 'auto')
     """
     try:

@@ -51,16 +51,16 @@ def cut(
     infer_shapes(named)
     name_nodes(named.graph)  # the timing model reports cycles by name
     proto = ir.to_proto(named)
-    places = _necks(named.graph)
+    places = _find_cut_points(named.graph)
     if parts < 1 or len(places) < parts - 1:
         raise ModelError(
             f"{model} can be cut in {len(places) + 1} parts at most, at 8-bit tensors that all of the rest needs and "
             f"nothing else; not in {parts}"
         )
     program = compile_model(proto, config, check=False)
-    before = _cycles_before(proto, program, memory, [place for place, _ in places])
+    before = _sum_cycles_before(proto, program, memory, [place for place, _ in places])
     total = before.pop()
-    ends = [places[number][1] for number in _balanced(before, total, parts)]
+    ends = [places[number][1] for number in _balance_parts(before, total, parts)]
     names = [[value.name for value in some] for some in (proto.graph.input, proto.graph.output)]
     constants = {initializer.name for initializer in proto.graph.initializer}
     first = [name for name in names[0] if name not in constants]
@@ -68,7 +68,7 @@ def cut(
     return [extract(a, b) for a, b in zip([first, *[[end] for end in ends]], [*[[end] for end in ends], names[1]])]
 
 
-def _necks(graph: ir.Graph) -> list[tuple[int, str]]:
+def _find_cut_points(graph: ir.Graph) -> list[tuple[int, str]]:
     """Find the 8-bit tensors after which nothing else that depends on inputs is needed, each with the number of its
     node."""
     live = {value for value in graph.inputs if value.name not in graph.initializers}
@@ -88,7 +88,7 @@ def _necks(graph: ir.Graph) -> list[tuple[int, str]]:
     return cuts
 
 
-def _cycles_before(
+def _sum_cycles_before(
     proto: onnx.ModelProto, program: Program, memory: MemoryModel | str, places: Sequence[int]
 ) -> list[int]:
     """Sum the cycles of layers whose last operator is among the first nodes, up to each of `places`; then of all."""
@@ -102,7 +102,7 @@ def _cycles_before(
     return chosen
 
 
-def _balanced(before: Sequence[int], total: int, parts: int) -> list[int]:
+def _balance_parts(before: Sequence[int], total: int, parts: int) -> list[int]:
     """Choose `parts` - 1 of the places, such that the longest part is shortest. before: cycles in front of each."""
     best: list[tuple[int, list[int]]] = [(cycles, []) for cycles in (*before, total)]
     """For each place as an end: the longest part before it, and the places where it was cut."""
@@ -138,7 +138,7 @@ class Relay:
         first, *later_runtimes = self.runtimes
         results = first.run_each(samples, in_flight, trace)
         for runtime in later_runtimes:
-            results = runtime.run_each(_handed_on(results), in_flight, trace)
+            results = runtime.run_each(_outputs_for_next(results), in_flight, trace)
         return results
 
     def close(self) -> None:
@@ -153,7 +153,7 @@ class Relay:
         self.close()
 
 
-def _handed_on(results: Results) -> Iterator[Sample]:
+def _outputs_for_next(results: Results) -> Iterator[Sample]:
     """Yield outputs, or the error of a sample."""
     try:
         while True:

@@ -50,7 +50,7 @@ def run(count: int, device: str, config: str, stages: Stages, **options: Any) ->
                         images[number, 0], classes[int(np.argmax(logits[-1]))], classes[labels[number]], result.report
                     )
         stages("comparing with onnxruntime", line=False)
-        comparison = _comparison(str(path), images[:count], np.concatenate(logits))
+        comparison = _compare_with_onnxruntime(str(path), images[:count], np.concatenate(logits))
     if not stages.quiet:
         right = sum(int(np.argmax(row)) == label for row, label in zip(logits, labels))
         with stages.paused():
@@ -84,10 +84,10 @@ def _print_image(image: NDArray[np.float32], predicted: str, true: str, report: 
     if not out.is_terminal:
         out.print(verdict)
         return
-    out.print(Group(_picture(image), Padding(verdict, (0, 0, 1, 0))))
+    out.print(Group(_draw_image(image), Padding(verdict, (0, 0, 1, 0))))
 
 
-def _picture(image: NDArray[np.float32]) -> Text:
+def _draw_image(image: NDArray[np.float32]) -> Text:
     """Draw the image in half blocks: two pixels, one above the other, in each character."""
     pick = np.linspace(2, 29, 2 * ROWS).round().astype(int)
     small = (image[np.ix_(pick, pick)] * 255).astype(int)
@@ -100,10 +100,10 @@ def _picture(image: NDArray[np.float32]) -> Text:
     return text
 
 
-def _comparison(path: str, images: NDArray[np.float32], logits: NDArray[np.float32]) -> str:
+def _compare_with_onnxruntime(path: str, images: NDArray[np.float32], logits: NDArray[np.float32]) -> str:
     """Sentence that compares the outputs with onnxruntime's."""
     try:
-        session = oracle.session(Path(path))
+        session = oracle.open_session(Path(path))
     except oracle.MissingLibrary:
         return "onnxruntime is not installed, so nothing is compared with it; pip install onnxruntime"
     name = session.get_inputs()[0].name

@@ -39,43 +39,43 @@ def html_of(renderables: Iterable[Any]) -> str:
 # Results ----------------------------------------------------------------------------------------------------------
 
 
-def _exploration(exploration: Any) -> Iterable[Any]:
+def _exploration_tables(exploration: Any) -> Iterable[Any]:
     from celosia.driver.show import explore_summary as explore
 
     return explore.front(exploration.report)
 
 
-def _tuning(tuned: Any) -> Iterable[Any]:
+def _tuning_tables(tuned: Any) -> Iterable[Any]:
     from celosia.driver.show import tune_cpu_summary as tune_cpu
     from celosia.driver.show import tune_summary as tune
 
     return tune.tuned(tuned.report) if "untuned" in tuned.report else tune_cpu.tuned(tuned.report)
 
 
-def _optimised(optimised: Any) -> Iterable[Any]:
+def _optimisation_tables(optimised: Any) -> Iterable[Any]:
     from celosia.driver.show import optimise_summary as optimise
 
     return optimise.derivation(optimised.report)
 
 
-def _comparison(comparison: Any) -> Iterable[Any]:
+def _comparison_tables(comparison: Any) -> Iterable[Any]:
     from celosia.driver.show import compare_summary as compare
 
     return compare.comparison(comparison)
 
 
-def _evaluation(evaluation: Any) -> Iterable[Any]:
+def _evaluation_tables(evaluation: Any) -> Iterable[Any]:
     from celosia.driver.show import compare_summary as compare
 
     return compare.evaluation(evaluation)
 
 
 SHOWN: dict[tuple[str, str], Callable[[Any], Iterable[Any]]] = {
-    ("celosia.driver.explore.explore", "Exploration"): _exploration,
-    ("celosia.driver.tune.tune", "Tuning"): _tuning,
-    ("celosia.compiler.superoptimise.optimise", "Optimised"): _optimised,
-    ("celosia.driver.accuracy.compare", "TensorComparison"): _comparison,
-    ("celosia.driver.accuracy.evaluate", "Evaluation"): _evaluation,
+    ("celosia.driver.explore.explore", "Exploration"): _exploration_tables,
+    ("celosia.driver.tune.tune", "Tuning"): _tuning_tables,
+    ("celosia.compiler.superoptimise.optimise", "Optimised"): _optimisation_tables,
+    ("celosia.driver.accuracy.compare", "TensorComparison"): _comparison_tables,
+    ("celosia.driver.accuracy.evaluate", "Evaluation"): _evaluation_tables,
 }
 """Display of each result, by the module and the name of its class."""
 
@@ -130,7 +130,7 @@ class CellProgress:
         self._cell.update(self._html(f"<progress{place}></progress> {escape(text)}"))
 
 
-def _line(state: Any) -> str:
+def _progress_line(state: Any) -> str:
     """One line on the progress of a search, as the command line prints it."""
     from celosia.driver.show import explore_summary as explore
     from celosia.driver.show import optimise_summary as optimise
@@ -144,7 +144,7 @@ def _line(state: Any) -> str:
     return lines[type(state).__name__](state)
 
 
-def with_progress(function: Callable[..., Any]) -> Callable[..., Any]:
+def show_progress_in_cell(function: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap a function that takes `progress`, and perhaps `count` or `told`, to use a CellProgress where the caller
     gives none. Other functions stay as they are."""
     takes = inspect.signature(function).parameters
@@ -153,12 +153,13 @@ def with_progress(function: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(function)
     def run(*args: Any, **named: Any) -> Any:
+        """Call `function`, with a progress line in the cell unless the caller passes its own."""
         if "progress" in named:
             return function(*args, **named)
         with CellProgress() as cell:
 
             def told(state: Any) -> None:
-                cell.state(_line(state), getattr(state, "spent", None), getattr(state, "trials", None))
+                cell.state(_progress_line(state), getattr(state, "spent", None), getattr(state, "trials", None))
 
             offered: dict[str, Any] = {"progress": cell, "count": cell.count, "told": told}
             named.update({name: value for name, value in offered.items() if name in takes and name not in named})

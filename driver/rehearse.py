@@ -26,9 +26,9 @@ from celosia.compiler.compile import compile as compile_model
 from celosia.compiler.cpu.target import Target, target_for
 from celosia.compiler.graph.dimensions import Shapes
 from celosia.compiler.program import Program
-from celosia.driver.board.flash import prepare
+from celosia.driver.board.flash import check_bitstream
 from celosia.driver.remote import deploy
-from celosia.driver.remote.runner import runner
+from celosia.driver.remote.runner import pack_runner
 from celosia.driver.remote.simulated import FPGA
 from celosia.driver.remote.ssh import Connection
 from celosia.driver.run.run_result import Result
@@ -76,12 +76,12 @@ class SimulatedBoard(Connection):
         (self.home / ".profile").write_text(f"PATH={search}\necho Welcome to the board\n", encoding="utf-8")
         self._environment = {"HOME": str(self.home), "PATH": "/usr/bin:/bin", FPGA: str(library or "")}
 
-    def _line(self, command: str) -> list[str]:
+    def _process_arguments(self, command: str) -> list[str]:
         settings = (f"{name}={value}" for name, value in self._environment.items())
         return ["env", "-i", f"--chdir={self.home}", *settings, "sh", "-c", command]
 
 
-def this_machine() -> Target:
+def host_processor() -> Target:
     """Processor of the simulated board, of this machine's kind. DeviceError where none of it is known."""
     target = target_for(platform.machine())
     if target is None:
@@ -89,7 +89,7 @@ def this_machine() -> Target:
     return target
 
 
-def bitstream(folder: Path, board: Board, config: Config) -> Path:
+def write_bitstream(folder: Path, board: Board, config: Config) -> Path:
     """Write a .bit file for `board` in Vivado's format, with .hwh and manifest, that only a simulated FPGA can load."""
     head = bytes.fromhex("00090ff00ff00ff00ff0000001")
     for key, text in zip(b"abcd", ("rehearsal", board.part, "1980/01/01", "00:00:00")):
@@ -157,22 +157,22 @@ def rehearse(
                 library = build_library(config)
                 say(f"the RTL of {config.name}")
         with rehearsal.step("compile", f"celosia compile {model.name} --target {board.name}", stages) as say:
-            program = compile_model(model, config, target=this_machine(), shapes=shapes)
+            program = compile_model(model, config, target=host_processor(), shapes=shapes)
             say(f"{len(program.launches)} launches, {program.dram_size:,} bytes of the board's memory")
         with rehearsal.step(
             "connect", "PYNQ 3.0, root's ssh key, and the name of the board for USER@BOARD", stages
         ) as say:
             connection = SimulatedBoard(board.name, folder, library)
             remote = deploy.Remote(connection)
-            files = runner(), deploy.program_file(program)
+            files = pack_runner(), deploy.pack_program(program)
             there = remote.status(*files)
             say(f"{there.machine}, Python {'.'.join(map(str, there.python))}, numpy {there.numpy}, pynq {there.pynq}")
         with rehearsal.step("deploy", f"{sum(len(file.data) for file in files):,} bytes of its disk", stages) as say:
-            deploy.require(there, program, "board", board.name)
+            deploy.require_board(there, program, "board", board.name)
             say(f"{remote.install(there, *files):,} bytes sent")
         with rehearsal.step("flash", "a bitstream: celosia bitstream project, and build with Vivado", stages) as say:
-            bit = bitstream(folder, board, config)
-            clock = deploy.flash(remote, bit, prepare(bit, board.name, board.part))
+            bit = write_bitstream(folder, board, config)
+            clock = deploy.flash(remote, bit, check_bitstream(bit, board.name, board.part))
             say(f"{config.name} ({config.identity:08x}) at {clock:g} MHz")
         memory = f"{program.dram_size:,} of some {CMA_BYTES:,} bytes of contiguous memory"
         with rehearsal.step("run", memory, stages) as say:
@@ -181,7 +181,7 @@ def rehearse(
         with rehearsal.step("compare", "the same inputs, and --output", stages) as say:
             sent = folder / files[1].name
             sent.write_bytes(files[1].data)
-            rehearsal.different = _different(Program.load(sent, trust=True), inputs, rehearsal.result)
+            rehearsal.different = _different_outputs(Program.load(sent, trust=True), inputs, rehearsal.result)
             say(
                 f"{len(program.outputs)} outputs as here"
                 if not rehearsal.different
@@ -195,16 +195,17 @@ def _cycles(result: Result) -> str:
     return f"{cycles:,} cycles" if cycles else "the functional simulator counts no cycles"
 
 
-def _different(program: Program, inputs: Mapping[str, Any], result: Result) -> list[str]:
+def _different_outputs(program: Program, inputs: Mapping[str, Any], result: Result) -> list[str]:
     """Names of outputs that differ from a run on this machine's simulator."""
     with Runtime(program) as runtime:
         expected = runtime.run(inputs).outputs
-    return [name for name, value in expected.items() if not _same(value, result.outputs[name])]
+    return [name for name, value in expected.items() if not _is_equal(value, result.outputs[name])]
 
 
-def _same(one: Any, other: Any) -> bool:
+def _is_equal(one: Any, other: Any) -> bool:
+    """Whether two outputs have equal types, shapes and bytes; sequences entry by entry."""
     if isinstance(one, list):
-        return len(one) == len(other) and all(map(_same, one, other))
+        return len(one) == len(other) and all(map(_is_equal, one, other))
     if one is None or other is None:
         return one is other
     one, other = np.asarray(one), np.asarray(other)

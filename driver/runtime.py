@@ -17,7 +17,7 @@ from celosia.driver.run.interface import RuntimeBase
 from celosia.driver.run.open_device import Devices
 from celosia.driver.run.program_runtime import ProgramRuntime
 from celosia.driver.run.run_result import Result
-from celosia.driver.run.stream import Futures, Sample, failed
+from celosia.driver.run.stream import Futures, Sample, failed_future
 from celosia.hw.spec.config import Config
 from celosia.sim.device import Device
 from celosia.sim.devices import SSH_PREFIX
@@ -77,6 +77,7 @@ class _OfProgram(ProgramRuntime, Runtime):
         ProgramRuntime.__init__(self, program, device, threads, **options)
 
     def _opener(self, name: str) -> Callable[[], Device]:
+        """Return the function that opens the device of that name, also of a board over ssh. ValueError for others."""
         if not name.startswith(SSH_PREFIX):
             return super()._opener(name)
         from celosia.driver.remote.remote_device import open_remote
@@ -85,15 +86,15 @@ class _OfProgram(ProgramRuntime, Runtime):
 
     @staticmethod
     def drawn(result: Result) -> str:
-        """The page of `celosia.report`, in brief; "" where there are no cycles to draw, or no Bokeh to draw with."""
+        """Return the page of `celosia.report` in brief; "" without cycles to draw or without Bokeh."""
         from celosia.driver.host.oracle import MissingLibrary
-        from celosia.driver.pages.page import require
+        from celosia.driver.pages.page import require_bokeh
         from celosia.driver.pages.report_page import report
 
         if not result.report["cycles"]:
             return ""
         try:
-            require()
+            require_bokeh()
         except MissingLibrary:
             return ""
         return report(result)._repr_html_()
@@ -122,7 +123,7 @@ class _OfModel(Runtime):
 
     _latest: _OfProgram | None
 
-    def _attached(self, runtime: _OfProgram) -> _OfProgram:
+    def _attach_device(self, runtime: _OfProgram) -> _OfProgram:
         """Return `runtime` with its Program in the memory of the devices, where all have the same ones."""
         if runtime is not self._latest:
             for clone, device in zip((runtime, *runtime.others), self._devices):
@@ -143,19 +144,19 @@ class _OfModel(Runtime):
 
         def runtime_of(sample: Sample) -> _OfProgram | Exception:
             try:
-                return self._specialised.runtime(self._named(sample))
+                return self._specialised.runtime(self._name_inputs(sample))
             except Exception as error:
                 return error
 
         for runtime, some in groupby(samples, runtime_of):
             if isinstance(runtime, Exception):
                 for _ in some:
-                    yield failed(runtime)
+                    yield failed_future(runtime)
             else:
-                yield from self._attached(runtime)._futures(some, in_flight, trace, lost)
+                yield from self._attach_device(runtime)._futures(some, in_flight, trace, lost)
 
     def open(self) -> None:
-        """Nothing: each Program opens a device when it first runs."""
+        """Do nothing: each Program opens a device when it first runs."""
 
     def close(self) -> None:
         self._specialised.close()
@@ -165,7 +166,7 @@ class _OfModel(Runtime):
 
     def run(self, inputs: Mapping[str, Array], keep: Callable[[str], bool] | None = None, trace: bool = True) -> Result:
         with self._busy:
-            return self._attached(self._specialised.runtime(inputs)).run(inputs, keep, trace)
+            return self._attach_device(self._specialised.runtime(inputs)).run(inputs, keep, trace)
 
     def run_batch(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
         return self.run(inputs, trace=False).outputs

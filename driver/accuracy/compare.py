@@ -20,9 +20,9 @@ from celosia.compiler.graph.interface import is_quantised
 from celosia.compiler.graph.norms import NORMS
 from celosia.compiler.program import InputError
 from celosia.compiler.program.model import ROUNDINGS
-from celosia.driver.accuracy.matching import Flow, feed_of, match
+from celosia.driver.accuracy.matching import Flow, match_tensors, rename_inputs
 from celosia.driver.host import oracle
-from celosia.driver.host.specialise import OpenModel, with_given
+from celosia.driver.host.specialise import OpenModel, fill_open_sizes
 from celosia.driver.host.tools import require_tools
 from celosia.driver.runtime import Runtime
 from celosia.hw.spec.config import Config
@@ -75,34 +75,35 @@ def compare(
     MissingLibrary without onnxruntime.
     """
     say = progress or (lambda stage: None)
-    oracle.require()
+    oracle.require_onnxruntime()
     require_tools(device, model)
     proto = read(Path(model))
     _require_float(float_model, model)
     opened, given_shapes = OpenModel(Path(model)), shapes or {}
     sizes = opened.shapes(inputs) if opened.open else given_shapes
-    shapes = {name: with_given(shape, given_shapes.get(name)) for name, shape in sizes.items()}
+    shapes = {name: fill_open_sizes(shape, given_shapes.get(name)) for name, shape in sizes.items()}
     program = compile_model(model, config, progress=progress, keep="all", check=check, rounding=rounding, shapes=shapes)
     with Runtime(program, device, **options) as runtime:
         runtime.open()
         say(f"running on the {device} device")
         tensors = runtime.run(inputs, trace=False).tensors
     say("running under onnxruntime")
-    expected = oracle.tensors(Path(model), inputs)
+    expected = oracle.compute_tensors(Path(model), inputs)
     graph, unmatched = Graph(proto), None
-    rows = _rows(graph, tensors, expected)
-    rounded = None if rounding == ROUNDINGS[0] else _rounded(graph, rows, {**inputs, **tensors})
+    rows = _compare_tensors(graph, tensors, expected)
+    rounded = None if rounding == ROUNDINGS[0] else _count_rounding_differences(graph, rows, {**inputs, **tensors})
     if float_model is not None:
         say("running the float model")
         unmatched = add_noise(proto, graph, rows, tensors, inputs, Path(float_model))
     return TensorComparison({
         "model": str(model), "config": program.config.to_dict(), "device": device, "oracle": oracle.version(),
         "float_model": None if float_model is None else str(float_model), "tensors": rows,
-        "rounding": rounding, "rounded": rounded, "unmatched": unmatched, **_summary(graph, rows),
+        "rounding": rounding, "rounded": rounded, "unmatched": unmatched, **_summarise_rows(graph, rows),
     })  # fmt: skip
 
 
 def _require_float(float_model: str | Path | None, model: str | Path) -> None:
+    """Raise InputError where the float model is quantised itself."""
     if float_model is not None and is_quantised(read(Path(float_model))):
         raise InputError(
             f"{float_model}, given as the float model, is quantised itself; give the model that {model} was made of, "
@@ -110,9 +111,9 @@ def _require_float(float_model: str | Path | None, model: str | Path) -> None:
         )
 
 
-def _rows(graph: Graph, computed: Mapping[str, Any], expected: Mapping[str, Array]) -> list[dict[str, Any]]:
+def _compare_tensors(graph: Graph, computed: Mapping[str, Any], expected: Mapping[str, Array]) -> list[dict[str, Any]]:
     return [
-        _row(graph, name, computed[name], expected[name]) for name in graph.makers
+        _compare_tensor(graph, name, computed[name], expected[name]) for name in graph.makers
         if name in computed and name in expected and isinstance(computed[name], np.ndarray)
     ]  # fmt: skip
 
@@ -121,14 +122,16 @@ SUMS = ("Add", "AveragePool")
 """Operators beside normalisations whose integer results may round to the other side of a tie."""
 
 
-def _rounded(graph: Graph, rows: list[dict[str, Any]], computed: Mapping[str, Any]) -> dict[str, int]:
+def _count_rounding_differences(
+    graph: Graph, rows: list[dict[str, Any]], computed: Mapping[str, Any]
+) -> dict[str, int]:
     """Count values that differ from the correctly rounded ones. Values one step apart, and what is computed from them,
     are no differences then; but a normalisation is compared with onnxruntime's on the same bytes."""
     compared, excused = {row["name"]: row for row in rows}, set[str]()
     counts = {"values": 0, "apart": 0, "sums": 0, "behind": 0}
     for row in rows:
         follows_rounded = any(operand in excused for operand in graph.operands(row["name"], compared))
-        recomputed = _recomputed(graph, row["name"], computed) if row["op"] in NORMS else None
+        recomputed = _recompute_with_onnxruntime(graph, row["name"], computed) if row["op"] in NORMS else None
         if recomputed is not None:
             unequal = np.abs(recomputed.astype(np.int64) - computed[row["name"]])
             counts["values"] += recomputed.size
@@ -147,7 +150,7 @@ def _rounded(graph: Graph, rows: list[dict[str, Any]], computed: Mapping[str, An
     return counts
 
 
-def _recomputed(graph: Graph, name: str, computed: Mapping[str, Any]) -> Array | None:
+def _recompute_with_onnxruntime(graph: Graph, name: str, computed: Mapping[str, Any]) -> Array | None:
     """Recompute the quantised tensor `name` of a normalisation with onnxruntime from the accelerator's own input bytes.
     None where it is no normalisation between QuantizeLinear and DequantizeLinear."""
     nodes = [graph.makers[name], graph.maker(name)]
@@ -165,10 +168,10 @@ def _recomputed(graph: Graph, name: str, computed: Mapping[str, Any]) -> Array |
     held = [tensor for name, tensor in graph.constants.items() if name in read and tensor.ByteSize()]
     graph_alone = helper.make_graph(nodes_alone, "alone", values[:1], values[1:], held)
     model = helper.make_model(graph_alone, opset_imports=graph.opsets, ir_version=graph.ir_version)
-    return oracle.run(oracle.session(model), {x: computed[x]})[name]
+    return oracle.run_session(oracle.open_session(model), {x: computed[x]})[name]
 
 
-def _summary(graph: Graph, rows: list[dict[str, Any]]) -> dict[str, Any]:
+def _summarise_rows(graph: Graph, rows: list[dict[str, Any]]) -> dict[str, Any]:
     """Counts and the first difference of a comparison's rows."""
     compared = {row["name"]: row for row in rows}
     firsts = (
@@ -197,7 +200,7 @@ class Graph:
         """By result of an integer operator: scale and zero point."""
         for node in proto.graph.node:
             if node.op_type in ("QuantizeLinear", "DequantizeLinear"):
-                scale, zero = self._number(node, 1), self._number(node, 2)
+                scale, zero = self._scalar_constant(node, 1), self._scalar_constant(node, 2)
                 real, integers = (node.input[0], node.output[0])[:: 1 if node.op_type == "QuantizeLinear" else -1]
                 if scale is not None and zero is not None and (
                     node.op_type == "QuantizeLinear" or integers not in self.meanings
@@ -205,11 +208,11 @@ class Graph:
                     self.meanings[integers] = real, scale, zero
 
             if (place := traits(node.op_type).scale) is not None:
-                scale, zero = self._number(node, place), self._number(node, place + 1)
+                scale, zero = self._scalar_constant(node, place), self._scalar_constant(node, place + 1)
                 if scale is not None and zero is not None:
                     self._scaled[node.output[0]] = scale, zero
 
-    def _number(self, node: onnx.NodeProto, place: int) -> float | None:
+    def _scalar_constant(self, node: onnx.NodeProto, place: int) -> float | None:
         """Value of a scalar constant input; 0 where it is left out."""
         if len(node.input) <= place or not node.input[place]:
             return 0.0
@@ -255,7 +258,7 @@ class Graph:
         return real, (array.astype(np.float64) - zero) * scale
 
 
-def _row(graph: Graph, name: str, computed: Array, expected: Array) -> dict[str, Any]:
+def _compare_tensor(graph: Graph, name: str, computed: Array, expected: Array) -> dict[str, Any]:
     """Compare one tensor."""
     node = graph.maker(name)
     row = {
@@ -300,11 +303,11 @@ def add_noise(
     """Add to `rows` the float tensor, how it was matched, its power over that of the error, and what was lost. Returns
     the tensors of both models that have none in the other."""
     quantised, exact = Flow(proto), Flow(read(float_model))
-    feed = feed_of(quantised, exact, inputs)
-    floats = {**oracle.tensors(float_model, feed, optimised=False), **feed}
+    feed = rename_inputs(quantised, exact, inputs)
+    floats = {**oracle.compute_tensors(float_model, feed, optimised=False), **feed}
     real = {row["name"]: value for row in rows if (value := graph.real(row["name"], computed[row["name"]])) is not None}
     values = {quantised.source(name): array for name, array in real.values()}
-    matching = match(quantised, exact, values, {k: v for k, v in floats.items() if v.dtype.kind == "f"})
+    matching = match_tensors(quantised, exact, values, {k: v for k, v in floats.items() if v.dtype.kind == "f"})
     noise: dict[str, float] = dict.fromkeys(inputs, np.inf)
     for row in rows:
         if row["name"] in real:

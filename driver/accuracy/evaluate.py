@@ -79,38 +79,38 @@ def evaluate(
     say = progress or (lambda stage: None)
     for name in device.split(","):
         require_tools(name.strip(), model)
-    program = _program(model, against)
+    program = _load_program(model, against)
     model_inputs = program.inputs if program is not None else inputs_of(model)
-    dataset = open_dataset(data, _inputs(model_inputs), labels, samples, pixels)
+    dataset = open_dataset(data, _dataset_inputs(model_inputs), labels, samples, pixels)
     if program is not None:
         _require_config(model, program, config)
         engine = _Engine(program, 1)
     else:
-        proto = _of_sizes(read(Path(model)), model_inputs, dataset.samples)
+        proto = _fix_open_sizes(read(Path(model)), model_inputs, dataset.samples)
         program = compile_model(proto, config or "pynq", progress=progress, check=check)
         program.name = Path(model).stem
-        batched = _batched(proto, program, dataset.samples, say) if device == WITHOUT_CYCLES else None
+        batched = _compile_for_batches(proto, program, dataset.samples, say) if device == WITHOUT_CYCLES else None
         engine = batched or _Engine(program, 1)
-    session = oracle.session(Path(model)) if against else None
+    session = oracle.open_session(Path(model)) if against else None
     say(f"running {len(dataset.samples)} samples on the {device} device")
-    run = _run([engine, _Engine(program, 1)], dataset.samples, device, workers, count, options)
-    dataset = _without(dataset, run.failed)
+    run = _run_samples([engine, _Engine(program, 1)], dataset.samples, device, workers, count, options)
+    dataset = _drop_failed_samples(dataset, run.failed)
     report = {
         "model": str(model), "config": program.config.to_dict(), "device": device, "samples": len(dataset.samples),
         "failed": [str(error) for error in run.failed.values()], "batch": run.batch, "workers": run.workers,
         "seconds": run.seconds, "images_per_second": len(dataset.samples) / run.seconds, "cycles": run.cycles,
-        "compile_seconds": program.compile_seconds, **_accuracy(run.outputs, dataset.labels), "against": None,
+        "compile_seconds": program.compile_seconds, **_top_accuracies(run.outputs, dataset.labels), "against": None,
     }  # fmt: skip
     if session is not None:
         say("running under onnxruntime")
-        report["against"] = _against(session, dataset, run.outputs)
+        report["against"] = _compare_with_onnxruntime(session, dataset, run.outputs)
     return Evaluation(report)
 
 
-def _program(model: str | Path, against: bool) -> Program | None:
+def _load_program(model: str | Path, against: bool) -> Program | None:
     """Load the Program in `model`; None where that is an ONNX model, as onnxruntime needs it to run beside."""
     if against:
-        oracle.require()
+        oracle.require_onnxruntime()
     if not (Path(model).is_file() and Program.is_program(model)):
         return None
     if against:
@@ -123,7 +123,7 @@ def _require_config(model: str | Path, program: Program, config: str | Path | Co
         raise ConfigError(f"{model} was compiled for Config {program.config.name}; leave --config out")
 
 
-def _inputs(tensors: Sequence[TensorInfo]) -> list[Input]:
+def _dataset_inputs(tensors: Sequence[TensorInfo]) -> list[Input]:
     """Convert a Program's inputs to those of samples. InputError for other kinds than tensors."""
     for tensor in tensors:
         if tensor.kind != "tensor":
@@ -134,7 +134,7 @@ def _inputs(tensors: Sequence[TensorInfo]) -> list[Input]:
     ]
 
 
-def _without(dataset: Dataset, failed: Mapping[int, Exception]) -> Dataset:
+def _drop_failed_samples(dataset: Dataset, failed: Mapping[int, Exception]) -> Dataset:
     """Drop failed samples; raise the first error where none is left."""
     evaluated = [number for number in range(len(dataset.samples)) if number not in failed]
     if not evaluated:
@@ -142,7 +142,7 @@ def _without(dataset: Dataset, failed: Mapping[int, Exception]) -> Dataset:
     return Dataset(dataset.samples.pick(evaluated), None if dataset.labels is None else dataset.labels[evaluated])
 
 
-def _of_sizes(proto: onnx.ModelProto, inputs: Sequence[TensorInfo], samples: Samples) -> onnx.ModelProto:
+def _fix_open_sizes(proto: onnx.ModelProto, inputs: Sequence[TensorInfo], samples: Samples) -> onnx.ModelProto:
     """Return `proto` with the samples' sizes where it leaves some open."""
     if all(min(tensor.shape, default=0) >= 0 for tensor in inputs):
         return proto
@@ -159,7 +159,7 @@ class _Engine:
     program: Program
     batch: int
 
-    def joined(self, samples: Sequence[Sample]) -> Sample:
+    def join_samples(self, samples: Sequence[Sample]) -> Sample:
         """Join samples to one batch, the last repeated where there are too few."""
         if self.batch == 1:
             return dict(samples[0])
@@ -184,7 +184,9 @@ class _Run:
     cycles: float | None
 
 
-def _batched(proto: onnx.ModelProto, single: Program, samples: Samples, say: Callable[[str], None]) -> _Engine | None:
+def _compile_for_batches(
+    proto: onnx.ModelProto, single: Program, samples: Samples, say: Callable[[str], None]
+) -> _Engine | None:
     """Compile the model for BATCH samples at a time, where its first batch gives the bytes that `single` gives."""
     ends = (*single.inputs, *single.outputs)
     if len(samples) < BATCH or any(tensor.kind != "tensor" or tensor.shape[:1] != (1,) for tensor in ends):
@@ -200,7 +202,7 @@ def _batched(proto: onnx.ModelProto, single: Program, samples: Samples, say: Cal
     engine, runtime = _Engine(many, BATCH), Runtime(single)
     try:
         first = list(samples.pick(range(BATCH)))
-        batched = engine.split_batch(Runtime(many).run(engine.joined(first), trace=False).outputs, BATCH)
+        batched = engine.split_batch(Runtime(many).run(engine.join_samples(first), trace=False).outputs, BATCH)
         singles = [runtime.run(sample, trace=False).outputs for sample in first]
     except OF_THE_SAMPLE:
         return None
@@ -208,7 +210,7 @@ def _batched(proto: onnx.ModelProto, single: Program, samples: Samples, say: Cal
     return engine if equal else None
 
 
-def _run(
+def _run_samples(
     engines: Sequence[_Engine], samples: Samples, device: str, workers: int | None,
     count: Count | None, options: dict[str, Any],
 ) -> _Run:  # fmt: skip
@@ -216,13 +218,13 @@ def _run(
     that one bad sample does not lose a whole batch."""
     worker_limit = workers or (processors() if device == "rtl" else 1)
     for engine in engines:
-        run = _run_by(engine, samples, device, worker_limit, count or (lambda done, total: None), options)
+        run = _run_engine(engine, samples, device, worker_limit, count or (lambda done, total: None), options)
         if not run.failed or engine.batch == 1:
             break
     return run
 
 
-def _run_by(
+def _run_engine(
     engine: _Engine, samples: Samples, device: str, worker_limit: int, count: Count, options: dict[str, Any]
 ) -> _Run:  # fmt: skip
     """Run samples on devices in threads, at most `worker_limit`; samples are read here, in order."""
@@ -231,12 +233,15 @@ def _run_by(
     cycles: list[int] = []
     sizes: deque[int] = deque()
 
-    def joined() -> Iterator[Sample | InputError]:
-        for part in _parts(samples, engine.batch):
+    def batches() -> Iterator[Sample | InputError]:
+        """Yield joined batches; in place of a batch with an unreadable sample, that sample's error."""
+        for part in _group_samples(samples, engine.batch):
             sizes.append(len(part))
             wrong = [sample for sample in part if isinstance(sample, InputError)]
             yield (
-                wrong[0] if wrong else engine.joined([sample for sample in part if not isinstance(sample, InputError)])
+                wrong[0]
+                if wrong
+                else engine.join_samples([sample for sample in part if not isinstance(sample, InputError)])
             )
 
     workers = min(worker_limit, -(-len(samples) // engine.batch))
@@ -244,7 +249,7 @@ def _run_by(
     with Runtime(engine.program, devices, threads=1 if workers > 1 else None, **options) as runtime:
         runtime.open()
         started = time.perf_counter()
-        with closing(runtime.run_each(joined(), trace=False)) as results:
+        with closing(runtime.run_each(batches(), trace=False)) as results:
             while (done_count := len(outputs) + len(failed)) < len(samples):
                 try:
                     result = next(results)
@@ -258,7 +263,7 @@ def _run_by(
     return _Run(outputs, failed, engine.batch, workers, seconds, sum(cycles) / len(outputs) if cycles else None)
 
 
-def _parts(samples: Samples, size: int) -> Iterator[list[Sample | InputError]]:
+def _group_samples(samples: Samples, size: int) -> Iterator[list[Sample | InputError]]:
     """Group samples into batches of `size`, the last one shorter."""
     part: list[Sample | InputError] = []
     for sample in samples.or_errors():
@@ -273,7 +278,7 @@ def _parts(samples: Samples, size: int) -> Iterator[list[Sample | InputError]]:
 # Scoring --------------------------------------------------------------------------------------------------------
 
 
-def _scores(outputs: Sequence[Mapping[str, Array]]) -> Array | None:
+def _class_scores(outputs: Sequence[Mapping[str, Array]]) -> Array | None:
     """Return the first output as [samples, classes]; None where it is not [1, classes] (further axes of 1)."""
     first = [next(iter(sample.values())) for sample in outputs]
     shape = first[0].shape
@@ -282,10 +287,12 @@ def _scores(outputs: Sequence[Mapping[str, Array]]) -> Array | None:
     return np.stack([array.reshape(-1) for array in first])
 
 
-def _accuracy(outputs: Sequence[Mapping[str, Array]], labels: NDArray[np.int64] | None) -> dict[str, float | None]:
+def _top_accuracies(
+    outputs: Sequence[Mapping[str, Array]], labels: NDArray[np.int64] | None
+) -> dict[str, float | None]:
     """Shares of samples whose label is the largest class, and among the five largest; of equal classes the first counts
     as larger. InputError where a label is no class."""
-    scores = _scores(outputs)
+    scores = _class_scores(outputs)
     if scores is None or labels is None:
         return {"top1": None, "top5": None}
     classes = scores.shape[1]
@@ -297,33 +304,35 @@ def _accuracy(outputs: Sequence[Mapping[str, Array]], labels: NDArray[np.int64] 
     return {"top1": float(right[:, 0].mean()), "top5": top5}
 
 
-def _against(session: Any, dataset: Dataset, computed: Sequence[Mapping[str, Array]]) -> dict[str, Any]:
+def _compare_with_onnxruntime(
+    session: Any, dataset: Dataset, computed: Sequence[Mapping[str, Array]]
+) -> dict[str, Any]:
     """Run the samples under onnxruntime, and compare accuracy, outputs and speed."""
     expected, seconds = [], 0.0
     for sample in dataset.samples:
         started = time.perf_counter()
-        expected.append(oracle.run(session, sample))
+        expected.append(oracle.run_session(session, sample))
         seconds += time.perf_counter() - started
     pairs = [(a[name], b[name]) for a, b in zip(computed, expected) for name in b]
-    ours, expected_scores = _scores(computed), _scores(expected)
-    differ = [any(_differs(a[name], b[name]) for name in b) for a, b in zip(computed, expected)]
+    ours, expected_scores = _class_scores(computed), _class_scores(expected)
+    differ = [any(_is_different(a[name], b[name]) for name in b) for a, b in zip(computed, expected)]
     agreement = (
         None if ours is None or expected_scores is None else float(np.mean(ours.argmax(1) == expected_scores.argmax(1)))
     )
     return {
-        "onnxruntime": oracle.version(), **_accuracy(expected, dataset.labels), "differ": sum(differ),
-        "bytes": sum(b.nbytes for _, b in pairs), "bytes_different": sum(_bytes_different(a, b) for a, b in pairs),
+        "onnxruntime": oracle.version(), **_top_accuracies(expected, dataset.labels), "differ": sum(differ),
+        "bytes": sum(b.nbytes for _, b in pairs), "bytes_different": sum(_different_bytes(a, b) for a, b in pairs),
         "top1_agreement": agreement, "images_per_second": len(expected) / seconds,
     }  # fmt: skip
 
 
-def _differs(computed: Array, expected: Array) -> bool:
+def _is_different(computed: Array, expected: Array) -> bool:
     return computed.shape != expected.shape or (
         computed.tobytes() != expected.tobytes() and largest_difference(computed, expected)[1]
     )
 
 
-def _bytes_different(computed: Array, expected: Array) -> int:
+def _different_bytes(computed: Array, expected: Array) -> int:
     if computed.nbytes != expected.nbytes:
         return max(computed.nbytes, expected.nbytes)
     raw = (np.ascontiguousarray(array).reshape(-1).view(np.uint8) for array in (computed, expected))

@@ -60,7 +60,7 @@ class Flow:
                     attribute.name: onnx.helper.get_attribute_value(attribute) for attribute in node.attribute
                 }
                 self.operators.append(
-                    FlowOperator(_kind(node.op_type), tuple(operands), tuple(node.output), attributes)
+                    FlowOperator(_float_kind(node.op_type), tuple(operands), tuple(node.output), attributes)
                 )
         self.maker = {name: operator for operator in self.operators for name in operator.outputs if name}
         self.users: dict[str, list[FlowOperator]] = defaultdict(list)
@@ -74,16 +74,16 @@ class Flow:
         return self._source.get(name, name)
 
 
-def _kind(op: str) -> str:
+def _float_kind(op: str) -> str:
     """Kind of an operator, with integer operators under the name of the float operator that they stand for.
 
-    >>> _kind("QLinearConv"), _kind("QGemm"), _kind("Conv")
+    >>> _float_kind("QLinearConv"), _float_kind("QGemm"), _float_kind("Conv")
     ('Conv', 'Gemm', 'Conv')
     """
     return op.removeprefix("QLinear") if op.startswith("QLinear") else {"QGemm": "Gemm"}.get(op, op)
 
 
-def feed_of(quantised: Flow, exact: Flow, inputs: Mapping[str, Array]) -> dict[str, Array]:
+def rename_inputs(quantised: Flow, exact: Flow, inputs: Mapping[str, Array]) -> dict[str, Array]:
     """Rename `inputs` of the quantised model to the float model's: equal names, or equal order. ModelError."""
     if set(exact.inputs) <= set(inputs):
         return {name: inputs[name] for name in exact.inputs}
@@ -104,17 +104,17 @@ class Matching:
     left: list[str]
 
 
-def match(
+def match_tensors(
     quantised: Flow, exact: Flow, values: Mapping[str, Array], floats: Mapping[str, Array],
 ) -> Matching:  # fmt: skip
     """Match the tensors of two models. values: what the quantised model's mean, as far as they are known; floats: the
     other's. Both are by name, without those names that a `Flow` leaves out. A match has the same shape."""
     matcher = _Matcher(quantised, exact, values, floats)
-    matcher.by_name(lambda tensor, other: tensor.fits(other))
-    matcher.by_structure()
-    matcher.by_name(lambda tensor, other: True)
-    matcher.by_order()
-    return Matching(matcher.found, matcher.left())
+    matcher.match_by_name(lambda tensor, other: tensor.fits(other))
+    matcher.match_by_structure()
+    matcher.match_by_name(lambda tensor, other: True)
+    matcher.match_by_order()
+    return Matching(matcher.found, matcher.unmatched_floats())
 
 
 class _Matcher:
@@ -132,44 +132,45 @@ class _Matcher:
         self.found[tensor] = other, method
         self.used.add(other)
 
-    def _same_shape(self, tensor: str, other: str) -> bool:
+    def _has_same_shape(self, tensor: str, other: str) -> bool:
         if other not in self.floats:
             return False
         return tensor not in self.values or self.values[tensor].shape == self.floats[other].shape
 
-    def by_name(self, fits: Callable[[FlowOperator, FlowOperator], bool]) -> None:
+    def match_by_name(self, fits: Callable[[FlowOperator, FlowOperator], bool]) -> None:
+        """Match tensors of equal names and shapes where the operators fit or quantisation absorbs the float one."""
         for name, operator in self.quantised.maker.items():
             other = self.exact.maker.get(name)
-            if name in self.found or name in self.used or other is None or not self._same_shape(name, name):
+            if name in self.found or name in self.used or other is None or not self._has_same_shape(name, name):
                 continue
             if other.kind in ABSORBED or fits(operator, other):
                 self._add(name, name, "name")
 
-    def by_structure(self) -> None:
+    def match_by_structure(self) -> None:
         """Match operators in the model's order, each on operands that are matched."""
         for operator in self.quantised.operators:
             if not operator.operands or any(name in self.found for name in operator.outputs):
                 continue
             if all(name in self.found for name in operator.operands):
-                self._same_operator(operator)
+                self._match_outputs(operator)
 
-    def _same_operator(self, operator: FlowOperator) -> None:
+    def _match_outputs(self, operator: FlowOperator) -> None:
         """Match the outputs of `operator` with those of the nearest float operator on matched operands."""
         operands = tuple(self.found[name][0] for name in operator.operands)
         candidates = []
         for other in dict.fromkeys(self.exact.users[operands[0]]):
             if other.operands == operands and operator.fits(other) and len(other.outputs) == len(operator.outputs):
-                ends = [self._absorbing(*pair) for pair in zip(operator.outputs, other.outputs)]
-                if not self.used & {*ends} and all(map(self._same_shape, operator.outputs, ends)):
+                ends = [self._skip_absorbed_operators(*pair) for pair in zip(operator.outputs, other.outputs)]
+                if not self.used & {*ends} and all(map(self._has_same_shape, operator.outputs, ends)):
                     candidates.append(ends)
         if not candidates:
             return
-        nearest = min(candidates, key=lambda ends: sum(map(self._distance, operator.outputs, ends)))
+        nearest = min(candidates, key=lambda ends: sum(map(self._squared_distance, operator.outputs, ends)))
         for pair in zip(operator.outputs, nearest):
             self._add(*pair, "structure")
 
-    def _absorbing(self, tensor: str, other: str) -> str:
-        """The tensor that quantisation makes of `other` in one operator: behind those that `own`'s model has not."""
+    def _skip_absorbed_operators(self, tensor: str, other: str) -> str:
+        """Return the float tensor behind the operators that quantisation absorbs into that of `tensor`."""
         kinds = {user.kind for user in self.quantised.users[tensor]}
         while other not in self.exact.outputs and len(self.exact.users[other]) == 1:
             user = self.exact.users[other][0]
@@ -178,22 +179,23 @@ class _Matcher:
             other = user.outputs[0]
         return other
 
-    def _distance(self, tensor: str, other: str) -> float:
+    def _squared_distance(self, tensor: str, other: str) -> float:
         if tensor not in self.values or other not in self.floats:
             return 0.0
         return float(np.square(self.values[tensor].astype(np.float64) - self.floats[other]).sum())
 
-    def by_order(self) -> None:
+    def match_by_order(self) -> None:
         """Match tensors of one kind and shape in the models' order, where both have as many."""
-        float_groups = list(_grouped(self.exact.operators, self.floats, self.used))
-        ours = list(_grouped(self.quantised.operators, self.values, set(self.found)))
+        float_groups = list(_unmatched_by_kind_and_shape(self.exact.operators, self.floats, self.used))
+        ours = list(_unmatched_by_kind_and_shape(self.quantised.operators, self.values, set(self.found)))
         for key in {key for key, _ in ours}:
             names, other = ([name for group_key, name in group if group_key == key] for group in (ours, float_groups))
             if len(names) == len(other):
                 for pair in zip(names, other):
-                    self._add(pair[0], self._absorbing(*pair), "order")
+                    self._add(pair[0], self._skip_absorbed_operators(*pair), "order")
 
-    def left(self) -> list[str]:
+    def unmatched_floats(self) -> list[str]:
+        """List float tensors without a counterpart, except those inside operators that quantisation absorbs."""
         inside = set()
         for name in self.used:
             while (maker := self.exact.maker.get(name)) is not None and maker.kind in ABSORBED:
@@ -202,7 +204,7 @@ class _Matcher:
         return [name for name in self.exact.maker if name not in self.used | inside]
 
 
-def _grouped(
+def _unmatched_by_kind_and_shape(
     operators: Sequence[FlowOperator], known_constants: Mapping[str, Array], matched: set[str]
 ) -> Iterator[tuple[tuple[str, tuple[int, ...]], str]]:
     """Yield kind and shape, and name, of the tensors that are not matched."""

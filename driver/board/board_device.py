@@ -1,6 +1,6 @@
 """A Device on a board: the accelerator's registers behind MMIO, and its memory in contiguous buffers.
 
-`BoardDevice` knows neither PYNQ nor Linux. It drives `Registers` and a `BoardMemory`: `pynq_device` makes these
+`BoardDevice` knows neither PYNQ nor Linux. It drives `Registers` and a `BoardMemory`: `open_pynq_device` makes these
 of PYNQ's MMIO and buffers; the tests of the hardware make it of an AXI4-Lite master and a memory in a simulation.
 """
 
@@ -19,7 +19,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from celosia.driver.board.lock import exclusive
+from celosia.driver.board.lock import hold_lock_file
 from celosia.hw.boards.board import NUMBER_LIMITS, PROCESSORS
 from celosia.hw.spec.config import Config
 from celosia.hw.spec.regs import COUNTERS, Error
@@ -83,7 +83,7 @@ class BoardBuffer(Protocol):
 
 class BoardMemory(Protocol):
     def allocate(self, size: int) -> BoardBuffer:
-        """`size` bytes (at least 1) from a page's start. MemoryError where there are not so many together."""
+        """Allocate `size` bytes (at least 1) from a page's start. MemoryError where no such block is free."""
         ...
 
 
@@ -155,13 +155,13 @@ class BoardDevice:
     def write(self, addr: int, data: NDArray[Any]) -> None:
         """Copy the bytes of `data` to `addr`. ValueError where they do not fit."""
         flat = np.ascontiguousarray(data).reshape(-1).view(np.uint8)
-        buffer = self._checked(addr, len(flat))
+        buffer = self._require_in_memory(addr, len(flat))
         buffer.data[addr : addr + len(flat)] = flat
         buffer.flush(addr, len(flat))  # at once: no line is left dirty that could later overwrite the device's results
 
     def read(self, addr: int, size: int) -> NDArray[np.uint8]:
-        """A copy of `size` bytes from `addr`. ValueError where they are not there."""
-        buffer = self._checked(addr, size)
+        """Return a copy of `size` bytes from `addr`. ValueError where they are not there."""
+        buffer = self._require_in_memory(addr, size)
         buffer.invalidate(addr, size)
         return np.array(buffer.data[addr : addr + size], np.uint8)
 
@@ -170,7 +170,7 @@ class BoardDevice:
         if self._process != os.getpid():
             raise DeviceError(f"process {self._process} has opened the device, and forked; open one in each process")
 
-    def _checked(self, addr: int, size: int) -> BoardBuffer:
+    def _require_in_memory(self, addr: int, size: int) -> BoardBuffer:
         self._require_process()
         if self._buffer is None or addr < 0 or size < 0 or addr + size > self._size:
             raise ValueError(f"bytes {addr} to {addr + size - 1} are not in the {self._size} bytes allocated")
@@ -185,13 +185,13 @@ class BoardDevice:
             with suppress(DeviceError):
                 if self.control.is_ours():
                     with self._lock():
-                        self._stop()
+                        self._end_abandoned_run()
                 self._buffer.free()
         self._buffer, self._size = None, 0
 
-    def _stop(self) -> None:
+    def _end_abandoned_run(self) -> None:
         """End a run that nobody waits for any more. DeviceError where memory does not answer."""
-        self.control.settle(moments(self._now, self._sleep))
+        self.control.settle(poll_until_settled(self._now, self._sleep))
 
     # Runs ------------------------------------------------------------------------------------------------------
 
@@ -209,18 +209,20 @@ class BoardDevice:
             raise ValueError("no memory is allocated")
         with self._lock():
             self.control.check(self.config)  # others may have loaded another bitstream
-            return self._run(self._buffer.physical_address, instr_addr, count, timeout_cycles, trace)
+            return self._run_and_read_counters(self._buffer.physical_address, instr_addr, count, timeout_cycles, trace)
 
-    def _run(self, base: int, instr_addr: int, count: int, timeout_cycles: int, trace: bool) -> Counters:
+    def _run_and_read_counters(
+        self, base: int, instr_addr: int, count: int, timeout_cycles: int, trace: bool
+    ) -> Counters:
         """Start a run, wait for its end, and read its counters."""
-        self._stop()
+        self._end_abandoned_run()
         self.control.prepare(
             base, instr_addr=instr_addr, instr_count=count, dma_size=self._size, watchdog=self.watchdog_cycles,
             lease=self.lease_cycles, irq_enable=int(self._interrupt is not None),
         )  # fmt: skip
         self.control.start()
-        self._until_done(timeout_cycles)
-        values = self.control.counters(self._state)
+        self._wait_until_done(timeout_cycles)
+        values = self.control.counters(self._describe_units)
         if not (trace and self.config.trace_depth):
             return Counters(values["cycles"], values)
         events = self.control.read_events(self.config.trace_depth, values["cycles"])
@@ -228,7 +230,7 @@ class BoardDevice:
         counters.check(count)
         return counters
 
-    def _until_done(self, timeout_cycles: int) -> None:
+    def _wait_until_done(self, timeout_cycles: int) -> None:
         """Wait for the interrupt, or poll. TimeLimit after `timeout_cycles`."""
         limit = timeout_cycles / self.clock_hz
         end = self._now() + limit
@@ -237,16 +239,16 @@ class BoardDevice:
             if self.control.is_done():
                 return
             if self.abandoned:
-                raise DeviceError(f"nobody waits for the run any more: {self._state()}")
+                raise DeviceError(f"nobody waits for the run any more: {self._describe_units()}")
             if late:
-                raise TimeLimit(f"no end within {timeout_cycles} cycles ({limit:.3g} s): {self._state()}")
+                raise TimeLimit(f"no end within {timeout_cycles} cycles ({limit:.3g} s): {self._describe_units()}")
             self.control.write("lease", self.lease_cycles)
             if self._interrupt is not None:
                 self._interrupt(min(max(end - self._now(), 0), INTERRUPT_SECONDS))
             else:
                 self._sleep(POLL_SECONDS)
 
-    def _state(self) -> str:
+    def _describe_units(self) -> str:
         """Describe, for an error, the counters of each unit."""
         values = self.control.read_counters()
         units = [name.removesuffix("_busy") for name in COUNTERS if name.endswith("_busy")]
@@ -258,7 +260,7 @@ class BoardDevice:
         return f"status {self.control.read('status'):#x} after {values['cycles']} cycles, of which {'; '.join(parts)}"
 
 
-def moments(
+def poll_until_settled(
     now: Callable[[], float] = time.monotonic, sleep: Callable[[float], object] = time.sleep
 ) -> Iterator[object]:
     """Yield while the accelerator may still end its run; iterating waits."""
@@ -314,7 +316,7 @@ def require_pynq() -> Any:
     return pynq
 
 
-def _pynq_interrupt(pynq: Any) -> Callable[[float], object] | None:
+def _open_interrupt(pynq: Any) -> Callable[[float], object] | None:
     """Return an object that waits for the accelerator's interrupt; None where the design has no controller for it."""
     loop = asyncio.new_event_loop()
     asyncio.set_event_loop(loop)  # PYNQ's is the present one
@@ -332,7 +334,7 @@ def _pynq_interrupt(pynq: Any) -> Callable[[float], object] | None:
     return wait
 
 
-def fpga_state() -> str:
+def read_fpga_state() -> str:
     """State of the FPGA: LOADED, or another name that Linux has for it."""
     try:
         return FPGA_STATE.read_text().strip()
@@ -340,7 +342,7 @@ def fpga_state() -> str:
         return LOADED  # older kernels do not say
 
 
-def pynq_device(config: Config, base: int | None = None, **options: Any) -> BoardDevice:
+def open_pynq_device(config: Config, base: int | None = None, **options: Any) -> BoardDevice:
     """Open the accelerator on this board. DeviceError where pynq, the right to use it, or a bitstream is missing.
 
     base: physical address of its registers, by default where the bitstream projects place them. options: BoardDevice's;
@@ -351,7 +353,7 @@ def pynq_device(config: Config, base: int | None = None, **options: Any) -> Boar
         if platform.machine() not in BASES:
             raise DeviceError(f"a {platform.machine()} is no Zynq; run this on the board, or take --device ssh://...")
         base = BASES[platform.machine()]
-    state = fpga_state()
+    state = read_fpga_state()
     if state != LOADED:  # reading registers that are not there would stop the processor
         raise DeviceError(f"no bitstream is loaded (the FPGA is in state {state!r}); load one with `celosia flash`")
     try:
@@ -361,10 +363,10 @@ def pynq_device(config: Config, base: int | None = None, **options: Any) -> Boar
             f"PYNQ cannot reach the accelerator ({error}); it needs the rights of root, and the environment of a login "
             "shell: log in as root, or take --sudo"
         ) from None
-    options.setdefault("interrupt", _pynq_interrupt(pynq))
+    options.setdefault("interrupt", _open_interrupt(pynq))
     return BoardDevice(config, registers, _PynqMemory(pynq), lock=partial(board_lock, base), **options)
 
 
 def board_lock(base: int) -> AbstractContextManager[None]:
     """Lock for the one process that uses the accelerator with registers at `base`, or loads its bitstream."""
-    return exclusive(LOCKS / f"celosia-{base:x}", f"the accelerator at {base:#x}")
+    return hold_lock_file(LOCKS / f"celosia-{base:x}", f"the accelerator at {base:#x}")

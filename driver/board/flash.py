@@ -6,7 +6,14 @@ import os
 from pathlib import Path
 from typing import Any
 
-from celosia.driver.board.board_device import INSTANCE, LOADED, REGISTER_BYTES, board_lock, fpga_state, moments
+from celosia.driver.board.board_device import (
+    INSTANCE,
+    LOADED,
+    REGISTER_BYTES,
+    board_lock,
+    poll_until_settled,
+    read_fpga_state,
+)
 from celosia.hw.manifest import BitHeader, Manifest, ManifestError
 from celosia.hw.sources import sources_identity
 from celosia.hw.spec.regs import MAGIC, REGISTERS
@@ -14,7 +21,7 @@ from celosia.sim.device import DeviceError
 from celosia.sim.host import Control
 
 
-def prepare(bit: Path, board: str, part: str) -> Manifest:
+def check_bitstream(bit: Path, board: str, part: str) -> Manifest:
     """Check the bitstream at `bit` and return its manifest. ManifestError where it is damaged, or not for `board` and
     its `part`."""
     header = BitHeader.read(bit)
@@ -45,17 +52,17 @@ def load(bit: str, manifest: Manifest) -> float:
             "(http://www.pynq.io/boards.html), or take --host USER@BOARD"
         ) from None
     with board_lock(manifest.address):
-        _stop(pynq)
-        return _load(pynq, bit, manifest)
+        _end_loaded_run(pynq)
+        return _load_and_identify(pynq, bit, manifest)
 
 
-def _stop(pynq: Any) -> None:
+def _end_loaded_run(pynq: Any) -> None:
     """End the run of an accelerator that is loaded now: an FPGA that is configured while its ports to memory owe or are
     owed something may leave these useless until the board is restarted. DeviceError where it does not end.
 
     Registers are read only where PYNQ knows of an accelerator: those of no or of another design stop the processor.
     """
-    if fpga_state() != LOADED:
+    if read_fpga_state() != LOADED:
         return
     try:
         parts = dict(pynq.PL.ip_dict)
@@ -67,7 +74,7 @@ def _stop(pynq: Any) -> None:
     except Exception:  # nothing is loaded, or by another program than PYNQ, which has many ways to say so
         return
     try:
-        control.settle(moments())
+        control.settle(poll_until_settled())
     except DeviceError:
         raise DeviceError(
             f"the accelerator that is loaded now does not become idle: it waits for memory (status "
@@ -75,12 +82,12 @@ def _stop(pynq: Any) -> None:
         ) from None
 
 
-def _load(pynq: Any, bit: str, manifest: Manifest) -> float:
+def _load_and_identify(pynq: Any, bit: str, manifest: Manifest) -> float:
     """Load the bitstream, set the clock and check the identity. Returns the clock in MHz. DeviceError."""
     try:
         pynq.Overlay(os.path.expanduser(bit))
         pumped = manifest.config.get("pump", 1) == 2
-        clock_mhz = (_kept_clock if pumped else _set_clock)(pynq.Clocks, manifest.clock_mhz)
+        clock_mhz = (_require_unchanged_clock if pumped else _set_clock)(pynq.Clocks, manifest.clock_mhz)
         registers = pynq.MMIO(manifest.address, REGISTER_BYTES)
         magic, identity = (registers.read(REGISTERS[name].offset) for name in ("magic", "identity"))
         sources = registers.read(REGISTERS["sources"].offset)
@@ -119,9 +126,10 @@ def _set_clock(clocks: Any, mhz: int) -> float:
     raise RuntimeError(f"its clock cannot be set to {mhz} MHz")
 
 
-def _kept_clock(clocks: Any, mhz: int) -> float:
-    """The clock of the logic, which is not to change where another one is made of it: that would end. RuntimeError
-    where it is not `mhz`, or up to a tenth below.
+def _require_unchanged_clock(clocks: Any, mhz: int) -> float:
+    """Return the clock of the logic in MHz. RuntimeError where it is not `mhz`, or up to a tenth below.
+
+    Another clock is derived from this one and would stop if it changed, so that it is not set here.
     """
     actual_mhz = float(clocks.fclk0_mhz)
     if not 0.9 * mhz <= actual_mhz <= 1.001 * mhz:

@@ -18,7 +18,7 @@ TRY_SECONDS = 1e-3
 
 
 @contextmanager
-def exclusive(path: Path, description: str, patience: float = PATIENCE) -> Iterator[None]:
+def hold_lock_file(path: Path, description: str, patience: float = PATIENCE) -> Iterator[None]:
     """Hold the lock file `path`, with this process's number in it. description: of the locked thing, for messages.
     Threads exclude each other, too.
 
@@ -27,7 +27,7 @@ def exclusive(path: Path, description: str, patience: float = PATIENCE) -> Itera
     import fcntl  # on Linux, as boards
 
     try:
-        handle = _opened(path)
+        handle = _open_lock_file(path)
     except OSError as error:
         raise DeviceError(f"{description} cannot be locked ({error}); it needs the rights of root") from None
     try:
@@ -38,7 +38,7 @@ def exclusive(path: Path, description: str, patience: float = PATIENCE) -> Itera
                 break
             except BlockingIOError:
                 if time.monotonic() >= end:
-                    raise DeviceError(f"{description} is in use: {_holder(handle)}") from None
+                    raise DeviceError(f"{description} is in use: {_describe_holder(handle)}") from None
                 time.sleep(TRY_SECONDS)
         os.pwrite(handle, f"{os.getpid():<10} {time.time():<20.0f}\n".encode(), 0)  # always as long: written at once
         yield
@@ -46,7 +46,7 @@ def exclusive(path: Path, description: str, patience: float = PATIENCE) -> Itera
         os.close(handle)
 
 
-def _opened(path: Path) -> int:
+def _open_lock_file(path: Path) -> int:
     """Open the lock file, also another user's, which a folder for all users denies to those who would create it."""
     flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
     try:
@@ -55,7 +55,7 @@ def _opened(path: Path) -> int:
         return os.open(path, flags | os.O_CREAT, 0o600)
 
 
-def _holder(handle: int) -> str:
+def _describe_holder(handle: int) -> str:
     """Name the process that holds the lock, and the way out, for an error."""
     match = re.fullmatch(rb"([1-9]\d{0,9}) +(\d{1,10}) *\n", os.pread(handle, 64, 0))
     if match is None:  # a new file, or one that others have written

@@ -28,6 +28,7 @@ app.add_typer(bitstream.app, name="bitstream")
 
 
 def _version(is_wanted: bool) -> None:
+    """Print the version and exit, for the option `--version`."""
     if is_wanted:
         from importlib.metadata import version
 

@@ -64,19 +64,19 @@ def compare(
       celosia compare detector_int8.onnx --random --shape image=1,3,320,320
       celosia compare model_int8.onnx --input photo.jpg --device rtl --report report.json
     """
-    options = _options(memory, device, quiet)
+    options = _simulator_options(memory, device, quiet)
     with common.progress_stages(quiet) as stages:
         common.check_source(model)
         common.check_destinations([model], report)
         if float_model is not None:
             common.check_source(float_model)
-        shapes = common.shapes_of(shape)
-        values = common.read_inputs(model, inputs, random, common.pixels_of(mean, std, quiet), shapes)
+        shapes = common.parse_shapes(shape)
+        values = common.read_inputs(model, inputs, random, common.image_conversion(mean, std, quiet), shapes)
         from celosia.driver.accuracy.compare import compare as compare_tensors
 
         comparison = compare_tensors(
             model, values, float_model=float_model, config=config, device=device, check=not no_check, progress=stages,
-            shapes=shapes, **common.rounding_of(rounding), **options,
+            shapes=shapes, **common.rounding_option(rounding), **options,
         )  # fmt: skip
     common.write_json(report, comparison)
     if not quiet:
@@ -128,8 +128,8 @@ def eval_(
     devices = [name.strip() for name in device.split(",")]
     for name in devices:
         if name not in DEVICES and not name.startswith(SSH_PREFIX):
-            common.no_device(name, DEVICES)
-    (options, *other_options) = (_options(memory, name, quiet) for name in devices)
+            common.raise_unknown_device(name, DEVICES)
+    (options, *other_options) = (_simulator_options(memory, name, quiet) for name in devices)
     if any(other != options for other in other_options):
         raise typer.BadParameter("--device: rtl and --memory are for simulators of one kind; run them one by one")
     with common.progress_stages(quiet) as stages:
@@ -139,7 +139,7 @@ def eval_(
 
         evaluation = evaluate(
             model, data, labels, config=config, device=device, against=against is not None, samples=samples,
-            pixels=common.pixels_of(mean, std, quiet), workers=workers, check=not no_check, progress=stages,
+            pixels=common.image_conversion(mean, std, quiet), workers=workers, check=not no_check, progress=stages,
             count=stages.count, **options,
         )  # fmt: skip
     common.write_json(report, evaluation)
@@ -153,6 +153,6 @@ def eval_(
         raise typer.Exit(DIFFERS)
 
 
-def _options(memory: str | None, device: str, quiet: bool) -> dict[str, Any]:
+def _simulator_options(memory: str | None, device: str, quiet: bool) -> dict[str, Any]:
     """Options of a simulator, as arguments."""
-    return common.memory_options(memory, device) | ({"quiet": quiet} if device == "rtl" else {})
+    return common.parse_memory(memory, device) | ({"quiet": quiet} if device == "rtl" else {})

@@ -36,8 +36,8 @@ class Trust:
     rebuild: bool = False
 
 
-def no_device(name: str, known_names: Iterable[str]) -> NoReturn:
-    """End the command: `name` is none of the devices that it takes beside boards over ssh."""
+def raise_unknown_device(name: str, known_names: Iterable[str]) -> NoReturn:
+    """Raise BadParameter for a device `name` that is neither one of `known_names` nor a board over ssh."""
     from celosia.hw.spec.config import did_you_mean
 
     known_names = [*known_names]
@@ -87,8 +87,8 @@ def check_destinations(sources: list[Path], *paths: Path | None) -> None:
         seen[realpath(path)] = "another output"
 
 
-def memory_options(memory: str | None, device: str) -> dict[str, Any]:
-    """Options of a device for `--memory`."""
+def parse_memory(memory: str | None, device: str) -> dict[str, Any]:
+    """Parse --memory to options of a device; none where it is left out. BadParameter, BoardError."""
     if memory is None:
         return {}
     if device not in WITH_CYCLES:
@@ -104,8 +104,8 @@ def memory_options(memory: str | None, device: str) -> dict[str, Any]:
         raise typer.BadParameter(str(error)) from None
 
 
-def address_options(text: str | None) -> dict[str, Any]:
-    """Options of a board's device for `--address`."""
+def parse_address(text: str | None) -> dict[str, Any]:
+    """Parse --address to options of a board's device; none where it is left out. BadParameter."""
     if text is None:
         return {}
     try:
@@ -114,11 +114,11 @@ def address_options(text: str | None) -> dict[str, Any]:
         raise typer.BadParameter(f"--address {text} is no number; write it as 0x43c00000") from None
 
 
-def pool_of(pool: str | None, insecure_too: bool) -> str | None:
-    """Return the pool of `--pool`, with `--insecure-pool` wherever it listens."""
-    from celosia.driver.tune.fleet import insecure
+def pool_address(pool: str | None, insecure_too: bool) -> str | None:
+    """Return the address of `--pool`, marked as trusted where `--insecure-pool` allows any network interface."""
+    from celosia.driver.tune.fleet import allow_any_interface
 
-    return insecure(pool) if insecure_too else pool
+    return allow_any_interface(pool) if insecure_too else pool
 
 
 def import_files(paths: Sequence[Path] | None) -> None:
@@ -159,8 +159,10 @@ def is_program(source: Path) -> bool:
 def read_inputs(
     source: Path, arguments: list[str] | None, random: bool, pixels: Pixels, shapes: Shapes | None = None
 ) -> dict[str, Any]:
-    """The inputs of a model or Program, checked before anything is compiled. shapes: of a model's inputs. InputError,
-    ModelError, ProgramError."""
+    """Read and check the inputs of a model or Program, before anything is compiled.
+
+    shapes: of a model's inputs. Raises InputError, ModelError, ProgramError.
+    """
     from celosia.compiler.graph.dimensions import open_axes, sizes_of, with_shapes
     from celosia.compiler.graph.importer import read
     from celosia.compiler.graph.interface import inputs_of
@@ -182,15 +184,15 @@ def read_inputs(
     return arrays.read_inputs(arguments or [], inputs, random, pixels, labels)
 
 
-def pixels_of(mean: list[float] | None, std: list[float] | None, quiet: bool) -> Pixels:
-    """Return the conversion of images to inputs; says of the first one that is changed how it is."""
+def image_conversion(mean: list[float] | None, std: list[float] | None, quiet: bool) -> Pixels:
+    """Return the conversion of images to inputs; it prints how the first image that does not fit is changed."""
     from celosia.driver.data.images import Pixels
 
-    return Pixels(tuple(mean or (0.0,)), tuple(std or (1.0,)), telling_once(quiet))
+    return Pixels(tuple(mean or (0.0,)), tuple(std or (1.0,)), printer_of_first_sentence(quiet))
 
 
-def telling_once(quiet: bool) -> Callable[[str], None]:
-    """Return a function that prints the first sentence that it gets on standard error, and none after it."""
+def printer_of_first_sentence(quiet: bool) -> Callable[[str], None]:
+    """Return a function that prints the first sentence it gets on standard error, and drops later ones."""
     shown: set[str] = set()
 
     def tell(sentence: str) -> None:
@@ -201,7 +203,7 @@ def telling_once(quiet: bool) -> Callable[[str], None]:
     return tell
 
 
-def keep_of(texts: list[str] | None) -> str | list[str]:
+def parse_keep(texts: list[str] | None) -> str | list[str]:
     """Parse the repeatable option TENSOR|all to `compile`'s argument `keep`."""
     return "all" if "all" in (texts or []) else texts or []
 
@@ -214,7 +216,7 @@ def advise(program: Program, quiet: bool) -> None:
         say(f"celosia: {advice}", error=True)
 
 
-def shapes_of(texts: list[str] | None) -> dict[str, tuple[int, ...]]:
+def parse_shapes(texts: list[str] | None) -> dict[str, tuple[int, ...]]:
     """Parse the shapes of `--shape` options. ModelError where one is none."""
     from celosia.compiler.graph.errors import ModelError
 
@@ -233,7 +235,7 @@ def shapes_of(texts: list[str] | None) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-def program_of(
+def load_or_compile(
     source: Path, config: str | None, stages: Stages, no_check: bool, watch: Watch | None = None,
     target: str | None = None, shapes: Shapes | None = None, keep: str | Sequence[str] = (), trust: Trust | None = None,
     place: Mapping[str, str] = {}, rounding: str | None = None,
@@ -279,21 +281,21 @@ def program_of(
 
     return compile_model(
         source, cfg or "pynq", progress=stages, watch=watch, target=target, check=not no_check, shapes=shapes,
-        keep=keep, place=place, **rounding_of(rounding),
+        keep=keep, place=place, **rounding_option(rounding),
     )  # fmt: skip
 
 
-def rounding_of(text: str | None) -> dict[str, Any]:
+def rounding_option(text: str | None) -> dict[str, Any]:
     """Parse --rounding to an argument of `compile`; nothing where it is left out."""
     return {} if text is None else {"rounding": text}
 
 
-def chosen(shape: list[str] | None, place: Sequence[str] | None, rounding: str | None) -> dict[str, Any]:
-    """Return these options as arguments of `program_of`. BadParameter, ModelError."""
-    return {"shapes": shapes_of(shape), "place": place_of(place), "rounding": rounding}
+def compile_options(shape: list[str] | None, place: Sequence[str] | None, rounding: str | None) -> dict[str, Any]:
+    """Return these options as arguments of `load_or_compile`. BadParameter, ModelError."""
+    return {"shapes": parse_shapes(shape), "place": parse_place(place), "rounding": rounding}
 
 
-def place_of(texts: Sequence[str] | None) -> dict[str, str]:
+def parse_place(texts: Sequence[str] | None) -> dict[str, str]:
     """Parse --place to `compile`'s argument. BadParameter."""
     place = {}
     for text in texts or ():
@@ -318,14 +320,14 @@ def _require_kept(source: Path, program: Program, keep: str | Sequence[str]) -> 
         )
 
 
-def program_there(
+def load_or_compile_for_board(
     source: Path, config: str | None, stages: Stages, remote: Remote, no_check: bool, shapes: Shapes | None = None,
     keep: str | Sequence[str] = (), trust: Trust | None = None, place: Mapping[str, str] = {},
 ) -> Program:  # fmt: skip
-    """Return the Program as `program_of` does, for the processor of a board."""
+    """Load the Program in `source`, or compile the model there for the processor of the board behind `remote`."""
     from celosia.driver.remote import deploy
 
     target = deploy.target_of(remote.status()) if not is_program(source) or (trust and trust.rebuild) else None
-    return program_of(
+    return load_or_compile(
         source, config, stages, no_check, target=target, shapes=shapes, keep=keep, trust=trust, place=place
     )

@@ -38,7 +38,7 @@ def cut(
       celosia cut detector.onnx -o parts --shape image=1,3,480,640
     """
     with common.progress_stages(quiet) as stages:
-        shapes = common.shapes_of(shape)
+        shapes = common.parse_shapes(shape)
         common.check_source(model)
         from celosia.compiler.program.files import make_folder, replacing, require_folder
 

@@ -36,20 +36,20 @@ def deploy(
       celosia run resnet18.celosia -i image.npy --device ssh://root@pynq
     """
     from celosia.driver.remote import deploy as deployment
-    from celosia.driver.remote.runner import runner
-    from celosia.driver.remote.ssh import connected
+    from celosia.driver.remote.runner import pack_runner
+    from celosia.driver.remote.ssh import connect
 
     common.check_source(model)
-    shapes = common.shapes_of(shape)
-    with common.progress_stages(quiet) as stages, stages.paused(), connected(host) as connection:
+    shapes = common.parse_shapes(shape)
+    with common.progress_stages(quiet) as stages, stages.paused(), connect(host) as connection:
         remote = deployment.Remote(connection, sudo=sudo)
         stages(f"connected to {host}")
-        program = common.program_there(model, config, stages, remote, no_check, shapes)
+        program = common.load_or_compile_for_board(model, config, stages, remote, no_check, shapes)
         stages(f"copying to {host}")
-        files = runner(), deployment.program_file(program)
+        files = pack_runner(), deployment.pack_program(program)
         board = remote.status(*files)
         sent = remote.install(board, *files)
-        deployment.require(board, program, "board", host)
+        deployment.require_board(board, program, "board", host)
     if not quiet:
         python = ".".join(map(str, board.python))
         say(f"{host}: {board.machine}, Python {python}, numpy {board.numpy}, pynq {board.pynq}")
@@ -72,18 +72,18 @@ def flash(
     Examples:
       celosia flash build/pynq-z2/pynq-z2-pynq.bit --board pynq-z2 --host root@pynq
     """
-    from celosia.driver.board.flash import load, prepare
+    from celosia.driver.board.flash import check_bitstream, load
     from celosia.driver.remote import deploy as deployment
-    from celosia.driver.remote.ssh import connected
+    from celosia.driver.remote.ssh import connect
     from celosia.hw.boards.boards import find_board
     from celosia.hw.spec.config import Config
 
     place = find_board(board)
-    manifest = prepare(bit, place.name, place.part)
+    manifest = check_bitstream(bit, place.name, place.part)
     if host is None:
         clock = load(str(bit), manifest)
     else:
-        with common.progress_stages(quiet) as stages, stages.paused(), connected(host) as connection:
+        with common.progress_stages(quiet) as stages, stages.paused(), connect(host) as connection:
             stages(f"loading on {host}")
             clock = deployment.flash(deployment.Remote(connection, sudo=sudo), bit, manifest)
     if not quiet:
@@ -126,9 +126,9 @@ def rehearse(
     common.check_source(model)
     place = find_board(board)
     with common.progress_stages(quiet) as stages:
-        values = common.read_inputs(model, inputs, True, common.pixels_of(mean, std, quiet))
+        values = common.read_inputs(model, inputs, True, common.image_conversion(mean, std, quiet))
         accelerator = None if config is None else Config.load(config)
-        rehearsal = rehearsed(model, place, values, accelerator, device, common.shapes_of(shape), stages)
+        rehearsal = rehearsed(model, place, values, accelerator, device, common.parse_shapes(shape), stages)
     if not quiet:
         common.show(steps(rehearsal))
     if rehearsal.different:

@@ -41,8 +41,8 @@ Exit codes:
 Debug = Annotated[bool, typer.Option("--debug", help="Show where an error came from.")]
 
 
-def _sentences() -> dict[int, tuple[type[Exception], ...]]:
-    """Errors that say in a sentence what is wrong, by exit code."""
+def _error_classes_by_exit_code() -> dict[int, tuple[type[Exception], ...]]:
+    """Return the exception classes whose text is a sentence for users, by exit code."""
     from celosia.bitstreams.project import ProjectError, ToolError
     from celosia.bitstreams.synthesis import SynthesisError
     from celosia.compiler.cpu.llvm import LinkError
@@ -90,11 +90,11 @@ def _sentences() -> dict[int, tuple[type[Exception], ...]]:
     return {WRONG_INPUT: wrong, RUN_FAILED: (DeviceError, FleetError, PoolError, SshError), NO_TOOL: no_tool}
 
 
-def explained(error: Exception) -> tuple[int, str]:
-    """Return exit code and sentence for an error of a command."""
+def exit_code_and_message(error: Exception) -> tuple[int, str]:
+    """Return the exit code of a command that ended with `error`, and the sentence to print."""
     from celosia.compiler.selfcheck.check import CheckFailed, SelfCheckError
 
-    for code, classes in _sentences().items():
+    for code, classes in _error_classes_by_exit_code().items():
         if isinstance(error, classes):
             return code, str(error)
     if isinstance(error, OSError):
@@ -113,7 +113,7 @@ def explained(error: Exception) -> tuple[int, str]:
 
 
 def say(text: str, error: bool = False) -> None:
-    """A line, or several, on standard output or standard error, that no terminal obeys."""
+    """Print lines on standard output or standard error, with escapes for characters that a terminal would obey."""
     typer.echo(printable_lines(text), err=error)
 
 
@@ -155,6 +155,7 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(function)
     def checked(*args: Any, debug: bool = False, **options: Any) -> None:
+        """Run the command; turn its errors into a sentence and an exit code."""
         try:
             with warnings.catch_warnings():
                 warnings.showwarning = _say_warning
@@ -171,7 +172,7 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
         except Exception as error:
             if debug:
                 traceback.print_exc()
-            code, sentence = explained(error)
+            code, sentence = exit_code_and_message(error)
             text = shorten(
                 printable_lines(sentence) if code == NO_TOOL else printable(sentence)
             )  # a tool's output has lines

@@ -103,11 +103,12 @@ def explore(
         "optimise": 0.0 if optimise is None else seconds(optimise), "objective": objective or DEFAULT_OBJECTIVES,
         "points": points, "space": space, "folder": output,
         "memory": memory, "left": left / 100, "search": search, "jobs": jobs or os.cpu_count() or 1,
-        "pool": common.pool_of(pool, insecure_pool), "deadline": deadline, "confirmed": confirm or (), "seed": seed,
+        "pool": common.pool_address(pool, insecure_pool), "deadline": deadline, "confirmed": confirm or (),
+        "seed": seed,
     }  # fmt: skip
     if budget is None and points is None:
         budget = BUDGET
-    report, interrupted = _explored(models, board, budget, quiet, options)
+    report, interrupted = _run_exploration(models, board, budget, quiet, options)
     if as_json:
         typer.echo(json.dumps(report, indent=1))
     elif not quiet:
@@ -119,7 +120,7 @@ def explore(
         raise typer.Exit(INTERRUPTED)
 
 
-def _explored(
+def _run_exploration(
     models: list[Path], board: str, budget: str | None, quiet: bool, options: dict[str, Any]
 ) -> tuple[dict[str, Any], bool]:  # fmt: skip
     """Explore, and return (the report, whether Ctrl-C has ended it)."""
@@ -131,7 +132,7 @@ def _explored(
     with common.progress_stages(quiet) as stages:
         for model in models:
             common.check_source(model)
-        seconds = None if budget is None else explorer.seconds(budget)
+        seconds = None if budget is None else explorer.parse_seconds(budget)
         stages("reading the models")
         try:
             on_state = lambda state: stages.now((search if isinstance(state, SearchState) else show).line(state))  # noqa: E731

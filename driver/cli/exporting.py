@@ -54,7 +54,7 @@ def export(
       celosia export detector.onnx -o firmware --records tuned.jsonl --place /head/Conv=cpu
     """
     with common.progress_stages(quiet) as stages:
-        shapes, placed = common.shapes_of(shape), common.place_of(place)
+        shapes, placed = common.parse_shapes(shape), common.parse_place(place)
         common.check_source(model)
         from celosia.compiler.options import Options
         from celosia.driver.export import c_project as write
@@ -63,17 +63,17 @@ def export(
         write.require_target(output, target)
         options = Options(
             config=config, progress=stages, check=not no_check, decisions=decisions, shapes=shapes, records=records,
-            place=placed, without=without or (), **common.rounding_of(rounding),
+            place=placed, without=without or (), **common.rounding_option(rounding),
         )  # fmt: skip
         exported = write.export(model, target, options, name)
         stages("writing C")
-        write.write(exported, output)
+        write.write_project(exported, output)
     common.advise(exported.model.program, quiet)
     if not quiet:
-        say(_summary(exported, output))
+        say(_describe_export(exported, output))
 
 
-def _summary(exported: Exported, folder: Path) -> str:
+def _describe_export(exported: Exported, folder: Path) -> str:
     """Text on the files that were written, and how to build them."""
     model = exported.model
     cpu = f"{len(model.program.kernels)} kernels" if model.program.kernels else "no kernels"

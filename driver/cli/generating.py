@@ -79,22 +79,25 @@ def generate(
     options = device_options(device, memory, address)
     common.check_source(model)
     common.check_destinations([model], report)
-    with common.progress_stages(quiet) as stages, _opened(device, config, sudo, stages, options) as device_or_name:
+    with (
+        common.progress_stages(quiet) as stages,
+        _open_addressed_device(device, config, sudo, stages, options) as device_or_name,
+    ):
         from celosia.driver.generate.decoder import Decoder
 
         options |= {"progress": stages.cycles, "quiet": quiet} if device == "rtl" else {}
         decoder = Decoder(
             model, device_or_name, config=config, length=length, threads=threads, check=not no_check, progress=stages,
-            options=options if device_or_name == device else {}, **common.rounding_of(rounding),
+            options=options if device_or_name == device else {}, **common.rounding_option(rounding),
         )  # fmt: skip
         with decoder:
-            begin = _tokens(decoder, model, prompt, ids)
+            begin = _parse_prompt(decoder, model, prompt, ids)
             session = decoder.session()
             session.check(begin)
             decoder.compile(len(begin))
             with stages.paused():
                 decoder.open()
-                _write(decoder, begin, session.generate(begin, tokens, choose), prompt)
+                _print_tokens(decoder, begin, session.generate(begin, tokens, choose), prompt)
     common.write_json(report, session.usage.report())
     if not quiet:
         _summarise(session)
@@ -107,18 +110,20 @@ def _summarise(session: Session) -> None:
 
 
 @contextmanager
-def _opened(device: str, config: str, sudo: bool, stages: Stages, options: dict[str, Any]) -> Iterator[Any]:
+def _open_addressed_device(
+    device: str, config: str, sudo: bool, stages: Stages, options: dict[str, Any]
+) -> Iterator[Any]:
     """Open the Device behind the address of a board; other names stay names."""
     if not device.startswith(SSH_PREFIX):
         yield device
         return
     from celosia.driver.remote.deploy import Remote
     from celosia.driver.remote.remote_device import RemoteDevice
-    from celosia.driver.remote.ssh import connected
+    from celosia.driver.remote.ssh import connect
     from celosia.hw.spec.config import Config
 
     place, _, kind = device.removeprefix(SSH_PREFIX).partition("/")
-    with stages.paused(), connected(place) as connection:
+    with stages.paused(), connect(place) as connection:
         remote = RemoteDevice(Remote(connection, sudo=sudo), Config.load(config), kind or "board", options)
         try:
             yield remote
@@ -126,7 +131,7 @@ def _opened(device: str, config: str, sudo: bool, stages: Stages, options: dict[
             remote.close()
 
 
-def _tokens(decoder: Decoder, model: Path, prompt: str | None, ids: str | None) -> list[int]:
+def _parse_prompt(decoder: Decoder, model: Path, prompt: str | None, ids: str | None) -> list[int]:
     """Tokens of --prompt or --ids. InputError."""
     from celosia.compiler.program import InputError
 
@@ -142,7 +147,7 @@ def _tokens(decoder: Decoder, model: Path, prompt: str | None, ids: str | None) 
         raise typer.BadParameter(f"--ids {ids} are no whole numbers between commas") from None
 
 
-def _write(decoder: Decoder, begin: list[int], new_tokens: Iterator[int], prompt: str | None) -> None:
+def _print_tokens(decoder: Decoder, begin: list[int], new_tokens: Iterator[int], prompt: str | None) -> None:
     """Print tokens as they come: as escaped text, or as numbers."""
     from celosia.plain import printable_lines
 

@@ -114,7 +114,7 @@ def sweep(
     """
     if not given:
         raise typer.BadParameter("--set names what to try, as in --set bus_bytes=8,16")
-    memory_args = common.memory_options(memory, "timed")
+    memory_args = common.parse_memory(memory, "timed")
     with common.progress_stages(quiet) as stages:
         common.check_source(model)
         common.check_destinations([model], html, report)
@@ -123,7 +123,7 @@ def sweep(
         from celosia.driver.show.text_table import console
         from celosia.hw.spec.config import ConfigError
 
-        rows = sweeping.sweep(model, sweeping.settings(given), config, progress=stages, **memory_args)
+        rows = sweeping.sweep(model, sweeping.parse_settings(given), config, progress=stages, **memory_args)
     title = f"{model.name} on {config}; cycles by the timing model, memory {memory_args.get('memory', 'zynq-hp')}"
     if html is not None:
         sweeping.page(f"celosia sweep {model.name}", rows, f"{title}. {sweeping.note(rows)}").save(html)

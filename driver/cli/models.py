@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from celosia.driver.choices import ACTIVATIONS, METHODS, OPERATORS, WEIGHTS, alpha_of
+from celosia.driver.choices import ACTIVATIONS, METHODS, OPERATORS, WEIGHTS, parse_alpha
 from celosia.driver.cli import common
 from celosia.driver.cli import options as opt
 from celosia.driver.cli.errors import command, say
@@ -37,7 +37,7 @@ Target = Annotated[
 ]
 
 
-def _config(target: str | None) -> Config:
+def _target_config(target: str | None) -> Config:
     """Return the Config of the board that is compiled for, where no Config is named."""
     if target is None or not (target in BOARDS or is_board_file(target)):
         return PRESETS["pynq"]
@@ -77,23 +77,24 @@ def compile_(
     """
     common.import_files(imports)
     with common.progress_stages(quiet) as stages:
-        shapes = common.shapes_of(shape)
+        shapes = common.parse_shapes(shape)
         common.check_destinations([model], output)
         from celosia.compiler.compile import compile as compile_model
 
-        program = _compiled_to(output, lambda: compile_model(
-            model, config or _config(target), progress=stages, target=target, check=not no_check, decisions=decisions,
-            keep=common.keep_of(keep), shapes=shapes, records=records, place=common.place_of(place),
-            without=without or (), **common.rounding_of(rounding),
+        program = _compile_to_file(output, lambda: compile_model(
+            model, config or _target_config(target), progress=stages, target=target, check=not no_check,
+            decisions=decisions, keep=common.parse_keep(keep), shapes=shapes, records=records,
+            place=common.parse_place(place),
+            without=without or (), **common.rounding_option(rounding),
         ), stages)  # fmt: skip
     common.advise(program, quiet)
     if not quiet:
         from celosia.driver.show import program_summary as show
 
-        common.show([show.overview(program), _size(output)])
+        common.show([show.overview(program), _file_size_text(output)])
 
 
-def _compiled_to(path: Path, compiled: Callable[[], Program], stages: Callable[[str], None]) -> Program:
+def _compile_to_file(path: Path, compiled: Callable[[], Program], stages: Callable[[str], None]) -> Program:
     """Compile and write the Program to `path`, also one whose own check failed. Raises CheckFailed then."""
     from celosia.compiler.selfcheck.check import CheckFailed
 
@@ -109,7 +110,7 @@ def _compiled_to(path: Path, compiled: Callable[[], Program], stages: Callable[[
     return program
 
 
-def _size(path: Path) -> str:
+def _file_size_text(path: Path) -> str:
     from celosia.driver.show.text_table import megabytes
 
     return f"{path}: {megabytes(path.stat().st_size)}"
@@ -178,12 +179,12 @@ def inspect(
         return
     if memory is not None and not estimate:
         raise typer.BadParameter("--memory needs --estimate: nothing else here depends on it")
-    memory_args = common.memory_options(memory, "timed")
+    memory_args = common.parse_memory(memory, "timed")
     parts = _Parts(operators, layers, buffers, disassemble or layer is not None, layer, passes, one_pass)
     with common.progress_stages(quiet) as stages:
         common.check_destinations([model], decisions)
-        chosen = common.chosen(shape, place, rounding)
-        program = common.program_of(model, config, stages, no_check, parts.watch, **chosen)
+        chosen = common.compile_options(shape, place, rounding)
+        program = common.load_or_compile(model, config, stages, no_check, parts.watch, **chosen)
     common.advise(program, quiet)
     from celosia.driver.show import program_summary as show
     from celosia.driver.show import run_summary as show_run
@@ -193,11 +194,11 @@ def inspect(
 
         common.write_json(decisions, decisions_of(program))
     if loops is not None:
-        _say(show.loops(program, loops))
+        _print_lines(show.layer_loops(program, loops))
     elif decisions is None:
         common.show(show_run.estimate(program, **memory_args) if estimate else parts.tables(program))
     if loops is None and decisions is None and not estimate:
-        _say(parts.lines(program))
+        _print_lines(parts.lines(program))
 
 
 def _show_derivation(model: Path) -> None:
@@ -264,7 +265,7 @@ class _Parts:
             yield from show.disassembly(program, self.layer)
 
 
-def _say(lines: Iterable[str]) -> None:
+def _print_lines(lines: Iterable[str]) -> None:
     for line in lines:
         say(line)
 
@@ -302,11 +303,11 @@ def report(
       celosia report front/front.json -o front.html
       celosia report faster.onnx -o page.html
     """
-    memory_args = common.memory_options(memory, "timed")
+    memory_args = common.parse_memory(memory, "timed")
     from celosia.driver.pages import derivation, page
     from celosia.driver.pages import run_page as run
 
-    page.require()
+    page.require_bokeh()
     with common.progress_stages(quiet) as stages:
         common.check_source(source)
         common.check_destinations([source], output)
@@ -314,26 +315,26 @@ def report(
             for option, value in (("--config", config), ("--memory", memory), ("--shape", shape)):
                 if value:
                     raise typer.BadParameter(f"{option} is for a model or Program: {source} says what its run had")
-            written_page = _page_of(source)
+            written_page = _page_of_saved_report(source)
         else:
-            program = common.program_of(source, config, stages, no_check, shapes=common.shapes_of(shape))
+            program = common.load_or_compile(source, config, stages, no_check, shapes=common.parse_shapes(shape))
             stages("drawing")
-            written_page = run.of_program(program, **memory_args)
-            written_page = derivation.with_derivation(written_page, source)
+            written_page = run.page_of_prediction(program, **memory_args)
+            written_page = derivation.add_derivation(written_page, source)
         written_page.save(output)
     if not quiet:
         say(f"{output}: {output.stat().st_size / 1e6:.1f} MB, for a browser; it needs no network")
 
 
-def _page_of(report: Path) -> Page:
+def _page_of_saved_report(report: Path) -> Page:
     """Return the page of a report that `run --report`, `explore` or `optimise --report` wrote."""
     from celosia.driver.pages import derivation
     from celosia.driver.pages import exploration_page as front
     from celosia.driver.pages import run_page as run
 
     if derivation.is_derivation(report):
-        return derivation.of_derivation(report)
-    return front.of_front(report) if front.is_front(report) else run.of_report(report)
+        return derivation.page_of_derivation(report)
+    return front.page_of_front(report) if front.is_front(report) else run.page_of_report(report)
 
 
 FloatModel = Annotated[Path, typer.Argument(metavar="MODEL.onnx", help="The float model.")]
@@ -406,7 +407,7 @@ def quantize(
     if symmetric and activations != ACTIVATIONS[0]:
         raise typer.BadParameter(f"--symmetric: activations are {ACTIVATIONS[0]} then, not {activations}")
     try:
-        alpha = None if smooth is None else alpha_of(smooth)
+        alpha = None if smooth is None else parse_alpha(smooth)
     except ValueError as error:
         raise typer.BadParameter(f"--smooth: {error}") from None
     with common.progress_stages(quiet) as stages:
@@ -417,11 +418,11 @@ def quantize(
             model, calibration, output, per_channel=not per_tensor, activations=activations, method=method,
             symmetric=symmetric, operators=operators, samples=samples, exclude=exclude or (), mean=mean or (0.0,),
             std=std or (1.0,), weights=int(weights), smooth=alpha, config=config, progress=stages,
-            told=common.telling_once(quiet),
+            told=common.printer_of_first_sentence(quiet),
         )  # fmt: skip
     common.write_json(report, quantised)
     if not quiet:
         from celosia.driver.show import quantize_summary as show
 
         tables = (part for table in show.quantised(quantised) for part in (table, ""))
-        common.show([*tables, _size(output)])
+        common.show([*tables, _file_size_text(output)])

@@ -94,18 +94,18 @@ def optimise(
     from celosia.driver.show import optimise_summary as show
     from celosia.driver.tune.optimise import optimise as driver
 
-    _refuse(cpu, fast_math, tune, bool(jobs or pool))
+    _refuse_exclusive_options(cpu, fast_math, tune, bool(jobs or pool))
     with common.progress_stages(quiet) as stages:
         common.check_source(model)
         common.check_destinations([model], output, report, records)
         optimised = driver(
-            model, config, budget=seconds(budget), shapes=common.shapes_of(shape), search=search, progress=stages,
+            model, config, budget=seconds(budget), shapes=common.parse_shapes(shape), search=search, progress=stages,
             accelerator=not cpu, fast_math=fast_math, records=records, tune=tune,
             jobs=jobs or (os.cpu_count() or 1 if tune else 0),
-            pool=common.pool_of(pool, insecure_pool), told=lambda state: stages.now(show.line(state)),
+            pool=common.pool_address(pool, insecure_pool), told=lambda state: stages.now(show.line(state)),
         )  # fmt: skip
         stages("writing the model")
-        _save(optimised, output)
+        _save_model(optimised, output)
     common.write_json(report, optimised.report)
     if not quiet:
         common.show(show.derivation(optimised.report))
@@ -114,7 +114,7 @@ def optimise(
         raise typer.Exit(INTERRUPTED)
 
 
-def _refuse(cpu: bool, fast_math: bool, trials: int, other_devices: bool) -> None:
+def _refuse_exclusive_options(cpu: bool, fast_math: bool, trials: int, other_devices: bool) -> None:
     """Raise BadParameter for options that exclude each other."""
     if cpu and trials:
         raise typer.BadParameter("--tune is of the accelerator's schedules; leave it out, or --cpu")
@@ -126,7 +126,7 @@ def _refuse(cpu: bool, fast_math: bool, trials: int, other_devices: bool) -> Non
         )
 
 
-def _save(optimised: Optimised, output: Path) -> None:
+def _save_model(optimised: Optimised, output: Path) -> None:
     from celosia.compiler.program.files import replacing
 
     with replacing(output) as temporary:

@@ -15,12 +15,12 @@ from celosia.sim.devices import SIMULATORS
 def one_of(*flags: str, names: Collection[str], help: str) -> Any:
     """Declare an option that takes one of `names`."""
 
-    def known(name: str) -> str:
+    def require_known(name: str) -> str:
         if name not in names:
             raise typer.BadParameter(f"{name!r} is not one of {', '.join(map(repr, names))}.")
         return name
 
-    return typer.Option(*flags, parser=known, metavar=f"<{'|'.join(names)}>", help=help)
+    return typer.Option(*flags, parser=require_known, metavar=f"<{'|'.join(names)}>", help=help)
 
 
 _BOARDS = ", ".join(BOARDS)

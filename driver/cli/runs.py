@@ -98,34 +98,34 @@ def run(
     options = device_options(device, memory, address)
     files = _Files(output, report, html, trace, dump or [])
     source = _Source(
-        model, config, common.keep_of(dump), Trust(trust, digest, rebuild_kernels), no_check, common.place_of(place),
-        common.shapes_of(shape),
+        model, config, common.parse_keep(dump), Trust(trust, digest, rebuild_kernels), no_check,
+        common.parse_place(place), common.parse_shapes(shape),
     )  # fmt: skip
     with common.progress_stages(quiet) as stages:
         files.check(device, model)
-        threads = _ready(device, model, threads)
-        values = common.read_inputs(model, inputs, random, common.pixels_of(mean, std, quiet), source.given)
+        threads = _prepare_machine(device, model, threads)
+        values = common.read_inputs(model, inputs, random, common.image_conversion(mean, std, quiet), source.given)
         if device.startswith(SSH_PREFIX):
-            program, result = _run_there(source, device, values, threads, stages, sudo, **options)
+            program, result = _run_on_board(source, device, values, threads, stages, sudo, **options)
         else:
             options |= {"progress": stages.cycles, "quiet": quiet} if device == "rtl" else {}
             program, result = _run_here(source, device, values, threads, stages, **options)
     files.write(program, result)
     common.advise(program, quiet)
     if not quiet:
-        _show(result, layers)
+        _print_result(result, layers)
 
 
 def device_options(device: str, memory: str | None, address: str | None) -> dict[str, Any]:
     """Return the options --memory and --address for a --device. BadParameter where the device is unknown or takes
     neither."""
     if device not in DEVICES and not device.startswith(SSH_PREFIX):
-        common.no_device(device, DEVICES)
-    on_board, simulated = common.address_options(address), common.memory_options(memory, device)
+        common.raise_unknown_device(device, DEVICES)
+    on_board, simulated = common.parse_address(address), common.parse_memory(memory, device)
     return simulated if device in SIMULATORS else on_board
 
 
-def _ready(device: str, model: Path, threads: int | None) -> int:
+def _prepare_machine(device: str, model: Path, threads: int | None) -> int:
     """Finds what a device of this machine needs. Returns the threads of the CPU's part. BuildError, DeviceError,
     ThreadsError."""
     from celosia.compiler.program.host.threads import default_threads, thread_count
@@ -138,7 +138,7 @@ def _ready(device: str, model: Path, threads: int | None) -> int:
 
 @dataclass(frozen=True)
 class _Source:
-    """Source of a Program: its file, or a model with the arguments of `common.program_of`."""
+    """Source of a Program: its file, or a model with the arguments of `common.load_or_compile`."""
 
     path: Path
     config: str | None
@@ -155,9 +155,11 @@ class _Source:
 
         if not self.path.is_file() or common.is_program(self.path) or not open_inputs(read(self.path, data=False)):
             return dict(self.given)
-        from celosia.driver.host.specialise import OpenModel, with_given
+        from celosia.driver.host.specialise import OpenModel, fill_open_sizes
 
-        return {n: with_given(shape, self.given.get(n)) for n, shape in OpenModel(self.path).shapes(values).items()}
+        return {
+            n: fill_open_sizes(shape, self.given.get(n)) for n, shape in OpenModel(self.path).shapes(values).items()
+        }
 
 
 def _run_here(
@@ -166,7 +168,7 @@ def _run_here(
     """Load or compile the Program, and run it on a device of this machine."""
     from celosia.driver.runtime import Runtime
 
-    program = common.program_of(
+    program = common.load_or_compile(
         source.path, source.config, stages, source.no_check, shapes=source.shapes(values), keep=source.keep,
         trust=source.trust, place=source.place,
     )  # fmt: skip
@@ -177,22 +179,22 @@ def _run_here(
         return program, runtime.run(values)
 
 
-def _run_there(
+def _run_on_board(
     source: _Source, url: str, values: dict[str, Any], threads: int, stages: Stages, sudo: bool, **options: Any
 ) -> tuple[Program, Result]:
     """Run on a board over ssh: ssh://USER@BOARD for its accelerator, ssh://USER@BOARD/functional for numpy there."""
     from celosia.driver.remote import deploy
-    from celosia.driver.remote.ssh import connected
+    from celosia.driver.remote.ssh import connect
 
     place, _, device = url.removeprefix(SSH_PREFIX).partition("/")
     if device not in ("", "board", "functional"):
         raise typer.BadParameter(
             f"there is no device {device!r} on a board; take {SSH_PREFIX}{place}, or /functional after it"
         )
-    with stages.paused(), connected(place) as connection:
+    with stages.paused(), connect(place) as connection:
         remote = deploy.Remote(connection, sudo=sudo)
         stages(f"connected to {place}")
-        program = common.program_there(
+        program = common.load_or_compile_for_board(
             source.path, source.config, stages, remote, source.no_check, source.shapes(values), source.keep,
             source.trust, source.place,
         )  # fmt: skip
@@ -222,9 +224,9 @@ class _Files:
         common.check_source(model)
         common.check_destinations([model], self.output, self.report, self.trace, self.html)
         if self.html is not None:
-            from celosia.driver.pages.page import require
+            from celosia.driver.pages.page import require_bokeh
 
-            require()
+            require_bokeh()
 
     def write(self, program: Program, result: Result) -> None:
         """Write the files of a run. OutputError."""
@@ -237,9 +239,9 @@ class _Files:
         if self.trace is not None:
             _write_trace(self.trace, program, result)
         if self.html is not None:
-            from celosia.driver.pages.run_page import of_run
+            from celosia.driver.pages.run_page import page_of_run
 
-            of_run(program, result.report, result.counters).save(self.html)
+            page_of_run(program, result.report, result.counters).save(self.html)
 
 
 def _write_trace(path: Path, program: Program, result: Result) -> None:
@@ -258,7 +260,7 @@ def _write_trace(path: Path, program: Program, result: Result) -> None:
     write_text(path, json.dumps(trace_json) + "\n")
 
 
-def _show(result: Result, layers: bool) -> None:
+def _print_result(result: Result, layers: bool) -> None:
     """Print the summary of a run, its layers and its outputs."""
     from celosia.driver.show import run_summary as show
 
@@ -288,7 +290,7 @@ def demo(
       celosia demo --count 100 --config tiny
       celosia demo --device timed --memory pynq-z2
     """
-    simulated = common.memory_options(memory, device)
+    simulated = common.parse_memory(memory, device)
     from celosia.driver.demo import run as run_demo
 
     with common.progress_stages(quiet) as stages:

@@ -95,14 +95,14 @@ def tune(
       celosia tune model.onnx --pool dask://big:8786 --records tuned.jsonl
       celosia tune model.onnx --device cpu --records tuned.jsonl
     """
-    measuring = _measuring(device, memory, pool, insecure_pool, sudo, address)
+    measuring = _measurement_options(device, memory, pool, insecure_pool, sudo, address)
     limits = {"trials": trials, "search": search, "deadline": deadline, "budget": budget}
     options: dict[str, Any] = {
         "records": records, "jobs": jobs or os.cpu_count() or 1, "learner": learner, "seed": seed,
         "check": not no_check, **{name: value for name, value in limits.items() if value}, **measuring,
     }  # fmt: skip
     with common.progress_stages(quiet) as stages:
-        options["shapes"] = common.shapes_of(shape)
+        options["shapes"] = common.parse_shapes(shape)
         common.check_source(model)
         common.check_destinations([model], output, report)
         common.check_destinations([model], records)
@@ -116,13 +116,13 @@ def tune(
         common.show(lines)
 
 
-def _measuring(
+def _measurement_options(
     device: str, memory: str | None, pool: str | None, insecure_pool: bool, sudo: bool, address: str | None
 ) -> dict[str, Any]:
     """Options of `celosia.tune` for the devices that measure; kernels take none of them."""
     known_devices = (*WITH_CYCLES, CPU)
     if device not in known_devices and not device.startswith(SSH_PREFIX):
-        common.no_device(device, known_devices)
+        common.raise_unknown_device(device, known_devices)
     if device == CPU:
         for name, value in (("--memory", memory), ("--pool", pool)):
             if value:
@@ -130,13 +130,13 @@ def _measuring(
                     f"{name} is of the accelerator; leave it out, or take another device than {CPU}"
                 )
         return {}
-    memory_args = common.memory_options(memory, device if device in WITH_CYCLES else WITH_CYCLES[0])
-    base = common.address_options(address).get("base")
+    memory_args = common.parse_memory(memory, device if device in WITH_CYCLES else WITH_CYCLES[0])
+    base = common.parse_address(address).get("base")
     from celosia.hw.boards.memory import ZYNQ_HP
 
     return {
         "device": device, "memory": memory_args.get("memory", ZYNQ_HP), "sudo": sudo, "base": base,
-        "pool": common.pool_of(pool, insecure_pool),
+        "pool": common.pool_address(pool, insecure_pool),
     }  # fmt: skip
 
 

@@ -17,7 +17,7 @@ from celosia.compiler.program.dtypes import itemsize, numpy_dtype
 from celosia.compiler.program.files import reading, replacing
 from celosia.compiler.program.host.op import HostError, check_size
 from celosia.driver.data.images import IN_UNITS, Pixels, is_image, read_image
-from celosia.driver.run.prepare import fitted
+from celosia.driver.run.prepare import fit_to_tensor
 
 Array = NDArray[Any]
 LARGEST_INDEX = 2
@@ -38,7 +38,7 @@ def read_inputs(
     _require_memory([tensor for tensor in inputs if random and tensor.kind == "tensor"])
     arrays: dict[str, Array] = {}
     for text in texts:
-        for name, array in _read(text, inputs, pixels).items():
+        for name, array in _read_option(text, inputs, pixels).items():
             if name in arrays:
                 raise InputError(f"input {name!r} is given twice")
             arrays[name] = array
@@ -46,9 +46,9 @@ def read_inputs(
         if tensor.name in arrays:
             if tensor.kind != "tensor":
                 raise InputError(f"input {tensor.name!r} is a {tensor.kind} of tensors; give it from Python")
-            arrays[tensor.name] = fitted(tensor, arrays[tensor.name], shape_text(tensor))
+            arrays[tensor.name] = fit_to_tensor(tensor, arrays[tensor.name], shape_text(tensor))
         elif random:
-            arrays[tensor.name] = random_array(_closed(tensor, arrays, labels), len(arrays))
+            arrays[tensor.name] = random_array(_fix_open_sizes(tensor, arrays, labels), len(arrays))
         else:
             raise InputError(
                 f"input {tensor.name!r} is missing; it is {shape_text(tensor)}; give it with --input, or --random"
@@ -56,7 +56,9 @@ def read_inputs(
     return arrays
 
 
-def _closed(tensor: TensorInfo, arrays: Mapping[str, Array], labels: Mapping[tuple[str, int], str]) -> TensorInfo:
+def _fix_open_sizes(
+    tensor: TensorInfo, arrays: Mapping[str, Array], labels: Mapping[tuple[str, int], str]
+) -> TensorInfo:
     """Return `tensor` with numbers for the open sizes that its labels, or a batch of 1, determine."""
     if tensor.kind != "tensor":
         return tensor
@@ -75,13 +77,13 @@ def _require_memory(inputs: Sequence[TensorInfo]) -> None:
     """Raise InputError where arrays for all `inputs` take more memory than this machine has."""
     try:
         for tensor in inputs:
-            check_size(_bytes(tensor), f"input {tensor.name!r}, {shape_text(tensor)},")
-        check_size(sum(map(_bytes, inputs)), f"what is made up for {len(inputs)} inputs")
+            check_size(_byte_count(tensor), f"input {tensor.name!r}, {shape_text(tensor)},")
+        check_size(sum(map(_byte_count, inputs)), f"what is made up for {len(inputs)} inputs")
     except HostError as error:
         raise InputError(str(error)) from None
 
 
-def _bytes(tensor: TensorInfo) -> int:
+def _byte_count(tensor: TensorInfo) -> int:
     """Bytes of a tensor, including the float64 that random numbers are at first."""
     return prod(max(size, 1) for size in tensor.shape) * max(itemsize(tensor.dtype), 8)
 
@@ -91,23 +93,23 @@ def shape_text(tensor: TensorInfo) -> str:
     return f"{tensor.dtype}[{', '.join('?' if size == -1 else str(size) for size in tensor.shape)}]"
 
 
-def _read(text: str, inputs: Sequence[TensorInfo], pixels: Pixels) -> dict[str, Array]:
+def _read_option(text: str, inputs: Sequence[TensorInfo], pixels: Pixels) -> dict[str, Array]:
     """Read the arrays of one option."""
     known_tensors = {tensor.name: tensor for tensor in inputs}
-    name, path = _split(text, list(known_tensors))
+    name, path = _split_option(text, list(known_tensors))
     if not path.exists():
         raise InputError(f"--input {text}: there is no file {path}")
     if name is None:
-        return _archive_of_inputs(path, known_tensors)
+        return _read_input_archive(path, known_tensors)
     if path.suffix.lower() == ".npz":
-        return {name: _one_of(path, name)}
+        return {name: _read_named_array(path, name)}
     if is_image(path):
         tensor = known_tensors[name]
         return {name: read_image(path, name, tensor.dtype, tensor.shape, pixels)}
     return {name: read_array(path)}
 
 
-def _split(text: str, names: list[str]) -> tuple[str | None, Path]:
+def _split_option(text: str, names: list[str]) -> tuple[str | None, Path]:
     """Split an option into name and file; names may hold equals signs, too. None for an archive of inputs."""
     for name in sorted(names, key=len, reverse=True):
         if text.startswith(f"{name}="):
@@ -122,7 +124,7 @@ def _split(text: str, names: list[str]) -> tuple[str | None, Path]:
     return names[0], Path(text)
 
 
-def _archive_of_inputs(path: Path, known_tensors: Mapping[str, TensorInfo]) -> dict[str, Array]:
+def _read_input_archive(path: Path, known_tensors: Mapping[str, TensorInfo]) -> dict[str, Array]:
     """Read an .npz archive of inputs. InputError for unknown names."""
     arrays = read_archive(path)
     if len(arrays) == len(known_tensors) == 1:
@@ -134,7 +136,8 @@ def _archive_of_inputs(path: Path, known_tensors: Mapping[str, TensorInfo]) -> d
     return arrays
 
 
-def _one_of(path: Path, name: str) -> Array:
+def _read_named_array(path: Path, name: str) -> Array:
+    """Read the array `name` of an .npz file, or its only array. InputError where there is neither."""
     arrays = read_archive(path)
     if name not in arrays and len(arrays) != 1:
         held = ", ".join(map(repr, arrays)) or "nothing"

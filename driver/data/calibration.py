@@ -90,20 +90,20 @@ def open_samples(
     complete = completed or (lambda source, arrays, inputs: dict(arrays))
     if isinstance(source, Mapping):
         name_in_errors = "the calibration arrays"
-        readers = array_readers(name_in_errors, complete(name_in_errors, source, inputs), inputs)
+        readers = make_array_readers(name_in_errors, complete(name_in_errors, source, inputs), inputs)
     elif Path(source).is_dir():
-        readers = file_readers(files_of(Path(source))[0], replace(pixels, folder=Path(source)))
+        readers = make_file_readers(list_labelled_files(Path(source))[0], replace(pixels, folder=Path(source)))
     elif not Path(source).exists():
         raise CalibrationError(f"there is no calibration folder or file {source}")
     else:
-        arrays = _archive(Path(source))
+        arrays = _read_archive(Path(source))
         if LABELS not in {tensor.name for tensor in inputs}:
             arrays.pop(LABELS, None)  # labels of a test set
-        readers = array_readers(str(source), complete(str(source), arrays, inputs), inputs)
-    return of_readers(readers, inputs, limit)
+        readers = make_array_readers(str(source), complete(str(source), arrays, inputs), inputs)
+    return pick_samples(readers, inputs, limit)
 
 
-def of_readers(readers: list[Reader], inputs: Sequence[Input], limit: int | None) -> Samples:
+def pick_samples(readers: list[Reader], inputs: Sequence[Input], limit: int | None) -> Samples:
     """Pick at most `limit` samples, spread evenly; the first decides the sizes that the model leaves open."""
     if limit is not None and limit < len(readers):
         readers = [readers[int(k)] for k in np.linspace(0, len(readers) - 1, limit).round()]
@@ -112,7 +112,7 @@ def of_readers(readers: list[Reader], inputs: Sequence[Input], limit: int | None
     return Samples(fixed, tuple(readers))
 
 
-def array_readers(source: str, arrays: Mapping[str, Array], inputs: Sequence[Input]) -> list[Reader]:
+def make_array_readers(source: str, arrays: Mapping[str, Array], inputs: Sequence[Input]) -> list[Reader]:
     """Return a reader for each sample along the first axis of `arrays`, by input name; `source` is named in errors.
     CalibrationError."""
     _check_names(source, arrays, inputs)
@@ -125,28 +125,32 @@ def array_readers(source: str, arrays: Mapping[str, Array], inputs: Sequence[Inp
 
     def row(k: int, inputs: Sequence[Input]) -> Sample:
         return {
-            tensor.name: _fitted(arrays[tensor.name][k], tensor, f"{source}: {tensor.name}[{k}]") for tensor in inputs
+            tensor.name: _fit_to_tensor(arrays[tensor.name][k], tensor, f"{source}: {tensor.name}[{k}]")
+            for tensor in inputs
         }
 
     return [partial(row, k) for k in range(count)]
 
 
-def files_of(folder: Path) -> tuple[list[Path], Array | None]:
-    """The files of a folder that are samples, and their classes where it has a folder for each: those count from 0 in
-    the order of the folders' names, or are the names where all of them are numbers. CalibrationError for none."""
+def list_labelled_files(folder: Path) -> tuple[list[Path], Array | None]:
+    """List the sample files of a folder, and their classes where it has a folder for each class.
+
+    Classes count from 0 in the order of the folders' names, or are the names where all of them are numbers.
+    CalibrationError where there are no files.
+    """
     classes = sorted(path for path in folder.iterdir() if path.is_dir())
     if not classes:
-        return sample_files(folder), None
+        return list_sample_files(folder), None
     if all(path.name.isdecimal() for path in classes):
         classes.sort(key=lambda path: int(path.name))
         numbers = [int(path.name) for path in classes]
     else:
         numbers = list(range(len(classes)))
-    files = [sample_files(path) for path in classes]
+    files = [list_sample_files(path) for path in classes]
     return list(chain.from_iterable(files)), np.repeat(numbers, [len(group) for group in files])
 
 
-def sample_files(folder: Path) -> list[Path]:
+def list_sample_files(folder: Path) -> list[Path]:
     """List the sample files of a folder, in the order of their names. CalibrationError where there are none."""
     files = sorted(path for path in folder.iterdir() if path.suffix.lower() in {".npy", ".npz", *SUFFIXES})
     if not files:
@@ -154,15 +158,15 @@ def sample_files(folder: Path) -> list[Path]:
     return files
 
 
-def file_readers(files: Sequence[Path], pixels: Pixels) -> list[Reader]:
+def make_file_readers(files: Sequence[Path], pixels: Pixels) -> list[Reader]:
     """Return a reader for each file."""
-    return [partial(_file, path, pixels) for path in files]
+    return [partial(_read_file_sample, path, pixels) for path in files]
 
 
-def _file(path: Path, pixels: Pixels, inputs: Sequence[Input]) -> Sample:
+def _read_file_sample(path: Path, pixels: Pixels, inputs: Sequence[Input]) -> Sample:
     """Read the sample in one file."""
     if path.suffix.lower() == ".npz":
-        arrays = _archive(path)
+        arrays = _read_archive(path)
         _check_names(str(path), arrays, inputs)
     elif len(inputs) != 1:
         names = ", ".join(repr(tensor.name) for tensor in inputs)
@@ -170,11 +174,11 @@ def _file(path: Path, pixels: Pixels, inputs: Sequence[Input]) -> Sample:
     elif path.suffix.lower() == ".npy":
         arrays = {inputs[0].name: read_array(path)}
     else:
-        arrays = {inputs[0].name: _image(path, inputs[0], pixels)}
-    return {tensor.name: _fitted(arrays[tensor.name], tensor, f"{path}: {tensor.name!r}") for tensor in inputs}
+        arrays = {inputs[0].name: _read_image_sample(path, inputs[0], pixels)}
+    return {tensor.name: _fit_to_tensor(arrays[tensor.name], tensor, f"{path}: {tensor.name!r}") for tensor in inputs}
 
 
-def _archive(path: Path) -> dict[str, Array]:
+def _read_archive(path: Path) -> dict[str, Array]:
     if path.suffix.lower() == ".npy":
         raise CalibrationError(f"{path} is a single array; give an .npz of arrays by input name, or a folder")
     return read_archive(path, CalibrationError)
@@ -191,7 +195,7 @@ def _check_names(source: str, arrays: Mapping[str, Array], inputs: Sequence[Inpu
             raise CalibrationError(f"{source} has an array {name!r}, but the model has no such input")
 
 
-def _fitted(array: Array, tensor: Input, source: str) -> Array:
+def _fit_to_tensor(array: Array, tensor: Input, source: str) -> Array:
     """Return `array` with the batch axis that it may lack. CalibrationError where it does not fit, or is not finite."""
     if array.dtype != tensor.dtype:
         raise CalibrationError(f"{source} is {array.dtype}, the model takes {tensor.dtype}; convert it with astype")
@@ -205,7 +209,7 @@ def _fitted(array: Array, tensor: Input, source: str) -> Array:
     return np.ascontiguousarray(array)
 
 
-def _image(path: Path, tensor: Input, pixels: Pixels) -> Array:
+def _read_image_sample(path: Path, tensor: Input, pixels: Pixels) -> Array:
     try:
         return read_image(path, tensor.name, tensor.dtype.name, tensor.shape, pixels)
     except InputError as error:

@@ -18,10 +18,10 @@ from celosia.driver.data.calibration import (
     CalibrationError,
     Input,
     Samples,
-    array_readers,
-    file_readers,
-    files_of,
-    of_readers,
+    list_labelled_files,
+    make_array_readers,
+    make_file_readers,
+    pick_samples,
 )
 from celosia.driver.data.images import IN_UNITS, Pixels
 
@@ -52,15 +52,15 @@ def open_dataset(
     names: list[str] = []
     labels_given: Array | None = None
     if not isinstance(source, Mapping) and Path(source).is_dir():
-        files, labels_given = files_of(Path(source))
-        names, readers = [file.name for file in files], file_readers(files, replace(pixels, folder=Path(source)))
-        count, samples = len(files), of_readers(readers, inputs, limit)
+        files, labels_given = list_labelled_files(Path(source))
+        names, readers = [file.name for file in files], make_file_readers(files, replace(pixels, folder=Path(source)))
+        count, samples = len(files), pick_samples(readers, inputs, limit)
     else:
         arrays = dict(source if isinstance(source, Mapping) else read_archive(Path(source), CalibrationError))
         if LABELS in arrays and LABELS not in {tensor.name for tensor in inputs}:
             labels_given = arrays.pop(LABELS)
-        readers = array_readers("the arrays" if isinstance(source, Mapping) else str(source), arrays, inputs)
-        count, samples = len(readers), of_readers(readers, inputs, limit)
+        readers = make_array_readers("the arrays" if isinstance(source, Mapping) else str(source), arrays, inputs)
+        count, samples = len(readers), pick_samples(readers, inputs, limit)
     if labels is not None:
         labels_given = labels if isinstance(labels, np.ndarray) else _read_labels(Path(labels), names)
     if labels_given is None:

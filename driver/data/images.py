@@ -64,7 +64,7 @@ def read_image(path: Path, name: str, dtype: str, shape: Sequence[int | None], p
             raise InputError(f"{len(values)} numbers as {option} for an image of {channels} channels")
     try:
         with Image.open(path) as image:
-            if changes := _changes(pixels.name_of(path), image.mode, image.size, channels, (width, height)):
+            if changes := _describe_changes(pixels.name_of(path), image.mode, image.size, channels, (width, height)):
                 pixels.told(changes)
             small = image.convert("RGB" if channels == 3 else "L").resize((width, height))
     except (OSError, ValueError, Image.DecompressionBombError) as error:
@@ -78,12 +78,12 @@ GREY = ("1", "L", "LA", "I", "I;16", "F")
 """Modes of pillow without colours."""
 
 
-def _changes(name: str, mode: str, size: tuple[int, int], channels: int, wanted_size: tuple[int, int]) -> str:
+def _describe_changes(name: str, mode: str, size: tuple[int, int], channels: int, wanted_size: tuple[int, int]) -> str:
     """Describe how an image is changed to fit the input; "" for one that fits.
 
-    >>> _changes("cat.jpg", "RGB", (640, 480), 1, (28, 28))
+    >>> _describe_changes("cat.jpg", "RGB", (640, 480), 1, (28, 28))
     'cat.jpg is resized to 28x28 from 640x480, which changes its proportions, and converted to grey'
-    >>> _changes("cat.jpg", "RGB", (32, 32), 3, (32, 32))
+    >>> _describe_changes("cat.jpg", "RGB", (32, 32), 3, (32, 32))
     ''
     """
     changes = []

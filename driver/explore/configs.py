@@ -75,8 +75,8 @@ class ConfigSpace:
         them."""
         widest = board.bus_bits // 8
         usual = DEFAULT | {"bus_bytes": tuple(width for width in DEFAULT["bus_bytes"] if width <= widest)}
-        choices = _read(source) if isinstance(source, (str, Path)) else dict(source or {})
-        narrowed = {name: tuple(dict.fromkeys(_several(name, value))) for name, value in choices.items()}
+        choices = _read_toml(source) if isinstance(source, (str, Path)) else dict(source or {})
+        narrowed = {name: tuple(dict.fromkeys(_parse_values(name, value))) for name, value in choices.items()}
         if wide := [value for value in narrowed.get("bus_bytes", ()) if isinstance(value, int) and value > widest]:
             raise SpaceError(f"bus_bytes {wide[0]} is wider than a port of {board.name}; take at most {widest}")
         return ConfigSpace(usual | narrowed, board.config)
@@ -86,7 +86,7 @@ class ConfigSpace:
         return prod(len(values) for values in self.values.values())
 
     def __iter__(self) -> Iterator[Config]:
-        """Each Config once, in order."""
+        """Yield each Config once, in order."""
         seen = set()
         for values in product(*self.values.values()):
             cfg = self.config(dict(zip(self.values, values)))
@@ -122,7 +122,7 @@ class ConfigSpace:
                 return cfg
         return None
 
-    def moved(self, cfg: Config, steps: Mapping[str, int]) -> Config | None:
+    def move(self, cfg: Config, steps: Mapping[str, int]) -> Config | None:
         """Return `cfg` with fields moved by some values up or down; None beyond the last value, or where it is
         impossible."""
         fields = {name: getattr(cfg, name) for name in self.values}
@@ -139,7 +139,7 @@ class ConfigSpace:
         """Yield each Config one step away: the field, the step and the Config."""
         for name in self.searched:
             for step in (1, -1):
-                if (neighbour := self.moved(cfg, {name: step})) is not None:
+                if (neighbour := self.move(cfg, {name: step})) is not None:
                     yield name, step, neighbour
 
     def nearest(self, cfg: Config) -> Config | None:
@@ -150,7 +150,7 @@ class ConfigSpace:
         return self.config(fields)
 
 
-def _several(name: str, value: Any) -> Sequence[int | bool]:
+def _parse_values(name: str, value: Any) -> Sequence[int | bool]:
     """Return the values of a field: one, or a list of them. SpaceError."""
     values = value if isinstance(value, (list, tuple)) else (value,)
     for entry in values:
@@ -159,7 +159,8 @@ def _several(name: str, value: Any) -> Sequence[int | bool]:
     return values
 
 
-def _read(path: str | Path) -> dict[str, Any]:
+def _read_toml(path: str | Path) -> dict[str, Any]:
+    """Read a space from a TOML file. SpaceError where it is missing or invalid."""
     try:
         return from_toml(Path(path).read_text(encoding="utf-8"))
     except OSError as error:

@@ -22,12 +22,12 @@ from celosia.hw.spec.config import Config
 Say = Callable[[str], None]
 
 
-def front(explorer: Explorer, ways: Sequence[str], say: Say, over: Callable[[], bool]) -> None:
+def confirm_front(explorer: Explorer, ways: Sequence[str], say: Say, over: Callable[[], bool]) -> None:
     """Confirm the points of the front, and those of the front that results, until all are confirmed or time is
     `over`."""
     for way in (name for name in WAYS if name in ways):
         while not over():
-            rest = [point for point in explorer.front if not _done(point, way)]
+            rest = [point for point in explorer.front if not _is_confirmed(point, way)]
             if not rest:
                 break
             point = rest[0]
@@ -38,38 +38,40 @@ def front(explorer: Explorer, ways: Sequence[str], say: Say, over: Callable[[], 
             explorer.reconsider()
 
 
-def _done(point: Point, way: str) -> bool:
+def _is_confirmed(point: Point, way: str) -> bool:
     return point.rtl is not None if way == "rtl" else bool(point.area["counted"]) and point.rung != "timed"
 
 
-def _yosys(ladder: Ladder, point: Point, say: Say) -> Point:
+def _confirm_by_yosys(ladder: Ladder, point: Point, say: Say) -> Point:
     """Count by Yosys, and estimate the clock where the device's delays are known. SynthesisError."""
     device = ladder.board.device
     measure_usage(point.cfg, device, say)
     mhz = timing.estimate(point.cfg, say=say).mhz if device.name == PART else None
     area = asdict(Resources.of(point.cfg, device))
-    return replace(point, rung=_higher(point, "yosys"), area=area, clock_mhz=mhz, at=ladder.clock())
+    return replace(point, rung=_higher_rung(point, "yosys"), area=area, clock_mhz=mhz, at=ladder.clock())
 
 
-def _rtl(ladder: Ladder, point: Point, say: Say) -> Point:
+def _confirm_on_rtl(ladder: Ladder, point: Point, say: Say) -> Point:
     """Measure the cycles of each model on the RTL."""
     cycles = {
-        subject.name: rtl_cycles(ladder.model_on(point, subject), point.cfg, ladder.memory)
+        subject.name: measure_rtl_cycles(ladder.model_on(point, subject), point.cfg, ladder.memory)
         for subject in ladder.subjects
     }
-    return replace(point, rung=_higher(point, "rtl"), rtl=cycles, at=ladder.clock())
+    return replace(point, rung=_higher_rung(point, "rtl"), rtl=cycles, at=ladder.clock())
 
 
-def rtl_cycles(subject: ExploredModel, cfg: Config, memory: str) -> int:
-    """Cycles of a run with random inputs, compiled as `subject.timed` does."""
+def measure_rtl_cycles(subject: ExploredModel, cfg: Config, memory: str) -> int:
+    """Measure the cycles of a run with random inputs, compiled as `subject.measure_cycles` does."""
     program = compile(subject.path, cfg, check=False, records="none")
     inputs = read_inputs([], program.inputs, random=True)
     with Runtime(program, "rtl", memory=memory) as runtime:
         return int(runtime.run(inputs).report["cycles"])
 
 
-def _higher(point: Point, rung: str) -> str:
+def _higher_rung(point: Point, rung: str) -> str:
     return max(point.rung, rung, key=RUNGS.index)
 
 
-_CONFIRM: dict[str, Callable[[Ladder, Point, Say], Point]] = dict(zip(WAYS, (_yosys, _rtl), strict=True))
+_CONFIRM: dict[str, Callable[[Ladder, Point, Say], Point]] = dict(
+    zip(WAYS, (_confirm_by_yosys, _confirm_on_rtl), strict=True)
+)

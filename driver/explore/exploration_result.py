@@ -16,7 +16,7 @@ from celosia.driver.explore.ladder import Ladder
 from celosia.driver.explore.pareto import knee
 from celosia.driver.explore.records import PRESET, Point
 from celosia.driver.host.oracle import MissingLibrary
-from celosia.driver.pages.exploration_page import of_front
+from celosia.driver.pages.exploration_page import page_of_front
 
 FIGURES = {
     "cycles": "{:,.0f} cycles", "latency": "{:,.3g} ms", "period": "{:,.3g} ms an image",
@@ -38,7 +38,7 @@ def name_of(number: int, point: Point) -> str:
     return f"{number:02d}-{cfg.batch}x{cfg.block_in}x{cfg.block_out}-{cfg.digest[:6]}"
 
 
-def row_of(name: str, point: Point, ladder: Ladder) -> dict[str, Any]:
+def point_row(name: str, point: Point, ladder: Ladder) -> dict[str, Any]:
     """Return a point as a row of front.json."""
     return {
         "name": name, "file": f"{name}.toml", "digest": point.cfg.digest, "set": point.to_json()["set"],
@@ -60,26 +60,26 @@ ENDED = {
 """Reasons why an exploration ended early, and how to go on."""
 
 
-def take(rows: Sequence[dict[str, Any]], names: Sequence[str], other_count: int, ended: str) -> str:
+def recommend(rows: Sequence[dict[str, Any]], names: Sequence[str], other_count: int, ended: str) -> str:
     """Recommend Configs of the front in a sentence. other_count: Configs that were measured beside the preset."""
     if ended and not other_count:
         return f"Nothing beside the board's preset was measured: there is nothing to choose from yet. {ENDED[ended]}"
     if not rows:
         return "No Config of the space can be taken: see the failures."
 
-    def told(row: dict[str, Any]) -> str:
+    def objectives_text(row: dict[str, Any]) -> str:
         return ", ".join(FIGURES[name].format(row["objectives"][name]) for name in names)
 
     middle = rows[knee([[row["objectives"][name] for name in names] for row in rows])]
-    text = f"Take {middle['file']} if all count alike ({told(middle)})"
+    text = f"Take {middle['file']} if all count alike ({objectives_text(middle)})"
     for name in names:
         best = min(rows, key=lambda row: row["objectives"][name])
         if best is not middle:
-            text += f"; {best['file']} if you want {BEST[name]} ({told(best)})"
+            text += f"; {best['file']} if you want {BEST[name]} ({objectives_text(best)})"
     return text + "."
 
 
-def report_of(
+def front_report(
     rows: list[dict[str, Any]], names: Sequence[str], context: dict[str, Any], state: dict[str, Any],
     measured: Sequence[Point], searched: Sequence[str], ladder: Ladder,
 ) -> dict[str, Any]:  # fmt: skip
@@ -96,12 +96,12 @@ def report_of(
     other_count = sum(point.how != PRESET for point in measured)
     return {
         **context, "objectives": {name: OBJECTIVES[name] for name in names},
-        "take": take(rows, names, other_count, state["ended"]), "front": rows, "state": state,
+        "take": recommend(rows, names, other_count, state["ended"]), "front": rows, "state": state,
         "device": ladder.board.device.name, "power": caveat(ladder.board), "searched": list(searched), "points": points,
     }  # fmt: skip
 
 
-def write(folder: Path, report: dict[str, Any], points: Sequence[Point]) -> None:
+def write_front(folder: Path, report: dict[str, Any], points: Sequence[Point]) -> None:
     """Write the front, in place of an earlier one. OutputError."""
     for row, point in zip(report["front"], points, strict=True):
         write_text(folder / row["file"], f"# {describe_point(row, report)}\n{point.cfg.to_toml()}")
@@ -111,7 +111,7 @@ def write(folder: Path, report: dict[str, Any], points: Sequence[Point]) -> None
             path.unlink()
     write_text(folder / "front.json", json.dumps(report, indent=1) + "\n")
     with suppress(MissingLibrary):  # front.json has all of it: `celosia report` draws it where Bokeh is
-        of_front(report).save(folder / "report.html")
+        page_of_front(report).save(folder / "report.html")
 
 
 def describe_point(row: dict[str, Any], report: dict[str, Any]) -> str:

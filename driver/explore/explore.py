@@ -26,11 +26,16 @@ from celosia.driver.explore import exploration_result as result
 from celosia.driver.explore.configs import ConfigSpace, Values
 from celosia.driver.explore.explorer import Explorer, ExploreState
 from celosia.driver.explore.ladder import Ladder
-from celosia.driver.explore.records import PRESET, ExploreError, Point, Points, context_of
+from celosia.driver.explore.records import PRESET, ExploreError, Point, Points, exploration_context
 from celosia.driver.explore.rewritten import require_rewritable, rewrite_front
-from celosia.driver.explore.search import SEARCHES, spread
-from celosia.driver.explore.subject import ExploredModel, nothing_on_accelerator, placed, with_records
-from celosia.driver.tune.fleet import fleet_for
+from celosia.driver.explore.search import SEARCHES, draw_spread_configs
+from celosia.driver.explore.subject import (
+    ExploredModel,
+    cpu_operators,
+    cycles_with_records,
+    explain_nothing_on_accelerator,
+)
+from celosia.driver.tune.fleet import open_fleet
 from celosia.hw.boards.board import Board, BoardError
 from celosia.hw.boards.boards import BOARDS, find_board, memory_model, memory_model_text
 from celosia.hw.spec.config import Config
@@ -97,26 +102,26 @@ def explore(
     `report["state"]["ended"]` says why it ended: "budget", "points", "interrupted", or "" where nothing was left to
     look at.
     """
-    objective = _checked(objective, confirmed, search, budget)
-    place, memory_model = _place(board, memory)
+    objective = _check_arguments(objective, confirmed, search, budget)
+    place, memory_model = _resolve_board_and_memory(board, memory)
     around = space if isinstance(space, ConfigSpace) else ConfigSpace.of(place, space)
-    subjects = subjects_of(models)
+    subjects = describe_models(models)
     require_rewritable(subjects, optimise, folder)
-    context = context_of(subjects, _board_identity(place), memory_model)
+    context = exploration_context(subjects, _board_identity(place), memory_model)
     known_points = Points(None if folder is None else Path(folder), context)
     progress("placing operators")
-    on_cpu = {subject.name: placed(subject, place.config) for subject in subjects}
-    clock = _clock(known_points.seconds)
+    on_cpu = {subject.name: cpu_operators(subject, place.config) for subject in subjects}
+    clock = _start_clock(known_points.seconds)
     judge = CostSource("timed", memory_model)
-    with nullcontext(fleet) if fleet else fleet_for(judge, jobs, pool, deadline) as measuring:
+    with nullcontext(fleet) if fleet else open_fleet(judge, jobs, pool, deadline) as measuring:
         ladder = Ladder(subjects, place, memory_model, left, measuring, known_points, clock, on_cpu)
         progress(f"measuring {place.config.name}, to compare with")
-        explorer = _explorer(ladder, around, search, objective, budget, seed, told)
+        explorer = _set_up_explorer(ladder, around, search, objective, budget, seed, told)
         progress("exploring")
         apart = measuring if jobs or pool or fleet else None
         rewritten = partial(rewrite_front, explorer, optimise, apart, progress, told)
-        stopped = _explored(explorer, budget, points, rewritten, confirmed, progress)
-    exploration = _result(explorer, known_points, objective, context, folder, clock(), stopped is None)
+        stopped = _run_search(explorer, budget, points, rewritten, confirmed, progress)
+    exploration = _build_exploration(explorer, known_points, objective, context, folder, clock(), stopped is None)
     if isinstance(stopped, KeyboardInterrupt):
         raise Interrupted(exploration) from None
     if stopped is not None:
@@ -124,9 +129,11 @@ def explore(
     return exploration
 
 
-def _place(board: str | Path | Board, memory: str | None) -> tuple[Board, str]:
-    """The board, and the memory that the timing model has for it, as `described` knows it in every process that
-    measures. ExploreError, BoardError."""
+def _resolve_board_and_memory(board: str | Path | Board, memory: str | None) -> tuple[Board, str]:
+    """Return the board, and its memory model as text, which every measuring process understands.
+
+    ExploreError, BoardError.
+    """
     place = find_board(board)
     try:
         return place, memory_model_text(memory_model(memory or place.memory))
@@ -141,22 +148,22 @@ def _board_identity(board: Board) -> str:
     return board.name if BOARDS.get(board.name) == board else f"{board.name} ({board.digest})"
 
 
-def _clock(before: float) -> Callable[[], float]:
+def _start_clock(before: float) -> Callable[[], float]:
     """Return a function that returns seconds of exploration, earlier runs included."""
     started = time.perf_counter()
     return lambda: before + time.perf_counter() - started
 
 
-def _explorer(
+def _set_up_explorer(
     ladder: Ladder, space: ConfigSpace, search: str, objective: Sequence[str], budget: float | None, seed: int,
     told: Callable[[ExploreState], None],
 ) -> Explorer:  # fmt: skip
     """Set up the search, with the board's preset measured, and the points of earlier runs."""
     known_points = ladder.points
     spent, known_before = known_points.seconds, len(known_points.known)
-    preset = _preset(ladder, ladder.board.config)
+    preset = _measure_preset(ladder, ladder.board.config)
     rng = np.random.default_rng(seed)
-    start = beginning(ladder, space, rng)
+    start = first_configs(ladder, space, rng)
     explorer = Explorer(ladder, space, SEARCHES[search](space, rng, start), objective, preset, told)
     explorer.state.budget, explorer.state.spent = budget, spent
     explorer.resume(list(known_points.known.values()))
@@ -165,7 +172,7 @@ def _explorer(
     return explorer
 
 
-def _explored(
+def _run_search(
     explorer: Explorer, budget: float | None, points: int | None, rewritten: Callable[[], None],
     confirmed: Sequence[str], progress: Callable[[str], None],
 ) -> BaseException | None:  # fmt: skip
@@ -173,10 +180,10 @@ def _explored(
     None."""
     clock, fleet = explorer.ladder.clock, explorer.ladder.fleet
     try:
-        explorer.run(lambda state: _room(state, clock(), budget, points), BATCH * max(1, len(fleet.devices)))
+        explorer.run(lambda state: _remaining_count(state, clock(), budget, points), BATCH * max(1, len(fleet.devices)))
         rewritten()
         if confirmed:
-            confirm.front(explorer, confirmed, progress, lambda: budget is not None and clock() >= budget)
+            confirm.confirm_front(explorer, confirmed, progress, lambda: budget is not None and clock() >= budget)
     except (KeyboardInterrupt, SystemExit) as error:  # Ctrl-C, SIGTERM: what was measured is not lost
         explorer.state.ended = "interrupted"
         explorer.gather()
@@ -184,16 +191,18 @@ def _explored(
     return None
 
 
-def beginning(ladder: Ladder, space: ConfigSpace, rng: np.random.Generator) -> list[Config]:
+def first_configs(ladder: Ladder, space: ConfigSpace, rng: np.random.Generator) -> list[Config]:
     """First Configs of a search: the one nearest to the board's, and FIRST others. The largest arrays come first: their
     models have the fewest instructions, so that first results come soon."""
     first = space.nearest(ladder.board.config)
-    candidates = sorted(spread(space, rng, FIRST, ladder.holds), key=lambda cfg: -cfg.macs_per_cycle)
+    candidates = sorted(draw_spread_configs(space, rng, FIRST, ladder.holds), key=lambda cfg: -cfg.macs_per_cycle)
     return candidates if first is None else [first, *candidates]
 
 
-def _checked(objectives: Sequence[str], confirmed: Sequence[str], search: str, budget: float | None) -> list[str]:
-    """The objectives by their own names. ExploreError for what is no name or time; MissingLibrary without moocore."""
+def _check_arguments(
+    objectives: Sequence[str], confirmed: Sequence[str], search: str, budget: float | None
+) -> list[str]:
+    """Check the arguments; return the objectives by their own names. ExploreError; MissingLibrary without moocore."""
     from celosia.driver.explore.pareto import on_front
 
     if budget is not None and budget <= 0:
@@ -211,7 +220,7 @@ def _checked(objectives: Sequence[str], confirmed: Sequence[str], search: str, b
     return objective
 
 
-def subjects_of(models: str | Path | Sequence[str | Path]) -> list[ExploredModel]:
+def describe_models(models: str | Path | Sequence[str | Path]) -> list[ExploredModel]:
     """Return the models to explore. ExploreError where there are none, or two of one name; ModelError."""
     subjects = [ExploredModel.of(model) for model in ([models] if isinstance(models, (str, Path)) else models)]
     if not subjects:
@@ -221,12 +230,12 @@ def subjects_of(models: str | Path | Sequence[str | Path]) -> list[ExploredModel
         if names.count(name) > 1:
             raise ExploreError(f"two models are called {name!r}; give one of them another name")
     for subject in subjects:
-        if not placed(subject, Config(), products=True):
-            raise ModelError(nothing_on_accelerator(subject))
+        if not cpu_operators(subject, Config(), products=True):
+            raise ModelError(explain_nothing_on_accelerator(subject))
     return subjects
 
 
-def seconds(text: str) -> float:
+def parse_seconds(text: str) -> float:
     """Parse a time: "90", "90s", "30m" or "1.5h". ExploreError.
 
     >>> seconds("30m"), seconds("90"), seconds("1.5h")
@@ -238,7 +247,7 @@ def seconds(text: str) -> float:
         raise ExploreError(str(error)) from None
 
 
-def _room(state: ExploreState, now: float, budget: float | None, points: int | None) -> int:
+def _remaining_count(state: ExploreState, now: float, budget: float | None, points: int | None) -> int:
     """Number of Configs that may still be measured; where none, the state says what has ended the search."""
     if budget is not None and now >= budget:
         state.ended = "budget"
@@ -249,35 +258,40 @@ def _room(state: ExploreState, now: float, budget: float | None, points: int | N
     return sys.maxsize if points is None else points - state.points - state.known
 
 
-def _preset(ladder: Ladder, cfg: Config) -> Point | None:
+def _measure_preset(ladder: Ladder, cfg: Config) -> Point | None:
     """Measure the board's own Config, whether it fits or not; None where a model does not run on it."""
     cfg = replace(cfg, name="custom")
     point_known = ladder.points.get(cfg)
     if point_known is None or not point_known.costs:
-        (point_known,) = ladder.closed([(cfg, PRESET)])
+        (point_known,) = ladder.estimate([(cfg, PRESET)])
     if point_known.failure is None and not point_known.measured:
-        (point_known,) = ladder.timed([point_known])
+        (point_known,) = ladder.measure([point_known])
     return point_known if point_known.measured else None
 
 
-def _of_preset(point: Point, ladder: Ladder, patient: bool) -> dict[str, Any]:
-    """The preset as a row of front.json. records: cycles of each model with the schedules that come with Celosia, which
-    no other Config has, so that none is compared by them; {} where there are none."""
-    row = result.row_of(ladder.board.config.name, point, ladder)
-    records = {subject.name: with_records(subject, point.cfg, ladder.memory) for subject in ladder.subjects if patient}
+def _preset_row(point: Point, ladder: Ladder, patient: bool) -> dict[str, Any]:
+    """Return the preset as a row of front.json.
+
+    records: cycles of each model with the schedules that come with Celosia; {} where there are none. No other Config
+    has such schedules, so that these cycles are not compared with others.
+    """
+    row = result.point_row(ladder.board.config.name, point, ladder)
+    records = {
+        subject.name: cycles_with_records(subject, point.cfg, ladder.memory) for subject in ladder.subjects if patient
+    }
     row["records"] = {name: cycles for name, cycles in records.items() if cycles is not None}
     row["fits"] = ladder.fits(point)
     return row
 
 
-def _result(
+def _build_exploration(
     explorer: Explorer, points: Points, names: Sequence[str], context: dict[str, Any], folder: str | Path | None,
     spent: float, patient: bool,
 ) -> Exploration:  # fmt: skip
     """Build the Exploration. patient: there is time to measure the preset with the records that come with Celosia."""
     front, ladder = explorer.front, explorer.ladder
     preset = None if explorer.preset is None else points.get(explorer.preset.cfg)
-    rows = [result.row_of(result.name_of(number, point), point, ladder) for number, point in enumerate(front, 1)]
+    rows = [result.point_row(result.name_of(number, point), point, ladder) for number, point in enumerate(front, 1)]
     state = explorer.state
     about = {
         "seconds": round(spent, 1), "points": state.points, "known": state.known, "looked": state.looked,
@@ -286,9 +300,9 @@ def _result(
         "preset": None if preset is None else ladder.figures(preset),
     }  # fmt: skip
     measured = sorted(explorer.measured.values(), key=lambda point: point.at)
-    report = result.report_of(rows, names, context, about, measured, explorer.space.searched, ladder)
-    report["preset"] = None if preset is None else _of_preset(preset, ladder, patient)
+    report = result.front_report(rows, names, context, about, measured, explorer.space.searched, ladder)
+    report["preset"] = None if preset is None else _preset_row(preset, ladder, patient)
     report["path"] = explorer.path(measured)
     if folder is not None:
-        result.write(Path(folder), report, front)
+        result.write_front(Path(folder), report, front)
     return Exploration(report, tuple(point.cfg for point in front), tuple(points.known.values()))

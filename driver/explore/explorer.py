@@ -11,7 +11,7 @@ import numpy as np
 from celosia.driver.choices import OBJECTIVES
 from celosia.driver.explore.configs import ConfigSpace
 from celosia.driver.explore.ladder import Correction, Ladder
-from celosia.driver.explore.pareto import Floats, hypervolume, on_front, promising, reference
+from celosia.driver.explore.pareto import Floats, hypervolume, most_promising, on_front, reference_point
 from celosia.driver.explore.records import Point
 from celosia.driver.explore.search import ConfigOutcome, ConfigSearch
 
@@ -83,7 +83,7 @@ class Explorer:
                 self.measured[point.cfg.digest] = point
                 self.state.known += 1
         self.search.tell([self._outcome(point) for point in in_space if point.measured or point.failure is not None])
-        self._count()
+        self._update_state()
 
     def gather(self) -> None:
         """Take points that were measured in a round that did not end."""
@@ -91,13 +91,13 @@ class Explorer:
             if point.measured and digest not in self.measured and point.cfg in self.space and self.ladder.fits(point):
                 self.measured[digest] = point
                 self.state.points += 1
-        self._count()
+        self._update_state()
 
     def reconsider(self) -> None:
         """Update the measured Configs; drop those that no longer fit."""
         now = [self.ladder.points.known[digest] for digest in self.measured]
         self.measured = {point.cfg.digest: point for point in now if point.measured and self.ladder.fits(point)}
-        self._count()
+        self._update_state()
 
     def run(self, room: Callable[[ExploreState], int], at_once: int) -> None:
         """Search until there is nothing left, or `room` for no more Configs. At most `at_once` are measured before the
@@ -107,29 +107,31 @@ class Explorer:
             return room(self.state) <= 0
 
         while (count := min(at_once, room(self.state))) > 0:
-            order = [digest for _ in range(STEPS if self.filtering else 1) for digest in self._look(at_once, over)]
-            chosen = self._chosen(count, order)
+            order = [
+                digest for _ in range(STEPS if self.filtering else 1) for digest in self._judge_proposals(at_once, over)
+            ]
+            chosen = self._choose_to_measure(count, order)
             if not chosen and not order:
                 return
-            timed = self.ladder.timed(chosen, over)
-            self._learned(timed)
-            self._count()
+            timed = self.ladder.measure(chosen, over)
+            self._record_measured(timed)
+            self._update_state()
 
     # Steps ----------------------------------------------------------------------------------------------------------
 
-    def _look(self, at_once: int, over: Callable[[], bool]) -> list[str]:
+    def _judge_proposals(self, at_once: int, over: Callable[[], bool]) -> list[str]:
         """Judge the search's proposals in closed form."""
         proposals = self.search.ask((WIDE if self.filtering else 1) * at_once)
-        looked = self.ladder.closed(proposals, over)
+        looked = self.ladder.estimate(proposals, over)
         self.state.looked += len(looked)
-        self._note(looked)
+        self._record_judged(looked)
         return [cfg.digest for cfg, _ in proposals]
 
-    def _note(self, looked: Sequence[Point]) -> None:
+    def _record_judged(self, looked: Sequence[Point]) -> None:
         """Tell failures to the search; other points wait."""
         for point in looked:
             if point.failure is not None:
-                self._fail(point)
+                self._count_failure(point)
             elif point.measured:
                 self.measured[point.cfg.digest] = point
             else:
@@ -138,20 +140,20 @@ class Explorer:
         self.search.tell([self._outcome(point) for point in looked if point.failure is not None or point.measured])
         fresh = [point for point in looked if point.cfg.digest in self.waiting]
         if fresh and self.filtering:  # the search walks on in closed form
-            expected = self.correction.corrected([(point.cfg, self.closed[point.cfg.digest]) for point in fresh])
+            expected = self.correction.correct([(point.cfg, self.closed[point.cfg.digest]) for point in fresh])
             limits = [self.ladder.limits(point) for point in fresh]
             self.search.tell(
                 [ConfigOutcome(p.cfg, tuple(row), limit) for p, row, limit in zip(fresh, expected, limits)]
             )
 
-    def _chosen(self, count: int, order: Sequence[str]) -> list[Point]:
+    def _choose_to_measure(self, count: int, order: Sequence[str]) -> list[Point]:
         """Choose the Configs to measure now: by their expected gain, and one of UNFILTERED as the search proposes."""
         values = self.values(self.measured.values())
         if len(values) and self.filtering:
             front = values[on_front(values)]
             self.waiting = {
                 digest: point for digest, point in self.waiting.items()
-                if not dominated(front, [self.ladder.least(point)[name] for name in self.names])
+                if not is_dominated(front, [self.ladder.least(point)[name] for name in self.names])
             }  # fmt: skip
         if not self.waiting:
             return []
@@ -159,9 +161,9 @@ class Explorer:
         if len(self.measured) < count or not self.filtering:
             picked = ([digest for digest in order if digest in self.waiting] or digests)[:count]
         else:
-            expected = self.correction.corrected([(self.waiting[d].cfg, self.closed[d]) for d in digests])
-            worst = reference(np.vstack([values[on_front(values)], expected[on_front(expected)]]))
-            picked = [digests[n] for n in promising(values, expected, worst, count)]
+            expected = self.correction.correct([(self.waiting[d].cfg, self.closed[d]) for d in digests])
+            worst = reference_point(np.vstack([values[on_front(values)], expected[on_front(expected)]]))
+            picked = [digests[n] for n in most_promising(values, expected, worst, count)]
             candidates = [digest for digest in order if digest in self.waiting and digest not in picked]
             if candidates and (self.state.points // count) % (max(1, UNFILTERED // count)) == 0:
                 picked[-1] = candidates[0]
@@ -170,12 +172,12 @@ class Explorer:
             del self.waiting[digest]
         return chosen
 
-    def _learned(self, points: Sequence[Point]) -> None:
+    def _record_measured(self, points: Sequence[Point]) -> None:
         """Record measured points, correct the closed form by them, and tell the search."""
         for point in points:
             digest = point.cfg.digest
             if point.failure is not None:
-                self._fail(point)
+                self._count_failure(point)
                 continue
             self.measured[digest] = point
             self.state.points += 1
@@ -183,7 +185,7 @@ class Explorer:
                 self.correction.learn(point.cfg, self.closed[digest], self.ladder.figures(point))
         self.search.tell([self._outcome(point) for point in points])
 
-    def _fail(self, point: Point) -> None:
+    def _count_failure(self, point: Point) -> None:
         assert point.failure is not None
         self.state.failed[point.failure.kind] = self.state.failed.get(point.failure.kind, 0) + 1
 
@@ -193,13 +195,13 @@ class Explorer:
         figures = self.ladder.figures(point)
         return ConfigOutcome(point.cfg, tuple(figures[name] for name in self.names), self.ladder.limits(point))
 
-    def _count(self) -> None:
+    def _update_state(self) -> None:
         values = self.values(self.measured.values())
         self.state.front = int(on_front(values).sum())
-        self.state.volume = self._volume(values)
+        self.state.volume = self._relative_hypervolume(values)
         self.told(self.state)
 
-    def _volume(self, values: Floats) -> float:
+    def _relative_hypervolume(self, values: Floats) -> float:
         """Share of the box around the preset that `values` dominate; 0 without a preset."""
         if self.preset is None or not len(values):
             return 0.0
@@ -221,7 +223,7 @@ class Explorer:
         for number in range(len(values)):
             best = np.vstack([best, values[number]])
             best = best[on_front(best)]
-            if (volume := self._volume(best)) != steps[-1][1]:
+            if (volume := self._relative_hypervolume(best)) != steps[-1][1]:
                 steps.append((number + 1, volume))
         return [*steps, (len(values), steps[-1][1])]
 
@@ -234,7 +236,7 @@ class Explorer:
         return [points[n] for _, n in sorted(chosen)]
 
 
-def dominated(front: Floats, least: Sequence[float]) -> bool:
+def is_dominated(front: Floats, least: Sequence[float]) -> bool:
     """Whether something on `front` is no worse in any objective than the best possible values of a point, and better in
     one."""
     if not len(front):

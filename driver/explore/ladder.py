@@ -20,11 +20,11 @@ from celosia.compiler.tune.cost_model import ridge
 from celosia.compiler.tune.measure import Status, TrialResult
 from celosia.compiler.tune.pool import Fleet
 from celosia.driver.explore.configs import ConfigSpace
-from celosia.driver.explore.objectives import drawn, objectives
+from celosia.driver.explore.objectives import objectives, power_drawn
 from celosia.driver.explore.pareto import Floats
 from celosia.driver.explore.records import Failure, Point, Points
 from celosia.driver.explore.resource_use import Resources
-from celosia.driver.explore.subject import Ask, Cost, ExploredModel, asked_of, cost_of
+from celosia.driver.explore.subject import Ask, Cost, ExploredModel, config_for_cycles, parse_cost
 from celosia.hw.boards.board import Board
 from celosia.hw.spec.config import Config
 
@@ -59,31 +59,33 @@ class Ladder:
 
     # Rungs ----------------------------------------------------------------------------------------------------------
 
-    def closed(self, requests: Sequence[tuple[Config, str]], over: Callable[[], bool] = lambda: False) -> list[Point]:
-        """Area and closed form of Configs, each with why it is tried; what is known is not computed again. Those that
-        have not begun when it is `over` are left out."""
+    def estimate(self, requests: Sequence[tuple[Config, str]], over: Callable[[], bool] = lambda: False) -> list[Point]:
+        """Estimate area and closed form of Configs, each with why it is tried; known ones are not computed again.
+
+        Configs that have not begun when it is `over` are left out.
+        """
         points: list[Point] = []
         fitting: list[Point] = []
         for cfg, origin in requests:
             if (known_point := self.points.get(cfg)) is not None:
-                points.append(self._of_device(known_point))
+                points.append(self._check_device(known_point))
                 continue
-            point = self._of_device(Point(cfg, "closed", {}, self._area(cfg), how=origin, at=self.clock()))
+            point = self._check_device(Point(cfg, "closed", {}, self._estimate_area(cfg), how=origin, at=self.clock()))
             if point.failure is None:
                 fitting.append(point)
             else:
-                points.append(self._kept(point))
-        return points + self._measured(fitting, "closed", over)
+                points.append(self._keep_and_report(point))
+        return points + self._measure(fitting, "closed", over)
 
-    def timed(self, points: Sequence[Point], over: Callable[[], bool] = lambda: False) -> list[Point]:
+    def measure(self, points: Sequence[Point], over: Callable[[], bool] = lambda: False) -> list[Point]:
         """Measure these Configs by the timing model, except those that have not begun when it is `over`."""
         measured = [point for point in points if point.measured]
-        return measured + self._measured([replace(p, rung="timed") for p in points if not p.measured], "timed", over)
+        return measured + self._measure([replace(p, rung="timed") for p in points if not p.measured], "timed", over)
 
-    def _measured(self, points: Sequence[Point], rung: str, over: Callable[[], bool]) -> list[Point]:
-        """Points with the Cost of every model."""
+    def _measure(self, points: Sequence[Point], rung: str, over: Callable[[], bool]) -> list[Point]:
+        """Measure the Cost of every model on the points, in the fleet; return the points that were measured."""
         jobs = [(number, subject) for number in range(len(points)) for subject in self.subjects]
-        asks = [Ask(subject, asked_of(points[n].cfg), rung, self.memory) for n, subject in jobs]
+        asks = [Ask(subject, config_for_cycles(points[n].cfg), rung, self.memory) for n, subject in jobs]
         results: dict[int, dict[str, TrialResult]] = {number: {} for number in range(len(points))}
         timed: list[Point] = []
 
@@ -91,20 +93,20 @@ class Ladder:
             number, subject = jobs[place]
             results[number][subject.name] = result
             if len(results[number]) == len(self.subjects):
-                timed.append(self._kept(self._judged(points[number], results[number])))
+                timed.append(self._keep_and_report(self._with_costs(points[number], results[number])))
 
         if asks:
             self.fleet.run(asks, keep, over)
         return timed
 
-    def _judged(self, point: Point, results: dict[str, TrialResult]) -> Point:
+    def _with_costs(self, point: Point, results: dict[str, TrialResult]) -> Point:
         """Return the point with the costs in `results`, or failed where a model failed or more of it stays on the
         CPU."""
         for name, result in results.items():
             if result.status != Status.OK:
                 kind = "lost" if result.status in AFTER_ALL else "layers"
                 return replace(point, failure=Failure(kind, f"{name}: {result.detail}"), at=self.clock())
-        costs = {name: cost_of(results[name]) for name in (subject.name for subject in self.subjects)}
+        costs = {name: parse_cost(results[name]) for name in (subject.name for subject in self.subjects)}
         for name, cost in costs.items():
             if (extra := cost.on_cpu - self.on_cpu[name]) > 0:
                 reason = f"{name}: {extra} operators more stay on the CPU than on {self.board.config.name}"
@@ -113,14 +115,14 @@ class Ladder:
             costs = {n: replace(cost, bound=before.costs[n].bound) for n, cost in costs.items() if n in before.costs}
         return replace(point, costs=costs, at=self.clock())
 
-    def _kept(self, point: Point) -> Point:
+    def _keep_and_report(self, point: Point) -> Point:
         self.points.add(point)
         self.told(point)
         return point
 
     # Area -----------------------------------------------------------------------------------------------------------
 
-    def _area(self, cfg: Config) -> dict[str, object]:
+    def _estimate_area(self, cfg: Config) -> dict[str, object]:
         return asdict(Resources.of(cfg, self.board.device, self.model))
 
     def refit(self) -> None:
@@ -128,15 +130,15 @@ class Ladder:
         known_points, shipped = self.points.known, area.shipped_model().rows
         if not self.board.device.name.startswith(area.FAMILY):
             return
-        counted = [_counted(point) for point in known_points.values() if point.area["counted"]]
+        counted = [_area_sample(point) for point in known_points.values() if point.area["counted"]]
         self.model = area.AreaModel(
             (*shipped, *(row for row in counted if row.cfg not in [row.cfg for row in shipped]))
         )
         for digest, point in known_points.items():
             if not point.area["counted"]:
-                known_points[digest] = replace(point, area=self._area(point.cfg))
+                known_points[digest] = replace(point, area=self._estimate_area(point.cfg))
 
-    def _of_device(self, point: Point) -> Point:
+    def _check_device(self, point: Point) -> Point:
         """Return the point, failed where it takes more of the device than is available."""
         device = self.board.device
         resources = Resources(**point.area)
@@ -147,11 +149,11 @@ class Ladder:
 
     def holds(self, cfg: Config) -> bool:
         """Whether the device has room for a point, as far as its area is known."""
-        return self._of_device(Point(cfg, "closed", {}, self._area(cfg))).failure is None
+        return self._check_device(Point(cfg, "closed", {}, self._estimate_area(cfg))).failure is None
 
     def fits(self, point: Point) -> bool:
         """Whether the board's device holds a point with enough to spare."""
-        return self._of_device(point).failure is None
+        return self._check_device(point).failure is None
 
     # Objectives -----------------------------------------------------------------------------------------------------
 
@@ -183,7 +185,7 @@ class Ladder:
     def power(self, point: Point) -> dict[str, float]:
         """Average watts while it runs the models: dynamic ones, and those of the device at rest."""
         powers = [
-            drawn(point.cfg, cost, Resources(**point.area), self.board, self.clock_of(point))
+            power_drawn(point.cfg, cost, Resources(**point.area), self.board, self.clock_of(point))
             for cost in self.costs(point).values()
         ]
         return {
@@ -209,7 +211,7 @@ class Ladder:
         return corrections
 
 
-def _counted(point: Point) -> area.AreaSample:
+def _area_sample(point: Point) -> area.AreaSample:
     return area.AreaSample(point.cfg, *(point.area[name] for name in RESOURCES))
 
 
@@ -223,21 +225,21 @@ class Correction:
 
     def learn(self, cfg: Config, expected: dict[str, float], measured: dict[str, float]) -> None:
         """Learn from the closed form's objectives of `cfg`, and those of the timing model."""
-        self.rows.append(self._features(cfg))
+        self.rows.append(self._log_fields(cfg))
         self.targets.append([float(np.log(measured[name] / expected[name])) for name in self.names])
 
-    def corrected(self, requests: Sequence[tuple[Config, dict[str, float]]]) -> Floats:
+    def correct(self, requests: Sequence[tuple[Config, dict[str, float]]]) -> Floats:
         """Corrected objectives, [Configs, objectives]."""
         plain = np.array([[figures[name] for name in self.names] for _, figures in requests])
         if len(self.rows) < 8:
             return plain
         features, targets = np.array(self.rows), np.array(self.targets)
-        asked_features = np.array([self._features(cfg) for cfg, _ in requests])
+        asked_features = np.array([self._log_fields(cfg) for cfg, _ in requests])
         for column in range(len(self.names)):
             if np.ptp(targets[:, column]) > 1e-9:
                 plain[:, column] *= np.exp(ridge(features, targets[:, column])(asked_features))
         return plain
 
-    def _features(self, cfg: Config) -> Floats:
+    def _log_fields(self, cfg: Config) -> Floats:
         """Logarithms of the fields."""
         return np.log2(1.0 + np.array([float(getattr(cfg, name)) for name in self.space.searched] or [0.0]))

@@ -12,7 +12,7 @@ from celosia.hw.boards.board import Board
 from celosia.hw.spec.config import Config
 
 
-def drawn(cfg: Config, cost: Cost, resources: Resources, board: Board, clock_mhz: float) -> Power:
+def power_drawn(cfg: Config, cost: Cost, resources: Resources, board: Board, clock_mhz: float) -> Power:
     """Power in watts that the accelerator draws while it runs a model of a known cost. LOAD and STORE count as busy
     while they wait for memory, too."""
     cells = Cells.from_counts(cfg, resources.lut, resources.ff, resources.dsp, resources.ram)
@@ -24,7 +24,7 @@ def energy_mj(cfg: Config, cost: Cost, resources: Resources, board: Board, clock
     """Energy of an image in millijoules: of the programmable logic, and of the device at rest, for the time that it
     takes. Processors and DRAM, which a Config does not choose, are not included."""
     milliseconds = cost.cycles / cost.images / clock_mhz / 1000
-    return drawn(cfg, cost, resources, board, clock_mhz).fabric * milliseconds
+    return power_drawn(cfg, cost, resources, board, clock_mhz).fabric * milliseconds
 
 
 def objectives(

@@ -16,7 +16,7 @@ ROOM = float(np.log(1.1))
 """The reference is a tenth worse than the worst."""
 
 
-def _moocore() -> Any:
+def _import_moocore() -> Any:
     try:
         return importlib.import_module("moocore")
     except ImportError:
@@ -27,29 +27,31 @@ def on_front(points: Floats) -> NDArray[np.bool_]:
     """Mask of the points, [count, objectives], that no other point dominates; of equal ones the first."""
     if not len(points):
         return np.zeros(0, bool)
-    return np.asarray(_moocore().is_nondominated(points), bool)
+    return np.asarray(_import_moocore().is_nondominated(points), bool)
 
 
 def ranks(points: Floats) -> NDArray[np.int64]:
     """Rank of each point: 0 for those on the front, 1 for those on the front of the others, and so on."""
-    return np.asarray(_moocore().pareto_rank(points), np.int64)
+    return np.asarray(_import_moocore().pareto_rank(points), np.int64)
 
 
-def reference(points: Floats) -> Floats:
+def reference_point(points: Floats) -> Floats:
     """Reference point that is worse than all, in logarithms."""
     return np.asarray(np.log(points).max(axis=0) + ROOM, np.float64)
 
 
 def hypervolume(points: Floats, worst: Floats) -> float:
-    """Hypervolume that `points` dominate, up to `worst` (a `reference`)."""
+    """Hypervolume that `points` dominate, up to `worst` (a `reference_point`)."""
     if not len(points):
         return 0.0
-    return float(_moocore().hypervolume(np.log(points), ref=worst))
+    return float(_import_moocore().hypervolume(np.log(points), ref=worst))
 
 
-def promising(known_values: Floats, expected: Floats, worst: Floats, count: int) -> list[int]:
-    """The `count` of the `expected` points that would add most to the hypervolume of `known`, one after the other; of
-    those that add nothing the ones nearest to adding something."""
+def most_promising(known_values: Floats, expected: Floats, worst: Floats, count: int) -> list[int]:
+    """Choose the `count` expected points that would add most to the hypervolume, one after the other.
+
+    Points that add nothing follow, those nearest to adding something first.
+    """
     front = known_values[on_front(known_values)] if len(known_values) else known_values.reshape(0, expected.shape[1])
     chosen: list[int] = []
     rest = list(range(len(expected)))

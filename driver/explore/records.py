@@ -105,7 +105,7 @@ class Point:
         if cfg.digest != row["digest"] or row["rung"] not in RUNGS:
             raise ValueError("it is of another version")
         fields = {name: value for name, value in row.items() if name not in ("digest", "set", "area")}
-        point: Point = make(Point, fields, cfg=cfg, area=_area(row["area"]))
+        point: Point = make(Point, fields, cfg=cfg, area=_parse_area(row["area"]))
         if point.failure is not None and point.failure.kind not in FAILURES:
             raise ValueError(f"there is no failure {point.failure.kind!r}")
         costs = [rewriting.cost for rewriting in point.rewritten.values() if rewriting.cost is not None]
@@ -117,7 +117,7 @@ class Point:
             if (
                 name not in point.costs
                 or (rewriting.file != "") is not (rewriting.cost is not None)
-                or _leaves(rewriting.file)
+                or _leaves_folder(rewriting.file)
             ):
                 raise ValueError(f"no model {name!r} was rewritten so")
         if not 0 <= point.at < math.inf or (point.clock_mhz is not None and not 0 < point.clock_mhz < math.inf):
@@ -125,12 +125,12 @@ class Point:
         return point
 
 
-def _leaves(file: str) -> bool:
+def _leaves_folder(file: str) -> bool:
     """Whether a path leaves the folder."""
     return Path(file).is_absolute() or ".." in Path(file).parts
 
 
-def _area(row: Any) -> dict[str, Any]:
+def _parse_area(row: Any) -> dict[str, Any]:
     """Parse the area of a Config. ValueError, TypeError where it is none."""
     if not isinstance(row, dict) or not all(
         isinstance(value, (bool, int, float)) and 0 <= value < 2**40 for value in row.values()
@@ -150,7 +150,7 @@ class Points:
         self.damaged = 0
         if folder is None:
             return
-        _prepare(folder, context)
+        _prepare_folder(folder, context)
         if self.path is not None and self.path.exists():
             for line in filter(bytes.strip, self.path.read_bytes().split(b"\n")):
                 try:
@@ -179,13 +179,13 @@ class Points:
             self.known[point.cfg.digest] = point
 
 
-def context_of(subjects: list[ExploredModel], board: str, memory: str) -> dict[str, Any]:
+def exploration_context(subjects: list[ExploredModel], board: str, memory: str) -> dict[str, Any]:
     """Context of an exploration: everything on which its points depend."""
     models = {subject.name: subject.digest for subject in subjects}
     return {"models": models, "board": board, "memory": memory, "format": FORMAT, "timing": VERSION}
 
 
-def _prepare(folder: Path, context: dict[str, Any]) -> None:
+def _prepare_folder(folder: Path, context: dict[str, Any]) -> None:
     """Make the folder, or check that it is of the same exploration."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -203,10 +203,10 @@ def _prepare(folder: Path, context: dict[str, Any]) -> None:
         raise ExploreError(f"{about} cannot be read as JSON; give another folder, or remove this one") from None
     for name, value in context.items():
         if not isinstance(header, dict) or header.get(name) != value:
-            raise ExploreError(f"{folder} holds an exploration of {_other_exploration(name)}; give another folder")
+            raise ExploreError(f"{folder} holds an exploration of {_describe_other_context(name)}; give another folder")
 
 
-def _other_exploration(name: str) -> str:
+def _describe_other_context(name: str) -> str:
     return {"models": "other models", "board": "another board", "memory": "another memory"}.get(
         name, "another version of Celosia"
     )

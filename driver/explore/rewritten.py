@@ -21,8 +21,8 @@ from celosia.compiler.tune.pool import Fleet
 from celosia.driver.explore.explorer import Explorer
 from celosia.driver.explore.ladder import Ladder
 from celosia.driver.explore.records import ExploreError, Point, Rewriting
-from celosia.driver.explore.subject import Ask, ExploredModel, asked_of, cost_of
-from celosia.driver.host.oracle import opened, require
+from celosia.driver.explore.subject import Ask, ExploredModel, config_for_cycles, parse_cost
+from celosia.driver.host.oracle import open_model, require_onnxruntime
 from celosia.driver.tune.optimise import optimise
 from celosia.hw.spec.config import Config
 
@@ -40,11 +40,11 @@ def require_rewritable(subjects: Iterable[ExploredModel], seconds: float, folder
         raise ExploreError(f"in {seconds:g} s nothing can be rewritten; give more, as 60s")
     if folder is None:
         raise ExploreError("models that are rewritten are written to the folder of points; give one")
-    require()
+    require_onnxruntime()
     for subject in subjects:
         model = with_shapes(subject.path, None)
         graph_of(model)
-        opened(model)
+        open_model(model)
 
 
 def rewrite_front(
@@ -62,8 +62,8 @@ def rewrite_front(
     folder = ladder.points.path.parent
     chosen = {point.cfg.digest: point for point in (*explorer.front, *filter(None, [explorer.preset]))}
     waiting = [
-        (family, subject) for family in families(ladder, chosen.values()) for subject in ladder.subjects
-        if not all(_is_known(ladder.points.known[point.cfg.digest], subject.name, seconds) for point in family)
+        (family, subject) for family in group_by_array(ladder, chosen.values()) for subject in ladder.subjects
+        if not all(_is_rewritten(ladder.points.known[point.cfg.digest], subject.name, seconds) for point in family)
     ]  # fmt: skip
     ladder.rewriting, left = True, seconds
     (folder / PLACE).mkdir(exist_ok=True)
@@ -72,39 +72,41 @@ def rewrite_front(
             if left <= 0:
                 break
             first = family[0].cfg
-            progress(f"rewriting {subject.name} for {_shape(first)}, {number + 1} of {len(waiting)}")
+            progress(f"rewriting {subject.name} for {_array_shape(first)}, {number + 1} of {len(waiting)}")
             share, steps = left / (len(waiting) - number), folder / PLACE / STEPS
-            optimised = optimise(subject.path, asked_of(first), budget=share, records=steps, fleet=devices, told=told)
+            optimised = optimise(
+                subject.path, config_for_cycles(first), budget=share, records=steps, fleet=devices, told=told
+            )
             left -= optimised.state.seconds
             rewriting = Rewriting(
-                _written(optimised.model, folder, subject.name) if optimised.steps else "", None, seconds
+                _write_model(optimised.model, folder, subject.name) if optimised.steps else "", None, seconds
             )
             for member in family:
                 point = ladder.points.known[member.cfg.digest]
-                ladder.points.add(_measured(ladder, point, subject, folder, rewriting))
+                ladder.points.add(_measure_rewritten(ladder, point, subject, folder, rewriting))
             if optimised.state.ended == "interrupted":
                 raise KeyboardInterrupt
     finally:
         explorer.reconsider()
 
 
-def families(ladder: Ladder, points: Iterable[Point]) -> list[list[Point]]:
+def group_by_array(ladder: Ladder, points: Iterable[Point]) -> list[list[Point]]:
     """Group points by the shape of their array, the fastest first; the shape with the fewest cycles comes first."""
     families: dict[str, list[Point]] = {}
     for point in sorted(points, key=lambda point_key: (ladder.figures(point_key)["cycles"], point_key.cfg.digest)):
-        families.setdefault(_shape(point.cfg), []).append(point)
+        families.setdefault(_array_shape(point.cfg), []).append(point)
     return list(families.values())
 
 
-def _shape(cfg: Config) -> str:
+def _array_shape(cfg: Config) -> str:
     return f"{cfg.batch}x{cfg.block_in}x{cfg.block_out}"
 
 
-def _is_known(point: Point, name: str, seconds: float) -> bool:
+def _is_rewritten(point: Point, name: str, seconds: float) -> bool:
     return name in point.rewritten and point.rewritten[name].seconds >= seconds
 
 
-def _written(model: onnx.ModelProto, folder: Path, name: str) -> str:
+def _write_model(model: onnx.ModelProto, folder: Path, name: str) -> str:
     """Write a rewritten model to the folder of points; return its relative path."""
     data = model.SerializeToString(deterministic=True)
     file = f"{PLACE}/{hashlib.sha256(data).hexdigest()[:12]}/{name}.onnx"
@@ -114,16 +116,20 @@ def _written(model: onnx.ModelProto, folder: Path, name: str) -> str:
     return file
 
 
-def _measured(ladder: Ladder, point: Point, subject: ExploredModel, folder: Path, rewriting: Rewriting) -> Point:
-    """The point with what the rewritten model costs on it; with the one that is there, or the original, where that is
-    no better. Measured here, where the file is."""
+def _measure_rewritten(
+    ladder: Ladder, point: Point, subject: ExploredModel, folder: Path, rewriting: Rewriting
+) -> Point:
+    """Measure a rewritten model on a point, and return the point with its cost where that is better than before.
+
+    The measurement runs in this process, which has the model's file.
+    """
     before = ladder.costs(point)[subject.name]
     updated = replace(point.rewritten.get(subject.name, rewriting), seconds=rewriting.seconds)
     if rewriting.file:
         model = ExploredModel.of(folder / rewriting.file)
-        result = Ask(model, asked_of(point.cfg), "timed", ladder.memory).run()
+        result = Ask(model, config_for_cycles(point.cfg), "timed", ladder.memory).run()
         if result.status == Status.OK:
-            cost = cost_of(result)
+            cost = parse_cost(result)
             if cost.images == before.images and cost.cycles < before.cycles:
                 rewritten = point.rewritten | {subject.name: replace(rewriting, cost=cost)}
                 return replace(point, rewritten=rewritten, rtl=None)

@@ -58,7 +58,7 @@ class ConfigSearch:
         """Propose up to `count` new Configs."""
         proposals: list[Proposal] = []
         first = ((cfg, "to begin with") for cfg in self.start)
-        for cfg, origin in chain(first, self.proposals(count), self._any(), self._rest()):
+        for cfg, origin in chain(first, self.proposals(count), self._random_configs(), self._all_configs()):
             if len(proposals) == count:
                 break
             if cfg.digest not in self.asked:
@@ -81,13 +81,13 @@ class ConfigSearch:
         """Outcomes with objectives."""
         return [outcome for outcome in self.known.values() if outcome.objectives is not None]
 
-    def _any(self) -> Iterator[Proposal]:
+    def _random_configs(self) -> Iterator[Proposal]:
         """Yield random Configs, until most are known."""
         for _ in range(200):
             if (cfg := self.space.sample(self.rng)) is not None:
                 yield cfg, "at random"
 
-    def _rest(self) -> Iterator[Proposal]:
+    def _all_configs(self) -> Iterator[Proposal]:
         """Yield all Configs of a space that is small enough to enumerate."""
         if len(self.space) <= 100_000:
             yield from ((cfg, "the rest") for cfg in self.space)
@@ -105,11 +105,12 @@ class Bottleneck(ConfigSearch):
     """
 
     def proposals(self, count: int) -> Iterator[Proposal]:
+        """Yield the moves of each Config on the front in turn: first the best of each, then the second best."""
         good = self.finished
         if not good:
             return
-        front = np.flatnonzero(on_front(_matrix(good)))
-        moves = [self._moves(good[n]) for n in self.rng.permutation(front)]
+        front = np.flatnonzero(on_front(_objective_matrix(good)))
+        moves = [self._promising_moves(good[n]) for n in self.rng.permutation(front)]
         number = 0
         for move in chain.from_iterable(zip_longest(*moves)):
             if move is None:
@@ -119,7 +120,7 @@ class Bottleneck(ConfigSearch):
                 yield cfg, "at random"
             yield move
 
-    def _moves(self, outcome: ConfigOutcome) -> Iterator[Proposal]:
+    def _promising_moves(self, outcome: ConfigOutcome) -> Iterator[Proposal]:
         """Yield moves from one Config, the most promising first."""
         cfg = outcome.cfg
         searched = set(self.space.searched)
@@ -130,29 +131,34 @@ class Bottleneck(ConfigSearch):
         }  # fmt: skip
         up = [(name, *faster[name]) for name in self.rng.permutation(sorted(faster))]
         down = [name for name in self.rng.permutation(sorted(searched)) if name not in faster]
-        single = ((self.space.moved(cfg, {name: step}), f"{limit}: {name}") for name, step, limit in up)
-        same = ((self._same_bytes(cfg, name, step), f"{limit}: {name}, the same bytes") for name, step, limit in up)
-        less = ((self.space.moved(cfg, {name: step}), f"slack: {name}") for name in down for step in (-1, 1))
+        single = ((self.space.move(cfg, {name: step}), f"{limit}: {name}") for name, step, limit in up)
+        same = (
+            (self._keep_scratchpad_bytes(cfg, name, step), f"{limit}: {name}, the same bytes")
+            for name, step, limit in up
+        )
+        less = ((self.space.move(cfg, {name: step}), f"slack: {name}") for name in down for step in (-1, 1))
         both = (
-            (self.space.moved(cfg, {name: step, other: -1}), f"{limit}: {name}, slack: {other}")
+            (self.space.move(cfg, {name: step, other: -1}), f"{limit}: {name}, slack: {other}")
             for name, step, limit in up for other in down
         )  # fmt: skip
-        back = ((self.space.moved(cfg, {name: -step}), f"less {name}") for name, step, _ in up)
-        far = ((self.space.moved(cfg, {name: 2 * step}), f"{limit}: {name} twice") for name, step, limit in up)
+        back = ((self.space.move(cfg, {name: -step}), f"less {name}") for name, step, _ in up)
+        far = ((self.space.move(cfg, {name: 2 * step}), f"{limit}: {name} twice") for name, step, limit in up)
         first = chain.from_iterable(zip_longest(single, same, less, fillvalue=(None, "")))
         for moved, origin in chain(first, back, both, far):
             if moved is not None:
                 yield moved, origin
 
-    def _same_bytes(self, cfg: Config, name: str, step: int) -> Config | None:
-        """A step after which scratchpads whose entries are wider have fewer of them, so that they need no more room;
-        None where none is, or there is no such Config."""
-        wider = self.space.moved(cfg, {name: step})
+    def _keep_scratchpad_bytes(self, cfg: Config, name: str, step: int) -> Config | None:
+        """Step a field, and shrink the depth of scratchpads whose entries become wider, so that they need no more room.
+
+        None where no entry becomes wider, or there is no such Config.
+        """
+        wider = self.space.move(cfg, {name: step})
         if wider is None:
             return None
         before, after = scratchpads(cfg), scratchpads(wider)
         depths = {f"{pad}_depth" for pad in before if after[pad].width > before[pad].width} & set(self.space.searched)
-        return self.space.moved(cfg, {name: step} | dict.fromkeys(sorted(depths), -1)) if depths else None
+        return self.space.move(cfg, {name: step} | dict.fromkeys(sorted(depths), -1)) if depths else None
 
 
 class Nsga2(ConfigSearch):
@@ -161,19 +167,20 @@ class Nsga2(ConfigSearch):
     population = 32
 
     def proposals(self, count: int) -> Iterator[Proposal]:
+        """Yield children of parents that are chosen by rank, then by crowding distance."""
         good = self.finished
         if len(good) < 4:
             return
-        values = _matrix(good)
+        values = _objective_matrix(good)
         rank = ranks(values)
-        crowded = crowding(values, rank)
+        crowded = crowding_distance(values, rank)
         order = sorted(range(len(good)), key=lambda n: (rank[n], -crowded[n]))[: self.population]
         for _ in range(min(50 * count, 2000)):
             parents = [good[order[min(self.rng.choice(len(order), 2))]] for _ in range(2)]
-            if (child := self._child(*(parent.cfg for parent in parents))) is not None:
+            if (child := self._cross(*(parent.cfg for parent in parents))) is not None:
                 yield child, "crossed"
 
-    def _child(self, one: Config, other: Config) -> Config | None:
+    def _cross(self, one: Config, other: Config) -> Config | None:
         """Cross two Configs: each field of either parent, and now and then a value beside it."""
         fields: dict[str, int | bool] = {}
         for name, values in self.space.values.items():
@@ -186,7 +193,7 @@ class Nsga2(ConfigSearch):
         return self.space.config(fields)
 
 
-def crowding(values: Floats, rank: np.ndarray[tuple[int, ...], np.dtype[np.int64]]) -> Floats:
+def crowding_distance(values: Floats, rank: np.ndarray[tuple[int, ...], np.dtype[np.int64]]) -> Floats:
     """Crowding distance of each point within its rank (NSGA-II): in every objective; inf for those at the ends.
 
     >>> crowding(np.array([[1.0, 4], [2, 2], [4, 1]]), np.zeros(3, np.int64))
@@ -204,14 +211,14 @@ def crowding(values: Floats, rank: np.ndarray[tuple[int, ...], np.dtype[np.int64
     return distance
 
 
-def _matrix(outcomes: Sequence[ConfigOutcome]) -> Floats:
+def _objective_matrix(outcomes: Sequence[ConfigOutcome]) -> Floats:
     return np.array([outcome.objectives for outcome in outcomes], np.float64)
 
 
 SEARCHES: dict[str, type[ConfigSearch]] = dict(zip(SEARCH_NAMES, (Bottleneck, Nsga2, RandomConfigs), strict=True))
 
 
-def spread(
+def draw_spread_configs(
     space: ConfigSpace, rng: np.random.Generator, count: int, fits: Callable[[Config], bool] = lambda cfg: True
 ) -> list[Config]:  # fmt: skip
     """Draw `count` random Configs that fit, each far from those before it."""

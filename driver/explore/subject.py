@@ -84,31 +84,31 @@ class Cost:
 
 
 @lru_cache(maxsize=8)
-def _graph(subject: ExploredModel, batch: int) -> tuple[ir.Model, int]:
+def _load_graph(subject: ExploredModel, batch: int) -> tuple[ir.Model, int]:
     """Return the graph after its passes, and images in a run. ModelError."""
     program = specialise(subject.path, None, batch)
     PASSES.run(program.graph)
     return program.graph, batch if program.batched else 1
 
 
-def placed(subject: ExploredModel, cfg: Config, products: bool = False) -> int:
+def cpu_operators(subject: ExploredModel, cfg: Config, products: bool = False) -> int:
     """List the operators that stay on the CPU, without looking at tiles; or sum the products of those that do not.
     ModelError."""
-    selection = select(_graph(subject, cfg.batch)[0], cfg)
+    selection = select(_load_graph(subject, cfg.batch)[0], cfg)
     return sum(choice.layer.macs for choice in selection.choices) if products else len(selection.cpu)
 
 
-def nothing_on_accelerator(subject: ExploredModel) -> str:
+def explain_nothing_on_accelerator(subject: ExploredModel) -> str:
     """Explain why no Config can be judged by a model: nothing of it runs on the accelerator."""
     return f"nothing of {subject.name} runs on the accelerator; make an int8 model of it with `celosia quantize`"
 
 
-def closed(subject: ExploredModel, cfg: Config, memory: MemoryModel | str) -> Cost:
+def estimate_cycles(subject: ExploredModel, cfg: Config, memory: MemoryModel | str) -> Cost:
     """Layer by layer, by the compiler's estimate of the schedules that it takes: milliseconds. Blocks are not formed.
 
     TilingError where a layer does not fit the scratchpads; ModelError.
     """
-    graph, images = _graph(subject, cfg.batch)
+    graph, images = _load_graph(subject, cfg.batch)
     selection = select(graph, cfg)
     seconds_of: dict[Problem, float] = {}
     requests, total, moved, vector = [], 0.0, 0, 0
@@ -130,9 +130,9 @@ def closed(subject: ExploredModel, cfg: Config, memory: MemoryModel | str) -> Co
     return Cost(images, max(bound, round(total)), bound, busy, moved, macs, len(selection.cpu))
 
 
-def timed(subject: ExploredModel, cfg: Config, memory: MemoryModel | str) -> Cost:
+def measure_cycles(subject: ExploredModel, cfg: Config, memory: MemoryModel | str) -> Cost:
     """Compile the model, and run its instructions on the timing model. ModelError."""
-    graph, images = _graph(subject, cfg.batch)
+    graph, images = _load_graph(subject, cfg.batch)
     lowered = lower(cfg, graph, Planner(cfg))
     image, values, moved = lowered.image, Counter[str](), 0
     for launch in image.launches:
@@ -146,11 +146,11 @@ def timed(subject: ExploredModel, cfg: Config, memory: MemoryModel | str) -> Cos
     return Cost(images, values["cycles"], 0, busy, moved, macs, len(lowered.selection.cpu))
 
 
-def with_records(subject: ExploredModel, cfg: Config, memory: str) -> int | None:
+def cycles_with_records(subject: ExploredModel, cfg: Config, memory: str) -> int | None:
     """Cycles with the schedules that come with Celosia for this Config, as `compile` uses them; None without any."""
     if not (presets := shipped(cfg)).trials:
         return None
-    graph, _ = _graph(subject, cfg.batch)
+    graph, _ = _load_graph(subject, cfg.batch)
 
     def network(plan: LaunchLayers, planner: Planner) -> Network:
         return Network(cfg, *plan, planner)
@@ -162,7 +162,7 @@ def with_records(subject: ExploredModel, cfg: Config, memory: str) -> int | None
     return network(lowered.plan, lowered.planner).cycles(lowered.image, CostSource("timed", memory))
 
 
-RUNGS = {"closed": closed, "timed": timed}
+RUNGS = {"closed": estimate_cycles, "timed": measure_cycles}
 
 
 @dataclass(frozen=True)
@@ -192,12 +192,12 @@ class Ask:
         return TrialResult(Status.OK, max(1, cost.cycles), json.dumps(asdict(cost)))
 
 
-def asked_of(cfg: Config) -> Config:
+def config_for_cycles(cfg: Config) -> Config:
     """Return `cfg` without what cycles do not depend on: `packed` and `pump`."""
     return replace(cfg, packed=True, pump=1)
 
 
-def cost_of(result: TrialResult) -> Cost:
+def parse_cost(result: TrialResult) -> Cost:
     """Return the Cost in the answer of an Ask; for a TrialResult that is OK."""
     fields: dict[str, Any] = json.loads(result.detail)
     return Cost(**fields)

@@ -12,7 +12,7 @@ from typing import Any
 
 from celosia.compiler.graph.errors import ModelError
 from celosia.driver.explore.resource_use import Resources
-from celosia.driver.explore.subject import ExploredModel, nothing_on_accelerator, timed
+from celosia.driver.explore.subject import ExploredModel, explain_nothing_on_accelerator, measure_cycles
 from celosia.driver.pages.names import NAMES, key_of, resource_cell
 from celosia.driver.pages.page import Page, Section
 from celosia.hw.boards.board import Board
@@ -29,7 +29,7 @@ MAX_CONFIGS = 200
 Values = Mapping[str, Sequence[int | bool]]
 
 
-def settings(texts: Sequence[str]) -> dict[str, list[int | bool]]:
+def parse_settings(texts: Sequence[str]) -> dict[str, list[int | bool]]:
     """Parse the values of fields in texts such as `inp_depth=1024,4096`. ConfigError.
 
     >>> settings(["bus_bytes=8,16", "forward=true"])
@@ -46,11 +46,12 @@ def settings(texts: Sequence[str]) -> dict[str, list[int | bool]]:
             raise ConfigError(f"unknown Config field {name!r}{suggestion}; known are {', '.join(sorted(fields))}")
         if name in values_of:
             raise ConfigError(f"{name} is set twice; give all of its values at once, as {name}=...,...")
-        values_of[name] = list(dict.fromkeys(_value(name, value) for value in values.split(",")))
+        values_of[name] = list(dict.fromkeys(_parse_value(name, value) for value in values.split(",")))
     return values_of
 
 
-def _value(name: str, text: str) -> int | bool:
+def _parse_value(name: str, text: str) -> int | bool:
+    """Parse the value of a Config field. ConfigError for anything but whole numbers and booleans."""
     if text.lower() in ("true", "false"):
         return text.lower() == "true"
     try:
@@ -88,7 +89,7 @@ def sweep(
     for number, fields in enumerate(combinations):
         named = ", ".join(f"{name} {value}" for name, value in fields.items())
         progress(f"Config {number + 1} of {len(combinations)}: {named}")
-        rows.append(_row(subject, first, fields, dram, board))
+        rows.append(_measure_row(subject, first, fields, dram, board))
     return rows
 
 
@@ -97,7 +98,7 @@ def board_for(base: Config) -> Board:
     return next((board for board in BOARDS.values() if board.config == base), BOARDS["pynq-z2"])
 
 
-def fewest(rows: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
+def row_of_fewest_cycles(rows: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
     """Row of fewest cycles among those that fit their device; None where none does."""
     fitting = [row for row in rows if row["cycles"] and not row.get("misfit")]
     return min(fitting, key=lambda row: row["cycles"]) if fitting else None
@@ -112,7 +113,7 @@ def remark(row: dict[str, Any], best: dict[str, Any] | None) -> str:
     return "fewest cycles" if best is not None and row["cycles"] == best["cycles"] else ""
 
 
-def _row(
+def _measure_row(
     model: ExploredModel, base: Config, fields: dict[str, int | bool], memory: MemoryModel, board: Board
 ) -> dict[str, Any]:
     """Row of one Config: cycles of the model, estimates of the hardware, or why it failed."""
@@ -125,20 +126,20 @@ def _row(
         cfg = dataclasses.replace(base, **fields, name="custom")  # type: ignore[arg-type]
     except ConfigError as error:
         return row | {"error": str(error)}
-    row |= _hardware(cfg, board)
+    row |= _estimate_hardware(cfg, board)
     try:
-        cost = timed(model, cfg, memory)
+        cost = measure_cycles(model, cfg, memory)
     except ModelError:
         raise
     except ValueError as error:  # a model that this Config cannot run
         return row | {"error": str(error)}
     if not cost.cycles:
-        raise ModelError(nothing_on_accelerator(model))
+        raise ModelError(explain_nothing_on_accelerator(model))
     peak = cost.cycles * cfg.macs_per_cycle
     return row | {"cycles": cost.cycles, "utilization": cost.macs / peak if peak else None}
 
 
-def _hardware(cfg: Config, board: Board) -> dict[str, Any]:
+def _estimate_hardware(cfg: Config, board: Board) -> dict[str, Any]:
     """Resources of a Config on the board, and whether they fit."""
     used, misfit = Resources.of(cfg, board.device), None
     if 8 * cfg.bus_bytes > board.bus_bits:
@@ -174,10 +175,10 @@ def page(title: str, rows: Sequence[dict[str, Any]], note: str = "") -> Page:
     sections = [Section("Configs", html=_table(rows), after=f"<p>{escape(note)}</p>")]
     if there := [row for row in rows if row["cycles"]]:
         facts = [(f"{len(there)} of {len(rows)}", "Configs run the model")]
-        if (best := fewest(rows)) is not None:
+        if (best := row_of_fewest_cycles(rows)) is not None:
             facts += [
                 (f"{best['cycles']:,}", f"cycles at least on a {best.get('device', DEVICE)}"),
-                (_named(best["set"]), "has the fewest"),
+                (_fields_text(best["set"]), "has the fewest"),
             ]
         else:
             facts.append(("none", f"of them fits a {rows[0].get('device', DEVICE)}"))
@@ -189,14 +190,14 @@ def page(title: str, rows: Sequence[dict[str, Any]], note: str = "") -> Page:
     return Page(title, "", facts, sections)
 
 
-def _named(fields: Mapping[str, int | bool]) -> str:
+def _fields_text(fields: Mapping[str, int | bool]) -> str:
     return ", ".join(f"{name} {str(value).lower()}" for name, value in fields.items())
 
 
 def _table(rows: Sequence[dict[str, Any]]) -> str:
     """HTML table of the rows."""
     head = [*rows[0]["set"], "cycles", "utilisation", *NAMES.values(), "scratchpads", ""] if rows else []
-    best = fewest(rows)
+    best = row_of_fewest_cycles(rows)
     lines = []
     for row in rows:
         cells = [str(value).lower() for value in row["set"].values()]
@@ -213,10 +214,10 @@ def _table(rows: Sequence[dict[str, Any]]) -> str:
     return f'<div class="table"><table><tr>{heads}</tr>{"".join(lines)}</table></div>'
 
 
-def _tick(value: float) -> int:
+def _tick_step(value: float) -> int:
     """Smallest of 1, 2 or 5 times a power of ten that is at least `value`.
 
-    >>> _tick(0.3), _tick(16_076), _tick(5000)
+    >>> _tick_step(0.3), _tick_step(16_076), _tick_step(5000)
     (1, 20000, 5000)
     """
     power = int(10 ** max(0, math.ceil(math.log10(max(1, value))) - 1))
@@ -236,9 +237,9 @@ def _plot(rows: Sequence[dict[str, Any]]) -> str:
 
     lines: dict[str, list[dict[str, Any]]] = {}
     for row in there:
-        lines.setdefault(_named({name: row["set"][name] for name in other_fields}), []).append(row)
+        lines.setdefault(_fields_text({name: row["set"][name] for name in other_fields}), []).append(row)
     parts = []
-    tick = _tick(max_cycles / 4)
+    tick = _tick_step(max_cycles / 4)
     for part in range(int(max_cycles // tick) + 1):
         y = TOP + high * (1 - part * tick / max_cycles)
         parts.append(f'<line x1="{LEFT}" y1="{y:.0f}" x2="{WIDTH}" y2="{y:.0f}" stroke="var(--line)"/>')
@@ -256,7 +257,7 @@ def _plot(rows: Sequence[dict[str, Any]]) -> str:
         parts.append(f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="2"/>')
         for row in line:
             x, y = at(row)
-            tooltip = escape(f"{_named(row['set'])}: {row['cycles']:,} cycles")
+            tooltip = escape(f"{_fields_text(row['set'])}: {row['cycles']:,} cycles")
             parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="5" fill="{colour}"><title>{tooltip}</title></circle>')
     key = key_of([(COLOURS[number % len(COLOURS)], name) for number, name in enumerate(lines) if name])
     view = f'viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}"'

@@ -28,4 +28,4 @@ def export(
     from celosia.compiler.options import Options
     from celosia.driver.export import c_project as write
 
-    write.write(write.export(source, target, Options(**options), name), Path(folder))
+    write.write_project(write.export(source, target, Options(**options), name), Path(folder))

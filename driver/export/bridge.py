@@ -28,6 +28,12 @@ from celosia.sim.rtl.rtlsim import DMA_BASE, RtlDevice
 Array = NDArray[Any]
 NAMES = {register.offset: name for name, register in REGISTERS.items()}
 
+READ_REGISTER, WRITE_REGISTER, WAIT = b"R", b"W", b"T"
+FLUSH, INVALIDATE, OPEN = b"F", b"I", b"O"
+GET_INPUT, PUT_OUTPUT, RETURN = b"X", b"Y", b"E"
+"""First byte of each message from the program, as in emulated/device_bridge.c. The first three access registers and let
+time pass. The next three write, read and allocate memory. The last three take an input, give an output and a code."""
+
 
 class BridgedHardware(Protocol):
     """Registers, and the device with their memory."""
@@ -59,14 +65,15 @@ class FunctionalRegisters:
         return self._values[name]
 
     def write(self, name: str, value: int) -> None:
+        """Set a writable register; the start bit of `control` runs the instructions."""
         if REGISTERS[name].access == Access.READ:
             return
         self._values[name] = 0 if name == "control" else value
         if name == "control" and value & CONTROL_START:
             self._values["runs"] += 1
-            self._run()
+            self._run_instructions()
 
-    def _run(self) -> None:
+    def _run_instructions(self) -> None:
         """Run the instructions that the registers describe, and set the status."""
         error, memory = Error.NONE, self.device.dram
         try:
@@ -120,19 +127,19 @@ class Bridge:
         self._in: IO[bytes] = self.process.stdin
         self._out: IO[bytes] = self.process.stdout
         self.instruction = self.accesses = 0
-        self.code = self._serve([], [])
+        self.code = self._serve_until_return([], [])
 
     def run(self, inputs: Sequence[Array], outputs: Sequence[Array], model: int = 1) -> int:
         """Run a model once; write to `outputs` where the code that it returns is 0. model: its number, from 1 on."""
-        self._give(struct.pack("<I", model))
-        self.code = self._serve([*inputs], [*outputs])
+        self._send(struct.pack("<I", model))
+        self.code = self._serve_until_return([*inputs], [*outputs])
         return self.code
 
     def close(self) -> int:
         """End the program; return its exit code."""
-        self._give(struct.pack("<I", 0))
+        self._send(struct.pack("<I", 0))
         while letter := self._out.read(1):
-            self._message(letter, [], [])
+            self._serve_message(letter, [], [])
         self._in.close()
         self._out.close()
         return self.process.wait()
@@ -142,50 +149,51 @@ class Bridge:
         self.process.kill()
         self.process.wait()
 
-    def _get(self, size: int) -> bytes:
+    def _receive(self, size: int) -> bytes:
         data = self._out.read(size)
         if len(data) != size:
             raise BridgeError(f"the program has ended with {self.process.wait()}")
         return data
 
-    def _give(self, data: bytes) -> None:
+    def _send(self, data: bytes) -> None:
         self._in.write(data)
         self._in.flush()
 
-    def _serve(self, inputs: list[Array], outputs: list[Array]) -> int:
+    def _serve_until_return(self, inputs: list[Array], outputs: list[Array]) -> int:
+        """Serve messages until the program returns; return its code."""
         while True:
-            letter = self._get(1)
-            if letter == b"E":
-                code, self.instruction = struct.unpack("<II", self._get(8))
+            letter = self._receive(1)
+            if letter == RETURN:
+                code, self.instruction = struct.unpack("<II", self._receive(8))
                 return int(code)
-            self._message(letter, inputs, outputs)
+            self._serve_message(letter, inputs, outputs)
 
-    def _message(self, letter: bytes, inputs: list[Array], outputs: list[Array]) -> None:
-        """Answer one message of the program, by its letter (emulated/device_bridge.c)."""
-        first, second = struct.unpack("<II", self._get(8))
-        self.accesses += letter in b"RW"
-        if letter == b"R":
-            self._give(struct.pack("<I", self.hardware.read(NAMES[first])))
-        elif letter == b"W":
+    def _serve_message(self, letter: bytes, inputs: list[Array], outputs: list[Array]) -> None:
+        """Answer one message of the program: a letter and two 32-bit words, often followed by bytes."""
+        first, second = struct.unpack("<II", self._receive(8))
+        self.accesses += letter in (READ_REGISTER, WRITE_REGISTER)
+        if letter == READ_REGISTER:
+            self._send(struct.pack("<I", self.hardware.read(NAMES[first])))
+        elif letter == WRITE_REGISTER:
             self.hardware.write(NAMES[first], second)
-        elif letter == b"T":
+        elif letter == WAIT:
             self.hardware.wait()
-        elif letter == b"F":
-            self.hardware.device.write(first, np.frombuffer(self._get(second), np.uint8))
-        elif letter == b"I":
-            self._give(self.hardware.device.read(first, second).tobytes())
-        elif letter == b"O":
+        elif letter == FLUSH:
+            self.hardware.device.write(first, np.frombuffer(self._receive(second), np.uint8))
+        elif letter == INVALIDATE:
+            self._send(self.hardware.device.read(first, second).tobytes())
+        elif letter == OPEN:
             self.hardware.device.allocate(first)
-            self._give(struct.pack("<Q", DMA_BASE))
-        elif letter == b"X":
-            self._give(np.ascontiguousarray(inputs.pop(0)).tobytes())
-        elif letter == b"Y":
+            self._send(struct.pack("<Q", DMA_BASE))
+        elif letter == GET_INPUT:
+            self._send(np.ascontiguousarray(inputs.pop(0)).tobytes())
+        elif letter == PUT_OUTPUT:
             array = outputs.pop(0)
-            array[...] = np.frombuffer(self._get(first), array.dtype).reshape(array.shape)
+            array[...] = np.frombuffer(self._receive(first), array.dtype).reshape(array.shape)
         else:
             raise BridgeError(f"the program says {letter!r}, which is no message")
 
 
-def outputs_like(expected: Mapping[str, Array]) -> list[Array]:
+def empty_outputs(expected: Mapping[str, Array]) -> list[Array]:
     """Return empty arrays for the outputs of a run."""
     return [np.empty_like(array) for array in expected.values()]

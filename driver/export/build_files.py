@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from celosia.compiler.program.dtypes import itemsize
 from celosia.driver.board.board_device import PAGE
-from celosia.driver.export.memory_map import ALIGN, C_TYPES, aligned, nbytes
+from celosia.driver.export.memory_map import ALIGN, C_TYPES, align, nbytes
 from celosia.driver.export.source import CModel
 from celosia.driver.export.targets import ExportTarget
 
@@ -24,7 +24,7 @@ def makefile(target: ExportTarget) -> str:
 $(MODELS): %: %_main.c lib{LIBRARY}.a
 	$(CC) $(FLAGS) $(CFLAGS) $< lib{LIBRARY}.a -o $@ $(LDLIBS)
 """
-    devices = " ".join(_devices(target))
+    devices = " ".join(_device_files(target))
     return f"""# Builds lib{LIBRARY}.a of the models in this folder. Written by `celosia export`.
 # With gcc or clang for {target.name} as CC and its AR; or with ziglang from PyPI:
 #   make CC="python3 -m ziglang cc {" ".join(target.zig)}" AR="python3 -m ziglang ar" FLAGS="{_zig_flags(target)}"
@@ -51,7 +51,7 @@ clean:
 """
 
 
-def _devices(target: ExportTarget) -> tuple[str, ...]:
+def _device_files(target: ExportTarget) -> tuple[str, ...]:
     return ("device_mapped.c", *(HOSTED if target.hosted else ()))
 
 
@@ -61,7 +61,7 @@ def _zig_flags(target: ExportTarget) -> str:
 
 def cmake(target: ExportTarget) -> str:
     """Return the text of a CMakeLists.txt for all models in its folder."""
-    devices = " ".join(_devices(target))
+    devices = " ".join(_device_files(target))
     hosted = f"""
 if(CMAKE_PROJECT_NAME STREQUAL PROJECT_NAME)
   foreach(data ${{datas}})
@@ -112,7 +112,7 @@ set(CMAKE_TRY_COMPILE_TARGET_TYPE STATIC_LIBRARY)
 """
 
 
-def _buffers(model: CModel) -> tuple[list[str], list[str], list[str]]:
+def _static_buffers(model: CModel) -> tuple[list[str], list[str], list[str]]:
     """Return (declarations, names of inputs, names of outputs) of static memory for the tensors."""
     lines: list[str] = []
     names: tuple[list[str], list[str]] = ([], [])
@@ -129,7 +129,7 @@ def main_program(model: CModel) -> str:
     """Return the text of NAME_main.c: one inference of files to files, on a board under Linux where the model has
     launches."""
     board = bool(model.device_bytes())
-    lines, ins, outs = _buffers(model)
+    lines, ins, outs = _static_buffers(model)
     first = 3 if board else 1
     tensors = [name.removeprefix(f"{model.name}_").upper() for name in (*ins, *outs)]
     usage = " ".join([*(["REGISTERS", "MEMORY"] if board else []), *tensors])
@@ -198,7 +198,7 @@ _NO_BOARD = """    static const celosia_device none, *device = &none; /* all of 
 def bridge_program(models: Sequence[CModel]) -> str:
     """Return the text of a program that runs these models on a device behind a bridge, as often as it is told to."""
     names = [model.name for model in models]
-    sizes = [aligned(model.device_bytes(), PAGE) for model in models]
+    sizes = [align(model.device_bytes(), PAGE) for model in models]
     includes = "\n".join(f'#include "{name}.h"' for name in names)
     instances = "\n".join(f"static {name} model_{name};" for name in names)
     opened = "\n".join(
@@ -206,7 +206,7 @@ def bridge_program(models: Sequence[CModel]) -> str:
         f"    if (!code) code = {name}_open(&model_{name}, &devices[{number}]);"
         for number, name in enumerate(names)
     )
-    cases = "\n".join(_bridged(model, number) for number, model in enumerate(models, 1))
+    cases = "\n".join(_bridge_case(model, number) for number, model in enumerate(models, 1))
     closed = "\n".join(f"    {name}_close(&model_{name});" for name in names)
     return f"""#include "celosia_bridge.h"
 {includes}
@@ -239,9 +239,9 @@ int main(void) {{
 """
 
 
-def _bridged(model: CModel, number: int) -> str:
+def _bridge_case(model: CModel, number: int) -> str:
     """Generate one model's case: inputs, a run, and where it ends well, outputs."""
-    lines, ins, outs = _buffers(model)
+    lines, ins, outs = _static_buffers(model)
     declared = "\n".join(f"            {line}" for line in lines)
     sent, returned = zip(ins, model.program.inputs), zip(outs, model.program.outputs)
     takes = "\n".join(f"            celosia_bridge_take({name}, {nbytes(tensor)}u);" for name, tensor in sent)

@@ -11,7 +11,7 @@ HEADER = "celosia_hardware.h"
 _BITS = "MAGIC", "CONTROL_START", "CONTROL_ABORT", "STATUS_BUSY", "STATUS_DONE", "STATUS_STUCK", "STATUS_ERROR_SHIFT"
 
 
-def header() -> str:
+def header_text() -> str:
     """Return the text of `HEADER`: offsets, bits, codes and times as the Python driver has them."""
     clock = int(board.CLOCK_HZ)
     times = {
@@ -31,13 +31,13 @@ def header() -> str:
         "#ifndef CELOSIA_HARDWARE_H",
         "#define CELOSIA_HARDWARE_H",
         "",
-        *_defined(offsets),
+        *_define_lines(offsets),
         "",
-        *_defined({name: int(getattr(regs, name)) for name in _BITS}),
+        *_define_lines({name: int(getattr(regs, name)) for name in _BITS}),
         "",
-        *_defined(times),
+        *_define_lines(times),
         "",
-        *_defined(codes),
+        *_define_lines(codes),
         "",
         "#define CELOSIA_HARDWARE_TEXTS \\",
         '    case 0: return "done"; \\',
@@ -48,5 +48,5 @@ def header() -> str:
     return "\n".join(lines) + "\n"
 
 
-def _defined(values: dict[str, int]) -> list[str]:
+def _define_lines(values: dict[str, int]) -> list[str]:
     return [f"#define CELOSIA_{name} {value:#x}u" for name, value in values.items()]

@@ -12,8 +12,8 @@ from celosia.compiler.program import CpuStep, Program
 from celosia.compiler.program.files import OutputError, make_folder, replacing, require_folder
 from celosia.driver.export import c_header as hardware
 from celosia.driver.export.build_files import HOSTED, MARK, TOOLCHAIN, cmake, main_program, makefile, toolchain
-from celosia.driver.export.memory_map import NotExportable, places_of
-from celosia.driver.export.objects import undefined
+from celosia.driver.export.memory_map import NotExportable, assign_places
+from celosia.driver.export.objects import undefined_symbols
 from celosia.driver.export.source import CModel, identifier
 from celosia.driver.export.targets import ExportTarget, find_export_target
 
@@ -38,7 +38,7 @@ def export_program(program: Program, target: ExportTarget, name: str | None = No
     NotExportable."""
     if name is not None:
         require_name(name)
-    places, functions = places_of(program), functions_of(program, target)
+    places, functions = assign_places(program), required_c_functions(program, target)
     model = CModel(name or identifier(program.name.lower()), program, places)
     texts = {  # Makefile and NAME_celosia.c say whose folder and model it is: before what they are said of
         **{file: text(target) for file, text in BUILD_FILES.items()},
@@ -57,7 +57,7 @@ def export_program(program: Program, target: ExportTarget, name: str | None = No
 def runtime_files(target: ExportTarget) -> dict[str, bytes]:
     """Files of the C runtime that are equal for all models of a target."""
     files = {file: (RUNTIME / file).read_bytes() for file in (*COMMON, *(LINUX if target.hosted else ()))}
-    return files | {hardware.HEADER: hardware.header().encode()}
+    return files | {hardware.HEADER: hardware.header_text().encode()}
 
 
 ANYWHERE = frozenset(("memcpy", "memmove", "memset", "memcmp"))
@@ -71,13 +71,13 @@ WITHOUT_SYSTEM = frozenset(
 """Functions of ziglang's runtime without an operating system, and of newlib's libm."""
 
 
-def functions_of(program: Program, target: ExportTarget) -> tuple[str, ...]:
+def required_c_functions(program: Program, target: ExportTarget) -> tuple[str, ...]:
     """Functions of the C library that kernels call, beside those of `ANYWHERE` and the compiler's own, which begin with
     _. NotExportable where the target does not bring one."""
     reasons: set[str] = set()
     for step in program.steps:
         if isinstance(step, CpuStep) and step.kernel is not None:
-            names = undefined(program.kernels[step.kernel].code) - ANYWHERE
+            names = undefined_symbols(program.kernels[step.kernel].code) - ANYWHERE
             reasons |= (called := {name for name in names if not name.startswith("_")})
             lacking = sorted(called - WITHOUT_SYSTEM)
             if lacking and not target.hosted:
@@ -134,7 +134,7 @@ def target_of(folder: Path) -> str | None:
     return next((line.removeprefix(MARK) for line in lines if line.startswith(MARK)), None)
 
 
-def require_own(exported: Exported, folder: Path) -> None:
+def require_own_files(exported: Exported, folder: Path) -> None:
     """Raise OutputError where a file to write exists already and is not from an earlier export."""
     exported_to = target_of(folder) is not None
     is_known = exported_to and (folder / f"{exported.model.name}_celosia.c").exists()
@@ -147,10 +147,10 @@ def require_own(exported: Exported, folder: Path) -> None:
             )
 
 
-def write(exported: Exported, folder: Path) -> None:
+def write_project(exported: Exported, folder: Path) -> None:
     """Write all files into `folder`, beside other models of the same target; each wholly or not at all. OutputError."""
     require_target(folder, exported.target.name)
-    require_own(exported, folder)
+    require_own_files(exported, folder)
     kernels = folder / f"{exported.model.name}_kernels"
     make_folder(folder)
     try:

@@ -16,7 +16,7 @@ from pathlib import Path
 from celosia import tools
 from celosia.cache import tool_environment
 from celosia.driver.export.build_files import bridge_program
-from celosia.driver.export.c_project import Exported, runtime_files, write
+from celosia.driver.export.c_project import Exported, runtime_files, write_project
 from celosia.driver.export.targets import ExportTarget
 
 EMULATED = Path(__file__).with_name("emulated")
@@ -78,9 +78,9 @@ EMULATORS = {
 }  # fmt: skip
 
 
-def missing(target: ExportTarget) -> str | None:
+def missing_tools(target: ExportTarget) -> str | None:
     """Name the missing tools that emulating `target` needs, and where they come from; None for nothing."""
-    if "ziglang" in compiler(target) and find_spec("ziglang") is None:
+    if "ziglang" in c_compiler(target) and find_spec("ziglang") is None:
         return "could not import 'ziglang', which builds C for other processors; pip install 'celosia[deploy]'"
     emulator = EMULATORS[target.name]
     needed = [tools.tool_with_command(command) for command in emulator.command[:1]]  # nothing for this processor
@@ -93,16 +93,16 @@ def missing(target: ExportTarget) -> str | None:
     return None
 
 
-def build(exported: Sequence[Exported], folder: Path) -> list[str]:
+def build_bridge_program(exported: Sequence[Exported], folder: Path) -> list[str]:
     """Writes models of one target into `folder`, builds one program of them, on a bridge, and returns the command that
     runs it. ToolMissing where this machine lacks something."""
     target = exported[0].target
     emulator = EMULATORS[target.name]
-    lack = missing(target)
+    lack = missing_tools(target)
     if lack is not None:
         raise ToolMissing(lack)
     for model in exported:
-        write(model, folder)
+        write_project(model, folder)
     (folder / f"{PROGRAM}.c").write_text(bridge_program([model.model for model in exported]), encoding="utf-8")
     if target.name in _ORIGINS:
         text = (EMULATED / "memory.ld").read_text(encoding="utf-8")
@@ -119,7 +119,7 @@ def build(exported: Sequence[Exported], folder: Path) -> list[str]:
 def compile_c(target: ExportTarget, arguments: Sequence[str], folder: Path) -> None:
     """Run the C compiler for `target` in `folder`. ToolMissing where it fails."""
     completed = subprocess.run(
-        [*compiler(target), *FLAGS, *arguments], cwd=folder, capture_output=True, text=True, check=False,
+        [*c_compiler(target), *FLAGS, *arguments], cwd=folder, capture_output=True, text=True, check=False,
         env=tool_environment(),
     )  # fmt: skip
     if completed.returncode:
@@ -141,7 +141,7 @@ PROGRAM = "on_bridge"
 FLAGS = "-std=c11", "-O2", "-Wall", "-Wextra", "-Werror", "-I."
 
 
-def compiler(target: ExportTarget) -> list[str]:
+def c_compiler(target: ExportTarget) -> list[str]:
     """Command of a C compiler for `target`: this machine's own, or ziglang."""
     compiler = shutil.which(os.environ.get("CC", "cc"))
     if compiler is not None and target.name == platform.machine():

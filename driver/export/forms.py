@@ -42,10 +42,10 @@ class AffineForm:
     def c(self) -> str:
         """C initialiser."""
         fields = (getattr(self, name) for name in self.__dataclass_fields__)
-        return "{" + ", ".join(_c(field) for field in fields) + "}"
+        return "{" + ", ".join(_c_initialiser(field) for field in fields) + "}"
 
 
-def _c(value: int | tuple[int, ...]) -> str:
+def _c_initialiser(value: int | tuple[int, ...]) -> str:
     return str(value) if isinstance(value, int) else "{" + ", ".join(map(str, value)) + "}"
 
 
@@ -57,11 +57,11 @@ def form_of(cfg: Config, move: Pack | Unpack, info: TensorInfo) -> AffineForm:
     flip = TOP_BIT if info.dtype == "uint8" else 0
     pad, invert = form.pad & 0xFF, 0xFF if form.inverted and not unpacked else 0
     if form.fold in MATRICES:
-        moved = _matrices(form, info.shape)
+        moved = _matrix_form(form, info.shape)
     elif form.fold and not unpacked:
-        moved = _windows(form, info.shape)
+        moved = _window_form(form, info.shape)
     else:
-        moved = _plain(form)
+        moved = _plain_form(form)
     return AffineForm(
         cfg.batch, cfg.group, move.groups, first, images, channels, height, width, *moved, flip, pad, invert
     )
@@ -70,13 +70,13 @@ def form_of(cfg: Config, move: Pack | Unpack, info: TensorInfo) -> AffineForm:
 _Moved = tuple[int, int, Pair, Pair, Pair, Pair, tuple[int, int, int, int]]
 
 
-def _plain(form: FormInfo) -> _Moved:
+def _plain_form(form: FormInfo) -> _Moved:
     _, channels, height, width = form.dims
     pixels = height * width
     return 1, 1, (1, 1), (1, 1), (0, 0), (height, width), (channels * pixels, pixels, width, 1)
 
 
-def _windows(form: FormInfo, shape: tuple[int, ...]) -> _Moved:
+def _window_form(form: FormInfo, shape: tuple[int, ...]) -> _Moved:
     """Form of taps: channels are taps of a window of each pixel; a sequence is an image of one row."""
     _, channels, height, width = shape if len(shape) == 4 else (*shape[:2], 1, shape[2])
     both = form.fold == "xy"
@@ -87,7 +87,7 @@ def _windows(form: FormInfo, shape: tuple[int, ...]) -> _Moved:
     return kernel[0] * kernel[1], kernel[1], step, form.dilations, before, (height, width), apart
 
 
-def _matrices(form: FormInfo, shape: tuple[int, ...]) -> _Moved:
+def _matrix_form(form: FormInfo, shape: tuple[int, ...]) -> _Moved:
     """Channels are columns of matrices, whose rows are pixels of one row: a matrix is an axis whose taps these are."""
     count, columns, rows = matrix_counts(form.fold, shape)
     sizes = matrix_sizes(shape)

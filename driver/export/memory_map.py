@@ -44,12 +44,8 @@ class Places:
         return self.of[name]
 
 
-def aligned(size: int, unit: int = ALIGN) -> int:
-    """The next multiple of `unit`.
-
-    >>> aligned(1), aligned(64), aligned(1, 4096)
-    (64, 64, 4096)
-    """
+def align(size: int, unit: int = ALIGN) -> int:
+    """Round `size` up to a multiple of `unit`."""
     return -(-size // unit) * unit
 
 
@@ -58,7 +54,7 @@ def nbytes(tensor: TensorInfo) -> int:
     return int(np.prod(tensor.shape, dtype=np.int64)) * itemsize(tensor.dtype)
 
 
-def places_of(program: Program) -> Places:
+def assign_places(program: Program) -> Places:
     """Assign a location to each tensor of `program`. NotExportable for what C cannot hold."""
     require_exportable(program)
     places = Places()
@@ -70,15 +66,15 @@ def places_of(program: Program) -> Places:
     for name, offset in program.arena.offsets.items():
         places.of.setdefault(name, Location("memory", offset))
     _place_constants(program, places)
-    size = aligned(program.arena.size)
+    size = align(program.arena.size)
     for step in program.steps:
         for name in _written_tensors(step):
             if name not in places.of:
-                places.of[name], size = Location("memory", size), size + aligned(nbytes(program.tensors[name]))
+                places.of[name], size = Location("memory", size), size + align(nbytes(program.tensors[name]))
         if isinstance(step, CpuStep) and step.kernel is None:
             _place_view(places, step, {tensor.name for tensor in program.outputs})
     places.workspace = size
-    places.memory_bytes = size + aligned(max((kernel.workspace_bytes for kernel in program.kernels), default=0))
+    places.memory_bytes = size + align(max((kernel.workspace_bytes for kernel in program.kernels), default=0))
     return places
 
 
@@ -92,20 +88,20 @@ def _place_constants(program: Program, places: Places) -> None:
     """Place the constants that the CPU's steps read, one after the other."""
     parts: list[NDArray[np.uint8]] = []
     size = 0
-    for name in dict.fromkeys(_read(program)):
+    for name in dict.fromkeys(_tensors_read(program)):
         if name in program.constants and name not in places.of:
-            data = _bytes(program.constants[name])
+            data = _as_bytes(program.constants[name])
             places.of[name] = Location("constants", size)
-            parts.append(np.concatenate([data, np.zeros(aligned(len(data)) - len(data), np.uint8)]))
+            parts.append(np.concatenate([data, np.zeros(align(len(data)) - len(data), np.uint8)]))
             size += len(parts[-1])
     places.constants = np.concatenate(parts) if parts else places.constants
 
 
-def _bytes(array: NDArray[Any]) -> NDArray[np.uint8]:
+def _as_bytes(array: NDArray[Any]) -> NDArray[np.uint8]:
     return np.frombuffer(np.ascontiguousarray(array).tobytes(), np.uint8)
 
 
-def _read(program: Program) -> Iterator[str]:
+def _tensors_read(program: Program) -> Iterator[str]:
     """Names of all tensors that steps read, and of those that are returned."""
     for step in program.steps:
         names = tuple(pack.value for pack in step.pack) if isinstance(step, LaunchStep) else step.inputs

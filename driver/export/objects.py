@@ -11,17 +11,17 @@ _IMPORTS, _CODE, _FUNCTION = 2, 10, 0
 """WebAssembly: numbers of sections; kind of an import that is a function."""
 
 
-def undefined(code: bytes) -> set[str]:
+def undefined_symbols(code: bytes) -> set[str]:
     """Names that the object `code` uses and does not define. ValueError where it is neither ELF nor WebAssembly."""
     if code[:4] == b"\x7fELF":
-        return set(_of_elf(code))
+        return set(_undefined_in_elf(code))
     if code[:4] == b"\0asm":
-        return set(_of_wasm(code))
+        return set(_undefined_in_wasm(code))
     raise ValueError(f"an object begins with {code[:4]!r}: neither ELF nor WebAssembly")
 
 
-def code_bytes(code: bytes) -> int:
-    """Bytes of instructions in the object `code`, in a format that `undefined` reads."""
+def count_code_bytes(code: bytes) -> int:
+    """Bytes of instructions in the object `code`, in a format that `undefined_symbols` reads."""
     if code[:4] == b"\0asm":
         return sum(end - start for kind, start, end in _wasm_sections(code) if kind == _CODE)
     return sum(length for _, kind, flags, _, _, length, *_ in _elf_sections(code) if kind == 1 and flags & _EXECUTABLE)
@@ -30,12 +30,12 @@ def code_bytes(code: bytes) -> int:
 def _elf_sections(code: bytes) -> list[tuple[int, ...]]:
     """Yield (name, kind, flags, address, offset, size, link, ...) of each section."""
     wide = code[4] == 2
-    table, size, count = (_at(code, *place) for place in (_WIDE if wide else _NARROW))
+    table, size, count = (_unpack_at(code, *place) for place in (_WIDE if wide else _NARROW))
     section = struct.Struct("<IIQQQQIIQQ" if wide else "<IIIIIIIIII")
     return [section.unpack_from(code, table + number * size) for number in range(count)]
 
 
-def _of_elf(code: bytes) -> Iterator[str]:
+def _undefined_in_elf(code: bytes) -> Iterator[str]:
     """Yield the undefined symbols of an ELF object."""
     wide = code[4] == 2
     sections = _elf_sections(code)
@@ -56,7 +56,7 @@ _NARROW = ("<I", 32), ("<H", 46), ("<H", 48)
 """Fields of the head of an object for its table of sections: place, size of an entry, count."""
 
 
-def _at(code: bytes, form: str, at: int) -> int:
+def _unpack_at(code: bytes, form: str, at: int) -> int:
     (value,) = struct.unpack_from(form, code, at)
     return int(value)
 
@@ -70,7 +70,7 @@ def _wasm_sections(code: bytes) -> Iterator[tuple[int, int, int]]:
         reader.at += length
 
 
-def _of_wasm(code: bytes) -> Iterator[str]:
+def _undefined_in_wasm(code: bytes) -> Iterator[str]:
     """Functions that the module imports, from its list of (module, name, kind, description)."""
     for section, start, _ in _wasm_sections(code):
         if section == _IMPORTS:

@@ -86,10 +86,10 @@ class CModel:
     def header(self) -> str:
         """Return the text of NAME.h."""
         program, name, upper = self.program, self.name, self.upper
-        tensors = [f"   {kind} {number}: {_plain(tensor.name)}, {program.shape_text(tensor)}, {nbytes(tensor)} bytes"
+        tensors = [f"   {kind} {number}: {_comment(tensor.name)}, {program.shape_text(tensor)}, {nbytes(tensor)} bytes"
                    for kind, group in (("input", program.inputs), ("output", program.outputs))
                    for number, tensor in enumerate(group)]  # fmt: skip
-        return f"""/* Model {_plain(program.name)} for Config {_plain(program.config.name)}, by `celosia export`.
+        return f"""/* Model {_comment(program.name)} for Config {_comment(program.config.name)}, by `celosia export`.
 
 {chr(10).join(tensors)}
 */
@@ -100,8 +100,8 @@ class CModel:
 
 #define {upper}_INPUTS {len(program.inputs)}
 #define {upper}_OUTPUTS {len(program.outputs)}
-#define {upper}_INPUT_BYTES {_sizes(program.inputs)}
-#define {upper}_OUTPUT_BYTES {_sizes(program.outputs)}
+#define {upper}_INPUT_BYTES {_size_initialiser(program.inputs)}
+#define {upper}_OUTPUT_BYTES {_size_initialiser(program.outputs)}
 #define {upper}_DEVICE_BYTES {self.device_bytes()} /* that a device must have */
 #define {upper}_MEMORY_BYTES {max(self.places.memory_bytes, ALIGN)}
 
@@ -148,21 +148,21 @@ int {name}_close({name} *self);
         program, name, upper = self.program, self.name, self.upper
         return f"""#include "{name}.h"
 
-{chr(10).join(self._declarations())}
+{chr(10).join(self._declaration_lines())}
 
 static const celosia_image {name}_in_device = {{
     {program.config.identity:#x}u, {sources_identity():#x}u, {upper}_DEVICE_BYTES, {program.image_address}u,
     {self.image_bytes()}u, {name}_image,
 }};
 
-{chr(10).join(self._forms())}
+{chr(10).join(self._form_lines())}
 
-static int {name}_steps({name} *self, const uint8_t *const *in, uint8_t *const *out) {{
+static int {name}_step_lines({name} *self, const uint8_t *const *in, uint8_t *const *out) {{
     celosia_state *state = &self->state;
     uint8_t *memory = self->memory;
     int code = 0;
     (void)state, (void)memory, (void)in, (void)out;
-{chr(10).join(self._steps())}
+{chr(10).join(self._step_lines())}
     return code;
 }}
 
@@ -188,17 +188,17 @@ int {name}_run_sized({name} *self, const void *const *inputs, const size_t *inpu
     if (!code) code = celosia_check(given, output_bytes, out_bytes, {upper}_OUTPUTS, CELOSIA_OUTPUT_SIZE);
     if (code) return code;
     self->state.cycles = 0;
-    return {name}_steps(self, in, out);
+    return {name}_step_lines(self, in, out);
 }}
 
-{self._typed()}
+{self._typed_entry()}
 
 int {name}_close({name} *self) {{
     return {name}_is_aligned(self) ? celosia_close(&self->state) : CELOSIA_UNALIGNED_INSTANCE;
 }}
 """
 
-    def _typed(self) -> str:
+    def _typed_entry(self) -> str:
         """C code of the entry function with typed parameters."""
         ins, outs = names_of(self.program.inputs, "in"), names_of(self.program.outputs, "out")
         name, upper = self.name, self.upper
@@ -220,14 +220,15 @@ int {name}_close({name} *self) {{
             [
                 "#include <stdint.h>",
                 "",
-                *_array(f"{self.name}_image", image.view(np.uint8)),
+                *_array_text(f"{self.name}_image", image.view(np.uint8)),
                 "",
-                *_array(f"{self.name}_constants", self.places.constants),
+                *_array_text(f"{self.name}_constants", self.places.constants),
                 "",
             ]
         )
 
-    def _declarations(self) -> Iterator[str]:
+    def _declaration_lines(self) -> Iterator[str]:
+        """Yield C declarations of the data and kernels that other files define."""
         yield f"extern const uint64_t {self.name}_image[], {self.name}_constants[];"
         for number, kernel in enumerate(self.program.kernels):
             yield (
@@ -235,7 +236,8 @@ int {name}_close({name} *self) {{
                 f'__asm__("{kernel.name}");'
             )
 
-    def _forms(self) -> Iterator[str]:
+    def _form_lines(self) -> Iterator[str]:
+        """Yield C constants that describe how each launch packs and unpacks its tensors."""
         for number, launch in enumerate(self.program.launches):
             moves: list[tuple[str, int, Pack | Unpack]] = [("pack", k, pack) for k, pack in enumerate(launch.pack)]
             moves += [("unpack", k, unpack) for k, unpack in enumerate(launch.unpack)]
@@ -243,54 +245,56 @@ int {name}_close({name} *self) {{
                 form = form_of(self.program.config, move, self.program.info(move.value))
                 yield f"static const celosia_form {self.name}_{kind}_{number}_{k} = {form.c()};"
 
-    def _steps(self) -> Iterator[str]:
+    def _step_lines(self) -> Iterator[str]:
         """C code of all steps of a run, in order."""
         launches = 0
         for step in self.program.steps:
             if isinstance(step, LaunchStep):
-                yield from self._launch(launches, step)
+                yield from self._launch_lines(launches, step)
                 launches += 1
             elif isinstance(step, CpuStep) and step.kernel is not None:
-                yield from self._kernel(step, step.kernel, self.program.kernels[step.kernel])
+                yield from self._kernel_call(step, step.kernel, self.program.kernels[step.kernel])
             elif isinstance(step, CpuStep):
-                yield from self._copied(step.outputs[0], step.inputs[0])
+                yield from self._copy_if_elsewhere(step.outputs[0], step.inputs[0])
         for number, tensor in enumerate(self.program.outputs):
             if self.places[tensor.name] != (location := Location("out", number)):
-                yield self._copy(location, self.places[tensor.name], tensor)
+                yield self._copy_call(location, self.places[tensor.name], tensor)
 
-    def _launch(self, number: int, step: LaunchStep) -> Iterator[str]:
+    def _launch_lines(self, number: int, step: LaunchStep) -> Iterator[str]:
         """C code of a launch: pack inputs, run, unpack outputs."""
         yield f"    /* launch {number}: {len(step.layers)} layers, {step.count} instructions */"
         for k, pack in enumerate(step.pack):
-            yield f"    celosia_pack(state, &{self.name}_pack_{number}_{k}, {pack.address}u, {self._at(pack.value)});"
+            value = self._tensor_address(pack.value)
+            yield f"    celosia_pack(state, &{self.name}_pack_{number}_{k}, {pack.address}u, {value});"
         yield f"    code = celosia_launch(state, &{self.name}_in_device, {step.address}u, {step.count}u);"
         yield "    if (code) return code;"
         for k, unpack in enumerate(step.unpack):
             form = f"&{self.name}_unpack_{number}_{k}"
-            yield f"    celosia_unpack(state, {form}, {unpack.address}u, {self._at(unpack.value)});"
+            yield f"    celosia_unpack(state, {form}, {unpack.address}u, {self._tensor_address(unpack.value)});"
 
-    def _kernel(self, step: CpuStep, number: int, kernel: CompiledKernel) -> Iterator[str]:
+    def _kernel_call(self, step: CpuStep, number: int, kernel: CompiledKernel) -> Iterator[str]:
         """C code of the call of a kernel."""
-        yield f"    /* {', '.join(f'{node.op} {_plain(node.name)}' for node in step.nodes)} */"
+        yield f"    /* {', '.join(f'{node.op} {_comment(node.name)}' for node in step.nodes)} */"
         inputs = [name for name in step.inputs if name]
         for out, place in kernel.in_place:
-            yield from self._copied(step.outputs[out], inputs[place])
-        arguments = [self._at(name) for name in (*inputs, *step.outputs)]
+            yield from self._copy_if_elsewhere(step.outputs[out], inputs[place])
+        arguments = [self._tensor_address(name) for name in (*inputs, *step.outputs)]
         arguments.append(f"memory + {self.places.workspace}" if kernel.workspace_bytes else "memory")
         yield f"    {self.name}_kernel_{number}((const void *const[]){{{', '.join(arguments)}}}, 0, 1);"
 
-    def _copied(self, to: str, source: str) -> Iterator[str]:
+    def _copy_if_elsewhere(self, to: str, source: str) -> Iterator[str]:
         """Copy a tensor into the memory of another one, where it does not lie there."""
         if self.places[to] != self.places[source]:
-            yield self._copy(self.places[to], self.places[source], self.program.tensors[to])
+            yield self._copy_call(self.places[to], self.places[source], self.program.tensors[to])
 
-    def _copy(self, to: Location, source: Location, tensor: TensorInfo) -> str:
-        return f"    memcpy({self._place(to)}, {self._place(source)}, {nbytes(tensor)}u);"
+    def _copy_call(self, to: Location, source: Location, tensor: TensorInfo) -> str:
+        return f"    memcpy({self._place_address(to)}, {self._place_address(source)}, {nbytes(tensor)}u);"
 
-    def _at(self, tensor: str) -> str:
-        return self._place(self.places[tensor])
+    def _tensor_address(self, tensor: str) -> str:
+        return self._place_address(self.places[tensor])
 
-    def _place(self, place: Location) -> str:
+    def _place_address(self, place: Location) -> str:
+        """Return the C expression of a location's address."""
         if place.area == "memory":
             return f"memory + {place.at}"
         if place.area == "constants":
@@ -298,16 +302,16 @@ int {name}_close({name} *self) {{
         return f"{place.area}[{place.at}]"
 
 
-def _sizes(tensors: tuple[TensorInfo, ...]) -> str:
+def _size_initialiser(tensors: tuple[TensorInfo, ...]) -> str:
     return "{" + (", ".join(str(nbytes(tensor)) for tensor in tensors) or "0") + "}"
 
 
-def _plain(text: str) -> str:
+def _comment(text: str) -> str:
     """Return a name of the model's for a comment, which it must not end."""
     return re.sub(r"[^\w.:/\-\[\] ]|/(?=\*)|(?<=\*)/", "_", text, flags=re.ASCII)[:120]
 
 
-def _array(name: str, data: NDArray[np.uint8]) -> Iterator[str]:
+def _array_text(name: str, data: NDArray[np.uint8]) -> Iterator[str]:
     """Write bytes as 64-bit words, which a compiler reads faster than bytes; at least one."""
     padded_size = max(-(-len(data) // 8) * 8, 8)
     words = np.concatenate([data, np.zeros(padded_size - len(data), np.uint8)]).view("<u8")

@@ -21,8 +21,8 @@ from onnx import TensorProto, helper, numpy_helper
 
 from celosia.compiler.graph.errors import ModelError
 from celosia.compiler.graph.functions import opset_of
-from celosia.driver.generate.position_source import require_places
-from celosia.driver.generate.roles import CACHE_AXIS, Cache, Roles, roles_of
+from celosia.driver.generate.position_source import require_position_inputs
+from celosia.driver.generate.roles import CACHE_AXIS, Cache, Roles, find_roles
 from celosia.driver.generate.rotary import Rotary
 from celosia.driver.generate.writer import GraphWriter
 
@@ -45,7 +45,7 @@ MASKED = -10000.0
 END = np.iinfo(np.int64).max
 
 
-def in_plain_operators(proto: onnx.ModelProto) -> onnx.ModelProto:
+def decompose_cached_attention(proto: onnx.ModelProto) -> onnx.ModelProto:
     """Return `proto`, a decoder, without attention that has a cache inside; itself where it has none. ModelError where
     plain operators cannot express it."""
     if not any(map(_has_cache, proto.graph.node)):
@@ -54,7 +54,7 @@ def in_plain_operators(proto: onnx.ModelProto) -> onnx.ModelProto:
         raise ModelError(f"attention with a cache inside it needs opset {OPSET}, not {opset}; export the model with it")
     result = onnx.ModelProto()
     result.CopyFrom(proto)
-    roles = roles_of(proto)
+    roles = find_roles(proto)
     writer = GraphWriter(result.graph, "attention")
     for node in proto.graph.node:
         if not _has_cache(node):
@@ -62,7 +62,7 @@ def in_plain_operators(proto: onnx.ModelProto) -> onnx.ModelProto:
             continue
         _require_plain(node)
         if node.op_type == GROUPED:
-            require_places(proto, node, roles)
+            require_position_inputs(proto, node, roles)
             _Grouped(writer, node, roles).write()
         else:
             _Multiple(writer, node, roles).write()
@@ -71,28 +71,31 @@ def in_plain_operators(proto: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def _has_cache(node: onnx.NodeProto) -> bool:
-    return node.op_type in PASTS and all(_input(node, number) for number in PASTS[node.op_type])
+    return node.op_type in PASTS and all(_input_name(node, number) for number in PASTS[node.op_type])
 
 
-def _input(node: onnx.NodeProto, number: int) -> str:
+def _input_name(node: onnx.NodeProto, number: int) -> str:
     """Name of an input of a node, "" where there is none."""
     return node.input[number] if number < len(node.input) else ""
 
 
-def _attributes(node: onnx.NodeProto) -> dict[str, Any]:
+def _attribute_values(node: onnx.NodeProto) -> dict[str, Any]:
     return {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}
 
 
-def _name(node: onnx.NodeProto) -> str:
+def _node_name(node: onnx.NodeProto) -> str:
     return f"{node.op_type} ({node.name or node.output[0]})"
 
 
 def _require_plain(node: onnx.NodeProto) -> None:
-    for name, value in _attributes(node).items():
+    """Raise ModelError where `node` has attributes or inputs that the decomposition does not support."""
+    for name, value in _attribute_values(node).items():
         if name not in PLAIN[node.op_type] and value != DEFAULTS.get(name, 0):
-            raise ModelError(f"{_name(node)} has {name} = {value!r}, which cannot be run step by step; leave it out")
+            raise ModelError(
+                f"{_node_name(node)} has {name} = {value!r}, which cannot be run step by step; leave it out"
+            )
     if unsupported := [name for name in node.input[INPUTS[node.op_type] :] if name]:
-        raise ModelError(f"{_name(node)} takes {unsupported[0]!r}, which cannot be run step by step; leave it out")
+        raise ModelError(f"{_node_name(node)} takes {unsupported[0]!r}, which cannot be run step by step; leave it out")
 
 
 class _Attention:
@@ -100,12 +103,18 @@ class _Attention:
     model's."""
 
     def __init__(self, writer: GraphWriter, node: onnx.NodeProto, roles: Roles) -> None:
-        self.writer, self.op, self.node, self.roles, self.attrs = writer, writer.op, node, roles, _attributes(node)
+        self.writer, self.op, self.node, self.roles, self.attrs = (
+            writer,
+            writer.op,
+            node,
+            roles,
+            _attribute_values(node),
+        )
         caches = {cache.past: cache for cache in roles.caches}
         self.pasts = [node.input[number] for number in PASTS[node.op_type]]
         for past in self.pasts:
             if past not in caches:
-                raise ModelError(f"{_name(node)} has a cache {past!r}, which is no input; export it as one")
+                raise ModelError(f"{_node_name(node)} has a cache {past!r}, which is no input; export it as one")
         self.cache: Cache = caches[self.pasts[0]]
         self.heads, self.size = int(self.attrs.get("num_heads", 0)), self.cache.size
         self.dtype = np.dtype(self.cache.dtype)
@@ -184,17 +193,22 @@ class _Grouped(_Attention):
         """Write the operator in plain operators."""
         groups = self.cache.heads
         if self.attrs.get("kv_num_heads") != groups or not self.heads or self.heads % groups:
-            raise ModelError(f"{_name(self.node)} has {self.heads} heads of queries, and its cache {groups} of keys")
+            raise ModelError(
+                f"{_node_name(self.node)} has {self.heads} heads of queries, and its cache {groups} of keys"
+            )
         sides = self.node.input[:3]
-        if not _input(self.node, 1):
+        if not _input_name(self.node, 1):
             sides = self.split_last_axis(sides[0], [self.heads * self.size, *[groups * self.size] * 2])
         q, k, v = (self.split(x, heads) for x, heads in zip(sides, (self.heads, groups, groups)))
         if self.attrs.get("do_rotary", 0):
-            tables, pairs = [_input(self.node, number) for number in (7, 8)], self.attrs.get("rotary_interleaved", 0)
-            places = _input(self.node, 9) or self.last_entries(self.places())
-            rotary = Rotary(self.writer, _name(self.node), tables, self.size, bool(pairs), places)
+            tables, pairs = (
+                [_input_name(self.node, number) for number in (7, 8)],
+                self.attrs.get("rotary_interleaved", 0),
+            )
+            places = _input_name(self.node, 9) or self.last_entries(self.places())
+            rotary = Rotary(self.writer, _node_name(self.node), tables, self.size, bool(pairs), places)
             q, k = rotary.rotated(q), rotary.rotated(k)
-        added = [bias] if (bias := _input(self.node, 10)) else []
+        added = [bias] if (bias := _input_name(self.node, 10)) else []
         mask = self.hidden(self.in_order(self.attrs.get("local_window_size", -1)), np.finfo(self.dtype).min)
         self.attend(q, k, v, [*added, mask])
 
@@ -220,16 +234,16 @@ class _Multiple(_Attention):
         """Write the operator in plain operators."""
         sides = list(self.node.input[:3])
         if not all(sides) or self.cache.heads != self.heads:
-            raise ModelError(f"{_name(self.node)} has not {self.heads} heads of queries, keys and values each")
-        if bias := _input(self.node, 3):
+            raise ModelError(f"{_node_name(self.node)} has not {self.heads} heads of queries, keys and values each")
+        if bias := _input_name(self.node, 3):
             parts = self.writer.parts(bias, [self.heads * self.size] * 3)
             sides = [self.op("Add", x, part) for x, part in zip(sides, parts)]
         q, k, v = (self.rotated(x) for x in sides)
         hidden, added = self.attrs.get("mask_filter_value", MASKED), []
-        if mask := _input(self.node, 4):
+        if mask := _input_name(self.node, 4):
             seen = self.writer.once("Cast", mask, to=TensorProto.BOOL)
             added.append(self.hidden(self.writer.once("Unsqueeze", seen, self.writer.ints(1, 2)), hidden))
-        if extra := _input(self.node, 5):
+        if extra := _input_name(self.node, 5):
             added.append(extra)
         if self.attrs.get("unidirectional", 0):
             added.append(self.hidden(self.in_order(0), np.finfo(self.dtype).min))
@@ -238,13 +252,13 @@ class _Multiple(_Attention):
     def rotated(self, x: str) -> str:
         """Write heads of x with rotary positions, where the operator rotates them."""
         node = self.writer.makers.get(x, onnx.NodeProto())
-        attrs = _attributes(node)
+        attrs = _attribute_values(node)
         plain = attrs.get("scale", 1.0) == 1.0 and not attrs.get("is_packed_batching", 0)
         are_constant = all(name in self.writer.constants for name in node.input[2:4])
         if node.op_type != "RotaryEmbedding" or not (plain and are_constant) or node.input[1] != self.roles.positions:
             return self.split(x, self.heads)
         pairs = bool(attrs.get("interleaved", 0))
-        rotary = Rotary(self.writer, _name(node), node.input[2:4], self.size, pairs, self.roles.positions)
+        rotary = Rotary(self.writer, _node_name(node), node.input[2:4], self.size, pairs, self.roles.positions)
         covers_head = attrs.get("rotary_embedding_dim", 0) or 2 * rotary.half == self.size
         heads = self.split(node.input[0] if covers_head else x, self.heads)
         return rotary.rotated(heads) if covers_head else heads

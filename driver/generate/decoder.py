@@ -19,10 +19,10 @@ from celosia.compiler.graph.importer import read
 from celosia.compiler.program import InputError, Program
 from celosia.compiler.program.dtypes import numpy_dtype
 from celosia.compiler.program.model import ROUNDINGS
-from celosia.driver.generate.cached_attention import in_plain_operators
-from celosia.driver.generate.roles import CACHE_AXIS, Roles, roles_of
+from celosia.driver.generate.cached_attention import decompose_cached_attention
+from celosia.driver.generate.roles import CACHE_AXIS, Roles, find_roles
 from celosia.driver.generate.sampling import Sampler
-from celosia.driver.generate.stepping import stepping
+from celosia.driver.generate.stepping import rewrite_to_return_new_rows
 from celosia.driver.generate.usage import SessionUsage
 from celosia.driver.generate.vocabulary import vocabulary_of
 from celosia.driver.host.tools import require_tools
@@ -65,11 +65,11 @@ class Decoder:
     ) -> None:  # fmt: skip
         proto = model if isinstance(model, onnx.ModelProto) else read(Path(model))
         self.name = "model" if isinstance(model, onnx.ModelProto) else Path(model).stem
-        self.roles, self.vocabulary = roles_of(proto), vocabulary_of(proto)
-        proto = in_plain_operators(proto)
+        self.roles, self.vocabulary = find_roles(proto), vocabulary_of(proto)
+        proto = decompose_cached_attention(proto)
         self.config = Config.load(config) if isinstance(device, str) else device.config
-        self._step = stepping(proto, self.roles)
-        self.length = _length(length, positions_of(proto, self.roles))
+        self._step = rewrite_to_return_new_rows(proto, self.roles)
+        self.length = _sequence_length(length, position_count(proto, self.roles))
         self.chunk = max(1, min(chunk, self.length - 1))
         if isinstance(device, str):
             require_tools(device, proto)
@@ -93,7 +93,7 @@ class Decoder:
         runtime = self._runtime(steps)
         latest, self._latest = self._latest, None  # after a failed run the memory's contents are unknown
         if (latest is None or latest.runtime is not runtime) and runtime.program.launches:
-            runtime.attach(self._opened())
+            runtime.attach(self._open_device())
         changed = None
         if latest is not None and latest.session is session:
             changed = {cache.past: range(latest.seen, session.length) for cache in self.roles.caches}
@@ -109,9 +109,9 @@ class Decoder:
     def open(self) -> None:
         """Open the device now, if the Programs have launches: the first time, the RTL simulator is built here."""
         if self.program().launches:
-            self._opened()
+            self._open_device()
 
-    def _opened(self) -> Device:
+    def _open_device(self) -> Device:
         if self._device is None:
             assert isinstance(self._where, str)
             self._device = open_device(self._where, self.config, **self._options)
@@ -122,13 +122,13 @@ class Decoder:
         if steps not in self._runtimes:
             self._say(f"compiling for {steps} tokens at once" if steps > 1 else "compiling for a token")
             program = compile_model(
-                self._step.proto, self.config, shapes=self._shapes(steps),
+                self._step.proto, self.config, shapes=self._input_shapes(steps),
                 caches=[cache.past for cache in self.roles.caches], **self._compiling,
             )  # fmt: skip
             program.name = self.name
-            if self.vocabulary is not None and len(self.vocabulary.texts) != self._known(program):
+            if self.vocabulary is not None and len(self.vocabulary.texts) != self._vocabulary_size(program):
                 raise ModelError(
-                    f"the model has {self._known(program)} tokens, and the vocabulary in its metadata "
+                    f"the model has {self._vocabulary_size(program)} tokens, and the vocabulary in its metadata "
                     f"{len(self.vocabulary.texts)}"
                 )
             self._runtimes[steps] = ProgramRuntime(program, "functional", self._threads)  # until `run` attaches another
@@ -140,15 +140,16 @@ class Decoder:
         logits = next(output.shape for output in self.program(self.chunk).outputs if output.name == self.roles.logits)
         return logits[1] < self.chunk
 
-    def _known(self, program: Program) -> int:
+    def _vocabulary_size(self, program: Program) -> int:
         return next(output.shape[-1] for output in program.outputs if output.name == self.roles.logits)
 
     @property
     def known(self) -> int:
         """Number of tokens that the model knows."""
-        return self._known(self.program())
+        return self._vocabulary_size(self.program())
 
-    def _shapes(self, steps: int) -> dict[str, tuple[int, ...]]:
+    def _input_shapes(self, steps: int) -> dict[str, tuple[int, ...]]:
+        """Return the shapes of all inputs for a run of `steps` tokens."""
         roles, past = self.roles, self.length - 1
         shapes: dict[str, tuple[int, ...]] = {cache.past: (1, cache.heads, past, cache.size) for cache in roles.caches}
         return shapes | {
@@ -225,13 +226,13 @@ class Session:
     def feed(self, tokens: Sequence[int]) -> Array:
         """Let the model see `tokens`. Returns the logits [vocabulary] of what comes behind them. InputError as `check`;
         the sequence is then as it was."""
-        tokens, decoder = _whole_numbers(tokens), self.decoder
+        tokens, decoder = _check_token_type(tokens), self.decoder
         self.check(tokens)
         while len(tokens) > 1 and (len(tokens) >= decoder.chunk or not decoder.returns_last):
-            self._run(tokens[: decoder.chunk], decoder.chunk)
+            self._run_padded(tokens[: decoder.chunk], decoder.chunk)
             tokens = tokens[decoder.chunk :]
         for token in tokens:
-            self._run([token], 1)
+            self._run_padded([token], 1)
         return self.logits
 
     def generate(
@@ -251,10 +252,10 @@ class Session:
                 return
             logits = self.feed([token])
 
-    def _run(self, tokens: list[int], steps: int) -> None:
+    def _run_padded(self, tokens: list[int], steps: int) -> None:
         """Run once, with `tokens` and padding up to `steps`, which is masked."""
         decoder, roles, count, before = self.decoder, self.decoder.roles, len(tokens), self.length
-        seen = seen_tokens(decoder.length - 1, before, steps, count)
+        seen = mask_of_seen_tokens(decoder.length - 1, before, steps, count)
         filled = np.array([tokens + tokens[-1:] * (steps - count)])
         places = np.minimum(before + np.arange(steps), decoder.length - 1)[None]
         feed = {roles.tokens: filled, roles.mask: seen[None], roles.positions: places}
@@ -270,7 +271,7 @@ class Session:
         self.logits = logits[min(count, len(logits)) - 1]
 
 
-def seen_tokens(past: int, before: int, steps: int, count: int) -> NDArray[np.bool_]:
+def mask_of_seen_tokens(past: int, before: int, steps: int, count: int) -> NDArray[np.bool_]:
     """Mask of the tokens in a cache with room for `past` tokens, and of `steps` new ones: the first `before`, and the
     first `count`."""
     places = np.arange(past + steps)
@@ -278,7 +279,7 @@ def seen_tokens(past: int, before: int, steps: int, count: int) -> NDArray[np.bo
     return held
 
 
-def _whole_numbers(tokens: Sequence[int]) -> list[int]:
+def _check_token_type(tokens: Sequence[int]) -> list[int]:
     """Check `tokens`, of any type of whole numbers. InputError for others."""
     numbers = []
     for token in tokens:
@@ -289,7 +290,7 @@ def _whole_numbers(tokens: Sequence[int]) -> list[int]:
     return numbers
 
 
-def _length(requested: int | None, limit: int | None) -> int:
+def _sequence_length(requested: int | None, limit: int | None) -> int:
     """Length of a sequence. InputError where it is too short to be one, or longer than the model's positions."""
     length = min(LENGTH, limit or LENGTH) if requested is None else requested
     if length < 2:
@@ -299,7 +300,7 @@ def _length(requested: int | None, limit: int | None) -> int:
     return length
 
 
-def positions_of(proto: onnx.ModelProto, roles: Roles) -> int | None:
+def position_count(proto: onnx.ModelProto, roles: Roles) -> int | None:
     """Number of positions that the model has a row for; None where it computes what it needs of any."""
     tables = {tensor.name: tensor.dims[0] for tensor in proto.graph.initializer if len(tensor.dims) == 2}
     counted = {roles.mask}

@@ -22,19 +22,19 @@ SEEN_LAST = 3
 FOUND = "celosia/place"
 
 
-def require_places(proto: onnx.ModelProto, node: onnx.NodeProto, roles: Roles) -> None:
+def require_position_inputs(proto: onnx.ModelProto, node: onnx.NodeProto, roles: Roles) -> None:
     """Raise ModelError where `node`, a GroupQueryAttention, does not get the last place and the number of places from
     the mask."""
     for number, label, expected in ((LAST, "last place", SEEN_LAST), (TOTAL, "number of places", len(SEEN))):
         name = node.input[number] if number < len(node.input) else ""
-        if not name or _of_mask(proto, name, roles) != expected:
+        if not name or _compute_from_mask(proto, name, roles) != expected:
             raise ModelError(
                 f"{node.op_type} ({node.name or node.output[0]}) takes {name!r}, which is not the {label} of the mask "
                 f"{roles.mask!r}; export the model as onnxruntime-genai does"
             )
 
 
-def _of_mask(proto: onnx.ModelProto, name: str, roles: Roles) -> int | None:
+def _compute_from_mask(proto: onnx.ModelProto, name: str, roles: Roles) -> int | None:
     """Compute the number `name` from the mask SEEN; None where it needs more than the mask."""
     wanted_names, nodes = {name}, list[onnx.NodeProto]()
     for node in reversed(proto.graph.node):

@@ -47,11 +47,11 @@ class Roles:
     """Element type of each input."""
 
 
-def roles_of(proto: onnx.ModelProto) -> Roles:
+def find_roles(proto: onnx.ModelProto) -> Roles:
     """Find the roles of the inputs and outputs of `proto`. ModelError, with the missing role, where it is no such
     decoder."""
     inputs = inputs_of(proto)
-    pairs = _pairs(proto)
+    pairs = _cache_pairs(proto)
     if not pairs:
         raise ModelError(
             "the model has no cache, which is inputs named past... and outputs named present...; export it with its "
@@ -59,20 +59,20 @@ def roles_of(proto: onnx.ModelProto) -> Roles:
         )
     past_names = {past for past, _ in pairs}
     outputs = {value.name: value for value in proto.graph.output}
-    kinds = {name: _kind(value) for name, value in inputs.items()}
+    kinds = {name: _element_type(value) for name, value in inputs.items()}
     ids = [name for name, kind in kinds.items() if name not in past_names and kind.startswith(("int", "bool"))]
     masks = [name for name in ids if "mask" in name.lower()]
     positions = [name for name in ids if "position" in name.lower()]
     tokens = [name for name in ids if name not in (*masks, *positions)]
     if len(masks) != 1:
         raise ModelError(
-            f"the model needs one input for the mask of the tokens that are seen, and has {_listed(masks)}; without it "
-            "a cache of fixed length cannot be told from tokens: export it with attention_mask"
+            f"the model needs one input for the mask of the tokens that are seen, and has {_names_text(masks)}; "
+            "without it a cache of fixed length cannot be told from tokens: export it with attention_mask"
         )
     if len(tokens) != 1 or len(positions) > 1:
         raise ModelError(
-            f"the model needs one input of tokens and one of positions, and has {_listed(tokens)} and "
-            f"{_listed(positions)}"
+            f"the model needs one input of tokens and one of positions, and has {_names_text(tokens)} and "
+            f"{_names_text(positions)}"
         )
     other_inputs = [name for name in inputs if name not in (*past_names, *tokens, *masks, *positions)]
     if other_inputs:
@@ -81,31 +81,33 @@ def roles_of(proto: onnx.ModelProto) -> Roles:
     logits = [name for name in outputs if name not in present]
     logits = [name for name in logits if "logits" in name.lower()] or logits
     if len(logits) != 1:
-        raise ModelError(f"the model needs one output of logits, and has {_listed(logits)}")
-    caches = tuple(_cache(inputs[past], present) for past, present in pairs)
+        raise ModelError(f"the model needs one output of logits, and has {_names_text(logits)}")
+    caches = tuple(_describe_cache(inputs[past], present) for past, present in pairs)
     return Roles(tokens[0], masks[0], (*positions, "")[0], logits[0], caches, kinds)
 
 
-def _pairs(proto: onnx.ModelProto) -> list[tuple[str, str]]:
+def _cache_pairs(proto: onnx.ModelProto) -> list[tuple[str, str]]:
     """Pairs of a cache's input, and the output that continues it."""
     present_names = {
-        _place(value.name, "present"): value.name for value in proto.graph.output if "present" in value.name
+        _layer_and_kind(value.name, "present"): value.name for value in proto.graph.output if "present" in value.name
     }
     past_names = [name for name in inputs_of(proto) if "past" in name.lower()]
-    return [(name, present_names[place]) for name in past_names if (place := _place(name, "past")) in present_names]
+    return [
+        (name, present_names[place]) for name in past_names if (place := _layer_and_kind(name, "past")) in present_names
+    ]
 
 
-def _place(name: str, kind: str) -> tuple[str, ...]:
+def _layer_and_kind(name: str, kind: str) -> tuple[str, ...]:
     """Layer and kind of a cache, from its name without the common words.
 
-    >>> _place("past_key_values.3.key", "past") == _place("present.3.key", "present")
+    >>> _layer_and_kind("past_key_values.3.key", "past") == _layer_and_kind("present.3.key", "present")
     True
     """
     rest = name.lower().replace("key_values", "").replace(kind, "")
     return tuple(re.findall(r"[a-z]+|\d+", rest))
 
 
-def _cache(value: onnx.ValueInfoProto, present: str) -> Cache:
+def _describe_cache(value: onnx.ValueInfoProto, present: str) -> Cache:
     """Describe the cache of an input. ModelError where its shape is not [batch, heads, tokens, size]."""
     dims = value.type.tensor_type.shape.dim
     if len(dims) != 4 or not all(dims[axis].dim_value > 0 for axis in (1, 3)):
@@ -113,13 +115,13 @@ def _cache(value: onnx.ValueInfoProto, present: str) -> Cache:
         raise ModelError(
             f"cache {value.name!r} is [{shown}]; it must be [batch, heads, tokens, size] with given heads and size"
         )
-    return Cache(value.name, present, dims[1].dim_value, dims[3].dim_value, _kind(value))
+    return Cache(value.name, present, dims[1].dim_value, dims[3].dim_value, _element_type(value))
 
 
-def _kind(value: onnx.ValueInfoProto) -> str:
+def _element_type(value: onnx.ValueInfoProto) -> str:
     kind = value.type.tensor_type.elem_type
     return np.dtype(onnx.helper.tensor_dtype_to_np_dtype(kind)).name if kind else ""
 
 
-def _listed(names: list[str]) -> str:
+def _names_text(names: list[str]) -> str:
     return ", ".join(map(repr, names)) or "none"

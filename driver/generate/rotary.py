@@ -37,8 +37,11 @@ class Rotary:
         self.half = self.cos.shape[1]
 
     def rotated(self, x: str) -> str:
-        """x [batch, heads, steps, size]: x * cos + others * sin, where the others of a pair have changed places, and
-        the first ones their sign. Elements that no angle turns have cos 1, sin 0."""
+        """Rotate pairs of elements of x [batch, heads, steps, size]: x * cos + others * sin.
+
+        `others` is x with the two elements of each pair exchanged, and the first one negated. Elements that are not
+        rotated have cos 1 and sin 0.
+        """
         op, half, rest = self.writer.op, self.half, self.size - 2 * self.half
         cos, sin = self.cos, self.sin
         if self.pairs:
@@ -51,9 +54,9 @@ class Rotary:
             first, second, *end = self.writer.parts(x, [half, half, *[rest] * (rest > 0)])
             rotated = op("Concat", op("Neg", second), first, *end, axis=-1)
         cos, sin = (np.pad(table, ((0, 0), (0, rest)), constant_values=n) for table, n in ((cos, 1), (sin, 0)))
-        return op("Add", op("Mul", x, self._at_places(cos)), op("Mul", rotated, self._at_places(sin)))
+        return op("Add", op("Mul", x, self._rows_of_new_tokens(cos)), op("Mul", rotated, self._rows_of_new_tokens(sin)))
 
-    def _at_places(self, table: Array) -> str:
+    def _rows_of_new_tokens(self, table: Array) -> str:
         """Rows of `table` [places, size] for new tokens, [batch, 1, steps, size]."""
         rows = self.writer.once("Gather", self.writer.constant(table, table.dtype), self.places)
         return self.writer.once("Unsqueeze", rows, self.writer.ints(1))

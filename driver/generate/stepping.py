@@ -34,7 +34,7 @@ class Stepping:
     dtypes: dict[str, str]
 
 
-def stepping(proto: onnx.ModelProto, roles: Roles) -> Stepping:
+def rewrite_to_return_new_rows(proto: onnx.ModelProto, roles: Roles) -> Stepping:
     """Rewrite a copy of `proto` to return new rows instead of whole caches. ModelError for one that does not append to
     them."""
     result = onnx.ModelProto()
@@ -66,9 +66,9 @@ class _Editor:
 
     def shorten(self, cache: Cache) -> str:
         """Make `cache.present` the new rows. Returns the element type in which they, and `cache.past`, are then."""
-        concat = self._appending(cache)
-        codes = self._codes(concat.output[0], cache.present)
-        self._rename(cache.present, f"{cache.present}/all")  # for whoever reads it inside the graph
+        concat = self._find_append(cache)
+        codes = self._quantisation_of_cache(concat.output[0], cache.present)
+        self._rename_tensor(cache.present, f"{cache.present}/all")  # for whoever reads it inside the graph
         joined_rows, new = concat.output[0], concat.input[1]
         shape = self.outputs[cache.present].type.tensor_type.shape
         shape.dim[CACHE_AXIS].Clear()
@@ -88,12 +88,12 @@ class _Editor:
             value.type.tensor_type.elem_type = helper.np_dtype_to_tensor_dtype(codes.zero.dtype)
         return codes.zero.dtype.name
 
-    def _rename(self, name: str, other: str) -> None:
+    def _rename_tensor(self, name: str, other: str) -> None:
         for node in self.nodes:
             for names in (node.input, node.output):
                 names[:] = [other if name_in == name else name_in for name_in in names]
 
-    def _appending(self, cache: Cache) -> onnx.NodeProto:
+    def _find_append(self, cache: Cache) -> onnx.NodeProto:
         """Concat that puts new rows behind `cache.past`, and whose output is, or becomes, `cache.present`."""
         readers = self.readers.get(cache.past, [])
         if len(readers) == 1 and readers[0].op_type == "Concat" and len(readers[0].input) == 2:
@@ -110,17 +110,17 @@ class _Editor:
             "which is what can be run step by step; export the model in plain operators"
         )
 
-    def _codes(self, joined: str, present: str) -> _Codes | None:
+    def _quantisation_of_cache(self, joined: str, present: str) -> _Codes | None:
         """QuantizeLinear nodes that alone read the values of `joined`, except for `present`, merged into one. None
         where something else reads them, or the nodes differ."""
-        first, *later_ends = [*self._ends(joined, present)] or [None]
+        first, *later_ends = [*self._quantisations_of_readers(joined, present)] or [None]
         return (
             first
             if first is not None and all(other is not None and other.same(first) for other in later_ends)
             else None
         )
 
-    def _ends(self, name: str, present: str) -> Iterator[_Codes | None]:
+    def _quantisations_of_readers(self, name: str, present: str) -> Iterator[_Codes | None]:
         """Yield the quantisation at each reader of `name`, through moves; None for any other reader."""
         for node in self.readers.get(name, []):
             if node.op_type == "QuantizeLinear" and len(node.input) == 3 and node.input[0] == name:
@@ -132,7 +132,7 @@ class _Editor:
                 and node.input[0] == name
                 and node.output[0] not in self.outputs
             ):
-                yield from self._ends(node.output[0], present)
+                yield from self._quantisations_of_readers(node.output[0], present)
             elif list(node.output) != [present]:
                 yield None
 

@@ -14,7 +14,7 @@ from celosia.compiler.expr.names import unused_name
 from celosia.compiler.graph.functions import nodes, subgraphs
 
 
-def _inside(node: onnx.NodeProto) -> Iterator[onnx.NodeProto]:
+def _nodes_in_subgraphs(node: onnx.NodeProto) -> Iterator[onnx.NodeProto]:
     for graph in subgraphs(node):
         yield from nodes(graph)
 
@@ -43,7 +43,9 @@ class GraphWriter:
         while waiting:
             name = waiting.pop()
             if name not in read and name in makers:
-                waiting += [operand for node in (makers[name], *_inside(makers[name])) for operand in node.input]
+                waiting += [
+                    operand for node in (makers[name], *_nodes_in_subgraphs(makers[name])) for operand in node.input
+                ]
             read.add(name)
         read.remove("")
         live_nodes = [node for node in self.nodes if read.intersection(node.output)]

@@ -30,7 +30,7 @@ class OracleError(Sentence, ValueError):
     """A model that onnxruntime does not run; one sentence with its reason."""
 
 
-def require() -> None:
+def require_onnxruntime() -> None:
     """Raise MissingLibrary where onnxruntime is not installed."""
     try:
         import onnxruntime  # noqa: F401
@@ -38,7 +38,7 @@ def require() -> None:
         raise MissingLibrary("to compare, onnxruntime is needed: pip install onnxruntime") from None
 
 
-def session(
+def open_session(
     model: Path | onnx.ModelProto, level: str = "ALL", save: Path | None = None, threads: int = 0, int8: bool = True,
     without: Sequence[str] = (), exact: bool = True,
 ) -> Any:  # fmt: skip
@@ -50,13 +50,14 @@ def session(
     sums of products of uint8 and int8 do not saturate on processors without VNNI, where onnxruntime offers that: for a
     model without int8 activations, which do not saturate. Raises MissingLibrary, OracleError.
     """
-    require()
+    require_onnxruntime()
     import onnxruntime
 
-    model = _with_sound_names(_widened(model) if int8 else model)
+    model = _drop_shared_names(_widen_narrow_integers(model) if int8 else model)
     source = str(model) if isinstance(model, Path) else model.SerializeToString()
 
     def opened(entries: dict[str, str]) -> Any:
+        """Open the session with these configuration entries."""
         options = onnxruntime.SessionOptions()
         for name, value in entries.items():
             options.add_session_config_entry(name, value)
@@ -71,13 +72,13 @@ def session(
         )
 
     entries = {INT8: "1"} if int8 else {}
-    if exact and saturates():
+    if exact and adds_in_16_bits():
         with suppress(Exception):  # a model with int8 activations, for which it has no kernels then
             return opened(entries | {EXACT: "1"})
     try:
         return opened(entries)
     except Exception as error:  # onnxruntime raises many classes
-        raise OracleError(f"onnxruntime cannot run the model: {_line(error)}") from None
+        raise OracleError(f"onnxruntime cannot run the model: {_first_line(error)}") from None
 
 
 EXACT = "session.x64quantprecision"
@@ -85,7 +86,7 @@ EXACT = "session.x64quantprecision"
 
 
 @cache
-def saturates() -> bool:
+def adds_in_16_bits() -> bool:
     """Whether onnxruntime adds two products of uint8 and int8 in 16 bits, as on x86 without VNNI."""
     try:
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
@@ -97,10 +98,10 @@ def saturates() -> bool:
 _LEVELS = {level: f"ENABLE_{level}" for level in ("ALL", "EXTENDED", "BASIC")}
 
 
-def _widened(model: Path | onnx.ModelProto) -> Path | onnx.ModelProto:
+def _widen_narrow_integers(model: Path | onnx.ModelProto) -> Path | onnx.ModelProto:
     """Widen integers of fewer than 8 bits, as graph/narrow.py reads them; a model without any stays as it is."""
     proto = onnx.load(model, load_external_data=False) if isinstance(model, Path) else model
-    if not any(tensor.data_type in FEW_BITS for tensor in _constants(proto.graph)):
+    if not any(tensor.data_type in FEW_BITS for tensor in _all_constants(proto.graph)):
         return model
     return in_bytes(read(model) if isinstance(model, Path) else model)
 
@@ -108,14 +109,14 @@ def _widened(model: Path | onnx.ModelProto) -> Path | onnx.ModelProto:
 FEW_BITS = tuple(number for number, name in ONNX_TYPES.items() if name in NARROW)
 
 
-def _constants(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
+def _all_constants(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
     yield from graph.initializer
     for attribute in (attribute for node in graph.node for attribute in node.attribute):
         yield attribute.t
-        yield from _constants(attribute.g)
+        yield from _all_constants(attribute.g)
 
 
-def _with_sound_names(model: Path | onnx.ModelProto) -> Path | onnx.ModelProto:
+def _drop_shared_names(model: Path | onnx.ModelProto) -> Path | onnx.ModelProto:
     """Drop the names of nodes that two share, which ONNX allows and onnxruntime does not."""
     proto = onnx.load(model, load_external_data=False) if isinstance(model, Path) else model
     names = [node.name for node in proto.graph.node if node.name]
@@ -135,39 +136,40 @@ def version() -> str:
     return str(onnxruntime.__version__)
 
 
-def run(on: Any, feed: Mapping[str, Array]) -> dict[str, Array]:
+def run_session(on: Any, feed: Mapping[str, Array]) -> dict[str, Array]:
     """Return the outputs of a session by name. OracleError."""
     try:
         return dict(zip((value.name for value in on.get_outputs()), on.run(None, dict(feed))))
     except Exception as error:  # onnxruntime raises many classes
-        raise OracleError(f"onnxruntime cannot run the model: {_line(error)}") from None
+        raise OracleError(f"onnxruntime cannot run the model: {_first_line(error)}") from None
 
 
-def opened(model: onnx.ModelProto) -> Callable[[Mapping[str, Array]], dict[str, Array]]:
-    """The outputs of `model` by name, of its inputs by name; both this and what it gives raise OracleError.
-    MissingLibrary.
+def open_model(model: onnx.ModelProto) -> Callable[[Mapping[str, Array]], dict[str, Array]]:
+    """Return a function that computes the outputs of `model` by name, from inputs by name, under onnxruntime.
 
-    With one thread: how onnxruntime adds up floats hangs on how many there are."""
-    return partial(run, session(model, threads=1))
+    Both this and the function raise OracleError; MissingLibrary. One thread only: the order in which onnxruntime adds
+    floats depends on the number of threads.
+    """
+    return partial(run_session, open_session(model, threads=1))
 
 
-def tensors(model: Path, feed: Mapping[str, Array], optimised: bool = True) -> dict[str, Array]:
+def compute_tensors(model: Path, feed: Mapping[str, Array], optimised: bool = True) -> dict[str, Array]:
     """Return every tensor of `model` that onnxruntime computes, by name; outputs are those of its usual session.
 
     optimised: of the graph that onnxruntime's optimisations leave, where quantised operators are integer operators;
     else of the model as it is. Raises MissingLibrary, OracleError.
     """
-    usual = session(model)
+    usual = open_session(model)
     graph = read(model)
     if optimised:
         with tempfile.TemporaryDirectory() as folder:
             saved = Path(folder) / "optimised.onnx"
-            session(model, "EXTENDED", saved)
+            open_session(model, "EXTENDED", saved)
             graph = onnx.load(saved)
-    return run(session(exposed(graph), "DISABLE_ALL"), feed) | run(usual, feed)
+    return run_session(open_session(expose_tensors(graph), "DISABLE_ALL"), feed) | run_session(usual, feed)
 
 
-def exposed(model: onnx.ModelProto) -> onnx.ModelProto:
+def expose_tensors(model: onnx.ModelProto) -> onnx.ModelProto:
     """Copy `model` so that it returns every tensor but those of 4 bits or fewer, which onnxruntime cannot return."""
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
@@ -179,11 +181,11 @@ def exposed(model: onnx.ModelProto) -> onnx.ModelProto:
     return copy
 
 
-def _line(error: Exception) -> str:
+def _first_line(error: Exception) -> str:
     return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
 
 
-def with_types(model: onnx.ModelProto) -> onnx.ModelProto:
+def add_types(model: onnx.ModelProto) -> onnx.ModelProto:
     """Add to `model` the types of tensors that ONNX's inference does not find, as behind operators that are
     onnxruntime's own. Raises MissingLibrary, OracleError."""
     graph = infer_shapes(model).graph
@@ -194,7 +196,7 @@ def with_types(model: onnx.ModelProto) -> onnx.ModelProto:
     typed_graph = onnx.ModelProto()
     typed_graph.CopyFrom(model)
     typed_graph.graph.output.extend(onnx.ValueInfoProto(name=name) for name in missing)
-    for value in session(typed_graph, "DISABLE_ALL").get_outputs():
+    for value in open_session(typed_graph, "DISABLE_ALL").get_outputs():
         if value.name in missing and (kind := _ELEMENTS.get(value.type)) is not None:
             value_info = onnx.helper.make_tensor_value_info(value.name, kind, value.shape)
             model.graph.value_info.append(value_info)

@@ -68,7 +68,7 @@ class OpenModel:
         }
 
 
-def with_given(shape: Sequence[int | None], sizes: Sequence[int | None] | None) -> tuple[int | None, ...]:
+def fill_open_sizes(shape: Sequence[int | None], sizes: Sequence[int | None] | None) -> tuple[int | None, ...]:
     """Return `shape` with `sizes` where it leaves them open."""
     if sizes is None or len(sizes) != len(shape):
         return tuple(shape)
@@ -109,12 +109,13 @@ class Specialised(Generic[R]):
             shapes = self.model.shapes(inputs)
             key = tuple(shapes.values())
             if key not in self._runtimes:
-                self._runtimes[key] = self._compile(shapes)
+                self._runtimes[key] = self._compile_and_open(shapes)
             self._runtimes.move_to_end(key)
             return self._runtimes[key]
 
-    def _compile(self, shapes: Shapes) -> R:
-        shapes = {name: with_given(shape, self.fixed_shapes.get(name)) for name, shape in shapes.items()}
+    def _compile_and_open(self, shapes: Shapes) -> R:
+        """Compile the model for `shapes` and open a runner; close the oldest runners where too many are open."""
+        shapes = {name: fill_open_sizes(shape, self.fixed_shapes.get(name)) for name, shape in shapes.items()}
         program = compile_model(self.model.source, shapes=shapes, **self.compiling)
         program.name = self.model.name
         while len(self._runtimes) >= self.held:

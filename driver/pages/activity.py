@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from celosia.compiler.program import LaunchStep, Program
-from celosia.driver.run.explain import code_of
+from celosia.driver.run.explain import launch_code
 from celosia.hw.spec.config import Config
 from celosia.hw.spec.isa import Unit, instruction_bytes
 from celosia.hw.spec.scratchpads import scratchpads
@@ -86,13 +86,13 @@ def activity(program: Program, counters: Sequence[Counters], limit: int = 20_000
         first_index += launch.count
     every = Bars(*(np.concatenate(parts) for parts in zip(*(trace.bars() for trace in traces))))
     waits = Waits(*(np.concatenate(parts) for parts in zip(*(trace.waits() for trace in traces))))
-    bars, gap = _joined(every, limit)
+    bars, gap = _join_bars(every, limit)
     length = waits.until - waits.since
     gap = max(gap, int(np.sort(length)[-limit - 1])) if np.count_nonzero(length > gap) > limit else gap
     long = length > gap
     waits = Waits(waits.unit[long], waits.of[long], waits.since[long], waits.until[long])
     return Activity(
-        bars, waits, len(every.unit), gap, _occupancy(program.config, traces), tuple(starts),
+        bars, waits, len(every.unit), gap, _scratchpad_occupancy(program.config, traces), tuple(starts),
         tuple(span for trace in traces for span in trace.spans()),
     )  # fmt: skip
 
@@ -112,7 +112,8 @@ class _Trace:
 
     @classmethod
     def of(cls, program: Program, launch: LaunchStep, run: Counters, now: int, layer: int, index: int) -> _Trace:
-        code = np.frombuffer(code_of(program, launch), np.uint8).reshape(-1, instruction_bytes(program.config))
+        """Trace one run of a launch that begins at cycle `now`. layer, index: of its first layer and instruction."""
+        code = np.frombuffer(launch_code(program, launch), np.uint8).reshape(-1, instruction_bytes(program.config))
         stream = [
             instruction for instruction in decode(program.config, code) if instruction is not None
         ]  # none is illegal in a program that has run
@@ -154,6 +155,7 @@ class _Trace:
         return self.unit[rows], giver[rows], since[rows], until[rows]
 
     def spans(self) -> list[tuple[int, int]]:
+        """Return the first and last cycle of each layer."""
         first = int(self.layer[0])
         count = int(self.layer.max()) + 1 - first
         low, high = np.full(count, np.iinfo(np.int64).max), np.zeros(count, np.int64)
@@ -162,7 +164,7 @@ class _Trace:
         return list(zip(low.tolist(), high.tolist()))
 
 
-def _joined(bars: Bars, limit: int) -> tuple[Bars, int]:
+def _join_bars(bars: Bars, limit: int) -> tuple[Bars, int]:
     """Join bars until at most `limit` are left where possible: those of a unit and a layer with the smallest pauses
     first."""
     order = np.lexsort((bars.index, bars.unit))
@@ -200,10 +202,10 @@ class _Places:
         for touch in touched:
             if touch.write and touch.operand not in continued:  # an accumulation goes on with what is there
                 index = touch.piece_numbers(len(self._last))
-                self._keep(self._born[index], self._last[index])
+                self._record_held(self._born[index], self._last[index])
                 self._born[index] = self._last[index] = start
 
-    def _keep(self, born: Ints, last: Ints) -> None:
+    def _record_held(self, born: Ints, last: Ints) -> None:
         read = last > born
         if read.any():
             pairs, count = np.unique(born[read] << 32 | last[read], return_counts=True)
@@ -211,11 +213,11 @@ class _Places:
 
     def held(self) -> list[tuple[Ints, Ints, Ints]]:
         """Intervals in which places are held, and the number of places."""
-        self._keep(self._born, self._last)
+        self._record_held(self._born, self._last)
         return self._held
 
 
-def _occupancy(cfg: Config, traces: Sequence[_Trace]) -> dict[str, Occupancy]:
+def _scratchpad_occupancy(cfg: Config, traces: Sequence[_Trace]) -> dict[str, Occupancy]:
     """Occupancy of each scratchpad over time."""
     sizes = {name: pad.depth * pad.pieces for name, pad in scratchpads(cfg).items()}
     held: dict[str, list[tuple[Ints, Ints, Ints]]] = {name: [] for name in sizes}
@@ -227,10 +229,10 @@ def _occupancy(cfg: Config, traces: Sequence[_Trace]) -> dict[str, Occupancy]:
                 places[memory].run([touch for touch in touched if touch.memory == memory], start, end)
         for name, accesses in places.items():
             held[name] += accesses.held()
-    return {name: _steps(held[name], pad.depth, sizes[name]) for name, pad in scratchpads(cfg).items()}
+    return {name: _sum_over_time(held[name], pad.depth, sizes[name]) for name, pad in scratchpads(cfg).items()}
 
 
-def _steps(held: Sequence[tuple[Ints, Ints, Ints]], entries: int, places: int) -> Occupancy:
+def _sum_over_time(held: Sequence[tuple[Ints, Ints, Ints]], entries: int, places: int) -> Occupancy:
     """Sum over time of held amounts, each from a time until another."""
     nothing = np.zeros(0, np.int64)
     since, until, count = (np.concatenate([nothing, *parts]) for parts in zip((nothing,) * 3, *held))

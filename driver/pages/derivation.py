@@ -20,7 +20,7 @@ from celosia.compiler.superoptimise.derivation import (
 )
 from celosia.driver.pages.layers import picture
 from celosia.driver.pages.names import NAME, ReportError, short
-from celosia.driver.pages.page import Page, Section, require
+from celosia.driver.pages.page import Page, Section, require_bokeh
 from celosia.plain import from_json
 
 SUMMARY = (
@@ -38,44 +38,44 @@ def is_derivation(path: Path) -> bool:
         return False
 
 
-def of_derivation(path: Path) -> Page:
+def page_of_derivation(path: Path) -> Page:
     """Return the page of a report of `celosia optimise --report`. ReportError for anything else, MissingLibrary."""
-    require()
+    require_bokeh()
     with reading(path, ReportError, "is no derivation", "; write it again with `celosia optimise --report`"):
         report = checked(from_json(path.read_text(encoding="utf-8")))
-    cost, unit = _cost(report)
+    cost, unit = _cost_name_and_unit(report)
     facts = [
         (f"{report[f'{cost}_before']:,.0f}", f"{unit} before"), (f"{report[cost]:,.0f}", unit),
         (f"{len(report['steps'])}", "steps"),
     ]  # fmt: skip
-    return Page("Derivation", total(report), facts, [section(report)])
+    return Page("Derivation", total(report), facts, [derivation_section(report)])
 
 
-def with_derivation(page: Page, model: Path) -> Page:
+def add_derivation(page: Page, model: Path) -> Page:
     """Return `page` with a section more where `celosia optimise` has made the model, or that of the Program.
     ModelError."""
     report = derivation_in(model)
-    return page if report is None else replace(page, sections=[*page.sections, section(report)])
+    return page if report is None else replace(page, sections=[*page.sections, derivation_section(report)])
 
 
-def section(report: Mapping[str, Any]) -> Section:
+def derivation_section(report: Mapping[str, Any]) -> Section:
     """Section of the steps, each with its rule, its proof and its gain."""
-    cost, unit = _cost(report)
-    rows = "".join(_row(step, cost) for step in report["steps"])
+    cost, unit = _cost_name_and_unit(report)
+    rows = "".join(_step_row(step, cost) for step in report["steps"])
     head = "".join(f'<th class="said">{name}</th>' for name in COLUMNS) + f"<th>{unit} then</th><th>saved</th>"
     table = f'<div class="table"><table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>'
     summary = "".join(f"<p>{escape(text)}</p>" for text in (total(dict(report)), distance(report)) if text)
-    html = f"{table}{summary}{_pictures(report.get('changes'))}"
+    html = f"{table}{summary}{_draw_changes(report.get('changes'))}"
     clock_note = SUMMARY.format("as measured on this processor" if is_measured(report) else "by the timing model")
     return Section("How the model came to be", clock_note, html, brief=html)
 
 
-def _cost(report: Mapping[str, Any]) -> tuple[str, str]:
+def _cost_name_and_unit(report: Mapping[str, Any]) -> tuple[str, str]:
     """Name in a report, and unit, of the cost that the steps save."""
     return ("host", "ns") if is_measured(report) else ("cycles", "cycles")
 
 
-def _pictures(changes: Mapping[str, Any] | None) -> str:
+def _draw_changes(changes: Mapping[str, Any] | None) -> str:
     """Draw the removed operators beside the new ones; nothing for models of older versions."""
     if not changes or not any(changes.values()):
         return ""
@@ -86,7 +86,8 @@ def _pictures(changes: Mapping[str, Any] | None) -> str:
     return f'<div class="sides">{sides}</div>'
 
 
-def _row(step: Mapping[str, Any], cost: str) -> str:
+def _step_row(step: Mapping[str, Any], cost: str) -> str:
+    """Return a step of the derivation as a row of an HTML table."""
     location = ", ".join(short(name, NAME) for name in step["where"])
     rule = f"<b>{escape(rule_in(step))}</b><br>{escape(step['says'])}"
     texts = rule, *map(escape, (step["proof"], location, tidied(dict(step))))

@@ -9,7 +9,7 @@ from bokeh.models import ColumnDataSource, CustomJSTickFormatter, FixedTicker, R
 from bokeh.palettes import Cividis256
 
 from celosia.driver.pages.names import NAME, NAMES, UNITS, short
-from celosia.driver.pages.run_figures import COLOURS, Figure, hover, made_figure, wide_hover
+from celosia.driver.pages.run_figures import COLOURS, Figure, hover, new_figure, wide_hover
 
 SHADES = Cividis256[70:230]
 """Colours that are visible on light and on dark ground."""
@@ -23,7 +23,7 @@ def front(
     points: Sequence[Mapping[str, Any]], first: str, second: str, preset: Mapping[str, Any] | None, joined: bool
 ) -> Figure:
     """Plot two objectives of all measured Configs. joined: a line through those on the front."""
-    plot = made_figure(
+    plot = new_figure(
         420, "pan,box_zoom,wheel_zoom,", x_axis_type="log", y_axis_type="log", x_axis_label=UNITS.get(first, first),
         y_axis_label=UNITS.get(second, second), active_scroll="wheel_zoom",
     )  # fmt: skip
@@ -39,7 +39,7 @@ def front(
         "color": [FRONT if row["front"] else shade for row, shade in zip(rows, shades)],
         "size": [11 if row["front"] else 6 for row in rows], "digest": [row["digest"][:6] for row in rows],
         "fields": [_changed_fields_text(row["set"], preset) for row in rows], "how": [row["how"] for row in rows],
-        "shares": [_shares(row) for row in rows], "at": [round(row["at"]) for row in rows],
+        "shares": [_shares_text(row) for row in rows], "at": [round(row["at"]) for row in rows],
     })  # fmt: skip
     dots = plot.scatter("x", "y", size="size", color="color", fill_alpha=0.8, source=source)
     plot.add_tools(wide_hover([dots], [
@@ -50,7 +50,7 @@ def front(
     if preset is not None:
         mark = ColumnDataSource({
             "x": [preset["objectives"][first]], "y": [preset["objectives"][second]],
-            "name": [short(preset["name"], NAME)], "shares": [_shares(preset)],
+            "name": [short(preset["name"], NAME)], "shares": [_shares_text(preset)],
         })  # fmt: skip
         star = plot.scatter(
             "x", "y", size=15, marker="diamond", fill_color=PRESET, line_color="#ffffff", source=mark,
@@ -68,7 +68,7 @@ def _changed_fields_text(fields: Mapping[str, Any], preset: Mapping[str, Any] | 
     return ", ".join(f"{name} {str(value).lower()}" for name, value in changed_fields.items()) or "no difference"
 
 
-def _shares(row: Mapping[str, Any]) -> str:
+def _shares_text(row: Mapping[str, Any]) -> str:
     """Shares of the device's resources; empty for reports of older versions."""
     shares = row.get("shares", {})
     return ", ".join(f"{label} {shares[name]:.0%}" for name, label in NAMES.items() if name in shares) or "-"
@@ -76,7 +76,7 @@ def _shares(row: Mapping[str, Any]) -> str:
 
 def path(steps: Sequence[tuple[int, float]]) -> Figure:
     """Plot the hypervolume over the number of measured Configs."""
-    plot = made_figure(240, "", x_axis_label="Configs measured", y_axis_label="share dominated")
+    plot = new_figure(240, "", x_axis_label="Configs measured", y_axis_label="share dominated")
     plot.step([n for n, _ in steps], [v for _, v in steps], mode="after", line_width=3, color=COLOURS["gemm"])
     return plot
 
@@ -90,7 +90,7 @@ def parallel(points: Sequence[Mapping[str, Any]], fields: Sequence[str]) -> Figu
     def height(name: str, value: Any) -> float:
         return values[name].index(value) / max(1, len(values[name]) - 1)
 
-    plot = made_figure(
+    plot = new_figure(
         380, "", y_range=Range1d(start=-0.12, end=1.12), x_range=Range1d(start=-0.4, end=len(fields) - 0.6)
     )
     for on_front, colour, alpha, width in ((False, COLOURS["latency"], 0.25, 1), (True, COLOURS["gemm"], 0.85, 2)):
@@ -125,16 +125,16 @@ def effects(effects_of: Mapping[str, Mapping[str, float]]) -> Figure:
     """Plot, for each field, a bar an objective: its factor at the field's next value."""
     names = list(effects_of)
     fields = sorted(
-        effects_of[names[0]], key=lambda field: max(abs(_percent(effects_of[name][field])) for name in names)
+        effects_of[names[0]], key=lambda field: max(abs(_percent_change(effects_of[name][field])) for name in names)
     )
-    plot = made_figure(
+    plot = new_figure(
         max(180, 30 * len(fields) + 90), "", x_axis_label="percent more at the field's next value",
         y_range=Range1d(start=-0.7, end=len(fields) - 0.3),
     )  # fmt: skip
     for number, name in enumerate(names):
         source = ColumnDataSource({
             "y": [place + 0.2 - 0.4 * number for place in range(len(fields))], "field": fields,
-            "right": [_percent(effects_of[name][field]) for field in fields],
+            "right": [_percent_change(effects_of[name][field]) for field in fields],
         })  # fmt: skip
         colour = EFFECTS[number]
         bars = plot.hbar("y", right="right", height=0.36, color=colour, source=source)
@@ -145,5 +145,5 @@ def effects(effects_of: Mapping[str, Mapping[str, float]]) -> Figure:
     return plot
 
 
-def _percent(times: float) -> float:
+def _percent_change(times: float) -> float:
     return 100 * (times - 1)

@@ -11,7 +11,7 @@ import numpy as np
 
 from celosia.compiler.program.files import reading
 from celosia.driver.pages.names import MARKS, NAME, NAMES, UNITS, ReportError, key_of, resource_cell, short
-from celosia.driver.pages.page import Page, Section, require
+from celosia.driver.pages.page import Page, Section, require_bokeh
 from celosia.plain import from_json
 
 KEYS = ("models", "board", "memory", "objectives", "take", "front", "points", "searched", "path", "state")
@@ -30,20 +30,20 @@ def is_front(path: Path) -> bool:
         return False
 
 
-def of_front(source: Path | Mapping[str, Any]) -> Page:
+def page_of_front(source: Path | Mapping[str, Any]) -> Page:
     """Return the page of a front.json of `celosia explore`. ReportError for anything else, MissingLibrary."""
-    require()
+    require_bokeh()
     if not isinstance(source, Path):
-        return _page(source)
+        return _build_page(source)
     with reading(source, ReportError, "is no front", "; write it again with `celosia explore`"):
         report = from_json(source.read_text(encoding="utf-8"))
         for key in KEYS:
             if key not in report:
                 raise ValueError(f"it has no {key}")
-        return _page(report)
+        return _build_page(report)
 
 
-def _of_today(report: Mapping[str, Any]) -> Mapping[str, Any]:
+def _convert_old_report(report: Mapping[str, Any]) -> Mapping[str, Any]:
     """Convert the names of older reports: milliseconds for an image were called fps, and energy was a proxy, which is
     dropped."""
     names = {"fps": "period"} | ({PROXY: PROXY_LABEL} if report.get("format", 1) < ESTIMATES else {})
@@ -61,11 +61,11 @@ def _of_today(report: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**report, "objectives": renamed(report["objectives"]), **rows, **preset}
 
 
-def _page(front_json: Mapping[str, Any]) -> Page:
+def _build_page(front_json: Mapping[str, Any]) -> Page:
     """Build the page from the contents of front.json."""
     from celosia.driver.pages import exploration_figures as figures
 
-    report = _of_today(front_json)
+    report = _convert_old_report(front_json)
     names, points, preset = list(report["objectives"]), report["points"], report.get("preset")
     models = ", ".join(short(name, NAME) for name in report["models"])
     state = report["state"]
@@ -73,14 +73,14 @@ def _page(front_json: Mapping[str, Any]) -> Page:
         (f"{len(report['front'])}", "Configs on the front"), (f"{len(points):,}", "measured"),
         (count_text(state["space"]), "in the space"), (f"{state['seconds']:,.0f} s", "of exploring"),
     ]  # fmt: skip
-    table = _table(report) + _notes(report)
+    table = _front_table(report) + _table_notes(report)
     sections = [Section("Which to take", report["take"], table, brief=table)]
     if points:
         first, second = names[0], names[1 if len(names) > 1 else 0]
         sections += [
             Section(
                 "The front", "Each measured Config, further left and lower is better. The wheel zooms, the pointer "
-                "says what a Config is.", html=_marks(preset, figures),
+                "says what a Config is.", html=_legend(preset, figures),
                 figure=figures.front(points, first, second, preset, joined=len(names) <= 2),
             ),
             Section(
@@ -107,7 +107,7 @@ def _page(front_json: Mapping[str, Any]) -> Page:
     return Page("Which accelerator to build", subtitle, facts, sections)
 
 
-def _marks(preset: Mapping[str, Any] | None, figures: Any) -> str:
+def _legend(preset: Mapping[str, Any] | None, figures: Any) -> str:
     """Legend of the dots of the front."""
     pairs = [(figures.FRONT, "on the front"), (figures.SHADES[0], "other, measured late"),
              (figures.SHADES[-1], "measured early")]  # fmt: skip
@@ -117,7 +117,7 @@ def _marks(preset: Mapping[str, Any] | None, figures: Any) -> str:
 # Configs as a table -------------------------------------------------------------------------------------------
 
 
-def _table(report: Mapping[str, Any]) -> str:
+def _front_table(report: Mapping[str, Any]) -> str:
     """Table of the front, and the preset below it: objectives, cycles of each model, and use of the device as bars."""
     names, models = list(report["objectives"]), columns_of(report)
     head = ["Config", *(UNITS.get(name, name) for name in names), *(f"cycles of {name}" for name in models),
@@ -154,7 +154,7 @@ def watts_of(row: Mapping[str, Any]) -> str:
 
 
 def rows_of(report: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The front and the preset, each with its `label`, and `preset`, whether it is that."""
+    """Return the rows of the front and the preset, each with its `label`, and `preset`: whether it is the preset."""
     preset = report.get("preset")
     digest = None if preset is None else preset["digest"]
     rows = [{**row, "preset": row["digest"] == digest, "label": row["file"]} for row in report["front"]]
@@ -172,7 +172,7 @@ def columns_of(report: Mapping[str, Any]) -> list[str]:
     return [] if "cycles" in report["objectives"] and len(models) == 1 else models
 
 
-def _notes(report: Mapping[str, Any]) -> str:
+def _table_notes(report: Mapping[str, Any]) -> str:
     """Text below the table: marks, rewritten models, the preset, power."""
     notes = [f"Bars and percents are of the device, a {report['device']}."] if "device" in report else []
     notes.append(MARKS)

@@ -16,20 +16,20 @@ LETTERS = 28
 
 def picture(nodes: Sequence[Mapping[str, Any]], title: str) -> str:
     """Draw nodes as SVG; each has name, what, reads (names of nodes before it) and changed, which are in colour."""
-    places = _places(nodes)
+    places = _place_boxes(nodes)
     width = max((x for x, _ in places.values()), default=0) + WIDTH + 2
     height = max((y for _, y in places.values()), default=0) + HEIGHT + 2
     lines = "".join(
-        _line(places[read], places[node["name"]]) for node in nodes for read in node["reads"] if read in places
+        _draw_edge(places[read], places[node["name"]]) for node in nodes for read in node["reads"] if read in places
     )
-    boxes = "".join(_box(node, *places[node["name"]]) for node in nodes)
+    boxes = "".join(_draw_box(node, *places[node["name"]]) for node in nodes)
     return (
         f'<svg class="layers-of" width="{width:.0f}" height="{height}" role="img" aria-label="{escape(title)}">'
         f"{lines}{boxes}</svg>"
     )
 
 
-def _places(nodes: Sequence[Mapping[str, Any]]) -> dict[str, tuple[float, int]]:
+def _place_boxes(nodes: Sequence[Mapping[str, Any]]) -> dict[str, tuple[float, int]]:
     """Left and top of each box: rows by the longest path from an input, in them by the middle of their operands."""
     rank: dict[str, int] = {}
     for node in nodes:
@@ -40,7 +40,7 @@ def _places(nodes: Sequence[Mapping[str, Any]]) -> dict[str, tuple[float, int]]:
     widest = max(map(len, rows.values()), default=0)
     places: dict[str, tuple[float, int]] = {}
     for number in sorted(rows):
-        middles = [_middle(node, places) for node in rows[number]]
+        middles = [_middle_of_operands(node, places) for node in rows[number]]
         row = [rows[number][place] for place in sorted(range(len(middles)), key=middles.__getitem__)]
         left = (widest - len(row)) * (WIDTH + ACROSS) / 2 + 1
         places |= {
@@ -50,12 +50,12 @@ def _places(nodes: Sequence[Mapping[str, Any]]) -> dict[str, tuple[float, int]]:
     return places
 
 
-def _middle(node: Mapping[str, Any], places: Mapping[str, tuple[float, int]]) -> float:
+def _middle_of_operands(node: Mapping[str, Any], places: Mapping[str, tuple[float, int]]) -> float:
     read = [places[name][0] for name in node["reads"] if name in places]
     return sum(read) / len(read) if read else 0
 
 
-def _box(node: Mapping[str, Any], x: float, y: int) -> str:
+def _draw_box(node: Mapping[str, Any], x: float, y: int) -> str:
     """SVG of the box of a node."""
     kind = "changed" if node["changed"] else "same"
     name, label = (escape(short(node[part], LETTERS)) for part in ("name", "what"))
@@ -67,7 +67,7 @@ def _box(node: Mapping[str, Any], x: float, y: int) -> str:
     )
 
 
-def _line(start: tuple[float, int], end: tuple[float, int]) -> str:
+def _draw_edge(start: tuple[float, int], end: tuple[float, int]) -> str:
     (x, y), (to_x, to_y) = (start[0] + WIDTH / 2, start[1] + HEIGHT), (end[0] + WIDTH / 2, end[1])
     bend = (y + to_y) / 2
     return f'<path d="M{x:.0f} {y}C{x:.0f} {bend:.0f} {to_x:.0f} {bend:.0f} {to_x:.0f} {to_y}"/>'

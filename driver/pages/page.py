@@ -58,9 +58,11 @@ class Page:
         titles = ", ".join(section.title for section in self.sections if not section.brief)
         way = 'page = celosia.report(...); page.save("page.html") writes all of it, page.interactive() shows it here.'
         rest = [Section("More", f"The whole page also has: {titles}. {way}")] if titles else []
-        sections = [_brief(section) for section in self.sections if section.brief] + rest
-        text = self._filled(sections, style=_text("page.css"), figures="[]", data="{}", bokeh="", script="")
-        return _frame(text, 540, "")
+        sections = [_drop_figure(section) for section in self.sections if section.brief] + rest
+        text = self._fill_template(
+            sections, style=_read_asset("page.css"), figures="[]", data="{}", bokeh="", script=""
+        )
+        return _wrap_in_frame(text, 540, "")
 
     def interactive(self) -> Interactive:
         """Return the whole page for a notebook, with interactive figures: 1.4 to 4 MB, which the notebook keeps."""
@@ -69,7 +71,7 @@ class Page:
     def html(self) -> str:
         """Return the page's text. MissingLibrary where Bokeh is not installed."""
         figures = [
-            _item(section.figure, f"figure{number}")
+            _figure_json(section.figure, f"figure{number}")
             for number, section in enumerate(self.sections)
             if section.figure is not None
         ]
@@ -77,16 +79,17 @@ class Page:
             replace(section, html=f'{section.html}<div class="figure" id="figure{number}"></div>')
             if section.figure is not None else section for number, section in enumerate(self.sections)
         ]  # fmt: skip
-        return self._filled(
-            sections, style=_text("page.css"), script=_text("page.js"), bokeh=_bokeh() if figures else "",
-            figures=_as_json(figures), data=_as_json(self.data),
+        return self._fill_template(
+            sections, style=_read_asset("page.css"), script=_read_asset("page.js"),
+            bokeh=_bokeh_script() if figures else "", figures=_as_json(figures), data=_as_json(self.data),
         )  # fmt: skip
 
-    def _filled(self, sections: Sequence[Section], **parts: str) -> str:
-        return Template(_text("page.html")).substitute(
+    def _fill_template(self, sections: Sequence[Section], **parts: str) -> str:
+        """Fill page.html with the title, the key figures, the sections and further parts."""
+        return Template(_read_asset("page.html")).substitute(
             title=escape(self.title or "(no name)"), subtitle=escape(self.subtitle),
             facts="".join(f"<div><b>{escape(n)}</b><span>{escape(fact)}</span></div>" for n, fact in self.facts),
-            sections="".join(map(_section, sections)), **parts,
+            sections="".join(map(_section_html, sections)), **parts,
         )  # fmt: skip
 
 
@@ -97,20 +100,20 @@ class Interactive:
     page: Page
 
     def _repr_html_(self) -> str:
-        return _frame(self.page.html(), 820, "allow-scripts")
+        return _wrap_in_frame(self.page.html(), 820, "allow-scripts")
 
 
-def _brief(section: Section) -> Section:
+def _drop_figure(section: Section) -> Section:
     """Return the section without the figure, which its text describes."""
     return replace(section, text="" if section.figure is not None else section.text, html=section.brief, after="")
 
 
-def _frame(text: str, height: int, allowed: str) -> str:
+def _wrap_in_frame(text: str, height: int, allowed: str) -> str:
     style = f"width:100%;height:{height}px;border:0"
     return f'<iframe sandbox="{allowed}" style="{style}" srcdoc="{escape(text)}"></iframe>'
 
 
-def require() -> None:
+def require_bokeh() -> None:
     """Raise MissingLibrary where Bokeh is not installed."""
     try:
         import bokeh  # noqa: F401
@@ -118,12 +121,12 @@ def require() -> None:
         raise MissingLibrary("to draw a report, Bokeh is needed: pip install celosia[report]") from None
 
 
-def _section(section: Section) -> str:
+def _section_html(section: Section) -> str:
     text = f"<p>{escape(section.text)}</p>" if section.text else ""
     return f"<section><h2>{escape(section.title)}</h2>{text}{section.html}{section.after}</section>"
 
 
-def _item(figure: LayoutDOM, place: str) -> Any:
+def _figure_json(figure: LayoutDOM, place: str) -> Any:
     from bokeh.embed import json_item
     from bokeh.themes import Theme
 
@@ -140,14 +143,14 @@ def _as_json(value: Any) -> str:
 
 
 @cache
-def _text(name: str) -> str:
+def _read_asset(name: str) -> str:
     return (HERE / name).read_text(encoding="utf-8")
 
 
 @cache
-def _bokeh() -> str:
+def _bokeh_script() -> str:
     """Bokeh's own script, which draws the figures."""
-    require()
+    require_bokeh()
     import bokeh
 
     path = Path(bokeh.__file__).parent / "server" / "static" / "js" / "bokeh.min.js"

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from celosia.compiler.program import Program
-from celosia.driver.pages.exploration_page import is_front, of_front
+from celosia.driver.pages.exploration_page import is_front, page_of_front
 from celosia.driver.pages.names import ReportError
 from celosia.driver.pages.page import Page
-from celosia.driver.pages.run_page import of_program, of_report, of_run
+from celosia.driver.pages.run_page import page_of_prediction, page_of_report, page_of_run
 from celosia.hw.boards.memory import ZYNQ_HP, MemoryModel
 
 if TYPE_CHECKING:
@@ -33,9 +33,9 @@ def report(subject: Program | Result | str | Path, memory: MemoryModel | str = Z
         path = Path(subject)
         subject = Program.load(path) if path.is_file() and Program.is_program(path) else path
     if isinstance(subject, Path):
-        return of_front(subject) if is_front(subject) else of_report(subject)
+        return page_of_front(subject) if is_front(subject) else page_of_report(subject)
     if isinstance(subject, Program):
-        return of_program(subject, memory)
+        return page_of_prediction(subject, memory)
     if subject.program is None:
         raise ReportError("this Result does not know its Program; write the page of the Program, or of the report")
-    return of_run(subject.program, subject.report, subject.counters)
+    return page_of_run(subject.program, subject.report, subject.counters)

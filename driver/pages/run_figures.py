@@ -48,7 +48,7 @@ ROWS = 40
 """Labels beside the layers of a figure."""
 
 
-def made_figure(height: int, tools: str = "", **options: Any) -> Any:
+def new_figure(height: int, tools: str = "", **options: Any) -> Any:
     """Create a figure `height` pixels high and as wide as the page. tools: Bokeh's names, with a comma behind each."""
     plot = figure(
         height=height, sizing_mode="stretch_width", tools=f"{tools}reset", toolbar_location="above",
@@ -64,12 +64,12 @@ def _layer_axis(plot: Any, names: Sequence[str]) -> None:
     step = -(-len(names) // ROWS)
     plot.yaxis.ticker = FixedTicker(ticks=list(range(0, len(names), step)))
     plot.yaxis.formatter = CustomJSTickFormatter(
-        args={"names": [_untexed(short(name, LABEL)) for name in names]}, code="return names[tick] ?? ''"
+        args={"names": [_escape_formula(short(name, LABEL)) for name in names]}, code="return names[tick] ?? ''"
     )
     plot.ygrid.visible = False
 
 
-def _untexed(name: str) -> str:
+def _escape_formula(name: str) -> str:
     """Protect text that Bokeh takes for a formula, which it would need another library for."""
     return name.replace("$", "\N{FULLWIDTH DOLLAR SIGN}").replace("\\", "\N{FULLWIDTH REVERSE SOLIDUS}")
 
@@ -96,7 +96,7 @@ def roofline(rows: Sequence[Mapping[str, Any]], flat: Mapping[str, int], roofs: 
     low_x = min(min(intensity) / 3, peak / max(roofs.values()) / 8)
     high_x = max(*intensity, peak / min(roofs.values())) * 3
     low_y, high_y = min(min(speed) / 2.5, peak / 10), peak * 2.2
-    plot = made_figure(
+    plot = new_figure(
         420, "pan,box_zoom,wheel_zoom,", x_axis_type="log", y_axis_type="log", x_range=(low_x, high_x),
         y_range=(low_y, high_y), active_scroll="wheel_zoom", x_axis_label="MACs for each byte of DRAM",
         y_axis_label="MACs a cycle",
@@ -119,7 +119,7 @@ def roofline(rows: Sequence[Mapping[str, Any]], flat: Mapping[str, int], roofs: 
             code="return tick >= 1 ? tick.toLocaleString('en') : tick.toPrecision(1)"
         )
     source = ColumnDataSource({
-        **_of_layers(rows), "x": intensity, "y": speed, "moved": [_bytes(size) for size in moved],
+        **_tooltip_columns(rows), "x": intensity, "y": speed, "moved": [_bytes_text(size) for size in moved],
         "size": [7 + 20 * sqrt(row["cycles"] / max_cycles) for row in rows],
     })  # fmt: skip
     points = plot.scatter("x", "y", size="size", fill_color="color", fill_alpha=0.75, line_color="color", source=source)
@@ -135,7 +135,7 @@ _ABOUT = [
 ]  # fmt: skip
 
 
-def _of_layers(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def _tooltip_columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Columns of the tooltips for rows of layers."""
     return {
         "name": [short(row["name"], NAME) for row in rows],
@@ -166,11 +166,11 @@ def wide_hover(renderers: Sequence[Any], tooltips: Sequence[tuple[str, str]]) ->
 
 def cycles(rows: Sequence[Mapping[str, Any]], roof: Sequence[float]) -> Figure:
     """Plot a bar for each layer, and a mark at `roof`, the cycles that it takes at least."""
-    plot = made_figure(
+    plot = new_figure(
         _height(len(rows)), "ypan,", y_range=Range1d(start=len(rows) - 0.4, end=-0.6),
-        x_range=_from_zero(_maximum(rows, roof)), x_axis_label="cycles",
+        x_range=_range_from_zero(_axis_maximum(rows, roof)), x_axis_label="cycles",
     )  # fmt: skip
-    source = ColumnDataSource(_of_layers(rows) | {
+    source = ColumnDataSource(_tooltip_columns(rows) | {
         "y": list(range(len(rows))), "roof": roof,
         "top": [number - 0.42 for number in range(len(rows))],
         "bottom": [number + 0.42 for number in range(len(rows))],
@@ -188,11 +188,11 @@ def cycles(rows: Sequence[Mapping[str, Any]], roof: Sequence[float]) -> Figure:
     return plot
 
 
-def _maximum(rows: Sequence[Mapping[str, Any]], roof: Sequence[float]) -> float:
+def _axis_maximum(rows: Sequence[Mapping[str, Any]], roof: Sequence[float]) -> float:
     return float(max([1, *(row["cycles"] for row in rows), *roof]))
 
 
-def _from_zero(limit: float) -> Range1d:
+def _range_from_zero(limit: float) -> Range1d:
     return Range1d(start=0, end=limit * 1.04)
 
 
@@ -201,14 +201,14 @@ def traffic(rows: Sequence[Mapping[str, Any]]) -> Figure:
     kinds = {"load": "bytes_loaded", "store": "bytes_stored", "kept": "bytes_kept"}
     columns = {kind: [row[key] for row in rows] for kind, key in kinds.items()}
     highest = max(1, *(sum(column) for column in zip(*columns.values())))
-    plot = made_figure(
-        _height(len(rows)), "ypan,", y_range=Range1d(start=len(rows) - 0.4, end=-0.6), x_range=_from_zero(highest),
-        x_axis_label="bytes",
+    plot = new_figure(
+        _height(len(rows)), "ypan,", y_range=Range1d(start=len(rows) - 0.4, end=-0.6),
+        x_range=_range_from_zero(highest), x_axis_label="bytes",
     )  # fmt: skip
     source = ColumnDataSource({
         "name": [short(row["name"], NAME) for row in rows], "what": [short(row["what"], 2 * NAME) for row in rows],
         "y": list(range(len(rows))), **columns,
-        **{f"{kind}_text": [_bytes(size) for size in sizes] for kind, sizes in columns.items()},
+        **{f"{kind}_text": [_bytes_text(size) for size in sizes] for kind, sizes in columns.items()},
     })  # fmt: skip
     bars = plot.hbar_stack(list(kinds), y="y", height=0.8, color=[COLOURS[kind] for kind in kinds], source=source)
     plot.add_tools(hover(
@@ -225,7 +225,7 @@ def traffic(rows: Sequence[Mapping[str, Any]]) -> Figure:
     return plot
 
 
-def _bytes(size: int) -> str:
+def _bytes_text(size: int) -> str:
     return f"{size / 1e6:.2f} MB" if size >= 100_000 else f"{size / 1e3:.1f} kB"
 
 
@@ -236,7 +236,9 @@ def timeline(activity: Activity, names: Sequence[str], clock_mhz: float) -> Figu
     """Draw the work and waits of each unit, and below them the use of each scratchpad; all on one axis of cycles."""
     total = activity.launches[-1]
     time = Range1d(start=0, end=total, bounds=(0, total), min_interval=20, name="time")
-    return column([_units(activity, names, clock_mhz, time), _scratchpads(activity, time)], sizing_mode="stretch_width")
+    return column(
+        [_plot_units(activity, names, clock_mhz, time), _plot_scratchpads(activity, time)], sizing_mode="stretch_width"
+    )
 
 
 TIME_TOOLS = "xpan,xbox_zoom,xwheel_zoom,xzoom_in,xzoom_out,"
@@ -247,22 +249,22 @@ def layer_colour(number: int) -> str:
     return LAYER_COLOURS[number % len(LAYER_COLOURS)]
 
 
-def _units(activity: Activity, names: Sequence[str], clock_mhz: float, time: Range1d) -> Any:
+def _plot_units(activity: Activity, names: Sequence[str], clock_mhz: float, time: Range1d) -> Any:
     """Plot bars of work and of waits for each unit over time."""
-    plot = made_figure(
+    plot = new_figure(
         230, TIME_TOOLS, x_range=time, y_range=Range1d(start=len(UNITS) - 0.45, end=-0.5), min_border_left=BESIDE,
         active_scroll="xwheel_zoom",
     )  # fmt: skip
     bars, waits = activity.bars, activity.waits
     shown = ColumnDataSource({
-        "left": _ints(bars.drawn), "right": _ints(bars.end), "top": _edge(bars.unit, -0.4),
-        "bottom": _edge(bars.unit, 0.16), "layer": _ints(bars.layer), "index": _ints(bars.index),
+        "left": _ints(bars.drawn), "right": _ints(bars.end), "top": _offset_rows(bars.unit, -0.4),
+        "bottom": _offset_rows(bars.unit, 0.16), "layer": _ints(bars.layer), "index": _ints(bars.index),
         "count": _ints(bars.count), "unit": _ints(bars.unit), "cycles": _ints(bars.end - bars.drawn),
         "color": [layer_colour(layer) for layer in bars.layer.tolist()],
     })  # fmt: skip
     waited = ColumnDataSource({
-        "left": _ints(waits.since), "right": _ints(waits.until), "top": _edge(waits.unit, 0.22),
-        "bottom": _edge(waits.unit, 0.4), "unit": _ints(waits.unit), "of": _ints(waits.of),
+        "left": _ints(waits.since), "right": _ints(waits.until), "top": _offset_rows(waits.unit, 0.22),
+        "bottom": _offset_rows(waits.unit, 0.4), "unit": _ints(waits.unit), "of": _ints(waits.of),
         "cycles": _ints(waits.until - waits.since),
         "color": [COLOURS[UNITS[of]] for of in waits.of.tolist()],
     })  # fmt: skip
@@ -301,15 +303,15 @@ return value.toLocaleString('en') + ' cycles, ' + (us < 1000 ? us.toFixed(2) + '
 """
 
 
-def _scratchpads(activity: Activity, time: Range1d) -> Any:
+def _plot_scratchpads(activity: Activity, time: Range1d) -> Any:
     """Plot the occupancy of each scratchpad over time."""
     used = {name: occupancy for name, occupancy in activity.scratchpads.items() if len(occupancy.time)}
-    plot = made_figure(
+    plot = new_figure(
         60 + 42 * len(used), TIME_TOOLS, x_range=time, y_range=Range1d(start=len(used) - 0.05, end=-0.15),
         x_axis_label="cycles", min_border_left=BESIDE, active_scroll="xwheel_zoom",
     )  # fmt: skip
     for number, (name, occupancy) in enumerate(used.items()):
-        times, share = thinned(occupancy, POINTS)
+        times, share = thin_out(occupancy, POINTS)
         source = ColumnDataSource({
             "x": _ints(times), "low": np.full(len(times), number + 0.9, np.float32),
             "high": (number + 0.9 - 0.85 * share).astype(np.float32),
@@ -334,7 +336,7 @@ _SCRATCHPAD = {
 """The colour of the unit that works with it most."""
 
 
-def thinned(occupancy: Occupancy, points: int) -> tuple[np.ndarray, np.ndarray]:
+def thin_out(occupancy: Occupancy, points: int) -> tuple[np.ndarray, np.ndarray]:
     """Reduce the curve to at most `points` steps, each as high as the highest of those that it stands for."""
     if len(occupancy.time) <= points:
         return occupancy.time, occupancy.share
@@ -346,5 +348,5 @@ def _ints(values: np.ndarray) -> np.ndarray:
     return values.astype(np.int32)
 
 
-def _edge(rows: np.ndarray, offset: float) -> np.ndarray:
+def _offset_rows(rows: np.ndarray, offset: float) -> np.ndarray:
     return (rows + offset).astype(np.float32)

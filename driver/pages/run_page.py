@@ -13,7 +13,7 @@ from celosia.compiler.program.files import reading
 from celosia.driver.pages.activity import Activity, activity
 from celosia.driver.pages.graph import DrawnNode, drawing, nodes, nodes_of_report
 from celosia.driver.pages.names import NAME, ReportError, key_of, short
-from celosia.driver.pages.page import Page, Section, require
+from celosia.driver.pages.page import Page, Section, require_bokeh
 from celosia.driver.run import explain
 from celosia.hw.boards.boards import clock_of_report, parse_memory_model
 from celosia.hw.boards.memory import ZYNQ_HP, MemoryModel
@@ -30,32 +30,34 @@ BRIEF = 40
 """Layers that a notebook shows."""
 
 
-def of_program(program: Program, memory: MemoryModel | str = ZYNQ_HP) -> Page:
+def page_of_prediction(program: Program, memory: MemoryModel | str = ZYNQ_HP) -> Page:
     """Return the page of a predicted run, with the cycles of the timing model."""
-    counters = explain.predicted(program, memory)
+    counters = explain.predict_counters(program, memory)
     report = explain.estimate(program, memory, counters)
-    return of_run(program, report, counters, "by the timing model")
+    return page_of_run(program, report, counters, "by the timing model")
 
 
-def of_run(program: Program, report: Mapping[str, Any], counters: Sequence[Counters], device_text: str = "") -> Page:
+def page_of_run(
+    program: Program, report: Mapping[str, Any], counters: Sequence[Counters], device_text: str = ""
+) -> Page:
     """Return the page of a run of `program`, from its report and the counters of its launches."""
-    require()
+    require_bokeh()
     rows = [
-        {**row, "loops": "; ".join(map(_decided, layer.parts))}
+        {**row, "loops": "; ".join(map(_decisions_text, layer.parts))}
         for row, layer in zip(report["layers"], (layer for launch in program.launches for layer in launch.layers))
     ]
-    with explain.decoding(program):
+    with explain.report_invalid_instructions(program):
         graph, run_activity = nodes(program, report), activity(program, counters)
-    return _page(report, rows, graph, program, run_activity, device_text)
+    return _build_page(report, rows, graph, program, run_activity, device_text)
 
 
-def of_report(path: Path) -> Page:
+def page_of_report(path: Path) -> Page:
     """Return the page of a report of `celosia run --report`, which has no timeline. ReportError for anything else."""
-    require()
+    require_bokeh()
     with reading(path, ReportError, "is no report of a run", "; write it again with `celosia run --report`"):
         report = from_json(path.read_text(encoding="utf-8"))
-        _check(report)
-    return _page(report, report["layers"], nodes_of_report(report), None, None, "")
+        _check_report(report)
+    return _build_page(report, report["layers"], nodes_of_report(report), None, None, "")
 
 
 _KEYS: dict[str, tuple[type, ...]] = {
@@ -71,7 +73,7 @@ _ROW_KEYS: dict[str, tuple[type, ...]] = {
 }  # fmt: skip
 
 
-def _check(report: Any) -> None:
+def _check_report(report: Any) -> None:
     """Raise ValueError where the report lacks something that the page needs."""
     _require_keys(report, _KEYS, "it")
     for row in report["layers"]:
@@ -100,7 +102,7 @@ def _require_keys(thing: Any, keys: Mapping[str, tuple[type, ...]], description:
 # Sections ---------------------------------------------------------------------------------------------------
 
 
-def _page(
+def _build_page(
     report: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], graph: list[DrawnNode], program: Program | None,
     activity: Activity | None, device_text: str,
 ) -> Page:  # fmt: skip
@@ -110,15 +112,15 @@ def _page(
     timed = [row for row in rows if row["cycles"]]
     sections = []
     if timed:
-        sections += [_limits(report), _by_layer(timed, roofs), *_roofline(cfg, timed, roofs)]
+        sections += [_limit_section(report), _cycle_section(timed, roofs), *_roofline_section(cfg, timed, roofs)]
     if activity is not None:
-        sections.append(_time(activity, rows, clock_of_report(report["memory_model"])))
+        sections.append(_timeline_section(activity, rows, clock_of_report(report["memory_model"])))
     if rows:
-        sections.append(_traffic(rows))
-    sections.append(_graph(graph, program))
+        sections.append(_traffic_section(rows))
+    sections.append(_graph_section(graph, program))
     subtitle = _subtitle(report, cfg, device_text, bool(timed), activity is not None)
-    facts = _facts(report, rows, graph)
-    return Page(short(report["model"], 3 * NAME), subtitle, facts, sections, _data(rows, program, activity))
+    facts = _key_figures(report, rows, graph)
+    return Page(short(report["model"], 3 * NAME), subtitle, facts, sections, _script_data(rows, program, activity))
 
 
 def _subtitle(report: Mapping[str, Any], cfg: Config, device_text: str, timed: bool, traced: bool) -> str:
@@ -141,7 +143,7 @@ def _subtitle(report: Mapping[str, Any], cfg: Config, device_text: str, timed: b
     return "; ".join(parts)
 
 
-def _facts(
+def _key_figures(
     report: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], graph: Sequence[DrawnNode]
 ) -> list[tuple[str, str]]:
     """Key figures at the head of the page: (number, caption)."""
@@ -163,7 +165,7 @@ def _facts(
     return facts
 
 
-def _limits(report: Mapping[str, Any]) -> Section:
+def _limit_section(report: Mapping[str, Any]) -> Section:
     """Section on the bounds of layers, with advice."""
     cycles: Counter[str] = Counter()
     for row in report["layers"]:
@@ -176,8 +178,8 @@ def _limits(report: Mapping[str, Any]) -> Section:
     key = key_of([(_colour(bound), f"{bound} {cycles[bound] / total:.0%}") for bound in BOUNDS])
     tips = "".join(
         f'<li style="border-color:{_colour(advice.bound)}"><b>{advice.share:.0%}</b> '
-        f"{escape(_names(advice))}: {escape(advice.advice)}</li>"
-        for advice in explain.advised(dict(report))[:TIPS]
+        f"{escape(_advised_layers(advice))}: {escape(advice.advice)}</li>"
+        for advice in explain.advise_by_cycles(dict(report))[:TIPS]
     )
     html = f'<div class="share">{bar}</div>{key}<ul class="advice">{tips}</ul>'
     return Section(
@@ -188,7 +190,7 @@ def _limits(report: Mapping[str, Any]) -> Section:
     )  # fmt: skip
 
 
-def _names(advice: explain.Advice) -> str:
+def _advised_layers(advice: explain.Advice) -> str:
     rest = "" if advice.layers == 1 else f" and {advice.layers - 1} more"
     return short(advice.longest, NAME) + rest
 
@@ -199,7 +201,7 @@ def _colour(bound: str) -> str:
     return COLOURS.get(bound, COLOURS["latency"])
 
 
-def _by_layer(rows: Sequence[Mapping[str, Any]], roofs: Mapping[str, float]) -> Section:
+def _cycle_section(rows: Sequence[Mapping[str, Any]], roofs: Mapping[str, float]) -> Section:
     """Section with the cycles of each layer, and their lower bound."""
     from celosia.driver.pages import run_figures as figures
 
@@ -208,12 +210,12 @@ def _by_layer(rows: Sequence[Mapping[str, Any]], roofs: Mapping[str, float]) -> 
         "In the colour of what limits them. The mark is what the layer takes at least, with all multipliers at work "
         "and all of memory's bytes; a bar ends before it where much was loaded while the layer before ran.",
         key_of([(_colour(bound), f"limited by {bound}") for bound in BOUNDS]),
-        figure=figures.cycles(rows, [_least(row, roofs) for row in rows]),
-        brief=_bars(rows),
+        figure=figures.cycles(rows, [_cycle_bound(row, roofs) for row in rows]),
+        brief=_bar_section(rows),
     )
 
 
-def _bars(rows: Sequence[Mapping[str, Any]]) -> str:
+def _bar_section(rows: Sequence[Mapping[str, Any]]) -> str:
     """Section of layers with their cycles as bars, the first BRIEF of those that take the most, in their order."""
     max_cycles = max(row["cycles"] for row in rows)
     least = sorted((row["cycles"] for row in rows), reverse=True)[:BRIEF][-1]
@@ -230,7 +232,7 @@ def _bars(rows: Sequence[Mapping[str, Any]]) -> str:
     return f'<div class="table"><table><tr>{head}</tr>{"".join(lines)}</table></div>{left}'
 
 
-def _roofline(cfg: Config, rows: Sequence[Mapping[str, Any]], roofs: Mapping[str, float]) -> list[Section]:
+def _roofline_section(cfg: Config, rows: Sequence[Mapping[str, Any]], roofs: Mapping[str, float]) -> list[Section]:
     """Section with the roofline of the layers; none without cycles."""
     from celosia.driver.pages import run_figures as figures
 
@@ -255,7 +257,7 @@ def _roofline(cfg: Config, rows: Sequence[Mapping[str, Any]], roofs: Mapping[str
     ]
 
 
-def _time(activity: Activity, rows: Sequence[Mapping[str, Any]], mhz: float) -> Section:
+def _timeline_section(activity: Activity, rows: Sequence[Mapping[str, Any]], mhz: float) -> Section:
     """Section with the timeline of units and scratchpads."""
     from celosia.driver.pages import run_figures as figures
 
@@ -290,7 +292,7 @@ def _time(activity: Activity, rows: Sequence[Mapping[str, Any]], mhz: float) -> 
     )  # fmt: skip
 
 
-def _traffic(rows: Sequence[Mapping[str, Any]]) -> Section:
+def _traffic_section(rows: Sequence[Mapping[str, Any]]) -> Section:
     """Section with the bytes that each layer moves."""
     from celosia.driver.pages import run_figures as figures
 
@@ -308,7 +310,7 @@ def _traffic(rows: Sequence[Mapping[str, Any]]) -> Section:
     )  # fmt: skip
 
 
-def _graph(graph: list[DrawnNode], program: Program | None) -> Section:
+def _graph_section(graph: list[DrawnNode], program: Program | None) -> Section:
     """Section with the graph of layers and CPU kernels."""
     free = sum(placement["place"] == "free" for placement in program.placements) if program is not None else 0
     text = "Layers of the accelerator, and kernels of the CPU with the reason why they are there"
@@ -335,7 +337,7 @@ def roofs_of(cfg: Config, memory: str | None) -> dict[str, float]:
     return {"load": load, "store": store, "both": both}
 
 
-def _least(row: Mapping[str, Any], roofs: Mapping[str, float]) -> float:
+def _cycle_bound(row: Mapping[str, Any], roofs: Mapping[str, float]) -> float:
     """Lower bound of a layer's cycles, alone on the machine."""
     loaded, stored = row["bytes_loaded"], row["bytes_stored"]
     least: float = max(
@@ -345,28 +347,31 @@ def _least(row: Mapping[str, Any], roofs: Mapping[str, float]) -> float:
     return least
 
 
-def _decided(part: PartInfo) -> str:
+def _decisions_text(part: PartInfo) -> str:
     """One line on the tuning decisions for the loops of a part of a layer."""
     return ", ".join(f"{name} {value}" for name, value in part.decisions.items())
 
 
-def _data(rows: Sequence[Mapping[str, Any]], program: Program | None, activity: Activity | None) -> dict[str, Any]:
+def _script_data(
+    rows: Sequence[Mapping[str, Any]], program: Program | None, activity: Activity | None
+) -> dict[str, Any]:
     """Data that the page's script shows of a chosen layer."""
     if program is None or activity is None:
         return {}
     layers, left = [], LOOPS
     infos = (layer for launch in program.launches for layer in launch.layers)
     for row, layer, span in zip(rows, infos, activity.spans):
-        text = _loops(program, row, layer)
+        text = _layer_loops(program, row, layer)
         text = text if len(text) <= left else "Its loops: celosia inspect PROGRAM --loops LAYER"
         left -= len(text)
         layers.append({"span": span, "text": text})
     return {"cycles": activity.launches[-1], "layers": layers}
 
 
-def _loops(program: Program, row: Mapping[str, Any], layer: LayerInfo) -> str:
+def _layer_loops(program: Program, row: Mapping[str, Any], layer: LayerInfo) -> str:
+    """Describe a layer for the page: its work, its tuning decisions and its loops."""
     cycles = "" if row["cycles"] is None else f", {row['cycles']:,} cycles, bound by {row['bound']}"
     lines = [f"{layer.name}: {layer.what}, {layer.macs:,} MACs{cycles}"]
     for part in layer.parts:
-        lines += ["", f"# {part.workload}", f"# {_decided(part)}", str(program.loops[part.loops])]
+        lines += ["", f"# {part.workload}", f"# {_decisions_text(part)}", str(program.loops[part.loops])]
     return "\n".join(lines)

@@ -16,7 +16,7 @@ from celosia.compiler.graph.errors import ModelError
 from celosia.compiler.graph.norms import NORMS
 from celosia.driver.accuracy.compare import Graph, add_noise
 from celosia.driver.data.calibration import Input, Samples
-from celosia.driver.host.oracle import session, tensors
+from celosia.driver.host.oracle import compute_tensors, open_session
 from celosia.driver.quantize.decoders import LOGITS, PRODUCTS, TOKENS, perplexity
 from celosia.hw.spec.config import Config
 
@@ -35,11 +35,11 @@ WHY_NOT = {
 """Why an operator stays float that is no product, by what was to be quantised."""
 
 
-def measure(
+def measure_outputs(
     float_model: onnx.ModelProto, quantised: onnx.ModelProto, samples: Samples, decoder: bool
 ) -> list[dict[str, Any]]:  # fmt: skip
     """Measure the errors of each float output over `samples`, both models under onnxruntime. OracleError."""
-    sessions = [session(float_model), session(quantised)]
+    sessions = [open_session(float_model), open_session(quantised)]
     names = [value.name for value in float_model.graph.output]
     pairs_of: dict[str, list[tuple[Array, Array]]] = {name: [] for name in names}
     for sample in samples:
@@ -47,13 +47,15 @@ def measure(
         for name, a, b in zip(names, expected, got):
             if isinstance(a, np.ndarray) and a.dtype.kind == "f":
                 pairs_of[name].append((a, b))
-    rows = [_errors(name, pairs) for name, pairs in pairs_of.items() if pairs]
+    rows = [_output_errors(name, pairs) for name, pairs in pairs_of.items() if pairs]
     for row in rows:
-        row["perplexity"] = _perplexity(pairs_of[row["name"]], samples) if decoder and row["name"] == LOGITS else None
+        row["perplexity"] = (
+            _perplexity_pair(pairs_of[row["name"]], samples) if decoder and row["name"] == LOGITS else None
+        )
     return rows
 
 
-def _perplexity(pairs: list[tuple[Array, Array]], samples: Samples) -> dict[str, float | None] | None:
+def _perplexity_pair(pairs: list[tuple[Array, Array]], samples: Samples) -> dict[str, float | None] | None:
     """Perplexity of the float and the int8 model; None where there are no tokens [batch, steps] that logits are for."""
     tokens = next((tensor.shape for tensor in samples.inputs if tensor.name == TOKENS), ())
     if len(tokens) != 2 or pairs[0][0].shape[:-1] != tokens:
@@ -61,7 +63,7 @@ def _perplexity(pairs: list[tuple[Array, Array]], samples: Samples) -> dict[str,
     return {kind: perplexity((pair[k] for pair in pairs), samples) for k, kind in enumerate(("float", "int8"))}
 
 
-def _errors(name: str, pairs: list[tuple[Array, Array]]) -> dict[str, Any]:
+def _output_errors(name: str, pairs: list[tuple[Array, Array]]) -> dict[str, Any]:
     """Errors of an output. sqnr_db: power of the float output over that of the error, None where there is no error."""
     wide = [(a.astype(np.float64), b.astype(np.float64)) for a, b in pairs]
     errors = [np.abs(a - b) for a, b in wide]
@@ -73,11 +75,11 @@ def _errors(name: str, pairs: list[tuple[Array, Array]]) -> dict[str, Any]:
         "mean_abs": sum(float(e.sum()) for e in errors) / max(elements, 1),
         "largest": max((float(np.abs(a).max()) for a, _ in wide if a.size), default=0.0),
         "sqnr_db": 10 * float(np.log10(signal / noise)) if noise and signal else None,
-        "top1_agreement": _agreement(wide),
+        "top1_agreement": _top_class_agreement(wide),
     }
 
 
-def _agreement(pairs: list[tuple[Array, Array]]) -> float | None:
+def _top_class_agreement(pairs: list[tuple[Array, Array]]) -> float | None:
     """Share of equal largest classes, for outputs [batch, classes] (further axes of 1); None for others."""
     shape = pairs[0][0].shape
     if len(shape) < 2 or shape[1] < 2 or any(n != 1 for n in shape[2:]):
@@ -88,7 +90,7 @@ def _agreement(pairs: list[tuple[Array, Array]]) -> float | None:
 # Advice ---------------------------------------------------------------------------------------------------------
 
 
-def poor(outputs: Sequence[Mapping[str, Any]]) -> bool:
+def is_poor(outputs: Sequence[Mapping[str, Any]]) -> bool:
     """Whether an output is far from the float model's."""
     return any(
         (row["sqnr_db"] is not None and row["sqnr_db"] < POOR_DB) or (row["top1_agreement"] or 1.0) < POOR_AGREEMENT
@@ -96,11 +98,11 @@ def poor(outputs: Sequence[Mapping[str, Any]]) -> bool:
     )
 
 
-def losing(prepared: Path, result: Path, sample: Mapping[str, Array]) -> list[dict[str, Any]]:
+def find_losing_operators(prepared: Path, result: Path, sample: Mapping[str, Array]) -> list[dict[str, Any]]:
     """List the operators whose outputs lose most against their operands, for one sample: name, op, sqnr_db and
     lost_db."""
     proto = onnx.load(result)
-    graph, values = Graph(proto), tensors(result, sample, optimised=False)
+    graph, values = Graph(proto), compute_tensors(result, sample, optimised=False)
     rows: list[dict[str, Any]] = [
         {"name": name, "op": graph.maker(name).op_type, "node": graph.maker(name).name, "float": None, "matched": None,
          "sqnr_db": None, "lost_db": None} for name in graph.makers if isinstance(values.get(name), np.ndarray)
@@ -114,7 +116,7 @@ def losing(prepared: Path, result: Path, sample: Mapping[str, Array]) -> list[di
     return list(best.values())[:TOLD]
 
 
-def advice(
+def advise(
     losing: Sequence[Mapping[str, Any]], per_channel: bool, method: str, samples: int, smoothable: bool
 ) -> list[str]:  # fmt: skip
     """Advice where the result is poor, the cheapest first."""
@@ -133,14 +135,14 @@ def advice(
     return advice
 
 
-def operators(quantised: onnx.ModelProto, chosen: str, exclude: Sequence[str]) -> list[dict[str, Any]]:
+def list_operators(quantised: onnx.ModelProto, chosen: str, exclude: Sequence[str]) -> list[dict[str, Any]]:
     """List each operator of the model, and why it is not quantised. chosen: one of WHY_NOT, or "" for all that can
     be."""
     from onnxruntime.quantization.registry import QDQRegistry
 
     nodes = [node for node in quantised.graph.node if node.op_type not in ("QuantizeLinear", "DequantizeLinear")]
     pairs = {n.output[0] for n in quantised.graph.node if n.op_type == "DequantizeLinear"}
-    floats = _floats(quantised) - pairs
+    floats = _float_names(quantised) - pairs
     rows = []
     for node in nodes:
         reason, operands = "", node.input[:1] if node.op_type in NORMS else node.input  # others of norms stay floats
@@ -157,7 +159,7 @@ def operators(quantised: onnx.ModelProto, chosen: str, exclude: Sequence[str]) -
     return rows
 
 
-def _floats(model: onnx.ModelProto) -> set[str]:
+def _float_names(model: onnx.ModelProto) -> set[str]:
     """Names of all values of a floating-point type."""
     graph = onnx.shape_inference.infer_shapes(model).graph
     kinds = {value.name: value.type.tensor_type.elem_type for value in (*graph.input, *graph.value_info, *graph.output)}
@@ -166,7 +168,7 @@ def _floats(model: onnx.ModelProto) -> set[str]:
     return {name for name, kind in kinds.items() if kind in floats}
 
 
-def accelerator(quantised: onnx.ModelProto, cfg: Config, inputs: Sequence[Input]) -> dict[str, Any]:
+def accelerator_share(quantised: onnx.ModelProto, cfg: Config, inputs: Sequence[Input]) -> dict[str, Any]:
     """Share of the quantised model that the accelerator takes, for `inputs` where it has open sizes, and why not the
     rest."""
     try:

@@ -15,7 +15,7 @@ from onnx import helper, numpy_helper
 from celosia.compiler.cpu.ops import traits
 from celosia.compiler.graph.norms import NORMS
 from celosia.compiler.program.traits import Kind
-from celosia.driver.host.oracle import run, session
+from celosia.driver.host.oracle import open_session, run_session
 from celosia.driver.quantize.decoders import PRODUCTS
 from celosia.driver.quantize.score_masks import HIDDEN, is_mask
 
@@ -46,7 +46,7 @@ class BetweenProducts:
     masked: list[MaskedScores] = field(default_factory=list)
 
 
-def between_products(model: onnx.ModelProto, choice: str) -> BetweenProducts:
+def operators_between_products(model: onnx.ModelProto, choice: str) -> BetweenProducts:
     """List the operators between `model`'s products in attention. choice: "rotary" positions; masks and softmaxes, too,
     for "attention"; else also the residual stream and norms, from the embeddings on."""
     everything = choice not in ("rotary", "attention")
@@ -65,7 +65,7 @@ def between_products(model: onnx.ModelProto, choice: str) -> BetweenProducts:
     return result
 
 
-def scores_of(model: onnx.ModelProto) -> set[str]:
+def find_attention_scores(model: onnx.ModelProto) -> set[str]:
     """Find the tensors from which softmaxes, and nothing but single elements, are computed."""
     return _Flow(model, everything=False).read_by(_is_softmax)
 
@@ -90,9 +90,9 @@ class _Flow:
         self.made, self.joined = set[str](), set[str]()
         of: dict[str, str] = {}
         for node in self.nodes:
-            varying, through = self.varying(node), self._is_through(node)
+            varying, through = self.varying(node), self._passes_values_on(node)
             sources = {of.get(name, name) for name in varying}
-            begins = node.op_type in PRODUCTS or (everything and (node.op_type in NORMS or self._embeds(node)))
+            begins = node.op_type in PRODUCTS or (everything and (node.op_type in NORMS or self._is_embedding(node)))
             if begins or (through and self.made.intersection(varying)):
                 self.made.update(node.output)
             if node.op_type in JOINS and len(sources) == 2:
@@ -109,19 +109,19 @@ class _Flow:
         return node.op_type in PRODUCTS and len(self.varying(node)) > 1
 
     def read_by(self, ends: Callable[[onnx.NodeProto], bool]) -> set[str]:
-        """The tensors of which nodes compute that are `ends`, or what these read."""
+        """Collect the operands of nodes for which `ends` holds, also through nodes that pass values on."""
         masks: set[str] = set()
         for node in reversed(self.nodes):
-            if ends(node) or (self._is_through(node) and masks.intersection(node.output)):
+            if ends(node) or (self._passes_values_on(node) and masks.intersection(node.output)):
                 masks.update(self.varying(node))
         return masks
 
-    def _embeds(self, node: onnx.NodeProto) -> bool:
+    def _is_embedding(self, node: onnx.NodeProto) -> bool:
         return node.op_type == "Gather" and node.input[0] in self.constants
 
-    def _is_through(self, node: onnx.NodeProto) -> bool:
+    def _passes_values_on(self, node: onnx.NodeProto) -> bool:
         facts = traits(node.op_type)
-        return (facts.kind is Kind.INJECTIVE or facts.moves is not None) and not self._embeds(node)
+        return (facts.kind is Kind.INJECTIVE or facts.moves is not None) and not self._is_embedding(node)
 
 
 @dataclass(frozen=True)
@@ -134,7 +134,7 @@ class ScoreRange:
     mask: float
 
 
-def score_ranges(
+def measure_score_ranges(
     model: onnx.ModelProto, masked: Sequence[MaskedScores], samples: Iterable[Mapping[str, Array]]
 ) -> dict[str, ScoreRange]:
     """Range of each sum's result, over all `samples` of the float model. OracleError."""
@@ -147,9 +147,9 @@ def score_ranges(
     probe.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names)
     rows: dict[str, list[Array]] = {name: [] for name in names}
     if names:
-        opened = session(probe, int8=False)
+        opened = open_session(probe, int8=False)
         for sample in samples:
-            for name, array in run(opened, sample).items():
+            for name, array in run_session(opened, sample).items():
                 rows[name].append(array.max(axis=-1).ravel())
     largest = {name: np.concatenate(arrays) for name, arrays in rows.items()}
     ranges = {}
@@ -184,7 +184,9 @@ def bound_masks(
     return [f"{mask}_Max" for mask in bounds]
 
 
-def with_float_constants(model: onnx.ModelProto, original: onnx.ModelProto, names: Collection[str]) -> onnx.ModelProto:
+def restore_float_constants(
+    model: onnx.ModelProto, original: onnx.ModelProto, names: Collection[str]
+) -> onnx.ModelProto:
     """Return `model` with the scales and offsets of norms among the nodes `names` as in `original`, floats: the
     quantiser rounds them, which saves nothing. `model` is changed."""
     graph, constants = model.graph, {tensor.name: tensor for tensor in original.graph.initializer}

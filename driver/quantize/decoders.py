@@ -37,7 +37,7 @@ def _is_cache(tensor: Input) -> bool:
 # Samples --------------------------------------------------------------------------------------------------------
 
 
-def completed(source: str, arrays: Mapping[str, Array], inputs: Sequence[Input]) -> dict[str, Array]:
+def complete_decoder_samples(source: str, arrays: Mapping[str, Array], inputs: Sequence[Input]) -> dict[str, Array]:
     """Return `arrays` of samples, with missing inputs of a decoder besides TOKENS [n, steps] filled in.
 
     Caches float [n, heads, past, size] are of no earlier tokens, MASK int64 [n, past + steps] is all ones, POSITIONS
@@ -76,7 +76,7 @@ def completed(source: str, arrays: Mapping[str, Array], inputs: Sequence[Input])
 # Choice of operators ----------------------------------------------------------------------------------------------
 
 
-def products_of(model: onnx.ModelProto) -> list[str]:
+def quantised_products(model: onnx.ModelProto) -> list[str]:
     """Names of PRODUCTS, of Adds that add a bias to one of them, and of Muls by which one gates another for products
     alone, as in SwiGLU. Every node of `model` has a name."""
     constants = {tensor.name for tensor in model.graph.initializer}
@@ -107,7 +107,7 @@ SKIPS = {"SkipSimplifiedLayerNormalization": 3, "SkipLayerNormalization": 4}
 follow."""
 
 
-def with_sums_apart(model: onnx.ModelProto) -> onnx.ModelProto:
+def separate_residual_sums(model: onnx.ModelProto) -> onnx.ModelProto:
     """Separate the residual stream's sums from the norms that hold them. `model` is changed.
 
     y, _, _, sum = SkipLayerNormalization(x, skip, scale)
@@ -133,7 +133,7 @@ def with_sums_apart(model: onnx.ModelProto) -> onnx.ModelProto:
     return model
 
 
-def with_float_neighbours(model: onnx.ModelProto, products: Collection[str]) -> onnx.ModelProto:
+def isolate_quantised_products(model: onnx.ModelProto, products: Collection[str]) -> onnx.ModelProto:
     """Let only `products` read tensors from elsewhere quantised. `model` is changed.
 
         x = Concat(past, new)                       present = Concat(past, new)
@@ -151,7 +151,7 @@ def with_float_neighbours(model: onnx.ModelProto, products: Collection[str]) -> 
             continue
         if leaves.output[0] in outputs:
             name = leaves.output[0]
-            _rename(graph, {enters.input[0]: name, name: f"{name}_DequantizeLinear_Output"})
+            _rename_tensors(graph, {enters.input[0]: name, name: f"{name}_DequantizeLinear_Output"})
             makers = {name: node for node in graph.node for name in node.output}
         for node in graph.node:
             if node.name not in products:
@@ -160,7 +160,7 @@ def with_float_neighbours(model: onnx.ModelProto, products: Collection[str]) -> 
     return model
 
 
-def _rename(graph: onnx.GraphProto, names: Mapping[str, str]) -> None:
+def _rename_tensors(graph: onnx.GraphProto, names: Mapping[str, str]) -> None:
     """Rename tensors, all at once; inputs and outputs of the graph keep their names."""
     for node in graph.node:
         node.input[:] = [names.get(name, name) for name in node.input]
@@ -170,10 +170,12 @@ def _rename(graph: onnx.GraphProto, names: Mapping[str, str]) -> None:
 # Perplexity -----------------------------------------------------------------------------------------------------
 
 
-def surprise(logits: Array, sample: Mapping[str, Array]) -> tuple[float, int]:
-    """The sum of -ln p of the tokens that come next, and their number: logits float [batch, steps, vocabulary] of
-    TOKENS [batch, steps], whose next ones are themselves shifted by one. Tokens that MASK [batch, total] hides are not
-    counted."""
+def token_surprise(logits: Array, sample: Mapping[str, Array]) -> tuple[float, int]:
+    """Return the sum of -ln p of the tokens that come next, and the number of these tokens.
+
+    logits: float [batch, steps, vocabulary] for the inputs TOKENS [batch, steps]; the next tokens are TOKENS shifted by
+    one. Tokens that MASK [batch, total] hides are not counted.
+    """
     tokens = sample[TOKENS]
     is_real = sample[MASK][:, -tokens.shape[1] :] != 0 if MASK in sample else np.ones(tokens.shape, bool)
     counted = is_real[:, :-1] & is_real[:, 1:]
@@ -185,6 +187,6 @@ def surprise(logits: Array, sample: Mapping[str, Array]) -> tuple[float, int]:
 
 def perplexity(logits: Iterable[Array], samples: Iterable[Mapping[str, Array]]) -> float | None:
     """Perplexity of all samples' next tokens: exp of the mean of -ln p; None where no token has a next one."""
-    sums = [surprise(model_logits, sample) for model_logits, sample in zip(logits, samples)]
+    sums = [token_surprise(model_logits, sample) for model_logits, sample in zip(logits, samples)]
     count = sum(number for _, number in sums)
     return float(np.exp(sum(total for total, _ in sums) / count)) if count else None

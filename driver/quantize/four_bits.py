@@ -17,7 +17,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx import numpy_helper
 
-from celosia.driver.quantize.second_moments import moments
+from celosia.driver.quantize.second_moments import measure_second_moments
 from celosia.hw.spec.packing import CODEBOOK_BLOCK
 
 Array = NDArray[Any]
@@ -67,7 +67,7 @@ def in_four_bits(w: Array, axis: int, moments: Array | None = None, bits: int = 
     rows, levels = np.moveaxis(w, axis, 0).astype(np.float32), LEVELS[bits]
     outputs, inputs = rows.shape[:2]
     flat, places = rows.reshape(outputs, -1), int(np.prod(rows.shape[2:]))
-    weight = np.ones(flat.shape[1], np.float32) if moments is None else _importance(moments)
+    weight = np.ones(flat.shape[1], np.float32) if moments is None else _mean_squares(moments)
     groups, width = -(-inputs // CODEBOOK_BLOCK), CODEBOOK_BLOCK * places
     padding = groups * width - flat.shape[1]
     grouped = np.pad(flat, [(0, 0), (0, padding)]).reshape(outputs, groups, width)
@@ -75,18 +75,20 @@ def in_four_bits(w: Array, axis: int, moments: Array | None = None, bits: int = 
     step = max(1, ROWS // max(flat.shape[1], 1))
     for first in range(0, outputs, step):
         part = slice(first, first + step)
-        factors[part], scale[part] = _best(grouped[part], np.pad(weight, (0, padding)).reshape(groups, width), levels)
+        factors[part], scale[part] = _best_scales(
+            grouped[part], np.pad(weight, (0, padding)).reshape(groups, width), levels
+        )
     scales = np.repeat(factors, width, axis=1)[:, : flat.shape[1]]
     if moments is None:
-        w8 = _rounded(flat / scale[:, None], scales, levels)
+        w8 = _round_to_levels(flat / scale[:, None], scales, levels)
     else:
-        w8 = _compensated(flat, scale, scales, moments, levels)
+        w8 = _round_with_compensation(flat, scale, scales, moments, levels)
     if levels.step > 1:
         w8 *= np.repeat(grouped.any(axis=2), width, axis=1)[:, : flat.shape[1]]
     return FourBits(np.ascontiguousarray(np.moveaxis(w8.astype(np.int8).reshape(rows.shape), 0, axis)), scale)
 
 
-def _rounded(scaled: Array, factors: Array, levels: Levels) -> Array:
+def _round_to_levels(scaled: Array, factors: Array, levels: Levels) -> Array:
     """Return the nearest of the levels, times the factor."""
     least, largest, step, _ = levels
     first = step - 1
@@ -94,13 +96,13 @@ def _rounded(scaled: Array, factors: Array, levels: Levels) -> Array:
     return nearest
 
 
-def _importance(moments: Array) -> Array:
+def _mean_squares(moments: Array) -> Array:
     """Mean squares of inputs; never 0, so that weights of inputs that are always 0 stay what they are."""
     squares = np.diag(moments)
     return np.asarray(np.maximum(squares, 1e-6 * squares.mean() + 1e-30), np.float32)
 
 
-def _best(rows: Array, weight: Array, levels: Levels) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+def _best_scales(rows: Array, weight: Array, levels: Levels) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
     """Choose for weights [outputs, groups, elements] a factor for each group, and a step for each output. weight: of
     the squared errors of elements [groups, elements]."""
     magnitude = np.abs(rows).max((1, 2))
@@ -111,24 +113,24 @@ def _best(rows: Array, weight: Array, levels: Levels) -> tuple[NDArray[np.int64]
     factors, scale = np.ones(rows.shape[:2], np.int64), widest.copy()
     for share in np.linspace(0.5, 1.25, TRIED, dtype=np.float32):
         tried = widest * share
-        candidate, error = _with_step(rows / tried[:, None, None], weight, levels)
+        candidate, error = _best_factors(rows / tried[:, None, None], weight, levels)
         error *= tried.astype(np.float64) ** 2
         better = error < least
         factors[better], scale[better], least[better] = candidate[better], tried[better], error[better]
     return factors, scale
 
 
-def _with_step(scaled: Array, weight: Array, levels: Levels) -> tuple[NDArray[np.int64], Array]:
+def _best_factors(scaled: Array, weight: Array, levels: Levels) -> tuple[NDArray[np.int64], Array]:
     """Return the best factors for weights in such steps, and the errors of outputs."""
     factors, least = np.ones(scaled.shape[:2], np.int64), np.full(scaled.shape[:2], np.inf)
     for factor in range(1, levels.factors + 1):
-        error = ((_rounded(scaled, np.asarray(factor), levels) - scaled) ** 2 * weight).sum(-1)
+        error = ((_round_to_levels(scaled, np.asarray(factor), levels) - scaled) ** 2 * weight).sum(-1)
         better = error < least
         factors[better], least[better] = factor, error[better]
     return factors, least.sum(-1)
 
 
-def _compensated(flat: Array, scale: Array, factors: Array, moments: Array, levels: Levels) -> Array:
+def _round_with_compensation(flat: Array, scale: Array, factors: Array, moments: Array, levels: Levels) -> Array:
     """Round one input after the other, those that matter most first; the remaining ones compensate for the error of
     each."""
     order = np.argsort(-np.diag(moments), kind="stable")
@@ -137,7 +139,7 @@ def _compensated(flat: Array, scale: Array, factors: Array, moments: Array, leve
     inverse = np.linalg.cholesky(np.linalg.inv(spread)).T
     left, w8 = flat[:, order] / scale[:, None].astype(np.float64), np.empty(flat.shape)
     for place, column in enumerate(order):
-        w8[:, column] = _rounded(left[:, place], factors[:, column], levels)
+        w8[:, column] = _round_to_levels(left[:, place], factors[:, column], levels)
         error = (left[:, place] - w8[:, column]) / inverse[place, place]
         left[:, place + 1 :] -= error[:, None] * inverse[place, place + 1 :]
     return w8
@@ -146,7 +148,7 @@ def _compensated(flat: Array, scale: Array, factors: Array, moments: Array, leve
 # In a model -----------------------------------------------------------------------------------------------------------
 
 
-def with_four_bits(
+def quantise_to_four_bits(
     quantised: onnx.ModelProto, floats: onnx.ModelProto, samples: Iterable[Mapping[str, Array]] = (), bits: int = 4
 ) -> dict[str, Any]:
     """Change a QDQ model, as onnxruntime's quantiser made it of `floats`: the weights of convolutions and products.
@@ -159,13 +161,13 @@ def with_four_bits(
     """
     model = _Quantised(quantised)
     real = {tensor.name: tensor for tensor in floats.graph.initializer}
-    moments_of = moments(floats, samples)
+    moments_of = measure_second_moments(floats, samples)
     signal = noise = 0.0
     changed = 0
     for dequantise, readers in model.weights():
         name = dequantise.input[0].removesuffix("_quantized")
         w = numpy_helper.to_array(real[name]) if name in real else model.reals(dequantise)
-        axis = _outputs(readers[0])
+        axis = _output_axis(readers[0])
         best = in_four_bits(w, axis, moments_of.get(name) if len(readers) == 1 else None, bits)
         model.replace(dequantise, best, axis)
         for reader in readers:
@@ -178,7 +180,7 @@ def with_four_bits(
     return {"matrices": changed, "sqnr_db": 10 * float(np.log10(signal / noise)) if noise and signal else None}
 
 
-def _outputs(node: onnx.NodeProto) -> int:
+def _output_axis(node: onnx.NodeProto) -> int:
     """Axis of the weights of `node` that counts output channels."""
     is_transposed = any(attr.name == "transB" and attr.i for attr in node.attribute)
     return 0 if node.op_type == "Conv" or is_transposed else 1
@@ -210,12 +212,16 @@ class _Quantised:
             if not readers or node.input[0] not in self.constants or self.array(node.input[0]).dtype != np.int8:
                 continue
             is_only_reader = len(self.readers[node.input[0]]) == len(self.readers[node.input[1]]) == 1
-            fit = [self._fits(reader, node.output[0], self.array(node.input[0]).shape) for reader in readers]
-            if is_only_reader and all(fit) and len({_outputs(reader) for reader in readers}) == 1:
+            fit = [
+                self._multiplies_by_weights(reader, node.output[0], self.array(node.input[0]).shape)
+                for reader in readers
+            ]
+            if is_only_reader and all(fit) and len({_output_axis(reader) for reader in readers}) == 1:
                 weights.append((node, readers))
         return weights
 
-    def _fits(self, node: onnx.NodeProto, name: str, dims: tuple[int, ...]) -> bool:
+    def _multiplies_by_weights(self, node: onnx.NodeProto, name: str, dims: tuple[int, ...]) -> bool:
+        """Whether `node` multiplies by the weights `name` alone, in a form whose inputs can be grouped."""
         if node.input[1:2] != [name] or name in (node.input[0], *node.input[2:]):
             return False
         group = next((attr.i for attr in node.attribute if attr.name == "group"), 1)

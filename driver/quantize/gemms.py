@@ -13,7 +13,7 @@ import onnx
 from onnx import helper, numpy_helper
 
 
-def with_row_biases(model: onnx.ModelProto) -> onnx.ModelProto:
+def normalise_gemm_biases(model: onnx.ModelProto) -> onnx.ModelProto:
     """Change `model`: the biases of its products by constants [K, N] become [N], and beta 1."""
     graph, nodes = model.graph, list[onnx.NodeProto]()
     constants = {tensor.name: tensor for tensor in graph.initializer}

@@ -25,23 +25,29 @@ from celosia.compiler.graph.quantized import PER_CHANNEL_OPSET
 from celosia.compiler.graph.validation import validation_error
 from celosia.compiler.program import InputError
 from celosia.compiler.program.files import OutputError, check_writable, replacing
-from celosia.driver.choices import ACTIVATIONS, METHODS, OPERATORS, WEIGHTS, alpha_of
+from celosia.driver.choices import ACTIVATIONS, METHODS, OPERATORS, WEIGHTS, parse_alpha
 from celosia.driver.data.calibration import Input, Samples, open_samples
 from celosia.driver.data.images import Pixels
-from celosia.driver.generate.cached_attention import in_plain_operators
-from celosia.driver.host.oracle import MissingLibrary, OracleError, session, with_types
+from celosia.driver.generate.cached_attention import decompose_cached_attention
+from celosia.driver.host.oracle import MissingLibrary, OracleError, add_types, open_session
 from celosia.driver.quantize import accuracy_report as reporting
 from celosia.driver.quantize.attention_scales import (
-    between_products,
     bound_masks,
-    score_ranges,
-    scores_of,
-    with_float_constants,
+    find_attention_scores,
+    measure_score_ranges,
+    operators_between_products,
+    restore_float_constants,
 )
-from celosia.driver.quantize.decoders import completed, is_decoder, products_of, with_float_neighbours, with_sums_apart
-from celosia.driver.quantize.four_bits import with_four_bits
-from celosia.driver.quantize.gemms import with_row_biases
-from celosia.driver.quantize.score_masks import add_masks
+from celosia.driver.quantize.decoders import (
+    complete_decoder_samples,
+    is_decoder,
+    isolate_quantised_products,
+    quantised_products,
+    separate_residual_sums,
+)
+from celosia.driver.quantize.four_bits import quantise_to_four_bits
+from celosia.driver.quantize.gemms import normalise_gemm_biases
+from celosia.driver.quantize.score_masks import replace_masks_by_sums
 from celosia.driver.quantize.smooth import is_smoothable
 from celosia.driver.quantize.smooth import smooth as smooth_floats
 from celosia.hw.spec.config import Config, did_you_mean
@@ -104,7 +110,7 @@ class QuantizerChoices:
         if self.symmetric and self.activations != ACTIVATIONS[0]:
             raise ValueError(f"symmetric activations are {ACTIVATIONS[0]}, not {self.activations}")
         if self.smooth is not None:
-            alpha_of(self.smooth)
+            parse_alpha(self.smooth)
 
 
 def quantize(
@@ -119,9 +125,10 @@ def quantize(
     DequantizeLinear pairs.
 
     calibration: a folder, an .npz file, or arrays by input name with samples along the first axis; see
-    `calibration.open_samples`; for a decoder, `decoders.completed` says what may be missing. weights: their bits; 4, 2
-    or 1 write int8 that is so few bits times a factor for each group of input channels (four_bits.py). symmetric:
-    activations, int8, have no zero point. method: how ranges come from samples: "minmax", "entropy" or "percentile".
+    `calibration.open_samples`; for a decoder, `decoders.complete_decoder_samples` says what may be missing.
+    weights: their bits; 4, 2 or 1 write int8 that is so few bits times a factor for each group of input channels
+    (four_bits.py). symmetric: activations, int8, have no zero point.
+    method: how ranges come from samples: "minmax", "entropy" or "percentile".
     operators: "all" that the quantiser can, or "products" (MatMul and Gemm with their biases, int8 activations
     symmetric), by default those for decoders, all for others; "rotary" is products and rotary positions, "attention"
     masks and softmaxes, too, of decoders "all" is these, the residual stream and norms. smooth: alpha, or "auto", of
@@ -150,79 +157,79 @@ def quantize(
     say, cfg = progress or (lambda stage: None), Config.load(config)
     kinds = operators or OPERATORS[0]
     choices = QuantizerChoices(per_channel, activations, method, kinds, tuple(exclude), weights, smooth, symmetric)
-    _check(model, output)
+    _check_before_work(model, output)
     say("reading the model")
-    proto = _float_model(Path(model), exclude)
-    inputs, pixels = _inputs(proto), Pixels(tuple(mean), tuple(std), told)
+    proto = _read_float_model(Path(model), exclude)
+    inputs, pixels = _tensor_inputs(proto), Pixels(tuple(mean), tuple(std), told)
     if is_decoder(inputs):
         choices = replace(choices, operators=operators or "products", decoder=True)
-    chosen = open_samples(calibration, inputs, samples, pixels, completed if choices.decoder else None)
-    proto = _in_parts(proto, operators) if choices.decoder else _of_sizes(proto, chosen.inputs)
-    quantised, report = _int8(proto, chosen, choices, say)
+    chosen = open_samples(calibration, inputs, samples, pixels, complete_decoder_samples if choices.decoder else None)
+    proto = _split_fused_operators(proto, operators) if choices.decoder else _fix_open_sizes(proto, chosen.inputs)
+    quantised, report = _quantise_and_report(proto, chosen, choices, say)
     if not any(row["quantised"] for row in report["operators"]):
         raise QuantizeError(f"{model} has no operator that onnxruntime's quantiser can quantise; nothing is written")
     say(f"compiling for {cfg.name}")
-    share = reporting.accelerator(quantised, cfg, chosen.inputs if choices.decoder else ())
+    share = reporting.accelerator_share(quantised, cfg, chosen.inputs if choices.decoder else ())
     with replacing(output) as temporary:
         onnx.save(quantised, temporary)
     return {"model": str(model), "output": str(output), **report, "accelerator": share}
 
 
-def _int8(
+def _quantise_and_report(
     float_model: onnx.ModelProto, samples: Samples, choices: QuantizerChoices, say: Callable[[str], None]
 ) -> tuple[onnx.ModelProto, dict[str, Any]]:
     """Return the quantised model, and the report but for the accelerator's share."""
-    (fitting, measured), decoder = _split(samples), choices.decoder
-    with tempfile.TemporaryDirectory() as scratch, _quiet():
+    (fitting, measured), decoder = _split_samples(samples), choices.decoder
+    with tempfile.TemporaryDirectory() as scratch, _silence_quantiser():
         say("preparing the model")
-        prepared, result = _prepared(float_model, Path(scratch), decoder), Path(scratch) / "int8.onnx"
+        prepared, result = _prepare_model(float_model, Path(scratch), decoder), Path(scratch) / "int8.onnx"
         products = plain = smoothed = None
         if choices.smooth is not None:
             say("quantising without smoothing, to compare")
             shutil.copy(prepared, rough := Path(scratch) / "rough.onnx")  # for masks in it are bounded
-            _quantise(rough, result, fitting, choices)
-            plain = _measured(float_model, onnx.load(result), measured, decoder)
+            _run_quantiser(rough, result, fitting, choices)
+            plain = _measure_errors(float_model, onnx.load(result), measured, decoder)
             say("smoothing")
-            smoothed = _smoothed(prepared, fitting, choices)
+            smoothed = _smooth_file(prepared, fitting, choices)
         if choices.chosen not in ("", "products"):
             say("quantising products alone, to compare")
-            _quantise(prepared, result, fitting, replace(choices, operators="products"))
-            products = _measured(float_model, onnx.load(result), measured, decoder)
+            _run_quantiser(prepared, result, fitting, replace(choices, operators="products"))
+            products = _measure_errors(float_model, onnx.load(result), measured, decoder)
         say(f"calibrating with {len(fitting)} samples")
-        _quantise(prepared, result, fitting, choices)
+        _run_quantiser(prepared, result, fitting, choices)
         quantised = onnx.load(result)
         say(f"measuring with {len(measured)} samples")
-        outputs = eight = _measured(float_model, quantised, measured, decoder)
+        outputs = eight = _measure_errors(float_model, quantised, measured, decoder)
         four = None
         if choices.weights < WEIGHTS[0]:
             say(f"fitting weights of {choices.weights} bits")
-            four = with_four_bits(quantised, onnx.load(prepared), fitting, choices.weights)
+            four = quantise_to_four_bits(quantised, onnx.load(prepared), fitting, choices.weights)
             onnx.save(quantised, result)
-            outputs = _measured(float_model, quantised, measured, decoder)
-        poor = reporting.poor(outputs)
-        losing = reporting.losing(prepared, result, next(iter(measured))) if poor else []
+            outputs = _measure_errors(float_model, quantised, measured, decoder)
+        poor = reporting.is_poor(outputs)
+        losing = reporting.find_losing_operators(prepared, result, next(iter(measured))) if poor else []
         smoothable = poor and choices.smooth is None and is_smoothable(onnx.load(prepared))
-    tried = reporting.advice(losing, choices.per_channel, choices.method, len(fitting), smoothable) if poor else []
+    tried = reporting.advise(losing, choices.per_channel, choices.method, len(fitting), smoothable) if poor else []
     return quantised, {
         "weights": choices.weights, "four_bits": four, "outputs_with_int8_weights": eight,
         "outputs_with_products": products, "smooth": smoothed, "outputs_without_smoothing": plain,
         "per_channel": choices.per_channel, "activations": choices.activations, "method": choices.method,
         "samples_calibration": len(fitting), "samples_measured": len(measured), "held_out": fitting is not measured,
-        "outputs": outputs, "operators": reporting.operators(quantised, choices.chosen, choices.exclude),
+        "outputs": outputs, "operators": reporting.list_operators(quantised, choices.chosen, choices.exclude),
         "losing": losing, "advice": tried,
     }  # fmt: skip
 
 
-def _measured(
+def _measure_errors(
     float_model: onnx.ModelProto, quantised: onnx.ModelProto, samples: Samples, decoder: bool
 ) -> list[dict[str, Any]]:
     try:
-        return reporting.measure(float_model, quantised, samples, decoder)
+        return reporting.measure_outputs(float_model, quantised, samples, decoder)
     except OracleError as error:
         raise QuantizeError(str(error)) from None
 
 
-def _check(model: str | Path, output: str | Path) -> None:
+def _check_before_work(model: str | Path, output: str | Path) -> None:
     """Check libraries and the output path before any work. MissingLibrary, OutputError."""
     try:
         import onnxruntime.quantization.shape_inference  # noqa: F401
@@ -236,7 +243,7 @@ def _check(model: str | Path, output: str | Path) -> None:
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
+def _silence_quantiser() -> Iterator[None]:
     """Silence the quantiser's prints and logs."""
     before = logging.root.manager.disable
     logging.disable(logging.ERROR)
@@ -250,7 +257,7 @@ def _quiet() -> Iterator[None]:
 # The model ------------------------------------------------------------------------------------------------------
 
 
-def _float_model(path: Path, exclude: Sequence[str]) -> onnx.ModelProto:
+def _read_float_model(path: Path, exclude: Sequence[str]) -> onnx.ModelProto:
     """Read and check the float model. ModelError, QuantizeError."""
     proto = read(path)
     if proto.ByteSize() > MAX_BYTES:
@@ -261,17 +268,17 @@ def _float_model(path: Path, exclude: Sequence[str]) -> onnx.ModelProto:
     try:
         onnx.checker.check_model(for_checker(proto))
     except Exception as error:  # onnx raises several unrelated classes
-        raise ModelError(f"{path} is not a valid ONNX model: {_line(error)}") from None
+        raise ModelError(f"{path} is not a valid ONNX model: {_first_line(error)}") from None
     if is_quantised(proto):
         raise QuantizeError(f"{path} is quantised already; give the float model, or compile this one")
     names = {node.name for node in proto.graph.node}
     for name in exclude:
         if name not in names:
             raise QuantizeError(f"{path} has no operator {name!r} to exclude{did_you_mean(name, names)}")
-    return _of_opset(as_onnxruntime_has_it(proto), path)
+    return _convert_opset(as_onnxruntime_has_it(proto), path)
 
 
-def _of_opset(proto: onnx.ModelProto, path: Path) -> onnx.ModelProto:
+def _convert_opset(proto: onnx.ModelProto, path: Path) -> onnx.ModelProto:
     """Convert `proto` to an opset that has QuantizeLinear with an axis."""
     entry = next((opset for opset in proto.opset_import if opset.domain in ("", "ai.onnx")), None)
     if entry is None or entry.version >= PER_CHANNEL_OPSET:
@@ -281,12 +288,12 @@ def _of_opset(proto: onnx.ModelProto, path: Path) -> onnx.ModelProto:
     except Exception as error:
         raise QuantizeError(
             f"{path} is of opset {entry.version} and cannot be brought to {PER_CHANNEL_OPSET}, which the quantiser "
-            f"needs ({_line(error)}); export it again with opset {PER_CHANNEL_OPSET} or newer"
+            f"needs ({_first_line(error)}); export it again with opset {PER_CHANNEL_OPSET} or newer"
         ) from None
     return newer
 
 
-def _inputs(proto: onnx.ModelProto) -> list[Input]:
+def _tensor_inputs(proto: onnx.ModelProto) -> list[Input]:
     """Inputs of the model that are no constants. QuantizeError where one is no tensor of known rank."""
     constants = {tensor.name for tensor in proto.graph.initializer}
     inputs = []
@@ -303,27 +310,27 @@ def _inputs(proto: onnx.ModelProto) -> list[Input]:
     return inputs
 
 
-def _in_parts(proto: onnx.ModelProto, operators: str | None) -> onnx.ModelProto:
+def _split_fused_operators(proto: onnx.ModelProto, operators: str | None) -> onnx.ModelProto:
     """Split a decoder's fused operators of onnxruntime, which its quantiser leaves float."""
-    plain = in_plain_operators(proto)
-    return with_sums_apart(plain) if operators == "all" else plain
+    plain = decompose_cached_attention(proto)
+    return separate_residual_sums(plain) if operators == "all" else plain
 
 
-def _of_sizes(proto: onnx.ModelProto, inputs: Sequence[Input]) -> onnx.ModelProto:
+def _fix_open_sizes(proto: onnx.ModelProto, inputs: Sequence[Input]) -> onnx.ModelProto:
     """Return `proto` with the sizes of `inputs` for those that it leaves open."""
-    if all(None not in tensor.shape for tensor in _inputs(proto)):
+    if all(None not in tensor.shape for tensor in _tensor_inputs(proto)):
         return proto
     return resized(proto, {tensor.name: [size or 0 for size in tensor.shape] for tensor in inputs})
 
 
-def _line(error: Exception) -> str:
+def _first_line(error: Exception) -> str:
     return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
 
 
 # Quantising -----------------------------------------------------------------------------------------------------
 
 
-def _split(samples: Samples) -> tuple[Samples, Samples]:
+def _split_samples(samples: Samples) -> tuple[Samples, Samples]:
     """Split samples: (for calibration, to be measured), apart where there are enough, else all twice."""
     if len(samples) < ENOUGH_TO_HOLD_OUT:
         return samples, samples
@@ -331,28 +338,32 @@ def _split(samples: Samples) -> tuple[Samples, Samples]:
     return samples.pick(k for k in range(len(samples)) if k not in held), samples.pick(held)
 
 
-def _prepared(proto: onnx.ModelProto, scratch: Path, decoder: bool) -> Path:
-    """The model after onnxruntime's own preparation: normalisations folded, shapes inferred. Heads of a decoder stay
-    where they are made: onnxruntime would turn rotary positions of tokens, and make heads of these."""
+def _prepare_model(proto: onnx.ModelProto, scratch: Path, decoder: bool) -> Path:
+    """Run onnxruntime's own preparation of the model: fold normalisations, infer shapes.
+
+    Heads of a decoder stay where they are computed: onnxruntime would move them behind the rotary positions of tokens.
+    """
     from onnxruntime.quantization.shape_inference import quant_pre_process
 
     source, prepared = scratch / "float.onnx", scratch / "prepared.onnx"
     onnx.save(proto, source)
     try:
         if decoder:
-            session(proto, "BASIC", save=source, int8=False, without=["TransposeOptimizer"])
+            open_session(proto, "BASIC", save=source, int8=False, without=["TransposeOptimizer"])
         quant_pre_process(source, prepared, skip_optimization=decoder, skip_symbolic_shape=True)
     except Exception as error:  # onnxruntime raises many classes
-        raise QuantizeError(f"onnxruntime cannot prepare the model: {_line(error)}") from None
-    onnx.save(with_row_biases(with_types(onnx.load(prepared))), prepared)
+        raise QuantizeError(f"onnxruntime cannot prepare the model: {_first_line(error)}") from None
+    onnx.save(normalise_gemm_biases(add_types(onnx.load(prepared))), prepared)
     return prepared
 
 
-def _smoothed(prepared: Path, samples: Samples, choices: QuantizerChoices) -> dict[str, Any]:
+def _smooth_file(prepared: Path, samples: Samples, choices: QuantizerChoices) -> dict[str, Any]:
     """Smooth the model of a file, as `choices` say. QuantizeError where there is no place for it."""
     model = onnx.load(prepared)
     try:
-        smoothed = smooth_floats(model, samples, alpha_of(choices.smooth or 0.0), choices.centred, choices.per_channel)
+        smoothed = smooth_floats(
+            model, samples, parse_alpha(choices.smooth or 0.0), choices.centred, choices.per_channel
+        )
     except OracleError as error:
         raise QuantizeError(str(error)) from None
     if not smoothed["places"]:
@@ -364,7 +375,7 @@ def _smoothed(prepared: Path, samples: Samples, choices: QuantizerChoices) -> di
     return smoothed
 
 
-def _quantise(source: Path, result: Path, samples: Samples, choices: QuantizerChoices) -> None:
+def _run_quantiser(source: Path, result: Path, samples: Samples, choices: QuantizerChoices) -> None:
     """Run onnxruntime's quantiser on the file `source`, and write `result`."""
     from onnxruntime.quantization import (
         CalibrationDataReader,
@@ -383,7 +394,7 @@ def _quantise(source: Path, result: Path, samples: Samples, choices: QuantizerCh
 
     int8 = choices.activations == "int8"
     prepared = onnx.load(source)
-    chosen = _chosen(prepared, samples, choices)
+    chosen = _choose_options(prepared, samples, choices)
     onnx.save(prepared, source)
     try:
         quantize_static(
@@ -394,23 +405,23 @@ def _quantise(source: Path, result: Path, samples: Samples, choices: QuantizerCh
     except InputError:  # a sample's
         raise
     except Exception as error:  # onnxruntime raises many classes
-        raise QuantizeError(f"onnxruntime cannot quantise the model: {_line(error)}") from None
+        raise QuantizeError(f"onnxruntime cannot quantise the model: {_first_line(error)}") from None
     if names := chosen.get("nodes_to_quantize"):
-        quantised = with_float_constants(onnx.load(result), prepared, names)
-        onnx.save(with_float_neighbours(quantised, names), result)
+        quantised = restore_float_constants(onnx.load(result), prepared, names)
+        onnx.save(isolate_quantised_products(quantised, names), result)
 
 
-def _chosen(model: onnx.ModelProto, samples: Samples, choices: QuantizerChoices) -> dict[str, Any]:
+def _choose_options(model: onnx.ModelProto, samples: Samples, choices: QuantizerChoices) -> dict[str, Any]:
     """Choose the quantiser's options for the operators of `model`, which is changed. QuantizeError."""
     if choices.chosen:
-        _name(model)
-    names, scores, masks = products_of(model), dict[str, Any](), list[str]()
+        _name_nodes(model)
+    names, scores, masks = quantised_products(model), dict[str, Any](), list[str]()
     if choices.chosen != "products":
         if choices.chosen != "rotary":
-            masks += add_masks(model, scores_of(model))
-        between = between_products(model, choices.chosen or OPERATORS[0])
+            masks += replace_masks_by_sums(model, find_attention_scores(model))
+        between = operators_between_products(model, choices.chosen or OPERATORS[0])
         try:
-            ranges = score_ranges(model, between.masked, samples)
+            ranges = measure_score_ranges(model, between.masked, samples)
         except OracleError as error:
             raise QuantizeError(str(error)) from None
         masks += bound_masks(model, between.masked, ranges)
@@ -430,7 +441,7 @@ def _chosen(model: onnx.ModelProto, samples: Samples, choices: QuantizerChoices)
     return {"nodes_to_quantize": names, "op_types_to_quantize": sorted(kinds), "extra_options": options}
 
 
-def _name(model: onnx.ModelProto) -> None:
+def _name_nodes(model: onnx.ModelProto) -> None:
     """Give each node of `model` a name, by which the quantiser chooses and excludes it."""
     names = {node.name for node in model.graph.node}
     for node in model.graph.node:

@@ -23,13 +23,13 @@ def is_mask(tensor: TensorProto) -> bool:
     return array.dtype.kind == "f" and bool((array <= HIDDEN).any())
 
 
-def add_masks(model: onnx.ModelProto, scores: Collection[str]) -> list[str]:
+def replace_masks_by_sums(model: onnx.ModelProto, scores: Collection[str]) -> list[str]:
     """Change `model`: tensors of the names `scores` that are chosen between others and what hides them become sums.
     Returns names of the nodes that make the masks."""
     graph, masks, nodes = model.graph, list[str](), list[onnx.NodeProto]()
     constants = {tensor.name: tensor for tensor in graph.initializer}
     for node in graph.node:
-        place = _hiding(node, constants) if node.output[0] in scores else 0
+        place = _hiding_input(node, constants) if node.output[0] in scores else 0
         if place:
             result, unmasked = node.output[0], node.input[3 - place]
             none, mask = f"{result}_none", f"{result}_mask"
@@ -45,7 +45,7 @@ def add_masks(model: onnx.ModelProto, scores: Collection[str]) -> list[str]:
     return masks
 
 
-def _hiding(node: onnx.NodeProto, constants: Mapping[str, TensorProto]) -> int:
+def _hiding_input(node: onnx.NodeProto, constants: Mapping[str, TensorProto]) -> int:
     """Input of a Where that hides elements of the other one; 0 where none does, or it is no Where."""
     places = [place for place in (1, 2) if node.op_type == "Where" and node.input[place] in constants]
     return places[0] if len(places) == 1 and _hides_all(constants[node.input[places[0]]]) else 0

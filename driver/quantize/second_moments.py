@@ -10,7 +10,7 @@ import onnx
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
-from celosia.driver.host.oracle import run, session
+from celosia.driver.host.oracle import open_session, run_session
 
 Array = NDArray[Any]
 MAX_INPUTS = 4096
@@ -19,7 +19,7 @@ MAX_ROWS = 4096
 """Places of an image, or rows of a matrix, that are looked at in one sample: evenly spread where there are more."""
 
 
-def moments(floats: onnx.ModelProto, samples: Iterable[Mapping[str, Array]]) -> dict[str, Array]:
+def measure_second_moments(floats: onnx.ModelProto, samples: Iterable[Mapping[str, Array]]) -> dict[str, Array]:
     """Second moments of inputs, by the name of a constant that a Conv, MatMul or Gemm of a float model multiplies by:
     float64 [n, n], the sum of x xᵀ over all x, the n numbers of which an output is a sum, in the order of a row of
     weights.
@@ -27,7 +27,11 @@ def moments(floats: onnx.ModelProto, samples: Iterable[Mapping[str, Array]]) -> 
     Left out are grouped convolutions, those with `auto_pad`, and sums of more than MAX_INPUTS products. OracleError.
     """
     constants = {tensor.name: tensor.dims for tensor in floats.graph.initializer}
-    layers = [node for node in floats.graph.node if node.input[1:2] and _fits(node, constants.get(node.input[1], ()))]
+    layers = [
+        node
+        for node in floats.graph.node
+        if node.input[1:2] and _can_be_measured(node, constants.get(node.input[1], ()))
+    ]
     if not layers:
         return {}
     probe = onnx.ModelProto()
@@ -36,11 +40,11 @@ def moments(floats: onnx.ModelProto, samples: Iterable[Mapping[str, Array]]) -> 
     output_names = {value.name for value in floats.graph.output}
     read = dict.fromkeys(node.input[0] for node in layers)
     probe.graph.output.extend(onnx.ValueInfoProto(name=name) for name in read if name not in input_names | output_names)
-    on, sums = session(probe), dict[str, Array]()
+    on, sums = open_session(probe), dict[str, Array]()
     for sample in samples:
-        values = {**sample, **run(on, sample)}
+        values = {**sample, **run_session(on, sample)}
         for node in layers:
-            rows = _rows(node, values[node.input[0]], constants[node.input[1]])
+            rows = _input_rows(node, values[node.input[0]], constants[node.input[1]])
             rows = rows[:: -(-len(rows) // MAX_ROWS)].astype(np.float64)
             total = sums.setdefault(node.input[1], np.zeros((rows.shape[1],) * 2))
             total += rows.T @ rows
@@ -51,7 +55,8 @@ def _attributes(node: onnx.NodeProto) -> dict[str, Any]:
     return {attr.name: onnx.helper.get_attribute_value(attr) for attr in node.attribute}
 
 
-def _fits(node: onnx.NodeProto, dims: Iterable[int]) -> bool:
+def _can_be_measured(node: onnx.NodeProto, dims: Iterable[int]) -> bool:
+    """Whether moments of the inputs of `node` are supported, and small enough to invert."""
     sizes, attrs = list(dims), _attributes(node)
     if node.op_type == "Conv":
         plain = attrs.get("group", 1) == 1 and attrs.get("auto_pad", b"NOTSET") == b"NOTSET"
@@ -60,7 +65,7 @@ def _fits(node: onnx.NodeProto, dims: Iterable[int]) -> bool:
     return fits and len(sizes) == 2 and sizes[1 if attrs.get("transB", 0) else 0] <= MAX_INPUTS
 
 
-def _rows(node: onnx.NodeProto, x: Array, dims: Iterable[int]) -> Array:
+def _input_rows(node: onnx.NodeProto, x: Array, dims: Iterable[int]) -> Array:
     """Inputs of each output, [places, n]."""
     if node.op_type != "Conv":
         return x.reshape(-1, x.shape[-1])

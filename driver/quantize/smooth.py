@@ -23,7 +23,7 @@ from onnx import numpy_helper
 from celosia.compiler.cpu.ops import traits
 from celosia.compiler.graph.norms import NORMS
 from celosia.driver.choices import AUTO
-from celosia.driver.host.oracle import run, session
+from celosia.driver.host.oracle import open_session, run_session
 from celosia.driver.quantize.decoders import PRODUCTS
 
 Array = NDArray[Any]
@@ -86,14 +86,14 @@ def smooth(
     """
     graph = _SmoothGraph(model)
     places = list(graph.places())
-    statistics, changed = _statistics(model, places, samples), list[dict[str, Any]]()
+    statistics, changed = _collect_statistics(model, places, samples), list[dict[str, Any]]()
     for place in places:
         x, weights = statistics[place.tensor], [graph.rows(operand) for operand in place.multiplied]
-        before, best = _error(x, weights, np.ones(len(x.most)), symmetric, per_channel), None
+        before, best = _squared_error(x, weights, np.ones(len(x.most)), symmetric, per_channel), None
         least = before * GAIN if alpha == AUTO else np.inf
         for tried in TRIED if alpha == AUTO else (float(alpha),):
-            factors = _factors(x.largest, weights, tried)
-            error = _error(x, weights, factors, symmetric, per_channel)
+            factors = _channel_factors(x.largest, weights, tried)
+            error = _squared_error(x, weights, factors, symmetric, per_channel)
             if error < least and np.any(factors != 1):
                 least, best = error, (tried, factors)
         if best is not None:
@@ -108,7 +108,7 @@ def is_smoothable(model: onnx.ModelProto) -> bool:
     return any(True for _ in _SmoothGraph(model).places())
 
 
-def _factors(largest: Array, weights: list[Array], alpha: float) -> Array:
+def _channel_factors(largest: Array, weights: list[Array], alpha: float) -> Array:
     """Factors, powers of two [channels]; 1 for channels of zeros, and the median of the others."""
     heaviest = np.max([np.abs(w).max(axis=1) for w in weights], axis=0)
     used = (largest > 0) & (heaviest > 0) & np.isfinite(largest * heaviest)
@@ -119,7 +119,9 @@ def _factors(largest: Array, weights: list[Array], alpha: float) -> Array:
     return factors
 
 
-def _error(x: ChannelStatistics, weights: list[Array], factors: Array, symmetric: bool, per_channel: bool) -> float:
+def _squared_error(
+    x: ChannelStatistics, weights: list[Array], factors: Array, symmetric: bool, per_channel: bool
+) -> float:
     """Sum of squared errors of all products together, over the rows that are kept."""
     low, high = min(float((x.least / factors).min()), 0.0), max(float((x.most / factors).max()), 0.0)
     if symmetric:
@@ -135,7 +137,7 @@ def _error(x: ChannelStatistics, weights: list[Array], factors: Array, symmetric
     return total
 
 
-def _statistics(
+def _collect_statistics(
     model: onnx.ModelProto, places: list[SmoothPlace], samples: Iterable[Mapping[str, Array]]
 ) -> dict[str, ChannelStatistics]:
     """Collect the statistics of the tensors of `places` over the samples."""
@@ -144,9 +146,9 @@ def _statistics(
     del probe.graph.output[:]
     probe.graph.output.extend(onnx.ValueInfoProto(name=place.tensor) for place in places)
     statistics, rows = dict[str, ChannelStatistics](), list(samples) if places else []
-    opened = session(probe, int8=False) if places else None
+    opened = open_session(probe, int8=False) if places else None
     for sample in rows:
-        for name, array in run(opened, sample).items():
+        for name, array in run_session(opened, sample).items():
             flat = array.reshape(-1, array.shape[-1]).astype(np.float64)
             some = flat[np.linspace(0, len(flat) - 1, min(len(flat), -(-ROWS // len(rows)))).astype(int)]
             least, largest, earlier = flat.min(axis=0), flat.max(axis=0), statistics.get(name)
@@ -163,7 +165,7 @@ class _SmoothGraph:
     def __init__(self, model: onnx.ModelProto) -> None:
         self.graph = model.graph
         self.constants = {tensor.name: tensor for tensor in self.graph.initializer}
-        self.outputs = {value.name for value in self.graph.output} | set(_captured(self.graph.node))
+        self.outputs = {value.name for value in self.graph.output} | set(_captured_names(self.graph.node))
         self.makers = {name: node for node in self.graph.node for name in node.output if name}
         self.readers: dict[str, list[tuple[onnx.NodeProto, int]]] = {}
         for node in self.graph.node:
@@ -179,12 +181,12 @@ class _SmoothGraph:
     def places(self) -> Iterator[SmoothPlace]:
         """Places of the model where channels can be scaled, in its order."""
         for node in self.graph.node:
-            read = [] if self._is_view(node) or not node.output else self._read(node.output[0])
+            read = [] if self._is_view(node) or not node.output else self._weights_of_readers(node.output[0])
             producers = self._divisible_constants(node.output[0]) if read else None
             if (
                 producers
                 and len(
-                    {self._dims(operand.node.input[operand.place])[operand.axis] for operand in (*producers, *read)}
+                    {self._shape_of(operand.node.input[operand.place])[operand.axis] for operand in (*producers, *read)}
                 )
                 == 1
             ):
@@ -201,13 +203,13 @@ class _SmoothGraph:
                 array = self._array(operand)
                 across = [1] * array.ndim
                 across[operand.axis] = -1
-                self._set(operand, (array * by.reshape(across)).astype(array.dtype))
+                self._set_array(operand, (array * by.reshape(across)).astype(array.dtype))
 
     def _array(self, operand: ChannelConstant) -> Array:
         array: Array = numpy_helper.to_array(self.constants[operand.node.input[operand.place]])
         return array
 
-    def _set(self, operand: ChannelConstant, array: Array) -> None:
+    def _set_array(self, operand: ChannelConstant, array: Array) -> None:
         """Give the node a constant of its own, where others read the one that it has."""
         name = operand.node.input[operand.place]
         if len(self.readers[name]) == 1 and name not in self.outputs:
@@ -219,12 +221,12 @@ class _SmoothGraph:
         self.graph.initializer.append(numpy_helper.from_array(array, copy_name))
         self.constants[copy_name], self.readers[copy_name] = self.graph.initializer[-1], [(operand.node, operand.place)]
 
-    def _read(self, name: str) -> list[ChannelConstant]:
+    def _weights_of_readers(self, name: str) -> list[ChannelConstant]:
         """Weights of the products that read a tensor; none where anything else does."""
         constants: list[ChannelConstant] = []
         for node, place in self.readers.get(name, ()):
             if self._is_view(node):
-                further = self._read(node.output[0])
+                further = self._weights_of_readers(node.output[0])
             else:
                 weights = self._weights(node)
                 further = [weights[0]] if weights and place == 0 else []
@@ -236,7 +238,7 @@ class _SmoothGraph:
     def _weights(self, node: onnx.NodeProto) -> tuple[ChannelConstant, ChannelConstant] | None:
         """Weights of a product by a constant matrix: (its rows, its columns)."""
         attrs = _attributes(node)
-        if node.op_type not in PRODUCTS or attrs.get("transA") or len(self._dims(node.input[1])) != 2:
+        if node.op_type not in PRODUCTS or attrs.get("transA") or len(self._shape_of(node.input[1])) != 2:
             return None
         axes = (1, 0) if attrs.get("transB") else (0, 1)
         return ChannelConstant(node, 1, axes[0]), ChannelConstant(node, 1, axes[1])
@@ -247,26 +249,26 @@ class _SmoothGraph:
         if node is None or node.output[0] != name:
             return None
         if node.op_type in NORMS:
-            return self._of_norm(node)
+            return self._divisible_in_norm(node)
         if (weights := self._weights(node)) is not None:
             bias = self._channel_constant(node, 2, name)
             return None if bias is None else [weights[1], *bias]
         if node.op_type in HOMOGENEOUS or self._is_view(node):
-            return self._of_only_reader(node.input[0])
-        return self._of_both(node, name) if node.op_type in (*SUMS, *FACTORS) else None
+            return self._divisible_for_only_reader(node.input[0])
+        return self._divisible_in_pair(node, name) if node.op_type in (*SUMS, *FACTORS) else None
 
-    def _of_norm(self, node: onnx.NodeProto) -> list[ChannelConstant] | None:
+    def _divisible_in_norm(self, node: onnx.NodeProto) -> list[ChannelConstant] | None:
         operands = [k for k, name in enumerate(node.input) if k and name]
-        if not all(len(self._dims(node.input[k])) == 1 for k in operands):
+        if not all(len(self._shape_of(node.input[k])) == 1 for k in operands):
             return None
         return [ChannelConstant(node, k, 0) for k in operands] or None
 
-    def _of_both(self, node: onnx.NodeProto, name: str) -> list[ChannelConstant] | None:
-        """A sum's constant and what it is added to; one factor of a product."""
+    def _divisible_in_pair(self, node: onnx.NodeProto, name: str) -> list[ChannelConstant] | None:
+        """Return the constants to divide in a sum (its constant and the other term) or in a product (one factor)."""
         constant = [k for k in (0, 1) if node.input[k] in self.constants]
         if node.op_type in SUMS:
             constant_part = self._channel_constant(node, constant[0], name) if len(constant) == 1 else None
-            rest = None if constant_part is None else self._of_only_reader(node.input[1 - constant[0]])
+            rest = None if constant_part is None else self._divisible_for_only_reader(node.input[1 - constant[0]])
             return None if constant_part is None or rest is None else constant_part + rest
         if (
             node.op_type == "Mul"
@@ -275,24 +277,24 @@ class _SmoothGraph:
         ):
             return constant_part
         for k in (0, 1) if node.op_type == "Mul" else (0,):
-            operand = self._of_only_reader(node.input[k]) if self._is_wide(node.input[k], name) else None
+            operand = self._divisible_for_only_reader(node.input[k]) if self._is_wide(node.input[k], name) else None
             if operand is not None:
                 return operand
         return None
 
-    def _of_only_reader(self, name: str) -> list[ChannelConstant] | None:
+    def _divisible_for_only_reader(self, name: str) -> list[ChannelConstant] | None:
         """Return `_divisible_constants` of a tensor that one node reads, once."""
         return self._divisible_constants(name) if len(self.readers[name]) == 1 and name not in self.outputs else None
 
     def _channel_constant(self, node: onnx.NodeProto, place: int, name: str) -> list[ChannelConstant] | None:
-        """A constant operand that has a number for each channel of the tensor `name`; none where it is left out."""
+        """Return a constant operand that has a number for each channel of the tensor `name`; none if left out."""
         if place >= len(node.input) or not node.input[place]:
             return []
-        dims = self._dims(node.input[place])
+        dims = self._shape_of(node.input[place])
         covers_channels = dims and dims[-1] == self.widths.get(name) and dims[-1] == np.prod(dims)
         return [ChannelConstant(node, place, len(dims) - 1)] if covers_channels else None
 
-    def _dims(self, name: str) -> tuple[int, ...]:
+    def _shape_of(self, name: str) -> tuple[int, ...]:
         return tuple(self.constants[name].dims) if name in self.constants else ()
 
     def _is_wide(self, operand: str, name: str) -> bool:
@@ -306,13 +308,13 @@ class _SmoothGraph:
         return 0 < self.widths[node.input[0]] == self.widths.get(node.output[0], 0)
 
 
-def _captured(nodes: Iterable[onnx.NodeProto], inside: bool = False) -> Iterator[str]:
+def _captured_names(nodes: Iterable[onnx.NodeProto], inside: bool = False) -> Iterator[str]:
     """Names that graphs in attributes of nodes read."""
     for node in nodes:
         yield from node.input if inside else ()
         for attr in node.attribute:
             for graph in (attr.g, *attr.graphs):
-                yield from _captured(graph.node, True)
+                yield from _captured_names(graph.node, True)
 
 
 def _attributes(node: onnx.NodeProto) -> dict[str, Any]:

@@ -29,7 +29,7 @@ class Beating:
 
     def __init__(self, stream: BinaryIO) -> None:
         self._stream, self._lock = stream, threading.Lock()
-        threading.Thread(target=self._beat, daemon=True).start()
+        threading.Thread(target=self._write_beats, daemon=True).start()
 
     def write(self, data: bytes) -> None:
         """Write whole lines, and what follows them, at once."""
@@ -37,7 +37,8 @@ class Beating:
             self._stream.write(data)
             self._stream.flush()
 
-    def _beat(self) -> None:
+    def _write_beats(self) -> None:
+        """Write an empty line at intervals, so that the other side knows that this process lives."""
         try:
             while True:
                 time.sleep(BEAT_SECONDS)
@@ -46,7 +47,7 @@ class Beating:
             pass
 
 
-def versions() -> "dict[str, Any]":
+def find_versions() -> "dict[str, Any]":
     """Versions of numpy and pynq, None where one is missing, with the reason as `NAME_error`."""
     facts: dict[str, Any] = {}
     for name in ("numpy", "pynq"):
@@ -68,7 +69,7 @@ def digest(path: str) -> "str | None":
 
 
 @contextmanager
-def installing(folder: str, wait: bool) -> "Iterator[None]":
+def lock_folder(folder: str, wait: bool) -> "Iterator[None]":
     """Hold the lock of the folder, without parts that an installation has left which was killed: it holds no lock any
     more. wait: until another installation has ended. OSError where there is no folder, or another one is under way.
     """
@@ -91,27 +92,27 @@ def installing(folder: str, wait: bool) -> "Iterator[None]":
 
 def status(request: "dict[str, Any]", folder: str) -> "dict[str, Any]":
     """Facts on the board, and the names of the files asked for that are missing or differ."""
-    with suppress(OSError), installing(folder, False):  # nothing is there yet, or somebody else is at it
+    with suppress(OSError), lock_folder(folder, False):  # nothing is there yet, or somebody else is at it
         pass
     files = request["files"]
     missing = [entry["name"] for entry in files if digest(os.path.join(folder, entry["name"])) != entry["sha256"]]
     home = os.path.expanduser("~")
     return {
         "python": list(sys.version_info[:3]), "machine": platform.machine(), "folder": folder, "missing": missing,
-        "free": shutil.disk_usage(home).free, **versions(),
+        "free": shutil.disk_usage(home).free, **find_versions(),
     }  # fmt: skip
 
 
 def install(request: "dict[str, Any]", folder: str, stream: BinaryIO) -> "dict[str, Any]":
-    """Each file appears under its name when all of it is there and right; a file begun is removed."""
+    """Install the files of a request: each is renamed into place when it is complete and right, else removed."""
     os.makedirs(folder, exist_ok=True)
-    with installing(folder, True):
+    with lock_folder(folder, True):
         for entry in request["files"]:
-            receive(entry, folder, stream)
+            receive_file(entry, folder, stream)
     return {}
 
 
-def receive(entry: "dict[str, Any]", folder: str, stream: BinaryIO) -> None:
+def receive_file(entry: "dict[str, Any]", folder: str, stream: BinaryIO) -> None:
     """Install one file of a request."""
     handle, part = tempfile.mkstemp(dir=folder, prefix=".", suffix=".part")
     try:

@@ -39,35 +39,39 @@ class CommandChannel:
         """Write all of `data`. patient: however long the command does not read, while another thread reads."""
         view = memoryview(data)
         while view:
-            self._wait(self._in, None if patient else self.seconds, () if patient else (self._err,))
+            self._wait_until_ready(self._in, None if patient else self.seconds, () if patient else (self._err,))
             with suppress(BlockingIOError):
                 view = view[os.write(self._in, view[:CHUNK_BYTES]) :]
 
     def readline(self, limit: int) -> bytes:
         """Read up to the next end of a line, at most `limit` bytes."""
         at = 0
-        while (end := self._waiting.find(b"\n", at)) < 0 and (at := len(self._waiting)) < limit and self._more():
+        while (
+            (end := self._waiting.find(b"\n", at)) < 0
+            and (at := len(self._waiting)) < limit
+            and self._wait_for_output()
+        ):
             pass
         return self._read_available(min(limit, end + 1 if end >= 0 else len(self._waiting)))
 
     def read(self, size: int) -> bytes:
         """Read at least one byte and at most `size`; none at the end of the output."""
         if not self._waiting:
-            self._more()
+            self._wait_for_output()
         return self._read_available(size)
 
     def errors(self) -> str:
         """End of the command's standard error."""
-        while self._err in self._open and self._ready((self._err,), 0):
-            self._take_errors()
+        while self._err in self._open and self._poll((self._err,), 0):
+            self._read_errors()
         return self._errors.decode(errors="replace").strip()
 
     def exit_code(self) -> int | None:
         """Exit code; None where it has none within END_SECONDS."""
         end = time.monotonic() + END_SECONDS
         while self._err in self._open and (left := end - time.monotonic()) > 0:  # the command may fill its pipe
-            if self._ready((self._err,), left):
-                self._take_errors()
+            if self._poll((self._err,), left):
+                self._read_errors()
         try:
             return self.process.wait(max(0.0, end - time.monotonic()))
         except subprocess.TimeoutExpired:
@@ -90,35 +94,35 @@ class CommandChannel:
         del self._waiting[:size]
         return data
 
-    def _more(self) -> bool:
+    def _wait_for_output(self) -> bool:
         """Wait for more output. False at its end."""
-        self._wait(self._out, self.seconds, (self._err,))
+        self._wait_until_ready(self._out, self.seconds, (self._err,))
         data = os.read(self._out, CHUNK_BYTES)
         self._waiting += data
         return bool(data)
 
-    def _wait(self, descriptor: int, seconds: float | None, errors: tuple[int, ...]) -> None:
+    def _wait_until_ready(self, descriptor: int, seconds: float | None, errors: tuple[int, ...]) -> None:
         """Wait until `descriptor` is ready, reading `errors` meanwhile. Silence."""
         end = None if seconds is None else time.monotonic() + seconds
         while True:
             left = None if end is None else max(0.0, end - time.monotonic())
-            ready = self._ready(
+            ready = self._poll(
                 (descriptor, *(error_descriptor for error_descriptor in errors if error_descriptor in self._open)), left
             )
             if descriptor in ready:
                 return
             if self._err in ready:
-                self._take_errors()
+                self._read_errors()
             if end is not None and time.monotonic() >= end:
                 raise Silence
 
-    def _ready(self, descriptors: tuple[int, ...], seconds: float | None) -> set[int]:
+    def _poll(self, descriptors: tuple[int, ...], seconds: float | None) -> set[int]:
         poll = select.poll()
         for descriptor in descriptors:
             poll.register(descriptor, select.POLLOUT if descriptor == self._in else select.POLLIN)
         return {ready for ready, _ in poll.poll(None if seconds is None else seconds * 1e3)}
 
-    def _take_errors(self) -> None:
+    def _read_errors(self) -> None:
         data = os.read(self._err, CHUNK_BYTES)
         self._errors = (self._errors + data)[-ERROR_BYTES:]
         if not data:

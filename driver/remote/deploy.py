@@ -25,9 +25,9 @@ from celosia.compiler.program.host.op import clipped
 from celosia.driver.remote import bootstrap
 from celosia.driver.remote.bootstrap import MARK
 from celosia.driver.remote.channel import CommandChannel, Silence
-from celosia.driver.remote.runner import File, runner
-from celosia.driver.remote.serve import ERRORS, AnswerError, checked, load_result, pack, raise_error, unpack
-from celosia.driver.remote.ssh import Connection, SshError, connected
+from celosia.driver.remote.runner import File, pack_runner
+from celosia.driver.remote.serve import ERRORS, AnswerError, check_json, pack, parse_result, raise_error, unpack
+from celosia.driver.remote.ssh import Connection, SshError, connect
 from celosia.driver.run.run_report import report_of
 from celosia.driver.run.run_result import Result
 from celosia.driver.run.stream import Futures, Results
@@ -59,15 +59,18 @@ class RemoteBoard:
     missing: tuple[str, ...]
 
 
-def program_file(program: Program) -> File:
-    """The Program as a file for the board, named by its contents. Machine code in it is made here, of its loops, where
-    the Program is not trusted, or has none. ProgramError, LinkError."""
+def pack_program(program: Program) -> File:
+    """Return the Program as a file for the board, named by its contents.
+
+    Its machine code is compiled here from its loops where the Program is not trusted or has none. ProgramError,
+    LinkError.
+    """
     sound = not program.machine or not program.kernels or (program.trusted and program.library)
-    data = (program if sound else relinked(program)).to_bytes()
+    data = (program if sound else relink_kernels(program)).to_bytes()
     return File(f"program-{hashlib.sha256(data).hexdigest()[:12]}.celosia", data)
 
 
-def relinked(program: Program) -> Program:
+def relink_kernels(program: Program) -> Program:
     """Compile the kernels of a Program for a board again here. ProgramError, LinkError."""
     from celosia.compiler.cpu.llvm import from_loops, link_library
     from celosia.compiler.cpu.target import compiling_for, target_for
@@ -90,10 +93,10 @@ class Remote:
 
     def status(self, *files: File) -> RemoteBoard:
         """Ask the board for its facts. SshError where it has no Python that can answer."""
-        status = self._bootstrap("status", files)
+        status = self._run_bootstrap("status", files)
         fields = {field.name: status.get(field.name) for field in dataclasses.fields(RemoteBoard)}
-        with self.understood():
-            return checked_board(fields | {"pynq_error": status.get("pynq_error", "")})
+        with self.raise_ssh_errors():
+            return check_board_facts(fields | {"pynq_error": status.get("pynq_error", "")})
 
     def install(self, board: RemoteBoard, *files: File) -> int:
         """Put those of `files` on the board that are missing, each wholly or not at all; bytes sent. SshError."""
@@ -105,7 +108,7 @@ class Remote:
                 f"{self.folder} there"
             )
         if missing:
-            self._bootstrap("install", missing, [file.data for file in missing])
+            self._run_bootstrap("install", missing, [file.data for file in missing])
         return size
 
     def run(
@@ -115,26 +118,30 @@ class Remote:
         """Run an installed Program on the board. Raises the board's errors; SshError."""
         head = {"program": f"{self.folder}/{program.name}", "digest": program.to_dict()["sha256"], "device": device,
                 "threads": threads, "options": dict(options)}  # fmt: skip
-        result: Result = self._call(self._runner(runner), [pack(head, inputs)], lambda out: load_result(out, SshError))
+        result: Result = self._exchange(
+            self._runner_command(runner), [pack(head, inputs)], lambda out: parse_result(out, SshError)
+        )
         return result
 
     def run_each(
         self, runner: File, program: File, samples: Sequence[Mapping[str, Any]], device: str, threads: int | None,
         options: Mapping[str, Any],
     ) -> Futures:  # fmt: skip
-        """The runs of `samples` by an installed Program, in order. Raises SshError, and the board's errors where there
-        is no run."""
+        """Yield the runs of `samples` by an installed Program, in order.
+
+        Raises SshError, and the board's errors where there is no run.
+        """
         head = {"program": f"{self.folder}/{program.name}", "digest": program.to_dict()["sha256"], "device": device,
                 "threads": threads, "options": dict(options), "samples": len(samples)}  # fmt: skip
-        channel = self._started(self._runner(runner))
-        writer = Thread(target=_write, args=(channel, head, samples), daemon=True)
+        channel = self._login_shell_command(self._runner_command(runner))
+        writer = Thread(target=_write_request, args=(channel, head, samples), daemon=True)
         try:
-            with self.understood(channel):
+            with self.raise_ssh_errors(channel):
                 writer.start()
                 skip_to_mark(channel)
-                _answered(channel)
+                _read_answer(channel)
                 for _ in samples:
-                    yield _run_of(channel)
+                    yield _read_run(channel)
         finally:
             channel.kill()
             writer.join()
@@ -143,27 +150,27 @@ class Remote:
     def flash(self, runner: File, bit: File, manifest: Manifest) -> float:
         """Load an installed bitstream; return the accelerator's clock in MHz. Raises DeviceError, SshError."""
         head = {"bitstream": f"{self.folder}/{bit.name}", "manifest": dataclasses.asdict(manifest)}
-        answer = self._call(self._runner(runner), [pack(head, {})], _answered)
-        with self.understood():
-            clock: float = checked(float, answer.get("clock_mhz"), "clock_mhz")
+        answer = self._exchange(self._runner_command(runner), [pack(head, {})], _read_answer)
+        with self.raise_ssh_errors():
+            clock: float = check_json(float, answer.get("clock_mhz"), "clock_mhz")
             if not 0 < clock < math.inf:
                 raise AnswerError(f"clock_mhz is {clock}")
             return clock
 
     def start(self, runner: File) -> CommandChannel:
         """Start the installed runner, which waits for its request."""
-        return self._started(self._runner(runner))
+        return self._login_shell_command(self._runner_command(runner))
 
-    def _runner(self, runner: File) -> str:
-        return f"python3 {_quoted(f'{self.folder}/{runner.name}')}"
+    def _runner_command(self, runner: File) -> str:
+        return f"python3 {_quote_path(f'{self.folder}/{runner.name}')}"
 
-    def _bootstrap(self, action: str, files: tuple[File, ...], data: list[bytes] | None = None) -> dict[str, Any]:
+    def _run_bootstrap(self, action: str, files: tuple[File, ...], data: list[bytes] | None = None) -> dict[str, Any]:
         """Run the bootstrap program on the board with an action on files; return its answer. SshError."""
         text = Path(bootstrap.__file__).read_bytes()
         request = {"what": action, "folder": self.folder, "files": [file.to_dict() for file in files]}
         script = f"import sys; exec(sys.stdin.buffer.read({len(text)}))"
         command = f"python3 -c {shlex.quote(script)}"
-        answer: dict[str, Any] = self._call(
+        answer: dict[str, Any] = self._exchange(
             command, [text, json.dumps(request).encode() + b"\n", *(data or [])], lambda out: unpack(out)[0]
         )
         if "error" in answer:
@@ -171,18 +178,21 @@ class Remote:
             raise SshError(f"{self.connection.name}: {self.folder} cannot be written: {reason}")
         return answer
 
-    def _started(self, command: str) -> CommandChannel:
-        """`command` in bash as a login shell, where PYNQ's images set their Python up (with `source`, which Ubuntu's sh
-        does not know); what that prints before MARK is dropped. That shell stays, to say which signal ended it."""
+    def _login_shell_command(self, command: str) -> CommandChannel:
+        """Return the line that runs `command` in bash as a login shell, in which PYNQ's images set up their Python.
+
+        They use `source`, which Ubuntu's sh does not know. Output before MARK is dropped. The login shell stays,
+        to report which signal ended the command.
+        """
         shell = f"{'sudo -n ' if self.sudo else ''}bash -lc {shlex.quote(f'{command}; exit $?')}"
         return self.connection.start(shell)
 
-    def _call(self, command: str, parts: list[bytes], read: Callable[[CommandChannel], Any]) -> Any:
+    def _exchange(self, command: str, parts: list[bytes], read: Callable[[CommandChannel], Any]) -> Any:
         """Send `parts` to `command` on the board, and nothing more until it has answered; return what `read` makes of
         the answer."""
-        channel = self._started(command)
+        channel = self._login_shell_command(command)
         try:
-            with self.understood(channel):
+            with self.raise_ssh_errors(channel):
                 for part in parts:
                     channel.write(part)
                 skip_to_mark(channel)
@@ -191,21 +201,21 @@ class Remote:
             channel.close()
 
     @contextmanager
-    def understood(self, channel: CommandChannel | None = None) -> Iterator[None]:
+    def raise_ssh_errors(self, channel: CommandChannel | None = None) -> Iterator[None]:
         """Raise SshError where the board's answer, or its silence, is no answer. Errors of the run itself pass."""
         try:
             yield
         except AnswerError as error:
-            raise self.connection.unclear(error) from None
+            raise self.connection.unclear_error(error) from None
         except Silence:
             assert channel is not None
-            raise self.connection.silent(channel) from None
+            raise self.connection.silence_error(channel) from None
         except (OSError, EOFError):
             assert channel is not None
-            raise self.connection.ended(channel) from None
+            raise self.connection.ended_error(channel) from None
 
 
-def _write(channel: CommandChannel, head: dict[str, Any], samples: Sequence[Mapping[str, Any]]) -> None:
+def _write_request(channel: CommandChannel, head: dict[str, Any], samples: Sequence[Mapping[str, Any]]) -> None:
     """Write the request, and a message for each sample, while answers come; the other side may be gone before the
     end."""
     with suppress(OSError, ValueError):
@@ -214,26 +224,26 @@ def _write(channel: CommandChannel, head: dict[str, Any], samples: Sequence[Mapp
             channel.write(pack({}, sample), patient=True)
 
 
-def _run_of(channel: CommandChannel) -> Future[Result]:
+def _read_run(channel: CommandChannel) -> Future[Result]:
     """Read the next run of a stream. EOFError, AnswerError, Silence."""
     future: Future[Result] = Future()
     try:
-        future.set_result(load_result(channel, SshError))
+        future.set_result(parse_result(channel, SshError))
     except FAILURES as error:
         future.set_exception(error)
     return future
 
 
-def _answered(channel: CommandChannel) -> dict[str, Any]:
+def _read_answer(channel: CommandChannel) -> dict[str, Any]:
     """Read the board's answer without arrays. Raises the board's error; EOFError, AnswerError, Silence."""
     head, _ = unpack(channel)
     raise_error(head, SshError)
     return head
 
 
-def checked_board(fields: Any) -> RemoteBoard:
+def check_board_facts(fields: Any) -> RemoteBoard:
     """Check and return the facts that a board reports. AnswerError."""
-    board: RemoteBoard = checked(RemoteBoard, fields, "the board")
+    board: RemoteBoard = check_json(RemoteBoard, fields, "the board")
     facts = {name: getattr(board, name) for name in TEXTS}
     texts: dict[str, Any] = {name: clipped(printable(text)) for name, text in facts.items() if text is not None}
     if board.free < 0 or len(board.python) != 3:
@@ -241,7 +251,7 @@ def checked_board(fields: Any) -> RemoteBoard:
     return replace(board, **texts)
 
 
-def _quoted(path: str) -> str:
+def _quote_path(path: str) -> str:
     """Quote `path` for a shell; a leading ~/ stays the home folder."""
     return f'"$HOME"/{shlex.quote(path[2:])}' if path.startswith("~/") else shlex.quote(path)
 
@@ -259,7 +269,7 @@ def skip_to_mark(stream: IO[bytes] | CommandChannel) -> None:
     raise AnswerError(f"its login shell prints more than {BANNER_BYTES} bytes")
 
 
-def complaints(board: RemoteBoard, program: Program, device: str) -> list[str]:
+def unmet_requirements(board: RemoteBoard, program: Program, device: str) -> list[str]:
     """List the requirements of `program` on `device` that the board does not meet, a sentence each."""
     problems = []
     if board.python < PYTHON:
@@ -289,9 +299,9 @@ def target_of(board: RemoteBoard) -> str:
     raise SshError(f"its processor is {board.machine}; Programs are compiled for {machines}")
 
 
-def require(board: RemoteBoard, program: Program, device: str, name: str) -> None:
+def require_board(board: RemoteBoard, program: Program, device: str, name: str) -> None:
     """Raise ProgramError or SshError where the board cannot run `program`."""
-    problems = complaints(board, program, device)
+    problems = unmet_requirements(board, program, device)
     if problems:
         raise (ProgramError if "compile it" in problems[0] else SshError)(
             f"{name} cannot run it: {'; '.join(problems)}"
@@ -307,12 +317,12 @@ def deploy(program: Program, host: str, sudo: bool = False) -> RemoteBoard:
     >>> celosia.deploy(celosia.Program.load("model.celosia"), "root@pynq").pynq  # doctest: +SKIP
     '3.0.1'
     """
-    with connected(host) as connection:
+    with connect(host) as connection:
         remote = Remote(connection, sudo=sudo)
-        files = runner(), program_file(program)
+        files = pack_runner(), pack_program(program)
         board = remote.status(*files)
         remote.install(board, *files)
-        require(board, program, "board", host)
+        require_board(board, program, "board", host)
         return board
 
 
@@ -330,13 +340,13 @@ def run(
     SshError, and the board's InputError, DeviceError and HostError.
     """
     started = time.perf_counter()
-    files = runner(), program_file(program)
+    files = pack_runner(), pack_program(program)
     board = remote.status(*files)
-    require(board, program, device, remote.connection.name)
+    require_board(board, program, device, remote.connection.name)
     remote.install(board, *files)
     result = remote.run(*files, inputs, device, threads, options)
-    with remote.understood():
-        result = reported(result, program, device, inputs)
+    with remote.raise_ssh_errors():
+        result = check_result(result, program, device, inputs)
     seconds = result.report["seconds"]
     seconds["transfer"] = time.perf_counter() - started - seconds["run"] - seconds["build"]
     result.report["host"] = remote.connection.name
@@ -347,17 +357,20 @@ def run_each(
     remote: Remote, program: Program, samples: Sequence[Mapping[str, Any]], device: str = "board",
     threads: int | None = None, **options: Any,
 ) -> Results:  # fmt: skip
-    """The results of `samples` [inputs by name], in order: the board's CPU works for one while its accelerator does for
-    another. See `run`, and Results for what goes wrong with a sample."""
-    files = runner(), program_file(program)
+    """Yield the results of `samples` [inputs by name], in order.
+
+    The board's CPU works for one sample while its accelerator works for another. See `run`, and Results for errors of a
+    sample.
+    """
+    files = pack_runner(), pack_program(program)
     board = remote.status(*files)
-    require(board, program, device, remote.connection.name)
+    require_board(board, program, device, remote.connection.name)
     remote.install(board, *files)
     runs = remote.run_each(*files, samples, device, threads, options)
-    return Results(_reported_each(remote, runs, program, device, samples), [])
+    return Results(_report_each(remote, runs, program, device, samples), [])
 
 
-def _reported_each(
+def _report_each(
     remote: Remote, runs: Futures, program: Program, device: str, samples: Sequence[Mapping[str, Any]]
 ) -> Futures:
     """Yield the runs of a stream, each with its report."""
@@ -365,12 +378,12 @@ def _reported_each(
         for run, sample in zip(runs, samples):
             if run.exception() is None:
                 result, run = run.result(), Future()
-                with remote.understood():
-                    run.set_result(reported(result, program, device, sample))
+                with remote.raise_ssh_errors():
+                    run.set_result(check_result(result, program, device, sample))
             yield run
 
 
-def reported(result: Result, program: Program, device: str, inputs: Mapping[str, Any]) -> Result:
+def check_result(result: Result, program: Program, device: str, inputs: Mapping[str, Any]) -> Result:
     """Check and return a board's result, with the report of `program`, which is known here but for seconds and
     counters.
 
@@ -382,7 +395,7 @@ def reported(result: Result, program: Program, device: str, inputs: Mapping[str,
         raise AnswerError(f"its tensors are {abbreviate([*result.tensors])}, not {abbreviate([*known_tensors])}")
     for name, value in result.tensors.items():
         tensor, static = known_tensors[name], program.tensors.get(name)
-        if tensor.kind == "tensor" and not _is_of(tensor, static, value, bool(program.batched)):
+        if tensor.kind == "tensor" and not _fits_tensor(tensor, static, value, bool(program.batched)):
             actual = f"{value.dtype}{list(value.shape)}" if isinstance(value, np.ndarray) else type(value).__name__
             raise AnswerError(f"tensor {abbreviate(name)} is {actual}, not {program.shape_text(tensor)}")
     parts = 1
@@ -398,7 +411,7 @@ def reported(result: Result, program: Program, device: str, inputs: Mapping[str,
     return Result(result.outputs, result.counters, lambda: report, result.tensors)
 
 
-def _is_of(tensor: TensorInfo, static: TensorInfo | None, value: Any, batched: bool) -> bool:
+def _fits_tensor(tensor: TensorInfo, static: TensorInfo | None, value: Any, batched: bool) -> bool:
     """Whether a value may be a run's result for `tensor`. static: the tensor with its sizes where known."""
     if not isinstance(value, np.ndarray):
         return False
@@ -414,7 +427,11 @@ def flash(remote: Remote, bit: Path, manifest: Manifest) -> float:
     Raises DeviceError, SshError.
     """
     name = f"bitstream-{manifest.bit[:12]}"
-    files = runner(), File(f"{name}.bit", bit.read_bytes()), File(f"{name}.hwh", bit.with_suffix(".hwh").read_bytes())
+    files = (
+        pack_runner(),
+        File(f"{name}.bit", bit.read_bytes()),
+        File(f"{name}.hwh", bit.with_suffix(".hwh").read_bytes()),
+    )
     board = remote.status(*files)
     if board.pynq is None:
         raise SshError(f"{remote.connection.name} has no pynq ({board.pynq_error}); use a PYNQ image")

@@ -11,9 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from celosia.driver.remote.deploy import Remote, skip_to_mark
-from celosia.driver.remote.runner import runner
-from celosia.driver.remote.serve import AnswerError, load_counters, memory_of, pack, raise_error, unpack
-from celosia.driver.remote.ssh import SshError, connected
+from celosia.driver.remote.runner import pack_runner
+from celosia.driver.remote.serve import AnswerError, pack, parse_counters, parse_memory, raise_error, unpack
+from celosia.driver.remote.ssh import SshError, connect
 from celosia.hw.spec.config import Config
 from celosia.sim.device import Counters, DeviceError
 
@@ -28,7 +28,7 @@ def open_remote(url: str, config: Config, **options: Any) -> RemoteDevice:
     if kind not in ("", "board", "functional"):
         raise SshError(f"there is no device {kind!r} on a board; take {scheme}://{place}, or /functional after it")
     with ExitStack() as stack:
-        connection = stack.enter_context(connected(place))
+        connection = stack.enter_context(connect(place))
         device = RemoteDevice(Remote(connection), config, kind or "board", options)
         device.ending = stack.pop_all()
     return device
@@ -44,15 +44,15 @@ class RemoteDevice:
     def __init__(self, remote: Remote, config: Config, device: str = "board", options: Mapping[str, Any] = {}) -> None:
         self.config, self._remote = config, remote
         self._beside = partial(RemoteDevice, remote, config, device, options)
-        file = runner()
+        file = pack_runner()
         board = remote.status(file)
         if board.numpy is None:
             raise DeviceError(f"{remote.connection.name} has no numpy; pip3 install numpy there")
         remote.install(board, file)
         self._channel = remote.start(file)
         head = {"config": config.to_dict(), "device": device, "options": dict(options)}
-        with self._understood():
-            self.memory_model = memory_of(self._answer(pack(head, {}), first=True)[0])
+        with self._raise_ssh_errors():
+            self.memory_model = parse_memory(self._send_and_read(pack(head, {}), first=True)[0])
 
     abandoned = False
     ending: ExitStack | None = None
@@ -69,7 +69,8 @@ class RemoteDevice:
         self._call("write", {"addr": addr}, {"data": np.ascontiguousarray(data)})
 
     def read(self, addr: int, size: int) -> NDArray[np.uint8]:
-        with self._understood():
+        """Read `size` bytes at `addr`. SshError where the answer has another size."""
+        with self._raise_ssh_errors():
             data = self._call("read", {"addr": addr, "size": size})[1].get("data")
             if not isinstance(data, np.ndarray) or data.dtype != np.uint8 or data.shape != (size,):
                 raise AnswerError(f"it does not give the {size} bytes of its memory that were asked for")
@@ -78,27 +79,27 @@ class RemoteDevice:
     def run(self, instr_addr: int, count: int, timeout_cycles: int, trace: bool = False) -> Counters:
         """Run instructions, see Device."""
         values = {"instr_addr": instr_addr, "count": count, "timeout_cycles": timeout_cycles, "trace": trace}
-        with self._understood():
-            counters = load_counters(self._call("run", values)[0])
+        with self._raise_ssh_errors():
+            counters = parse_counters(self._call("run", values)[0])
             counters.check(count)
             return counters
 
     def close(self) -> None:
         """End the process there: the end of its input ends it."""
         if self.ending is not None:
-            self.ending.callback(self._end)
+            self.ending.callback(self._end_process)
             self.ending.close()
         else:
-            self._end()
+            self._end_process()
 
-    def _end(self) -> None:
+    def _end_process(self) -> None:
         self._channel.close()
 
     @contextmanager
-    def _understood(self) -> Iterator[None]:
+    def _raise_ssh_errors(self) -> Iterator[None]:
         """Raise SshError where there is no answer, or an invalid one; the device is of no use any more then."""
         try:
-            with self._remote.understood(self._channel):
+            with self._remote.raise_ssh_errors(self._channel):
                 yield
         except SshError:
             self.close()
@@ -107,11 +108,13 @@ class RemoteDevice:
     def _call(
         self, method: str, values: Mapping[str, int], arrays: Mapping[str, Any] = {}
     ) -> tuple[dict[str, Any], dict[str, Any]]:
-        return self._answer(pack({"call": method, **{name: int(value) for name, value in values.items()}}, arrays))
+        return self._send_and_read(
+            pack({"call": method, **{name: int(value) for name, value in values.items()}}, arrays)
+        )
 
-    def _answer(self, message: bytes, first: bool = False) -> tuple[dict[str, Any], dict[str, Any]]:
+    def _send_and_read(self, message: bytes, first: bool = False) -> tuple[dict[str, Any], dict[str, Any]]:
         """Send a message and return the answer: (head, arrays). DeviceError, SshError."""
-        with self._understood():
+        with self._raise_ssh_errors():
             self._channel.write(message)
             if first:
                 skip_to_mark(self._channel)

@@ -41,14 +41,14 @@ class File:
 
 
 @cache
-def modules() -> dict[str, Path]:
+def board_modules() -> dict[str, Path]:
     """Files of the modules for a board, by name: those of FOLDERS that import only Python's own, numpy and each
     other."""
     paths = [path for folder in FOLDERS for path in (PACKAGE / folder).rglob("*.py")]
     around = ("__init__.py", "plain.py", "tools.py", "compiler/__init__.py", "driver/__init__.py")
-    module_paths = {_name(path): path for path in sorted([*(PACKAGE / name for name in around), *paths])}
+    module_paths = {_archive_name(path): path for path in sorted([*(PACKAGE / name for name in around), *paths])}
     needs = {
-        name: [module if module in module_paths else module.rpartition(".")[0] for module in _imported(path)]
+        name: [module if module in module_paths else module.rpartition(".")[0] for module in _imported_names(path)]
         for name, path in module_paths.items()
     }
     left: dict[str, Path] = {}
@@ -60,12 +60,12 @@ def modules() -> dict[str, Path]:
     return module_paths
 
 
-def _name(path: Path) -> str:
+def _archive_name(path: Path) -> str:
     parts = path.relative_to(PACKAGE).with_suffix("").parts
     return ".".join(("celosia", *parts[: -1 if parts[-1] == "__init__" else None]))
 
 
-def _imported(path: Path) -> Iterator[str]:
+def _imported_names(path: Path) -> Iterator[str]:
     """Names that `path` imports when it is loaded itself, each with its module."""
     for node in ast.parse(path.read_bytes()).body:
         if isinstance(node, ast.Import):
@@ -74,13 +74,13 @@ def _imported(path: Path) -> Iterator[str]:
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
-def runner() -> File:
+def pack_runner() -> File:
     """Return the zip, named by its contents."""
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr(zipfile.ZipInfo("__main__.py"), MAIN)
         archive.writestr(zipfile.ZipInfo(f"celosia/hw/{DIGEST_FILE}"), sources_digest())
-        for path in modules().values():
+        for path in board_modules().values():
             entry = zipfile.ZipInfo(f"celosia/{path.relative_to(PACKAGE).as_posix()}")  # dated 1980: equal every time
             entry.compress_type = zipfile.ZIP_DEFLATED
             archive.writestr(entry, path.read_bytes())

@@ -47,6 +47,8 @@ END_SECONDS = 5
 LINE_BYTES = 1 << 24
 """Longest line of JSON: that of a run has its counters and the sizes of its outputs."""
 CHUNK_BYTES = 1 << 20
+INTERRUPTED = 130
+"""Exit code of a process that Ctrl-C has ended, as shells report it: 128 and the number of SIGINT."""
 TIMES = ("compile", "build", "run", "cpu")
 """Seconds that a report has."""
 
@@ -72,15 +74,16 @@ def pack(head: dict[str, Any], arrays: Mapping[str, Any]) -> bytes:
     an optional."""
     blobs: list[bytes] = []
 
-    def size(value: Any) -> Any:
+    def pack_value(value: Any) -> Any:
+        """Return the size of a value's bytes, which join `blobs`; for a sequence, a list of sizes."""
         if isinstance(value, list):
-            return [size(entry) for entry in value]
+            return [pack_value(entry) for entry in value]
         if value is None:
             return None
         blobs.append(array_bytes(np.asarray(value)))
         return len(blobs[-1])
 
-    line = json.dumps(head | {"sizes": {name: size(value) for name, value in arrays.items()}}).encode()
+    line = json.dumps(head | {"sizes": {name: pack_value(value) for name, value in arrays.items()}}).encode()
     return b"".join((line, b"\n", *blobs))
 
 
@@ -99,13 +102,14 @@ def unpack(stream: Readable) -> tuple[dict[str, Any], dict[str, Any]]:
         raise EOFError("the connection ended")
     left = memory_bytes()
 
-    def value(size: Any) -> Any:
+    def read_value(size: Any) -> Any:
+        """Read an array of `size` bytes; a list of sizes is a sequence."""
         nonlocal left
         if isinstance(size, list):
-            return [value(entry) for entry in size]
+            return [read_value(entry) for entry in size]
         if size is None:
             return None
-        left -= checked(int, size, "a size")
+        left -= check_json(int, size, "a size")
         if size < 0 or left < 0:
             raise AnswerError(f"it has an array of {size} bytes")
         data = bytearray()
@@ -114,17 +118,17 @@ def unpack(stream: Readable) -> tuple[dict[str, Any], dict[str, Any]]:
             if not piece:
                 raise EOFError("the connection ended")
             data += piece
-        with parsing("an array"):
+        with raise_answer_errors("an array"):
             return load_array(bytes(data))
 
-    with parsing("its line"):
+    with raise_answer_errors("its line"):
         head = as_table(from_json(line), "its line")
         sizes = as_table(head.pop("sizes", {}), "sizes")
-    return head, {name: value(size) for name, size in sizes.items()}
+    return head, {name: read_value(size) for name, size in sizes.items()}
 
 
 @contextmanager
-def parsing(part_name: str) -> Iterator[None]:
+def raise_answer_errors(part_name: str) -> Iterator[None]:
     """Raise AnswerError for any error while a message is parsed: libraries do not say which errors they raise."""
     try:
         yield
@@ -134,9 +138,9 @@ def parsing(part_name: str) -> Iterator[None]:
         raise AnswerError(f"{part_name} cannot be read: {clipped(f'{type(error).__name__} {error}')}") from None
 
 
-def checked(kind: Any, value: Any, label: str) -> Any:
+def check_json(kind: Any, value: Any, label: str) -> Any:
     """Check that a JSON value has the type `kind`, see `make`. AnswerError."""
-    with parsing(label):
+    with raise_answer_errors(label):
         return make(kind, value, label)
 
 
@@ -147,19 +151,19 @@ def as_table(value: Any, label: str) -> dict[str, Any]:
     return value
 
 
-def result_bytes(result: Result) -> bytes:
-    """Pack a Result; `load_result` reads it."""
+def pack_result(result: Result) -> bytes:
+    """Pack a Result; `parse_result` reads it."""
     counters = [dataclasses.asdict(entry) for entry in result.counters]
     head = {"report": result.report, "counters": counters, "outputs": list(result.outputs)}
     return pack(head, result.tensors | result.outputs)
 
 
-def load_counters(head: Any) -> Counters:
+def parse_counters(head: Any) -> Counters:
     """Parse Counters from `dataclasses.asdict`. AnswerError; DeviceError where their values are impossible."""
     fields = {field.name for field in dataclasses.fields(Counters)}
     if missing := fields - as_table(head, "counters").keys():
         raise AnswerError(f"counters have no {min(missing)}")
-    counters: Counters = checked(Counters, head, "counters")
+    counters: Counters = check_json(Counters, head, "counters")
     counters.check()
     return counters
 
@@ -167,11 +171,11 @@ def load_counters(head: Any) -> Counters:
 def raise_error(head: dict[str, Any], kind: type[Exception]) -> None:
     """Raise the error that a message holds, if it does: a `kind` where this side does not know it. AnswerError."""
     if "error" in head:
-        name, text = (checked(str, head.get(field), field) for field in ("kind", "error"))
+        name, text = (check_json(str, head.get(field), field) for field in ("kind", "error"))
         raise ERRORS.get(name, kind)(clipped(printable(text)))
 
 
-def memory_of(head: dict[str, Any]) -> str | None:
+def parse_memory(head: dict[str, Any]) -> str | None:
     """Memory model of a board's device. AnswerError."""
     memory = head.get("memory_model", "")
     if memory not in (None, BoardDevice.memory_model):
@@ -179,16 +183,18 @@ def memory_of(head: dict[str, Any]) -> str | None:
     return None if memory is None else BoardDevice.memory_model
 
 
-def load_result(stream: Readable, kind: type[Exception] = RuntimeError) -> Result:
-    """The Result that `result_bytes` made, with the report's memory model and seconds. Raises the board's error, a
-    `kind` where this side does not know it; EOFError, AnswerError, DeviceError."""
+def parse_result(stream: Readable, kind: type[Exception] = RuntimeError) -> Result:
+    """Parse the Result that `pack_result` packed, with the report's memory model and seconds.
+
+    Raises the board's error, a `kind` where this side does not know it; EOFError, AnswerError, DeviceError.
+    """
     head, arrays = unpack(stream)
     raise_error(head, kind)
     report = as_table(head.get("report"), "report")
-    memory = memory_of(report)
-    seconds = checked(dict[str, float], report.get("seconds"), "seconds")
-    counters = [load_counters(entry) for entry in checked(list[object], head.get("counters"), "counters")]
-    names = checked(list[str], head.get("outputs"), "outputs")
+    memory = parse_memory(report)
+    seconds = check_json(dict[str, float], report.get("seconds"), "seconds")
+    counters = [parse_counters(entry) for entry in check_json(list[object], head.get("counters"), "counters")]
+    names = check_json(list[str], head.get("outputs"), "outputs")
     if missing := [name for name in names if name not in arrays]:
         raise AnswerError(f"output {abbreviate(missing[0])} is missing")
     if seconds.keys() != set(TIMES) or not all(0 <= time < math.inf for time in seconds.values()):
@@ -197,20 +203,21 @@ def load_result(stream: Readable, kind: type[Exception] = RuntimeError) -> Resul
     return Result({name: arrays[name] for name in names}, counters, lambda: known_parts, Tensors(arrays))
 
 
-def _end_with(stream: IO[bytes]) -> None:
+def _end_process_with(stream: IO[bytes]) -> None:
     """End this process when the other side is gone, for nobody wants its result.
 
     As by Ctrl-C, so that the accelerator stops before its memory goes to others; in any case after END_SECONDS.
     """
 
-    def wait() -> None:
+    def wait_for_end() -> None:
+        """Interrupt this process at the end of the stream; kill it where that does not end it."""
         while stream.read(1):
             pass
         _thread.interrupt_main()
         time.sleep(END_SECONDS)
-        os._exit(130)
+        os._exit(INTERRUPTED)
 
-    threading.Thread(target=wait, daemon=True).start()
+    threading.Thread(target=wait_for_end, daemon=True).start()
 
 
 class Answers(Protocol):
@@ -228,21 +235,21 @@ def serve(request: IO[bytes], answer: Answers) -> None:
             serve_device(head, request, answer)
             return
         if "samples" in head:
-            with _runtime(head) as runtime:
+            with _open_runtime(head) as runtime:
                 serve_samples(runtime, head["samples"], request, answer)
             return
-        _end_with(request)
+        _end_process_with(request)
         if "bitstream" in head:
             data = pack({"clock_mhz": flash.load(head["bitstream"], Manifest(**head["manifest"]))}, {})
         else:
-            with _runtime(head) as runtime:
-                data = result_bytes(runtime.run(inputs))
+            with _open_runtime(head) as runtime:
+                data = pack_result(runtime.run(inputs))
     except Exception as error:
-        data = _error(error)
+        data = _describe_error(error)
     answer.write(MARK + data)
 
 
-def _runtime(head: dict[str, Any]) -> ProgramRuntime:
+def _open_runtime(head: dict[str, Any]) -> ProgramRuntime:
     program = Program.load(os.path.expanduser(head["program"]), digest=head["digest"])
     return ProgramRuntime(program, head["device"], head["threads"], **head["options"])
 
@@ -253,22 +260,22 @@ def serve_samples(runtime: ProgramRuntime, count: int, request: IO[bytes], answe
     def samples() -> Iterator[dict[str, Any]]:
         for _ in range(count):
             yield unpack(request)[1]
-        _end_with(request)
+        _end_process_with(request)
 
     runtime.open()
     answer.write(MARK + pack({"ready": True}, {}))
     results = runtime.run_each(samples(), trace=False)
     for _ in range(count):
         try:
-            data = result_bytes(next(results))
+            data = pack_result(next(results))
         except Exception as error:
             if results.ended:
                 raise
-            data = _error(error)
+            data = _describe_error(error)
         answer.write(data)
 
 
-def _error(error: Exception) -> bytes:
+def _describe_error(error: Exception) -> bytes:
     text = str(error) if type(error).__name__ in ERRORS else f"{type(error).__name__}: {error}"
     return json.dumps({"kind": type(error).__name__, "error": text}).encode() + b"\n"
 
@@ -283,7 +290,7 @@ def serve_device(head: dict[str, Any], request: IO[bytes], answer: Answers) -> N
             try:
                 data = pack(*_answer_call(device, call, arrays))
             except Exception as error:
-                data = _error(error)
+                data = _describe_error(error)
             answer.write(data)
 
 

@@ -110,7 +110,7 @@ _memory: NDArray[np.uint8] = np.zeros(0, np.uint8)
 _fpga: Fpga | None = None
 
 
-def _opened() -> Fpga:
+def _open_fpga() -> Fpga:
     """Return the FPGA with the loaded bitstream, and the allocated memory."""
     global _fpga
     if _fpga is None:
@@ -128,11 +128,11 @@ class MMIO:
 
     def read(self, offset: int) -> int:
         """Read a register."""
-        return _opened().read(offset)
+        return _open_fpga().read(offset)
 
     def write(self, offset: int, value: int) -> None:
         """Write a register."""
-        _opened().write(offset, value)
+        _open_fpga().write(offset, value)
 
 
 class Overlay:

@@ -29,7 +29,7 @@ class SshError(Sentence, RuntimeError):
     """The other machine cannot be reached, refuses, or has gone; the message says which, and the way out."""
 
 
-def destination(text: str) -> list[str]:
+def ssh_destination(text: str) -> list[str]:
     """Return ssh's arguments for `user@host`, `user@host:port`, or `ssh://user@host:port`. SshError where it is none.
 
     >>> destination("ssh://xilinx@pynq:2222")
@@ -61,35 +61,39 @@ class Connection:
         """Start `command`, a line for the shell there."""
         return CommandChannel(
             subprocess.Popen(
-                self._line(command), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0
+                self._process_arguments(command),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                bufsize=0,
             )
         )
 
-    def _line(self, command: str) -> list[str]:
+    def _process_arguments(self, command: str) -> list[str]:
         return ["ssh", *self._options, "-T", *self._where, command]
 
-    def silent(self, channel: CommandChannel) -> SshError:
+    def silence_error(self, channel: CommandChannel) -> SshError:
         """Error for a command that has been silent for too long."""
         return SshError(
             f"{self.name} has said nothing for {channel.seconds:g} s; check its power and network, and try again"
         )
 
-    def unclear(self, reason: object) -> SshError:
+    def unclear_error(self, reason: object) -> SshError:
         """Error for an unreadable answer. reason: what is wrong with it."""
         return SshError(
             f"{self.name} gave an answer that is none ({clipped(printable(str(reason)))}); check that "
             f"`ssh {self.name}` leads to the right machine, and try again"
         )
 
-    def ended(self, channel: CommandChannel) -> SshError:
+    def ended_error(self, channel: CommandChannel) -> SshError:
         """Explain why the command of `channel` ended without an answer."""
         code = channel.exit_code()
         if code is None:
-            return self.unclear("it goes on without one")
+            return self.unclear_error("it goes on without one")
         errors = channel.errors()
         if code in (255, -1):
             return SshError(
-                f"the connection to {self.name} was lost{f' ({_last(errors)})' if errors else ''}; try again"
+                f"the connection to {self.name} was lost{f' ({_last_line(errors)})' if errors else ''}; try again"
             )
         if errors.startswith("sudo:"):
             return SshError(
@@ -105,25 +109,25 @@ class Connection:
             return SshError(f"{self.name} ended the program, which it does where memory is short; end others there")
         if code == 127:
             return SshError(f"{self.name} has no python3; install Python 3.10 or newer there")
-        return SshError(f"{self.name} gave no answer (exit code {code}): {_last(errors) or 'it said nothing'}")
+        return SshError(f"{self.name} gave no answer (exit code {code}): {_last_line(errors) or 'it said nothing'}")
 
 
-def _text(path: Path) -> str:
+def _read_text(path: Path) -> str:
     return path.read_bytes().decode(errors="replace").strip() if path.exists() else ""
 
 
-def _last(text: str) -> str:
+def _last_line(text: str) -> str:
     """Last line of some output, as a message shows it."""
     return clipped(printable(text.splitlines()[-1].strip())) if text else ""
 
 
 @contextmanager
-def connected(name: str, seconds: int = CONNECT_SECONDS) -> Iterator[Connection]:
-    """Connect to `name` (see `destination`); all commands share the connection, so that a password is asked for once.
+def connect(name: str, seconds: int = CONNECT_SECONDS) -> Iterator[Connection]:
+    """Connect to `name` (see `ssh_destination`). Commands share the connection, so that a password is asked for once.
 
     SshError where it cannot be made in `seconds`.
     """
-    address = destination(name)
+    address = ssh_destination(name)
     ssh = tools.tool_with_command("ssh")
     if tools.find(ssh) is None:
         raise SshError(
@@ -143,7 +147,7 @@ def connected(name: str, seconds: int = CONNECT_SECONDS) -> Iterator[Connection]
             except subprocess.TimeoutExpired:
                 raise SshError(f"the login on {name} takes over {LOGIN_SECONDS} s; check `ssh {name}`") from None
         if code:
-            raise SshError(_refusal(name, _text(errors_path)))
+            raise SshError(_explain_refusal(name, _read_text(errors_path)))
         try:
             yield Connection(name, address, ("-S", str(control)))
         finally:
@@ -153,19 +157,22 @@ def connected(name: str, seconds: int = CONNECT_SECONDS) -> Iterator[Connection]
 
 
 @contextmanager
-def unasked(name: str, seconds: int = CONNECT_SECONDS) -> Iterator[Connection]:
-    """A connection for a process that nobody sits at: each command logs in by itself, with keys, and ssh runs in the
-    group of this process, so that who ends the group ends it, too. SshError for a name that is none."""
+def connect_unattended(name: str, seconds: int = CONNECT_SECONDS) -> Iterator[Connection]:
+    """Connect for a process without a user: each command logs in by itself, with keys.
+
+    ssh runs in the process group of this process, so that a signal to the group ends it, too. SshError for an invalid
+    name.
+    """
     options = (
         "-o", "BatchMode=yes", "-o", f"ConnectTimeout={seconds}", "-o", "ServerAliveInterval=5",
         "-o", "ServerAliveCountMax=3", "-o", "ControlMaster=no", "-o", "ControlPath=none",
     )  # fmt: skip
-    yield Connection(name, destination(name), options)
+    yield Connection(name, ssh_destination(name), options)
 
 
-def _refusal(name: str, errors: str) -> str:
+def _explain_refusal(name: str, errors: str) -> str:
     """Explain ssh's error output in a sentence."""
-    last = _last(errors) or "ssh said nothing"
+    last = _last_line(errors) or "ssh said nothing"
     if "Host key verification failed" in errors or "IDENTIFICATION HAS CHANGED" in errors:
         return f"the host key of {name} is not the known one; log in once with ssh to check it, then try again ({last})"
     if "Permission denied" in errors or "Too many authentication failures" in errors:

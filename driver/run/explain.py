@@ -56,28 +56,28 @@ def layer_rows(program: Program, counters: Sequence[Counters]) -> list[dict[str,
     for number, launch in enumerate(program.launches):
         runs = counters[number::count]
         timed = bool(runs) and all(run.cycles is not None and run.events and not run.lost for run in runs)
-        times = _times(program, launch, runs) if timed else [None] * len(launch.layers)
+        times = _layer_times(program, launch, runs) if timed else [None] * len(launch.layers)
         for layer, time in zip(launch.layers, times):
-            rows.append(_row(program.config, layer, time, len(runs)))
+            rows.append(_layer_row(program.config, layer, time, len(runs)))
     return rows
 
 
-def predicted(program: Program, memory: MemoryModel | str = ZYNQ_HP) -> list[Counters]:
+def predict_counters(program: Program, memory: MemoryModel | str = ZYNQ_HP) -> list[Counters]:
     """Predict the counters of each launch, with the time of each instruction, by the timing model.
 
     memory: behind the accelerator; ValueError for one that the model does not know. ProgramError where instructions of
     the Program, which may come from a file, are none, or wait for each other for ever.
     """
     memory = memory_model(memory)
-    with decoding(program):
+    with report_invalid_instructions(program):
         return [
-            predict(program.config, code_of(program, launch), memory, launch.address).counters(trace=True)
+            predict(program.config, launch_code(program, launch), memory, launch.address).counters(trace=True)
             for launch in program.launches
         ]
 
 
 @contextmanager
-def decoding(program: Program) -> Iterator[None]:
+def report_invalid_instructions(program: Program) -> Iterator[None]:
     """Raise ProgramError where the code inside finds that instructions of the Program are invalid."""
     try:
         yield
@@ -90,10 +90,10 @@ def estimate(
 ) -> dict[str, Any]:
     """Return the report of a predicted run: cycles, utilization and layers of the timing model.
 
-    memory, and ValueError: as of `predicted`, whose `counters` they are.
+    memory, and ValueError: as of `predict_counters`, whose `counters` they are.
     """
     memory = memory_model(memory)
-    counters = predicted(program, memory) if counters is None else counters
+    counters = predict_counters(program, memory) if counters is None else counters
     cycles = sum(entry.cycles or 0 for entry in counters)
     peak = cycles * program.config.macs_per_cycle
     return {
@@ -117,7 +117,7 @@ class Advice:
     share: float
 
 
-def advised(report: dict[str, Any]) -> list[Advice]:
+def advise_by_cycles(report: dict[str, Any]) -> list[Advice]:
     """Advice on the layers of a report, that for most cycles first; none where there are no cycles."""
     rows = [row for row in report["layers"] if row["advice"] and row["cycles"]]
     kinds: dict[tuple[str, str], list[dict[str, Any]]] = {}
@@ -132,7 +132,7 @@ def advised(report: dict[str, Any]) -> list[Advice]:
     return sorted(advice_list, key=lambda advice: -advice.share)
 
 
-def code_of(program: Program, launch: LaunchStep) -> bytes:
+def launch_code(program: Program, launch: LaunchStep) -> bytes:
     """Return the bytes of a launch's instructions."""
     start = launch.address - program.image_address
     return program.image[start : start + launch.count * instruction_bytes(program.config)].tobytes()
@@ -164,16 +164,16 @@ class _Time:
         )  # fmt: skip
 
 
-def _times(program: Program, launch: LaunchStep, runs: Sequence[Counters]) -> list[_Time]:
+def _layer_times(program: Program, launch: LaunchStep, runs: Sequence[Counters]) -> list[_Time]:
     """Time of each layer, added up over runs of the launch."""
-    work = _work(program, launch)
-    times = [_of_run(program.config, launch, work, run) for run in runs]
+    work = _instruction_work(program, launch)
+    times = [_layer_times_of_run(program.config, launch, work, run) for run in runs]
     return [sum(rest, first) for first, *rest in zip(*times)]
 
 
-def _work(program: Program, launch: LaunchStep) -> _Work:
+def _instruction_work(program: Program, launch: LaunchStep) -> _Work:
     """Work of each instruction of a launch."""
-    cfg, work_demand = program.config, demand(program.config, code_of(program, launch))
+    cfg, work_demand = program.config, demand(program.config, launch_code(program, launch))
     held = (cfg.residual_cycles - 1) * work_demand.outputs * work_demand.residual
     gemm, taps = work_demand.unit == Unit.GEMM, _uses_taps(program, launch)
     speed = np.where(gemm, cfg.macs_per_cycle, taps * cfg.taps * cfg.lanes)
@@ -196,8 +196,8 @@ def _uses_taps(program: Program, launch: LaunchStep) -> NDArray[np.bool_]:
     return np.array([opcode_of(word) == Opcode.VECTOR and bool(word >> shift & 1) for word in words], bool)
 
 
-def _of_run(cfg: Config, launch: LaunchStep, work: _Work, run: Counters) -> list[_Time]:
-    """Time of each layer of a launch in one run, from its events."""
+def _layer_times_of_run(cfg: Config, launch: LaunchStep, work: _Work, run: Counters) -> list[_Time]:
+    """Return the time of each layer of a launch in one run, from the run's events."""
     count = len(launch.layers)
     index = np.array([event.index for event in run.events])
     start = np.array([event.start for event in run.events], float)
@@ -250,7 +250,7 @@ class _Spread:
 # Rows -------------------------------------------------------------------------------------------------------
 
 
-def _row(cfg: Config, layer: LayerInfo, time: _Time | None, parts: int) -> dict[str, Any]:
+def _layer_row(cfg: Config, layer: LayerInfo, time: _Time | None, parts: int) -> dict[str, Any]:
     """Row of the report for a layer."""
     row: dict[str, Any] = {
         "name": layer.name, "op": layer.op, "what": layer.what, "macs": parts * layer.macs, "cycles": None,
@@ -268,12 +268,12 @@ def _row(cfg: Config, layer: LayerInfo, time: _Time | None, parts: int) -> dict[
                "idle": max(0, time.cycles - round(time.busy[unit]) - round(time.held[unit]))}
         for unit, name in enumerate(UNITS)
     }  # fmt: skip
-    row["bound"] = _bound(time)
-    row["advice"] = _advice(cfg, layer, time, row["bound"])
+    row["bound"] = _limiting_unit(time)
+    row["advice"] = _layer_advice(cfg, layer, time, row["bound"])
     return row
 
 
-def _bound(time: _Time) -> str | None:
+def _limiting_unit(time: _Time) -> str | None:
     """Unit that worked for most of the cycles; "latency" where none did."""
     if not time.cycles:
         return None
@@ -284,7 +284,7 @@ def _bound(time: _Time) -> str | None:
     return UNITS[best] if shares[best] >= BOUND else "latency"
 
 
-def _advice(cfg: Config, layer: LayerInfo, time: _Time, bound: str | None) -> str | None:
+def _layer_advice(cfg: Config, layer: LayerInfo, time: _Time, bound: str | None) -> str | None:
     """Advise in one line how to make the layer faster."""
     if bound == "gemm" and time.filled >= FULL:
         return f"near the speed of the {cfg.macs_per_cycle} multipliers: a larger block_in or block_out"

@@ -129,7 +129,7 @@ class RuntimeBase:
         """Run `samples`, and yield the futures; an invalid sample is an error of its run. lost: as of Results."""
         raise NotImplementedError
 
-    def _named(self, sample: Sample) -> Mapping[str, Array]:
+    def _name_inputs(self, sample: Sample) -> Mapping[str, Array]:
         """Return inputs by name. InputError where it is unclear which one an array is."""
         if isinstance(sample, Mapping):
             return sample

@@ -20,9 +20,9 @@ def open_device(name: str, config: Config, **options: Any) -> Device:
     """Open the device called "functional", "timed", "rtl" or "board"; `options` are those of its class. ValueError."""
     require_device(name)
     if name == "board":
-        from celosia.driver.board.board_device import pynq_device
+        from celosia.driver.board.board_device import open_pynq_device
 
-        return pynq_device(config, **options)
+        return open_pynq_device(config, **options)
     return open_simulator(name, config, **options)
 
 

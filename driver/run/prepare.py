@@ -19,12 +19,14 @@ from celosia.compiler.program.host.op import HostError, check_size
 
 
 def with_kernels(program: Program) -> Program:
-    """The Program with kernels that run here: compiled of their loops, or those of its shared object where it is
-    trusted. ProgramError."""
+    """Return the Program with kernels that run here: compiled from their loops, or from a trusted shared object.
+
+    ProgramError.
+    """
     if not program.machine:
         if all(kernel.code and kernel.host == host() for kernel in program.kernels):
             return program
-        return replace(program, kernels=_compiled(program))
+        return replace(program, kernels=_compile_kernels(program))
     if platform.machine() != program.machine:
         raise ProgramError(
             f"the program was compiled for {program.machine} processors, and this one is {platform.machine()}; run it "
@@ -61,7 +63,7 @@ def require_memory(program: Program, threads: int) -> None:
         raise ProgramError(str(error)) from None
 
 
-def _compiled(program: Program) -> list[CompiledKernel]:
+def _compile_kernels(program: Program) -> list[CompiledKernel]:
     """Compile the loops of the Program's kernels for this machine."""
     llvm = links_kernels()
     if llvm is None:
@@ -76,7 +78,7 @@ def _compiled(program: Program) -> list[CompiledKernel]:
     return kernels
 
 
-def views(program: Program) -> dict[str, NDArray[Any]]:
+def arena_views(program: Program) -> dict[str, NDArray[Any]]:
     """Tensors of the arena, as arrays in its memory."""
     memory = np.empty(program.arena.size + 64, np.uint8)
     start = -memory.ctypes.data % 64
@@ -87,7 +89,7 @@ def views(program: Program) -> dict[str, NDArray[Any]]:
     return arrays
 
 
-def fitted(tensor: TensorInfo, value: Any, label: str, batched: bool = False) -> NDArray[Any]:
+def fit_to_tensor(tensor: TensorInfo, value: Any, label: str, batched: bool = False) -> NDArray[Any]:
     """Return `value` as a contiguous array of this machine's byte order. InputError where it does not fit `tensor`.
 
     what: its type and shape, for people. batched: its first axis counts any number of samples.
@@ -102,11 +104,11 @@ def fitted(tensor: TensorInfo, value: Any, label: str, batched: bool = False) ->
     return np.asarray(array, array.dtype.newbyteorder("="), order="C")
 
 
-def in_order(value: Any) -> Any:
+def as_contiguous(value: Any) -> Any:
     """Return an array contiguous; all else as it is."""
     return np.asarray(value, order="C") if isinstance(value, np.ndarray) else value
 
 
-def stored(array: NDArray[Any]) -> NDArray[np.int8]:
+def to_stored_bytes(array: NDArray[Any]) -> NDArray[np.int8]:
     """Convert bytes to the accelerator's form: uint8 with its top bit flipped."""
     return (array ^ 0x80).view(np.int8) if array.dtype == np.uint8 else array

@@ -30,7 +30,14 @@ from celosia.compiler.program.host.op import HostOp, bodies
 from celosia.compiler.program.host.team import Stamps
 from celosia.driver.run.interface import RuntimeBase
 from celosia.driver.run.open_device import Devices, open_device, require_device
-from celosia.driver.run.prepare import fitted, in_order, require_memory, stored, views, with_kernels
+from celosia.driver.run.prepare import (
+    arena_views,
+    as_contiguous,
+    fit_to_tensor,
+    require_memory,
+    to_stored_bytes,
+    with_kernels,
+)
 from celosia.driver.run.resident import Changed, ResidentBuffers
 from celosia.driver.run.run_report import report_of
 from celosia.driver.run.run_result import Result, Tensors, Times
@@ -57,23 +64,32 @@ class ProgramRuntime(RuntimeBase):
         super().__init__(device, threads)
         self.program = program = with_kernels(program)
         self._launches = bool(program.launches)
-        self._known = {tensor.name: tensor for tensor in program.inputs}
-        self._kinds = [
+        # Declared inputs by name.
+        self._inputs_by_name = {tensor.name: tensor for tensor in program.inputs}
+        # (name, dtype, shape) of the inputs that are tensors, for a fast check of each run.
+        self._tensor_types = [
             (tensor.name, numpy_dtype(tensor.dtype), tensor.shape)
             for tensor in program.inputs if tensor.kind == "tensor"
         ]  # fmt: skip
         require_memory(program, self.threads)
-        self._arena = views(program)
-        self._fresh = {
-            name for step in program.steps for name in _written_tensors(step) if _is_fresh(step, name, self._arena)
+        # Tensors in the memory that kernels share, which later steps and runs overwrite.
+        self._arena = arena_views(program)
+        # Tensors that each run computes into a new array: they are returned without a copy.
+        self._unshared_names = {
+            name for step in program.steps for name in _written_tensors(step) if _is_unshared(step, name, self._arena)
         }
-        self._fixed = {name: in_order(array) for name, array in program.constants.items()}
-        self._steps = self._actions()
-        self._returned = [(tensor.name, tensor.name in self._fresh) for tensor in (*program.outputs, *program.kept)]
+        # Arrays with the same address in every run: constants and, after _group_steps, outputs of kernels in the arena.
+        self._fixed_arrays = {name: as_contiguous(array) for name, array in program.constants.items()}
+        self._steps = self._group_steps()
+        # (name, whether it needs no copy) of each returned tensor.
+        self._returned = [
+            (tensor.name, tensor.name in self._unshared_names) for tensor in (*program.outputs, *program.kept)
+        ]
         self._outputs = [tensor.name for tensor in program.outputs]
-        host_reads = {name for step in self._steps if not isinstance(step, Segment) for name in _read(step)}
+        host_reads = {name for step in self._steps if not isinstance(step, Segment) for name in _tensors_read(step)}
         host_reads |= {name for name, _ in self._returned}
-        self._seen = {name: array for name, array in self._fixed.items() if name in host_reads}
+        # The fixed arrays that steps outside of segments read, or that are returned: the first values of a run.
+        self._fixed_host_arrays = {name: array for name, array in self._fixed_arrays.items() if name in host_reads}
         self._device: Device | None = None
         self._resident = ResidentBuffers(program.config)
         self._name, self._options = "", options
@@ -92,14 +108,16 @@ class ProgramRuntime(RuntimeBase):
 
     @property
     def names(self) -> list[str]:
-        return list(self._known)
+        return list(self._inputs_by_name)
 
     def program_for(self, inputs: Mapping[str, Array]) -> Program:
         return self.program
 
     def attach(self, device: Device) -> None:
-        """Take `device`, and write the Program's constants to its memory: again, where others have used it. DeviceError
-        for another Config's."""
+        """Use `device`, and write the Program's constants to its memory, also after another program has used it.
+
+        DeviceError where the device has another Config.
+        """
         if device.config.digest != self.program.config.digest:
             raise DeviceError(
                 f"the program was compiled for Config {self.program.config.name} ({self.program.config.digest[:8]}), "
@@ -158,7 +176,7 @@ class ProgramRuntime(RuntimeBase):
         return None
 
     def abandon(self, whether: bool) -> None:
-        """Whether nobody waits for a run of the device any more, so that it need not end."""
+        """Set whether the current run of the device is abandoned: nobody waits for its result, so it need not end."""
         self._resident = ResidentBuffers(self.program.config)  # the run before may be another lane's
         if isinstance(self._device, Shared):
             self._device.abandoned = whether
@@ -166,12 +184,14 @@ class ProgramRuntime(RuntimeBase):
     def _futures(self, samples: Iterable[Sample], in_flight: int, trace: bool, lost: list[str]) -> Futures:
         self.open()
         runtimes = [self, *self.others] if self._launches else [self]
-        yield from SampleStream(runtimes, in_flight, self._named, trace, lost).futures(samples)
+        yield from SampleStream(runtimes, in_flight, self._name_inputs, trace, lost).futures(samples)
 
     def run_batch(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
         if self.program.batched:
             return self.run(inputs, trace=False).outputs
-        runs = {name: self._runs(name, array) for name, array in inputs.items() if name in self._known}
+        runs = {
+            name: self._runs_of_batch(name, array) for name, array in inputs.items() if name in self._inputs_by_name
+        }
         if not runs or len(set(runs.values())) > 1:
             runs_text = " and ".join(f"{count} for {name!r}" for name, count in runs.items())
             raise InputError(f"inputs need batches of one size, and have those of {runs_text or 'no'} runs")
@@ -181,9 +201,9 @@ class ProgramRuntime(RuntimeBase):
             results = [result.outputs for result in stream]
         return {name: np.concatenate([outputs[name] for outputs in results]) for name in results[0]}
 
-    def _runs(self, name: str, array: Array) -> int:
-        """Number of runs that a batch takes."""
-        shape, size = np.shape(array), (*self._known[name].shape, 0)[0]
+    def _runs_of_batch(self, name: str, array: Array) -> int:
+        """Return the number of runs that a batch takes. InputError where it is no multiple of the input's size."""
+        shape, size = np.shape(array), (*self._inputs_by_name[name].shape, 0)[0]
         if not shape or size < 1 or shape[0] % size or not shape[0]:
             raise InputError(f"input {name!r} must be a batch of a multiple of {size}, not of shape {list(shape)}")
         return int(shape[0]) // size
@@ -191,26 +211,26 @@ class ProgramRuntime(RuntimeBase):
     def run(self, inputs: Mapping[str, Array], keep: Callable[[str], bool] | None = None, trace: bool = True) -> Result:
         checked = self.check(inputs)
         with self._busy:
-            if self.program.batched and self._samples(checked) != self.program.batch:
-                return self._in_parts(checked, keep, trace)
-            return self._run(checked, keep, trace)
+            if self.program.batched and self._sample_count(checked) != self.program.batch:
+                return self._run_in_parts(checked, keep, trace)
+            return self._execute_steps(checked, keep, trace)
 
     def run_on(self, inputs: Mapping[str, Array], changed: Changed | None) -> Result:
         """Run as `run` does, with caches (see `compile`) that are those of the run before except for the rows
         `changed`, each a range by input: only these are written to the accelerator's memory. None: all may differ."""
         checked = self.check(inputs)
         with self._busy:
-            return self._run(checked, None, False, changed)
+            return self._execute_steps(checked, None, False, changed)
 
-    def _samples(self, checked: Mapping[str, Array]) -> int:
+    def _sample_count(self, checked: Mapping[str, Array]) -> int:
         return len(checked[self.program.batched[0]])
 
-    def _in_parts(self, checked: dict[str, Array], keep: Callable[[str], bool] | None, trace: bool) -> Result:
+    def _run_in_parts(self, checked: dict[str, Array], keep: Callable[[str], bool] | None, trace: bool) -> Result:
         """Run a batch of any size: as many samples as the Program takes at once, and again.
 
         The last part is filled up with one of its samples, or with zeros; their results are dropped.
         """
-        batch, batched, samples = self.program.batch, self.program.batched, self._samples(checked)
+        batch, batched, samples = self.program.batch, self.program.batched, self._sample_count(checked)
         if keep is not None or self.program.kept:
             raise InputError(
                 f"tensors inside the graph can be kept for {batch} samples at once, not for {samples}; give as many"
@@ -222,7 +242,7 @@ class ProgramRuntime(RuntimeBase):
         for start in range(0, max(samples, 1), batch):
             places = np.minimum(np.arange(start, start + batch), max(samples, 1) - 1)
             sample_inputs = {name: array[places] if name in batched else array for name, array in checked.items()}
-            parts.append(self._run(sample_inputs, None, trace))
+            parts.append(self._execute_steps(sample_inputs, None, trace))
         outputs = {
             tensor.name: np.concatenate([part.outputs[tensor.name] for part in parts])[:samples]
             for tensor in self.program.outputs
@@ -233,9 +253,9 @@ class ProgramRuntime(RuntimeBase):
             seconds = parts[0].seconds | {key: sum(part.seconds[key] for part in parts) for key in ("run", "cpu")}
             return seconds, [step_time for part in parts for step_time in part.step_seconds]
 
-        return self._result(outputs, outputs, counters, times, len(parts))
+        return self._assemble_result(outputs, outputs, counters, times, len(parts))
 
-    def _run(
+    def _execute_steps(
         self, checked: dict[str, Array], keep: Callable[[str], bool] | None, trace: bool, changed: Changed | None = None
     ) -> Result:
         """Execute the steps of the Program in order. keep: tells by name which tensors to return beside the outputs."""
@@ -244,7 +264,7 @@ class ProgramRuntime(RuntimeBase):
                 self.open()
             self._resident.begin(changed)
         started = time.perf_counter()
-        values: dict[str, Array] = {**(self._seen if keep is None else self._fixed), **checked}
+        values: dict[str, Array] = {**(self._fixed_host_arrays if keep is None else self._fixed_arrays), **checked}
         counters: list[Counters] = []
         available = {} if keep is None else {**self.program.constants, **checked}
         kept_tensors: dict[str, Array] = {
@@ -258,32 +278,33 @@ class ProgramRuntime(RuntimeBase):
                 continue
             if isinstance(step, LaunchStep):
                 before = time.perf_counter()
-                counters.append(self._launch(step, values, trace))
+                counters.append(self._execute_launch(step, values, trace))
             else:
                 with self.turns.cpu:
                     before = time.perf_counter()
-                    self._cpu(step, values)
+                    self._execute_cpu_step(step, values)
             stamps.append(time.perf_counter() - before)
             if keep is not None:  # now, before the memory is used again
-                kept_tensors |= {name: _own(values[name]) for name in _written_tensors(step) if keep(name)}
+                kept_tensors |= {name: _copy_if_array(values[name]) for name in _written_tensors(step) if keep(name)}
         if self._launches:
             self._resident.end([pack for launch in self.program.launches for pack in launch.pack])
-        returned = {name: values[name] if fresh else _own(values[name]) for name, fresh in self._returned}
+        returned = {name: values[name] if fresh else _copy_if_array(values[name]) for name, fresh in self._returned}
         outputs = {name: returned[name] for name in self._outputs} if self.program.kept else returned
         if kept_tensors:
             outputs = outputs | {name: value for name, value in kept_tensors.items() if name not in outputs}
         run_seconds = time.perf_counter() - started
 
         def times() -> Times:
+            """Return the seconds of each phase, and of each step."""
             spent = [stamp for some in stamps for stamp in (some.seconds() if isinstance(some, Stamps) else [some])]
             seconds = {"compile": self.program.compile_seconds, "build": self.build_seconds, "run": run_seconds}
             steps = zip(self.program.steps, spent)
             seconds["cpu"] = sum(step_time for step, step_time in steps if not isinstance(step, LaunchStep))
             return seconds, spent
 
-        return self._result(outputs, returned, counters, times)
+        return self._assemble_result(outputs, returned, counters, times)
 
-    def _result(
+    def _assemble_result(
         self, outputs: dict[str, Array], tensors: dict[str, Array], counters: list[Counters],
         times: Callable[[], Times], parts: int = 1,
     ) -> Result:  # fmt: skip
@@ -297,20 +318,20 @@ class ProgramRuntime(RuntimeBase):
 
     @staticmethod
     def drawn(result: Result) -> str:
-        """The figures of a run in HTML, for notebooks; "" where there is nothing that draws."""
+        """Return the figures of a run in HTML, for notebooks; "" where nothing can draw them."""
         return ""
 
     def check(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
         checked = {}
-        for name, dtype, shape in self._kinds:
+        for name, dtype, shape in self._tensor_types:
             if name not in inputs:
                 break
             value = inputs[name]
             if type(value) is np.ndarray and value.dtype == dtype and value.shape == shape and value.flags.c_contiguous:
                 checked[name] = value
-        if len(checked) == len(self._known) == len(inputs):
+        if len(checked) == len(self._inputs_by_name) == len(inputs):
             return checked  # all as they should be, which small models would notice if it took long
-        fixed = self._known
+        fixed = self._inputs_by_name
         for name in inputs:
             if name not in fixed:
                 raise InputError(f"there is no input {name!r}; the inputs are {', '.join(map(repr, fixed)) or 'none'}")
@@ -324,16 +345,17 @@ class ProgramRuntime(RuntimeBase):
                 checked[name] = value
                 continue
             batched = name in self.program.batched
-            checked[name] = fitted(tensor, value, self.program.shape_text(tensor), batched)
+            checked[name] = fit_to_tensor(tensor, value, self.program.shape_text(tensor), batched)
         samples = {name: len(checked[name]) for name in self.program.batched}
         if len(set(samples.values())) > 1:
             counted = " and ".join(f"{count} for {name!r}" for name, count in samples.items())
             raise InputError(f"inputs have different numbers of samples: {counted}; give as many of each")
         return checked
 
-    def _actions(self) -> list[Step | Segment]:
-        """The steps in order, kernels that follow each other being one action. Adds to `_fixed` what lies in the same
-        place in every run: constants, and what kernels leave in the arena.
+    def _group_steps(self) -> list[Step | Segment]:
+        """Return the steps in order, with successive kernels joined to Segments.
+
+        Adds to `_fixed_arrays` the outputs of kernels that lie in the arena.
         """
         size = max((kernel.workspace_for(self.threads) for kernel in self.program.kernels), default=0)
         self._workspace = np.empty(size + 64, np.uint8)
@@ -341,31 +363,34 @@ class ProgramRuntime(RuntimeBase):
         waiting: list[CpuStep] = []
         for step in self.program.steps:
             if isinstance(step, CpuStep):
-                are_fixed = all(name in self._fixed for name in step.inputs)
+                are_fixed = all(name in self._fixed_arrays for name in step.inputs)
                 if step.kernel is not None or are_fixed:
-                    self._fixed.update((name, self._arena[name]) for name in step.outputs if name in self._arena)
-                if step.kernel is not None and self._in_place(step):
+                    self._fixed_arrays.update((name, self._arena[name]) for name in step.outputs if name in self._arena)
+                if step.kernel is not None and self._is_in_place(step):
                     waiting.append(step)
                     continue
-            actions += [*self._segment(waiting), step]
+            actions += [*self._make_segment(waiting), step]
             waiting = []
-        return [*actions, *self._segment(waiting)]
+        return [*actions, *self._make_segment(waiting)]
 
-    def _in_place(self, step: CpuStep) -> bool:
+    def _is_in_place(self, step: CpuStep) -> bool:
         """Whether each input that the kernel reads from the memory of an output lies there in every run."""
         assert step.kernel is not None
         inputs = [name for name in step.inputs if name]
         pairs = [(inputs[number], step.outputs[out]) for out, number in self.program.kernels[step.kernel].in_place]
-        places = [[self._fixed.get(name) for name in pair] for pair in pairs]
+        places = [[self._fixed_arrays.get(name) for name in pair] for pair in pairs]
         return all(a is not None and b is not None and a.ctypes.data == b.ctypes.data for a, b in places)
 
-    def _segment(self, steps: list[CpuStep]) -> list[Segment]:
+    def _make_segment(self, steps: list[CpuStep]) -> list[Segment]:
+        """Return one Segment of successive kernels; none for no steps."""
         if not steps:
             return []
-        checked = {name: (dtype, shape) for name, dtype, shape in self._kinds if name not in self.program.batched}
-        return [Segment(self.program, steps, self._fixed, checked, self._workspace, self.threads)]
+        checked = {
+            name: (dtype, shape) for name, dtype, shape in self._tensor_types if name not in self.program.batched
+        }
+        return [Segment(self.program, steps, self._fixed_arrays, checked, self._workspace, self.threads)]
 
-    def _cpu(self, step: CpuStep | HostStep, values: dict[str, Array]) -> None:
+    def _execute_cpu_step(self, step: CpuStep | HostStep, values: dict[str, Array]) -> None:
         """Execute a step on the CPU, and add its outputs to `values`."""
         arena = self._arena
         if isinstance(step, HostStep):  # its outputs may be its inputs, or parts of them
@@ -399,13 +424,13 @@ class ProgramRuntime(RuntimeBase):
                 "declares it"
             )
 
-    def _launch(self, step: LaunchStep, values: dict[str, Array], trace: bool) -> Counters:
+    def _execute_launch(self, step: LaunchStep, values: dict[str, Array], trace: bool) -> Counters:
         """Execute a launch: write inputs, run the accelerator, read outputs."""
         device = self._device
         assert device is not None
         for pack in step.pack:
             try:
-                for address, data in self._packed(pack, values[pack.value]):
+                for address, data in self._pack_input(pack, values[pack.value]):
                     device.write(address, data)
             except ValueError as error:
                 raise ProgramError(f"the program is damaged: tensor {pack.value!r}: {error}") from None
@@ -413,16 +438,16 @@ class ProgramRuntime(RuntimeBase):
             counters = device.run(step.address, step.count, CYCLES_PER_INSTRUCTION * (step.count + 1), trace=trace)
         for unpack in step.unpack:
             try:
-                values[unpack.value] = self._unpacked(device, unpack)
+                values[unpack.value] = self._unpack_output(device, unpack)
             except ValueError as error:
                 raise ProgramError(f"the program is damaged: tensor {unpack.value!r}: {error}") from None
         return counters
 
-    def _packed(self, pack: Pack, array: Array) -> Iterator[tuple[int, NDArray[np.uint8]]]:
-        past = self._known[pack.cache].shape[-2] if pack.cache else 0
-        return self._resident.writes(pack, stored(array), past)
+    def _pack_input(self, pack: Pack, array: Array) -> Iterator[tuple[int, NDArray[np.uint8]]]:
+        past = self._inputs_by_name[pack.cache].shape[-2] if pack.cache else 0
+        return self._resident.writes(pack, to_stored_bytes(array), past)
 
-    def _unpacked(self, device: Device, unpack: Unpack) -> Array:
+    def _unpack_output(self, device: Device, unpack: Unpack) -> Array:
         """Read an output of a launch from the device, in the host's layout."""
         cfg, info = self.program.config, self.program.tensors[unpack.value]
         images, _, height, width = unpack.form.dims
@@ -437,8 +462,8 @@ class ProgramRuntime(RuntimeBase):
         return array
 
 
-def _read(step: Step) -> tuple[str, ...]:
-    """Names of the tensors that the host reads for the step."""
+def _tensors_read(step: Step) -> tuple[str, ...]:
+    """Return the names of the tensors that the host reads for a step."""
     if isinstance(step, LaunchStep):
         return tuple(pack.value for pack in step.pack)
     captured = (name for body in bodies(step.op) for name in body.captured) if isinstance(step, HostStep) else ()
@@ -446,16 +471,16 @@ def _read(step: Step) -> tuple[str, ...]:
 
 
 def _written_tensors(step: Step) -> tuple[str, ...]:
-    """Names of the tensors that the host has after the step."""
+    """Return the names of the tensors that a step leaves on the host."""
     return tuple(unpack.value for unpack in step.unpack) if isinstance(step, LaunchStep) else step.outputs
 
 
-def _is_fresh(step: Step, name: str, arena: Mapping[str, Array]) -> bool:
-    """Whether a run puts the tensor into an array that nothing else knows."""
+def _is_unshared(step: Step, name: str, arena: Mapping[str, Array]) -> bool:
+    """Whether a run computes the tensor into a new array, to which nothing else refers."""
     return name not in arena and (
         isinstance(step, LaunchStep) or (isinstance(step, CpuStep) and step.kernel is not None)
     )
 
 
-def _own(value: Any) -> Any:
+def _copy_if_array(value: Any) -> Any:
     return value.copy() if isinstance(value, np.ndarray) else value

@@ -28,14 +28,14 @@ class ResidentBuffers:
         self._changed: Changed | None = None
 
     def begin(self, changed: Changed | None) -> None:
-        """A run begins; until it has ended nothing is sure to lie there. changed: None where all may have."""
+        """Begin a run: until it ends, the contents of the buffers count as unknown. changed: None for all rows."""
         self._changed = changed
         if changed is None:
             self._held = set()
         self._kept, self._held = self._held, set()
 
     def end(self, packs: list[Pack]) -> None:
-        """The run has ended well."""
+        """End a run that succeeded: the caches of `packs` now lie in the buffers."""
         self._held = {(pack.address, pack.cache) for pack in packs if pack.cache}
 
     def writes(self, pack: Pack, array: NDArray[np.int8], past: int) -> Iterator[tuple[int, Bytes]]:
@@ -48,10 +48,10 @@ class ResidentBuffers:
         held = array.shape[-2]
         for span in (range(rows.start, min(rows.stop, held)), range(past, held)):
             if span:
-                yield from rows_of(self.config, pack, array, span)
+                yield from addresses_of_rows(self.config, pack, array, span)
 
 
-def rows_of(cfg: Config, pack: Pack, array: NDArray[np.int8], rows: range) -> Iterator[tuple[int, Bytes]]:
+def addresses_of_rows(cfg: Config, pack: Pack, array: NDArray[np.int8], rows: range) -> Iterator[tuple[int, Bytes]]:
     """Addresses and bytes of what holds these rows of `array` [..., rows, columns], which is packed by rows or columns.
 
     By rows, each channel group has them one after the other; by columns, they are channels of some groups of each

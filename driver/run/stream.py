@@ -129,7 +129,7 @@ class SampleStream:
         self, own: Sequence[SampleLane], lanes: int, named: Callable[[Sample], Mapping[str, Array]], trace: bool,
         lost: list[str],
     ) -> None:  # fmt: skip
-        self._named, self._trace, self._lost = named, trace, lost
+        self._name_inputs, self._trace, self._lost = named, trace, lost
         self._work: SimpleQueue[tuple[Future[Result], Sample] | None] = SimpleQueue()
         self._over = False
         self._returned = Condition()
@@ -138,22 +138,22 @@ class SampleStream:
     def futures(self, samples: Iterable[Sample]) -> Futures:
         """Yield the futures of `samples`, of which no more are read than are in flight, and as many ahead."""
         count = sum(len(accelerator.lanes) + accelerator.more for accelerator in self._accelerators)
-        return self._one_by_one(samples) if count == 1 else self._at_once(samples, count)
+        return self._run_in_this_thread(samples) if count == 1 else self._run_in_threads(samples, count)
 
-    def _one_by_one(self, samples: Iterable[Sample]) -> Futures:
+    def _run_in_this_thread(self, samples: Iterable[Sample]) -> Futures:
         """Run the samples in this thread, which an interrupt ends at once."""
         for sample in samples:
             future: Future[Result] = Future()
             try:
-                future.set_result(self._run(sample))
+                future.set_result(self._run_with_retry(sample))
             except Exception as error:
                 future.set_exception(error)
             yield future
 
-    def _at_once(self, samples: Iterable[Sample], count: int) -> Futures:
+    def _run_in_threads(self, samples: Iterable[Sample], count: int) -> Futures:
         """Run samples in `count` threads, and yield their futures in order."""
         waiting: deque[Future[Result]] = deque()
-        threads = [Thread(target=self._serve, name="celosia-lane", daemon=True) for _ in range(count)]
+        threads = [Thread(target=self._run_waiting_samples, name="celosia-lane", daemon=True) for _ in range(count)]
         try:
             for thread in threads:
                 thread.start()
@@ -169,15 +169,15 @@ class SampleStream:
                 waiting.append(Future())
                 self._work.put((waiting[-1], sample))
                 if len(waiting) > count:
-                    yield _done(waiting)
+                    yield _wait_for_first(waiting)
             while waiting:
-                yield _done(waiting)
+                yield _wait_for_first(waiting)
             if failure is not None:
                 raise failure
         finally:
-            self._end(threads)
+            self._join_threads(threads)
 
-    def _end(self, threads: Sequence[Thread]) -> None:
+    def _join_threads(self, threads: Sequence[Thread]) -> None:
         """Wait until no thread is left, whatever was interrupted."""
         with self._returned:
             self._over = True
@@ -201,21 +201,22 @@ class SampleStream:
 
     # In the threads of lanes -----------------------------------------------------------------------------------
 
-    def _serve(self) -> None:
+    def _run_waiting_samples(self) -> None:
+        """Run samples of the queue until it ends; each result or error goes to its future."""
         while (item := self._work.get()) is not None:
             future, sample = item
             try:
-                future.set_result(self._run(sample))
+                future.set_result(self._run_with_retry(sample))
             except BaseException as error:
                 future.set_exception(error)
 
-    def _run(self, sample: Sample) -> Result:
+    def _run_with_retry(self, sample: Sample) -> Result:
         """Run on any accelerator; on another one where it fails there, which then is left out."""
-        inputs, first = self._named(sample), self._acquire_lane()
+        inputs, first = self._name_inputs(sample), self._acquire_lane()
         if first is None:
             raise DeviceError("the stream is over")
         try:
-            return self._on(first, inputs)
+            return self._run_on_lane(first, inputs)
         except OF_THE_SAMPLE:
             raise
         except Exception as error:
@@ -223,13 +224,13 @@ class SampleStream:
             if other is None:
                 raise
             try:
-                result = self._on(other, inputs)
+                result = self._run_on_lane(other, inputs)
             except Exception:  # perhaps the sample's fault: both accelerators go on
                 raise error from None
             self._leave_out(first[0], error)
             return result
 
-    def _on(self, place: tuple[_Accelerator, SampleLane], inputs: Mapping[str, Array]) -> Result:
+    def _run_on_lane(self, place: tuple[_Accelerator, SampleLane], inputs: Mapping[str, Array]) -> Result:
         """Run a sample on a lane, and free the lane."""
         accelerator, lane = place
         try:
@@ -240,11 +241,13 @@ class SampleStream:
                 self._returned.notify_all()
 
     def _acquire_lane(self, but: _Accelerator | None = None) -> tuple[_Accelerator, SampleLane] | None:
-        """A free lane of the accelerator that has most, when there is one, or another one that is opened; None where
-        there is no accelerator, and when the stream is over."""
+        """Wait for a free lane of the accelerator that has most, or open another lane.
+
+        None where no accelerator is left, or when the stream is over.
+        """
         while True:
             with self._returned:
-                chosen = self._chosen(but)
+                chosen = self._accelerator_with_most_free_lanes(but)
                 if chosen is None:
                     return None
                 if chosen.free:
@@ -259,7 +262,7 @@ class SampleStream:
                 chosen.lanes.append(lane)
                 return None if self._over else (chosen, lane)
 
-    def _chosen(self, but: _Accelerator | None) -> _Accelerator | None:
+    def _accelerator_with_most_free_lanes(self, but: _Accelerator | None) -> _Accelerator | None:
         """Accelerator with most lanes that are free or can be opened; None as of `_acquire_lane`."""
         while not self._over:
             alive = [
@@ -284,14 +287,14 @@ class SampleStream:
                 self._returned.notify_all()
 
 
-def failed(error: Exception) -> Future[Result]:
+def failed_future(error: Exception) -> Future[Result]:
     """Future that has failed with this error."""
     future: Future[Result] = Future()
     future.set_exception(error)
     return future
 
 
-def _done(waiting: deque[Future[Result]]) -> Future[Result]:
+def _wait_for_first(waiting: deque[Future[Result]]) -> Future[Result]:
     """Wait for the first future, which stays in the queue meanwhile, so that an interrupt ends it, too."""
     while not waiting[0].done():
         wait([waiting[0]], LOOK_SECONDS)  # an interrupt that comes just before would not end it

@@ -29,9 +29,9 @@ def comparison(report: dict[str, Any], every: bool = False) -> Iterator[Renderab
             f"{rounded['behind']} tensors behind these have other values."
         )
     if report["first"] is not None:
-        yield Text(f"The first that differs though its operands do not: {_difference(report)}")
+        yield Text(f"The first that differs though its operands do not: {_describe_difference(report)}")
     if report["unmatched"] is not None:
-        yield from _matching(report)
+        yield from _describe_matching(report)
     shown = rows if every else [row for row in rows if row["differs"]][:TOP_LAYERS]
     if not shown and report["float_model"] is not None:
         losing = sorted((row for row in rows if row["lost_db"] is not None), key=lambda row: -row["lost_db"])
@@ -48,7 +48,7 @@ def comparison(report: dict[str, Any], every: bool = False) -> Iterator[Renderab
     yield table
 
 
-def _matching(report: dict[str, Any]) -> Iterator[RenderableType]:
+def _describe_matching(report: dict[str, Any]) -> Iterator[RenderableType]:
     """Sentence on how tensors of the float model were matched, where not all of them were matched by name."""
     methods = Counter(row["matched"] for row in report["tensors"] if row["matched"])
     if methods and set(methods) != {"name"}:
@@ -62,7 +62,8 @@ def _matching(report: dict[str, Any]) -> Iterator[RenderableType]:
             yield Text(f"Tensors of {label} that match none: {', '.join(names[:TOP_LAYERS])}{omitted}")
 
 
-def _difference(report: dict[str, Any]) -> str:
+def _describe_difference(report: dict[str, Any]) -> str:
+    """Describe the first element that differs from onnxruntime's."""
     row = next(row for row in report["tensors"] if row["name"] == report["first"])
     index, actual, expected = row["first"]
     tensor_text = f"{row['name']} ({row['op']} {row['node']})"

@@ -54,13 +54,13 @@ def boards(all_boards: Iterable[Board]) -> RenderableType:
 def swept(title: str, rows: list[dict[str, Any]]) -> RenderableType:
     """Table of a `sweep`."""
     from celosia.bitstreams.synthesis import RESOURCES
-    from celosia.driver.explore.sweep import fewest, remark
+    from celosia.driver.explore.sweep import remark, row_of_fewest_cycles
     from celosia.driver.pages.names import resource
 
     fields = list(rows[0]["set"])
     table = new_table(title, *(f">{name}" for name in fields), ">cycles", ">utilisation", ">LUT", ">flip-flops", ">DSP",
                    ">block RAM", ">scratchpads", "")  # fmt: skip
-    best = fewest(rows)
+    best = row_of_fewest_cycles(rows)
     for row in rows:
         size = "-" if row["bytes"] is None else f"{row['bytes'] / 1024:,.0f} kB"
         cycles = "-" if row["cycles"] is None else row["cycles"]

@@ -131,7 +131,7 @@ def buffers(program: Program) -> RenderableType:
         size = instruction_bytes(cfg)
         start = launch.address - program.image_address
         words = program.image[start : start + launch.count * size].reshape(launch.count, size)
-        with explain.decoding(program):
+        with explain.report_invalid_instructions(program):
             entries = verify(cfg, words, program.dram_size, (0, program.image_address)).entries
         used |= Counter(entries)
     for name in used:
@@ -204,7 +204,7 @@ def graphs(program: Program, texts: dict[str, str], only: str | None = None) -> 
 def disassembly(program: Program, layer: str | None = None) -> Iterator[str]:
     """Yield a line for every instruction, in the order of the program. ProgramError where no layer is called
     `layer`."""
-    layer_name = None if layer is None else _layer(program, layer).name
+    layer_name = None if layer is None else _find_layer(program, layer).name
     for number, launch in enumerate(program.launches):
         yield f"launch {number}: {launch.count} instructions at {launch.address:#x}"
         last = -1
@@ -219,9 +219,9 @@ def disassembly(program: Program, layer: str | None = None) -> Iterator[str]:
             yield line
 
 
-def loops(program: Program, layer: str) -> Iterator[str]:
+def layer_loops(program: Program, layer: str) -> Iterator[str]:
     """Loops of a layer, and their schedule. ProgramError where no layer is called `layer`."""
-    info = _layer(program, layer)
+    info = _find_layer(program, layer)
     for number, part in enumerate(info.parts):
         part_text = f", part {number + 1} of {len(info.parts)}" if len(info.parts) > 1 else ""
         decided = ", ".join(f"{name} {value}" for name, value in part.decisions.items())
@@ -230,7 +230,7 @@ def loops(program: Program, layer: str) -> Iterator[str]:
         yield str(program.loops[part.loops])
 
 
-def _layer(program: Program, name: str) -> LayerInfo:
+def _find_layer(program: Program, name: str) -> LayerInfo:
     """Layer, or block with the operator, of that name. ProgramError where there is none."""
     infos = [info for launch in program.launches for info in launch.layers]
     matching = [info for info in infos if info.name == name] or [info for info in infos if name in info.nodes]

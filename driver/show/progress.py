@@ -42,10 +42,10 @@ class Stages:
     def __enter__(self) -> Stages:
         self._line.start()
         if not self._moving and not self.quiet:
-            self._patience.enter_context(every_minute(self._goes_on, LINE_SECONDS))
+            self._patience.enter_context(every_minute(self._print_heartbeat, LINE_SECONDS))
         return self
 
-    def _goes_on(self) -> None:
+    def _print_heartbeat(self) -> None:
         """Print off a terminal that the stage goes on, at long intervals."""
         if self._stage and not self._paused and time.perf_counter() - self._shown >= LINE_SECONDS / 2:
             self._console.print(progress_line(self._stage, self._started))
@@ -74,7 +74,7 @@ class Stages:
         total = self._before + passed
         rate = total / max(now - self._started, 1e-3)
         text = f"{self._stage}: {total:,} cycles, {rate:,.0f} a second"
-        self._show(text, now)
+        self._draw_progress(text, now)
 
     def count(self, done: int, total: int) -> None:
         """Show that `done` of `total` samples are done: their rate, and the time left."""
@@ -82,13 +82,14 @@ class Stages:
         rate = done / max(now - self._started, 1e-3)
         left = timedelta(seconds=round((total - done) / rate)) if done else "?"
         text = f"{self._stage}: {done:,} of {total:,}, {rate:,.1f} a second, {left} left"
-        self._show(text, now)
+        self._draw_progress(text, now)
 
     def now(self, text: str) -> None:
         """Print the progress of the stage, in a line."""
-        self._show(text, time.perf_counter())
+        self._draw_progress(text, time.perf_counter())
 
-    def _show(self, text: str, now: float) -> None:
+    def _draw_progress(self, text: str, now: float) -> None:
+        """Show the stage's progress: redrawn on a terminal, elsewhere a line at intervals."""
         if self._moving:
             self._line.update(self._task, description=text)
         elif now - self._shown >= LINE_SECONDS:

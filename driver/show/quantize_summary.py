@@ -18,18 +18,18 @@ def quantised(report: dict[str, Any]) -> Iterator[RenderableType]:
     """Summary of `quantize`'s report: errors, operators, the accelerator's share."""
     sample_text = "held out of the calibration" if report["held_out"] else "the calibration's own"
     samples = f"{report['samples_measured']} samples ({sample_text})"
-    yield _errors(f"Against the float model, {samples}", report["outputs"])
+    yield _error_table(f"Against the float model, {samples}", report["outputs"])
     if (four := report["four_bits"]) is not None:
-        yield _errors("The same with weights of 8 bits", report["outputs_with_int8_weights"])
+        yield _error_table("The same with weights of 8 bits", report["outputs_with_int8_weights"])
         sqnr = "" if four["sqnr_db"] is None else f"; together {four['sqnr_db']:.1f} dB above their error"
         yield Text(f"{four['matrices']} matrices of weights have {report['weights']} bits{sqnr}.")
     if (smoothed := report["smooth"]) is not None:
-        yield _errors("The same without smoothing", report["outputs_without_smoothing"])
+        yield _error_table("The same without smoothing", report["outputs_without_smoothing"])
         yield Text(f"{len(smoothed['changed'])} of {smoothed['places']} places where it is possible are smoothed.")
     if (products := report["outputs_with_products"]) is not None:
-        yield _errors("The same with products in bytes, and nothing else", products)
+        yield _error_table("The same with products in bytes, and nothing else", products)
     if report["advice"]:
-        yield from _poor(report)
+        yield from _explain_poor_layers(report)
     operators = report["operators"]
     quantised_count = sum(row["quantised"] for row in operators)
     table = new_table(
@@ -41,10 +41,10 @@ def quantised(report: dict[str, Any]) -> Iterator[RenderableType]:
         reasons = "; ".join(sorted({row["reason"] for row in left}))
         add_row(table, op, len(rows) - len(left), len(left), reasons)
     yield table
-    yield from _placed(report["accelerator"])
+    yield from _placement_tables(report["accelerator"])
 
 
-def _errors(title: str, outputs: list[dict[str, Any]]) -> RenderableType:
+def _error_table(title: str, outputs: list[dict[str, Any]]) -> RenderableType:
     """Table of the errors of outputs."""
     named = any(row["perplexity"] for row in outputs)
     perplexity_columns = (">perplexity float", ">int8") if named else ()
@@ -54,17 +54,17 @@ def _errors(title: str, outputs: list[dict[str, Any]]) -> RenderableType:
     for row in outputs:
         numbers = [f"{row[key]:.4g}" for key in ("largest", "max_abs", "mean_abs")]
         sqnr = "-" if row["sqnr_db"] is None else f"{row['sqnr_db']:.1f}"
-        add_row(errors, row["name"], *numbers, sqnr, percent(row["top1_agreement"]), *_perplexities(row, named))
+        add_row(errors, row["name"], *numbers, sqnr, percent(row["top1_agreement"]), *_perplexity_cells(row, named))
     return errors
 
 
-def _perplexities(row: dict[str, Any], named: bool) -> list[str]:
+def _perplexity_cells(row: dict[str, Any], named: bool) -> list[str]:
     """Cells of a row, where the table has such columns."""
     perplexity = row["perplexity"] or {}
     return ["-" if perplexity.get(key) is None else f"{perplexity[key]:.4g}" for key in ("float", "int8") if named]
 
 
-def _poor(report: dict[str, Any]) -> Iterator[RenderableType]:
+def _explain_poor_layers(report: dict[str, Any]) -> Iterator[RenderableType]:
     """Layers that a poor result comes from, and advice."""
     if report["losing"]:
         table = new_table("Layers that lose most, of one sample", "operator", "name", ">SQNR dB", ">lost dB")
@@ -75,7 +75,7 @@ def _poor(report: dict[str, Any]) -> Iterator[RenderableType]:
     yield Text(f"The int8 model is far from the float one. What to try, one after the other:{tries}")
 
 
-def _placed(accelerator: dict[str, Any]) -> Iterator[RenderableType]:
+def _placement_tables(accelerator: dict[str, Any]) -> Iterator[RenderableType]:
     """Tables of the accelerator's share, and of operators on the CPU."""
     if "error" in accelerator:
         yield Text(f"It does not compile for {accelerator['config']}: {accelerator['error']}")

@@ -53,14 +53,14 @@ def estimate(program: Program, memory: MemoryModel = ZYNQ_HP) -> Iterator[Render
     if not report["layers"]:
         yield Text("Nothing of this model runs on the accelerator; --operators says why.")
         return
-    yield _estimated(report)
+    yield _estimate_table(report)
     for table in (layers(report, every=True), advice_on_layers(report), blocks(report)):
         if table is not None:
             yield Text("")
             yield table
 
 
-def _estimated(report: dict[str, Any]) -> RenderableType:
+def _estimate_table(report: dict[str, Any]) -> RenderableType:
     """Table of the predicted figures of a Program."""
     table = Table(show_header=False, box=None, pad_edge=False)
     milliseconds = report["cycles"] / report["clock_mhz"] / 1e3
@@ -97,7 +97,7 @@ def layers(report: dict[str, Any], every: bool = False) -> RenderableType:
         "layer", "what", ">MACs", ">cycles", ">array", "bound by", *units, ">loaded", ">stored",
     )  # fmt: skip
     for row in shown:
-        shares = [_share(row, unit) for unit in UNITS]
+        shares = [_unit_share(row, unit) for unit in UNITS]
         cycles = "-" if row["cycles"] is None else row["cycles"]
         add_row(
             table, row["name"], row["what"], row["macs"], cycles, percent(row["utilization"]), row["bound"] or "-",
@@ -106,7 +106,7 @@ def layers(report: dict[str, Any], every: bool = False) -> RenderableType:
     return table
 
 
-def _share(row: dict[str, Any], unit: str) -> str:
+def _unit_share(row: dict[str, Any], unit: str) -> str:
     if not row["cycles"] or row["units"] is None:
         return "-"
     busy, held = (100 * row["units"][unit][counter] / row["cycles"] for counter in ("busy", "held"))
@@ -115,7 +115,7 @@ def _share(row: dict[str, Any], unit: str) -> str:
 
 def advice_on_layers(report: dict[str, Any]) -> RenderableType | None:
     """Advice that would make layers faster, and for how many of the cycles; None where nothing is known."""
-    advice_list = explain.advised(report)
+    advice_list = explain.advise_by_cycles(report)
     if not advice_list:
         return None
     table = new_table("What bounds them", "bound by", "layers", ">of the cycles", "what would help")

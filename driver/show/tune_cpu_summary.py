@@ -29,7 +29,7 @@ def tuning(state: KernelState) -> RenderableType:
     shown = new_table("", "kernel", ">times", ">trials", ">compiler's, us", ">best, us", ">saved")
     for s in sorted(state.subjects, key=lambda s: -s.usual * s.count)[:SHOWN]:
         best = s.final or min(s.usual, s.best)
-        add_row(shown, s.workload.name, s.count, s.trials, *_microseconds(s.usual, best))
+        add_row(shown, s.workload.name, s.count, s.trials, *_microseconds_text(s.usual, best))
     return Group(Text(tuning_line(state)), shown)
 
 
@@ -39,7 +39,7 @@ def tuned(report: dict[str, Any]) -> Iterator[RenderableType]:
         "Kernels, on one thread", "kernel", ">times", ">trials", ">compiler's, us", ">tuned, us", ">saved"
     )
     for kernel in sorted(report["kernels"], key=lambda kernel: -kernel["own"] * kernel["count"]):
-        times = _microseconds(kernel["own"], kernel["tuned"])
+        times = _microseconds_text(kernel["own"], kernel["tuned"])
         add_row(shown, kernel["kernel"], kernel["count"], kernel["trials"], *times)
     yield shown
     own_ms, best = report["seconds_own"] * 1e3, report["seconds_tuned"] * 1e3
@@ -49,7 +49,7 @@ def tuned(report: dict[str, Any]) -> Iterator[RenderableType]:
     yield Text(text + trials_text(report))
 
 
-def _microseconds(own_seconds: float, best: float) -> tuple[str, str, str]:
+def _microseconds_text(own_seconds: float, best: float) -> tuple[str, str, str]:
     if not own_seconds:
         return "-", "-", "-"
     return f"{own_seconds * 1e-6:,.2f}", f"{best * 1e-6:,.2f}", percent(1 - best / own_seconds)

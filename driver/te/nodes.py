@@ -54,7 +54,7 @@ class TensorExpr:
 
     def __getitem__(self, index: Any) -> Expr:
         indices = index if isinstance(index, tuple) else (index,)
-        return self.node[tuple(_position(self.name, position) for position in indices)]
+        return self.node[tuple(_convert_index(self.name, position) for position in indices)]
 
     def __call__(self, *index: Value) -> Expr:
         """Return the element at `index`."""
@@ -76,24 +76,24 @@ class TensorExpr:
     @property
     def reduce_axis(self) -> tuple[Axis, ...]:
         """Loops of reductions in it."""
-        return tuple(_reduced(self.node.body))
+        return tuple(_reduction_axes(self.node.body))
 
 
-def _reduced(body: Expr | None) -> list[Axis]:
+def _reduction_axes(body: Expr | None) -> list[Axis]:
     nodes = () if body is None else walk(body)
     return list(dict.fromkeys(axis for node in nodes if isinstance(node, Reduce) for axis in node.axes))
 
 
-def _position(name: str, index: Any) -> Value:
+def _convert_index(name: str, index: Any) -> Value:
     """Convert an index of any integer type to the type of sizes. ValueError for anything else."""
     if isinstance(index, Expr):
         if index.dtype != INDEX and not index.dtype.startswith(("int", "uint")):
             raise ValueError(f"{name} is indexed with {index}, a {index.dtype}; an index is a whole number")
         return index.astype(INDEX)
-    return _whole_number(index, f"{name} is indexed with {index!r}")
+    return _require_whole_number(index, f"{name} is indexed with {index!r}")
 
 
-def _whole_number(value: Any, name: str) -> int:
+def _require_whole_number(value: Any, name: str) -> int:
     try:
         return operator.index(value)
     except TypeError:
@@ -121,18 +121,19 @@ def known(size: Size, sizes: Mapping[Var, int] | None = None) -> int:
     return int(evaluate(size, {name: values[name] for name in names}))
 
 
-def _shape(name: str, shape: Size | Sequence[Size]) -> tuple[Size, ...]:
+def _convert_shape(name: str, shape: Size | Sequence[Size]) -> tuple[Size, ...]:
     """Sizes of a shape argument. ValueError for one that is no whole number, or negative."""
     dimensions = tuple(shape) if isinstance(shape, Sequence) else (shape,)
     sizes = tuple(
-        size if isinstance(size, Expr) else _whole_number(size, f"{name} has a size of {size!r}") for size in dimensions
+        size if isinstance(size, Expr) else _require_whole_number(size, f"{name} has a size of {size!r}")
+        for size in dimensions
     )
     if any(known(size) < 0 for size in sizes):
         raise ValueError(f"{name} would have the shape {[known(size) for size in sizes]}")
     return sizes
 
 
-def _dtype(name: str, dtype: Any) -> str:
+def _dtype_name(name: str, dtype: Any) -> str:
     """Name of a type, from its name or numpy's type. ValueError for anything else."""
     try:
         return numpy_dtype(dtype).name if isinstance(dtype, str) else np.dtype(dtype).name
@@ -143,8 +144,8 @@ def _dtype(name: str, dtype: Any) -> str:
 def placeholder(shape: Size | Sequence[Size], dtype: Any = "float32", name: str | None = None) -> TensorExpr:
     """Declare an array that the caller gives; dtype: a name, or numpy's type."""
     name = name or f"placeholder{next(_numbers)}"
-    sizes = _shape(name, shape)
-    return TensorExpr(SizedNode(name, tuple(known(size) for size in sizes), _dtype(name, dtype), sizes=sizes))
+    sizes = _convert_shape(name, shape)
+    return TensorExpr(SizedNode(name, tuple(known(size) for size in sizes), _dtype_name(name, dtype), sizes=sizes))
 
 
 def reduce_axis(dom: tuple[Size, Size], name: str | None = None) -> Axis:
@@ -161,7 +162,7 @@ def reduce_axis(dom: tuple[Size, Size], name: str | None = None) -> Axis:
 def compute(shape: Size | Sequence[Size], fcompute: Callable[..., Value], name: str | None = None) -> TensorExpr:
     """The tensor whose element at an index is `fcompute` of it. Loops are called as the parameters of `fcompute`."""
     name = name or f"compute{next(_numbers)}"
-    sizes = _shape(name, shape)
+    sizes = _convert_shape(name, shape)
     parameters = inspect.signature(fcompute).parameters.values()
     names = [p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
     if any(p.kind is p.VAR_POSITIONAL for p in parameters):
@@ -169,11 +170,11 @@ def compute(shape: Size | Sequence[Size], fcompute: Callable[..., Value], name: 
     if len(names) != len(sizes):
         raise ValueError(f"{name} has {len(sizes)} dimensions, and its function {len(names)} parameters")
     axes = tuple(SizedAxis(name, extent=known(size), size=size) for name, size in zip(names, sizes))
-    body = _element(name, fcompute(*axes))
+    body = _element_expression(name, fcompute(*axes))
     return TensorExpr(SizedNode(name, tuple(axis.extent for axis in axes), body.dtype, axes, body, sizes=sizes))
 
 
-def _element(name: str, value: Any) -> Expr:
+def _element_expression(name: str, value: Any) -> Expr:
     """Element that a function of indices returns. ValueError for anything else, and for constants that do not fit."""
     if not isinstance(value, Expr | int | float | np.generic):
         raise ValueError(
@@ -192,31 +193,32 @@ def _element(name: str, value: Any) -> Expr:
 Axes = Axis | Sequence[Axis]
 
 
-def _axes(axis: Axes) -> tuple[Axis, ...]:
+def _as_axes(axis: Axes) -> tuple[Axis, ...]:
     return (axis,) if isinstance(axis, Axis) else tuple(axis)
 
 
 def sum(expr: Expr, axis: Axes) -> Expr:
     """Sum over `axis`; floats in any order."""
-    return sum_over(expr, _axes(axis))
+    return sum_over(expr, _as_axes(axis))
 
 
 def max(expr: Expr, axis: Axes) -> Expr:
     """Largest over `axis`."""
-    return max_over(expr, _axes(axis))
+    return max_over(expr, _as_axes(axis))
 
 
 def min(expr: Expr, axis: Axes) -> Expr:
     """Least over `axis`."""
-    return min_over(expr, _axes(axis))
+    return min_over(expr, _as_axes(axis))
 
 
 # Sizes become known ---------------------------------------------------------------------------------------------
 
 
 def bound(outputs: Sequence[Node], sizes: Mapping[Var, int]) -> dict[Node, Node]:
-    """Each tensor that `outputs` need, as it is where variables are `sizes`. ValueError for a size that is open, a
-    negative one, and an index that leaves its tensor.
+    """Copy each tensor that `outputs` need, with `sizes` in place of variables.
+
+    ValueError for an open or negative size, and for an index that leaves its tensor.
     """
     copies: dict[Node, Node] = {}
     for node in topological(outputs):
@@ -227,24 +229,25 @@ def bound(outputs: Sequence[Node], sizes: Mapping[Var, int]) -> dict[Node, Node]
         if node.body is None:
             copies[node] = Node(node.name, shape, node.dtype)
             continue
-        loops = {axis: _bound_axis(axis, sizes) for axis in (*node.axes, *_reduced(node.body))}
-        body = _bound_body(node.body, copies, loops, sizes)
+        loops = {axis: _bind_axis(axis, sizes) for axis in (*node.axes, *_reduction_axes(node.body))}
+        body = _bind_body(node.body, copies, loops, sizes)
         copies[node] = Node(node.name, shape, node.dtype, tuple(loops[axis] for axis in node.axes), body)
-        _check_inside(copies[node].name, body)
+        _require_inside(copies[node].name, body)
     return copies
 
 
-def _bound_axis(axis: Axis, sizes: Mapping[Var, int]) -> Axis:
+def _bind_axis(axis: Axis, sizes: Mapping[Var, int]) -> Axis:
     assert isinstance(axis, SizedAxis)
     return Axis(axis.name, extent=known(axis.size, sizes), reduce=axis.reduce)
 
 
-def _bound_body(
+def _bind_body(
     body: Expr, copies: Mapping[Node, Node], loops: Mapping[Axis, Axis], sizes: Mapping[Var, int]
 ) -> Expr:  # fmt: skip
     """Replace tensors, loops and sizes in the body of an expression."""
 
     def change(e: Expr) -> Expr | None:
+        """Replace a loop, a size, a load or a reduction; None for other nodes."""
         match e:
             case Axis():
                 return loops[e]
@@ -259,12 +262,12 @@ def _bound_body(
     return rewrite(body, change)
 
 
-def _check_inside(name: str, body: Expr) -> None:
+def _require_inside(name: str, body: Expr) -> None:
     """Raise ValueError where an index leaves its tensor, unless a selection may drop the value there."""
     if isinstance(body, Select):
         return
     for child in body.children():
-        _check_inside(name, child)
+        _require_inside(name, child)
     if not isinstance(body, Load):
         return
     for dimension, (index, size) in enumerate(zip(body.index, body.tensor.shape)):

@@ -86,7 +86,7 @@ class TensorSchedule:
     ) -> TensorExpr:
         """Copy `tensor` to memory `scope`, where `readers` (left out: all) read it."""
         if readers is None:
-            names = [t.name for t, stage in self.loops.stages.items() if tensor.name in _read(stage)]
+            names = [t.name for t, stage in self.loops.stages.items() if tensor.name in _tensors_read(stage)]
         else:
             names = [reader.name for reader in ((readers,) if isinstance(readers, TensorExpr) else readers)]
         return TensorExpr(self.loops.cache_read(tensor.name, SCOPES.get(scope, scope), names))
@@ -98,16 +98,16 @@ class TensorSchedule:
         before = self.loops.trace.steps
         loops = plain(self.outputs)
         cache = loops.cache_write(tensor.name, SCOPES.get(scope, scope))
-        Trace([_moved(step, tensor.name, cache.name) for step in before]).replay(loops, self.declared)
+        Trace([_redirect_step(step, tensor.name, cache.name) for step in before]).replay(loops, self.declared)
         self.loops = loops
         return TensorExpr(cache)
 
 
-def _read(stage: LoopStage) -> set[str]:
+def _tensors_read(stage: LoopStage) -> set[str]:
     return {tensor.name for tensor in loaded(stage.body)}
 
 
-def _moved(step: TraceStep, name: str, cache: str) -> TraceStep:
+def _redirect_step(step: TraceStep, name: str, cache: str) -> TraceStep:
     """Return `step` with the tensor `name` replaced by its cache."""
 
     def moved(arg: Any) -> Any:
@@ -140,20 +140,21 @@ class StageView:
         if primitive not in PRIMITIVES or not hasattr(LoopStage, primitive):
             known_names = sorted(name for name in {*PRIMITIVES, "bind", "tile"} if name in ("bind", *dir(LoopStage)))
             raise AttributeError(f"a stage has no primitive {primitive!r}; there are {', '.join(known_names)}")
-        return lambda *args: getattr(self.stage, primitive)(*(_name(arg) for arg in args))
+        return lambda *args: getattr(self.stage, primitive)(*(_name_of_argument(arg) for arg in args))
 
     def split(self, parent: Loop, factor: int | None = None, nparts: int | None = None) -> tuple[Axis, Axis]:
         """Tiles of `factor`, or `nparts` of them: (tile number, index within the tile). ValueError for both."""
         if (factor is None) == (nparts is None):
-            raise ValueError(f"{self.op.name}: split {_name(parent)} by a factor or into nparts")
+            raise ValueError(f"{self.op.name}: split {_name_of_argument(parent)} by a factor or into nparts")
         if nparts is not None:
             if not self.owner.sized or nparts < 1:
                 raise ValueError(
-                    f"{self.op.name}: {_name(parent)} has no {nparts} parts while its size is open; split by a factor"
+                    f"{self.op.name}: {_name_of_argument(parent)} has no {nparts} parts while its size is open; "
+                    "split by a factor"
                 )
-            factor = -(-self.stage.axis(_name(parent)).extent // nparts)
+            factor = -(-self.stage.axis(_name_of_argument(parent)).extent // nparts)
         assert factor is not None
-        return self.stage.split(_name(parent), factor)
+        return self.stage.split(_name_of_argument(parent), factor)
 
     def tile(self, *axes_and_factors: Any) -> tuple[Axis, ...]:
         """Tile loops: `tile(y, x, 8, 8)`, for any number of loops; returns the tiles' loops, then those inside, from
@@ -166,15 +167,15 @@ class StageView:
 
     def fuse(self, *axes: Loop) -> Axis:
         """Fuse loops into one; each follows the one before."""
-        return reduce(lambda outer, inner: self.stage.fuse(_name(outer), _name(inner)), axes)  # type: ignore[return-value]
+        return reduce(lambda outer, inner: self.stage.fuse(_name_of_argument(outer), _name_of_argument(inner)), axes)  # type: ignore[return-value]
 
     def bind(self, axis: Loop, thread: ThreadAxis) -> None:
         """Run the loop as virtual threads."""
-        self.stage.vthread(_name(axis))
+        self.stage.vthread(_name_of_argument(axis))
 
     def compute_at(self, parent: StageView, axis: Loop) -> None:
         """Compute, in each iteration of loop `axis` of `parent`, what is read there."""
-        self.stage.compute_at(parent.stage, _name(axis))
+        self.stage.compute_at(parent.stage, _name_of_argument(axis))
 
     def set_scope(self, scope: str) -> None:
         """Keep the tensor in this memory."""
@@ -184,24 +185,24 @@ class StageView:
         """Put `intrinsic` in the place of loop `axis` and those inside it; building raises where they do another."""
         if self.owner.declared.setdefault(intrinsic.name, intrinsic) is not intrinsic:
             raise ValueError(f"two intrinsics of this schedule are called {intrinsic.name}")
-        self.stage.tensorize(_name(axis), intrinsic)
+        self.stage.tensorize(_name_of_argument(axis), intrinsic)
 
     def pragma(self, axis: Loop, copies: Copies) -> None:
         """Let the accelerator's LOAD or STORE do the copy; `copies` is `dma_copy` of a Environment."""
         environment = copies.environment
-        source = next(iter(_read(self.stage)))
+        source = next(iter(_tensors_read(self.stage)))
         scope = self.owner.loops[source].scope if source in {t.name for t in self.owner.loops.stages} else "dram"
         intrinsic = environment.copy(scope, self.stage.scope)
-        inner = self.stage.order[self.stage.order.index(self.stage.axis(_name(axis))) :]
+        inner = self.stage.order[self.stage.order.index(self.stage.axis(_name_of_argument(axis))) :]
         for at in reversed(range(len(inner))):
             if prod(loop.extent for loop in inner[at:]) == intrinsic.size:
                 return self.tensorize(inner[at], intrinsic)
         raise ValueError(
-            f"{self.op.name}: no loops in {_name(axis)} copy {intrinsic.size} elements, as {intrinsic.name}"
+            f"{self.op.name}: no loops in {_name_of_argument(axis)} copy {intrinsic.size} elements, as {intrinsic.name}"
         )
 
 
-def _name(arg: Any) -> Any:
+def _name_of_argument(arg: Any) -> Any:
     if isinstance(arg, Sequence) and any(isinstance(part, Axis) for part in arg):
         raise ValueError("loops are given one by one, as reorder(*loops), not as a list")
     return arg.name if isinstance(arg, Axis) else arg

@@ -39,13 +39,13 @@ def build(
     function prints. ValueError for a schedule that cannot be followed, at once or, where sizes are open, when they are
     known.
     """
-    kernel = BuiltKernel(s, args, _environment(target), device, name)
+    kernel = BuiltKernel(s, args, _accelerator_of_target(target), device, name)
     if s.sized:
         kernel.compiled({})
     return kernel
 
 
-def _environment(target: Target) -> Environment | None:
+def _accelerator_of_target(target: Target) -> Environment | None:
     """Accelerator that a target stands for; None for this processor."""
     if isinstance(target, Environment):
         return target
@@ -57,10 +57,10 @@ def lower(
     simple_mode: bool = True,
 ) -> Function:  # fmt: skip
     """Return the loops, to print. sizes: those of variables; simple_mode: there is no other."""
-    return _lowered(s, args, dict(sizes or {}), None)
+    return _lower_to_loops(s, args, dict(sizes or {}), None)
 
 
-def _lowered(
+def _lower_to_loops(
     s: TensorSchedule, args: Sequence[TensorExpr | Var], sizes: Mapping[Var, int], environment: Environment | None
 ) -> Function:  # fmt: skip
     """Lower the schedule to loops for these sizes."""
@@ -98,7 +98,7 @@ class BuiltKernel:
         """Code for these sizes: a CompiledKernel or an AcceleratorKernel."""
         key = tuple(sizes.items())
         if key not in self._compiled:
-            function = _lowered(self.s, self.args, sizes, self.environment)
+            function = _lower_to_loops(self.s, self.args, sizes, self.environment)
             if self.environment is not None:
                 self._compiled[key] = render(self.environment.cfg, function)
             else:
@@ -109,9 +109,9 @@ class BuiltKernel:
         """Fill in the outputs. ValueError for arrays of other shapes or types."""
         if len(arguments) != len(self.args):
             raise ValueError(f"{len(arguments)} arguments given, {len(self.args)} expected")
-        sizes = _sizes(self.args, arguments)
+        sizes = _bind_sizes(self.args, arguments)
         arrays = {
-            arg.node: _checked(arg, array, sizes)
+            arg.node: _check_array(arg, array, sizes)
             for arg, array in zip(self.args, arguments)
             if isinstance(arg, TensorExpr)
         }
@@ -126,7 +126,7 @@ class BuiltKernel:
             np.copyto(arrays[output], result)
 
 
-def _sizes(args: Sequence[TensorExpr | Var], arrays: Sequence[Array | int]) -> dict[Var, int]:
+def _bind_sizes(args: Sequence[TensorExpr | Var], arrays: Sequence[Array | int]) -> dict[Var, int]:
     """Values of the variables, from numbers given for them and from dimensions of arrays."""
     sizes: dict[Var, int] = {}
     for arg, value in zip(args, arrays):
@@ -139,7 +139,7 @@ def _sizes(args: Sequence[TensorExpr | Var], arrays: Sequence[Array | int]) -> d
     return sizes
 
 
-def _checked(arg: TensorExpr, array: Any, sizes: Mapping[Var, int]) -> Array:
+def _check_array(arg: TensorExpr, array: Any, sizes: Mapping[Var, int]) -> Array:
     """Check type and shape of an argument. ValueError."""
     if not isinstance(array, np.ndarray):
         raise ValueError(f"{arg.name} is an array, not {type(array).__name__}")

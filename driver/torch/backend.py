@@ -35,11 +35,11 @@ from celosia.driver.torch.export import (
     ExportError,
     TorchError,
     UnknownOperator,
-    quiet,
     require_all_pairs,
     require_pure,
+    silence_exporters,
     trace,
-    written,
+    write_onnx,
 )
 from celosia.driver.torch.parts import is_eager, split
 from celosia.hw.spec.config import Config
@@ -80,7 +80,7 @@ def celosia(graph: GraphModule, example_inputs: list[Any], options: Mapping[str,
     """Entry point of Dynamo: return a callable for `graph`. ValueError for an unknown option."""
     places = enumerate(graph.graph.find_nodes(op="placeholder"))
     fixed = [i for i, node in places if "_dynamo_static_input_type" in node.meta.get("tensor_dict", {})]
-    return CompiledGraph(graph, BackendOptions.of(options), fixed, *_traced())
+    return CompiledGraph(graph, BackendOptions.of(options), fixed, *_traced_origin())
 
 
 @dataclass
@@ -97,7 +97,7 @@ class GraphOrigin:
 _origins: WeakKeyDictionary[Any, GraphOrigin] = WeakKeyDictionary()
 
 
-def _traced() -> tuple[GraphOrigin, CodeType | None]:
+def _traced_origin() -> tuple[GraphOrigin, CodeType | None]:
     """Origin and code of what Dynamo is tracing."""
     try:
         frame = InstructionTranslator.current_tx()
@@ -123,7 +123,7 @@ class SpecialisedGraph:
         """Whether the parameters are what they were: the same memory, which `fixed` keeps from being used again, and
         not written to as far as PyTorch counts it (not under inference_mode, nor through `.data`).
         """
-        return all(x.data_ptr() == old.data_ptr() and _version(x) == v for x, (old, v) in zip(fixed, self.fixed))
+        return all(x.data_ptr() == old.data_ptr() and _memory_version(x) == v for x, (old, v) in zip(fixed, self.fixed))
 
 
 @dataclass(frozen=True)
@@ -155,26 +155,26 @@ class CompiledGraph:
         if self.scalars:
             arguments = tuple(x.numpy(force=True)[()] if i in self.scalars else x for i, x in enumerate(arguments))
         self._require_inference(arguments)
-        key = tuple(_kind(x) for x in arguments)
+        key = tuple(_key_part(x) for x in arguments)
         fixed = [*(arguments[i] for i in self.fixed), *self.owned]
         cached = self.cache.get(key)
         if cached is None or not cached.holds(fixed):
             with Stages(self.options.quiet) as say:
-                self._announce(say, arguments, is_known=cached is not None)
+                self._log_compilation(say, arguments, is_known=cached is not None)
                 cached = self.cache[key] = self._specialise(arguments, fixed)
         return cached.run(*arguments)
 
-    def _announce(self, say: Stages, arguments: tuple[Any, ...], is_known: bool) -> None:
+    def _log_compilation(self, say: Stages, arguments: tuple[Any, ...], is_known: bool) -> None:
         """Say what is compiled, and why it is again: for good where it is, else while it lasts."""
         again = self.code in self.origin.compiled
         self.origin.compiled.add(self.code)
-        shapes = [str(tuple(arguments[i].shape)) for i in self._free(arguments)]
+        shapes = [str(tuple(arguments[i].shape)) for i in self._free_positions(arguments)]
         reason = (
             "as its parameters have changed" if is_known else f"for shape{'s' * (len(shapes) > 1)} {', '.join(shapes)}"
         )
         say(f"celosia: compiling {self.origin.name}{' again' * again} {reason}", line=again)
 
-    def _free(self, arguments: tuple[Any, ...]) -> list[int]:
+    def _free_positions(self, arguments: tuple[Any, ...]) -> list[int]:
         return [i for i, x in enumerate(arguments) if isinstance(x, torch.Tensor) and i not in self.fixed]
 
     def _require_inference(self, arguments: tuple[Any, ...]) -> None:
@@ -191,17 +191,17 @@ class CompiledGraph:
 
     def _specialise(self, arguments: tuple[Any, ...], fixed: Sequence[torch.Tensor]) -> SpecialisedGraph:
         """Compile the graph for the shapes of `arguments`."""
-        free = self._free(arguments)
+        free = self._free_positions(arguments)
         with torch.inference_mode(False), torch.no_grad():
             bound = _Bound(self.graph, arguments, free).eval()
             try:
                 exported = trace(bound, tuple(torch.zeros_like(arguments[i]) for i in free))
                 require_pure(exported)
-                compute = self._computed(exported)
+                compute = self._compile_around_unknown(exported)
             except (ExportError, ModelError) as error:
                 reason = str(error).replace(_Bound.__name__, self.origin.name)
-                self._warn(f"{self.origin.name} to PyTorch: {reason}")
-                return SpecialisedGraph(lambda *arguments: _row(self.graph(*arguments)))
+                self._warn_once(f"{self.origin.name} to PyTorch: {reason}")
+                return SpecialisedGraph(lambda *arguments: _result_row(self.graph(*arguments)))
         places = iter(range(len(bound.results)))
         outputs = [next(places) if isinstance(x, torch.Tensor) else Plain(x) for x in bound.results]
 
@@ -209,18 +209,18 @@ class CompiledGraph:
             results = compute(*(arguments[i] for i in free))
             return tuple(x.value if isinstance(x, Plain) else results[x] for x in outputs)
 
-        return SpecialisedGraph(run, tuple((x.detach(), _version(x)) for x in fixed))
+        return SpecialisedGraph(run, tuple((x.detach(), _memory_version(x)) for x in fixed))
 
-    def _computed(self, exported: ExportedProgram) -> Compute:
+    def _compile_around_unknown(self, exported: ExportedProgram) -> Compute:
         """Compile to a Program; where torch.onnx does not know an operator, to Programs before and after it."""
         try:
-            return self._program(exported)
+            return self._compile_part(exported)
         except UnknownOperator as error:
-            with quiet():
+            with silence_exporters():
                 parts = split(exported, error.operator)
             if parts is None:
                 raise
-            self._warn(
+            self._warn_once(
                 f"{error.operator} of {self.origin.name} to PyTorch, as torch.onnx does not know it; write that part "
                 "with other operators, and it is in the Program"
             )
@@ -233,9 +233,9 @@ class CompiledGraph:
         compute: Compute = parts
         return compute
 
-    def _program(self, exported: ExportedProgram) -> Compute:
+    def _compile_part(self, exported: ExportedProgram) -> Compute:
         """Compile an exported graph to a Program, and return the function that runs it."""
-        proto = written(exported, None, None)
+        proto = write_onnx(exported, None, None)
         require_all_pairs(exported, proto)
         options = self.options
         program = compile_model(proto, options.config, accelerator=options.accelerator, check=options.check)
@@ -254,7 +254,7 @@ class CompiledGraph:
 
         return compute
 
-    def _warn(self, sentence: str) -> None:
+    def _warn_once(self, sentence: str) -> None:
         """Warn once about each thing."""
         if sentence not in self.origin.told:
             self.origin.told.add(sentence)
@@ -292,11 +292,12 @@ class _Bound(torch.nn.Module):  # type: ignore[misc]
                 self.register_buffer(self.names[i], x.detach())
 
     def forward(self, *inputs: torch.Tensor) -> Any:
+        """Run the graph node by node; return its tensors and keep all results."""
         values = dict(zip(self.free, inputs)) | self.numbers
         arguments = (values[i] if i in values else getattr(self, name) for i, name in enumerate(self.names))
         with preserve_node_meta():
             results = Interpreter(self.graph).run(*arguments)
-        self.results = _row(results)
+        self.results = _result_row(results)
         return tuple(x for x in self.results if isinstance(x, torch.Tensor))
 
 
@@ -305,17 +306,17 @@ def _is_scalar(node: Node) -> bool:
     return bool(node.users) and all((user.op, user.target) == ("call_method", "item") for user in node.users)
 
 
-def _row(results: Any) -> tuple[Any, ...]:
+def _result_row(results: Any) -> tuple[Any, ...]:
     """Results that a graph returns: of Dynamo's all, of a part the one alone."""
     return tuple(results) if isinstance(results, (tuple, list)) else (results,)
 
 
-def _kind(x: Any) -> Any:
+def _key_part(x: Any) -> Any:
     """Part of a cache key: shape and type of a tensor, a number itself."""
     return (x.dtype, tuple(x.shape)) if isinstance(x, torch.Tensor) else x
 
 
-def _version(x: torch.Tensor) -> int:
+def _memory_version(x: torch.Tensor) -> int:
     return 0 if x.is_inference() else x._version
 
 

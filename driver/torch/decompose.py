@@ -135,16 +135,16 @@ PRODUCTS: dict[Any, Callable[..., Any]] = {
 """FUSED ones, and what torch.onnx knows but has products of two activations inside."""
 
 
-def with_products(model: GraphModule, keep: Callable[[Node], bool]) -> None:
+def expose_products(model: GraphModule, keep: Callable[[Node], bool]) -> None:
     """Write the products in `model` out, in place, where `keep` is false of the operator that they are in."""
     for node in list(model.graph.nodes):
         if node.target in PRODUCTS and not keep(node):
-            _write_out(model, node, PRODUCTS[node.target])
+            _inline_decomposition(model, node, PRODUCTS[node.target])
     model.graph.eliminate_dead_code()
     model.recompile()
 
 
-def _write_out(model: GraphModule, node: Node, function: Callable[..., Any]) -> None:
+def _inline_decomposition(model: GraphModule, node: Node, function: Callable[..., Any]) -> None:
     """Write the operators of `function` in place of `node`, in the same module."""
     leaves, form = tree_flatten((node.args, node.kwargs))
     input_nodes = list(dict.fromkeys(leaf for leaf in leaves if isinstance(leaf, Node)))
@@ -171,7 +171,7 @@ def _write_out(model: GraphModule, node: Node, function: Callable[..., Any]) -> 
     model.graph.erase_node(node)  # dropout, which may be in it, makes PyTorch keep it
 
 
-def without_fused(program: ExportedProgram) -> ExportedProgram:
+def decompose_fused(program: ExportedProgram) -> ExportedProgram:
     """Decompose FUSED operators and fake quantisations in `program`; itself where it has none."""
     table = {**FUSED, **PAIRS}
     if not any(node.target in table for node in program.graph.nodes):

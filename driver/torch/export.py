@@ -30,8 +30,8 @@ from celosia.compiler.graph.dimensions import inputs_of, open_axes, open_inputs
 from celosia.compiler.graph.specialise import why_fixed, without_free
 from celosia.compiler.graph.values import new_constant
 from celosia.compiler.program import Program
-from celosia.driver.torch.decompose import without_fused
-from celosia.driver.torch.fake_quantize import PAIRS, UnsettledError, settled
+from celosia.driver.torch.decompose import decompose_fused
+from celosia.driver.torch.fake_quantize import PAIRS, UnsettledError, settle_observers
 from celosia.hw.spec.config import Config
 from celosia.plain import Sentences
 
@@ -90,11 +90,11 @@ def from_torch(
     'float32[n, 4]'
     """
     module = getattr(module, "_orig_mod", module)  # the module inside torch.compile's result
-    exported = _exported(module, example_inputs, kwargs, dynamic_shapes)
-    proto = _model(exported, module, input_names, output_names)
+    exported = _run_torch_export(module, example_inputs, kwargs, dynamic_shapes)
+    proto = _export_onnx(exported, module, input_names, output_names)
     if open_inputs(proto):
         example = (example_inputs, dict(kwargs or {})) if tree_leaves(example_inputs) else exported.example_inputs
-        options["shapes"] = _shapes(proto, example, options.get("shapes") or {})
+        options["shapes"] = _choose_shapes(proto, example, options.get("shapes") or {})
     program = compile_model(proto, config, **options)
     program.name = proto.graph.name
     return program
@@ -106,10 +106,12 @@ def to_onnx(
 ) -> onnx.ModelProto:  # fmt: skip
     """Return the ONNX model of a module, see `from_torch`, which also `onnx.save` and `Runtime` take. TorchError."""
     module = getattr(module, "_orig_mod", module)  # the module inside torch.compile's result
-    return _model(_exported(module, example_inputs, kwargs, dynamic_shapes), module, input_names, output_names)
+    return _export_onnx(
+        _run_torch_export(module, example_inputs, kwargs, dynamic_shapes), module, input_names, output_names
+    )
 
 
-def _exported(
+def _run_torch_export(
     module: torch.nn.Module | ExportedProgram, example_inputs: Any, kwargs: Mapping[str, Any] | None,
     dynamic_shapes: Any,
 ) -> ExportedProgram:  # fmt: skip
@@ -123,6 +125,7 @@ def _exported(
 
 
 def _require_tensors(module: Any, example_inputs: Any) -> None:
+    """Raise TorchError for modules and examples that torch.export does not take."""
     if isinstance(module, torch.jit.ScriptModule):
         raise TorchError("a module of torch.jit has its operators no more; give the module that it was made of")
     if isinstance(example_inputs, Mapping):
@@ -131,15 +134,15 @@ def _require_tensors(module: Any, example_inputs: Any) -> None:
         raise TorchError("example_inputs holds an array of numpy's; give torch.from_numpy(array)")
 
 
-def _model(
+def _export_onnx(
     program: ExportedProgram, module: Any, input_names: Sequence[str] | None, output_names: Sequence[str] | None
 ) -> onnx.ModelProto:
     """Export `program` to an ONNX model, with the given names of inputs and outputs."""
     require_pure(program)
-    proto = written(program, input_names, output_names)
+    proto = write_onnx(program, input_names, output_names)
     require_all_pairs(program, proto)
     named = isinstance(module, (ExportedProgram, GraphModule))
-    proto.graph.name = _class_of(program) if named else type(module).__name__
+    proto.graph.name = _module_class(program) if named else type(module).__name__
     _settle_sizes(proto)
     return proto
 
@@ -153,10 +156,10 @@ def _settle_sizes(proto: onnx.ModelProto) -> None:
         for axis, dim in enumerate(value.type.tensor_type.shape.dim):
             if dim.dim_param.isdigit():
                 dim.dim_value = int(dim.dim_param)
-                _say_fixed(value.name, axis, dim.dim_value, "torch.export found that the module takes no other")
+                _warn_fixed_size(value.name, axis, dim.dim_value, "torch.export found that the module takes no other")
 
 
-def _shapes(proto: onnx.ModelProto, example: Any, given_shapes: Mapping[str, Any]) -> dict[str, Any]:
+def _choose_shapes(proto: onnx.ModelProto, example: Any, given_shapes: Mapping[str, Any]) -> dict[str, Any]:
     """Choose the shapes to compile for: those of the example, open where a Program can leave them so, and
     `given_shapes`. A warning names sizes that were to be open and are not."""
     tensors = [leaf for leaf in tree_leaves(example) if isinstance(leaf, torch.Tensor)]
@@ -169,11 +172,11 @@ def _shapes(proto: onnx.ModelProto, example: Any, given_shapes: Mapping[str, Any
     reasons = why_fixed(proto, full_shapes) if fixed else {}
     for name, axis in sorted(fixed):
         reason = f"{reasons[name, axis]}; for any size, give Runtime what celosia.driver.torch.export.to_onnx returns"
-        _say_fixed(name, axis, full_shapes[name][axis], reason)
+        _warn_fixed_size(name, axis, full_shapes[name][axis], reason)
     return {**shapes, **given_shapes}
 
 
-def _say_fixed(name: str, axis: int, size: int, reason: str) -> None:
+def _warn_fixed_size(name: str, axis: int, size: int, reason: str) -> None:
     warnings.warn(
         f"dimension {axis} of input {name!r} is {size}, and not open as dynamic_shapes has it: {reason}", stacklevel=4
     )
@@ -199,8 +202,9 @@ def trace(
             )
     try:
         with (
-            quiet(), contextlib.redirect_stderr(io.StringIO()), torch.no_grad(),  # torch.export prints the graph
-            settled(module),
+            silence_exporters(), torch.no_grad(),
+            contextlib.redirect_stderr(io.StringIO()),  # torch.export prints the graph
+            settle_observers(module),
         ):  # fmt: skip
             try:
                 return torch.export.export(module, arguments, dict(kwargs or {}), dynamic_shapes=dynamic_shapes)
@@ -212,7 +216,9 @@ def trace(
     except UnsettledError as error:
         raise TorchError(str(error)) from error
     except Exception as error:  # torch raises many classes
-        reason = next((line.strip(" -") for line in str(error).splitlines() if line.startswith("  - ")), _line(error))
+        reason = next(
+            (line.strip(" -") for line in str(error).splitlines() if line.startswith("  - ")), _first_line(error)
+        )
         raise ExportError(f"torch.export cannot trace {type(module).__name__}: {reason}") from error
 
 
@@ -225,7 +231,7 @@ def _register_dataclasses(values: Any) -> None:
 
 def require_pure(program: ExportedProgram) -> None:
     """Raise TorchError where `program` does something that an ONNX model cannot: keep state, or draw random numbers."""
-    with quiet():
+    with silence_exporters():
         program = program.run_decompositions({})  # with writes as further outputs
     signature = program.graph_signature
     written = (*signature.buffers_to_mutate.values(), *signature.user_inputs_to_mutate.values())
@@ -233,7 +239,7 @@ def require_pure(program: ExportedProgram) -> None:
         raise TorchError(
             f"the module writes to {written[0]!r}, which a Program cannot; call eval(), or return the value"
         )
-    for node in _calls(program):
+    for node in _all_operators(program):
         if _is_random(node):
             raise TorchError(f"{node.name} ({node.target}) draws random numbers; call eval(), or pass them as an input")
 
@@ -250,7 +256,7 @@ def _is_random(node: Node) -> bool:
     return arguments.get("train", arguments.get("training")) is not False and arguments.get("dropout_p") != 0.0
 
 
-def written(
+def write_onnx(
     program: ExportedProgram, input_names: Sequence[str] | None, output_names: Sequence[str] | None
 ) -> onnx.ModelProto:
     """Write `program` as ONNX. TorchError."""
@@ -259,23 +265,23 @@ def written(
             raise TorchError(f"the module returns {spec.arg.value!r}, which is no tensor; return tensors alone")
     _require_reals(program)
     try:
-        with quiet():
-            program = without_fused(program)
+        with silence_exporters():
+            program = decompose_fused(program)
             exported = torch.onnx.export(
                 program, dynamo=True, optimize=False, verbose=False, input_names=input_names, output_names=output_names
             )
             _settle_types(exported.model.graph)
             _settle_axes(exported.model.graph)
             _settle_outputs(exported.model.graph, output_names)
-            _name_by_modules(exported.model.graph)
+            _name_operators_by_module(exported.model.graph)
             proto: onnx.ModelProto = exported.model_proto
     except Exception as error:  # torch raises many classes
-        for cause in _causes(error):
+        for cause in _chain_of_causes(error):
             if isinstance(cause, UnsettledError):
                 raise TorchError(str(cause).splitlines()[0]) from error  # torch adds where it was
             if match := UNKNOWN.search(str(cause)):
                 raise UnknownOperator(match[2]) from error
-        raise ExportError(f"torch.onnx cannot write the module: {_line(_causes(error)[-1])}") from error
+        raise ExportError(f"torch.onnx cannot write the module: {_first_line(_chain_of_causes(error)[-1])}") from error
     return proto
 
 
@@ -322,7 +328,7 @@ def _settle_axes(graph: ir.Graph) -> None:
 
 
 def _settle_outputs(graph: ir.Graph, names: Sequence[str] | None) -> None:
-    """A tensor that is returned twice becomes two: outputs are told apart by their names."""
+    """Make two tensors of one that is returned twice, because outputs are told apart by their names."""
     for number, value in enumerate(graph.outputs):
         if value in graph.outputs[:number]:
             name = names[number] if names else f"{value.name}_{number}"
@@ -340,21 +346,21 @@ TRACED = re.compile(r"L\['\w+'\]\.?")
 PRODUCTS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 
 
-def _name_by_modules(graph: ir.Graph) -> None:
+def _name_operators_by_module(graph: ir.Graph) -> None:
     """Call each operator by the path of its module, "blocks.0.fc": with PyTorch's operator behind it where the module
     has several, "blocks.0.add_1", and with ONNX's where that became several, "blocks.0.fc/Add" beside the product. An
     operator outside of modules keeps its name, as quantisations do.
     """
     parts: dict[str, dict[str, list[ir.Node]]] = {}
     for node in graph:
-        path, operator = _scopes(node.metadata_props.get(NAMES))
+        path, operator = _module_and_operator(node.metadata_props.get(NAMES))
         if path:
             parts.setdefault(path, {}).setdefault(operator, []).append(node)
     used_names: set[str] = set()
     for path, operators in parts.items():
         for operator, nodes in operators.items():
             full_name = path if len(operators) == 1 else f"{path}.{operator}"
-            main = _main(nodes, operator)
+            main = _main_operator(nodes, operator)
             for node in nodes:
                 name = full_name if node is main else f"{full_name}/{node.op_type}"
                 number, node.name = 1, name
@@ -364,20 +370,20 @@ def _name_by_modules(graph: ir.Graph) -> None:
                 used_names.add(node.name)
 
 
-def _main(nodes: list[ir.Node], operator: str) -> ir.Node | None:
-    """The operator to report on: the only product, else the one that torch.onnx gave the name of PyTorch's operator."""
+def _main_operator(nodes: list[ir.Node], operator: str) -> ir.Node | None:
+    """Return the operator to report on: the only product, else the one that torch.onnx named as PyTorch's."""
     products = [node for node in nodes if node.op_type in PRODUCTS]
     named = [node for node in nodes if (node.name or "").startswith(f"node_{operator}")]
     return next(iter(products or named), None) if len(products) < 2 else None
 
 
-def _scopes(noted: str | None) -> tuple[str, str]:
+def _module_and_operator(noted: str | None) -> tuple[str, str]:
     """Return (path of the innermost module, name of PyTorch's operator); "" where there is none."""
     names = [str(name) for name in literal_eval(noted)] if noted else []
     return (TRACED.sub("", names[-2]) if len(names) > 1 else ""), (names[-1] if names else "")
 
 
-def _class_of(program: ExportedProgram) -> str:
+def _module_class(program: ExportedProgram) -> str:
     """Class of the module that `program` was exported from, which its operators name."""
     for node in program.graph.nodes:
         for path, kind in node.meta.get("nn_module_stack", {}).values():
@@ -392,12 +398,12 @@ def _class_of(program: ExportedProgram) -> str:
 
 def require_all_pairs(program: ExportedProgram, proto: onnx.ModelProto) -> None:
     """Raise TorchError where the model's quantisations and dequantisations differ from the module's."""
-    for node in _calls(program):
+    for node in _all_operators(program):
         if node.target._schema.name == "quantized_decomposed::quantize_per_tensor":
             _require_whole_range(node)
     for kind, op in ("quantize", "QuantizeLinear"), ("dequantize", "DequantizeLinear"):
-        before = [node.name for node in _calls(program) if _is_quantisation(node, kind)]
-        after = [_source(node) for node in proto.graph.node if node.op_type == op]
+        before = [node.name for node in _all_operators(program) if _is_quantisation(node, kind)]
+        after = [_pytorch_operator(node) for node in proto.graph.node if node.op_type == op]
         if len(before) != len(after):
             lost = [name for name in before if name not in after] or [f"{len(after) - len(before)} too many"]
             shown = ", ".join(lost[:5]) + (f" and {len(lost) - 5} more" if len(lost) > 5 else "")
@@ -425,32 +431,32 @@ def _require_whole_range(node: Node) -> None:
         )
 
 
-def _source(node: onnx.NodeProto) -> str:
+def _pytorch_operator(node: onnx.NodeProto) -> str:
     """Name of PyTorch's operator that `node` comes from."""
-    return _scopes(next((entry.value for entry in node.metadata_props if entry.key == NAMES), None))[1]
+    return _module_and_operator(next((entry.value for entry in node.metadata_props if entry.key == NAMES), None))[1]
 
 
 # Helpers ---------------------------------------------------------------------------------------------------------
 
 
-def _calls(program: ExportedProgram) -> Iterator[Node]:
+def _all_operators(program: ExportedProgram) -> Iterator[Node]:
     """Yield every operator, those of subgraphs too."""
     for module in program.graph_module.modules():
         if isinstance(module, GraphModule):
             yield from (node for node in module.graph.nodes if isinstance(node.target, torch._ops.OpOverload))
 
 
-def _causes(error: BaseException) -> list[BaseException]:
+def _chain_of_causes(error: BaseException) -> list[BaseException]:
     """Yield `error` and its causes, the first cause last: torch.onnx wraps its errors in pages of text."""
-    return [error, *([] if error.__cause__ is None else _causes(error.__cause__))]
+    return [error, *([] if error.__cause__ is None else _chain_of_causes(error.__cause__))]
 
 
-def _line(error: BaseException) -> str:
+def _first_line(error: BaseException) -> str:
     return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
 
 
 @contextlib.contextmanager
-def quiet() -> Iterator[None]:
+def silence_exporters() -> Iterator[None]:
     """Silence logs and warnings of the exporters, which say nothing of the model."""
     before = logging.root.manager.disable
     logging.disable(logging.ERROR)

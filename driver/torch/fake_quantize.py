@@ -25,38 +25,40 @@ class UnsettledError(ValueError):
     """Fake quantisation that is no pair of quantise and dequantise; one sentence with the way out."""
 
 
-def _within(low: int, high: int, bounded: Callable[[int, int], Tensor]) -> Tensor:
-    """Fake quantisation to low..high by bounded(limits of int8 or uint8), whose input is within the narrower range
-    already. NotImplemented, which leaves an operator as it is, where these are its limits. UnsettledError for others.
+def _fake_quantise_within(low: int, high: int, quantise_between: Callable[[int, int], Tensor]) -> Tensor:
+    """Fake-quantise to low..high by quantise_between(limits of int8 or uint8), which clamps its input to low..high.
+
+    Returns NotImplemented, which leaves the operator as it is, where low..high is the whole range of int8 or uint8.
+    UnsettledError where 8 bits are too few.
     """
     for kind in (torch.int8, torch.uint8):
         info = torch.iinfo(kind)
         if (low, high) == (info.min, info.max):
             return NotImplemented
         if info.min <= low and high <= info.max:
-            return bounded(info.min, info.max)
+            return quantise_between(info.min, info.max)
     raise UnsettledError(f"fake quantisation to {low}..{high} needs more than 8 bits; {ADVICE}")
 
 
 def per_tensor(x: Tensor, scale: Any, zero_point: Any, quant_min: int, quant_max: int) -> Tensor:
     """Replace torch.fake_quantize_per_tensor_affine. scale, zero_point: numbers, or tensors of one element."""
 
-    def bounded(low: int, high: int) -> Tensor:
+    def quantise_between(low: int, high: int) -> Tensor:
         clamped = torch.clamp(x, (quant_min - zero_point) * scale, (quant_max - zero_point) * scale)
         return torch.fake_quantize_per_tensor_affine(clamped, scale, zero_point, low, high)
 
-    return _within(quant_min, quant_max, bounded)
+    return _fake_quantise_within(quant_min, quant_max, quantise_between)
 
 
 def per_channel(x: Tensor, scale: Tensor, zero_point: Tensor, axis: int, quant_min: int, quant_max: int) -> Tensor:
     """Replace torch.fake_quantize_per_channel_affine. scale, zero_point: of each element along `axis`."""
 
-    def bounded(low: int, high: int) -> Tensor:
+    def quantise_between(low: int, high: int) -> Tensor:
         broadcast_shape = [-1 if d == axis % x.dim() else 1 for d in range(x.dim())]
         ends = ((end - zero_point).mul(scale).reshape(broadcast_shape) for end in (quant_min, quant_max))
         return torch.fake_quantize_per_channel_affine(torch.clamp(x, *ends), scale, zero_point, axis, low, high)
 
-    return _within(quant_min, quant_max, bounded)
+    return _fake_quantise_within(quant_min, quant_max, quantise_between)
 
 
 PAIRS: dict[torch._ops.OpOverload, Callable[..., Any]] = {
@@ -86,9 +88,11 @@ class _Settled(nn.Module):  # type: ignore[misc]
 
 
 @contextlib.contextmanager
-def settled(module: nn.Module) -> Iterator[None]:
-    """Within, FakeQuantize submodules of `module` whose observers are off are fixed. UnsettledError for those that
-    observe, and for observers."""
+def settle_observers(module: nn.Module) -> Iterator[None]:
+    """Fix, inside the context, the FakeQuantize submodules of `module` whose observers are off.
+
+    UnsettledError for observers, and for submodules that still observe.
+    """
     parts = {path: part for path, part in module.named_modules() if isinstance(part, (FakeQuantizeBase, ObserverBase))}
     inside = {
         id(observer) for part in parts.values() if isinstance(part, FakeQuantizeBase) for observer in part.modules()
@@ -96,7 +100,7 @@ def settled(module: nn.Module) -> Iterator[None]:
     }  # fmt: skip
     parts = {path: part for path, part in parts.items() if id(part) not in inside}
     for path, part in parts.items():
-        if reason := _complaint(part):
+        if reason := _why_unsettled(part):
             raise UnsettledError(f"{path or 'the module'} is a {type(part).__name__} {reason}, or {ADVICE}")
     try:
         for path, part in parts.items():
@@ -107,7 +111,7 @@ def settled(module: nn.Module) -> Iterator[None]:
             module.set_submodule(path, part)
 
 
-def _complaint(part: nn.Module) -> str:
+def _why_unsettled(part: nn.Module) -> str:
     """Explain why a submodule cannot be fixed; "" where it can."""
     if isinstance(part, ObserverBase):
         return "that changes with what it sees; remove it"

@@ -18,14 +18,14 @@ def split(program: ExportedProgram, unknown: str) -> GraphModule | None:
 
         sin, linalg_qr, add   ->   submod_0_program: sin;  submod_1_eager: linalg_qr;  submod_2_program: add
     """
-    names = {node.name for node in program.graph.nodes if _is(node, unknown)}
+    names = {node.name for node in program.graph.nodes if _calls_operator(node, unknown)}
     if not names:  # torch.onnx names what it comes to
-        nodes = [node for node in program.run_decompositions().graph.nodes if _is(node, unknown)]
-        names = {name for node in nodes for name in _sources(node.meta.get("from_node", ()))}
+        nodes = [node for node in program.run_decompositions().graph.nodes if _calls_operator(node, unknown)]
+        names = {name for node in nodes for name in _original_operators(node.meta.get("from_node", ()))}
     module = program.module(check_guards=False)
     if not any(node.name in names for node in module.graph.nodes):
         return None
-    split: GraphModule = split_module(module, module, _numbering(module, names))
+    split: GraphModule = split_module(module, module, _number_parts(module, names))
     return split
 
 
@@ -34,7 +34,7 @@ def is_eager(part: str) -> bool:
     return part.endswith("eager")
 
 
-def _numbering(module: GraphModule, eager: set[str]) -> Callable[[Node], str]:
+def _number_parts(module: GraphModule, eager: set[str]) -> Callable[[Node], str]:
     """Number the parts: each reads results of those before it; odd ones are eager."""
     numbers: dict[Node, int] = {}
     for node in module.graph.nodes:
@@ -46,15 +46,15 @@ def _numbering(module: GraphModule, eager: set[str]) -> Callable[[Node], str]:
     return lambda node: f"{numbers[node]}_{'eager' if numbers[node] % 2 else 'program'}"
 
 
-def _is(node: Node, unknown: str) -> bool:
+def _calls_operator(node: Node, unknown: str) -> bool:
     """Whether a node calls an unknown operator, by its name alone: torch.onnx may know it as one of another
     namespace."""
     target = node.target
     return isinstance(target, torch._ops.OpOverload) and target._schema.name.split("::")[1] == unknown.split(".")[1]
 
 
-def _sources(sources: Sequence[NodeSource]) -> Iterator[str]:
+def _original_operators(sources: Sequence[NodeSource]) -> Iterator[str]:
     """Names of the operators that one was decomposed from."""
     for source in sources:
         yield source.name
-        yield from _sources(source.from_node)
+        yield from _original_operators(source.from_node)

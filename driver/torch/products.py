@@ -44,10 +44,10 @@ class ActivationProducts:
     """
 
     def __init__(self, graph: Graph, exclude: Callable[[Node], bool]) -> None:
-        varying = _varying(graph)
-        self.nodes = {node for node in graph.nodes if _multiplies(node, varying) and not exclude(node)}
-        self.operands = _joined(operand for node in self.nodes for operand in node.args[:2])
-        self.scaled = _forward(self.nodes)
+        varying = _input_dependent_nodes(graph)
+        self.nodes = {node for node in graph.nodes if _is_activation_product(node, varying) and not exclude(node)}
+        self.operands = _scale_sharing_nodes(operand for node in self.nodes for operand in node.args[:2])
+        self.scaled = _nodes_behind_products(self.nodes)
         softmaxes = [node for node in graph.nodes if name_of(node) == "softmax"]
         self.masks = {mask for node in softmaxes for mask in self._masks(node)} - self.scaled
 
@@ -78,7 +78,7 @@ def with_slices(model: GraphModule, products: ActivationProducts) -> None:
     for node in [node for node in model.graph.nodes if node in products.operands and _is_part(node)]:
         source: Any = node.args[0]
         with model.graph.inserting_before(node):
-            part = _part(model.graph, source, node.args[1])
+            part = _slice_part(model.graph, source, node.args[1])
         if part is not None:
             part.meta = {**source.meta, "val": node.meta["val"]}
             node.replace_all_uses_with(part)
@@ -86,23 +86,23 @@ def with_slices(model: GraphModule, products: ActivationProducts) -> None:
     model.recompile()
 
 
-def _part(graph: Graph, split: Node, number: int) -> Node | None:
+def _slice_part(graph: Graph, split: Node, number: int) -> Node | None:
     """Part `number` of the tensor that `split` splits; None where its sizes are open."""
     if name_of(split) == "unbind":
-        return graph.call_function(aten.select.int, (split.args[0], _axis(split, 1), number))
-    axis = _axis(split, 2)
+        return graph.call_function(aten.select.int, (split.args[0], _axis_argument(split, 1), number))
+    axis = _axis_argument(split, 2)
     sizes = [value.shape[axis] for value in split.meta["val"][: number + 1]]
     if not all(isinstance(size, int) for size in sizes):
         return None
     return graph.call_function(aten.slice.Tensor, (split.args[0], axis, sum(sizes[:-1]), sum(sizes)))
 
 
-def _axis(split: Node, place: int) -> int:
+def _axis_argument(split: Node, place: int) -> int:
     """Argument `dim`; the first axis where there is none."""
     return int(split.args[place] if len(split.args) > place else split.kwargs.get("dim", 0))
 
 
-def _varying(graph: Graph) -> set[Node]:
+def _input_dependent_nodes(graph: Graph) -> set[Node]:
     """Nodes that depend on an input of the module."""
     varying: set[Node] = set()
     for node in graph.nodes:
@@ -111,7 +111,8 @@ def _varying(graph: Graph) -> set[Node]:
     return varying
 
 
-def _multiplies(node: Node, varying: set[Node]) -> bool:
+def _is_activation_product(node: Node, varying: set[Node]) -> bool:
+    """Whether a node multiplies two float activations of equal batch sizes."""
     if name_of(node) not in ("matmul", "bmm") or not varying.issuperset(node.args[:2]):
         return False
     a, b = (operand.meta["val"] for operand in node.args[:2])
@@ -128,7 +129,7 @@ def _is_part(node: Node) -> bool:
     return node.target is python.getitem and name_of(node.args[0]) in SPLITS
 
 
-def _sources(node: Node) -> list[Node]:
+def _scale_sharing_sources(node: Node) -> list[Node]:
     """Nodes that share their scale, or a multiple of it, with `node`, which was computed from them."""
     if name_of(node) == "cat":
         return list(node.args[0])
@@ -137,26 +138,27 @@ def _sources(node: Node) -> list[Node]:
     return [node.args[0]] if name_of(node) in MOVES or _is_scaling(node) else []
 
 
-def _readers(node: Node) -> Iterator[Node]:
+def _scale_sharing_readers(node: Node) -> Iterator[Node]:
+    """Yield the readers of `node` that share its scale, also those behind splits."""
     for user in node.users:
         if name_of(user) in SPLITS:
             yield from user.users
-        elif node in _sources(user):
+        elif node in _scale_sharing_sources(user):
             yield user
 
 
-def _joined(operands: Iterable[Any]) -> set[Node]:
+def _scale_sharing_nodes(operands: Iterable[Any]) -> set[Node]:
     """Nodes that must share the scale of one of `operands`, through sources and readers."""
     reached, left = set[Node](), list(operands)
     while left:
         node = left.pop()
         if node not in reached:
             reached.add(node)
-            left += [*_sources(node), *_readers(node)]
+            left += [*_scale_sharing_sources(node), *_scale_sharing_readers(node)]
     return reached
 
 
-def _forward(products: Iterable[Node]) -> set[Node]:
+def _nodes_behind_products(products: Iterable[Node]) -> set[Node]:
     """Nodes behind `products`, through moves and scalings only."""
     reached, left = set[Node](), list(products)
     while left:

@@ -29,7 +29,7 @@ from torchao.quantization.pt2e.quantizer import (
     SharedQuantizationSpec,
 )
 
-from celosia.driver.torch.decompose import with_products
+from celosia.driver.torch.decompose import expose_products
 from celosia.driver.torch.products import MOVES, ActivationProducts, name_of, with_slices
 
 KEY = "quantization_annotation"
@@ -81,9 +81,9 @@ class CelosiaQuantizer(Quantizer):  # type: ignore[misc]
     def annotate(self, model: GraphModule) -> GraphModule:
         """Note in each operator of `model` how its inputs and its output are quantised. ValueError for a name in
         `exclude` that no submodule has."""
-        paths = {path for node in model.graph.nodes for path in _paths(node)}
+        paths = {path for node in model.graph.nodes for path in _module_paths(node)}
         for name in self.exclude:
-            if not any(_inside(path, name) for path in paths):
+            if not any(_is_inside(path, name) for path in paths):
                 raise ValueError(f"there is no submodule {name!r} to exclude; named_modules() lists them")
         self.products = ActivationProducts(model.graph, self._stays_float)
         quantised = {node for node in model.graph.nodes if node.op == "placeholder" and _is_float(node)}
@@ -95,7 +95,7 @@ class CelosiaQuantizer(Quantizer):  # type: ignore[misc]
 
     def transform_for_annotation(self, model: GraphModule) -> GraphModule:
         """PT2E's hook in front of `annotate`: write out attention in `model`, in place, so that its products show."""
-        with_products(model, self._stays_float)
+        expose_products(model, self._stays_float)
         with_slices(model, ActivationProducts(model.graph, self._stays_float))
         return model
 
@@ -103,29 +103,33 @@ class CelosiaQuantizer(Quantizer):  # type: ignore[misc]
         """Any annotation that `annotate` makes is valid."""
 
     def _stays_float(self, node: Node) -> bool:
-        return any(_inside(path, name) for path in _paths(node) for name in self.exclude)
+        return any(_is_inside(path, name) for path in _module_paths(node) for name in self.exclude)
 
     def _annotate(self, node: Node, quantised: set[Node]) -> None:
         """Annotate one node by its kind; add it to `quantised` where it is quantised."""
         op = name_of(node)
         first: Any = node.args[0] if node.args else None
         if op in PRODUCTS | TRANSPOSED:
-            weight = self.weight if op in PRODUCTS else self._transposed_weight(node)
-            self._compute(node, {first: self._spec(first), node.args[1]: weight}, [NORMS, CLAMPS], quantised)
+            weight = self.weight if op in PRODUCTS else self._transposed_weight_spec(node)
+            self._annotate_operator(node, {first: self._spec(first), node.args[1]: weight}, [NORMS, CLAMPS], quantised)
         elif node in self.products.nodes:
-            self._compute(node, {operand: self._spec(operand) for operand in node.args[:2]}, [], quantised)
+            self._annotate_operator(node, {operand: self._spec(operand) for operand in node.args[:2]}, [], quantised)
         elif op in SUMS and set(node.args[:2]) <= quantised and node.args[0] is not node.args[1]:
-            self._compute(node, {operand: self._spec(operand) for operand in node.args[:2]}, [CLAMPS], quantised)
+            self._annotate_operator(
+                node, {operand: self._spec(operand) for operand in node.args[:2]}, [CLAMPS], quantised
+            )
         elif (op in FUNCTIONS or self.products.is_scaling(node)) and first in quantised:
-            self._compute(node, {first: self._spec(first)}, [], quantised)
+            self._annotate_operator(node, {first: self._spec(first)}, [], quantised)
         elif op in MOVES and first in quantised:
-            self._share(node, [first], quantised)
+            self._share_scale(node, [first], quantised)
         elif op == "cat" and set(first) <= quantised:
-            self._share(node, list(first), quantised)
+            self._share_scale(node, list(first), quantised)
 
-    def _transposed_weight(self, node: Node) -> QuantizationSpec:
-        """A scale for each output channel where one axis of the weights counts those: where there is one group, or each
-        channel is its own; else one for all.
+    def _transposed_weight_spec(self, node: Node) -> QuantizationSpec:
+        """Return the quantisation of a transposed convolution's weights.
+
+        Each output channel has a scale where one axis counts those: with one group, or with a group for each channel.
+        Else all share one scale.
         """
         groups = node.args[6] if len(node.args) > 6 else 1
         inputs, outputs = node.args[1].meta["val"].shape[:2]
@@ -139,7 +143,7 @@ class CelosiaQuantizer(Quantizer):  # type: ignore[misc]
         """Quantisation of an activation."""
         return self.operand if node in self.products.operands else self.activation
 
-    def _compute(
+    def _annotate_operator(
         self, node: Node, inputs: dict[Node, QuantizationSpecBase], followers: list[set[str]], quantised: set[Node]
     ) -> None:
         """Quantise `inputs` of `node`, and the output of the last of `followers` that alone reads what is before it."""
@@ -154,7 +158,7 @@ class CelosiaQuantizer(Quantizer):  # type: ignore[misc]
         node.meta[KEY].output_qspec = self._spec(node)
         quantised.add(node)
 
-    def _share(self, node: Node, parts: list[Node], quantised: set[Node]) -> None:
+    def _share_scale(self, node: Node, parts: list[Node], quantised: set[Node]) -> None:
         """Share one scale between `parts` and the output of `node`."""
         shared = SharedQuantizationSpec((parts[0], node))
         inputs = {**dict.fromkeys(parts, shared), parts[0]: self._spec(parts[0])}
@@ -167,12 +171,12 @@ def _is_float(node: Node) -> bool:
     return isinstance(value, torch.Tensor) and value.dtype == torch.float32
 
 
-def _paths(node: Node) -> list[str]:
+def _module_paths(node: Node) -> list[str]:
     """Names of the submodules that `node` is in, the innermost last."""
     return [path for path, _ in node.meta.get("nn_module_stack", {}).values()]
 
 
-def _inside(path: str, name: str) -> bool:
-    """Path of a submodule, which torch.export writes as a name, or as L['self'].name."""
+def _is_inside(path: str, name: str) -> bool:
+    """Whether `path` is that of submodule `name` or inside it. torch.export also writes paths as L['self'].name."""
     path = path.removeprefix("L['self']").removeprefix(".")
     return path == name or path.startswith(f"{name}.")

@@ -24,7 +24,7 @@ from celosia.compiler.tune.kernels.tuner import KernelState, KernelTuner
 from celosia.compiler.tune.pool import Fleet
 from celosia.compiler.tune.records import Records
 from celosia.driver.choices import KERNEL_TRIALS
-from celosia.driver.tune.tune import Tuning, end_of, opened
+from celosia.driver.tune.tune import Tuning, deadline_of_budget, open_records
 from celosia.hw.spec.config import Config
 
 Told = Callable[[KernelState], None]
@@ -57,7 +57,7 @@ def tune_cpu(
     Raises what `compile` does, RecordsError, ValueError for a name that there is not, FleetError where no process is
     left to measure.
     """
-    kernel_records, started, until = opened(records), time.perf_counter(), end_of(budget)
+    kernel_records, started, until = open_records(records), time.perf_counter(), deadline_of_budget(budget)
 
     def compiled(choices: Choices) -> Program:
         with choosing(choices):
@@ -69,10 +69,10 @@ def tune_cpu(
     compiled(met)
     if progress is not None:
         progress("tuning")
-    state, traces = _tuned(
+    state, traces = _tune_kernels(
         kernel_records, met.met.values(), trials, jobs, search, learner, seed, deadline, fleet, told, until
     )
-    return Tuning(compiled(Choices(traces)), _report(state, kernel_records, time.perf_counter() - started))
+    return Tuning(compiled(Choices(traces)), _tuning_report(state, kernel_records, time.perf_counter() - started))
 
 
 def tune_kernel(
@@ -93,12 +93,14 @@ def tune_kernel(
     """
     computed = (outputs,) if isinstance(outputs, Tensor) else tuple(outputs)
     workload = KernelWorkload.of(computed, inputs)
-    _, traces = _tuned(opened(records), [(workload, 1)], trials, jobs, search, learner, seed, deadline, fleet, told)
+    _, traces = _tune_kernels(
+        open_records(records), [(workload, 1)], trials, jobs, search, learner, seed, deadline, fleet, told
+    )
     trace = traces.get(workload.name, workload.own())
     return compile_function(workload.loops(workload.scheduled(trace))), trace
 
 
-def _tuned(
+def _tune_kernels(
     records: Records, workloads: Iterable[tuple[KernelWorkload, int]], trials: int, jobs: int, search: str,
     learner: str, seed: int, deadline: float, fleet: Fleet | None, told: Told,
     until: float = math.inf,
@@ -110,7 +112,7 @@ def _tuned(
     return tuner.state, traces
 
 
-def _report(state: KernelState, records: Records, seconds: float) -> dict[str, Any]:
+def _tuning_report(state: KernelState, records: Records, seconds: float) -> dict[str, Any]:
     """Plain data on a tuning: kernels, seconds, trials."""
     kernels = [
         {

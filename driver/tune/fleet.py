@@ -27,7 +27,7 @@ from celosia.compiler.tune.worker_process import main as serve
 from celosia.driver.host.oracle import MissingLibrary
 from celosia.driver.remote.deploy import Remote
 from celosia.driver.remote.remote_device import RemoteDevice
-from celosia.driver.remote.ssh import SshError, destination, unasked
+from celosia.driver.remote.ssh import SshError, connect_unattended, ssh_destination
 from celosia.hw.spec.config import Config
 from celosia.plain import Sentence
 from celosia.sim.devices import SSH_PREFIX
@@ -42,7 +42,7 @@ class PoolError(Sentence, ValueError):
     """An invalid pool, or one without a worker for the task; the message says what to do."""
 
 
-def fleet_for(
+def open_fleet(
     judge: CostSource, jobs: int = 0, pool: str | None = None, deadline: float = DEADLINE, sudo: bool = False,
     base: int | None = None,
 ) -> Fleet:  # fmt: skip
@@ -55,9 +55,9 @@ def fleet_for(
     a board, as `celosia run` takes them.
     """
     resource = resource_of(judge)
-    module = board_module(judge.device, sudo, base) if judge.board else MODULE
+    module = board_worker_command(judge.device, sudo, base) if judge.board else MODULE
     if pool is not None:
-        return _dask_fleet(judge, pool, module, deadline)
+        return _open_dask_fleet(judge, pool, module, deadline)
     if judge.board:
         return Fleet([WorkerProcess(str(resource), (sys.executable, *module))], deadline)
     return Fleet.local(jobs, deadline)
@@ -66,14 +66,14 @@ def fleet_for(
 def resource_of(judge: CostSource) -> str | None:
     """Resource that a worker must have. SshError where a board's name is none."""
     if judge.board:
-        return f"board:{destination(_place(judge.device))[-1].rsplit('@')[-1]}"
+        return f"board:{ssh_destination(_address_of(judge.device))[-1].rsplit('@')[-1]}"
     return RTL if judge.device == "rtl" else None
 
 
 # Boards -----------------------------------------------------------------------------------------------------------
 
 
-def board_module(url: str, sudo: bool = False, base: int | None = None) -> tuple[str, ...]:
+def board_worker_command(url: str, sudo: bool = False, base: int | None = None) -> tuple[str, ...]:
     """Command that Python runs to measure on a board."""
     place = () if base is None else (f"--base={base}",)
     return ("-m", "celosia.driver.tune.fleet", *(["--sudo"] if sudo else []), *place, url)
@@ -90,16 +90,16 @@ class BoardMeasurer:
     def __call__(self, job: AnyJob) -> TrialResult:
         assert isinstance(job, LayerJob)
         try:
-            return measure(job, self._opened)
+            return measure(job, self._open_device)
         except SshError as error:
             self.close()
             return TrialResult(Status.LOST, detail=str(error))
 
-    def _opened(self, cfg: Config, judge: CostSource) -> RemoteDevice:
+    def _open_device(self, cfg: Config, judge: CostSource) -> RemoteDevice:
         """Open the board's device for a Config."""
         if cfg not in self._devices:
             self.close()  # the board has one accelerator
-            connection = self._session.enter_context(unasked(_place(self.url)))
+            connection = self._session.enter_context(connect_unattended(_address_of(self.url)))
             kind = self.url.removeprefix(SSH_PREFIX).partition("/")[2] or "board"
             device = RemoteDevice(Remote(connection, sudo=self.sudo), cfg, kind, self.options)
             self._session.callback(device.close)
@@ -112,45 +112,45 @@ class BoardMeasurer:
         self._session.close()
 
 
-def _place(url: str) -> str:
+def _address_of(url: str) -> str:
     return url.removeprefix(SSH_PREFIX).partition("/")[0]
 
 
 # Dask -------------------------------------------------------------------------------------------------------------
 
 
-def _dask_fleet(judge: CostSource, pool: str, module: Sequence[str], deadline: float) -> Fleet:
+def _open_dask_fleet(judge: CostSource, pool: str, module: Sequence[str], deadline: float) -> Fleet:
     """Make each worker a device, as often as it may measure at once."""
     resource = resource_of(judge)
-    _require_private(pool, _scheduler(pool))
-    client = _client(pool)
+    _require_private(pool, _scheduler_address(pool))
+    client = _connect_to_pool(pool)
     try:
-        for address in (client.scheduler_info(n_workers=0)["address"], *_workers(client)):
+        for address in (client.scheduler_info(n_workers=0)["address"], *_workers_by_address(client)):
             _require_private(pool, address)
     except PoolError:
         client.close()
         raise
     places: list[Measurer] = []
-    for address, worker in _workers(client).items():
+    for address, worker in _workers_by_address(client).items():
         count = worker["nthreads"] if resource is None else int(worker["resources"].get(resource, 0))
         requirement = {} if resource is None else {"resources": {resource: 1}}
         for number in range(count):
             executor = client.get_executor(workers=[address], pure=False, **requirement)
             name = f"worker {worker['name']}" + (f", {number + 1} of {count}" if count > 1 else "")
-            places.append(Executed(name, executor, module, partial(_is_there, client, address)))
+            places.append(Executed(name, executor, module, partial(_is_connected, client, address)))
     if not places:
         client.close()
         option = "" if resource is None else f" --resources {resource}=1"
         subject = "no worker" if resource is None else f"no worker with the resource {resource}"
         raise PoolError(
-            f"{pool} has {subject}; start one: dask worker {_scheduler(pool)}{_local_options(pool)}{option}"
+            f"{pool} has {subject}; start one: dask worker {_scheduler_address(pool)}{_local_options(pool)}{option}"
         )
     return Fleet(places, deadline, client.close)
 
 
-def _client(pool: str) -> Any:
+def _connect_to_pool(pool: str) -> Any:
     """Connect to a Dask pool. PoolError."""
-    address = _scheduler(pool)
+    address = _scheduler_address(pool)
     try:
         distributed: Any = importlib.import_module("distributed")
     except ImportError:
@@ -163,7 +163,7 @@ def _client(pool: str) -> Any:
         raise PoolError(f"no scheduler answers at {pool}; start one: {line}") from None
 
 
-def _scheduler(pool: str) -> str:
+def _scheduler_address(pool: str) -> str:
     """Dask's own address for dask://HOST:PORT."""
     parts = urlsplit(pool)
     try:
@@ -192,8 +192,8 @@ SCHEMES = {"dask": "tcp", "dask+insecure": "tcp", "dask+tls": "tls"}
 """Ways to a pool, and what Dask calls them."""
 
 
-def insecure(pool: str | None) -> str | None:
-    """The pool, wherever it listens."""
+def allow_any_interface(pool: str | None) -> str | None:
+    """Return the pool's address with the scheme that allows public network interfaces without TLS."""
     return None if pool is None else pool.replace("dask://", "dask+insecure://", 1)
 
 
@@ -215,20 +215,20 @@ def _require_private(pool: str, address: str) -> None:
         )
 
 
-def _workers(client: Any) -> dict[str, Any]:
+def _workers_by_address(client: Any) -> dict[str, Any]:
     workers: dict[str, Any] = client.scheduler_info(n_workers=-1)["workers"]
     return workers
 
 
-def _is_there(client: Any, address: str) -> bool:
+def _is_connected(client: Any, address: str) -> bool:
     try:
-        return address in _workers(client)
+        return address in _workers_by_address(client)
     except Exception:  # nor is the scheduler
         return False
 
 
 def main(arguments: list[str]) -> None:
-    """Serve measurements on a board: the main function of a process of `fleet_for`, see `--help`."""
+    """Serve measurements on a board: the main function of a process of `open_fleet`, see `--help`."""
     docstring = "Measures on a board: Jobs come in, Results go out."
     parser = argparse.ArgumentParser(prog="python -m celosia.driver.tune.fleet", description=docstring)
     parser.add_argument("url", help="ssh://USER@BOARD, or ssh://USER@BOARD/functional")

@@ -24,7 +24,7 @@ from celosia.compiler.superoptimise.rule import RewriteRule
 from celosia.compiler.superoptimise.state import SearchState
 from celosia.compiler.tune.records import Records
 from celosia.driver.choices import SUPEROPTIMISERS
-from celosia.driver.host.oracle import opened, require
+from celosia.driver.host.oracle import open_model, require_onnxruntime
 from celosia.hw.spec.config import Config
 
 if TYPE_CHECKING:
@@ -73,22 +73,24 @@ def optimise(
     not run, PoolError, and MissingLibrary where onnxruntime is not installed.
     """
     from celosia.compiler.tune.kernels.trial import processor
-    from celosia.driver.tune.weighing import weighed_by
+    from celosia.driver.tune.weighing import weigh_with_fleet
 
-    _require(accelerator, bool(jobs or pool or fleet))
+    _check_arguments(accelerator, bool(jobs or pool or fleet))
     cfg = Config.load(config)
     progress("reading the model")
 
     def oracle(model: onnx.ModelProto) -> Run:
         progress("comparing with the original under onnxruntime")
-        return opened(model)
+        return open_model(model)
 
     known_records = None if records is None else Records.load(records, must_exist=False)
-    with _devices(tune if accelerator else 0, jobs, pool, fleet) as other_devices:
+    with _open_measuring_fleet(tune if accelerator else 0, jobs, pool, fleet) as other_devices:
         costs = pricing(source, cfg, accelerator)
         if other_devices is not None and tune:
-            costs = costs._replace(tuned=partial(_tuned, cfg, tune, records, other_devices, progress))
-        with weighed_by(other_devices if jobs or pool or fleet else None, cfg, costs, fleet is not None) as shared:
+            costs = costs._replace(tuned=partial(_tuned_cycles, cfg, tune, records, other_devices, progress))
+        with weigh_with_fleet(
+            other_devices if jobs or pool or fleet else None, cfg, costs, fleet is not None
+        ) as shared:
             result = optimised(
                 source, shared, budget, oracle, shapes, own=rules, told=told, way=search, floats=not accelerator,
                 records=known_records, config=cfg.digest if accelerator else processor(), fast_math=fast_math,
@@ -97,7 +99,7 @@ def optimise(
     return result
 
 
-def _devices(
+def _open_measuring_fleet(
     trials: int, jobs: int, pool: str | None, fleet: Fleet | None
 ) -> AbstractContextManager[Fleet | None]:  # fmt: skip
     """Open the fleet that weighs steps and measures schedules: now, so that a pool that does not answer costs no
@@ -106,15 +108,15 @@ def _devices(
         return nullcontext(fleet)
     from celosia.compiler.tune.choices import DEADLINE
     from celosia.compiler.tune.measure import CostSource
-    from celosia.driver.tune.fleet import fleet_for
+    from celosia.driver.tune.fleet import open_fleet
     from celosia.driver.tune.weighing import STEP_SECONDS
     from celosia.hw.boards.boards import memory_model, memory_model_text
 
     judge = CostSource("timed", memory_model_text(memory_model("zynq-hp")))
-    return fleet_for(judge, jobs, pool, DEADLINE if trials else STEP_SECONDS)
+    return open_fleet(judge, jobs, pool, DEADLINE if trials else STEP_SECONDS)
 
 
-def _tuned(
+def _tuned_cycles(
     cfg: Config, trials: int, records: str | Path | None, fleet: Fleet, progress: Callable[[str], None],
     model: onnx.ModelProto,
 ) -> float:  # fmt: skip
@@ -129,9 +131,9 @@ def _tuned(
     return float(tuning.report["cycles"])
 
 
-def _require(accelerator: bool, other_devices: bool) -> None:
+def _check_arguments(accelerator: bool, other_devices: bool) -> None:
     """Check the arguments. MissingLibrary; BudgetError where other processes would measure this processor."""
-    require()
+    require_onnxruntime()
     if other_devices and not accelerator:
         raise BudgetError("the time of this processor is measured in one process alone; leave out jobs and pool")
 
@@ -141,8 +143,8 @@ def compile(source: Source, options: Options) -> Program:
     """Compile as `celosia.compiler.compile.compile`, whose text it has, with onnxruntime as the oracle of
     `optimise`."""
     if options.optimise is not None and options.oracle is None:
-        require()
-        options = replace(options, oracle=opened)
+        require_onnxruntime()
+        options = replace(options, oracle=open_model)
     return compiled(source, **vars(options))
 
 

@@ -24,7 +24,7 @@ from celosia.compiler.tune.pool import Fleet
 from celosia.compiler.tune.records import Records
 from celosia.compiler.tune.tuner import NetworkState, Tuner
 from celosia.driver.choices import TRIALS
-from celosia.driver.tune.fleet import fleet_for
+from celosia.driver.tune.fleet import open_fleet
 from celosia.hw.boards.boards import memory_model, memory_model_text
 from celosia.hw.boards.memory import MemoryModel
 from celosia.hw.spec.config import Config
@@ -77,24 +77,25 @@ def tune(
     that there is not, PoolError for a pool that is none or has no worker for this, SshError for a board's name that is
     none, FleetError where no device is left.
     """
-    judge, until = CostSource(device, memory_model_text(memory_model(memory))), end_of(budget)
-    known_records = opened(records)
+    judge, until = CostSource(device, memory_model_text(memory_model(memory))), deadline_of_budget(budget)
+    known_records = open_records(records)
     started = time.perf_counter()
-    with nullcontext(fleet) if fleet else fleet_for(judge, jobs, pool, deadline, sudo, base) as measuring:
+    with nullcontext(fleet) if fleet else open_fleet(judge, jobs, pool, deadline, sudo, base) as measuring:
         tuner = Tuner(known_records, measuring, trials, judge, search, learner, seed, told, until)
         network = network_of(source, config, progress, shapes=shapes)
         if not network.launches:
-            raise ModelError(_nothing(source, network.cfg))
+            raise ModelError(_nothing_to_tune_text(source, network.cfg))
         if progress is not None:
             progress("tuning")
         tuned = tuner.tune(network)
     program = compile_model(source, config, progress, check=check, shapes=shapes, tuned=tuned)
     state, kernels = tuner.state, program.schedules
     program.schedules = f"tuned: {state.tuned:,} cycles, {state.untuned:,} untuned{'; ' * bool(kernels)}{kernels}"
-    return Tuning(program, _report(tuner, known_records, time.perf_counter() - started))
+    return Tuning(program, _tuning_report(tuner, known_records, time.perf_counter() - started))
 
 
-def _nothing(source: str | Path | onnx.ModelProto, cfg: Config) -> str:
+def _nothing_to_tune_text(source: str | Path | onnx.ModelProto, cfg: Config) -> str:
+    """Explain why a model cannot be tuned on the accelerator, and what to do."""
     name = source.graph.name or "this model" if isinstance(source, onnx.ModelProto) else Path(source).stem
     return (
         f"nothing of {name} runs on the accelerator of {cfg.name}, so that there is nothing to tune: make an int8 "
@@ -103,19 +104,19 @@ def _nothing(source: str | Path | onnx.ModelProto, cfg: Config) -> str:
     )
 
 
-def end_of(budget: str | float | None) -> float:
+def deadline_of_budget(budget: str | float | None) -> float:
     """End of a budget that begins now, of time.monotonic. BudgetError."""
     return math.inf if budget is None else time.monotonic() + seconds_of(budget)
 
 
-def opened(records: str | Path | Records | None) -> Records:
+def open_records(records: str | Path | Records | None) -> Records:
     """Open `tune`'s argument as Records; a file need not be there yet. RecordsError."""
     if isinstance(records, Records):
         return records
     return Records() if records is None else Records.load(records, must_exist=False)
 
 
-def _report(tuner: Tuner, records: Records, seconds: float) -> dict[str, Any]:
+def _tuning_report(tuner: Tuner, records: Records, seconds: float) -> dict[str, Any]:
     """Plain data on a tuning: layers, cycles, trials, seconds."""
     state = tuner.state
     layers = [

@@ -55,7 +55,7 @@ class PartJob:
         return TrialResult(Status.OK, max(1, round(estimate.cycles)), detail)
 
 
-def price_in(result: TrialResult) -> Price:
+def parse_price(result: TrialResult) -> Price:
     """Price in the result of a PartJob, whoever ran it."""
     if result.status != Status.OK:
         return INFEASIBLE if result.status == Status.REFUSED else UNMEASURED
@@ -68,7 +68,7 @@ def price_in(result: TrialResult) -> Price:
 
 
 @contextmanager
-def weighed_by(fleet: Fleet | None, cfg: Config, costs: Pricing, stays: bool = False) -> Iterator[Pricing]:
+def weigh_with_fleet(fleet: Fleet | None, cfg: Config, costs: Pricing, stays: bool = False) -> Iterator[Pricing]:
     """Return `costs` with steps weighed by `fleet`; unchanged where there is none. stays: `fleet` is used for something
     else afterwards, so jobs under way run to their end."""
     if fleet is None:
@@ -103,4 +103,4 @@ class _Answer:
         return self.future.done() or self.line.is_dead
 
     def price(self) -> Price | None:
-        return price_in(self.future.result()) if self.future.done() else None
+        return parse_price(self.future.result()) if self.future.done() else None

@@ -134,7 +134,7 @@ def _with_notebook_output(function: Callable[..., Any]) -> Callable[..., Any]:
     from celosia.driver import notebook
 
     notebook.register()
-    wrapper: Callable[..., Any] = notebook.with_progress(function)
+    wrapper: Callable[..., Any] = notebook.show_progress_in_cell(function)
     return wrapper
 
 

@@ -234,7 +234,7 @@ def test_a_wrong_kernel_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     wrong.graph.initializer[0].CopyFrom(
         onnx.numpy_helper.from_array(np.float32(0.0201), wrong.graph.initializer[0].name)
     )
-    monkeypatch.setattr(cpu, "session", lambda model, real=cpu.session, **options: real(wrong, **options))
+    monkeypatch.setattr(cpu, "open_session", lambda model, real=cpu.open_session, **options: real(wrong, **options))
     (row, _) = cpu.kernel_rows(("quantize",), 0.01, lambda text: None)
     assert row.met is False and row.details["error"] > case.tolerance
 

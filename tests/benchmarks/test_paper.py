@@ -23,8 +23,8 @@ from benchmarks.workloads import Missing
 
 import celosia
 from celosia.compiler.program import CpuStep, Program
-from celosia.driver.host.oracle import session
-from celosia.driver.run.explain import layer_rows, predicted
+from celosia.driver.host.oracle import open_session
+from celosia.driver.run.explain import layer_rows, predict_counters
 
 
 @pytest.fixture(autouse=True)
@@ -53,7 +53,7 @@ def test_latency_hiding_on_a_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 def test_what_hides_nothing_misses() -> None:
     """Planted: the side without latency hiding is as fast as the other."""
     program = celosia.compile(celosia.models.demo_model_path(), "tiny", check=False)
-    rows = layer_rows(program, predicted(program))
+    rows = layer_rows(program, predict_counters(program))
     row = paper_machine._hiding_row(program, rows, rows, TINY, "tiny")
     assert row.met is False and row.details["convolutions"] == 1
 
@@ -90,7 +90,7 @@ def test_operators_beside_tvm(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "TVM" not in row.details and TVM_VARIABLE in row.measured
     for spoiled in (0, 1):
         monkeypatch.setattr(paper_cpu, "tvm_seconds", lambda path, feed, seconds, by=spoiled: (
-            9.0, [array + np.float32(by) for array in session(onnx.load(path)).run(None, feed)]
+            9.0, [array + np.float32(by) for array in open_session(onnx.load(path)).run(None, feed)]
         ))  # fmt: skip
         chart = paper_cpu.operators(size, None, quiet)
         row, _ = chart.rows

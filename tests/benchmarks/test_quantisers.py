@@ -136,5 +136,5 @@ def test_tensors_of_four_bits_are_not_asked_for() -> None:
         g (float[4, 4] x) => (float[4, 4] y) <float s = {0.5}, int4 z = {0}> {
             q = QuantizeLinear(x, s, z) d = DequantizeLinear(q, s, z) y = Neg(d) }""")
     x = np.arange(16, dtype=np.float32).reshape(4, 4) / 4
-    found = oracle.run(oracle.session(oracle.exposed(model), "DISABLE_ALL"), {"x": x})
+    found = oracle.run_session(oracle.open_session(oracle.expose_tensors(model), "DISABLE_ALL"), {"x": x})
     assert set(found) == {"d", "y"} and np.array_equal(found["y"], -found["d"])

@@ -9,7 +9,7 @@ import pytest
 from benchmarks import tune_cpu
 
 from celosia.compiler.tune.pool import Fleet
-from celosia.driver.host.oracle import session
+from celosia.driver.host.oracle import open_session
 
 
 def test_each_convolution_of_a_network_is_there_once() -> None:
@@ -18,7 +18,7 @@ def test_each_convolution_of_a_network_is_there_once() -> None:
     kinds = {case.model.graph.node[0].op_type for case in found}
     assert kinds == {"Conv", "ConvTranspose"}
     for case in found[:3]:
-        assert session(case.model, threads=1).run(None, case.feed)[0].size
+        assert open_session(case.model, threads=1).run(None, case.feed)[0].size
 
 
 def test_a_kernel_is_tuned_and_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

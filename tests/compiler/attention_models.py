@@ -26,9 +26,9 @@ from onnx import TensorProto, helper, numpy_helper
 import celosia
 from celosia.compiler.launch import blocks
 from celosia.compiler.layer import Block, Layer
-from celosia.driver.generate.cached_attention import in_plain_operators
-from celosia.driver.generate.roles import roles_of
-from celosia.driver.generate.stepping import stepping
+from celosia.driver.generate.cached_attention import decompose_cached_attention
+from celosia.driver.generate.roles import find_roles
+from celosia.driver.generate.stepping import rewrite_to_return_new_rows
 from celosia.driver.runtime import Runtime
 from celosia.hw.spec.config import Config, ConfigError
 
@@ -284,8 +284,8 @@ def decoder_outcome(seed: int) -> Outcome:
     new, past, in_bytes = int(rng.choice([1, 1, 2, 5])), int(rng.integers(1, 40)), bool(rng.random() < 0.7)
     network = replace(network, fused=not in_bytes and inner % 16 == 0)
     with TemporaryDirectory() as folder:
-        proto = in_plain_operators(onnx.load(quantised(network, Path(folder), past=20, attention=in_bytes)))
-    step = stepping(proto, roles_of(proto))
+        proto = decompose_cached_attention(onnx.load(quantised(network, Path(folder), past=20, attention=in_bytes)))
+    step = rewrite_to_return_new_rows(proto, find_roles(proto))
     feed = network.feed(new, past, seed, past + new)
     for name, dtype in step.dtypes.items():
         if dtype == "int8":

@@ -25,8 +25,8 @@ from celosia.compiler.program import Program
 from celosia.compiler.selfcheck.check import SelfCheckError
 from celosia.compiler.strided_view import StridedView
 from celosia.compiler.vthread.verify.provenance import ProvenanceError
-from celosia.driver.generate.roles import roles_of
-from celosia.driver.generate.stepping import Stepping, stepping
+from celosia.driver.generate.roles import find_roles
+from celosia.driver.generate.stepping import Stepping, rewrite_to_return_new_rows
 from celosia.hw.spec.config import PRESETS, Config
 
 from ..oracle import opened
@@ -45,7 +45,7 @@ def steps(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Stepping]:
     made = {}
     for name, network in NETWORKS.items():
         proto = onnx.load(quantised(network, tmp_path_factory.mktemp("decoder"), past=20))
-        made[name] = stepping(proto, roles_of(proto))
+        made[name] = rewrite_to_return_new_rows(proto, find_roles(proto))
         assert set(made[name].dtypes.values()) == {"int8"}
     return made
 
@@ -95,7 +95,7 @@ def test_masks_and_softmax_of_bytes(
     """Attention with its cache is one launch, but where rotary positions have halves that are no whole groups; and
     values are turned there, once for all heads that share them."""
     proto = onnx.load(quantised(network, tmp_path, past=20, attention=True))
-    step = stepping(proto, roles_of(proto))
+    step = rewrite_to_return_new_rows(proto, find_roles(proto))
     feed = fed(network, new, past)
     feed["attention_mask"][0, past // 2 : past] = 0
     program = compiled(step, feed, replace(PRESETS["pynq"], softmax=4))
@@ -112,7 +112,7 @@ def test_masks_and_softmax_of_bytes(
 def test_a_step_in_bytes_is_one_launch(network: DecoderNetwork, tmp_path: Path) -> None:
     """From embeddings, which the host gives as rows, to logits; norms are the CPU's integers."""
     proto = onnx.load(quantised(network, tmp_path, past=20, attention=True, norms=True))
-    step, feed = stepping(proto, roles_of(proto)), fed(network, 1, 15)
+    step, feed = rewrite_to_return_new_rows(proto, find_roles(proto)), fed(network, 1, 15)
     shapes = {name: array.shape for name, array in feed.items()}
     given: dict[str, Any] = {"shapes": shapes, "caches": list(step.dtypes), "rounding": "correct"}
     program = celosia.compile(step.proto, replace(PRESETS["pynq"], softmax=4, norm=8), **given)
@@ -147,7 +147,7 @@ def test_wrong_masks_and_halves_are_found(
     module: ModuleType, name: str, fault: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     proto = onnx.load(quantised(TURNED, tmp_path, past=20, attention=True))
-    step = stepping(proto, roles_of(proto))
+    step = rewrite_to_return_new_rows(proto, find_roles(proto))
     monkeypatch.setattr(module, name, fault)
     with pytest.raises((ProvenanceError, SelfCheckError)):
         compiled(step, fed(TURNED, 1, 15), replace(PRESETS["pynq"], softmax=4))

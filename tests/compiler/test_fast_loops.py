@@ -26,7 +26,7 @@ from celosia.compiler.expr.interpret import evaluate
 from celosia.compiler.expr.nodes import Load, Var
 from celosia.compiler.expr.walk import walk
 from celosia.compiler.program.host.kernel import aligned
-from celosia.driver.host.oracle import session
+from celosia.driver.host.oracle import open_session
 
 Array = NDArray[Any]
 
@@ -119,7 +119,7 @@ def test_a_maximum_of_numbers_changes_no_result(op: str, dtype: str, axis: int) 
     given, made = (helper.make_tensor_value_info(name, kind, x.shape) for name in "xy")
     graph = helper.make_graph([helper.make_node(op, ["x"], ["y"], axis=axis)], "g", [given], [made])
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-    (expected,) = session(model).run(None, {"x": x})
+    (expected,) = open_session(model).run(None, {"x": x})
     (found,) = compile_op(op, {"axis": axis}, [(x.shape, dtype)])(x)
     np.testing.assert_allclose(found, expected, rtol=1e-6)  # NaN in the same places
     assert np.isnan(found).any() and not np.isnan(found).all()

@@ -94,7 +94,7 @@ def test_odd_counts_and_one_weight_that_two_read() -> None:
     sums = [s.node("MatMul", xf, s.node("DequantizeLinear", w, scale, s.narrow(np.array(z), "int4"))) for z in (3, -2)]
     model = s.model(s.node("Concat", *sums, axis=1))
     (found,) = Runtime(celosia.compile(model, "tiny")).run(s.feed).outputs.values()
-    wanted = oracle.run(oracle.session(model, int8=False), s.feed)[model.graph.output[0].name]
+    wanted = oracle.run_session(oracle.open_session(model, int8=False), s.feed)[model.graph.output[0].name]
     assert np.abs(found - wanted).max() <= CLOSE * np.sqrt((wanted**2).mean())
 
 
@@ -104,10 +104,10 @@ def test_the_oracle_computes_weights_of_few_bits_in_integers(tmp_path: Path, kin
     model, saved = convolution(kind, axis=0), tmp_path / "saved.onnx"
     onnx.save(model, tmp_path / "model.onnx")
     for source in (model, tmp_path / "model.onnx"):
-        session = oracle.session(source, save=saved)
+        session = oracle.open_session(source, save=saved)
         assert "QLinearConv" in [node.op_type for node in onnx.load(saved).graph.node]
         feed = {"x0": np.random.default_rng(1).normal(size=(1, 16, 5, 5)).astype(np.float32)}
-        (wanted,) = oracle.run(session, feed).values()
+        (wanted,) = oracle.run_session(session, feed).values()
         np.testing.assert_array_equal(Runtime(celosia.compile(model, "tiny"))(feed["x0"]), wanted)
 
 
@@ -116,7 +116,7 @@ def test_the_oracle_is_the_reference_of_the_random_models(seed: int) -> None:
     """Which is written without the code that is tested."""
     for kind, make in KINDS.items():
         drawn, twin = Sketch(seed), Sketch(seed, wide=kind in IN_BYTES)
-        (found,) = oracle.run(oracle.session(make(drawn)), drawn.feed).values()
+        (found,) = oracle.run_session(oracle.open_session(make(drawn)), drawn.feed).values()
         assert apart(found, by_onnxruntime(make(twin), twin.feed)) <= bound(kind)
 
 

@@ -26,7 +26,7 @@ from celosia.compiler.graph.values import attributes, constant, is_op, shape
 from celosia.compiler.program.dtypes import ONNX_TYPES, numpy_dtype
 from celosia.compiler.selfcheck.rewriting import Compared, RewriteError, check_rewriting
 from celosia.compiler.selfcheck.tolerance import outside
-from celosia.driver.cli.errors import FAULT, explained
+from celosia.driver.cli.errors import FAULT, exit_code_and_message
 
 Fault = Callable[[ir.Graph], bool]
 """Changes what a graph computes; False where it finds nothing to change."""
@@ -221,7 +221,7 @@ def test_a_kernel_that_computes_something_else_is_found(monkeypatch: pytest.Monk
     with pytest.raises(RewriteError, match="after all passes") as caught:
         celosia.compile(floats(), "tiny")
     assert caught.value.tensor == "y"
-    assert explained(caught.value)[0] == FAULT
+    assert exit_code_and_message(caught.value)[0] == FAULT
 
 
 def test_the_error_says_where_and_what(planted: Callable[[str, Fault], list[bool]]) -> None:

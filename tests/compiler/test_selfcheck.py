@@ -26,7 +26,7 @@ from celosia.compiler.selfcheck import check, kernels
 from celosia.compiler.selfcheck.check import Checked, CheckFailed, SelfCheckError, self_check
 from celosia.compiler.tensorize.constants import Constants
 from celosia.compiler.vthread.verify.meaning import layers_of
-from celosia.driver.cli.errors import FAULT, UNCHECKED, explained
+from celosia.driver.cli.errors import FAULT, UNCHECKED, exit_code_and_message
 from celosia.hw.spec.config import PRESETS, Config
 from celosia.hw.spec.isa import Buffer, Destination, Opcode, formats, instruction_bytes, opcode_of
 from celosia.hw.spec.scratchpads import scratchpads
@@ -137,7 +137,7 @@ def test_an_error_inside_the_check_is_no_fault_of_the_program(monkeypatch: pytes
     monkeypatch.setattr("celosia.compiler.compile.check_rewriting", broken)
     with pytest.raises(CheckFailed, match=r"failed itself.*ValueError: index can't") as caught:
         celosia.compile(network().model(), "tiny")
-    code, sentence = explained(caught.value)
+    code, sentence = exit_code_and_message(caught.value)
     assert code == UNCHECKED and code not in (0, FAULT) and "--no-check" in sentence
     program = caught.value.program
     assert program is not None and program.launches and [each.name for each in program.outputs]
@@ -416,7 +416,7 @@ def test_the_first_difference_is_described(compiled: Callable[..., Compiled]) ->
     )
     match = re.fullmatch(pattern, str(caught.value))
     assert match and abs(int(match[1]) - int(match[2])) == 1
-    code, sentence = explained(caught.value)
+    code, sentence = exit_code_and_message(caught.value)
     assert code == FAULT and sentence.startswith("a fault of celosia: layer") and "report it" in sentence
 
 

@@ -31,7 +31,7 @@ pytest.importorskip("onnxruntime")
 
 from agreement import CONFIGS, check
 
-from celosia.driver.run.explain import estimate, predicted
+from celosia.driver.run.explain import estimate, predict_counters
 
 SMALL = dict(inp_depth=512, wgt_depth=256, acc_depth=128, vin_depth=128, out_depth=128, par_depth=32)
 TAPS = Config(block_in=8, block_out=8, bus_bytes=16, **SMALL, taps=3, tap_depth=64, forward=True, residual_cycles=2)
@@ -113,7 +113,7 @@ def turns(program: Program) -> int:
 
 
 def cycles(program: Program) -> int:
-    return sum(each.cycles or 0 for each in predicted(program))
+    return sum(each.cycles or 0 for each in predict_counters(program))
 
 
 @pytest.mark.parametrize("name", some([*CONFIGS, "zcu104"], ["pynq", "batch2-8x4"]))

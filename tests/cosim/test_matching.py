@@ -19,7 +19,7 @@ from agreement import feed_of
 
 from celosia.compiler.graph.errors import ModelError
 from celosia.driver.accuracy.compare import compare
-from celosia.driver.accuracy.matching import Flow, Matching, match
+from celosia.driver.accuracy.matching import Flow, Matching, match_tensors
 from celosia.driver.host import oracle
 
 Array = NDArray[Any]
@@ -55,11 +55,16 @@ def renamed(model: onnx.ModelProto, prefix: str = "t") -> tuple[onnx.ModelProto,
 
 def matched(model: onnx.ModelProto, floats: onnx.ModelProto, feed: dict[str, Array], folder: Path) -> Matching:
     quantised, exact = Flow(model), Flow(floats)
-    everything = dict(oracle.run(oracle.session(oracle.exposed(in_floats(model)), "DISABLE_ALL"), feed))
+    everything = dict(
+        oracle.run_session(oracle.open_session(oracle.expose_tensors(in_floats(model)), "DISABLE_ALL"), feed)
+    )
     values = {quantised.source(name): array for name, array in everything.items() if array.dtype.kind == "f"}
     theirs = dict(zip(exact.inputs, feed.values()))
-    return match(
-        quantised, exact, values, oracle.run(oracle.session(oracle.exposed(floats), "DISABLE_ALL"), theirs) | theirs
+    return match_tensors(
+        quantised,
+        exact,
+        values,
+        oracle.run_session(oracle.open_session(oracle.expose_tensors(floats), "DISABLE_ALL"), theirs) | theirs,
     )
 
 

@@ -183,14 +183,16 @@ def test_another_shape_is_a_difference() -> None:
     graph = comparing.Graph(
         onnx.helper.make_model(onnx.parser.parse_graph("g (float[2] x) => (float[2] y) { y = Neg(x) }"))
     )
-    row = comparing._row(graph, "y", np.zeros(2, np.float32), np.zeros((1, 2), np.float32))
+    row = comparing._compare_tensor(graph, "y", np.zeros(2, np.float32), np.zeros((1, 2), np.float32))
     assert row["differs"] and row["first"] == [None, None, "float32[1, 2]"]
     nan = np.array([np.nan, 1], np.float32)
-    assert not comparing._row(graph, "y", nan, nan.copy())["differs"]
-    assert comparing._row(graph, "y", nan, np.array([0, 1], np.float32))["differs"]
-    near = comparing._row(graph, "y", np.array([1, 2], np.float32), np.array([1, 2.0001], np.float32))
+    assert not comparing._compare_tensor(graph, "y", nan, nan.copy())["differs"]
+    assert comparing._compare_tensor(graph, "y", nan, np.array([0, 1], np.float32))["differs"]
+    near = comparing._compare_tensor(graph, "y", np.array([1, 2], np.float32), np.array([1, 2.0001], np.float32))
     assert near["different"] == 1 and not near["differs"]
-    assert comparing._row(graph, "y", np.array([1, 2], np.float32), np.array([1, 2.01], np.float32))["differs"]
+    assert comparing._compare_tensor(graph, "y", np.array([1, 2], np.float32), np.array([1, 2.01], np.float32))[
+        "differs"
+    ]
 
 
 def test_signal_to_noise_by_layer(

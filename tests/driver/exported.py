@@ -100,7 +100,7 @@ def runtime(folder: Path) -> ctypes.CDLL:
     """celosia.c as a library of this machine's."""
     for file in ("celosia.h", "celosia.c"):
         (folder / file).write_bytes((RUNTIME / file).read_bytes())
-    (folder / hardware.HEADER).write_text(hardware.header())
+    (folder / hardware.HEADER).write_text(hardware.header_text())
     compile_c(find_export_target("x86_64"), ["-shared", "-fPIC", "celosia.c", "-o", "celosia.so"], folder)
     lib = ctypes.CDLL(str(folder / "celosia.so"))
     lib.celosia_text.restype = ctypes.c_char_p

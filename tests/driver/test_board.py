@@ -104,7 +104,7 @@ def test_on_what_is_no_zynq(pynq: SimpleNamespace, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(platform, "machine", lambda: "x86_64")
     with pytest.raises(DeviceError, match="x86_64"):
         open_device("board", TINY)
-    assert board.pynq_device(TINY, base=0x1000).config is TINY
+    assert board.open_pynq_device(TINY, base=0x1000).config is TINY
 
 
 def test_without_a_bitstream(pynq: SimpleNamespace) -> None:

@@ -20,13 +20,13 @@ from thorough import some
 
 import celosia
 from celosia.compiler.program import Program
-from celosia.driver.cli.errors import RUN_FAILED, explained
+from celosia.driver.cli.errors import RUN_FAILED, exit_code_and_message
 from celosia.driver.remote import deploy, serve
 from celosia.driver.remote.bootstrap import MARK
 from celosia.driver.remote.channel import CommandChannel
 from celosia.driver.remote.deploy import Remote
 from celosia.driver.remote.remote_device import RemoteDevice
-from celosia.driver.remote.runner import runner
+from celosia.driver.remote.runner import pack_runner
 from celosia.driver.remote.ssh import Connection, SshError
 from celosia.hw.manifest import Manifest
 from celosia.hw.spec.config import PRESETS
@@ -83,7 +83,7 @@ class Local(Connection):
         channel.seconds = 0.5
         return channel
 
-    def _line(self, command: str) -> list[str]:
+    def _process_arguments(self, command: str) -> list[str]:
         return ["sh", "-c", self.line]
 
 
@@ -105,16 +105,16 @@ def sound(program: Program) -> dict[str, tuple[Asked, dict[str, Any], bytes]]:
     """What is asked of a board, by name, with the line of a sound answer and the bytes behind it."""
     result = celosia.Runtime(program, "timed").run(X)
     result.report["memory_model"] = "board"
-    head, arrays = serve.result_bytes(result).split(b"\n", 1)
-    files = runner(), deploy.File("program", b"")
+    head, arrays = serve.pack_result(result).split(b"\n", 1)
+    files = pack_runner(), deploy.File("program", b"")
     counters = {"cycles": 5, "values": dict.fromkeys(COUNTERS, 1), "events": [], "lost": 0}
     data = serve.pack({}, {"data": np.zeros(4, np.uint8)}).split(b"\n", 1)
 
     def run(connection: Connection) -> object:
         remote = Remote(connection)
         answer = remote.run(*files, X, "board", None, {})
-        with remote.understood():
-            return repr(deploy.reported(answer, program, "board", X))
+        with remote.raise_ssh_errors():
+            return repr(deploy.check_result(answer, program, "board", X))
 
     def opened(connection: Board) -> RemoteDevice:
         connection.answers[:] = [MARK + line(STATUS), connection.answers[0]]
@@ -144,7 +144,7 @@ MANIFEST = Manifest("pynq-z2", "part", {}, "", "", 100, 0x43C00000, "", "", "", 
 def is_refused(asked: Asked, answer: bytes, words: str = "") -> None:
     with pytest.raises((SshError, DeviceError)) as found:
         asked(Board(answer))
-    code, said = explained(found.value)
+    code, said = exit_code_and_message(found.value)
     assert code == RUN_FAILED and len(said) < 1500 and said.isprintable() and words in said, said
 
 
@@ -188,7 +188,7 @@ def test_answers_changed_at_random(seed: int, program: Program) -> None:
             try:
                 asked(Board(bytes(answer[: rng.choice((len(answer), rng.randrange(len(answer)) + 1))])))
             except Exception as error:
-                code, said = explained(error)
+                code, said = exit_code_and_message(error)
                 assert code in (1, RUN_FAILED) and said.isprintable() and len(said) < 1500, (seed, error, bytes(answer))
 
 
@@ -207,7 +207,7 @@ def test_a_silent_board_is_given_up() -> None:
     for text in ("sleep 100", "printf '\\n<celosia>\\n'; sleep 100", "printf '\\n<celosia>\\n{'; sleep 100"):
         with pytest.raises(SshError, match=r"board.*0\.5 s; check its power") as found:
             Remote(Local(text)).status()
-        assert explained(found.value)[0] == RUN_FAILED
+        assert exit_code_and_message(found.value)[0] == RUN_FAILED
     board = deploy.RemoteBoard("armv7l", (3, 10, 0), "1", None, "", 1 << 30, ("name",))
     with pytest.raises(SshError, match=r"board.*0\.5 s"):
         Remote(Local("sleep 100")).install(board, file)
@@ -262,7 +262,7 @@ class InProcess(Connection):
     def __init__(self) -> None:
         super().__init__("here", ["here"], ())
 
-    def _line(self, command: str) -> list[str]:
+    def _process_arguments(self, command: str) -> list[str]:
         return ["sh", "-c", f"{HERE}; {command.replace('bash -lc', 'bash -c')}"]
 
 

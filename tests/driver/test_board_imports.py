@@ -12,7 +12,7 @@ import pytest
 from onnx import TensorProto, helper
 
 import celosia
-from celosia.driver.remote.runner import FOLDERS, PACKAGE, modules, runner
+from celosia.driver.remote.runner import FOLDERS, PACKAGE, board_modules, pack_runner
 
 ON_A_BOARD = """
 import sys
@@ -59,11 +59,11 @@ WHOLE = ("compiler/program", "driver/board", "driver/remote", "driver/run")
 
 
 def test_the_runner_is_folders_and_all_of_it_imports_on_a_board(tmp_path: Path) -> None:
-    found = modules()
+    found = board_modules()
     assert set(WHOLE) < set(FOLDERS)
     assert {path for folder in WHOLE for path in (PACKAGE / folder).rglob("*.py")} < set(found.values())
     assert {"celosia.hw.spec.isa", "celosia.sim.timing"} < set(found) and "celosia.hw.verilog" not in found
-    (tmp_path / "runner.pyz").write_bytes(runner().data)
+    (tmp_path / "runner.pyz").write_bytes(pack_runner().data)
     code = "import importlib; sys.path.insert(0, sys.argv[1]); [importlib.import_module(each) for each in sys.argv[2:]]"
     done = on_a_board(f"{code}; print(importlib.import_module('celosia').__file__)", tmp_path / "runner.pyz", *found)
     assert done.returncode == 0 and "runner.pyz" in done.stdout, done.stderr
@@ -82,7 +82,10 @@ def test_what_needs_more_stays_here(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / f"{name}.py").write_text(text)
     monkeypatch.setattr("celosia.driver.remote.runner.PACKAGE", tmp_path)
-    assert [name for name in modules.__wrapped__() if name.count(".") == 2] == ["celosia.sim.fsim", "celosia.sim.timed"]
+    assert [name for name in board_modules.__wrapped__() if name.count(".") == 2] == [
+        "celosia.sim.fsim",
+        "celosia.sim.timed",
+    ]
 
 
 def test_an_import_of_something_else_is_noticed() -> None:
@@ -94,7 +97,7 @@ def through_the_board(model: onnx.ModelProto, inputs: dict[str, np.ndarray], fol
     """Outputs of `model` where nothing but numpy and the runner is there; they equal those of this process."""
     program = celosia.compile(model, "tiny")
     program.save(folder / "program")
-    (folder / "runner.pyz").write_bytes(runner().data)
+    (folder / "runner.pyz").write_bytes(pack_runner().data)
     np.savez(folder / "inputs.npz", **inputs)
     done = on_a_board(RUN, folder)
     assert done.returncode == 0, done.stderr

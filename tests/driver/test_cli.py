@@ -563,7 +563,7 @@ def test_eval_and_its_exit_code(celosia: Callable[..., tuple[int, str, str]], mo
     pytest.importorskip("onnxruntime")
     code, out, _ = celosia(f"{line} --against onnxruntime --samples 5")
     assert code == 0 and "0 of 5; bytes: 0 of 200" in out
-    monkeypatch.setattr("celosia.driver.accuracy.evaluate._differs", lambda found, expected: True)
+    monkeypatch.setattr("celosia.driver.accuracy.evaluate._is_different", lambda found, expected: True)
     assert celosia(f"{line} --against onnxruntime --samples 5")[0] == 7
 
 

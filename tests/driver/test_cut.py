@@ -16,8 +16,8 @@ import celosia
 from celosia.compiler.graph.errors import ModelError
 from celosia.compiler.program import InputError, Program
 from celosia.driver.cli import app
-from celosia.driver.cut import Relay, _balanced, cut
-from celosia.driver.run.explain import predicted
+from celosia.driver.cut import Relay, _balance_parts, cut
+from celosia.driver.run.explain import predict_counters
 from celosia.sim.device import DeviceError
 from celosia.sim.functional.fsim import FunctionalDevice
 
@@ -42,7 +42,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def cycles(program: Program) -> int:
-    return sum(each.cycles or 0 for each in predicted(program))
+    return sum(each.cycles or 0 for each in predict_counters(program))
 
 
 def bytes_of(results: object) -> list[bytes]:
@@ -130,9 +130,9 @@ def test_where_it_cannot_be_cut(whole: str) -> None:
 
 
 def test_the_longest_part_is_shortest() -> None:
-    assert _balanced([10, 20, 30, 90], 100, 2) == [2]
-    assert _balanced([10, 40, 50, 90], 100, 3) == [0, 2] or _balanced([10, 40, 50, 90], 100, 3) == [1, 3]
-    assert _balanced([], 100, 1) == []
+    assert _balance_parts([10, 20, 30, 90], 100, 2) == [2]
+    assert _balance_parts([10, 40, 50, 90], 100, 3) == [0, 2] or _balance_parts([10, 40, 50, 90], 100, 3) == [1, 3]
+    assert _balance_parts([], 100, 1) == []
 
 
 def command(*args: object, code: int = 0) -> str:

@@ -30,9 +30,9 @@ from celosia.compiler.cpu.target import TARGETS, Target
 from celosia.compiler.program import InputError, Program, ProgramError
 from celosia.driver.cli import app
 from celosia.driver.remote import bootstrap, deploy
-from celosia.driver.remote.runner import modules, runner
-from celosia.driver.remote.serve import load_result, pack, unpack
-from celosia.driver.remote.ssh import SshError, connected, destination
+from celosia.driver.remote.runner import board_modules, pack_runner
+from celosia.driver.remote.serve import pack, parse_result, unpack
+from celosia.driver.remote.ssh import SshError, connect, ssh_destination
 from celosia.hw.spec.config import PRESETS
 from celosia.sim.device import DeviceError
 
@@ -180,7 +180,7 @@ def test_a_stream_runs_on_the_board(empty: FakeBoard, program: Path) -> None:
     samples = [{"input_1": each} for each in x]
     samples[2] = {"input_1": x[2, ..., 1:]}
     loaded = Program.load(program, trust=True)
-    with connected("board") as connection:
+    with connect("board") as connection:
         results = deploy.run_each(deploy.Remote(connection), loaded, samples, "functional")
         found = [next(results).outputs for _ in range(2)]
         with pytest.raises(InputError, match=r"^sample 2: input 'input_1'"):
@@ -225,7 +225,7 @@ def test_a_silent_machine(tmp_path: Path) -> None:
         started = time.monotonic()
         with (
             pytest.raises(SshError, match="cannot be reached"),
-            connected(f"me@127.0.0.1:{server.getsockname()[1]}", seconds=1),
+            connect(f"me@127.0.0.1:{server.getsockname()[1]}", seconds=1),
         ):
             pass
         assert time.monotonic() - started < 20
@@ -236,15 +236,15 @@ def test_a_silent_machine(tmp_path: Path) -> None:
 )
 def test_what_names_no_machine(text: str) -> None:
     with pytest.raises(SshError, match="names no machine; write USER@HOST"):
-        destination(text)
+        ssh_destination(text)
 
 
 def test_names_are_no_commands(empty: FakeBoard, program: Path) -> None:
     """Folders with characters that shells know; they arrive as they are."""
     for folder in ("~/$(touch injected) b", "~/;touch injected;'\"", f"{empty.home}/`touch injected`"):
-        with connected("board") as connection:
+        with connect("board") as connection:
             remote = deploy.Remote(connection, folder)
-            files = runner(), deploy.program_file(celosia.Program.load(program))
+            files = pack_runner(), deploy.pack_program(celosia.Program.load(program))
             remote.install(remote.status(*files), *files)
             x = {"input_1": np.zeros((1, 3, 8, 8), np.float32)}
             assert remote.run(*files, x, "functional", None, {}).outputs
@@ -255,8 +255,8 @@ def test_names_are_no_commands(empty: FakeBoard, program: Path) -> None:
 
 @pytest.mark.parametrize("after", [0, 100, 5000, 20_000])
 def test_a_lost_connection_leaves_nothing(empty: FakeBoard, program: Path, after: int) -> None:
-    files = runner(), deploy.program_file(celosia.Program.load(program))
-    with connected("board") as connection:
+    files = pack_runner(), deploy.pack_program(celosia.Program.load(program))
+    with connect("board") as connection:
         remote = deploy.Remote(connection)
         board = remote.status(*files)
         empty.cut_after = after
@@ -269,8 +269,8 @@ def test_a_lost_connection_leaves_nothing(empty: FakeBoard, program: Path, after
 
 
 def test_a_full_disk_leaves_nothing(empty: FakeBoard, program: Path) -> None:
-    files = (runner(),)
-    with connected("board") as connection:
+    files = (pack_runner(),)
+    with connect("board") as connection:
         remote = deploy.Remote(connection)
         board = remote.status(*files)
         empty.limits = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
@@ -289,10 +289,10 @@ def test_a_full_disk_leaves_nothing(empty: FakeBoard, program: Path) -> None:
 
 def test_damage_on_the_way_is_noticed(empty: FakeBoard) -> None:
     good = deploy.File("name", b"some bytes")
-    with connected("board") as connection:
+    with connect("board") as connection:
         remote = deploy.Remote(connection)
         with pytest.raises(SshError, match="name arrived damaged"):
-            remote._bootstrap("install", (good,), [b"Some bytes"])
+            remote._run_bootstrap("install", (good,), [b"Some bytes"])
     assert files_of(empty) == []
 
 
@@ -300,19 +300,19 @@ def test_boards_that_lack_something(empty: FakeBoard, program: Path) -> None:
     loaded = celosia.Program.load(program)
     board = deploy.RemoteBoard("armv7l", (3, 8, 2), None, None, "absent", 10**9, ())
     with pytest.raises(SshError, match=r"3\.8\.2; 3\.10 .*numpy.*pynq") as found:
-        deploy.require(board, loaded, "board", "it")
+        deploy.require_board(board, loaded, "board", "it")
     assert f"its processor is armv7l, and the Program's kernels are for {MACHINE}" in str(found.value)
     with pytest.raises(SshError, match=r"mips.*armv7l, aarch64"):
         deploy.target_of(deploy.RemoteBoard("mips", (3, 10), "1", "1", "", 1, ()))
     empty.python.unlink()
     (empty.home / ".profile").write_text("PATH=/nothing\n")
-    with connected("board") as connection, pytest.raises(SshError, match=r"board.*python3"):
+    with connect("board") as connection, pytest.raises(SshError, match=r"board.*python3"):
         deploy.Remote(connection).status()
 
 
 def test_sudo(empty: FakeBoard, tmp_path: Path) -> None:
     """sudo is asked not to ask; what it refuses is said."""
-    with connected("board") as connection:
+    with connect("board") as connection:
         remote = deploy.Remote(connection, sudo=True)
         empty.wrap = lambda text: text.replace("sudo -n ", "")
         remote.status()
@@ -330,7 +330,7 @@ def test_sudo(empty: FakeBoard, tmp_path: Path) -> None:
 def test_a_program_that_is_killed_there(empty: FakeBoard, signal: str, words: str) -> None:
     """Reading registers that are not there gives SIGBUS."""
     empty.python.write_text(f"#!/bin/sh\nkill -{signal} $$\n")
-    with connected("board") as connection, pytest.raises(SshError, match=words):
+    with connect("board") as connection, pytest.raises(SshError, match=words):
         deploy.Remote(connection).status()
 
 
@@ -344,7 +344,7 @@ def _interrupt_when_waiting(board: FakeBoard, before: int) -> None:
 
 def test_interrupted_it_stops_there(empty: FakeBoard, program: Path) -> None:
     """When nobody waits for the result any more, the process on the board ends."""
-    with connected("board") as connection:
+    with connect("board") as connection:
         remote = deploy.Remote(connection)
         empty.wrap = lambda text: f"{empty.python} -c 'import sys; sys.stdin.read()'"
         threading.Thread(target=_interrupt_when_waiting, args=(empty, len(empty.processes)), daemon=True).start()
@@ -370,9 +370,9 @@ def test_a_board_runs_the_program_that_was_sent_and_no_other(empty: FakeBoard, p
     """Whatever has been written over the file since then; and code that nobody vouches for never arrives there."""
     forged = celosia.Program.load(program)
     own, forged.library = forged.library, b"\x7fELF of somebody else"
-    files = runner(), deploy.program_file(forged)
+    files = pack_runner(), deploy.pack_program(forged)
     assert _library(files[1].data) == own
-    with connected("board") as connection:
+    with connect("board") as connection:
         remote = deploy.Remote(connection)
         remote.install(remote.status(*files), *files)
         there = empty.home / "celosia" / files[1].name
@@ -383,8 +383,8 @@ def test_a_board_runs_the_program_that_was_sent_and_no_other(empty: FakeBoard, p
 
 def test_the_runner_is_complete_and_always_the_same(program: Path, tmp_path: Path) -> None:
     """It answers from the zip alone, with numpy alone."""
-    assert runner() == runner()
-    (tmp_path / "runner.pyz").write_bytes(runner().data)
+    assert pack_runner() == pack_runner()
+    (tmp_path / "runner.pyz").write_bytes(pack_runner().data)
     site = FakeBoard(tmp_path, None)
     x = np.random.default_rng(1).normal(size=(1, 3, 8, 8)).astype(np.float32)
     request = pack(_head(program) | {"device": "functional"}, {"input_1": x})
@@ -393,7 +393,7 @@ def test_the_runner_is_complete_and_always_the_same(program: Path, tmp_path: Pat
     child.stdin.write(request)
     child.stdin.flush()
     deploy.skip_to_mark(child.stdout)
-    result = load_result(child.stdout)
+    result = parse_result(child.stdout)
     child.communicate()
     expected = celosia.Runtime(celosia.compile(quantised(), "tiny")).run({"input_1": x})
     assert {n: a.tobytes() for n, a in result.outputs.items()} == {n: a.tobytes() for n, a in expected.outputs.items()}
@@ -441,7 +441,7 @@ def allocate(shape, dtype, cacheable):
 
 def test_a_run_that_nobody_waits_for_is_stopped(program: Path, tmp_path: Path) -> None:
     """Before its memory is given back: the accelerator would go on writing to it."""
-    (tmp_path / "runner.pyz").write_bytes(runner().data)
+    (tmp_path / "runner.pyz").write_bytes(pack_runner().data)
     site, log = FakeBoard(tmp_path, None), tmp_path / "log"
     (tmp_path / "site" / "pynq.py").write_text(f"LOG = {str(log)!r}\n{LOCKS}{SLOW}")
     head = _head(program) | {"device": "board", "options": {"base": 0}}
@@ -470,7 +470,7 @@ def test_requests_and_answers() -> None:
             unpack(io.BytesIO(data[:end]))
     for kind, error in (("DeviceError", DeviceError), ("InputError", InputError), ("ZeroDivisionError", RuntimeError)):
         with pytest.raises(error, match="why"):
-            load_result(io.BytesIO(json.dumps({"kind": kind, "error": "why"}).encode() + b"\n"))
+            parse_result(io.BytesIO(json.dumps({"kind": kind, "error": "why"}).encode() + b"\n"))
 
 
 def test_the_runner_keeps_to_an_old_python(tmp_path: Path) -> None:
@@ -495,7 +495,7 @@ def test_the_runner_keeps_to_an_old_python(tmp_path: Path) -> None:
             said += done.stdout + done.stderr if done.returncode else ""
         return said
 
-    assert not complaints(*map(str, modules().values()))
+    assert not complaints(*map(str, board_modules().values()))
     assert not complaints(bootstrap.__file__, version="3.6")
     (tmp_path / "new.py").write_text("from enum import StrEnum\nx = {}[*()]\n")
     said = complaints(str(tmp_path / "new.py"))

@@ -174,5 +174,5 @@ def test_advice_for_layers_that_wait_is_to_tune() -> None:
     """More samples at once give no unit more to do between two waits."""
     cfg = PRESETS["tiny"]
     time = SimpleNamespace(busy=np.array([3.0, 9.0, 4.0, 1.0]))
-    said = explain._advice(cfg, SimpleNamespace(macs=1, what=""), time, "latency")  # type: ignore[arg-type]
+    said = explain._layer_advice(cfg, SimpleNamespace(macs=1, what=""), time, "latency")  # type: ignore[arg-type]
     assert said is not None and "gemm works most: `celosia tune`" in said and "batch" not in said

@@ -32,12 +32,12 @@ from celosia.compiler.tune.pool import Fleet, Job
 from celosia.driver import cli
 from celosia.driver.explore import confirm, explorer, subject
 from celosia.driver.explore.configs import ConfigSpace
-from celosia.driver.explore.explore import Interrupted, explore, seconds
-from celosia.driver.explore.explorer import dominated
-from celosia.driver.explore.objectives import drawn, energy_mj, objectives
-from celosia.driver.explore.records import ExploreError, Points, context_of
+from celosia.driver.explore.explore import Interrupted, explore, parse_seconds
+from celosia.driver.explore.explorer import is_dominated
+from celosia.driver.explore.objectives import energy_mj, objectives, power_drawn
+from celosia.driver.explore.records import ExploreError, Points, exploration_context
 from celosia.driver.explore.resource_use import Resources
-from celosia.driver.explore.subject import Ask, Cost, ExploredModel, closed, timed
+from celosia.driver.explore.subject import Ask, Cost, ExploredModel, estimate_cycles, measure_cycles
 from celosia.hw.boards.boards import find_board
 from celosia.hw.spec.config import PRESETS, Config
 
@@ -85,7 +85,7 @@ def test_cycles_are_those_of_a_run_and_never_below_the_bound(tmp_path: Path) -> 
         for _ in range(6):
             cfg = random_config(rng)
             try:
-                at_least, found = closed(one, cfg, MEMORY), timed(one, cfg, MEMORY)
+                at_least, found = estimate_cycles(one, cfg, MEMORY), measure_cycles(one, cfg, MEMORY)
             except TilingError:
                 continue
             program = celosia.compile(one.path, cfg, check=False, records="none")
@@ -101,15 +101,15 @@ def test_what_shares_products_takes_as_many_cycles(model: Path) -> None:
     """`packed` and `pump` alone are left out of what is asked for."""
     one = ExploredModel.of(model)
     cfg = PRESETS["tiny"]
-    assert timed(one, cfg, MEMORY) == timed(one, replace(cfg, packed=False), MEMORY)
-    assert timed(one, cfg, MEMORY) == timed(one, replace(cfg, pump=2), MEMORY)
+    assert measure_cycles(one, cfg, MEMORY) == measure_cycles(one, replace(cfg, packed=False), MEMORY)
+    assert measure_cycles(one, cfg, MEMORY) == measure_cycles(one, replace(cfg, pump=2), MEMORY)
 
 
 def test_a_wider_bus_is_no_slower_and_objectives_follow(model: Path) -> None:
     one, tiny = ExploredModel.of(model), replace(PRESETS["tiny"], forward=False)
 
     def figures(cfg: Config, clock: float = 100.0) -> dict[str, float]:
-        return objectives(cfg, [timed(one, cfg, MEMORY)], quarter, BOARD, clock)
+        return objectives(cfg, [measure_cycles(one, cfg, MEMORY)], quarter, BOARD, clock)
 
     of = BOARD.device
     quarter = Resources(of.lut // 10, of.ff // 5, 3 * of.dsp // 10, 0.4 * of.ram, False, False)
@@ -122,12 +122,12 @@ def test_a_wider_bus_is_no_slower_and_objectives_follow(model: Path) -> None:
 
 def test_energy_is_watts_for_the_time_of_an_image(model: Path) -> None:
     tiny = PRESETS["tiny"]
-    cost, used = timed(ExploredModel.of(model), tiny, MEMORY), Resources.of(tiny, BOARD.device)
+    cost, used = measure_cycles(ExploredModel.of(model), tiny, MEMORY), Resources.of(tiny, BOARD.device)
 
     def energy(cost: Cost, used: Resources = used, clock: float = 100.0) -> float:
         return energy_mj(tiny, cost, used, BOARD, clock)
 
-    watts = drawn(tiny, cost, used, BOARD, 100.0)
+    watts = power_drawn(tiny, cost, used, BOARD, 100.0)
     assert energy(cost) == pytest.approx(watts.fabric * cost.cycles / cost.images / 100_000)
     assert 0 < watts.dynamic < watts.fabric < watts.fabric + watts.watts["ps"]
     # As much work in more cycles, more work in as many, and more cells take more; a faster clock takes less of what
@@ -146,7 +146,7 @@ def test_a_bound_has_no_more_energy_than_what_is_measured(model: Path, tmp_path:
     """What the ladder takes for the least of a point."""
     one = ExploredModel.of(model)
     for cfg in (PRESETS["tiny"], replace(PRESETS["tiny"], bus_bytes=4)):
-        at_least, found = closed(one, cfg, MEMORY), timed(one, cfg, MEMORY)
+        at_least, found = estimate_cycles(one, cfg, MEMORY), measure_cycles(one, cfg, MEMORY)
         used, idle = Resources.of(cfg, BOARD.device), dict.fromkeys(found.busy, 0)
         bound = replace(at_least, cycles=max(1, at_least.bound), busy=idle)
         assert energy_mj(cfg, bound, used, BOARD, 100) <= energy_mj(cfg, found, used, BOARD, 100)
@@ -214,7 +214,7 @@ def test_less_room_leaves_out_what_is_too_large(model: Path) -> None:
     for cfg in found.front:
         shares = Resources.of(cfg, device).shares(device)
         assert max(shares.values()) <= 0.25
-    assert not dominated(np.array([[1.0, 2.0]]), [1.0, 2.0])
+    assert not is_dominated(np.array([[1.0, 2.0]]), [1.0, 2.0])
 
 
 def test_failures_say_what_kind_they_are(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -225,7 +225,7 @@ def test_failures_say_what_kind_they_are(model: Path, monkeypatch: pytest.Monkey
     assert point.failure is not None and point.failure.kind == "layers" and "wgt_depth 8" in point.failure.why
     assert found.front == () and found.report["take"].startswith("No Config")
 
-    right = subject.timed
+    right = subject.measure_cycles
     lazy = lambda *given: replace(right(*given), on_cpu=9)  # noqa: E731
     monkeypatch.setitem(subject.RUNGS, "timed", lazy)
     found = explore(model, space={**SPACE, "taps": (0,)}, points=3)
@@ -281,7 +281,7 @@ def test_a_run_that_is_killed_goes_on(model: Path, expected: set[tuple[float, fl
         while time.monotonic() < until and not (points.exists() and b'"timed"' in points.read_bytes()):
             time.sleep(0.05)
         process.send_signal(signal.SIGKILL)
-    known = Points(tmp_path / "out", context_of([ExploredModel.of(model)], "pynq-z2", MEMORY)).known
+    known = Points(tmp_path / "out", exploration_context([ExploredModel.of(model)], "pynq-z2", MEMORY)).known
     measured = {digest for digest, point in known.items() if point.measured}
     assert measured
     found = explore(model, space=SPACE, folder=tmp_path / "out")
@@ -341,10 +341,10 @@ def test_what_has_not_begun_within_the_budget_is_not_measured(
     def slow(*given: Any) -> Any:
         nonlocal passed
         passed += 10
-        return timed(*given)
+        return measure_cycles(*given)
 
     monkeypatch.setitem(subject.RUNGS, "timed", slow)
-    monkeypatch.setattr("celosia.driver.explore.explore._clock", lambda before: lambda: before + passed)
+    monkeypatch.setattr("celosia.driver.explore.explore._start_clock", lambda before: lambda: before + passed)
     state = explore(model, space=SPACE, budget=25, folder=tmp_path).report["state"]
     assert (state["points"], state["ended"], state["seconds"]) == (2, "budget", 30)
     passed = 0.0
@@ -371,7 +371,7 @@ def test_ctrl_c_leaves_the_front_so_far(model: Path, tmp_path: Path, monkeypatch
         left -= 1
         if left < 0:
             raise KeyboardInterrupt
-        return timed(*given)
+        return measure_cycles(*given)
 
     monkeypatch.setitem(subject.RUNGS, "timed", until_then)
     with pytest.raises(Interrupted) as ended:
@@ -436,7 +436,7 @@ def test_the_front_is_counted_again_until_all_of_it_is(model: Path, monkeypatch:
     monkeypatch.setattr(confirm, "measure_usage", usage)
     monkeypatch.setattr(synthesis, "cached_usage", lambda cfg, device: counted.get(cfg.digest))
     monkeypatch.setattr(confirm.timing, "estimate", lambda cfg, say: type("Timing", (), {"mhz": 125.0}))
-    monkeypatch.setattr(confirm, "rtl_cycles", lambda one, cfg, memory: 12345)
+    monkeypatch.setattr(confirm, "measure_rtl_cycles", lambda one, cfg, memory: 12345)
     found = explore(model, space=SPACE, confirmed=["yosys", "rtl"])
     for row in found.report["front"]:
         assert row["area"]["counted"] and row["clock_mhz"] == 125.0 and row["clock"].startswith("estimated")
@@ -545,7 +545,12 @@ def test_without_moocore_it_says_what_to_install(model: Path, tmp_path: Path, mo
 
 
 def test_times() -> None:
-    assert (seconds("30m"), seconds("2h"), seconds("45"), seconds("0.5s")) == (1800, 7200, 45, 0.5)
+    assert (parse_seconds("30m"), parse_seconds("2h"), parse_seconds("45"), parse_seconds("0.5s")) == (
+        1800,
+        7200,
+        45,
+        0.5,
+    )
 
 
 # The page ---------------------------------------------------------------------------------------------------------

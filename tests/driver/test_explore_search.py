@@ -13,9 +13,9 @@ import pytest
 pytest.importorskip("moocore")
 
 from celosia.driver.explore.configs import DEFAULT, ConfigSpace, SpaceError
-from celosia.driver.explore.explorer import dominated
-from celosia.driver.explore.pareto import hypervolume, knee, on_front, promising, ranks, reference
-from celosia.driver.explore.search import LARGER, SEARCHES, ConfigOutcome, ConfigSearch, spread
+from celosia.driver.explore.explorer import is_dominated
+from celosia.driver.explore.pareto import hypervolume, knee, most_promising, on_front, ranks, reference_point
+from celosia.driver.explore.search import LARGER, SEARCHES, ConfigOutcome, ConfigSearch, draw_spread_configs
 from celosia.hw.boards.board import BoardError
 from celosia.hw.boards.boards import find_board
 from celosia.hw.spec.config import Config, ConfigError
@@ -74,7 +74,7 @@ def test_neighbours_are_one_value_away_both_ways() -> None:
             rest = {each.name for each in fields(Config)} - {name, "tap_depth", "name"}
             assert all(getattr(cfg, each) == getattr(other, each) for each in rest)
             if name != "taps":
-                assert space.moved(other, {name: -step}) == cfg
+                assert space.move(other, {name: -step}) == cfg
 
 
 @pytest.mark.parametrize(
@@ -122,7 +122,7 @@ def judged(cfg: Config) -> ConfigOutcome:
 @pytest.mark.parametrize("kind", SEARCHES)
 def test_a_search_asks_for_each_config_once_and_ends(kind: str) -> None:
     space = ConfigSpace(VALUES, BOARD.config)
-    search = SEARCHES[kind](space, np.random.default_rng(1), spread(space, np.random.default_rng(2), 5))
+    search = SEARCHES[kind](space, np.random.default_rng(1), draw_spread_configs(space, np.random.default_rng(2), 5))
     asked: list[Config] = []
     while found := search.ask(5):
         assert len(found) <= 5 and all(how for _, how in found)
@@ -160,12 +160,12 @@ def test_searches_are_better_than_chance() -> None:
     """What each has found of the hypervolume after 96 of 2,800 Configs, over ten seeds."""
     space = ConfigSpace(WIDE, BOARD.config)
     every = np.array([each.objectives for each in map(limited, space)])
-    worst, found = reference(every), {}
+    worst, found = reference_point(every), {}
     for kind in SEARCHES:
         shares = []
         for seed in range(10):
             rng = np.random.default_rng(seed)
-            search: ConfigSearch = SEARCHES[kind](space, rng, spread(space, rng, 12))
+            search: ConfigSearch = SEARCHES[kind](space, rng, draw_spread_configs(space, rng, 12))
             for _ in range(24):
                 search.tell([limited(cfg) for cfg, _ in search.ask(4)])
             values = np.array([each.objectives for each in search.finished])
@@ -176,9 +176,9 @@ def test_searches_are_better_than_chance() -> None:
 
 def test_configs_to_begin_with_are_far_apart_and_fit() -> None:
     space, rng = ConfigSpace.of(BOARD), np.random.default_rng(0)
-    found = spread(space, rng, 12, lambda cfg: cfg.block_in <= 16)
+    found = draw_spread_configs(space, rng, 12, lambda cfg: cfg.block_in <= 16)
     assert len(set(found)) == 12 and all(cfg.block_in <= 16 for cfg in found)
-    assert spread(space, rng, 12, lambda cfg: False) == []
+    assert draw_spread_configs(space, rng, 12, lambda cfg: False) == []
 
 
 # Fronts -----------------------------------------------------------------------------------------------------------
@@ -198,8 +198,8 @@ def test_fronts_are_those_of_all_pairs(columns: int) -> None:
     rank = ranks(points)
     assert all(rank[a] < rank[b] for a in range(60) for b in range(60) if better(points[a], points[b]))
     for point in points:
-        assert dominated(found, list(point)) == any(better(q, point) for q in found)
-    assert not dominated(np.zeros((0, columns)), [1.0] * columns)
+        assert is_dominated(found, list(point)) == any(better(q, point) for q in found)
+    assert not is_dominated(np.zeros((0, columns)), [1.0] * columns)
 
 
 def test_hypervolume_is_the_area_that_is_dominated() -> None:
@@ -214,9 +214,9 @@ def test_hypervolume_is_the_area_that_is_dominated() -> None:
 def test_promising_points_add_most() -> None:
     known = np.array([[10.0, 1], [1, 10]])
     expected = np.array([[11.0, 2], [2, 2], [5, 5], [9, 0.9]])
-    assert promising(known, expected, np.log([20.0, 20]), 2) == [1, 3]
-    assert promising(known, expected, np.log([20.0, 20]), 9)[0] == 1
-    assert promising(np.zeros((0, 2)), expected, np.log([20.0, 20]), 1) == [1]
+    assert most_promising(known, expected, np.log([20.0, 20]), 2) == [1, 3]
+    assert most_promising(known, expected, np.log([20.0, 20]), 9)[0] == 1
+    assert most_promising(np.zeros((0, 2)), expected, np.log([20.0, 20]), 1) == [1]
     assert knee([[1, 100], [2, 3], [100, 1]]) == 1
 
 

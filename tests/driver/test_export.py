@@ -30,11 +30,11 @@ from celosia.compiler.program.model import MATRICES, FormInfo, matrix_counts
 from celosia.driver.choices import EXPORT_TARGETS
 from celosia.driver.cli import app
 from celosia.driver.export import emulate
-from celosia.driver.export.bridge import Bridge, FunctionalRegisters, RtlRegisters, outputs_like
-from celosia.driver.export.c_project import RUNTIME, Exported, export_program, write
+from celosia.driver.export.bridge import Bridge, FunctionalRegisters, RtlRegisters, empty_outputs
+from celosia.driver.export.c_project import RUNTIME, Exported, export_program, write_project
 from celosia.driver.export.forms import form_of
-from celosia.driver.export.memory_map import NotExportable, places_of
-from celosia.driver.export.objects import undefined
+from celosia.driver.export.memory_map import NotExportable, assign_places
+from celosia.driver.export.objects import undefined_symbols
 from celosia.driver.export.targets import find_export_target
 from celosia.hw.spec.config import PRESETS
 from celosia.hw.spec.regs import CONTROL_ABORT, ERROR_TEXT, STATUS_DONE, STATUS_ERROR_SHIFT, STATUS_STUCK, Error
@@ -44,7 +44,7 @@ RUNTIME_LINES, RUNTIME_BYTES = 1000, 32 << 10
 
 def require(target: str) -> None:
     """Skip the test where this machine cannot run C for `target`."""
-    lack = emulate.missing(find_export_target(target))
+    lack = emulate.missing_tools(find_export_target(target))
     if lack is not None:
         pytest.skip(lack)
 
@@ -67,7 +67,7 @@ def test_two_models_in_one_program_return_the_bytes_of_celosia_run(target: str, 
     made = [exported(source, target, name) for name, source in sources.items()]
     here = [celosia.compile(source, "tiny", check=False) for source in sources.values()]
     made.append(export_program(made[0].model.program, made[0].target, "third"))  # with the kernels of the first
-    bridge = Bridge(emulate.build(made, tmp_path / "c"), FunctionalRegisters(PRESETS["tiny"]))
+    bridge = Bridge(emulate.build_bridge_program(made, tmp_path / "c"), FunctionalRegisters(PRESETS["tiny"]))
     rng = np.random.default_rng(0)
     assert bridge.code == 0
     for number in (0, 1, 2, 0):
@@ -76,7 +76,7 @@ def test_two_models_in_one_program_return_the_bytes_of_celosia_run(target: str, 
         wanted = celosia.Runtime(program, "functional").run(
             {tensor.name: array for tensor, array in zip(program.inputs, inputs)}
         )
-        found = outputs_like(wanted.outputs)
+        found = empty_outputs(wanted.outputs)
         assert bridge.run(inputs, found, number + 1) == 0
         for array, (name, each) in zip(found, wanted.outputs.items()):
             assert array.tobytes() == each.tobytes(), name
@@ -96,7 +96,7 @@ class Built:
 
     def differs(self, bridge: Bridge) -> bool:
         """Whether a run returns an error, or other bytes."""
-        found = outputs_like(self.wanted)
+        found = empty_outputs(self.wanted)
         code = bridge.run(self.inputs, found)
         return bool(code) or [each.tobytes() for each in found] != [each.tobytes() for each in self.wanted.values()]
 
@@ -107,7 +107,7 @@ def net(tmp_path_factory: pytest.TempPathFactory) -> Built:
     made, program = exported(quantised(), "x86_64", "net"), celosia.compile(quantised(), "tiny", check=False)
     inputs = inputs_of(made, np.random.default_rng(1))
     wanted = celosia.Runtime(program, "functional").run({program.inputs[0].name: inputs[0]}).outputs
-    return Built(made, emulate.build([made], tmp_path_factory.mktemp("net")), inputs, wanted)
+    return Built(made, emulate.build_bridge_program([made], tmp_path_factory.mktemp("net")), inputs, wanted)
 
 
 @pytest.mark.rtl
@@ -129,7 +129,7 @@ def test_faults_are_seen(net: Built, tmp_path: Path) -> None:
     text = net.made.files["net.c"]
     spoilt_text = re.sub(rb"(pack_0_0 = .*?\{\d+, \d+\}, \{\d+, \d+\}, \{)(\d+)", rb"\g<1>1\g<2>", text)
     assert spoilt_text != text
-    command = emulate.build([replace(net.made, files=net.made.files | {"net.c": spoilt_text})], tmp_path)
+    command = emulate.build_bridge_program([replace(net.made, files=net.made.files | {"net.c": spoilt_text})], tmp_path)
     bridge = Bridge(command, FunctionalRegisters(PRESETS["tiny"]))
     assert net.differs(bridge)
     bridge.kill()
@@ -319,7 +319,7 @@ def test_the_wrong_memory(lib: ctypes.CDLL) -> None:
 def test_sizes_are_compared_and_nothing_is_allocated(net: Built, tmp_path: Path) -> None:
     """The library of a Makefile: no malloc, small; and entries that refuse what is not theirs."""
     for made in (net.made, exported(floats(), "x86_64", "sum")):
-        write(made, tmp_path)
+        write_project(made, tmp_path)
     (tmp_path / "wrong.c").write_text(WRONG)
     (tmp_path / "Makefile").write_text((tmp_path / "Makefile").read_text().replace("-Wextra", "-Wextra -Werror"))
     for what in ("all", "wrong"):
@@ -337,7 +337,7 @@ def test_sizes_are_compared_and_nothing_is_allocated(net: Built, tmp_path: Path)
     subprocess.run(["./sum", "a", "b", "y"], cwd=tmp_path, check=True)
     assert np.fromfile(tmp_path / "y", np.float32).tolist() == [12 * k for k in range(6)]
     objects = [path for path in tmp_path.glob("**/*.o") if path.name != "device_linux.o"]
-    wanted = set().union(*(undefined(path.read_bytes()) for path in objects))
+    wanted = set().union(*(undefined_symbols(path.read_bytes()) for path in objects))
     assert {"memcpy", "memset"} <= wanted and not wanted & {"malloc", "calloc", "realloc", "free"}
     lines = sum(len(path.read_text().splitlines()) for path in RUNTIME.iterdir())
     assert lines <= RUNTIME_LINES
@@ -365,7 +365,7 @@ def test_outputs_that_no_step_makes(tmp_path: Path) -> None:
     graph = helper.make_graph(nodes, "g", values[:1], values[1:], constants)
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
     require("x86_64")
-    write(exported(model, "x86_64", "consts"), tmp_path)
+    write_project(exported(model, "x86_64", "consts"), tmp_path)
     a = np.full((2, 3), 7, np.float32)
     a.tofile(tmp_path / "a")
     for command in (["make", "CC=cc"], ["./consts", "a", *names]):
@@ -411,7 +411,7 @@ def test_names_that_c_has_for_something_else(tmp_path: Path) -> None:
     made += [export_program(program, target, name) for name in ("Total", "TOTAL", "total")]
     assert len({each.model.name for each in made}) == len(made)
     for each in made:
-        write(each, tmp_path)
+        write_project(each, tmp_path)
     headers = "#include <cstdio>\n#include <cstdlib>\n#include <cstring>\n"
     headers += "".join(f'#include "{(name := each.model.name)}.h"\nextern {name} an_{name};\n' for each in made)
     (tmp_path / "all.cc").write_text(headers)
@@ -463,7 +463,7 @@ def test_undefined_symbols_of_each_kind_of_object() -> None:
             assert made.functions == ("sinhf",)
     assert exported(one_operator("Relu"), "riscv32-none", "model").functions == (), "an extreme without floats"
     with pytest.raises(ValueError, match="neither ELF nor WebAssembly"):
-        undefined(b"no object")
+        undefined_symbols(b"no object")
 
 
 @contextlib.contextmanager
@@ -524,7 +524,7 @@ def test_cmake_builds_with_ziglang(tmp_path: Path) -> None:
     require("armv7-linux")
     if shutil.which("cmake") is None:
         pytest.skip("could not find 'cmake'")
-    write(exported(floats(), "armv7-linux", "sum"), tmp_path)
+    write_project(exported(floats(), "armv7-linux", "sum"), tmp_path)
     path = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
     for command in ("-B b -S . -DCMAKE_TOOLCHAIN_FILE=ziglang.cmake", "--build b --target celosia_models"):
         done = subprocess.run(
@@ -542,17 +542,17 @@ def test_files_of_others_stay_and_are_not_built(tmp_path: Path) -> None:
         path.parent.mkdir(parents=True)
         path.write_text("mine")
         with pytest.raises(OutputError, match=rf"{Path(other).parts[0]}.*celosia export"):
-            write(made, tmp_path / str(number))
+            write_project(made, tmp_path / str(number))
         assert [path] == [each for each in (tmp_path / str(number)).rglob("*") if each.is_file()]
     folder = tmp_path / "own"
-    write(made, folder)
-    write(made, folder)
+    write_project(made, folder)
+    write_project(made, folder)
     others = "sensor_data.c", "net.c", "mine.o", "net_kernels/mine.o"
     (folder / "net_kernels").mkdir()
     for other in others:
         (folder / other).write_text("#error no model's")
     with pytest.raises(OutputError, match=r"net\.c is there"):
-        write(exported(floats(), "x86_64", "net"), folder)
+        write_project(exported(floats(), "x86_64", "net"), folder)
     cmakes = [["cmake", "-B", "b", "-S", "."], ["cmake", "--build", "b"]] if shutil.which("cmake") else []
     for command in (["make", "all"], *cmakes, ["make", "clean"]):
         done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
@@ -565,4 +565,4 @@ def test_tensors_that_c_has_not() -> None:
     for changed, said in (({"dtype": "object"}, "C has no object"), ({"shape": (-1, 3)}, "only known when it runs")):
         other = replace(program.inputs[0], **changed)  # type: ignore[arg-type]
         with pytest.raises(NotExportable, match=said):
-            places_of(replace(program, inputs=(other, *program.inputs[1:])))
+            assign_places(replace(program, inputs=(other, *program.inputs[1:])))

@@ -157,7 +157,7 @@ def test_what_does_not_fit_is_never_the_best() -> None:
     fits = {tuple(row["set"].values()): row["misfit"] is None for row in rows}
     assert fits == {(16, 8): True, (16, 16): False, (64, 8): False, (64, 16): False}
     assert min(row["cycles"] for row in rows) < rows[0]["cycles"], "a Config that does not fit has fewer cycles"
-    best = sweeping.fewest(rows)
+    best = sweeping.row_of_fewest_cycles(rows)
     assert best is rows[0]
     said = [sweeping.remark(row, best) for row in rows]
     assert said[0] == "fewest cycles" and all(text.startswith("does not fit: ") for text in said[1:])
@@ -169,7 +169,7 @@ def test_what_does_not_fit_is_never_the_best() -> None:
 def test_the_device_is_that_of_the_board() -> None:
     rows = sweep(DEMO, {"ports": [1]}, "zcu104")
     assert rows[0]["device"] == "xczu7ev" and rows[0]["misfit"] is None
-    assert sweeping.fewest(sweep(DEMO, {"block_out": [64], "block_in": [64]}, "pynq")) is None
+    assert sweeping.row_of_fewest_cycles(sweep(DEMO, {"block_out": [64], "block_in": [64]}, "pynq")) is None
 
 
 def test_the_estimate_comes_before_the_count(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

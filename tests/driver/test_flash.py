@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 from celosia.driver.board import board_device as board
 from celosia.driver.board import flash
 from celosia.driver.board.board_device import BoardDevice
-from celosia.driver.board.lock import exclusive
+from celosia.driver.board.lock import hold_lock_file
 from celosia.driver.cli import app
 from celosia.hw.boards.board import Board
 from celosia.hw.boards.boards import BOARDS
@@ -81,14 +81,14 @@ def test_header(tmp_path: Path, part: str, device: str, fits: bool) -> None:
 def test_damaged_files(tmp_path: Path) -> None:
     path = bitstream(tmp_path)
     sound = path.read_bytes()
-    assert flash.prepare(path, "pynq-z1", BOARD.part).identity == TINY.identity
+    assert flash.check_bitstream(path, "pynq-z1", BOARD.part).identity == TINY.identity
     for size in range(len(sound)):
         path.write_bytes(sound[:size])
         with pytest.raises(ManifestError, match=r"is damaged|is not a bitstream"):
-            flash.prepare(path, "pynq-z1", BOARD.part)
+            flash.check_bitstream(path, "pynq-z1", BOARD.part)
     path.write_bytes(sound[:-1] + b"\0")
     with pytest.raises(ManifestError, match=r"design\.bit.*damaged"):
-        flash.prepare(path, "pynq-z1", BOARD.part)
+        flash.check_bitstream(path, "pynq-z1", BOARD.part)
 
 
 @pytest.mark.parametrize(
@@ -102,7 +102,7 @@ def test_damaged_files(tmp_path: Path) -> None:
 def test_a_wrong_part_or_board(tmp_path: Path, how: dict[str, object], message: str) -> None:
     path = bitstream(tmp_path, **how)  # type: ignore[arg-type]
     with pytest.raises(ManifestError, match=message):
-        flash.prepare(path, "pynq-z1", BOARD.part)
+        flash.check_bitstream(path, "pynq-z1", BOARD.part)
 
 
 @pytest.mark.parametrize(
@@ -114,10 +114,10 @@ def test_manifests_that_are_none(tmp_path: Path, text: str) -> None:
     path = bitstream(tmp_path)
     path.with_suffix(".json").write_bytes(text.encode("latin-1"))
     with pytest.raises(ManifestError, match="is not the manifest of a bitstream"):
-        flash.prepare(path, "pynq-z1", BOARD.part)
+        flash.check_bitstream(path, "pynq-z1", BOARD.part)
     path.with_suffix(".json").unlink()
     with pytest.raises(ManifestError, match="cannot read the manifest"):
-        flash.prepare(path, "pynq-z1", BOARD.part)
+        flash.check_bitstream(path, "pynq-z1", BOARD.part)
 
 
 class Clocks:
@@ -149,10 +149,10 @@ def test_clock(pll: float, mhz: int, found: float) -> None:
 def test_a_clock_of_which_another_is_made_stays(pll: float, mhz: int) -> None:
     clocks = Clocks(pll)
     clocks.divisor = 9
-    assert flash._kept_clock(clocks, mhz) == pytest.approx(pll / 9) and clocks.divisor == 9
+    assert flash._require_unchanged_clock(clocks, mhz) == pytest.approx(pll / 9) and clocks.divisor == 9
     for other in (100, 130):
         with pytest.raises(RuntimeError, match=rf"111\.11.* MHz.*{other}"):
-            flash._kept_clock(clocks, other)
+            flash._require_unchanged_clock(clocks, other)
 
 
 @pytest.mark.parametrize("change", [{"block_in": 8}, {"block_in": 12}, {"block_in": []}, {"colour": 1}])
@@ -162,7 +162,7 @@ def test_a_manifest_of_another_config(tmp_path: Path, change: dict[str, object])
     other = replace(manifest, config=manifest.config | change)
     path.with_suffix(".json").write_text(other.to_json())
     with pytest.raises(ManifestError, match=r"json.*(config_digest|block_in|colour)"):
-        flash.prepare(path, "pynq-z1", BOARD.part)
+        flash.check_bitstream(path, "pynq-z1", BOARD.part)
 
 
 def test_on_the_board(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -176,7 +176,7 @@ def test_on_the_board(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynq", package)
     monkeypatch.setattr(board, "LOCKS", tmp_path)
     path = bitstream(tmp_path)
-    manifest = flash.prepare(path, "pynq-z1", BOARD.part)
+    manifest = flash.check_bitstream(path, "pynq-z1", BOARD.part)
     done = CliRunner().invoke(app, ["flash", str(path), "--board", "pynq-z1"])
     assert done.exit_code == 0 and "accelerator tiny" in done.output and "at 100 MHz" in done.output
     assert loaded == [str(path)]
@@ -272,7 +272,7 @@ def test_nothing_is_loaded_while_another_process_runs(
     tmp_path: Path, running: RuntimeBase, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     accelerator, asked, _ = running
-    monkeypatch.setattr(board, "exclusive", partial(exclusive, patience=0.05))
+    monkeypatch.setattr(board, "hold_lock_file", partial(hold_lock_file, patience=0.05))
     manifest = Manifest.load(bitstream(tmp_path).with_suffix(".json"))
     words = r"^the accelerator at 0x43c00000 is in use: process \d+ has held it since"
     with board.board_lock(manifest.address), pytest.raises(DeviceError, match=words):

@@ -26,7 +26,7 @@ from celosia.driver import cli
 from celosia.driver.host.oracle import MissingLibrary
 from celosia.driver.remote.ssh import SshError
 from celosia.driver.tune import fleet
-from celosia.driver.tune.fleet import PoolError, board_module, fleet_for, resource_of
+from celosia.driver.tune.fleet import PoolError, board_worker_command, open_fleet, resource_of
 from celosia.driver.tune.optimise import optimise
 from celosia.driver.tune.tune import tune
 from celosia.hw.boards.memory import ZYNQ_HP
@@ -88,7 +88,7 @@ def board(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeBoard
 @pytest.mark.rtl
 def test_a_board_measures_what_the_rtl_does(board: FakeBoard, jobs: list[LayerJob]) -> None:
     """In one session, whose end leaves nothing behind."""
-    with fleet_for(BOARD, base=BASE) as devices:
+    with open_fleet(BOARD, base=BASE) as devices:
         found = answers(devices, judged(jobs, BOARD))
     for job, result in zip(jobs, found):
         rtl = measure(judged([job], CostSource("rtl"))[0])
@@ -98,7 +98,7 @@ def test_a_board_measures_what_the_rtl_does(board: FakeBoard, jobs: list[LayerJo
     assert len(runs) == 1
     assert board.processes[-1].wait(20) is not None
     limited = [LayerJob(job.cfg, job.layer, job.decisions, BOARD, limit=50) for job in jobs[:1]]
-    with fleet_for(BOARD, base=BASE) as devices:
+    with open_fleet(BOARD, base=BASE) as devices:
         assert answers(devices, limited)[0].status == Status.CENSORED
 
 
@@ -109,7 +109,7 @@ def test_a_lost_session_loses_no_trial(board: FakeBoard, jobs: list[LayerJob]) -
         if number in (1, 3):
             board.connection.abort()
 
-    with fleet_for(BOARD, base=BASE) as devices:
+    with open_fleet(BOARD, base=BASE) as devices:
         found = answers(devices, judged(jobs, BOARD), cut)
         assert [result.status for result in found] == [Status.OK] * len(jobs) and devices.left_out == {}
     assert len([command for command in board.commands if "runner" in command]) == 3
@@ -121,7 +121,7 @@ def test_a_board_that_is_gone_is_left_out_and_named(board: FakeBoard, jobs: list
     config = tmp_path / "config"
     config.write_text(config.read_text().replace(f"Port {board.port}", "Port 1"))
     kept: list[int] = []
-    with fleet_for(BOARD, base=BASE) as devices, pytest.raises(FleetError, match="no device is left") as error:
+    with open_fleet(BOARD, base=BASE) as devices, pytest.raises(FleetError, match="no device is left") as error:
         devices.run(judged(jobs, BOARD), lambda number, result: kept.append(number))
     assert "board:board (connection lost: " in str(error.value) and len(kept) <= 1
 
@@ -131,7 +131,7 @@ def test_a_board_that_is_gone_is_left_out_and_named(board: FakeBoard, jobs: list
 def test_a_board_that_hangs_is_given_up(board: FakeBoard, jobs: list[LayerJob]) -> None:
     """The process here, and the ssh that it has started, end by the deadline."""
     board.wrap = lambda command: "sleep 600"
-    with fleet_for(BOARD, deadline=4, base=BASE) as devices:
+    with open_fleet(BOARD, deadline=4, base=BASE) as devices:
         (result,) = answers(devices, judged(jobs[:1], BOARD))
         assert result.status == Status.HUNG and result.detail == "no answer within 4 s"
     time.sleep(0.2)
@@ -141,11 +141,11 @@ def test_a_board_that_hangs_is_given_up(board: FakeBoard, jobs: list[LayerJob]) 
 @needs_ssh
 @pytest.mark.rtl
 def test_errors_of_a_board_are_answers(board: FakeBoard, jobs: list[LayerJob]) -> None:
-    with fleet_for(BOARD) as devices:  # where a board's processor has its registers: not here
+    with open_fleet(BOARD) as devices:  # where a board's processor has its registers: not here
         (result,) = answers(devices, judged(jobs[:1], BOARD))
     assert result.status == Status.FAILED and result.detail
     other = [LayerJob(PRESETS["pynq"], job.layer, job.decisions, BOARD) for job in jobs[:1]]
-    with fleet_for(BOARD, base=BASE) as devices:
+    with open_fleet(BOARD, base=BASE) as devices:
         (result,) = answers(devices, other)
     assert result.status in (Status.FAILED, Status.REFUSED)
 
@@ -171,13 +171,13 @@ def test_resources() -> None:
     assert resource_of(CostSource("ssh://xilinx@pynq-z2:2222")) == "board:pynq-z2"
     with pytest.raises(SshError, match="names no machine"):
         resource_of(CostSource("ssh://a b"))
-    assert board_module("ssh://pynq", True, 16)[-3:] == ("--sudo", "--base=16", "ssh://pynq")
+    assert board_worker_command("ssh://pynq", True, 16)[-3:] == ("--sudo", "--base=16", "ssh://pynq")
 
 
 @pytest.mark.parametrize("text", ["dask://", "dask://host", "dask://host:x", "ray://host:1", "host:1", "dask://h:1/a"])
 def test_what_is_no_pool(text: str) -> None:
     with pytest.raises(PoolError, match="dask://HOST:PORT"):
-        fleet_for(CostSource(), pool=text)
+        open_fleet(CostSource(), pool=text)
 
 
 def test_a_pool_on_a_public_address(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -201,30 +201,30 @@ def test_a_pool_on_a_public_address(monkeypatch: pytest.MonkeyPatch) -> None:
     places = (inside, inside)
     for host in ("8.8.8.8", "[2001:4860:4860::8888]", "0x08080808"):
         with pytest.raises(PoolError, match=r"TLS.*--host.*dask\+tls.*--insecure-pool"):
-            fleet_for(CostSource(), pool=f"dask://{host}:8786")
+            open_fleet(CostSource(), pool=f"dask://{host}:8786")
     assert not asked
     rtl = CostSource("rtl")
     for host in ("127.0.0.1", "[::1]", "localhost", "192.168.1.2"):
         with pytest.raises(PoolError, match=r"no worker.*resource rtl"):
-            fleet_for(rtl, pool=f"dask://{host}:8786")
+            open_fleet(rtl, pool=f"dask://{host}:8786")
     for pair in ((outside, inside), (inside, outside)):
         places = pair
         asked.clear()
         with pytest.raises(PoolError, match=r"8\.8\.8\.8.*public"):
-            fleet_for(rtl, pool="dask://127.0.0.1:8786")
+            open_fleet(rtl, pool="dask://127.0.0.1:8786")
         assert asked == ["tcp://127.0.0.1:8786", "closed"]
     places = ("tls://8.8.8.8:1",) * 2
     asked.clear()
-    for pool in ("dask+tls://8.8.8.8:8786", fleet.insecure("dask://8.8.8.8:8786")):
+    for pool in ("dask+tls://8.8.8.8:8786", fleet.allow_any_interface("dask://8.8.8.8:8786")):
         with pytest.raises(PoolError, match=r"no worker.*resource rtl"):
-            fleet_for(rtl, pool=pool)
+            open_fleet(rtl, pool=pool)
     assert asked[::2] == ["tls://8.8.8.8:8786", "tcp://8.8.8.8:8786"]
 
 
 def test_without_dask(monkeypatch: pytest.MonkeyPatch, models: Path, tmp_path: Path) -> None:
     monkeypatch.setitem(sys.modules, "distributed", None)
     with pytest.raises(MissingLibrary, match=r"Dask.*celosia\[fleet\]"):
-        fleet_for(CostSource(), pool="dask://host:8786")
+        open_fleet(CostSource(), pool="dask://host:8786")
     line = ["tune", str(models / "quantised.onnx"), "--records", str(tmp_path / "r"), "--pool", "dask://host:8786"]
     done = CliRunner().invoke(cli.app, line)
     assert done.exit_code == 4 and "celosia[fleet]" in done.output and "Traceback" not in done.output
@@ -282,10 +282,10 @@ class Cluster:
             time.sleep(0.05)
 
     def fleet(self, judge: CostSource, does: str = "pass", deadline: float = 60) -> Fleet:
-        """As `fleet_for`, whose workers run a station that does so at its third job."""
+        """As `open_fleet`, whose workers run a station that does so at its third job."""
         script = self.folder / "station.py"
         script.write_text(STATION.format(folder=str(self.folder), does=does))
-        return fleet._dask_fleet(judge, self.pool, (str(script),), deadline)
+        return fleet._open_dask_fleet(judge, self.pool, (str(script),), deadline)
 
 
 @pytest.fixture
@@ -306,7 +306,7 @@ def numbered(count: int) -> list[LayerJob]:
 def test_workers_of_dask_measure_what_this_process_does(cluster: Cluster, jobs: list[LayerJob], models: Path) -> None:
     cluster.worker("one")
     cluster.worker("two")
-    with fleet_for(CostSource(), pool=cluster.pool) as devices:
+    with open_fleet(CostSource(), pool=cluster.pool) as devices:
         assert sorted(device.name for device in devices.devices) == ["worker one", "worker two"]
         found = answers(devices, jobs)
     assert [(r.status, r.cycles) for r in found] == [(r.status, r.cycles) for r in map(measure, jobs)]
@@ -379,4 +379,4 @@ def test_no_scheduler(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("distributed", reason="no 'distributed', of the extra fleet")
     monkeypatch.setattr(fleet, "CONNECT_SECONDS", 1)
     with pytest.raises(PoolError, match=r"--host 127\.0\.0\.1 --port 1$"):
-        fleet_for(CostSource(), pool="dask://127.0.0.1:1")
+        open_fleet(CostSource(), pool="dask://127.0.0.1:1")

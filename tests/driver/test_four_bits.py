@@ -27,7 +27,7 @@ from celosia.driver.host import oracle
 from celosia.driver.quantize import four_bits
 from celosia.driver.quantize.four_bits import CODEBOOK_BLOCK, in_four_bits
 from celosia.driver.quantize.quantize import quantize
-from celosia.driver.quantize.second_moments import moments
+from celosia.driver.quantize.second_moments import measure_second_moments
 from celosia.hw.spec.config import PRESETS
 
 USAGE = 2
@@ -146,9 +146,9 @@ def test_moments_are_those_of_what_a_convolution_sums(
     attrs = {"pads": [before] * axes + [after] * axes, "strides": [stride] * axes, "dilations": [dilation] * axes}
     model = single("Conv", w, [2, 3, *size], **attrs)
     x = rng.normal(size=(2, 3, *size)).astype(np.float32)
-    (y,) = oracle.run(oracle.session(model), {"x": x}).values()
+    (y,) = oracle.run_session(oracle.open_session(model), {"x": x}).values()
     rows = w.reshape(4, -1).astype(np.float64)
-    found = moments(model, [{"x": x}])["w"]
+    found = measure_second_moments(model, [{"x": x}])["w"]
     squares = (y.astype(np.float64) ** 2).sum((0, *range(2, y.ndim)))
     np.testing.assert_allclose(np.einsum("oi,ij,oj->o", rows, found, rows), squares, rtol=1e-4)
 
@@ -158,9 +158,9 @@ def test_moments_are_those_of_what_a_product_sums() -> None:
     x = rng.normal(size=(9, 5)).astype(np.float32)
     for model in (single("MatMul", np.ones((5, 2), np.float32), ["n", 5]),
                   single("Gemm", np.ones((2, 5), np.float32), ["n", 5], transB=1)):  # fmt: skip
-        np.testing.assert_allclose(moments(model, [{"x": x[:4]}, {"x": x[4:]}])["w"], x.T @ x, rtol=1e-5)
+        np.testing.assert_allclose(measure_second_moments(model, [{"x": x[:4]}, {"x": x[4:]}])["w"], x.T @ x, rtol=1e-5)
     grouped = single("Conv", np.ones((4, 1, 2, 2), np.float32), [1, 4, 3, 3], group=4)
-    assert moments(grouped, [{"x": np.ones((1, 4, 3, 3), np.float32)}]) == {}
+    assert measure_second_moments(grouped, [{"x": np.ones((1, 4, 3, 3), np.float32)}]) == {}
 
 
 def single(op: str, w: NDArray[np.float32], dims: list[int | str], **attrs: Any) -> onnx.ModelProto:
@@ -288,5 +288,5 @@ def test_the_hardware_packs_what_quantize_makes(tmp_path: Path, bits: int) -> No
     assert sum(info.what.count("conv") for info in products) == 6  # two of them are one layer
     assert all("packed weights" in info.what for info in products)
     x = sample(encoder.shape, 9)
-    (expected,) = oracle.session(made).run(None, {"x": x})
+    (expected,) = oracle.open_session(made).run(None, {"x": x})
     np.testing.assert_array_equal(celosia.Runtime(program, "functional").run({"x": x}).outputs["y"], expected)

@@ -24,7 +24,7 @@ from celosia.compiler.program import InputError
 from celosia.driver import cli
 from celosia.driver.generate import decoder as decoding
 from celosia.driver.generate.decoder import Decoder
-from celosia.driver.generate.roles import Roles, roles_of
+from celosia.driver.generate.roles import Roles, find_roles
 from celosia.driver.generate.sampling import Sampler
 from celosia.driver.generate.vocabulary import Vocabulary, vocabulary_of
 from celosia.hw.spec.config import PRESETS, Config
@@ -157,8 +157,8 @@ def test_what_lies_in_unused_rows_does_not_matter(short: Decoder) -> None:
 
 def test_a_mask_that_lets_unused_rows_through_is_seen(short: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
     """A planted fault for the tests above."""
-    right, expected = decoding.seen_tokens, short.session().feed([4, 5, 6])
-    monkeypatch.setattr(decoding, "seen_tokens", lambda *sizes: right(*sizes) | True)
+    right, expected = decoding.mask_of_seen_tokens, short.session().feed([4, 5, 6])
+    monkeypatch.setattr(decoding, "mask_of_seen_tokens", lambda *sizes: right(*sizes) | True)
     assert not np.array_equal(short.session().feed([4, 5, 6]), expected)
 
 
@@ -262,7 +262,7 @@ def test_names_of_other_exporters() -> None:
                 renamed(graph, f"present.{layer}.{kind}", f"present_{kind}_self_{layer}")
         renamed(graph, "logits", "scores")
 
-    roles = roles_of(changed(change))
+    roles = find_roles(changed(change))
     assert [(cache.past, cache.present) for cache in roles.caches][:2] == [
         ("past_key_self_0", "present_key_self_0"), ("past_value_self_0", "present_value_self_0"),
     ]  # fmt: skip

@@ -26,7 +26,7 @@ from celosia.compiler.graph.errors import ModelError
 from celosia.compiler.program import InputError, ProgramError
 from celosia.compiler.tune.records import Records, RecordsError, sealed
 from celosia.driver.cli import app
-from celosia.driver.cli.errors import _sentences
+from celosia.driver.cli.errors import _error_classes_by_exit_code
 from celosia.driver.explore.configs import ConfigSpace, SpaceError
 from celosia.hw.boards.boards import find_board
 from celosia.hw.spec.config import Config, ConfigError
@@ -376,7 +376,7 @@ def is_harmless(text: str, what: object = "") -> None:
 def test_errors_of_the_api_are_bounded_and_escaped(tmp_path: Path) -> None:
     """Every error that the command explains in a sentence, and some on their way."""
     hostile = "\x1b]0;owned\x07\u202e\r\n" * 1000
-    kinds = [kind for classes in _sentences().values() for kind in classes]
+    kinds = [kind for classes in _error_classes_by_exit_code().values() for kind in classes]
     for kind in kinds:
         if issubclass(kind, Sentence | Sentences):
             said = str(kind(hostile))
@@ -402,7 +402,7 @@ def test_no_name_reaches_a_terminal_as_it_is(tmp_path: Path, monkeypatch: pytest
     pictures.mkdir(parents=True)
     picture = pictures / f"{folder.name}.png"
     image.new("L", (20, 12)).save(picture, "png")
-    monkeypatch.setattr("celosia.driver.cli.exploring._explored", lambda *given: ({}, True))
+    monkeypatch.setattr("celosia.driver.cli.exploring._run_exploration", lambda *given: ({}, True))
     model, program, report = folder / "model.onnx", folder / "model.celosia", folder / "report.json"
     onnx.save(evil_model(), model)
     config = folder / "tiny.toml"

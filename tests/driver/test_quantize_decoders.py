@@ -21,8 +21,8 @@ from celosia.driver.accuracy.compare import compare
 from celosia.driver.cli import app
 from celosia.driver.data.calibration import CalibrationError, Input
 from celosia.driver.quantize.accuracy_report import WHY_NOT
-from celosia.driver.quantize.attention_scales import between_products
-from celosia.driver.quantize.decoders import completed, is_decoder, perplexity, products_of
+from celosia.driver.quantize.attention_scales import operators_between_products
+from celosia.driver.quantize.decoders import complete_decoder_samples, is_decoder, perplexity, quantised_products
 from celosia.driver.quantize.quantize import QuantizeError
 from celosia.hw.spec.config import PRESETS
 
@@ -264,16 +264,16 @@ def test_what_samples_leave_out_is_made() -> None:
     kind = np.dtype(np.int64)
     inputs = [Input(name, kind, (1, None)) for name in ("input_ids", "attention_mask", "position_ids")]
     inputs += [Input(name, np.dtype(np.float32), (None, 4, None, 8)) for name in ("past_0", "past_1")]
-    made = completed("here", {"input_ids": np.zeros((7, 5), np.int64)}, inputs)
+    made = complete_decoder_samples("here", {"input_ids": np.zeros((7, 5), np.int64)}, inputs)
     assert {name: array.shape for name, array in made.items()} == {
         "input_ids": (7, 5), "attention_mask": (7, 5), "position_ids": (7, 5),
         "past_0": (7, 1, 4, 0, 8), "past_1": (7, 1, 4, 0, 8),
     }  # fmt: skip
     caches = {name: np.zeros((7, 4, 3, 8), np.float32) for name in ("past_0", "past_1")}
-    made = completed("here", {"input_ids": np.zeros((7, 5), np.int64), **caches}, inputs)
+    made = complete_decoder_samples("here", {"input_ids": np.zeros((7, 5), np.int64), **caches}, inputs)
     assert made["attention_mask"].shape == (7, 8) and made["position_ids"][6].tolist() == [3, 4, 5, 6, 7]
     inputs[-1] = Input("past_1", np.dtype(np.float32), (1, None, None, 8))  # which axis counts tokens is not known
-    assert list(completed("here", {"input_ids": np.zeros((7, 5), np.int64)}, inputs)) == ["input_ids"]
+    assert list(complete_decoder_samples("here", {"input_ids": np.zeros((7, 5), np.int64)}, inputs)) == ["input_ids"]
 
 
 def test_what_is_a_decoder() -> None:
@@ -313,11 +313,11 @@ def test_what_is_between_products(network: DecoderNetwork) -> None:
     softmaxes, norms = (
         {node.name for node in model.graph.node if node.op_type == op} for op in ("Softmax", network.norm)
     )
-    attention = between_products(model, "attention")
+    attention = operators_between_products(model, "attention")
     assert set(attention.operators) == (network.attending & of_two) | network.turning | softmaxes
-    rotary = between_products(model, "rotary")
+    rotary = operators_between_products(model, "rotary")
     assert set(rotary.operators) == network.turning and not rotary.masked
-    found = between_products(model, "all")
+    found = operators_between_products(model, "all")
     gates = network.gated & of_two if network.rotary else set()
     assert set(found.operators) - gates == set(attention.operators) | norms | network.stream
     assert found.masked == attention.masked and len(found.masked) == network.layers
@@ -350,7 +350,7 @@ def test_gates_of_products_are_quantised(tmp_path: Path) -> None:
     model = network.model()
     onnx.save(model, tmp_path / "float.onnx")
     gates = [node.name for node in model.graph.node if node.name in network.gated]
-    chosen = products_of(model)
+    chosen = quantised_products(model)
     assert [name in chosen for name in gates] == [False, True]  # x * sigmoid(x) is a table, that by `up` a gate
     tokens = np.random.default_rng(0).integers(0, 20, (4, 16))
     report = celosia.quantize(tmp_path / "float.onnx", {"input_ids": tokens}, tmp_path / "int8.onnx")

@@ -61,9 +61,11 @@ def test_the_board_is_that_of_the_deployment(model: Path) -> None:
         patch.setattr(rehearsing.deploy, "flash", lambda *args: 100.0)
         with pytest.raises(DeviceError, match="no bitstream is loaded"):
             rehearse(model, BOARDS["pynq-z2"], x, PRESETS["tiny"])
-    sound = rehearsing.bitstream
+    sound = rehearsing.write_bitstream
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(rehearsing, "bitstream", lambda folder, board, config: sound(folder, board, PRESETS["pynq"]))
+        patch.setattr(
+            rehearsing, "write_bitstream", lambda folder, board, config: sound(folder, board, PRESETS["pynq"])
+        )
         with pytest.raises(DeviceError, match="accelerator on the board has Config"):
             rehearse(model, BOARDS["pynq-z2"], x, PRESETS["tiny"])
 

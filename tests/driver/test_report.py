@@ -43,14 +43,14 @@ MAIN = "What limits it", "Cycles by layer", "Roofline", "Timeline", "Where the b
 @pytest.fixture(scope="module", params=CONFIGS, ids=lambda cfg: f"{cfg.block_in}x{cfg.block_out}-{cfg.ports}")
 def traced(request: pytest.FixtureRequest) -> tuple[Program, list[Counters], Activity]:
     program = compiled(request.param)
-    counters = explain.predicted(program)
+    counters = explain.predict_counters(program)
     found = activity(program, counters)
     assert found is not None
     return program, counters, found
 
 
 def instructions(program: Program, launch: LaunchStep) -> list[Any]:
-    code = np.frombuffer(explain.code_of(program, launch), np.uint8)
+    code = np.frombuffer(explain.launch_code(program, launch), np.uint8)
     return decode(program.config, code.reshape(-1, instruction_bytes(program.config)))
 
 
@@ -170,7 +170,7 @@ def test_all_scratchpads_have_a_colour_and_are_explained() -> None:
 def test_a_curve_of_fewer_steps_keeps_its_peaks() -> None:
     share = np.random.default_rng(1).random(1000)
     share[617] = 2
-    times, thin = figures.thinned(Occupancy(8, np.arange(1000), share), 50)
+    times, thin = figures.thin_out(Occupancy(8, np.arange(1000), share), 50)
     assert len(times) == 50 and thin.max() == 2 and (np.diff(times) > 0).all()
     assert (thin >= share[times]).all()
 

@@ -115,7 +115,7 @@ def test_what_a_page_does(tab: Browser, program: Program, tmp_path: Path) -> Non
 
 def drawn_bars(program: Program) -> list[tuple[str, int, int, int]]:
     """Unit, number, first cycle, and cycles of each instruction, beside those before it on its unit."""
-    (run,) = explain.predicted(program)
+    (run,) = explain.predict_counters(program)
     end, found = dict[str, int](), []
     for event in sorted(run.events, key=lambda event: event.index):
         first = max(event.start, end.get(event.unit, 0))

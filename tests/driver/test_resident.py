@@ -21,7 +21,7 @@ from celosia.compiler.program.check import check
 from celosia.compiler.program.model import FormInfo, LaunchStep
 from celosia.driver.generate.decoder import Decoder
 from celosia.driver.run import resident
-from celosia.driver.run.resident import rows_of
+from celosia.driver.run.resident import addresses_of_rows
 from celosia.hw.spec.config import PRESETS
 from celosia.sim.device import DeviceError
 from celosia.sim.functional.fsim import FunctionalDevice
@@ -59,7 +59,10 @@ def test_some_rows_are_written_where_all_would_be(
     memory = np.zeros(64 + 2 * groups * cfg.group * form.dims[3], np.uint8)
     expected = memory.copy()
     for dram, writes in (
-        (memory, [(64, pack_activation(cfg, form.arrange(before), groups)), *rows_of(cfg, pack, after, some)]),
+        (
+            memory,
+            [(64, pack_activation(cfg, form.arrange(before), groups)), *addresses_of_rows(cfg, pack, after, some)],
+        ),
         (expected, [(64, pack_activation(cfg, form.arrange(after), groups))]),
     ):
         for address, data_ in writes:
@@ -118,7 +121,7 @@ def test_rows_that_are_not_written_are_missed(gpt: Path, monkeypatch: pytest.Mon
     """A planted fault for the tests of tokens."""
     with Decoder(gpt, length=64) as decoder:
         tokens = list(decoder.session().generate([1, 2], 12))
-        monkeypatch.setattr(resident, "rows_of", lambda *given: iter(()))
+        monkeypatch.setattr(resident, "addresses_of_rows", lambda *given: iter(()))
         assert list(decoder.session().generate([1, 2], 12)) != tokens
 
 

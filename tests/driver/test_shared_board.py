@@ -19,7 +19,7 @@ from accelerator import Accelerator, Memory
 
 from celosia.driver.board import board_device as board
 from celosia.driver.board.board_device import BoardDevice
-from celosia.driver.board.lock import exclusive
+from celosia.driver.board.lock import hold_lock_file
 from celosia.hw.spec.config import PRESETS
 from celosia.hw.spec.regs import Error
 from celosia.sim.device import DeviceError
@@ -180,8 +180,8 @@ def test_another_bitstream_between_two_runs() -> None:
 HOLDER = """
 import sys, time
 from pathlib import Path
-from celosia.driver.board.lock import exclusive
-with exclusive(Path(sys.argv[1]), "it"):
+from celosia.driver.board.lock import hold_lock_file
+with hold_lock_file(Path(sys.argv[1]), "it"):
     print("held", flush=True)
     time.sleep(60)
 """
@@ -196,26 +196,26 @@ def test_who_holds_it_is_said_and_death_releases_it(tmp_path: Path) -> None:
             rf"^the board is in use: process {holder.pid} has held it since \d\d:\d\d:\d\d; wait for it, or end it with"
         )
         started = time.monotonic()
-        with pytest.raises(DeviceError, match=words), exclusive(path, "the board", patience=0.2):
+        with pytest.raises(DeviceError, match=words), hold_lock_file(path, "the board", patience=0.2):
             pass
         assert 0.2 <= time.monotonic() - started < 10
     finally:
         holder.kill()
         holder.wait()
-    with exclusive(path, "the board", patience=0):
+    with hold_lock_file(path, "the board", patience=0):
         assert path.read_text().split()[0] == str(os.getpid())
-        with pytest.raises(DeviceError, match=f"process {os.getpid()} "), exclusive(path, "the board", 0):
+        with pytest.raises(DeviceError, match=f"process {os.getpid()} "), hold_lock_file(path, "the board", 0):
             pass  # threads of one process, too
-    with exclusive(path, "the board", patience=0):
+    with hold_lock_file(path, "the board", patience=0):
         pass
 
 
 @pytest.mark.parametrize("text", ["", "1\n", "-1 5\n", "9" * 50, "\x1b[2J 5\n", f"{'7' * 10} {'9' * 10}\n"])
 def test_what_others_write_to_it_harms_nobody(tmp_path: Path, text: str) -> None:
     path = tmp_path / "lock"
-    with exclusive(path, "the board"):
+    with hold_lock_file(path, "the board"):
         path.write_text(text)
-        with pytest.raises(DeviceError) as caught, exclusive(path, "the board", 0):
+        with pytest.raises(DeviceError) as caught, hold_lock_file(path, "the board", 0):
             pass
         assert re.fullmatch(r"the board is in use: (another process|process 7{10} has) [ -~]*", str(caught.value))
 
@@ -223,7 +223,7 @@ def test_what_others_write_to_it_harms_nobody(tmp_path: Path, text: str) -> None
 def test_a_lock_that_cannot_be_made(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(tmp_path / "elsewhere")
     for path in (tmp_path / "none" / "lock", tmp_path / "link"):
-        with pytest.raises(DeviceError, match=r"^the board cannot be locked \("), exclusive(path, "the board"):
+        with pytest.raises(DeviceError, match=r"^the board cannot be locked \("), hold_lock_file(path, "the board"):
             pass
     assert not (tmp_path / "elsewhere").exists()
 
@@ -254,7 +254,7 @@ def test_processes_take_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 def test_a_second_process_waits_and_then_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(board, "LOCKS", tmp_path)
-    monkeypatch.setattr(board, "exclusive", partial(exclusive, patience=0.1))
+    monkeypatch.setattr(board, "hold_lock_file", partial(hold_lock_file, patience=0.1))
     device = opened(Accelerator(TINY), 0x8000, lock=partial(board.board_lock, 0x1000))
     with board.board_lock(0x1000), pytest.raises(DeviceError, match=r"^the accelerator at 0x1000.*process"):
         device.run(0, 1, LIMIT)

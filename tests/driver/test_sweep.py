@@ -17,7 +17,7 @@ import celosia
 from celosia.bitstreams import area, synthesis
 from celosia.bitstreams.synthesis import Usage, multipliers
 from celosia.driver import cli
-from celosia.driver.explore.sweep import page, settings, sweep
+from celosia.driver.explore.sweep import page, parse_settings, sweep
 from celosia.hw.spec.config import PRESETS, Config, ConfigError
 
 
@@ -57,7 +57,7 @@ def test_a_config_that_cannot_be_has_its_reason_in_its_row(models: Path) -> None
 )
 def test_wrong_settings(given: list[str], message: str, models: Path) -> None:
     with pytest.raises(ConfigError, match=re.escape(message)):
-        settings(given)
+        parse_settings(given)
     code, _, err = call("sweep", models / "quantised.onnx", *(word for each in given for word in ("--set", each)))
     assert code == 1 and message in err and "Traceback" not in err
 

@@ -165,7 +165,7 @@ def test_an_intrinsic_that_is_declared_becomes_the_instruction_that_does_it() ->
     declared = gemm8x8(False, "int8", "int32")
     kernel = te.build(*blocked(env, (2, 3, 2), declared), env)
     check_blocked(kernel, env, 2, 3, 2)
-    assert "GEMM" in kernel.made({}).listing()
+    assert "GEMM" in kernel.compiled({}).listing()
     check_blocked(te.build(*blocked(env, (2, 3, 2), declared)), env, 2, 3, 2)
     other = te.accelerator(Config(batch=8, block_in=8, block_out=16))  # whose weights are of another shape
     with pytest.raises(ValueError, match=r"gemm8x8.*gemm has loops"):

@@ -24,7 +24,7 @@ from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e, 
 import celosia  # noqa: E402
 from celosia.driver.runtime import Runtime  # noqa: E402
 from celosia.driver.torch import products  # noqa: E402
-from celosia.driver.torch.decompose import PRODUCTS, aten, with_products  # noqa: E402
+from celosia.driver.torch.decompose import PRODUCTS, aten, expose_products  # noqa: E402
 from celosia.driver.torch.quantizer import KEY, CelosiaQuantizer  # noqa: E402
 
 WIDTH, HEADS, INNER, LENGTH, WORDS = 32, 2, 16, 8, 20
@@ -328,7 +328,7 @@ ATTENTIONS: dict[str, dict[str, Any]] = {
 def written_out(function: Callable[..., Any], *given: Tensor) -> Any:
     exported = torch.export.export(Of(function).eval(), given).module()
     assert any(node.target in PRODUCTS for node in exported.graph.nodes)
-    with_products(exported, lambda node: False)
+    expose_products(exported, lambda node: False)
     assert not any(node.target in PRODUCTS for node in exported.graph.nodes)
     return exported
 

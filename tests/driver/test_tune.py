@@ -103,7 +103,7 @@ def test_a_budget_ends_all_stages(looks: int, models: Path, monkeypatch: pytest.
     the budget is spent."""
     clock = SimpleNamespace(monotonic=count(1).__next__, perf_counter=time.perf_counter)
     monkeypatch.setattr(tuner, "time", clock)
-    monkeypatch.setattr("celosia.driver.tune.tune.end_of", lambda budget: float(looks + 1))
+    monkeypatch.setattr("celosia.driver.tune.tune.deadline_of_budget", lambda budget: float(looks + 1))
     report = tune(models / "quantised.onnx", "tiny", trials=1000, budget="1s").report
     layers = len(report["layers"])
     assert report["cycles"] <= report["untuned"]

@@ -202,14 +202,14 @@ def network(name: str, seed: int = 0) -> tuple[nn.Module, Tensor]:
 
 def exported(module: nn.Module, x: Tensor, config: str = "tiny", **options: Any) -> tuple[onnx.ModelProto, Program]:
     """What `to_onnx` makes of a module and `from_torch` of that: torch takes a second or more for each export."""
-    written, made = export._model, []
+    written, made = export._export_onnx, []
 
     def kept(*given: Any) -> onnx.ModelProto:
         made.append(written(*given))
         return made[-1]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(export, "_model", kept)
+        patch.setattr(export, "_export_onnx", kept)
         program = celosia.from_torch(module, x, config, **options)
     (proto,) = made
     return proto, program

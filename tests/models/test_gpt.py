@@ -12,7 +12,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from celosia.driver.host.oracle import session
+from celosia.driver.host.oracle import open_session
 from celosia.models import gpt_path, train_gpt
 
 ort = pytest.importorskip("onnxruntime")
@@ -44,7 +44,7 @@ def test_inputs_and_outputs_are_those_of_the_contract() -> None:
 
 def test_it_goes_on_with_a_word() -> None:
     """After "the argum" comes "ent": each step takes the caches of the one before."""
-    model = session(gpt_path(), threads=1)
+    model = open_session(gpt_path(), threads=1)
     vocabulary = json.loads(model.get_modelmeta().custom_metadata_map["vocabulary"])
     text = "a new argum"
     ids = np.array([[vocabulary.index(character) for character in text]])

@@ -23,7 +23,7 @@ from celosia.compiler.superoptimise.rules import RULES
 from celosia.compiler.superoptimise.search import Searching
 from celosia.compiler.superoptimise.stored import generated_rules
 from celosia.compiler.superoptimise.writing import OnnxWriter, Unwritable
-from celosia.driver.host.oracle import opened
+from celosia.driver.host.oracle import open_model
 
 STEPS = 4
 EVERY = (*RULES, *generated_rules())
@@ -150,7 +150,7 @@ def rewritings(seed: int) -> tuple[str, list[str]]:
                 graph = made
                 steps.append(rule.name)
                 break
-    return difference(model, OnnxWriter(graph, model).write(), opened), steps
+    return difference(model, OnnxWriter(graph, model).write(), open_model), steps
 
 
 def _taken(tidier: Searching, graph: BytesGraph, match: Match, model: onnx.ModelProto) -> BytesGraph | None:

@@ -38,7 +38,7 @@ from celosia.compiler.superoptimise.terms import Leaf, Term, apply
 from celosia.compiler.superoptimise.trial import NoTrial, difference
 from celosia.compiler.superoptimise.writing import OnnxWriter
 from celosia.driver.cli import app
-from celosia.driver.host.oracle import opened
+from celosia.driver.host.oracle import open_model
 from celosia.driver.tune.optimise import optimise as driver
 
 pytest.importorskip("onnxruntime")
@@ -215,14 +215,14 @@ def test_onnxruntime_gives_numbers_as_near_as_rounding_brings_them() -> None:
     model = mixed()
     first = graph = graph_of(model, floats=True, reals=True)
     assert not {each.op for each in graph.operations} & {"onnx"}
-    unchanged = apart(model, OnnxWriter(graph, model).write(), bound_of(graph, graph), opened)
+    unchanged = apart(model, OnnxWriter(graph, model).write(), bound_of(graph, graph), open_model)
     assert not unchanged.why and unchanged.outputs  # onnxruntime takes a Mul into a Conv, and of a Sub it does not
     used: list[str] = []
     for rule in REALS[::-1] * 2:
         while len(used) < 100 and (match := next(matches(rule, graph), None)):
             graph = rewritten(graph, match)
             used.append(rule.name)
-    found = apart(model, OnnxWriter(graph, model).write(), bound_of(first, graph), opened)
+    found = apart(model, OnnxWriter(graph, model).write(), bound_of(first, graph), open_model)
     assert not found.why and 0 < max(row["relative"] for row in found.outputs.values()) <= found.bound < 1e-3
     assert len(set(used)) >= 18 and len(used) < 100, sorted(set(used))
 
@@ -241,7 +241,7 @@ def searched(model: onnx.ModelProto, **given: Any) -> Optimised:
         return convolutions(before).total - convolutions(after).total
 
     pricing = Pricing(convolutions, convolutions, anew)
-    return optimise(model, pricing, 20, opened, further=(), way="greedy", floats=True, **given)
+    return optimise(model, pricing, 20, open_model, further=(), way="greedy", floats=True, **given)
 
 
 def test_steps_that_change_values_are_marked_and_how_far_outputs_differ_is_said() -> None:

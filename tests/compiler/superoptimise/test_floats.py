@@ -24,7 +24,7 @@ from celosia.compiler.superoptimise.rules.merging import KERNEL, C, joined, part
 from celosia.compiler.superoptimise.sizes import OpenSize
 from celosia.compiler.superoptimise.terms import Leaf, Term, apply
 from celosia.compiler.superoptimise.writing import OnnxWriter
-from celosia.driver.host.oracle import opened
+from celosia.driver.host.oracle import open_model
 from celosia.driver.tune.optimise import optimise as driver
 
 pytest.importorskip("onnxruntime")
@@ -55,7 +55,7 @@ def test_onnxruntime_gives_the_same_bits(outputs: tuple[int, ...], kernel: int, 
         model = model_of(branches(outputs, kernel, relu=relu, inputs=inputs))
         names = []
         for name, graph in rewritings(graph_of(model, floats=True)):
-            assert not difference(model, OnnxWriter(graph, model).write(), opened), name
+            assert not difference(model, OnnxWriter(graph, model).write(), open_model), name
             names.append(name.split(" in ")[0].split(" with ")[0].split(",")[0])
         assert Counter(names)["merge float convolutions"] and Counter(names)["split a float convolution"]
 
@@ -65,7 +65,7 @@ def test_products_of_one_input_are_one_with_the_same_bits() -> None:
     model = m.model(m.linear("x", 200, 129), m.linear("x", 200, 40))
     ((name, graph),) = rewritings(graph_of(model, floats=True))
     assert name == "merge float products of rank 2"
-    assert not difference(model, OnnxWriter(graph, model).write(), opened)
+    assert not difference(model, OnnxWriter(graph, model).write(), open_model)
 
 
 def test_what_onnxruntime_adds_up_in_another_order_is_left_alone() -> None:
@@ -76,7 +76,7 @@ def test_what_onnxruntime_adds_up_in_another_order_is_left_alone() -> None:
     freely = for_one_output(next(rule for rule in FLOATS if rule.name == "merge float convolutions, biased"))
     graph = graph_of(model, floats=True)
     (match,) = matches(freely, graph)
-    assert difference(model, OnnxWriter(rewritten(graph, match), model).write(), opened)
+    assert difference(model, OnnxWriter(rewritten(graph, match), model).write(), open_model)
 
 
 def for_one_output(rule: RewriteRule) -> RewriteRule:
@@ -152,7 +152,9 @@ def searched(*saved: float) -> Optimised:
             return left.pop(0) if len(left) > 1 else left[0]
         return convolutions(before).total - convolutions(after).total
 
-    return optimise(model, Pricing(convolutions, convolutions, anew), 20, opened, further=(), way="greedy", floats=True)
+    return optimise(
+        model, Pricing(convolutions, convolutions, anew), 20, open_model, further=(), way="greedy", floats=True
+    )
 
 
 def test_what_takes_no_less_time_when_it_is_timed_anew_is_refused() -> None:
@@ -166,4 +168,4 @@ def test_a_model_of_floats_is_never_slower_on_the_cpu() -> None:
     model = model_of(branches((24, 24, 24), size=17, inputs=64))
     found = driver(model, budget=2, search="greedy", accelerator=False)
     assert found.before.measured and 0 < found.after.total <= found.before.total
-    assert not difference(model, found.model, opened)
+    assert not difference(model, found.model, open_model)

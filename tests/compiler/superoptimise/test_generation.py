@@ -129,15 +129,15 @@ def rows_that_nobody_reads(qdq: bool) -> onnx.ModelProto:
 
 
 def found(model: onnx.ModelProto, **given: Any) -> Optimised:
-    from celosia.driver.host.oracle import opened
+    from celosia.driver.host.oracle import open_model
 
-    return optimise(model, pricing(model), 20, opened, **given)
+    return optimise(model, pricing(model), 20, open_model, **given)
 
 
 @pytest.mark.parametrize("qdq", [True, False], ids=["QDQ", "QLinearConv"])
 def test_what_no_rule_by_hand_does(qdq: bool) -> None:
     pytest.importorskip("onnxruntime")
-    from celosia.driver.host.oracle import opened
+    from celosia.driver.host.oracle import open_model
 
     model = rows_that_nobody_reads(qdq)
     by_hand, all_of_them = found(model, further=()), found(model)
@@ -145,7 +145,7 @@ def test_what_no_rule_by_hand_does(qdq: bool) -> None:
     assert [step.rule for step in all_of_them.steps] == [
         each.name for each in generated_rules() if each.name == all_of_them.steps[0].rule
     ]
-    assert not bytes_that_differ(model, all_of_them.model, opened)
+    assert not bytes_that_differ(model, all_of_them.model, open_model)
 
 
 def test_rules_by_hand_come_first() -> None:

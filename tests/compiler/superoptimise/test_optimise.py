@@ -35,7 +35,7 @@ from celosia.compiler.tune.records import Records, sealed, unsealed
 from celosia.driver.cli import app
 from celosia.driver.explore.configs import DEFAULT
 from celosia.driver.explore.explore import Interrupted
-from celosia.driver.host.oracle import OracleError, opened
+from celosia.driver.host.oracle import OracleError, open_model
 from celosia.driver.tune.optimise import optimise as driver
 from celosia.hw.spec.config import PRESETS, Config
 
@@ -46,7 +46,7 @@ from sweep import rewritings
 
 
 def found(model: onnx.ModelProto, budget: float = 20, **given: Any) -> Optimised:
-    return optimise(model, pricing(model), budget, opened, **given)
+    return optimise(model, pricing(model), budget, open_model, **given)
 
 
 def branches(qdq: bool, scales: tuple[float, ...] = (0.04, 0.05, 0.06, 0.07), seed: int = 0) -> onnx.ModelProto:
@@ -117,10 +117,10 @@ def mixed(qdq: bool, seed: int) -> onnx.ModelProto:
 @pytest.mark.parametrize("qdq", [True, False], ids=["QDQ", "QLinearConv"])
 def test_each_rule_leaves_every_byte(qdq: bool) -> None:
     model = mixed(qdq, 3)
-    assert not difference(model, OnnxWriter(graph_of(model), model).write(), opened)
+    assert not difference(model, OnnxWriter(graph_of(model), model).write(), open_model)
     made = every_rewriting(model)
     for name, other in made.items():
-        assert not difference(model, other, opened), name
+        assert not difference(model, other, open_model), name
     kinds = "merge a", "strides into", "split groups", "channels of a slice", "largest of joined", "transpose 0"
     assert all(any(name.startswith(kind) for name in made) for kind in kinds), sorted(made)
 
@@ -138,7 +138,7 @@ def test_constants_are_added_once() -> None:
     graph = graph_of(model)
     tidied, names = Searching(RULES, lambda each: pytest.fail(), lambda a, b: None, 0).tidied(graph)
     assert names == ("sums of numbers of rank 2",) and len(tidied.operations) == 2
-    assert not difference(model, OnnxWriter(tidied, model).write(), opened)
+    assert not difference(model, OnnxWriter(tidied, model).write(), open_model)
 
 
 def test_what_only_tidies_up_is_taken_where_no_other_rule_fits() -> None:
@@ -154,7 +154,7 @@ def test_what_only_tidies_up_is_taken_where_no_other_rule_fits() -> None:
     assert [(step["rule"], step["where"]) for step in optimised.report["steps"]] == [
         ("sums of numbers of rank 2", ["a", "y"])
     ]
-    assert not difference(model, optimised.model, opened)
+    assert not difference(model, optimised.model, open_model)
 
 
 def partly(qdq: bool) -> dict[str, onnx.ModelProto]:
@@ -192,7 +192,7 @@ def test_partly_equivalent_rules_save_cycles_and_leave_every_byte(qdq: bool) -> 
         rule = next(each for each in RULES if each.name.startswith(kind))
         after = tidier.tidied(rewritten(graph, next(matches(rule, graph))))[0]
         made = OnnxWriter(after, model).write()
-        assert not difference(model, made, opened), kind
+        assert not difference(model, made, open_model), kind
         assert price(made, "pynq").total < 0.95 * price(model, "pynq").total, kind
 
 
@@ -232,14 +232,14 @@ def test_padding_goes_into_the_convolution() -> None:
     assert names == ("padding into a convolution",)
     (made,) = [each for each in tidied.operations if each.op == "convolve"]
     assert made["pads"] == (2, 3, 1, 2)
-    assert not difference(model, OnnxWriter(tidied, model).write(), opened)
+    assert not difference(model, OnnxWriter(tidied, model).write(), open_model)
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_all_of_a_search_leaves_every_byte(seed: int) -> None:
     model = mixed(seed % 2 == 0, seed)
     optimised = found(model, budget=3)
-    assert not optimised.refused and not difference(model, optimised.model, opened)
+    assert not optimised.refused and not difference(model, optimised.model, open_model)
     assert optimised.after.total <= optimised.before.total
 
 
@@ -262,7 +262,7 @@ def test_what_differs_is_refused_in_a_sentence() -> None:
 
     def oracle(other: onnx.ModelProto) -> Run:
         asked.append(other)
-        run, more = opened(other), np.int8(len(asked) % 2 == 0)
+        run, more = open_model(other), np.int8(len(asked) % 2 == 0)
         return lambda given: {name: y + more for name, y in run(given).items()}
 
     optimised = optimise(model, pricing(model), 20, oracle)
@@ -278,7 +278,7 @@ def test_what_the_oracle_does_not_run_is_refused_in_a_sentence() -> None:
     def oracle(other: onnx.ModelProto) -> Run:
         if len(other.graph.node) < len(model.graph.node):
             raise OracleError("onnxruntime cannot run the model: no kernel")
-        return opened(other)
+        return open_model(other)
 
     optimised = optimise(model, pricing(model), 20, oracle)
     assert not optimised.steps and "is refused: onnxruntime cannot run the model: no kernel" in optimised.refused[0]
@@ -330,7 +330,7 @@ def test_what_was_found_is_kept_and_gone_on_from(tmp_path: Path) -> None:
     again = driver(model, "pynq", budget=20, records=file)
     assert again.state.ended == "known" and again.state.priced == 2 and file.read_bytes() == lines
     assert again.after == first.after and len(again.steps) == len(first.steps)
-    assert not difference(model, again.model, opened) and not difference(first.model, again.model, opened)
+    assert not difference(model, again.model, open_model) and not difference(first.model, again.model, open_model)
     other = driver(branches(True, seed=1), "pynq", budget=20, records=file)  # other weights are another model
     assert other.state.ended != "known" and len(Records.load(file).trials) == 2
     row = unsealed(lines)
@@ -357,9 +357,9 @@ def test_the_best_are_tuned_and_the_one_that_is_best_so_is_taken(tmp_path: Path)
         asked.append(len(each.graph.node))
         return 1e6 if len(asked) == 1 else float(len(asked))
 
-    second = optimise(model, pricing(model)._replace(tuned=dearer), 20, opened)
-    assert 0 < len(second.steps) < len(tuned.steps) and not difference(model, second.model, opened)
-    kept = optimise(model, pricing(model)._replace(tuned=lambda each: 1.0), 20, opened)  # none takes less
+    second = optimise(model, pricing(model)._replace(tuned=dearer), 20, open_model)
+    assert 0 < len(second.steps) < len(tuned.steps) and not difference(model, second.model, open_model)
+    kept = optimise(model, pricing(model)._replace(tuned=lambda each: 1.0), 20, open_model)  # none takes less
     assert not kept.steps and kept.model == model
 
 
@@ -381,7 +381,7 @@ def test_explore_rewrites_for_each_shape_of_array_on_the_front(tmp_path: Path) -
         assert (made["cycles"] < before[row["digest"]]["cycles"]) == bool(made["file"])
     assert found.report["preset"]["models"]["four"]["cycles"] * 3 < before[after[-1]["digest"]]["cycles"]
     file = found.report["preset"]["models"]["four"]["file"]
-    assert not difference(onnx.load(tmp_path / "four.onnx"), onnx.load(folder / file), opened)
+    assert not difference(onnx.load(tmp_path / "four.onnx"), onnx.load(folder / file), open_model)
     kept = {point.cfg.digest: point for point in found.points}
     assert all(kept[digest].costs["four"].cycles == each["cycles"] for digest, each in before.items())  # as they were
     rows, searches = found.report["front"], (folder / "optimised" / "steps.jsonl").read_bytes()
@@ -467,7 +467,7 @@ def test_the_command(tmp_path: Path) -> None:
     run = lambda *given: CliRunner().invoke(app, ["optimise", *map(str, given)])  # noqa: E731
     done = run(model, "-o", out, "--budget", "20s", "--report", report)
     assert done.exit_code == 0 and "merge convolutions" in done.output and "times as fast" in done.output
-    assert not difference(onnx.load(model), onnx.load(out), opened) and '"gain"' in report.read_text()
+    assert not difference(onnx.load(model), onnx.load(out), open_model) and '"gain"' in report.read_text()
     told = CliRunner().invoke(app, ["inspect", str(out), "--derivation"], env={"COLUMNS": "250"})
     assert told.exit_code == 0 and "merge convolutions" in told.output and "proofs.json: 8 cases" in told.output
     assert "times as fast" in told.output
@@ -555,7 +555,7 @@ def test_what_reads_inside_of_an_operator_keeps_its_name() -> None:
     m.nodes.append(onnx.helper.make_node("If", [condition], ["z"], then_branch=inner[0], else_branch=inner[1]))
     model = m.model("z")
     tidied, _ = Searching(RULES, lambda each: pytest.fail(), lambda a, b: None, 0).tidied(graph_of(model))
-    assert not difference(model, OnnxWriter(tidied, model).write(), opened)
+    assert not difference(model, OnnxWriter(tidied, model).write(), open_model)
 
 
 def test_weights_of_two_types_are_not_put_together() -> None:

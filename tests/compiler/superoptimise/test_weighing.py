@@ -19,9 +19,9 @@ from celosia.compiler.superoptimise.equal import difference
 from celosia.compiler.superoptimise.price import INFEASIBLE, UNMEASURED, Price
 from celosia.compiler.tune.measure import VERSION, Status, TrialResult
 from celosia.compiler.tune.pool import Fleet, InProcess, Job
-from celosia.driver.host.oracle import opened
+from celosia.driver.host.oracle import open_model
 from celosia.driver.tune.optimise import optimise
-from celosia.driver.tune.weighing import PartJob, price_in
+from celosia.driver.tune.weighing import PartJob, parse_price
 from celosia.hw.spec.config import PRESETS
 
 pytest.importorskip("onnxruntime")
@@ -64,7 +64,7 @@ def test_a_pool_finds_what_the_search_without_it_finds(alone: Any) -> None:
     assert found.steps and found.after.total == alone.after.total and found.before == alone.before
     assert alone.state.weighed > 5 < found.state.weighed
     assert min(device.asked for device in devices) > 3 and not found.state.left_out
-    assert not difference(branchy(), found.model, opened)
+    assert not difference(branchy(), found.model, open_model)
 
 
 NONSENSE = {
@@ -76,10 +76,10 @@ NONSENSE = {
 
 def test_an_answer_that_is_none_is_no_price() -> None:
     for kind, result in NONSENSE.items():
-        assert price_in(result) is UNMEASURED, kind
-    assert price_in(TrialResult(Status.REFUSED)) is INFEASIBLE and price_in(said('{"cycles": 7, "host": 2}')) == Price(
-        7, 2
-    )
+        assert parse_price(result) is UNMEASURED, kind
+    assert parse_price(TrialResult(Status.REFUSED)) is INFEASIBLE and parse_price(
+        said('{"cycles": 7, "host": 2}')
+    ) == Price(7, 2)
 
 
 @pytest.mark.parametrize("kind", ["no JSON", "died"])
@@ -87,7 +87,7 @@ def test_devices_of_no_use_cost_no_more_than_their_steps(kind: str, alone: Any) 
     """What they leave unanswered is left out; who fails three times in a row is, too, and this process goes on."""
     with Fleet([Named("bad", NONSENSE[kind])]) as fleet:
         found = optimise(branchy(), budget=60, fleet=fleet)
-    assert found.after.total <= found.before.total and not difference(branchy(), found.model, opened)
+    assert found.after.total <= found.before.total and not difference(branchy(), found.model, open_model)
     assert found.state.left_out == ({} if kind == "no JSON" else {"bad": "process died: it died"})
     assert found.report["left_out"] == found.state.left_out
     assert kind == "no JSON" or found.steps
@@ -111,7 +111,7 @@ def test_a_price_that_is_a_lie_is_believed_by_nobody_in_the_end() -> None:
 
     with Fleet([Liar("liar")]) as fleet:
         found = optimise(branchy(), budget=4, fleet=fleet)
-    assert not difference(branchy(), found.model, opened) and not found.refused
+    assert not difference(branchy(), found.model, open_model) and not found.refused
     assert found.after == price(found.model, "pynq") and found.after.total <= found.before.total
 
 
@@ -146,4 +146,4 @@ def test_ctrl_c_keeps_the_best_and_leaves_no_process() -> None:
     found = optimise(branchy(), budget=60, jobs=2, told=interrupt)
     assert found.state.ended == "interrupted" and found.steps and not found.state.left_out
     assert len(during - before) == 2 and children() == before
-    assert not difference(branchy(), found.model, opened)
+    assert not difference(branchy(), found.model, open_model)

@@ -31,7 +31,7 @@ import celosia
 from celosia.compiler.graph.errors import ModelError
 from celosia.compiler.program import InputError, Program
 from celosia.compiler.program.host.op import HostError
-from celosia.driver.host.oracle import OracleError, exposed, run, session
+from celosia.driver.host.oracle import OracleError, expose_tensors, open_session, run_session
 from celosia.driver.runtime import Runtime
 from fuzz.models.case import Case
 from fuzz.models.exact import OPERATORS, in_doubles, wide_of
@@ -92,8 +92,8 @@ class Verdict:
 def judge(case: Case) -> Verdict:
     """Compiles and runs the case, here and under onnxruntime. Raises nothing but what ends a process."""
     try:
-        reference = session(case.model, threads=1)
-        expected = [run(reference, feed) for feed in case.feeds]
+        reference = open_session(case.model, threads=1)
+        expected = [run_session(reference, feed) for feed in case.feeds]
     except OracleError as error:
         return Verdict(UNCOUNTED, str(error))
     try:
@@ -193,7 +193,7 @@ def _gaps(case: Case, feed: Mapping[str, Array], outputs: Mapping[str, Any]) -> 
     with tempfile.TemporaryDirectory() as folder:
         saved = Path(folder) / "optimised.onnx"
         try:
-            wanted = run(session(cut.model, threads=1, save=saved), given)
+            wanted = run_session(open_session(cut.model, threads=1, save=saved), given)
         except OracleError:  # what is only right where it is an integer operator
             return [Gap(name, cut.operators(name), "onnxruntime runs no part of the model alone") for name in outputs]
         optimised = onnx.load(saved)
@@ -223,7 +223,7 @@ def _moved_by_ties(
         cut = Cut(model, {name: values[name]})
         try:
             here, there = (
-                run(session(cut.model, threads=1), dict(feed) | {cut.names[name]: side})
+                run_session(open_session(cut.model, threads=1), dict(feed) | {cut.names[name]: side})
                 for side in (values[name], other)
             )
         except OracleError:
@@ -300,13 +300,13 @@ class Neighbourhood:
         return self._drawn(VARIANTS)
 
     def _drawn(self, count: int) -> list[dict[str, Any]]:
-        plain, rng = exposed(self.model), np.random.default_rng(0)
+        plain, rng = expose_tensors(self.model), np.random.default_rng(0)
         try:
-            found = [run(session(plain, "DISABLE_ALL", threads=1), self.feed)]
+            found = [run_session(open_session(plain, "DISABLE_ALL", threads=1), self.feed)]
             for _ in range(count):
                 feed = moved_feed(plain, self.feed, rng)
                 near = with_moved_dequantised(with_moved_constants(plain, rng), found[0], rng)
-                found.append(run(session(near, "DISABLE_ALL", threads=1), feed))
+                found.append(run_session(open_session(near, "DISABLE_ALL", threads=1), feed))
         except OracleError:
             return []
         return found

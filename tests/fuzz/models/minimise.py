@@ -15,7 +15,7 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-from celosia.driver.host.oracle import OracleError, exposed, run, session
+from celosia.driver.host.oracle import OracleError, expose_tensors, open_session, run_session
 from celosia.hw.spec.config import PRESETS
 from fuzz.models.case import Case
 from fuzz.models.judge import CRASHED, REFUSED, Verdict, judge
@@ -235,8 +235,8 @@ def _copy(case: Case) -> Case:
 def _values(case: Case) -> list[dict[str, Array]]:
     """All tensors of each run under onnxruntime; none where it does not run."""
     try:
-        every = session(exposed(case.model), "DISABLE_ALL", threads=1)
-        return [run(every, feed) for feed in case.feeds]
+        every = open_session(expose_tensors(case.model), "DISABLE_ALL", threads=1)
+        return [run_session(every, feed) for feed in case.feeds]
     except OracleError:
         return [{} for _ in case.feeds]
 

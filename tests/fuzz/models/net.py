@@ -13,7 +13,7 @@ import onnx
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 from onnx import helper, numpy_helper
 
-from celosia.driver.host.oracle import OracleError, run, session
+from celosia.driver.host.oracle import OracleError, open_session, run_session
 
 Array = NDArray[Any]
 T = TypeVar("T")
@@ -98,7 +98,9 @@ class Net:
         names = [self.name(op.lower()) for _ in range(outputs)]
         node = helper.make_node(op, inputs, names, name=f"{names[0]}_node", domain=domain, **attrs)
         read = [name for name in dict.fromkeys(inputs) if name]
-        self.values |= run(session(self._model([node], read, names), "DISABLE_ALL", threads=1), self._feed(read))
+        self.values |= run_session(
+            open_session(self._model([node], read, names), "DISABLE_ALL", threads=1), self._feed(read)
+        )
         self.nodes.append(node)
         return names
 
