@@ -18,7 +18,7 @@ _NAME = re.compile(r"\\(\S+) |(?<![\w'$\\.])([A-Za-z_][\w$]*)")
 _KEYWORDS = frozenset(["always", "posedge", "if", "else", "begin", "end"])
 _ATOM = re.compile(r"(!?) *(?:\\(\S+) |([A-Za-z_][\w$]*)) *(\[\d+\])? *")
 ZERO = re.compile(r"\d+'(?:h0+|d0)")
-_SLICES = re.compile(r"\[[^\]]*\]")
+_SLICES = re.compile(r"(\\\S+ )|\[[^\]]*\]")  # an escaped name may end in brackets of its own
 _IF = re.compile(r" *if \(([^()]*)\) ?(.*)")
 _ELSE_IF = re.compile(r"    else if \(([^()]*)\) ?(.*)")
 _WRITE = re.compile(r" *(?:\\(\S+) |([A-Za-z_][\w$]*)) *\[(.*)\]\[(\d+:\d+|\d+)\] <= (.*);")
@@ -35,14 +35,18 @@ def names_in(text: str) -> set[str]:
 
 
 def atom_of(text: str) -> str | None:
-    """Return a name, a bit of it, or the negation of either, in a normal form; None for all else."""
+    """Return a name, a bit of it, or the negation of either, in a normal form; None for all else.
+
+    >>> atom_of(r"!\\a[0] "), atom_of("a[0]")  # a name that ends in brackets, and a bit
+    ('!a[0]', 'a [0]')
+    """
     atom = _ATOM.fullmatch(text + " ")
-    return f"{atom[1]}{atom[2] or atom[3]}{atom[4] or ''}" if atom else None
+    return f"{atom[1]}{atom[2] or atom[3]}{f' {atom[4]}' if atom[4] else ''}" if atom else None
 
 
 def base_of(atom: str) -> str:
     """Return the name in an atom."""
-    return re.sub(r"\[\d+\]$", "", atom.removeprefix("!"))
+    return re.sub(r" \[\d+\]$", "", atom.removeprefix("!"))
 
 
 def verilog_name(name: str) -> str:
@@ -64,7 +68,7 @@ def declare_variable(width: str, name: str) -> str:
 def condition_of(atom: str) -> str:
     """Write an atom as Verilog."""
     base = base_of(atom)
-    return f"{'!' if atom[0] == '!' else ''}{verilog_name(base)}{atom.removeprefix('!')[len(base) :]}"
+    return f"{'!' if atom[0] == '!' else ''}{verilog_name(base)}{atom.removeprefix('!')[len(base) :].lstrip()}"
 
 
 def select_entries(text: str) -> str:
@@ -98,7 +102,7 @@ class Assign:
     @cached_property
     def writes(self) -> set[str]:
         """Names that the assignment writes, wholly or in part."""
-        return names_in(_SLICES.sub("", self.left) + " ")
+        return names_in(_SLICES.sub(r"\1", self.left + " ") + " ")
 
     @cached_property
     def reads(self) -> set[str]:
@@ -132,7 +136,7 @@ class Register:
             name
             for line in self.text
             if " <= " in line
-            for name in names_in(_SLICES.sub("", line.split(" <= ")[0]) + " ")
+            for name in names_in(_SLICES.sub(r"\1", line.split(" <= ")[0]) + " ")
         }
 
     def write_parts_alone(self) -> None:

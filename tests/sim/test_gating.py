@@ -131,6 +131,22 @@ def test_only_narrow_variables_are_automatic() -> None:
     assert "static reg [64:0] both;" in gate_registers(text.replace("{high}", "64"))
 
 
+def test_a_name_may_end_in_brackets() -> None:
+    """Elements of arrays have such names; they are no bits of a signal."""
+    text = module("""
+        wire [7:0] \\v[0] ;
+        wire \\c[0] ;
+        assign \\v[0]  = a + b;
+        assign \\c[0]  = a[0];
+        always @(posedge clk)
+          if (\\c[0] ) q <= \\v[0] ;
+    """)
+    gated = gate_registers(text)
+    (block,) = blocks(gated)
+    assert "if (\\c[0] ) begin" in block and "\\v[0] = a + b; q <= \\v[0] ;" in block
+    assert "assign \\c[0]  = a[0];" in gated
+
+
 def test_loops_of_names_stay() -> None:
     text = module("""
         assign \\$1 [3:0] = a[3:0];
