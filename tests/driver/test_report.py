@@ -106,7 +106,7 @@ def test_scratchpads_hold_what_is_still_to_be_read(traced: tuple[Program, list[C
         logs = {name: Log(each) for name, each in checker.buffers.items()}
         checker.buffers, checker.dram = {**logs}, Log(checker.dram)
         for number, each in enumerate(code):
-            checker._accesses(number, each.unit, each.opcode, each.fields, [0] * len(Unit))
+            checker._check_accesses(number, each.unit, each.opcode, each.fields, [0] * len(Unit))
         for name in found.scratchpads:
             intervals[name] += held(logs[name], start, end)
     times = np.random.default_rng(0).integers(0, found.launches[-1], 300)
