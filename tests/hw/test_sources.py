@@ -39,7 +39,9 @@ class Rewritten(ast.NodeTransformer):
     """Other names of local variables, other docstrings, and no annotations of functions."""
 
     def __init__(self, source: str) -> None:
-        self.kept = {node.arg for node in ast.walk(ast.parse(source)) if isinstance(node, ast.arg)}
+        nodes = [*ast.walk(ast.parse(source))]
+        self.kept = {node.arg for node in nodes if isinstance(node, ast.arg)}
+        self.kept |= {node.name for node in nodes if isinstance(node, ast.FunctionDef)}  # those of functions count
         tables = functions(symtable.symtable(source, "source", "exec"))
         self.tables = {(table.get_name(), table.get_lineno()): table for table in tables}
         self.renamed: set[str] = set()

@@ -17,7 +17,7 @@ import pytest
 from amaranth.hdl import Fragment
 from thorough import some
 
-from celosia.driver.remote.deploy import runner
+from celosia.driver.remote.runner import pack_runner
 from celosia.hw import sources
 from celosia.hw.dae_pipeline.fifo import StreamFifo
 from celosia.hw.dae_pipeline.scratchpad import HalvedScratchpad, Scratchpad
@@ -181,7 +181,7 @@ def test_a_change_of_any_source_is_known(tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_sources_are_known_where_they_are_not(tmp_path: Path) -> None:
     """The runner for boards has the digest with it."""
-    (tmp_path / "runner.pyz").write_bytes(runner().data)
+    (tmp_path / "runner.pyz").write_bytes(pack_runner().data)
     code = "from celosia.hw.sources import sources_digest as d; import celosia; print(celosia.__file__, d())"
     environment = {"PYTHONPATH": str(tmp_path / "runner.pyz"), "PATH": os.environ["PATH"]}
     done = subprocess.run(
