@@ -66,8 +66,8 @@ def stage_fields(cfg: Config) -> dict[str, StageFields]:
 
     def carry(value: str, last: str) -> None:
         """Declare that a value travels with the item from stage `read` to stage `last`."""
-        for stage in [*stage_names(cfg, "read", last), last]:
-            fields[stage].carried += (value,)
+        for passed in [*stage_names(cfg, "read", last), last]:
+            fields[passed].carried += (value,)
 
     use(["a_vin", "b_vin"], vin_stage(cfg))
     use(["a_vin"], "acc", "offset")

@@ -238,7 +238,7 @@ class SoftmaxEngine(wiring.Component):
         stages = delay(m, "fill", Step(fill.active, step), PART_STAGES)
         select, keep = stages[PART_STAGES - 1], stages[PART_STAGES]
         entry = self._entry(m, fill.active & (beat == FILL_TURN), "fill")
-        part = Reg(data.ArrayLayout(8, len(lanes)))
+        part = Reg(data.ArrayLayout(8, len(lanes)), name="fill_part")
         m.d.sync += part.eq(entry[select.payload.part])
         for number, lane in enumerate(lanes):
             m.d.comb += [
@@ -297,7 +297,7 @@ class SoftmaxEngine(wiring.Component):
 
     def _divide(self, m: Module, steps: DivideSteps, inside: Value, lanes: list[SoftmaxLane]) -> None:
         """Divide shares by the sum of their row, which goes through the stages beside them."""
-        part = Reg(data.ArrayLayout(8, len(lanes)))
+        part = Reg(data.ArrayLayout(8, len(lanes)), name="divide_part")
         m.d.sync += part.eq(steps.entry[steps.select.payload.part])
         of_lane = exact_log2(len(lanes))
         row_begins = Signal()
