@@ -238,7 +238,7 @@ def describe_models(models: str | Path | Sequence[str | Path]) -> list[ExploredM
 def parse_seconds(text: str) -> float:
     """Parse a time: "90", "90s", "30m" or "1.5h". ExploreError.
 
-    >>> seconds("30m"), seconds("90"), seconds("1.5h")
+    >>> parse_seconds("30m"), parse_seconds("90"), parse_seconds("1.5h")
     (1800.0, 90.0, 5400.0)
     """
     try:

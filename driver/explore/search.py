@@ -196,7 +196,7 @@ class Nsga2(ConfigSearch):
 def crowding_distance(values: Floats, rank: np.ndarray[tuple[int, ...], np.dtype[np.int64]]) -> Floats:
     """Crowding distance of each point within its rank (NSGA-II): in every objective; inf for those at the ends.
 
-    >>> crowding(np.array([[1.0, 4], [2, 2], [4, 1]]), np.zeros(3, np.int64))
+    >>> crowding_distance(np.array([[1.0, 4], [2, 2], [4, 1]]), np.zeros(3, np.int64))
     array([inf,  2., inf])
     """
     distance = np.zeros(len(values))

@@ -32,7 +32,7 @@ Values = Mapping[str, Sequence[int | bool]]
 def parse_settings(texts: Sequence[str]) -> dict[str, list[int | bool]]:
     """Parse the values of fields in texts such as `inp_depth=1024,4096`. ConfigError.
 
-    >>> settings(["bus_bytes=8,16", "forward=true"])
+    >>> parse_settings(["bus_bytes=8,16", "forward=true"])
     {'bus_bytes': [8, 16], 'forward': [True]}
     """
     fields = {field.name for field in dataclasses.fields(Config)} - {"name"}

@@ -32,7 +32,7 @@ class SshError(Sentence, RuntimeError):
 def ssh_destination(text: str) -> list[str]:
     """Return ssh's arguments for `user@host`, `user@host:port`, or `ssh://user@host:port`. SshError where it is none.
 
-    >>> destination("ssh://xilinx@pynq:2222")
+    >>> ssh_destination("ssh://xilinx@pynq:2222")
     ['-p', '2222', 'xilinx@pynq']
     """
     try:
