@@ -31,7 +31,7 @@ IMAGES = Path("/usr/share/datasets/fashion-mnist")
 MOST_POINTS, MOST_PERPLEXITY = 0.5, 3
 """That 4 bits may cost: percentage points of accuracy, and percent of perplexity."""
 BITS = 8, 4, 2, 1
-"""Of weights; nothing is asked of 2 and 1."""
+"""Bits of weights to measure; only 4 bits have a bound."""
 WHAT = {
     "resnet8": ("ResNet-8: accuracy by bits of weights, and points that 4 bits cost", MOST_POINTS),
     "gpt": ("the demo GPT: perplexity by bits of weights, and percent that 4 bits add", MOST_PERPLEXITY),

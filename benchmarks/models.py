@@ -56,7 +56,7 @@ ONCHIP = {
 }  # fmt: skip
 """Asked of networks of `onchip`."""
 FREE = {"QuantizeLinear", "DequantizeLinear", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity"}
-"""What a network "on the accelerator" may leave to the host: types and shapes at its ends."""
+"""Operators that a network "on the accelerator" may leave to the host: types and shapes at its ends."""
 
 
 @dataclass
@@ -77,7 +77,7 @@ class Bench:
         self.asked = asked
         self.folder, self.config, self.chosen, self.images = asked.folder, asked.preset, asked.models, asked.images
         self.device = asked.device or "rtl"
-        """Of rows that compare bytes; those of `onchip` take the timing model where none is named."""
+        """Device of the rows that compare bytes; rows of `onchip` use the timing model unless one is named."""
         self.counting = "rtl" if asked.device == "rtl" else "timed"
         self.say, self.memory = asked.say, asked.memory
         self.program = cache(self._program)

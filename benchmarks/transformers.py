@@ -32,7 +32,7 @@ TOKENS, PROMPT = 128, 112
 RATIOS = {"minilm_64": 1.10, "minilm_128": 1.10, "deit_tiny": 1.12}
 """Cycles over products / products a cycle, at most."""
 ROUNDED_RATIOS = RATIOS | {"minilm_64": 1.08, "minilm_128": 1.08}
-"""The same with norms on the accelerator."""
+"""Upper bounds of the same ratio with norms on the accelerator."""
 LAUNCHES = {"minilm_64": 13, "minilm_128": 13, "deit_tiny": 26}
 """At most, with softmax on the accelerator."""
 MAX_LANES = 8
@@ -209,7 +209,7 @@ def growing(path: Path, network: DecoderNetwork, tokens: list[int]) -> Any:
 # One layer on the RTL ------------------------------------------------------------------------------------------------
 
 ROUNDINGS = {"softmax": "onnxruntime", "rounded": "correct"}
-"""What runs beside products on the accelerator, by the end of a row's key: softmax; norms, too."""
+"""Values of the option `rounding`, by the end of a row's key. With "correct" the accelerator also computes norms."""
 SHORT_PROMPT, UNTIL = 16, 18
 """Tokens of a prompt, and of all. The cache has room for TOKENS, so that a step is as long as any."""
 MOST_OFF = 1

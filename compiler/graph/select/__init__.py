@@ -60,7 +60,7 @@ BUILDERS: dict[str, Callable[[Placement, ir.Node], None]] = {
     "Clip": table_lookup,
     "BlockSums": block_sums,
 }
-"""What makes a layer of each operator. NotOffloadable where it cannot."""
+"""Functions that make a layer of an operator, by its name. They raise NotOffloadable where they cannot."""
 
 
 def select(model: ir.Model, cfg: Config, refused: dict[ir.Node, str] | None = None) -> Partition:

@@ -22,7 +22,7 @@ def processors() -> int:
 
 
 def default_threads() -> int:
-    """What the environment variable says, or the processors that this process may use, at most MAX_DEFAULT_THREADS."""
+    """Read the number of threads from the environment, or count the processors, at most MAX_DEFAULT_THREADS."""
     text = os.environ.get(VARIABLE)
     if text is None:
         return min(processors(), MAX_DEFAULT_THREADS)
