@@ -58,16 +58,16 @@ def instructions(program: Program, launch: LaunchStep) -> list[Any]:
 
 
 class Log(Accesses):
-    """Notes accesses, and judges none."""
+    """Record all accesses and check none."""
 
     def __init__(self, like: Accesses) -> None:
         super().__init__(like.name, like.reads.shape[1], like.unit, like.must_be_written)
         self.log: list[tuple[int, bool, list[int]]] = []
 
-    def read(self, index: Any, unit: Unit, number: int, clock: list[int]) -> None:
+    def check_read(self, index: Any, unit: Unit, number: int, clock: list[int]) -> None:
         self.log.append((number, False, index.tolist()))
 
-    def write(self, index: Any, unit: Unit, number: int, clock: list[int]) -> None:
+    def check_write(self, index: Any, unit: Unit, number: int, clock: list[int]) -> None:
         self.log.append((number, True, index.tolist()))
 
 
