@@ -115,9 +115,9 @@ class Control(wiring.Component):
         m.d.comb += [self.irq.eq(done & values["irq_enable"][0]), self.busy.eq(busy), self.error.eq(self.halt)]
         self._values(m, values, Cat(busy, done, stuck) | (code << STATUS_ERROR_SHIFT), index, runs)
         self._counters(m, values, busy)
-        expired = self._timer(m, "watchdog", values["watchdog"], self._moved(m))
+        expired = self._timer(m, "watchdog", values["watchdog"], self._progress(m))
         lapsed = self._timer(m, "lease", values["lease"], renewed)
-        finished, all_idle, errors = self._ends(m)
+        finished, all_idle, errors = self._end_reasons(m)
         m.d.sync += self.clear.eq(self.clear_next)  # it and `halt` are registers: they lead to many others
         with m.FSM():
             with m.State("IDLE"), m.If(start):
@@ -184,7 +184,7 @@ class Control(wiring.Component):
                 values["trace_cycle"].eq(self.trace.cycle),
             ]
 
-    def _moved(self, m: Module) -> Signal:
+    def _progress(self, m: Module) -> Signal:
         """Return whether any unit or memory port made progress in the cycle before: a sign of life for the watchdog.
 
         It is a register, since the inputs arrive late in a cycle and the watchdog's counter depends on it.
@@ -194,7 +194,7 @@ class Control(wiring.Component):
         m.d.sync += moved.eq(moves)
         return moved
 
-    def _ends(self, m: Module) -> tuple[Signal, Signal, list[Any]]:
+    def _end_reasons(self, m: Module) -> tuple[Signal, Signal, list[Any]]:
         """Return `finished`, whether fetch and all units are idle, and the error of each of ERROR_SOURCES.
 
         All are registers, a cycle late, since they arrive late in a cycle and many registers depend on them.
@@ -234,7 +234,7 @@ class Control(wiring.Component):
             m.d.sync += bus.bvalid.eq(1)
         with m.If(bus.rready):
             m.d.sync += bus.rvalid.eq(0)
-        answer = self._asked(m, values, read)
+        answer = self._selected_register(m, values, read)
         with m.If(reading):
             m.d.sync += [bus.rvalid.eq(1), bus.rdata.eq(answer)]
         m.d.sync += reading.eq(read)
@@ -262,7 +262,7 @@ class Control(wiring.Component):
         probes(self, reading=reading, read=read, write=write)
         return start, aborted, renewed
 
-    def _asked(self, m: Module, values: dict[str, Signal], read: Value) -> Value:
+    def _selected_register(self, m: Module, values: dict[str, Signal], read: Value) -> Value:
         """Return the value of the register that the last read has selected.
 
         A read compares its address with that of every register, and keeps the results as one bit for each register.

@@ -236,19 +236,19 @@ class LoopIndex:
         self._begins_outside = Reg(name=f"{name}_begins_outside")
         self.next_last, self.next_outside = Signal(name=f"{name}_next_last"), Signal(name=f"{name}_next_outside")
         self._next = Signal(len(end), name=f"{name}_next_following")
-        self._goes(self._following, self.last, self.outside)
+        self._set_next(self._following, self.last, self.outside)
         self.moves = [
             self._following.eq(self._next), self.last.eq(self.next_last), self.outside.eq(self.next_outside),
         ]  # fmt: skip
 
-    def _goes(self, following: Value | int, last: Value, outside: Value) -> None:
+    def _set_next(self, following: Value | int, last: Value, outside: Value) -> None:
         """Set the next step's state. following: index after the next one. last, outside: of the next index."""
         self._m.d.comb += [self._next.eq(following), self.next_last.eq(last), self.next_outside.eq(outside)]
 
     def load(self, end: Value, first: Value | None) -> list[object]:
         """Go to the first index of a new job. Returns assignments that keep the state of this index, for `restart`."""
         outside = first != 0 if first is not None else Const(0)
-        self._goes(1, end == 0, outside)
+        self._set_next(1, end == 0, outside)
         return [self._single.eq(end == 0), self._begins_outside.eq(outside)]
 
     def advance(self) -> None:
@@ -257,11 +257,11 @@ class LoopIndex:
         if self._borders is not None:
             first, stop = (self._following == border for border in self._borders)
             outside = stop | (self.outside & ~first)
-        self._goes(self._following + 1, self._following == self._end, outside)
+        self._set_next(self._following + 1, self._following == self._end, outside)
 
     def restart(self) -> None:
         """Go to the first index again."""
-        self._goes(1, self._single, self._begins_outside)
+        self._set_next(1, self._single, self._begins_outside)
 
 
 BORDERS = {"x": X_BITS + 1, "y": YZ_BITS + 1}

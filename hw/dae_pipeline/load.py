@@ -14,14 +14,20 @@ from celosia.hw.dae_pipeline.aligner import Aligner, chunk_position, chunk_stop
 from celosia.hw.dae_pipeline.dma import OFFSET_BITS, ReadEngine, beat_layout, row_layout
 from celosia.hw.dae_pipeline.fifo import RegisteredFifo
 from celosia.hw.dae_pipeline.retire_queue import RetireQueue
-from celosia.hw.dae_pipeline.scratchpad_writer import LoadLane, ScratchpadWriter, connect_pads, pads_of, ports
+from celosia.hw.dae_pipeline.scratchpad_writer import LoadChannelSizes, ScratchpadWriter, connect_pads, pads_of, ports
 from celosia.hw.lib.axi import ADDR_BITS, ReadBus
 from celosia.hw.lib.layout import unit_members, write_port
 from celosia.hw.lib.probes import probes
 from celosia.hw.spec.config import Config
 from celosia.hw.spec.isa import Buffer, Opcode, buffers, element_bytes, load_channels
 from celosia.hw.spec.packing import packing
-from celosia.hw.spec.pipeline import MAX_IN_FLIGHT, MAX_OUTSTANDING_BURSTS, MAX_UNRETIRED, SKID_DEPTH
+from celosia.hw.spec.pipeline import (
+    MAX_IN_FLIGHT,
+    MAX_OUTSTANDING_BURSTS,
+    MAX_UNRETIRED,
+    REQUEST_QUEUE_DEPTH,
+    SKID_DEPTH,
+)
 from celosia.hw.spec.scratchpads import scratchpads
 
 
@@ -29,7 +35,7 @@ class LoadChannel(wiring.Component):
     """Copies blocks of DRAM through one port to memory to the scratchpads of some buffers.
 
     Asks for the rows of later instructions while data of earlier ones still arrives. Rows may begin at any byte.
-    `halt` comes from an error on, in whichever lane. Of elements that are spread, a lane fetches and writes one half.
+    `halt` comes from an error on, in whichever channel. Of spread weights, a channel fetches and writes one half.
 
     Parameters
     ----------
@@ -49,7 +55,7 @@ class LoadChannel(wiring.Component):
     def __init__(
         self, cfg: Config, buffers: Sequence[Buffer], outstanding: int = MAX_OUTSTANDING_BURSTS, number: int = 0
     ) -> None:
-        self._cfg, self._lane, self._outstanding = cfg, LoadLane(cfg, buffers, number), outstanding
+        self._cfg, self._sizes, self._outstanding = cfg, LoadChannelSizes(cfg, buffers, number), outstanding
         super().__init__({
             **unit_members(cfg, Opcode.LOAD),
             "bus": Out(ReadBus(cfg.bus_bytes)),
@@ -61,17 +67,17 @@ class LoadChannel(wiring.Component):
 
     def elaborate(self, platform: object) -> Module:
         m = Module()
-        cfg, lane = self._cfg, self._lane
+        cfg, sizes = self._cfg, self._sizes
         # The parts that need not answer to the bus are reset on an error.
-        max_shift = max(lane.element_shift(buffer) for buffer in lane.buffers)
-        rows = DramAddressGenerator(max_shift, packing(cfg).stretch if lane.expands else None)
-        writer, aligner = ScratchpadWriter(cfg, lane.buffers, lane.number), Aligner(cfg.bus_bytes)
+        max_shift = max(sizes.element_shift(buffer) for buffer in sizes.buffers)
+        rows = DramAddressGenerator(max_shift, packing(cfg).stretch if sizes.expands else None)
+        writer, aligner = ScratchpadWriter(cfg, sizes.buffers, sizes.number), Aligner(cfg.bus_bytes)
         jobs = RegisteredFifo(writer.job.payload.shape(), MAX_IN_FLIGHT)
         positions = RegisteredFifo(aligner.row.payload.shape(), 2 * self._outstanding + 1)  # its ring is a power of two
         # Queues that part the paths of the engine from those of `rows`, the aligner's from the engine's memory of beats
         # and from the writer's.
         requests, chunks = (
-            RegisteredFifo(row_layout(rows.bytes_bits), SKID_DEPTH),
+            RegisteredFifo(row_layout(rows.bytes_bits), REQUEST_QUEUE_DEPTH),
             RegisteredFifo(aligner.chunk.payload.shape(), SKID_DEPTH),
         )
         beats = RegisteredFifo(beat_layout(cfg.bus_bytes), SKID_DEPTH)
@@ -80,7 +86,7 @@ class LoadChannel(wiring.Component):
             "requests": requests, "beats": beats, "chunks": chunks,
         }  # fmt: skip
         row = rows.row
-        if lane.spreads:
+        if sizes.spreads:
             half = element_bytes(cfg, Buffer.WGT) // 2
             parts["halves"] = halves = ElementSplitter(rows.row.payload.shape(), 2 * half, cfg.bus_bytes)
             wiring.connect(m, rows.row, halves.row)
@@ -91,7 +97,7 @@ class LoadChannel(wiring.Component):
 
         accept = self._accept(m, rows, jobs)
         wiring.connect(m, jobs.o, writer.job)
-        self._list(m, row, requests, positions)
+        self._request_rows(m, row, requests, positions)
         wiring.connect(m, requests.o, engine.row)
         wiring.connect(m, positions.o, aligner.row)
         wiring.connect(m, engine.beat, beats.i)
@@ -133,36 +139,38 @@ class LoadChannel(wiring.Component):
         Returns a pulse in the cycle of acceptance.
         """
         f = self.instr.payload.fields
-        cfg, lane = self._cfg, self._lane
+        cfg, sizes = self._cfg, self._sizes
         accept = Signal()
-        shift = lane.by_buffer(f, lane.element_shift)
-        block, cut = rows.block.payload, f.spread if lane.spreads else Const(0)
-        expand = f.expand if lane.expands else Const(0)
-        own_half = lane.number * element_bytes(cfg, Buffer.WGT) // 2
+        shift = sizes.by_buffer(f, sizes.element_shift)
+        block, cut = rows.block.payload, f.spread if sizes.spreads else Const(0)
+        expand = f.expand if sizes.expands else Const(0)
+        own_half = sizes.number * element_bytes(cfg, Buffer.WGT) // 2
         m.d.comb += [
             self.instr.ready.eq(rows.block.ready & jobs.i.ready & ~self.halt),
             accept.eq(self.instr.valid & self.instr.ready),
             rows.block.valid.eq(accept),
             jobs.i.valid.eq(accept),
-            block.addr.eq(f.dram_addr + Mux(cut, own_half, 0) if lane.number else f.dram_addr),
+            block.addr.eq(f.dram_addr + Mux(cut, own_half, 0) if sizes.number else f.dram_addr),
             block.y_step.eq(f.dram_y),
             block.z_step.eq(f.dram_z),
             block.x_size.eq(f.x_size),
             block.y_size.eq(f.y_size),
             block.z_size.eq(f.z_size),
-            block.shift.eq(Mux(expand, packing(cfg).shift, shift) if lane.expands else shift),
+            block.shift.eq(Mux(expand, packing(cfg).shift, shift) if sizes.expands else shift),
             block.cut.eq(cut),
             block.stretch.eq(expand),
         ]
-        for name, value in lane.job(self.instr.payload).items():
+        for name, value in sizes.job(self.instr.payload).items():
             m.d.comb += Value.cast(jobs.i.payload[name]).eq(value)
         return accept
 
-    def _list(self, m: Module, rows: stream.Interface, requests: RegisteredFifo, positions: RegisteredFifo) -> None:
+    def _request_rows(
+        self, m: Module, rows: stream.Interface, requests: RegisteredFifo, positions: RegisteredFifo
+    ) -> None:
         """Request a row from the read engine, and tell the aligner where the row lies within its bus words."""
         bus_bytes, word_bits = self._cfg.bus_bytes, exact_log2(self._cfg.bus_bytes)
         row, shift_bits = rows.payload, len(positions.i.payload.shift)
-        shift = Mux(row.stretch, word_bits, row.shift) if self._lane.expands else row.shift
+        shift = Mux(row.stretch, word_bits, row.shift) if self._sizes.expands else row.shift
         # As wide as what computes them: cut to bits of the payload, on which other bits of it depend, they would look
         # like a combinational loop.
         chunk_shift = Signal(shift_bits)
@@ -219,39 +227,39 @@ class Load(wiring.Component):
 
     def elaborate(self, platform: object) -> Module:
         m = Module()
-        parts = [
+        channels = [
             LoadChannel(self._cfg, own, self._outstanding, number)
             for number, own in enumerate(load_channels(self._cfg))
         ]
         # From an error on, all stand still.
         failed = Signal()
         stop = Signal()
-        errors = Cat(lane.error.valid for lane in parts)
+        errors = Cat(channel.error.valid for channel in channels)
         m.d.comb += stop.eq(self.halt | errors.any() | failed)
         with m.If(self.halt):
             m.d.sync += failed.eq(0)
         with m.Elif(errors.any()):
             m.d.sync += failed.eq(1)
 
-        for number, (lane, bus) in enumerate(zip(parts, self.buses)):
-            m.submodules[f"lane{number}"] = lane
-            wiring.connect(m, lane.bus, wiring.flipped(bus))
+        for number, (channel, bus) in enumerate(zip(channels, self.buses)):
+            m.submodules[f"channel{number}"] = channel
+            wiring.connect(m, channel.bus, wiring.flipped(bus))
             near = {"wgt": self.near_wgt} if number == 0 and scratchpads(self._cfg)["wgt"].spread else {}
-            connect_pads(m, lane.pads, self.pads | near)
-            m.d.comb += [lane.dma_base.eq(self.dma_base), lane.dma_size.eq(self.dma_size), lane.halt.eq(stop)]
-        done, all_retired = self._hand_out(m, parts, stop)
+            connect_pads(m, channel.pads, self.pads | near)
+            m.d.comb += [channel.dma_base.eq(self.dma_base), channel.dma_size.eq(self.dma_size), channel.halt.eq(stop)]
+        done, all_retired = self._dispatch(m, channels, stop)
         m.d.comb += [
             self.done.valid.eq(done.valid & ~self.halt),
             self.done.payload.eq(done.payload),
             self.error.valid.eq(errors.any() & ~self.halt),
-            self.error.payload.eq(Mux(errors[0], parts[0].error.payload, parts[-1].error.payload)),
-            self.active.eq(Cat(lane.active for lane in parts)),
-            self.stalled.eq(Cat(lane.stalled for lane in parts)),
-            self.idle.eq(Cat(lane.idle for lane in parts).all() & all_retired),
+            self.error.payload.eq(Mux(errors[0], channels[0].error.payload, channels[-1].error.payload)),
+            self.active.eq(Cat(channel.active for channel in channels)),
+            self.stalled.eq(Cat(channel.stalled for channel in channels)),
+            self.idle.eq(Cat(channel.idle for channel in channels).all() & all_retired),
         ]
         return m
 
-    def _goes(self, instr: Value, buffer: Buffer, alone: bool) -> Value:
+    def _is_for_channel(self, instr: Value, buffer: Buffer, alone: bool) -> Value:
         """Return whether an instruction fills `buffer` through the channel that asks.
 
         alone: the channel fills this buffer unless the instruction is spread. A buffer of both channels needs the other
@@ -260,7 +268,7 @@ class Load(wiring.Component):
         shared = all(buffer in own for own in load_channels(self._cfg))
         return (instr.fields.buffer == buffer) & (1 if alone or not shared else instr.fields.spread)
 
-    def _changes(self, m: Module, instr: Value, goes: Value, order: RetireQueue) -> Value:
+    def _must_wait(self, m: Module, instr: Value, goes: Value, order: RetireQueue) -> Value:
         """Return whether an instruction must wait: it spreads weights and the last LOAD of wgt did not, or vice versa.
 
         Both may write the same entries through different channels. Without the wait, the earlier bytes might stay.
@@ -273,31 +281,31 @@ class Load(wiring.Component):
             m.d.sync += spread.eq(instr.fields.spread)
         return is_wgt & (instr.fields.spread != spread) & ~order.empty
 
-    def _hand_out(self, m: Module, parts: list[LoadChannel], stop: Value) -> tuple[wiring.PureInterface, Value]:
+    def _dispatch(self, m: Module, channels: list[LoadChannel], stop: Value) -> tuple[wiring.PureInterface, Value]:
         """Pass each instruction to its channel, or to both. Returns `done`, in program order, and whether all have
         retired."""
-        if len(parts) == 1:
-            wiring.connect(m, wiring.flipped(self.instr), parts[0].instr)
-            return parts[0].done, Const(1)
-        order = RetireQueue(len(parts), MAX_UNRETIRED)
+        if len(channels) == 1:
+            wiring.connect(m, wiring.flipped(self.instr), channels[0].instr)
+            return channels[0].done, Const(1)
+        order = RetireQueue(len(channels), MAX_UNRETIRED)
         m.submodules.order = ResetInserter(stop)(order)
         instr, handed = self.instr.payload, order.handed
-        to = Signal(len(parts))  # where it goes to
-        busy = to & ~Cat(lane.instr.ready for lane in parts)
-        may = handed.ready & ~self._changes(m, instr, self.instr.valid & self.instr.ready, order)
+        to = Signal(len(channels))  # where it goes to
+        busy = to & ~Cat(channel.instr.ready for channel in channels)
+        may = handed.ready & ~self._must_wait(m, instr, self.instr.valid & self.instr.ready, order)
         m.d.comb += [
             self.instr.ready.eq(~busy.any() & may),
             handed.valid.eq(self.instr.valid & self.instr.ready),
-            handed.payload.lanes.eq(to),
+            handed.payload.channels.eq(to),
             handed.payload.done.post.eq(instr.fields.post),
             handed.payload.done.index.eq(instr.index),
-            order.ended.eq(Cat(lane.done.valid for lane in parts)),
+            order.ended.eq(Cat(channel.done.valid for channel in channels)),
         ]
-        for number, (lane, own) in enumerate(zip(parts, load_channels(self._cfg))):
-            alone = number == len(parts) - 1  # fills what others fill only where it is spread
+        for number, (channel, own) in enumerate(zip(channels, load_channels(self._cfg))):
+            alone = number == len(channels) - 1  # fills what others fill only where it is spread
             m.d.comb += [
-                to[number].eq(Cat(self._goes(instr, buffer, alone) for buffer in own).any()),
-                lane.instr.payload.eq(instr),
-                lane.instr.valid.eq(self.instr.valid & may & to[number] & ~(busy & ~(1 << number)).any()),
+                to[number].eq(Cat(self._is_for_channel(instr, buffer, alone) for buffer in own).any()),
+                channel.instr.payload.eq(instr),
+                channel.instr.valid.eq(self.instr.valid & may & to[number] & ~(busy & ~(1 << number)).any()),
             ]
         return order.done, order.empty

@@ -18,24 +18,24 @@ class RetireQueue(wiring.Component):
 
     Parameters
     ----------
-    lanes : int     Channels; each ends its instructions in order.
+    channels : int  Number of channels; each ends its instructions in order.
     depth : int     Instructions that have not retired, at most.
 
     Members
     -------
-    handed : In(stream)     An instruction goes to `lanes`, a bit for each; `done` is its payload of `done` later.
-    ended : In(lanes)       Pulses: the channel has ended the oldest of its instructions.
+    handed : In(stream)     An instruction goes to `channels`, a bit for each; `done` is its payload of `done` later.
+    ended : In(channels)       Pulses: the channel has ended the oldest of its instructions.
     done : Out(Pulse)       One for each instruction, in the cycle in which it and all before it have ended; of several
                             at once, in the cycles that follow.
     empty : Out(1)          All instructions that were handed out have retired.
     """
 
-    def __init__(self, lanes: int, depth: int) -> None:
-        self._lanes, self._depth = lanes, depth
-        self._layout = data.StructLayout({"lanes": lanes, "done": done_layout})
+    def __init__(self, channels: int, depth: int) -> None:
+        self._channels, self._depth = channels, depth
+        self._layout = data.StructLayout({"channels": channels, "done": done_layout})
         super().__init__({
             "handed": In(stream.Signature(self._layout)),
-            "ended": In(lanes),
+            "ended": In(channels),
             "done": Out(Pulse(done_layout)),
             "empty": Out(1),
         })  # fmt: skip
@@ -46,18 +46,18 @@ class RetireQueue(wiring.Component):
         wiring.connect(m, wiring.flipped(self.handed), order.i)
         oldest = order.o.payload
         # For each channel: instructions that have ended and not retired.
-        counts = [Signal(range(self._depth + 1), name=f"ended{lane}") for lane in range(self._lanes)]
+        counts = [Signal(range(self._depth + 1), name=f"ended{channel}") for channel in range(self._channels)]
         retires = Signal()
         has_ended = Cat(pulse | (count != 0) for pulse, count in zip(self.ended, counts))
         m.d.comb += [
-            retires.eq(order.o.valid & (has_ended | ~oldest.lanes).all()),
+            retires.eq(order.o.valid & (has_ended | ~oldest.channels).all()),
             order.o.ready.eq(retires),
             self.done.valid.eq(retires),
             self.done.payload.eq(oldest.done),
             self.empty.eq(~order.o.valid),
         ]
-        for lane, (pulse, count) in enumerate(zip(self.ended, counts)):
-            down = retires & oldest.lanes[lane]
+        for channel, (pulse, count) in enumerate(zip(self.ended, counts)):
+            down = retires & oldest.channels[channel]
             with m.If(pulse != down):
                 m.d.sync += count.eq(Mux(pulse, count + 1, count - 1))
         probes(self, order=order, counts=counts)

@@ -52,7 +52,7 @@ def pads_of(part: wiring.Component, cfg: Config, buffers: Sequence[Buffer]) -> d
 
 
 @dataclass(frozen=True)
-class LoadLane:
+class LoadChannelSizes:
     """Sizes of one channel of LOAD, which follow from the buffers that it fills.
 
     number: number of the channel, and of the half of each element that it fills if weights are spread.
@@ -135,21 +135,21 @@ class ScratchpadWriter(wiring.Component):
     ----------
     cfg : Config
     buffers : Sequence[Buffer]  Buffers that it fills.
-    lane : int                  Number of its channel of LOAD, which fills that half of each element of spread weights.
+    channel : int               Number of its channel of LOAD, which fills that half of each element of spread weights.
 
     Members
     -------
-    job : In(stream)            Blocks to write, as `LoadLane.job` makes them from instructions.
+    job : In(stream)            Blocks to write, as `LoadChannelSizes.job` makes them from instructions.
     chunk : In(stream)          The data of all jobs, in order.
     inp, wgt, acc, vin, par, lut, tap, exp : Out(WritePort)     The scratchpads of `buffers`, those that the Config has.
     done, error : Out(Pulse)    Those of the unit LOAD.
     moves : Out(1)              A step is done in this cycle.
     """
 
-    def __init__(self, cfg: Config, buffers: Sequence[Buffer], lane: int = 0) -> None:
-        self._cfg, self._buffers, self._lane = cfg, buffers, LoadLane(cfg, buffers, lane)
+    def __init__(self, cfg: Config, buffers: Sequence[Buffer], channel: int = 0) -> None:
+        self._cfg, self._buffers, self._sizes = cfg, buffers, LoadChannelSizes(cfg, buffers, channel)
         super().__init__({
-            "job": In(stream.Signature(job_layout(*self._lane.walk))),
+            "job": In(stream.Signature(job_layout(*self._sizes.walk))),
             "chunk": In(stream.Signature(chunk_layout(cfg.bus_bytes))),
             **ports(cfg, buffers),
             "done": Out(Pulse(done_layout)),
@@ -161,7 +161,7 @@ class ScratchpadWriter(wiring.Component):
     def elaborate(self, platform: object) -> Module:
         m = Module()
         cfg = self._cfg
-        m.submodules.walker = walker = ScratchpadAddressGenerator(*self._lane.walk)
+        m.submodules.walker = walker = ScratchpadAddressGenerator(*self._sizes.walk)
         wiring.connect(m, wiring.flipped(self.job), walker.job)
 
         # Steps, in a queue, so that the walk does not wait for chunks within a cycle.
@@ -184,7 +184,7 @@ class ScratchpadWriter(wiring.Component):
             data.StructLayout({
                 "element": at.element.shape(), "step": at.step.shape(), "enable": len(Buffer), "widen": 1, "whole": 1,
                 "far": 1, "last": 1, "word": 8 * cfg.bus_bytes, "done": done_layout, "error": ERROR_BITS,
-                **({"expand": 1, "choices": choices_layout(packing(cfg).chunk_blocks)} if self._lane.expands else {}),
+                **({"expand": 1, "choices": choices_layout(packing(cfg).chunk_blocks)} if self._sizes.expands else {}),
             }), SKID_DEPTH,
         )  # fmt: skip
         self._take(m, step_queue, write_queue, self._chunks(m, step_queue, write_queue))
@@ -213,7 +213,7 @@ class ScratchpadWriter(wiring.Component):
         The step is committed in that cycle, or one later. With a decompressor, the members follow EXPAND_STAGES cycles
         later, as the writes to wgt do.
         """
-        if not self._lane.expands:
+        if not self._sizes.expands:
             return self.done, self.error
         now: tuple[Any, Any] = (self.done, self.error)
         for stage in range(EXPAND_STAGES):
@@ -226,7 +226,7 @@ class ScratchpadWriter(wiring.Component):
 
     def _chunks(self, m: Module, step_queue: RegisteredFifo, write_queue: RegisteredFifo) -> stream.Interface:
         """Return the stream of chunks to write: all but the heads of packs, which the parser takes out."""
-        if not self._lane.expands:
+        if not self._sizes.expands:
             return self.chunk
         out, to = step_queue.o.payload, write_queue.i.payload
         m.submodules.heads = heads = PackHeaderParser(self._cfg)
@@ -252,7 +252,9 @@ class ScratchpadWriter(wiring.Component):
             step_queue.o.ready.eq(moves),
             chunks.ready.eq(step_queue.o.valid & ~out.outside & write_queue.i.ready),
             error.eq(Mux(out.outside, Error.NONE, chunks.payload.error)),
-            self.moves.eq(moves | (self.chunk.valid & self.chunk.ready) if self._lane.expands else moves),  # heads, too
+            self.moves.eq(
+                moves | (self.chunk.valid & self.chunk.ready) if self._sizes.expands else moves
+            ),  # heads, too
             write_queue.i.valid.eq(moves),
             to.error.eq(error),
             to.element.eq(out.element),
@@ -260,7 +262,7 @@ class ScratchpadWriter(wiring.Component):
             to.enable.eq(Mux(error == Error.NONE, 1 << out.buffer, 0)),  # nothing is written of it
             to.widen.eq(out.widen | out.outside),
             to.whole.eq(out.outside),
-            to.far.eq(self._far(out)),
+            to.far.eq(self._is_second_half(out)),
             to.word.eq(Mux(out.outside, out.pad_value.replicate(cfg.bus_bytes), chunks.payload.data)),
             to.last.eq(out.last),
             to.done.index.eq(out.index),
@@ -268,14 +270,14 @@ class ScratchpadWriter(wiring.Component):
         ]
         probes(self, out=out, moves=moves)
 
-    def _far(self, step: data.View[data.StructLayout]) -> Value:
+    def _is_second_half(self, step: data.View[data.StructLayout]) -> Value:
         """Return whether this channel fills only the second half of the element: spread weights, second channel."""
-        return step.spread if self._lane.spreads and self._lane.number else Const(0)
+        return step.spread if self._sizes.spreads and self._sizes.number else Const(0)
 
     def _place(self, step: data.View[data.StructLayout]) -> Value:
         """Return the number of the part of its element that a step writes; of packed weights, the first of several."""
-        place = step.step | Mux(self._far(step), (1 << self._lane.step_shift(Buffer.WGT)) // 2, 0)
-        if not self._lane.expands:
+        place = step.step | Mux(self._is_second_half(step), (1 << self._sizes.step_shift(Buffer.WGT)) // 2, 0)
+        if not self._sizes.expands:
             return place
         return Mux(step.expand & ~step.outside, step.step << exact_log2(packing(self._cfg).expansion), place)
 
@@ -296,10 +298,10 @@ class ScratchpadWriter(wiring.Component):
             if buffer == Buffer.ACC:
                 value, mask = self._acc(write.word, write.step, write.widen, write.whole)
             else:
-                steps = 1 << self._lane.step_shift(buffer)
+                steps = 1 << self._sizes.step_shift(buffer)
                 value = write.word[: pad.grain]
                 mask = _one_of(write.step, steps) | self._padded(write, steps)
-                if self._lane.expands and buffer == Buffer.WGT:
+                if self._sizes.expands and buffer == Buffer.WGT:
                     mask = self._expanded(write, steps) | self._padded(write, steps)
             m.d.comb += [
                 port.en.eq(write_queue.o.valid & write.enable[buffer]),
@@ -317,7 +319,7 @@ class ScratchpadWriter(wiring.Component):
 
     def _expander(self, m: Module, write: data.View[data.StructLayout]) -> dict[str, Any]:
         """Build the decompressor, if the channel has one. Returns its write ports, by the names "wgt" and "book"."""
-        if not self._lane.expands:
+        if not self._sizes.expands:
             return {}
         m.submodules.expander = expander = WeightDecompressor(self._cfg)
         m.d.comb += [expander.expand.eq(write.expand), expander.choices.eq(write.choices)]

@@ -15,7 +15,13 @@ from celosia.hw.lib.layout import INDEX_BITS, read_port, unit_members
 from celosia.hw.lib.probes import probes
 from celosia.hw.spec.config import Config
 from celosia.hw.spec.isa import Opcode
-from celosia.hw.spec.pipeline import MAX_IN_FLIGHT, MAX_OUTSTANDING_BURSTS, MAX_UNANSWERED, SKID_DEPTH
+from celosia.hw.spec.pipeline import (
+    MAX_IN_FLIGHT,
+    MAX_OUTSTANDING_BURSTS,
+    MAX_UNANSWERED,
+    REQUEST_QUEUE_DEPTH,
+    SKID_DEPTH,
+)
 from celosia.hw.spec.regs import Error
 from celosia.hw.spec.scratchpads import scratchpads
 
@@ -214,7 +220,7 @@ class Store(wiring.Component):
         positions = RegisteredFifo(packer.row.payload.shape(), 2 * self._outstanding)
         # Queues that part the paths of the engine from those of `rows`, and the packer's from the reader's.
         requests, chunks = (
-            RegisteredFifo(row_layout(rows.bytes_bits), SKID_DEPTH),
+            RegisteredFifo(row_layout(rows.bytes_bits), REQUEST_QUEUE_DEPTH),
             RegisteredFifo(reader.chunk.payload.shape(), SKID_DEPTH),
         )
         waiting = RegisteredFifo(data.StructLayout({"index": INDEX_BITS, "post": 4}), MAX_UNANSWERED)
@@ -233,7 +239,7 @@ class Store(wiring.Component):
 
         self._accept(m, rows, jobs, waiting, reader, stop)
         wiring.connect(m, jobs.o, reader.job)
-        self._list(m, rows, requests, positions, packer, stop)
+        self._request_rows(m, rows, requests, positions, packer, stop)
         wiring.connect(m, requests.o, engine.row)
         wiring.connect(m, positions.o, packer.row)
         wiring.connect(m, reader.chunk, chunks.i)
@@ -299,7 +305,7 @@ class Store(wiring.Component):
         ]
         probes(self, block=block)
 
-    def _list(
+    def _request_rows(
         self,
         m: Module,
         rows: DramAddressGenerator,

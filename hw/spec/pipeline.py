@@ -36,8 +36,11 @@ ISSUE_DEPTH = SKID_DEPTH
 """Instructions that a unit's queue holds behind the scoreboard of tokens."""
 ROW_FIFO_DEPTH = 2 * MAX_OUTSTANDING_BURSTS
 """Rows that LOAD, or STORE, has listed and whose bytes have not all passed."""
-PREFETCH_ROWS = SKID_DEPTH + 1
-"""Rows that are listed ahead of their last burst: those in a skid buffer, and the one that is split into bursts."""
+REQUEST_QUEUE_DEPTH = SKID_DEPTH
+"""Rows that wait to be split into bursts, in LOAD and in STORE."""
+PREFETCH_ROWS = REQUEST_QUEUE_DEPTH + 1
+"""Rows whose address is computed before their last burst is requested: the queue of requests, and the row that is split
+into bursts."""
 MAX_IN_FLIGHT = 8
 """Instructions of a channel of LOAD, or of STORE, that may await data while the next one requests data."""
 MAX_UNANSWERED = 2 * MAX_IN_FLIGHT

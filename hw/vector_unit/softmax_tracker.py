@@ -1,4 +1,4 @@
-"""The softmaxes under way, and the instructions that may start beside them."""
+"""The softmaxes under way, and the instructions that may overlap with them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class SoftmaxProgress(wiring.Signature):
 
     Members
     -------
-    room : Out(1)       The softmax that is offered may start beside the one under way, if it was offered in the cycle
+    room : Out(1)       The softmax that is offered may overlap with the one under way, if it was offered in the cycle
                         before, too, and if their constants are alike.
     finish : Out(1)     The oldest softmax writes its last entry.
     walked : Out(1)     All rows have been looked at once, none of which goes beyond the end of vin.
@@ -41,7 +41,7 @@ class SoftmaxProgress(wiring.Signature):
 
 
 class SoftmaxTracker(wiring.Component):
-    """Keep the constants of the softmaxes under way, two at most, and say what may start beside them.
+    """Keep the constants of the softmaxes under way, two at most, and say what may overlap with them.
 
     Beside a single softmax may start: another one with rows and constants that are alike; an instruction that reads acc
     and writes OUT, if the softmax does not; and one that overwrites the softmax's rows (`WarHazardTracker`).
@@ -106,8 +106,8 @@ class SoftmaxTracker(wiring.Component):
             probes(self, war_hazard=war_hazard)
         acc_to_out = (fields.destination == Destination.OUT) & ~oldest.to[Destination.OUT]
         acc_to_out &= (fields.a_source == ASource.ACC) & (fields.b_source != BSource.VIN)
-        beside = ~count[1] & (acc_to_out | follows)
-        may_start = Mux(fields.softmax, self._second_may_start(m, single, oldest), beside)
+        acc_to_out_may_start = ~count[1] & (acc_to_out | follows)
+        may_start = Mux(fields.softmax, self._second_may_start(m, single, oldest), acc_to_out_may_start)
         m.d.comb += self.blocks_start.eq(self.under_way & ~may_start)
         probes(self, count=count)
         return m

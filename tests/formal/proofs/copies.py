@@ -706,7 +706,7 @@ prove(
 for padded in (True, False):
     prove(
         f"steps are of the elements of a block in order{', with padding' if padded else ''}",
-        Mutant(WALK, "self._goes(1, self._single, ", "self._goes(1, Const(0), "),
+        Mutant(WALK, "self._set_next(1, self._single, ", "self._set_next(1, Const(0), "),
         *((Mutant(WALK, "stop | (self.outside & ~first)", "stop | self.outside"),) if padded else ()),
         depth=1,
         tested=padded,
@@ -743,7 +743,7 @@ for name, cfg in CONFIGS.items():
             STORE,
             "wiring.connect(m, requests.o, engine.row)",
             "wiring.connect(m, rows.row, engine.row)",
-            near="self._list(m, rows, requests, positions, packer, stop)",
+            near="self._request_rows(m, rows, requests, positions, packer, stop)",
         ),
         depth=1,
         script=PARTS,

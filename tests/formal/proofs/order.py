@@ -22,7 +22,7 @@ def in_order(depth: int) -> Harness:
     dut = RetireQueue(LANES, depth)
     inside = h.add(dut)
     h.trusts(dut.handed, "handed")
-    push, pop, to = dut.handed.valid & dut.handed.ready, dut.done.valid, dut.handed.payload.lanes
+    push, pop, to = dut.handed.valid & dut.handed.ready, dut.done.valid, dut.handed.payload.channels
     tracked = Tracked(h, push, pop, Value.cast(dut.handed.payload), depth)
     of_lanes, payload = tracked.value[:LANES], tracked.value[LANES:]
     # What each lane has to do, by counting: a lane ends only what it was handed.
@@ -66,11 +66,11 @@ def in_order(depth: int) -> Harness:
 for depth, mutants in {
     4: (
         Mutant(FILE, "pulse | (count != 0)", "count != 0"),
-        Mutant(FILE, "down = told & oldest.lanes[lane]", "down = told"),
+        Mutant(FILE, "down = told & oldest.channels[channel]", "down = told"),
         Mutant(FILE, "with m.If(pulse != down):", "with m.If(pulse | down):"),
-        Mutant(FILE, "(has_ended | ~oldest.lanes).all()", "(has_ended & oldest.lanes).any()"),
+        Mutant(FILE, "(has_ended | ~oldest.channels).all()", "(has_ended & oldest.channels).any()"),
     ),
-    16: (Mutant(FILE, "down = told & oldest.lanes[lane]", "down = told"),),
+    16: (Mutant(FILE, "down = told & oldest.channels[channel]", "down = told"),),
 }.items():
     prove(f"ends of two lanes are told in order, {depth} at most", *mutants, depth=1, tested=depth == 4)(
         partial(in_order, depth)
