@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from rich.console import RenderableType
 from rich.table import Table
@@ -19,9 +18,6 @@ from celosia.driver.show.text_table import add_row, megabytes, new_table, percen
 from celosia.hw.spec.isa import Opcode, instruction_bytes, opcode_of
 from celosia.hw.spec.scratchpads import depths
 from celosia.plain import printable
-
-if TYPE_CHECKING:
-    pass
 
 
 def overview(program: Program) -> RenderableType:
