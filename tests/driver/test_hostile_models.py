@@ -19,8 +19,8 @@ from onnx import TensorProto, helper, numpy_helper
 from thorough import some
 
 import celosia
-from celosia.compiler.compile import price
 from celosia.compiler.graph.errors import ModelError
+from celosia.compiler.pricing import price
 from celosia.compiler.program.host.op import HostError
 from celosia.driver.cut import cut
 from celosia.driver.runtime import Runtime

@@ -15,9 +15,10 @@ from typer.testing import CliRunner
 
 import celosia
 from celosia.compiler.compile import compile as compiled
-from celosia.compiler.compile import network_of, price, pricing
+from celosia.compiler.compile import network_of
 from celosia.compiler.graph.errors import ModelError
 from celosia.compiler.options import Run
+from celosia.compiler.pricing import price, pricing
 from celosia.compiler.superoptimise.budget import BudgetError
 from celosia.compiler.superoptimise.derivation import KEY, derivation_in, derivation_of
 from celosia.compiler.superoptimise.equal import difference
