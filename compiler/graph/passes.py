@@ -9,7 +9,7 @@ import onnx
 import onnx_ir as ir
 
 from celosia.compiler.graph.check import check
-from celosia.compiler.graph.names import name_nodes, name_values
+from celosia.compiler.graph.names import name_nodes, name_values, reserve_names
 from celosia.compiler.program import PassInfo
 
 
@@ -66,6 +66,7 @@ class Pipeline:
         """
         name_nodes(model.graph)
         name_values(model.graph)
+        reserve_names(model.graph)
         check(model.graph, "the import", shapes=False)  # the first pass completes and compares them
         if watch is not None:
             watch("import", model)
