@@ -115,7 +115,7 @@ def _optimised(source: Source, options: Options) -> tuple[Source, str]:
         return source, ""
     from celosia.compiler.pricing import optimise_source  # whoever does not ask for it imports no search
 
-    return optimise_source(source, options)
+    return optimise_source(source, options, compile)
 
 
 @contextmanager

@@ -26,13 +26,13 @@ from celosia.compiler.options import Options
 from celosia.compiler.placing import PlacementRequest
 from celosia.compiler.tensorize.decisions import ScheduleFile
 from celosia.compiler.tensorize.plan import Planner
-from celosia.compiler.tune.network import Network, ScheduleSource, chains
+from celosia.compiler.tune.network import Network, TuningDecisions, chains
 from celosia.compiler.tune.records import Records
 from celosia.compiler.tune.shipped import shipped
 from celosia.hw.spec.config import Config
 
 Result = TypeVar("Result")
-ANYWHERE, COMPILER_DECIDES = PlacementRequest(), ScheduleSource()
+ANYWHERE, COMPILER_DECIDES = PlacementRequest(), TuningDecisions()
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ def place(model: ir.Model, cfg: Config) -> Partition:
 
 def lower(
     cfg: Config, model: ir.Model, planner: Planner, *, request: PlacementRequest = ANYWHERE,
-    decided: Collection[str] = (), schedules: ScheduleSource = COMPILER_DECIDES,
+    decided: Collection[str] = (), schedules: TuningDecisions = COMPILER_DECIDES,
     say: Callable[[str], None] = lambda stage: None,
 ) -> Lowered:  # fmt: skip
     """Lower `model`, which passes have prepared (graph/pipeline.py). The graph does not change.
@@ -93,7 +93,7 @@ def lower(
 
 def _attempt(
     cfg: Config, model: ir.Model, planner: Planner, request: PlacementRequest, decided: frozenset[str],
-    schedules: ScheduleSource, say: Callable[[str], None], constraints: Constraints,
+    schedules: TuningDecisions, say: Callable[[str], None], constraints: Constraints,
 ) -> Lowered | Constraints:  # fmt: skip
     """Lower the graph once under `constraints`. Returns further constraints where that fails."""
     partition = select(model, cfg, constraints)
@@ -160,12 +160,12 @@ def lower_prepared(
 ) -> Lowered:
     """Lower a prepared model under the options of `compile`. records: decide schedules that `tuned` does not."""
     options.say("placing operators")
-    given = planner.decider.given
+    file = planner.decider.given
     lowered = lower(
         prepared.cfg, prepared.graph, planner, request=PlacementRequest(options.place, options.accelerator),
-        decided=() if given is None else given.layers, schedules=ScheduleSource(options.tuned, records),
-        say=options.say,
+        decided=file.layers if isinstance(file, ScheduleFile) else (),
+        schedules=TuningDecisions(options.tuned, records), say=options.say,
     )  # fmt: skip
-    if given is not None:
-        given.check_all_taken()
+    if isinstance(file, ScheduleFile):
+        file.check_all_taken()
     return lowered

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 
 import onnx
 
-from celosia.compiler.compile import compile
 from celosia.compiler.frontend import naming_shapes, prepare
 from celosia.compiler.graph.importer import read
 from celosia.compiler.launch.image import LayerErrors
@@ -54,14 +54,20 @@ def price(source: Source, options: Options) -> Price:
         return price_of(lowered.network, lowered.image, lowered.partition)
 
 
+Compile = Callable[..., Program]
+"""`compile.compile`, which uses this module itself."""
+
+
 def pricing(
-    source: Source, config: Config | str | Path = "pynq", accelerator: bool = True, records: str | Path | None = SHIPPED
-) -> Pricing:
+    source: Source, config: Config | str | Path = "pynq", records: str | Path | None = SHIPPED,
+    on_cpu: Compile | None = None,
+) -> Pricing:  # fmt: skip
     """Return the functions that price models which a search makes of `source`.
 
-    accelerator: False measures kernels on this processor, and prices models by their time.
+    on_cpu: prices models by the time that this processor takes for them, once `on_cpu` has compiled them; None by the
+    cycles of the accelerator and an estimate for the CPU.
     """
-    if accelerator:
+    if on_cpu is None:
         cfg = Config.load(config)
         return Pricing(lambda model: price(model, cfg, records=records), lambda model: price(model, cfg, records=None))
     from celosia.compiler.superoptimise.measured import gain, is_large, nanoseconds
@@ -69,7 +75,7 @@ def pricing(
     large = is_large((source if isinstance(source, onnx.ModelProto) else read(Path(source))).ByteSize())
 
     def compiled(model: onnx.ModelProto) -> Program:
-        return compile(model, config, accelerator=False, check=False, records=records)
+        return on_cpu(model, config, accelerator=False, check=False, records=records)
 
     def measured(model: onnx.ModelProto) -> Price:
         return Price(0, nanoseconds(compiled(model), large), True)
@@ -84,7 +90,7 @@ def pricing(
     return Pricing(measured, measured, measured_gain)
 
 
-def optimise_source(source: Source, options: Options) -> tuple[Source, str]:
+def optimise_source(source: Source, options: Options, compile: Compile) -> tuple[Source, str]:
     """Search for a model that takes less time, for as long as `options.optimise` says.
 
     Returns it with a text on how it came to be (superoptimise/derivation.py); `source` and "" where none was found.
@@ -102,7 +108,7 @@ def optimise_source(source: Source, options: Options) -> tuple[Source, str]:
     options.say("looking for a model that takes less time")
     records = asked_for(options.records)
     optimised = optimise(
-        source, pricing(source, options.config, options.accelerator, options.records),
+        source, pricing(source, options.config, options.records, None if options.accelerator else compile),
         seconds(options.optimise), options.oracle, options.shapes, floats=not options.accelerator,
         records=records if records and records.path else None,
         config=Config.load(options.config).digest if options.accelerator else processor(), fast_math=options.fast_math,

@@ -180,8 +180,8 @@ def apply(
 
 
 @dataclass(frozen=True)
-class ScheduleSource:
-    """Decisions on schedules from outside the compiler: the caller's (`tuned`), else those of records, else none.
+class TuningDecisions:
+    """Schedules that tuning has found: the caller's (`tuned`), else those of records, else none.
 
     tuned: decisions by workload, as a search tries them. records: the caller's, to which those are added that come with
     Celosia; None takes neither.

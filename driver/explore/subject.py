@@ -29,7 +29,7 @@ from celosia.compiler.tensorize.plan import Planner
 from celosia.compiler.tensorize.space import Problem
 from celosia.compiler.tune.bound import network_bound
 from celosia.compiler.tune.measure import CostSource, Status, TrialResult
-from celosia.compiler.tune.network import ScheduleSource
+from celosia.compiler.tune.network import TuningDecisions
 from celosia.compiler.tune.records import Records
 from celosia.compiler.tune.shipped import shipped
 from celosia.hw.boards.boards import memory_model
@@ -157,7 +157,7 @@ def cycles_with_records(subject: ExploredModel, cfg: Config, memory: str) -> int
         return None
     graph, _ = _load_graph(subject, cfg)
 
-    lowered = lower(cfg, graph, Planner(cfg), schedules=ScheduleSource(records=Records()))
+    lowered = lower(cfg, graph, Planner(cfg), schedules=TuningDecisions(records=Records()))
     return lowered.network.cycles(lowered.image, CostSource("timed", memory))
 
 

@@ -180,7 +180,7 @@ def _kernel_steps(program: Program) -> list[CpuStep]:
 def graphs(program: Program, texts: dict[str, str], only: str | None = None) -> Iterator[str]:
     """Yield the graph after each pass, from `texts`, where the pass changed it. ProgramError where `only` is no
     pass."""
-    names = ["import", *(pass_.name for pass_ in program.passes)]
+    names = list(texts) or [each.name for each in program.passes]
     if only is not None and only not in names:
         raise ProgramError(f"there is no pass {only!r}; the passes are {', '.join(names)}")
     if not texts:

@@ -85,7 +85,7 @@ def optimise(
 
     known_records = None if records is None else Records.load(records, must_exist=False)
     with _open_measuring_fleet(tune if accelerator else 0, jobs, pool, fleet) as other_devices:
-        costs = pricing(source, cfg, accelerator)
+        costs = pricing(source, cfg, on_cpu=None if accelerator else compiled)
         if other_devices is not None and tune:
             costs = costs._replace(tuned=partial(_tuned_cycles, cfg, tune, records, other_devices, progress))
         with weigh_with_fleet(
