@@ -38,35 +38,40 @@ def compile(source: Source, options: Options) -> Program:
     >>> program.macs_accelerator == program.macs_total
     True
 
-    progress: called with the name of each stage. accelerator: False leaves every operator to the CPU. watch: called
-    after each of PASSES with the graph. target: a board, its .toml file, or a processor of cpu.target, that the CPU's
-    part is compiled for, by default this machine; for a Target itself kernels stay objects. check: run the
-    accelerator's part on random inputs and compare it with the graph's operators on the CPU, layer by layer
-    (compiler/selfcheck). decisions: how layers are scheduled, as a file or what it holds (tensorize/decisions.py); the
-    compiler decides the others. shapes: of inputs, by name, where the model leaves sizes open, as {"input": (1, 80,
-    400)}; None or -1 leaves one open. graph/specialise.py says which may stay so; `Runtime` compiles a model for the
-    shapes of the inputs that it gets. keep: names of tensors inside the model, or "all": a run returns them in
-    `Result.tensors`. They are written to memory, so layers are not joined across them and blocks do not keep them on
-    chip; outputs stay what they are, cycles do not. caches: inputs [..., rows, columns] of which few rows differ from
-    run to run: the accelerator's memory keeps the others, as `ProgramRuntime.run_on` says. records: what `celosia tune`
-    has measured, beside what comes with Celosia for the presets; it decides layers where the whole then takes fewer
-    cycles, and the Program's `schedules` says what it did; kernels of this CPU are scheduled by it, too. "none": the
-    compiler decides. tuned: decisions by workload, as a search finds them in what `network_of` gives; they go before
-    those of records. DecisionsError where a layer cannot follow them. optimise: how long to look for a model that
-    computes the same bytes in fewer cycles first, as "60s" or seconds (compiler/superoptimise). fast_math: floats count
-    as real numbers there. without: names of passes and parts to leave out (PASSES, compiler/switches.py), to see what
-    each is good for: the bytes stay as they are. oracle: opens a model in the runtime that compares the two; by default
-    onnxruntime, which `celosia.compile` hands in. place: where operators run, by name, as {"conv1": "cpu"}, or
-    "accelerator", where it is an error if that cannot be; {"*": "cost"} leaves launches to the CPU which it is done
-    with sooner (compiler/placing.py), {"*": "cpu"} all that have no place. rounding: "correct" makes of normalisations,
-    sums and averages between bytes operators of integers, which round the real numbers; by default they are
-    onnxruntime's floats, byte for byte (compiler/graph/norms.py, sums.py, averages.py).
+    accelerator: False leaves every operator to the CPU.
+    caches: inputs [..., rows, columns] of which few rows differ from run to run. The accelerator's memory keeps the
+        other rows (`ProgramRuntime.run_on`).
+    check: compare the Program with the model on random inputs, layer by layer (compiler/selfcheck).
+    decisions: schedules of some layers, as a file or its contents (tensorize/decisions.py).
+    fast_math: the search of `optimise` treats floats as real numbers.
+    keep: names of tensors inside the model, or "all". A run returns them in `Result.tensors`. They are written to
+        memory, so layers are not joined across them: outputs stay the same, cycles do not.
+    optimise: how long to search for a model that computes the same bytes in fewer cycles first, as "60s" or seconds
+        (compiler/superoptimise).
+    oracle: opens a model in the runtime with which `optimise` compares; `celosia.compile` hands in onnxruntime.
+    place: where operators run, by name: {"conv1": "cpu"}, or "accelerator", an error if that cannot be. {"*": "cpu"}
+        places all others; {"*": "cost"} moves launches to the CPU that are slower than CPU kernels
+        (compiler/placing.py).
+    progress: called with the name of each stage.
+    records: file of measurements by `celosia tune`, to which those for the presets are added. They schedule layers and
+        kernels of this CPU, if the whole then takes fewer cycles; the Program's `schedules` says what they did. "none":
+        the compiler decides alone.
+    rounding: "correct" computes normalisations, sums and averages between bytes in integers that round the real result.
+        By default they are onnxruntime's floats, byte for byte (graph/norms.py, sums.py, averages.py).
+    shapes: of inputs by name, if the model leaves sizes open: {"input": (1, 80, 400)}. None or -1 leaves a size open,
+        if graph/specialise.py can.
+    target: a board, its .toml file, or a processor of cpu.target for which kernels are compiled and linked; by default
+        this machine. Kernels for a Target itself stay objects.
+    tuned: decisions by workload, as a search tries them on `network_of`. They go before records.
+    watch: called with the name and the graph after each pass.
+    without: names of passes and parts to leave out (graph/pipeline.py, compiler/switches.py), to see what each is good
+        for. The bytes stay the same, unless a pass of the import is left out.
 
-    Raises ModelError for a model, ConfigError for a Config, DecisionsError for decisions that do not fit, RecordsError
-    for records that cannot be read, TargetError and BoardError for a target, LinkError where the linker for another
-    processor is missing, BudgetError for a time that is none, MissingLibrary where onnxruntime is missing,
-    OracleError for a model that it does not run, SelfCheckError where the check finds a fault of Celosia, and
-    CheckFailed, which holds the Program, where the check itself ends in an error.
+    Raises ModelError for a model, ConfigError for a Config, DecisionsError for decisions that a layer cannot follow,
+    RecordsError for a file of records, TargetError and BoardError for a target, LinkError if the linker for another
+    processor is missing, BudgetError for a time, MissingLibrary if onnxruntime is missing, OracleError for a model that
+    it does not run, SelfCheckError if the check finds a fault of Celosia, and CheckFailed, which holds the Program, if
+    the check itself ends in an error.
     """
     started = time.perf_counter()
     processor = find_target(options.target) if isinstance(options.target, str) else options.target
