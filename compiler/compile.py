@@ -15,7 +15,6 @@ import onnx_ir as ir
 
 from celosia.compiler.cpu.llvm import link_library
 from celosia.compiler.cpu.schedule.chosen import Choices, choosing
-from celosia.compiler.cpu.target import compiling_for, find_target
 from celosia.compiler.graph.cost import total_macs
 from celosia.compiler.graph.debug_outputs import DebugOutputs
 from celosia.compiler.graph.dimensions import Shapes
@@ -42,6 +41,7 @@ from celosia.compiler.selfcheck.original import Original
 from celosia.compiler.selfcheck.rewriting import RewriteError, check_pass, check_rewriting, units_of
 from celosia.compiler.superoptimise.price import INFEASIBLE, Price, Pricing, price_of
 from celosia.compiler.switches import leaving_out
+from celosia.compiler.target import compiling_for, find_target
 from celosia.compiler.tensorize.decisions import ScheduleFile
 from celosia.compiler.tensorize.plan import Planner
 from celosia.compiler.tune.measure import TIMED
@@ -63,7 +63,7 @@ def compile(source: Source, options: Options) -> Program:
     True
 
     progress: called with the name of each stage. accelerator: False leaves every operator to the CPU. watch: called
-    after each of PASSES with the graph. target: a board, its .toml file, or a processor of cpu.target, that the CPU's
+    after each of PASSES with the graph. target: a board, its .toml file, or a processor of target.py, that the CPU's
     part is compiled for, by default this machine; for a Target itself kernels stay objects. check: run the
     accelerator's part on random inputs and compare it with the graph's operators on the CPU, layer by layer
     (compiler/selfcheck). decisions: how layers are scheduled, as a file or what it holds (tensorize/decisions.py); the

@@ -10,14 +10,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from celosia.compiler.cpu.function import compile_op
-from celosia.compiler.cpu.node import InputType
-from celosia.compiler.cpu.ops import OPS, Unsupported, named, traits
-from celosia.compiler.cpu.target import compiling_for
-from celosia.compiler.cpu.types import TYPES
+from celosia.compiler.ops import OPS, Unsupported, named, traits
+from celosia.compiler.ops.node import InputType
+from celosia.compiler.ops.types import TYPES
 from celosia.compiler.program.dtypes import itemsize
 from celosia.compiler.program.host.kernel import CompiledKernel
 from celosia.compiler.program.host.op import DOMAINS, HostOp, Value, check_size
 from celosia.compiler.program.traits import Moves
+from celosia.compiler.target import compiling_for
 
 Array = NDArray[Any]
 

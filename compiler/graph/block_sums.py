@@ -17,8 +17,8 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from celosia.compiler.cpu.ops.contrib import BYTES_OF_BLOCKS
 from celosia.compiler.graph.values import attribute, attributes, constant, dtype_name, is_op, new_constant, shape
+from celosia.compiler.ops.contrib import BYTES_OF_BLOCKS
 from celosia.compiler.tensorize import pack
 from celosia.hw.spec.config import Config
 from celosia.hw.spec.scratchpads import depths

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from celosia.compiler.cpu.ops import named
 from celosia.compiler.graph.propagation import MOVING
 from celosia.compiler.graph.qdq import Quantised, activation, dequantised, quantised, same_meaning
 from celosia.compiler.graph.values import attribute, attributes, constant, is_op, new_constant, only_use
+from celosia.compiler.ops import named
 from celosia.compiler.program.traits import Moves
 
 MOVING_OPS = named("moves", Moves.ALL)

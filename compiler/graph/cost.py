@@ -8,8 +8,8 @@ from typing import Any
 
 import onnx_ir as ir
 
-from celosia.compiler.cpu.ops import traits
 from celosia.compiler.graph.values import attribute, shape
+from celosia.compiler.ops import traits
 from celosia.compiler.program.traits import filling
 
 Shape = Any

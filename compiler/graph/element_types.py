@@ -12,8 +12,8 @@ import onnx
 from onnx import ModelProto, NodeProto, TensorProto
 from onnx.defs import OpSchema
 
-from celosia.compiler.cpu.ops import traits
 from celosia.compiler.graph.functions import Types, opset_of, typed
+from celosia.compiler.ops import traits
 
 Formal = tuple[str, str, frozenset[str]]
 """An input's name, the letter or parameter that inputs of one type share ("" if none), and the types it may have."""

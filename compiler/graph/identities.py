@@ -19,7 +19,6 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from celosia.compiler.cpu.ops import VIEWS
 from celosia.compiler.graph.dead import drop_unused
 from celosia.compiler.graph.values import (
     attribute,
@@ -30,6 +29,7 @@ from celosia.compiler.graph.values import (
     replace_by,
     shape,
 )
+from celosia.compiler.ops import VIEWS
 from celosia.compiler.program.traits import filling
 
 Rule = Callable[[ir.Graph, ir.Node], ir.Value | None]

@@ -15,7 +15,6 @@ import onnx
 import onnx_ir as ir
 import onnx_ir.passes.common as common
 
-from celosia.compiler.cpu.ops import traits
 from celosia.compiler.graph.bias_scales import settle_biases
 from celosia.compiler.graph.branches import infer_bodies, inline_branches
 from celosia.compiler.graph.double_pairs import fuse_qdq_pairs
@@ -35,6 +34,7 @@ from celosia.compiler.graph.validation import validation_error
 from celosia.compiler.graph.values import attribute, is_op, shape
 from celosia.compiler.graph.weights import round_activations
 from celosia.compiler.graph.witness import wrong_windows
+from celosia.compiler.ops import traits
 from celosia.compiler.program.host.hostops.types import spread_complaint
 
 

@@ -5,7 +5,7 @@
     u = MaxPool(z)                           u16 = BlockedMaxPool(z16); u = Unblock(u16)
 
 What the next operator takes in blocks is never converted back. Weights are constants, which are arranged here. The
-operators are those of cpu/ops/blocked.py.
+operators are those of ops/blocked.py.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from celosia.compiler.cpu.ops.elementwise import BINARY, UNARY, VARIADIC
-from celosia.compiler.cpu.target import target
 from celosia.compiler.graph.batchnorm import is_training
 from celosia.compiler.graph.values import attribute, attributes, constant, new_constant, shape
+from celosia.compiler.ops.elementwise import BINARY, UNARY, VARIADIC
+from celosia.compiler.target import target
 
 Shape = tuple[int, ...]
 ELEMENTWISE = frozenset((*UNARY, *BINARY, *VARIADIC, "Clip"))

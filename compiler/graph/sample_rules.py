@@ -9,9 +9,9 @@ from typing import Any
 
 import onnx_ir as ir
 
-from celosia.compiler.cpu.ops import named
-from celosia.compiler.cpu.ops.reductions import REDUCTIONS
 from celosia.compiler.graph.values import constant, shape
+from celosia.compiler.ops import named
+from celosia.compiler.ops.reductions import REDUCTIONS
 from celosia.compiler.program.traits import Kind
 
 COUNT = "N"

@@ -18,7 +18,6 @@ from pathlib import Path
 import onnx
 import onnx_ir as ir
 
-from celosia.compiler.cpu.ops import traits
 from celosia.compiler.graph.dimensions import Shapes, missing, open_axes, sizes_of, with_shapes
 from celosia.compiler.graph.errors import ModelError
 from celosia.compiler.graph.external import Origin
@@ -28,6 +27,7 @@ from celosia.compiler.graph.normalise import undeclared
 from celosia.compiler.graph.samples import mixes
 from celosia.compiler.graph.shapes import Disagreement, infer_shapes
 from celosia.compiler.graph.values import shape
+from celosia.compiler.ops import traits
 
 PRODUCTS = frozenset(("MatMul", "MatMulInteger", "QLinearMatMul"))
 """Those of which it depends on whether one side is constant."""

@@ -17,10 +17,10 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from celosia.compiler.cpu.ops import VIEWS, traits
 from celosia.compiler.graph.select.matrices import MOVES, multiplies, shared_operand
 from celosia.compiler.graph.select.placement import CACHE, cache_of
 from celosia.compiler.graph.values import constant, is_op, shape
+from celosia.compiler.ops import VIEWS, traits
 from celosia.hw.spec.config import Config
 
 REPEATING = (*VIEWS, "Expand")

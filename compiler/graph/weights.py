@@ -16,7 +16,6 @@ from functools import cached_property
 
 import onnx_ir as ir
 
-from celosia.compiler.cpu.ops.contrib import BYTES_OF_BLOCKS
 from celosia.compiler.graph.branches import INLINED
 from celosia.compiler.graph.propagation import IDLE, hands_on, is_quantised, origin
 from celosia.compiler.graph.values import (
@@ -31,6 +30,7 @@ from celosia.compiler.graph.values import (
     shape,
     subgraphs,
 )
+from celosia.compiler.ops.contrib import BYTES_OF_BLOCKS
 
 BITS = {"int2": 2, "uint2": 2, "int4": 4, "uint4": 4, "int8": 8, "uint8": 8}
 BLOCK_OF_COLUMNS = 32

@@ -11,7 +11,7 @@ from typing import Any
 
 import onnx
 
-from celosia.compiler.cpu.ops import traits
+from celosia.compiler.ops import traits
 from celosia.compiler.program.host.windows import WindowError, spread, windows
 
 Dims = tuple[int, ...]

@@ -10,12 +10,8 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from celosia.compiler.cpu.function import CpuFunction
-from celosia.compiler.cpu.node import CpuNode, InputType, is_mapped
-from celosia.compiler.cpu.ops import OPS, VIEWS, Unsupported, build, traits
-from celosia.compiler.cpu.ops.bit_serial import LEVELS
 from celosia.compiler.cpu.parse import parse
 from celosia.compiler.cpu.schedule.group import group, saved_traffic
-from celosia.compiler.cpu.types import TYPES
 from celosia.compiler.expr import placeholder
 from celosia.compiler.expr.names import unused_name
 from celosia.compiler.graph.errors import ModelError
@@ -29,6 +25,10 @@ from celosia.compiler.launch.arena import plan_arena
 from celosia.compiler.launch.describe import describe
 from celosia.compiler.launch.image import Image
 from celosia.compiler.layer import Block
+from celosia.compiler.ops import OPS, VIEWS, Unsupported, build, traits
+from celosia.compiler.ops.bit_serial import LEVELS
+from celosia.compiler.ops.node import CpuNode, InputType, is_mapped
+from celosia.compiler.ops.types import TYPES
 from celosia.compiler.program import (
     CpuStep,
     HostStep,

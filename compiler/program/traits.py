@@ -1,6 +1,6 @@
 """Traits of each operator beside its computation: one row each, filled where the operator is defined.
 
-`@op` of cpu/ops and `@host` of program/host/hostops fill it. Other tables of operators are derived from these rows.
+`@op` of ops and `@host` of program/host/hostops fill it. Other tables of operators are derived from these rows.
 """
 
 from __future__ import annotations

@@ -22,10 +22,10 @@ from numpy.typing import NDArray
 
 from celosia.compiler import numerics
 from celosia.compiler.cpu.function import compile_op
-from celosia.compiler.cpu.ops import VIEWS
 from celosia.compiler.graph.custom import custom
 from celosia.compiler.graph.values import attribute, attributes_of, constant, is_op, shape
 from celosia.compiler.graph.windows import spread_of, whole_image, windows_of
+from celosia.compiler.ops import VIEWS
 from celosia.compiler.program.host.kernel import CompiledKernel
 from celosia.compiler.program.host.windows import Windows, windows
 from celosia.compiler.selfcheck import kernels

@@ -20,13 +20,13 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from celosia.compiler.cpu.node import is_mapped
-from celosia.compiler.cpu.ops import Unsupported
-from celosia.compiler.cpu.ops.registry import Node
-from celosia.compiler.cpu.ops.window import SlidingWindow
 from celosia.compiler.cpu.parse import parse
 from celosia.compiler.graph.values import captured, constant, shape
 from celosia.compiler.numerics.average import average_error
+from celosia.compiler.ops import Unsupported
+from celosia.compiler.ops.node import is_mapped
+from celosia.compiler.ops.registry import Node
+from celosia.compiler.ops.window import SlidingWindow
 from celosia.compiler.program.host.execute import execute
 from celosia.compiler.program.host.hostops import RANDOM
 from celosia.compiler.program.host.hostops.types import quantised_type

@@ -18,12 +18,11 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from celosia.compiler.cpu.ops import Unsupported
 from celosia.compiler.cpu.parse import parse
-from celosia.compiler.cpu.target import compiling_for
 from celosia.compiler.graph.select import Partition
 from celosia.compiler.graph.values import attribute, attributes_of, captured, constant, dtype_name, is_op, shape
 from celosia.compiler.numerics.softmax import largest_power
+from celosia.compiler.ops import Unsupported
 from celosia.compiler.program import CpuStep, HostStep, Program
 from celosia.compiler.program.dtypes import is_float, numpy_dtype
 from celosia.compiler.program.host.execute import execute
@@ -36,6 +35,7 @@ from celosia.compiler.selfcheck.operators import Remembered, codes, is_concat, r
 from celosia.compiler.selfcheck.original import Bounds, Original, Unknown
 from celosia.compiler.selfcheck.rounding import beyond_rounding
 from celosia.compiler.selfcheck.tolerance import outside
+from celosia.compiler.target import compiling_for
 from celosia.sim.functional.fsim import one_blas_thread
 
 Array = NDArray[Any]

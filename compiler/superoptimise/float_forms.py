@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import onnx
 
-from celosia.compiler.cpu.ops.elementwise import UNARY
+from celosia.compiler.ops.elementwise import UNARY
 from celosia.compiler.program.traits import filling
 from celosia.compiler.superoptimise.forms import READER, windows_of
 from celosia.compiler.superoptimise.graph import FloatMap

@@ -11,11 +11,11 @@ from typing import NamedTuple, Protocol
 import onnx
 import onnx_ir as ir
 
-from celosia.compiler.cpu.ops import traits
 from celosia.compiler.graph.cost import total_macs
 from celosia.compiler.graph.select import Partition
 from celosia.compiler.graph.values import constant, operands, shape
 from celosia.compiler.launch.image import Image
+from celosia.compiler.ops import traits
 from celosia.compiler.program.traits import Moves
 from celosia.compiler.tune.measure import TIMED
 from celosia.compiler.tune.network import Network

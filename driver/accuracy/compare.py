@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
 from celosia.compiler.compile import compile as compile_model
-from celosia.compiler.cpu.ops import traits
 from celosia.compiler.graph.dimensions import Shapes
 from celosia.compiler.graph.importer import read
 from celosia.compiler.graph.interface import is_quantised
 from celosia.compiler.graph.norms import NORMS
+from celosia.compiler.ops import traits
 from celosia.compiler.program import InputError
 from celosia.compiler.program.model import ROUNDINGS
 from celosia.driver.accuracy.matching import Flow, match_tensors, rename_inputs

@@ -13,9 +13,9 @@ import onnx
 from numpy.typing import NDArray
 
 from celosia.compiler.compile import compile as compile_model
-from celosia.compiler.cpu.ops import traits
 from celosia.compiler.graph.errors import ModelError
 from celosia.compiler.graph.importer import read
+from celosia.compiler.ops import traits
 from celosia.compiler.program import InputError, Program
 from celosia.compiler.program.dtypes import numpy_dtype
 from celosia.compiler.program.model import ROUNDINGS

@@ -17,8 +17,8 @@ import onnx
 from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
-from celosia.compiler.cpu.ops import traits
 from celosia.compiler.graph.errors import ModelError
+from celosia.compiler.ops import traits
 from celosia.compiler.program.traits import Moves
 from celosia.driver.generate.roles import CACHE_AXIS, Cache, Roles
 

@@ -12,8 +12,8 @@ import onnx
 from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
-from celosia.compiler.cpu.ops import traits
 from celosia.compiler.graph.norms import NORMS
+from celosia.compiler.ops import traits
 from celosia.compiler.program.traits import Kind
 from celosia.driver.host.oracle import open_session, run_session
 from celosia.driver.quantize.decoders import PRODUCTS

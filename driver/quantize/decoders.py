@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from celosia.compiler.cpu.ops import traits
+from celosia.compiler.ops import traits
 from celosia.compiler.program.traits import Kind
 from celosia.driver.data.calibration import CalibrationError, Input
 from celosia.driver.generate.writer import GraphWriter

@@ -10,9 +10,9 @@ import onnx
 import pytest
 
 from celosia.compiler import numerics
-from celosia.compiler.cpu.ops import OPS
 from celosia.compiler.graph import cost, identities, quantized, sample_rules
 from celosia.compiler.graph.select import BUILDERS
+from celosia.compiler.ops import OPS
 from celosia.compiler.program.host.hostops import HOST, sized_names
 from celosia.compiler.program.traits import Kind, named, rows, state, traits
 

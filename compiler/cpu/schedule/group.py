@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
-from celosia.compiler.cpu.node import CpuNode
-from celosia.compiler.cpu.ops import traits
+from celosia.compiler.ops import traits
+from celosia.compiler.ops.node import CpuNode
 from celosia.compiler.program.traits import Kind
 
 JOINS = (

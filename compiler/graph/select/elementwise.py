@@ -11,7 +11,6 @@ import numpy as np
 import onnx_ir as ir
 
 from celosia.compiler import numerics
-from celosia.compiler.cpu.ops import traits
 from celosia.compiler.graph.select.columns import each_matrix, one_for_each
 from celosia.compiler.graph.select.forms import ActivationLayout, NotOffloadable, natural_form, shape_of
 from celosia.compiler.graph.select.joining import extend, extend_products, join_residual, joins
@@ -22,6 +21,7 @@ from celosia.compiler.graph.sums import rescaled_sum
 from celosia.compiler.graph.tables import table_of
 from celosia.compiler.graph.values import is_op, shape
 from celosia.compiler.layer import Activation, Epilogue, Map, Multiply, Residual
+from celosia.compiler.ops import traits
 from celosia.compiler.program.traits import Kind
 
 

@@ -9,12 +9,12 @@ from math import prod
 import onnx_ir as ir
 
 from celosia.compiler import numerics
-from celosia.compiler.cpu.ops import VIEWS
 from celosia.compiler.graph.select.forms import NO_WAY, ActivationLayout, NotOffloadable, natural_form, shape_of
 from celosia.compiler.graph.select.parameters import array_of, folded, scalar_of, stored_zero, uniform
 from celosia.compiler.graph.select.placement import LayerAssignment, Placement, Reads
 from celosia.compiler.graph.values import attribute, constant, is_op, shape
 from celosia.compiler.layer import ActivationProduct, Conv, Epilogue, Layer, Map, Pool, Window, summands
+from celosia.compiler.ops import VIEWS
 from celosia.compiler.program.model import MATRICES, matrix_counts, matrix_sizes
 from celosia.compiler.strided_view import StridedView
 from celosia.compiler.tensorize import pack

@@ -10,8 +10,6 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from celosia.compiler.cpu.ops.registry import Node, Unsupported
-from celosia.compiler.cpu.ops.resize import nearest
 from celosia.compiler.expr import placeholder
 from celosia.compiler.graph.select.forms import HOST_INPUT, NO_WAY, ActivationLayout, NotOffloadable, natural_form
 from celosia.compiler.graph.select.matrices import MOVES, in_whole_blocks, is_turned
@@ -19,6 +17,8 @@ from celosia.compiler.graph.select.parameters import image_axes
 from celosia.compiler.graph.select.placement import Placement, Reads
 from celosia.compiler.graph.values import attribute, attributes_of, constant, shape
 from celosia.compiler.layer import Activation, Map, Pool, Window
+from celosia.compiler.ops.registry import Node, Unsupported
+from celosia.compiler.ops.resize import nearest
 from celosia.compiler.strided_view import StridedView
 
 MOST_LAYERS = 16

@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import onnx_ir as ir
 
-from celosia.compiler.cpu.ops import VIEWS
 from celosia.compiler.graph.select.columns import holds_matrices, take_columns
 from celosia.compiler.graph.select.forms import HOST_INPUT, ActivationLayout, NotOffloadable, cut_axes, natural_form
 from celosia.compiler.graph.select.matrices import is_reshaped
@@ -15,6 +14,7 @@ from celosia.compiler.graph.select.parameters import flattens, has_fixed_matrix,
 from celosia.compiler.graph.select.placement import Placement
 from celosia.compiler.graph.values import attribute, is_op, shape
 from celosia.compiler.layer import Activation, Map
+from celosia.compiler.ops import VIEWS
 from celosia.compiler.strided_view import StridedView
 
 SAME_BYTES = tuple(sorted(VIEWS - {"Dropout"}))

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from celosia.compiler.cpu.ops import (  # they fill the table
+from celosia.compiler.expr import Expr, Tensor, compute
+from celosia.compiler.expr.affine import interval
+from celosia.compiler.expr.nodes import Load, Reduce, Select
+from celosia.compiler.ops import (  # they fill the table
     attention,
     averages,
     block_sums,
@@ -24,12 +27,9 @@ from celosia.compiler.cpu.ops import (  # they fill the table
     resize,
     shape,
 )
-from celosia.compiler.cpu.ops.registry import OPS, Array, Node, Unsupported
-from celosia.compiler.cpu.ops.shape import view_shape
-from celosia.compiler.cpu.types import TYPES
-from celosia.compiler.expr import Expr, Tensor, compute
-from celosia.compiler.expr.affine import interval
-from celosia.compiler.expr.nodes import Load, Reduce, Select
+from celosia.compiler.ops.registry import OPS, Array, Node, Unsupported
+from celosia.compiler.ops.shape import view_shape
+from celosia.compiler.ops.types import TYPES
 from celosia.compiler.program.host import hostops
 from celosia.compiler.program.traits import named, traits
 

@@ -10,12 +10,12 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from celosia.compiler import expr as T
-from celosia.compiler.cpu.ops.elementwise import UNARY
-from celosia.compiler.cpu.ops.integer import Zero, matrix_product
-from celosia.compiler.cpu.ops.products import product
-from celosia.compiler.cpu.ops.quantized import quantize, range_of_bytes
-from celosia.compiler.cpu.ops.registry import Node, op, reshaped
 from celosia.compiler.expr import Expr, Tensor, call, select, wrap
+from celosia.compiler.ops.elementwise import UNARY
+from celosia.compiler.ops.integer import Zero, matrix_product
+from celosia.compiler.ops.products import product
+from celosia.compiler.ops.quantized import quantize, range_of_bytes
+from celosia.compiler.ops.registry import Node, op, reshaped
 from celosia.compiler.program.host.activations import Activation, activations
 from celosia.compiler.program.traits import Kind
 

@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from celosia.compiler import expr as T
-from celosia.compiler.cpu.node import is_mapped
 from celosia.compiler.expr import Expr, Tensor
+from celosia.compiler.ops.node import is_mapped
 from celosia.compiler.program.host.sizes import broadcast
 from celosia.compiler.program.traits import Kind, state
 

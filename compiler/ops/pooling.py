@@ -8,12 +8,12 @@ from math import prod
 import numpy as np
 
 from celosia.compiler import expr as T
-from celosia.compiler.cpu.ops.reductions import reduced
-from celosia.compiler.cpu.ops.registry import Node, op
-from celosia.compiler.cpu.ops.shape import padded
-from celosia.compiler.cpu.ops.window import SlidingWindow
 from celosia.compiler.expr import Axis, Expr, Tensor, is_float, select, wrap
 from celosia.compiler.expr.pieces import start_value
+from celosia.compiler.ops.reductions import reduced
+from celosia.compiler.ops.registry import Node, op
+from celosia.compiler.ops.shape import padded
+from celosia.compiler.ops.window import SlidingWindow
 from celosia.compiler.program.traits import Kind, Moves
 
 

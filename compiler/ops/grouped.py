@@ -7,11 +7,11 @@ from collections.abc import Callable
 import numpy as np
 
 from celosia.compiler import expr as T
-from celosia.compiler.cpu.ops.attention import heads
-from celosia.compiler.cpu.ops.contrib import F32, apply, optional, scaled, transposed
-from celosia.compiler.cpu.ops.normalisation import softmax
-from celosia.compiler.cpu.ops.registry import Node, at, op, reshaped
 from celosia.compiler.expr import INDEX, Expr, Tensor, call, select, wrap
+from celosia.compiler.ops.attention import heads
+from celosia.compiler.ops.contrib import F32, apply, optional, scaled, transposed
+from celosia.compiler.ops.normalisation import softmax
+from celosia.compiler.ops.registry import Node, at, op, reshaped
 from celosia.compiler.program.traits import Kind
 
 REFUSED = ("sliding_window_cache", "qk_output", "kv_cache_bit_width")

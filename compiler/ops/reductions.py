@@ -8,8 +8,8 @@ from math import prod
 from typing import Any
 
 from celosia.compiler import expr as T
-from celosia.compiler.cpu.ops.registry import Node, at, limits, op
 from celosia.compiler.expr import Axis, Expr, Tensor, call, is_float, select, wrap
+from celosia.compiler.ops.registry import Node, at, limits, op
 from celosia.compiler.program.traits import Kind
 
 

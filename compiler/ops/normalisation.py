@@ -8,14 +8,14 @@ from functools import partial
 from math import prod
 
 from celosia.compiler import expr as T
-from celosia.compiler.cpu.ops.reductions import reduced
-from celosia.compiler.cpu.ops.registry import Node, at, op, reshaped
-from celosia.compiler.cpu.ops.shape import padded
-from celosia.compiler.cpu.target import target
 from celosia.compiler.expr import INDEX, Expr, Tensor, call, select, wrap
 from celosia.compiler.expr.nodes import Value
 from celosia.compiler.numerics.float32 import f32
+from celosia.compiler.ops.reductions import reduced
+from celosia.compiler.ops.registry import Node, at, op, reshaped
+from celosia.compiler.ops.shape import padded
 from celosia.compiler.program.traits import Kind
+from celosia.compiler.target import target
 
 
 @op("Softmax", "LogSoftmax", kind=Kind.REDUCTION, wide=True)

@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from celosia.compiler import expr as T
-from celosia.compiler.cpu.ops.contrib import F32, apply, optional, scaled, transposed
-from celosia.compiler.cpu.ops.normalisation import softmax
-from celosia.compiler.cpu.ops.registry import Node, at, op, reshaped
 from celosia.compiler.expr import INDEX, Expr, Tensor, select, wrap
+from celosia.compiler.ops.contrib import F32, apply, optional, scaled, transposed
+from celosia.compiler.ops.normalisation import softmax
+from celosia.compiler.ops.registry import Node, at, op, reshaped
 from celosia.compiler.program.traits import Kind
 
 Added = Callable[[tuple[Expr, ...]], Expr] | None

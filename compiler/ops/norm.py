@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from celosia.compiler import expr as T
-from celosia.compiler.cpu.ops.quantized import requantize
-from celosia.compiler.cpu.ops.registry import Node, op
 from celosia.compiler.expr import Expr, Tensor
 from celosia.compiler.expr.norm import norm_row, sums
+from celosia.compiler.ops.quantized import requantize
+from celosia.compiler.ops.registry import Node, op
 from celosia.compiler.program.traits import Kind
 
 

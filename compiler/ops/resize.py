@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from celosia.compiler import expr as T
-from celosia.compiler.cpu.ops.registry import Node, op
 from celosia.compiler.expr import Expr, Tensor, is_float, select, wrap
+from celosia.compiler.ops.registry import Node, op
 from celosia.compiler.program.host.op import memory_bytes
 from celosia.compiler.program.traits import Kind, Moves
 

@@ -24,16 +24,16 @@ from math import prod
 import numpy as np
 
 from celosia.compiler import expr as T
-from celosia.compiler.cpu.ops.integer import WIDTHS, Index, Zero, columns_of, rows_of, width_of
-from celosia.compiler.cpu.ops.packing import Channels
-from celosia.compiler.cpu.ops.products import at_lead, batch_of
-from celosia.compiler.cpu.ops.registry import Node
-from celosia.compiler.cpu.ops.window import SlidingWindow
-from celosia.compiler.cpu.target import dot_instructions, target
 from celosia.compiler.expr import INDEX, Expr, Tensor, call, select, wrap
 from celosia.compiler.expr.functions import ONES
+from celosia.compiler.ops.integer import WIDTHS, Index, Zero, columns_of, rows_of, width_of
+from celosia.compiler.ops.packing import Channels
+from celosia.compiler.ops.products import at_lead, batch_of
+from celosia.compiler.ops.registry import Node
+from celosia.compiler.ops.window import SlidingWindow
 from celosia.compiler.program.levels import BitLevels
 from celosia.compiler.program.traits import traits
+from celosia.compiler.target import dot_instructions, target
 
 LEVELS = "levels"
 """In the attributes of an operator: the BitLevels of factors that have few values, by the input's number."""

@@ -8,12 +8,12 @@ from dataclasses import replace
 from typing import Any
 
 from celosia.compiler import expr as T
-from celosia.compiler.cpu.ops.registry import Change, ChangeAt, Node, Shape, at, op, reshaped
-from celosia.compiler.cpu.target import STREAMS, target
 from celosia.compiler.expr import INDEX, Expr, Tensor, wrap
+from celosia.compiler.ops.registry import Change, ChangeAt, Node, Shape, at, op, reshaped
 from celosia.compiler.program.dtypes import itemsize
 from celosia.compiler.program.host.sizes import broadcast
 from celosia.compiler.program.traits import Kind
+from celosia.compiler.target import STREAMS, target
 
 
 def product(

@@ -14,12 +14,12 @@ from dataclasses import replace
 from math import prod
 
 from celosia.compiler import expr as T
-from celosia.compiler.cpu.ops.pooling import maxima
-from celosia.compiler.cpu.ops.registry import Node, op
-from celosia.compiler.cpu.ops.shape import padded
-from celosia.compiler.cpu.ops.window import SlidingWindow
 from celosia.compiler.expr import Axis, Expr, Tensor, select, wrap
 from celosia.compiler.expr.pieces import start_value
+from celosia.compiler.ops.pooling import maxima
+from celosia.compiler.ops.registry import Node, op
+from celosia.compiler.ops.shape import padded
+from celosia.compiler.ops.window import SlidingWindow
 from celosia.compiler.program.traits import Kind
 
 

@@ -6,11 +6,11 @@ from math import prod
 from typing import Any
 
 from celosia.compiler import expr as T
-from celosia.compiler.cpu.ops.quantized import F32, dequantized, requantize, with_channels_last
-from celosia.compiler.cpu.ops.reductions import reduced
-from celosia.compiler.cpu.ops.registry import Node, op, round_even, saturate
-from celosia.compiler.cpu.ops.window import SlidingWindow
 from celosia.compiler.expr import Expr, Tensor, wrap
+from celosia.compiler.ops.quantized import F32, dequantized, requantize, with_channels_last
+from celosia.compiler.ops.reductions import reduced
+from celosia.compiler.ops.registry import Node, op, round_even, saturate
+from celosia.compiler.ops.window import SlidingWindow
 from celosia.compiler.program.traits import Kind
 
 

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 
 from celosia.compiler import expr as T
-from celosia.compiler.cpu.ops.normalisation import epsilon, layer_norm
-from celosia.compiler.cpu.ops.quantized import quantize
-from celosia.compiler.cpu.ops.registry import OPS, Array, Node, op, reshaped
 from celosia.compiler.expr import INDEX, Expr, Tensor, call, select, wrap
+from celosia.compiler.ops.normalisation import epsilon, layer_norm
+from celosia.compiler.ops.quantized import quantize
+from celosia.compiler.ops.registry import OPS, Array, Node, op, reshaped
 from celosia.compiler.program.traits import Kind
 
 F32 = "float32"

@@ -20,14 +20,14 @@ from math import prod
 import numpy as np
 
 from celosia.compiler import expr as T
-from celosia.compiler.cpu.ops.packing import Channels, ConvPacking, LineQuads, Pairs, Widened, dot, quad
-from celosia.compiler.cpu.ops.products import at_lead, batch_of
-from celosia.compiler.cpu.ops.registry import Node, clamp, reshaped, round_even
-from celosia.compiler.cpu.ops.window import SlidingWindow
-from celosia.compiler.cpu.target import TILE_ROWS, TILE_STEPS, dot_instructions, target
 from celosia.compiler.expr import Expr, Tensor, select, wrap
 from celosia.compiler.expr.functions import ONES
+from celosia.compiler.ops.packing import Channels, ConvPacking, LineQuads, Pairs, Widened, dot, quad
+from celosia.compiler.ops.products import at_lead, batch_of
+from celosia.compiler.ops.registry import Node, clamp, reshaped, round_even
+from celosia.compiler.ops.window import SlidingWindow
 from celosia.compiler.program.traits import traits
+from celosia.compiler.target import TILE_ROWS, TILE_STEPS, dot_instructions, target
 
 Index = tuple[Expr, ...]
 WIDTHS = (256, 128, 64, 32, 16)  # columns that lie together in packed matrices, best first; for many rows from 32 on,

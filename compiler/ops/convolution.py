@@ -7,12 +7,12 @@ from dataclasses import replace
 from math import prod
 
 from celosia.compiler import expr as T
-from celosia.compiler.cpu.ops.registry import Change, ChangeAt, Node, op
-from celosia.compiler.cpu.ops.window import SlidingWindow
-from celosia.compiler.cpu.target import target
 from celosia.compiler.expr import INDEX, Axis, Expr, Tensor, select, wrap
+from celosia.compiler.ops.registry import Change, ChangeAt, Node, op
+from celosia.compiler.ops.window import SlidingWindow
 from celosia.compiler.program.host.windows import spread
 from celosia.compiler.program.traits import Kind
+from celosia.compiler.target import target
 
 MIN_LINE_ELEMENTS = 48
 """Elements of a line of outputs, from which on lines fill vectors well enough."""

@@ -7,9 +7,9 @@ graph/block_sums.py puts them in the place of a MatMulNBits. The sums of a row l
 from __future__ import annotations
 
 from celosia.compiler import expr as T
-from celosia.compiler.cpu.ops.contrib import F32, steps_of_blocks
-from celosia.compiler.cpu.ops.registry import Node, op
 from celosia.compiler.expr import Expr, Tensor, call, select, wrap
+from celosia.compiler.ops.contrib import F32, steps_of_blocks
+from celosia.compiler.ops.registry import Node, op
 from celosia.compiler.program.traits import Kind
 
 
