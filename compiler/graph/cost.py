@@ -9,8 +9,8 @@ from typing import Any
 import onnx_ir as ir
 
 from celosia.compiler.graph.values import attribute, shape
-from celosia.compiler.ops import traits
-from celosia.compiler.program.traits import filling
+from celosia.compiler.ops import op_spec
+from celosia.compiler.program.op_spec import filling
 
 Shape = Any
 """tuple[int, ...], or None where it is not known, or an input is left out."""
@@ -45,7 +45,7 @@ def _matrices(node: ir.Node, given: Sequence[Shape], out: Shape) -> int:
 
 @_counts("Conv", "QLinearConv", "ConvInteger", "FusedConv", "DeformConv")
 def _convolution(node: ir.Node, given: Sequence[Shape], out: Shape) -> int:
-    return int(math.prod(out) * math.prod(given[traits(node.op_type).weights or 0][1:]))
+    return int(math.prod(out) * math.prod(given[op_spec(node.op_type).weights or 0][1:]))
 
 
 @_counts("ConvTranspose", "ConvTransposeWithDynamicPads")

@@ -30,7 +30,7 @@ from celosia.compiler.graph.values import (
     shape,
 )
 from celosia.compiler.ops import VIEWS
-from celosia.compiler.program.traits import filling
+from celosia.compiler.program.op_spec import filling
 
 Rule = Callable[[ir.Graph, ir.Node], ir.Value | None]
 """(graph, node) -> the value that the output of the node equals, perhaps that of a new node; None where none."""

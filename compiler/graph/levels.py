@@ -8,7 +8,7 @@ import onnx_ir as ir
 from celosia.compiler.graph.tables import table_of
 from celosia.compiler.graph.values import constant, dtype_name, is_op
 from celosia.compiler.program.levels import BitLevels
-from celosia.compiler.program.traits import Moves, traits
+from celosia.compiler.program.op_spec import Moves, op_spec
 
 DEPTH = 16
 """Operators that are looked through."""
@@ -35,7 +35,7 @@ def levels_of(value: ir.Value | None, depth: int = DEPTH) -> BitLevels | None:
         parts = [levels_of(each, depth - 1) for each in node.inputs]
         known = [each for each in parts if each is not None]
         return known[0].joined(*known[1:]) if known and len(known) == len(parts) else None
-    moves = traits(node.op_type).moves in (Moves.ALL, Moves.SOME)
+    moves = op_spec(node.op_type).moves in (Moves.ALL, Moves.SOME)
     if is_op(node, node.op_type) and (moves or node.op_type == "MaxPool"):
         return levels_of(node.inputs[0], depth - 1)
     return None

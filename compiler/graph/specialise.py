@@ -27,7 +27,7 @@ from celosia.compiler.graph.normalise import undeclared
 from celosia.compiler.graph.samples import mixes
 from celosia.compiler.graph.shapes import Disagreement, infer_shapes
 from celosia.compiler.graph.values import shape
-from celosia.compiler.ops import traits
+from celosia.compiler.ops import op_spec
 
 PRODUCTS = frozenset(("MatMul", "MatMulInteger", "QLinearMatMul"))
 """Those of which it depends on whether one side is constant."""
@@ -100,7 +100,7 @@ def meets_weights(model: ir.Model) -> bool:
         if inputs and fixed.issuperset(inputs):
             fixed.update(node.outputs)
             continue
-        if not traits(node.op_type).heavy and not (node.op_type in PRODUCTS and fixed.intersection(inputs)):
+        if not op_spec(node.op_type).heavy and not (node.op_type in PRODUCTS and fixed.intersection(inputs)):
             continue
         tensors = [value for value in (*inputs, *node.outputs) if value not in fixed]
         if any(shape(value) is None for value in tensors):

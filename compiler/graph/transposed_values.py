@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from celosia.compiler.graph.select.matrices import MOVES, multiplies, shared_operand
 from celosia.compiler.graph.select.placement import CACHE, cache_of
 from celosia.compiler.graph.values import constant, is_op, shape
-from celosia.compiler.ops import VIEWS, traits
+from celosia.compiler.ops import VIEWS, op_spec
 from celosia.hw.spec.config import Config
 
 REPEATING = (*VIEWS, "Expand")
@@ -92,7 +92,7 @@ def _is_made(value: ir.Value | None) -> bool:
     while value is not None and (producer := value.producer()) is not None:
         if is_op(producer, "QLinearMatMul", "QGemm"):
             return dims is not None and len(dims) > 2
-        if not is_op(producer, "QLinearAdd", "QLinearMul", "Table") and traits(producer.op_type).moves is None:
+        if not is_op(producer, "QLinearAdd", "QLinearMul", "Table") and op_spec(producer.op_type).moves is None:
             return False
         value = _read(producer)
     return False

@@ -25,7 +25,7 @@ from celosia.compiler.launch.arena import plan_arena
 from celosia.compiler.launch.describe import describe
 from celosia.compiler.launch.image import Image
 from celosia.compiler.layer import Block
-from celosia.compiler.ops import OPS, VIEWS, Unsupported, build, traits
+from celosia.compiler.ops import OPS, VIEWS, Unsupported, build, op_spec
 from celosia.compiler.ops.bit_serial import LEVELS
 from celosia.compiler.ops.node import CpuNode, InputType, is_mapped
 from celosia.compiler.ops.types import TYPES
@@ -172,7 +172,7 @@ class Assembler:
         for number, value in enumerate(node.inputs):
             if value is None:
                 continue
-            if not _is_plain(value) or (number in traits(node.op_type).shape_inputs and constant(value) is None):
+            if not _is_plain(value) or (number in op_spec(node.op_type).shape_inputs and constant(value) is None):
                 if node in self.views:  # which is not built here; what it is declared to be does not count
                     node.outputs[0].type = node.inputs[0].type  # type: ignore[union-attr]
                 return node in self.views
@@ -230,7 +230,7 @@ class Assembler:
         if node in self.views:
             return CpuNode("Reshape", (inputs[0], self._dims_name(node.outputs[0])), outputs[:1], {}, node.name or "")
         attrs = parse(ir.serde.serialize_node(node), self.opsets).attrs
-        factors = [(number, node.inputs[number]) for number in traits(node.op_type).factors]
+        factors = [(number, node.inputs[number]) for number in op_spec(node.op_type).factors]
         if any(
             constant(value) is None and levels_of(value) for _, value in factors
         ):  # large weights are looked at last
@@ -278,7 +278,7 @@ class Assembler:
     def _say_bits(self, nodes: list[ir.Node]) -> None:
         """Adds to the reasons of those that multiply that they do so by bits."""
         for node in nodes:
-            if numbers := traits(node.op_type).factors:
+            if numbers := op_spec(node.op_type).factors:
                 found = [levels_of(node.inputs[number]) for number in numbers]
                 bits = " and ".join(str(each.bits) for each in found if each is not None)
                 self.selection.cpu[node] += f"; its operands have {bits} bits: products are `and` and popcount"

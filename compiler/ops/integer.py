@@ -26,7 +26,7 @@ from celosia.compiler.ops.packing import Channels, ConvPacking, LineQuads, Pairs
 from celosia.compiler.ops.products import at_lead, batch_of
 from celosia.compiler.ops.registry import Node, clamp, reshaped, round_even
 from celosia.compiler.ops.window import SlidingWindow
-from celosia.compiler.program.traits import traits
+from celosia.compiler.program.op_spec import op_spec
 from celosia.compiler.target import TILE_ROWS, TILE_STEPS, dot_instructions, target
 
 Index = tuple[Expr, ...]
@@ -42,18 +42,18 @@ class Zero:
     none: bool = False
 
 
-def left_zero(node: Node, i: int, dtype: str) -> Expr:
-    """The one zero point of a left operand, as it is among uint8."""
-    zero = node.scalar(i, dtype).astype("int32")
+def left_zero(node: Node, operand: str, dtype: str) -> Expr:
+    """The one zero point, `operand`, of a left operand, as it is among uint8."""
+    zero = node.scalar(operand, dtype).astype("int32")
     return zero + 128 if dtype == "int8" else zero
 
 
-def right_zero(node: Node, i: int, dtype: str) -> Zero:
-    """The zero points of a right operand, as they are among int8."""
+def right_zero(node: Node, operand: str, dtype: str) -> Zero:
+    """The zero points, `operand`, of a right operand, as they are among int8."""
     move = 128 if dtype == "uint8" else 0
-    if not node.has(i):
+    if not node.has(operand):
         return Zero(lambda m: wrap(-move, "int32"), none=not move)
-    tensor, value = node.input(i), node.values[i]
+    tensor, value = node.input(operand), node.values[node.number(operand)]
     known = value is not None and not np.any(value.astype(np.int32) - move)
     return Zero(lambda m: tensor.flat(0 if tensor.size == 1 else m).astype("int32") - move, known)
 
@@ -195,7 +195,7 @@ def _packing(node: Node, x: Tensor, w: Tensor, window: SlidingWindow, group: int
         return (Channels if several else LineQuads)(x, w, window, group, zx)
     if not several:
         return Widened(x, w, window, group, zx)
-    values = node.values[traits(node.op).factors[1]]
+    values = node.values[op_spec(node.op).factors[1]]
     least = 0 if w.dtype == "uint8" else -128
     return Pairs(x, w, window, group, zx, values is not None and not np.any(values == least))
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import onnx
 
-from celosia.compiler.program.traits import filling
+from celosia.compiler.program.op_spec import filling
 from celosia.compiler.superoptimise.graph import Array, ByteMap, Meant, Note, Written
 from celosia.compiler.superoptimise.reading import (
     BYTES,

@@ -15,8 +15,8 @@ from celosia.compiler.graph.cost import total_macs
 from celosia.compiler.graph.select import Partition
 from celosia.compiler.graph.values import constant, operands, shape
 from celosia.compiler.launch.image import Image
-from celosia.compiler.ops import traits
-from celosia.compiler.program.traits import Moves
+from celosia.compiler.ops import op_spec
+from celosia.compiler.program.op_spec import Moves
 from celosia.compiler.tune.measure import TIMED
 from celosia.compiler.tune.network import Network
 
@@ -96,7 +96,7 @@ def host_cycles(node: ir.Node, cpu: Container[ir.Node]) -> float:
     Each operand is read once and each result written once. What takes parts of a tensor reads no more than these,
     and is a part of the kernels that read it, where these are the CPU's."""
     moved = sum(map(bytes_of, node.outputs))
-    if traits(node.op_type).moves is Moves.SOME:
+    if op_spec(node.op_type).moves is Moves.SOME:
         readers = [use.node for out in node.outputs for use in out.uses()]
         if readers and all(reader in cpu for reader in readers) and not any(o.is_graph_output() for o in node.outputs):
             return 0

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from onnx import numpy_helper
 
 from celosia.compiler.numerics import conv_scale
-from celosia.compiler.program.traits import filling
+from celosia.compiler.program.op_spec import filling
 from celosia.compiler.superoptimise.graph import (
     ONNX,
     Array,

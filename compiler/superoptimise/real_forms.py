@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import onnx
 
-from celosia.compiler.program.traits import filling
+from celosia.compiler.program.op_spec import filling
 from celosia.compiler.superoptimise.float_forms import FLOAT_READERS, FloatReader
 from celosia.compiler.superoptimise.forms import windows_of
 from celosia.compiler.superoptimise.graph import Array, GraphOp

@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-from celosia.compiler.program.traits import filling
+from celosia.compiler.program.op_spec import filling
 from celosia.compiler.superoptimise.graph import ONNX, Array, ByteMap, BytesGraph, FloatMap, GraphOp, Meant, Written
 
 MICROSOFT = "com.microsoft"

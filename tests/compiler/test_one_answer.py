@@ -22,7 +22,7 @@ from thorough import paired, some
 
 from celosia.compiler.cpu.function import compile_op
 from celosia.compiler.cpu.parse import parse
-from celosia.compiler.ops import OPS, Unsupported, traits
+from celosia.compiler.ops import OPS, Unsupported, op_spec
 from celosia.compiler.ops.node import InputType
 from celosia.compiler.ops.types import TYPES
 from celosia.compiler.program.host.hostops import HOST, RANDOM, sized_function
@@ -66,7 +66,7 @@ class NodeCase:
     @property
     def data(self) -> list[int]:
         """Inputs whose values may be anything."""
-        fixed = {*traits(self.op.op).shape_inputs, *INDICES.get(self.op.op, ())}
+        fixed = {*op_spec(self.op.op).shape_inputs, *INDICES.get(self.op.op, ())}
         return [
             k for k, x in enumerate(self.inputs)
             if x is not None and k not in fixed and x.dtype.name in DTYPES

@@ -21,8 +21,8 @@ from celosia.compiler.graph.sums import rescaled_sum
 from celosia.compiler.graph.tables import table_of
 from celosia.compiler.graph.values import is_op, shape
 from celosia.compiler.layer import Activation, Epilogue, Map, Multiply, Residual
-from celosia.compiler.ops import traits
-from celosia.compiler.program.traits import Kind
+from celosia.compiler.ops import op_spec
+from celosia.compiler.program.op_spec import Kind
 
 
 def addition(p: Placement, node: ir.Node) -> None:
@@ -97,7 +97,7 @@ def _read_as_rows(graph: ir.Graph) -> set[ir.Value]:
 
 
 def _is_elementwise(node: ir.Node) -> bool:
-    return traits(node.op_type).kind is Kind.INJECTIVE and traits(node.op_type).moves is None
+    return op_spec(node.op_type).kind is Kind.INJECTIVE and op_spec(node.op_type).moves is None
 
 
 def _unequal(node: ir.Node) -> str:

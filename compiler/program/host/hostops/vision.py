@@ -253,7 +253,7 @@ def max_unpool(op: HostOp, x: Array, indices: Array, wanted: Array | None = None
     return result
 
 
-@host("DeformConv", weights=1)
+@host("DeformConv", variant_of="Conv", operands="x w:weights offset b:bias? mask?")
 def deform_conv(
     op: HostOp, x: Array, w: Array, offset: Array, b: Array | None = None, mask: Array | None = None
 ) -> Array:
