@@ -15,6 +15,7 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
+from celosia.compiler.graph.operands import operand, product_names, product_operands, set_operand
 from celosia.compiler.graph.values import attribute, become, constant, is_op, new_constant, only_use, shape
 
 Array = NDArray[Any]
@@ -32,7 +33,8 @@ def fold_batchnorm(model: ir.Model) -> None:
 
 def _fold(graph: ir.Graph, node: ir.Node) -> bool:
     """Take the operator that alone reads `node` into its weights, where that can be."""
-    x, weights, bias = (*node.inputs, None)[:3]
+    x, weights, bias = product_operands(node)
+    _, weights_name, bias_name = product_names(node.op_type)
     after, dims = only_use(node.outputs[0]), shape(node.outputs[0])
     w = constant(weights)
     if (
@@ -55,10 +57,8 @@ def _fold(graph: ir.Graph, node: ir.Node) -> bool:
     if not (np.all(np.isfinite(scaled)) and np.all(np.isfinite(offset))):
         return False
     name = node.name or node.outputs[0].name
-    node.replace_input_with(1, new_constant(graph, f"{name}_weights", scaled))
-    fixed = new_constant(graph, f"{name}_bias", offset)
-    node.resize_inputs(3)
-    node.replace_input_with(2, fixed)
+    set_operand(node, weights_name, new_constant(graph, f"{name}_weights", scaled))
+    set_operand(node, bias_name, new_constant(graph, f"{name}_bias", offset))
     if node.op_type == "Gemm":
         node.attributes["beta"] = ir.AttrFloat32("beta", 1.0)
     return become(after, node.outputs[0])
@@ -79,7 +79,7 @@ def _affine(node: ir.Node, x: ir.Value, dims: tuple[int, ...]) -> Affine | None:
     if is_op(node, "BatchNormalization"):
         if is_training(node):
             return None
-        values = [constant(value) for value in node.inputs[1:5]]
+        values = [constant(operand(node, name)) for name in ("scale", "b", "input_mean", "input_var")]
         if node.inputs[0] is not x or any(v is None or v.shape != (channels,) for v in values):
             return None
         scale, offset, mean, var = (np.asarray(v, np.float64) for v in values)

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
+from celosia.compiler.graph.operands import operand
 from celosia.compiler.graph.propagation import MOVING
 from celosia.compiler.graph.qdq import Quantised, activation, dequantised, quantised, same_meaning
 from celosia.compiler.graph.values import attribute, attributes, constant, is_op, new_constant, only_use
@@ -120,9 +121,9 @@ class Commute:
 
     def _padding(self, node: ir.Node, q: Quantised, exact: bool) -> list[ir.Value | None] | None:
         """The inputs of a Pad with a constant as a byte of `q`."""
-        if "pads" in node.attributes or len(node.inputs) < 2:  # before version 11
+        if "pads" in node.attributes or operand(node, "pads") is None:  # before version 11
             return None
-        given = node.inputs[2] if len(node.inputs) > 2 else None
+        given = operand(node, "constant_value")
         value = np.zeros(1, np.float32) if given is None else constant(given)
         if value is None or value.dtype != np.float32 or value.size != 1 or np.any(np.isnan(value)):
             return None
@@ -132,7 +133,8 @@ class Commute:
         if exact and (byte - zero) * scale != real:
             return None
         fill = new_constant(self.graph, f"{node.name}_fill", np.array(byte, q.dtype))
-        return [node.inputs[1], fill, *node.inputs[3:]]
+        axes = operand(node, "axes")
+        return [operand(node, "pads"), fill, *([] if axes is None else [axes])]
 
     def _join(self, node: ir.Node) -> bool:
         """Concat of parts of which some are quantised: the others are quantised, too, or all leave with one scale."""

@@ -23,6 +23,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from celosia.compiler.graph.batchnorm import is_training
 from celosia.compiler.graph.fold import fold_makers
+from celosia.compiler.graph.operands import operand, set_operand
 from celosia.compiler.graph.propagation import is_passed_on, is_quantised, maker, only_reader, origin
 from celosia.compiler.graph.values import attribute, attributes, become, constant, is_op, new_constant, shape
 
@@ -77,10 +78,10 @@ def _product(node: ir.Node) -> _Product | None:
 
 def _pads(pad: ir.Node, node: ir.Node) -> bool:
     """Whether `pad` puts zeros around the images of a Conv alone, which could do so itself."""
-    fill = constant(pad.inputs[2]) if len(pad.inputs) > 2 else np.zeros(1)
-    if not is_op(pad, "Pad") or not is_op(node, "Conv") or len(pad.inputs) > 3:
+    if not is_op(pad, "Pad") or not is_op(node, "Conv") or operand(pad, "axes") is not None:
         return False
-    pads = constant(pad.inputs[1]) if len(pad.inputs) > 1 else None
+    pads, value = constant(operand(pad, "pads")), operand(pad, "constant_value")
+    fill = np.zeros(1) if value is None else constant(value)
     if pads is None or np.any(pads < 0) or np.any(pads.reshape(2, -1)[:, :2]) or fill is None or np.any(fill):
         return False
     explicit = attribute(node, "auto_pad", "NOTSET") in ("NOTSET", b"NOTSET")
@@ -133,10 +134,9 @@ def _absorb(graph: ir.Graph, product: _Product) -> bool:
             w, b = w * _of_weights(node, numbers[0], w), None if b is None else b * numbers[0]
         else:
             b = numbers[0] if b is None else b + numbers[0]
-    node.replace_input_with(1, new_constant(graph, f"{node.name}_absorbed", w))
+    set_operand(node, "w", new_constant(graph, f"{node.name}_absorbed", w))
     if b is not None:
-        node.resize_inputs(3)
-        node.replace_input_with(2, new_constant(graph, f"{node.name}_absorbed_bias", b))
+        set_operand(node, "b", new_constant(graph, f"{node.name}_absorbed_bias", b))
     for after in product.absorbed:
         become(after, node.outputs[0])
     return True

@@ -29,6 +29,7 @@ from celosia.compiler.graph.inference import inferred
 from celosia.compiler.graph.lengths import LONGEST, lengths
 from celosia.compiler.graph.narrow import widen
 from celosia.compiler.graph.normalise import for_checker, normalise_model
+from celosia.compiler.graph.operands import quantisation
 from celosia.compiler.graph.propagation import note_idle_readers
 from celosia.compiler.graph.validation import validation_error
 from celosia.compiler.graph.values import attribute, is_op, shape
@@ -104,7 +105,7 @@ def check_parameters(model: ir.Model) -> None:
         if not is_op(node, "QuantizeLinear", "DequantizeLinear") or not node.inputs:
             continue
         x, axis, block = node.inputs[0], attribute(node, "axis", 1), attribute(node, "block_size", 0)
-        for value in node.inputs[1:3]:
+        for value in quantisation(node):
             parameters = shape(value) if value is not None else None
             if x is None or x.shape is None or parameters is None:
                 continue

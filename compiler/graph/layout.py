@@ -20,6 +20,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from celosia.compiler.graph.batchnorm import is_training
+from celosia.compiler.graph.operands import operand
 from celosia.compiler.graph.values import attribute, attributes, constant, new_constant, shape
 from celosia.compiler.ops.elementwise import BINARY, UNARY, VARIADIC
 from celosia.compiler.target import target
@@ -100,11 +101,11 @@ class _Layout:
         if w is None or w.ndim < 3:
             return None
         group, channels = attribute(node, "group", 1), _dims(x)[1]
-        m, bias = self._block(out[1]), node.inputs[2:]
+        m, bias = self._block(out[1]), [value for value in (operand(node, "b"),) if value is not None]
         if m < self.lanes < out[1] and group == 1 and self._leads_to_global_pool(node):
             m, more = self.lanes, -out[1] % self.lanes  # channels of zeros, which the pool leaves out
             out, w = (out[0], out[1] + more, *out[2:]), _longer(w, more)
-            bias = [self._longer_bias(b, more) for b in bias if b is not None]
+            bias = [self._longer_bias(value, more) for value in bias]
         if not m:
             return None
         by_channel = group == channels == out[1]
@@ -136,7 +137,8 @@ class _Layout:
         """Whether all that reads what `node` makes is a global pool, with but functions of one element between."""
         y = node.outputs[0]
         users = [use.node for use in y.uses()]
-        if len(users) != 1 or y.is_graph_output() or any(constant(b) is None for b in node.inputs[2:] if b is not None):
+        bias = operand(node, "b")
+        if len(users) != 1 or y.is_graph_output() or (bias is not None and constant(bias) is None):
             return False
         if users[0].domain not in ("", "ai.onnx") or not _in_floats(users[0]):
             return False

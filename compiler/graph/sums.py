@@ -20,6 +20,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from celosia.compiler import numerics
+from celosia.compiler.graph.operands import operand
 from celosia.compiler.graph.qdq import Quantised, meaning
 from celosia.compiler.graph.values import attribute, attributes, constant, is_op
 
@@ -44,7 +45,7 @@ def rescaled_sum(node: ir.Node) -> numerics.RescaleAdd | None:
     scales = _scales(node)
     if scales is None:
         return None
-    return numerics.fit_rescale_add(*scales, _dtype(node), constant(node.inputs[0]), constant(node.inputs[3]))
+    return numerics.fit_rescale_add(*scales, _dtype(node), *(constant(operand(node, name)) for name in "ab"))
 
 
 def factors_of_floats(op: str, a: Quantised, b: Quantised, y: Quantised) -> list[int] | None:
@@ -72,7 +73,7 @@ _FORMULAS: dict[str, tuple[Callable[..., NDArray[Any]], Callable[..., NDArray[An
 
 def _scales(node: ir.Node) -> tuple[float, int, float, int, float, int] | None:
     """sa, za, sb, zb, sy and zy, where they are constants of one element."""
-    arrays = [constant(node.inputs[number]) for number in (1, 2, 4, 5, 6, 7)]
+    arrays = [constant(operand(node, f"{name}_{kind}")) for name in "abc" for kind in ("scale", "zero_point")]
     if any(array is None or array.size != 1 for array in arrays):
         return None
     sa, za, sb, zb, sy, zy = (array.item() for array in arrays if array is not None)

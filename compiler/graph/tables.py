@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from celosia.compiler import numerics
 from celosia.compiler.graph.dead import drop_unused
+from celosia.compiler.graph.operands import operand
 from celosia.compiler.graph.values import attributes, constant, dtype_name, is_op, new_constant
 from celosia.hw.spec.scratchpads import TABLE_SIZE
 
@@ -64,13 +65,13 @@ def _as_table(node: ir.Node) -> tuple[ir.Value, NDArray[np.int8]] | None:
         return base, table.astype(np.int8)[inner.astype(np.int64) + 128]
     if is_op(node, *FUNCTIONS):
         return _function_table(node)
-    if is_op(node, *BINARY) and len(node.inputs) >= 8:
+    if is_op(node, *BINARY):
         return _binary_table(node)
     return None
 
 
 def _function_table(node: ir.Node) -> tuple[ir.Value, NDArray[np.int8]] | None:
-    numbers = _numbers(node, (1, 2, 3, 4))
+    numbers = _numbers(node, "xy")
     x = node.inputs[0]
     if numbers is None or x is None or x.dtype is None:
         return None
@@ -82,8 +83,8 @@ def _function_table(node: ir.Node) -> tuple[ir.Value, NDArray[np.int8]] | None:
 
 
 def _binary_table(node: ir.Node) -> tuple[ir.Value, NDArray[np.int8]] | None:
-    a, b = node.inputs[0], node.inputs[3]
-    numbers = _numbers(node, (1, 2, 4, 5, 6, 7))
+    a, b = operand(node, "a"), operand(node, "b")
+    numbers = _numbers(node, "abc")
     if numbers is None or a is None or b is None:
         return None
     fixed_a, fixed_b = constant(a), constant(b)
@@ -113,7 +114,7 @@ def _binary_table(node: ir.Node) -> tuple[ir.Value, NDArray[np.int8]] | None:
 def table_of(node: ir.Node) -> NDArray[Any] | None:
     """What Table, or a Clip of bytes, stores for each byte that the accelerator holds; None for bounds that vary."""
     if is_op(node, "Table"):
-        return constant(node.inputs[1])
+        return constant(operand(node, "table"))
     ends = bounds_of(node)
     if ends is None:
         return None
@@ -125,7 +126,7 @@ def bounds_of(node: ir.Node) -> tuple[int, int] | None:
     """The least and the largest value that a Clip of bytes gives; None where they are known at run time only."""
     info = np.iinfo(dtype_name(node.outputs[0]))
     ends = [int(info.min), int(info.max)]
-    for number, given in enumerate(node.inputs[1:3]):
+    for number, given in enumerate((operand(node, "min"), operand(node, "max"))):
         if given is not None:
             fixed = constant(given)
             if fixed is None:
@@ -139,12 +140,12 @@ def _stored(value: NDArray[Any]) -> np.int8:
     return np.int8(int(value.item()) - (np.iinfo(value.dtype).min + 128))
 
 
-def _numbers(node: ir.Node, positions: tuple[int, ...]) -> list[Any] | None:
-    """Constant scalars at input `positions` as (scale, zero point, ...); None where one is not."""
+def _numbers(node: ir.Node, names: str) -> list[Any] | None:
+    """Scale and zero point of each of `names`, a letter each; None where one is no constant scalar."""
     numbers: list[Any] = []
-    for place, position in enumerate(positions):
-        array = constant(node.inputs[position]) if position < len(node.inputs) else None
-        if array is None or array.size != 1:
+    for name in names:
+        scale, zero = (constant(operand(node, f"{name}_{kind}")) for kind in ("scale", "zero_point"))
+        if scale is None or zero is None or scale.size != 1 or zero.size != 1:
             return None
-        numbers.append(float(array.item()) if place % 2 == 0 else int(array.item()))
+        numbers += [float(scale.item()), int(zero.item())]
     return numbers

@@ -17,6 +17,7 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
+from celosia.compiler.graph.operands import data_operands, operand
 from celosia.compiler.graph.select.matrices import MOVES, multiplies, shared_operand
 from celosia.compiler.graph.select.placement import CACHE, cache_of
 from celosia.compiler.graph.values import constant, is_op, shape
@@ -34,9 +35,9 @@ def transpose_attention_values(model: ir.Model, cfg: Config) -> None:
         return
     for node in list(model.graph):
         scores = _scores(node.inputs[0]) if is_op(node, "QLinearMatMul") else None
-        if scores is not None and _is_made(node.inputs[3]) and _is_made(scores.inputs[3]):
+        if scores is not None and _is_made(operand(node, "b")) and _is_made(operand(scores, "b")):
             for each in (node, scores):
-                if not _is_appended(each.inputs[3]):
+                if not _is_appended(operand(each, "b")):
                     _in_whole_blocks(model.graph, each, cfg.block_out, turned=each is scores)
             _turn(model.graph, node, cfg.block_out)
 
@@ -58,13 +59,13 @@ def _scores(value: ir.Value | None) -> ir.Node | None:
 def _in_whole_blocks(graph: ir.Graph, node: ir.Node, block: int, turned: bool) -> None:
     """Copy the matrices by which `node` multiplies, where their rows, or their columns if they are `turned`, are no
     whole blocks. What is copied is what the last Transpose reads, for whole matrices."""
-    value = node.inputs[3]
+    value = operand(node, "b")
     assert value is not None and value.dtype is not None
     rows = (shape(value) or ())[-1 if turned else -2]
     producer = value.producer()
     if rows % block == 0:
         return
-    reader, number = node, 3
+    reader, number = node, op_spec(node.op_type).number("b")
     if producer is not None and is_op(producer, "Transpose") and len(list(value.uses())) == 1:
         reader, number = producer, 0
     source = reader.inputs[number]
@@ -101,7 +102,7 @@ def _is_made(value: ir.Value | None) -> bool:
 def _read(node: ir.Node) -> ir.Value | None:
     """What `node` changes: of two operands the one with the shape of the result, of a cache's rows the new ones."""
     if is_op(node, "QLinearAdd", "QLinearMul"):
-        operands = (each for each in node.inputs[0:4:3] if each is not None and constant(each) is None)
+        operands = (each for each in data_operands(node) if each is not None and constant(each) is None)
         return next((each for each in operands if shape(each) == shape(node.outputs[0])), None)
     return node.inputs[1] if is_op(node, "Concat") and cache_of(node.outputs[0]) is not None else node.inputs[0]
 
@@ -109,10 +110,11 @@ def _read(node: ir.Node) -> ir.Value | None:
 def _turn(graph: ir.Graph, node: ir.Node, block: int) -> None:
     """Make `node` multiply by (I · Vᵀ)ᵀ, whose bytes are those of V. What several heads share is turned once, and of a
     cache the last rows alone, as a block has them with the new ones: the host turns the others once."""
-    operand = node.inputs[3]
-    assert operand is not None
-    shared, _, fold = shared_operand(operand)
-    value, reader, number = shared if fold == "columns" else operand, node, 3
+    matrices = operand(node, "b")
+    assert matrices is not None
+    shared, _, fold = shared_operand(matrices)
+    value, reader = shared if fold == "columns" else matrices, node
+    number = op_spec(node.op_type).number("b")
     while (read := reader.inputs[number]) is not value:
         reader, number = read.producer(), 0  # type: ignore[union-attr,assignment]
     made, concat = _Made(graph, reader, node.outputs[0].name or ""), value.producer()

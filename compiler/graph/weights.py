@@ -17,6 +17,7 @@ from functools import cached_property
 import onnx_ir as ir
 
 from celosia.compiler.graph.branches import INLINED
+from celosia.compiler.graph.operands import operand
 from celosia.compiler.graph.propagation import IDLE, hands_on, is_quantised, origin
 from celosia.compiler.graph.values import (
     attribute,
@@ -45,7 +46,8 @@ def round_activations(model: ir.Model) -> None:
     """Change `model`, bodies of its operators too: what products by such constants read is rounded first. A MatMulNBits
     multiplies floats where its weights are no constants."""
     for node in list(model.graph):
-        if is_op(node, "MatMulNBits") and not all(value is None or is_folded(value) for value in node.inputs[1:4]):
+        weights = [operand(node, name) for name in ("b", "scales", "zero_points")] if is_op(node, "MatMulNBits") else []
+        if not all(value is None or is_folded(value) for value in weights):
             node.attributes["accuracy_level"] = ir.AttrInt64("accuracy_level", 0)
     for node, product in products(model).items():
         _round(node, product)
@@ -320,7 +322,7 @@ class _Products:
         """Whether a Gemm scales nothing, adds at most one number for each column, and is not part of a sum or a
         transposition that changes that."""
         y = gemm.outputs[0]
-        bias = gemm.inputs[2] if len(gemm.inputs) > 2 else None
+        bias = operand(gemm, "c")
         if abs(attribute(gemm, "alpha", 1.0) - 1) > ONE:
             return False
         if bias is not None:

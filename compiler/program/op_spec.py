@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from functools import cached_property
@@ -89,8 +89,8 @@ def parse_operands(text: str) -> tuple[tuple[Operand, ...], int]:
     >>> repeated, operands[3].role.value, operands[3].of, operands[0].of
     (3, 'scale', 'inputs', '')
     """
-    once, _, group = text.partition("(")
-    if group and not group.endswith(")*"):
+    once, bracket, group = text.partition("(")
+    if bracket and not group.endswith(")*"):
         raise ValueError(f"operands {text!r}: a group is written (...)*")
     words = [*once.split(), *group.removesuffix(")*").split()]
     fields = [_OPERAND.fullmatch(word) for word in words]
@@ -136,6 +136,7 @@ class OpSpec:
     even though there is a kernel. random: it returns something else each time.
     """
 
+    name: str = ""
     kind: Kind = Kind.OPAQUE
     operands: tuple[Operand, ...] = ()
     repeated: int = 0
@@ -159,7 +160,7 @@ class OpSpec:
         """The number of the operand `name`. UnknownOperand."""
         if name not in self._numbers:
             declared = ", ".join(self._numbers) or "none"
-            raise UnknownOperand(f"there is no operand {name!r}; the operator has {declared}")
+            raise UnknownOperand(f"{self.name} has no operand {name!r}; it has {declared}")
         return self._numbers[name]
 
     def having(self, *roles: Role) -> tuple[int, ...]:
@@ -198,6 +199,16 @@ class OpSpec:
         starts = range(len(self.operands) - self.repeated, count, self.repeated) if self.repeated else ()
         return [tuple(range(start, start + self.repeated)) for start in starts]
 
+    def quantisation_of(self, number: int, count: int) -> tuple[int, int]:
+        """The inputs that are the scale and the zero point of input `number`, of `count`. LookupError without them."""
+        group = next((group for group in self.groups(count) if number in group), tuple(range(count)))
+        operand = self.operand_at(number)
+        parameters = {
+            other.role: place for place in group
+            if operand and (other := self.operand_at(place)) and other.quantises and other.of == operand.name
+        }  # fmt: skip
+        return parameters[Role.SCALE], parameters[Role.ZERO_POINT]
+
     @property
     def shape_like(self) -> str:
         """ONNX's operator of the same shape and type, of the same data; "" where none is known."""
@@ -220,6 +231,7 @@ class OpSpec:
 
 
 F = TypeVar("F")
+Input = TypeVar("Input")
 
 
 def filling(table: dict[str, F]) -> Callable[..., Callable[[F], F]]:
@@ -246,12 +258,45 @@ def state(name: str, operands: str = "", **facts: Any) -> None:
         facts["operands"], facts["repeated"] = parse_operands(operands)
     if again := [fact for fact in facts if getattr(row, fact) != getattr(_NOTHING, fact)]:
         raise TypeError(f"{name}: {', '.join(again)} stated twice")
-    _ROWS[name] = replace(row, **facts)
+    _ROWS[name] = replace(row, name=name, **facts)
 
 
 def op_spec(name: str) -> OpSpec:
     """The row of an operator; an operator of a kernel of its own, of which nothing else is known, has none."""
-    return _ROWS.get(name, _NOTHING)
+    return _ROWS.get(name) or OpSpec(name)
+
+
+def find_operand(operator: str, inputs: Sequence[Input], name: str) -> Input | None:
+    """The one of `inputs` that is the operand `name` of `operator`, None where it is left out. UnknownOperand."""
+    number = op_spec(operator).number(name)
+    return inputs[number] if number < len(inputs) else None
+
+
+def arrange(
+    form: str, operands: Sequence[Sequence[Input]], result: Sequence[Input] = (), bias: Input | None = None
+) -> list[Input | None]:
+    """The inputs of `form`, an operator on quantised operands; what is left out at the end is left away.
+
+    operands: of each its integers, scale and zero point. result: scale and zero point of the result.
+    """
+    spec = op_spec(form)
+    parts = {Role.DATA: 0, Role.WEIGHTS: 0, Role.SCALE: 1, Role.ZERO_POINT: 2}
+    count = len(spec.operands) - spec.repeated
+    once, group = spec.operands[:count], spec.operands[count:]
+    names = [operand.name for operand in once if operand.role in (Role.DATA, Role.WEIGHTS)]
+    inputs: list[Input | None] = []
+    for operand in once:
+        if operand.role is Role.BIAS:
+            inputs.append(bias)
+        elif operand.quantises and not operand.of:
+            inputs.append(result[parts[operand.role] - 1] if result else None)
+        else:
+            inputs.append(operands[names.index(operand.of or operand.name)][parts[operand.role]])
+    if spec.repeated:
+        inputs += [each[parts[operand.role]] for each in operands for operand in group]
+    while inputs and inputs[-1] is None:
+        inputs.pop()
+    return inputs
 
 
 def operators_with(fact: str, *among: Any) -> frozenset[str]:
@@ -266,9 +311,13 @@ def operators() -> frozenset[str]:
     return frozenset(_ROWS)
 
 
+def quantised_forms(*names: str) -> list[str]:
+    """The operators that compute one of these float operators in quantised operands, with a quantised result."""
+    return [form for form, row in _ROWS.items() if row.variant_of in names and row.scale is not None]
+
+
 def quantised_form(name: str) -> str:
     """The operator that computes the float operator `name` in quantised operands and results. LookupError."""
-    for form, row in _ROWS.items():
-        if row.variant_of == name and row.scale is not None:
-            return form
-    raise LookupError(f"{name} has no quantised form")
+    if not (forms := quantised_forms(name)):
+        raise LookupError(f"{name} has no quantised form")
+    return forms[0]

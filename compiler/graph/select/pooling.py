@@ -11,6 +11,7 @@ import onnx_ir as ir
 
 from celosia.compiler import numerics
 from celosia.compiler.graph.averages import adds_integers
+from celosia.compiler.graph.operands import operand
 from celosia.compiler.graph.select.forms import NotOffloadable, natural_form
 from celosia.compiler.graph.select.parameters import folded, scalar_of, stored_zero, uniform, window_of
 from celosia.compiler.graph.select.placement import Placement, Reads
@@ -59,7 +60,8 @@ def _is_exact(node: ir.Node, count: int) -> bool:
     """Whether the average of a whole image has onnxruntime's bytes: it adds integers, or floats that cannot tell."""
     if node.op_type != "QLinearMean":
         return True
-    sx, sy, zero = scalar_of(node.inputs[1]), scalar_of(node.inputs[3]), stored_zero(node.inputs[2])
+    sx, sy = (scalar_of(operand(node, name)) for name in ("x_scale", "y_scale"))
+    zero = stored_zero(operand(node, "x_zero_point"))
     return numerics.average_is_exact(sx, zero, sy, count)
 
 
@@ -93,9 +95,9 @@ def _part(node: ir.Node, x: Activation, y: Activation, window: Window, rows: _Ru
     dims = (*y.dims[:2], rows.last - rows.first + 1, columns.last - columns.first + 1)
     made = y.region(dims, 0, StridedView(y.height, y.width, rows.first, columns.first))
     factor = numerics.mean_scale if node.op_type == "QLinearMean" else numerics.global_average_scale
-    scales = scalar_of(node.inputs[1]), scalar_of(node.inputs[3])
-    multiplier, shift = folded(np.asarray(factor(*scales, rows.count * columns.count)))
-    zero_x, zero_y = stored_zero(node.inputs[2]), stored_zero(node.inputs[4])
+    sx, sy = (scalar_of(operand(node, name)) for name in ("x_scale", "y_scale"))
+    multiplier, shift = folded(np.asarray(factor(sx, sy, rows.count * columns.count)))
+    zero_x, zero_y = (stored_zero(operand(node, name)) for name in ("x_zero_point", "y_zero_point"))
     bias = -zero_x * window.kernel[0] * window.kernel[1]  # padding is zero_x
     requantise = uniform(x.channels, bias, int(multiplier), int(shift), zero_y)
     name = f"{node.name}.{rows.first}.{columns.first}"
