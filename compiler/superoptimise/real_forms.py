@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import onnx
 
+from celosia.compiler.graph.operands import named_input
 from celosia.compiler.program.op_spec import filling
 from celosia.compiler.superoptimise.float_forms import FLOAT_READERS, FloatReader
 from celosia.compiler.superoptimise.forms import windows_of
@@ -55,11 +56,11 @@ def _gemm(reader: OnnxReader, node: onnx.NodeProto) -> None:
         raise NotOurs
     y, w = node.output[0], reader.array(node.input[1])
     name = reader.constant(w.T, f"{node.input[1]}_turned") if given.get("transB") else node.input[1]
-    if len(node.input) < 3 or not node.input[2]:
+    if not (bias := named_input(node, "c")):
         reader.emit("float_multiply", (node.input[0], name), y)
         return
     made = reader.emit("float_multiply", (node.input[0], name), f"{y}_product")
-    row, axis = _row(reader.array(node.input[2]), (reader.shape(node.input[0])[0], reader.shape(name)[1]))
+    row, axis = _row(reader.array(bias), (reader.shape(node.input[0])[0], reader.shape(name)[1]))
     if axis != 1:
         raise NotOurs
     reader.emit("real_shift", (made, reader.constant(row, f"{y}_row")), y, axis=1)
@@ -88,10 +89,11 @@ def _normalised(reader: OnnxReader, node: onnx.NodeProto) -> None:
 
 @_reads("Pad")
 def _pad(reader: OnnxReader, node: onnx.NodeProto) -> None:
-    value = reader.array(node.input[2]).item() if len(node.input) > 2 and node.input[2] else 0.0
-    if attributes_of(node).get("mode", b"constant") != b"constant" or value or len(node.input) > 3:
+    fill = named_input(node, "constant_value")
+    value = reader.array(fill).item() if fill else 0.0
+    if attributes_of(node).get("mode", b"constant") != b"constant" or value or named_input(node, "axes"):
         raise NotOurs
-    pads = tuple(int(pad) for pad in reader.array(node.input[1]).reshape(-1))
+    pads = tuple(int(pad) for pad in reader.array(named_input(node, "pads")).reshape(-1))
     if min(pads) < 0:
         raise NotOurs
     reader.emit("real_pad", (node.input[0],), node.output[0], pads=pads)

@@ -9,7 +9,8 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-from celosia.compiler.program.op_spec import filling
+from celosia.compiler.ops import op_spec
+from celosia.compiler.program.op_spec import arrange, filling, quantised_form
 from celosia.compiler.superoptimise.graph import ONNX, Array, ByteMap, BytesGraph, FloatMap, GraphOp, Meant, Written
 
 MICROSOFT = "com.microsoft"
@@ -154,6 +155,18 @@ class OnnxWriter:
                 made.attribute.append(helper.make_attribute(name, value))
         self.nodes.append(made)
 
+    def quantised_node(
+        self, operator: str, operands: Sequence[Sequence[str]], y: str, result: Sequence[str], bias: str = "",
+        **given: Any,
+    ) -> None:  # fmt: skip
+        """Append the quantised form of a float operator.
+
+        operands: of each its bytes, scale and zero point. result: scale and zero point of `y`.
+        """
+        form = quantised_form(operator)
+        inputs = [name or "" for name in arrange(form, operands, result, bias or None)]
+        self.node(form, inputs, [y], op_spec(form).domain, **given)
+
     def dtype(self, name: str) -> str:
         """Element type of bytes and accumulators."""
         return self.graph.constants[name].dtype.name if name in self.graph.constants else self.graph.kinds[name].dtype
@@ -217,6 +230,7 @@ def _requantised(writer: OnnxWriter, each: GraphOp) -> None:
     if len(graph.readers[each.inputs[0]]) != 1:
         raise Unwritable("an accumulator that is requantised twice")
     x, xz, w, wz, b = product.inputs
+    _, _, z = each.inputs
     y, is_conv = each.outputs[0], product.op == "convolve"
     alone = len(set(note.w)) == 1
     zeros = graph.constants[wz]
@@ -225,7 +239,7 @@ def _requantised(writer: OnnxWriter, each: GraphOp) -> None:
     w_scale = scale.reshape(()) if alone else np.broadcast_to(scale, zeros.shape)
     w_zero = zeros[0].reshape(()) if alone else zeros
     of_x = Meant(note.x, int(graph.constants[xz]))
-    of_y = Meant(note.y, int(graph.constants[each.inputs[2]]))
+    of_y = Meant(note.y, int(graph.constants[z]))
     bias = graph.constants[b] if note.biased or graph.constants[b].any() else None
     _write_product(writer, product, note, (x, of_x), (w, w_scale, w_zero), bias, (y, of_y), is_conv)
 
@@ -270,15 +284,12 @@ def _write_qlinear(
     writer: OnnxWriter, operator: str, x: tuple[str, Meant], w: tuple[str, Array, Array], bias: Array | None,
     y: tuple[str, Meant], given: dict[str, Any],
 ) -> None:  # fmt: skip
-    of_x = [x[0], *writer.scale_and_zero(x[1], writer.dtype(x[0]), x[0])]
-    of_w = [w[0], writer.constant(w[1], f"{w[0]}_scale"), writer.constant(w[2], f"{w[0]}_zero_point")]
+    of_x = (x[0], *writer.scale_and_zero(x[1], writer.dtype(x[0]), x[0]))
+    of_w = (w[0], writer.constant(w[1], f"{w[0]}_scale"), writer.constant(w[2], f"{w[0]}_zero_point"))
     of_y = writer.scale_and_zero(y[1], writer.dtype(y[0]), y[0])
-    if operator == "Gemm":
-        name = writer.constant(bias, f"{y[0]}_bias") if bias is not None else ""
-        writer.node("QGemm", [*of_x, *of_w, name, *of_y], [y[0]], MICROSOFT, alpha=1.0, transB=0)
-        return
-    biased = [writer.constant(bias, f"{y[0]}_bias")] if bias is not None else []
-    writer.node(f"QLinear{operator}", [*of_x, *of_w, *of_y, *biased], [y[0]], **given)
+    name = writer.constant(bias, f"{y[0]}_bias") if bias is not None else ""
+    given = {"alpha": 1.0, "transB": 0} if operator == "Gemm" else given
+    writer.quantised_node(operator, [of_x, of_w], y[0], of_y, name, **given)
 
 
 @_writes("map")
@@ -299,11 +310,9 @@ def _mapped(writer: OnnxWriter, each: GraphOp) -> None:
     if f.operator == "Identity":  # of a QLinearConcat that is no longer there
         writer.quantise(writer.dequantise(each.inputs[0], f.operands[0]), y, f.result)
         return
-    inputs = []
-    for name, meant in zip(each.inputs, f.operands):
-        inputs += [name, *writer.scale_and_zero(meant, f.dtype, name)]
-    writer.node(f"QLinear{f.operator}", [*inputs, *writer.scale_and_zero(f.result, f.dtype, y)], [y], MICROSOFT,
-                **dict(f.attributes))  # fmt: skip
+    operands = [(name, *writer.scale_and_zero(meant, f.dtype, name)) for name, meant in zip(each.inputs, f.operands)]
+    result = writer.scale_and_zero(f.result, f.dtype, y)
+    writer.quantised_node(f.operator, operands, y, result, **dict(f.attributes))
 
 
 def _in_floats(writer: OnnxWriter, each: GraphOp, op: str, *others: str, **given: Any) -> None:
@@ -333,8 +342,8 @@ def _average(writer: OnnxWriter, each: GraphOp) -> None:
         writer.node("AveragePool", [writer.dequantise(each.inputs[0], f.x)], [floats], **given)
         writer.quantise(floats, y, f.y)
         return
-    inputs = [each.inputs[0], *writer.scale_and_zero(f.x, f.dtype, y), *writer.scale_and_zero(f.y, f.dtype, y)]
-    writer.node("QLinearAveragePool", inputs, [y], MICROSOFT, **given)
+    of_x = (each.inputs[0], *writer.scale_and_zero(f.x, f.dtype, y))
+    writer.quantised_node("AveragePool", [of_x], y, writer.scale_and_zero(f.y, f.dtype, y), **given)
 
 
 @_writes("average_by_products")
@@ -433,10 +442,9 @@ def _concat(writer: OnnxWriter, each: GraphOp) -> None:
     if scale is None or (not changes and not isinstance(each.note, Meant)):
         writer.node("Concat", writer.parts_of(each), [y], axis=axis)
     elif isinstance(each.note, Written):
-        inputs = [*writer.scale_and_zero(scale, writer.dtype(y), y)]
-        for name, meant in parts:
-            inputs += [name, *writer.scale_and_zero(meant or scale, writer.dtype(name), name)]
-        writer.node("QLinearConcat", inputs, [y], MICROSOFT, axis=axis)
+        result = writer.scale_and_zero(scale, writer.dtype(y), y)
+        operands = [(name, *writer.scale_and_zero(meant or scale, writer.dtype(name), name)) for name, meant in parts]
+        writer.quantised_node("Concat", operands, y, result, axis=axis)
     else:
         floats = writer.name(f"{y}_float")
         writer.node("Concat", [writer.dequantise(name, meant or scale) for name, meant in parts], [floats], axis=axis)
