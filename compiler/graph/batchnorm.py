@@ -52,7 +52,7 @@ def _fold(graph: ir.Graph, node: ir.Node) -> bool:
         return False
     a, b = affine
     with np.errstate(over="ignore", invalid="ignore"):
-        scaled = (w * _along(node, a, w)).astype(w.dtype)
+        scaled = (w * along_outputs(node, a, w)).astype(w.dtype)
         offset = (old * a + b).astype(w.dtype)
     if not (np.all(np.isfinite(scaled)) and np.all(np.isfinite(offset))):
         return False
@@ -122,12 +122,12 @@ def _bias(node: ir.Node, bias: ir.Value | None, channels: int) -> Array | None:
     return np.broadcast_to(array.reshape(-1).astype(np.float64) * beta, (channels,))
 
 
-def _along(node: ir.Node, a: Array, w: Array) -> Array:
-    """`a`, one for each output channel, in a shape that multiplies the weights `w`."""
+def along_outputs(node: ir.Node, a: Array, w: Array) -> Array:
+    """`a`, one for each output channel or one for all, in a shape that multiplies the weights `w`."""
     if node.op_type == "Gemm":
         return a[:, None] if attribute(node, "transB", 0) else a[None, :]
     rest = (1,) * (w.ndim - 2)
     if node.op_type == "Conv":
         return a.reshape(-1, 1, *rest)
-    groups = attribute(node, "group", 1)  # weights are [input channels, output channels of a group, ...]
+    groups = attribute(node, "group", 1) if a.size > 1 else 1  # w is [input channels, output channels of a group, ...]
     return np.repeat(a.reshape(groups, -1), w.shape[0] // groups, axis=0).reshape(w.shape[0], -1, *rest)

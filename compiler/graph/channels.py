@@ -18,7 +18,7 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from celosia.compiler.graph.operands import operand, set_operand
+from celosia.compiler.graph.operands import convolves_bytes, operand, set_operand
 from celosia.compiler.graph.values import attribute, become, constant, is_op, new_constant, shape
 from celosia.compiler.program.host.sizes import taken
 
@@ -61,9 +61,7 @@ def _chain(value: ir.Value, graph: ir.Graph) -> Iterator[ir.Node]:
         nodes.append(node)
         if is_op(node, "Table") and node.inputs[0] is not None:
             value = node.inputs[0]
-        elif (
-            is_op(node, "QLinearConv") and attribute(node, "group", 1) == 1 and not attribute(node, "channels_last", 0)
-        ):
+        elif convolves_bytes(node) and attribute(node, "group", 1) == 1 and not attribute(node, "channels_last", 0):
             others = [operand(node, name) for name in ("w", *BY_CHANNEL, "y_scale", "y_zero_point")]
             if all(value is None or constant(value) is not None for value in others):
                 yield from nodes

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from celosia.compiler.graph.operands import operand
+from celosia.compiler.graph.operands import joins_parts, operand, takes_largest
 from celosia.compiler.graph.propagation import MOVING
 from celosia.compiler.graph.qdq import Quantised, activation, dequantised, quantised, same_meaning
 from celosia.compiler.graph.values import attribute, attributes, constant, is_op, new_constant, only_use
@@ -45,7 +45,7 @@ class Commute:
 
     def _choose(self, node: ir.Node) -> bool:
         """Choose for what stands behind operators on floats, once it is clear which these are."""
-        sinks = is_op(node, *CHOOSING_OPS) and not is_op(node, "MaxPool") and len(node.outputs) == 1
+        sinks = is_op(node, *CHOOSING_OPS) and not takes_largest(node) and len(node.outputs) == 1
         return (sinks and self._sink(node, floats=not is_op(node, *MOVING))) or self._commute(node)
 
     def _sink(self, node: ir.Node, floats: bool = False) -> bool:
@@ -108,9 +108,9 @@ class Commute:
         rest = list(node.inputs[1:])
         if q.dtype not in (np.int8, np.uint8) and not is_op(node, *MOVING_OPS):
             return None
+        if takes_largest(node) and (len(node.outputs) > 1 or not np.all(q.scale > 0)):
+            return None
         match node.op_type:
-            case "MaxPool" if len(node.outputs) > 1 or not np.all(q.scale > 0):
-                return None
             case "Resize" | "Upsample" if attribute(node, "mode", "nearest") not in ("nearest", b"nearest"):
                 return None
             case "Resize" if attribute(node, "coordinate_transformation_mode") == "tf_crop_and_resize":
@@ -138,7 +138,7 @@ class Commute:
 
     def _join(self, node: ir.Node) -> bool:
         """Concat of parts of which some are quantised: the others are quantised, too, or all leave with one scale."""
-        if not is_op(node, "Concat"):
+        if not joins_parts(node):
             return False
         parts, y = [activation(value) for value in node.inputs], quantised(node.outputs[0])
         known = [part for part in parts if part is not None]
@@ -155,7 +155,7 @@ class Commute:
             for value, part in zip(values, parts, strict=True):
                 if part is None:
                     value.producer().meta[IN_FLOATS] = True  # type: ignore[union-attr]
-            self._replace(old, "Concat", values, "", attrs)
+            self._replace(old, node.op_type, values, "", attrs)
             return True
         first, same = known[0], len(known) == len(parts)
         if not same or any(part.dtype != first.dtype or not same_meaning(part, first) for part in known):

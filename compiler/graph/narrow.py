@@ -20,7 +20,7 @@ import onnx
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from celosia.compiler.graph.operands import operand, quantisation_names, set_operand
+from celosia.compiler.graph.operands import operand, quantisation, quantisation_names, set_operand
 from celosia.compiler.graph.values import attribute, constant, dtype_name, is_op, new_constant
 from celosia.compiler.graph.weights import products
 from celosia.compiler.program.host.hostops.types import spread
@@ -93,7 +93,7 @@ def _clip(node: ir.Node) -> None:
     for each, zero in zip(pair, zeros):
         fixed = constant(zero)
         number = np.zeros((), kind) if fixed is None else fixed.astype(kind)
-        name = f"{each.inputs[1].name}_zero" if zero is None else f"{zero.name}_{kind}"  # type: ignore[union-attr]
+        name = f"{quantisation(each)[0].name}_zero" if zero is None else f"{zero.name}_{kind}"  # type: ignore[union-attr]
         set_operand(each, quantisation_names(each.op_type)[1], new_constant(graph, name, number))
     node.attributes.pop("output_dtype", None)
     ends = [new_constant(graph, f"{kind}_{end}", np.array(end, kind)) for end in (int(info.min), int(info.max))]

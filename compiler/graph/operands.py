@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import onnx_ir as ir
 from onnx import NodeProto
 
 from celosia.compiler.ops import op_spec
-from celosia.compiler.program.op_spec import Role, find_operand
+from celosia.compiler.program.host.op import DOMAINS
+from celosia.compiler.program.op_spec import Moves, OpSpec, Role, find_operand
 
 
 def operand(node: ir.Node, name: str) -> ir.Value | None:
@@ -57,6 +60,45 @@ def product_operands(node: ir.Node) -> tuple[ir.Value | None, ir.Value | None, i
     """The two operands that `node` multiplies, and its bias."""
     first, second, bias = product_names(node.op_type)
     return operand(node, first), operand(node, second), operand(node, bias) if bias else None
+
+
+class AnyNode(Protocol):
+    """A node of a graph, or of a model as ONNX writes it."""
+
+    @property
+    def op_type(self) -> str:
+        """The name of its operator."""
+
+    @property
+    def domain(self) -> str:
+        """The domain of its operator."""
+
+
+def spec_of(node: AnyNode) -> OpSpec:
+    """What is known of a node's operator; nothing where its domain is a user's."""
+    return op_spec(node.op_type) if node.domain in DOMAINS else OpSpec()
+
+
+def joins_parts(node: AnyNode) -> bool:
+    """Whether `node` puts its operands, any number of them, one behind another."""
+    return spec_of(node).moves is Moves.JOIN and spec_of(node).repeated > 0
+
+
+def takes_largest(node: AnyNode) -> bool:
+    """Whether `node` makes each element of its result the largest in a window."""
+    return spec_of(node).windows and spec_of(node).moves is not None
+
+
+def convolves_bytes(node: AnyNode) -> bool:
+    """Whether `node` is the quantised form of a convolution."""
+    spec = spec_of(node)
+    return spec.multiplies_bytes and spec.windows and spec.scale is not None
+
+
+def multiplies_matrices(node: AnyNode) -> bool:
+    """Whether `node` is the quantised form of a product of matrices."""
+    spec = spec_of(node)
+    return spec.multiplies_bytes and not spec.windows and spec.scale is not None
 
 
 def named_input(node: NodeProto, name: str) -> str:

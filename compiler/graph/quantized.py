@@ -318,7 +318,7 @@ class Integerise(Commute):
             quantise.replace_input_with(0, x)
             return True
         made = x.producer()
-        pair = _pair(made, y) if is_op(made, "Add", "Mul") else None
+        pair = _pair(made, y) if is_op(made, *numerics.BINARY) else None
         factors = None if pair is None else factors_of_floats(made.op_type, *pair, y)  # type: ignore[union-attr]
         if pair is not None and factors is None:
             return False
@@ -384,8 +384,7 @@ _ARGUMENT_NAMES = {"Clip": ("min", "max")}
 _RULES: dict[str, Callable[[Integerise, ir.Node, Quantised], bool]] = {
     "Conv": Integerise._conv,
     "ConvTranspose": Integerise._conv_transpose,
-    "Add": Integerise._binary,
-    "Mul": Integerise._binary,
+    **dict.fromkeys(numerics.BINARY, Integerise._binary),
     "GlobalAveragePool": Integerise._pool_average,
     "AveragePool": Integerise._pool_average,
     "ReduceMean": Integerise._mean,

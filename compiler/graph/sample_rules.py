@@ -153,16 +153,15 @@ def scaled(node: RuledNode) -> None:
 
 
 @rule(
-    "AveragePool", "BatchNormalization", "Conv", "ConvInteger", "ConvTranspose", "DepthToSpace", "GlobalAveragePool",
-    "GlobalLpPool", "GlobalMaxPool", "GroupNormalization", "InstanceNormalization", "LpPool", "LRN", "MaxPool",
-    "SpaceToDepth",
+    *operators_with("windows"), "BatchNormalization", "DepthToSpace", "GlobalAveragePool", "GlobalLpPool",
+    "GlobalMaxPool", "GroupNormalization", "InstanceNormalization", "LRN", "SpaceToDepth",
 )  # fmt: skip
 def image_by_image(node: RuledNode) -> None:
     """Whatever looks at one image at a time."""
     node.only(0)
     if node.op.op_type == "BatchNormalization" and (node.attrs.get("training_mode") or len(node.op.outputs) > 1):
         raise BatchDependence("it is in training")
-    if node.op.op_type == "MaxPool" and len(node.op.outputs) > 1:
+    if node.spec.windows and len(node.op.outputs) > 1:
         raise BatchDependence("its indices count through all samples")
 
 

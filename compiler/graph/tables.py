@@ -16,10 +16,12 @@ from celosia.compiler import numerics
 from celosia.compiler.graph.dead import drop_unused
 from celosia.compiler.graph.operands import operand
 from celosia.compiler.graph.values import attributes, constant, dtype_name, is_op, new_constant
+from celosia.compiler.ops import op_spec
+from celosia.compiler.program.op_spec import quantised_form, quantised_forms
 from celosia.hw.spec.scratchpads import TABLE_SIZE
 
-BINARY = {"QLinearAdd": numerics.qlinear_add, "QLinearMul": numerics.qlinear_mul}
-FUNCTIONS = {"QLinearSigmoid": "Sigmoid", "QLinearLeakyRelu": "LeakyRelu"}
+BINARY = {quantised_form(name): function.of_bytes for name, function in numerics.BINARY.items()}
+FUNCTIONS = {form: op_spec(form).variant_of for form in quantised_forms(*numerics.UNARY)}
 
 
 def compose_tables(model: ir.Model) -> None:
@@ -50,8 +52,9 @@ def _function_of(value: ir.Value) -> tuple[ir.Value, NDArray[np.int8]]:
     """The tensor that `value` is a table of, and the table; `value` itself where it is not one."""
     node = value.producer()
     if is_op(node, "Table"):
-        table = constant(node.inputs[1])  # type: ignore[union-attr]
-        assert table is not None and node is not None and node.inputs[0] is not None
+        assert node is not None
+        table = constant(operand(node, "table"))
+        assert table is not None and node.inputs[0] is not None
         return node.inputs[0], table.astype(np.int8)
     return value, np.arange(-128, 128).astype(np.int8)
 
@@ -59,7 +62,7 @@ def _function_of(value: ir.Value) -> tuple[ir.Value, NDArray[np.int8]]:
 def _as_table(node: ir.Node) -> tuple[ir.Value, NDArray[np.int8]] | None:
     if is_op(node, "Table"):
         x = node.inputs[0]
-        table = constant(node.inputs[1])
+        table = constant(operand(node, "table"))
         assert x is not None and table is not None
         base, inner = _function_of(x)
         return base, table.astype(np.int8)[inner.astype(np.int64) + 128]

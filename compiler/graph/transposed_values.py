@@ -17,7 +17,7 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from celosia.compiler.graph.operands import data_operands, operand
+from celosia.compiler.graph.operands import data_operands, joins_parts, multiplies_matrices, operand
 from celosia.compiler.graph.select.matrices import MOVES, multiplies, shared_operand
 from celosia.compiler.graph.select.placement import CACHE, cache_of
 from celosia.compiler.graph.values import constant, is_op, shape
@@ -81,7 +81,7 @@ def _in_whole_blocks(graph: ir.Graph, node: ir.Node, block: int, turned: bool) -
 def _is_appended(value: ir.Value | None) -> bool:
     """Whether it is rows of a cache and new ones behind them, perhaps with another shape."""
     while value is not None and (producer := value.producer()) is not None:
-        if is_op(producer, "Concat"):
+        if joins_parts(producer):
             return cache_of(producer.outputs[0]) is not None
         value = producer.inputs[0] if is_op(producer, "Transpose", *REPEATING) else None
     return False
@@ -91,7 +91,7 @@ def _is_made(value: ir.Value | None) -> bool:
     """Whether it is matrices that a product has just made, of another shape perhaps, or behind the rows of a cache."""
     dims = None if value is None else shape(value)
     while value is not None and (producer := value.producer()) is not None:
-        if is_op(producer, "QLinearMatMul", "QGemm"):
+        if multiplies_matrices(producer):
             return dims is not None and len(dims) > 2
         if not is_op(producer, "QLinearAdd", "QLinearMul", "Table") and op_spec(producer.op_type).moves is None:
             return False
@@ -104,7 +104,7 @@ def _read(node: ir.Node) -> ir.Value | None:
     if is_op(node, "QLinearAdd", "QLinearMul"):
         operands = (each for each in data_operands(node) if each is not None and constant(each) is None)
         return next((each for each in operands if shape(each) == shape(node.outputs[0])), None)
-    return node.inputs[1] if is_op(node, "Concat") and cache_of(node.outputs[0]) is not None else node.inputs[0]
+    return node.inputs[1] if joins_parts(node) and cache_of(node.outputs[0]) is not None else node.inputs[0]
 
 
 def _turn(graph: ir.Graph, node: ir.Node, block: int) -> None:
@@ -126,8 +126,8 @@ def _turn(graph: ir.Graph, node: ir.Node, block: int) -> None:
     axis = len(shape(past) or ()) - 2
     head, tail = (made.rows(past, first, end) for first, end in ((0, kept), (kept, (shape(past) or ())[axis])))
     head.meta[CACHE] = cache_of(past)
-    recent = made.node("Concat", [tail, concat.inputs[1]], value, rows=-kept, axis=axis)  # type: ignore[list-item]
-    reader.replace_input_with(number, made.node("Concat", [head, made.turned(recent)], value, axis=axis))
+    recent = made.node(concat.op_type, [tail, concat.inputs[1]], value, rows=-kept, axis=axis)  # type: ignore[list-item]
+    reader.replace_input_with(number, made.node(concat.op_type, [head, made.turned(recent)], value, axis=axis))
     if not list(value.uses()):
         graph.remove(concat, safe=True)
 

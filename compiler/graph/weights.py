@@ -17,7 +17,7 @@ from functools import cached_property
 import onnx_ir as ir
 
 from celosia.compiler.graph.branches import INLINED
-from celosia.compiler.graph.operands import operand
+from celosia.compiler.graph.operands import operand, quantisation
 from celosia.compiler.graph.propagation import IDLE, hands_on, is_quantised, origin
 from celosia.compiler.graph.values import (
     attribute,
@@ -85,7 +85,7 @@ def _round(node: ir.Node, product: BlockProduct) -> None:
     made = ir.Node("celosia", "RoundBlocks", [x], attributes(block_size=product.size), outputs=[out], name=name)
     graph.insert_before(node, made)
     node.replace_input_with(0, out)
-    scale = product.dequantise.inputs[1]
+    scale, _ = quantisation(product.dequantise)
     if scale is not None and dtype_name(scale) == "float16":  # the product of bytes is in float32, whatever the scales
         wide = ir.Node("", "Cast", [scale], attributes(to=ir.DataType.FLOAT.value))
         wide.outputs[0].name, wide.outputs[0].shape = f"{scale.name}_float", scale.shape
@@ -109,7 +109,7 @@ def _captured(node: ir.Node) -> list[ir.Value]:
 
 
 def _has_one_scale(dequantise: ir.Node) -> bool:
-    scale = dequantise.inputs[1]
+    scale, _ = quantisation(dequantise)
     return scale is not None and shape(scale) in ((), (1,))
 
 

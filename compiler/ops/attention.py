@@ -8,7 +8,7 @@ import numpy as np
 
 from celosia.compiler import expr as T
 from celosia.compiler.expr import INDEX, Expr, Tensor, select, wrap
-from celosia.compiler.ops.contrib import F32, apply, scaled, transposed
+from celosia.compiler.ops.contrib import F32, apply, plus, scaled, transposed
 from celosia.compiler.ops.normalisation import softmax
 from celosia.compiler.ops.registry import Node, at, op, reshaped
 from celosia.compiler.program.op_spec import Kind
@@ -132,9 +132,7 @@ def attention(node: Node) -> list[Tensor]:
     for name in ("do_rotary", "past_present_share_buffer"):
         if node.attrs.get(name, 0):
             raise node.fail(f"the attribute {name}")
-    both = apply(node, "MatMul", node.input("input"), node.input("weights"))
-    if node.has("bias"):
-        both = apply(node, "Add", both, node.input("bias"))
+    both = plus(node, apply(node, "MatMul", node.input("input"), node.input("weights")), "bias")
     sizes = [int(size) for size in node.attrs.get("qkv_hidden_sizes", ())] or [both.shape[2] // 3] * 3
     if len(sizes) != 3 or sum(sizes) != both.shape[2] or sizes[0] != sizes[1]:
         raise node.fail(f"queries, keys and values of {sizes} in weights of {both.shape[2]}")

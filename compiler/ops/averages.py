@@ -55,8 +55,8 @@ def qlinear_mean(node: Node) -> Tensor:
 
 
 @op(
-    "QLinearAveragePool", kind=Kind.COMPLEX, heavy=True, domain="com.microsoft", variant_of="AveragePool",
-    shaped_as="MaxPool", operands="x<T> x_scale x_zero_point? y_scale y_zero_point<T>?",
+    "QLinearAveragePool", kind=Kind.COMPLEX, heavy=True, windows=True, domain="com.microsoft",
+    variant_of="AveragePool", shaped_as="MaxPool", operands="x<T> x_scale x_zero_point? y_scale y_zero_point<T>?",
 )  # fmt: skip
 @with_channels_last
 def qlinear_average_pool(node: Node) -> Tensor:

@@ -33,6 +33,11 @@ def transposed(node: Node, x: Tensor, perm: Sequence[int]) -> Tensor:
     return apply(node, "Transpose", x, perm=list(perm))
 
 
+def plus(node: Node, x: Tensor, operand: str) -> Tensor:
+    """x and an operand of `node`, where that is given."""
+    return apply(node, "Add", x, node.input(operand)) if node.has(operand) else x
+
+
 def scaled(x: Tensor, factor: float) -> Tensor:
     """Times `factor`."""
     return x if factor == 1 else T.compute(x.shape, lambda *i: x[i] * factor, "scaled")
@@ -85,9 +90,7 @@ def fused_conv(node: Node) -> Tensor:
     """x, w, bias, and what is added before the activation function."""
     attrs = {name: value for name, value in node.attrs.items() if not name.startswith("activation")}
     y = apply(node, "Conv", *(node.optional(name) for name in ("x", "w", "b")), **attrs)
-    if node.has("z"):
-        y = apply(node, "Add", y, node.input("z"))
-    return activated(node, y, ())
+    return activated(node, plus(node, y, "z"), ())
 
 
 @op(
@@ -186,7 +189,7 @@ def matmul_nbits(node: Node) -> Tensor:
     if int(node.attrs.get("accuracy_level", 0)) == 4 and size in BYTES_OF_BLOCKS[bits] and whole:
         x = apply(node, "RoundBlocks", x, block_size=size)
     y = apply(node, "MatMul", x, T.compute((inner, n), weight, "weights"))
-    return apply(node, "Add", y, node.input("bias")) if node.has("bias") else y
+    return plus(node, y, "bias")
 
 
 def _n_bits_complaint(node: Node, whole: bool) -> str:

@@ -56,7 +56,7 @@ class UnknownOperand(Exception):
 
 
 @dataclass(frozen=True)
-class Operand:
+class OperandSpec:
     """One operand of an operator.
 
     name: that of the documentation of ONNX or onnxruntime, in lower case. of: for a scale or zero point, the operand
@@ -79,7 +79,7 @@ class Operand:
 _OPERAND = re.compile(r"(?P<name>\w+)(?:<(?P<type>.)>)?(?::(?P<role>\w+))?(?P<optional>\??)")
 
 
-def parse_operands(text: str) -> tuple[tuple[Operand, ...], int]:
+def parse_operands(text: str) -> tuple[tuple[OperandSpec, ...], int]:
     """The operands that `text` declares in their order, and how many of the last ones form a group that may repeat.
 
     An operand is its name, its type in angle brackets and its role behind a colon, where there are any, and "?" where
@@ -97,20 +97,20 @@ def parse_operands(text: str) -> tuple[tuple[Operand, ...], int]:
     if wrong := [word for word, match in zip(words, fields) if match is None]:
         raise ValueError(f"operands {text!r}: {wrong[0]!r} is not written as name<type>:role?")
     operands = [
-        Operand(match["name"], _role(match), "", bool(match["optional"]), match["type"] or "")
+        OperandSpec(match["name"], _role(match), "", bool(match["optional"]), match["type"] or "")
         for match in fields if match is not None
     ]  # fmt: skip
     return tuple(_owned(operand, operands) for operand in operands), len(group.split())
 
 
-def _owned(operand: Operand, operands: list[Operand]) -> Operand:
+def _owned(operand: OperandSpec, operands: list[OperandSpec]) -> OperandSpec:
     """`operand` with what it quantises among `operands`, and a type where others have one."""
     if not operand.quantises:
         return operand
     prefix = operand.name.removesuffix(f"_{operand.role.name.lower()}")
     owners = [other for other in operands if not other.quantises]
     owner = next(
-        (other for other in owners if other.name == prefix or other.name.startswith(f"{prefix}_")), Operand("")
+        (other for other in owners if other.name == prefix or other.name.startswith(f"{prefix}_")), OperandSpec("")
     )
     kind = operand.type or ("f" if operand.role is Role.SCALE else owner.type)
     return replace(operand, of=owner.name, type=kind if any(other.type for other in operands) else "")
@@ -138,7 +138,7 @@ class OpSpec:
 
     name: str = ""
     kind: Kind = Kind.OPAQUE
-    operands: tuple[Operand, ...] = ()
+    operands: tuple[OperandSpec, ...] = ()
     repeated: int = 0
     domain: str = ""
     variant_of: str = ""
@@ -167,7 +167,7 @@ class OpSpec:
         """The numbers of the operands of these roles."""
         return tuple(number for number, operand in enumerate(self.operands) if operand.role in roles)
 
-    def operand_at(self, number: int) -> Operand | None:
+    def operand_at(self, number: int) -> OperandSpec | None:
         """The operand that input `number` is; None where none is declared. The last ones may repeat."""
         count = len(self.operands)
         if self.repeated and number >= count:

@@ -23,18 +23,19 @@ from numpy.typing import NDArray
 from celosia.compiler import numerics
 from celosia.compiler.cpu.function import compile_op
 from celosia.compiler.graph.custom import custom
-from celosia.compiler.graph.operands import operand, operand_groups, product_names
+from celosia.compiler.graph.operands import joins_parts, operand, operand_groups, product_names, spec_of
 from celosia.compiler.graph.values import attribute, attributes_of, constant, is_op, shape
 from celosia.compiler.graph.windows import spread_of, whole_image, windows_of
-from celosia.compiler.ops import VIEWS, op_spec
+from celosia.compiler.ops import VIEWS, op_spec, operators_with
 from celosia.compiler.program.host.kernel import CompiledKernel
 from celosia.compiler.program.host.windows import Windows, windows
+from celosia.compiler.program.op_spec import Moves
 from celosia.compiler.selfcheck import kernels
 
 Codes = NDArray[np.uint8]
 CHUNK_BYTES = 1 << 20
 """About as much of a convolution's windows is written out at a time: it stays in the cache."""
-MOVING = ("Slice", "Resize", "Upsample", "Pad", "DepthToSpace", "SpaceToDepth", "Gather", "Transpose", "Expand")
+MOVING = operators_with("moves", Moves.ALL, Moves.SOME, Moves.FILL) - VIEWS - operators_with("windows")
 """Operators whose every output is an input, or a constant."""
 GROUPED_COLUMNS = 16
 """Channels of a grouped convolution that are computed together, with zeros where groups do not meet."""
@@ -79,7 +80,10 @@ class Remembered:
 
 def is_concat(node: ir.Node | None) -> bool:
     """Whether the node is a Concat of integers or floats."""
-    return is_op(node, "QLinearConcat", "Concat")
+    if node is None or joins_parts(node):
+        return node is not None
+    spec = spec_of(node)
+    return spec.repeated > 0 and spec.scale is not None
 
 
 def read_by(node: ir.Node) -> list[ir.Value]:
@@ -295,7 +299,7 @@ def _max_pool(node: ir.Node, x: Codes) -> Codes:
 def _average(node: ir.Node, x: Codes) -> Codes:
     """A sum over the window, scaled once. onnxruntime's mean in floats (QLinearAveragePool) may differ on ties."""
     image = _image(x)
-    pool = node.op_type == "QLinearAveragePool"
+    pool = op_spec(node.op_type).windows
     window = windows_of(node) if pool else whole_image((image.shape[1], image.shape[2]))
     zero = _zero(node, "x_zero_point")
     view = _views(np.ascontiguousarray(window.framed(image, zero, 1)), window).transpose(1, 2, 0, 5, 3, 4)

@@ -438,6 +438,7 @@ def _slack(node: ir.Node) -> float:
 
 def _is_another(node: ir.Node) -> bool:
     """Whether onnxruntime's integer operator is another function than the float operators that it stands for."""
+    spec = op_spec(node.op_type)
     if is_op(node, "QLinearSoftmax"):  # where the largest power of a row, times 1 / scale, is infinite
         scale, dims = constant(operand(node, "y_scale")), shape(node.outputs[0])
         if scale is None or dims is None:
@@ -445,14 +446,14 @@ def _is_another(node: ir.Node) -> bool:
         count = dims[attribute(node, "axis", -1)]
         return bool(largest_power(count) * np.floor(1 / float(scale.item())) >= np.finfo(np.float32).max)
     if (
-        is_op(node, "QLinearAveragePool") and node.inputs[0] is not None
+        spec.windows and spec.weights is None and node.inputs[0] is not None
     ):  # which counts what lies beyond the padding, too
         dims, attrs = shape(node.inputs[0]), attributes_of(node)
         if dims is None:
             return False
         size = dims[1:-1] if attrs.get("channels_last") else dims[2:]
         try:
-            whole, real = (windows(op, attrs, size) for op in ("QLinearAveragePool", "AveragePool"))
+            whole, real = (windows(op, attrs, size) for op in (node.op_type, spec.variant_of))
         except WindowError:
             return True
         return any(whole.counts(axis) != real.counts(axis) for axis in range(len(size)))

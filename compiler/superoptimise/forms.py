@@ -7,6 +7,7 @@ from typing import Any
 
 import onnx
 
+from celosia.compiler import numerics
 from celosia.compiler.graph.operands import named_input
 from celosia.compiler.program.op_spec import filling
 from celosia.compiler.superoptimise.graph import ByteMap, Meant, Note, Written
@@ -74,7 +75,7 @@ def _gemm(reader: OnnxReader, op: QuantisedOperation) -> None:
     reader.product("multiply", x, w, op.bias, op.y, _written(op, x, w))
 
 
-@operation_reader("Add", "Mul")
+@operation_reader(*numerics.BINARY)
 @operation_reader("Relu", "LeakyRelu", "Sigmoid", "HardSigmoid", "HardSwish", "Tanh", "Identity", quantised_too=False)
 def _map(reader: OnnxReader, op: QuantisedOperation) -> None:
     shapes = {reader.shape(operand.name) for operand in op.operands}
@@ -185,11 +186,12 @@ def _reshape(reader: OnnxReader, node: onnx.NodeProto, x: str, outputs: list[str
 
 @_mover("Slice")
 def _slice(reader: OnnxReader, node: onnx.NodeProto, x: str, outputs: list[str], note: Meant | None) -> None:
-    given = [reader.array(name).reshape(-1).tolist() for name in node.input[1:] if name]
-    if len(given) < 2 or len(given[0]) != 1 or (len(given) > 3 and given[3] != [1]):
+    names = {name: named_input(node, name) for name in ("starts", "ends", "axes", "steps")}
+    given = {name: reader.array(value).reshape(-1).tolist() for name, value in names.items() if value}
+    if len(given.get("starts", ())) != 1 or len(given.get("ends", ())) != 1 or given.get("steps", [1]) != [1]:
         raise NotOurs
-    axis = (given[2][0] if len(given) > 2 else 0) % len(reader.shape(x))
-    start, stop, _ = slice(given[0][0], given[1][0]).indices(reader.shape(x)[axis])
+    axis = given.get("axes", [0])[0] % len(reader.shape(x))
+    start, stop, _ = slice(given["starts"][0], given["ends"][0]).indices(reader.shape(x)[axis])
     reader.emit("slice", (x,), outputs[0], note, axis=axis, start=start, stop=stop)
 
 

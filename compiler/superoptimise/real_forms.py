@@ -11,7 +11,7 @@ from celosia.compiler.graph.operands import named_input
 from celosia.compiler.program.op_spec import filling
 from celosia.compiler.superoptimise.float_forms import FLOAT_READERS, FloatReader
 from celosia.compiler.superoptimise.forms import windows_of
-from celosia.compiler.superoptimise.graph import Array, GraphOp
+from celosia.compiler.superoptimise.graph import ONNX_NAMES, Array, GraphOp
 from celosia.compiler.superoptimise.reading import NodeReader, NotOurs, OnnxReader, attributes_of
 from celosia.compiler.superoptimise.writing import WRITERS, OnnxWriter
 
@@ -105,23 +105,13 @@ class RealReader(FloatReader):
     readers = {**FLOAT_READERS, **_READERS}
 
 
-@_writes("real_plus")
-def _write_sum(writer: OnnxWriter, each: GraphOp) -> None:
-    writer.node("Add", each.inputs, each.outputs)
-
-
-@_writes("real_scale")
-def _write_scale(writer: OnnxWriter, each: GraphOp) -> None:
-    writer.node("Mul", [each.inputs[0], _column(writer, each)], each.outputs)
-
-
-@_writes("real_shift")
-def _write_shift(writer: OnnxWriter, each: GraphOp) -> None:
+@_writes("real_scale", "real_shift")
+def _write_by_column(writer: OnnxWriter, each: GraphOp) -> None:
     x, y = each.inputs[0], each.outputs[0]
     if x in writer.absorbed:
         writer.node("Gemm", [*writer.graph.makers[x].inputs, each.inputs[1]], [y])
         return
-    writer.node("Add", [x, _column(writer, each)], [y])
+    writer.node(ONNX_NAMES[each.op], [x, _column(writer, each)], [y])
 
 
 def _column(writer: OnnxWriter, each: GraphOp) -> str:
@@ -134,15 +124,15 @@ def _column(writer: OnnxWriter, each: GraphOp) -> str:
 @_writes("real_average")
 def _write_average(writer: OnnxWriter, each: GraphOp) -> None:
     given: dict[str, Any] = {name: each[name] for name in ("pads", "strides")}
-    writer.node("AveragePool", each.inputs, each.outputs, kernel_shape=each["kernel"],
-                count_include_pad=int(each["counted"]), **given)  # fmt: skip
+    given |= {"kernel_shape": each["kernel"], "count_include_pad": int(each["counted"])}
+    writer.node(ONNX_NAMES[each.op], each.inputs, each.outputs, **given)
 
 
 @_writes("real_normalised")
 def _write_normalised(writer: OnnxWriter, each: GraphOp) -> None:
     *inputs, epsilon = each.inputs
     value = float(writer.graph.constants[epsilon])
-    writer.node("BatchNormalization", inputs, each.outputs, epsilon=value)
+    writer.node(ONNX_NAMES[each.op], inputs, each.outputs, epsilon=value)
 
 
 @_writes("real_pad")

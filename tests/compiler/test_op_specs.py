@@ -47,7 +47,6 @@ TABLES = {
     "compiler/graph/propagation.py": "what onnxruntime exchanges with DequantizeLinear, which is not ours to decide",
     "compiler/graph/inference.py": "through which operators onnx's own inference follows lists of sizes",
     "compiler/graph/samples.py": "through which operators lists of sizes are followed, by what stands beside it",
-    "compiler/selfcheck/operators.py": "the check shares nothing with what it checks",
     "driver/accuracy/matching.py": "what quantisation puts between operators",
     "driver/torch/export.py": "operators that PyTorch's modules are named by",
 }
@@ -319,21 +318,16 @@ FORMS_ALLOWED = {
 """Where quantised forms may be named beside what is listed in NAMED_FORMS."""
 NAMED_FORMS: dict[str, set[str]] = {
     "compiler/graph/averages.py": {"QLinearAveragePool"},
-    "compiler/graph/channels.py": {"QLinearConv"},
-    "compiler/graph/select/concatenation.py": {"QLinearConv"},
     "compiler/graph/select/convolution.py": {"QLinearMatMul"},
-    "compiler/graph/select/elementwise.py": {"QGemm", "QLinearMatMul"},
     "compiler/graph/select/matrices.py": {"QLinearMatMul"},
-    "compiler/graph/select/pooling.py": {"QLinearAveragePool", "QLinearMean"},
-    "compiler/graph/select/views.py": {"QGemm", "QLinearMatMul"},
+    "compiler/graph/select/pooling.py": {"QLinearMean"},
     "compiler/graph/specialise.py": {"QLinearMatMul"},
     "compiler/graph/sums.py": {"QLinearAdd"},
-    "compiler/graph/tables.py": {"QLinearAdd", "QLinearLeakyRelu", "QLinearMul", "QLinearSigmoid"},
-    "compiler/graph/transposed_values.py": {"QGemm", "QLinearAdd", "QLinearMatMul", "QLinearMul", "QLinearSoftmax"},
+    "compiler/graph/transposed_values.py": {"QLinearAdd", "QLinearMatMul", "QLinearMul", "QLinearSoftmax"},
 }
 """By module, the quantised forms whose patterns it finds or makes."""
-FEW = {"Add": 23, "Concat": 24, "Conv": 22, "MaxPool": 18}
-"""In how many files of the compiler the names of these operators stand at most."""
+FEW = {"Add": 20, "Concat": 14, "Conv": 17, "MaxPool": 13}
+"""In how many files of the compiler the names of these operators stand at most; the goal is 5 each."""
 
 
 def names(text: str) -> set[str]:

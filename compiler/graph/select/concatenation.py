@@ -15,14 +15,14 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from celosia.compiler import numerics
-from celosia.compiler.graph.operands import operand, operand_groups
+from celosia.compiler.graph.operands import convolves_bytes, joins_parts, operand, operand_groups
 from celosia.compiler.graph.select.columns import join_columns, join_turned
 from celosia.compiler.graph.select.forms import ActivationLayout, NotOffloadable, natural_form
 from celosia.compiler.graph.select.joining import joins
 from celosia.compiler.graph.select.matrices import append
 from celosia.compiler.graph.select.parameters import array_of, image_axes, scalar_of
 from celosia.compiler.graph.select.placement import LayerAssignment, Placement, Reads
-from celosia.compiler.graph.values import attribute, constant, is_op
+from celosia.compiler.graph.values import attribute, constant
 from celosia.compiler.layer import Activation, Epilogue, Map, Storage, ending, moved, whole_groups
 from celosia.compiler.strided_view import StridedView
 from celosia.compiler.tensorize import pack
@@ -99,13 +99,13 @@ def _with_gaps(p: Placement, node: ir.Node, form: ActivationLayout, sizes: list[
 
 def _knows_gaps(reader: ir.Node, y: ir.Value) -> bool:
     """Whether a node is a convolution that reads `y` as its input alone, with constant weights of all channels."""
-    takes = is_op(reader, "QLinearConv") and [value for value in reader.inputs if value is y] == [reader.inputs[0]]
+    takes = convolves_bytes(reader) and [value for value in reader.inputs if value is y] == [reader.inputs[0]]
     return takes and attribute(reader, "group", 1) == 1 and constant(operand(reader, "w")) is not None
 
 
 def _operands(node: ir.Node) -> list[tuple[ir.Value, NDArray[np.int8] | None]]:
     """The parts, and the table of each that changes its scale."""
-    if node.op_type == "Concat":
+    if joins_parts(node):
         return [(value, None) for value in node.inputs if value is not None]
     sy, zy = scalar_of(operand(node, "y_scale")), scalar_of(operand(node, "y_zero_point"))
     kind = node.outputs[0].dtype.numpy()  # type: ignore[union-attr]

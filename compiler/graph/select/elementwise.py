@@ -12,7 +12,7 @@ import numpy as np
 import onnx_ir as ir
 
 from celosia.compiler import numerics
-from celosia.compiler.graph.operands import data_operands, operand
+from celosia.compiler.graph.operands import data_operands, multiplies_matrices, operand
 from celosia.compiler.graph.select.columns import each_matrix, one_for_each
 from celosia.compiler.graph.select.forms import ActivationLayout, NotOffloadable, natural_form, shape_of
 from celosia.compiler.graph.select.joining import extend, extend_products, join_residual, joins
@@ -95,7 +95,7 @@ def _read_as_rows(graph: ir.Graph) -> set[ir.Value]:
     element."""
     rows = set[ir.Value | None]()
     for node in reversed(graph):
-        if is_op(node, "QLinearNorm", "QGemm", "QLinearMatMul"):
+        if is_op(node, "QLinearNorm") or multiplies_matrices(node):
             rows.add(data_operands(node)[0])
         elif node.outputs[0] in rows and _is_elementwise(node):
             rows |= {value for value in node.inputs if value and shape(value) == shape(node.outputs[0])}

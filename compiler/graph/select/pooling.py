@@ -17,6 +17,7 @@ from celosia.compiler.graph.select.parameters import folded, scalar_of, stored_z
 from celosia.compiler.graph.select.placement import Placement, Reads
 from celosia.compiler.graph.windows import whole_image, windows_of
 from celosia.compiler.layer import Activation, Conv, Pool, Window
+from celosia.compiler.ops import op_spec
 from celosia.compiler.strided_view import StridedView
 from celosia.compiler.tensorize import pack
 from celosia.hw.spec.config import Config
@@ -34,7 +35,7 @@ def average(p: Placement, node: ir.Node) -> None:
     assert value is not None
     form, y_form = natural_form(value), natural_form(y)
     size = form.dims[2], form.dims[3]
-    pool = node.op_type == "QLinearAveragePool"
+    pool = op_spec(node.op_type).windows
     if pool and not adds_integers(node):
         raise NotOffloadable(f'{IN_FLOATS}; rounding="correct" makes them integers')
     windows = windows_of(node) if pool else whole_image(size)

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import onnx_ir as ir
 
+from celosia.compiler.graph.operands import multiplies_matrices
 from celosia.compiler.graph.select.columns import holds_matrices, take_columns
 from celosia.compiler.graph.select.forms import HOST_INPUT, ActivationLayout, NotOffloadable, cut_axes, natural_form
 from celosia.compiler.graph.select.matrices import is_reshaped
@@ -66,7 +67,7 @@ def folds_into_gemm(p: Placement, node: ir.Node) -> bool:
     """Flatten of an image whose every user is a matrix multiplication: it becomes a convolution of all pixels."""
     users = [use.node for use in node.outputs[0].uses()]
     return flattens(node) and bool(users) and all(
-        is_op(user, "QGemm", "QLinearMatMul") and user.inputs[0] is node.outputs[0] and has_fixed_matrix(user)
+        multiplies_matrices(user) and user.inputs[0] is node.outputs[0] and has_fixed_matrix(user)
         for user in users
     )  # fmt: skip
 

@@ -25,6 +25,8 @@ def host(*names: str, domain: str = "", **facts: Any) -> Callable[[Function], Fu
 
     def add(function: Function) -> Function:
         for name in names:
+            if (domain, name) in HOST:
+                raise TypeError(f"{name}: defined twice, by {HOST[domain, name].__name__} and {function.__name__}")
             HOST[domain, name] = function
             state(name, **facts)
         return function

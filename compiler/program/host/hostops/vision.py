@@ -148,7 +148,7 @@ def _reflect(p: Array, low: float, high: float) -> Array:
     return low + np.minimum(p, 2 * span - p)
 
 
-@host("Col2Im")
+@host("Col2Im", operands="input image_shape block_shape")
 def col2im(op: HostOp, x: Array, image: Array, block: Array) -> Array:
     """The image whose blocks are columns; where they overlap, their sum."""
     sizes, kernel = int_list(image), int_list(block)
