@@ -226,28 +226,27 @@ def qlinear_matmul(node: Node) -> Tensor:
 
 
 @op(
-    "MatMulInteger",
-    kind=Kind.COMPLEX,
-    multiplies_bytes=True,
-    variant_of="MatMul",
+    "MatMulInteger", kind=Kind.COMPLEX, multiplies_bytes=True, variant_of="MatMul",
     operands="a b a_zero_point? b_zero_point?",
-)
+)  # fmt: skip
+def matmul_integer(node: Node) -> Tensor:
+    """int32 products."""
+    return _product(node, node.input("a"), node.input("b"), lambda acc, i: acc)
+
+
 @op(
     "MatMulIntegerToFloat", kind=Kind.COMPLEX, domain="com.microsoft", multiplies_bytes=True, variant_of="MatMul",
     operands="a b a_scale b_scale a_zero_point? b_zero_point? bias:bias?",
 )  # fmt: skip
-def matmul_integer(node: Node) -> Tensor:
-    """int32 products; those of MatMulIntegerToFloat are scaled to float."""
-    a, b = node.input("a"), node.input("b")
-    finish: Any = lambda acc, i: acc  # noqa: E731
-    if node.op == "MatMulIntegerToFloat":
-        sa, sb, bias = node.scalar("a_scale", F32), node.input("b_scale"), node.optional("bias")
+def matmul_integer_to_float(node: Node) -> Tensor:
+    """int32 products, scaled to float."""
+    sa, sb, bias = node.scalar("a_scale", F32), node.input("b_scale"), node.optional("bias")
 
-        def finish(acc: Expr, i: tuple[Expr, ...]) -> Expr:
-            y = acc.astype(F32) * (sa * sb.flat(0 if sb.size == 1 else i[-1]))
-            return y if bias is None else y + at(bias, i)
+    def finish(acc: Expr, i: tuple[Expr, ...]) -> Expr:
+        y = acc.astype(F32) * (sa * sb.flat(0 if sb.size == 1 else i[-1]))
+        return y if bias is None else y + at(bias, i)
 
-    return _product(node, a, b, finish)
+    return _product(node, node.input("a"), node.input("b"), finish)
 
 
 @op(
@@ -278,7 +277,10 @@ def qgemm(node: Node) -> Tensor:
 
 # Two operands (com.microsoft)
 
-OF_TWO = "a<T> a_scale a_zero_point? b<T> b_scale b_zero_point? c_scale c_zero_point<T>?"
+OF_TWO: dict[str, Any] = {
+    "kind": Kind.INJECTIVE, "domain": "com.microsoft", "heavy": True,
+    "operands": "a<T> a_scale a_zero_point? b<T> b_scale b_zero_point? c_scale c_zero_point<T>?",
+}  # fmt: skip
 
 
 def convert_saturating(x: Expr, dtype: str) -> Expr:
@@ -286,7 +288,7 @@ def convert_saturating(x: Expr, dtype: str) -> Expr:
     return select(x < 2.0**31, saturate(round_even(x), dtype), limits(dtype)[0])
 
 
-@op("QLinearAdd", kind=Kind.INJECTIVE, heavy=True, domain="com.microsoft", variant_of="Add", operands=OF_TWO)
+@op("QLinearAdd", variant_of="Add", **OF_TWO)
 def qlinear_add(node: Node) -> Tensor:
     """fma(a, ra, fma(b, rb, constant)), with operands exchanged where onnxruntime exchanges them. Ours, with the
     attribute `factors`: as the accelerator adds."""
@@ -310,7 +312,7 @@ def qlinear_add(node: Node) -> Tensor:
     return node.elementwise(body, a, b)
 
 
-@op("QLinearMul", kind=Kind.INJECTIVE, heavy=True, domain="com.microsoft", variant_of="Mul", operands=OF_TWO)
+@op("QLinearMul", variant_of="Mul", **OF_TWO)
 def qlinear_mul(node: Node) -> Tensor:
     """Of bytes, broadcast."""
     a, b = node.input("a"), node.input("b")
@@ -328,7 +330,10 @@ def qlinear_mul(node: Node) -> Tensor:
 
 # One operand (com.microsoft)
 
-OF_ONE = "x<T> x_scale x_zero_point? y_scale y_zero_point<T>?"
+OF_ONE: dict[str, Any] = {
+    "kind": Kind.INJECTIVE, "domain": "com.microsoft", "shaped_as": "Identity",
+    "operands": "x<T> x_scale x_zero_point? y_scale y_zero_point<T>?",
+}  # fmt: skip
 
 
 def dequantized(node: Node, x: Expr, scale: str | int = "x_scale", zero: str | int = "x_zero_point") -> Expr:
@@ -336,22 +341,8 @@ def dequantized(node: Node, x: Expr, scale: str | int = "x_scale", zero: str | i
     return node.scalar(scale, F32) * (x.astype("int32") - node.scalar(zero, "int32")).astype(F32)
 
 
-@op(
-    "QLinearSigmoid",
-    kind=Kind.INJECTIVE,
-    domain="com.microsoft",
-    variant_of="Sigmoid",
-    shaped_as="Identity",
-    operands=OF_ONE,
-)
-@op(
-    "QLinearLeakyRelu",
-    kind=Kind.INJECTIVE,
-    domain="com.microsoft",
-    variant_of="LeakyRelu",
-    shaped_as="Identity",
-    operands=OF_ONE,
-)
+@op("QLinearSigmoid", variant_of="Sigmoid", **OF_ONE)
+@op("QLinearLeakyRelu", variant_of="LeakyRelu", **OF_ONE)
 def qlinear_unary(node: Node) -> Tensor:
     """Sigmoid or LeakyRelu of bytes."""
     alpha = node.attrs.get("alpha", 0.01)
