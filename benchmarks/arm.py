@@ -19,16 +19,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.workloads import Missing
-from celosia.compiler.cpu.target import TARGETS
 from celosia.compiler.program import CpuStep, Program
 from celosia.compiler.program.dtypes import numpy_dtype
 from celosia.compiler.program.host.kernel import CompiledKernel
+from celosia.compiler.target import TARGETS
 from celosia.driver.export import emulate
 from celosia.driver.export.targets import find_export_target
 
 Array = NDArray[Any]
 PROCESSORS = {"armv7": "Cortex-A9", "aarch64": "Cortex-A53"}
-"""By what kernels are compiled for (cpu/target.py)."""
+"""By what kernels are compiled for (target.py)."""
 TOOLS = ("llvm-mca", "llvm-mc")
 CALLER = r"""
 #include <stdint.h>

@@ -19,11 +19,11 @@ from benchmarks.rows import Request, Row, judged, skipped
 from benchmarks.workloads import Missing
 from celosia.compiler import expr as T
 from celosia.compiler.cpu.function import compile_expressions
-from celosia.compiler.cpu.ops import bit_serial, integer
-from celosia.compiler.cpu.ops.registry import Node
-from celosia.compiler.cpu.target import TARGETS, compiling_for
+from celosia.compiler.ops import bit_serial, integer
+from celosia.compiler.ops.registry import Node
 from celosia.compiler.program.host.kernel import CompiledKernel
 from celosia.compiler.program.levels import BitLevels
+from celosia.compiler.target import TARGETS, compiling_for
 from celosia.compiler.tune.kernels.trial import by_turns
 
 Array = NDArray[Any]

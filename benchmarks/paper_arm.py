@@ -27,7 +27,7 @@ from benchmarks.paper_chart import Chart, PaperSize, Say, floats
 from benchmarks.paper_cpu import TimedConv, convolutions, geomean
 from benchmarks.rows import Row
 from benchmarks.workloads import Missing
-from celosia.compiler.cpu.target import TARGETS
+from celosia.compiler.target import TARGETS
 
 Array = NDArray[Any]
 TARGET = "aarch64"

@@ -20,10 +20,10 @@ from benchmarks.gain import cycles as cycles_of
 from benchmarks.paper_chart import Chart, PaperSize, Say, floats, quantised
 from benchmarks.rows import Row
 from benchmarks.workloads import Missing
-from celosia.compiler.cpu.target import TARGETS
 from celosia.compiler.graph.pipeline import NEEDED, PASSES
 from celosia.compiler.program import LaunchStep, Program
 from celosia.compiler.switches import PARTS
+from celosia.compiler.target import TARGETS
 from celosia.compiler.tensorize.decisions import decisions_of
 from celosia.compiler.tune.kernels.trial import by_turns
 from celosia.driver.pages.run_figures import ROOFS

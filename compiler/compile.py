@@ -13,7 +13,6 @@ import onnx
 from celosia.compiler.checking import check_program
 from celosia.compiler.cpu.llvm import link_library
 from celosia.compiler.cpu.schedule.chosen import Choices, choosing
-from celosia.compiler.cpu.target import Target, compiling_for, find_target
 from celosia.compiler.frontend import PreparedModel, import_again, naming_shapes, prepare
 from celosia.compiler.graph.errors import ModelError
 from celosia.compiler.graph.limits import require_numpy
@@ -22,6 +21,7 @@ from celosia.compiler.lowering import Lowered, lower_prepared, planner_for
 from celosia.compiler.options import Options, Source, expand_options
 from celosia.compiler.program import Program
 from celosia.compiler.switches import leaving_out
+from celosia.compiler.target import Target, compiling_for, find_target
 from celosia.compiler.tune.network import Network
 from celosia.compiler.tune.records import Records
 from celosia.compiler.tune.shipped import asked_for
@@ -60,7 +60,7 @@ def compile(source: Source, options: Options) -> Program:
         By default they are onnxruntime's floats, byte for byte (graph/norms.py, sums.py, averages.py).
     shapes: of inputs by name, if the model leaves sizes open: {"input": (1, 80, 400)}. None or -1 leaves a size open,
         if graph/specialise.py can.
-    target: a board, its .toml file, or a processor of cpu.target for which kernels are compiled and linked; by default
+    target: a board, its .toml file, or a processor of target.py for which kernels are compiled and linked; by default
         this machine. Kernels for a Target itself stay objects.
     tuned: decisions by workload, as a search tries them on `network_of`. They go before records.
     watch: called with the name and the graph after each pass.

@@ -13,10 +13,10 @@ from typing import Any, ParamSpec, Protocol, TypeAlias, TypeVar
 import onnx
 from numpy.typing import NDArray
 
-from celosia.compiler.cpu.target import Target
 from celosia.compiler.graph.dimensions import Shapes
 from celosia.compiler.graph.passes import Watch
 from celosia.compiler.program.model import ROUNDINGS
+from celosia.compiler.target import Target
 from celosia.compiler.tune.network import Tuned
 from celosia.compiler.tune.shipped import SHIPPED
 from celosia.hw.spec.config import Config

@@ -23,9 +23,9 @@ from typing import Any
 import numpy as np
 
 from celosia.compiler.compile import compile as compile_model
-from celosia.compiler.cpu.target import Target, target_for
 from celosia.compiler.graph.dimensions import Shapes
 from celosia.compiler.program import Program
+from celosia.compiler.target import Target, target_for
 from celosia.driver.board.flash import check_bitstream
 from celosia.driver.remote import deploy
 from celosia.driver.remote.runner import pack_runner

@@ -17,9 +17,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from celosia.compiler.cpu.target import TARGETS
 from celosia.compiler.program.dtypes import numpy_dtype
 from celosia.compiler.program.host.kernel import CompiledKernel
+from celosia.compiler.target import TARGETS
 
 QEMU = {"armv7": "qemu-arm-static", "aarch64": "qemu-aarch64-static"}
 LIBRARIES = {"armv7": "/usr/arm-linux-gnueabihf", "aarch64": "/usr/aarch64-linux-gnu"}

@@ -1,4 +1,4 @@
-"""The CPU backend: ONNX operators through tensor expressions and loops to machine code."""
+"""The CPU backend: the tensor expressions of ONNX operators (compiler/ops) to loops and machine code."""
 
 from __future__ import annotations
 

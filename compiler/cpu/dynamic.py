@@ -10,18 +10,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from celosia.compiler.cpu.function import compile_op
-from celosia.compiler.cpu.node import InputType
-from celosia.compiler.cpu.ops import OPS, Unsupported, named, traits
-from celosia.compiler.cpu.target import compiling_for
-from celosia.compiler.cpu.types import TYPES
+from celosia.compiler.ops import OPS, Unsupported, op_spec, operators_with
+from celosia.compiler.ops.node import InputType
+from celosia.compiler.ops.types import TYPES
 from celosia.compiler.program.dtypes import itemsize
 from celosia.compiler.program.host.kernel import CompiledKernel
 from celosia.compiler.program.host.op import DOMAINS, HostOp, Value, check_size
-from celosia.compiler.program.traits import Moves
+from celosia.compiler.program.op_spec import Moves
+from celosia.compiler.target import compiling_for
 
 Array = NDArray[Any]
 
-MOVES = named("moves", Moves.ALL, Moves.SOME, Moves.JOIN)
+MOVES = operators_with("moves", Moves.ALL, Moves.SOME, Moves.JOIN)
 """Operators that work on any element type, by moving positions."""
 
 
@@ -63,7 +63,7 @@ MAX_KERNELS = 4096
 
 def kernel(op: HostOp, args: Sequence[Array | None]) -> CompiledKernel:
     """A kernel of `op` for arrays like these, kept for the next time. Raises Unsupported."""
-    fixed = traits(op.op).shape_inputs
+    fixed = op_spec(op.op).shape_inputs
     types = tuple(None if a is None else (a.shape, a.dtype.name) for a in args)
     values = tuple(a.tobytes() if a is not None and i in fixed else None for i, a in enumerate(args))
     key = (op.op, op.domain, op.opset, op.key, op.wanted, types, values)

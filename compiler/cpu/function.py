@@ -9,16 +9,16 @@ from typing import Any
 from numpy.typing import NDArray
 
 from celosia.compiler.cpu.llvm import compile_function
-from celosia.compiler.cpu.node import CpuNode, InputType, input_type, is_mapped
-from celosia.compiler.cpu.ops import Unsupported, build
 from celosia.compiler.cpu.schedule import arranged, choosing
 from celosia.compiler.cpu.schedule.inplace import overwritable
-from celosia.compiler.cpu.target import compiling_for
 from celosia.compiler.expr import Expr, Function, Load, Tensor, compute, placeholder
 from celosia.compiler.expr.names import unused_name
 from celosia.compiler.expr.transform import loads, topological
 from celosia.compiler.expr.walk import rewrite
+from celosia.compiler.ops import Unsupported, build
+from celosia.compiler.ops.node import CpuNode, InputType, input_type, is_mapped
 from celosia.compiler.program.host.kernel import CompiledKernel
+from celosia.compiler.target import compiling_for
 
 Array = NDArray[Any]
 ALWAYS_FOLDED_BYTES = 4096

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 import onnx
 
-from celosia.compiler.cpu.ops import OPS, blocked
+from celosia.compiler.ops import OPS, blocked
 from celosia.compiler.program.host import hostops
 from celosia.compiler.program.host.hostops import FIRST, HOST, sized_names
 

@@ -13,6 +13,7 @@ from itertools import product
 import onnx_ir as ir
 
 from celosia.compiler import numerics
+from celosia.compiler.graph.operands import operand
 from celosia.compiler.graph.values import attribute, attributes, constant, is_op
 from celosia.compiler.graph.windows import windows_of
 from celosia.compiler.program.host.windows import WindowError
@@ -37,7 +38,7 @@ def adds_integers(node: ir.Node) -> bool:
         windows = windows_of(node)
     except WindowError:
         return False
-    arrays = [constant(value) for value in node.inputs[1:4]]
+    arrays = [constant(operand(node, name)) for name in ("x_scale", "x_zero_point", "y_scale")]
     if any(array is None or array.size != 1 for array in arrays):
         return windows.whole
     sx, zero, sy = (array.reshape(()) for array in arrays if array is not None)

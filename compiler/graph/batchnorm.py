@@ -15,6 +15,7 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
+from celosia.compiler.graph.operands import operand, product_names, product_operands, set_operand
 from celosia.compiler.graph.values import attribute, become, constant, is_op, new_constant, only_use, shape
 
 Array = NDArray[Any]
@@ -32,7 +33,8 @@ def fold_batchnorm(model: ir.Model) -> None:
 
 def _fold(graph: ir.Graph, node: ir.Node) -> bool:
     """Take the operator that alone reads `node` into its weights, where that can be."""
-    x, weights, bias = (*node.inputs, None)[:3]
+    x, weights, bias = product_operands(node)
+    _, weights_name, bias_name = product_names(node.op_type)
     after, dims = only_use(node.outputs[0]), shape(node.outputs[0])
     w = constant(weights)
     if (
@@ -50,15 +52,13 @@ def _fold(graph: ir.Graph, node: ir.Node) -> bool:
         return False
     a, b = affine
     with np.errstate(over="ignore", invalid="ignore"):
-        scaled = (w * _along(node, a, w)).astype(w.dtype)
+        scaled = (w * along_outputs(node, a, w)).astype(w.dtype)
         offset = (old * a + b).astype(w.dtype)
     if not (np.all(np.isfinite(scaled)) and np.all(np.isfinite(offset))):
         return False
     name = node.name or node.outputs[0].name
-    node.replace_input_with(1, new_constant(graph, f"{name}_weights", scaled))
-    fixed = new_constant(graph, f"{name}_bias", offset)
-    node.resize_inputs(3)
-    node.replace_input_with(2, fixed)
+    set_operand(node, weights_name, new_constant(graph, f"{name}_weights", scaled))
+    set_operand(node, bias_name, new_constant(graph, f"{name}_bias", offset))
     if node.op_type == "Gemm":
         node.attributes["beta"] = ir.AttrFloat32("beta", 1.0)
     return become(after, node.outputs[0])
@@ -79,7 +79,7 @@ def _affine(node: ir.Node, x: ir.Value, dims: tuple[int, ...]) -> Affine | None:
     if is_op(node, "BatchNormalization"):
         if is_training(node):
             return None
-        values = [constant(value) for value in node.inputs[1:5]]
+        values = [constant(operand(node, name)) for name in ("scale", "b", "input_mean", "input_var")]
         if node.inputs[0] is not x or any(v is None or v.shape != (channels,) for v in values):
             return None
         scale, offset, mean, var = (np.asarray(v, np.float64) for v in values)
@@ -122,12 +122,12 @@ def _bias(node: ir.Node, bias: ir.Value | None, channels: int) -> Array | None:
     return np.broadcast_to(array.reshape(-1).astype(np.float64) * beta, (channels,))
 
 
-def _along(node: ir.Node, a: Array, w: Array) -> Array:
-    """`a`, one for each output channel, in a shape that multiplies the weights `w`."""
+def along_outputs(node: ir.Node, a: Array, w: Array) -> Array:
+    """`a`, one for each output channel or one for all, in a shape that multiplies the weights `w`."""
     if node.op_type == "Gemm":
         return a[:, None] if attribute(node, "transB", 0) else a[None, :]
     rest = (1,) * (w.ndim - 2)
     if node.op_type == "Conv":
         return a.reshape(-1, 1, *rest)
-    groups = attribute(node, "group", 1)  # weights are [input channels, output channels of a group, ...]
+    groups = attribute(node, "group", 1) if a.size > 1 else 1  # w is [input channels, output channels of a group, ...]
     return np.repeat(a.reshape(groups, -1), w.shape[0] // groups, axis=0).reshape(w.shape[0], -1, *rest)

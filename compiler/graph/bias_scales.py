@@ -18,6 +18,8 @@ from celosia.compiler.graph.bounds import bytes_behind, is_superfluous, past_bou
 from celosia.compiler.graph.propagation import is_passed_on, maker, only_reader, origin, quantiser
 from celosia.compiler.graph.qdq import Quantised, adds_bias, dequantised
 from celosia.compiler.graph.values import attribute, attributes, is_op, new_constant, shape
+from celosia.compiler.ops import op_spec
+from celosia.compiler.program.op_spec import Role
 
 BIAS_SCALE_TOLERANCE = (0.01, 1e-6)
 """By which share of the products' scale, and by how much, that of the bias of a Conv may be another."""
@@ -36,10 +38,9 @@ def settle_biases(model: ir.Model) -> None:
 
 def _place(node: ir.Node) -> int | None:
     """Number of the input of `node` that is a bias that onnxruntime may add to products of bytes."""
-    if is_op(node, "Conv"):
-        return 2
-    if is_op(node, "Gemm"):
-        return 2 if attribute(node, "alpha", 1.0) == attribute(node, "beta", 1.0) == 1.0 else None
+    if is_op(node, "Conv", "Gemm"):
+        plain = attribute(node, "alpha", 1.0) == attribute(node, "beta", 1.0) == 1.0
+        return op_spec(node.op_type).having(Role.BIAS)[0] if plain else None
     if not is_op(node, "Add"):
         return None
     for place, value in enumerate(node.inputs):

@@ -17,7 +17,7 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from celosia.compiler.cpu.ops.contrib import BYTES_OF_BLOCKS
+from celosia.compiler.graph.operands import operand
 from celosia.compiler.graph.values import (
     attribute,
     attributes,
@@ -28,6 +28,7 @@ from celosia.compiler.graph.values import (
     new_constant,
     shape,
 )
+from celosia.compiler.ops.contrib import BYTES_OF_BLOCKS
 from celosia.compiler.tensorize import pack
 from celosia.hw.spec.config import Config
 from celosia.hw.spec.scratchpads import depths
@@ -58,16 +59,19 @@ def sum_blocks(model: ir.Model, cfg: Config) -> None:
 
 def _weights(node: ir.Node) -> _Weights | None:
     """Those of a MatMulNBits that multiplies bytes; None for any other, and for one that is damaged."""
-    inputs = [*node.inputs, *[None] * 6]
-    x, bias = inputs[0], inputs[5]
+    x, bias, starts_of = operand(node, "a"), operand(node, "bias"), operand(node, "zero_points")
     bits, size, inner, n = (attribute(node, name, 4) for name in ("bits", "block_size", "K", "N"))
-    packed, scales, zeros = (constant(value) for value in inputs[1:4])
+    packed, scales, zeros = (constant(value) for value in (operand(node, "b"), operand(node, "scales"), starts_of))
     dims = None if x is None else shape(x)
-    if attribute(node, "accuracy_level", 0) != 4 or size not in BYTES_OF_BLOCKS.get(bits, ()) or inputs[4] is not None:
+    if (
+        attribute(node, "accuracy_level", 0) != 4
+        or size not in BYTES_OF_BLOCKS.get(bits, ())
+        or operand(node, "g_idx") is not None
+    ):
         return None
     if x is None or dims is None or 0 in dims or dims[-1:] != (inner,) or dtype_name(x) != "float32":
         return None
-    if packed is None or scales is None or (inputs[3] is not None and (zeros is None or zeros.dtype != np.uint8)):
+    if packed is None or scales is None or (starts_of is not None and (zeros is None or zeros.dtype != np.uint8)):
         return None
     blocks = -(-inner // size)
     row = -(-blocks * bits // 8)
@@ -132,8 +136,8 @@ def _split(node: ir.Node, weights: _Weights, cfg: Config) -> None:
             for what, at in (("start", 0), ("end", n), ("axis", -1))
         ]
         (found,) = made("Slice", [found, *ends], [value("sliced", floats, n)], domain="")
-    if len(node.inputs) > 5 and node.inputs[5] is not None:
-        (found,) = made("Add", [found, node.inputs[5]], [value("biased", floats, n)], domain="")
+    if (bias := operand(node, "bias")) is not None:
+        (found,) = made("Add", [found, bias], [value("biased", floats, n)], domain="")
     ir.convenience.replace_all_uses_with(y, found, replace_graph_outputs=True)
     kept = y.name
     graph.remove(node, safe=True)

@@ -18,12 +18,13 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
+from celosia.compiler.graph.operands import convolves_bytes, operand, set_operand
 from celosia.compiler.graph.values import attribute, become, constant, is_op, new_constant, shape
 from celosia.compiler.program.host.sizes import taken
 
 Order = NDArray[np.int64]
-WEIGHTS, BY_CHANNEL = 3, (4, 5, 8)
-"""Operands of QLinearConv: its weights, and what may hold a number for each channel: scales, zero points, biases."""
+BY_CHANNEL = ("w_scale", "w_zero_point", "b")
+"""Operands of QLinearConv that may hold a number for each channel."""
 
 
 def order_channels(model: ir.Model) -> None:
@@ -34,8 +35,8 @@ def order_channels(model: ir.Model) -> None:
         if order is None or value is None or not (made := list(_chain(value, model.graph))):
             continue
         conv = made[-1]
-        for place in (WEIGHTS, *BY_CHANNEL):
-            _reorder(model.graph, conv, place, order)
+        for name in ("w", *BY_CHANNEL):
+            _reorder(model.graph, conv, name, order)
         for each in made:
             dims = shape(each.outputs[0])
             assert dims is not None
@@ -60,21 +61,20 @@ def _chain(value: ir.Value, graph: ir.Graph) -> Iterator[ir.Node]:
         nodes.append(node)
         if is_op(node, "Table") and node.inputs[0] is not None:
             value = node.inputs[0]
-        elif (
-            is_op(node, "QLinearConv") and attribute(node, "group", 1) == 1 and not attribute(node, "channels_last", 0)
-        ):
-            if all(constant(each) is not None for each in node.inputs[WEIGHTS:] if each is not None):
+        elif convolves_bytes(node) and attribute(node, "group", 1) == 1 and not attribute(node, "channels_last", 0):
+            others = [operand(node, name) for name in ("w", *BY_CHANNEL, "y_scale", "y_zero_point")]
+            if all(value is None or constant(value) is not None for value in others):
                 yield from nodes
             return
         else:
             return
 
 
-def _reorder(graph: ir.Graph, conv: ir.Node, place: int, order: Order) -> None:
-    value = conv.inputs[place] if place < len(conv.inputs) else None
+def _reorder(graph: ir.Graph, conv: ir.Node, name: str, order: Order) -> None:
+    value = operand(conv, name)
     array = constant(value)
-    if value is not None and array is not None and (array.size > 1 or place == WEIGHTS):
-        conv.replace_input_with(place, new_constant(graph, f"{value.name}_ordered", array[order]))
+    if value is not None and array is not None and (array.size > 1 or name == "w"):
+        set_operand(conv, name, new_constant(graph, f"{value.name}_ordered", array[order]))
 
 
 # What each operator makes of channels ----------------------------------------------------------------------------
@@ -89,7 +89,7 @@ def _depth_to_space(node: ir.Node) -> Order | None:
 
 
 def _gather(node: ir.Node) -> Order | None:
-    dims, index = _dims(node), constant(node.inputs[1])
+    dims, index = _dims(node), constant(operand(node, "indices"))
     if dims is None or index is None or index.ndim != 1 or not index.size or attribute(node, "axis", 0) % 4 != 1:
         return None
     order: Order = np.where(index < 0, index + dims[1], index).astype(np.int64)

@@ -7,15 +7,16 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from celosia.compiler.cpu.ops import named
+from celosia.compiler.graph.operands import joins_parts, operand, takes_largest
 from celosia.compiler.graph.propagation import MOVING
 from celosia.compiler.graph.qdq import Quantised, activation, dequantised, quantised, same_meaning
 from celosia.compiler.graph.values import attribute, attributes, constant, derived_name, is_op, new_constant, only_use
-from celosia.compiler.program.traits import Moves
+from celosia.compiler.ops import operators_with
+from celosia.compiler.program.op_spec import Moves
 
-MOVING_OPS = named("moves", Moves.ALL)
+MOVING_OPS = operators_with("moves", Moves.ALL)
 """Operators that only move elements, and that change places with QuantizeLinear before anything else happens."""
-CHOOSING_OPS = named("moves", Moves.SOME, Moves.FILL)
+CHOOSING_OPS = operators_with("moves", Moves.SOME, Moves.FILL)
 """Those of which an element of the result is one of the operand's, or a constant: they change places with
 DequantizeLinear. `Commute._moved` says which uses of them do."""
 
@@ -44,7 +45,7 @@ class Commute:
 
     def _choose(self, node: ir.Node) -> bool:
         """Choose for what stands behind operators on floats, once it is clear which these are."""
-        sinks = is_op(node, *CHOOSING_OPS) and not is_op(node, "MaxPool") and len(node.outputs) == 1
+        sinks = is_op(node, *CHOOSING_OPS) and not takes_largest(node) and len(node.outputs) == 1
         return (sinks and self._sink(node, floats=not is_op(node, *MOVING))) or self._commute(node)
 
     def _sink(self, node: ir.Node, floats: bool = False) -> bool:
@@ -108,9 +109,9 @@ class Commute:
         rest = list(node.inputs[1:])
         if q.dtype not in (np.int8, np.uint8) and not is_op(node, *MOVING_OPS):
             return None
+        if takes_largest(node) and (len(node.outputs) > 1 or not np.all(q.scale > 0)):
+            return None
         match node.op_type:
-            case "MaxPool" if len(node.outputs) > 1 or not np.all(q.scale > 0):
-                return None
             case "Resize" | "Upsample" if attribute(node, "mode", "nearest") not in ("nearest", b"nearest"):
                 return None
             case "Resize" if attribute(node, "coordinate_transformation_mode") == "tf_crop_and_resize":
@@ -121,9 +122,9 @@ class Commute:
 
     def _padding(self, node: ir.Node, q: Quantised, exact: bool) -> list[ir.Value | None] | None:
         """The inputs of a Pad with a constant as a byte of `q`."""
-        if "pads" in node.attributes or len(node.inputs) < 2:  # before version 11
+        if "pads" in node.attributes or operand(node, "pads") is None:  # before version 11
             return None
-        given = node.inputs[2] if len(node.inputs) > 2 else None
+        given = operand(node, "constant_value")
         value = np.zeros(1, np.float32) if given is None else constant(given)
         if value is None or value.dtype != np.float32 or value.size != 1 or np.any(np.isnan(value)):
             return None
@@ -133,11 +134,12 @@ class Commute:
         if exact and (byte - zero) * scale != real:
             return None
         fill = new_constant(self.graph, f"{node.name}_fill", np.array(byte, q.dtype))
-        return [node.inputs[1], fill, *node.inputs[3:]]
+        axes = operand(node, "axes")
+        return [operand(node, "pads"), fill, *([] if axes is None else [axes])]
 
     def _join(self, node: ir.Node) -> bool:
         """Concat of parts of which some are quantised: the others are quantised, too, or all leave with one scale."""
-        if not is_op(node, "Concat"):
+        if not joins_parts(node):
             return False
         parts, y = [activation(value) for value in node.inputs], quantised(node.outputs[0])
         known = [part for part in parts if part is not None]
@@ -154,7 +156,7 @@ class Commute:
             for value, part in zip(values, parts, strict=True):
                 if part is None:
                     value.producer().meta[IN_FLOATS] = True  # type: ignore[union-attr]
-            self._replace(old, "Concat", values, "", attrs)
+            self._replace(old, node.op_type, values, "", attrs)
             return True
         first, same = known[0], len(known) == len(parts)
         if not same or any(part.dtype != first.dtype or not same_meaning(part, first) for part in known):

@@ -8,14 +8,16 @@ from typing import Any
 
 import onnx_ir as ir
 
-from celosia.compiler.cpu.ops import traits
+from celosia.compiler.graph.operands import data_operands, operand
 from celosia.compiler.graph.values import attribute, shape
-from celosia.compiler.program.traits import filling
+from celosia.compiler.ops import op_spec
+from celosia.compiler.program.op_spec import filling
 
 Shape = Any
 """tuple[int, ...], or None where it is not known, or an input is left out."""
 Count = Callable[[ir.Node, Sequence[Shape], Shape], int]
-"""Products of a node, of the shapes of its inputs and of its first output; TypeError or IndexError where one lacks."""
+"""Products of a node, of the shapes of what it computes with (all inputs, where it declares none) and of its first
+output; TypeError or IndexError where one lacks."""
 _COUNTS: dict[str, Count] = {}
 _counts = filling(_COUNTS)
 
@@ -26,38 +28,42 @@ def total_macs(graph: ir.Graph) -> int:
 
 
 def _macs(node: ir.Node) -> int:
-    count = _COUNTS.get(node.op_type)
+    spec = op_spec(node.op_type)
+    count = _COUNTS.get(node.op_type) or _COUNTS.get(spec.variant_of)
     if count is None:
         return 0
-    given = [None if value is None else shape(value) for value in node.inputs]
     try:
-        return count(node, given, shape(node.outputs[0]) if node.outputs else None)
+        read = data_operands(node) if spec.operands else node.inputs
+        return count(node, [_shape(value) for value in read], shape(node.outputs[0]) if node.outputs else None)
     except (TypeError, IndexError):  # a shape that is not known, or that nothing fits
         return 0
 
 
-@_counts("MatMul", "MatMulInteger", "MatMulInteger16", "MatMulIntegerToFloat", "DynamicQuantizeMatMul", "QLinearMatMul")
-@_counts("Gemm", "QGemm", "FusedGemm", "FusedMatMul", "TransposeMatMul")
+def _shape(value: ir.Value | None) -> Shape:
+    return None if value is None else shape(value)
+
+
+@_counts("MatMul", "Gemm")
 def _matrices(node: ir.Node, given: Sequence[Shape], out: Shape) -> int:
     axis = -1 if not attribute(node, "transA", 0) else 0 if attribute(node, "transBatchA", 0) else -2
     return int(math.prod(out) * given[0][axis])
 
 
-@_counts("Conv", "QLinearConv", "ConvInteger", "FusedConv", "DeformConv")
+@_counts("Conv")
 def _convolution(node: ir.Node, given: Sequence[Shape], out: Shape) -> int:
-    return int(math.prod(out) * math.prod(given[traits(node.op_type).weights or 0][1:]))
+    return int(math.prod(out) * math.prod(given[1][1:]))
 
 
-@_counts("ConvTranspose", "ConvTransposeWithDynamicPads")
+@_counts("ConvTranspose")
 def _transposed(node: ir.Node, given: Sequence[Shape], out: Shape) -> int:
     """Each element of the input meets the kernels of its channel."""
     return int(math.prod(given[0]) * math.prod(given[1][1:]))
 
 
-@_counts("LSTM", "DynamicQuantizeLSTM", "GRU", "RNN")
+@_counts("LSTM", "GRU", "RNN")
 def _recurrence(node: ir.Node, given: Sequence[Shape], out: Shape) -> int:
     """MACs of a recurrent operator, each of whose outputs may be left out."""
-    x, kernels, again = given[:3]
+    x, kernels, again, *_ = given
     return int(x[0] * x[1]) * (math.prod(kernels) + math.prod(again))
 
 
@@ -85,17 +91,14 @@ def _sums(node: ir.Node, given: Sequence[Shape], out: Shape) -> int:
     return math.prod(sizes.values()) * (len(terms) - 1)
 
 
-def _projected(past: int) -> Count:
-    """Attention whose weights make queries, keys and values. past: the input of those that came before."""
-
-    def count(node: ir.Node, given: Sequence[Shape], out: Shape) -> int:
-        (batch, steps, inner), (_, width) = given[0], given[1]
-        before = given[past] if past < len(given) else None
-        queries = (attribute(node, "qkv_hidden_sizes") or [width // 3])[0]
-        seen = steps + (before[3] if before else 0)
-        return int(batch * steps * (inner * width + seen * (queries + out[2])))
-
-    return count
+@_counts("com.microsoft.Attention", "QAttention")
+def _projected(node: ir.Node, given: Sequence[Shape], out: Shape) -> int:
+    """MACs of attention whose weights make queries, keys and values."""
+    (batch, steps, inner), (_, width) = given[0], given[1]
+    before = _shape(operand(node, "past"))
+    queries = (attribute(node, "qkv_hidden_sizes") or [width // 3])[0]
+    seen = steps + (before[3] if before else 0)
+    return int(batch * steps * (inner * width + seen * (queries + out[2])))
 
 
 @_counts("MultiHeadAttention", "GroupQueryAttention")
@@ -107,10 +110,7 @@ def _attention(node: ir.Node, given: Sequence[Shape], out: Shape) -> int:
     if present is not None:
         seen = present[2]
     else:
-        seen = given[1][-2] + (given[6][2] if len(given) > 6 and given[6] else 0)
+        past = _shape(operand(node, "past_key"))
+        seen = given[1][-2] + (past[2] if past else 0)
     queries = width if node.op_type == "MultiHeadAttention" else out[2]
     return int(batch * steps * seen * (queries + out[2]))
-
-
-_counts("com.microsoft.Attention")(_projected(4))
-_counts("QAttention")(_projected(8))

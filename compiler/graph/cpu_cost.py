@@ -7,10 +7,10 @@ from math import prod
 
 import onnx_ir as ir
 
-from celosia.compiler.cpu.ops import traits
 from celosia.compiler.graph.cost import total_macs
 from celosia.compiler.graph.values import constant, operands, shape
-from celosia.compiler.program.traits import Moves
+from celosia.compiler.ops import op_spec
+from celosia.compiler.program.op_spec import Moves
 
 BYTES_A_CYCLE, MACS_A_CYCLE = 4, 4
 """Bytes that a processor beside the accelerator moves in a cycle of the accelerator, and its multiplications."""
@@ -25,7 +25,7 @@ def host_cycles(node: ir.Node, cpu: Container[ir.Node]) -> float:
     these alone, and costs nothing if only kernels of the CPU read it, since it is fused into them.
     """
     moved = sum(map(bytes_of, node.outputs))
-    if traits(node.op_type).moves is Moves.SOME:
+    if op_spec(node.op_type).moves is Moves.SOME:
         readers = [use.node for out in node.outputs for use in out.uses()]
         if readers and all(reader in cpu for reader in readers) and not any(o.is_graph_output() for o in node.outputs):
             return 0

@@ -16,6 +16,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from celosia.compiler.graph.dead import drop_unused
+from celosia.compiler.graph.operands import quantisation, quantisation_names, set_operand
 from celosia.compiler.graph.propagation import is_passed_on, only_reader
 from celosia.compiler.graph.values import constant, is_op, new_constant
 
@@ -53,8 +54,8 @@ def _merge(graph: ir.Graph, first: ir.Node) -> bool:
     name = first.outputs[0].name or ""
     parameters = [new_constant(graph, f"{name}_{part}", array) for part, array in zip(PairSteps._fields, steps)]
     for node in (first, *last):
-        node.replace_input_with(1, parameters[0])
-        node.replace_input_with(2, parameters[1])
+        for parameter, value in zip(quantisation_names(node.op_type), parameters):
+            set_operand(node, parameter, value)
     for node in last:
         node.replace_input_with(0, first.outputs[0])
     drop_unused(graph)
@@ -70,7 +71,7 @@ def _same_steps(nodes: list[ir.Node]) -> PairSteps | None:
     """Those of all `nodes`, where they are constants, one for all elements, and equal."""
     found = []
     for node in nodes:
-        scale, zero = (constant(value) for value in (*node.inputs[1:3], None, None)[:2])
+        scale, zero = (constant(value) for value in quantisation(node))
         if scale is None or zero is None or scale.dtype != np.float32 or scale.size != 1 or zero.size != 1:
             return None
         found.append(PairSteps(scale.reshape(()), zero.reshape(())))

@@ -6,14 +6,15 @@ onnx's inference looks at some of them alone: a zero point of floats passes it, 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import chain, cycle, repeat
+from itertools import repeat
 
 import onnx
 from onnx import ModelProto, NodeProto, TensorProto
 from onnx.defs import OpSchema
 
-from celosia.compiler.cpu.ops import traits
 from celosia.compiler.graph.functions import Types, opset_of, typed
+from celosia.compiler.ops import op_spec
+from celosia.compiler.program.op_spec import OpSpec
 
 Formal = tuple[str, str, frozenset[str]]
 """An input's name, the letter or parameter that inputs of one type share ("" if none), and the types it may have."""
@@ -49,17 +50,18 @@ def _strange(node: NodeProto, types: Types, opset: int) -> Iterator[str]:
 
 def _formals(node: NodeProto, opset: int) -> Iterator[Formal]:
     if node.domain == "com.microsoft":
-        return _from_letters(traits(node.op_type).takes)
+        return _from_spec(op_spec(node.op_type), len(node.input))
     if node.domain or not onnx.defs.has(node.op_type, opset):
         return iter(())
     return _from_schema(onnx.defs.get_schema(node.op_type, opset))
 
 
-def _from_letters(takes: str) -> Iterator[Formal]:
-    *once, last = takes.split() or [""]
-    letters = chain("".join(once), cycle(last[:-1]) if last.endswith("*") else last)
-    for number, letter in enumerate(letters):
-        yield f"input {number}", letter if letter.isupper() else "", LETTERS.get(letter, EIGHT_BITS)
+def _from_spec(spec: OpSpec, count: int) -> Iterator[Formal]:
+    for number in range(count):
+        operand = spec.operand_at(number)
+        letter = (operand.type if operand else "") or "."
+        name = f"input {number}" if operand is None else f"input {number} ({operand.name})"
+        yield name, letter if letter.isupper() else "", LETTERS.get(letter, EIGHT_BITS)
 
 
 def _from_schema(schema: OpSchema) -> Iterator[Formal]:

@@ -21,10 +21,12 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import DTypeLike, NDArray
 
-from celosia.compiler.graph.batchnorm import is_training
+from celosia.compiler.graph.batchnorm import along_outputs, is_training
 from celosia.compiler.graph.fold import fold_makers
+from celosia.compiler.graph.operands import operand, quantisation, set_operand, spec_of
 from celosia.compiler.graph.propagation import is_passed_on, is_quantised, maker, only_reader, origin
 from celosia.compiler.graph.values import attribute, attributes, become, constant, is_op, new_constant, shape
+from celosia.compiler.program.op_spec import Role
 
 OVERFLOW = -(2.0**31)
 """The integer that onnxruntime has of a bias that no int32 holds, also of a large one: what x86 converts floats to."""
@@ -51,21 +53,23 @@ def quantise_weights(model: ir.Model, kind: DTypeLike = np.float32) -> None:
     """Change `model`: constants of type `kind` become integers behind DequantizeLinear. Of float16, which onnxruntime
     then computes in float32, these are biases alone."""
     found = [product for node in model.graph if (product := _product(node)) is not None]
-    fold_makers(model, (v for each in found for v in (each.node.inputs[1], each.bias, each.source.inputs[1])))
+    fold_makers(model, (v for each in found for v in (each.node.inputs[1], each.bias, quantisation(each.source)[0])))
     for product in found:
         _quantise(model.graph, product, np.dtype(kind))
 
 
 def _product(node: ir.Node) -> _Product | None:
     """That of `node`, where it is between quantised tensors."""
-    last, place, flat = node, 2, True
+    last, flat = node, True
     if is_op(node, "MatMul"):
         add = only_reader(node) if is_passed_on(node) else None
         if add is None or not is_op(add, "Add") or len(shape(node.inputs[1]) or ()) != 2:  # type: ignore[arg-type]
             return None
         last, place = add, int(maker(add.inputs[0]) is node)
         flat = node.inputs[0] is not None and len(node.inputs[0].shape or ()) == 2
-    elif not is_op(node, "Conv", "ConvTranspose", "Gemm"):
+    elif is_op(node, "Conv", "ConvTranspose", "Gemm"):
+        place = spec_of(node).having(Role.BIAS)[0]
+    else:
         return None
     source = maker(node.inputs[0])
     source = origin(source.inputs[0] if source is not None and _pads(source, node) else node.inputs[0])
@@ -77,10 +81,10 @@ def _product(node: ir.Node) -> _Product | None:
 
 def _pads(pad: ir.Node, node: ir.Node) -> bool:
     """Whether `pad` puts zeros around the images of a Conv alone, which could do so itself."""
-    fill = constant(pad.inputs[2]) if len(pad.inputs) > 2 else np.zeros(1)
-    if not is_op(pad, "Pad") or not is_op(node, "Conv") or len(pad.inputs) > 3:
+    if not is_op(pad, "Pad") or not is_op(node, "Conv") or operand(pad, "axes") is not None:
         return False
-    pads = constant(pad.inputs[1]) if len(pad.inputs) > 1 else None
+    pads, value = constant(operand(pad, "pads")), operand(pad, "constant_value")
+    fill = np.zeros(1) if value is None else constant(value)
     if pads is None or np.any(pads < 0) or np.any(pads.reshape(2, -1)[:, :2]) or fill is None or np.any(fill):
         return False
     explicit = attribute(node, "auto_pad", "NOTSET") in ("NOTSET", b"NOTSET")
@@ -128,35 +132,27 @@ def _absorb(graph: ir.Graph, product: _Product) -> bool:
         if is_op(after, "BatchNormalization"):
             scale, offset, mean, variance = numbers
             scale = scale / np.sqrt(variance + np.float32(attribute(after, "epsilon", 1e-5)))
-            w, b = w * _of_weights(node, scale, w), offset - mean * scale if b is None else (b - mean) * scale + offset
+            w, b = (
+                w * along_outputs(node, scale, w),
+                offset - mean * scale if b is None else (b - mean) * scale + offset,
+            )
         elif is_op(after, "Mul"):
-            w, b = w * _of_weights(node, numbers[0], w), None if b is None else b * numbers[0]
+            w, b = w * along_outputs(node, numbers[0], w), None if b is None else b * numbers[0]
         else:
             b = numbers[0] if b is None else b + numbers[0]
-    node.replace_input_with(1, new_constant(graph, f"{node.name}_absorbed", w))
+    set_operand(node, "w", new_constant(graph, f"{node.name}_absorbed", w))
     if b is not None:
-        node.resize_inputs(3)
-        node.replace_input_with(2, new_constant(graph, f"{node.name}_absorbed_bias", b))
+        set_operand(node, "b", new_constant(graph, f"{node.name}_absorbed_bias", b))
     for after in product.absorbed:
         become(after, node.outputs[0])
     return True
-
-
-def _of_weights(node: ir.Node, factor: NDArray[Any], w: NDArray[Any]) -> NDArray[Any]:
-    """`factor`, one for each output channel or one for all, as it multiplies `w`."""
-    groups = attribute(node, "group", 1) if factor.size > 1 else 1
-    rest = (1,) * (w.ndim - 2)
-    if is_op(node, "Conv"):
-        return factor.reshape(-1, 1, *rest)
-    each: NDArray[Any] = np.repeat(factor.reshape(groups, -1, *rest), w.shape[0] // groups, axis=0)
-    return each
 
 
 def _quantise(graph: ir.Graph, product: _Product, kind: np.dtype[Any]) -> None:
     if product.absorbed and not _absorb(graph, product):
         return
     node, last, given = product.node, product.last, product.bias
-    scale, bias = constant(product.source.inputs[1]), constant(given)
+    scale, bias = constant(quantisation(product.source)[0]), constant(given)
     if scale is not None and (scale.dtype != kind or scale.size != 1):
         return
     if given is None and last is not node:

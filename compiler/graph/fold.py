@@ -12,13 +12,13 @@ from math import prod
 import numpy as np
 import onnx_ir as ir
 
-from celosia.compiler.cpu.ops import OPS
 from celosia.compiler.cpu.parse import parse
 from celosia.compiler.graph.errors import ModelError
 from celosia.compiler.graph.external import is_mapped
 from celosia.compiler.graph.qdq import MADE_OF, steps_of
 from celosia.compiler.graph.shapes import UNKNOWN, infer, require_agreement
 from celosia.compiler.graph.values import constant, new_constant, shape
+from celosia.compiler.ops import OPS
 from celosia.compiler.program.host.execute import execute
 from celosia.compiler.program.host.hostops import HOST, RANDOM
 from celosia.compiler.program.host.op import DOMAINS, HostError

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import onnx
 import onnx.inliner
 
-from celosia.compiler.cpu.ops import OPS
 from celosia.compiler.graph.inference import inferred
+from celosia.compiler.ops import OPS
 from celosia.compiler.program.host.hostops import HOST
 from celosia.compiler.program.host.op import DOMAINS
 

@@ -17,10 +17,9 @@ from typing import Any
 
 import numpy as np
 import onnx_ir as ir
-from numpy.typing import NDArray
 
-from celosia.compiler.cpu.ops import VIEWS
 from celosia.compiler.graph.dead import drop_unused
+from celosia.compiler.graph.operands import operand
 from celosia.compiler.graph.values import (
     attribute,
     attributes,
@@ -30,7 +29,8 @@ from celosia.compiler.graph.values import (
     replace_by,
     shape,
 )
-from celosia.compiler.program.traits import filling
+from celosia.compiler.ops import VIEWS, op_spec, operators_with
+from celosia.compiler.program.op_spec import filling
 
 Rule = Callable[[ir.Graph, ir.Node], ir.Value | None]
 """(graph, node) -> the value that the output of the node equals, perhaps that of a new node; None where none."""
@@ -97,18 +97,10 @@ def _before(node: ir.Node, *ops: str) -> ir.Node | None:
     return producer if same and is_op(producer, *ops) else None
 
 
-def _input(node: ir.Node, number: int) -> ir.Value | None:
-    return node.inputs[number] if number < len(node.inputs) else None
-
-
-def _fixed(node: ir.Node, number: int) -> NDArray[Any] | None:
-    return constant(_input(node, number))
-
-
 # Rules ----------------------------------------------------------------------------------------------------------
 
 
-@_rule("Identity", "Concat", "Sum", "Min", "Max", "Mean")
+@_rule("Identity", *(name for name in operators_with("repeated") if op_spec(name).scale is None))
 def _itself(graph: ir.Graph, node: ir.Node) -> ir.Value | None:
     """The only input: Identity, and Concat, Sum, Min, Max, Mean of one."""
     return node.inputs[0] if len(node.inputs) == 1 else None
@@ -125,7 +117,7 @@ def _neutral(number: float, either: bool) -> Rule:
 
     def rule(graph: ir.Graph, node: ir.Node) -> ir.Value | None:
         for x, c in [(0, 1), (1, 0)][: 1 + either]:
-            array = _fixed(node, c)
+            array = constant(node.inputs[c])
             if array is None or array.dtype.kind not in "iuf" or array.size == 0:
                 continue
             signed = array.dtype.kind != "f" or bool(np.all(np.signbit(array) == np.signbit(number)))
@@ -255,13 +247,13 @@ def _range(node: ir.Node, kind: Any) -> tuple[Any, Any] | None:
         bounds = [np.iinfo(kind).min, np.iinfo(kind).max]
     else:
         return None
-    for number in (1, 2):
-        if _input(node, number) is None:
+    for number, name in enumerate(("min", "max")):
+        if (value := operand(node, name)) is None:
             continue
-        array = _fixed(node, number)
+        array = constant(value)
         if array is None or array.size != 1:
             return None
-        bounds[number - 1] = array.item()
+        bounds[number] = array.item()
         if kind.kind == "f" and (np.isnan(array.item()) or (array.item() == 0 and np.signbit(array.item()))):
             return None
     return bounds[0], bounds[1]
@@ -270,7 +262,7 @@ def _range(node: ir.Node, kind: Any) -> tuple[Any, Any] | None:
 @_rule("Dropout")
 def _dropout(graph: ir.Graph, node: ir.Node) -> ir.Value | None:
     """Outside of training."""
-    training = _input(node, 2)
+    training = operand(node, "training_mode")
     fixed = constant(training)
     off = training is None or (fixed is not None and not np.any(fixed))
     version = graph.opset_imports.get("", 21)
@@ -279,15 +271,16 @@ def _dropout(graph: ir.Graph, node: ir.Node) -> ir.Value | None:
 
 @_rule("Pad")
 def _pad(graph: ir.Graph, node: ir.Node) -> ir.Value | None:
-    pads = attribute(node, "pads", _fixed(node, 1))
+    pads = attribute(node, "pads", constant(operand(node, "pads")))
     return node.inputs[0] if pads is not None and not np.any(pads) else None
 
 
 @_rule("Slice")
 def _slice(graph: ir.Graph, node: ir.Node) -> ir.Value | None:
     """Forwards with steps of 1, as long as the whole."""
-    steps = _fixed(node, 4)
-    forwards = _input(node, 4) is None or (steps is not None and bool(np.all(steps == 1)))
+    given = operand(node, "steps")
+    steps = constant(given)
+    forwards = given is None or (steps is not None and bool(np.all(steps == 1)))
     return node.inputs[0] if forwards else None
 
 

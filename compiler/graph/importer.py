@@ -13,18 +13,19 @@ from zipfile import is_zipfile
 import onnx
 import onnx_ir as ir
 
-from celosia.compiler.cpu.ops import traits
 from celosia.compiler.graph.element_types import mistyped
 from celosia.compiler.graph.errors import ModelError
 from celosia.compiler.graph.external import Origin, attach, read_all, read_small
 from celosia.compiler.graph.inference import inferred
 from celosia.compiler.graph.lengths import LONGEST, lengths
 from celosia.compiler.graph.normalise import for_checker, normalise_model
+from celosia.compiler.graph.operands import quantisation
 from celosia.compiler.graph.passes import Pipeline
 from celosia.compiler.graph.pipeline import FILE_PASSES, IMPORT_PASSES
 from celosia.compiler.graph.validation import validation_error
 from celosia.compiler.graph.values import attribute, is_op, shape
 from celosia.compiler.graph.witness import wrong_windows
+from celosia.compiler.ops import op_spec
 from celosia.compiler.program.host.hostops.types import spread_complaint
 
 
@@ -92,7 +93,7 @@ def check_parameters(model: ir.Model) -> None:
         if not is_op(node, "QuantizeLinear", "DequantizeLinear") or not node.inputs:
             continue
         x, axis, block = node.inputs[0], attribute(node, "axis", 1), attribute(node, "block_size", 0)
-        for value in node.inputs[1:3]:
+        for value in quantisation(node):
             parameters = shape(value) if value is not None else None
             if x is None or x.shape is None or parameters is None:
                 continue
@@ -211,8 +212,8 @@ def with_inferred_shapes(proto: onnx.ModelProto) -> onnx.ModelProto:
     for node in drawn.graph.node:
         if node.op_type == "Squeeze" and empty.intersection(node.input[1:]):
             del node.input[1:]  # no axes are all of size 1, to onnxruntime
-        if node.domain == "com.microsoft" and (like := traits(node.op_type).like) and not _has_no_like(node):
-            _stand_in(node, *like)
+        if node.domain == "com.microsoft" and op_spec(node.op_type).shape_like and not _has_no_like(node):
+            _stand_in(node)
     overruled: dict[str, onnx.ValueInfoProto] = {}
     inferred = _inferred(drawn, proto)
     while wrong := wrong_windows(drawn.graph, inferred):  # what follows from them is inferred again
@@ -279,14 +280,16 @@ def _is_whole(kind: onnx.TypeProto) -> bool:
 
 def _has_no_like(node: onnx.NodeProto) -> bool:
     """Whether it makes floats of bytes, or has the channels last: its shape and type come from its expression."""
-    floats = node.op_type == "QGemm" and not any(node.input[7:8])
+    scale = op_spec(node.op_type).scale
+    floats = scale is not None and not any(node.input[scale : scale + 1])
     return floats or any(attr.name == "channels_last" and attr.i for attr in node.attribute)
 
 
-def _stand_in(node: onnx.NodeProto, op: str, chosen: slice | tuple[int, ...]) -> None:
-    """Make ONNX's operator `op` of the inputs `chosen` out of one of onnxruntime's."""
-    names = list(node.input)
-    kept = names[chosen] if isinstance(chosen, slice) else [names[i] for i in chosen if i < len(names)]
+def _stand_in(node: onnx.NodeProto) -> None:
+    """Make ONNX's operator of the same shape and type out of one of onnxruntime's."""
+    spec, names = op_spec(node.op_type), list(node.input)
+    op = spec.shape_like
+    kept = names if op == node.op_type else [names[number] for number in spec.data_among(len(names))]
     attrs = [attr for attr in node.attribute if attr.name not in ("channels_last", "opset") and op != "Identity"]
     node.op_type, node.domain = op, ""
     del node.input[:], node.attribute[:]

@@ -8,6 +8,8 @@ import numpy as np
 import onnx
 from onnx import GraphProto, NodeProto, TensorProto, helper, numpy_helper
 
+from celosia.compiler.graph.operands import named_input
+
 FURTHEST = 1 << 30
 """Steps beyond which onnx, whose counter has 32 bits, reads outside of a list that it slices, or never ends."""
 MOVES = frozenset(("Identity", "Cast", "Concat", "Gather", "Reshape", "Squeeze", "Unsqueeze"))
@@ -20,7 +22,8 @@ def inferred(proto: onnx.ModelProto) -> onnx.ModelProto:
     graphs = [proto.graph, *_inner(proto.graph)]
     nodes = [node for graph in graphs for node in graph.node]
     tensors = [tensor for graph in graphs for tensor in graph.initializer]
-    steps = [node.input[4] for node in nodes if node.op_type == "Slice" and len(node.input) > 4 and node.input[4]]
+    slices = (node for node in nodes if node.op_type == "Slice")
+    steps = [name for node in slices if (name := named_input(node, "steps"))]
     result: onnx.ModelProto = onnx.shape_inference.infer_shapes(proto, data_prop=_are_near(steps, nodes, tensors))
     return result
 

@@ -5,7 +5,7 @@
     u = MaxPool(z)                           u16 = BlockedMaxPool(z16); u = Unblock(u16)
 
 What the next operator takes in blocks is never converted back. Weights are constants, which are arranged here. The
-operators are those of cpu/ops/blocked.py.
+operators are those of ops/blocked.py.
 """
 
 from __future__ import annotations
@@ -19,15 +19,20 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from celosia.compiler.cpu.ops.elementwise import BINARY, UNARY, VARIADIC
-from celosia.compiler.cpu.target import target
 from celosia.compiler.graph.batchnorm import is_training
+from celosia.compiler.graph.operands import joins_parts, operand
 from celosia.compiler.graph.values import RESERVED, attribute, attributes, constant, new_constant, shape
+from celosia.compiler.ops import OPS, op_spec
+from celosia.compiler.ops.elementwise import BINARY, UNARY, VARIADIC
+from celosia.compiler.program.op_spec import Kind
+from celosia.compiler.target import target
 
 Shape = tuple[int, ...]
 ELEMENTWISE = frozenset((*UNARY, *BINARY, *VARIADIC, "Clip"))
-POOLS = ("MaxPool", "AveragePool")
-GLOBAL_POOLS = ("GlobalMaxPool", "GlobalAveragePool")
+_BLOCKED = {name.removeprefix("Blocked"): op_spec(name) for name in OPS if name.startswith("Blocked")}
+CONVOLUTIONS = frozenset(name for name, spec in _BLOCKED.items() if spec.weights is not None)
+GLOBAL_POOLS = frozenset(name for name, spec in _BLOCKED.items() if spec.kind is Kind.REDUCTION)
+POOLS = _BLOCKED.keys() - CONVOLUTIONS - GLOBAL_POOLS
 
 
 def layout(model: ir.Model, lanes: int | None = None) -> None:
@@ -65,13 +70,13 @@ class _Layout:
 
     def _rewrite(self, node: ir.Node) -> ir.Value | None:
         """What makes the output of `node`, blocked (and noted as such) or not; None where `node` stays."""
-        if node.op_type == "Conv":
+        if node.op_type in CONVOLUTIONS:
             y = self._conv(node)
         elif node.op_type in GLOBAL_POOLS:
             return self._global_pool(node)
         elif node.op_type in POOLS:
             y = self._pool(node)
-        elif node.op_type == "Concat":
+        elif joins_parts(node):
             y = self._concat(node)
         elif node.op_type == "BatchNormalization":
             y = self._batch_norm(node)
@@ -100,11 +105,12 @@ class _Layout:
         if w is None or w.ndim < 3:
             return None
         group, channels = attribute(node, "group", 1), _dims(x)[1]
-        m, bias = self._block(out[1]), node.inputs[2:]
-        if m < self.lanes < out[1] and group == 1 and self._leads_to_global_pool(node):
+        m, bias = self._block(out[1]), [value for value in (operand(node, "b"),) if value is not None]
+        fixed = all(constant(value) is not None for value in bias)
+        if m < self.lanes < out[1] and group == 1 and fixed and self._leads_to_global_pool(node):
             m, more = self.lanes, -out[1] % self.lanes  # channels of zeros, which the pool leaves out
             out, w = (out[0], out[1] + more, *out[2:]), _longer(w, more)
-            bias = [self._longer_bias(b, more) for b in bias if b is not None]
+            bias = [self._longer_bias(value, more) for value in bias]
         if not m:
             return None
         by_channel = group == channels == out[1]
@@ -129,14 +135,15 @@ class _Layout:
     def _leads_to_conv(self, node: ir.Node) -> bool:
         """Whether operators that keep blocks lead from `node` to another convolution."""
         users = [use.node for use in node.outputs[0].uses()]
-        through = (*ELEMENTWISE, *POOLS, "BatchNormalization", "Concat")
-        return any(u.op_type == "Conv" or (u.op_type in through and self._leads_to_conv(u)) for u in users)
+        keep = (*ELEMENTWISE, *POOLS, "BatchNormalization")
+        through = [user for user in users if user.op_type in keep or joins_parts(user)]
+        return any(user.op_type in CONVOLUTIONS for user in users) or any(map(self._leads_to_conv, through))
 
     def _leads_to_global_pool(self, node: ir.Node) -> bool:
         """Whether all that reads what `node` makes is a global pool, with but functions of one element between."""
         y = node.outputs[0]
         users = [use.node for use in y.uses()]
-        if len(users) != 1 or y.is_graph_output() or any(constant(b) is None for b in node.inputs[2:] if b is not None):
+        if len(users) != 1 or y.is_graph_output():
             return False
         if users[0].domain not in ("", "ai.onnx") or not _in_floats(users[0]):
             return False
@@ -176,7 +183,7 @@ class _Layout:
         blocks = {_dims(x)[-1] for x in parts}
         if len(parts) < len(found) or len(blocks) != 1 or attribute(node, "axis") not in (1, 1 - len(out)):
             return None
-        return self._emit(node, "Concat", parts, _blocked_dims(out, blocks.pop()), axis=1)
+        return self._emit(node, node.op_type, parts, _blocked_dims(out, blocks.pop()), axis=1)
 
     def _batch_norm(self, node: ir.Node) -> ir.Value | None:
         """As y = x * factor + offset."""

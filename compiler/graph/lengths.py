@@ -14,6 +14,7 @@ import onnx
 from onnx import GraphProto, NodeProto, TensorProto, helper
 
 from celosia.compiler.cpu.parse import to_array
+from celosia.compiler.graph.operands import joins_parts
 
 Form = Counter[str]
 """A sum of open sizes, each so many times; "" counts ones."""
@@ -73,7 +74,7 @@ def _forms(
         node.op_type == "Cast" and attrs.get("to") == TensorProto.INT64
     ):
         return lists[0]
-    if node.op_type == "Concat":
+    if joins_parts(node):
         return [each for forms in lists for each in forms]
     if node.op_type == "Gather":
         places = [_number(form) for form in lists[1]]

@@ -5,10 +5,11 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
+from celosia.compiler.graph.operands import joins_parts, takes_largest
 from celosia.compiler.graph.tables import table_of
 from celosia.compiler.graph.values import constant, dtype_name, is_op
 from celosia.compiler.program.levels import BitLevels
-from celosia.compiler.program.traits import Moves, traits
+from celosia.compiler.program.op_spec import Moves, op_spec
 
 DEPTH = 16
 """Operators that are looked through."""
@@ -31,11 +32,11 @@ def levels_of(value: ir.Value | None, depth: int = DEPTH) -> BitLevels | None:
         table = table_of(node)
         move = 0 if dtype_name(value) == "int8" else 128
         return None if table is None else BitLevels.of(table.astype(np.int16) + move)
-    if is_op(node, "Concat"):
+    if joins_parts(node):
         parts = [levels_of(each, depth - 1) for each in node.inputs]
         known = [each for each in parts if each is not None]
         return known[0].joined(*known[1:]) if known and len(known) == len(parts) else None
-    moves = traits(node.op_type).moves in (Moves.ALL, Moves.SOME)
-    if is_op(node, node.op_type) and (moves or node.op_type == "MaxPool"):
+    moves = op_spec(node.op_type).moves in (Moves.ALL, Moves.SOME)
+    if is_op(node, node.op_type) and (moves or takes_largest(node)):
         return levels_of(node.inputs[0], depth - 1)
     return None

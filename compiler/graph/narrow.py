@@ -20,6 +20,7 @@ import onnx
 import onnx_ir as ir
 from numpy.typing import NDArray
 
+from celosia.compiler.graph.operands import operand, quantisation, quantisation_names, set_operand
 from celosia.compiler.graph.values import attribute, constant, dtype_name, is_op, new_constant
 from celosia.compiler.graph.weights import products
 from celosia.compiler.program.host.hostops.types import spread
@@ -61,7 +62,7 @@ def _is_narrow(node: ir.Node) -> bool:
 
 def _widen(node: ir.Node) -> None:
     """Leaves `node` as it is where integers or zero points vary, or these are not of that type and number."""
-    x, zero = node.inputs[0], node.inputs[2] if len(node.inputs) > 2 else None
+    x, zero = operand(node, "x"), operand(node, "x_zero_point")
     values, start = constant(x), constant(zero)
     if x is None or values is None or node.graph is None or (zero is not None and zero.dtype != x.dtype):
         return
@@ -85,16 +86,15 @@ def _clip(node: ir.Node) -> None:
         return
     if not all(is_op(reader, "DequantizeLinear") and reader.graph is graph for reader in readers):
         return
-    zeros = [each.inputs[2] if len(each.inputs) > 2 else None for each in pair]
+    zeros = [operand(node, "y_zero_point"), *(operand(reader, "x_zero_point") for reader in readers)]
     if any(zero is not None and (constant(zero) is None or zero.dtype != y.dtype) for zero in zeros):
         return
     info, kind = ml_dtypes.iinfo(y.dtype.numpy()), np.dtype(np.int8 if dtype_name(y)[0] == "i" else np.uint8)
     for each, zero in zip(pair, zeros):
         fixed = constant(zero)
         number = np.zeros((), kind) if fixed is None else fixed.astype(kind)
-        name = f"{each.inputs[1].name}_zero" if zero is None else f"{zero.name}_{kind}"  # type: ignore[union-attr]
-        each.resize_inputs(3)
-        each.replace_input_with(2, new_constant(graph, name, number))
+        name = f"{quantisation(each)[0].name}_zero" if zero is None else f"{zero.name}_{kind}"  # type: ignore[union-attr]
+        set_operand(each, quantisation_names(each.op_type)[1], new_constant(graph, name, number))
     node.attributes.pop("output_dtype", None)
     ends = [new_constant(graph, f"{kind}_{end}", np.array(end, kind)) for end in (int(info.min), int(info.max))]
     clipped = ir.Node("", "Clip", [y, *ends])

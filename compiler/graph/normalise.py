@@ -19,7 +19,9 @@ from celosia.compiler.cpu.parse import dense
 from celosia.compiler.expr.names import unused_name
 from celosia.compiler.graph.external import without_files
 from celosia.compiler.graph.functions import OWN_CODE, nodes, subgraphs
+from celosia.compiler.graph.operands import named_input
 from celosia.compiler.graph.validation import bad_texts, is_comment
+from celosia.compiler.ops import op_spec
 from celosia.compiler.program.host.sizes import FOREVER
 
 NEWEST = {"": onnx.defs.onnx_opset_version(), "ai.onnx.ml": 5, "com.microsoft": 1}
@@ -213,8 +215,10 @@ def _end_backward_slices(graph: GraphProto) -> None:
     constants = {tensor.name: tensor for tensor in graph.initializer if tensor.data_location != TensorProto.EXTERNAL}
     taken = {*constants, *(value.name for value in graph.input), *(name for node in graph.node for name in node.output)}
     for node in graph.node:
-        given = [constants.get(name) for name in node.input[2:5:2]] if node.op_type == "Slice" else []
-        if len(given) < 2 or any(tensor is None or len(tensor.dims) != 1 for tensor in given):
+        if node.op_type != "Slice":
+            continue
+        given = [constants.get(named_input(node, name)) for name in ("ends", "steps")]
+        if any(tensor is None or len(tensor.dims) != 1 for tensor in given):
             continue
         ends, steps = (onnx.numpy_helper.to_array(tensor) for tensor in given if tensor is not None)
         if ends.shape != steps.shape or ends.dtype.kind != "i":
@@ -222,9 +226,9 @@ def _end_backward_slices(graph: GraphProto) -> None:
         beyond = (steps < 0) & np.isin(ends, FOREVER)
         if not np.any(beyond):
             continue
-        node.input[2] = unused_name(f"{node.output[0]}.ends", taken)
+        name = node.input[op_spec("Slice").number("ends")] = unused_name(f"{node.output[0]}.ends", taken)
         least = np.where(beyond, np.iinfo(ends.dtype).min, ends).astype(ends.dtype)
-        graph.initializer.append(onnx.numpy_helper.from_array(least, node.input[2]))
+        graph.initializer.append(onnx.numpy_helper.from_array(least, name))
 
 
 def _keep_sizes(graph: GraphProto) -> None:
@@ -234,7 +238,9 @@ def _keep_sizes(graph: GraphProto) -> None:
             _keep_sizes(inner)
         attrs = {attr.name: attr for attr in node.attribute}
         axes, policy = attrs.get("axes"), attrs.get("keep_aspect_ratio_policy")
-        if node.op_type != "Resize" or node.domain or not (axes and policy and "".join(node.input[3:])):
+        if node.op_type != "Resize" or node.domain or not (axes and policy):
+            continue
+        if not (wanted := named_input(node, "sizes")):
             continue
         kept = [place for place, axis in enumerate(axes.ints) if axis >= 0]
         if policy.s not in (b"not_larger", b"not_smaller") or len(kept) == len(axes.ints):
@@ -250,7 +256,7 @@ def _keep_sizes(graph: GraphProto) -> None:
         taken |= {each.name for each in (*graph.initializer, *graph.input)}
         places, sizes = (unused_name(f"{node.output[0]}.{what}", taken) for what in ("places", "sizes"))
         graph.initializer.append(onnx.numpy_helper.from_array(np.array(kept), places))
-        graph.node.insert(number, onnx.helper.make_node("Gather", [node.input[3], places], [sizes]))
+        graph.node.insert(number, onnx.helper.make_node("Gather", [wanted, places], [sizes]))
         node.input[1:4] = ["", "", sizes]
         axes.ints[:] = [axes.ints[place] for place in kept]
 

@@ -45,7 +45,7 @@ def _integers(node: ir.Node, y: Quantised) -> tuple[Quantised, numerics.NormCons
     dims = shape(x.value)
     if dims is None or attribute(node, "axis", -1) % len(dims) != len(dims) - 1:
         raise numerics.NormError("sums are those of rows along the last axis, whose size is known")
-    floats = [_floats(value) for value in node.inputs[1:3]]
+    floats = [_floats(value) for value in node.inputs[1:]]
     if any(array is None or array.dtype != np.float32 for array in floats):
         raise numerics.NormError("its scale and offset are no constants of float32")
     if any(array.size != 1 and not array.size == array.shape[-1] == dims[-1] for array in floats):  # type: ignore[union-attr]

@@ -10,6 +10,7 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
+from celosia.compiler.graph.operands import quantisation
 from celosia.compiler.graph.values import (
     attribute,
     constant,
@@ -73,12 +74,12 @@ def quantised(value: ir.Value) -> Quantised | None:
 def _quantised(node: ir.Node | None, value: ir.Value | None) -> Quantised | None:
     if node is None or value is None or attribute(node, "block_size", 0):
         return None
-    scale = constant(node.inputs[1])
+    scale_value, zero_value = quantisation(node)
+    scale = constant(scale_value)
     if scale is None or scale.dtype != np.float32:
         return None
     if node.op_type == "DequantizeLinear" and attribute(node, "output_dtype", 0) not in (0, ir.DataType.FLOAT):
         return None  # integer operators stand for float32 ones
-    zero_value = node.inputs[2] if len(node.inputs) > 2 else None
     if zero_value is None:
         kind = value.dtype
         if node.op_type == "QuantizeLinear" and node.attributes.get("output_dtype") is not None:
@@ -93,7 +94,7 @@ def _quantised(node: ir.Node | None, value: ir.Value | None) -> Quantised | None
         if not -len(dims) <= axis < len(dims) or scale.shape != (dims[axis],):
             return None  # whoever computes it says what is wrong
         axis %= len(dims)
-    return Quantised(value, scale, zero, node.inputs[1], zero_value, axis)  # type: ignore[arg-type]
+    return Quantised(value, scale, zero, scale_value, zero_value, axis)  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)
@@ -107,7 +108,7 @@ class Dequantisation:
 
 def steps_of(node: ir.Node) -> Dequantisation:
     """Steps of what the DequantizeLinear `node` makes."""
-    x, scale = node.inputs[:2]
+    x, (scale, _) = node.inputs[0], quantisation(node)
     assert x is not None and scale is not None
     rank, axis, block = len(x.shape or ()), attribute(node, "axis", 1), attribute(node, "block_size", 0)
     along = axis % rank if rank and prod(shape(scale) or ()) > 1 else None

@@ -27,6 +27,7 @@ from celosia.compiler.graph.commute import CHOOSING_OPS, IN_FLOATS, Commute
 from celosia.compiler.graph.dead import drop_unused
 from celosia.compiler.graph.float_weights import in_steps
 from celosia.compiler.graph.norms import CENTRED, NORMS, norm_operands
+from celosia.compiler.graph.operands import operand
 from celosia.compiler.graph.propagation import is_quantised
 from celosia.compiler.graph.qdq import (
     Product,
@@ -50,7 +51,9 @@ from celosia.compiler.graph.values import (
     only_use,
     shape,
 )
+from celosia.compiler.ops import op_spec
 from celosia.compiler.program.host.op import DOMAINS
+from celosia.compiler.program.op_spec import arrange, quantised_form
 
 UNARY_OPS = tuple(numerics.UNARY)
 PER_CHANNEL_OPSET = 13
@@ -121,36 +124,44 @@ class Integerise(Commute):
     def _operand(self, q: Quantised) -> list[ir.Value]:
         return [q.value, *self._parameters(q)]
 
+    def _emit_form(
+        self, op: str, operands: Sequence[Quantised], y: Quantised, source: ir.Node, bias: ir.Value | None = None,
+        domain: str | None = None, **attrs: Any,
+    ) -> bool:  # fmt: skip
+        """The quantised form of the float operator `op`, as `_emit`. domain: another one than that of the form."""
+        form = quantised_form(op)
+        inputs = arrange(form, [self._operand(x) for x in operands], self._parameters(y), bias)
+        return self._emit(y, op_spec(form).domain if domain is None else domain, form, inputs, source, **attrs)
+
     def _conv(self, node: ir.Node, y: Quantised) -> bool:
-        x, w = activation(node.inputs[0]), dequantised(node.inputs[1])
+        x, w = activation(operand(node, "x")), dequantised(operand(node, "w"))
         if x is None or w is None or (not w.scalar and w.axis != 0) or not _multiplies_bytes(x, w, y):
             return False
-        return self._convolve(node, "", "QLinearConv", x, w, y)
+        return self._convolve(node, x, w, y)
 
     def _conv_transpose(self, node: ir.Node, y: Quantised) -> bool:
         """onnxruntime has no integer operator for it."""
-        x, w = activation(node.inputs[0]), dequantised(node.inputs[1])
+        x, w = activation(operand(node, "x")), dequantised(operand(node, "w"))
         if x is None or x.dtype != y.dtype or w is None or w.dtype != np.int8 or np.any(w.zero):
             return False
         group, dims = attribute(node, "group", 1), w.value.shape or (0, 0)
         of_outputs = 1 if group == 1 else 0 if group == dims[0] and dims[1] == 1 else None  # the axis of w
         if constant(w.value) is None or not (w.scalar or w.axis == of_outputs):
             return False
-        return self._convolve(node, "celosia", "QLinearConvTranspose", x, w, y)
+        return self._convolve(node, x, w, y)
 
-    def _convolve(self, node: ir.Node, domain: str, op: str, x: Quantised, w: Quantised, y: Quantised) -> bool:
-        given = node.inputs[2] if len(node.inputs) > 2 else None
+    def _convolve(self, node: ir.Node, x: Quantised, w: Quantised, y: Quantised) -> bool:
+        given = operand(node, "b")
         bias = self._bias(given, x, w, to_bytes=True)
         if given is not None and bias is None:
             return False
-        inputs = [*self._operand(x), *self._operand(w), *self._parameters(y), bias]
-        return self._emit(y, domain, op, inputs, node, **attributes_of(node))
+        return self._emit_form(node.op_type, [x, w], y, node, bias, **attributes_of(node))
 
     def _product(self, node: ir.Node, to_bytes: bool) -> Product | None:
         """What the Gemm or MatMul `node` computes, where integer operators compute the same. to_bytes: if its result
         is quantised.
         """
-        x, w = activation(node.inputs[0]), dequantised(node.inputs[1])
+        x, w = activation(operand(node, "a")), dequantised(operand(node, "b"))
         if x is None or w is None or self._reads_outside(node) or not _multiplies_bytes(x, w):
             return None
         rank, trans_b = len(w.value.shape or (0,)), attribute(node, "transB", 0)
@@ -163,7 +174,7 @@ class Integerise(Commute):
             return Product(x, w, bias, node if bias is None or add is None else add)
         if attribute(node, "transA", 0) or attribute(node, "alpha", 1.0) != 1.0 or attribute(node, "beta", 1.0) != 1.0:
             return None
-        given = node.inputs[2] if len(node.inputs) > 2 else None
+        given = operand(node, "c")
         bias = self._bias(given, x, w, to_bytes)
         return None if given is not None and bias is None else Product(x, w, bias, node)
 
@@ -198,42 +209,34 @@ class Integerise(Commute):
         y = quantised(product.last.outputs[0]) if product is not None else None
         if product is None or y is None or not _multiplies_bytes(product.x, product.w, y):
             return False
-        x, w = self._operand(product.x), self._operand(product.w)
+        operands = [product.x, product.w]
         if node.op_type == "MatMul" and product.bias is None:
-            return self._emit(y, "", "QLinearMatMul", [*x, *w, *self._parameters(y)], product.last)
+            return self._emit_form("MatMul", operands, y, product.last)
         attrs = {"transB": attribute(node, "transB", 0), "alpha": 1.0}
-        inputs = [*x, *w, product.bias, *self._parameters(y)]
-        return self._emit(y, "com.microsoft", "QGemm", inputs, product.last, **attrs)
+        return self._emit_form("Gemm", operands, y, product.last, product.bias, **attrs)
 
     def _float_product(self, node: ir.Node) -> bool:
         """Replace a product whose result stays float: QGemm without an output's scale, or MatMulIntegerToFloat."""
         product = self._product(node, to_bytes=False) if is_op(node, "Gemm", "MatMul") else None
         if product is None:
             return False
-        (x, sx, zx), (w, sw, zw) = self._operand(product.x), self._operand(product.w)
-        inputs: list[ir.Value | None]
         if node.op_type == "MatMul" and product.bias is None:
-            op, inputs, attrs = "MatMulIntegerToFloat", [x, w, sx, sw, zx, zw], attributes()
+            op, attrs = "MatMulIntegerToFloat", attributes()
         else:
-            op, inputs = "QGemm", [x, sx, zx, w, sw, zw, product.bias]
-            attrs = attributes(transB=attribute(node, "transB", 0), alpha=1.0)
-        self._replace(product.last, op, inputs, "com.microsoft", {attr.name: attr for attr in attrs})
+            op, attrs = quantised_form("Gemm"), attributes(transB=attribute(node, "transB", 0), alpha=1.0)
+        inputs = arrange(op, [self._operand(product.x), self._operand(product.w)], bias=product.bias)
+        self._replace(product.last, op, inputs, op_spec(op).domain, {attr.name: attr for attr in attrs})
         return True
 
     def _binary(self, node: ir.Node, y: Quantised) -> bool:
         pair = _pair(node, y)
-        return pair is not None and self._emit_pair(node, *pair, y, "com.microsoft")
-
-    def _emit_pair(self, node: ir.Node, a: Quantised, b: Quantised, y: Quantised, domain: str, **attrs: Any) -> bool:
-        inputs = [*self._operand(a), *self._operand(b), *self._parameters(y)]
-        return self._emit(y, domain, f"QLinear{node.op_type}", inputs, node, **attrs)
+        return pair is not None and self._emit_form(node.op_type, pair, y, node)
 
     def _pool_average(self, node: ir.Node, y: Quantised) -> bool:
         x = activation(node.inputs[0])
         if x is None or x.dtype != y.dtype:
             return False
-        inputs = [*self._operand(x), *self._parameters(y)]
-        return self._emit(y, "com.microsoft", f"QLinear{node.op_type}", inputs, node, **attributes_of(node))
+        return self._emit_form(node.op_type, [x], y, node, **attributes_of(node))
 
     def _mean(self, node: ir.Node, y: Quantised) -> bool:
         x = activation(node.inputs[0])
@@ -248,15 +251,16 @@ class Integerise(Commute):
             return False
         if not 0 < numerics.mean_scale(meaning(x)[0], meaning(y)[0], 1) < np.inf:
             return False
-        inputs = [*self._operand(x), *self._parameters(y)]
         if attribute(node, "keepdims", 1):
-            return self._emit(y, "celosia", "QLinearMean", inputs, node)
+            return self._emit_form(node.op_type, [x], y, node)
+        form = quantised_form(node.op_type)
+        inputs = arrange(form, [self._operand(x)], self._parameters(y))
         image = ir.Value(
             name=derived_name(self.graph, f"{y.value.name}_image"),
             shape=ir.Shape((*dims[:2], 1, 1)),
             type=ir.TensorType(ir.DataType.from_numpy(y.dtype)),
         )
-        mean = ir.Node("celosia", "QLinearMean", inputs, outputs=[image], name=f"{node.name}_image")
+        mean = ir.Node(op_spec(form).domain, form, inputs, outputs=[image], name=f"{node.name}_image")
         self.graph.insert_before(node, mean)
         return self._emit(y, "", "Flatten", [image], node, axis=1)
 
@@ -264,8 +268,8 @@ class Integerise(Commute):
         parts = [activation(value) for value in node.inputs]
         if any(part is None or part.dtype != y.dtype for part in parts):
             return False
-        inputs = [*self._parameters(y), *(value for part in parts for value in self._operand(part))]  # type: ignore[arg-type]
-        return self._emit(y, "com.microsoft", "QLinearConcat", inputs, node, axis=attribute(node, "axis"))
+        known = [part for part in parts if part is not None]
+        return self._emit_form(node.op_type, known, y, node, axis=attribute(node, "axis"))
 
     def _softmax(self, node: ir.Node, y: Quantised) -> bool:
         x = activation(node.inputs[0])
@@ -273,8 +277,7 @@ class Integerise(Commute):
             return False
         opset = self.graph.opset_imports.get("", 13)
         axis = attribute(node, "axis", -1 if opset >= 13 else 1)
-        inputs = [*self._operand(x), *self._parameters(y)]
-        return self._emit(y, "com.microsoft", "QLinearSoftmax", inputs, node, axis=axis, opset=opset)
+        return self._emit_form(node.op_type, [x], y, node, axis=axis, opset=opset)
 
     def _norm(self, node: ir.Node, y: Quantised) -> bool:
         found = norm_operands(self.graph, node, y) if self.norms else None
@@ -316,14 +319,14 @@ class Integerise(Commute):
             quantise.replace_input_with(0, x)
             return True
         made = x.producer()
-        pair = _pair(made, y) if is_op(made, "Add", "Mul") else None
+        pair = _pair(made, y) if is_op(made, *numerics.BINARY) else None
         factors = None if pair is None else factors_of_floats(made.op_type, *pair, y)  # type: ignore[union-attr]
         if pair is not None and factors is None:
             return False
         early = self._like(quantise, [x, *quantise.inputs[1:]], y.value, x.shape, f"{y.value.name}_unclamped")
         self._table(node, replace(y, value=early), y, table)
         if factors and pair is not None and made is not None:
-            self._emit_pair(made, *pair, replace(y, value=early), "celosia", factors=factors)
+            self._emit_form(made.op_type, pair, replace(y, value=early), made, domain="celosia", factors=factors)
         return True
 
     def _table(self, node: ir.Node, x: Quantised, y: Quantised, table: NDArray[Any]) -> bool:
@@ -382,8 +385,7 @@ _ARGUMENT_NAMES = {"Clip": ("min", "max")}
 _RULES: dict[str, Callable[[Integerise, ir.Node, Quantised], bool]] = {
     "Conv": Integerise._conv,
     "ConvTranspose": Integerise._conv_transpose,
-    "Add": Integerise._binary,
-    "Mul": Integerise._binary,
+    **dict.fromkeys(numerics.BINARY, Integerise._binary),
     "GlobalAveragePool": Integerise._pool_average,
     "AveragePool": Integerise._pool_average,
     "ReduceMean": Integerise._mean,

@@ -9,10 +9,10 @@ from typing import Any
 
 import onnx_ir as ir
 
-from celosia.compiler.cpu.ops import named
-from celosia.compiler.cpu.ops.reductions import REDUCTIONS
 from celosia.compiler.graph.values import constant, shape
-from celosia.compiler.program.traits import Kind
+from celosia.compiler.ops import operators_with
+from celosia.compiler.ops.reductions import REDUCTIONS
+from celosia.compiler.program.op_spec import Kind, OpSpec, op_spec, quantised_forms
 
 COUNT = "N"
 """The number of samples, as an element of what Shape gives and operators on it compute."""
@@ -36,8 +36,18 @@ class RuledNode:
     samples: set[ir.Value]
     sizes: dict[ir.Value, Sizes]
 
-    def input(self, number: int) -> ir.Value | None:
+    @property
+    def spec(self) -> OpSpec:
+        """What the operator declares."""
+        return op_spec(self.op.op_type)
+
+    def number(self, operand: str | int) -> int:
+        """The number of an input, by its name, too."""
+        return operand if isinstance(operand, int) else self.spec.number(operand)
+
+    def input(self, operand: str | int) -> ir.Value | None:
         """None where it is left out."""
+        number = self.number(operand)
         return self.op.inputs[number] if number < len(self.op.inputs) else None
 
     def holds(self, number: int) -> bool:
@@ -61,20 +71,20 @@ class RuledNode:
             raise BatchDependence("it has no axis")
         return int(axis) + rank if axis < 0 else int(axis)
 
-    def list_of(self, number: int) -> Sizes:
+    def list_of(self, operand: str | int) -> Sizes:
         """What is known of a list of sizes."""
-        value = self.input(number)
+        value = self.input(operand)
         known = self.sizes.get(value) if value is not None else None
         if known is None or (None in known and self.op.op_type not in TAKES_COUNT):
-            raise BatchDependence(f"its input {number} is known at run time only")
+            raise BatchDependence(f"its input {self.number(operand)} is known at run time only")
         return known
 
-    def axes(self, number: int) -> list[int] | None:
-        """The axes of an operator that has them as an attribute or as input `number`, counted from the front."""
+    def axes(self) -> list[int] | None:
+        """The axes of an operator that has them as an attribute or an operand, counted from the front."""
         if "axes" in self.attrs:
             axes = self.attrs["axes"]
-        elif self.input(number) is not None:
-            axes = self.list_of(number)
+        elif self.input("axes") is not None:
+            axes = self.list_of("axes")
         else:
             return None
         rank = self.rank(0)
@@ -105,17 +115,18 @@ RULES: dict[str, Rule] = {}
 
 
 def rule(*names: str, takes_count: bool = False) -> Callable[[Rule], Rule]:
-    """Adds a rule of operators, in the place of a more general one before."""
+    """Add a rule of operators and of their quantised forms in models, in the place of a more general one before."""
+    forms = [form for form in quantised_forms(*names) if op_spec(form).domain != "celosia"]  # ours are in no model
 
     def add(function: Rule) -> Rule:
-        RULES.update(dict.fromkeys(names, function))
+        RULES.update(dict.fromkeys((*names, *forms), function))
         TAKES_COUNT.update(names if takes_count else ())
         return function
 
     return add
 
 
-@rule(*(named("kind", Kind.INJECTIVE) - named("moves")), "Identity", "Where", "BiasGelu", "FastGelu")
+@rule(*(operators_with("kind", Kind.INJECTIVE) - operators_with("moves")), "Identity", "Where", "BiasGelu", "FastGelu")
 def elementwise(node: RuledNode) -> None:
     """Every operand that has as many axes as the result has samples in front, or one place for all of them."""
     rank = max(rank_of(value) for value in node.op.inputs if value is not None)
@@ -142,27 +153,27 @@ def scaled(node: RuledNode) -> None:
 
 
 @rule(
-    "AveragePool", "BatchNormalization", "Conv", "ConvInteger", "ConvTranspose", "DepthToSpace", "GlobalAveragePool",
-    "GlobalLpPool", "GlobalMaxPool", "GroupNormalization", "InstanceNormalization", "LpPool", "LRN", "MaxPool",
-    "QLinearAveragePool", "QLinearConv", "QLinearGlobalAveragePool", "SpaceToDepth",
+    *operators_with("windows"), "BatchNormalization", "DepthToSpace", "GlobalAveragePool", "GlobalLpPool",
+    "GlobalMaxPool", "GroupNormalization", "InstanceNormalization", "LRN", "SpaceToDepth",
 )  # fmt: skip
 def image_by_image(node: RuledNode) -> None:
     """Whatever looks at one image at a time."""
     node.only(0)
     if node.op.op_type == "BatchNormalization" and (node.attrs.get("training_mode") or len(node.op.outputs) > 1):
         raise BatchDependence("it is in training")
-    if node.op.op_type == "MaxPool" and len(node.op.outputs) > 1:
+    if node.spec.windows and len(node.op.outputs) > 1:
         raise BatchDependence("its indices count through all samples")
 
 
-@rule("MatMul", "MatMulInteger", "QLinearMatMul")
+@rule("MatMul", "MatMulInteger")
 def matmul(node: RuledNode) -> None:
     """Scales are not by rows."""
-    a, b = (0, 3) if node.op.op_type == "QLinearMatMul" else (0, 1)
+    a, b = node.spec.data
     node.only(a, b)
     product(node, a, b)
-    for number in {"QLinearMatMul": (1, 2, 6, 7), "MatMulInteger": (2,)}.get(node.op.op_type, ()):
-        value = node.input(number)
+    left = node.spec.operands[a].name
+    for operand in node.spec.operands:
+        value = node.input(operand.name) if operand.quantises and operand.of in ("", left) else None
         if value is not None and shape(value) not in ((), (1,)):
             raise BatchDependence("its scales are by rows")
 
@@ -181,18 +192,18 @@ def product(node: RuledNode, a: int, b: int) -> None:
             raise BatchDependence("one operand has a matrix for each sample")
 
 
-@rule("Gemm", "QGemm")
+@rule("Gemm")
 def gemm(node: RuledNode) -> None:
     """The left matrix is not transposed, and no offset has rows of its own."""
     node.only(0)
     if node.attrs.get("transA"):
         raise BatchDependence("the left matrix is transposed")
-    offset = node.input(2 if node.op.op_type == "Gemm" else 6)
+    offset = node.input("c")
     if offset is not None and rank_of(offset) == 2 and (shape(offset) or (0,))[0] != 1:
         raise BatchDependence("its offset has a row for each sample")
 
 
-@rule("Softmax", "LogSoftmax", "Hardmax", "QLinearSoftmax")
+@rule("Softmax", "LogSoftmax", "Hardmax")
 def softmax(node: RuledNode) -> None:
     """Along another axis."""
     node.only(0)
@@ -228,7 +239,7 @@ def along_an_axis(node: RuledNode) -> None:
 def reduced(node: RuledNode) -> None:
     """Over other axes."""
     node.only(0)
-    axes = node.axes(1)
+    axes = node.axes()
     if not axes:
         raise BatchDependence("it reduces all axes")
     if 0 in axes:
@@ -252,7 +263,7 @@ def flattened(node: RuledNode) -> None:
 @rule("Squeeze")
 def squeezed(node: RuledNode) -> None:
     """The first axis stays."""
-    axes = node.axes(1)
+    axes = node.axes()
     if not axes or 0 in axes:
         raise BatchDependence("it may remove the axis that counts samples")
 
@@ -311,17 +322,17 @@ def filled(node: RuledNode) -> None:
 def dropped(node: RuledNode) -> None:
     """Not in training."""
     node.only(0)
-    if node.input(2) is not None:
+    if node.input("training_mode") is not None:
         raise BatchDependence("it may be in training")
 
 
-@rule("Concat", "QLinearConcat")
+@rule("Concat")
 def joined(node: RuledNode) -> None:
     """Along another axis, of tensors that all hold samples."""
-    tensors = node.op.inputs[2::3] if node.op.op_type == "QLinearConcat" else node.op.inputs
-    if any(value not in node.samples for value in tensors):
+    parts = node.spec.data_among(len(node.op.inputs))
+    if not all(node.holds(number) for number in parts):
         raise BatchDependence("some of its operands hold no samples")
-    if (node.axis(None, 2) if node.op.op_type == "QLinearConcat" else node.axis(None)) == 0:
+    if node.axis(None, parts[0]) == 0:
         raise BatchDependence("axis 0 counts samples")
 
 
@@ -337,7 +348,7 @@ def split(node: RuledNode) -> None:
 def sliced(node: RuledNode) -> None:
     """Along other axes."""
     node.only(0)
-    axes = node.axes(3)
+    axes = node.axes()
     if axes is None or 0 in axes:
         raise BatchDependence("it may take some samples only")
 
@@ -346,7 +357,7 @@ def sliced(node: RuledNode) -> None:
 def padded(node: RuledNode) -> None:
     """Along other axes."""
     node.only(0)
-    if node.input(3) is not None:
+    if node.input("axes") is not None:
         raise BatchDependence("its axes are an input")
     pads = node.attrs.get("pads") or node.list_of(1)
     if pads[0] or pads[len(pads) // 2]:
@@ -385,9 +396,9 @@ def resized(node: RuledNode) -> None:
         if 0 in axes:
             raise BatchDependence("axis 0 counts samples")
         return
-    scales = node.input(2 if node.op.op_type == "Resize" and node.opset > 10 else 1)
+    scales = node.input(1 if node.op.op_type == "Resize" and node.opset < 11 else "scales")
     if scales is not None and scales.const_value is not None and scales.const_value.size:
         if float((constant(scales)).reshape(-1)[0]) != 1:  # type: ignore[union-attr]
             raise BatchDependence("it resizes the axis that counts samples")
-    elif node.list_of(3)[0] != COUNT or COUNT in node.list_of(3)[1:]:
+    elif node.list_of("sizes")[0] != COUNT or COUNT in node.list_of("sizes")[1:]:
         raise BatchDependence("it resizes the axis that counts samples")

@@ -15,10 +15,12 @@ from collections.abc import Collection
 import onnx_ir as ir
 
 from celosia.compiler.cpu.parse import parse
+from celosia.compiler.graph.operands import joins_parts
 from celosia.compiler.graph.sample_rules import COUNT, RULES, TAKES_COUNT, BatchDependence, RuledNode, Sizes, rank_or
 from celosia.compiler.graph.values import captured, constant
 from celosia.compiler.program.host.op import DOMAINS, bodies
 from celosia.compiler.program.host.sizes import taken
+from celosia.compiler.program.op_spec import find_operand
 
 
 def mixes(model: ir.Model, inputs: Collection[str]) -> str:
@@ -88,11 +90,13 @@ def _list(node: ir.Node, samples: set[ir.Value], sizes: dict[ir.Value, Sizes]) -
         return None
     if node.op_type in ("Identity", "Cast", "Squeeze", "Unsqueeze", "Reshape"):  # of one axis, or none
         return given[0]
-    if node.op_type == "Concat":
+    if joins_parts(node):
         return [size for each in given for size in each]
-    if node.op_type == "Gather" and all(isinstance(i, int) and -len(given[0]) <= i < len(given[0]) for i in given[1]):
-        return [given[0][i] for i in given[1]]
-    if node.op_type == "Slice" and len(given) > 2 and all(isinstance(i, int) for each in given[1:] for i in each):
-        places = taken(len(given[0]), given[1][0], given[2][0], given[4][0] if len(given) > 4 else 1)
-        return [given[0][place] for place in places]
+    data, *others = given
+    if node.op_type == "Gather" and all(isinstance(i, int) and -len(data) <= i < len(data) for i in others[0]):
+        return [data[i] for i in others[0]]
+    if node.op_type == "Slice" and all(isinstance(i, int) for each in others for i in each):
+        starts, ends, steps = (find_operand("Slice", given, name) for name in ("starts", "ends", "steps"))
+        places = taken(len(data), starts[0], ends[0], steps[0] if steps else 1) if starts and ends else ()
+        return [data[place] for place in places] if starts and ends else None
     return None

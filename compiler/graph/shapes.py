@@ -14,13 +14,13 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from celosia.compiler.cpu.ops import OPS, Unsupported, build
-from celosia.compiler.cpu.types import TYPES
 from celosia.compiler.expr import placeholder
 from celosia.compiler.graph.custom import custom, infer_custom
 from celosia.compiler.graph.errors import ModelError
 from celosia.compiler.graph.values import attribute, constant, dtype_name, is_op, shape
 from celosia.compiler.graph.windows import dims_on_host
+from celosia.compiler.ops import OPS, Unsupported, build
+from celosia.compiler.ops.types import TYPES
 from celosia.compiler.program.host.hostops.types import block_complaint
 from celosia.compiler.program.host.op import DOMAINS
 from celosia.compiler.program.host.windows import WindowError

@@ -18,7 +18,6 @@ from pathlib import Path
 import onnx
 import onnx_ir as ir
 
-from celosia.compiler.cpu.ops import traits
 from celosia.compiler.graph.dimensions import Shapes, missing, open_axes, sizes_of, with_shapes
 from celosia.compiler.graph.errors import ModelError
 from celosia.compiler.graph.external import Origin
@@ -30,6 +29,7 @@ from celosia.compiler.graph.pipeline import IMPORT_PASSES
 from celosia.compiler.graph.samples import mixes
 from celosia.compiler.graph.shapes import Disagreement, infer_shapes
 from celosia.compiler.graph.values import shape
+from celosia.compiler.ops import op_spec
 from celosia.compiler.program import PassInfo
 
 PRODUCTS = frozenset(("MatMul", "MatMulInteger", "QLinearMatMul"))
@@ -112,7 +112,7 @@ def meets_weights(model: ir.Model) -> bool:
         if inputs and fixed.issuperset(inputs):
             fixed.update(node.outputs)
             continue
-        if not traits(node.op_type).heavy and not (node.op_type in PRODUCTS and fixed.intersection(inputs)):
+        if not op_spec(node.op_type).heavy and not (node.op_type in PRODUCTS and fixed.intersection(inputs)):
             continue
         tensors = [value for value in (*inputs, *node.outputs) if value not in fixed]
         if any(shape(value) is None for value in tensors):

@@ -12,14 +12,13 @@ where bytes begin below 0: onnxruntime adds floats there, and these integers giv
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import onnx_ir as ir
-from numpy.typing import NDArray
 
 from celosia.compiler import numerics
+from celosia.compiler.graph.operands import operand
 from celosia.compiler.graph.qdq import Quantised, meaning
 from celosia.compiler.graph.values import attribute, attributes, constant, is_op
 
@@ -44,13 +43,13 @@ def rescaled_sum(node: ir.Node) -> numerics.RescaleAdd | None:
     scales = _scales(node)
     if scales is None:
         return None
-    return numerics.fit_rescale_add(*scales, _dtype(node), constant(node.inputs[0]), constant(node.inputs[3]))
+    return numerics.fit_rescale_add(*scales, _dtype(node), *(constant(operand(node, name)) for name in "ab"))
 
 
 def factors_of_floats(op: str, a: Quantised, b: Quantised, y: Quantised) -> list[int] | None:
     """What an Add or Mul of dequantised `a` and `b` needs to give the bytes `y` of the float32 result: [] where
     QLinearAdd or QLinearMul has them on all pairs, `FACTORS` where other integers have; None where none were found."""
-    of_floats, of_bytes = _FORMULAS[op]
+    of_bytes, of_floats, fit = numerics.BINARY[op]
     (sa, za), (sb, zb), (sy, zy) = meaning(a), meaning(b), meaning(y)
     lo, hi = np.iinfo(y.dtype).min, np.iinfo(y.dtype).max
     every = np.arange(lo, hi + 1).astype(y.dtype)
@@ -59,20 +58,13 @@ def factors_of_floats(op: str, a: Quantised, b: Quantised, y: Quantised) -> list
     exchanged = of_bytes(z, x[:, None], sb, zb, sa, za, sy, zy)
     if np.array_equal(floats, of_bytes(x[:, None], z, sa, za, sb, zb, sy, zy)) and np.array_equal(floats, exchanged):
         return []
-    found = numerics.fit_float_add(sa, za, sb, zb, sy, zy, y.dtype, x, z) if op == "Add" else None
+    found = fit(sa, za, sb, zb, sy, zy, y.dtype, x, z) if fit is not None else None
     return None if found is None else [found.ma, found.mb, found.c, found.shift]
-
-
-_FORMULAS: dict[str, tuple[Callable[..., NDArray[Any]], Callable[..., NDArray[Any]]]] = {
-    "Add": (numerics.float_add, numerics.qlinear_add),
-    "Mul": (numerics.float_mul, numerics.qlinear_mul),
-}
-"""Formulas of the float32 result between DequantizeLinear and QuantizeLinear, and of the operator of bytes."""
 
 
 def _scales(node: ir.Node) -> tuple[float, int, float, int, float, int] | None:
     """sa, za, sb, zb, sy and zy, where they are constants of one element."""
-    arrays = [constant(node.inputs[number]) for number in (1, 2, 4, 5, 6, 7)]
+    arrays = [constant(operand(node, f"{name}_{kind}")) for name in "abc" for kind in ("scale", "zero_point")]
     if any(array is None or array.size != 1 for array in arrays):
         return None
     sa, za, sb, zb, sy, zy = (array.item() for array in arrays if array is not None)

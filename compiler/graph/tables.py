@@ -14,11 +14,14 @@ from numpy.typing import NDArray
 
 from celosia.compiler import numerics
 from celosia.compiler.graph.dead import drop_unused
+from celosia.compiler.graph.operands import operand
 from celosia.compiler.graph.values import attributes, constant, dtype_name, is_op, new_constant
+from celosia.compiler.ops import op_spec
+from celosia.compiler.program.op_spec import quantised_form, quantised_forms
 from celosia.hw.spec.scratchpads import TABLE_SIZE
 
-BINARY = {"QLinearAdd": numerics.qlinear_add, "QLinearMul": numerics.qlinear_mul}
-FUNCTIONS = {"QLinearSigmoid": "Sigmoid", "QLinearLeakyRelu": "LeakyRelu"}
+BINARY = {quantised_form(name): function.of_bytes for name, function in numerics.BINARY.items()}
+FUNCTIONS = {form: op_spec(form).variant_of for form in quantised_forms(*numerics.UNARY)}
 
 
 def compose_tables(model: ir.Model) -> None:
@@ -49,8 +52,9 @@ def _function_of(value: ir.Value) -> tuple[ir.Value, NDArray[np.int8]]:
     """The tensor that `value` is a table of, and the table; `value` itself where it is not one."""
     node = value.producer()
     if is_op(node, "Table"):
-        table = constant(node.inputs[1])  # type: ignore[union-attr]
-        assert table is not None and node is not None and node.inputs[0] is not None
+        assert node is not None
+        table = constant(operand(node, "table"))
+        assert table is not None and node.inputs[0] is not None
         return node.inputs[0], table.astype(np.int8)
     return value, np.arange(-128, 128).astype(np.int8)
 
@@ -58,19 +62,19 @@ def _function_of(value: ir.Value) -> tuple[ir.Value, NDArray[np.int8]]:
 def _as_table(node: ir.Node) -> tuple[ir.Value, NDArray[np.int8]] | None:
     if is_op(node, "Table"):
         x = node.inputs[0]
-        table = constant(node.inputs[1])
+        table = constant(operand(node, "table"))
         assert x is not None and table is not None
         base, inner = _function_of(x)
         return base, table.astype(np.int8)[inner.astype(np.int64) + 128]
     if is_op(node, *FUNCTIONS):
         return _function_table(node)
-    if is_op(node, *BINARY) and len(node.inputs) >= 8:
+    if is_op(node, *BINARY):
         return _binary_table(node)
     return None
 
 
 def _function_table(node: ir.Node) -> tuple[ir.Value, NDArray[np.int8]] | None:
-    numbers = _numbers(node, (1, 2, 3, 4))
+    numbers = _numbers(node, "xy")
     x = node.inputs[0]
     if numbers is None or x is None or x.dtype is None:
         return None
@@ -82,8 +86,8 @@ def _function_table(node: ir.Node) -> tuple[ir.Value, NDArray[np.int8]] | None:
 
 
 def _binary_table(node: ir.Node) -> tuple[ir.Value, NDArray[np.int8]] | None:
-    a, b = node.inputs[0], node.inputs[3]
-    numbers = _numbers(node, (1, 2, 4, 5, 6, 7))
+    a, b = operand(node, "a"), operand(node, "b")
+    numbers = _numbers(node, "abc")
     if numbers is None or a is None or b is None:
         return None
     fixed_a, fixed_b = constant(a), constant(b)
@@ -113,7 +117,7 @@ def _binary_table(node: ir.Node) -> tuple[ir.Value, NDArray[np.int8]] | None:
 def table_of(node: ir.Node) -> NDArray[Any] | None:
     """What Table, or a Clip of bytes, stores for each byte that the accelerator holds; None for bounds that vary."""
     if is_op(node, "Table"):
-        return constant(node.inputs[1])
+        return constant(operand(node, "table"))
     ends = bounds_of(node)
     if ends is None:
         return None
@@ -125,7 +129,7 @@ def bounds_of(node: ir.Node) -> tuple[int, int] | None:
     """The least and the largest value that a Clip of bytes gives; None where they are known at run time only."""
     info = np.iinfo(dtype_name(node.outputs[0]))
     ends = [int(info.min), int(info.max)]
-    for number, given in enumerate(node.inputs[1:3]):
+    for number, given in enumerate((operand(node, "min"), operand(node, "max"))):
         if given is not None:
             fixed = constant(given)
             if fixed is None:
@@ -139,12 +143,12 @@ def _stored(value: NDArray[Any]) -> np.int8:
     return np.int8(int(value.item()) - (np.iinfo(value.dtype).min + 128))
 
 
-def _numbers(node: ir.Node, positions: tuple[int, ...]) -> list[Any] | None:
-    """Constant scalars at input `positions` as (scale, zero point, ...); None where one is not."""
+def _numbers(node: ir.Node, names: str) -> list[Any] | None:
+    """Scale and zero point of each of `names`, a letter each; None where one is no constant scalar."""
     numbers: list[Any] = []
-    for place, position in enumerate(positions):
-        array = constant(node.inputs[position]) if position < len(node.inputs) else None
-        if array is None or array.size != 1:
+    for name in names:
+        scale, zero = (constant(operand(node, f"{name}_{kind}")) for kind in ("scale", "zero_point"))
+        if scale is None or zero is None or scale.size != 1 or zero.size != 1:
             return None
-        numbers.append(float(array.item()) if place % 2 == 0 else int(array.item()))
+        numbers += [float(scale.item()), int(zero.item())]
     return numbers

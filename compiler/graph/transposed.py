@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from celosia.compiler.expr.names import unused_name
 from celosia.compiler.graph.names import values
+from celosia.compiler.graph.operands import product_operands
 from celosia.compiler.graph.values import (
     attribute,
     attributes,
@@ -155,7 +156,7 @@ class _Phases:
 
 def _axes(node: ir.Node) -> list[_Axis] | None:
     """Rows and columns; None for what is not rewritten."""
-    x, w = node.inputs[:2]
+    x, w, _ = product_operands(node)
     dims, kernel, out = (None if v is None else shape(v) for v in (x, w, node.outputs[0]))
     if dims is None or kernel is None or out is None or len(dims) != 4 or 0 in (*dims, *kernel, *out):
         return None

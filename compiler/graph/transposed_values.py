@@ -17,10 +17,11 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from celosia.compiler.cpu.ops import VIEWS, traits
+from celosia.compiler.graph.operands import data_operands, joins_parts, multiplies_matrices, operand
 from celosia.compiler.graph.select.matrices import MOVES, multiplies, shared_operand
 from celosia.compiler.graph.select.placement import CACHE, cache_of
 from celosia.compiler.graph.values import constant, derived_name, is_op, shape
+from celosia.compiler.ops import VIEWS, op_spec
 from celosia.hw.spec.config import Config
 
 REPEATING = (*VIEWS, "Expand")
@@ -34,9 +35,9 @@ def transpose_attention_values(model: ir.Model, cfg: Config) -> None:
         return
     for node in list(model.graph):
         scores = _scores(node.inputs[0]) if is_op(node, "QLinearMatMul") else None
-        if scores is not None and _is_made(node.inputs[3]) and _is_made(scores.inputs[3]):
+        if scores is not None and _is_made(operand(node, "b")) and _is_made(operand(scores, "b")):
             for each in (node, scores):
-                if not _is_appended(each.inputs[3]):
+                if not _is_appended(operand(each, "b")):
                     _in_whole_blocks(model.graph, each, cfg.block_out, turned=each is scores)
             _turn(model.graph, node, cfg.block_out)
 
@@ -58,13 +59,13 @@ def _scores(value: ir.Value | None) -> ir.Node | None:
 def _in_whole_blocks(graph: ir.Graph, node: ir.Node, block: int, turned: bool) -> None:
     """Copy the matrices by which `node` multiplies, where their rows, or their columns if they are `turned`, are no
     whole blocks. What is copied is what the last Transpose reads, for whole matrices."""
-    value = node.inputs[3]
+    value = operand(node, "b")
     assert value is not None and value.dtype is not None
     rows = (shape(value) or ())[-1 if turned else -2]
     producer = value.producer()
     if rows % block == 0:
         return
-    reader, number = node, 3
+    reader, number = node, op_spec(node.op_type).number("b")
     if producer is not None and is_op(producer, "Transpose") and len(list(value.uses())) == 1:
         reader, number = producer, 0
     source = reader.inputs[number]
@@ -80,7 +81,7 @@ def _in_whole_blocks(graph: ir.Graph, node: ir.Node, block: int, turned: bool) -
 def _is_appended(value: ir.Value | None) -> bool:
     """Whether it is rows of a cache and new ones behind them, perhaps with another shape."""
     while value is not None and (producer := value.producer()) is not None:
-        if is_op(producer, "Concat"):
+        if joins_parts(producer):
             return cache_of(producer.outputs[0]) is not None
         value = producer.inputs[0] if is_op(producer, "Transpose", *REPEATING) else None
     return False
@@ -90,9 +91,9 @@ def _is_made(value: ir.Value | None) -> bool:
     """Whether it is matrices that a product has just made, of another shape perhaps, or behind the rows of a cache."""
     dims = None if value is None else shape(value)
     while value is not None and (producer := value.producer()) is not None:
-        if is_op(producer, "QLinearMatMul", "QGemm"):
+        if multiplies_matrices(producer):
             return dims is not None and len(dims) > 2
-        if not is_op(producer, "QLinearAdd", "QLinearMul", "Table") and traits(producer.op_type).moves is None:
+        if not is_op(producer, "QLinearAdd", "QLinearMul", "Table") and op_spec(producer.op_type).moves is None:
             return False
         value = _read(producer)
     return False
@@ -101,18 +102,19 @@ def _is_made(value: ir.Value | None) -> bool:
 def _read(node: ir.Node) -> ir.Value | None:
     """What `node` changes: of two operands the one with the shape of the result, of a cache's rows the new ones."""
     if is_op(node, "QLinearAdd", "QLinearMul"):
-        operands = (each for each in node.inputs[0:4:3] if each is not None and constant(each) is None)
+        operands = (each for each in data_operands(node) if each is not None and constant(each) is None)
         return next((each for each in operands if shape(each) == shape(node.outputs[0])), None)
-    return node.inputs[1] if is_op(node, "Concat") and cache_of(node.outputs[0]) is not None else node.inputs[0]
+    return node.inputs[1] if joins_parts(node) and cache_of(node.outputs[0]) is not None else node.inputs[0]
 
 
 def _turn(graph: ir.Graph, node: ir.Node, block: int) -> None:
     """Make `node` multiply by (I · Vᵀ)ᵀ, whose bytes are those of V. What several heads share is turned once, and of a
     cache the last rows alone, as a block has them with the new ones: the host turns the others once."""
-    operand = node.inputs[3]
-    assert operand is not None
-    shared, _, fold = shared_operand(operand)
-    value, reader, number = shared if fold == "columns" else operand, node, 3
+    matrices = operand(node, "b")
+    assert matrices is not None
+    shared, _, fold = shared_operand(matrices)
+    value, reader = shared if fold == "columns" else matrices, node
+    number = op_spec(node.op_type).number("b")
     while (read := reader.inputs[number]) is not value:
         reader, number = read.producer(), 0  # type: ignore[union-attr,assignment]
     made, concat = _Made(graph, reader, node.outputs[0].name or ""), value.producer()
@@ -124,8 +126,8 @@ def _turn(graph: ir.Graph, node: ir.Node, block: int) -> None:
     axis = len(shape(past) or ()) - 2
     head, tail = (made.rows(past, first, end) for first, end in ((0, kept), (kept, (shape(past) or ())[axis])))
     head.meta[CACHE] = cache_of(past)
-    recent = made.node("Concat", [tail, concat.inputs[1]], value, rows=-kept, axis=axis)  # type: ignore[list-item]
-    reader.replace_input_with(number, made.node("Concat", [head, made.turned(recent)], value, axis=axis))
+    recent = made.node(concat.op_type, [tail, concat.inputs[1]], value, rows=-kept, axis=axis)  # type: ignore[list-item]
+    reader.replace_input_with(number, made.node(concat.op_type, [head, made.turned(recent)], value, axis=axis))
     if not list(value.uses()):
         graph.remove(concat, safe=True)
 

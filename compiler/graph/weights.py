@@ -16,8 +16,8 @@ from functools import cached_property
 
 import onnx_ir as ir
 
-from celosia.compiler.cpu.ops.contrib import BYTES_OF_BLOCKS
 from celosia.compiler.graph.branches import INLINED
+from celosia.compiler.graph.operands import operand, quantisation
 from celosia.compiler.graph.propagation import IDLE, hands_on, is_quantised, origin
 from celosia.compiler.graph.values import (
     attribute,
@@ -31,6 +31,7 @@ from celosia.compiler.graph.values import (
     shape,
     subgraphs,
 )
+from celosia.compiler.ops.contrib import BYTES_OF_BLOCKS
 
 BITS = {"int2": 2, "uint2": 2, "int4": 4, "uint4": 4, "int8": 8, "uint8": 8}
 BLOCK_OF_COLUMNS = 32
@@ -45,7 +46,8 @@ def round_activations(model: ir.Model) -> None:
     """Change `model`, bodies of its operators too: what products by such constants read is rounded first. A MatMulNBits
     multiplies floats where its weights are no constants."""
     for node in list(model.graph):
-        if is_op(node, "MatMulNBits") and not all(value is None or is_folded(value) for value in node.inputs[1:4]):
+        weights = [operand(node, name) for name in ("b", "scales", "zero_points")] if is_op(node, "MatMulNBits") else []
+        if not all(value is None or is_folded(value) for value in weights):
             node.attributes["accuracy_level"] = ir.AttrInt64("accuracy_level", 0)
     for node, product in products(model).items():
         _round(node, product)
@@ -83,7 +85,7 @@ def _round(node: ir.Node, product: BlockProduct) -> None:
     made = ir.Node("celosia", "RoundBlocks", [x], attributes(block_size=product.size), outputs=[out], name=name)
     graph.insert_before(node, made)
     node.replace_input_with(0, out)
-    scale = product.dequantise.inputs[1]
+    scale, _ = quantisation(product.dequantise)
     if scale is not None and dtype_name(scale) == "float16":  # the product of bytes is in float32, whatever the scales
         wide = ir.Node("", "Cast", [scale], attributes(to=ir.DataType.FLOAT.value))
         wide.outputs[0].name, wide.outputs[0].shape = f"{scale.name}_float", scale.shape
@@ -107,7 +109,7 @@ def _captured(node: ir.Node) -> list[ir.Value]:
 
 
 def _has_one_scale(dequantise: ir.Node) -> bool:
-    scale = dequantise.inputs[1]
+    scale, _ = quantisation(dequantise)
     return scale is not None and shape(scale) in ((), (1,))
 
 
@@ -320,7 +322,7 @@ class _Products:
         """Whether a Gemm scales nothing, adds at most one number for each column, and is not part of a sum or a
         transposition that changes that."""
         y = gemm.outputs[0]
-        bias = gemm.inputs[2] if len(gemm.inputs) > 2 else None
+        bias = operand(gemm, "c")
         if abs(attribute(gemm, "alpha", 1.0) - 1) > ONE:
             return False
         if bias is not None:

@@ -7,6 +7,7 @@ from math import prod
 
 import onnx_ir as ir
 
+from celosia.compiler.graph.operands import operand
 from celosia.compiler.graph.values import attributes_of, constant, shape
 from celosia.compiler.program.host.windows import Spread, WindowError, Windows, spread, windows
 
@@ -41,7 +42,7 @@ def dims_on_host(node: ir.Node) -> tuple[int, ...] | None:
         case "MaxUnpool" if len(node.inputs) == 2:
             return (*x[:2], *spread(attrs, x[2:]).out)
         case "Col2Im":
-            image, kernel = (constant(value) for value in node.inputs[1:3])
+            image, kernel = (constant(operand(node, name)) for name in ("image_shape", "block_shape"))
             return None if image is None or kernel is None else (x[0], x[1] // prod(kernel.tolist()), *image.tolist())
     return None
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import onnx
 
-from celosia.compiler.cpu.ops import traits
+from celosia.compiler.ops import op_spec
 from celosia.compiler.program.host.windows import WindowError, spread, windows
 
 Dims = tuple[int, ...]
@@ -30,9 +30,9 @@ def wrong_windows(graph: onnx.GraphProto, inferred: onnx.GraphProto) -> dict[str
         if tainted.intersection(node.input):
             tainted.update(node.output)
             continue
-        if node.domain not in ("", "ai.onnx") or not traits(node.op_type).windows:
+        if node.domain not in ("", "ai.onnx") or not op_spec(node.op_type).windows:
             continue
-        place = traits(node.op_type).weights
+        place = op_spec(node.op_type).weights
         x, w, y = (_dims(known, types, name) for name in (node.input[0], node.input[place or 0], node.output[0]))
         if x is None or w is None or y is None or len(x) < 3:
             continue

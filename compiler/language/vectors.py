@@ -19,7 +19,6 @@ from itertools import groupby
 from typing import NamedTuple
 
 from celosia.compiler.cpu.schedule.arrange import Knobs, arrange
-from celosia.compiler.cpu.target import target
 from celosia.compiler.expr import Alloc, Axis, Expr, For, If, Let, Load, Select, Stmt, Store, Tensor, Update
 from celosia.compiler.expr.affine import Linear, flatten, in_range, linear, stride_along
 from celosia.compiler.expr.bounds import structure
@@ -30,6 +29,7 @@ from celosia.compiler.expr.pieces import start_value
 from celosia.compiler.expr.schedule import create_schedule
 from celosia.compiler.expr.walk import substitute, walk
 from celosia.compiler.program.dtypes import itemsize
+from celosia.compiler.target import target
 
 REGISTERS = 4
 """Vectors that are under way at once: as many additions as it takes until the first of them is done."""

@@ -10,12 +10,8 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from celosia.compiler.cpu.function import CpuFunction
-from celosia.compiler.cpu.node import CpuNode, InputType, is_mapped
-from celosia.compiler.cpu.ops import OPS, VIEWS, Unsupported, build, traits
-from celosia.compiler.cpu.ops.bit_serial import LEVELS
 from celosia.compiler.cpu.parse import parse
 from celosia.compiler.cpu.schedule.group import group, saved_traffic
-from celosia.compiler.cpu.types import TYPES
 from celosia.compiler.expr import placeholder
 from celosia.compiler.expr.names import unused_name
 from celosia.compiler.graph.errors import ModelError
@@ -29,6 +25,10 @@ from celosia.compiler.launch.arena import plan_arena
 from celosia.compiler.launch.describe import describe
 from celosia.compiler.launch.image import Image
 from celosia.compiler.layer import Block
+from celosia.compiler.ops import OPS, VIEWS, Unsupported, build, op_spec
+from celosia.compiler.ops.bit_serial import LEVELS
+from celosia.compiler.ops.node import CpuNode, InputType, is_mapped
+from celosia.compiler.ops.types import TYPES
 from celosia.compiler.program import (
     CpuStep,
     HostStep,
@@ -200,7 +200,7 @@ class _Assembler:
         for number, value in enumerate(node.inputs):
             if value is None:
                 continue
-            if not self._is_plain(value) or (number in traits(node.op_type).shape_inputs and constant(value) is None):
+            if not self._is_plain(value) or (number in op_spec(node.op_type).shape_inputs and constant(value) is None):
                 if node in self.views:  # it is not built here; its declared type does not count
                     self._give_type_of_input(node)
                 return node in self.views
@@ -264,7 +264,7 @@ class _Assembler:
         if node in self.views:
             return CpuNode("Reshape", (inputs[0], self._dims_name(node.outputs[0])), outputs[:1], {}, node.name or "")
         attrs = parse(ir.serde.serialize_node(node), self.opsets).attrs
-        factors = [(number, node.inputs[number]) for number in traits(node.op_type).factors]
+        factors = [(number, node.inputs[number]) for number in op_spec(node.op_type).factors]
         if any(
             constant(value) is None and levels_of(value) for _, value in factors
         ):  # large weights are looked at last
@@ -316,7 +316,7 @@ class _Assembler:
     def _say_bits(self, nodes: list[ir.Node]) -> None:
         """Add to the reasons of operators whose kernel multiplies bit by bit that it does."""
         for node in nodes:
-            if numbers := traits(node.op_type).factors:
+            if numbers := op_spec(node.op_type).factors:
                 found = [levels_of(node.inputs[number]) for number in numbers]
                 bits = " and ".join(str(each.bits) for each in found if each is not None)
                 self.reasons[node] += f"; its operands have {bits} bits: products are `and` and popcount"

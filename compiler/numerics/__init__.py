@@ -12,6 +12,13 @@ The hardware holds int8. A uint8 tensor is stored with its top bit flipped (x - 
 that derive parameters take the ONNX values and return parameters for the stored ones. See docs/numerics.md.
 """
 
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from numpy.typing import NDArray
+
 from celosia.compiler.numerics.addition import (
     RescaleAdd,
     fit_float_add,
@@ -36,13 +43,28 @@ from celosia.compiler.numerics.requantiser import (
 from celosia.compiler.numerics.softmax import qlinear_softmax, softmax_powers
 from celosia.compiler.numerics.unary import UNARY, unary_table
 
+
+class BinaryFunction(NamedTuple):
+    """A function of two tensors of bytes: as onnxruntime computes it on bytes, on floats between DequantizeLinear and
+    QuantizeLinear, and what fits the integers of the hardware to the latter, where they have any."""
+
+    of_bytes: Callable[..., NDArray[Any]]
+    of_floats: Callable[..., NDArray[Any]]
+    fit_floats: Callable[..., RescaleAdd | None] | None
+
+
+BINARY = {
+    "Add": BinaryFunction(qlinear_add, float_add, fit_float_add),
+    "Mul": BinaryFunction(qlinear_mul, float_mul, None),
+}
+"""By the float operator."""
 INT8 = "session.qdqisint8allowed"
 """The session's entry with which onnxruntime computes pairs of int8 in integers. By default it makes them uint8, whose
 products with int8 weights saturate on processors without VNNI."""
 
 __all__ = [
-    "INT8",
-    "MULTIPLIER_BITS", "SHIFT_BITS", "UNARY", "NormConstants", "NormError", "RescaleAdd", "RescaleMul",
+    "BINARY", "INT8", "MULTIPLIER_BITS", "SHIFT_BITS", "UNARY",
+    "BinaryFunction", "NormConstants", "NormError", "RescaleAdd", "RescaleMul",
     "average_is_exact", "conv_scale", "dequantize_linear", "fit_float_add", "fit_rescale_add", "float_add", "float_mul",
     "fold_scale", "global_average_scale", "mean_scale", "mul_scale", "nearest_rescale_add", "norm_constants",
     "qlinear_add", "qlinear_average", "qlinear_mul", "qlinear_softmax", "quantize_linear", "requantize",

@@ -14,7 +14,6 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from celosia.compiler.cpu.target import compiling_for
 from celosia.compiler.graph.launches import LaunchPlan
 from celosia.compiler.graph.select import LayerAssignment, Partition
 from celosia.compiler.graph.values import attribute, constant, shape
@@ -25,6 +24,7 @@ from celosia.compiler.program.model import FormInfo, matrix_counts
 from celosia.compiler.selfcheck.device import Place, TappedDevice, random_bytes, random_image
 from celosia.compiler.selfcheck.operators import Codes, Remembered, codes, compute, is_concat, read_by
 from celosia.compiler.strided_view import StridedView
+from celosia.compiler.target import compiling_for
 from celosia.sim.device import DeviceError
 
 AXES = ("image", "channel", "row", "column")

@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 
 from celosia.compiler.cpu.llvm import compile as llvm_compile
 from celosia.compiler.cpu.llvm import dot, machine
-from celosia.compiler.cpu.target import dot_instructions
 from celosia.compiler.program.host.kernel import CompiledKernel
+from celosia.compiler.target import dot_instructions
 from celosia.hw.spec.config import Config
 from celosia.hw.spec.isa import GEMM_LOOPS
 from celosia.hw.spec.scratchpads import scratchpads

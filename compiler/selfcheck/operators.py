@@ -22,18 +22,20 @@ from numpy.typing import NDArray
 
 from celosia.compiler import numerics
 from celosia.compiler.cpu.function import compile_op
-from celosia.compiler.cpu.ops import VIEWS
 from celosia.compiler.graph.custom import custom
+from celosia.compiler.graph.operands import joins_parts, operand, operand_groups, product_names, spec_of
 from celosia.compiler.graph.values import attribute, attributes_of, constant, is_op, shape
 from celosia.compiler.graph.windows import spread_of, whole_image, windows_of
+from celosia.compiler.ops import VIEWS, op_spec, operators_with
 from celosia.compiler.program.host.kernel import CompiledKernel
 from celosia.compiler.program.host.windows import Windows, windows
+from celosia.compiler.program.op_spec import Moves
 from celosia.compiler.selfcheck import kernels
 
 Codes = NDArray[np.uint8]
 CHUNK_BYTES = 1 << 20
 """About as much of a convolution's windows is written out at a time: it stays in the cache."""
-MOVING = ("Slice", "Resize", "Upsample", "Pad", "DepthToSpace", "SpaceToDepth", "Gather", "Transpose", "Expand")
+MOVING = operators_with("moves", Moves.ALL, Moves.SOME, Moves.FILL) - VIEWS - operators_with("windows")
 """Operators whose every output is an input, or a constant."""
 GROUPED_COLUMNS = 16
 """Channels of a grouped convolution that are computed together, with zeros where groups do not meet."""
@@ -78,7 +80,10 @@ class Remembered:
 
 def is_concat(node: ir.Node | None) -> bool:
     """Whether the node is a Concat of integers or floats."""
-    return is_op(node, "QLinearConcat", "Concat")
+    if node is None or joins_parts(node):
+        return node is not None
+    spec = spec_of(node)
+    return spec.repeated > 0 and spec.scale is not None
 
 
 def read_by(node: ir.Node) -> list[ir.Value]:
@@ -89,19 +94,23 @@ def read_by(node: ir.Node) -> list[ir.Value]:
 # Parameters ------------------------------------------------------------------------------------------------------
 
 
-def _array(node: ir.Node, number: int) -> NDArray[Any]:
-    array = constant(node.inputs[number])
+def _fixed(value: ir.Value | None) -> NDArray[Any]:
+    array = constant(value)
     assert array is not None
     return array
 
 
-def _f32(node: ir.Node, number: int) -> np.float32:
-    return np.float32(_array(node, number).reshape(-1)[0])
+def _array(node: ir.Node, name: str) -> NDArray[Any]:
+    return _fixed(operand(node, name))
 
 
-def _zero(node: ir.Node, number: int) -> int:
+def _f32(node: ir.Node, name: str) -> np.float32:
+    return np.float32(_array(node, name).reshape(-1)[0])
+
+
+def _zero(node: ir.Node, name: str) -> int:
     """A zero point as a code."""
-    return int(codes(_array(node, number).reshape(-1)[:1])[0])
+    return int(codes(_array(node, name).reshape(-1)[:1])[0])
 
 
 def _dims(node: ir.Node) -> tuple[int, ...]:
@@ -155,29 +164,28 @@ class _Linear:
         return y
 
 
-def _linear(
-    node: ir.Node, weights: NDArray[Any], bias: int | None, y_scale: int, zero_weights: int | None = 5
-) -> _Linear:
-    """weights [columns, ...]; numbers of the inputs that hold the others. x_scale and w_scale are 1 and 4."""
-    middle = 0 if zero_weights is None else _array(node, zero_weights).astype(np.int16).reshape(-1)[0]
+def _linear(node: ir.Node, weights: NDArray[Any]) -> _Linear:
+    """Read the parameters of `node`, whose weights are [columns, ...]."""
+    x, w, bias = product_names(node.op_type)
+    middle = _array(node, f"{w}_zero_point").astype(np.int16).reshape(-1)[0]
     if weights.dtype != np.int8 or middle:
         weights = (weights.astype(np.int16) - middle).astype(np.int8)
     matrix = weights.reshape(len(weights), -1)
-    given = None if bias is None or len(node.inputs) <= bias else constant(node.inputs[bias])
+    given = constant(operand(node, bias)) if bias else None
     added = np.zeros(1, np.int32) if given is None else given.reshape(-1)
-    scale = _f32(node, 1) * _array(node, 4).astype(np.float32).reshape(-1) / _f32(node, y_scale)
+    scale = _f32(node, f"{x}_scale") * _array(node, f"{w}_scale").astype(np.float32).reshape(-1) / _f32(node, "y_scale")
     return _Linear(
-        matrix, _zero(node, 2), np.broadcast_to(added, len(matrix)).astype(np.int32),
-        np.broadcast_to(scale, len(matrix)).astype(np.float32), _zero(node, y_scale + 1),
+        matrix, _zero(node, f"{x}_zero_point"), np.broadcast_to(added, len(matrix)).astype(np.int32),
+        np.broadcast_to(scale, len(matrix)).astype(np.float32), _zero(node, "y_zero_point"),
     )  # fmt: skip
 
 
 def _conv(node: ir.Node, x: Codes) -> Codes:
-    weights, dims, image = _array(node, 3), _dims(node), _image(x)
+    weights, dims, image = _array(node, "w"), _dims(node), _image(x)
     taps = weights.shape[2:]
     window = windows_of(node, taps)
     groups, (channels, inner) = attribute(node, "group", 1), weights.shape[:2]
-    linear = _linear(node, np.moveaxis(weights, 1, -1), 8, 6)  # the channels innermost, as in the image
+    linear = _linear(node, np.moveaxis(weights, 1, -1))  # the channels innermost, as in the image
     padded = np.ascontiguousarray(window.framed(image, linear.zero_x, 1))
     y = np.empty((dims[0], *window.out, channels), np.uint8)
     for first, last in _group_ranges(groups, max(channels // groups, inner)):
@@ -190,17 +198,17 @@ def _conv(node: ir.Node, x: Codes) -> Codes:
 
 def _conv_transpose(node: ir.Node, x: Codes) -> Codes:
     """The convolution by the kernels turned round of x with zero points between its pixels."""
-    weights, dims, groups = _array(node, 3), _dims(node), attribute(node, "group", 1)
+    weights, dims, groups = _array(node, "w"), _dims(node), attribute(node, "group", 1)
     channels, outputs = weights.shape[:2]
     to, image = spread_of(node, weights.shape[2:]), _image(x)
     taps, (down, across), (by_row, by_column), (top, left) = to.kernel, to.stride, to.dilation, to.before
     above, ahead = (taps[0] - 1) * by_row, (taps[1] - 1) * by_column
     height = max((image.shape[1] - 1) * down + 1 + above, to.out[0] + top) + above
     width = max((image.shape[2] - 1) * across + 1 + ahead, to.out[1] + left) + ahead
-    wide = np.full((len(image), height, width, channels), _zero(node, 2), np.uint8)
+    wide = np.full((len(image), height, width, channels), _zero(node, "x_zero_point"), np.uint8)
     wide[:, above::down, ahead::across][:, : image.shape[1], : image.shape[2]] = image
     turned = weights.reshape(groups, channels // groups, outputs, *taps)[..., ::-1, ::-1].transpose(0, 2, 3, 4, 1)
-    linear = _linear(node, turned.reshape(groups * outputs, *taps, -1), 8, 6)
+    linear = _linear(node, turned.reshape(groups * outputs, *taps, -1))
     cut = wide[:, top : top + to.out[0] + above, left : left + to.out[1] + ahead]
     window = windows("Conv", {"dilations": to.dilation}, cut.shape[1:3], taps)
     y: Codes = np.zeros((dims[0], *to.out, dims[1]), np.uint8)
@@ -245,30 +253,29 @@ def _convolve(view: Codes, columns: Callable[[Codes], Codes], y: Codes) -> None:
 
 def _matmul(node: ir.Node, x: Codes, w: Codes | None = None) -> Codes:
     """w: where it is no constant, as x may be in its stead."""
-    fixed = constant(node.inputs[0])
+    fixed = constant(operand(node, "a"))
     if fixed is not None:
         return _product(node, codes(fixed), x)
     if w is not None:
         return _product(node, x, w)
-    gemm, matrix = node.op_type == "QGemm", _array(node, 3)
-    if not (gemm and attribute(node, "transB", 0)):
+    matrix = _array(node, "b")
+    if not attribute(node, "transB", 0):
         matrix = matrix.T
-    linear = _linear(node, matrix, 6 if gemm else None, 7 if gemm else 6)
-    return linear.rows(x.reshape(-1, x.shape[-1])).reshape(_dims(node))
+    return _linear(node, matrix).rows(x.reshape(-1, x.shape[-1])).reshape(_dims(node))
 
 
 @np.errstate(all="ignore")
 def _product(node: ir.Node, x: Codes, w: Codes) -> Codes:
     """Multiply two tensors of which the second one varies; float64 holds the sums exactly."""
-    sums = (x.astype(np.float64) - _zero(node, 2)) @ (w.astype(np.float64) - _zero(node, 5))
-    scale = _f32(node, 1) * _f32(node, 4) / _f32(node, 6)
+    sums = (x.astype(np.float64) - _zero(node, "a_zero_point")) @ (w.astype(np.float64) - _zero(node, "b_zero_point"))
+    scale = _f32(node, "a_scale") * _f32(node, "b_scale") / _f32(node, "y_scale")
     scaled: NDArray[np.float32] = np.rint(sums.astype(np.int32).astype(np.float32) * scale)
-    return np.clip(scaled + _zero(node, 7), 0, 255).astype(np.uint8)
+    return np.clip(scaled + _zero(node, "y_zero_point"), 0, 255).astype(np.uint8)
 
 
 def _block_sums(node: ir.Node, x: Codes) -> Codes:
     """Sums of at most 256 products of bytes, which float32 holds exactly, as their bytes."""
-    w = _array(node, 1).astype(np.float32)
+    w = _array(node, "w").astype(np.float32)
     _, blocks, _, size = w.shape
     values = x.reshape(-1, blocks, size).astype(np.float32) - 128
     sums = (w @ values.transpose(1, 2, 0)).transpose(3, 0, 1, 2).astype(np.int32)  # [rows, parts, blocks, lanes]
@@ -292,15 +299,16 @@ def _max_pool(node: ir.Node, x: Codes) -> Codes:
 def _average(node: ir.Node, x: Codes) -> Codes:
     """A sum over the window, scaled once. onnxruntime's mean in floats (QLinearAveragePool) may differ on ties."""
     image = _image(x)
-    pool = node.op_type == "QLinearAveragePool"
+    pool = op_spec(node.op_type).windows
     window = windows_of(node) if pool else whole_image((image.shape[1], image.shape[2]))
-    view = _views(np.ascontiguousarray(window.framed(image, _zero(node, 2), 1)), window).transpose(1, 2, 0, 5, 3, 4)
+    zero = _zero(node, "x_zero_point")
+    view = _views(np.ascontiguousarray(window.framed(image, zero, 1)), window).transpose(1, 2, 0, 5, 3, 4)
     factor = numerics.mean_scale if node.op_type == "QLinearMean" else numerics.global_average_scale
     area, counts = prod(window.kernel), np.multiply.outer(window.counts(0), window.counts(1))
     y = np.empty(view.shape[:4], np.uint8)
     for count in np.unique(counts).tolist():
-        scale = np.array([factor(float(_f32(node, 1)), float(_f32(node, 3)), count)], np.float32)
-        linear = _Linear(np.ones((1, area), np.int8), _zero(node, 2), np.zeros(1, np.int32), scale, _zero(node, 4))
+        scale = np.array([factor(float(_f32(node, "x_scale")), float(_f32(node, "y_scale")), count)], np.float32)
+        linear = _Linear(np.ones((1, area), np.int8), zero, np.zeros(1, np.int32), scale, _zero(node, "y_zero_point"))
         chosen = view[counts == count]
         y[counts == count] = linear.rows(chosen.reshape(-1, area)).reshape(chosen.shape[:3])
     return y.transpose(2, 3, 0, 1).reshape(_dims(node))
@@ -326,8 +334,9 @@ def _call(
     return codes(result)
 
 
-def _scalars(node: ir.Node, *numbers: int) -> list[NDArray[Any]]:
-    return [_array(node, number).reshape(()) for number in numbers]
+def _scalars(node: ir.Node, name: str) -> list[NDArray[Any]]:
+    """The scale and the zero point of the operand `name`, or of the result."""
+    return [_array(node, f"{name}_{kind}").reshape(()) for kind in ("scale", "zero_point")]
 
 
 def _all_bytes(dtype: np.dtype[Any]) -> NDArray[Any]:
@@ -345,33 +354,33 @@ def _all_pairs(dtype: np.dtype[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
 def _pair(node: ir.Node, *operands: Codes) -> Codes:
     """QLinearAdd or QLinearMul, by a table of all pairs of bytes."""
     varying = iter(operands)
-    fixed = [constant(node.inputs[number]) for number in (0, 3)]
+    fixed = [constant(operand(node, name)) for name in "ab"]
     a, b = (next(varying) if each is None else codes(each) for each in fixed)
     value = node.inputs[0]
     assert value is not None and value.dtype is not None
     dtype = np.dtype(value.dtype.numpy())
     first, second = _all_pairs(dtype)
-    arguments = [first, *_scalars(node, 1, 2), second, *_scalars(node, 4, 5), *_scalars(node, 6, 7)]
+    arguments = [first, *_scalars(node, "a"), second, *_scalars(node, "b"), *_scalars(node, "c")]
     table = _call(node.op_type, dtype, arguments, 2, tuple(attribute(node, "factors", ())))
     return table.take((a.astype(np.uint16) << 8) | b)
 
 
 def _concat(node: ir.Node, part: Codes, number: int) -> Codes:
-    dtype = np.dtype(_array(node, 1).dtype)
-    first = 2 + 3 * number
-    arguments = [*_scalars(node, 0, 1), _all_bytes(dtype), *_scalars(node, first + 1, first + 2)]
+    dtype = np.dtype(_array(node, "y_zero_point").dtype)
+    _, *own = operand_groups(node)[number]
+    arguments = [*_scalars(node, "y"), _all_bytes(dtype), *(_fixed(value).reshape(()) for value in own)]
     return _call("QLinearConcat", dtype, arguments, 1)[part]
 
 
 def _table(node: ir.Node, x: Codes) -> Codes:
-    return codes(_array(node, 1).astype(np.int8).reshape(-1))[x]
+    return codes(_array(node, "table").astype(np.int8).reshape(-1))[x]
 
 
 def _clip(node: ir.Node, x: Codes) -> Codes:
     """Codes are in the order of the values that they stand for."""
-    for number, limit in ((1, np.maximum), (2, np.minimum)):
-        if number < len(node.inputs) and node.inputs[number] is not None:
-            x = limit(x, codes(_array(node, number)).reshape(()))
+    for name, limit in (("min", np.maximum), ("max", np.minimum)):
+        if operand(node, name) is not None:
+            x = limit(x, codes(_array(node, name)).reshape(()))
     return x
 
 
@@ -380,7 +389,7 @@ def _of_rows(node: ir.Node, x: Codes) -> Codes:
     value = node.inputs[0]
     assert value is not None and value.dtype is not None
     dtype = np.dtype(value.dtype.numpy())
-    fixed = [_array(node, number) for number in range(1, len(node.inputs))]
+    fixed = [_fixed(value) for value in node.inputs[1:]]
     kernel = compile_op(node.op_type, attributes_of(node), [(x.shape, dtype.name), *fixed])
     (result,) = kernel(x if dtype == np.uint8 else (x ^ np.uint8(0x80)).view(np.int8), *fixed)
     return codes(result)
@@ -399,9 +408,9 @@ def _moved(node: ir.Node, x: Codes) -> Codes:
     """By the CPU backend's kernel, which knows bytes of either sign."""
     inputs: list[Any] = [(x.shape, "uint8"), *(None if value is None else constant(value) for value in node.inputs[1:])]
     if is_op(node, "Pad"):
-        given = constant(node.inputs[2]) if len(node.inputs) > 2 else None
+        given, number = constant(operand(node, "constant_value")), op_spec(node.op_type).number("constant_value")
         fill = np.zeros(1, node.inputs[0].dtype.numpy()) if given is None else given.reshape(1)  # type: ignore[union-attr]
-        inputs[2:3] = [codes(fill)]
+        inputs[number : number + 1] = [codes(fill)]
     kernel = compile_op(node.op_type, attributes_of(node), inputs)
     (result,) = kernel(x, *(array for array in inputs[1:] if array is not None))
     return result

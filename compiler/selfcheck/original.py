@@ -20,17 +20,19 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from celosia.compiler.cpu.node import is_mapped
-from celosia.compiler.cpu.ops import Unsupported
-from celosia.compiler.cpu.ops.registry import Node
-from celosia.compiler.cpu.ops.window import SlidingWindow
 from celosia.compiler.cpu.parse import parse
+from celosia.compiler.graph.operands import quantisation_names
 from celosia.compiler.graph.values import captured, constant, shape
 from celosia.compiler.numerics.average import average_error
+from celosia.compiler.ops import Unsupported, op_spec
+from celosia.compiler.ops.node import is_mapped
+from celosia.compiler.ops.registry import Node
+from celosia.compiler.ops.window import SlidingWindow
 from celosia.compiler.program.host.execute import execute
 from celosia.compiler.program.host.hostops import RANDOM
 from celosia.compiler.program.host.hostops.types import quantised_type
 from celosia.compiler.program.host.op import HostError, HostOp
+from celosia.compiler.program.op_spec import find_operand
 
 Array = NDArray[Any]
 Bounds = tuple[Any, Any]
@@ -187,7 +189,7 @@ class Original:
                 declared = shape(out)
                 if declared is not None and isinstance(low, np.ndarray) and low.shape != declared:
                     raise Unknown  # onnxruntime runs models whose scales do not fit, where it computes in integers
-                rounds = op.op.startswith("QLinear") or op.op == "QGemm"
+                rounds = rounds_once(op)
                 known[self.number[out.name]] = _widened(low, high) if rounds and not one_sided else (low, high)
 
 
@@ -251,6 +253,12 @@ def run(op: HostOp, values: Mapping[str, Any]) -> list[Any]:
         raise Unknown from None
 
 
+def rounds_once(op: HostOp) -> bool:
+    """Whether it computes with quantised operands and quantises its result."""
+    spec = op_spec(op.op)
+    return spec.scale is not None and any(operand.of for operand in spec.operands)
+
+
 def spread(low: Array, high: Array) -> float:
     """How far a tensor may lie from both of its results."""
     with np.errstate(all="ignore"):
@@ -263,7 +271,7 @@ def spread(low: Array, high: Array) -> float:
 
 def _step(op: HostOp, values: Mapping[str, Any]) -> Array | None:
     """The scale of a QuantizeLinear to 8 or 16 bits, as its input is broadcast; None for others."""
-    x, scale = (values[name] for name in op.inputs[:2])
+    x, scale = values[op.inputs[0]], _scales(op, values)[0]
     if x.dtype != np.float32 or scale.dtype != np.float32 or scale.ndim > 1:
         return None
     if quantised_type(op, _zero(op, values)).name not in ("int8", "uint8", "int16", "uint16"):
@@ -274,13 +282,15 @@ def _step(op: HostOp, values: Mapping[str, Any]) -> Array | None:
 def _scales(op: HostOp, values: Mapping[str, Any]) -> list[Array]:
     """Scales of an operator that quantises or computes with what is quantised."""
     if op.op in ("QuantizeLinear", "DequantizeLinear"):
-        return [values[op.inputs[1]]]
-    arrays = [values[name] for name in op.inputs if name] if op.op.startswith("QLinear") or op.op == "QGemm" else []
+        scale, _ = quantisation_names(op.op)
+        return [values[find_operand(op.op, op.inputs, scale) or ""]]
+    arrays = [values[name] for name in op.inputs if name] if rounds_once(op) else []
     return [array for array in arrays if array.dtype.kind == "f"]
 
 
 def _zero(op: HostOp, values: Mapping[str, Any]) -> Array | None:
-    return values[op.inputs[2]] if len(op.inputs) > 2 and op.inputs[2] else None
+    name = find_operand(op.op, op.inputs, quantisation_names(op.op)[1])
+    return values[name] if name else None
 
 
 def _along(op: HostOp, array: Array, rank: int) -> Array:
@@ -314,10 +324,10 @@ def _quantised(op: HostOp, values: Mapping[str, Any], scale: Array, side: int, s
 
 def _averaged(op: HostOp, values: Mapping[str, Any], y: Array) -> Bounds:
     """`y`, the mean of floats, and what a sum of integers may be: the other side of a tie that is within rounding."""
-    given = [values[name] if name else np.zeros(()) for name in (*op.inputs, "")[:5]]
-    sx, zx, sy, zy = (float(array.reshape(())) for array in given[1:])
+    names = [find_operand(op.op, op.inputs, f"{name}_{kind}") for name in "xy" for kind in ("scale", "zero_point")]
+    sx, zx, sy, zy = (float(values[name].reshape(())) if name else 0.0 for name in names)
     last = bool(op.attr("channels_last", 0))
-    x: Array = np.moveaxis(given[0], -1, 1) if last else given[0]
+    x: Array = np.moveaxis(values[op.inputs[0]], -1, 1) if last else values[op.inputs[0]]
     window = _window(op, x, op.attrs["kernel_shape"])
     image, total = window.framed(np.subtract(x, zx, dtype=np.float64), 0.0, 2), np.zeros((*x.shape[:2], *window.out))
     for place in np.ndindex(*window.kernel):

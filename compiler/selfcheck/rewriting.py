@@ -18,24 +18,26 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from celosia.compiler.cpu.ops import Unsupported
 from celosia.compiler.cpu.parse import parse
-from celosia.compiler.cpu.target import compiling_for
+from celosia.compiler.graph.operands import operand, product_names, product_operands, quantisation
 from celosia.compiler.graph.select import Partition
 from celosia.compiler.graph.values import attribute, attributes_of, captured, constant, dtype_name, is_op, shape
 from celosia.compiler.numerics.softmax import largest_power
+from celosia.compiler.ops import Unsupported, op_spec
 from celosia.compiler.program import CpuStep, HostStep, Program
 from celosia.compiler.program.dtypes import is_float, numpy_dtype
 from celosia.compiler.program.host.execute import execute
 from celosia.compiler.program.host.kernel import host
 from celosia.compiler.program.host.op import HostError
 from celosia.compiler.program.host.windows import WindowError, windows
+from celosia.compiler.program.op_spec import Role
 from celosia.compiler.selfcheck.check import CheckFailed, SelfCheckError
 from celosia.compiler.selfcheck.device import random_image
 from celosia.compiler.selfcheck.operators import Remembered, codes, is_concat, read_by
 from celosia.compiler.selfcheck.original import Bounds, Original, Unknown
 from celosia.compiler.selfcheck.rounding import beyond_rounding
 from celosia.compiler.selfcheck.tolerance import outside
+from celosia.compiler.target import compiling_for
 from celosia.sim.functional.fsim import one_blas_thread
 
 Array = NDArray[Any]
@@ -383,9 +385,10 @@ def _random_input(value: ir.Value, rng: np.random.Generator) -> Any:
         return rng.integers(0, 2, dims).astype(kind)
     whole = rng.standard_normal(dims)
     for node in (use.node for use in value.uses()):
-        scale = constant(node.inputs[1]) if is_op(node, "QuantizeLinear") and node.inputs[0] is value else None
+        of_scale, of_zero = quantisation(node) if is_op(node, "QuantizeLinear") else (None, None)
+        scale = constant(of_scale) if of_scale is not None and node.inputs[0] is value else None
         if scale is not None and scale.size == 1:
-            zero = constant(node.inputs[2]) if len(node.inputs) > 2 else None
+            zero = constant(of_zero)
             to = numpy_dtype(dtype_name(node.outputs[0]))
             if is_float(to):
                 steps = rng.uniform(-1, 1, dims) * float(ml_dtypes.finfo(to).max)
@@ -403,16 +406,17 @@ def _random_input(value: ir.Value, rng: np.random.Generator) -> Any:
 # Comparing -------------------------------------------------------------------------------------------------------
 
 
-BIASED = {"QLinearConv": (8, 6), "QLinearConvTranspose": (8, 6), "QGemm": (6, 7)}
-"""Numbers of the inputs that are the bias and the scale of the result."""
+def _adds_bias(node: ir.Node) -> bool:
+    """Whether a bias may be added to products of bytes, which are rounded then."""
+    spec = op_spec(node.op_type)
+    return bool(spec.variant_of and spec.having(Role.BIAS) and spec.scale is not None)
 
 
 def _may_wrap(node: ir.Node) -> bool:
     """Whether products and a bias may be more than int32 holds, as where onnxruntime's is -2^31 for a larger one."""
-    place, *_ = BIASED.get(node.op_type, (len(node.inputs),))
-    if place >= len(node.inputs):
+    if not _adds_bias(node):
         return False
-    w, bias = constant(node.inputs[3]), constant(node.inputs[place])
+    _, w, bias = (constant(value) for value in product_operands(node))
     if w is None or bias is None or not bias.size:
         return False
     return bool(np.max(np.abs(bias.astype(np.int64))) + (w.size // bias.size << 16) >= 2**31)
@@ -422,10 +426,10 @@ def _slack(node: ir.Node) -> float:
     """Steps by which an integer operator may differ from the float operators that it stands for, beside rounding."""
     if is_op(node, "QLinearSoftmax"):
         return 1.0  # its table is scaled by the whole part of 1 / scale
-    place = BIASED.get(node.op_type)
-    if place is None or len(node.inputs) <= max(place) or node.inputs[place[0]] is None:
+    if not _adds_bias(node) or product_operands(node)[2] is None:
         return 0.0
-    x, w, y = (constant(node.inputs[number]) for number in (1, 4, place[1]))
+    names = *product_names(node.op_type)[:2], "y"
+    x, w, y = (constant(operand(node, f"{name}_scale")) for name in names)
     if x is None or w is None or y is None:
         return 0.0
     with np.errstate(all="ignore"):
@@ -434,21 +438,22 @@ def _slack(node: ir.Node) -> float:
 
 def _is_another(node: ir.Node) -> bool:
     """Whether onnxruntime's integer operator is another function than the float operators that it stands for."""
+    spec = op_spec(node.op_type)
     if is_op(node, "QLinearSoftmax"):  # where the largest power of a row, times 1 / scale, is infinite
-        scale, dims = constant(node.inputs[3]), shape(node.outputs[0])
+        scale, dims = constant(operand(node, "y_scale")), shape(node.outputs[0])
         if scale is None or dims is None:
             return False
         count = dims[attribute(node, "axis", -1)]
         return bool(largest_power(count) * np.floor(1 / float(scale.item())) >= np.finfo(np.float32).max)
     if (
-        is_op(node, "QLinearAveragePool") and node.inputs[0] is not None
+        spec.windows and spec.weights is None and node.inputs[0] is not None
     ):  # which counts what lies beyond the padding, too
         dims, attrs = shape(node.inputs[0]), attributes_of(node)
         if dims is None:
             return False
         size = dims[1:-1] if attrs.get("channels_last") else dims[2:]
         try:
-            whole, real = (windows(op, attrs, size) for op in ("QLinearAveragePool", "AveragePool"))
+            whole, real = (windows(op, attrs, size) for op in (node.op_type, spec.variant_of))
         except WindowError:
             return True
         return any(whole.counts(axis) != real.counts(axis) for axis in range(len(size)))

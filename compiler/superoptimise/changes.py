@@ -7,17 +7,10 @@ from typing import Any
 
 import onnx
 
-from celosia.compiler.superoptimise.graph import ONNX, BytesGraph, GraphOp
+from celosia.compiler.superoptimise.graph import ONNX, ONNX_NAMES, BytesGraph, GraphOp
 
 MAX_OPERATORS = 200
 """Operators of a picture; what comes later is left out."""
-NAMES = {
-    "convolve": "Conv", "float_convolve": "Conv", "multiply": "MatMul", "float_multiply": "MatMul", "plus": "Add",
-    "largest": "MaxPool", "largest_again": "MaxPool", "average": "AveragePool", "average_by_products": "Conv",
-    "real_plus": "Add", "real_shift": "Add", "real_scale": "Mul", "real_average": "AveragePool", "real_pad": "Pad",
-    "real_normalised": "BatchNormalization", "phases": "SpaceToDepth", "interleave": "DepthToSpace",
-}  # fmt: skip
-"""Of ONNX, where capitals do not make them of ours."""
 NODE = {"name": str, "what": str, "reads": list, "changed": bool}
 """What a node of a picture has; reads: names of nodes."""
 
@@ -96,4 +89,4 @@ def _operator(each: GraphOp) -> str:
         return str(onnx.NodeProto.FromString(each["proto"]).op_type)
     if each.op == "map":
         return str(each["f"].operator)
-    return NAMES.get(each.op, each.op.replace("_", " ").capitalize())
+    return ONNX_NAMES.get(each.op, each.op.replace("_", " ").capitalize())

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 import onnx
 
-from celosia.compiler.cpu.ops.elementwise import UNARY
-from celosia.compiler.program.traits import filling
+from celosia.compiler.ops.elementwise import UNARY
+from celosia.compiler.program.op_spec import filling
 from celosia.compiler.superoptimise.forms import READER, windows_of
 from celosia.compiler.superoptimise.graph import FloatMap
 from celosia.compiler.superoptimise.reading import BYTES, NodeReader, NotOurs, OnnxReader, attributes_of

@@ -7,16 +7,20 @@ from typing import Any
 
 import onnx
 
-from celosia.compiler.program.traits import filling
-from celosia.compiler.superoptimise.graph import Array, ByteMap, Meant, Note, Written
+from celosia.compiler import numerics
+from celosia.compiler.graph.operands import named_input
+from celosia.compiler.program.op_spec import filling
+from celosia.compiler.superoptimise.graph import ByteMap, Meant, Note, Written
 from celosia.compiler.superoptimise.reading import (
     BYTES,
     QDQ_READERS,
     BytesOf,
     NotOurs,
     OnnxReader,
+    QuantisedOperation,
     attributes_of,
     node_reader,
+    operation_reader,
     qdq_reader,
 )
 from celosia.compiler.superoptimise.windows import Averaging
@@ -35,123 +39,68 @@ def windows_of(node: onnx.NodeProto, kernel: tuple[int, ...]) -> dict[str, Any]:
     return {"pads": pads, "strides": given.get("strides", (1, 1)), "dilations": given.get("dilations", (1, 1))}
 
 
-@qdq_reader("Conv")
-def _conv(reader: OnnxReader, node: onnx.NodeProto, y: BytesOf) -> None:
-    x, w = reader.dequantised(node.input[0]), reader.dequantised(node.input[1])
-    if w.scale.size > 1 and reader.axis_of(node.input[1]) != 0:
+@operation_reader("Conv")
+def _conv(reader: OnnxReader, op: QuantisedOperation) -> None:
+    x, w = op.operands
+    if w.axis not in (None, 0):
         raise NotOurs
-    bias = reader.bias(node.input[2] if len(node.input) > 2 else "", x, w)
-    _convolution(reader, node, x, w, bias, y, True)
+    windows = windows_of(op.node, reader.array(w.name).shape[2:])
+    group = attributes_of(op.node).get("group", 1)
+    reader.product("convolve", x, w, op.bias, op.y, _written(op, x, w), group=group, **windows)
 
 
-@node_reader("QLinearConv")
-def _qlinear_conv(reader: OnnxReader, node: onnx.NodeProto) -> None:
-    x, w = reader.bytes_of(*node.input[:3]), reader.bytes_of(*node.input[3:6])
-    y = BytesOf(node.output[0], reader.array(node.input[6]), reader.array(node.input[7]))
-    bias = reader.array(node.input[8]) if len(node.input) > 8 and node.input[8] else None
-    _convolution(reader, node, x, w, bias, y, False)
+def _written(op: QuantisedOperation, x: BytesOf, w: BytesOf) -> Written:
+    scales = tuple(float(scale) for scale in w.scale.reshape(-1))
+    return Written(op.operator, op.qdq, x.meant.scale, scales, op.y.meant.scale, op.bias is not None)
 
 
-def _convolution(
-    reader: OnnxReader, node: onnx.NodeProto, x: BytesOf, w: BytesOf, bias: Array | None, y: BytesOf, qdq: bool
-) -> None:
-    kernel = reader.array(w.name).shape[2:]
-    written = _written("Conv", qdq, x, w, y, bias)
-    windows = windows_of(node, kernel)
-    reader.product("convolve", x, w, bias, y, written, group=attributes_of(node).get("group", 1), **windows)
-
-
-def _written(operator: str, qdq: bool, x: BytesOf, w: BytesOf, y: BytesOf, bias: Array | None) -> Written:
-    scales = tuple(float(each) for each in w.scale.reshape(-1))
-    return Written(operator, qdq, x.meant.scale, scales, y.meant.scale, bias is not None)
-
-
-@qdq_reader("MatMul")
-def _matmul(reader: OnnxReader, node: onnx.NodeProto, y: BytesOf) -> None:
-    x, w = reader.dequantised(node.input[0]), reader.dequantised(node.input[1])
-    if reader.array(w.name).ndim != 2 or (w.scale.size > 1 and reader.axis_of(node.input[1]) != 1):
+@operation_reader("MatMul")
+def _matmul(reader: OnnxReader, op: QuantisedOperation) -> None:
+    x, w = op.operands
+    if reader.array(w.name).ndim != 2 or w.axis not in (None, 1):
         raise NotOurs
-    reader.product("multiply", x, w, None, y, _written("MatMul", True, x, w, y, None))
+    reader.product("multiply", x, w, None, op.y, _written(op, x, w))
 
 
-@node_reader("QLinearMatMul")
-def _qlinear_matmul(reader: OnnxReader, node: onnx.NodeProto) -> None:
-    x, w = reader.bytes_of(*node.input[:3]), reader.bytes_of(*node.input[3:6])
-    y = BytesOf(node.output[0], reader.array(node.input[6]), reader.array(node.input[7]))
-    if reader.array(w.name).ndim != 2:
-        raise NotOurs
-    reader.product("multiply", x, w, None, y, _written("MatMul", False, x, w, y, None))
-
-
-@qdq_reader("Gemm")
-def _gemm(reader: OnnxReader, node: onnx.NodeProto, y: BytesOf) -> None:
-    given = attributes_of(node)
+@operation_reader("Gemm", quantised_too=False)
+def _gemm(reader: OnnxReader, op: QuantisedOperation) -> None:
+    given, (x, w) = attributes_of(op.node), op.operands
     if given.get("transA") or given.get("alpha", 1.0) != 1.0 or given.get("beta", 1.0) != 1.0:
         raise NotOurs
-    x, w = reader.dequantised(node.input[0]), reader.dequantised(node.input[1])
     turned = bool(given.get("transB"))
-    if reader.array(w.name).ndim != 2 or (w.scale.size > 1 and reader.axis_of(node.input[1]) != (0 if turned else 1)):
+    if reader.array(w.name).ndim != 2 or w.axis not in (None, 0 if turned else 1):
         raise NotOurs
-    bias = reader.bias(node.input[2] if len(node.input) > 2 else "", x, w)
     if turned:
         w = BytesOf(reader.constant(reader.array(w.name).T, f"{w.name}_turned"), w.scale, w.zero)
-    reader.product("multiply", x, w, bias, y, _written("Gemm", True, x, w, y, bias))
+    reader.product("multiply", x, w, op.bias, op.y, _written(op, x, w))
 
 
-@qdq_reader("Add", "Mul")
-def _binary(reader: OnnxReader, node: onnx.NodeProto, y: BytesOf) -> None:
-    a, b = reader.dequantised(node.input[0]), reader.dequantised(node.input[1])
-    _map(reader, node, (a, b), y, True, node.op_type)
-
-
-@node_reader("QLinearAdd", "QLinearMul")
-def _qlinear_binary(reader: OnnxReader, node: onnx.NodeProto) -> None:
-    a, b = reader.bytes_of(*node.input[:3]), reader.bytes_of(*node.input[3:6])
-    y = BytesOf(node.output[0], reader.array(node.input[6]), reader.array(node.input[7]))
-    _map(reader, node, (a, b), y, False, node.op_type.removeprefix("QLinear"))
-
-
-def _map(
-    reader: OnnxReader, node: onnx.NodeProto, operands: tuple[BytesOf, ...], y: BytesOf, qdq: bool, operator: str
-) -> None:
-    shapes = {reader.shape(each.name) for each in operands}
-    dtypes = {reader.dtype_of(each.name) for each in operands}
-    if len(shapes) != 1 or dtypes != {y.zero.dtype.name} or not dtypes.intersection(BYTES):
+@operation_reader(*numerics.BINARY)
+@operation_reader("Relu", "LeakyRelu", "Sigmoid", "HardSigmoid", "HardSwish", "Tanh", "Identity", quantised_too=False)
+def _map(reader: OnnxReader, op: QuantisedOperation) -> None:
+    shapes = {reader.shape(operand.name) for operand in op.operands}
+    dtypes = {reader.dtype_of(operand.name) for operand in op.operands}
+    dtype = op.y.zero.dtype.name
+    if len(shapes) != 1 or dtypes != {dtype} or not dtypes.intersection(BYTES):
         raise NotOurs
-    given = tuple(sorted(attributes_of(node).items()))
-    f = ByteMap(operator, given, tuple(each.meant for each in operands), y.meant, y.zero.dtype.name, qdq)
-    reader.emit("map", tuple(each.name for each in operands), y.name, f=f)
+    given = tuple(sorted(attributes_of(op.node).items()))
+    f = ByteMap(op.operator, given, tuple(operand.meant for operand in op.operands), op.y.meant, dtype, op.qdq)
+    reader.emit("map", tuple(operand.name for operand in op.operands), op.y.name, f=f)
 
 
-@qdq_reader("Relu", "LeakyRelu", "Sigmoid", "HardSigmoid", "HardSwish", "Tanh", "Identity")
-def _unary(reader: OnnxReader, node: onnx.NodeProto, y: BytesOf) -> None:
-    _map(reader, node, (reader.dequantised(node.input[0]),), y, True, node.op_type)
-
-
-@qdq_reader("Concat")
-def _concat(reader: OnnxReader, node: onnx.NodeProto, y: BytesOf) -> None:
-    _joined(reader, node, [reader.dequantised(name) for name in node.input], y, True)
-
-
-@node_reader("QLinearConcat")
-def _qlinear_concat(reader: OnnxReader, node: onnx.NodeProto) -> None:
-    y = BytesOf(node.output[0], reader.array(node.input[0]), reader.array(node.input[1]))
-    parts = [reader.bytes_of(*node.input[i : i + 3]) for i in range(2, len(node.input), 3)]
-    _joined(reader, node, parts, y, False)
-
-
-def _joined(reader: OnnxReader, node: onnx.NodeProto, parts: list[BytesOf], y: BytesOf, qdq: bool) -> None:
+@operation_reader("Concat")
+def _concat(reader: OnnxReader, op: QuantisedOperation) -> None:
     """A change of scale of each part that needs one, and the bytes put together."""
-    dtype = y.zero.dtype.name
-    if any(reader.dtype_of(each.name) != dtype for each in parts):
+    y, dtype = op.y, op.y.zero.dtype.name
+    if any(reader.dtype_of(part.name) != dtype for part in op.operands):
         raise NotOurs
     names = []
-    for number, part in enumerate(parts):
-        f = ByteMap("Identity", (), (part.meant,), y.meant, dtype, qdq)
+    for number, part in enumerate(op.operands):
+        f = ByteMap("Identity", (), (part.meant,), y.meant, dtype, op.qdq)
         same = part.meant == y.meant
         names.append(part.name if same else reader.emit("map", (part.name,), f"{y.name}_part{number}", f=f))
-    axis = attributes_of(node)["axis"] % len(reader.shape(parts[0].name))
-    _pairwise(reader, names, y.name, y.meant if qdq else Written("Concat", False, 0, (), 0, False), axis)
+    axis = attributes_of(op.node)["axis"] % len(reader.shape(op.operands[0].name))
+    _pairwise(reader, names, y.name, y.meant if op.qdq else Written(op.operator, False, 0, (), 0, False), axis)
 
 
 def _pairwise(reader: OnnxReader, names: list[str], y: str, note: Note, axis: int) -> None:
@@ -189,23 +138,13 @@ def _bytes_pool(reader: OnnxReader, node: onnx.NodeProto) -> None:
     _pool(reader, node, node.input[0], node.output[0], None)
 
 
-@qdq_reader("AveragePool")
-def _qdq_average(reader: OnnxReader, node: onnx.NodeProto, y: BytesOf) -> None:
-    _average(reader, node, reader.dequantised(node.input[0]), y, True)
-
-
-@node_reader("QLinearAveragePool")
-def _qlinear_average(reader: OnnxReader, node: onnx.NodeProto) -> None:
-    if attributes_of(node).get("channels_last"):
+@operation_reader("AveragePool")
+def _average(reader: OnnxReader, op: QuantisedOperation) -> None:
+    given, (x,), y = attributes_of(op.node), op.operands, op.y
+    if given.get("channels_last"):
         raise NotOurs
-    y = BytesOf(node.output[0], reader.array(node.input[3]), reader.array(node.input[4]))
-    _average(reader, node, reader.bytes_of(*node.input[:3]), y, False)
-
-
-def _average(reader: OnnxReader, node: onnx.NodeProto, x: BytesOf, y: BytesOf, qdq: bool) -> None:
-    given = attributes_of(node)
-    kernel, windows = given["kernel_shape"], windows_of(node, given["kernel_shape"])
-    f = Averaging(x.meant, y.meant, y.zero.dtype.name, qdq)
+    kernel, windows = given["kernel_shape"], windows_of(op.node, given["kernel_shape"])
+    f = Averaging(x.meant, y.meant, y.zero.dtype.name, op.qdq)
     if reader.dtype_of(x.name) != f.dtype or any(pad >= kernel[i % 2] for i, pad in enumerate(windows["pads"])):
         raise NotOurs
     if windows["dilations"] != (1, 1):
@@ -247,11 +186,12 @@ def _reshape(reader: OnnxReader, node: onnx.NodeProto, x: str, outputs: list[str
 
 @_mover("Slice")
 def _slice(reader: OnnxReader, node: onnx.NodeProto, x: str, outputs: list[str], note: Meant | None) -> None:
-    given = [reader.array(name).reshape(-1).tolist() for name in node.input[1:] if name]
-    if len(given) < 2 or len(given[0]) != 1 or (len(given) > 3 and given[3] != [1]):
+    names = {name: named_input(node, name) for name in ("starts", "ends", "axes", "steps")}
+    given = {name: reader.array(value).reshape(-1).tolist() for name, value in names.items() if value}
+    if len(given.get("starts", ())) != 1 or len(given.get("ends", ())) != 1 or given.get("steps", [1]) != [1]:
         raise NotOurs
-    axis = (given[2][0] if len(given) > 2 else 0) % len(reader.shape(x))
-    start, stop, _ = slice(given[0][0], given[1][0]).indices(reader.shape(x)[axis])
+    axis = given.get("axes", [0])[0] % len(reader.shape(x))
+    start, stop, _ = slice(given["starts"][0], given["ends"][0]).indices(reader.shape(x)[axis])
     reader.emit("slice", (x,), outputs[0], note, axis=axis, start=start, stop=stop)
 
 
@@ -287,10 +227,11 @@ def _pad(reader: OnnxReader, node: onnx.NodeProto, y: BytesOf) -> None:
     """With zeros, whose byte is the zero point."""
     x, given = reader.dequantised(node.input[0]), attributes_of(node)
     _require_same(x, y)
-    value = reader.array(node.input[2]).item() if len(node.input) > 2 and node.input[2] else 0.0
-    if given.get("mode", b"constant") != b"constant" or value or len(node.input) > 3:
+    fill = named_input(node, "constant_value")
+    value = reader.array(fill).item() if fill else 0.0
+    if given.get("mode", b"constant") != b"constant" or value or named_input(node, "axes"):
         raise NotOurs
-    pads = tuple(int(pad) for pad in reader.array(node.input[1]).reshape(-1))
+    pads = tuple(int(pad) for pad in reader.array(named_input(node, "pads")).reshape(-1))
     if min(pads) < 0:
         raise NotOurs
     zero = reader.constant(y.zero.reshape(()), f"{y.name}_zero")

@@ -16,6 +16,14 @@ from celosia.compiler import numerics
 Array = NDArray[Any]
 ONNX = "onnx"
 """An operator that the algebra knows nothing of; attribute `proto` is its node."""
+ONNX_NAMES = {
+    "convolve": "Conv", "float_convolve": "Conv", "multiply": "MatMul", "float_multiply": "MatMul", "plus": "Add",
+    "largest": "MaxPool", "largest_again": "MaxPool", "average": "AveragePool", "average_by_products": "Conv",
+    "real_plus": "Add", "real_shift": "Add", "real_scale": "Mul", "real_average": "AveragePool", "real_pad": "Pad",
+    "real_normalised": "BatchNormalization", "phases": "SpaceToDepth", "interleave": "DepthToSpace",
+    "transpose": "Transpose", "reshape": "Reshape", "slice": "Slice", "concat": "Concat", "pad": "Pad",
+}  # fmt: skip
+"""ONNX's operator of each operator of the algebra that one stands for."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +62,7 @@ class ByteMap:
             lowest = np.iinfo(self.dtype).min
             found = self.table[operands[0].astype(np.int64) - lowest].astype(np.int64) + (lowest + 128)
             return found.astype(self.dtype)
-        function = {"Add": numerics.qlinear_add, "Mul": numerics.qlinear_mul}[self.operator]
+        function = numerics.BINARY[self.operator].of_bytes
         return np.asarray(function(operands[0], operands[1], *a, *self.operands[1].pair, *y))
 
     @cached_property

@@ -259,7 +259,7 @@ class _Builder:
         """What `x` means to the product that makes it, of those that are made here."""
         for each in self.made:
             if each.outputs[0] == x and isinstance(each.note, Written):
-                return Meant(each.note.y, int(self.constants[each.inputs[2]]))
+                return Meant(each.note.y, int(self.constants[each.inputs[-1]]))
         return None
 
     def _note(self, op: str, inputs: tuple[str, ...]) -> Note:

@@ -10,10 +10,10 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from celosia.compiler.cpu.target import target
 from celosia.compiler.program import CpuStep, Program
 from celosia.compiler.program.dtypes import numpy_dtype
 from celosia.compiler.program.host.kernel import CompiledKernel, empty
+from celosia.compiler.target import target
 from celosia.compiler.tune.kernels.trial import by_turns
 
 SECONDS = 0.01

@@ -6,7 +6,7 @@ Scales meet in multipliers here, as onnxruntime computes them; what is no operat
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -14,8 +14,10 @@ import onnx
 from numpy.typing import NDArray
 from onnx import numpy_helper
 
+from celosia.compiler.graph.operands import named_input
 from celosia.compiler.numerics import conv_scale
-from celosia.compiler.program.traits import filling
+from celosia.compiler.ops import op_spec
+from celosia.compiler.program.op_spec import Role, filling, quantised_form
 from celosia.compiler.superoptimise.graph import (
     ONNX,
     Array,
@@ -37,11 +39,13 @@ class NotOurs(Exception):
 
 @dataclass(frozen=True)
 class BytesOf:
-    """A tensor of bytes, or of int32 for a bias, and what they mean. scale, zero: of one element or [channels]."""
+    """A tensor of bytes, or of int32 for a bias, and what they mean. scale, zero: of one element or
+    [channels]. axis: along which a DequantizeLinear has them; None where the operator says it."""
 
     name: str
     scale: NDArray[np.float32]
     zero: Array
+    axis: int | None = None
 
     @property
     def meant(self) -> Meant:
@@ -49,6 +53,21 @@ class BytesOf:
         if self.scale.size != 1 or self.zero.size != 1:
             raise NotOurs
         return Meant(float(self.scale.item()), int(self.zero.item()))
+
+
+@dataclass(frozen=True)
+class QuantisedOperation:
+    """A float operator of quantised operands with a quantised result, in one of both forms.
+
+    qdq: it stands between DequantizeLinear and QuantizeLinear; else it is an operator of onnxruntime.
+    """
+
+    operator: str
+    node: onnx.NodeProto
+    operands: list[BytesOf]
+    bias: Array | None
+    y: BytesOf
+    qdq: bool
 
 
 class OnnxReader:
@@ -128,6 +147,26 @@ class OnnxReader:
             raise NotOurs
         return self.constants[name]
 
+    def operation(self, node: onnx.NodeProto, y: BytesOf | None = None) -> QuantisedOperation:
+        """What `node` computes. y: the result, where `node` is a float operator in front of its QuantizeLinear; else it
+        is a quantised form. NotOurs."""
+        spec = op_spec(node.op_type)
+        data, bias = spec.data_among(len(node.input)), next((spec.operands[n].name for n in spec.having(Role.BIAS)), "")
+        biases = named_input(node, bias) if bias else ""
+        if y is not None:
+            operands = [self.dequantised(node.input[number]) for number in data]
+            fixed = self.bias(biases, operands[0], operands[1]) if biases else None
+            return QuantisedOperation(node.op_type, node, operands, fixed, y, True)
+        if spec.scale is None or spec.zero_point is None:
+            raise NotOurs
+        operands = []
+        for number in data:
+            scale, zero = spec.quantisation_of(number, len(node.input))
+            operands.append(self.bytes_of(node.input[number], node.input[scale], node.input[zero]))
+        result = BytesOf(node.output[0], self.array(node.input[spec.scale]), self.array(node.input[spec.zero_point]))
+        fixed = self.array(biases) if biases else None
+        return QuantisedOperation(spec.variant_of, node, operands, fixed, result, False)
+
     def bytes_of(self, name: str, scale: str, zero: str) -> BytesOf:
         """`name` with the scale and zero point in these constants."""
         dtype = np.dtype(self.dtype_of(name))
@@ -138,23 +177,21 @@ class OnnxReader:
         node = self.makers.get(name)
         if node is None or node.op_type != "DequantizeLinear" or node.domain not in ("", "com.microsoft"):
             raise NotOurs
-        found = self.bytes_of(node.input[0], node.input[1], node.input[2] if len(node.input) > 2 else "")
+        found = self.bytes_of(node.input[0], named_input(node, "x_scale"), named_input(node, "x_zero_point"))
         if found.scale.dtype != np.float32 or any(each.name not in ("axis",) for each in node.attribute):
             raise NotOurs
         axis = attributes_of(node).get("axis", 1)
         if found.scale.size > 1 and found.scale.size != self.shape(found.name)[axis]:
             raise NotOurs
-        return found
-
-    def axis_of(self, name: str) -> int:
-        """Along which axis the scales of DequantizeLinear differ."""
-        return int(attributes_of(self.makers[name]).get("axis", 1))
+        return replace(found, axis=int(axis)) if found.scale.size > 1 else found
 
     def quantised(self, node: onnx.NodeProto) -> BytesOf:
         """What QuantizeLinear makes. NotOurs."""
         if len(node.input) < 3 or any(each.name != "axis" for each in node.attribute):
             raise NotOurs
-        found = BytesOf(node.output[0], self.array(node.input[1]), self.array(node.input[2]))
+        found = BytesOf(
+            node.output[0], self.array(named_input(node, "y_scale")), self.array(named_input(node, "y_zero_point"))
+        )
         if found.scale.size != 1 or found.scale.dtype != np.float32 or found.zero.dtype.name not in BYTES:
             raise NotOurs
         return found
@@ -204,7 +241,7 @@ class OnnxReader:
         if known is not None and known != tuple(shape):
             raise NotOurs
         dtype = {"convolve": "int32", "multiply": "int32"}.get(op) or self.dtype_of(
-            inputs[2] if op == "requantise" else inputs[0]
+            inputs[-1] if op == "requantise" else inputs[0]
         )
         self.operations.append(GraphOp(op, inputs, (output,), tuple(sorted(given.items())), note))
         self.kinds[output] = TensorKind(tuple(shape), dtype)
@@ -284,6 +321,22 @@ READERS: dict[str, NodeReader] = {}
 """Readers of the other operators."""
 qdq_reader = filling(QDQ_READERS)
 node_reader = filling(READERS)
+
+
+OperationReader = Callable[[OnnxReader, QuantisedOperation], None]
+
+
+def operation_reader(*operators: str, quantised_too: bool = True) -> Callable[[OperationReader], OperationReader]:
+    """Adds a reader of float operators before QuantizeLinear and, if `quantised_too`, of their quantised forms."""
+
+    def add(function: OperationReader) -> OperationReader:
+        for operator in operators:
+            QDQ_READERS[operator] = lambda reader, node, y: function(reader, reader.operation(node, y))
+            if quantised_too:
+                READERS[quantised_form(operator)] = lambda reader, node: function(reader, reader.operation(node))
+        return function
+
+    return add
 
 
 def not_ours(*what: Any) -> None:

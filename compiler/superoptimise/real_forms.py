@@ -7,10 +7,11 @@ from typing import Any
 import numpy as np
 import onnx
 
-from celosia.compiler.program.traits import filling
+from celosia.compiler.graph.operands import named_input
+from celosia.compiler.program.op_spec import filling
 from celosia.compiler.superoptimise.float_forms import FLOAT_READERS, FloatReader
 from celosia.compiler.superoptimise.forms import windows_of
-from celosia.compiler.superoptimise.graph import Array, GraphOp
+from celosia.compiler.superoptimise.graph import ONNX_NAMES, Array, GraphOp
 from celosia.compiler.superoptimise.reading import NodeReader, NotOurs, OnnxReader, attributes_of
 from celosia.compiler.superoptimise.writing import WRITERS, OnnxWriter
 
@@ -55,11 +56,11 @@ def _gemm(reader: OnnxReader, node: onnx.NodeProto) -> None:
         raise NotOurs
     y, w = node.output[0], reader.array(node.input[1])
     name = reader.constant(w.T, f"{node.input[1]}_turned") if given.get("transB") else node.input[1]
-    if len(node.input) < 3 or not node.input[2]:
+    if not (bias := named_input(node, "c")):
         reader.emit("float_multiply", (node.input[0], name), y)
         return
     made = reader.emit("float_multiply", (node.input[0], name), f"{y}_product")
-    row, axis = _row(reader.array(node.input[2]), (reader.shape(node.input[0])[0], reader.shape(name)[1]))
+    row, axis = _row(reader.array(bias), (reader.shape(node.input[0])[0], reader.shape(name)[1]))
     if axis != 1:
         raise NotOurs
     reader.emit("real_shift", (made, reader.constant(row, f"{y}_row")), y, axis=1)
@@ -88,10 +89,11 @@ def _normalised(reader: OnnxReader, node: onnx.NodeProto) -> None:
 
 @_reads("Pad")
 def _pad(reader: OnnxReader, node: onnx.NodeProto) -> None:
-    value = reader.array(node.input[2]).item() if len(node.input) > 2 and node.input[2] else 0.0
-    if attributes_of(node).get("mode", b"constant") != b"constant" or value or len(node.input) > 3:
+    fill = named_input(node, "constant_value")
+    value = reader.array(fill).item() if fill else 0.0
+    if attributes_of(node).get("mode", b"constant") != b"constant" or value or named_input(node, "axes"):
         raise NotOurs
-    pads = tuple(int(pad) for pad in reader.array(node.input[1]).reshape(-1))
+    pads = tuple(int(pad) for pad in reader.array(named_input(node, "pads")).reshape(-1))
     if min(pads) < 0:
         raise NotOurs
     reader.emit("real_pad", (node.input[0],), node.output[0], pads=pads)
@@ -103,23 +105,13 @@ class RealReader(FloatReader):
     readers = {**FLOAT_READERS, **_READERS}
 
 
-@_writes("real_plus")
-def _write_sum(writer: OnnxWriter, each: GraphOp) -> None:
-    writer.node("Add", each.inputs, each.outputs)
-
-
-@_writes("real_scale")
-def _write_scale(writer: OnnxWriter, each: GraphOp) -> None:
-    writer.node("Mul", [each.inputs[0], _column(writer, each)], each.outputs)
-
-
-@_writes("real_shift")
-def _write_shift(writer: OnnxWriter, each: GraphOp) -> None:
+@_writes("real_scale", "real_shift")
+def _write_by_column(writer: OnnxWriter, each: GraphOp) -> None:
     x, y = each.inputs[0], each.outputs[0]
     if x in writer.absorbed:
         writer.node("Gemm", [*writer.graph.makers[x].inputs, each.inputs[1]], [y])
         return
-    writer.node("Add", [x, _column(writer, each)], [y])
+    writer.node(ONNX_NAMES[each.op], [x, _column(writer, each)], [y])
 
 
 def _column(writer: OnnxWriter, each: GraphOp) -> str:
@@ -132,15 +124,15 @@ def _column(writer: OnnxWriter, each: GraphOp) -> str:
 @_writes("real_average")
 def _write_average(writer: OnnxWriter, each: GraphOp) -> None:
     given: dict[str, Any] = {name: each[name] for name in ("pads", "strides")}
-    writer.node("AveragePool", each.inputs, each.outputs, kernel_shape=each["kernel"],
-                count_include_pad=int(each["counted"]), **given)  # fmt: skip
+    given |= {"kernel_shape": each["kernel"], "count_include_pad": int(each["counted"])}
+    writer.node(ONNX_NAMES[each.op], each.inputs, each.outputs, **given)
 
 
 @_writes("real_normalised")
 def _write_normalised(writer: OnnxWriter, each: GraphOp) -> None:
     *inputs, epsilon = each.inputs
     value = float(writer.graph.constants[epsilon])
-    writer.node("BatchNormalization", inputs, each.outputs, epsilon=value)
+    writer.node(ONNX_NAMES[each.op], inputs, each.outputs, epsilon=value)
 
 
 @_writes("real_pad")

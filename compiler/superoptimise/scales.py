@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from celosia.compiler.numerics import conv_scale
+from celosia.compiler.ops import op_spec
 from celosia.compiler.superoptimise.graph import Written
 
 Floats = NDArray[np.float32]
@@ -47,7 +48,7 @@ def realised(m: Floats, notes: Sequence[Written]) -> Written | None:
     Scales that one of them has are kept. Where none has them all, those of x and y become powers of two: what they are
     multiplied with is exact then, so that every multiplier has a scale of weights.
     """
-    kinds = {(note.operator == "Conv", note.qdq) for note in notes}
+    kinds = {(op_spec(note.operator).windows, note.qdq) for note in notes}
     if len(kinds) != 1:
         return None
     biased = any(note.biased for note in notes)

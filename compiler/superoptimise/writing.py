@@ -9,8 +9,19 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-from celosia.compiler.program.traits import filling
-from celosia.compiler.superoptimise.graph import ONNX, Array, ByteMap, BytesGraph, FloatMap, GraphOp, Meant, Written
+from celosia.compiler.ops import op_spec
+from celosia.compiler.program.op_spec import arrange, filling, quantised_form
+from celosia.compiler.superoptimise.graph import (
+    ONNX,
+    ONNX_NAMES,
+    Array,
+    ByteMap,
+    BytesGraph,
+    FloatMap,
+    GraphOp,
+    Meant,
+    Written,
+)
 
 MICROSOFT = "com.microsoft"
 CONSTANTS_APART = 4
@@ -154,6 +165,18 @@ class OnnxWriter:
                 made.attribute.append(helper.make_attribute(name, value))
         self.nodes.append(made)
 
+    def quantised_node(
+        self, operator: str, operands: Sequence[Sequence[str]], y: str, result: Sequence[str], bias: str = "",
+        **given: Any,
+    ) -> None:  # fmt: skip
+        """Append the quantised form of a float operator.
+
+        operands: of each its bytes, scale and zero point. result: scale and zero point of `y`.
+        """
+        form = quantised_form(operator)
+        inputs = [name or "" for name in arrange(form, operands, result, bias or None)]
+        self.node(form, inputs, [y], op_spec(form).domain, **given)
+
     def dtype(self, name: str) -> str:
         """Element type of bytes and accumulators."""
         return self.graph.constants[name].dtype.name if name in self.graph.constants else self.graph.kinds[name].dtype
@@ -217,6 +240,7 @@ def _requantised(writer: OnnxWriter, each: GraphOp) -> None:
     if len(graph.readers[each.inputs[0]]) != 1:
         raise Unwritable("an accumulator that is requantised twice")
     x, xz, w, wz, b = product.inputs
+    _, _, z = each.inputs
     y, is_conv = each.outputs[0], product.op == "convolve"
     alone = len(set(note.w)) == 1
     zeros = graph.constants[wz]
@@ -225,7 +249,7 @@ def _requantised(writer: OnnxWriter, each: GraphOp) -> None:
     w_scale = scale.reshape(()) if alone else np.broadcast_to(scale, zeros.shape)
     w_zero = zeros[0].reshape(()) if alone else zeros
     of_x = Meant(note.x, int(graph.constants[xz]))
-    of_y = Meant(note.y, int(graph.constants[each.inputs[2]]))
+    of_y = Meant(note.y, int(graph.constants[z]))
     bias = graph.constants[b] if note.biased or graph.constants[b].any() else None
     _write_product(writer, product, note, (x, of_x), (w, w_scale, w_zero), bias, (y, of_y), is_conv)
 
@@ -253,7 +277,7 @@ def _write_qdq(
     writer: OnnxWriter, operator: str, note: Written, x: tuple[str, Meant], w: tuple[str, Array, Array],
     bias: Array | None, y: tuple[str, Meant], given: dict[str, Any],
 ) -> None:  # fmt: skip
-    inputs = [writer.dequantise(*x), writer.dequantise_constant(*w, 0 if operator == "Conv" else 1)]
+    inputs = [writer.dequantise(*x), writer.dequantise_constant(*w, 0 if op_spec(operator).windows else 1)]
     if bias is not None:
         steps = np.asarray(np.float32(note.x) * w[1], np.float32)
         name = writer.constant(bias, f"{y[0]}_bias")
@@ -270,15 +294,12 @@ def _write_qlinear(
     writer: OnnxWriter, operator: str, x: tuple[str, Meant], w: tuple[str, Array, Array], bias: Array | None,
     y: tuple[str, Meant], given: dict[str, Any],
 ) -> None:  # fmt: skip
-    of_x = [x[0], *writer.scale_and_zero(x[1], writer.dtype(x[0]), x[0])]
-    of_w = [w[0], writer.constant(w[1], f"{w[0]}_scale"), writer.constant(w[2], f"{w[0]}_zero_point")]
+    of_x = (x[0], *writer.scale_and_zero(x[1], writer.dtype(x[0]), x[0]))
+    of_w = (w[0], writer.constant(w[1], f"{w[0]}_scale"), writer.constant(w[2], f"{w[0]}_zero_point"))
     of_y = writer.scale_and_zero(y[1], writer.dtype(y[0]), y[0])
-    if operator == "Gemm":
-        name = writer.constant(bias, f"{y[0]}_bias") if bias is not None else ""
-        writer.node("QGemm", [*of_x, *of_w, name, *of_y], [y[0]], MICROSOFT, alpha=1.0, transB=0)
-        return
-    biased = [writer.constant(bias, f"{y[0]}_bias")] if bias is not None else []
-    writer.node(f"QLinear{operator}", [*of_x, *of_w, *of_y, *biased], [y[0]], **given)
+    name = writer.constant(bias, f"{y[0]}_bias") if bias is not None else ""
+    given = {"alpha": 1.0, "transB": 0} if operator == "Gemm" else given
+    writer.quantised_node(operator, [of_x, of_w], y[0], of_y, name, **given)
 
 
 @_writes("map")
@@ -299,16 +320,14 @@ def _mapped(writer: OnnxWriter, each: GraphOp) -> None:
     if f.operator == "Identity":  # of a QLinearConcat that is no longer there
         writer.quantise(writer.dequantise(each.inputs[0], f.operands[0]), y, f.result)
         return
-    inputs = []
-    for name, meant in zip(each.inputs, f.operands):
-        inputs += [name, *writer.scale_and_zero(meant, f.dtype, name)]
-    writer.node(f"QLinear{f.operator}", [*inputs, *writer.scale_and_zero(f.result, f.dtype, y)], [y], MICROSOFT,
-                **dict(f.attributes))  # fmt: skip
+    operands = [(name, *writer.scale_and_zero(meant, f.dtype, name)) for name, meant in zip(each.inputs, f.operands)]
+    result = writer.scale_and_zero(f.result, f.dtype, y)
+    writer.quantised_node(f.operator, operands, y, result, **dict(f.attributes))
 
 
-def _in_floats(writer: OnnxWriter, each: GraphOp, op: str, *others: str, **given: Any) -> None:
+def _in_floats(writer: OnnxWriter, each: GraphOp, *others: str, **given: Any) -> None:
     """An operator that moves bytes or compares them: on bytes, or between DequantizeLinear and QuantizeLinear."""
-    y, note = each.outputs[0], each.note
+    y, note, op = each.outputs[0], each.note, ONNX_NAMES[each.op]
     if not isinstance(note, Meant):
         writer.node(op, [*each.inputs, *others], [y], **given)
         return
@@ -320,7 +339,7 @@ def _in_floats(writer: OnnxWriter, each: GraphOp, op: str, *others: str, **given
 @_writes("largest", "largest_again")
 def _largest(writer: OnnxWriter, each: GraphOp) -> None:
     given = {("kernel_shape" if name == "kernel" else name): value for name, value in each.given.items()}
-    _in_floats(writer, each, "MaxPool", **given)
+    _in_floats(writer, each, **given)
 
 
 @_writes("average")
@@ -330,11 +349,11 @@ def _average(writer: OnnxWriter, each: GraphOp) -> None:
     given |= {"kernel_shape": each["kernel"], "count_include_pad": int(each["counted"])}
     if f.qdq:
         floats = writer.name(f"{y}_float")
-        writer.node("AveragePool", [writer.dequantise(each.inputs[0], f.x)], [floats], **given)
+        writer.node(ONNX_NAMES[each.op], [writer.dequantise(each.inputs[0], f.x)], [floats], **given)
         writer.quantise(floats, y, f.y)
         return
-    inputs = [each.inputs[0], *writer.scale_and_zero(f.x, f.dtype, y), *writer.scale_and_zero(f.y, f.dtype, y)]
-    writer.node("QLinearAveragePool", inputs, [y], MICROSOFT, **given)
+    of_x = (each.inputs[0], *writer.scale_and_zero(f.x, f.dtype, y))
+    writer.quantised_node(ONNX_NAMES[each.op], [of_x], y, writer.scale_and_zero(f.y, f.dtype, y), **given)
 
 
 @_writes("average_by_products")
@@ -346,64 +365,51 @@ def _averaging_products(writer: OnnxWriter, each: GraphOp) -> None:
     given = {name: each[name] for name in ("pads", "strides", "dilations")}
     given |= {"kernel_shape": kernel, "group": channels}
     if not f.qdq:
-        _write_qlinear(writer, "Conv", (each.inputs[0], f.x), w, None, (y, f.y), given)
+        _write_qlinear(writer, ONNX_NAMES[each.op], (each.inputs[0], f.x), w, None, (y, f.y), given)
         return
     floats = writer.name(f"{y}_float")
-    writer.node("Conv", [writer.dequantise(each.inputs[0], f.x), writer.dequantise_constant(*w, 0)], [floats], **given)
+    operands = [writer.dequantise(each.inputs[0], f.x), writer.dequantise_constant(*w, 0)]
+    writer.node(ONNX_NAMES[each.op], operands, [floats], **given)
     writer.quantise(floats, y, f.y)
 
 
 @_writes("transpose")
 def _transpose(writer: OnnxWriter, each: GraphOp) -> None:
-    _in_floats(writer, each, "Transpose", perm=each["perm"])
+    _in_floats(writer, each, perm=each["perm"])
 
 
 @_writes("reshape")
 def _reshape(writer: OnnxWriter, each: GraphOp) -> None:
     shape = writer.constant(np.array(each["shape"], np.int64), f"{each.outputs[0]}_shape")
-    _in_floats(writer, each, "Reshape", shape)
+    _in_floats(writer, each, shape)
 
 
 @_writes("slice")
 def _slice(writer: OnnxWriter, each: GraphOp) -> None:
     y = each.outputs[0]
     numbers = [writer.constant(np.array([each[name]], np.int64), f"{y}_{name}") for name in ("start", "stop", "axis")]
-    _in_floats(writer, each, "Slice", *numbers)
+    _in_floats(writer, each, *numbers)
 
 
-@_writes("phases")
-def _phases(writer: OnnxWriter, each: GraphOp) -> None:
-    _by_blocks(writer, each, "SpaceToDepth")
-
-
-@_writes("interleave")
-def _interleave(writer: OnnxWriter, each: GraphOp) -> None:
-    _by_blocks(writer, each, "DepthToSpace")
-
-
-def _by_blocks(writer: OnnxWriter, each: GraphOp, op: str) -> None:
+@_writes("phases", "interleave")
+def _by_blocks(writer: OnnxWriter, each: GraphOp) -> None:
     """On floats: runtimes have neither of bytes."""
     y = each.outputs[0]
     meant = each.note if isinstance(each.note, Meant) else Meant(1.0, 0)
     floats = writer.name(f"{y}_float")
-    writer.node(op, [writer.dequantise(each.inputs[0], meant)], [floats], blocksize=each["by"])
+    writer.node(ONNX_NAMES[each.op], [writer.dequantise(each.inputs[0], meant)], [floats], blocksize=each["by"])
     writer.quantise(floats, y, meant)
 
 
 @_writes("float_convolve")
 def _float_convolution(writer: OnnxWriter, each: GraphOp) -> None:
     kernel = writer.graph.constants[each.inputs[1]].shape[2:]
-    writer.node("Conv", each.inputs, each.outputs, kernel_shape=kernel, **each.given)
+    writer.node(ONNX_NAMES[each.op], each.inputs, each.outputs, kernel_shape=kernel, **each.given)
 
 
-@_writes("float_multiply")
-def _float_product(writer: OnnxWriter, each: GraphOp) -> None:
-    writer.node("MatMul", each.inputs, each.outputs)
-
-
-@_writes("plus")
-def _plus(writer: OnnxWriter, each: GraphOp) -> None:
-    writer.node("Add", each.inputs, each.outputs)
+@_writes("float_multiply", "plus", "real_plus")
+def _as_operator(writer: OnnxWriter, each: GraphOp) -> None:
+    writer.node(ONNX_NAMES[each.op], each.inputs, each.outputs)
 
 
 @_writes("pad")
@@ -421,7 +427,7 @@ def _pad(writer: OnnxWriter, each: GraphOp) -> None:
 @_writes("concat")
 def _concat(writer: OnnxWriter, each: GraphOp) -> None:
     scale = writer.scale_of_concat(each)
-    y, axis = each.outputs[0], each["axis"]
+    y, axis, operator = each.outputs[0], each["axis"], ONNX_NAMES[each.op]
     parts: list[tuple[str, Meant | None]] = []
     for name in writer.parts_of(each):
         if name in writer.absorbed:
@@ -431,13 +437,12 @@ def _concat(writer: OnnxWriter, each: GraphOp) -> None:
             parts.append((name, scale))
     changes = any(name in writer.absorbed for name in writer.parts_of(each))
     if scale is None or (not changes and not isinstance(each.note, Meant)):
-        writer.node("Concat", writer.parts_of(each), [y], axis=axis)
+        writer.node(operator, writer.parts_of(each), [y], axis=axis)
     elif isinstance(each.note, Written):
-        inputs = [*writer.scale_and_zero(scale, writer.dtype(y), y)]
-        for name, meant in parts:
-            inputs += [name, *writer.scale_and_zero(meant or scale, writer.dtype(name), name)]
-        writer.node("QLinearConcat", inputs, [y], MICROSOFT, axis=axis)
+        result = writer.scale_and_zero(scale, writer.dtype(y), y)
+        operands = [(name, *writer.scale_and_zero(meant or scale, writer.dtype(name), name)) for name, meant in parts]
+        writer.quantised_node(operator, operands, y, result, axis=axis)
     else:
         floats = writer.name(f"{y}_float")
-        writer.node("Concat", [writer.dequantise(name, meant or scale) for name, meant in parts], [floats], axis=axis)
+        writer.node(operator, [writer.dequantise(name, meant or scale) for name, meant in parts], [floats], axis=axis)
         writer.quantise(floats, y, scale)

@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
 from celosia.compiler.compile import compile as compile_model
-from celosia.compiler.cpu.ops import traits
 from celosia.compiler.graph.dimensions import Shapes
 from celosia.compiler.graph.importer import read
 from celosia.compiler.graph.interface import is_quantised
 from celosia.compiler.graph.norms import NORMS
+from celosia.compiler.ops import op_spec
 from celosia.compiler.program import InputError
 from celosia.compiler.program.model import ROUNDINGS
 from celosia.driver.accuracy.matching import Flow, match_tensors, rename_inputs
@@ -206,9 +206,8 @@ class Graph:
                     node.op_type == "QuantizeLinear" or integers not in self.meanings
                 ):  # fmt: skip
                     self.meanings[integers] = real, scale, zero
-
-            if (place := traits(node.op_type).scale) is not None:
-                scale, zero = self._scalar_constant(node, place), self._scalar_constant(node, place + 1)
+            elif (spec := op_spec(node.op_type)).scale is not None and spec.zero_point is not None:
+                scale, zero = self._scalar_constant(node, spec.scale), self._scalar_constant(node, spec.zero_point)
                 if scale is not None and zero is not None:
                     self._scaled[node.output[0]] = scale, zero
 

@@ -254,7 +254,7 @@ def load_or_compile(
         stages("reading the Program")
         program = Program.load(source, *(() if trust is None else (trust.trusted, trust.digest)))
         if trust is not None and trust.rebuild:
-            from celosia.compiler.cpu.target import find_target
+            from celosia.compiler.target import find_target
 
             program.machine, program.library = find_target(target).machine if target else "", b""
         if cfg is not None and cfg.digest != program.config.digest:

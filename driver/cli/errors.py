@@ -46,7 +46,6 @@ def _error_classes_by_exit_code() -> dict[int, tuple[type[Exception], ...]]:
     from celosia.bitstreams.project import ProjectError, ToolError
     from celosia.bitstreams.synthesis import SynthesisError
     from celosia.compiler.cpu.llvm import LinkError
-    from celosia.compiler.cpu.target import TargetError
     from celosia.compiler.graph.errors import ModelError
     from celosia.compiler.program import InputError, ProgramError
     from celosia.compiler.program.files import OutputError
@@ -54,6 +53,7 @@ def _error_classes_by_exit_code() -> dict[int, tuple[type[Exception], ...]]:
     from celosia.compiler.program.host.threads import ThreadsError
     from celosia.compiler.superoptimise.budget import BudgetError
     from celosia.compiler.superoptimise.proofs import RuleError
+    from celosia.compiler.target import TargetError
     from celosia.compiler.tensorize.decisions import DecisionsError
     from celosia.compiler.tune.cost_model import MissingLearner
     from celosia.compiler.tune.pool import FleetError

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from celosia.compiler.cpu.target import GLIBC, TARGETS, Target, TargetError
+from celosia.compiler.target import GLIBC, TARGETS, Target, TargetError
 from celosia.driver.choices import EXPORT_TARGETS
 from celosia.hw.spec.config import did_you_mean
 

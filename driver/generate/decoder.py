@@ -13,9 +13,9 @@ import onnx
 from numpy.typing import NDArray
 
 from celosia.compiler.compile import compile as compile_model
-from celosia.compiler.cpu.ops import traits
 from celosia.compiler.graph.errors import ModelError
 from celosia.compiler.graph.importer import read
+from celosia.compiler.ops import op_spec
 from celosia.compiler.program import InputError, Program
 from celosia.compiler.program.dtypes import numpy_dtype
 from celosia.compiler.program.model import ROUNDINGS
@@ -307,7 +307,7 @@ def position_count(proto: onnx.ModelProto, roles: Roles) -> int | None:
     """The mask, and places that are counted in it."""
     aliases = {roles.positions} - {""}
     for node in proto.graph.node:
-        if (traits(node.op_type).view or node.op_type == "Cast") and node.input[0] in aliases:
+        if (op_spec(node.op_type).view or node.op_type == "Cast") and node.input[0] in aliases:
             aliases.update(node.output)
         if node.op_type in (*COUNTING, "Cast") and node.input[0] in counted:
             counted.update(node.output)

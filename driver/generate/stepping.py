@@ -17,9 +17,9 @@ import onnx
 from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
-from celosia.compiler.cpu.ops import traits
 from celosia.compiler.graph.errors import ModelError
-from celosia.compiler.program.traits import Moves
+from celosia.compiler.ops import op_spec
+from celosia.compiler.program.op_spec import Moves
 from celosia.driver.generate.roles import CACHE_AXIS, Cache, Roles
 
 VALUES = ("Identity", "QuantizeLinear", "DequantizeLinear")
@@ -128,7 +128,7 @@ class _Editor:
                 one = scale is not None and zero is not None and not scale.dims and not zero.dims
                 yield _Codes(numpy_helper.to_array(scale), numpy_helper.to_array(zero)) if one else None
             elif (
-                traits(node.op_type).moves in (Moves.ALL, Moves.SOME)
+                op_spec(node.op_type).moves in (Moves.ALL, Moves.SOME)
                 and node.input[0] == name
                 and node.output[0] not in self.outputs
             ):

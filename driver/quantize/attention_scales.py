@@ -12,9 +12,9 @@ import onnx
 from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
-from celosia.compiler.cpu.ops import traits
 from celosia.compiler.graph.norms import NORMS
-from celosia.compiler.program.traits import Kind
+from celosia.compiler.ops import op_spec
+from celosia.compiler.program.op_spec import Kind
 from celosia.driver.host.oracle import open_session, run_session
 from celosia.driver.quantize.decoders import PRODUCTS
 from celosia.driver.quantize.score_masks import HIDDEN, is_mask
@@ -120,7 +120,7 @@ class _Flow:
         return node.op_type == "Gather" and node.input[0] in self.constants
 
     def _passes_values_on(self, node: onnx.NodeProto) -> bool:
-        facts = traits(node.op_type)
+        facts = op_spec(node.op_type)
         return (facts.kind is Kind.INJECTIVE or facts.moves is not None) and not self._is_embedding(node)
 
 

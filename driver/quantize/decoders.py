@@ -9,8 +9,8 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from celosia.compiler.cpu.ops import traits
-from celosia.compiler.program.traits import Kind
+from celosia.compiler.ops import op_spec
+from celosia.compiler.program.op_spec import Kind
 from celosia.driver.data.calibration import CalibrationError, Input
 from celosia.driver.generate.writer import GraphWriter
 
@@ -97,7 +97,7 @@ def quantised_products(model: onnx.ModelProto) -> list[str]:
         if node.op_type in PRODUCTS or (gates and only_in_products) or (bias and "" not in sources):
             fused.append(node.name)
             of[node.output[0]] = node.output[0]
-        elif traits(node.op_type).kind is Kind.INJECTIVE and len(sources) == 1:
+        elif op_spec(node.op_type).kind is Kind.INJECTIVE and len(sources) == 1:
             of[node.output[0]] = sources.pop()
     return fused
 

@@ -20,8 +20,8 @@ import onnx
 from numpy.typing import NDArray
 from onnx import numpy_helper
 
-from celosia.compiler.cpu.ops import traits
 from celosia.compiler.graph.norms import NORMS
+from celosia.compiler.ops import op_spec
 from celosia.driver.choices import AUTO
 from celosia.driver.host.oracle import open_session, run_session
 from celosia.driver.quantize.decoders import PRODUCTS
@@ -303,7 +303,7 @@ class _SmoothGraph:
 
     def _is_view(self, node: onnx.NodeProto) -> bool:
         """Whether an operator leaves channels alone: only rows move."""
-        if not traits(node.op_type).view or node.input[0] not in self.widths:
+        if not op_spec(node.op_type).view or node.input[0] not in self.widths:
             return False
         return 0 < self.widths[node.input[0]] == self.widths.get(node.output[0], 0)
 

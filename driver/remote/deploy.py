@@ -73,7 +73,7 @@ def pack_program(program: Program) -> File:
 def relink_kernels(program: Program) -> Program:
     """Compile the kernels of a Program for a board again here. ProgramError, LinkError."""
     from celosia.compiler.cpu.llvm import from_loops, link_library
-    from celosia.compiler.cpu.target import compiling_for, target_for
+    from celosia.compiler.target import compiling_for, target_for
 
     target = target_for(program.machine)
     if target is None:
@@ -290,7 +290,7 @@ def unmet_requirements(board: RemoteBoard, program: Program, device: str) -> lis
 
 def target_of(board: RemoteBoard) -> str:
     """Name of the target with the board's processor. SshError where there is none."""
-    from celosia.compiler.cpu.target import TARGETS
+    from celosia.compiler.target import TARGETS
 
     for name, target in TARGETS.items():
         if target.machine == board.machine:

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 import celosia
-from celosia.compiler.cpu.ops.contrib import BYTES_OF_BLOCKS
+from celosia.compiler.ops.contrib import BYTES_OF_BLOCKS
 from celosia.driver.runtime import Runtime
 from celosia.hw.spec.config import PRESETS, Config
 

@@ -18,11 +18,11 @@ import celosia
 from celosia.compiler import expr as T
 from celosia.compiler.cpu.function import compile_op
 from celosia.compiler.cpu.llvm import compile_function, dot, link_library
-from celosia.compiler.cpu.ops import bit_serial
 from celosia.compiler.cpu.schedule import schedule
-from celosia.compiler.cpu.target import TARGETS, TILES, Target, compiling_for
 from celosia.compiler.expr.functions import ONES
+from celosia.compiler.ops import bit_serial
 from celosia.compiler.program.levels import BitLevels
+from celosia.compiler.target import TARGETS, TILES, Target, compiling_for
 from celosia.driver.runtime import Runtime
 
 from .narrow_models import F32, Array, Sketch, by_onnxruntime, limits, weights

@@ -16,10 +16,10 @@ from celosia.compiler import expr as T
 from celosia.compiler.cpu.function import CpuFunction, compile_op, run
 from celosia.compiler.cpu.llvm import compile as llvm
 from celosia.compiler.cpu.llvm import compile_function
-from celosia.compiler.cpu.node import CpuNode, InputType
-from celosia.compiler.cpu.ops import Unsupported
 from celosia.compiler.cpu.schedule import schedule
 from celosia.compiler.cpu.schedule.group import group, saved_traffic
+from celosia.compiler.ops import Unsupported
+from celosia.compiler.ops.node import CpuNode, InputType
 from celosia.compiler.program.host.kernel import CompiledKernel, address_of
 
 RNG = np.random.default_rng(0)

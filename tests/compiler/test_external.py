@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 import celosia
-from celosia.compiler.cpu.node import is_mapped
 from celosia.compiler.graph import external
 from celosia.compiler.graph.errors import ModelError
 from celosia.compiler.graph.external import ALWAYS_READ_BYTES
+from celosia.compiler.ops.node import is_mapped
 from celosia.driver.runtime import Runtime
 
 Array = NDArray[Any]

@@ -16,16 +16,16 @@ from celosia.compiler import expr as T
 from celosia.compiler.cpu.function import CpuFunction, compile_op
 from celosia.compiler.cpu.llvm.codegen import render
 from celosia.compiler.cpu.llvm.numbers import of_numbers
-from celosia.compiler.cpu.node import CpuNode, input_type
 from celosia.compiler.cpu.schedule.following import following
-from celosia.compiler.cpu.target import compiling_for, this_processor
 from celosia.compiler.expr import loops
 from celosia.compiler.expr.affine import flatten
 from celosia.compiler.expr.bounds import statements
 from celosia.compiler.expr.interpret import evaluate
 from celosia.compiler.expr.nodes import Load, Var
 from celosia.compiler.expr.walk import walk
+from celosia.compiler.ops.node import CpuNode, input_type
 from celosia.compiler.program.host.kernel import aligned
+from celosia.compiler.target import compiling_for, this_processor
 from celosia.driver.host.oracle import open_session
 
 Array = NDArray[Any]

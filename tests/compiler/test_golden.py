@@ -25,10 +25,10 @@ import pytest
 import celosia
 from celosia.compiler.cpu import function
 from celosia.compiler.cpu.llvm.compile import compile_function
-from celosia.compiler.cpu.target import TARGETS, Target, target
 from celosia.compiler.expr.loops import Function
 from celosia.compiler.program import CpuStep, LaunchStep, Program
 from celosia.compiler.program.host.kernel import CompiledKernel
+from celosia.compiler.target import TARGETS, Target, target
 from celosia.hw.spec.config import PRESETS, Config
 from celosia.hw.spec.isa import instruction_bytes
 

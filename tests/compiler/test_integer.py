@@ -21,9 +21,9 @@ import celosia
 from celosia.compiler import expr as T
 from celosia.compiler.cpu.function import CpuFunction, compile_op
 from celosia.compiler.cpu.llvm import compile_function, dot
-from celosia.compiler.cpu.node import CpuNode, InputType
-from celosia.compiler.cpu.ops.integer import quad
-from celosia.compiler.cpu.target import TILES, compiling_for, this_processor
+from celosia.compiler.ops.integer import quad
+from celosia.compiler.ops.node import CpuNode, InputType
+from celosia.compiler.target import TILES, compiling_for, this_processor
 
 from ..oracle import opened
 

@@ -14,12 +14,12 @@ from celosia.compiler.cpu.llvm import compile_function
 from celosia.compiler.cpu.llvm.codegen import render
 from celosia.compiler.cpu.schedule import streamed as streaming
 from celosia.compiler.cpu.schedule.ahead import ahead
-from celosia.compiler.cpu.target import target
 from celosia.compiler.expr.bounds import statements
 from celosia.compiler.expr.loops import For, Function, Store, Update, exprs
 from celosia.compiler.expr.nodes import Const, Load
 from celosia.compiler.expr.walk import walk
 from celosia.compiler.language.cpu import CpuKernel
+from celosia.compiler.target import target
 
 
 def lowered(kernel: Any, grid: tuple[int, ...], *args: Any) -> Function:

@@ -21,10 +21,10 @@ from onnx import helper
 from thorough import paired, some
 
 from celosia.compiler.cpu.function import compile_op
-from celosia.compiler.cpu.node import InputType
-from celosia.compiler.cpu.ops import OPS, Unsupported, traits
 from celosia.compiler.cpu.parse import parse
-from celosia.compiler.cpu.types import TYPES
+from celosia.compiler.ops import OPS, Unsupported, op_spec
+from celosia.compiler.ops.node import InputType
+from celosia.compiler.ops.types import TYPES
 from celosia.compiler.program.host.hostops import HOST, RANDOM, sized_function
 from celosia.compiler.program.host.op import DOMAINS, HostError, HostOp
 from celosia.compiler.selfcheck import operators
@@ -66,7 +66,7 @@ class NodeCase:
     @property
     def data(self) -> list[int]:
         """Inputs whose values may be anything."""
-        fixed = {*traits(self.op.op).shape_inputs, *INDICES.get(self.op.op, ())}
+        fixed = {*op_spec(self.op.op).shape_inputs, *INDICES.get(self.op.op, ())}
         return [
             k for k, x in enumerate(self.inputs)
             if x is not None and k not in fixed and x.dtype.name in DTYPES
@@ -104,7 +104,7 @@ SIZED = frozenset(
 
 
 def kernel(op: HostOp, args: Sequence[Array | None], data: Sequence[int]) -> list[Array]:
-    """By compiler/cpu/ops, whose sizes and places are constants."""
+    """By compiler/ops, whose sizes and places are constants."""
     inputs = [
         None if x is None else InputType(x.shape, x.dtype.name, None if k in data else x) for k, x in enumerate(args)
     ]

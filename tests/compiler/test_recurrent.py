@@ -16,7 +16,7 @@ from thorough import some
 import celosia
 from celosia.compiler import expr as T
 from celosia.compiler.cpu.function import compile_op
-from celosia.compiler.cpu.ops import Unsupported
+from celosia.compiler.ops import Unsupported
 from celosia.compiler.program.host.hostops import HOST
 from celosia.compiler.program.host.op import HostOp
 from celosia.compiler.program.model import CpuStep, HostStep

@@ -215,7 +215,7 @@ def test_every_tensor_that_the_model_names_is_compared(
 
 
 def test_a_kernel_that_computes_something_else_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    from celosia.compiler.cpu.ops import OPS
+    from celosia.compiler.ops import OPS
 
     monkeypatch.setitem(OPS, "Sigmoid", lambda node: OPS["Tanh"](replace(node, op="Tanh")))
     with pytest.raises(RewriteError, match="after all passes") as caught:

@@ -20,12 +20,12 @@ from celosia.compiler import expr as T
 from celosia.compiler.cpu.function import CpuFunction, compile_op
 from celosia.compiler.cpu.llvm import compile_function
 from celosia.compiler.cpu.llvm.codegen import render
-from celosia.compiler.cpu.node import CpuNode, input_type
 from celosia.compiler.cpu.schedule import schedule
 from celosia.compiler.cpu.schedule.within import within_outputs
-from celosia.compiler.cpu.target import compiling_for, this_processor
 from celosia.compiler.expr import loops
 from celosia.compiler.expr.bounds import statements
+from celosia.compiler.ops.node import CpuNode, input_type
+from celosia.compiler.target import compiling_for, this_processor
 
 Array = NDArray[Any]
 NARROW = (0, 1, 2, 3, 4, 5, 7, 8, 9, 17)

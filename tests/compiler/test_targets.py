@@ -16,7 +16,7 @@ import pytest
 
 from celosia.compiler.cpu.function import compile_op
 from celosia.compiler.cpu.llvm import LinkError, link_library
-from celosia.compiler.cpu.target import TARGETS, TargetError, compiling_for, find_target
+from celosia.compiler.target import TARGETS, TargetError, compiling_for, find_target
 from celosia.driver.board import board_device as board
 from celosia.hw.boards.boards import BOARDS
 

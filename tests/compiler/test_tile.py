@@ -11,9 +11,7 @@ from thorough import tries
 from celosia.compiler import expr as T
 from celosia.compiler.cpu.function import CpuFunction
 from celosia.compiler.cpu.llvm import compile_function
-from celosia.compiler.cpu.node import CpuNode, InputType
 from celosia.compiler.cpu.schedule import registers, schedule
-from celosia.compiler.cpu.target import Target
 from celosia.compiler.expr.bounds import statements
 from celosia.compiler.expr.interpret import interpret
 from celosia.compiler.expr.loops import exprs
@@ -21,6 +19,8 @@ from celosia.compiler.expr.nodes import Select
 from celosia.compiler.expr.partition import partition
 from celosia.compiler.expr.verify import verify
 from celosia.compiler.expr.walk import walk
+from celosia.compiler.ops.node import CpuNode, InputType
+from celosia.compiler.target import Target
 
 RNG = np.random.default_rng(0)
 sizes = st.integers(1, 9)

@@ -21,9 +21,9 @@ from celosia.compiler.compile import compile as compile_model
 from celosia.compiler.cpu.llvm import compile_function
 from celosia.compiler.cpu.schedule import schedule
 from celosia.compiler.cpu.schedule.chosen import Choices, KernelWorkload, choosing
-from celosia.compiler.cpu.target import compiling_for, this_processor
 from celosia.compiler.expr.trace import Trace
 from celosia.compiler.program.host.kernel import CompiledKernel
+from celosia.compiler.target import compiling_for, this_processor
 from celosia.compiler.tune.kernels import trial as trials
 from celosia.compiler.tune.kernels.actions import RULES, View, neighbours
 from celosia.compiler.tune.kernels.estimate import count

@@ -13,12 +13,12 @@ import pytest
 
 import celosia
 from celosia.compiler import compile as compiler
-from celosia.compiler.cpu.ops import convolution, window
 from celosia.compiler.graph import windows, witness
 from celosia.compiler.graph.check import BrokenGraph
 from celosia.compiler.graph.errors import ModelError
 from celosia.compiler.graph.passes import GraphPass, Pipeline
 from celosia.compiler.graph.pipeline import PASSES
+from celosia.compiler.ops import convolution, window
 from celosia.compiler.program.host import windows as meaning
 from celosia.compiler.program.host.hostops import vision
 

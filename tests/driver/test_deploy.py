@@ -26,8 +26,8 @@ from fake_board import LOCKS, FakeBoard, serving
 from typer.testing import CliRunner
 
 import celosia
-from celosia.compiler.cpu.target import TARGETS, Target
 from celosia.compiler.program import InputError, Program, ProgramError
+from celosia.compiler.target import TARGETS, Target
 from celosia.driver.cli import app
 from celosia.driver.remote import bootstrap, deploy
 from celosia.driver.remote.runner import board_modules, pack_runner

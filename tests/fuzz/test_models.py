@@ -14,8 +14,8 @@ from thorough import some
 
 pytest.importorskip("onnxruntime")
 
-from celosia.compiler.cpu.ops import OPS
 from celosia.compiler.graph import float_weights
+from celosia.compiler.ops import OPS
 from celosia.hw.spec.config import PRESETS, Config
 from fuzz.cases import Failure
 from fuzz.models import campaign, exclusions

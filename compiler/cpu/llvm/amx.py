@@ -15,10 +15,10 @@ from typing import Any
 
 from llvmlite import ir
 
-from celosia.compiler.cpu.target import TILE_COLUMNS, TILE_ROWS, TILE_STEPS, TILES
 from celosia.compiler.expr.affine import coefficient, flatten, linear
 from celosia.compiler.expr.loops import For, Update
 from celosia.compiler.expr.nodes import Call, Expr, Load, Tensor, Var
+from celosia.compiler.target import TILE_COLUMNS, TILE_ROWS, TILE_STEPS, TILES
 
 V = Any
 I8, I64 = ir.IntType(8), ir.IntType(64)

@@ -23,11 +23,11 @@ from celosia.compiler.cpu.schedule.ahead import ahead
 from celosia.compiler.cpu.schedule.following import following
 from celosia.compiler.cpu.schedule.lanes import with_lanes
 from celosia.compiler.cpu.schedule.streamed import streamed
-from celosia.compiler.cpu.target import target
 from celosia.compiler.expr.loops import Alloc, Function
 from celosia.compiler.expr.nodes import (
     Tensor,
 )
+from celosia.compiler.target import target
 
 
 @dataclass(frozen=True)

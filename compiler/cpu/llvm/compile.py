@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 from celosia.cache import cache_folder, is_own, make_folder, mark_used
 from celosia.compiler.cpu.llvm.codegen import render
 from celosia.compiler.cpu.llvm.machine import host, optimise, other
-from celosia.compiler.cpu.target import target
 from celosia.compiler.expr.bounds import statements
 from celosia.compiler.expr.guard import guarded
 from celosia.compiler.expr.loops import Alloc, Function, exprs
@@ -26,6 +25,7 @@ from celosia.compiler.expr.printer import ELIDED, TABLE_LIMIT
 from celosia.compiler.expr.walk import walk
 from celosia.compiler.program.files import replacing
 from celosia.compiler.program.host.kernel import CompiledKernel
+from celosia.compiler.target import target
 
 
 def _fills_registers(function: Function) -> bool:

@@ -14,8 +14,8 @@ from pathlib import Path
 from celosia.cache import tool_environment
 from celosia.compiler.cpu.llvm.compile import cached
 from celosia.compiler.cpu.llvm.team import team_object
-from celosia.compiler.cpu.target import Target, compiling_for
 from celosia.compiler.program.host.kernel import CompiledKernel
+from celosia.compiler.target import Target, compiling_for
 from celosia.plain import Sentences
 
 

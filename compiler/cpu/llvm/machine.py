@@ -10,7 +10,7 @@ from typing import Any
 
 import llvmlite.binding as llvm
 
-from celosia.compiler.cpu.target import Target, target, this_processor
+from celosia.compiler.target import Target, target, this_processor
 
 
 @functools.cache

@@ -13,8 +13,8 @@ from __future__ import annotations
 from typing import Any
 
 from celosia.compiler.cpu.llvm.machine import link, machine, optimise, other
-from celosia.compiler.cpu.target import compiling_for
 from celosia.compiler.program.host.team import ASLEEP, FUNCTIONS, IDLE, LINE, STOP, WORK
+from celosia.compiler.target import compiling_for
 
 PAUSES = {"x86_64": "@llvm.x86.sse2.pause()", "aarch64": "@llvm.aarch64.hint(i32 1)", "armv7": "@llvm.arm.hint(i32 1)"}
 """What tells a processor that a loop only waits, by the first part of a triple."""

@@ -12,7 +12,6 @@ from celosia.compiler.cpu.llvm.memory import I64, MemoryWriter, V
 from celosia.compiler.cpu.llvm.operations import fits, is_vector, llvm_type, memory_type, splat
 from celosia.compiler.cpu.llvm.requantise import requantised
 from celosia.compiler.cpu.llvm.unrolled import UnrolledLoop
-from celosia.compiler.cpu.target import TILE_STEPS
 from celosia.compiler.expr.affine import flatten, in_range, linear, nonnegative
 from celosia.compiler.expr.loops import Alloc, Block, For, If, Let, Stmt, Store, Update
 from celosia.compiler.expr.nodes import (
@@ -30,6 +29,7 @@ from celosia.compiler.expr.nodes import (
     Var,
 )
 from celosia.compiler.expr.walk import walk
+from celosia.compiler.target import TILE_STEPS
 
 
 class BodyWriter(MemoryWriter):

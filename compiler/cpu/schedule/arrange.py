@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from celosia.compiler.cpu.schedule.registers import RegisterTile, register_tile, step
-from celosia.compiler.cpu.target import target
 from celosia.compiler.expr import (
     INDEX,
     Axis,
@@ -25,6 +24,7 @@ from celosia.compiler.expr.names import unused_name
 from celosia.compiler.expr.nodes import Expr, Scan
 from celosia.compiler.expr.transform import topological
 from celosia.compiler.expr.walk import rewrite, walk
+from celosia.compiler.target import target
 
 
 @dataclass(frozen=True)

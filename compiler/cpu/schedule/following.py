@@ -15,13 +15,13 @@ from math import prod
 
 from celosia.compiler.cpu.schedule.registers import L1_BYTES
 from celosia.compiler.cpu.schedule.streamed import LINE
-from celosia.compiler.cpu.target import target
 from celosia.compiler.expr.affine import flatten, from_linear, interval, linear
 from celosia.compiler.expr.bounds import statements
 from celosia.compiler.expr.loops import Alloc, Block, For, Stmt, Update, exprs
 from celosia.compiler.expr.nodes import INDEX, Binary, Const, Expr, Load, Tensor, Var, minimum
 from celosia.compiler.expr.walk import rewrite, walk
 from celosia.compiler.program.dtypes import itemsize
+from celosia.compiler.target import target
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,4 +1,4 @@
-"""Group operators that share a kernel: fusion by the classes of compiler/program/traits.py.
+"""Group operators that share a kernel: fusion by the classes of compiler/program/op_spec.py.
 
 h = Conv(x, w)
 k = Relu(h)                        one kernel: h and k stay in registers,
@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
-from celosia.compiler.cpu.node import CpuNode
-from celosia.compiler.cpu.ops import traits
-from celosia.compiler.program.traits import Kind
+from celosia.compiler.ops import op_spec
+from celosia.compiler.ops.node import CpuNode
+from celosia.compiler.program.op_spec import Kind
 
 JOINS = (
     ((Kind.INJECTIVE,), (Kind.INJECTIVE,)),
@@ -30,7 +30,7 @@ def group(nodes: Sequence[CpuNode], outputs: Sequence[str]) -> list[list[CpuNode
     names needed afterwards.
     """
     home = list(range(len(nodes)))  # node -> its group, named by the last node of that group
-    kinds = [traits(node.op).kind for node in nodes]  # by group
+    kinds = [op_spec(node.op).kind for node in nodes]  # by group
     readers: dict[str, list[int]] = {}
     for number, node in enumerate(nodes):
         for name in node.inputs:

@@ -17,13 +17,13 @@ from functools import partial
 from math import prod
 
 from celosia.compiler.cpu.schedule.streamed import LINE
-from celosia.compiler.cpu.target import STREAMS, TILE_COLUMNS, TILE_ROWS, TILE_STEPS, target
 from celosia.compiler.expr import Axis, Load, Reduce, Stage
 from celosia.compiler.expr.affine import flatten, linear, stride_along
 from celosia.compiler.expr.functions import OF_PAIRS
 from celosia.compiler.expr.nodes import Binary, Call, Cast, Expr, Var
 from celosia.compiler.expr.walk import substitute, walk
 from celosia.compiler.program.dtypes import itemsize
+from celosia.compiler.target import STREAMS, TILE_COLUMNS, TILE_ROWS, TILE_STEPS, target
 
 UNROLLED = 64
 """Reads that the steps of a reduction may have if they are written out."""

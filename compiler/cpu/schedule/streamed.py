@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from collections import Counter
 
-from celosia.compiler.cpu.target import target
 from celosia.compiler.expr.affine import stride_along
 from celosia.compiler.expr.bounds import statements
 from celosia.compiler.expr.loops import For, Function, Stmt, Store, Update, children, exprs
 from celosia.compiler.expr.nodes import Load, Tensor
 from celosia.compiler.expr.walk import walk
 from celosia.compiler.program.dtypes import itemsize
+from celosia.compiler.target import target
 
 MIN_STREAMED_BYTES = 16 << 20
 """Bytes of an output from which on that pays even where another kernel reads it next; with 4 MiB it did not."""

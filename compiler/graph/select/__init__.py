@@ -14,6 +14,7 @@ import onnx_ir as ir
 from celosia.compiler.graph.commute import CHOOSING_OPS
 from celosia.compiler.graph.constraints import UNCONSTRAINED, Constraints
 from celosia.compiler.graph.custom import custom
+from celosia.compiler.graph.operands import data_operands
 from celosia.compiler.graph.select.block_sums import block_sums
 from celosia.compiler.graph.select.concatenation import concat, place_parts
 from celosia.compiler.graph.select.convolution import conv, conv_transpose, gemm
@@ -111,7 +112,7 @@ def _place(p: Placement, node: ir.Node, refused: Mapping[ir.Node, str], opset: i
         raise NotOffloadable(view if node.op_type in SAME_BYTES else why_on_cpu(node, opset, in_floats))
     if node in refused:
         raise NotOffloadable(with_change(refused[node], TILING))
-    x = node.inputs[2] if node.op_type == "QLinearConcat" else node.inputs[0]
+    x = data_operands(node)[0]
     if x is None or not {x.dtype, node.outputs[0].dtype} <= {ir.DataType.INT8, ir.DataType.UINT8}:
         in_any_type = is_op(node, "Concat", "Clip", *CHOOSING_OPS)
         other = "not an 8-bit operator; quantise its operands and result to int8 or uint8"

@@ -7,6 +7,7 @@ from math import prod
 import numpy as np
 import onnx_ir as ir
 
+from celosia.compiler.graph.operands import operand
 from celosia.compiler.graph.select.forms import ActivationLayout, NotOffloadable, shape_of
 from celosia.compiler.graph.select.parameters import array_of
 from celosia.compiler.graph.select.placement import Placement, Reads
@@ -22,7 +23,7 @@ def block_sums(p: Placement, node: ir.Node) -> None:
         raise NotOffloadable("int32 sums leave the accelerator byte by byte; give it a Config with sums = true")
     value, y, count = node.inputs[0], node.outputs[0], attribute(node, "sum_bytes")
     assert value is not None
-    w = array_of(node.inputs[1])
+    w = array_of(operand(node, "w"))
     parts, blocks, lanes, size = w.shape
     reads: Reads = {}
     rows, channels = prod(shape_of(value)[:-2]), count * blocks * lanes

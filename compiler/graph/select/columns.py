@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import onnx_ir as ir
 
+from celosia.compiler.graph.operands import joins_parts
 from celosia.compiler.graph.select.forms import ActivationLayout, NotOffloadable, cut_axes, shape_of
 from celosia.compiler.graph.select.joining import joins
 from celosia.compiler.graph.select.matrices import MOST_PRODUCTS, matrices_form
@@ -89,7 +90,7 @@ def _becomes_columns(value: ir.Value) -> bool:
     """Whether nobody reads `value` but concatenations, of its table perhaps."""
     readers = [use.node for use in value.uses()]
     return bool(readers) and all(
-        is_op(node, "Concat") or (is_op(node, "Table") and _becomes_columns(node.outputs[0])) for node in readers
+        joins_parts(node) or (is_op(node, "Table") and _becomes_columns(node.outputs[0])) for node in readers
     )
 
 

@@ -15,13 +15,14 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from celosia.compiler import numerics
+from celosia.compiler.graph.operands import convolves_bytes, joins_parts, operand, operand_groups
 from celosia.compiler.graph.select.columns import join_columns, join_turned
 from celosia.compiler.graph.select.forms import ActivationLayout, NotOffloadable, natural_form
 from celosia.compiler.graph.select.joining import joins
 from celosia.compiler.graph.select.matrices import append
 from celosia.compiler.graph.select.parameters import array_of, image_axes, scalar_of
 from celosia.compiler.graph.select.placement import LayerAssignment, Placement, Reads
-from celosia.compiler.graph.values import attribute, constant, is_op
+from celosia.compiler.graph.values import attribute, constant
 from celosia.compiler.layer import Activation, Epilogue, Map, Storage, ending, moved, whole_groups
 from celosia.compiler.strided_view import StridedView
 from celosia.compiler.tensorize import pack
@@ -85,7 +86,7 @@ def _with_gaps(p: Placement, node: ir.Node, form: ActivationLayout, sizes: list[
             f"a part does not end on a group of {p.cfg.group} channels; make its channels a multiple of that"
         )
     more = pack.blocks(int(begins[-1]), p.cfg.block_in) - pack.blocks(len(lanes), p.cfg.block_in)
-    kernels = [array_of(reader.inputs[3]).shape for reader in readers]
+    kernels = [array_of(operand(reader, "w")).shape for reader in readers]
     zeros = sum(more * pack.blocks(out, p.cfg.block_out) * prod(taps) for out, _, *taps in kernels)
     if zeros > len(lanes):
         raise NotOffloadable(
@@ -98,18 +99,18 @@ def _with_gaps(p: Placement, node: ir.Node, form: ActivationLayout, sizes: list[
 
 def _knows_gaps(reader: ir.Node, y: ir.Value) -> bool:
     """Whether a node is a convolution that reads `y` as its input alone, with constant weights of all channels."""
-    takes = is_op(reader, "QLinearConv") and [value for value in reader.inputs if value is y] == [reader.inputs[0]]
-    return takes and attribute(reader, "group", 1) == 1 and constant(reader.inputs[3]) is not None
+    takes = convolves_bytes(reader) and [value for value in reader.inputs if value is y] == [reader.inputs[0]]
+    return takes and attribute(reader, "group", 1) == 1 and constant(operand(reader, "w")) is not None
 
 
 def _operands(node: ir.Node) -> list[tuple[ir.Value, NDArray[np.int8] | None]]:
     """The parts, and the table of each that changes its scale."""
-    if node.op_type == "Concat":
+    if joins_parts(node):
         return [(value, None) for value in node.inputs if value is not None]
-    sy, zy = scalar_of(node.inputs[0]), scalar_of(node.inputs[1])
+    sy, zy = scalar_of(operand(node, "y_scale")), scalar_of(operand(node, "y_zero_point"))
     kind = node.outputs[0].dtype.numpy()  # type: ignore[union-attr]
     result: list[tuple[ir.Value, NDArray[np.int8] | None]] = []
-    for value, scale, zero in (node.inputs[i : i + 3] for i in range(2, len(node.inputs), 3)):
+    for value, scale, zero in operand_groups(node):
         sx, zx = scalar_of(scale), scalar_of(zero)
         same = (sx, zx) == (sy, zy)
         table = None if same else numerics.unary_table("Identity", {}, sx, zx, sy, zy, kind)

@@ -10,6 +10,7 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
+from celosia.compiler.graph.operands import operand
 from celosia.compiler.graph.select.forms import ActivationLayout, NotOffloadable, natural_form, shape_of
 from celosia.compiler.graph.select.matrices import product as product_of_two
 from celosia.compiler.graph.select.matrices import rows_form
@@ -39,7 +40,7 @@ MOST_PHASES = 64
 
 def conv(p: Placement, node: ir.Node) -> None:
     """Places QLinearConv of one or two dimensions. NotOffloadable."""
-    value, weight_value = node.inputs[0], node.inputs[3]
+    value, weight_value = operand(node, "x"), operand(node, "w")
     assert value is not None
     form = natural_form(value)
     weights = constant(weight_value)
@@ -52,14 +53,14 @@ def conv(p: Placement, node: ir.Node) -> None:
         raise NotOffloadable(
             f"a convolution of {weights.ndim - 2} dimensions; the accelerator has those of one and two"
         )
-    weights = symmetric(weights, constant(node.inputs[5]))
+    weights = symmetric(weights, constant(operand(node, "w_zero_point")))
     groups = attribute(node, "group", 1)
     if groups < 1 or groups * weights.shape[1] != form.dims[1] or weights.shape[0] % groups:
         raise NotOffloadable(f"{groups} groups do not divide its channels; export it with a number of groups that does")
     window = window_of(windows_of(node, taps))
-    bias = bias_of(node, 8)
-    scales = [array_of(node.inputs[i]) for i in (1, 4, 6)]
-    zero_x, zero_y = stored_zero(node.inputs[2]), stored_zero(node.inputs[7])
+    bias = bias_of(node, "b")
+    scales = [array_of(operand(node, name)) for name in ("x_scale", "w_scale", "y_scale")]
+    zero_x, zero_y = (stored_zero(operand(node, name)) for name in ("x_zero_point", "y_zero_point"))
     requantise = requantisation(scales, zero_x, zero_y, weights, bias)
     y_form = natural_form(node.outputs[0])
     reads: Reads = {}
@@ -115,16 +116,16 @@ def folded(
 
 def conv_transpose(p: Placement, node: ir.Node) -> None:
     """As one convolution for each phase of the stride, which writes every stride-th pixel of y."""
-    value, y = node.inputs[0], node.outputs[0]
+    value, y = operand(node, "x"), node.outputs[0]
     assert value is not None
-    form, y_form, weights = natural_form(value), natural_form(y), array_of(node.inputs[3])
+    form, y_form, weights = natural_form(value), natural_form(y), array_of(operand(node, "w"))
     if weights.ndim == 3 and len(value.shape or ()) == 3:
         weights = weights[:, :, None, :]
     if weights.ndim != 4:
         raise NotOffloadable(
             f"a transposed convolution of {weights.ndim - 2} dimensions; the accelerator has those of one and two"
         )
-    spread, groups = spread_of(node, array_of(node.inputs[3]).shape[2:]), attribute(node, "group", 1)
+    spread, groups = spread_of(node, array_of(operand(node, "w")).shape[2:]), attribute(node, "group", 1)
     if groups < 1 or form.dims[1] % groups or weights.shape[0] != form.dims[1]:
         raise NotOffloadable(f"{groups} groups do not divide its channels; export it with a number of groups that does")
     phases = [_phases(spread, axis) for axis in (0, 1)]
@@ -138,9 +139,9 @@ def conv_transpose(p: Placement, node: ir.Node) -> None:
         .swapaxes(1, 2)
         .reshape(-1, len(weights) // groups, *spread.kernel)
     )
-    bias = bias_of(node, 8)
-    scales = [array_of(node.inputs[i]) for i in (1, 4, 6)]
-    zero_x, zero_y = stored_zero(node.inputs[2]), stored_zero(node.inputs[7])
+    bias = bias_of(node, "b")
+    scales = [array_of(operand(node, name)) for name in ("x_scale", "w_scale", "y_scale")]
+    zero_x, zero_y = (stored_zero(operand(node, name)) for name in ("x_zero_point", "y_zero_point"))
     reads: Reads = {}
     x, whole = p.read(value, form, reads), p.activation(y, y_form)
     layers: list[Layer] = []
@@ -208,15 +209,14 @@ def _phases(spread: Spread, axis: int) -> list[_Phase]:
 def gemm(p: Placement, node: ir.Node) -> None:
     """Places a product by a constant matrix, or of two activations. NotOffloadable."""
     matmul = node.op_type == "QLinearMatMul"
-    value = node.inputs[0]
+    value = operand(node, "a")
     assert value is not None
     if not has_fixed_matrix(node):
         if not matmul:
             raise NotOffloadable("both operands vary; the accelerator multiplies by constant matrices")
         product_of_two(p, node)
         return
-    matrix = array_of(node.inputs[3])
-    zero_w = constant(node.inputs[5])
+    matrix, zero_w = array_of(operand(node, "b")), constant(operand(node, "b_zero_point"))
     if not matmul and attribute(node, "transB", 0):
         matrix = matrix.T
     if not matmul and (attribute(node, "transA", 0) or attribute(node, "alpha", 1.0) != 1.0):
@@ -225,14 +225,13 @@ def gemm(p: Placement, node: ir.Node) -> None:
         raise NotOffloadable(
             f"{list(shape_of(value))} and {list(matrix.shape)} do not multiply; export matrices that do"
         )
-    bias = None if matmul else bias_of(node, 6)
-    y_scale, y_zero = (6, 7) if matmul else (7, 8)
-    if len(node.inputs) <= y_zero or node.inputs[y_scale] is None:
+    bias = None if matmul else bias_of(node, "c")
+    if operand(node, "y_scale") is None:
         raise NotOffloadable("its output is float; put QuantizeLinear and DequantizeLinear after it")
     weights = np.ascontiguousarray(symmetric(matrix, zero_w).T)[:, :, None, None]
-    scales = [array_of(node.inputs[i]) for i in (1, 4, y_scale)]
-    zero_x = stored_zero(node.inputs[2])
-    requantise = requantisation(scales, zero_x, stored_zero(node.inputs[y_zero]), weights, bias)
+    scales = [array_of(operand(node, name)) for name in ("a_scale", "b_scale", "y_scale")]
+    zero_x, zero_y = (stored_zero(operand(node, name)) for name in ("a_zero_point", "y_zero_point"))
+    requantise = requantisation(scales, zero_x, zero_y, weights, bias)
     x_form = rows_form(p, value, node.outputs[0])
     y_form = replace(x_form, dims=(x_form.dims[0], len(weights), *x_form.dims[2:]))
     reads: Reads = {}

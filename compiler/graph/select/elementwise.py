@@ -6,12 +6,13 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from math import prod
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 
 from celosia.compiler import numerics
-from celosia.compiler.cpu.ops import traits
+from celosia.compiler.graph.operands import data_operands, multiplies_matrices, operand
 from celosia.compiler.graph.select.columns import each_matrix, one_for_each
 from celosia.compiler.graph.select.forms import ActivationLayout, NotOffloadable, natural_form, shape_of
 from celosia.compiler.graph.select.joining import extend, extend_products, join_residual, joins
@@ -22,16 +23,16 @@ from celosia.compiler.graph.sums import rescaled_sum
 from celosia.compiler.graph.tables import table_of
 from celosia.compiler.graph.values import is_op, shape
 from celosia.compiler.layer import Activation, Epilogue, Map, Multiply, Residual
-from celosia.compiler.program.traits import Kind
+from celosia.compiler.ops import op_spec
+from celosia.compiler.program.op_spec import Kind
 
 
 def addition(p: Placement, node: ir.Node) -> None:
     """Places QLinearAdd of two tensors of one shape, of a value for each channel, or of a matrix and several.
     NotOffloadable."""
-    a, b, y = node.inputs[0], node.inputs[3], node.outputs[0]
+    a, b, y = operand(node, "a"), operand(node, "b"), node.outputs[0]
     assert a is not None and b is not None
-    for number in (1, 2, 4, 5, 6, 7):
-        scalar_of(node.inputs[number])
+    _numbers(node)
     fit = rescaled_sum(node)
     if fit is None:
         raise NotOffloadable(
@@ -58,6 +59,11 @@ def addition(p: Placement, node: ir.Node) -> None:
         epilogue = Epilogue(residual=replace(residual, operand=x, scale_v=mb, scale_b=ma))
         layer = replace(layer, x=other, epilogue=epilogue)
     p.add(node, layer, reads, form)
+
+
+def _numbers(node: ir.Node) -> list[Any]:
+    """Scale and zero point of both operands and the result. NotOffloadable where there are several, or none."""
+    return [scalar_of(operand(node, f"{name}_{kind}")) for name in "abc" for kind in ("scale", "zero_point")]
 
 
 def _add_to_each(
@@ -89,19 +95,19 @@ def _read_as_rows(graph: ir.Graph) -> set[ir.Value]:
     element."""
     rows = set[ir.Value | None]()
     for node in reversed(graph):
-        if is_op(node, "QLinearNorm", "QGemm", "QLinearMatMul"):
-            rows.add(node.inputs[0])
+        if is_op(node, "QLinearNorm") or multiplies_matrices(node):
+            rows.add(data_operands(node)[0])
         elif node.outputs[0] in rows and _is_elementwise(node):
             rows |= {value for value in node.inputs if value and shape(value) == shape(node.outputs[0])}
     return {value for value in rows if value is not None}
 
 
 def _is_elementwise(node: ir.Node) -> bool:
-    return traits(node.op_type).kind is Kind.INJECTIVE and traits(node.op_type).moves is None
+    return op_spec(node.op_type).kind is Kind.INJECTIVE and op_spec(node.op_type).moves is None
 
 
 def _unequal(node: ir.Node) -> str:
-    a, b = (shape(node.inputs[number]) for number in (0, 3))  # type: ignore[arg-type]
+    a, b = (shape(value) for value in data_operands(node))  # type: ignore[arg-type]
     return f"it broadcasts {a} with {b}; give both the same shape"
 
 
@@ -134,15 +140,15 @@ def table_lookup(p: Placement, node: ir.Node) -> None:
 def product(p: Placement, node: ir.Node) -> None:
     """Places QLinearMul of two tensors of one shape, by a pixel for each channel, or of a matrix and several.
     NotOffloadable."""
-    a, b, y = node.inputs[0], node.inputs[3], node.outputs[0]
+    a, b, y = operand(node, "a"), operand(node, "b"), node.outputs[0]
     assert a is not None and b is not None
-    sa, za, sb, zb, sy, zy = (scalar_of(node.inputs[i]) for i in (1, 2, 4, 5, 6, 7))
+    sa, za, sb, zb, sy, zy = _numbers(node)
     fit = numerics.mul_scale(sa, za, sb, zb, sy, zy, y.dtype.numpy())  # type: ignore[union-attr]
     if fit is None:
         raise NotOffloadable(
             "no integers give onnxruntime's product on all pairs of bytes; other scales may, from another calibration"
         )
-    zeros = [stored_zero(node.inputs[2]), stored_zero(node.inputs[5])]
+    zeros = [stored_zero(operand(node, f"{name}_zero_point")) for name in "ab"]
     if shape(a) != shape(y):
         a, b, zeros = b, a, zeros[::-1]
     reads: Reads = {}

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
+from celosia.compiler.graph.operands import operand
 from celosia.compiler.graph.values import attribute, constant, shape
 from celosia.compiler.layer import Window
 from celosia.compiler.program.host.sizes import taken
@@ -73,10 +74,10 @@ def cut_axes(node: ir.Node, whole: list[range]) -> list[tuple[int, range]]:
     """Each axis that a Slice cuts, and the positions that it takes of it. NotOffloadable where they are not
     constant."""
     lists: list[list[int] | None] = []
-    for number, name in enumerate(("starts", "ends", "axes", "steps"), 1):
+    for name in ("starts", "ends", "axes", "steps"):
         given = attribute(node, name)
-        if given is None and len(node.inputs) > number and node.inputs[number] is not None:
-            array = constant(node.inputs[number])
+        if given is None and (value := operand(node, name)) is not None:
+            array = constant(value)
             if array is None:
                 raise NotOffloadable(f"its {name} are not constant; export them as initializers")
             given = array.reshape(-1).tolist()

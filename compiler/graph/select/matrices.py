@@ -9,12 +9,13 @@ from math import prod
 import onnx_ir as ir
 
 from celosia.compiler import numerics
-from celosia.compiler.cpu.ops import VIEWS
+from celosia.compiler.graph.operands import is_operand, operand
 from celosia.compiler.graph.select.forms import NO_WAY, ActivationLayout, NotOffloadable, natural_form, shape_of
 from celosia.compiler.graph.select.parameters import array_of, folded, scalar_of, stored_zero, uniform
 from celosia.compiler.graph.select.placement import LayerAssignment, Placement, Reads
 from celosia.compiler.graph.values import attribute, constant, is_op, shape
 from celosia.compiler.layer import ActivationProduct, Conv, Epilogue, Layer, Map, Pool, Window, summands
+from celosia.compiler.ops import VIEWS
 from celosia.compiler.program.model import MATRICES, matrix_counts, matrix_sizes
 from celosia.compiler.strided_view import StridedView
 from celosia.compiler.tensorize import pack
@@ -76,7 +77,7 @@ def form_of_matrices(cfg: Config, dims: tuple[int, ...], fold: str, pad: int = 0
 
 def product(p: Placement, node: ir.Node) -> None:
     """Places a QLinearMatMul of two activations: a layer for each matrix. NotOffloadable."""
-    cfg, (a, b, y) = p.cfg, (node.inputs[0], node.inputs[3], node.outputs[0])
+    cfg, (a, b, y) = p.cfg, (operand(node, "a"), operand(node, "b"), node.outputs[0])
     assert a is not None and b is not None
     if constant(b) is not None:
         raise NotOffloadable(
@@ -94,7 +95,7 @@ def product(p: Placement, node: ir.Node) -> None:
         raise NotOffloadable(
             f"it multiplies {count} matrices, more than {MOST_PRODUCTS}; give the model fewer samples or heads at once"
         )
-    zeros = stored_zero(node.inputs[2]), stored_zero(node.inputs[5])
+    zeros = stored_zero(operand(node, "a_zero_point")), stored_zero(operand(node, "b_zero_point"))
     x_form = matrices_form(cfg, a, "rows", zeros[0])
     w_form = matrices_form(cfg, shared, fold, zeros[1], cfg.block_out)
     if p.source(a) in p.filled and (held := p.held(shared)) is not None:
@@ -109,11 +110,12 @@ def product(p: Placement, node: ir.Node) -> None:
     x, w, whole = p.read(a, x_form, reads, constants=True), p.read(shared, w_form, reads), p.activation(y, y_form)
     if inner % cfg.group and not (reads or p.source(a) in p.filled):
         raise NotOffloadable(f"{inner} columns are not whole groups of {cfg.group}; make them a multiple of that")
-    for number in (1, 4, 6):
-        scalar_of(node.inputs[number])
-    scale = numerics.conv_scale(*(array_of(node.inputs[number]) for number in (1, 4, 6))).reshape(-1)
+    scales = [operand(node, name) for name in ("a_scale", "b_scale", "y_scale")]
+    for value in scales:
+        scalar_of(value)
+    scale = numerics.conv_scale(*map(array_of, scales)).reshape(-1)
     multiplier, shift = folded(scale)
-    requantise = uniform(columns, 0, int(multiplier[0]), int(shift[0]), stored_zero(node.inputs[7]))
+    requantise = uniform(columns, 0, int(multiplier[0]), int(shift[0]), stored_zero(operand(node, "y_zero_point")))
     layers = [
         ActivationProduct(
             node.name or "" if count == 1 else f"{node.name}.{number}",
@@ -193,7 +195,7 @@ def _multiplying(value: ir.Value) -> list[ir.Value] | None:
     """The tensors, made of `value` by changes of shape, by which products multiply; None where others read it, too."""
     found = []
     for use in value.uses():
-        if is_op(use.node, "QLinearMatMul") and use.idx == 3:
+        if is_op(use.node, "QLinearMatMul") and is_operand(use.node, use.idx, "b"):
             found.append(value)
             continue
         passed = is_op(use.node, "Unsqueeze", "Expand", "Reshape") or _swaps(use.node)

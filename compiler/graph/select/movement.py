@@ -10,15 +10,16 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from celosia.compiler.cpu.ops.registry import Node, Unsupported
-from celosia.compiler.cpu.ops.resize import nearest
 from celosia.compiler.expr import placeholder
+from celosia.compiler.graph.operands import operand
 from celosia.compiler.graph.select.forms import HOST_INPUT, NO_WAY, ActivationLayout, NotOffloadable, natural_form
 from celosia.compiler.graph.select.matrices import MOVES, in_whole_blocks, is_turned
 from celosia.compiler.graph.select.parameters import image_axes
 from celosia.compiler.graph.select.placement import Placement, Reads
 from celosia.compiler.graph.values import attribute, attributes_of, constant, shape
 from celosia.compiler.layer import Activation, Map, Pool, Window
+from celosia.compiler.ops.registry import Node, Unsupported
+from celosia.compiler.ops.resize import nearest
 from celosia.compiler.strided_view import StridedView
 
 MOST_LAYERS = 16
@@ -251,8 +252,8 @@ def pad(p: Placement, node: ir.Node) -> None:
 
 def _pads(node: ir.Node) -> tuple[int, int, int, int]:
     axes = image_axes(len(node.inputs[0].shape or ()))  # type: ignore[union-attr]
-    pads = constant(node.inputs[1])
-    chosen = constant(node.inputs[3]) if len(node.inputs) > 3 and node.inputs[3] is not None else np.arange(len(axes))
+    pads, which = constant(operand(node, "pads")), operand(node, "axes")
+    chosen = np.arange(len(axes)) if which is None else constant(which)
     if pads is None or chosen is None:
         raise NotOffloadable("its pads are not constant; export them as an initializer")
     around = np.zeros((2, 4), np.int64)
@@ -268,7 +269,7 @@ def _pads(node: ir.Node) -> tuple[int, int, int, int]:
 
 def _fill(node: ir.Node) -> int:
     """What it pads with, as the accelerator stores bytes."""
-    given = node.inputs[2] if len(node.inputs) > 2 else None
+    given = operand(node, "constant_value")
     array = np.zeros(1, node.inputs[0].dtype.numpy()) if given is None else constant(given)  # type: ignore[union-attr]
     if array is None or array.size != 1:
         raise NotOffloadable("what it pads with is not constant; export it as an initializer")

@@ -7,6 +7,7 @@ from dataclasses import replace
 import onnx_ir as ir
 
 from celosia.compiler import numerics
+from celosia.compiler.graph.operands import operand
 from celosia.compiler.graph.select.forms import OTHER_ROWS, ActivationLayout, NotOffloadable, natural_form, shape_of
 from celosia.compiler.graph.select.matrices import MOST_PRODUCTS, matrices_form
 from celosia.compiler.graph.select.parameters import array_of, scalar_of, stored_zero
@@ -24,10 +25,11 @@ def norm(p: Placement, node: ir.Node) -> None:
     if not cfg.norm:
         raise NotOffloadable("a normalisation on the accelerator takes a Config with norm; give it one, as norm = 1")
     form, count = _form(p, x)
-    epsilon, bias, scale = int(scalar_of(node.inputs[3])), array_of(node.inputs[4]), array_of(node.inputs[5])
-    requantise = Requantise(bias, *numerics.fold_scale(scale), stored_zero(node.inputs[7]))
+    epsilon = int(scalar_of(operand(node, "epsilon")))
+    bias, factor = array_of(operand(node, "bias")), array_of(operand(node, "factor"))
+    requantise = Requantise(bias, *numerics.fold_scale(factor), stored_zero(operand(node, "y_zero_point")))
     centre = bool(attribute(node, "centre"))
-    offset = 0 if centre else -stored_zero(node.inputs[2])
+    offset = 0 if centre else -stored_zero(operand(node, "x_zero_point"))
     reads: Reads = {}
     source, whole = p.read(x, form, reads), p.activation(y, form)
     columns = len(bias)

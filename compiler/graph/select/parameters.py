@@ -10,6 +10,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from celosia.compiler import numerics
+from celosia.compiler.graph.operands import operand
 from celosia.compiler.graph.select.forms import NotOffloadable
 from celosia.compiler.graph.values import constant, shape
 from celosia.compiler.layer import Requantise, Window
@@ -24,10 +25,10 @@ def array_of(value: ir.Value | None) -> NDArray[Any]:
     return array
 
 
-def bias_of(node: ir.Node, place: int) -> NDArray[Any] | None:
-    """A bias, one for all channels or one for each, or None without any. NotOffloadable where it is no constant, or a
-    matrix."""
-    value = node.inputs[place] if len(node.inputs) > place else None
+def bias_of(node: ir.Node, name: str) -> NDArray[Any] | None:
+    """The bias that is the operand `name`, one for all channels or one for each, or None without any. NotOffloadable
+    where it is no constant, or a matrix."""
+    value = operand(node, name)
     if value is None:
         return None
     array = constant(value)
@@ -123,8 +124,8 @@ def flattens(node: ir.Node) -> bool:
 
 
 def has_fixed_matrix(node: ir.Node) -> bool:
-    """Whether the second operand is a constant matrix."""
-    matrix = constant(node.inputs[3])
+    """Whether the second operand of a product is a constant matrix."""
+    matrix = constant(operand(node, "b"))
     return matrix is not None and matrix.ndim == 2
 
 

@@ -9,8 +9,9 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
+from celosia.compiler.graph.operands import joins_parts
 from celosia.compiler.graph.select.forms import ActivationLayout, NotOffloadable, natural_form
-from celosia.compiler.graph.values import attribute, constant, is_op, operands
+from celosia.compiler.graph.values import attribute, constant, operands
 from celosia.compiler.layer import Activation, Layer, Storage, padded_groups
 from celosia.hw.spec.config import Config
 
@@ -70,7 +71,7 @@ def out_of_reach(graph: ir.Graph, selection: Partition) -> set[ir.Value]:
 def cache_of(value: ir.Value) -> ir.Value | None:
     """The input whose first rows `value` has, and perhaps others behind them, where it is one of `compile`'s caches."""
     producer, rank = value.producer(), len(value.shape or ())
-    if producer is not None and is_op(producer, "Concat"):
+    if producer is not None and joins_parts(producer):
         first, along_rows = producer.inputs[0], rank > 1 and attribute(producer, "axis") in (rank - 2, -2)
         return cache_of(first) if along_rows and first is not None else None
     held: ir.Value | None = value.meta.get(CACHE)

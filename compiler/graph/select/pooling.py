@@ -11,11 +11,13 @@ import onnx_ir as ir
 
 from celosia.compiler import numerics
 from celosia.compiler.graph.averages import adds_integers
+from celosia.compiler.graph.operands import operand
 from celosia.compiler.graph.select.forms import NotOffloadable, natural_form
 from celosia.compiler.graph.select.parameters import folded, scalar_of, stored_zero, uniform, window_of
 from celosia.compiler.graph.select.placement import Placement, Reads
 from celosia.compiler.graph.windows import whole_image, windows_of
 from celosia.compiler.layer import Activation, Conv, Pool, Window
+from celosia.compiler.ops import op_spec
 from celosia.compiler.strided_view import StridedView
 from celosia.compiler.tensorize import pack
 from celosia.hw.spec.config import Config
@@ -33,7 +35,7 @@ def average(p: Placement, node: ir.Node) -> None:
     assert value is not None
     form, y_form = natural_form(value), natural_form(y)
     size = form.dims[2], form.dims[3]
-    pool = node.op_type == "QLinearAveragePool"
+    pool = op_spec(node.op_type).windows
     if pool and not adds_integers(node):
         raise NotOffloadable(f'{IN_FLOATS}; rounding="correct" makes them integers')
     windows = windows_of(node) if pool else whole_image(size)
@@ -59,7 +61,8 @@ def _is_exact(node: ir.Node, count: int) -> bool:
     """Whether the average of a whole image has onnxruntime's bytes: it adds integers, or floats that cannot tell."""
     if node.op_type != "QLinearMean":
         return True
-    sx, sy, zero = scalar_of(node.inputs[1]), scalar_of(node.inputs[3]), stored_zero(node.inputs[2])
+    sx, sy = (scalar_of(operand(node, name)) for name in ("x_scale", "y_scale"))
+    zero = stored_zero(operand(node, "x_zero_point"))
     return numerics.average_is_exact(sx, zero, sy, count)
 
 
@@ -93,9 +96,9 @@ def _part(node: ir.Node, x: Activation, y: Activation, window: Window, rows: _Ru
     dims = (*y.dims[:2], rows.last - rows.first + 1, columns.last - columns.first + 1)
     made = y.region(dims, 0, StridedView(y.height, y.width, rows.first, columns.first))
     factor = numerics.mean_scale if node.op_type == "QLinearMean" else numerics.global_average_scale
-    scales = scalar_of(node.inputs[1]), scalar_of(node.inputs[3])
-    multiplier, shift = folded(np.asarray(factor(*scales, rows.count * columns.count)))
-    zero_x, zero_y = stored_zero(node.inputs[2]), stored_zero(node.inputs[4])
+    sx, sy = (scalar_of(operand(node, name)) for name in ("x_scale", "y_scale"))
+    multiplier, shift = folded(np.asarray(factor(sx, sy, rows.count * columns.count)))
+    zero_x, zero_y = (stored_zero(operand(node, name)) for name in ("x_zero_point", "y_zero_point"))
     bias = -zero_x * window.kernel[0] * window.kernel[1]  # padding is zero_x
     requantise = uniform(x.channels, bias, int(multiplier), int(shift), zero_y)
     name = f"{node.name}.{rows.first}.{columns.first}"

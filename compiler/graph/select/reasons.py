@@ -12,6 +12,8 @@ from celosia.compiler.graph.quantized import PER_CHANNEL_OPSET, QUANTISABLE
 from celosia.compiler.graph.select.forms import NO_WAY
 from celosia.compiler.graph.select.views import SAME_BYTES
 from celosia.compiler.graph.values import attribute, constant, is_op, only_use
+from celosia.compiler.ops import op_spec
+from celosia.compiler.program.op_spec import quantised_forms
 
 CHOSEN = ("placed on the CPU",)
 """Reasons that are the user's own choice."""
@@ -107,10 +109,15 @@ def _float_neighbours(node: ir.Node) -> Iterator[ir.Node]:
                 yield other
 
 
+def _unblocked(node: ir.Node) -> str:
+    """The operator that `node` was before the layout of its operands changed."""
+    return node.op_type.removeprefix("Blocked")
+
+
 def _has_integers(node: ir.Node) -> bool:
     """Whether there is an integer operator for a float one."""
     known = node.domain in ("", "ai.onnx", "celosia", "com.microsoft")
-    return known and node.op_type.removeprefix("Blocked") in QUANTISABLE
+    return known and _unblocked(node) in QUANTISABLE
 
 
 def _why_weights(node: ir.Node, opset: int) -> str:
@@ -119,7 +126,7 @@ def _why_weights(node: ir.Node, opset: int) -> str:
     steps = w.meta.get(MADE_OF)  # type: ignore[union-attr]
     if steps is None or opset < PER_CHANNEL_OPSET:
         return WEIGHTS if steps is None and opset >= PER_CHANNEL_OPSET else OLD_WEIGHTS
-    first = "Conv" in node.op_type or attribute(node, "transB", 0)
+    first = op_spec(_unblocked(node)).windows or attribute(node, "transB", 0)
     of_outputs = 0 if first else len(w.shape or ()) - 1  # type: ignore[union-attr]
     if not steps.obstacle and steps.axis not in (None, of_outputs):
         return STEPS.format(f"a scale for each element of axis {steps.axis}")
@@ -136,7 +143,7 @@ def _why_float(node: ir.Node, opset: int) -> str:
     for value in varying:
         if value not in pairs:
             return f"its input {value.name!r} is float; quantise what makes that, or put {PAIR} after it"
-    if node.op_type.removeprefix("Blocked") in ("Conv", "Gemm", "MatMul"):
+    if any(op_spec(form).multiplies_bytes for form in quantised_forms(_unblocked(node))):
         w = node.inputs[1]
         if w in operands and w not in varying and (why := _why_weights(node, opset)):
             return why

@@ -8,6 +8,7 @@ import numpy as np
 import onnx_ir as ir
 
 from celosia.compiler import numerics
+from celosia.compiler.graph.operands import operand
 from celosia.compiler.graph.select.forms import HOST_INPUT, OTHER_ROWS, NotOffloadable, shape_of
 from celosia.compiler.graph.select.matrices import MOST_PRODUCTS, matrices_form
 from celosia.compiler.graph.select.parameters import scalar_of, stored_zero
@@ -35,7 +36,7 @@ def softmax(p: Placement, node: ir.Node) -> None:
     if held is None or held.fold != "rows" or held.inverted:
         raise NotOffloadable(HOST_INPUT if held is None else OTHER_ROWS)
     count, columns, rows = matrix_counts("rows", dims)
-    powers = numerics.softmax_powers(columns, scalar_of(node.inputs[1]), scalar_of(node.inputs[3]))
+    powers = numerics.softmax_powers(columns, *(scalar_of(operand(node, name)) for name in ("x_scale", "y_scale")))
     if not np.isfinite(powers).all():
         raise NotOffloadable(
             f"rows of {columns} have powers beyond the largest float32; quantise its input with a smaller scale"
@@ -44,7 +45,7 @@ def softmax(p: Placement, node: ir.Node) -> None:
         raise NotOffloadable(
             f"it has {count} matrices, more than {MOST_PRODUCTS}; give the model fewer samples or heads at once"
         )
-    zero = stored_zero(node.inputs[4])
+    zero = stored_zero(operand(node, "y_zero_point"))
     form = matrices_form(cfg, y, "rows", zero)
     reads: Reads = {}
     source, whole = p.read(x, held, reads), p.activation(y, form)

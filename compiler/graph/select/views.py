@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import onnx_ir as ir
 
-from celosia.compiler.cpu.ops import VIEWS
+from celosia.compiler.graph.operands import multiplies_matrices
 from celosia.compiler.graph.select.columns import holds_matrices, take_columns
 from celosia.compiler.graph.select.forms import HOST_INPUT, ActivationLayout, NotOffloadable, cut_axes, natural_form
 from celosia.compiler.graph.select.matrices import is_reshaped
@@ -15,6 +15,7 @@ from celosia.compiler.graph.select.parameters import flattens, has_fixed_matrix,
 from celosia.compiler.graph.select.placement import Placement
 from celosia.compiler.graph.values import attribute, is_op, shape
 from celosia.compiler.layer import Activation, Map
+from celosia.compiler.ops import VIEWS
 from celosia.compiler.strided_view import StridedView
 
 SAME_BYTES = tuple(sorted(VIEWS - {"Dropout"}))
@@ -66,7 +67,7 @@ def folds_into_gemm(p: Placement, node: ir.Node) -> bool:
     """Flatten of an image whose every user is a matrix multiplication: it becomes a convolution of all pixels."""
     users = [use.node for use in node.outputs[0].uses()]
     return flattens(node) and bool(users) and all(
-        is_op(user, "QGemm", "QLinearMatMul") and user.inputs[0] is node.outputs[0] and has_fixed_matrix(user)
+        multiplies_matrices(user) and user.inputs[0] is node.outputs[0] and has_fixed_matrix(user)
         for user in users
     )  # fmt: skip
 

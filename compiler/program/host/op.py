@@ -18,7 +18,7 @@ Array = NDArray[Any]
 Value = Any
 """An array, a list of values (a sequence), or None (an empty optional)."""
 DOMAINS = ("", "ai.onnx", "com.microsoft", "celosia")
-"""Domains whose operators cpu/ops holds."""
+"""Domains whose operators ops holds."""
 MAX_SENTENCE = 600
 """Characters of an error: a model may hold lists and texts of any length, which errors quote."""
 

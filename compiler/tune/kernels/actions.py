@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from celosia.compiler.cpu.target import target
 from celosia.compiler.expr import Reduce, Schedule, Tensor
 from celosia.compiler.expr.nodes import Axis
 from celosia.compiler.expr.transform import loads
 from celosia.compiler.expr.walk import walk
+from celosia.compiler.target import target
 from celosia.compiler.tune.kernels.plan import KernelPlan, LoopCut, StageLoops, can_change
 
 TILES = (2, 3, 4, 6, 8)

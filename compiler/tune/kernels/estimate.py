@@ -11,7 +11,6 @@ from math import prod
 
 import numpy as np
 
-from celosia.compiler.cpu.target import target
 from celosia.compiler.expr import INDEX, Alloc, Function, Load, Reduce, Stmt, Tensor, Var
 from celosia.compiler.expr.affine import stride_along
 from celosia.compiler.expr.loops import For, Let, Store, Update, children, exprs
@@ -19,6 +18,7 @@ from celosia.compiler.expr.nodes import Binary, Call, Cast, Expr, Select
 from celosia.compiler.expr.transform import COSTLY
 from celosia.compiler.expr.walk import walk
 from celosia.compiler.program.dtypes import itemsize
+from celosia.compiler.target import target
 from celosia.compiler.tune.points import Floats
 
 L1_BYTES = 32 << 10

@@ -25,12 +25,12 @@ from numpy.typing import NDArray
 
 from celosia.compiler.cpu.llvm import compile_function, host
 from celosia.compiler.cpu.schedule.chosen import KernelWorkload, finished
-from celosia.compiler.cpu.target import target
 from celosia.compiler.expr import Schedule, is_float, verify
 from celosia.compiler.expr.trace import Trace
 from celosia.compiler.expr.verify import IRError
 from celosia.compiler.program.dtypes import numpy_dtype
 from celosia.compiler.program.host.kernel import CompiledKernel, empty
+from celosia.compiler.target import target
 from celosia.compiler.tune.measure import Status, TrialResult
 
 Array = NDArray[Any]

@@ -14,8 +14,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from celosia.compiler.cpu.schedule.chosen import KernelWorkload
-from celosia.compiler.cpu.target import target
 from celosia.compiler.expr.trace import ReplayError, Trace
+from celosia.compiler.target import target
 from celosia.compiler.tune.cost_model import LEARNERS, CostModel
 from celosia.compiler.tune.kernels.plan import KernelPlan
 from celosia.compiler.tune.kernels.schedules import Plans, beginning

@@ -15,11 +15,11 @@ from celosia.compiler.program.host.hostops import (  # they fill the table
 )
 from celosia.compiler.program.host.hostops.registry import HOST, Array, host, numpy_type
 from celosia.compiler.program.host.hostops.sized import sized_function, sized_names
-from celosia.compiler.program.traits import named
+from celosia.compiler.program.op_spec import operators_with
 
-FIRST = named("first")
+FIRST = operators_with("first")
 """Operators that run here even though there are kernels for them."""
-RANDOM = named("random")
+RANDOM = operators_with("random")
 """Operators that return something else each time."""
 
 __all__ = [

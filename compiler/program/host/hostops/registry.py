@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from celosia.compiler.program.dtypes import ONNX_TYPES, numpy_dtype
-from celosia.compiler.program.traits import state
+from celosia.compiler.program.op_spec import state
 
 Array = NDArray[Any]
 Value = Any
@@ -21,10 +21,12 @@ HOST: dict[tuple[str, str], Function] = {}
 
 
 def host(*names: str, domain: str = "", **facts: Any) -> Callable[[Function], Function]:
-    """Adds a function to the table, and what compiler/program/traits.py says of such operators to their rows."""
+    """Adds a function to the table, and what compiler/program/op_spec.py says of such operators to their rows."""
 
     def add(function: Function) -> Function:
         for name in names:
+            if (domain, name) in HOST:
+                raise TypeError(f"{name}: defined twice, by {HOST[domain, name].__name__} and {function.__name__}")
             HOST[domain, name] = function
             state(name, **facts)
         return function

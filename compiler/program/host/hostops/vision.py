@@ -148,7 +148,7 @@ def _reflect(p: Array, low: float, high: float) -> Array:
     return low + np.minimum(p, 2 * span - p)
 
 
-@host("Col2Im")
+@host("Col2Im", operands="input image_shape block_shape")
 def col2im(op: HostOp, x: Array, image: Array, block: Array) -> Array:
     """The image whose blocks are columns; where they overlap, their sum."""
     sizes, kernel = int_list(image), int_list(block)
@@ -253,7 +253,7 @@ def max_unpool(op: HostOp, x: Array, indices: Array, wanted: Array | None = None
     return result
 
 
-@host("DeformConv", weights=1)
+@host("DeformConv", variant_of="Conv", operands="x w:weights offset b:bias? mask?")
 def deform_conv(
     op: HostOp, x: Array, w: Array, offset: Array, b: Array | None = None, mask: Array | None = None
 ) -> Array:

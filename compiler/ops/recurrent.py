@@ -10,14 +10,14 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from celosia.compiler import expr as T
-from celosia.compiler.cpu.ops.elementwise import UNARY
-from celosia.compiler.cpu.ops.integer import Zero, matrix_product
-from celosia.compiler.cpu.ops.products import product
-from celosia.compiler.cpu.ops.quantized import quantize, range_of_bytes
-from celosia.compiler.cpu.ops.registry import Node, op, reshaped
 from celosia.compiler.expr import Expr, Tensor, call, select, wrap
+from celosia.compiler.ops.elementwise import UNARY
+from celosia.compiler.ops.integer import Zero, matrix_product
+from celosia.compiler.ops.products import product
+from celosia.compiler.ops.quantized import quantize, range_of_bytes
+from celosia.compiler.ops.registry import Node, op, reshaped
 from celosia.compiler.program.host.activations import Activation, activations
-from celosia.compiler.program.traits import Kind
+from celosia.compiler.program.op_spec import Kind
 
 States = tuple[Tensor, ...]
 NAMES = {name.lower(): name for name in UNARY}
@@ -45,6 +45,10 @@ def turned(x: Tensor, perm: Sequence[int]) -> Tensor:
     )
 
 
+RECURRENT = "x w:weights r:weights b:bias? sequence_lens? initial_h?"
+OF_LSTM = f"{RECURRENT} initial_c? p:weights?"
+
+
 class _Layer:
     """x, weights of it [D, G * H, I] and of the state [D, G * H, H], biases of both [D, 2 * G * H], lengths [B],
     states [D, B, H]: D directions, G gates, I inputs, H elements of a state, B sequences.
@@ -57,7 +61,7 @@ class _Layer:
 
     def __init__(self, node: Node, gates: int, functions: Sequence[str]) -> None:
         self.node = node
-        x, w, self.r = (node.input(i) for i in range(3))
+        x, w, self.r = node.input("x"), node.input("w"), node.input("r")
         self.x, self.w = x, w
         self.by_batch = bool(node.attrs.get("layout", 0))
         rows, columns, inputs = x.shape
@@ -70,8 +74,8 @@ class _Layer:
             "bidirectional",
         ):
             raise node.fail(f"weights of {self.directions} directions where the direction is {self.way}")
-        self.bias = node.input(3) if node.has(3) else None
-        self.lengths = node.input(4) if node.has(4) else None
+        self.bias = node.optional("b")
+        self.lengths = node.optional("sequence_lens")
         size, state = gates * self.hidden, (self.directions, self.batch, self.hidden)
         self.state = state
         matrices = [(inputs, size), (self.hidden, size)]
@@ -94,11 +98,11 @@ class _Layer:
     def _biased(self, value: Expr, d: Expr, n: Expr, first: int) -> Expr:
         return value if self.bias is None else value + self.bias[d, n + first]
 
-    def initial(self, number: int) -> Tensor:
-        """The state that input `number` gives, zeros where it is left out."""
-        if not self.node.has(number):
+    def initial(self, operand: str) -> Tensor:
+        """The state that an operand gives, zeros where it is left out."""
+        if not self.node.has(operand):
             return T.compute(self.state, lambda *i: 0.0, "zeros", self.given.dtype)
-        given = self.node.input(number)
+        given = self.node.input(operand)
         if len(given.shape) == 3 and self.by_batch:
             given = turned(given, (1, 0, 2))
         if given.shape != self.state:
@@ -176,7 +180,7 @@ class _Layer:
         return T.compute(self.state, element, "last")
 
 
-@op("RNN", kind=Kind.COMPLEX, wide=True, heavy=True)
+@op("RNN", kind=Kind.COMPLEX, wide=True, heavy=True, operands=RECURRENT)
 def rnn(node: Node) -> list[Tensor]:
     """All states [times, directions, batch, hidden], and the last ones."""
     layer = _Layer(node, 1, ["Tanh"])
@@ -190,10 +194,10 @@ def rnn(node: Node) -> list[Tensor]:
 
         return [T.compute(layer.state, new, "h")]
 
-    return layer.outputs([layer.initial(5)], step)
+    return layer.outputs([layer.initial("initial_h")], step)
 
 
-@op("GRU", kind=Kind.COMPLEX, wide=True, heavy=True)
+@op("GRU", kind=Kind.COMPLEX, wide=True, heavy=True, operands=RECURRENT)
 def gru(node: Node) -> list[Tensor]:
     """Gates: update, reset, and the new state, of which the reset state is a part before or after its product."""
     layer, after = _Layer(node, 3, ["Sigmoid", "Tanh"]), bool(node.attrs.get("linear_before_reset", 0))
@@ -218,11 +222,11 @@ def gru(node: Node) -> list[Tensor]:
 
         return [T.compute(layer.state, new, "h")]
 
-    return layer.outputs([layer.initial(5)], step)
+    return layer.outputs([layer.initial("initial_h")], step)
 
 
 class _DynamicLayer(_Layer):
-    """A layer whose weights are bytes [D, I, G * H] and [D, H, G * H] with scales and zero points (inputs 8 to 11) of a
+    """A layer whose weights are bytes [D, I, G * H] and [D, H, G * H] with scales and zero points of a
     direction or of each of its columns. Inputs are quantised by their range, states by theirs at each step.
 
     All is rounded as in onnxruntime on one thread: a range is that of a direction over all sequences, inputs beyond
@@ -244,7 +248,7 @@ class _DynamicLayer(_Layer):
 
             seen = T.compute(x.shape, element, "seen")
         whole = reshaped(seen, (1, *flat.shape))
-        return self._product(whole, reshaped(flat, whole.shape), self.w, 8)
+        return self._product(whole, reshaped(flat, whole.shape), self.w, "w")
 
     def of_state(self, t: Expr, state: Tensor) -> Tensor:
         lengths = self.lengths
@@ -255,12 +259,12 @@ class _DynamicLayer(_Layer):
                 return select(t <= lengths[b].astype(T.INDEX), old[d, b, j], wrap(0, old.dtype))
 
             state = T.compute(old.shape, element, "seen")
-        return self._product(state, state, self.r, 10)
+        return self._product(state, state, self.r, "r")
 
-    def _product(self, seen: Tensor, x: Tensor, w: Tensor, first: int) -> Tensor:
-        """x [D or 1, ., K], quantised by the range of `seen` in each direction, times w [D, K, N] with its scales
-        (input `first`) and zero points."""
-        scales, zeros, inner = self.node.input(first), self._zeros(first + 1, w), x.shape[2]
+    def _product(self, seen: Tensor, x: Tensor, w: Tensor, name: str) -> Tensor:
+        """x [D or 1, ., K], quantised by the range of `seen` in each direction, times w [D, K, N], the
+        operand `name`, with its scales and zero points."""
+        scales, zeros, inner = self.node.input(f"{name}_scale"), self._zeros(f"{name}_zero_point", w), x.shape[2]
         scale, zero = range_of_bytes(seen, (1, 2))
         quantised = T.compute(x.shape, lambda d, m, k: quantize(x[d, m, k], scale[d], zero[d], "uint8"), "quantised")
         k = T.reduce_axis(inner, "k")
@@ -285,9 +289,9 @@ class _DynamicLayer(_Layer):
         nothing = Zero(lambda n: wrap(0, "int32"), none=True)
         return matrix_product(quantised, w, wrap(0, "int32"), nothing, finish)
 
-    def _zeros(self, number: int, w: Tensor) -> Tensor | None:
+    def _zeros(self, operand: str, w: Tensor) -> Tensor | None:
         """The zero point of each direction among int8, None where it is 0: onnxruntime has one for all columns."""
-        tensor, value = self.node.input(number), self.node.values[number]
+        tensor, value = self.node.input(operand), self.node.values[self.node.number(operand)]
         if tensor.shape[:1] != (self.directions,) or tensor.dtype != w.dtype:
             raise self.node.fail(
                 f"zero points are {tensor.dtype}{list(tensor.shape)}; give {w.dtype} for {self.directions} directions"
@@ -310,13 +314,17 @@ def _signed(byte: Expr) -> Expr:
     return byte.astype("int8") ^ -128 if byte.dtype == "uint8" else byte
 
 
-@op("LSTM", "DynamicQuantizeLSTM", kind=Kind.COMPLEX, wide=True, heavy=True)
+@op("LSTM", kind=Kind.COMPLEX, wide=True, heavy=True, operands=OF_LSTM)
+@op(
+    "DynamicQuantizeLSTM", kind=Kind.COMPLEX, wide=True, heavy=True, domain="com.microsoft", variant_of="LSTM",
+    operands=f"{OF_LSTM} w_scale w_zero_point r_scale r_zero_point",
+)  # fmt: skip
 def lstm(node: Node) -> list[Tensor]:
     """Gates: input, output, forget, and the new cell, in this order. `clip` bounds what goes into them, and, as in
     onnxruntime, not the cell that comes out. DynamicQuantizeLSTM (com.microsoft): its weights are bytes."""
     kind = _Layer if node.op == "LSTM" else _DynamicLayer
     layer, coupled = kind(node, 4, ["Sigmoid", "Tanh", "Tanh"]), bool(node.attrs.get("input_forget", 0))
-    hidden, peepholes = layer.hidden, node.input(7) if node.has(7) else None
+    hidden, peepholes = layer.hidden, node.optional("p")
     if peepholes is not None and peepholes.shape != (layer.directions, 3 * hidden):
         raise node.fail(f"peepholes of {list(peepholes.shape)}")
 
@@ -345,4 +353,4 @@ def lstm(node: Node) -> list[Tensor]:
 
         return [T.compute(layer.state, new, "h"), new_cell]
 
-    return layer.outputs([layer.initial(5), layer.initial(6)], step)
+    return layer.outputs([layer.initial("initial_h"), layer.initial("initial_c")], step)

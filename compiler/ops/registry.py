@@ -11,10 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from celosia.compiler import expr as T
-from celosia.compiler.cpu.node import is_mapped
 from celosia.compiler.expr import Expr, Tensor
+from celosia.compiler.ops.node import is_mapped
 from celosia.compiler.program.host.sizes import broadcast
-from celosia.compiler.program.traits import Kind, state
+from celosia.compiler.program.op_spec import Kind, op_spec, state
 
 Array = NDArray[Any]
 Shape = tuple[int, ...]
@@ -46,35 +46,51 @@ class Node:
         """An Unsupported that names the operator."""
         return Unsupported(f"{self.op}{f' {self.name!r}' if self.name else ''}: {why}")
 
-    def has(self, i: int) -> bool:
-        """Whether input `i` is given."""
+    def number(self, operand: str | int) -> int:
+        """The number of an operand. UnknownOperand where the operator declares none of this name."""
+        return operand if isinstance(operand, int) else op_spec(self.op).number(operand)
+
+    def groups(self) -> list[tuple[int, ...]]:
+        """The numbers of the operands that repeat, group by group."""
+        return op_spec(self.op).groups(len(self.inputs))
+
+    def has(self, operand: str | int) -> bool:
+        """Whether an operand is given."""
+        i = self.number(operand)
         return i < len(self.inputs) and self.inputs[i] is not None
 
-    def input(self, i: int) -> Tensor:
-        """Input `i`. Unsupported where it is left out."""
+    def input(self, operand: str | int) -> Tensor:
+        """An operand. Unsupported where it is left out."""
+        i = self.number(operand)
         tensor = self.inputs[i] if i < len(self.inputs) else None
         if tensor is None:
-            raise self.fail(f"input {i} is missing")
+            raise self.fail(f"{self._named(operand)} is missing")
         return tensor
 
-    def constant(self, i: int, what: str) -> Array:
-        """The array of input `i`, which is `what`. Unsupported where it is no constant."""
-        if not self.has(i) or self.values[i] is None:
-            raise self.fail(f"{what} (input {i}) is not a constant")
-        value = self.values[i]
-        assert value is not None
+    def optional(self, operand: str | int) -> Tensor | None:
+        """An operand, None where it is left out."""
+        return self.input(operand) if self.has(operand) else None
+
+    def constant(self, operand: str | int) -> Array:
+        """The array of an operand. Unsupported where it is no constant."""
+        value = self.values[self.number(operand)] if self.has(operand) else None
+        if value is None:
+            raise self.fail(f"{self._named(operand)} is not a constant")
         return value
 
-    def is_fixed(self, i: int) -> bool:
-        """Whether input `i` is a constant of which a copy in another order may be kept."""
-        return self.values[i] is not None and not is_mapped(self.values[i])
+    def is_fixed(self, operand: str | int) -> bool:
+        """Whether an operand is a constant of which a copy in another order may be kept."""
+        value = self.values[self.number(operand)]
+        return value is not None and not is_mapped(value)
 
-    def ints(self, attr: str, i: int) -> list[int] | None:
-        """A list that older versions of an operator have as an attribute and newer ones as an input."""
-        if attr in self.attrs:
-            value = self.attrs[attr]
-            return [int(v) for v in np.atleast_1d(value)]
-        return [int(v) for v in np.atleast_1d(self.constant(i, attr))] if self.has(i) else None
+    def _named(self, operand: str | int) -> str:
+        return f"{operand} (input {self.number(operand)})" if isinstance(operand, str) else f"input {operand}"
+
+    def ints(self, name: str) -> list[int] | None:
+        """A list that older versions of an operator have as an attribute and newer ones as an operand of that name."""
+        if name in self.attrs:
+            return [int(v) for v in np.atleast_1d(self.attrs[name])]
+        return [int(v) for v in np.atleast_1d(self.constant(name))] if self.has(name) else None
 
     def axis(self, default: int, rank: int) -> int:
         """The attribute, from the front. Unsupported where there is no such axis."""
@@ -91,13 +107,13 @@ class Node:
             raise self.fail(f"shapes {[list(t.shape) for t in tensors]} do not broadcast") from e
         return T.compute(shape, lambda *i: fn(*(at(t, i) for t in tensors)), self.op.lower())
 
-    def scalar(self, i: int, dtype: str, default: float = 0) -> Expr:
-        """Input `i`, which must have one element, as a number; `default` where it is left out."""
-        if not self.has(i):
+    def scalar(self, operand: str | int, dtype: str, default: float = 0) -> Expr:
+        """An operand, which must have one element, as a number; `default` where it is left out."""
+        if not self.has(operand):
             return T.wrap(default, dtype)
-        tensor = self.input(i)
+        tensor = self.input(operand)
         if tensor.size != 1:
-            raise self.fail(f"input {i} has shape {list(tensor.shape)} where one element is expected")
+            raise self.fail(f"{self._named(operand)} has shape {list(tensor.shape)} where one element is expected")
         return tensor.flat(0).astype(dtype)
 
 
@@ -105,13 +121,18 @@ Builder = Callable[[Node], Tensor | Sequence[Tensor]]
 OPS: dict[str, Builder] = {}
 
 
-def op(*names: str, kind: Kind, **facts: Any) -> Callable[[Builder], Builder]:
-    """Adds a builder to the table, and what compiler/program/traits.py says of such operators to their rows."""
+def op(*names: str, kind: Kind, operands: str, **facts: Any) -> Callable[[Builder], Builder]:
+    """Add a builder to the table, and what compiler/program/op_spec.py says of such operators to their rows.
+
+    operands: see `op_spec.parse_operands`. TypeError where an operator has a builder already.
+    """
 
     def add(builder: Builder) -> Builder:
         for name in names:
+            if name in OPS:
+                raise TypeError(f"{name}: defined twice, by {OPS[name].__name__} and {builder.__name__}")
             OPS[name] = builder
-            state(name, kind=kind, **facts)
+            state(name, operands=operands, kind=kind, **facts)
         return builder
 
     return add

@@ -7,18 +7,22 @@ from collections.abc import Callable
 import numpy as np
 
 from celosia.compiler import expr as T
-from celosia.compiler.cpu.ops.attention import heads
-from celosia.compiler.cpu.ops.contrib import F32, apply, optional, scaled, transposed
-from celosia.compiler.cpu.ops.normalisation import softmax
-from celosia.compiler.cpu.ops.registry import Node, at, op, reshaped
 from celosia.compiler.expr import INDEX, Expr, Tensor, call, select, wrap
-from celosia.compiler.program.traits import Kind
+from celosia.compiler.ops.attention import heads
+from celosia.compiler.ops.contrib import F32, apply, scaled, transposed
+from celosia.compiler.ops.normalisation import softmax
+from celosia.compiler.ops.registry import Node, at, op, reshaped
+from celosia.compiler.program.op_spec import Kind
 
 REFUSED = ("sliding_window_cache", "qk_output", "kv_cache_bit_width")
 FLOAT32_MIN = float(np.finfo(np.float32).min)
 
 
-@op("GroupQueryAttention", kind=Kind.OPAQUE, shape_inputs=(6,), wide=True)
+@op(
+    "GroupQueryAttention", kind=Kind.OPAQUE, wide=True, domain="com.microsoft",
+    operands="query key? value? past_key? past_value? seqlens_k total_sequence_length:shape cos_cache? sin_cache? "
+    "position_ids? attention_bias? head_sink? k_scale:data? v_scale:data? q_norm_weight? k_norm_weight?",
+)  # fmt: skip
 def group_query_attention(node: Node) -> list[Tensor]:
     """Query, key, value, past key and value, the last place of each sample, how many places there are at most, cosines
     and sines, places, what is added to scores, sinks of heads.
@@ -29,14 +33,14 @@ def group_query_attention(node: Node) -> list[Tensor]:
     for name in REFUSED:
         if node.attrs.get(name, 0):
             raise node.fail(f"the attribute {name}")
-    if any(node.has(i) for i in (12, 13, 14, 15)):
+    if any(node.has(name) for name in ("k_scale", "v_scale", "q_norm_weight", "k_norm_weight")):
         raise node.fail("a quantised cache, or queries and keys that are normalised")
     q, k, v = _sides(node)
     batch, count, steps, _ = q.shape
-    total = int(node.constant(6, "total_sequence_length").reshape(()))
+    total = int(node.constant("total_sequence_length").reshape(()))
     if total < steps or (batch > 1 and 1 < steps < total):
         raise node.fail(f"{steps} steps of {batch} samples that end at place {total}")
-    last = node.input(5)
+    last = node.input("seqlens_k")
     if last.size != batch:
         raise node.fail(f"the last places of {last.size} samples, not of {batch}")
 
@@ -45,18 +49,18 @@ def group_query_attention(node: Node) -> list[Tensor]:
         return wrap(0, INDEX) if total == steps else T.maximum(last.flat(b).astype(INDEX) + (1 - steps), 0)
 
     if node.attrs.get("do_rotary", 0):
-        given = optional(node, 9)
+        given = node.optional("position_ids")
         if given is None or total == steps:  # of the places given for the first steps, the first one counts
             first = before if given is None else lambda b: given.flat(0).astype(INDEX)
             places = T.compute((batch, steps), lambda b, s: first(b) + s, "places")
         else:
             places = given
-        pairs, angles = int(node.attrs.get("rotary_interleaved", 0)), (node.input(7), node.input(8))
+        pairs, angles = int(node.attrs.get("rotary_interleaved", 0)), (node.input("cos_cache"), node.input("sin_cache"))
         q, k = (apply(node, "com.microsoft.RotaryEmbedding", x, places, *angles, interleaved=pairs) for x in (q, k))
 
-    def present(new: Tensor, number: int) -> Tensor:
-        past = optional(node, number) if total > steps else None  # what a cache holds at the first step is no past
-        size = max(total, node.input(number).shape[2] if node.has(number) else 0)
+    def present(new: Tensor, name: str) -> Tensor:
+        past = node.optional(name) if total > steps else None  # what a cache holds at the first step is no past
+        size = max(total, node.input(name).shape[2] if node.has(name) else 0)
 
         def element(b: Expr, h: Expr, t: Expr, d: Expr) -> Expr:
             step = t - before(b)
@@ -67,7 +71,7 @@ def group_query_attention(node: Node) -> list[Tensor]:
 
         return T.compute((batch, new.shape[1], size, new.shape[3]), element, "present")
 
-    keys, values = present(k, 3), present(v, 4)
+    keys, values = present(k, "past_key"), present(v, "past_value")
     y = _attend(node, q, _shared(keys, count), _shared(values, count), _seen(node, before))
     return [y, keys, values][: node.outputs]
 
@@ -75,12 +79,12 @@ def group_query_attention(node: Node) -> list[Tensor]:
 def _sides(node: Node) -> list[Tensor]:
     """Queries, keys and values [B, heads, S, D]."""
     count, shared = int(node.attrs["num_heads"]), int(node.attrs["kv_num_heads"])
-    x = node.input(0)
-    packed = not node.has(1)
+    x = node.input("query")
+    packed = not node.has("key")
     if shared < 1 or count % shared or len(x.shape) != 3 or x.shape[2] % (count + 2 * shared * packed):
         raise node.fail(f"{count} heads of queries and {shared} of keys in {list(x.shape)}")
     if not packed:
-        return [heads(x, count), heads(node.input(1), shared), heads(node.input(2), shared)]
+        return [heads(x, count), heads(node.input("key"), shared), heads(node.input("value"), shared)]
     size, start, sides = x.shape[2] // (count + 2 * shared), 0, []
     for number in (count, shared, shared):
         part = T.compute((*x.shape[:2], number * size), lambda b, s, h, first=start: x[b, s, h + first], "side")
@@ -102,7 +106,8 @@ Seen = Callable[[tuple[Expr, ...]], Expr]
 
 
 def _seen(node: Node, before: Callable[[Expr], Expr]) -> Seen:
-    last, window, causal = node.input(5), int(node.attrs.get("local_window_size", -1)), node.attrs.get("causal", 1)
+    last, causal = node.input("seqlens_k"), node.attrs.get("causal", 1)
+    window = int(node.attrs.get("local_window_size", -1))
 
     def seen(i: tuple[Expr, ...]) -> Expr:
         sample, _, row, column = i
@@ -120,8 +125,8 @@ def _attend(node: Node, q: Tensor, k: Tensor, v: Tensor, seen: Seen) -> Tensor:
     """softmax(cap(q kᵀ * scale) + bias) v of [B, H, S, D], as [B, S, H * D]; a sink takes its part of the softmax."""
     scale = float(node.attrs.get("scale", 0.0)) or 1 / float(np.sqrt(q.shape[-1]))
     scores = scaled(apply(node, "MatMul", q, transposed(node, k, (0, 1, 3, 2))), scale)
-    cap, bias = float(node.attrs.get("softcap", 0.0)), optional(node, 10)
-    sinks = optional(node, 11)
+    cap, bias = float(node.attrs.get("softcap", 0.0)), node.optional("attention_bias")
+    sinks = node.optional("head_sink")
     columns = k.shape[2]
     more = int(sinks is not None or bool(node.attrs.get("smooth_softmax", 0)))  # the sink is one more column
 

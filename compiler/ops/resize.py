@@ -16,10 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from celosia.compiler import expr as T
-from celosia.compiler.cpu.ops.registry import Node, op
 from celosia.compiler.expr import Expr, Tensor, is_float, select, wrap
+from celosia.compiler.ops.registry import Node, op
 from celosia.compiler.program.host.op import memory_bytes
-from celosia.compiler.program.traits import Kind, Moves
+from celosia.compiler.program.op_spec import Kind, Moves
 
 F32 = np.float32
 Float32 = NDArray[np.float32]
@@ -294,8 +294,11 @@ def cubic(node: Node, x: Tensor, axes: Sequence[ResizedAxis]) -> Tensor:
 # The operator -------------------------------------------------------------------------------------------------------
 
 
-@op("Resize", kind=Kind.COMPLEX, moves=Moves.FILL, shape_inputs=(1, 2, 3), wide=True, heavy=True)
-@op("Upsample", kind=Kind.COMPLEX, moves=Moves.FILL, shape_inputs=(1,))
+@op(
+    "Resize", kind=Kind.COMPLEX, moves=Moves.FILL, wide=True, heavy=True,
+    operands="x roi:shape? scales:shape? sizes:shape?",
+)  # fmt: skip
+@op("Upsample", kind=Kind.COMPLEX, moves=Moves.FILL, operands="x scales:shape")
 def resize(node: Node) -> Tensor:
     """In all modes and coordinates; an axis whose size stays is not touched."""
     node, every = all_axes(node)
@@ -370,14 +373,14 @@ def all_axes(node: Node) -> tuple[Node, list[ResizedAxis]]:
     axes = [int(a) % rank for a in node.attrs.get("axes", range(rank))]
     sizes = None
     if node.op == "Upsample" or len(node.inputs) == 2:  # before version 11
-        given = node.attrs["scales"] if "scales" in node.attrs else node.constant(1, "scales")
+        given = node.attrs["scales"] if "scales" in node.attrs else node.constant(1)
         old = {"coordinate_transformation_mode": "asymmetric", "nearest_mode": "before version 11"}
         node = Node(node.op, {**old, **node.attrs}, (x, None, None), (None,) * 3, 1, node.opset, node.name)
-    elif node.has(3):
-        sizes = [int(v) for v in node.constant(3, "sizes").reshape(-1)]
+    elif node.has("sizes"):
+        sizes = [int(v) for v in node.constant("sizes").reshape(-1)]
         given = [F32(size) / F32(x.shape[a]) if x.shape[a] else F32(1) for size, a in zip(sizes, axes)]
     else:
-        given = node.constant(2, "scales")
+        given = node.constant("scales")
     scales = [F32(scale) for scale in np.asarray(given).reshape(-1)]
     if sizes is not None and (policy := node.attrs.get("keep_aspect_ratio_policy", "stretch")) != "stretch":
         scales = [min(scales) if policy == "not_larger" else max(scales)] * len(axes)
@@ -400,8 +403,8 @@ def all_axes(node: Node) -> tuple[Node, list[ResizedAxis]]:
 def _roi(node: Node, axes: int) -> list[np.float32]:
     """Where the part of each axis begins, then where each ends, as fractions."""
     given = [0.0] * axes + [1.0] * axes
-    if node.attrs.get("coordinate_transformation_mode") == "tf_crop_and_resize" and node.has(1):
-        given = node.constant(1, "roi").reshape(-1).tolist()
+    if node.attrs.get("coordinate_transformation_mode") == "tf_crop_and_resize" and node.has("roi"):
+        given = node.constant("roi").reshape(-1).tolist()
     if len(given) != 2 * axes:
         raise node.fail(f"a roi of {len(given)} numbers for {axes} axes")
     return [F32(v) for v in given]

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 
 from celosia.compiler import expr as T
-from celosia.compiler.cpu.ops.registry import Node, Unsupported, at, op
-from celosia.compiler.cpu.types import ONNX_TYPES
 from celosia.compiler.expr import Expr, Tensor, call, is_float, select, wrap
+from celosia.compiler.ops.registry import Node, Unsupported, at, op
+from celosia.compiler.ops.types import ONNX_TYPES
 from celosia.compiler.program.host.sizes import broadcast
-from celosia.compiler.program.traits import Kind, Moves
+from celosia.compiler.program.op_spec import Kind, Moves
 
 
 def one(x: Expr) -> Expr:
@@ -74,32 +74,32 @@ Attrs = dict[str, Any]
 UNARY: dict[str, Callable[[Expr, Attrs], Expr]] = {}
 
 
-def unary(name: str, body: Callable[[Expr, Attrs], Expr], **facts: Any) -> None:
+def unary(name: str, body: Callable[[Expr, Attrs], Expr], operands: str = "x", **facts: Any) -> None:
     """An operator of one operand, as a function of an element and the attributes."""
     UNARY[name] = body
-    op(name, kind=Kind.INJECTIVE, **facts)(_unary)
+    op(name, kind=Kind.INJECTIVE, operands=operands, **facts)(_unary)
 
 
 def _unary(node: Node) -> Tensor:
-    if node.op == "Dropout" and node.has(2) and bool(node.constant(2, "training_mode")):
+    if node.op == "Dropout" and node.has("training_mode") and bool(node.constant("training_mode")):
         raise node.fail("training mode")
     return node.elementwise(lambda x: UNARY[node.op](x, node.attrs), node.input(0))
 
 
-unary("Identity", lambda x, a: x, moves=Moves.ALL, view=True)
-unary("Dropout", lambda x, a: x, view=True, shape_inputs=(2,))
+unary("Identity", lambda x, a: x, "input", moves=Moves.ALL, view=True)
+unary("Dropout", lambda x, a: x, "data ratio? training_mode:shape?", view=True)
 unary("Abs", lambda x, a: call("abs", x))
 unary("Neg", lambda x, a: -x)
 unary("Reciprocal", lambda x, a: one(x) / x)
 unary("Round", lambda x, a: call("round_even", x))
-unary("Sign", lambda x, a: sign(x))
+unary("Sign", lambda x, a: sign(x), "input")
 unary("Not", lambda x, a: x ^ True)
 unary("BitwiseNot", lambda x, a: x ^ -1)
 unary("IsNaN", lambda x, a: call("isnan", x))
 unary("Relu", lambda x, a: T.maximum(x, 0))
 unary("Sigmoid", lambda x, a: sigmoid(x), wide=True)
 unary("Softplus", lambda x, a: softplus(x), wide=True)
-unary("Softsign", lambda x, a: x * (one(x) / (call("abs", x) + 1)), wide=True)
+unary("Softsign", lambda x, a: x * (one(x) / (call("abs", x) + 1)), "input", wide=True)
 unary("LeakyRelu", lambda x, a: select(x < 0, x * a.get("alpha", 0.01), x))
 unary("ThresholdedRelu", lambda x, a: select(x > a.get("alpha", 1.0), x, 0))
 unary("Elu", lambda x, a: select(x < 0, (unfused_exp(x) - 1) * a.get("alpha", 1.0), x), wide=True)
@@ -116,21 +116,22 @@ unary(
 unary("HardSigmoid", lambda x, a: T.clip(x * a.get("alpha", 0.2) + a.get("beta", 0.5), 0, 1))
 unary("HardSwish", lambda x, a: x * T.clip(x * (1 / 6) + 0.5, 0, 1), wide=True)
 unary("Gelu", lambda x, a: gelu(x, a.get("approximate", "none")), wide=True)
-unary("Shrink", lambda x, a: shrink(x, a.get("lambd", 0.5), a.get("bias", 0.0)))
+unary("Shrink", lambda x, a: shrink(x, a.get("lambd", 0.5), a.get("bias", 0.0)), "input")
 unary("Mish", lambda x, a: x * call("tanh", softplus(x)), wide=True)
 unary("Swish", lambda x, a: x * sigmoid(x * a.get("alpha", 1.0)), wide=True)
-unary("QuickGelu", lambda x, a: x * sigmoid(x * a.get("alpha", 1.702)))
+unary("QuickGelu", lambda x, a: x * sigmoid(x * a.get("alpha", 1.702)), domain="com.microsoft")
 
 
-@op("Tanh", "Erf", kind=Kind.INJECTIVE, wide=True)
-@op("Exp", "Log", "Sqrt", "Floor", "Ceil", "Sin", "Cos", "Tan", "Sinh", "Cosh", kind=Kind.INJECTIVE)
-@op("Asin", "Acos", "Atan", "Asinh", "Acosh", "Atanh", kind=Kind.INJECTIVE)
+@op("Tanh", "Erf", kind=Kind.INJECTIVE, wide=True, operands="input")
+@op("Sqrt", "Floor", "Ceil", kind=Kind.INJECTIVE, operands="x")
+@op("Exp", "Log", "Sin", "Cos", "Tan", "Sinh", "Cosh", kind=Kind.INJECTIVE, operands="input")
+@op("Asin", "Acos", "Atan", "Asinh", "Acosh", "Atanh", kind=Kind.INJECTIVE, operands="input")
 def intrinsic(node: Node) -> Tensor:
     """Of the intrinsic function of the same name."""
     return node.elementwise(lambda x: call(node.op.lower(), x), node.input(0))
 
 
-@op("IsInf", kind=Kind.INJECTIVE)
+@op("IsInf", kind=Kind.INJECTIVE, operands="x")
 def is_inf(node: Node) -> Tensor:
     """bool, of one sign or of both."""
     positive, negative = node.attrs.get("detect_positive", 1), node.attrs.get("detect_negative", 1)
@@ -203,7 +204,8 @@ def _binary(node: Node) -> Tensor:
 
 
 for _name in BINARY:
-    op(_name, kind=Kind.INJECTIVE, wide=_name == "Pow")(_binary)
+    _operands = {"Pow": "x y", "BitShift": "x y", "PRelu": "x slope"}.get(_name, "a b")
+    op(_name, kind=Kind.INJECTIVE, wide=_name == "Pow", operands=_operands)(_binary)
 
 
 VARIADIC: dict[str, Callable[[Expr, Expr], Expr]] = {
@@ -211,7 +213,7 @@ VARIADIC: dict[str, Callable[[Expr, Expr], Expr]] = {
 }  # fmt: skip
 
 
-@op(*VARIADIC, kind=Kind.INJECTIVE)
+@op(*VARIADIC, kind=Kind.INJECTIVE, operands="(data_0)*")
 def variadic(node: Node) -> Tensor:
     """Of any number of tensors, broadcast."""
     tensors = [node.input(i) for i in range(len(node.inputs))]
@@ -225,23 +227,23 @@ def variadic(node: Node) -> Tensor:
     return node.elementwise(body, *tensors)
 
 
-@op("Where", kind=Kind.INJECTIVE, moves=Moves.JOIN)
+@op("Where", kind=Kind.INJECTIVE, moves=Moves.JOIN, operands="condition x y")
 def where(node: Node) -> Tensor:
     """Of three tensors, broadcast."""
-    return node.elementwise(select, node.input(0), node.input(1), node.input(2))
+    return node.elementwise(select, node.input("condition"), node.input("x"), node.input("y"))
 
 
-@op("Clip", kind=Kind.INJECTIVE)
+@op("Clip", kind=Kind.INJECTIVE, operands="input min? max?")
 def clip(node: Node) -> Tensor:
     """Within bounds, of attributes or inputs; one that is NaN bounds nothing, and one that is left out is the largest
     finite number."""
     x = node.input(0)
     bounds: list[Expr | None] = [
         wrap(node.attrs[name], x.dtype) if name in node.attrs
-        else node.scalar(i, x.dtype) if node.has(i)
+        else node.scalar(name, x.dtype) if node.has(name)
         else wrap(sign * float(np.finfo(x.dtype).max), x.dtype) if is_float(x.dtype)
         else None
-        for name, i, sign in (("min", 1, -1), ("max", 2, 1))
+        for name, sign in (("min", -1), ("max", 1))
     ]  # fmt: skip
 
     def body(value: Expr) -> Expr:
@@ -253,7 +255,7 @@ def clip(node: Node) -> Tensor:
     return node.elementwise(body, x)
 
 
-@op("Cast", kind=Kind.INJECTIVE)
+@op("Cast", kind=Kind.INJECTIVE, operands="input")
 def cast(node: Node) -> Tensor:
     """To the type that the attribute names. Unsupported where the CPU has none."""
     target = ONNX_TYPES.get(int(node.attrs["to"]))
@@ -262,13 +264,14 @@ def cast(node: Node) -> Tensor:
     return node.elementwise(lambda x: x.astype(target), node.input(0))
 
 
-@op("CastLike", kind=Kind.INJECTIVE)
+@op("CastLike", kind=Kind.INJECTIVE, operands="input target_type")
 def cast_like(node: Node) -> Tensor:
     """To the type of the second input."""
     return node.elementwise(lambda x: x.astype(node.input(1).dtype), node.input(0))
 
 
-@op("BiasGelu", "FastGelu", kind=Kind.COMPLEX)
+@op("BiasGelu", kind=Kind.COMPLEX, domain="com.microsoft", operands="a b:bias")
+@op("FastGelu", kind=Kind.COMPLEX, domain="com.microsoft", operands="x bias:bias?")
 def bias_gelu(node: Node) -> Tensor:
     """gelu(x + bias), by erf or by tanh."""
     kind = "tanh" if node.op == "FastGelu" else "none"

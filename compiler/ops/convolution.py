@@ -7,12 +7,12 @@ from dataclasses import replace
 from math import prod
 
 from celosia.compiler import expr as T
-from celosia.compiler.cpu.ops.registry import Change, ChangeAt, Node, op
-from celosia.compiler.cpu.ops.window import SlidingWindow
-from celosia.compiler.cpu.target import target
 from celosia.compiler.expr import INDEX, Axis, Expr, Tensor, select, wrap
+from celosia.compiler.ops.registry import Change, ChangeAt, Node, op
+from celosia.compiler.ops.window import SlidingWindow
 from celosia.compiler.program.host.windows import spread
-from celosia.compiler.program.traits import Kind
+from celosia.compiler.program.op_spec import Kind
+from celosia.compiler.target import target
 
 MIN_LINE_ELEMENTS = 48
 """Elements of a line of outputs, from which on lines fill vectors well enough."""
@@ -90,24 +90,22 @@ def _convolution_by_plane(
     return replace(T.compute((n, group, mg, *window.out), body, "conv"), shape=(n, group * mg, *window.out))
 
 
-@op("Conv", kind=Kind.COMPLEX, wide=True, heavy=True, weights=1, windows=True)
+@op("Conv", kind=Kind.COMPLEX, wide=True, heavy=True, windows=True, operands="x w:weights b:bias?")
 def conv(node: Node) -> Tensor:
     """With a bias where there is one; groups, strides, dilation, any number of axes."""
-    x, w = node.input(0), node.input(1)
+    x, w = node.input("x"), node.input("w")
     zero = wrap(0, x.dtype)
-    if not node.has(2):
+    if not node.has("b"):
         return convolution(node, x, w, zero)
-    bias = node.input(2)
+    bias = node.input("b")
     return convolution(node, x, w, zero, finish=lambda acc, m: acc + bias[m])
 
 
-@op("ConvTranspose", kind=Kind.COMPLEX, wide=True, heavy=True, weights=1, windows=True)
+@op("ConvTranspose", kind=Kind.COMPLEX, wide=True, heavy=True, windows=True, operands="x w:weights b:bias?")
 def conv_transpose(node: Node) -> Tensor:
     """With a bias where there is one; groups, strides, dilation, any number of axes."""
-    bias = node.input(2) if node.has(2) else None
-    return transposed(
-        node, node.input(0), node.input(1), lambda x, w: x * w, lambda acc, m: acc if bias is None else acc + bias[m]
-    )
+    x, w, bias = node.input("x"), node.input("w"), node.optional("b")
+    return transposed(node, x, w, lambda x, w: x * w, lambda acc, m: acc if bias is None else acc + bias[m])
 
 
 def transposed(

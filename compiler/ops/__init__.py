@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from celosia.compiler.cpu.ops import (  # they fill the table
+from celosia.compiler.expr import Expr, Tensor, compute
+from celosia.compiler.expr.affine import interval
+from celosia.compiler.expr.nodes import Load, Reduce, Select
+from celosia.compiler.ops import (  # they fill the table
     attention,
     averages,
     block_sums,
@@ -24,14 +27,11 @@ from celosia.compiler.cpu.ops import (  # they fill the table
     resize,
     shape,
 )
-from celosia.compiler.cpu.ops.registry import OPS, Array, Node, Unsupported
-from celosia.compiler.cpu.ops.shape import view_shape
-from celosia.compiler.cpu.types import TYPES
-from celosia.compiler.expr import Expr, Tensor, compute
-from celosia.compiler.expr.affine import interval
-from celosia.compiler.expr.nodes import Load, Reduce, Select
+from celosia.compiler.ops.registry import OPS, Array, Node, Unsupported
+from celosia.compiler.ops.shape import view_shape
+from celosia.compiler.ops.types import TYPES
 from celosia.compiler.program.host import hostops
-from celosia.compiler.program.traits import named, traits
+from celosia.compiler.program.op_spec import op_spec, operators_with
 
 __all__ = [
     "OPS",
@@ -48,9 +48,10 @@ __all__ = [
     "elementwise",
     "grouped",
     "hostops",
-    "named",
     "norm",
     "normalisation",
+    "op_spec",
+    "operators_with",
     "pooling",
     "products",
     "quantized",
@@ -58,11 +59,10 @@ __all__ = [
     "reductions",
     "resize",
     "shape",
-    "traits",
     "view_shape",
 ]  # fmt: skip
 
-VIEWS = named("view")
+VIEWS = operators_with("view")
 """Operators that only change the shape: their output may share the memory of their input."""
 
 
@@ -103,7 +103,7 @@ def _computed_wide(op: str, inputs: Sequence[Tensor | None]) -> str:
     types = {t.dtype for t in inputs if t is not None}
     if "bfloat16" in types and op not in ("Cast", "CastLike"):
         return "bfloat16"
-    return "float16" if "float16" in types and traits(op).wide else ""
+    return "float16" if "float16" in types and op_spec(op).wide else ""
 
 
 def _outside(tensors: Iterable[Tensor]) -> str:

@@ -8,9 +8,9 @@ from math import prod
 from typing import Any
 
 from celosia.compiler import expr as T
-from celosia.compiler.cpu.ops.registry import Node, at, limits, op
 from celosia.compiler.expr import Axis, Expr, Tensor, call, is_float, select, wrap
-from celosia.compiler.program.traits import Kind
+from celosia.compiler.ops.registry import Node, at, limits, op
+from celosia.compiler.program.op_spec import Kind
 
 
 def reduced(
@@ -58,9 +58,9 @@ EXTREMES = ("ReduceMax", "ReduceMin")
 """Reductions that compute with integers as such. The others do so in float64."""
 
 
-@op(*EXTREMES, kind=Kind.REDUCTION, shape_inputs=(1,))
-@op(*(name for name in REDUCTIONS if name not in EXTREMES), kind=Kind.REDUCTION, shape_inputs=(1,), wide=True)
-@op("ReduceLogSumExp", kind=Kind.REDUCTION, shape_inputs=(1,), wide=True)
+@op(*EXTREMES, kind=Kind.REDUCTION, operands="data axes:shape?")
+@op(*(name for name in REDUCTIONS if name not in EXTREMES), kind=Kind.REDUCTION, wide=True, operands="data axes:shape?")
+@op("ReduceLogSumExp", kind=Kind.REDUCTION, wide=True, operands="data axes:shape?")
 def reduce(node: Node) -> Tensor:
     """Over some axes or all; of integers in doubles."""
     x = node.input(0)
@@ -74,7 +74,7 @@ def reduce(node: Node) -> Tensor:
 def _reduced(node: Node, x: Tensor, cut: Callable[[Expr], Expr] = lambda v: v) -> Tensor:
     """cut: to whole numbers, those of integers between the steps of a ReduceLogSumExp, as onnxruntime does."""
     rank = len(x.shape)
-    axes = node.ints("axes", 1)
+    axes = node.ints("axes")
     noop = not axes and node.attrs.get("noop_with_empty_axes", 0)  # each element alone is reduced
     axes = [] if noop else sorted({a % rank for a in axes or range(rank)})
     keep = node.attrs.get("keepdims", 1) == 1
@@ -95,7 +95,7 @@ def _log_sum_exp(x: Tensor, axes: Sequence[int], keep: bool, cut: Callable[[Expr
     return T.compute(s.shape, lambda *i: cut(_log(s[i])) + shift[i], "logsumexp")
 
 
-@op("ArgMax", "ArgMin", kind=Kind.REDUCTION)
+@op("ArgMax", "ArgMin", kind=Kind.REDUCTION, operands="data")
 def arg(node: Node) -> Tensor:
     """int64 along an axis, of equal ones the first or the last; NaN is the best."""
     x = node.input(0)
@@ -115,12 +115,12 @@ MOST_CHOSEN = 16
 """Largest k of a TopK that is computed as so many maxima; a longer one is sorted by the host."""
 
 
-@op("TopK", kind=Kind.OPAQUE)
+@op("TopK", kind=Kind.OPAQUE, operands="x k")
 def top_k(node: Node) -> list[Tensor]:
     """k maxima of numbers that are all different: the value in the upper half, how early it comes in the lower."""
     x = node.input(0)
     axis, n = node.axis(-1, len(x.shape)), x.shape[node.axis(-1, len(x.shape))]
-    k = int(node.attrs["k"]) if "k" in node.attrs else int(node.constant(1, "k").reshape(-1)[0])
+    k = int(node.attrs["k"]) if "k" in node.attrs else int(node.constant("k").reshape(-1)[0])
     if not 0 < k <= min(n, MOST_CHOSEN) or x.dtype in ("float64", "int64", "uint64", "bool"):
         raise node.fail(f"the {k} largest of {n} elements of {x.dtype}")
     shape = (*x.shape[:axis], k, *x.shape[axis + 1 :])
@@ -159,10 +159,10 @@ def _ordered(x: Expr) -> Expr:
     return select(call("isnan", x), wrap(2**31 - 1, "int32"), bits).astype("int64")
 
 
-@op("CumSum", kind=Kind.OPAQUE, shape_inputs=(1,))
+@op("CumSum", kind=Kind.OPAQUE, operands="x axis:shape")
 def cumulative(node: Node) -> Tensor:
     """Sums of all elements up to each along an axis, in their order, side by side for all that is not along it."""
-    x, axis = node.input(0), int(node.constant(1, "axis").reshape(-1)[0])
+    x, axis = node.input(0), int(node.constant("axis").reshape(-1)[0])
     axis += len(x.shape) if axis < 0 else 0
     if not 0 <= axis < len(x.shape) or x.size == 0 or x.dtype not in ("float32", "float64", "int32", "int64"):
         raise node.fail(f"along axis {axis} of {x.dtype}{list(x.shape)}")

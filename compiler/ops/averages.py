@@ -6,15 +6,18 @@ from math import prod
 from typing import Any
 
 from celosia.compiler import expr as T
-from celosia.compiler.cpu.ops.quantized import F32, dequantized, requantize, with_channels_last
-from celosia.compiler.cpu.ops.reductions import reduced
-from celosia.compiler.cpu.ops.registry import Node, op, round_even, saturate
-from celosia.compiler.cpu.ops.window import SlidingWindow
 from celosia.compiler.expr import Expr, Tensor, wrap
-from celosia.compiler.program.traits import Kind
+from celosia.compiler.ops.quantized import F32, dequantized, requantize, with_channels_last
+from celosia.compiler.ops.reductions import reduced
+from celosia.compiler.ops.registry import Node, op, round_even, saturate
+from celosia.compiler.ops.window import SlidingWindow
+from celosia.compiler.program.op_spec import Kind
 
 
-@op("QLinearGlobalAveragePool", kind=Kind.REDUCTION, like=("GlobalAveragePool", (0,)), scale=3, takes="TfT fT")
+@op(
+    "QLinearGlobalAveragePool", kind=Kind.REDUCTION, domain="com.microsoft", variant_of="GlobalAveragePool",
+    operands="x<T> x_scale x_zero_point y_scale y_zero_point<T>",
+)  # fmt: skip
 @with_channels_last
 def qlinear_global_average_pool(node: Node) -> Tensor:
     """Channels may be the last axis."""
@@ -24,29 +27,37 @@ def qlinear_global_average_pool(node: Node) -> Tensor:
 def global_average(node: Node) -> Tensor:
     """The mean of each image [n, c, ...] of bytes, requantised."""
     x = node.input(0)
-    zx, count = node.scalar(2, "int32"), prod(x.shape[2:])
-    scale = node.scalar(1, F32) / (node.scalar(3, F32) * float(count))
+    zx, count = node.scalar("x_zero_point", "int32"), prod(x.shape[2:])
+    scale = node.scalar("x_scale", F32) / (node.scalar("y_scale", F32) * float(count))
+    zy = node.scalar("y_zero_point", x.dtype)
 
     def mean(v: Expr, ks: Any) -> Expr:
-        return requantize(T.sum(v.astype("int32") - zx, ks), scale, node.scalar(4, x.dtype), x.dtype)
+        return requantize(T.sum(v.astype("int32") - zx, ks), scale, zy, x.dtype)
 
     return reduced(x, range(2, len(x.shape)), True, mean, "average")
 
 
-@op("QLinearMean", kind=Kind.REDUCTION, scale=3)
+@op(
+    "QLinearMean", kind=Kind.REDUCTION, domain="celosia", variant_of="ReduceMean",
+    operands="x x_scale x_zero_point y_scale y_zero_point",
+)  # fmt: skip
 def qlinear_mean(node: Node) -> Tensor:
-    """Ours: x, sx, zx, sy, zy; the mean over rows and columns with the factor that the accelerator has."""
+    """Ours: the mean over rows and columns with the factor that the accelerator has."""
     x = node.input(0)
-    zx, count = node.scalar(2, "int32"), prod(x.shape[2:])
-    scale = node.scalar(1, F32).astype("float64") / (node.scalar(3, F32).astype("float64") * float(count))
+    zx, count = node.scalar("x_zero_point", "int32"), prod(x.shape[2:])
+    sx, sy = (node.scalar(name, F32).astype("float64") for name in ("x_scale", "y_scale"))
+    scale, zy = sx / (sy * float(count)), node.scalar("y_zero_point", x.dtype)
 
     def mean(v: Expr, ks: Any) -> Expr:
-        return requantize(T.sum(v.astype("int32") - zx, ks), scale.astype(F32), node.scalar(4, x.dtype), x.dtype)
+        return requantize(T.sum(v.astype("int32") - zx, ks), scale.astype(F32), zy, x.dtype)
 
     return reduced(x, range(2, len(x.shape)), True, mean, "average")
 
 
-@op("QLinearAveragePool", kind=Kind.COMPLEX, heavy=True, like=("MaxPool", (0,)), scale=3, takes="TfT fT")
+@op(
+    "QLinearAveragePool", kind=Kind.COMPLEX, heavy=True, windows=True, domain="com.microsoft",
+    variant_of="AveragePool", shaped_as="MaxPool", operands="x<T> x_scale x_zero_point? y_scale y_zero_point<T>?",
+)  # fmt: skip
 @with_channels_last
 def qlinear_average_pool(node: Node) -> Tensor:
     """In floats, added in the order of the elements, but for a window that is the image. Ours, with the attribute
@@ -59,7 +70,7 @@ def qlinear_average_pool(node: Node) -> Tensor:
     if node.attrs.get("integers"):
         return _average_of_integers(node, x, window, ks)
     p = window.padded(x, wrap(0, F32), lambda v: dequantized(node, v))
-    sy, zy = node.scalar(3, F32), node.scalar(4, F32)
+    sy, zy = node.scalar("y_scale", F32), node.scalar("y_zero_point", F32)
 
     def body(n: Expr, c: Expr, *o: Expr) -> Expr:
         total = T.ordered_sum(p[(n, c, *window.at(o, ks))], ks)
@@ -70,9 +81,9 @@ def qlinear_average_pool(node: Node) -> Tensor:
 
 
 def _average_of_integers(node: Node, x: Tensor, window: SlidingWindow, ks: tuple[T.Axis, ...]) -> Tensor:
-    zx = node.scalar(2, "int32")
+    zx = node.scalar("x_zero_point", "int32")
     p = window.padded(x, wrap(0, "int32"), lambda v: v.astype("int32") - zx)
-    sx, sy, zy = node.scalar(1, F32), node.scalar(3, F32), node.scalar(4, x.dtype)
+    sx, sy, zy = node.scalar("x_scale", F32), node.scalar("y_scale", F32), node.scalar("y_zero_point", x.dtype)
 
     def body(n: Expr, c: Expr, *o: Expr) -> Expr:
         scale = sx / (sy * window.count(o).astype(F32))

@@ -10,11 +10,11 @@ from math import prod
 from typing import Any
 
 from celosia.compiler import expr as T
-from celosia.compiler.cpu.ops.registry import Shape
-from celosia.compiler.cpu.ops.window import SlidingWindow
-from celosia.compiler.cpu.target import target
 from celosia.compiler.expr import INDEX, Axis, Expr, Tensor, call, select, wrap
 from celosia.compiler.expr.functions import ONES
+from celosia.compiler.ops.registry import Shape
+from celosia.compiler.ops.window import SlidingWindow
+from celosia.compiler.target import target
 
 
 def quad(element: Callable[[int], Expr], flip: bool = False) -> Expr:

@@ -8,12 +8,12 @@ from dataclasses import replace
 from typing import Any
 
 from celosia.compiler import expr as T
-from celosia.compiler.cpu.ops.registry import Change, ChangeAt, Node, Shape, at, op, reshaped
-from celosia.compiler.cpu.target import STREAMS, target
 from celosia.compiler.expr import INDEX, Expr, Tensor, wrap
+from celosia.compiler.ops.registry import Change, ChangeAt, Node, Shape, at, op, reshaped
 from celosia.compiler.program.dtypes import itemsize
 from celosia.compiler.program.host.sizes import broadcast
-from celosia.compiler.program.traits import Kind
+from celosia.compiler.program.op_spec import Kind
+from celosia.compiler.target import STREAMS, target
 
 
 def product(
@@ -119,18 +119,18 @@ def matmul_any(
     return y if shape == y.shape else reshaped(y, shape)
 
 
-@op("MatMul", kind=Kind.COMPLEX, wide=True)
+@op("MatMul", kind=Kind.COMPLEX, wide=True, operands="a b")
 def matmul(node: Node) -> Tensor:
     """Batches are broadcast; vectors are rows or columns."""
     return matmul_any(node, node.input(0), node.input(1), fixed_b=node.is_fixed(1))
 
 
-@op("Gemm", kind=Kind.COMPLEX, wide=True, heavy=True)
+@op("Gemm", kind=Kind.COMPLEX, wide=True, heavy=True, operands="a b c:bias?")
 def gemm(node: Node) -> Tensor:
     """alpha A B + beta C, C broadcast. Unsupported for shapes that do not fit."""
     a, b = node.input(0), node.input(1)
     alpha, beta = node.attrs.get("alpha", 1.0), node.attrs.get("beta", 1.0)
-    c = node.input(2) if node.has(2) else None
+    c = node.optional("c")
 
     def finish(acc: Expr, i: tuple[Expr, ...]) -> Expr:
         acc = acc if alpha == 1 else acc * alpha

@@ -20,14 +20,14 @@ from math import prod
 import numpy as np
 
 from celosia.compiler import expr as T
-from celosia.compiler.cpu.ops.packing import Channels, ConvPacking, LineQuads, Pairs, Widened, dot, quad
-from celosia.compiler.cpu.ops.products import at_lead, batch_of
-from celosia.compiler.cpu.ops.registry import Node, clamp, reshaped, round_even
-from celosia.compiler.cpu.ops.window import SlidingWindow
-from celosia.compiler.cpu.target import TILE_ROWS, TILE_STEPS, dot_instructions, target
 from celosia.compiler.expr import Expr, Tensor, select, wrap
 from celosia.compiler.expr.functions import ONES
-from celosia.compiler.program.traits import traits
+from celosia.compiler.ops.packing import Channels, ConvPacking, LineQuads, Pairs, Widened, dot, quad
+from celosia.compiler.ops.products import at_lead, batch_of
+from celosia.compiler.ops.registry import Node, clamp, reshaped, round_even
+from celosia.compiler.ops.window import SlidingWindow
+from celosia.compiler.program.op_spec import op_spec
+from celosia.compiler.target import TILE_ROWS, TILE_STEPS, dot_instructions, target
 
 Index = tuple[Expr, ...]
 WIDTHS = (256, 128, 64, 32, 16)  # columns that lie together in packed matrices, best first; for many rows from 32 on,
@@ -42,18 +42,18 @@ class Zero:
     none: bool = False
 
 
-def left_zero(node: Node, i: int, dtype: str) -> Expr:
-    """The one zero point of a left operand, as it is among uint8."""
-    zero = node.scalar(i, dtype).astype("int32")
+def left_zero(node: Node, operand: str, dtype: str) -> Expr:
+    """The one zero point, `operand`, of a left operand, as it is among uint8."""
+    zero = node.scalar(operand, dtype).astype("int32")
     return zero + 128 if dtype == "int8" else zero
 
 
-def right_zero(node: Node, i: int, dtype: str) -> Zero:
-    """The zero points of a right operand, as they are among int8."""
+def right_zero(node: Node, operand: str, dtype: str) -> Zero:
+    """The zero points, `operand`, of a right operand, as they are among int8."""
     move = 128 if dtype == "uint8" else 0
-    if not node.has(i):
+    if not node.has(operand):
         return Zero(lambda m: wrap(-move, "int32"), none=not move)
-    tensor, value = node.input(i), node.values[i]
+    tensor, value = node.input(operand), node.values[node.number(operand)]
     known = value is not None and not np.any(value.astype(np.int32) - move)
     return Zero(lambda m: tensor.flat(0 if tensor.size == 1 else m).astype("int32") - move, known)
 
@@ -195,7 +195,7 @@ def _packing(node: Node, x: Tensor, w: Tensor, window: SlidingWindow, group: int
         return (Channels if several else LineQuads)(x, w, window, group, zx)
     if not several:
         return Widened(x, w, window, group, zx)
-    values = node.values[traits(node.op).factors[1]]
+    values = node.values[op_spec(node.op).factors[1]]
     least = 0 if w.dtype == "uint8" else -128
     return Pairs(x, w, window, group, zx, values is not None and not np.any(values == least))
 

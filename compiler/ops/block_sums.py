@@ -7,13 +7,13 @@ graph/block_sums.py puts them in the place of a MatMulNBits. The sums of a row l
 from __future__ import annotations
 
 from celosia.compiler import expr as T
-from celosia.compiler.cpu.ops.contrib import F32, steps_of_blocks
-from celosia.compiler.cpu.ops.registry import Node, op
 from celosia.compiler.expr import Expr, Tensor, call, select, wrap
-from celosia.compiler.program.traits import Kind
+from celosia.compiler.ops.contrib import F32, steps_of_blocks
+from celosia.compiler.ops.registry import Node, op
+from celosia.compiler.program.op_spec import Kind
 
 
-@op("QuantizeBlocks", kind=Kind.OPAQUE)
+@op("QuantizeBlocks", kind=Kind.OPAQUE, domain="celosia", operands="x")
 def quantize_blocks(node: Node) -> list[Tensor]:
     """x [..., K] float32 as int8 [..., blocks, block_size], zeros beyond K, and the steps of blocks [..., blocks]."""
     x, size = node.input(0), int(node.attrs["block_size"])
@@ -31,11 +31,11 @@ def quantize_blocks(node: Node) -> list[Tensor]:
     return [made, T.compute(largest.shape, lambda *i: largest[i] / 127.0, "scale")]
 
 
-@op("BlockSums", kind=Kind.OPAQUE, heavy=True)
+@op("BlockSums", kind=Kind.OPAQUE, heavy=True, domain="celosia", operands="x w:weights")
 def block_sums(node: Node) -> Tensor:
     """x [..., blocks, size] times w [parts, blocks, lanes, size], both int8: the bytes of int32 sums, block by block,
     [..., parts, sum_bytes, blocks, lanes] int8. Attributes K and N: of the matrix, which w fills up with zeros."""
-    x, w, count = node.input(0), node.input(1), int(node.attrs["sum_bytes"])
+    x, w, count = node.input("x"), node.input("w"), int(node.attrs["sum_bytes"])
     parts, blocks, lanes, size = w.shape
     k = T.reduce_axis(size, "k")
 
@@ -51,14 +51,14 @@ def block_sums(node: Node) -> Tensor:
     return T.compute((*x.shape[:-2], parts, count, blocks, lanes), byte, "bytes")
 
 
-@op("ScaleSums", kind=Kind.OPAQUE)
+@op("ScaleSums", kind=Kind.OPAQUE, domain="celosia", operands="sums steps scales x? zeros?")
 def scale_sums(node: Node) -> Tensor:
     """sums, as BlockSums makes them, times steps [..., blocks] and scales [parts, blocks, lanes], added up over the
     blocks in their order: [..., parts, lanes]. With x, as QuantizeBlocks makes it, and zeros [parts, blocks, lanes]
     int32 what zeros add to the sums is taken off.
     """
-    sums, steps, scales = node.input(0), node.input(1), node.input(2)
-    x, zeros = (node.input(i) if node.has(i) else None for i in (3, 4))
+    sums, steps, scales = node.input("sums"), node.input("steps"), node.input("scales")
+    x, zeros = node.optional("x"), node.optional("zeros")
     count, (parts, blocks, lanes) = sums.shape[-3], scales.shape
     b = T.reduce_axis(blocks, "block")
     ones = None if x is None else _ones(x)

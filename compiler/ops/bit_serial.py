@@ -24,16 +24,16 @@ from math import prod
 import numpy as np
 
 from celosia.compiler import expr as T
-from celosia.compiler.cpu.ops.integer import WIDTHS, Index, Zero, columns_of, rows_of, width_of
-from celosia.compiler.cpu.ops.packing import Channels
-from celosia.compiler.cpu.ops.products import at_lead, batch_of
-from celosia.compiler.cpu.ops.registry import Node
-from celosia.compiler.cpu.ops.window import SlidingWindow
-from celosia.compiler.cpu.target import dot_instructions, target
 from celosia.compiler.expr import INDEX, Expr, Tensor, call, select, wrap
 from celosia.compiler.expr.functions import ONES
+from celosia.compiler.ops.integer import WIDTHS, Index, Zero, columns_of, rows_of, width_of
+from celosia.compiler.ops.packing import Channels
+from celosia.compiler.ops.products import at_lead, batch_of
+from celosia.compiler.ops.registry import Node
+from celosia.compiler.ops.window import SlidingWindow
 from celosia.compiler.program.levels import BitLevels
-from celosia.compiler.program.traits import traits
+from celosia.compiler.program.op_spec import op_spec
+from celosia.compiler.target import dot_instructions, target
 
 LEVELS = "levels"
 """In the attributes of an operator: the BitLevels of factors that have few values, by the input's number."""
@@ -286,21 +286,21 @@ def pays(levels: tuple[BitLevels, BitLevels], channels: int, taps: int, outputs:
 
 def _levels(node: Node) -> tuple[BitLevels, BitLevels] | None:
     """Those of both factors, where the second is packed once and for all."""
-    first, second = traits(node.op).factors
+    first, second = op_spec(node.op).factors
     known = node.attrs.get(LEVELS, {})
     x, w = known.get(first), known.get(second)
     return (x, w) if x is not None and w is not None and node.is_fixed(second) else None
 
 
-def for_convolution(node: Node, zero: int) -> tuple[tuple[BitLevels, BitLevels], int] | None:
-    """(levels, the zero point of x, input `zero`, which is one of them where windows reach beyond the image) of a
+def for_convolution(node: Node, zero: str) -> tuple[tuple[BitLevels, BitLevels], int] | None:
+    """(levels, the zero point of x, operand `zero`, which is one of them where windows reach beyond the image) of a
     convolution that is faster by bits; None for others."""
-    first, second = (node.input(number) for number in traits(node.op).factors)
+    first, second = (node.input(number) for number in op_spec(node.op).factors)
     found, group = _levels(node), int(node.attrs.get("group", 1))
     if found is None or len(second.shape) < 3 or (group > 1 and second.shape[1] % 8) or not second.size * first.size:
         return None
     window = SlidingWindow.of(node, first.shape[2:], second.shape[2:])
-    fixed = node.values[zero] if node.has(zero) else np.zeros((), np.int64)
+    fixed = node.values[node.number(zero)] if node.has(zero) else np.zeros((), np.int64)
     if fixed is None or fixed.size != 1:
         return None
     x: BitLevels | None = found[0]
@@ -314,7 +314,7 @@ def for_convolution(node: Node, zero: int) -> tuple[tuple[BitLevels, BitLevels],
 
 def for_product(node: Node, turn_a: bool, turn_b: bool) -> tuple[BitLevels, BitLevels] | None:
     """The levels of a matrix product that is faster by bits; None for others."""
-    a, b = (node.input(number) for number in traits(node.op).factors)
+    a, b = (node.input(number) for number in op_spec(node.op).factors)
     found = _levels(node)
     if found is None or min(len(a.shape), len(b.shape)) < 2 or not a.size * b.size:
         return None

@@ -9,19 +9,19 @@ from math import prod
 from typing import Any
 
 from celosia.compiler import expr as T
-from celosia.compiler.cpu.ops import bit_serial, integer
-from celosia.compiler.cpu.ops.convolution import transposed
-from celosia.compiler.cpu.ops.integer import left_zero, matrix_product, right_zero
-from celosia.compiler.cpu.ops.products import matmul_any
-from celosia.compiler.cpu.ops.reductions import reduced
-from celosia.compiler.cpu.ops.registry import Node, at, clamp, limits, op, round_even, saturate
-from celosia.compiler.cpu.ops.shape import concatenate
-from celosia.compiler.cpu.types import ONNX_TYPES
 from celosia.compiler.expr import INDEX, Expr, Tensor, call, select, wrap
 from celosia.compiler.numerics.softmax import exponent_room
+from celosia.compiler.ops import bit_serial, integer
+from celosia.compiler.ops.convolution import transposed
+from celosia.compiler.ops.integer import left_zero, matrix_product, right_zero
+from celosia.compiler.ops.products import matmul_any
+from celosia.compiler.ops.reductions import reduced
+from celosia.compiler.ops.registry import Node, at, clamp, limits, op, round_even, saturate
+from celosia.compiler.ops.shape import concatenate
+from celosia.compiler.ops.types import ONNX_TYPES
 from celosia.compiler.program import dtypes
 from celosia.compiler.program.host.hostops.types import spread_complaint
-from celosia.compiler.program.traits import Kind
+from celosia.compiler.program.op_spec import Kind
 
 F32 = "float32"
 
@@ -36,12 +36,12 @@ def requantize(acc: Expr, scale: Expr, zero: Expr, dtype: str) -> Expr:
     return saturate(round_even(acc.astype(F32) * scale) + zero.astype(F32), dtype)
 
 
-def parameter(node: Node, i: int, x: Tensor, index: tuple[Expr, ...], default: str | None = None) -> Expr:
+def parameter(node: Node, operand: str, x: Tensor, index: tuple[Expr, ...], default: str | None = None) -> Expr:
     """A scale or zero point at an element of x: one for all, one for each index of `axis`, or one for each block."""
-    if not node.has(i):
+    if not node.has(operand):
         assert default is not None
         return wrap(0, default)
-    p = node.input(i)
+    p = node.input(operand)
     block = int(node.attrs.get("block_size", 0))
     if why := spread_complaint(p.shape, x.shape, int(node.attrs.get("axis", 1)), block):
         raise node.fail(why)
@@ -53,31 +53,31 @@ def parameter(node: Node, i: int, x: Tensor, index: tuple[Expr, ...], default: s
     return p[tuple(k // block if d == axis else k for d, k in enumerate(index))]
 
 
-@op("QuantizeLinear", kind=Kind.INJECTIVE, like=("QuantizeLinear", (0, 1, 2)), takes="..Q")
+@op("QuantizeLinear", kind=Kind.INJECTIVE, shaped_as="QuantizeLinear", operands="x<.> y_scale<.> y_zero_point<Q>?")
 def quantize_linear(node: Node) -> Tensor:
     """To 8 or 16 bits, by tensor, channel or block. Unsupported for other types."""
     x = node.input(0)
-    dtype = node.input(2).dtype if node.has(2) else _output_dtype(node, "uint8")
+    dtype = node.input("y_zero_point").dtype if node.has("y_zero_point") else _output_dtype(node, "uint8")
     if dtype not in ("int8", "uint8", "int16", "uint16"):
         raise node.fail(f"to {dtype}")
 
     def body(*i: Expr) -> Expr:
-        zero = parameter(node, 2, x, i, dtype)
-        return quantize(x[i].astype(F32), parameter(node, 1, x, i).astype(F32), zero, dtype)
+        zero = parameter(node, "y_zero_point", x, i, dtype)
+        return quantize(x[i].astype(F32), parameter(node, "y_scale", x, i).astype(F32), zero, dtype)
 
     return T.compute(x.shape, body, "quantize")
 
 
-@op("DequantizeLinear", kind=Kind.INJECTIVE, like=("DequantizeLinear", (0, 1, 2)), takes="Q.Q")
+@op("DequantizeLinear", kind=Kind.INJECTIVE, shaped_as="DequantizeLinear", operands="x<Q> x_scale<.> x_zero_point?")
 def dequantize_linear(node: Node) -> Tensor:
     """By tensor, channel or block, in float32, rounded once to the type of the scale or of `output_dtype`."""
-    x, dtype = node.input(0), _output_dtype(node, node.input(1).dtype)
+    x, dtype = node.input(0), _output_dtype(node, node.input("x_scale").dtype)
 
     def body(*i: Expr) -> Expr:
         value = x[i].astype("int32")
-        if node.has(2):
-            value = value - parameter(node, 2, x, i, x.dtype).astype("int32")
-        return (value.astype(F32) * parameter(node, 1, x, i).astype(F32)).astype(dtype)
+        if node.has("x_zero_point"):
+            value = value - parameter(node, "x_zero_point", x, i, x.dtype).astype("int32")
+        return (value.astype(F32) * parameter(node, "x_scale", x, i).astype(F32)).astype(dtype)
 
     return T.compute(x.shape, body, "dequantize")
 
@@ -99,7 +99,7 @@ def _output_dtype(node: Node, default: str) -> str:
     return ONNX_TYPES.get(number, default)
 
 
-@op("DynamicQuantizeLinear", kind=Kind.OPAQUE)
+@op("DynamicQuantizeLinear", kind=Kind.OPAQUE, operands="x")
 def dynamic_quantize_linear(node: Node) -> list[Tensor]:
     """uint8, with the scale and zero point that the values need."""
     x = node.input(0)
@@ -108,7 +108,7 @@ def dynamic_quantize_linear(node: Node) -> list[Tensor]:
     return [y, scale, zero][: node.outputs]
 
 
-# Convolution and matrix products: inputs x, sx, zx, w, sw, zw, sy, zy, ...
+# Convolution and matrix products
 
 
 def with_channels_last(build: Callable[[Node], Tensor]) -> Callable[[Node], Tensor]:
@@ -134,59 +134,60 @@ def _eight_bits(*tensors: Tensor) -> str:
     return tensors[-1].dtype
 
 
-@op("QLinearConv", kind=Kind.COMPLEX, heavy=True, weights=3, factors=(0, 3), windows=True, scale=6)
+@op(
+    "QLinearConv", kind=Kind.COMPLEX, heavy=True, multiplies_bytes=True, windows=True, variant_of="Conv",
+    operands="x x_scale x_zero_point w:weights w_scale w_zero_point y_scale y_zero_point b:bias?",
+)  # fmt: skip
 @with_channels_last
 def qlinear_conv(node: Node) -> Tensor:
     """onnxruntime's form and rounding: y = clip(rne(f32(acc + bias) * ((sx * sw) / sy)) + zy)."""
-    x, w = node.input(0), node.input(3)
-    sx, sw = node.scalar(1, F32), node.input(4)
-    sy, kind = node.scalar(6, F32), _eight_bits(x, w, node.input(7))
-    zy = node.scalar(7, kind)
-    bias = node.input(8) if node.has(8) else None
+    x, w, bias = node.input("x"), node.input("w"), node.optional("b")
+    sx, sw, sy = node.scalar("x_scale", F32), node.input("w_scale"), node.scalar("y_scale", F32)
+    kind = _eight_bits(x, w, node.input("y_zero_point"))
+    zy = node.scalar("y_zero_point", kind)
     scale = T.compute((sw.size,), lambda m: (sx * sw.flat(m)) / sy, "scale")
 
     def finish(acc: Expr, m: Expr) -> Expr:
         return requantize(acc, scale[m if sw.size > 1 else 0], zy, kind)
 
-    return _convolution(node, x, w, 2, 5, bias, finish)
+    return _convolution(node, x, w, bias, finish)
 
 
-def _convolution(
-    node: Node, x: Tensor, w: Tensor, zero_x: int, zero_w: int, bias: Tensor | None,
-    finish: Callable[[Expr, Expr], Expr],
-) -> Tensor:  # fmt: skip
-    """By bits or by bytes, whatever is faster. zero_x, zero_w: inputs that are zero points."""
-    if (found := bit_serial.for_convolution(node, zero_x)) is not None:
+def _convolution(node: Node, x: Tensor, w: Tensor, bias: Tensor | None, finish: Callable[[Expr, Expr], Expr]) -> Tensor:
+    """By bits or by bytes, whatever is faster."""
+    if (found := bit_serial.for_convolution(node, "x_zero_point")) is not None:
         levels, pad = found
-        zx, zw = node.scalar(zero_x, "int32"), right_zero(node, zero_w, "int8")
+        zx, zw = node.scalar("x_zero_point", "int32"), right_zero(node, "w_zero_point", "int8")
         return bit_serial.convolution(node, x, w, levels, zx, pad, zw, bias, finish)
-    zx, zw = left_zero(node, zero_x, x.dtype), right_zero(node, zero_w, w.dtype)
+    zx, zw = left_zero(node, "x_zero_point", x.dtype), right_zero(node, "w_zero_point", w.dtype)
     return integer.convolution(node, x, w, zx, zw, bias, finish)
 
 
 def _product(
-    node: Node, a: Tensor, b: Tensor, zero_a: int, zero_b: int, finish: Callable[[Expr, tuple[Expr, ...]], Expr],
+    node: Node, a: Tensor, b: Tensor, finish: Callable[[Expr, tuple[Expr, ...]], Expr],
     turn_a: bool = False, turn_b: bool = False,
 ) -> Tensor:  # fmt: skip
     """By bits or by bytes, as `_convolution`."""
     how: dict[str, Any] = {"turn_a": turn_a, "turn_b": turn_b, "finish": finish}
     if (levels := bit_serial.for_product(node, turn_a, turn_b)) is not None:
-        zeros = {"za": node.scalar(zero_a, "int32"), "zb": right_zero(node, zero_b, "int8")}
+        zeros = {"za": node.scalar("a_zero_point", "int32"), "zb": right_zero(node, "b_zero_point", "int8")}
         return matmul_any(node, a, b, bit_serial.matrix_product, **how, **zeros, levels=levels)
-    zeros = {"za": left_zero(node, zero_a, a.dtype), "zb": right_zero(node, zero_b, b.dtype)}
+    zeros = {"za": left_zero(node, "a_zero_point", a.dtype), "zb": right_zero(node, "b_zero_point", b.dtype)}
     return matmul_any(node, a, b, matrix_product, **how, **zeros)
 
 
-@op("QLinearConvTranspose", kind=Kind.COMPLEX, scale=6)
+@op(
+    "QLinearConvTranspose", kind=Kind.COMPLEX, domain="celosia", variant_of="ConvTranspose",
+    operands="x x_scale x_zero_point w:weights w_scale w_zero_point y_scale y_zero_point b:bias?",
+)  # fmt: skip
 def qlinear_conv_transpose(node: Node) -> Tensor:
-    """Ours: inputs as those of QLinearConv, weights [C, M/group, ...] and attributes as those of ConvTranspose."""
-    x, w = node.input(0), node.input(3)
-    sx, sw, zx = node.scalar(1, F32), node.input(4), node.scalar(2, "int32")
-    sy, kind = node.scalar(6, F32), _eight_bits(x, w, node.input(7))
-    zy = node.scalar(7, kind)
-    if not right_zero(node, 5, w.dtype).none:
+    """Ours: operands as those of QLinearConv, weights [C, M/group, ...] and attributes as those of ConvTranspose."""
+    x, w, bias = node.input("x"), node.input("w"), node.optional("b")
+    sx, sw, sy = node.scalar("x_scale", F32), node.input("w_scale"), node.scalar("y_scale", F32)
+    zx, kind = node.scalar("x_zero_point", "int32"), _eight_bits(x, w, node.input("y_zero_point"))
+    zy = node.scalar("y_zero_point", kind)
+    if not right_zero(node, "w_zero_point", w.dtype).none:
         raise node.fail("weights with a zero point")
-    bias = node.input(8) if node.has(8) else None
     scale = T.compute((sw.size,), lambda m: (sx * sw.flat(m)) / sy, "scale")
     move = 128 if w.dtype == "uint8" else 0
 
@@ -197,57 +198,71 @@ def qlinear_conv_transpose(node: Node) -> Tensor:
     return transposed(node, x, w, lambda a, b: (a.astype("int32") - zx) * (b.astype("int32") - move), finish)
 
 
-@op("ConvInteger", kind=Kind.COMPLEX, heavy=True, weights=1, factors=(0, 1), windows=True)
+@op(
+    "ConvInteger", kind=Kind.COMPLEX, heavy=True, multiplies_bytes=True, windows=True, variant_of="Conv",
+    operands="x w:weights x_zero_point? w_zero_point?",
+)  # fmt: skip
 def conv_integer(node: Node) -> Tensor:
     """Sums in int32."""
-    x, w = node.input(0), node.input(1)
-    return _convolution(node, x, w, 2, 3, None, lambda acc, m: acc)
+    return _convolution(node, node.input("x"), node.input("w"), None, lambda acc, m: acc)
 
 
-@op("QLinearMatMul", kind=Kind.COMPLEX, factors=(0, 3), scale=6)
+@op(
+    "QLinearMatMul", kind=Kind.COMPLEX, multiplies_bytes=True, variant_of="MatMul",
+    operands="a a_scale a_zero_point b b_scale b_zero_point y_scale y_zero_point",
+)  # fmt: skip
 def qlinear_matmul(node: Node) -> Tensor:
     """The second matrix may have a scale for each column."""
-    a, b = node.input(0), node.input(3)
-    sa, sb = node.scalar(1, F32), node.input(4)
-    sy, kind = node.scalar(6, F32), _eight_bits(a, b, node.input(7))
-    zy = node.scalar(7, kind)
+    a, b = node.input("a"), node.input("b")
+    sa, sb, sy = node.scalar("a_scale", F32), node.input("b_scale"), node.scalar("y_scale", F32)
+    kind = _eight_bits(a, b, node.input("y_zero_point"))
+    zy = node.scalar("y_zero_point", kind)
     scale = T.compute((sb.size,), lambda j: (sa * sb.flat(j).astype(F32)) / sy, "scale")
 
     def finish(acc: Expr, i: tuple[Expr, ...]) -> Expr:
         return requantize(acc, scale[i[-1] if sb.size > 1 else 0], zy, kind)
 
-    return _product(node, a, b, 2, 5, finish)
+    return _product(node, a, b, finish)
 
 
-@op("MatMulInteger", "MatMulIntegerToFloat", kind=Kind.COMPLEX, factors=(0, 1))
+@op(
+    "MatMulInteger", kind=Kind.COMPLEX, multiplies_bytes=True, variant_of="MatMul",
+    operands="a b a_zero_point? b_zero_point?",
+)  # fmt: skip
 def matmul_integer(node: Node) -> Tensor:
-    """int32 products. MatMulIntegerToFloat (com.microsoft): a, b, sa, sb, za, zb, bias; scaled to float."""
-    a, b = node.input(0), node.input(1)
-    first = 4 if node.op == "MatMulIntegerToFloat" else 2
-    finish: Any = lambda acc, i: acc  # noqa: E731
-    if node.op == "MatMulIntegerToFloat":
-        sa, sb = node.scalar(2, F32), node.input(3)
-        bias = node.input(6) if node.has(6) else None
-
-        def finish(acc: Expr, i: tuple[Expr, ...]) -> Expr:
-            y = acc.astype(F32) * (sa * sb.flat(0 if sb.size == 1 else i[-1]))
-            return y if bias is None else y + at(bias, i)
-
-    return _product(node, a, b, first, first + 1, finish)
+    """int32 products."""
+    return _product(node, node.input("a"), node.input("b"), lambda acc, i: acc)
 
 
-@op("QGemm", kind=Kind.COMPLEX, heavy=True, factors=(0, 3), like=("Gemm", (0, 3)), scale=7, takes="TfT UfU if V")
+@op(
+    "MatMulIntegerToFloat", kind=Kind.COMPLEX, domain="com.microsoft", multiplies_bytes=True, variant_of="MatMul",
+    operands="a b a_scale b_scale a_zero_point? b_zero_point? bias:bias?",
+)  # fmt: skip
+def matmul_integer_to_float(node: Node) -> Tensor:
+    """int32 products, scaled to float."""
+    sa, sb, bias = node.scalar("a_scale", F32), node.input("b_scale"), node.optional("bias")
+
+    def finish(acc: Expr, i: tuple[Expr, ...]) -> Expr:
+        y = acc.astype(F32) * (sa * sb.flat(0 if sb.size == 1 else i[-1]))
+        return y if bias is None else y + at(bias, i)
+
+    return _product(node, node.input("a"), node.input("b"), finish)
+
+
+@op(
+    "QGemm", kind=Kind.COMPLEX, heavy=True, domain="com.microsoft", multiplies_bytes=True, variant_of="Gemm",
+    operands="a<T> a_scale a_zero_point b<U> b_scale b_zero_point c<i>:bias? y_scale? y_zero_point<V>?",
+)  # fmt: skip
 def qgemm(node: Node) -> Tensor:
-    """com.microsoft: a, sa, za, b, sb, zb, c (int32), sy, zy; without sy the result is float."""
-    a, b = node.input(0), node.input(3)
-    sa, sb = node.scalar(1, F32), node.input(4)
-    c = node.input(6) if node.has(6) else None
+    """Without a scale of the result it is float. The bias c is int32."""
+    a, b, c = node.input("a"), node.input("b"), node.optional("c")
+    sa, sb = node.scalar("a_scale", F32), node.input("b_scale")
     alpha = float(node.attrs.get("alpha", 1.0))
-    zy = node.scalar(8, a.dtype) if node.has(7) else None
+    zy = node.scalar("y_zero_point", a.dtype) if node.has("y_scale") else None
 
     def factor(j: Expr) -> Expr:
         scale = (sa if alpha == 1 else sa * alpha) * sb.flat(j)
-        return scale if zy is None else scale / node.scalar(7, F32)
+        return scale if zy is None else scale / node.scalar("y_scale", F32)
 
     scale = T.compute((sb.size,), factor, "scale")
 
@@ -257,10 +272,15 @@ def qgemm(node: Node) -> Tensor:
         return acc.astype(F32) * here if zy is None else requantize(acc, here, zy, a.dtype)
 
     turns = bool(node.attrs.get("transA", 0)), bool(node.attrs.get("transB", 0))
-    return _product(node, a, b, 2, 5, finish, *turns)
+    return _product(node, a, b, finish, *turns)
 
 
-# Two operands (com.microsoft): a, sa, za, b, sb, zb, sc, zc
+# Two operands (com.microsoft)
+
+OF_TWO: dict[str, Any] = {
+    "kind": Kind.INJECTIVE, "domain": "com.microsoft", "heavy": True,
+    "operands": "a<T> a_scale a_zero_point? b<T> b_scale b_zero_point? c_scale c_zero_point<T>?",
+}  # fmt: skip
 
 
 def convert_saturating(x: Expr, dtype: str) -> Expr:
@@ -268,14 +288,15 @@ def convert_saturating(x: Expr, dtype: str) -> Expr:
     return select(x < 2.0**31, saturate(round_even(x), dtype), limits(dtype)[0])
 
 
-@op("QLinearAdd", kind=Kind.INJECTIVE, heavy=True, like=("Add", (0, 3)), scale=6, takes="TfT TfT fT")
+@op("QLinearAdd", variant_of="Add", **OF_TWO)
 def qlinear_add(node: Node) -> Tensor:
     """fma(a, ra, fma(b, rb, constant)), with operands exchanged where onnxruntime exchanges them. Ours, with the
     attribute `factors`: as the accelerator adds."""
-    a, b = node.input(0), node.input(3)
+    a, b = node.input("a"), node.input("b")
     if "factors" in node.attrs:
         return node.elementwise(partial(integer.rescaled_sum, factors=node.attrs["factors"]), a, b)
-    sa, za, sb, zb, sc, zc = (node.scalar(i, F32) for i in (1, 2, 4, 5, 6, 7))
+    sa, sb, sc = (node.scalar(f"{name}_scale", F32) for name in "abc")
+    za, zb, zc = (node.scalar(f"{name}_zero_point", F32) for name in "abc")
     inner_a = a.shape[-1] if a.shape else 1
     inner_b = b.shape[-1] if b.shape else 1
     if a.size == 1 or (inner_a == 1 and inner_b > 1):
@@ -291,12 +312,13 @@ def qlinear_add(node: Node) -> Tensor:
     return node.elementwise(body, a, b)
 
 
-@op("QLinearMul", kind=Kind.INJECTIVE, heavy=True, like=("Mul", (0, 3)), scale=6, takes="TfT TfT fT")
+@op("QLinearMul", variant_of="Mul", **OF_TWO)
 def qlinear_mul(node: Node) -> Tensor:
     """Of bytes, broadcast."""
-    a, b = node.input(0), node.input(3)
-    sa, sb, sc, zc = (node.scalar(i, F32) for i in (1, 4, 6, 7))
-    za, zb = node.scalar(2, "int32"), node.scalar(5, "int32")
+    a, b = node.input("a"), node.input("b")
+    sa, sb, sc = (node.scalar(f"{name}_scale", F32) for name in "abc")
+    za, zb = node.scalar("a_zero_point", "int32"), node.scalar("b_zero_point", "int32")
+    zc = node.scalar("c_zero_point", F32)
     ratio = sa * sb / sc
 
     def body(x: Expr, y: Expr) -> Expr:
@@ -306,15 +328,21 @@ def qlinear_mul(node: Node) -> Tensor:
     return node.elementwise(body, a, b)
 
 
-# One operand (com.microsoft): x, sx, zx, sy, zy
+# One operand (com.microsoft)
+
+OF_ONE: dict[str, Any] = {
+    "kind": Kind.INJECTIVE, "domain": "com.microsoft", "shaped_as": "Identity",
+    "operands": "x<T> x_scale x_zero_point? y_scale y_zero_point<T>?",
+}  # fmt: skip
 
 
-def dequantized(node: Node, x: Expr, scale: int = 1, zero: int = 2) -> Expr:
-    """float32 of a byte; scale, zero: numbers of the inputs that say how."""
+def dequantized(node: Node, x: Expr, scale: str | int = "x_scale", zero: str | int = "x_zero_point") -> Expr:
+    """float32 of a byte; scale, zero: the operands that say how."""
     return node.scalar(scale, F32) * (x.astype("int32") - node.scalar(zero, "int32")).astype(F32)
 
 
-@op("QLinearSigmoid", "QLinearLeakyRelu", kind=Kind.INJECTIVE, like=("Identity", (0,)), scale=3, takes="TfT fT")
+@op("QLinearSigmoid", variant_of="Sigmoid", **OF_ONE)
+@op("QLinearLeakyRelu", variant_of="LeakyRelu", **OF_ONE)
 def qlinear_unary(node: Node) -> Tensor:
     """Sigmoid or LeakyRelu of bytes."""
     alpha = node.attrs.get("alpha", 0.01)
@@ -322,29 +350,32 @@ def qlinear_unary(node: Node) -> Tensor:
     def body(x: Expr) -> Expr:
         value = dequantized(node, x)
         value = call("sigmoid", value) if node.op == "QLinearSigmoid" else select(value >= 0, value, value * alpha)
-        return quantize(value, node.scalar(3, F32), node.scalar(4, x.dtype), x.dtype)
+        return quantize(value, node.scalar("y_scale", F32), node.scalar("y_zero_point", x.dtype), x.dtype)
 
     return node.elementwise(body, node.input(0))
 
 
-@op("QLinearConcat", kind=Kind.COMPLEX, like=("Concat", slice(2, None, 3)), scale=0, takes="fT TfT*")
+@op(
+    "QLinearConcat", kind=Kind.COMPLEX, domain="com.microsoft", variant_of="Concat",
+    operands="y_scale y_zero_point<T> (x<T> x_scale x_zero_point)*",
+)  # fmt: skip
 def qlinear_concat(node: Node) -> Tensor:
-    """sy, zy, then (x, sx, zx) for each part."""
-    starts = range(2, len(node.inputs), 3)
-    tensors = [node.input(i) for i in starts]
-    sy, zy = node.scalar(0, F32), node.scalar(1, tensors[0].dtype)
+    """Parts with a scale and a zero point each."""
+    groups = node.groups()
+    tensors = [node.input(x) for x, _, _ in groups]
+    sy, zy = node.scalar("y_scale", F32), node.scalar("y_zero_point", tensors[0].dtype)
 
-    def rescale(i: int) -> Any:
-        return lambda v: quantize(dequantized(node, v, i + 1, i + 2), sy, zy, v.dtype)
+    def rescale(scale: int, zero: int) -> Any:
+        return lambda v: quantize(dequantized(node, v, scale, zero), sy, zy, v.dtype)
 
     axis = node.axis(1, len(tensors[0].shape))
-    return concatenate(node, tensors, axis, [rescale(i) for i in starts])
+    return concatenate(node, tensors, axis, [rescale(scale, zero) for _, scale, zero in groups])
 
 
-@op("Table", kind=Kind.COMPLEX)
+@op("Table", kind=Kind.COMPLEX, domain="celosia", operands="x table")
 def table(node: Node) -> Tensor:
-    """Ours: x, table; entry i is for the byte that the accelerator stores as i - 128, and is itself such a byte."""
-    entries, signed = node.input(1), node.input(0).dtype == "int8"
+    """Ours: entry i is for the byte that the accelerator stores as i - 128, and is itself such a byte."""
+    entries, signed = node.input("table"), node.input("x").dtype == "int8"
 
     def body(x: Expr) -> Expr:
         stored = entries[(x.astype("int32") + (128 if signed else 0)).astype(INDEX)]
@@ -353,14 +384,17 @@ def table(node: Node) -> Tensor:
     return node.elementwise(body, node.input(0))
 
 
-@op("QLinearSoftmax", kind=Kind.REDUCTION, like=("Identity", (0,)), scale=3, takes="TfT fT")
+@op(
+    "QLinearSoftmax", kind=Kind.REDUCTION, domain="com.microsoft", variant_of="Softmax", shaped_as="Identity",
+    operands="x<T> x_scale x_zero_point? y_scale y_zero_point<T>",
+)  # fmt: skip
 def qlinear_softmax(node: Node) -> Tensor:
     """Powers from a table of 256, relative to the largest input."""
     x = node.input(0)
     axis = node.axis(-1 if int(node.attrs.get("opset", 13)) >= 13 else 1, len(x.shape))
     axes = [axis] if int(node.attrs.get("opset", 13)) >= 13 else list(range(axis, len(x.shape)))
     count = prod(x.shape[d] for d in axes)
-    sx = node.scalar(1, F32).astype("float64")
+    sx = node.scalar("x_scale", F32).astype("float64")
     shift = wrap(exponent_room(count), "float64") / sx
     table = T.compute((256,), lambda i: call("exp", (i.astype("float64") - 255.0 + shift) * sx).astype(F32), "powers")
     largest = reduced(x, axes, True, T.max, "largest")
@@ -369,9 +403,8 @@ def qlinear_softmax(node: Node) -> Tensor:
         return table[(x[i].astype("int32") - at(largest, i).astype("int32") + 255).astype(INDEX)]
 
     total = reduced(x, axes, True, T.ordered_sum, "total", power)
-    steps = call("floor", wrap(1.0, F32) / node.scalar(3, F32))
-
-    zero = node.scalar(4, "int32")
+    steps = call("floor", wrap(1.0, F32) / node.scalar("y_scale", F32))
+    zero = node.scalar("y_zero_point", "int32")
 
     def body(*i: Expr) -> Expr:
         whole = round_even(power(i) * steps / at(total, i))

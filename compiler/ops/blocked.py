@@ -14,16 +14,16 @@ from dataclasses import replace
 from math import prod
 
 from celosia.compiler import expr as T
-from celosia.compiler.cpu.ops.pooling import maxima
-from celosia.compiler.cpu.ops.registry import Node, op
-from celosia.compiler.cpu.ops.shape import padded
-from celosia.compiler.cpu.ops.window import SlidingWindow
 from celosia.compiler.expr import Axis, Expr, Tensor, select, wrap
 from celosia.compiler.expr.pieces import start_value
-from celosia.compiler.program.traits import Kind
+from celosia.compiler.ops.pooling import maxima
+from celosia.compiler.ops.registry import Node, op
+from celosia.compiler.ops.shape import padded
+from celosia.compiler.ops.window import SlidingWindow
+from celosia.compiler.program.op_spec import Kind
 
 
-@op("Block", kind=Kind.COMPLEX)
+@op("Block", kind=Kind.COMPLEX, domain="celosia", operands="x")
 def block(node: Node) -> Tensor:
     """[N, C, ...] to [N, C/c, ..., c]; attribute block: c."""
     x, c = node.input(0), int(node.attrs["block"])
@@ -33,7 +33,7 @@ def block(node: Node) -> Tensor:
     return T.compute((n, channels // c, *size, c), lambda ni, b, *at: x[(ni, b * c + at[-1], *at[:-1])], "block")
 
 
-@op("Unblock", kind=Kind.COMPLEX)
+@op("Unblock", kind=Kind.COMPLEX, domain="celosia", operands="x")
 def unblock(node: Node) -> Tensor:
     """[N, C/c, ..., c] to [N, C, ...]."""
     x = node.input(0)
@@ -42,14 +42,13 @@ def unblock(node: Node) -> Tensor:
     return replace(y, shape=(n, blocks * c, *size))
 
 
-@op("BlockedConv", kind=Kind.COMPLEX)
+@op("BlockedConv", kind=Kind.COMPLEX, domain="celosia", operands="x w:weights b:bias?")
 def blocked_conv(node: Node) -> Tensor:
     """Conv to [N, M/m, H, W, m] of x, [N, C/c, H, W, c] or [N, C, H, W], with w [M/m, C/group/c, h, w, c, m], bias [M].
 
     With several groups each has whole blocks, or each has one input and one output channel.
     """
-    x, w = node.input(0), node.input(1)
-    bias = node.input(2) if node.has(2) else None
+    x, w, bias = node.input("x"), node.input("w"), node.optional("b")
     group = int(node.attrs.get("group", 1))
     outs, ins, *kernel, wc, m = w.shape
     plain = len(x.shape) == len(kernel) + 2
@@ -103,7 +102,7 @@ def _reader(window: SlidingWindow, x: Tensor, value: Expr) -> Callable[..., Expr
     return read
 
 
-@op("BlockedMaxPool", kind=Kind.COMPLEX)
+@op("BlockedMaxPool", kind=Kind.COMPLEX, domain="celosia", operands="x")
 def blocked_max_pool(node: Node) -> Tensor:
     """The largest of each window; padding counts as nothing."""
     x = node.input(0)
@@ -117,7 +116,7 @@ def blocked_max_pool(node: Node) -> Tensor:
     return maxima(window, T.compute((*x.shape[:2], *window.out, x.shape[-1]), body, "max_pool"))
 
 
-@op("BlockedAveragePool", kind=Kind.COMPLEX)
+@op("BlockedAveragePool", kind=Kind.COMPLEX, domain="celosia", operands="x")
 def blocked_average_pool(node: Node) -> Tensor:
     """The mean of each window, over as many elements as ONNX counts."""
     x = node.input(0)
@@ -132,7 +131,7 @@ def blocked_average_pool(node: Node) -> Tensor:
     return T.compute((*x.shape[:2], *window.out, x.shape[-1]), body, "average_pool")
 
 
-@op("BlockedGlobalAveragePool", "BlockedGlobalMaxPool", kind=Kind.REDUCTION)
+@op("BlockedGlobalAveragePool", "BlockedGlobalMaxPool", kind=Kind.REDUCTION, domain="celosia", operands="x")
 def blocked_global_pool(node: Node) -> Tensor:
     """[N, C/c, ..., c] to [N, C, 1, ...]."""
     x = node.input(0)

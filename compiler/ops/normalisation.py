@@ -8,17 +8,17 @@ from functools import partial
 from math import prod
 
 from celosia.compiler import expr as T
-from celosia.compiler.cpu.ops.reductions import reduced
-from celosia.compiler.cpu.ops.registry import Node, at, op, reshaped
-from celosia.compiler.cpu.ops.shape import padded
-from celosia.compiler.cpu.target import target
 from celosia.compiler.expr import INDEX, Expr, Tensor, call, select, wrap
 from celosia.compiler.expr.nodes import Value
 from celosia.compiler.numerics.float32 import f32
-from celosia.compiler.program.traits import Kind
+from celosia.compiler.ops.reductions import reduced
+from celosia.compiler.ops.registry import Node, at, op, reshaped
+from celosia.compiler.ops.shape import padded
+from celosia.compiler.program.op_spec import Kind
+from celosia.compiler.target import target
 
 
-@op("Softmax", "LogSoftmax", kind=Kind.REDUCTION, wide=True)
+@op("Softmax", "LogSoftmax", kind=Kind.REDUCTION, wide=True, operands="input")
 def softmax(node: Node) -> Tensor:
     """Along an axis, or all axes from one on before opset 13."""
     return _along(node, partial(_softmax, node))
@@ -94,7 +94,7 @@ def sum_in_lanes(x: Tensor, axis: int) -> Tensor:
     return T.compute((*x.shape[:axis], 1, *x.shape[axis + 1 :]), total, "sum")
 
 
-@op("Hardmax", kind=Kind.REDUCTION)
+@op("Hardmax", kind=Kind.REDUCTION, operands="input")
 def hardmax(node: Node) -> Tensor:
     """1 at the first of the largest along an axis, or all axes from one on before opset 13; else 0."""
     return _along(node, _hardmax)
@@ -188,28 +188,31 @@ def layer_norm(
     return [T.compute(x.shape, body, "layer_norm"), mean, inverse]
 
 
-@op("LayerNormalization", kind=Kind.REDUCTION, wide=True)
+@op("LayerNormalization", kind=Kind.REDUCTION, wide=True, operands="x scale:weights b:bias?")
 def layer_normalization(node: Node) -> list[Tensor]:
     """Over all axes from one on; mean and inverse deviation are further outputs."""
     x = node.input(0)
-    bias = node.input(2) if node.has(2) else None
-    return layer_norm(node, x, node.axis(-1, len(x.shape)), node.input(1), bias, by_rows=True)[: node.outputs]
+    bias, axis = node.optional("b"), node.axis(-1, len(x.shape))
+    return layer_norm(node, x, axis, node.input("scale"), bias, by_rows=True)[: node.outputs]
 
 
-@op("SkipLayerNormalization", kind=Kind.REDUCTION)
+@op(
+    "SkipLayerNormalization", kind=Kind.REDUCTION, domain="com.microsoft",
+    operands="input skip gamma:weights beta:bias? bias:bias?",
+)  # fmt: skip
 def skip_layer_normalization(node: Node) -> list[Tensor]:
     """com.microsoft: LayerNormalization of a sum. Inputs: x, skip, gamma, beta, bias; outputs 0 and 3 (the sum)."""
-    tensors = [node.input(0), node.input(1), *([node.input(4)] if node.has(4) else [])]
+    tensors = [node.input(name) for name in ("input", "skip", "bias") if name != "bias" or node.has(name)]
     total = node.elementwise(lambda *v: sum(v[1:], v[0]), *tensors)
-    bias = node.input(3) if node.has(3) else None
-    y, mean, inverse = layer_norm(node, total, len(total.shape) - 1, node.input(2), bias)
+    bias = node.optional("beta")
+    y, mean, inverse = layer_norm(node, total, len(total.shape) - 1, node.input("gamma"), bias)
     return [y, mean, inverse, total][: node.outputs]
 
 
-@op("RMSNormalization", kind=Kind.REDUCTION, wide=True)
+@op("RMSNormalization", kind=Kind.REDUCTION, wide=True, operands="x scale:weights")
 def rms_normalization(node: Node) -> Tensor:
     """By the root of the mean square of all axes from one on."""
-    x, scale = node.input(0), node.input(1)
+    x, scale = node.input("x"), node.input("scale")
     axes = range(node.axis(-1, len(x.shape)), len(x.shape))
     count, eps = prod(x.shape[d] for d in axes), node.attrs.get("epsilon", 1e-5)
     if x.dtype == "float32" and len(axes) == 1 and count >= 2 * LANES:
@@ -222,10 +225,10 @@ def rms_normalization(node: Node) -> Tensor:
     return T.compute(x.shape, lambda *i: x[i] * at(inverse, i) * at(scale, i), "rms_norm")
 
 
-@op("InstanceNormalization", kind=Kind.REDUCTION, wide=True)
+@op("InstanceNormalization", kind=Kind.REDUCTION, wide=True, operands="input scale:weights b:bias")
 def instance_normalization(node: Node) -> Tensor:
     """As onnxruntime's x * factor + (bias - mean * factor): where a channel is nearly constant, what cancels shows."""
-    x, scale, bias = node.input(0), node.input(1), node.input(2)
+    x, scale, bias = node.input("input"), node.input("scale"), node.input("b")
     mean, variance = moments(x, range(2, len(x.shape)))
     eps = node.attrs.get("epsilon", 1e-5)
     shape = x.shape[:2]
@@ -240,10 +243,10 @@ def instance_normalization(node: Node) -> Tensor:
     return T.compute(x.shape, lambda n, c, *s: x[(n, c, *s)] * factor[n, c] + shift[n, c], "instance_norm")
 
 
-@op("GroupNormalization", kind=Kind.REDUCTION, wide=True)
+@op("GroupNormalization", kind=Kind.REDUCTION, wide=True, operands="x scale:weights bias:bias")
 def group_normalization(node: Node) -> Tensor:
     """Over groups of channels and all pixels; parameters by channel or by group."""
-    x, scale, bias = node.input(0), node.input(1), node.input(2)
+    x, scale, bias = node.input("x"), node.input("scale"), node.input("bias")
     groups = int(node.attrs.get("num_groups", x.shape[1]))
     size = x.shape[1] // groups
     eps = node.attrs.get("epsilon", 1e-5)
@@ -259,20 +262,22 @@ def group_normalization(node: Node) -> Tensor:
     return T.compute(x.shape, body, node.op.lower())
 
 
-@op("BatchNormalization", kind=Kind.INJECTIVE, wide=True)
+@op(
+    "BatchNormalization", kind=Kind.INJECTIVE, wide=True, operands="x scale:weights b:bias input_mean input_var",
+)  # fmt: skip
 def batch_normalization(node: Node) -> Tensor:
     """By given statistics. Unsupported in training mode."""
     if node.attrs.get("training_mode", 0):
         raise node.fail("training mode")
     # In onnxruntime's order: of what follows, some take the difference to something near.
-    x, scale, bias, mean, variance = (node.input(i) for i in range(5))
+    x, scale, bias, mean, variance = map(node.input, ("x", "scale", "b", "input_mean", "input_var"))
     eps = node.attrs.get("epsilon", 1e-5)
     factor = T.compute(scale.shape, lambda c: wrap(1, x.dtype) / call("sqrt", variance[c] + eps) * scale[c], "factor")
     shift = T.compute(scale.shape, lambda c: bias[c] - mean[c] * factor[c], "shift")
     return T.compute(x.shape, lambda *i: x[i] * factor[i[1]] + shift[i[1]], "batch_norm")
 
 
-@op("MeanVarianceNormalization", kind=Kind.REDUCTION, wide=True)
+@op("MeanVarianceNormalization", kind=Kind.REDUCTION, wide=True, operands="x")
 def mean_variance_normalization(node: Node) -> Tensor:
     """As onnxruntime's: nothing keeps a variance of 0 from dividing, and axes that x has not are left out."""
     x = node.input(0)
@@ -281,7 +286,7 @@ def mean_variance_normalization(node: Node) -> Tensor:
     return T.compute(x.shape, lambda *i: (x[i] - at(mean, i)) / call("sqrt", at(variance, i)), "mean_variance")
 
 
-@op("LpNormalization", kind=Kind.REDUCTION, wide=True)
+@op("LpNormalization", kind=Kind.REDUCTION, wide=True, operands="input")
 def lp_normalization(node: Node) -> Tensor:
     """By the norm along an axis; 0 where that is 0."""
     x, p = node.input(0), int(node.attrs.get("p", 2))
@@ -295,7 +300,7 @@ def lp_normalization(node: Node) -> Tensor:
     return T.compute(x.shape, body, "lp_normalization")
 
 
-@op("LRN", kind=Kind.COMPLEX, wide=True)
+@op("LRN", kind=Kind.COMPLEX, wide=True, operands="x")
 def lrn(node: Node) -> Tensor:
     """By squares of neighbouring channels."""
     x, size = node.input(0), int(node.attrs["size"])

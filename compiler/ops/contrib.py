@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 
 from celosia.compiler import expr as T
-from celosia.compiler.cpu.ops.normalisation import epsilon, layer_norm
-from celosia.compiler.cpu.ops.quantized import quantize
-from celosia.compiler.cpu.ops.registry import OPS, Array, Node, op, reshaped
 from celosia.compiler.expr import INDEX, Expr, Tensor, call, select, wrap
-from celosia.compiler.program.traits import Kind
+from celosia.compiler.ops.normalisation import epsilon, layer_norm
+from celosia.compiler.ops.quantized import quantize
+from celosia.compiler.ops.registry import OPS, Array, Node, op, reshaped
+from celosia.compiler.program.op_spec import Kind
 
 F32 = "float32"
 
@@ -33,14 +33,14 @@ def transposed(node: Node, x: Tensor, perm: Sequence[int]) -> Tensor:
     return apply(node, "Transpose", x, perm=list(perm))
 
 
+def plus(node: Node, x: Tensor, operand: str) -> Tensor:
+    """x and an operand of `node`, where that is given."""
+    return apply(node, "Add", x, node.input(operand)) if node.has(operand) else x
+
+
 def scaled(x: Tensor, factor: float) -> Tensor:
     """Times `factor`."""
     return x if factor == 1 else T.compute(x.shape, lambda *i: x[i] * factor, "scaled")
-
-
-def optional(node: Node, i: int) -> Tensor | None:
-    """Input `i`, None where it is left out."""
-    return node.input(i) if node.has(i) else None
 
 
 def activated(node: Node, x: Tensor, names: Sequence[str]) -> Tensor:
@@ -61,12 +61,14 @@ def activated(node: Node, x: Tensor, names: Sequence[str]) -> Tensor:
 # Products ----------------------------------------------------------------------------------------------------------
 
 
-@op("FusedMatMul", "TransposeMatMul", kind=Kind.OPAQUE)
+@op(
+    "FusedMatMul", "TransposeMatMul", kind=Kind.OPAQUE, domain="com.microsoft", variant_of="MatMul", operands="a b",
+)  # fmt: skip
 def fused_matmul(node: Node) -> Tensor:
     """alpha times the product of a and b, of which batches or matrices may be transposed."""
     sides = []
-    for number, name in enumerate("AB"):
-        x = node.input(number)
+    for name in "AB":
+        x = node.input(name.lower())
         axes = list(range(len(x.shape)))
         if node.attrs.get(f"transBatch{name}", 0):
             axes = [*axes[1:-1], axes[0], axes[-1]]
@@ -76,38 +78,43 @@ def fused_matmul(node: Node) -> Tensor:
     return scaled(apply(node, "MatMul", *sides), float(node.attrs.get("alpha", 1.0)))
 
 
-@op("FusedGemm", kind=Kind.OPAQUE)
+@op("FusedGemm", kind=Kind.OPAQUE, domain="com.microsoft", variant_of="Gemm", operands="a b c:bias?")
 def fused_gemm(node: Node) -> Tensor:
     """Gemm, then an activation function."""
     attrs = {name: node.attrs[name] for name in ("alpha", "beta", "transA", "transB") if name in node.attrs}
     return activated(node, apply(node, "Gemm", *node.inputs, **attrs), ("alpha", "beta"))
 
 
-@op("FusedConv", kind=Kind.OPAQUE, weights=1)
+@op("FusedConv", kind=Kind.OPAQUE, domain="com.microsoft", variant_of="Conv", operands="x w:weights b:bias? z?")
 def fused_conv(node: Node) -> Tensor:
     """x, w, bias, and what is added before the activation function."""
     attrs = {name: value for name, value in node.attrs.items() if not name.startswith("activation")}
-    y = apply(node, "Conv", *node.inputs[:3], **attrs)
-    if node.has(3):
-        y = apply(node, "Add", y, node.input(3))
-    return activated(node, y, ())
+    y = apply(node, "Conv", *(node.optional(name) for name in ("x", "w", "b")), **attrs)
+    return activated(node, plus(node, y, "z"), ())
 
 
-@op("DynamicQuantizeMatMul", kind=Kind.OPAQUE)
+@op(
+    "DynamicQuantizeMatMul", kind=Kind.OPAQUE, domain="com.microsoft", variant_of="MatMul",
+    operands="a b b_scale b_zero_point? bias:bias?",
+)  # fmt: skip
 def dynamic_quantize_matmul(node: Node) -> Tensor:
     """x, w, scale and zero point of w, bias: x is quantised by its own range."""
-    made = OPS["DynamicQuantizeLinear"](Node("DynamicQuantizeLinear", {}, (node.input(0),), (None,), 3, 21, node.name))
+    a = node.input("a")
+    made = OPS["DynamicQuantizeLinear"](Node("DynamicQuantizeLinear", {}, (a,), (None,), 3, 21, node.name))
     assert not isinstance(made, Tensor)
     x, scale, zero = made
-    known = (None, node.values[1], None, None, None, *node.values[3:4], None)
-    inputs = (x, node.input(1), scale, node.input(2), zero, optional(node, 3), optional(node, 4))
-    return apply(node, "MatMulIntegerToFloat", *inputs, values=(*known, *(None,) * (len(inputs) - len(known))))
+    b, b_scale, b_zero, bias = (node.optional(name) for name in ("b", "b_scale", "b_zero_point", "bias"))
+    fixed = [node.values[node.number(name)] if node.has(name) else None for name in ("b", "b_zero_point")]
+    known = (None, fixed[0], None, None, None, fixed[1], None)
+    return apply(node, "MatMulIntegerToFloat", x, b, scale, b_scale, zero, b_zero, bias, values=known)
 
 
-@op("MatMulInteger16", kind=Kind.OPAQUE)
+@op("MatMulInteger16", kind=Kind.OPAQUE, domain="com.microsoft", variant_of="MatMul", operands="a b")
 def matmul_integer16(node: Node) -> Tensor:
     """Products of int16, their sums in int32."""
-    wide = [T.compute(x.shape, lambda *i, x=x: x[i].astype("int32"), "wide") for x in (node.input(0), node.input(1))]
+    wide = [
+        T.compute(x.shape, lambda *i, x=x: x[i].astype("int32"), "wide") for x in (node.input("a"), node.input("b"))
+    ]
     return apply(node, "MatMul", *wide)
 
 
@@ -130,7 +137,7 @@ def steps_of_blocks(x: Tensor, size: int) -> tuple[Tensor, Tensor]:
     return largest, steps
 
 
-@op("RoundBlocks", kind=Kind.OPAQUE)
+@op("RoundBlocks", kind=Kind.OPAQUE, domain="celosia", operands="x")
 def round_blocks(node: Node) -> Tensor:
     """Ours: x [..., K] with each block of `block_size` along K as steps of a 127th of its largest magnitude, which are
     what onnxruntime's products of bytes make of activations; float32.
@@ -145,7 +152,10 @@ def round_blocks(node: Node) -> Tensor:
     return T.compute(x.shape, body, "rounded")
 
 
-@op("MatMulNBits", kind=Kind.OPAQUE, wide=True)
+@op(
+    "MatMulNBits", kind=Kind.OPAQUE, wide=True, domain="com.microsoft",
+    operands="a b:weights scales zero_points? g_idx? bias:bias?",
+)  # fmt: skip
 def matmul_nbits(node: Node) -> Tensor:
     """x times w [N, K], of 2, 4 or 8 bits in blocks along K with a scale and a zero point each, the low bits first.
 
@@ -153,8 +163,8 @@ def matmul_nbits(node: Node) -> Tensor:
     weights, which the importer sees to (graph/weights.py). Sums of such products are the same in float32 as in integers
     but for the rounding of the sum.
     """
-    x, packed, scales = node.input(0), node.input(1), node.input(2)
-    zeros = optional(node, 3)
+    x, packed, scales = node.input("a"), node.input("b"), node.input("scales")
+    zeros = node.optional("zero_points")
     whole = zeros is None or zeros.dtype == "uint8"
     if why := _n_bits_complaint(node, whole):
         raise node.fail(why)
@@ -179,30 +189,32 @@ def matmul_nbits(node: Node) -> Tensor:
     if int(node.attrs.get("accuracy_level", 0)) == 4 and size in BYTES_OF_BLOCKS[bits] and whole:
         x = apply(node, "RoundBlocks", x, block_size=size)
     y = apply(node, "MatMul", x, T.compute((inner, n), weight, "weights"))
-    return apply(node, "Add", y, node.input(5)) if node.has(5) else y
+    return plus(node, y, "bias")
 
 
 def _n_bits_complaint(node: Node, whole: bool) -> str:
     """What is wrong with a MatMulNBits; "" where nothing. whole: whether zero points, if any, are packed integers."""
     bits, size = int(node.attrs.get("bits", 4)), int(node.attrs.get("block_size", 0))
     inner, n = int(node.attrs.get("K", 0)), int(node.attrs.get("N", 0))
-    if bits not in BYTES_OF_BLOCKS or node.has(4):
-        return f"weights of {bits} bits; 2, 4 and 8 are known" if not node.has(4) else "an order of groups (g_idx)"
+    if bits not in BYTES_OF_BLOCKS or node.has("g_idx"):
+        return (
+            f"weights of {bits} bits; 2, 4 and 8 are known" if not node.has("g_idx") else "an order of groups (g_idx)"
+        )
     if size < 16 or size & size - 1 or inner < 1 or n < 1:
         return f"block_size {size}, K {inner}, N {n}; give a power of two from 16 on, and sizes of a matrix"
-    if node.input(1).dtype != "uint8":
-        return f"weights are {node.input(1).dtype}; give uint8, which holds several of them"
+    if node.input("b").dtype != "uint8":
+        return f"weights are {node.input('b').dtype}; give uint8, which holds several of them"
     blocks = -(-inner // size)
     zeros = -(-blocks * bits // 8) if whole else blocks
-    for number, what, wanted in (
-        (1, "bytes", blocks * size * bits // 8),
-        (2, "scales", blocks),
-        (3, "zero points", zeros),
+    for name, what, wanted in (
+        ("b", "bytes", blocks * size * bits // 8),
+        ("scales", "scales", blocks),
+        ("zero_points", "zero points", zeros),
     ):
-        found = node.input(number).size if node.has(number) else n * wanted
+        found = node.input(name).size if node.has(name) else n * wanted
         if found != n * wanted:
             return f"{found} {what} for {blocks} blocks of {size} in each of {n} columns; give {n * wanted}"
-    dims = list(node.input(0).shape)
+    dims = list(node.input("a").shape)
     return "" if dims[-1:] == [inner] else f"K is {inner} and x {dims}; let x end in K"
 
 
@@ -216,11 +228,11 @@ FLOATS_OF_4_BITS = (
 """Values of the codes 0 to 15 of bitsandbytes, by `quant_type`: FP4, then NF4."""
 
 
-@op("MatMulBnb4", kind=Kind.OPAQUE, wide=True)
+@op("MatMulBnb4", kind=Kind.OPAQUE, wide=True, domain="com.microsoft", operands="a b:weights absmax")
 def matmul_bnb4(node: Node) -> Tensor:
     """x times w [N, K], two floats of 4 bits a byte, the high one first, by blocks of the flat matrix with their
     largest magnitudes."""
-    x, packed, largest = (node.input(i) for i in range(3))
+    x, packed, largest = (node.input(name) for name in ("a", "b", "absmax"))
     size, inner, n, kind = (int(node.attrs.get(name, 0)) for name in ("block_size", "K", "N", "quant_type"))
     if kind not in (0, 1) or size not in (16, 32, 64, 128, 256) or not int(node.attrs.get("transB", 1)):
         raise node.fail(
@@ -243,31 +255,37 @@ def matmul_bnb4(node: Node) -> Tensor:
     return apply(node, "MatMul", x, T.compute((inner, n), weight, "weights"))
 
 
-@op("ConvTransposeWithDynamicPads", kind=Kind.OPAQUE)
+@op(
+    "ConvTransposeWithDynamicPads", kind=Kind.OPAQUE, domain="com.microsoft", variant_of="ConvTranspose",
+    operands="x w:weights pads? b:bias?",
+)  # fmt: skip
 def conv_transpose_with_pads(node: Node) -> Tensor:
     """x, w, pads, bias."""
     attrs = dict(node.attrs)
-    if node.has(2):
-        attrs["pads"] = [int(pad) for pad in node.constant(2, "pads").reshape(-1)]
-    return apply(node, "ConvTranspose", node.input(0), node.input(1), optional(node, 3), **attrs)
+    if node.has("pads"):
+        attrs["pads"] = [int(pad) for pad in node.constant("pads").reshape(-1)]
+    return apply(node, "ConvTranspose", node.input("x"), node.input("w"), node.optional("b"), **attrs)
 
 
 # Normalisation -----------------------------------------------------------------------------------------------------
 
 
-@op("SimplifiedLayerNormalization", kind=Kind.OPAQUE)
+@op("SimplifiedLayerNormalization", kind=Kind.OPAQUE, domain="com.microsoft", operands="x scale:weights")
 def simplified_layer_normalization(node: Node) -> list[Tensor]:
     """By the root of the mean square, without a mean."""
     x = node.input(0)
-    return _by_root_mean_square(node, x, node.input(1), node.axis(-1, len(x.shape)))[: node.outputs]
+    return _by_root_mean_square(node, x, node.input("scale"), node.axis(-1, len(x.shape)))[: node.outputs]
 
 
-@op("SkipSimplifiedLayerNormalization", kind=Kind.OPAQUE)
+@op(
+    "SkipSimplifiedLayerNormalization", kind=Kind.OPAQUE, domain="com.microsoft",
+    operands="input skip gamma:weights bias:bias?",
+)  # fmt: skip
 def skip_simplified_layer_normalization(node: Node) -> list[Tensor]:
     """x, skip, gamma, bias; outputs 0, 2 (one over the root) and 3 (the sum)."""
-    tensors = [node.input(0), node.input(1), *([node.input(3)] if node.has(3) else [])]
+    tensors = [node.input(name) for name in ("input", "skip", "bias") if name != "bias" or node.has(name)]
     total = node.elementwise(lambda *v: sum(v[1:], v[0]), *tensors)
-    y, inverse = _by_root_mean_square(node, total, node.input(2), len(total.shape) - 1)
+    y, inverse = _by_root_mean_square(node, total, node.input("gamma"), len(total.shape) - 1)
     return [y, inverse, inverse, total][: node.outputs]
 
 
@@ -283,35 +301,49 @@ def _by_root_mean_square(node: Node, x: Tensor, scale: Tensor, axis: int) -> lis
     return [y, inverse]
 
 
-@op("EmbedLayerNormalization", kind=Kind.OPAQUE)
+@op(
+    "EmbedLayerNormalization", kind=Kind.OPAQUE, domain="com.microsoft",
+    operands="input_ids segment_ids? word_embedding position_embedding segment_embedding? gamma:weights beta:bias "
+    "mask? position_ids?",
+)  # fmt: skip
 def embed_layer_normalization(node: Node) -> list[Tensor]:
     """Words, segments, their embeddings and those of places, gamma, beta, mask, places; also the sum of each mask, and
     the sum of the embeddings."""
-    tables = [optional(node, number) for number in (2, 3, 4)]
-    return _embedded(node, tables, node.input(5), optional(node, 6), optional(node, 7), optional(node, 8))
+    tables = [node.optional(f"{name}_embedding") for name in ("word", "position", "segment")]
+    rest = [node.optional(name) for name in ("beta", "mask", "position_ids")]
+    return _embedded(node, tables, node.input("gamma"), *rest)
 
 
-@op("QEmbedLayerNormalization", kind=Kind.OPAQUE)
+@op(
+    "QEmbedLayerNormalization", kind=Kind.OPAQUE, domain="com.microsoft",
+    operands="input_ids segment_ids? word_embedding_quant position_embedding_quant segment_embedding? "
+    "gamma_quant:weights beta_quant:bias mask? word_embedding_scale position_embedding_scale segment_embedding_scale? "
+    "gamma_scale beta_scale word_embedding_zero_point position_embedding_zero_point segment_embedding_zero_point? "
+    "gamma_zero_point beta_zero_point",
+)  # fmt: skip
 def quantised_embed_layer_normalization(node: Node) -> list[Tensor]:
-    """The same with embeddings, gamma and beta as bytes; inputs 8 to 17 are scales, then zero points."""
+    """The same with embeddings, gamma and beta as bytes, each with a scale and a zero point."""
 
-    def real(number: int) -> Tensor | None:
-        if not node.has(number):
+    def real(name: str, bytes_name: str) -> Tensor | None:
+        if not node.has(bytes_name):
             return None
-        x, scale, zero = node.input(number), node.scalar(number + 6, F32), node.scalar(number + 11, "int32")
+        x, zero = node.input(bytes_name), node.scalar(f"{name}_zero_point", "int32")
+        scale = node.scalar(f"{name}_scale", F32)
         return T.compute(x.shape, lambda *i: (x[i].astype("int32") - zero).astype(F32) * scale, "real")
 
-    words, places, segments, gamma, beta = (real(number) for number in range(2, 7))
+    words, places = (real(f"{name}_embedding", f"{name}_embedding_quant") for name in ("word", "position"))
+    segments = real("segment_embedding", "segment_embedding")
+    gamma, beta = (real(name, f"{name}_quant") for name in ("gamma", "beta"))
     if gamma is None:
-        raise node.fail("input 5 is missing")
-    return _embedded(node, [words, places, segments], gamma, beta, optional(node, 7), None)
+        raise node.fail("gamma is missing")
+    return _embedded(node, [words, places, segments], gamma, beta, node.optional("mask"), None)
 
 
 def _embedded(
     node: Node, tables: list[Tensor | None], gamma: Tensor, beta: Tensor | None, mask: Tensor | None,
     places: Tensor | None,
 ) -> list[Tensor]:  # fmt: skip
-    ids, segments = node.input(0), optional(node, 1)
+    ids, segments = node.input("input_ids"), node.optional("segment_ids")
     words, positions, kinds = tables
     if words is None or positions is None:
         raise node.fail("an embedding is missing")
@@ -338,22 +370,26 @@ def _embedded(
 # Others ------------------------------------------------------------------------------------------------------------
 
 
-@op("QLinearWhere", kind=Kind.OPAQUE, scale=7, takes=".TfT TfT fT")
+@op(
+    "QLinearWhere", kind=Kind.OPAQUE, domain="com.microsoft", variant_of="Where",
+    operands="condition<.> x<T> x_scale x_zero_point y<T> y_scale y_zero_point z_scale z_zero_point<T>",
+)  # fmt: skip
 def qlinear_where(node: Node) -> Tensor:
-    """condition, x, sx, zx, y, sy, zy, s, z."""
-    kind = node.input(1).dtype
-    scale, zero = node.scalar(7, F32), node.scalar(8, kind)
+    """Elements of x or y, whose scales differ."""
+    kind = node.input("x").dtype
+    scale, zero = node.scalar("z_scale", F32), node.scalar("z_zero_point", kind)
 
-    def real(x: Expr, number: int) -> Expr:
-        return (x.astype("int32") - node.scalar(number + 2, "int32")).astype(F32) * node.scalar(number + 1, F32)
+    def real(element: Expr, name: str) -> Expr:
+        moved = element.astype("int32") - node.scalar(f"{name}_zero_point", "int32")
+        return moved.astype(F32) * node.scalar(f"{name}_scale", F32)
 
     def chosen(c: Expr, x: Expr, y: Expr) -> Expr:
-        return quantize(select(c, real(x, 1), real(y, 4)), scale, zero, kind)
+        return quantize(select(c, real(x, "x"), real(y, "y")), scale, zero, kind)
 
-    return node.elementwise(chosen, node.input(0), node.input(1), node.input(4))
+    return node.elementwise(chosen, node.input("condition"), node.input("x"), node.input("y"))
 
 
-@op("NhwcMaxPool", kind=Kind.OPAQUE)
+@op("NhwcMaxPool", kind=Kind.OPAQUE, domain="com.microsoft", operands="x")
 def nhwc_max_pool(node: Node) -> Tensor:
     """Of bytes whose channels are innermost."""
     rank = len(node.input(0).shape)
@@ -361,18 +397,18 @@ def nhwc_max_pool(node: Node) -> Tensor:
     return transposed(node, apply(node, "MaxPool", x, **node.attrs), (0, *range(2, rank), 1))
 
 
-@op("ExpandDims", kind=Kind.OPAQUE)
+@op("ExpandDims", kind=Kind.OPAQUE, domain="com.microsoft", operands="x axis")
 def expand_dims(node: Node) -> Tensor:
     """A new axis of size 1. Unsupported where it is no constant."""
-    x, axis = node.input(0), int(node.constant(1, "axis").reshape(()))
+    x, axis = node.input(0), int(node.constant("axis").reshape(()))
     axis = axis if axis >= 0 else axis + len(x.shape) + 1
     return reshaped(x, (*x.shape[:axis], 1, *x.shape[axis:]))
 
 
-@op("CDist", kind=Kind.OPAQUE)
+@op("CDist", kind=Kind.OPAQUE, domain="com.microsoft", operands="a b")
 def pairwise_distances(node: Node) -> Tensor:
     """[rows of a, rows of b], Euclidean or their squares."""
-    a, b = node.input(0), node.input(1)
+    a, b = node.input("a"), node.input("b")
     k = T.reduce_axis(a.shape[1], "k")
 
     def squares(i: Expr, j: Expr) -> Expr:
@@ -385,7 +421,7 @@ def pairwise_distances(node: Node) -> Tensor:
     return T.compute(total.shape, lambda *i: call("sqrt", total[i]), "distances")
 
 
-@op("UnfoldTensor", kind=Kind.OPAQUE)
+@op("UnfoldTensor", kind=Kind.OPAQUE, domain="com.microsoft", operands="input")
 def unfold(node: Node) -> Tensor:
     """Windows of `size` along `dim`, `step` apart, as the last axis."""
     x = node.input(0)
@@ -394,7 +430,7 @@ def unfold(node: Node) -> Tensor:
     return T.compute(shape, lambda *i: x[(*i[:dim], i[dim] * step + i[-1], *i[dim + 1 : -1])], "unfold")
 
 
-@op("SampleOp", kind=Kind.OPAQUE)
+@op("SampleOp", kind=Kind.OPAQUE, domain="com.microsoft", operands="x")
 def sample(node: Node) -> Tensor:
     """Its input."""
     return apply(node, "Identity", node.input(0))

@@ -7,11 +7,11 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from celosia.compiler import expr as T
-from celosia.compiler.cpu.ops.contrib import F32, apply, optional, scaled, transposed
-from celosia.compiler.cpu.ops.normalisation import softmax
-from celosia.compiler.cpu.ops.registry import Node, at, op, reshaped
 from celosia.compiler.expr import INDEX, Expr, Tensor, select, wrap
-from celosia.compiler.program.traits import Kind
+from celosia.compiler.ops.contrib import F32, apply, plus, scaled, transposed
+from celosia.compiler.ops.normalisation import softmax
+from celosia.compiler.ops.registry import Node, at, op, reshaped
+from celosia.compiler.program.op_spec import Kind
 
 Added = Callable[[tuple[Expr, ...]], Expr] | None
 """What is added to the score at (b, h, row, column)."""
@@ -75,17 +75,21 @@ def added_to_scores(hide: Added, extra: Tensor | None) -> Added:
     return lambda i: at(extra, i) if hide is None else hide(i) + at(extra, i)
 
 
-@op("MultiHeadAttention", kind=Kind.OPAQUE)
+@op(
+    "MultiHeadAttention", kind=Kind.OPAQUE, domain="com.microsoft",
+    operands="query key? value? bias:bias? key_padding_mask? attention_bias? past_key? past_value? "
+    "past_sequence_length? cache_indirection?",
+)  # fmt: skip
 def multi_head_attention(node: Node) -> list[Tensor]:
     """Query, key, value, bias, mask of keys, what is added to scores, past keys and values; also the present ones."""
     count = int(node.attrs["num_heads"])
-    q = node.input(0)
-    if len(q.shape) != 3 or not node.has(1) or not node.has(2):
+    q = node.input("query")
+    if len(q.shape) != 3 or not node.has("key") or not node.has("value"):
         raise node.fail("query, key and value in one tensor")
-    hidden, bias = q.shape[2], optional(node, 3)
+    hidden, bias = q.shape[2], node.optional("bias")
     sides, start = [], 0
-    for number in range(3):
-        x = node.input(number)
+    for name in ("query", "key", "value"):
+        x = node.input(name)
         if len(x.shape) == 4:  # keys and values as heads
             sides.append(x)
             continue
@@ -95,38 +99,45 @@ def multi_head_attention(node: Node) -> list[Tensor]:
         start += width
         sides.append(heads(x, count))
     q, k, v = sides
-    k, v = appended(node, optional(node, 6), k), appended(node, optional(node, 7), v)
-    hide, extra = masked(node, optional(node, 4), k.shape[0], k.shape[2]), optional(node, 5)
+    k, v = appended(node, node.optional("past_key"), k), appended(node, node.optional("past_value"), v)
+    hide = masked(node, node.optional("key_padding_mask"), k.shape[0], k.shape[2])
+    extra, value = node.optional("attention_bias"), node.input("value")
 
     y = attend(node, q, k, v, added_to_scores(hide, extra))
-    if y.shape[2] != hidden and len(node.input(2).shape) == 3 and y.shape[2] != node.input(2).shape[2]:
+    if y.shape[2] != hidden and len(value.shape) == 3 and y.shape[2] != value.shape[2]:
         raise node.fail(f"{count} heads of {y.shape[2]} values")
     return [y, k, v][: node.outputs]
 
 
-@op("QAttention", kind=Kind.OPAQUE)
+@op(
+    "QAttention", kind=Kind.OPAQUE, domain="com.microsoft",
+    operands="input weight:weights bias:bias input_scale weight_scale mask_index? input_zero_point? "
+    "weight_zero_point? past?",
+)  # fmt: skip
 def quantised_attention(node: Node) -> list[Tensor]:
     """x, w [hidden, 3 * hidden], bias, scales of x and w, mask, zero points of x and w, past; also what is present."""
-    x, w = node.input(0), node.input(1)
-    known = (None, node.values[1], None, None, None, node.values[7] if node.has(7) else None, None)
-    inputs = (x, w, node.input(3), node.input(4), optional(node, 6), optional(node, 7), node.input(2))
-    both = apply(node, "MatMulIntegerToFloat", *inputs, values=known)
-    return _attention(node, both, (both.shape[2] // 3,) * 3, optional(node, 5), optional(node, 8))
+    names = ["input", "weight", "input_scale", "weight_scale", "input_zero_point", "weight_zero_point", "bias"]
+    fixed = {name: node.values[node.number(name)] for name in ("weight", "weight_zero_point") if node.has(name)}
+    inputs = [node.optional(name) for name in names]
+    both = apply(node, "MatMulIntegerToFloat", *inputs, values=[fixed.get(name) for name in names])
+    return _attention(node, both, (both.shape[2] // 3,) * 3, node.optional("mask_index"), node.optional("past"))
 
 
-@op("com.microsoft.Attention", kind=Kind.OPAQUE)
+@op(
+    "com.microsoft.Attention", kind=Kind.OPAQUE, domain="com.microsoft",
+    operands="input weights:weights bias:bias? mask_index? past? attention_bias? past_sequence_length?",
+)  # fmt: skip
 def attention(node: Node) -> list[Tensor]:
     """x, w [inputs, queries + keys + values], bias, mask, past, what is added to scores; also what is present."""
     for name in ("do_rotary", "past_present_share_buffer"):
         if node.attrs.get(name, 0):
             raise node.fail(f"the attribute {name}")
-    both = apply(node, "MatMul", node.input(0), node.input(1))
-    if node.has(2):
-        both = apply(node, "Add", both, node.input(2))
+    both = plus(node, apply(node, "MatMul", node.input("input"), node.input("weights")), "bias")
     sizes = [int(size) for size in node.attrs.get("qkv_hidden_sizes", ())] or [both.shape[2] // 3] * 3
     if len(sizes) != 3 or sum(sizes) != both.shape[2] or sizes[0] != sizes[1]:
         raise node.fail(f"queries, keys and values of {sizes} in weights of {both.shape[2]}")
-    return _attention(node, both, sizes, optional(node, 3), optional(node, 4), optional(node, 5))
+    more = (node.optional(name) for name in ("mask_index", "past", "attention_bias"))
+    return _attention(node, both, sizes, *more)
 
 
 def _attention(
@@ -149,12 +160,15 @@ def _attention(
     return [y, T.compute((2, *k.shape), lambda n, *i: select(T.equal(n, 0), k[i], v[i]), "present")]
 
 
-@op("com.microsoft.RotaryEmbedding", kind=Kind.OPAQUE)
+@op(
+    "com.microsoft.RotaryEmbedding", kind=Kind.OPAQUE, domain="com.microsoft",
+    operands="input position_ids cos_cache sin_cache",
+)  # fmt: skip
 def rotary_embedding(node: Node) -> Tensor:
     """x [B, S, heads * D] or [B, heads, S, D], places [B, S] or the first of them, cosines and sines [places, R / 2]:
     the first R of D elements as pairs, each turned by the angle of its place.
     """
-    x, places, cos, sin = (node.input(i) for i in range(4))
+    x, places, cos, sin = (node.input(name) for name in ("input", "position_ids", "cos_cache", "sin_cache"))
     if node.attrs.get("is_packed_batching", 0):
         raise node.fail("the attribute is_packed_batching")
     turned = 2 * cos.shape[1]

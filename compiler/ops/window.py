@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
 from celosia.compiler import expr as T
-from celosia.compiler.cpu.ops.registry import Change, Node, Shape
-from celosia.compiler.cpu.ops.shape import padded
 from celosia.compiler.expr import INDEX, Expr, Tensor, wrap
+from celosia.compiler.ops.registry import Change, Node, Shape
+from celosia.compiler.ops.shape import padded
 from celosia.compiler.program.host.windows import Windows, windows
 
 

@@ -8,13 +8,13 @@ from math import prod
 import numpy as np
 
 from celosia.compiler import expr as T
-from celosia.compiler.cpu.ops.reductions import reduced
-from celosia.compiler.cpu.ops.registry import Node, op
-from celosia.compiler.cpu.ops.shape import padded
-from celosia.compiler.cpu.ops.window import SlidingWindow
 from celosia.compiler.expr import Axis, Expr, Tensor, is_float, select, wrap
 from celosia.compiler.expr.pieces import start_value
-from celosia.compiler.program.traits import Kind, Moves
+from celosia.compiler.ops.reductions import reduced
+from celosia.compiler.ops.registry import Node, op
+from celosia.compiler.ops.shape import padded
+from celosia.compiler.ops.window import SlidingWindow
+from celosia.compiler.program.op_spec import Kind, Moves
 
 
 def maxima(window: SlidingWindow, y: Tensor) -> Tensor:
@@ -34,7 +34,7 @@ def maxima(window: SlidingWindow, y: Tensor) -> Tensor:
     return T.compute(y.shape, body, "max_pool")
 
 
-@op("MaxPool", kind=Kind.COMPLEX, moves=Moves.FILL, heavy=True, windows=True)
+@op("MaxPool", kind=Kind.COMPLEX, moves=Moves.FILL, heavy=True, windows=True, operands="x")
 def max_pool(node: Node) -> Tensor:
     """Any number of axes, dilation. Unsupported with indices."""
     if node.outputs > 1:
@@ -75,7 +75,7 @@ def _max_by_axis(window: SlidingWindow, x: Tensor) -> Tensor:
     )
 
 
-@op("AveragePool", kind=Kind.COMPLEX, wide=True, heavy=True, windows=True)
+@op("AveragePool", kind=Kind.COMPLEX, wide=True, heavy=True, windows=True, operands="x")
 def average_pool(node: Node) -> Tensor:
     """Any number of axes, over as many elements as ONNX counts."""
     x = node.input(0)
@@ -89,8 +89,8 @@ def average_pool(node: Node) -> Tensor:
     return T.compute((*x.shape[:2], *window.out), body, "average_pool")
 
 
-@op("GlobalAveragePool", kind=Kind.REDUCTION, wide=True)
-@op("GlobalMaxPool", kind=Kind.REDUCTION)
+@op("GlobalAveragePool", kind=Kind.REDUCTION, wide=True, operands="x")
+@op("GlobalMaxPool", kind=Kind.REDUCTION, operands="x")
 def global_pool(node: Node) -> Tensor:
     """Of whole images, which become [n, c, 1, ...]."""
     x = node.input(0)

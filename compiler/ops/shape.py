@@ -8,11 +8,11 @@ from math import prod
 import numpy as np
 
 from celosia.compiler import expr as T
-from celosia.compiler.cpu.ops.registry import Array, Node, Shape, at, op, reshaped
-from celosia.compiler.cpu.types import ONNX_TYPES
 from celosia.compiler.expr import INDEX, Expr, Tensor, select, wrap
+from celosia.compiler.ops.registry import Array, Node, Shape, at, op, reshaped
+from celosia.compiler.ops.types import ONNX_TYPES
 from celosia.compiler.program.host.sizes import broadcast, taken
-from celosia.compiler.program.traits import Kind, Moves
+from celosia.compiler.program.op_spec import Kind, Moves
 
 
 def view_shape(node: Node) -> Shape:
@@ -21,7 +21,7 @@ def view_shape(node: Node) -> Shape:
     rank = len(x.shape)
     match node.op:
         case "Reshape":
-            wanted = node.ints("shape", 1)
+            wanted = node.ints("shape")
             if wanted is None:
                 raise node.fail("shape is missing")
             if not node.attrs.get("allowzero", 0):
@@ -37,13 +37,13 @@ def view_shape(node: Node) -> Shape:
             axis = axis + rank if axis < 0 else axis
             return prod(x.shape[:axis]), prod(x.shape[axis:])
         case "Squeeze":
-            axes = node.ints("axes", 1)
+            axes = node.ints("axes")
             drop = {a % rank for a in axes} if axes else {d for d, n in enumerate(x.shape) if n == 1}
             if any(x.shape[d] != 1 for d in drop):
                 raise node.fail(f"axes {sorted(drop)} of {list(x.shape)} are not all 1")
             return tuple(n for d, n in enumerate(x.shape) if d not in drop)
         case "Unsqueeze":
-            axes = node.ints("axes", 1)
+            axes = node.ints("axes")
             if axes is None:
                 raise node.fail("axes are missing")
             total = rank + len(axes)
@@ -53,14 +53,16 @@ def view_shape(node: Node) -> Shape:
     return x.shape
 
 
-@op("Reshape", "Squeeze", "Unsqueeze", kind=Kind.INJECTIVE, moves=Moves.ALL, view=True, shape_inputs=(1,))
-@op("Flatten", kind=Kind.INJECTIVE, moves=Moves.ALL, view=True)
+@op("Reshape", kind=Kind.INJECTIVE, moves=Moves.ALL, view=True, operands="data shape:shape")
+@op("Squeeze", kind=Kind.INJECTIVE, moves=Moves.ALL, view=True, operands="data axes:shape?")
+@op("Unsqueeze", kind=Kind.INJECTIVE, moves=Moves.ALL, view=True, operands="data axes:shape")
+@op("Flatten", kind=Kind.INJECTIVE, moves=Moves.ALL, view=True, operands="input")
 def reshape(node: Node) -> Tensor:
     """The same elements in their order."""
     return reshaped(node.input(0), view_shape(node), node.op.lower())
 
 
-@op("Transpose", kind=Kind.INJECTIVE, moves=Moves.ALL)
+@op("Transpose", kind=Kind.INJECTIVE, moves=Moves.ALL, operands="data")
 def transpose(node: Node) -> Tensor:
     """Unsupported where `perm` is no order of the axes."""
     x = node.input(0)
@@ -71,7 +73,7 @@ def transpose(node: Node) -> Tensor:
     return T.compute(tuple(x.shape[p] for p in perm), lambda *i: x[tuple(i[d] for d in inverse)], "transpose")
 
 
-@op("Concat", kind=Kind.COMPLEX, moves=Moves.JOIN)
+@op("Concat", kind=Kind.COMPLEX, moves=Moves.JOIN, operands="(inputs)*")
 def concat(node: Node) -> Tensor:
     """Along an axis."""
     tensors = [node.input(i) for i in range(len(node.inputs))]
@@ -102,15 +104,18 @@ def concatenate(node: Node, tensors: list[Tensor], axis: int, maps: list[Callabl
     return T.compute(tuple(shape), body, node.op.lower())
 
 
-@op("Slice", kind=Kind.INJECTIVE, moves=Moves.SOME, shape_inputs=(1, 2, 3, 4))
+@op(
+    "Slice", kind=Kind.INJECTIVE, moves=Moves.SOME,
+    operands="data starts:shape ends:shape axes:shape? steps:shape?",
+)  # fmt: skip
 def slice_(node: Node) -> Tensor:
     """Of constant bounds and steps. Unsupported where they are not, or there is no such axis."""
     x = node.input(0)
-    starts, ends = node.ints("starts", 1), node.ints("ends", 2)
+    starts, ends = node.ints("starts"), node.ints("ends")
     if starts is None or ends is None:
         raise node.fail("starts and ends are missing")
-    axes = node.ints("axes", 3) or list(range(len(starts)))
-    steps = node.ints("steps", 4) or [1] * len(starts)
+    axes = node.ints("axes") or list(range(len(starts)))
+    steps = node.ints("steps") or [1] * len(starts)
     ranges = [range(n) for n in x.shape]
     for start, end, axis, step in zip(starts, ends, axes, steps):
         if not -len(ranges) <= axis < len(ranges):
@@ -126,12 +131,12 @@ def slice_(node: Node) -> Tensor:
     )
 
 
-@op("Split", kind=Kind.OPAQUE, moves=Moves.SOME, shape_inputs=(1,))
+@op("Split", kind=Kind.OPAQUE, moves=Moves.SOME, operands="input split:shape?")
 def split(node: Node) -> list[Tensor]:
     """Of constant sizes, else into equal parts. Unsupported where sizes do not add up."""
     x = node.input(0)
     axis = node.axis(0, len(x.shape))
-    sizes = node.ints("split", 1)
+    sizes = node.ints("split")
     if sizes is None:
         count = int(node.attrs.get("num_outputs", node.outputs))
         chunk = -(-x.shape[axis] // count)
@@ -169,12 +174,14 @@ def padded(x: Tensor, before: Shape, after: Shape, value: Expr, change: Callable
     return T.compute(shape, body, "pad")
 
 
-@op("Pad", kind=Kind.INJECTIVE, moves=Moves.FILL, shape_inputs=(1, 3))
+@op(
+    "Pad", kind=Kind.INJECTIVE, moves=Moves.FILL, operands="data pads:shape constant_value? axes:shape?",
+)  # fmt: skip
 def pad(node: Node) -> Tensor:
     """By a value, edges, mirrors or the other side; negative pads cut. Unsupported where pads are no constants."""
     x = node.input(0)
     rank = len(x.shape)
-    pads, axes = node.ints("pads", 1), node.ints("axes", 3) if node.has(3) else None
+    pads, axes = node.ints("pads"), node.ints("axes") if node.has("axes") else None
     if pads is None:
         raise node.fail("pads are missing")
     before, after = [0] * rank, [0] * rank
@@ -183,7 +190,7 @@ def pad(node: Node) -> Tensor:
         before[d], after[d] = pads[k], pads[k + len(places)]
     mode = node.attrs.get("mode", "constant")
     if mode == "constant":
-        value = wrap(node.attrs["value"], x.dtype) if "value" in node.attrs else node.scalar(2, x.dtype)
+        value = wrap(node.attrs["value"], x.dtype) if "value" in node.attrs else node.scalar("constant_value", x.dtype)
         return padded(x, tuple(before), tuple(after), value)
     cut = tuple(slice(max(0, -b), n - max(0, -a)) for b, a, n in zip(before, after, x.shape))
     if any(b < 0 for b in before + after):  # negative pads cut
@@ -222,7 +229,7 @@ def wrapped(index: Expr, n: int) -> Expr:
     return T.clip(select(index < 0, index + n, index), 0, max(n - 1, 0))
 
 
-@op("Gather", kind=Kind.INJECTIVE, moves=Moves.SOME)
+@op("Gather", kind=Kind.INJECTIVE, moves=Moves.SOME, operands="data indices")
 def gather(node: Node) -> Tensor:
     """Slices along an axis; indices out of range are undefined."""
     x, indices = node.input(0), node.input(1)
@@ -236,7 +243,7 @@ def gather(node: Node) -> Tensor:
     return T.compute(shape, body, "gather")
 
 
-@op("GatherElements", kind=Kind.COMPLEX, moves=Moves.SOME)
+@op("GatherElements", kind=Kind.COMPLEX, moves=Moves.SOME, operands="data indices")
 def gather_elements(node: Node) -> Tensor:
     """Elements along an axis."""
     x, indices = node.input(0), node.input(1)
@@ -248,7 +255,7 @@ def gather_elements(node: Node) -> Tensor:
     return T.compute(indices.shape, body, "gather_elements")
 
 
-@op("GatherND", kind=Kind.COMPLEX, moves=Moves.SOME)
+@op("GatherND", kind=Kind.COMPLEX, moves=Moves.SOME, operands="data indices")
 def gather_nd(node: Node) -> Tensor:
     """Slices at rows of indices, perhaps by batch."""
     x, indices = node.input(0), node.input(1)
@@ -263,26 +270,26 @@ def gather_nd(node: Node) -> Tensor:
     return T.compute((*lead, *x.shape[batch + depth :]), body, "gather_nd")
 
 
-@op("Expand", kind=Kind.INJECTIVE, moves=Moves.SOME, shape_inputs=(1,))
+@op("Expand", kind=Kind.INJECTIVE, moves=Moves.SOME, operands="input shape:shape")
 def expand(node: Node) -> Tensor:
     """Broadcast. Unsupported where the shape is no constant, or does not fit."""
     x = node.input(0)
     try:
-        shape = broadcast(x.shape, tuple(int(v) for v in node.constant(1, "shape")))
+        shape = broadcast(x.shape, tuple(int(v) for v in node.constant("shape")))
     except ValueError as e:
         raise node.fail(str(e)) from e
     return T.compute(shape, lambda *i: at(x, i), "expand")
 
 
-@op("Tile", kind=Kind.INJECTIVE, moves=Moves.SOME, shape_inputs=(1,))
+@op("Tile", kind=Kind.INJECTIVE, moves=Moves.SOME, operands="input repeats:shape")
 def tile(node: Node) -> Tensor:
     """Repeated along each axis, as often as constants say."""
-    x, repeats = node.input(0), [int(v) for v in node.constant(1, "repeats")]
+    x, repeats = node.input(0), [int(v) for v in node.constant("repeats")]
     shape = tuple(n * r for n, r in zip(x.shape, repeats))
     return T.compute(shape, lambda *i: x[tuple(k if r == 1 else k % n for k, n, r in zip(i, x.shape, repeats))], "tile")
 
 
-@op("DepthToSpace", kind=Kind.COMPLEX, moves=Moves.SOME)
+@op("DepthToSpace", kind=Kind.COMPLEX, moves=Moves.SOME, operands="input")
 def depth_to_space(node: Node) -> Tensor:
     """[n, c, h, w] to blocks of pixels. Unsupported where they do not divide the channels."""
     x, b = node.input(0), int(node.attrs["blocksize"])
@@ -300,7 +307,7 @@ def depth_to_space(node: Node) -> Tensor:
     return T.compute((n, c, h * b, w * b), body, "depth_to_space")
 
 
-@op("SpaceToDepth", kind=Kind.COMPLEX, moves=Moves.SOME)
+@op("SpaceToDepth", kind=Kind.COMPLEX, moves=Moves.SOME, operands="input")
 def space_to_depth(node: Node) -> Tensor:
     """Blocks of pixels to channels. Unsupported where they do not divide the image."""
     x, b = node.input(0), int(node.attrs["blocksize"])
@@ -316,10 +323,10 @@ def space_to_depth(node: Node) -> Tensor:
     return T.compute((n, c * b * b, h // b, w // b), body, "space_to_depth")
 
 
-@op("Trilu", kind=Kind.COMPLEX)
+@op("Trilu", kind=Kind.COMPLEX, operands="input k?")
 def trilu(node: Node) -> Tensor:
     """What is above or below a diagonal of the last two axes, 0 elsewhere."""
-    x, k = node.input(0), node.scalar(1, INDEX)
+    x, k = node.input(0), node.scalar("k", INDEX)
     upper = node.attrs.get("upper", 1)
 
     def body(*i: Expr) -> Expr:
@@ -329,11 +336,11 @@ def trilu(node: Node) -> Tensor:
     return T.compute(x.shape, body, "trilu")
 
 
-@op("OneHot", kind=Kind.OPAQUE, shape_inputs=(1,))
+@op("OneHot", kind=Kind.OPAQUE, operands="indices depth:shape values")
 def one_hot(node: Node) -> Tensor:
     """A new axis of constant size. Unsupported where there are not two values."""
-    indices, values = node.input(0), node.input(2)
-    depth = int(node.constant(1, "depth").reshape(()))
+    indices, values = node.input("indices"), node.input("values")
+    depth = int(node.constant("depth").reshape(()))
     if values.size != 2:
         raise node.fail(f"its values are {values.size} numbers, not 2")
     rank = len(indices.shape) + 1
@@ -350,7 +357,7 @@ def one_hot(node: Node) -> Tensor:
 # Values known when the model is compiled
 
 
-@op("Shape", "Size", kind=Kind.OPAQUE)
+@op("Shape", "Size", kind=Kind.OPAQUE, operands="data")
 def shape_of(node: Node) -> Tensor:
     """int64, a constant."""
     x = node.input(0)
@@ -359,18 +366,18 @@ def shape_of(node: Node) -> Tensor:
     return copied(np.array(x.size if node.op == "Size" else dims, np.int64), node.op.lower())
 
 
-@op("ConstantOfShape", kind=Kind.OPAQUE, shape_inputs=(0,))
+@op("ConstantOfShape", kind=Kind.OPAQUE, operands="input:shape")
 def constant_of_shape(node: Node) -> Tensor:
     """One value, of a constant shape."""
     value = np.asarray(node.attrs.get("value", np.zeros(1, np.float32))).reshape(-1)
-    shape = tuple(int(v) for v in node.constant(0, "shape"))
+    shape = tuple(int(v) for v in node.constant("input"))
     return T.compute(shape, lambda *i: wrap(value[0], value.dtype.name), "filled")
 
 
-@op("Range", kind=Kind.OPAQUE, shape_inputs=(0, 1, 2))
+@op("Range", kind=Kind.OPAQUE, operands="start:shape limit:shape delta:shape")
 def range_(node: Node) -> Tensor:
     """Of constants. Unsupported where the step is 0, and of bfloat16, with which no kernel computes."""
-    start, limit, delta = (node.constant(i, name) for i, name in enumerate(("start", "limit", "delta")))
+    start, limit, delta = (node.constant(name) for name in ("start", "limit", "delta"))
     if start.dtype.name == "bfloat16":
         raise node.fail("of bfloat16")
     if not np.all(delta):
@@ -380,7 +387,7 @@ def range_(node: Node) -> Tensor:
     return T.compute((count,), lambda i: first + i.astype(start.dtype.name) * step, "range")
 
 
-@op("EyeLike", kind=Kind.OPAQUE)
+@op("EyeLike", kind=Kind.OPAQUE, operands="input")
 def eye_like(node: Node) -> Tensor:
     """1 on a diagonal. Unsupported of other than two axes."""
     x, k = node.input(0), int(node.attrs.get("k", 0))
@@ -398,7 +405,7 @@ def copied(array: Array, name: str) -> Tensor:
     return T.compute(array.shape, lambda *i: table[i], name)
 
 
-@op("ReverseSequence", kind=Kind.COMPLEX, moves=Moves.JOIN)
+@op("ReverseSequence", kind=Kind.COMPLEX, moves=Moves.JOIN, operands="input sequence_lens")
 def reverse_sequence(node: Node) -> Tensor:
     """Each sequence of a batch the other way round, as far as it goes."""
     x, lengths = node.input(0), node.input(1)

@@ -1,0 +1,323 @@
+"""What the compiler knows of each operator beside its computation: one OpSpec, filled where the operator is defined.
+
+`@op` of compiler/ops and `@host` of program/host/hostops fill it. Other tables of operators are derived from it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from enum import Enum
+from functools import cached_property
+from typing import Any, TypeVar
+
+
+class Kind(Enum):
+    """Kind of an operator for fusion: the four classes of TVM (Chen et al., OSDI 2018, section 3)."""
+
+    INJECTIVE = "injective"
+    """Computes each element from single elements, and so can be inlined into what reads it."""
+    REDUCTION = "reduction"
+    """Reads each element once, or few times: what makes its input can be inlined."""
+    COMPLEX = "complex-out-fusable"
+    """Reads elements many times, or by selections: what reads its output can join it."""
+    OPAQUE = "opaque"
+    """A kernel of its own."""
+
+
+class Moves(Enum):
+    """What an operator that computes nothing makes its result of."""
+
+    ALL = "every element of its operand, once"
+    SOME = "elements of its operand, by their places"
+    FILL = "elements of its operand or a constant, in some of its modes"
+    JOIN = "elements of several operands, or by the lengths of samples"
+
+
+class Role(Enum):
+    """What an operand is for."""
+
+    DATA = "data"
+    WEIGHTS = "weights"
+    BIAS = "bias"
+    SCALE = "scale"
+    ZERO_POINT = "zero point"
+    SHAPE = "shape"
+    """Sizes, axes and the like: a kernel's code depends on its values."""
+
+
+PARAMETERS = {"scale": Role.SCALE, "zero_point": Role.ZERO_POINT}
+"""Ends of the names of operands that say how another one, or the result, is quantised."""
+
+
+class UnknownOperand(Exception):
+    """A name that is none of an operator's operands."""
+
+
+@dataclass(frozen=True)
+class OperandSpec:
+    """One operand of an operator.
+
+    name: that of the documentation of ONNX or onnxruntime, in lower case. of: for a scale or zero point, the operand
+    that it belongs to, "" for the result. type: for an operator of onnxruntime, its element types, a letter: f float32,
+    i int32, T, U and V one of eight bits, Q a quantised one, the same wherever the letter is the same, . any.
+    """
+
+    name: str
+    role: Role = Role.DATA
+    of: str = ""
+    optional: bool = False
+    type: str = ""
+
+    @property
+    def quantises(self) -> bool:
+        """Whether it is a scale or a zero point."""
+        return self.role in (Role.SCALE, Role.ZERO_POINT)
+
+
+_OPERAND = re.compile(r"(?P<name>\w+)(?:<(?P<type>.)>)?(?::(?P<role>\w+))?(?P<optional>\??)")
+
+
+def parse_operands(text: str) -> tuple[tuple[OperandSpec, ...], int]:
+    """The operands that `text` declares in their order, and how many of the last ones form a group that may repeat.
+
+    An operand is its name, its type in angle brackets and its role behind a colon, where there are any, and "?" where
+    it may be left out. X_scale and X_zero_point belong to X. The last operands may be a group, "(...)*".
+
+    >>> operands, repeated = parse_operands("y_scale y_zero_point (inputs inputs_scale inputs_zero_point)*")
+    >>> repeated, operands[3].role.value, operands[3].of, operands[0].of
+    (3, 'scale', 'inputs', '')
+    """
+    once, bracket, group = text.partition("(")
+    if bracket and not group.endswith(")*"):
+        raise ValueError(f"operands {text!r}: a group is written (...)*")
+    words = [*once.split(), *group.removesuffix(")*").split()]
+    fields = [_OPERAND.fullmatch(word) for word in words]
+    if wrong := [word for word, match in zip(words, fields) if match is None]:
+        raise ValueError(f"operands {text!r}: {wrong[0]!r} is not written as name<type>:role?")
+    operands = [
+        OperandSpec(match["name"], _role(match), "", bool(match["optional"]), match["type"] or "")
+        for match in fields if match is not None
+    ]  # fmt: skip
+    return tuple(_owned(operand, operands) for operand in operands), len(group.split())
+
+
+def _owned(operand: OperandSpec, operands: list[OperandSpec]) -> OperandSpec:
+    """`operand` with what it quantises among `operands`, and a type where others have one."""
+    if not operand.quantises:
+        return operand
+    prefix = operand.name.removesuffix(f"_{operand.role.name.lower()}")
+    owners = [other for other in operands if not other.quantises]
+    owner = next(
+        (other for other in owners if other.name == prefix or other.name.startswith(f"{prefix}_")), OperandSpec("")
+    )
+    kind = operand.type or ("f" if operand.role is Role.SCALE else owner.type)
+    return replace(operand, of=owner.name, type=kind if any(other.type for other in operands) else "")
+
+
+def _role(match: re.Match[str]) -> Role:
+    if match["role"]:
+        return Role(match["role"])
+    return next((role for end, role in PARAMETERS.items() if match["name"].endswith(f"_{end}")), Role.DATA)
+
+
+@dataclass(frozen=True)
+class OpSpec:
+    """The row of an operator.
+
+    operands, repeated: see `parse_operands`. domain: "" for ONNX's own. variant_of: the float operator of ONNX that it
+    computes of quantised operands, or with others behind it; its data, weights and bias are that one's, in that order.
+    view: it changes the shape alone, so its output may share the memory of its input. wide: it takes several steps
+    for a result; those of float16 are in float32, and the result is rounded once. heavy: it is never left to the host
+    runtime for the sake of an open size. multiplies_bytes: it adds up products of its first two operands, of bytes.
+    windows: its attributes are those of windows. shaped_as: for one of onnxruntime's, of whose shapes ONNX knows
+    nothing, ONNX's of the same shape and type, where that is not the one it is a variant of. first: it runs in numpy
+    even though there is a kernel. random: it returns something else each time.
+    """
+
+    name: str = ""
+    kind: Kind = Kind.OPAQUE
+    operands: tuple[OperandSpec, ...] = ()
+    repeated: int = 0
+    domain: str = ""
+    variant_of: str = ""
+    moves: Moves | None = None
+    view: bool = False
+    wide: bool = False
+    heavy: bool = False
+    multiplies_bytes: bool = False
+    windows: bool = False
+    shaped_as: str = ""
+    first: bool = False
+    random: bool = False
+
+    @cached_property
+    def _numbers(self) -> dict[str, int]:
+        return {operand.name: number for number, operand in enumerate(self.operands)}
+
+    def number(self, name: str) -> int:
+        """The number of the operand `name`. UnknownOperand."""
+        if name not in self._numbers:
+            declared = ", ".join(self._numbers) or "none"
+            raise UnknownOperand(f"{self.name} has no operand {name!r}; it has {declared}")
+        return self._numbers[name]
+
+    def having(self, *roles: Role) -> tuple[int, ...]:
+        """The numbers of the operands of these roles."""
+        return tuple(number for number, operand in enumerate(self.operands) if operand.role in roles)
+
+    def operand_at(self, number: int) -> OperandSpec | None:
+        """The operand that input `number` is; None where none is declared. The last ones may repeat."""
+        count = len(self.operands)
+        if self.repeated and number >= count:
+            number = count - self.repeated + (number - count) % self.repeated
+        return self.operands[number] if number < count else None
+
+    @cached_property
+    def shape_inputs(self) -> tuple[int, ...]:
+        """The inputs whose values a kernel's code depends on; where they are no constants, it is made at run time."""
+        return self.having(Role.SHAPE)
+
+    @cached_property
+    def weights(self) -> int | None:
+        """The input that holds weights, None where none does."""
+        return next(iter(self.having(Role.WEIGHTS)), None)
+
+    @cached_property
+    def data(self) -> tuple[int, ...]:
+        """The inputs whose elements it computes with: neither biases nor parameters."""
+        return self.having(Role.DATA, Role.WEIGHTS)
+
+    def data_among(self, count: int) -> list[int]:
+        """As `data`, of `count` inputs, among which the last operands may repeat."""
+        operands = [self.operand_at(number) for number in range(count)]
+        return [n for n, operand in enumerate(operands) if operand and operand.role in (Role.DATA, Role.WEIGHTS)]
+
+    def groups(self, count: int) -> list[tuple[int, ...]]:
+        """The numbers of the operands that repeat, group by group, of `count` inputs."""
+        starts = range(len(self.operands) - self.repeated, count, self.repeated) if self.repeated else ()
+        return [tuple(range(start, start + self.repeated)) for start in starts]
+
+    def quantisation_of(self, number: int, count: int) -> tuple[int, int]:
+        """The inputs that are the scale and the zero point of input `number`, of `count`. LookupError without them."""
+        group = next((group for group in self.groups(count) if number in group), tuple(range(count)))
+        operand = self.operand_at(number)
+        parameters = {
+            other.role: place for place in group
+            if operand and (other := self.operand_at(place)) and other.quantises and other.of == operand.name
+        }  # fmt: skip
+        return parameters[Role.SCALE], parameters[Role.ZERO_POINT]
+
+    @property
+    def shape_like(self) -> str:
+        """ONNX's operator of the same shape and type, of the same data; "" where none is known."""
+        return self.shaped_as or (self.variant_of if self.scale is not None and self.domain == "com.microsoft" else "")
+
+    @cached_property
+    def factors(self) -> tuple[int, ...]:
+        """The inputs, of bytes, whose products it adds up."""
+        return self.data if self.multiplies_bytes else ()
+
+    @cached_property
+    def scale(self) -> int | None:
+        """The input that is the scale of its result, None where that has none."""
+        return next((number for number in self.having(Role.SCALE) if not self.operands[number].of), None)
+
+    @cached_property
+    def zero_point(self) -> int | None:
+        """The input that is the zero point of its result, None where that has none."""
+        return next((number for number in self.having(Role.ZERO_POINT) if not self.operands[number].of), None)
+
+
+F = TypeVar("F")
+Input = TypeVar("Input")
+
+
+def filling(table: dict[str, F]) -> Callable[..., Callable[[F], F]]:
+    """A decorator that puts a function into `table` under the names of the operators that it is for."""
+
+    def of(*names: str) -> Callable[[F], F]:
+        def add(function: F) -> F:
+            table.update(dict.fromkeys(names, function))
+            return function
+
+        return add
+
+    return of
+
+
+_ROWS: dict[str, OpSpec] = {}
+_NOTHING = OpSpec()
+
+
+def state(name: str, operands: str = "", **facts: Any) -> None:
+    """Fill in fields of an operator's row; operands: see `parse_operands`. TypeError where one is filled already."""
+    row = op_spec(name)
+    if operands:
+        facts["operands"], facts["repeated"] = parse_operands(operands)
+    if again := [fact for fact in facts if getattr(row, fact) != getattr(_NOTHING, fact)]:
+        raise TypeError(f"{name}: {', '.join(again)} stated twice")
+    _ROWS[name] = replace(row, name=name, **facts)
+
+
+def op_spec(name: str) -> OpSpec:
+    """The row of an operator; an operator of a kernel of its own, of which nothing else is known, has none."""
+    return _ROWS.get(name) or OpSpec(name)
+
+
+def find_operand(operator: str, inputs: Sequence[Input], name: str) -> Input | None:
+    """The one of `inputs` that is the operand `name` of `operator`, None where it is left out. UnknownOperand."""
+    number = op_spec(operator).number(name)
+    return inputs[number] if number < len(inputs) else None
+
+
+def arrange(
+    form: str, operands: Sequence[Sequence[Input]], result: Sequence[Input] = (), bias: Input | None = None
+) -> list[Input | None]:
+    """The inputs of `form`, an operator on quantised operands; what is left out at the end is left away.
+
+    operands: of each its integers, scale and zero point. result: scale and zero point of the result.
+    """
+    spec = op_spec(form)
+    parts = {Role.DATA: 0, Role.WEIGHTS: 0, Role.SCALE: 1, Role.ZERO_POINT: 2}
+    count = len(spec.operands) - spec.repeated
+    once, group = spec.operands[:count], spec.operands[count:]
+    names = [operand.name for operand in once if operand.role in (Role.DATA, Role.WEIGHTS)]
+    inputs: list[Input | None] = []
+    for operand in once:
+        if operand.role is Role.BIAS:
+            inputs.append(bias)
+        elif operand.quantises and not operand.of:
+            inputs.append(result[parts[operand.role] - 1] if result else None)
+        else:
+            inputs.append(operands[names.index(operand.of or operand.name)][parts[operand.role]])
+    if spec.repeated:
+        inputs += [each[parts[operand.role]] for each in operands for operand in group]
+    while inputs and inputs[-1] is None:
+        inputs.pop()
+    return inputs
+
+
+def operators_with(fact: str, *among: Any) -> frozenset[str]:
+    """The operators of whose rows a field is one of `among`, or is filled at all."""
+    values = ((name, getattr(row, fact)) for name, row in _ROWS.items())
+    empty = getattr(_NOTHING, fact)
+    return frozenset(name for name, value in values if (value in among if among else value != empty))
+
+
+def operators() -> frozenset[str]:
+    """All operators."""
+    return frozenset(_ROWS)
+
+
+def quantised_forms(*names: str) -> list[str]:
+    """The operators that compute one of these float operators in quantised operands, with a quantised result."""
+    return [form for form, row in _ROWS.items() if row.variant_of in names and row.scale is not None]
+
+
+def quantised_form(name: str) -> str:
+    """The operator that computes the float operator `name` in quantised operands and results. LookupError."""
+    if not (forms := quantised_forms(name)):
+        raise LookupError(f"{name} has no quantised form")
+    return forms[0]
