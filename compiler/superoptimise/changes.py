@@ -17,9 +17,9 @@ NAMES = {
     "real_plus": "Add", "real_shift": "Add", "real_scale": "Mul", "real_average": "AveragePool", "real_pad": "Pad",
     "real_normalised": "BatchNormalization", "phases": "SpaceToDepth", "interleave": "DepthToSpace",
 }  # fmt: skip
-"""Of ONNX, where capitals do not make them of ours."""
+"""ONNX names of our operators, where another one than the name in capitals."""
 NODE = {"name": str, "what": str, "reads": list, "changed": bool}
-"""What a node of a picture has; reads: names of nodes."""
+"""Fields of a node in a picture, with their types; reads: names of nodes."""
 
 
 def changes(before: BytesGraph, after: BytesGraph) -> dict[str, list[dict[str, Any]]]:
@@ -91,7 +91,7 @@ def _what(graph: BytesGraph, each: GraphOp) -> str:
 
 
 def _operator(each: GraphOp) -> str:
-    """As ONNX calls it, where it does."""
+    """The ONNX name of an operation, or ours where ONNX has none."""
     if each.op == ONNX:
         return str(onnx.NodeProto.FromString(each["proto"]).op_type)
     if each.op == "map":

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 Index = tuple[Any, ...]
-"""Of terms of z3, or ints."""
+"""Indices along each axis: terms of z3, or ints."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,7 +67,7 @@ class Largest:
 
 @dataclass(frozen=True, eq=False)
 class Rounded:
-    """What the function `name` makes of `parts`."""
+    """The function `name` of `parts`."""
 
     name: str
     parts: tuple[Element, ...]

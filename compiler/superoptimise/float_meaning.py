@@ -1,4 +1,4 @@
-"""What an element of a float convolution or product is, for proofs: a function of its terms, each with its place.
+"""An element of a float convolution or product, for proofs: a function of its terms, each with its place.
 
 The terms of a sum are a set here, each labelled with the counters that it belongs to; `Largest` stands for a function
 of such a set, of which nothing else is used. Two sums are equal where their sets are: then the same numbers are added

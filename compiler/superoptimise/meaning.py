@@ -1,4 +1,4 @@
-"""What an element of each operator's result is, for proofs. Needs z3."""
+"""An element of each operator's result as an expression, for proofs. Needs z3."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from celosia.compiler.superoptimise.operators import Attributes, Shape
 from celosia.compiler.superoptimise.sizes import quotient
 
 Meaning = Callable[[Sequence[ElementAt], Sequence[Shape], Attributes, Index], Element]
-"""Of operands, their shapes, attributes, and the place in the result."""
+"""An element of a result: a function of operands, their shapes, attributes, and the index in the result."""
 _FRESH = count()
 
 
 class Unprovable(Exception):
-    """Of a term that this prover has no meaning for; one sentence."""
+    """A term that the prover has no meaning for; one sentence."""
 
 
 def fresh(name: str) -> Any:
@@ -77,11 +77,14 @@ def _multiply(args: Sequence[ElementAt], shapes: Sequence[Shape], given: Attribu
 
 
 def _largest(args: Sequence[ElementAt], shapes: Sequence[Shape], given: Attributes, at: Index) -> Element:
+    (down, across), kernel = given["strides"], given["kernel"]
+    if all(isinstance(size, int) and size == 1 for size in kernel):  # a window of one pixel, which is no padding
+        return args[0]((*at[:2], at[2] * down, at[3] * across))
     i, j = fresh("i"), fresh("j")
-    y = at[2] * given["strides"][0] + i * given["dilations"][0] - given["pads"][0]
-    z = at[3] * given["strides"][1] + j * given["dilations"][1] - given["pads"][1]
+    y = at[2] * down + i * given["dilations"][0] - given["pads"][0]
+    z = at[3] * across + j * given["dilations"][1] - given["pads"][1]
     inside = z3.And(
-        _within(i, 0, given["kernel"][0]), _within(j, 0, given["kernel"][1]),
+        _within(i, 0, kernel[0]), _within(j, 0, kernel[1]),
         _within(y, 0, shapes[0][2]), _within(z, 0, shapes[0][3]),
     )  # fmt: skip
     return Largest((i, j), inside, args[0]((*at[:2], y, z)))

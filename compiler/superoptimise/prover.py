@@ -37,7 +37,7 @@ from celosia.compiler.superoptimise.sizes import SizeOf, Values, value_of
 from celosia.compiler.superoptimise.terms import Leaf, Term
 
 STEPS = 2_000_000
-"""Of z3 for one question, as it counts them: a limit in seconds would give other answers on a slower machine."""
+"""Steps of z3 for one question, as it counts them: a limit in seconds would give other answers on a slower machine."""
 MOST_RENUMBERINGS = 300
 _MODULUS = 1 << 32
 Facts = tuple[Any, ...]
@@ -251,7 +251,7 @@ def as_z3(value: Any) -> Any:
 
 
 def conditions(element: Element) -> Iterator[Any]:
-    """Those outside of sums and largest values."""
+    """Yield the conditions of `element` outside of sums and largest values."""
     match element:
         case Either(condition, yes, no):
             yield condition
@@ -324,7 +324,7 @@ def substituted(element: Element, pairs: Sequence[tuple[Any, Any]]) -> Element:
 
 
 def tensor(term: Term, values: Values) -> tuple[ElementAt, Shape]:
-    """What each element of `term` is, and its shape, of sizes with these values. Unprovable."""
+    """Each element of `term` as an expression, and its shape, for sizes with these values. Unprovable."""
     if isinstance(term, Leaf):
         name = term.name
         return (lambda index: Read(name, index)), value_of(term.shape, values)
@@ -352,7 +352,7 @@ def prove(prover: Prover, left: Term, right: Term, values: Values, facts: Facts)
 
 
 def demanded(term: Term, values: Values) -> list[Any]:
-    """What the operators of `term` ask of sizes. Unprovable."""
+    """List the demands of the operators of `term` on sizes. Unprovable."""
     if isinstance(term, Leaf):
         return []
     if term.op not in MEANINGS:
@@ -382,7 +382,7 @@ def verdict(rule: RewriteRule) -> Judgement:
 
 
 def judged(rule: RewriteRule, prover_of: Callable[[Values], Prover]) -> Judgement:
-    """The same by other provers, of which each case has one of its own. values: of sizes and choices."""
+    """Judge `rule` case by case, each by a prover of its own. prover_of: makes it, from values of sizes and choices."""
     cases = asked = 0
     for choice in rule.cases():
         values = {**choice, **{each.name: z3.Int(each.name) for each in rule.sizes}}
@@ -401,7 +401,7 @@ def judged(rule: RewriteRule, prover_of: Callable[[Values], Prover]) -> Judgemen
 
 
 def _prover_of(rule: RewriteRule, values: Values) -> Prover:
-    """With what the rule says of its functions, and its hints."""
+    """A prover that knows the rule's conditions on functions, and its hints."""
     return Prover(
         shifts=tuple(value_of(shift, values) for shift in rule.shifts),
         cuts=[replace(cut, runs=value_of(cut.runs, values)) for cut in rule.cuts],

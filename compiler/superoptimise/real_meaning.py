@@ -1,4 +1,4 @@
-"""What an element of an operator on real numbers is, for proofs: a polynomial of what is given.
+"""An element of an operator on real numbers, for proofs: a polynomial of the elements of its operands.
 
 A sum of sums is written as one sum over the counters of both, a product with a sum as a sum of products; so polynomials
 that are equal are sums of the same monomials, which the prover compares. Laws of a commutative ring alone are used:
@@ -83,7 +83,7 @@ def verdict(rule: RewriteRule) -> Judgement:
 
 
 def product(*factors: Element) -> Element:
-    """As a sum of monomials, each with one sum over counters at most."""
+    """Write an element as a sum of monomials, each with one sum over counters at most."""
     return Plus(tuple(_whole(k, atoms) for k, atoms in monomials(Times(factors)) if k))
 
 
@@ -172,7 +172,7 @@ def _pad(args: Sequence[ElementAt], shapes: Sequence[Shape], given: Attributes, 
 
 
 def _average(args: Sequence[ElementAt], shapes: Sequence[Shape], given: Attributes, at: Index) -> Element:
-    """Its share of a window's sum is a number of which only this is known, that it hangs on how many are counted."""
+    """A pixel's share of a window's sum: a number that depends on how many are counted, and on nothing else."""
 
     def pixels(*factors: Element, of: ElementAt | None = None) -> Element:
         i, j = fresh("i"), fresh("j")

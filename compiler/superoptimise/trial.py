@@ -73,7 +73,7 @@ def _random(rng: np.random.Generator, shape: tuple[int, ...], role: str) -> Arra
 
 
 def difference(rule: RewriteRule, seed: int) -> str:
-    """How the sides of a rule differ on random tensors of random small sizes; "" where they do not. NoTrial."""
+    """Say how the sides of a rule differ on random tensors of random small sizes; "" where they do not. NoTrial."""
     rng = np.random.default_rng(seed)
     drawn = _Drawn(rng, sizes_of(rule, rng))
     drawn.functions = _functions(rule, rng)

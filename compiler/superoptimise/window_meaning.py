@@ -1,4 +1,4 @@
-"""What an element of an average is, for proofs; and that the largest of largest values is the largest of them all.
+"""An element of an average, for proofs; and that the largest of largest values is the largest of them all.
 
 An average is a function of its window's pixels, of the place of each in what the window has of the image, and of how
 many are counted: floats are added up in an order, of which nothing else is assumed. As in float_meaning.py, `Largest`

@@ -25,7 +25,7 @@ def transposed(x: Term, perm: Perm) -> Composed:
 
 
 def reshaped(x: Term, shape: tuple[Dim, ...]) -> Composed:
-    """The same row of elements in another shape."""
+    """Reshape `x`."""
     return apply("reshape", x, shape=shape)
 
 
@@ -86,7 +86,7 @@ def _transposes(rank: int) -> list[RewriteRule]:
 
 
 def _turned_parts() -> list[RewriteRule]:
-    """Of axes that are the usual ones: channels last and first, heads, matrices."""
+    """Rules of the usual permutations: channels last and first, heads, matrices."""
     found = []
     for perm in ((0, 2, 1), (0, 2, 1, 3), (0, 1, 3, 2), (0, 3, 1, 2), (0, 2, 3, 1)):
         rank = len(perm)
