@@ -11,7 +11,7 @@ import numpy as np
 from celosia.compiler.superoptimise.graph import Array, ByteMap, BytesGraph, GraphOp, Meant, Note, TensorKind, Written
 from celosia.compiler.superoptimise.legal import demands
 from celosia.compiler.superoptimise.operators import OPERATORS
-from celosia.compiler.superoptimise.rule import Absorbs, Monotone, RewriteRule, SameByte
+from celosia.compiler.superoptimise.rule import Absorbs, IsIdentity, Monotone, RewriteRule
 from celosia.compiler.superoptimise.scales import realised
 from celosia.compiler.superoptimise.sizes import SizeOf, bind, value_of
 from celosia.compiler.superoptimise.terms import ByteFunction, Composed, Leaf, Term, walk
@@ -138,7 +138,7 @@ class _Binding:
             case Monotone(function):
                 steps = np.diff(self.functions[function.name].table.astype(np.int64))
                 return bool(np.all(steps >= 0))
-            case SameByte(function):
+            case IsIdentity(function):
                 return bool(np.array_equal(self.functions[function.name].table, np.arange(-128, 128)))
             case Absorbs(outer, inner):
                 f, g = (self.functions[each.name].table.astype(np.int64) for each in (outer, inner))

@@ -29,13 +29,13 @@ class Absorbs:
 
 
 @dataclass(frozen=True)
-class SameByte:
+class IsIdentity:
     """A condition: the function gives back what it is given."""
 
     function: ByteFunction
 
 
-Condition = SizeOf | Monotone | Absorbs | SameByte
+Condition = SizeOf | Monotone | Absorbs | IsIdentity
 
 
 @dataclass(frozen=True)

@@ -124,15 +124,16 @@ def is_usable(rule: RewriteRule) -> bool:
         return False  # a model has the result
     if len(operators(rule.after)) > len(operators(rule.before)) + MAX_MORE:
         return False
-    before, after = (RewriteRule("", "", side, ()) for side in (rule.before, rule.after))
-    bound, needed = ({each.name for each in (*side.sizes, *side.choices)} for side in (before, after))
-    return _leaves(rule.after) <= _leaves(rule.before) and needed <= bound
+    before = RewriteRule("", "", rule.before, ())
+    is_bound = {*rule.sizes} <= {*before.sizes} and {*rule.choices} <= {*before.choices}
+    return is_bound and _leaves(rule.after) <= _leaves(rule.before)
 
 
 def renamed(rule: RewriteRule) -> str:
     """The text of `rule` with numbers for names, in their order: the same for rules that differ in names alone."""
     sides = (*rule.before, *rule.after)
-    names = {each.name for each in (*functions_of(sides), *rule.leaves, *rule.sizes, *rule.choices)}
+    named: list[Any] = [*functions_of(sides), *rule.leaves, *rule.sizes, *rule.choices]
+    names = {each.name for each in named}
     numbers: dict[str, str] = {}
 
     def number(word: re.Match[str]) -> str:

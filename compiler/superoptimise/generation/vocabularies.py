@@ -167,8 +167,8 @@ def _crops(axis: int) -> Vocabulary:
 def _convolutions() -> Vocabulary:
     """Convolutions whose weights are put together, cut and padded."""
     first, second = kernel(1, O1), kernel(2, O2)
-    uniform = [Leaf("w", (O1, C, *KERNEL), True), spread(WZ, O1), Leaf("b", (O1,), True), Leaf("m", (O1,), True)]
-    narrow = [Leaf("w", (O1, Q - P, *KERNEL), True), *uniform[1:]]
+    uniform: list[Term] = [Leaf("w", (O1, C, *KERNEL), True), spread(WZ, O1), *(Leaf(x, (O1,), True) for x in "bm")]
+    narrow: list[Term] = [Leaf("w", (O1, Q - P, *KERNEL), True), *uniform[1:]]
     wide = [padded(narrow[0], WZ, (0, P, 0, 0, 0, C - Q, 0, 0)), *uniform[1:]]
     around = tuple(OpenSize(f"around{i}", 0) for i in range(4))
     more: dict[str, Any] = {"pads": tuple(a + b for a, b in zip(PADS, around))}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import permutations
 
-from celosia.compiler.superoptimise.rule import Absorbs, Monotone, RewriteRule, SameByte
+from celosia.compiler.superoptimise.rule import Absorbs, IsIdentity, Monotone, RewriteRule
 from celosia.compiler.superoptimise.rules.merging import C, H, N, W, joined, part
 from celosia.compiler.superoptimise.rules.parts import RANKS, P, Q, shaped
 from celosia.compiler.superoptimise.sizes import Dim, OneOf, OpenSize
@@ -169,7 +169,7 @@ def _tables(rank: int) -> list[RewriteRule]:
         ),
         RewriteRule(
             f"function of nothing of rank {rank}", "a function that gives back every byte",
-            (mapped(F, x),), (x,), (SameByte(F),), tidy=True,
+            (mapped(F, x),), (x,), (IsIdentity(F),), tidy=True,
         ),
     ]  # fmt: skip
 
