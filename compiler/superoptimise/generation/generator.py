@@ -82,9 +82,8 @@ def _rule(before: Sequence[Term], after: Sequence[Term], vocabulary: Vocabulary)
     """The sides as a rule that asks of functions what the vocabulary's fingerprints have."""
     functions = dict.fromkeys(functions_of((*before, *after)))
     where = [Monotone(each) for each in functions if each.name.startswith("m")]
-    sizes = {each.name for each in RewriteRule("", "", tuple(before), tuple(after)).sizes}
-    shifts = tuple(each for each in vocabulary.shifts if str(each) in sizes)
-    return RewriteRule("", "", tuple(before), tuple(after), tuple(where), shifts)
+    rule = RewriteRule("", "", tuple(before), tuple(after), tuple(where))
+    return replace(rule, shifts=tuple(each for each in vocabulary.shifts if each in rule.sizes))
 
 
 def _pairs(slices: dict[Term, list[tuple[Term, Term]]]) -> Iterator[tuple[tuple[Term, Term], tuple[Term, Term]]]:

@@ -21,7 +21,8 @@ from celosia.compiler.superoptimise.optimise import Optimised, optimise
 from celosia.compiler.superoptimise.proofs import GENERATED, RuleError, require_proved
 from celosia.compiler.superoptimise.rule import RewriteRule
 from celosia.compiler.superoptimise.rules import RULES
-from celosia.compiler.superoptimise.rules.merging import C, N
+from celosia.compiler.superoptimise.rules.merging import C, N, joined
+from celosia.compiler.superoptimise.rules.moving import F, mapped
 from celosia.compiler.superoptimise.sizes import OpenSize
 from celosia.compiler.superoptimise.stored import data_of, generated_rules, rule_of, stored_text
 from celosia.compiler.superoptimise.terms import Leaf, apply
@@ -102,8 +103,7 @@ def test_what_only_looks_equal_is_no_rule(monkeypatch: pytest.MonkeyPatch) -> No
     pytest.importorskip("z3")
     from celosia.compiler.superoptimise.generation import enumeration
     from celosia.compiler.superoptimise.generation.generator import Generator
-    from celosia.compiler.superoptimise.generation.vocabularies import F, G, M, Vocabulary, cut, function, turn
-    from celosia.compiler.superoptimise.rules.moving import mapped
+    from celosia.compiler.superoptimise.generation.vocabularies import G, M, Vocabulary, cut, function, turn
 
     monkeypatch.setattr(enumeration, "stand_in", lambda function, *values: values[0])
     leaves = tuple(Leaf(name, (N, C)) for name in "xy")
@@ -131,9 +131,8 @@ def test_names_and_cases_are_pruned() -> None:
     square = twice("x", OpenSize("n"))
     assert renamed(square) == renamed(twice("y", OpenSize("m")))
     assert is_subsumed(square, RULES) and not is_subsumed(square, ())
-    left = Leaf("a", (N, C))
-    joined = apply("concat", apply("slice", left, axis=0, start=0, stop=N), Leaf("b", (N, C)), axis=0)
-    rule = RewriteRule("", "", (joined,), (apply("concat", left, Leaf("b", (N, C)), axis=0),))
+    a, b = (Leaf(name, (N, C)) for name in "ab")
+    rule = RewriteRule("", "", (mapped(F, joined(0, a, b)),), (joined(0, mapped(F, a), mapped(F, b)),))
     assert len(generalised(rule).sizes) == len(rule.sizes) + 1  # b may have other rows
 
 
