@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import onnx
 
 from benchmarks.branches import Branchy
@@ -107,6 +108,47 @@ def resnext50() -> onnx.ModelProto:
     return m.model(m.linear(m.op("Flatten", m.op("GlobalAveragePool", x)), channels, 1000))
 
 
+def _bottleneck(m: Branchy, x: str, channels: int, inner: int, stride: int = 1) -> str:
+    """A block of ResNet as first published, whose strides are in its 1x1 convolutions, not in the 3x3 one."""
+    y = m.conv(m.conv(m.conv(x, channels, inner, 1, stride), inner, inner, 3), inner, 4 * inner, relu=False)
+    if stride > 1 or channels != 4 * inner:
+        x = m.conv(x, channels, 4 * inner, 1, stride, relu=False)
+    return m.op("Relu", m.op("Add", y, x))
+
+
+def resnet_v1_stage() -> onnx.ModelProto:
+    """The last block of one stage of ResNet-50 and the first of the next, 512 channels of 28 x 28 to 1,024 of half."""
+    m = Branchy((1, 512, 28, 28))
+    return m.model(_bottleneck(m, _bottleneck(m, "x", 512, 128), 512, 256, 2))
+
+
+def resnet50_v1() -> onnx.ModelProto:
+    """ResNet-50 at 224 x 224 as first published (He et al., 2015) and as Keras and Detectron have it."""
+    m = Branchy((1, 3, 224, 224))
+    x, channels = m.pool(m.conv("x", 3, 64, 7, 2), 3, 2), 64
+    for stage, blocks in enumerate((3, 4, 6, 3)):
+        for block in range(blocks):
+            x = _bottleneck(m, x, channels, 64 << stage, 2 if stage and not block else 1)
+            channels = 256 << stage
+    return m.model(m.linear(m.op("Flatten", m.op("GlobalAveragePool", x)), channels, 1000))
+
+
+def causal() -> onnx.ModelProto:
+    """Four blocks of a temporal convolutional network (Bai et al., 2018), 64 channels, 512 steps: each convolution is
+    padded on both sides, and a Slice takes off what lies in the future."""
+    m = Branchy((1, 64, 1, 512))
+    x = "x"
+    for rate in (1, 2, 4, 8):
+        y = x
+        for _ in range(2):
+            given = {"pads": [0, 2 * rate, 0, 2 * rate], "dilations": [1, rate]}
+            w, b = m.random.normal(size=(64, 64, 1, 3)) / 14, m.random.normal(size=64) * 0.1
+            y = m.op("Conv", y, m.constant(w), m.constant(b), **given)
+            y = m.op("Relu", m.op("Slice", y, *(m.constant([each], np.int64) for each in (0, -2 * rate, 3))))
+        x = m.op("Relu", m.op("Add", y, x))
+    return m.model(x)
+
+
 def nasnet_cells() -> onnx.ModelProto:
     """Two normal cells of NASNet-A with 44 filters, at 28 x 28, as NASNet-A mobile has them."""
     m = Branchy((1, 44, 28, 28))
@@ -136,5 +178,7 @@ PUBLISHED = {
     "inception_v3_first": inception_v3_first, "inception_v3_middle": inception_v3_middle,
     "inception_v3_last": inception_v3_last, "nasnet_cells": nasnet_cells, "resnext50": resnext50,
 }  # fmt: skip
+STRIDED = {"resnet_v1_stage": resnet_v1_stage, "resnet50_v1": resnet50_v1, "causal": causal}
+"""Networks that compute pixels which a stride or a Slice behind them drops: those that generated rules win on."""
 WHOLE = {"inception_v3": inception_v3}
 """What takes the compiler most of a minute each time that it is priced."""

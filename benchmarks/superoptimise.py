@@ -25,7 +25,7 @@ from benchmarks.branches import BRANCHES, LINEAR, with_shared_scales
 from benchmarks.cpu import MODELS
 from benchmarks.encoders import ENCODERS
 from benchmarks.partly import PARTLY
-from benchmarks.published import PUBLISHED, WHOLE
+from benchmarks.published import PUBLISHED, STRIDED, WHOLE
 from benchmarks.rows import Request, Row
 from benchmarks.workloads import WORKLOADS, Missing
 from celosia.compiler.compile import compile
@@ -48,10 +48,11 @@ MADE: dict[str, Callable[[], onnx.ModelProto]] = {
     **PUBLISHED,
     ENCODER: ENCODERS[ENCODER].model,
     **PARTLY,
+    **STRIDED,
     **WHOLE,
 }
 """Float models with random weights."""
-SYMMETRIC = ("split_attention", "detector", "u_net", ENCODER)
+SYMMETRIC = ("split_attention", "detector", "u_net", "causal", ENCODER)
 """Made networks whose activations have zero point 0: those of convolutions without Relu would differ."""
 OTHERS = ("squeezenet1_1", "resnet18", "resnet50")
 """Networks of the folder of models."""
@@ -70,7 +71,7 @@ BUDGET = 60.0
 """Seconds for each."""
 RTL_BUDGET = 30.0
 """The same for those that run on the RTL."""
-TARGETS = {"four_branches": 3.0, **dict.fromkeys(PARTLY, 1.05)}
+TARGETS = {"four_branches": 3.0, **dict.fromkeys((*PARTLY, *STRIDED), 1.05)}
 FLOATS = ("inception_v3_first", "inception_v3_middle", "inception_v3_last", "inception_narrow", "inception_v3")
 FLOAT_TARGETS = {"inception_v3": 1.05}
 MERGED, CORRECTED = ("four_branches", "inception_narrow"), ("srcnn", "retina_head")
@@ -122,6 +123,8 @@ def rows(asked: Request) -> Iterator[Row]:
     seconds = asked.seconds or (RTL_BUDGET if asked.device == "rtl" else BUDGET)
     if asked.only == "floats":
         return floats(folder, models, seconds, say)
+    if asked.only == "networks":
+        return written(asked.out, models, say)
     if asked.only == "pool":
         return pool(models, config, seconds, say)
     if asked.device == "rtl":
@@ -131,16 +134,28 @@ def rows(asked: Request) -> Iterator[Row]:
     return timed_rows(folder, models, config, seconds, say)
 
 
+def written(folder: Path, models: tuple[str, ...], say: Callable[[str], None]) -> Iterator[Row]:
+    """Write the int8 models of `models`, which MADE has, or of STRIDED, to `folder`: the generator reads them."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in models or STRIDED:
+        say(f"{name}: quantising")
+        path = made(name, folder)
+        command = f"python -m benchmarks superoptimise --only networks --models {name} --out {folder}"
+        yield Row(f"superoptimise/networks/{name}", f"{name}, int8", "", str(path), None, command, {})
+    (folder / "float.onnx").unlink()
+
+
 def timed_rows(
     folder: Path | None, models: tuple[str, ...], config: str, seconds: float, say: Callable[[str], None]
 ) -> Iterator[Row]:
-    """A row for each network, and one for all but PARTLY, LISTED and WITH_BRANCHES; or rows for those of `models`."""
+    """A row for each network, and means of all but PARTLY and STRIDED, of LISTED and of WITH_BRANCHES; or rows for
+    those of `models`."""
     ratios: dict[str, float] = {}
     with tempfile.TemporaryDirectory() as place:
         for name in models or (*MADE, *OTHERS):
             say(f"{name}: searching for {seconds:g} s")
             row = _row(name, folder, Path(place), config, seconds)
-            ratios |= {name: row.details["ratio"]} if row.met is not None and name not in PARTLY else {}
+            ratios |= {name: row.details["ratio"]} if row.met is not None and name not in (*PARTLY, *STRIDED) else {}
             yield row
     if models:
         return
@@ -264,22 +279,20 @@ def pool(models: tuple[str, ...], config: str, seconds: float, say: Callable[[st
 
 def ablation(config: str, seconds: float, say: Callable[[str], None]) -> Iterator[Row]:
     """A row for each group of rules that is left out, for none, and for each other search: geometric means."""
-    further = generated_rules()
-    first = SUPEROPTIMISERS[0]
-    variants: dict[str, tuple[Sequence[RewriteRule], Sequence[RewriteRule], str]] = {
-        "all": (RULES, further, first), **{way: (RULES, further, way) for way in SUPEROPTIMISERS[1:]},
-        "without-generated": (RULES, (), first),
-        **{f"without-{name}": ([rule for rule in RULES if rule not in group], further, first)
-           for name, group in GROUPS.items()},
+    every, first = (*RULES, *generated_rules()), SUPEROPTIMISERS[0]
+    variants: dict[str, tuple[Sequence[RewriteRule], str]] = {
+        "all": (every, first), **{way: (every, way) for way in SUPEROPTIMISERS[1:]},
+        "without-generated": (RULES, first),
+        **{f"without-{name}": ([rule for rule in every if rule not in group], first) for name, group in GROUPS.items()},
     }  # fmt: skip
     with tempfile.TemporaryDirectory() as place:
         paths = {name: made(name, Path(place)) for name in ABLATED}
-        for variant, (rules, more, way) in variants.items():
+        for variant, (rules, way) in variants.items():
             ratios, taken = {}, 0.0
             for name, path in paths.items():
                 say(f"{name}, {variant}: searching for {seconds:g} s")
                 costs = pricing(path, config)
-                found = compared(path, costs, seconds, open_model, rules=rules, further=more, way=way)
+                found = compared(path, costs, seconds, open_model, rules=rules, way=way)
                 ratios[name] = found.before.cycles / found.after.cycles
                 taken += found.state.seconds
             mean = math.exp(sum(map(math.log, ratios.values())) / len(ratios))

@@ -1,7 +1,9 @@
-"""python -m celosia.compiler.superoptimise [--check]: prove every rule, and write proofs.json and
-others like it or compare with them.
-python -m celosia.compiler.superoptimise --generate [--check] [--budget 20m]: the same of generated.json, whose rules
-are found anew, in two processes.
+"""python -m celosia.compiler.superoptimise [--check]: prove every rule, and write proofs.json and the files like it, or
+compare with them.
+python -m celosia.compiler.superoptimise --generate [--networks FOLDER] [--config pynq] [--seconds 60]: generate rules,
+and write those to generated.json that win on int8 models of FOLDER; without a folder, count them.
+python -m celosia.compiler.superoptimise --rediscover: generate rules without those written by hand, and count how many
+of these follow from them.
 """
 
 from __future__ import annotations
@@ -9,12 +11,11 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
 from celosia.compiler.program.files import write_text
-from celosia.compiler.superoptimise.budget import BudgetError, seconds
 from celosia.compiler.superoptimise.proofs import (
     FILE,
     FLOATS_FILE,
@@ -24,32 +25,39 @@ from celosia.compiler.superoptimise.proofs import (
     RuleError,
     text_of,
 )
-from celosia.compiler.superoptimise.rules import FLOATS, REALS, RULES, WINDOWS
-
-BUDGET = "20m"
+from celosia.compiler.superoptimise.rule import RewriteRule
+from celosia.compiler.superoptimise.rules import FLOATS, GROUPS, REALS, RULES, WINDOWS
+from celosia.compiler.superoptimise.stored import generated_rules, stored_text, stored_wins
 
 
 def main(arguments: list[str]) -> int:
-    """Exit code: 1 where a rule is not proved, the time is over, or the file differs with --check."""
+    """Exit code: 1 where a rule is not proved, or a file differs with --check."""
     parser = argparse.ArgumentParser(prog="python -m celosia.compiler.superoptimise", description=__doc__)
-    parser.add_argument("--generate", action="store_true")
     parser.add_argument("--check", action="store_true")
-    parser.add_argument("--budget", default=BUDGET, metavar="TIME")
+    parser.add_argument("--generate", action="store_true")
+    parser.add_argument("--rediscover", action="store_true")
+    parser.add_argument("--networks", type=Path, metavar="FOLDER")
+    parser.add_argument("--config", default="pynq")
+    parser.add_argument("--seconds", type=float, default=60.0)
     options = parser.parse_args(arguments)
     try:
-        budget = seconds(options.budget)
+        if options.rediscover:
+            return _rediscover()
         if options.generate:
-            return _written(GENERATED, partial(_generated, budget), options.check)
+            return _generate(options.networks, options.config, options.seconds)
         others = [rule for rule in RULES if rule not in WINDOWS]
-        files = (FILE, others), (FLOATS_FILE, FLOATS), (WINDOWS_FILE, WINDOWS), (REALS_FILE, REALS)
-        return max(_written(file, partial(text_of, rules, file), options.check) for file, rules in files)
-    except (RuleError, BudgetError) as error:
+        texts: dict[Path, Callable[[], str]] = {
+            file: partial(text_of, rules, file)
+            for file, rules in ((FILE, others), (FLOATS_FILE, FLOATS), (WINDOWS_FILE, WINDOWS), (REALS_FILE, REALS))
+        }
+        texts[GENERATED] = lambda: stored_text(generated_rules(), stored_wins())
+        return max(_write(file, text(), options.check) for file, text in texts.items())
+    except RuleError as error:
         print(f"celosia: error: {error}", file=sys.stderr)
         return 1
 
 
-def _written(file: Path, made: Callable[[], str], check: bool) -> int:
-    text = made()
+def _write(file: Path, text: str, check: bool) -> int:
     count = text.count('"digest": ')
     if not check:
         write_text(file, text)
@@ -62,20 +70,53 @@ def _written(file: Path, made: Callable[[], str], check: bool) -> int:
     return 0
 
 
-def _generated(budget: float) -> str:
-    """Raises RuleError where the time is over."""
-    from celosia.compiler.superoptimise.generation.file import text_of_all
-    from celosia.compiler.superoptimise.generation.generating import OutOfTime
+def _generated(known: tuple[RewriteRule, ...]) -> list[RewriteRule]:
+    """Generate the rules of all vocabularies, which do not follow from `known`, and print how many there are."""
+    from celosia.compiler.superoptimise.generation.generator import Counts, Generator
+    from celosia.compiler.superoptimise.generation.vocabularies import VOCABULARIES
 
-    started = time.perf_counter()
+    generator, total = Generator(known), Counts()
+    for vocabulary in VOCABULARIES:
+        started = time.perf_counter()
+        counts = generator.run(vocabulary)
+        total += counts
+        print(f"{vocabulary.name}: {_listed(counts)}, {time.perf_counter() - started:.0f} s", flush=True)
+    print(f"all: {_listed(total)}")
+    return generator.rules
 
-    def say(text: str) -> None:
-        print(f"{time.perf_counter() - started:6.0f} s  {text}", file=sys.stderr, flush=True)
 
-    try:
-        return text_of_all(budget, say)
-    except OutOfTime as error:
-        raise RuleError(f"{error}: give more with --budget") from None
+def _listed(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{count:,} {name}" for name, count in counts.items())
+
+
+def _generate(networks: Path | None, config: str, seconds: float) -> int:
+    import onnx
+
+    from celosia.compiler.compile import pricing
+    from celosia.compiler.superoptimise.generation.generator import winning_rules
+
+    rules, wins = _generated(RULES), dict[str, dict[str, float]]()
+    for path in sorted(networks.glob("*.onnx")) if networks else ():
+        print(f"{path.stem}:", flush=True)
+        model = onnx.load(path)
+        factor, needed = winning_rules(
+            RULES, rules, model, pricing(model, config), seconds, lambda text: print(" ", text)
+        )
+        for rule in needed:
+            wins.setdefault(rule.name, {})[path.stem] = round(factor, 3)
+        print(f"  {factor:.3f} times as many cycles without generated rules, {len(needed)} of which are needed")
+    winners = [rule for rule in rules if rule.name in wins]
+    return _write(GENERATED, stored_text(winners, wins), False) if networks else 0
+
+
+def _rediscover() -> int:
+    from celosia.compiler.superoptimise.generation.subsumption import is_subsumed
+
+    rules = _generated(())
+    for name, group in GROUPS.items():
+        follow = sum(is_subsumed(rule, rules) for rule in group)
+        print(f"{name}: {follow} of {len(group)} rules by hand follow from generated ones")
+    return 0
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ class BudgetError(Sentence, ValueError):
 
 
 def seconds(text: str | float) -> float:
-    """Of "90", "90s", "30m" or "1.5h", or a number of seconds. BudgetError.
+    """Parse "90", "90s", "30m" or "1.5h", or a number of seconds. BudgetError.
 
     >>> seconds("30m"), seconds("90"), seconds("1.5h"), seconds(2)
     (1800.0, 90.0, 5400.0, 2.0)

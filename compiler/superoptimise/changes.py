@@ -12,7 +12,7 @@ from celosia.compiler.superoptimise.graph import ONNX, ONNX_NAMES, BytesGraph, G
 MAX_OPERATORS = 200
 """Operators of a picture; what comes later is left out."""
 NODE = {"name": str, "what": str, "reads": list, "changed": bool}
-"""What a node of a picture has; reads: names of nodes."""
+"""Fields of a node in a picture, with their types; reads: names of nodes."""
 
 
 def changes(before: BytesGraph, after: BytesGraph) -> dict[str, list[dict[str, Any]]]:
@@ -84,7 +84,7 @@ def _what(graph: BytesGraph, each: GraphOp) -> str:
 
 
 def _operator(each: GraphOp) -> str:
-    """As ONNX calls it, where it does."""
+    """The ONNX name of an operation, or ours where ONNX has none."""
     if each.op == ONNX:
         return str(onnx.NodeProto.FromString(each["proto"]).op_type)
     if each.op == "map":

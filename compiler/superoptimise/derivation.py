@@ -32,12 +32,13 @@ def noted(model: onnx.ModelProto, report: Mapping[str, Any]) -> None:
 
 
 def derivation_of(model: onnx.ModelProto, name: str) -> dict[str, Any] | None:
-    """What was written into a model; None where nothing was. ModelError, with the model's name, for what is none."""
+    """Read the derivation in a model's metadata; None where it has none. ModelError, with the model's name, for another
+    entry."""
     return parsed(text, name) if (text := text_in(model)) else None
 
 
 def derivation_in(path: Path) -> dict[str, Any] | None:
-    """The same of an ONNX file, or of the model that a Program was compiled from. ModelError, ProgramError."""
+    """Read the derivation of an ONNX file, or of the model of a Program. ModelError, ProgramError."""
     if Program.is_program(path):
         text = Program.load(path).derivation
         return parsed(text, str(path)) if text else None
@@ -104,7 +105,7 @@ def rule_in(row: Mapping[str, Any]) -> str:
 
 
 def distance(report: Mapping[str, Any]) -> str:
-    """How far the outputs of a model are from the original's, in a sentence; "" where fast-math was not asked for."""
+    """Say how far the outputs of a model are from the original's; "" where fast-math was not asked for."""
     found = report.get("fast_math")
     if not found or not report["steps"]:
         return ""
@@ -118,7 +119,7 @@ def distance(report: Mapping[str, Any]) -> str:
 
 
 def total(report: dict[str, Any]) -> str:
-    """What all steps came to, in a sentence."""
+    """Say what all steps save together."""
     before, after = report["cycles_before"], report["cycles"]
     if is_measured(report):
         before, after = report["host_before"], report["host"]

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 Index = tuple[Any, ...]
-"""Of terms of z3, or ints."""
+"""Indices along each axis: terms of z3, or ints."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,7 +39,7 @@ class Times:
 
 
 @dataclass(frozen=True, eq=False)
-class Either:
+class Ite:
     """`yes` where `condition` holds, else `no`."""
 
     condition: Any
@@ -48,7 +48,7 @@ class Either:
 
 
 @dataclass(frozen=True, eq=False)
-class Total:
+class Sum:
     """The sum of `body` over all whole `variables` for which `guard` holds."""
 
     variables: Index
@@ -57,7 +57,7 @@ class Total:
 
 
 @dataclass(frozen=True, eq=False)
-class Largest:
+class Max:
     """The largest `body` over all whole `variables` for which `guard` holds; there is one."""
 
     variables: Index
@@ -66,14 +66,14 @@ class Largest:
 
 
 @dataclass(frozen=True, eq=False)
-class Rounded:
-    """What the function `name` makes of `parts`."""
+class Uninterpreted:
+    """The function `name` of `parts`."""
 
     name: str
     parts: tuple[Element, ...]
 
 
-Element: TypeAlias = Number | Read | Plus | Times | Either | Total | Largest | Rounded
+Element: TypeAlias = Number | Read | Plus | Times | Ite | Sum | Max | Uninterpreted
 ElementAt = Callable[[Index], Element]
 """A tensor: its element at each place."""
 

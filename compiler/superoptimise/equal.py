@@ -17,7 +17,7 @@ SAMPLES = 3
 
 
 def difference(original: onnx.ModelProto, other: onnx.ModelProto, oracle: Oracle) -> str:
-    """How the outputs of two models differ for SAMPLES random inputs, in a sentence; "" where no byte does. ValueError
+    """Say how the outputs of two models differ for SAMPLES random inputs; "" where no byte does. ValueError
     where the oracle does not run the original."""
     run = oracle(original)
     expected = [run(inputs_of(original, seed)) for seed in range(SAMPLES)]
@@ -57,7 +57,7 @@ def _random(rng: np.random.Generator, shape: list[int], dtype: Any) -> Array:
 
 
 def _bytes(value: Array) -> bytes | list[str]:
-    """Of text what it says."""
+    """The bytes of a tensor; of a tensor of text its strings."""
     return value.ravel().tolist() if value.dtype == object else np.asarray(value).tobytes()
 
 

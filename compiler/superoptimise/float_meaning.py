@@ -1,6 +1,6 @@
-"""What an element of a float convolution or product is, for proofs: a function of its terms, each with its place.
+"""An element of a float convolution or product, for proofs: a function of its terms, each with its place.
 
-The terms of a sum are a set here, each labelled with the counters that it belongs to; `Largest` stands for a function
+The terms of a sum are a set here, each labelled with the counters that it belongs to; `Max` stands for a function
 of such a set, of which nothing else is used. Two sums are equal where their sets are: then the same numbers are added
 up, whatever the order is that whoever runs it takes for these places. Needs z3.
 """
@@ -11,14 +11,14 @@ from collections.abc import Sequence
 
 import z3
 
-from celosia.compiler.superoptimise.elements import Element, ElementAt, Index, Largest, Read, Rounded
+from celosia.compiler.superoptimise.elements import Element, ElementAt, Index, Max, Read, Uninterpreted
 from celosia.compiler.superoptimise.meaning import MEANINGS, Unprovable, fresh
 from celosia.compiler.superoptimise.operators import Attributes, Shape
 
 
 def _sum(counters: Index, inside: object, *factors: Element) -> Element:
-    term = Rounded("float term", (Read("place of a float term", counters), *factors))
-    return Rounded("float sum", (Largest(counters, inside, term),))
+    term = Uninterpreted("float term", (Read("place of a float term", counters), *factors))
+    return Uninterpreted("float sum", (Max(counters, inside, term),))
 
 
 def _convolve(args: Sequence[ElementAt], shapes: Sequence[Shape], given: Attributes, at: Index) -> Element:
@@ -33,7 +33,7 @@ def _convolve(args: Sequence[ElementAt], shapes: Sequence[Shape], given: Attribu
     bounds = ((c, channels), (i, kernel[0]), (j, kernel[1]), (y, shapes[0][2]), (z, shapes[0][3]))
     inside = z3.And(*(z3.And(each >= 0, each < size) for each, size in bounds))
     total = _sum((c, i, j), inside, x((n, c, y, z)), w((o, c, i, j)))
-    return Rounded("float plus", (total, b[0]((o,)))) if b else total
+    return Uninterpreted("float plus", (total, b[0]((o,)))) if b else total
 
 
 def _multiply(args: Sequence[ElementAt], shapes: Sequence[Shape], given: Attributes, at: Index) -> Element:

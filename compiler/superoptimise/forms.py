@@ -211,7 +211,7 @@ def _bytes_moves(reader: OnnxReader, node: onnx.NodeProto) -> None:
 
 @node_reader("Add")
 def _sum(reader: OnnxReader, node: onnx.NodeProto) -> None:
-    """Of int32, where the second operand is a number or as large as the first; constants come second."""
+    """Read a sum of int32 whose second operand is a number or as large as the first; constants come second."""
     a, b = node.input
     if a in reader.constants:
         a, b = b, a
@@ -224,7 +224,7 @@ def _sum(reader: OnnxReader, node: onnx.NodeProto) -> None:
 
 @qdq_reader("Pad")
 def _pad(reader: OnnxReader, node: onnx.NodeProto, y: BytesOf) -> None:
-    """With zeros, whose byte is the zero point."""
+    """Read padding with zeros, whose byte is the zero point."""
     x, given = reader.dequantised(node.input[0]), attributes_of(node)
     _require_same(x, y)
     fill = named_input(node, "constant_value")

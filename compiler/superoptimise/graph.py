@@ -35,7 +35,7 @@ class Meant:
 
     @property
     def pair(self) -> tuple[float, int]:
-        """As numerics takes them."""
+        """Scale and zero point, as numerics takes them."""
         return self.scale, self.zero
 
 
@@ -113,7 +113,7 @@ class Written:
 
 
 Note = Written | Meant | None
-"""What only the writer needs: of `requantise` Written; of what moves between two changes of type Meant."""
+"""Data of an operation that only the writer needs: Written of `requantise`; Meant of movement between QDQ."""
 
 
 @dataclass(frozen=True)
@@ -166,7 +166,7 @@ class BytesGraph:
 
     @cached_property
     def places(self) -> dict[str, int]:
-        """Where the operation that makes each tensor stands."""
+        """Position in `operations` of the operation that makes each tensor."""
         return {name: place for place, each in enumerate(self.operations) for name in each.outputs if name}
 
     @cached_property
@@ -195,7 +195,7 @@ class BytesGraph:
 
     @property
     def numbers(self) -> dict[str, str]:
-        """What each tensor is, whatever it is called."""
+        """Digest of what each tensor is computed from, without names."""
         return self._numbered[1]
 
     @cached_property
@@ -235,7 +235,7 @@ def _digest(array: Array | None) -> str:
 
 
 def _needed(operations: Sequence[GraphOp], outputs: Sequence[str]) -> Iterator[GraphOp]:
-    """Those that outputs are made of, each behind what makes its inputs, else in the order given."""
+    """Yield the operations that outputs are made of, each behind those that make its inputs, else in their order."""
     makers = {name: each for each in operations for name in each.outputs if name}
     wanted: set[int] = set()
     waiting = [makers[name] for name in outputs if name in makers]

@@ -16,8 +16,8 @@ from celosia.compiler.tune.measure import Status, TrialResult
 from celosia.compiler.tune.records import Key, Records
 
 MEASURER = "superoptimiser"
-WHOLE = ("nothing left", "nothing better")
-"""How a search ends that would find no more in a longer time."""
+WHOLE = ("nothing left",)
+"""Endings of a search that would find no more in a longer time."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class KeptSearches:
         return KeptSearches(records, config, graph, way, digest)
 
     def steps(self) -> tuple[KnownStep, ...]:
-        """Those of the cheapest that is known, by whatever rules it was found; where nothing is known of this Config,
+        """Steps of the cheapest known graph, by whatever rules it was found; where nothing is known of this Config,
         those of the one that was noted last."""
         others = (config for workload, config in reversed(self.records.by_workload) if workload == self._workload)
         for config in (self.config, *others):

@@ -1,4 +1,4 @@
-"""What operators demand of the shapes of their operands: of ints where a graph is made, of terms of z3 in proofs."""
+"""Demands of operators on the shapes of their operands: ints where a graph is made, terms of z3 in proofs."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ DEMANDS: dict[str, Demand] = {
 
 
 def demands(op: str, shapes: Sequence[Shape], given: Attributes) -> list[Any]:
-    """What `op` asks of its operands' shapes and its attributes; what stands behind a False may be missing."""
+    """List the demands of `op` on its operands' shapes and its attributes; demands behind a False may be missing."""
     found: list[Any] = []
     try:
         for each in DEMANDS[op](shapes, given):

@@ -1,4 +1,4 @@
-"""Where a rule fits into a graph, and the graph with what it makes."""
+"""Match a rule against a graph, and rewrite the graph where it matches."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 from celosia.compiler.superoptimise.graph import Array, ByteMap, BytesGraph, GraphOp, Meant, Note, TensorKind, Written
 from celosia.compiler.superoptimise.legal import demands
 from celosia.compiler.superoptimise.operators import OPERATORS
-from celosia.compiler.superoptimise.rule import Absorbs, Monotone, RewriteRule, SameByte
+from celosia.compiler.superoptimise.rule import Absorbs, IsIdentity, Monotone, RewriteRule
 from celosia.compiler.superoptimise.scales import realised
 from celosia.compiler.superoptimise.sizes import SizeOf, bind, value_of
 from celosia.compiler.superoptimise.terms import ByteFunction, Composed, Leaf, Term, walk
@@ -138,7 +138,7 @@ class _Binding:
             case Monotone(function):
                 steps = np.diff(self.functions[function.name].table.astype(np.int64))
                 return bool(np.all(steps >= 0))
-            case SameByte(function):
+            case IsIdentity(function):
                 return bool(np.array_equal(self.functions[function.name].table, np.arange(-128, 128)))
             case Absorbs(outer, inner):
                 f, g = (self.functions[each.name].table.astype(np.int64) for each in (outer, inner))
@@ -194,7 +194,9 @@ def _depth(term: Term) -> int:
 # What a rule makes ---------------------------------------------------------------------------------------------------
 
 
-class _Builder:
+class GraphBuilder:
+    """Adds the operations of terms to a graph in which a rule matches. made: these operations."""
+
     def __init__(self, graph: BytesGraph, match: Match) -> None:
         self.graph, self.match = graph, match
         self.constants, self.kinds = {**graph.constants, **match.numbers}, dict(graph.kinds)
@@ -249,14 +251,14 @@ class _Builder:
         return name
 
     def _read_as(self, x: str) -> Meant | None:
-        """What `x` means to the product that reads it."""
+        """Scale and zero point of `x` for the product that reads it."""
         for each in self.match.matched:
             if each.op == "convolve" and each.inputs[0] == x:
                 return Meant(self.notes[0].x, int(self.constants[each.inputs[1]]))
         return None
 
     def _made_as(self, x: str) -> Meant | None:
-        """What `x` means to the product that makes it, of those that are made here."""
+        """Scale and zero point of `x` for the product that makes it, of those that are made here."""
         for each in self.made:
             if each.outputs[0] == x and isinstance(each.note, Written):
                 return Meant(each.note.y, int(self.constants[each.inputs[-1]]))
@@ -278,7 +280,7 @@ class _Builder:
 
 def rewritten(graph: BytesGraph, match: Match) -> BytesGraph:
     """`graph` with what the rule makes where it fits. NotTaken."""
-    builder = _Builder(graph, match)
+    builder = GraphBuilder(graph, match)
     same: dict[str, str] = {}
     for root, term in zip(match.roots, match.rule.after):
         wanted = root.outputs[0]
@@ -322,4 +324,4 @@ def _own_inputs(each: GraphOp) -> int:
     return len(onnx.NodeProto.FromString(each["proto"]).input)
 
 
-__all__ = ["Match", "Meant", "NotTaken", "matches", "rewritten"]
+__all__ = ["GraphBuilder", "Match", "Meant", "NotTaken", "matches", "rewritten"]

@@ -1,4 +1,4 @@
-"""What an element of each operator's result is, for proofs. Needs z3."""
+"""An element of each operator's result as an expression, for proofs. Needs z3."""
 
 from __future__ import annotations
 
@@ -9,27 +9,27 @@ from typing import Any
 import z3
 
 from celosia.compiler.superoptimise.elements import (
-    Either,
     Element,
     ElementAt,
     Index,
-    Largest,
+    Ite,
+    Max,
     Plus,
-    Rounded,
+    Sum,
     Times,
-    Total,
+    Uninterpreted,
     minus,
 )
 from celosia.compiler.superoptimise.operators import Attributes, Shape
 from celosia.compiler.superoptimise.sizes import quotient
 
 Meaning = Callable[[Sequence[ElementAt], Sequence[Shape], Attributes, Index], Element]
-"""Of operands, their shapes, attributes, and the place in the result."""
+"""An element of a result: a function of operands, their shapes, attributes, and the index in the result."""
 _FRESH = count()
 
 
 class Unprovable(Exception):
-    """Of a term that this prover has no meaning for; one sentence."""
+    """A term that the prover has no meaning for; one sentence."""
 
 
 def fresh(name: str) -> Any:
@@ -56,7 +56,7 @@ def _convolve(args: Sequence[ElementAt], shapes: Sequence[Shape], given: Attribu
 
     def of_group(g: int) -> Element:
         factor = minus(x((n, c + g * channels, y, z)), xz(()))
-        return Total((c, i, j), inside, Times((factor, weight)))
+        return Sum((c, i, j), inside, Times((factor, weight)))
 
     if not isinstance(groups, int):
         raise Unprovable("a number of groups that is no number")
@@ -65,7 +65,7 @@ def _convolve(args: Sequence[ElementAt], shapes: Sequence[Shape], given: Attribu
         outputs = shapes[2][0]
         per_group = outputs / groups  # z3's division of whole numbers
         for g in reversed(range(groups - 1)):
-            total = Either(o < (g + 1) * per_group, of_group(g), total)
+            total = Ite(o < (g + 1) * per_group, of_group(g), total)
     return Plus((total, b((o,))))
 
 
@@ -73,18 +73,21 @@ def _multiply(args: Sequence[ElementAt], shapes: Sequence[Shape], given: Attribu
     x, xz, w, wz, b = args
     k = fresh("k")
     body = Times((minus(x((*at[:-1], k)), xz(())), minus(w((k, at[-1])), wz((at[-1],)))))
-    return Plus((Total((k,), _within(k, 0, shapes[2][0]), body), b((at[-1],))))
+    return Plus((Sum((k,), _within(k, 0, shapes[2][0]), body), b((at[-1],))))
 
 
 def _largest(args: Sequence[ElementAt], shapes: Sequence[Shape], given: Attributes, at: Index) -> Element:
+    (down, across), kernel = given["strides"], given["kernel"]
+    if all(isinstance(size, int) and size == 1 for size in kernel):  # a window of one pixel, which is no padding
+        return args[0]((*at[:2], at[2] * down, at[3] * across))
     i, j = fresh("i"), fresh("j")
-    y = at[2] * given["strides"][0] + i * given["dilations"][0] - given["pads"][0]
-    z = at[3] * given["strides"][1] + j * given["dilations"][1] - given["pads"][1]
+    y = at[2] * down + i * given["dilations"][0] - given["pads"][0]
+    z = at[3] * across + j * given["dilations"][1] - given["pads"][1]
     inside = z3.And(
-        _within(i, 0, given["kernel"][0]), _within(j, 0, given["kernel"][1]),
+        _within(i, 0, kernel[0]), _within(j, 0, kernel[1]),
         _within(y, 0, shapes[0][2]), _within(z, 0, shapes[0][3]),
     )  # fmt: skip
-    return Largest((i, j), inside, args[0]((*at[:2], y, z)))
+    return Max((i, j), inside, args[0]((*at[:2], y, z)))
 
 
 def _concat(args: Sequence[ElementAt], shapes: Sequence[Shape], given: Attributes, at: Index) -> Element:
@@ -98,7 +101,7 @@ def _concat(args: Sequence[ElementAt], shapes: Sequence[Shape], given: Attribute
 
     found = part(len(args) - 1)
     for number in reversed(range(len(args) - 1)):
-        found = Either(at[axis] < begins[number + 1], part(number), found)
+        found = Ite(at[axis] < begins[number + 1], part(number), found)
     return found
 
 
@@ -115,7 +118,7 @@ def _transpose(args: Sequence[ElementAt], shapes: Sequence[Shape], given: Attrib
 def _pad(args: Sequence[ElementAt], shapes: Sequence[Shape], given: Attributes, at: Index) -> Element:
     inner = tuple(index - before for index, before in zip(at, given["pads"]))
     inside = z3.And(*(_within(index, 0, size) for index, size in zip(inner, shapes[0])))
-    return Either(inside, args[0](inner), args[1](()))
+    return Ite(inside, args[0](inner), args[1](()))
 
 
 def _reshape(args: Sequence[ElementAt], shapes: Sequence[Shape], given: Attributes, at: Index) -> Element:
@@ -159,7 +162,7 @@ def _phases(args: Sequence[ElementAt], shapes: Sequence[Shape], given: Attribute
 
     found = of_phase(by * by - 1)
     for number in reversed(range(by * by - 1)):
-        found = Either(channel < (number + 1) * channels, of_phase(number), found)
+        found = Ite(channel < (number + 1) * channels, of_phase(number), found)
     return found
 
 
@@ -174,7 +177,7 @@ def _interleave(args: Sequence[ElementAt], shapes: Sequence[Shape], given: Attri
     found = of_phase(by * by - 1)
     for number in reversed(range(by * by - 1)):
         i, j = divmod(number, by)
-        found = Either(z3.And(row % by == i, column % by == j), of_phase(number), found)
+        found = Ite(z3.And(row % by == i, column % by == j), of_phase(number), found)
     return found
 
 
@@ -182,10 +185,10 @@ MEANINGS: dict[str, Meaning] = {
     "convolve": _convolve,
     "multiply": _multiply,
     "plus": lambda args, shapes, given, at: Plus((args[0](at), args[1](at if len(shapes[1]) else ()))),
-    "requantise": lambda args, shapes, given, at: Rounded(
+    "requantise": lambda args, shapes, given, at: Uninterpreted(
         "requantise", (args[0](at), args[1]((at[given["axis"]],)), args[2](()))
     ),
-    "map": lambda args, shapes, given, at: Rounded(f"map {given['f']}", tuple(arg(at) for arg in args)),
+    "map": lambda args, shapes, given, at: Uninterpreted(f"map {given['f']}", tuple(arg(at) for arg in args)),
     "largest": _largest,
     "concat": _concat,
     "slice": _slice,

@@ -71,7 +71,7 @@ def _kernels(program: Program, large: bool) -> dict[str, tuple[CompiledKernel, l
 
 
 def _runner(kernel: CompiledKernel, fixed: list[bool], large: bool) -> Callable[[], None]:
-    """What runs a kernel once, each time on other constants where the model is large."""
+    """A function that runs a kernel once, each time on other constants where the model is large."""
     rng = np.random.default_rng(0)
     given = [_random(rng, dtype, shape) for dtype, shape in kernel.inputs]
     outputs = [empty(numpy_dtype(dtype), shape) for dtype, shape in kernel.outputs]

@@ -65,7 +65,7 @@ class Neighbourhoods:
         return self._anew(parts[0], parts[1]) if old.measured and saved > NOISE * old.total else saved
 
     def _parts(self, before: BytesGraph, after: BytesGraph) -> list[BytesGraph] | None:
-        """Where they differ, each as a graph of its own."""
+        """Cut out where two graphs differ, each part as a graph of its own."""
         kept = set(before.operations) & set(after.operations)
         changed = [[each for each in graph.operations if each not in kept] for graph in (before, after)]
         near = {
@@ -81,7 +81,7 @@ class Neighbourhoods:
         return parts
 
     def _anew(self, before: BytesGraph, after: BytesGraph) -> float:
-        """What was measured at two times, measured at one."""
+        """Measure both sides of a step again, by turns: until now each was measured at another time."""
         alike = likeness(before), likeness(after)
         if alike not in self.measured and self.pricing.anew is not None:
             saved = self.pricing.anew(self._model(before), self._model(after))
@@ -181,7 +181,7 @@ def _next_to(graph: BytesGraph, operations: Iterable[GraphOp]) -> set[GraphOp]:
 
 
 def _branches(graph: BytesGraph, operation: GraphOp) -> set[GraphOp]:
-    """What is made of the input of `operation` until it meets what is made of its output."""
+    """Operations on the input of `operation`, up to those that also depend on its output."""
     below = _below(graph, [operation], set())
     return _below(graph, graph.readers.get(operation.inputs[0], []), below)
 

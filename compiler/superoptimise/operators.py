@@ -30,7 +30,7 @@ from celosia.compiler.superoptimise.sizes import quotient
 Array = NDArray[Any]
 Attributes = Mapping[str, Any]
 Shape = tuple[Any, ...]
-"""Of ints, or of terms of z3 in proofs."""
+"""Sizes of a tensor: ints, or terms of z3 in proofs."""
 
 
 class BytesFunction(Protocol):

@@ -38,7 +38,7 @@ from celosia.compiler.tune.records import Records
 OLDEST = 13
 """Opset: QuantizeLinear by channels, Slice with its places as inputs."""
 RETIMED = 5
-"""How many of the best models are tuned where Pricing can."""
+"""Best models that are tuned where Pricing can."""
 LARGEST = (1 << 31) - (1 << 20)
 """Bytes of a file of ONNX, less what a few nodes more may take."""
 
@@ -55,9 +55,9 @@ class Optimised:
     state: SearchState
     refused: tuple[str, ...] = ()
     changes: dict[str, Any] = field(default_factory=dict)
-    """As changes.py has them."""
+    """Operators before and after, as changes.py lists them."""
     apart: Apart | None = None
-    """With fast-math: how far the outputs of the two models are from each other."""
+    """Distance between the outputs of the two models, with fast-math."""
     matched: dict[str, int] = field(default_factory=dict)
     """Places of the original where each rule of the caller's fits."""
 
@@ -156,35 +156,35 @@ def _require_writable(model: onnx.ModelProto) -> None:
 
 def optimise(
     source: Source, pricing: Pricing, budget: float, oracle: Oracle, shapes: Shapes | None = None, *,
-    own: Sequence[RewriteRule] = (), rules: Sequence[RewriteRule] = RULES, told: Told = lambda state: None,
-    way: str = "queue", further: Sequence[RewriteRule] | None = None, floats: bool = False,
-    records: Records | None = None, config: str = "", fast_math: bool = False,
+    own: Sequence[RewriteRule] = (), rules: Sequence[RewriteRule] | None = None, told: Told = lambda state: None,
+    way: str = "queue", floats: bool = False, records: Records | None = None, config: str = "",
+    fast_math: bool = False,
 ) -> Optimised:  # fmt: skip
     """The model that costs least by `pricing` of those that the rules make of `source` in `budget` seconds.
 
     way: of search.WAYS. own: rules of the caller's, which are proved now. oracle: runs the original and the best one,
-    and others where that is not the same. further: rules that are tried where `rules` leave nothing; by default the
-    generated ones. floats: those of floats, too. fast_math: and those of rules.REALS, which hold where floats are real
-    numbers: outputs may then differ as rounding.py says, and no further. Ctrl-C ends the search and keeps what it has.
-    records: where what is found is kept, and from which the search goes on. config: what `pricing` is of, there.
+    and others where that is not the same. rules: by default RULES and the generated ones. floats: those of floats, too.
+    fast_math: and those of rules.REALS, which hold where floats are real numbers: outputs may then differ as
+    rounding.py says, and no further. Ctrl-C ends the search and keeps what it has. records: where what is found is
+    kept, and from which the search goes on. config: what `pricing` is of, there.
     BudgetError, ModelError, RuleError, and ValueError for a model that the oracle does not run.
     """
     if budget <= 0:
         raise BudgetError(f"in {budget:g} s nothing can be found; give more, as 60s")
-    further = generated_rules() if further is None else further
     if fast_math and not floats:
         raise RuleError("fast-math is of floats that the CPU alone computes: leave the accelerator out, or fast-math")
+    rules = (*RULES, *generated_rules()) if rules is None else rules
     rules = (*(REALS if fast_math else ()), *(FLOATS if floats else ()), *rules)
-    require_proved((*rules, *further), own, fast_math)
+    require_proved(rules, own, fast_math)
     original = with_shapes(source, shapes)
     graph = graph_of(original, floats, fast_math)
 
     near = Neighbourhoods(original, pricing)
-    searching = Searching((*rules, *own), _prices(original, graph, pricing), near.gain, budget, told, way, further)
+    searching = Searching((*rules, *own), price_function(original, graph, pricing), near.gain, budget, told, way)
     searching.begin, searching.helpers = near.begin, pricing.helpers
     kept = None
     if records is not None:
-        kept = KeptSearches.of(records, config, graph, way, (*rules, *own, *further))
+        kept = KeptSearches.of(records, config, graph, way, (*rules, *own))
         searching.known, searching.known_whole = kept.steps(), kept.has_ended(budget)
     state = searching.run(graph)
     found: Sequence[Found] = searching.found
@@ -202,8 +202,8 @@ def optimise(
     return made
 
 
-def _prices(original: onnx.ModelProto, graph: BytesGraph, pricing: Pricing) -> PriceOf:
-    """What graphs cost, of which `graph`, that of the original, is asked first."""
+def price_function(original: onnx.ModelProto, graph: BytesGraph, pricing: Pricing) -> PriceOf:
+    """A function that prices graphs; it must be asked first about `graph`, that of the original."""
     before: list[Price] = []
 
     def price_of(each: BytesGraph) -> Price:

@@ -28,7 +28,7 @@ class Price:
 
     @property
     def total(self) -> float:
-        """What a search compares."""
+        """The sum, which a search compares."""
         return self.cycles + self.host
 
     def less(self, gain: float) -> Price:
@@ -52,7 +52,7 @@ class Awaited(Protocol):
         ...
 
     def price(self) -> Price | None:
-        """What it is; UNMEASURED where whoever looked for it gave no answer, None where nobody did. Of one that is
+        """The price; UNMEASURED where whoever looked for it gave no answer, None where nobody did. Of one that is
         ready."""
         ...
 

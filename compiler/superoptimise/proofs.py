@@ -23,17 +23,17 @@ GENERATED = FOLDER / "generated.json"
 FLOATS_FILE = FOLDER / "float_proofs.json"
 """Proofs of rules of floats."""
 WINDOWS_FILE = FOLDER / "window_proofs.json"
-"""And of rules of averages, and of the largest of windows in two steps."""
+"""Proofs of rules of averages, and of the largest of windows in two steps."""
 FILES = FILE, FLOATS_FILE, WINDOWS_FILE, GENERATED
 REALS_FILE = FOLDER / "real_proofs.json"
-"""And of rules of fast-math, which hold in real numbers: used where they are asked for, never else."""
+"""Proofs of rules of fast-math, which hold in real numbers: used where they are asked for, never else."""
 MEANING = ("sizes.py", "terms.py", "elements.py", "operators.py", "legal.py", "meaning.py", "rule.py", "prover.py")
 """Sources that say what a rule's text means, and what a proof is."""
 BESIDE = {
     FLOATS_FILE: ("floats.py", "float_meaning.py"), WINDOWS_FILE: ("windows.py", "window_meaning.py"),
     REALS_FILE: ("floats.py", "reals.py", "real_meaning.py"),
 }  # fmt: skip
-"""Those that say beside them what rules of floats, of windows and of real numbers mean."""
+"""Sources, beside these, that rules of floats, of windows and of real numbers depend on."""
 
 
 class RuleError(Sentence, ValueError):
@@ -49,7 +49,7 @@ def meaning(of: Path = FILE) -> str:
 
 
 def text_of(rules: Iterable[RewriteRule], file: Path = FILE) -> str:
-    """What is in `file`: every rule proved anew. RuleError for one that is not, or of whose name there are two."""
+    """Prove every rule anew and give the text of `file`. RuleError for one that is not proved, or a name used twice."""
     rows: dict[str, Any] = {}
     for rule in rules:
         if rule.name in rows:
@@ -59,7 +59,7 @@ def text_of(rules: Iterable[RewriteRule], file: Path = FILE) -> str:
 
 
 def row_of(rule: RewriteRule, file: Path = FILE) -> dict[str, Any]:
-    """What the file says of a rule, which is proved now; in real numbers for REALS_FILE. RuleError."""
+    """Prove a rule and give its row of the file; in real numbers for REALS_FILE. RuleError."""
     found = _verdict(rule, file == REALS_FILE)
     sides = [f"{before}  ->  {after}" for before, after in zip(rule.before, rule.after)]
     return {"digest": rule.digest, "cases": found.cases, "questions": found.asked, "says": rule.says, "sides": sides}
@@ -89,7 +89,7 @@ def _rows() -> dict[str, tuple[str, dict[str, Any]]]:
 
 
 def proof_of(name: str) -> str:
-    """Where the proof of the rule of this name is, and of what size, in a few words."""
+    """Name the file that has the proof of this rule, and say how large the proof is."""
     if name not in _rows():
         return "proved when it was given"
     file, row = _rows()[name]

@@ -17,44 +17,44 @@ from typing import Any
 import z3
 
 from celosia.compiler.superoptimise.elements import (
-    Either,
     Element,
     ElementAt,
     Index,
-    Largest,
+    Ite,
+    Max,
     Number,
     Plus,
     Read,
-    Rounded,
+    Sum,
     Times,
-    Total,
+    Uninterpreted,
 )
 from celosia.compiler.superoptimise.legal import demands
 from celosia.compiler.superoptimise.meaning import MEANINGS, Unprovable, fresh
 from celosia.compiler.superoptimise.operators import OPERATORS, Shape
-from celosia.compiler.superoptimise.rule import Absorbs, Monotone, RewriteRule, SameByte, SumCut
+from celosia.compiler.superoptimise.rule import Absorbs, IsIdentity, Monotone, RewriteRule, SumCut
 from celosia.compiler.superoptimise.sizes import SizeOf, Values, value_of
 from celosia.compiler.superoptimise.terms import Leaf, Term
 
 STEPS = 2_000_000
-"""Of z3 for one question, as it counts them: a limit in seconds would give other answers on a slower machine."""
+"""Steps of z3 for one question, as it counts them: a limit in seconds would give other answers on a slower machine."""
 MOST_RENUMBERINGS = 300
 _MODULUS = 1 << 32
 Facts = tuple[Any, ...]
 Monomial = tuple[int, tuple[Element, ...]]
-Reduction = Total | Largest
+Reduction = Sum | Max
 
 
 @dataclass
 class Prover:
     """shifts: what the counters of a sum may begin at on one side, beside 0. monotone: names of functions that never
-    swap two bytes. idle: of those that give back what they are given. absorbing: pairs (f, g) of functions with
+    swap two bytes. identities: of those that are the identity. absorbing: pairs (f, g) of functions with
     f(g(v)) = g(v) for all v. cuts: of sums."""
 
     shifts: Sequence[Any] = ()
     monotone: frozenset[str] = frozenset()
     absorbing: frozenset[tuple[str, str]] = frozenset()
-    idle: frozenset[str] = frozenset()
+    identities: frozenset[str] = frozenset()
     cuts: Sequence[SumCut] = ()
     asked: int = 0
     _known: dict[tuple[int, ...], bool] = field(default_factory=dict)
@@ -92,9 +92,9 @@ class Prover:
             return True
         if isinstance(a, Read) and isinstance(b, Read):
             return self._same_place(a, b, facts)
-        if isinstance(a, Largest) and isinstance(b, Largest):
+        if isinstance(a, Max) and isinstance(b, Max):
             return self._equal_reductions([a], [b], facts)
-        if isinstance(a, Rounded) and isinstance(b, Rounded):
+        if isinstance(a, Uninterpreted) and isinstance(b, Uninterpreted):
             return self._equal_functions(a, b, facts)
         return self._is_zero([*monomials(a), *((-k, atoms) for k, atoms in monomials(b))], facts)
 
@@ -103,7 +103,7 @@ class Prover:
             return False
         return all(self.holds(facts, as_z3(i) == as_z3(j)) for i, j in zip(a.index, b.index))
 
-    def _equal_functions(self, a: Rounded, b: Rounded, facts: Facts) -> bool:
+    def _equal_functions(self, a: Uninterpreted, b: Uninterpreted, facts: Facts) -> bool:
         if a.name != b.name or len(a.parts) != len(b.parts):
             return False
         return all(self.equal(p, q, facts) for p, q in zip(a.parts, b.parts))
@@ -111,30 +111,30 @@ class Prover:
     def _settled(self, element: Element, facts: Facts) -> Element:
         """`element` without the conditions that `facts` decide; monotone functions are inside of largest values."""
         match element:
-            case Either(condition, yes, no):
+            case Ite(condition, yes, no):
                 condition = z3.simplify(condition) if not isinstance(condition, bool) else z3.BoolVal(condition)
                 if self.holds(facts, condition):
                     return self._settled(yes, facts)
                 if self.holds(facts, z3.Not(condition)):
                     return self._settled(no, facts)
-                return Either(condition, self._settled(yes, facts), self._settled(no, facts))
+                return Ite(condition, self._settled(yes, facts), self._settled(no, facts))
             case Plus(parts):
                 return Plus(tuple(self._settled(part, facts) for part in parts))
             case Times(parts):
                 return Times(tuple(self._settled(part, facts) for part in parts))
-            case Rounded(name, parts):
+            case Uninterpreted(name, parts):
                 return self._function(name, tuple(self._settled(part, facts) for part in parts))
         return element
 
     def _function(self, name: str, parts: tuple[Element, ...]) -> Element:
         inner = parts[0]
-        if name in self.idle and len(parts) == 1:
+        if name in self.identities and len(parts) == 1:
             return inner
-        if name in self.monotone and len(parts) == 1 and isinstance(inner, Largest):
-            return Largest(inner.variables, inner.guard, Rounded(name, (inner.body,)))
-        if len(parts) == 1 and isinstance(inner, Rounded) and (name, inner.name) in self.absorbing:
+        if name in self.monotone and len(parts) == 1 and isinstance(inner, Max):
+            return Max(inner.variables, inner.guard, Uninterpreted(name, (inner.body,)))
+        if len(parts) == 1 and isinstance(inner, Uninterpreted) and (name, inner.name) in self.absorbing:
             return inner
-        return Rounded(name, parts)
+        return Uninterpreted(name, parts)
 
     # Sums and largest values ---------------------------------------------------------------------------------------
 
@@ -158,7 +158,7 @@ class Prover:
 
     def _parts(self, each: Reduction, cut: SumCut, facts: Facts) -> list[Reduction]:
         """`each` cut along a counter; as it is where it has no such counter, or another length."""
-        if not isinstance(each, Total) or cut.counter >= len(each.variables):
+        if not isinstance(each, Sum) or cut.counter >= len(each.variables):
             return [each]
         variable = each.variables[cut.counter]
         found: list[Reduction] = []
@@ -171,7 +171,7 @@ class Prover:
             inside = [] if cut.every else [inner >= 0, inner < length]
             guard = z3.And(z3.substitute(each.guard, (variable, place)), *inside)
             variables = (*each.variables[: cut.counter], inner, *each.variables[cut.counter + 1 :])
-            found.append(Total(variables, guard, substituted(each.body, [(variable, place)])))
+            found.append(Sum(variables, guard, substituted(each.body, [(variable, place)])))
         return found
 
     def _renumberings(self, width: int) -> Iterator[tuple[tuple[int, ...], Index]]:
@@ -183,9 +183,9 @@ class Prover:
                     yield order, steps
 
     def _equal_at(self, left: Sequence[Reduction], right: Sequence[Reduction], facts: Facts) -> bool:
-        if isinstance(left[0], Total):
-            parts = [Either(each.guard, each.body, Number(0)) for each in left]
-            others = [Either(each.guard, each.body, Number(0)) for each in right]
+        if isinstance(left[0], Sum):
+            parts = [Ite(each.guard, each.body, Number(0)) for each in left]
+            others = [Ite(each.guard, each.body, Number(0)) for each in right]
             return self.equal(Plus(tuple(parts)), Plus(tuple(others)), facts)
         a, b = left[0], right[0]
         if not (self.holds((*facts, a.guard), b.guard) and self.holds((*facts, b.guard), a.guard)):
@@ -206,7 +206,7 @@ class Prover:
             left = [each for each in left if each[0] % _MODULUS]
         if not left:
             return True
-        sums = [(k, atoms[0]) for k, atoms in left if len(atoms) == 1 and isinstance(atoms[0], Total)]
+        sums = [(k, atoms[0]) for k, atoms in left if len(atoms) == 1 and isinstance(atoms[0], Sum)]
         if len(sums) < len(left) or any(k not in (1, -1) for k, _ in sums):
             return False
         plus = [each for k, each in sums if k == 1]
@@ -225,7 +225,7 @@ class Prover:
         return True
 
     def _same_atom(self, a: Element, b: Element, facts: Facts) -> bool:
-        if type(a) is not type(b) or isinstance(a, Total):
+        if type(a) is not type(b) or isinstance(a, Sum):
             return False
         return self.equal(a, b, facts)
 
@@ -251,13 +251,13 @@ def as_z3(value: Any) -> Any:
 
 
 def conditions(element: Element) -> Iterator[Any]:
-    """Those outside of sums and largest values."""
+    """Yield the conditions of `element` outside of sums and largest values."""
     match element:
-        case Either(condition, yes, no):
+        case Ite(condition, yes, no):
             yield condition
             yield from conditions(yes)
             yield from conditions(no)
-        case Plus(parts) | Times(parts) | Rounded(_, parts):
+        case Plus(parts) | Times(parts) | Uninterpreted(_, parts):
             for part in parts:
                 yield from conditions(part)
 
@@ -309,14 +309,14 @@ def substituted(element: Element, pairs: Sequence[tuple[Any, Any]]) -> Element:
             return Plus(tuple(substituted(part, pairs) for part in parts))
         case Times(parts):
             return Times(tuple(substituted(part, pairs) for part in parts))
-        case Rounded(name, parts):
-            return Rounded(name, tuple(substituted(part, pairs) for part in parts))
-        case Either(condition, yes, no):
-            return Either(put(condition), substituted(yes, pairs), substituted(no, pairs))
-        case Total(variables, guard, body):
-            return Total(variables, put(guard), substituted(body, pairs))
-        case Largest(variables, guard, body):
-            return Largest(variables, put(guard), substituted(body, pairs))
+        case Uninterpreted(name, parts):
+            return Uninterpreted(name, tuple(substituted(part, pairs) for part in parts))
+        case Ite(condition, yes, no):
+            return Ite(put(condition), substituted(yes, pairs), substituted(no, pairs))
+        case Sum(variables, guard, body):
+            return Sum(variables, put(guard), substituted(body, pairs))
+        case Max(variables, guard, body):
+            return Max(variables, put(guard), substituted(body, pairs))
     return element
 
 
@@ -324,7 +324,7 @@ def substituted(element: Element, pairs: Sequence[tuple[Any, Any]]) -> Element:
 
 
 def tensor(term: Term, values: Values) -> tuple[ElementAt, Shape]:
-    """What each element of `term` is, and its shape, of sizes with these values. Unprovable."""
+    """Each element of `term` as an expression, and its shape, for sizes with these values. Unprovable."""
     if isinstance(term, Leaf):
         name = term.name
         return (lambda index: Read(name, index)), value_of(term.shape, values)
@@ -352,7 +352,7 @@ def prove(prover: Prover, left: Term, right: Term, values: Values, facts: Facts)
 
 
 def demanded(term: Term, values: Values) -> list[Any]:
-    """What the operators of `term` ask of sizes. Unprovable."""
+    """List the demands of the operators of `term` on sizes. Unprovable."""
     if isinstance(term, Leaf):
         return []
     if term.op not in MEANINGS:
@@ -382,7 +382,7 @@ def verdict(rule: RewriteRule) -> Judgement:
 
 
 def judged(rule: RewriteRule, prover_of: Callable[[Values], Prover]) -> Judgement:
-    """The same by other provers, of which each case has one of its own. values: of sizes and choices."""
+    """Judge `rule` case by case, each by a prover of its own. prover_of: makes it, from values of sizes and choices."""
     cases = asked = 0
     for choice in rule.cases():
         values = {**choice, **{each.name: z3.Int(each.name) for each in rule.sizes}}
@@ -401,11 +401,11 @@ def judged(rule: RewriteRule, prover_of: Callable[[Values], Prover]) -> Judgemen
 
 
 def _prover_of(rule: RewriteRule, values: Values) -> Prover:
-    """With what the rule says of its functions, and its hints."""
+    """A prover that knows the rule's conditions on functions, and its hints."""
     return Prover(
         shifts=tuple(value_of(shift, values) for shift in rule.shifts),
         cuts=[replace(cut, runs=value_of(cut.runs, values)) for cut in rule.cuts],
-        idle=frozenset(f"map {each.function}" for each in rule.where if isinstance(each, SameByte)),
+        identities=frozenset(f"map {each.function}" for each in rule.where if isinstance(each, IsIdentity)),
         monotone=frozenset(f"map {each.function}" for each in rule.where if isinstance(each, Monotone)),
         absorbing=frozenset(
             (f"map {each.outer}", f"map {each.inner}") for each in rule.where if isinstance(each, Absorbs)

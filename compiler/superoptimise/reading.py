@@ -173,7 +173,7 @@ class OnnxReader:
         return BytesOf(name, self.array(scale), self.array(zero) if zero else np.zeros((), dtype))
 
     def dequantised(self, name: str) -> BytesOf:
-        """What `name` is the DequantizeLinear of. NotOurs."""
+        """The bytes that `name` is the DequantizeLinear of. NotOurs."""
         node = self.makers.get(name)
         if node is None or node.op_type != "DequantizeLinear" or node.domain not in ("", "com.microsoft"):
             raise NotOurs
@@ -186,7 +186,7 @@ class OnnxReader:
         return replace(found, axis=int(axis)) if found.scale.size > 1 else found
 
     def quantised(self, node: onnx.NodeProto) -> BytesOf:
-        """What QuantizeLinear makes. NotOurs."""
+        """The bytes that a QuantizeLinear makes. NotOurs."""
         if len(node.input) < 3 or any(each.name != "axis" for each in node.attribute):
             raise NotOurs
         found = BytesOf(
@@ -293,7 +293,7 @@ class OnnxReader:
 
 
 def read_by(node: onnx.NodeProto) -> tuple[str, ...]:
-    """What a node reads: its inputs, and behind them what its graphs read of those around them."""
+    """Inputs of a node, and behind them the outer tensors that its subgraphs read."""
     found = dict.fromkeys(_captured(node))
     return (*node.input, *(name for name in found if name not in node.input))
 

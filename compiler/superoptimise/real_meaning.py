@@ -1,4 +1,4 @@
-"""What an element of an operator on real numbers is, for proofs: a polynomial of what is given.
+"""An element of an operator on real numbers, for proofs: a polynomial of the elements of its operands.
 
 A sum of sums is written as one sum over the counters of both, a product with a sum as a sum of products; so polynomials
 that are equal are sums of the same monomials, which the prover compares. Laws of a commutative ring alone are used:
@@ -14,16 +14,16 @@ import z3
 
 import celosia.compiler.superoptimise.reals  # noqa: F401  the operators
 from celosia.compiler.superoptimise.elements import (
-    Either,
     Element,
     ElementAt,
     Index,
+    Ite,
     Number,
     Plus,
     Read,
-    Rounded,
+    Sum,
     Times,
-    Total,
+    Uninterpreted,
     minus,
 )
 from celosia.compiler.superoptimise.meaning import MEANINGS, Unprovable, fresh
@@ -54,7 +54,7 @@ class RealProver(Prover):
             if abs(k) > 1:
                 return False
             alone = atoms[0] if len(atoms) == 1 else None
-            width = len(without_single(alone).variables) if isinstance(alone, Total) else 0
+            width = len(without_single(alone).variables) if isinstance(alone, Sum) else 0
             groups.setdefault(width, []).append((k, atoms))
         return all(self._cancels(group, facts) if width else Prover._is_zero(self, group, facts)
                    for width, group in groups.items())  # fmt: skip
@@ -83,7 +83,7 @@ def verdict(rule: RewriteRule) -> Judgement:
 
 
 def product(*factors: Element) -> Element:
-    """As a sum of monomials, each with one sum over counters at most."""
+    """Write an element as a sum of monomials, each with one sum over counters at most."""
     return Plus(tuple(_whole(k, atoms) for k, atoms in monomials(Times(factors)) if k))
 
 
@@ -93,7 +93,7 @@ def total(variables: Index, guard: Any, *factors: Element) -> Element:
 
 
 def _whole(k: int, atoms: Sequence[Element]) -> Element:
-    if any(isinstance(each, Total) for each in atoms):
+    if any(isinstance(each, Sum) for each in atoms):
         return _summed((), z3.BoolVal(True), k, atoms)
     return Times((Number(k), *atoms))
 
@@ -103,18 +103,18 @@ def _summed(variables: Index, guard: Any, k: int, atoms: Sequence[Element]) -> E
     factors: list[Element] = [Number(k)]
     for each in atoms:
         match each:
-            case Total(inner, where, body):
+            case Sum(inner, where, body):
                 variables, guard = (*variables, *inner), z3.And(guard, where)
                 factors.append(body)
-            case Either(where, yes, Number(0)):
+            case Ite(where, yes, Number(0)):
                 guard = z3.And(guard, where)
                 factors.append(yes)
             case _:
                 factors.append(each)
-    return _of_one_place(Total(variables, guard, Times(tuple(factors))))
+    return _of_one_place(Sum(variables, guard, Times(tuple(factors))))
 
 
-def _of_one_place(each: Total) -> Element:
+def _of_one_place(each: Sum) -> Element:
     """`each` without counters that its guard says to be a term without counters."""
     variables, guard, body = each.variables, each.guard, each.body
     for claim in _claims(guard):
@@ -123,7 +123,7 @@ def _of_one_place(each: Total) -> Element:
             if any(z3.eq(counter, known) for known in variables) and not _has(value, each.variables):
                 variables = tuple(known for known in variables if not z3.eq(known, counter))
                 guard, body = z3.substitute(guard, (counter, value)), substituted(body, [(counter, value)])
-    return Total(variables, guard, body) if variables else Either(guard, body, Number(0))
+    return Sum(variables, guard, body) if variables else Ite(guard, body, Number(0))
 
 
 def _claims(guard: Any) -> list[Any]:
@@ -168,11 +168,11 @@ def _multiply(args: Sequence[ElementAt], shapes: Sequence[Shape], given: Attribu
 
 def _pad(args: Sequence[ElementAt], shapes: Sequence[Shape], given: Attributes, at: Index) -> Element:
     inner = tuple(index - before for index, before in zip(at, given["pads"]))
-    return Either(_within(*zip(inner, shapes[0])), args[0](inner), Number(0))
+    return Ite(_within(*zip(inner, shapes[0])), args[0](inner), Number(0))
 
 
 def _average(args: Sequence[ElementAt], shapes: Sequence[Shape], given: Attributes, at: Index) -> Element:
-    """Its share of a window's sum is a number of which only this is known, that it hangs on how many are counted."""
+    """A pixel's share of a window's sum: a number that depends on how many are counted, and on nothing else."""
 
     def pixels(*factors: Element, of: ElementAt | None = None) -> Element:
         i, j = fresh("i"), fresh("j")
@@ -180,7 +180,7 @@ def _average(args: Sequence[ElementAt], shapes: Sequence[Shape], given: Attribut
         sizes = (i, given["kernel"][0]), (j, given["kernel"][1]), (y, shapes[0][2]), (z, shapes[0][3])
         return total((i, j), _within(*sizes), *factors, of((*at[:2], y, z)) if of else Number(1))
 
-    share: Element = Rounded("share of a pixel", (pixels(),))
+    share: Element = Uninterpreted("share of a pixel", (pixels(),))
     if given["counted"]:
         share = Read("share of a kernel", given["kernel"])
     return pixels(share, of=args[0])
@@ -189,7 +189,7 @@ def _average(args: Sequence[ElementAt], shapes: Sequence[Shape], given: Attribut
 def _diagonal(args: Sequence[ElementAt], shapes: Sequence[Shape], given: Attributes, at: Index) -> Element:
     o, c, *tap = at
     there = z3.And(c == o, *(each == place for each, place in zip(tap, given["at"])))
-    return Plus((args[0](at), Either(there, args[1]((o,)), Number(0))))
+    return Plus((args[0](at), Ite(there, args[1]((o,)), Number(0))))
 
 
 def _carried(args: Sequence[ElementAt], shapes: Sequence[Shape], given: Attributes, at: Index) -> Element:
@@ -200,7 +200,7 @@ def _carried(args: Sequence[ElementAt], shapes: Sequence[Shape], given: Attribut
 
 def _deviation(args: Sequence[ElementAt], shapes: Sequence[Shape], given: Attributes, at: Index) -> Element:
     s, var, epsilon = args
-    return Rounded("over the deviation", (s(at), var(at), epsilon(())))
+    return Uninterpreted("over the deviation", (s(at), var(at), epsilon(())))
 
 
 def _normalised(args: Sequence[ElementAt], shapes: Sequence[Shape], given: Attributes, at: Index) -> Element:

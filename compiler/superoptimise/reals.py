@@ -56,7 +56,7 @@ def _of_reals(term: Term) -> Term:
 
 
 def _computed(args: Sequence[Array], found: Array) -> Array:
-    """As float32, where the first operand is; whole numbers of trials stay float64, in which they are exact. ValueError
+    """Round to float32 where the first operand is one; integers of trials stay float64, which is exact. ValueError
     for a constant that float32 does not hold."""
     if args[0].dtype != np.float32:
         return found
@@ -79,7 +79,7 @@ def _windowed(x: Array, kernel: Sequence[int], given: Attributes) -> Array:
 
 
 def _convolve(args: Sequence[Array], given: Attributes) -> Array:
-    """Of one group, as rules have it."""
+    """Convolve in one group, as rules do."""
     x, w, *b = (arg.astype(np.float64) for arg in args)
     sums = np.einsum("nchwij,ocij->nohw", _windowed(x, w.shape[2:], given), w, optimize=True)
     return _computed(args, sums + b[0][:, None, None] if b else sums)

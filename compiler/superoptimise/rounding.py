@@ -26,7 +26,7 @@ from celosia.compiler.superoptimise.graph import BytesGraph, GraphOp
 
 Array = NDArray[Any]
 UNIT = 2.0**-24
-"""What rounding to float32 changes at most, of a number's size."""
+"""Largest relative change by rounding to float32."""
 SMALLEST = float(np.finfo(np.float32).tiny)
 
 
@@ -83,8 +83,8 @@ def _terms(graph: BytesGraph, each: GraphOp) -> int:
 
 
 def apart(original: onnx.ModelProto, other: onnx.ModelProto, bound: float, oracle: Oracle) -> Apart:
-    """How far `other` is from `original` for SAMPLES random inputs. ValueError where the oracle does not run the
-    original."""
+    """Measure how far `other` is from `original` for SAMPLES random inputs. ValueError where the oracle does not run
+    the original."""
     run = oracle(original)
     expected = [run(inputs_of(original, seed)) for seed in range(SAMPLES)]
     found: dict[str, dict[str, float]] = {}

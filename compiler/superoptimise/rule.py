@@ -1,4 +1,4 @@
-"""What a rule is: two terms, the sizes for which they are the same, and how that is proved."""
+"""A rewriting rule: terms before and after, the sizes for which they are equal, and hints for the proof."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ class Absorbs:
 
 
 @dataclass(frozen=True)
-class SameByte:
+class IsIdentity:
     """A condition: the function gives back what it is given."""
 
     function: ByteFunction
 
 
-Condition = SizeOf | Monotone | Absorbs | SameByte
+Condition = SizeOf | Monotone | Absorbs | IsIdentity
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class RewriteRule:
 
     @cached_property
     def text(self) -> str:
-        """All that its proof depends on."""
+        """The text that its proof depends on."""
         names = {each.name: each for each in self.leaves}
         given = [f"{each} {_shape(each)}{' constant' * each.constant}" for each in names.values()]
         sizes = [f"{each.name} in {each.among}" for each in self.choices]
@@ -88,13 +88,13 @@ class RewriteRule:
 
     @cached_property
     def operators(self) -> frozenset[str]:
-        """Those of `before` that a graph has; `spread` is of constants, which have no operator."""
+        """Operators of `before` that a graph has; `spread` is of constants, which have no operator."""
         every = {each.op for term in self.before for each in walk(term) if isinstance(each, Composed)}
         return frozenset(every - {"spread"})
 
     @cached_property
     def digest(self) -> str:
-        """Of `text`."""
+        """Digest of `text`."""
         return hashlib.sha256(self.text.encode()).hexdigest()[:24]
 
     @cached_property
@@ -121,7 +121,7 @@ class RewriteRule:
         return list(dict.fromkeys(each for each in self._dims if isinstance(each, OpenSize)))
 
     def cases(self) -> Iterator[dict[str, Any]]:
-        """All values of its choices."""
+        """Yield all values of its choices."""
         for values in product(*(each.among for each in self.choices)):
             yield {each.name: value for each, value in zip(self.choices, values)}
 

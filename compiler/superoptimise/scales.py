@@ -43,7 +43,7 @@ def weights_of(m: Floats, sx: float, sy: float) -> Floats | None:
 
 
 def realised(m: Floats, notes: Sequence[Written]) -> Written | None:
-    """How a product with the multipliers `m` is written, like those of `notes`; None where it cannot be.
+    """Find scales for a product with the multipliers `m`, written like those of `notes`; None where there are none.
 
     Scales that one of them has are kept. Where none has them all, those of x and y become powers of two: what they are
     multiplied with is exact then, so that every multiplier has a scale of weights.

@@ -23,12 +23,11 @@ AHEAD = 4
 """Steps that are under way for each helper, so that it weighs some while this process prices a whole."""
 LOOK = 0.02
 """Seconds between two looks at what others weigh."""
-TIME_SHARE, MIN_SECONDS = 0.5, 3.0
-"""Share of the time until then, and seconds at least, that further rules are tried for after what they found last; so
-long are steps weighed, too."""
+MIN_SECONDS = 3.0
+"""Seconds at least for which steps are weighed before the next graph is priced."""
 PriceOf = Callable[[BytesGraph], Price]
 GainOf = Callable[[BytesGraph, BytesGraph], float | None]
-"""What a step from one graph to the other saves, by estimate; None where it cannot be told."""
+"""Estimate what a step from one graph to the other saves; None where that cannot be told."""
 Begin = Callable[[BytesGraph, BytesGraph], Callable[[], bool]]
 """Begins to find out what such a step saves; tells whether it is known."""
 
@@ -53,9 +52,8 @@ Told = Callable[[SearchState], None]
 
 @dataclass
 class Searching:
-    """A search of one model. way: of WAYS. further: rules that are tried beside the others where these leave nothing,
-    from the best on and for a share of the time that was taken until then. found: all graphs that were the best when
-    they were found, the last one the best."""
+    """A search of one model. way: of WAYS. found: all graphs that were the best when they were found, the last one the
+    best."""
 
     rules: Sequence[RewriteRule]
     price_of: PriceOf
@@ -63,20 +61,19 @@ class Searching:
     budget: float
     told: Told = lambda state: None
     way: str = "queue"
-    further: Sequence[RewriteRule] = ()
     begin: Begin = lambda before, after: lambda: True
     helpers: int = 0
-    """Others that weigh steps, each several after another."""
+    """Processes that weigh steps, each several after another."""
     found: list[Found] = field(default_factory=list)
     seen: set[str] = field(default_factory=set)
     known: Sequence[KnownStep] = ()
-    """Where the search begins: steps of an earlier one."""
+    """Steps of an earlier search, from which this one begins."""
     known_whole: bool = False
     """Whether there is nothing behind these to search for."""
     pricing: float = 0.0
     """Seconds that the last price of a whole model took."""
     saved: dict[str, float] = field(default_factory=dict)
-    """What each rule saved, by estimate, in the place where it was tried last."""
+    """Estimated saving of each rule in the place where it was tried last."""
 
     def run(self, graph: BytesGraph) -> SearchState:
         """Search from `graph` on until the budget ends, nothing is left or the user interrupts it."""
@@ -85,12 +82,9 @@ class Searching:
         self.pricing = time.perf_counter() - self.started
         self.state = SearchState(first.price, first.price, priced=1, bests=[(self.pricing, first.price.total)])
         self.found, self.seen = [first], {graph.digest}
-        self.using, self.ends = self.rules, self.budget
         try:
             start = self._known(self._tidied_first(first))
-            self.state.ended = "known" if self.known_whole else self._from(start)
-            if self.state.ended == "nothing left" and self.further:
-                self.state.ended = self._further()
+            self.state.ended = "known" if self.known_whole else WAYS[self.way](self, start)
         except KeyboardInterrupt:
             self.state.ended = "interrupted"
         self._tell()
@@ -111,7 +105,7 @@ class Searching:
 
     def _known(self, first: Found) -> Found:
         """`first` after the steps of an earlier search that fit; as it is where they save nothing."""
-        rules, made = {rule.name: rule for rule in (*self.rules, *self.further)}, first
+        rules, made = {rule.name: rule for rule in self.rules}, first
         for step in self.known:
             if step.rule in rules:
                 made = self._after(made, rules[step.rule], step.gain, (), step.marks) or made
@@ -138,28 +132,12 @@ class Searching:
             return Found(graph, price, (*found.steps, derived), found.gain + gain)
         return None
 
-    def _from(self, found: Found) -> str:
-        return WAYS[self.way](self, found)
-
-    def _further(self) -> str:
-        """With all rules, as long as they find something in their time."""
-        self.using = (*self.rules, *self.further)
-        while True:
-            best = self.found[-1]
-            taken = time.perf_counter() - self.started
-            self.ends = min(self.budget, taken + max(MIN_SECONDS, TIME_SHARE * taken))
-            ended = self._from(best)
-            if self.ends == self.budget or (ended == "nothing left" and self.found[-1] is best):
-                return ended
-            if self.found[-1] is best:
-                return "nothing better"
-
     def _tell(self, waiting: int = 0) -> bool:
         """Whether the time is over."""
         self.state.seconds = time.perf_counter() - self.started
         self.state.best, self.state.seen, self.state.waiting = self.found[-1].price, len(self.seen), waiting
         self.told(self.state)
-        return self.state.seconds >= self.ends
+        return self.state.seconds >= self.budget
 
     def _queue(self, first: Found) -> str:
         """TASO's: the cheapest first, and those a little dearer than the best. What a graph costs is estimated by what
@@ -208,13 +186,13 @@ class Searching:
         less time: the steps that seem to save most of very many are those whose estimates err most."""
         steps: list[Found] = []
         taking = max(MIN_SECONDS, self.pricing / 2) / max(1, self.helpers)
-        until = min((self.state.seconds + self.ends) / 2, self.state.seconds + taking)
+        until = min((self.state.seconds + self.budget) / 2, self.state.seconds + taking)
         for each in rest:
             steps.append(each)
             self._tell()
             if self.state.seconds >= until:
                 return steps, False
-        return steps, self.state.seconds < self.ends
+        return steps, self.state.seconds < self.budget
 
     def _greedy(self, first: Found) -> str:
         """The step that saves most, as long as there is one."""
@@ -231,7 +209,7 @@ class Searching:
 
     def _all_of(self, numbers: Sequence[int], steps: Sequence[Found], found: Found) -> Found | None:
         """`found` after the last step of each of those of `steps`, where it still fits; None where there are none."""
-        rules, made = {rule.name: rule for rule in self.using}, found
+        rules, made = {rule.name: rule for rule in self.rules}, found
         for step in (steps[number] for number in numbers):
             last = step.steps[-1]
             made = self._after(made, rules[last.rule], step.gain, last.where, ()) or made
@@ -254,12 +232,12 @@ class Searching:
         return found
 
     def _next(self, found: Found) -> Iterator[Found]:
-        """What each rule makes of a graph at each place, tidied up, where it is new; its price is an estimate.
+        """Yield what each rule makes of a graph at each place, tidied up, where it is new; its price is an estimate.
 
         The rules whose last places saved most go first, behind those that have not been tried: what takes long on a
         large network is to weigh steps."""
         operators = found.graph.by_operator.keys()
-        fitting = [rule for rule in self.using if not rule.tidy and rule.operators <= operators]
+        fitting = [rule for rule in self.rules if not rule.tidy and rule.operators <= operators]
         waiting = [
             (-self.saved.get(rule.name, inf), place, matches(rule, found.graph)) for place, rule in enumerate(fitting)
         ]
@@ -322,7 +300,7 @@ class Searching:
         return Found(made.graph, price, (*found.steps, derived), gain or 0)
 
     def _made(self, graph: BytesGraph, match: Match) -> tuple[BytesGraph, tuple[str, ...]] | None:
-        """What a rule makes of a graph, tidied up, and the rules that did that; None where it is not new."""
+        """Rewrite a graph and tidy it up, with the names of the rules that did that; None where it is not new."""
         try:
             made, names = self.tidied(rewritten(graph, match))
         except (NotTaken, ValueError):
@@ -357,7 +335,7 @@ class Searching:
 
 
 WAYS: dict[str, Callable[[Searching, Found], str]] = {"queue": Searching._queue, "greedy": Searching._greedy}
-"""How a search goes on from a graph: each returns how it ended, and notes what is better than the best."""
+"""Strategies of search from a graph on: each returns how it ended, and notes graphs better than the best."""
 
 
 def _disjoint(gains: Sequence[float], changed: Sequence[frozenset[GraphOp]]) -> list[int]:

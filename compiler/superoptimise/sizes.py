@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 Values = Mapping[str, Any]
-"""Of names: ints, or terms of z3."""
+"""Values by name: ints, or terms of z3."""
 
 
 def quotient(a: Any, b: Any) -> Any:
@@ -27,7 +27,7 @@ _OPERATIONS: dict[str, Callable[[Any, Any], Any]] = {
 
 @dataclass(frozen=True)
 class SizeArithmetic:
-    """What sizes are added, multiplied and compared with."""
+    """Arithmetic and comparison of sizes, which give expressions."""
 
     def __add__(self, other: Dim) -> SizeOf:
         return SizeOf("+", self, other)
@@ -93,7 +93,7 @@ Dim: TypeAlias = int | SizeArithmetic
 
 
 def value_of(dim: Any, values: Values) -> Any:
-    """What `dim` is under `values`; tuples element by element, and what is no size as it is. KeyError for an open one.
+    """Evaluate `dim` under `values`; tuples element by element, and what is no size as it is. KeyError for an open one.
 
     >>> value_of(2 * OpenSize("o") + 1, {"o": 4})
     9

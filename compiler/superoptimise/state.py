@@ -44,9 +44,8 @@ class Found:
 
 @dataclass
 class SearchState:
-    """Progress of a search. ended: "nothing left", "nothing better", where further rules found nothing in their time,
-    "budget", "known" or "interrupted". bests: seconds after which there was a new best, and what it costs; first the
-    original.
+    """Progress of a search. ended: "nothing left", "budget", "known" or "interrupted". bests: seconds after which
+    there was a new best, and what it costs; first the original.
     """
 
     original: Price
@@ -60,8 +59,8 @@ class SearchState:
     ended: str = ""
     bests: list[tuple[float, float]] = field(default_factory=list)
     gains: dict[str, list[float]] = field(default_factory=dict)
-    """What each rule saves, by estimate, in each place where that was weighed."""
+    """Estimated savings of each rule, one for each place where it was weighed."""
     tuned: list[float] = field(default_factory=list)
     """Cycles of the original and of the last bests with tuned schedules, where these were searched for."""
     left_out: dict[str, str] = field(default_factory=dict)
-    """What was wrong with devices that weigh no more steps, by name."""
+    """Faults of devices that weigh no more steps, by name."""

@@ -1,34 +1,50 @@
-"""Rules as plain data, and those of generated.json, which the command in __main__.py writes."""
+"""Rules as plain data, and generated.json: the generated rules with their proofs and the networks that they win on."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any
 
-from celosia.compiler.superoptimise.proofs import GENERATED
-from celosia.compiler.superoptimise.rule import Absorbs, Condition, Monotone, RewriteRule, SameByte
+from celosia.compiler.superoptimise.proofs import GENERATED, meaning, row_of
+from celosia.compiler.superoptimise.rule import Monotone, RewriteRule
 from celosia.compiler.superoptimise.sizes import OneOf, OpenSize, SizeOf
 from celosia.compiler.superoptimise.terms import ByteFunction, Composed, Leaf, Term
 
-CONDITIONS = {"monotone": Monotone, "absorbs": Absorbs, "same": SameByte}
+Wins = Mapping[str, float]
+"""Networks, and their cycles without generated rules over cycles with them."""
 
 
 @cache
 def generated_rules() -> tuple[RewriteRule, ...]:
-    """The generated ones that those by hand do not make already."""
+    """The rules of generated.json."""
     rows = json.loads(GENERATED.read_text(encoding="utf-8"))["rules"]
-    return tuple(rule_of(name, row["says"], row["rule"]) for name, row in rows.items() if not row["by_hand"])
+    return tuple(rule_of(name, row["says"], row["rule"]) for name, row in rows.items())
+
+
+def stored_wins() -> dict[str, Wins]:
+    """Networks that each rule of generated.json wins on."""
+    rows = json.loads(GENERATED.read_text(encoding="utf-8"))["rules"]
+    return {name: row["wins"] for name, row in rows.items()}
+
+
+def stored_text(rules: Sequence[RewriteRule], wins: Mapping[str, Wins]) -> str:
+    """Prove `rules` anew and give the text of generated.json. wins: by the name of the rule. RuleError."""
+    rows = {rule.name: {**row_of(rule), "wins": wins[rule.name], "rule": data_of(rule)} for rule in rules}
+    lines = ",\n".join(f"  {json.dumps(name)}: {json.dumps(row)}" for name, row in rows.items())
+    return f'{{\n "meaning": "{meaning()}",\n "rules": {{\n{lines}\n }}\n}}\n'
 
 
 def data_of(rule: RewriteRule) -> dict[str, Any]:
-    """`rule` without its name and sentence; those with hints for a proof have no form here."""
-    assert not rule.shifts and not rule.cuts
-    leaves = {each.name: [_value(each.shape), each.constant] for each in rule.leaves}
-    sizes = {each.name: each.least for each in rule.sizes}
+    """`rule` as plain data, without its name and sentence; the generator makes no other conditions than Monotone."""
+    assert not rule.cuts and all(isinstance(each, Monotone) for each in rule.where)
     return {
         "before": [_term(each) for each in rule.before], "after": [_term(each) for each in rule.after],
-        "leaves": leaves, "sizes": sizes, "where": [_condition(each) for each in rule.where],
+        "leaves": {each.name: [_value(each.shape), each.constant] for each in rule.leaves},
+        "sizes": {each.name: each.least for each in rule.sizes},
+        "monotone": [each.function.name for each in rule.where if isinstance(each, Monotone)],
+        "shifts": [_value(each) for each in rule.shifts],
     }  # fmt: skip
 
 
@@ -53,47 +69,32 @@ def _value(value: Any) -> Any:
     return value
 
 
-def _condition(each: Condition) -> Any:
-    match each:
-        case Absorbs(f, g):
-            return ["absorbs", f.name, g.name]
-        case Monotone(f):
-            return ["monotone", f.name]
-        case SameByte(f):
-            return ["same", f.name]
-    return _value(each)
-
-
 def rule_of(name: str, says: str, data: dict[str, Any]) -> RewriteRule:
     """The rule that `data_of` wrote."""
     least = data["sizes"]
 
-    def value(each: Any) -> Any:
-        match each:
+    def value(plain: Any) -> Any:
+        match plain:
             case list():
-                return tuple(map(value, each))
+                return tuple(map(value, plain))
             case str():
-                return OpenSize(each, least[each])
-            case {"one": of, "of": among}:
-                return OneOf(of, tuple(map(value, among)))
-            case {"function": of}:
-                return ByteFunction(of)
+                return OpenSize(plain, least[plain])
+            case {"one": choice, "of": among}:
+                return OneOf(choice, tuple(map(value, among)))
+            case {"function": function}:
+                return ByteFunction(function)
             case {"size": [operation, left, right]}:
                 return SizeOf(operation, value(left), value(right))
-        return each
+        return plain
 
-    leaves = {of: Leaf(of, value(shape), constant) for of, (shape, constant) in data["leaves"].items()}
+    leaves = {leaf: Leaf(leaf, value(shape), constant) for leaf, (shape, constant) in data["leaves"].items()}
 
-    def term(each: Any) -> Term:
-        if isinstance(each, str):
-            return leaves[each]
-        op, args, attributes = each
-        return Composed(op, tuple(map(term, args)), tuple((of, value(given)) for of, given in attributes.items()))
-
-    def condition(each: Any) -> Any:
-        if isinstance(each, list):
-            return CONDITIONS[each[0]](*map(ByteFunction, each[1:]))
-        return value(each)
+    def term(plain: Any) -> Term:
+        if isinstance(plain, str):
+            return leaves[plain]
+        op, args, attributes = plain
+        return Composed(op, tuple(map(term, args)), tuple((key, value(of)) for key, of in attributes.items()))
 
     before, after = (tuple(map(term, data[side])) for side in ("before", "after"))
-    return RewriteRule(name, says, before, after, tuple(map(condition, data["where"])))
+    where = tuple(Monotone(ByteFunction(function)) for function in data["monotone"])
+    return RewriteRule(name, says, before, after, where, tuple(map(value, data["shifts"])))

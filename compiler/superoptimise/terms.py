@@ -6,7 +6,7 @@ what they mean, and each operator holds the multipliers, zero points and tables 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeAlias
@@ -82,3 +82,15 @@ def walk(term: Term) -> Iterator[Term]:
     if isinstance(term, Composed):
         for arg in term.args:
             yield from walk(arg)
+
+
+def is_constant(term: Term) -> bool:
+    """Whether `term` is a constant of a model, or made of constants alone."""
+    return all(leaf.constant for leaf in walk(term) if isinstance(leaf, Leaf))
+
+
+def functions_of(terms: Iterable[Term]) -> Iterator[ByteFunction]:
+    """Yield the functions of bytes in `terms`, each as often as it stands there."""
+    for each in (each for term in terms for each in walk(term)):
+        if isinstance(each, Composed):
+            yield from (value for _, value in each.attributes if isinstance(value, ByteFunction))

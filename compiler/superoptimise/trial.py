@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from celosia.compiler.superoptimise.legal import demands
 from celosia.compiler.superoptimise.operators import OPERATORS
-from celosia.compiler.superoptimise.rule import Absorbs, Monotone, RewriteRule, SameByte
+from celosia.compiler.superoptimise.rule import Absorbs, IsIdentity, Monotone, RewriteRule
 from celosia.compiler.superoptimise.sizes import SizeOf, value_of
 from celosia.compiler.superoptimise.terms import ByteFunction, Composed, Leaf, Term, walk
 
@@ -73,7 +73,7 @@ def _random(rng: np.random.Generator, shape: tuple[int, ...], role: str) -> Arra
 
 
 def difference(rule: RewriteRule, seed: int) -> str:
-    """How the sides of a rule differ on random tensors of random small sizes; "" where they do not. NoTrial."""
+    """Say how the sides of a rule differ on random tensors of random small sizes; "" where they do not. NoTrial."""
     rng = np.random.default_rng(seed)
     drawn = _Drawn(rng, sizes_of(rule, rng))
     drawn.functions = _functions(rule, rng)
@@ -144,7 +144,7 @@ def _functions(rule: RewriteRule, rng: np.random.Generator) -> dict[str, Callabl
         match condition:
             case Monotone(f):
                 tables[f.name] = np.sort(tables[f.name], axis=0)
-            case SameByte(f):
+            case IsIdentity(f):
                 tables[f.name] = np.repeat(np.arange(-128, 128).astype(np.int8)[:, None], 256, 1)
             case Absorbs(f, g):
                 made = tables[g.name][:, 128].astype(np.int64)

@@ -26,7 +26,7 @@ from celosia.compiler.superoptimise.scales import weights_of
 
 @dataclass(frozen=True)
 class Averaging:
-    """What averages make of sums and counts. x, y: what their bytes mean. qdq: how they were written."""
+    """The function of sums and counts that averages compute. x, y: scale and zero point. qdq: how they were written."""
 
     x: Meant
     y: Meant
@@ -79,7 +79,7 @@ def _average(args: Sequence[Array], given: Attributes) -> Array:
 
 
 def _sums(x: Array, given: Attributes) -> Array:
-    """Of each window of x [n, c, h, w], with zeros around it; of each channel by itself."""
+    """Sum each window of x [n, c, h, w], with zeros around it; each channel by itself."""
     channels = x.shape[1]
     ones, none = np.ones((channels, 1, *given["kernel"])), np.zeros(channels)
     windows = {name: given[name] for name in ("pads", "strides", "dilations")}

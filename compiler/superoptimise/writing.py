@@ -89,7 +89,7 @@ class OnnxWriter:
             )  # fmt: skip
 
     def parts_of(self, each: GraphOp) -> list[str]:
-        """What a Concat puts together, those of which it consists that nothing else reads."""
+        """The parts of a Concat; of a part that is a Concat itself and that nothing else reads, its parts."""
         found = []
         for name in each.inputs:
             maker = self.graph.makers.get(name)
@@ -123,7 +123,7 @@ class OnnxWriter:
         return alone and len(self.graph.kinds[each.outputs[0]].shape or ()) == 2
 
     def scale_of_concat(self, each: GraphOp) -> Meant | None:
-        """That of its result, where QDQ or QLinearConcat say one. None where its parts change to different ones."""
+        """The scale and zero point of a Concat's result; None where its parts change to different ones."""
         found = set()
         for name in self.parts_of(each):
             maker = self.graph.makers.get(name)
@@ -182,7 +182,7 @@ class OnnxWriter:
         return self.graph.constants[name].dtype.name if name in self.graph.constants else self.graph.kinds[name].dtype
 
     def scale_and_zero(self, meant: Meant, dtype: str, near: str) -> tuple[str, str]:
-        """Both as constants."""
+        """Scale and zero point as constants."""
         scale = self.constant(np.float32(meant.scale), f"{near}_scale")
         return scale, self.constant(np.array(meant.zero, dtype), f"{near}_zero_point")
 
@@ -233,7 +233,7 @@ def _as_it_was(writer: OnnxWriter, each: GraphOp) -> None:
 
 @_writes("requantise")
 def _requantised(writer: OnnxWriter, each: GraphOp) -> None:
-    """With the product that it is of."""
+    """Write a requantisation with the product that it is of."""
     product, note, graph = writer.graph.makers[each.inputs[0]], each.note, writer.graph
     if not isinstance(note, Written) or product.op not in ("convolve", "multiply"):
         raise Unwritable("a sum that no operator of ONNX requantises")

@@ -1,1 +1,1 @@
-"""Rules that nobody wrote: all small terms of a vocabulary, equal ones by fingerprint, pruned, and proved."""
+"""Generate rewriting rules: enumerate terms, compare fingerprints, prune, prove, and keep what wins on a network."""

@@ -1,224 +1,209 @@
-"""The vocabularies: which tensors, which operators, and how large tensors are where terms are compared."""
+"""Vocabularies of the generator: the tensors and operators of one kind of network block, with symbolic sizes.
+
+Operators are made by the functions that write the hand-written rules (`rules/`). A product has its constants with it:
+weights that are put together, cut or padded are computed when a model is rewritten, and cost nothing.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import permutations
 from typing import Any
 
 import numpy as np
 
-from celosia.compiler.superoptimise.generation.enumeration import AlgebraVocabulary, Drawn
-from celosia.compiler.superoptimise.generation.makers import (
-    adding,
-    both,
-    convolving,
-    cutting,
-    function,
-    joining,
-    multiplying,
-    padding,
-    phasing,
-    pooling,
-    shaping,
-    some,
-    turning,
-    weights,
-    widened,
+from celosia.compiler.superoptimise.rule import RewriteRule
+from celosia.compiler.superoptimise.rules.convolutions import WZ, padded, spread
+from celosia.compiler.superoptimise.rules.merging import (
+    KERNEL,
+    PADS,
+    STRIDES,
+    XZ,
+    C,
+    H,
+    N,
+    W,
+    constants,
+    convolution,
+    joined,
+    matrices,
+    part,
 )
-from celosia.compiler.superoptimise.rules.merging import DILATIONS, KERNEL, PADS, STRIDES, XZ, C, H, N, W
-from celosia.compiler.superoptimise.sizes import OneOf, OpenSize
-from celosia.compiler.superoptimise.terms import Leaf
+from celosia.compiler.superoptimise.rules.moving import mapped, transposed
+from celosia.compiler.superoptimise.sizes import Dim, OneOf, OpenSize
+from celosia.compiler.superoptimise.terms import ByteFunction, Leaf, Term, apply
 
-D, E, O, M, K = OpenSize("d"), OpenSize("e"), OpenSize("o1"), OpenSize("o2"), OpenSize("k")
-P, R, S = OpenSize("p"), OpenSize("r"), OpenSize("s")
-"""Where Slices cut channels, rows, and images of a batch."""
-WZ, V = Leaf("wz", (), True), Leaf("v", (), True)
-AROUND = tuple(OpenSize(f"around{i}", 0) for i in range(4))
-X, Y, A = Leaf("x", (N, C, H, W)), Leaf("y", (N, C, H, W)), Leaf("a", (N, D, H, W))
-WINDOWS: dict[str, Any] = {"strides": STRIDES, "dilations": DILATIONS, "pads": PADS}
-PIXELS: dict[str, Any] = {"strides": (1, 1), "dilations": (1, 1), "pads": (0, 0, 0, 0)}
-FUNCTIONS = (function("f"), function("m"), function("k"))
+Unary = Callable[[Term], Term]
+Binary = Callable[[Term, Term], Term]
+Range = tuple[int, int]
+"""Least value of a size where terms are compared, and the first that is too large."""
+SMALL: dict[str, Range] = {"kh": (1, 4), "kw": (1, 4), "p": (0, 2), "q": (2, 4)}
+DIMENSIONS: Range = (4, 13)
+"""Values of other sizes, all different, so that two tensors seldom have one shape by accident; padding is 0 or 1."""
 
 
-def drawn(
-    large: tuple[OpenSize, ...], small: tuple[OpenSize, ...] = (), none: tuple[OpenSize, ...] = (),
-    choices: tuple[OneOf, ...] = (), cuts: tuple[OpenSize, ...] = (),
-) -> Drawn:  # fmt: skip
-    """Sizes, all of `large` different; small: 1 to 3; none: 0 or 1. cuts: of all of them, smaller than `large`."""
+@dataclass(frozen=True)
+class Vocabulary:
+    """Tensors and operators. ranges: of sizes beside SMALL. shifts: hints for the prover, as in RewriteRule."""
 
-    def draw(rng: np.random.Generator) -> dict[str, Any]:
-        values: dict[str, Any] = dict(zip((each.name for each in large), (rng.permutation(7) + 4).tolist()))
-        values |= {each.name: int(rng.integers(1, 4)) for each in small}
-        values |= {each.name: int(rng.integers(0, 2)) for each in none}
-        values |= {each.name: int(cut) for each, cut in zip(cuts, rng.permutation(3) + 1)}
-        return values | {each.name: each.among[int(rng.integers(len(each.among)))] for each in choices}
+    name: str
+    leaves: tuple[Leaf, ...]
+    unary: tuple[Unary, ...]
+    binary: tuple[Binary, ...] = ()
+    max_operators: int = 3
+    ranges: Mapping[str, Range] = field(default_factory=dict)
+    shifts: tuple[Dim, ...] = ()
 
-    return draw
+    @cached_property
+    def _sizes(self) -> RewriteRule:
+        """A rule of all terms of one operator: it lists the sizes that they name."""
+        x = self.leaves[0]
+        return RewriteRule("", "", (*self.leaves, *(op(x) for op in self.unary), *(op(x, x) for op in self.binary)), ())
+
+    def draw(self, rng: np.random.Generator) -> dict[str, Any]:
+        """Values of all sizes."""
+        values: dict[str, Any] = {each.name: each.among[rng.integers(len(each.among))] for each in self._sizes.choices}
+        others = iter(rng.permutation(np.arange(*DIMENSIONS)).tolist())
+        for size in self._sizes.sizes:
+            limits = {**SMALL, **self.ranges}.get(size.name, None if size.least else (0, 2))
+            values[size.name] = next(others) if limits is None else int(rng.integers(*limits))
+        return values
 
 
-def _images() -> AlgebraVocabulary:
-    """Movement, functions of bytes and MaxPool."""
-    strides = OneOf("strides", ((1, 1), (2, 2), (3, 3)))
-    windows: dict[str, Any] = {"pads": PADS, "strides": strides, "dilations": (1, 1)}
-    one = (
-        *FUNCTIONS, cutting(1, P), cutting(2, R), turning((0, 2, 3, 1)), turning((0, 3, 1, 2)),
-        padding(V, (0, 0, *AROUND[:2], 0, 0, *AROUND[2:])), pooling(KERNEL, **windows),
+F, M, G = ByteFunction("f"), ByteFunction("m"), ByteFunction("h")
+"""A function of bytes, a monotone one (generator.py asks it of names with m), and one of two bytes."""
+P, Q, O1, O2, E = OpenSize("p", 0), OpenSize("q"), OpenSize("o1"), OpenSize("o2"), OpenSize("e")
+IMAGES = tuple(Leaf(name, (N, C, H, W)) for name in "xy")
+NONE = (0, 0, 0, 0)
+PLAIN: dict[str, Any] = {"strides": (1, 1), "dilations": (1, 1)}
+
+
+def function(f: ByteFunction) -> Unary:
+    """A function of single bytes."""
+    return lambda x: mapped(f, x)
+
+
+def cut(axis: int, start: Dim = P, stop: Dim = Q) -> Unary:
+    """Slice."""
+    return lambda x: part(x, axis, start, stop)
+
+
+def join(axis: int) -> Binary:
+    """Concat."""
+    return lambda a, b: joined(axis, a, b)
+
+
+def turn(*perm: int) -> Unary:
+    """Transpose."""
+    return lambda x: transposed(x, perm)
+
+
+def pool(kernel: tuple[Dim, ...], **windows: Any) -> Unary:
+    """MaxPool."""
+    return lambda x: apply("largest", x, kernel=kernel, **windows)
+
+
+def convolve(weights: list[Term], **windows: Any) -> Unary:
+    """A requantised convolution. weights: w, its zero points, bias and multipliers."""
+    return lambda x: convolution(x, *weights, **windows)
+
+
+def multiply(axis: int, weights: list[Term]) -> Unary:
+    """A requantised product with a constant. axis: the last of its operand."""
+    return lambda x: matrices(axis, x, *weights)
+
+
+def kernel(number: int, outputs: Dim = C, inputs: Dim = C, size: tuple[Dim, ...] = KERNEL) -> list[Term]:
+    """Constants of a convolution."""
+    return [*constants(number, outputs, (outputs, inputs, *size))]
+
+
+def both(first: list[Term], second: list[Term], axis: int = 0) -> list[Term]:
+    """Constants of one product that has the outputs of two. axis: outputs of w."""
+    return [joined(0 if place else axis, a, b) for place, (a, b) in enumerate(zip(first, second))]
+
+
+def some(weights: list[Term], axis: int = 0) -> list[Term]:
+    """Constants of the outputs P to Q alone. axis: outputs of w."""
+    return [part(each, 0 if place else axis, P, Q) for place, each in enumerate(weights)]
+
+
+def _strides() -> Vocabulary:
+    """Convolutions with strides and without, and MaxPool of single pixels, which drops rows and columns."""
+    steps = OneOf("steps", ((2, 2), (1, 2), (2, 1)))
+    taps, one = kernel(1), kernel(2, size=(1, 1))
+    ops = (
+        function(F), pool((1, 1), pads=NONE, strides=steps, dilations=(1, 1)),
+        convolve(taps, strides=(1, 1)), convolve(taps, strides=steps),
+        convolve(one, pads=NONE, **PLAIN), convolve(one, pads=NONE, strides=steps, dilations=(1, 1)),
     )  # fmt: skip
-    draw = drawn((C, D, H, W), (N,), (*PADS, *AROUND), (strides,), (P, R, S))
-
-    def with_kernels(rng: np.random.Generator) -> dict[str, Any]:
-        return draw(rng) | {each.name: int(rng.integers(2, 4)) for each in KERNEL}
-
-    return AlgebraVocabulary("images", (X, Y, A), one, (function("h"), joining(1)), with_kernels)
+    return Vocabulary("strides", IMAGES, ops, (lambda a, b: mapped(G, a, b),), ranges={"h": (8, 12), "w": (8, 12)})
 
 
-def _batches() -> AlgebraVocabulary:
-    """Images side by side, as images of a batch and as rows."""
-    windows: dict[str, Any] = {"pads": PADS, "strides": STRIDES, "dilations": (1, 1)}
-    first = weights(1, O, C, KERNEL)
-    one = (
-        FUNCTIONS[0], cutting(0, S), cutting(2, R),
-        pooling((1, KERNEL[1]), **{**windows, "pads": (0, PADS[1], 0, PADS[3])}), pooling(KERNEL, **windows),
-        convolving(first, XZ, **WINDOWS), convolving(weights(2, C, C, (1, 1)), XZ, **PIXELS),
-        padding(V, (0, 0, *AROUND[:2], 0, 0, *AROUND[2:])),
+def _crops(axis: int) -> Vocabulary:
+    """Slices of rows or columns around convolutions, of their borders too. axis: 2 or 3."""
+    rate, other = OneOf("rate", (1, 2, 4, 8)), OneOf("other", (1, 2))
+    length, before, behind = (H, W)[axis - 2], PADS[axis - 2], PADS[axis]
+    reach = rate * (KERNEL[axis - 2] - 1)
+    result = length + before + behind - reach
+    taps, dilations = kernel(1), (rate, other) if axis == 2 else (other, rate)
+
+    def padding(first: Dim, last: Dim) -> Unary:
+        pads = list(PADS)
+        pads[axis - 2], pads[axis] = first, last  # type: ignore[call-overload]
+        return convolve(taps, strides=(1, 1), dilations=dilations, pads=tuple(pads))
+
+    ops = (
+        function(F), padding(0, 0), padding(before, behind), padding(before, behind + E), padding(before + E, behind),
+        convolve(kernel(2, size=(1, 1)), pads=NONE, **PLAIN), cut(axis), cut(axis, P, Q + reach),
+        cut(axis, 0, result), cut(axis, E, E + result),
     )  # fmt: skip
-    draw = drawn((C, D, H, W, N, M, K), (), (*PADS, *AROUND), (STRIDES, DILATIONS), (P, R, S))
-
-    def with_kernels(rng: np.random.Generator) -> dict[str, Any]:
-        return draw(rng) | {"o1": 3} | {each.name: int(rng.integers(2, 4)) for each in KERNEL}
-
-    return AlgebraVocabulary(
-        "batches", (X, Y, Leaf("b", (M, C, H, W)), Leaf("r", (N, C, K, W))), one, (joining(0), joining(2)), with_kernels
-    )
+    ranges = {"h": (22, 26), "w": (22, 26), "kh": (1, 3), "kw": (1, 3), "e": (1, 3)}
+    return Vocabulary(f"crops of {('rows', 'columns')[axis - 2]}", IMAGES, ops, (join(axis),), 2, ranges)
 
 
-def _convolutions() -> AlgebraVocabulary:
-    """Convolutions with their weights put together, cut, and widened."""
-    first, second, other = (weights(i, o, c, KERNEL) for i, o, c in ((1, O, C), (2, M, C), (3, O, D)))
-    uniform = weights(4, O, C, KERNEL, WZ)
-    wide = {**WINDOWS, "dilations": (1, 1), "pads": tuple(pad + 1 for pad in PADS)}
-    one = (
-        FUNCTIONS[0],
-        *(convolving(by, XZ, **WINDOWS) for by in (
-            first, second, both(first, second), some(first, 0, P), some(first, P, O), other,
-        )),
-        *(convolving(by, XZ, **{**WINDOWS, "dilations": (1, 1)}) for by in (
-            uniform, widened(uniform, WZ, (0, D)), widened(uniform, WZ, (D, 0)),
-        )),
-        convolving(widened(uniform, WZ, (0, 0), 1), XZ, **wide),
-        cutting(1, P), cutting(0, S), padding(XZ, (0, 0, *AROUND[:2], 0, 0, *AROUND[2:])),
-        convolving(first, XZ, **{**WINDOWS, "pads": tuple(a + b for a, b in zip(PADS, AROUND))}),
+def _convolutions() -> Vocabulary:
+    """Convolutions whose weights are put together, cut and padded."""
+    first, second = kernel(1, O1), kernel(2, O2)
+    uniform: list[Term] = [Leaf("w", (O1, C, *KERNEL), True), spread(WZ, O1), *(Leaf(x, (O1,), True) for x in "bm")]
+    narrow: list[Term] = [Leaf("w", (O1, Q - P, *KERNEL), True), *uniform[1:]]
+    wide = [padded(narrow[0], WZ, (0, P, 0, 0, 0, C - Q, 0, 0)), *uniform[1:]]
+    around = tuple(OpenSize(f"around{i}", 0) for i in range(4))
+    more: dict[str, Any] = {"pads": tuple(a + b for a, b in zip(PADS, around))}
+    ops = (
+        function(F), *(convolve(each) for each in (first, second, both(first, second), some(first), narrow, wide)),
+        convolve(first, **more), lambda x: padded(x, XZ, (0, 0, *around[:2], 0, 0, *around[2:])),
+        cut(0), cut(1), cut(1, 0, O1), cut(1, O1, O1 + O2),
     )  # fmt: skip
-    draw = drawn((C, D, H, W, O, M), (N,), (*PADS, *AROUND), (STRIDES, DILATIONS), (P, R, S))
-
-    def with_kernels(rng: np.random.Generator) -> dict[str, Any]:
-        return draw(rng) | {"n": 4, "h": 9, "w": 8} | {each.name: int(rng.integers(1, 3)) for each in KERNEL}
-
-    return AlgebraVocabulary("convolutions", (X, A), one, (joining(1),), with_kernels)
+    ranges = {"n": (4, 6), "h": (9, 12), "w": (9, 12), "kh": (1, 3), "kw": (1, 3)}
+    return Vocabulary("convolutions", IMAGES, ops, (join(0), join(1)), 2, ranges, shifts=(P,))
 
 
-def _pixels() -> AlgebraVocabulary:
-    """Convolutions of single pixels among what moves rows, columns and channels."""
-    first, second = weights(1, O, C, (1, 1)), weights(2, M, C, (1, 1))
-    strided = {**PIXELS, "strides": OneOf("strides", ((2, 2), (1, 2), (2, 1)))}
-    one = (
-        FUNCTIONS[0], *(convolving(by, XZ, **PIXELS) for by in (
-            first, second, both(first, second), some(first, 0, P), some(first, P, O),
-        )),
-        convolving(first, XZ, **strided), cutting(1, P), cutting(2, R), cutting(3, S), turning((0, 1, 3, 2)),
-        pooling((1, 1), **strided),
+def _products(rank: int) -> Vocabulary:
+    """Products with constants, and Slice and Concat along each axis."""
+    sizes, last = tuple(OpenSize(f"d{axis}") for axis in range(rank)), rank - 1
+    first, second = (list[Term](constants(i, o, (sizes[-1], o))) for i, o in ((1, O1), (2, O2)))
+    ops = (
+        function(F), *(multiply(last, each) for each in (first, second, both(first, second, 1), some(first, 1))),
+        *map(cut, range(rank)), cut(last, 0, O1), cut(last, O1, O1 + O2), *([turn(1, 0, 2)] if rank == 3 else []),
     )  # fmt: skip
-    draw = drawn((C, K, H, W, O, M), (N,), (), (strided["strides"],), (P, R, S))
-    return AlgebraVocabulary(
-        "pixels", (X, Y, Leaf("r", (N, C, K, W)), Leaf("q", (N, C, H, K))), one, (joining(2), joining(3)), draw
-    )
+    leaves = tuple(Leaf(name, sizes) for name in "xy")
+    return Vocabulary(f"products of rank {rank}", leaves, ops, tuple(map(join, range(rank))), 2)
 
 
-def _groups() -> AlgebraVocabulary:
-    """Grouped convolutions."""
-    strides = OneOf("strides", ((1, 1), (2, 2)))
-    given: dict[str, Any] = {"strides": strides, "dilations": (1, 1), "pads": PADS}
-    halves = weights(1, O, C, KERNEL), weights(2, O, C, KERNEL)
-    whole = weights(3, 2 * O, C, KERNEL)
-    joined = both(*halves)
-    two = Leaf("x", (N, 2 * C, H, W)), Leaf("y", (N, C, H, W)), Leaf("z", (N, C, H, W))
-
-    one = (
-        FUNCTIONS[0], convolving(whole, XZ, 2, **given), convolving(joined, XZ, 2, **given),
-        *(convolving(by, XZ, **given) for by in (*halves, some(whole, 0, O), some(whole, O, 2 * O))),
-        cutting(1, C), cutting(1, O), cutting(0, S),
-    )  # fmt: skip
-    draw = drawn((C, H, W, O, N), (), PADS, (strides,), (P, R, S))
-
-    def with_kernels(rng: np.random.Generator) -> dict[str, Any]:
-        return draw(rng) | {"c": 3, "o1": 2} | {each.name: int(rng.integers(1, 4)) for each in KERNEL}
-
-    return AlgebraVocabulary("groups", two, one, (joining(1),), with_kernels)
-
-
-def _products(rank: int) -> AlgebraVocabulary:
-    """Products of matrices with constants."""
-    rows = tuple(OpenSize(f"d{axis}") for axis in range(rank - 1))
-    x, y = Leaf("x", (*rows, K)), Leaf("y", (*rows, K))
-    first, second = weights(1, O, K), weights(2, M, K)
-    square = weights(3, K, K)
-    cuts = (S, R, P)[-rank:]
-    one = (
-        FUNCTIONS[0],
-        *(multiplying(by, XZ) for by in (
-            first, second, both(first, second), some(first, 0, P), some(first, P, O), square,
-        )),
-        *(cutting(axis, cuts[axis]) for axis in range(rank)),
-        *([turning((1, 0, 2))] if rank == 3 else []),
-    )  # fmt: skip
-    draw = drawn((*rows, K, O, M, E), cuts=(P, R, S))
-    others = (Leaf(f"a{axis}", (*x.shape[:axis], E, *x.shape[axis + 1 :])) for axis in range(rank))
-    return AlgebraVocabulary(f"products of {rank}", (x, y, *others), one, tuple(map(joining, range(rank))), draw)
-
-
-def _matrices(rank: int) -> AlgebraVocabulary:
-    """Movement of tensors of few dimensions."""
+def _movement(rank: int) -> Vocabulary:
+    """Functions of bytes, Slice, Concat, Transpose; of images MaxPool, too."""
     sizes = tuple(OpenSize(f"d{axis}") for axis in range(rank))
-    x, y = Leaf("x", sizes), Leaf("y", sizes)
-    others = [Leaf(f"a{axis}", (*sizes[:axis], E, *sizes[axis + 1 :])) for axis in range(rank)]
-    pads = tuple(OpenSize(f"around{i}", 0) if i % rank else 0 for i in range(2 * rank))
-    perms = [perm for perm in permutations(range(rank)) if perm != tuple(range(rank))]
-    one = (
-        FUNCTIONS[0], *map(turning, perms), *(cutting(axis, cut) for axis, cut in zip(range(rank), (P, R, S))),
-        padding(V, pads),
-    )  # fmt: skip
-    draw = drawn((*sizes, E), none=tuple(OpenSize(f"around{i}", 0) for i in range(2 * rank)), cuts=(P, R, S))
-    return AlgebraVocabulary(
-        f"matrices of {rank}", (x, y, *others), one, (function("h"), *map(joining, range(rank))), draw, 3
-    )
+    perms = [*permutations(range(rank))][1:] if rank < 4 else [(0, 2, 3, 1), (0, 3, 1, 2)]
+    windows: dict[str, Any] = {"pads": PADS, "strides": STRIDES, "dilations": (1, 1)}
+    unary = (function(F), function(M), *map(cut, range(rank)), *(turn(*perm) for perm in perms))
+    binary = (lambda a, b: mapped(G, a, b), *map(join, range(rank)))
+    leaves = tuple(Leaf(name, sizes) for name in "xyu")
+    pools = (pool(KERNEL, **windows),) if rank == 4 else ()
+    return Vocabulary(f"movement of rank {rank}", leaves, unary + pools, binary, 2, {"kh": (2, 4), "kw": (2, 4)})
 
 
-def _accumulators() -> AlgebraVocabulary:
-    """Sums in int32, of tensors and of constants."""
-    x, y = Leaf("x", (N, C, H, W)), Leaf("y", (N, C, H, W))
-    numbers = Leaf("a", (N, D, H, W)), Leaf("c1", (), True), Leaf("c2", (), True)
-    one = (
-        cutting(1, P), turning((0, 2, 3, 1)), turning((0, 3, 1, 2)), shaping((N, C, H, W), (N, C, K)), cutting(0, S),
-    )  # fmt: skip
-
-    def draw(rng: np.random.Generator) -> dict[str, Any]:
-        values = drawn((C, D, H, W, N), cuts=(P, R, S))(rng)
-        return values | {"k": values["h"] * values["w"]}
-
-    return AlgebraVocabulary("accumulators", (x, y, *numbers), one, (adding(), joining(1)), draw)
-
-
-def _phases() -> AlgebraVocabulary:
-    """Rows and columns as channels."""
-    x, y, a = (Leaf(name, (N, size, 2 * H, 2 * W)) for name, size in (("x", C), ("y", C), ("a", D)))
-    one = (FUNCTIONS[0], phasing(), cutting(1, P), cutting(0, S))
-    draw = drawn((C, D, H, W, N), none=AROUND, cuts=(P, R, S))
-    return AlgebraVocabulary("phases", (x, y, a), one, (function("h"), joining(0), joining(1)), draw, 2)
-
-
-def vocabularies() -> tuple[AlgebraVocabulary, ...]:
-    """All, in the order in which their rules are numbered."""
-    return (
-        _matrices(2), _matrices(3), _products(2), _products(3), _convolutions(), _groups(), _pixels(), _batches(),
-        _images(), _phases(), _accumulators(),
-    )  # fmt: skip
+MOVEMENT, PRODUCTS = map(_movement, (2, 3, 4)), map(_products, (2, 3))
+VOCABULARIES = (*MOVEMENT, *PRODUCTS, _convolutions(), _crops(2), _crops(3), _strides())

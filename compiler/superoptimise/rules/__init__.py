@@ -19,6 +19,6 @@ GROUPS: dict[str, tuple[RewriteRule, ...]] = {
     "borders": BORDERS, "pixels": PIXELS, "windows": WINDOWS,
 }  # fmt: skip
 RULES = tuple(rule for group in GROUPS.values() for rule in group)
-"""All of integers, and of what moves. FLOATS are beside them, for models whose floats the CPU computes, and REALS, for
+"""Rules of integers and of movement. FLOATS are beside them, for models whose floats the CPU computes, and REALS, for
 those whose floats may be rounded elsewhere."""
 __all__ = ["FLOATS", "GROUPS", "REALS", "RULES", "WINDOWS"]

@@ -53,7 +53,7 @@ class _Windows:
         return part(IMAGE, self.axis, start, stop)
 
     def worth(self, border: Dim) -> tuple[SizeOf, SizeOf, SizeOf]:
-        """What is asked of a border: that it lacks a tap, is wide enough, and is no more than that."""
+        """Conditions on a border: it lacks a tap, is wide enough, and is no more than that."""
         return border >= STEP, SizeOf("<=", THIN, border), self.rows <= WIDE * border
 
     def first(self) -> Composed:

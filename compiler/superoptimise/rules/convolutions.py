@@ -26,9 +26,9 @@ from celosia.compiler.superoptimise.terms import Composed, Leaf, Term, apply
 
 KH, KW = KERNEL
 ALIKE = OneOf("dilation", (1, 2))
-"""Of rows and columns."""
+"""Dilation of rows and columns."""
 WZ = Leaf("wz", (), True)
-"""Of all weights, where it is one."""
+"""Zero point of all weights, where it is one."""
 O, P, Q = OpenSize("o"), OpenSize("p", 0), OpenSize("q")
 
 
@@ -131,7 +131,7 @@ def _join_groups() -> RewriteRule:
 
 
 def _dense_groups() -> RewriteRule:
-    """Of each pair of groups: weights [o, c] and [o, c] become [2o, 2c] with zeros."""
+    """Replace a pair of groups: weights [o, c] and [o, c] become [2o, 2c] with zeros."""
     half, c = OpenSize("half_outputs"), OpenSize("c")
     x = Leaf("x", (N, 2 * c, H, W))
     w, b, m = Leaf("w", (2 * half, c, *KERNEL), True), _rows("b", 2 * half), _rows("m", 2 * half)

@@ -25,10 +25,10 @@ PIXELS = tuple(
 )
 """Rows and columns of a result."""
 SEVERAL = SizeOf("<=", 3, PIXELS[0] + PIXELS[1])
-"""Of which there is more than one."""
+"""Condition that a result has more than one pixel."""
 Function = Callable[[Term], Term]
 BEHIND: dict[str, Function] = {" with the function behind it": lambda y: mapped(F, y), "": lambda y: y}
-"""Those that take more with them come first, as time may be short."""
+"""Functions behind a convolution. Rules that include more operators come first, as time may be short."""
 
 
 def convolved(weights: list[Term]) -> Term:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import permutations
 
-from celosia.compiler.superoptimise.rule import Absorbs, Monotone, RewriteRule, SameByte
+from celosia.compiler.superoptimise.rule import Absorbs, IsIdentity, Monotone, RewriteRule
 from celosia.compiler.superoptimise.rules.merging import C, H, N, W, joined, part
 from celosia.compiler.superoptimise.rules.parts import RANKS, P, Q, shaped
 from celosia.compiler.superoptimise.sizes import Dim, OneOf, OpenSize
@@ -25,7 +25,7 @@ def transposed(x: Term, perm: Perm) -> Composed:
 
 
 def reshaped(x: Term, shape: tuple[Dim, ...]) -> Composed:
-    """The same row of elements in another shape."""
+    """Reshape `x`."""
     return apply("reshape", x, shape=shape)
 
 
@@ -86,7 +86,7 @@ def _transposes(rank: int) -> list[RewriteRule]:
 
 
 def _turned_parts() -> list[RewriteRule]:
-    """Of axes that are the usual ones: channels last and first, heads, matrices."""
+    """Rules of the usual permutations: channels last and first, heads, matrices."""
     found = []
     for perm in ((0, 2, 1), (0, 2, 1, 3), (0, 1, 3, 2), (0, 3, 1, 2), (0, 2, 3, 1)):
         rank = len(perm)
@@ -169,7 +169,7 @@ def _tables(rank: int) -> list[RewriteRule]:
         ),
         RewriteRule(
             f"function of nothing of rank {rank}", "a function that gives back every byte",
-            (mapped(F, x),), (x,), (SameByte(F),), tidy=True,
+            (mapped(F, x),), (x,), (IsIdentity(F),), tidy=True,
         ),
     ]  # fmt: skip
 

@@ -22,7 +22,7 @@ WIDEST = 64
 
 
 Outputs = tuple[Dim, Term, Term, Term]
-"""How many channels, their weights, bias and multipliers."""
+"""Number of channels, their weights, bias and multipliers."""
 
 
 def _as_channels(outputs: Outputs, by: int) -> Term:
@@ -54,7 +54,7 @@ def _all(by: int) -> RewriteRule:
 
 
 def _rest(width: int) -> RewriteRule:
-    """Of the channels that an array of `width` columns leaves for a last step, which they do not fill."""
+    """Rewrite the channels that an array of `width` columns leaves for a last step, which they do not fill."""
     full = width * (O // width)
     rest = O - full
     w, b, m = (part(each, 0, 0, full) for each in (WEIGHTS, BIAS, M))

@@ -18,7 +18,7 @@ BIASED = {"": False, ", biased": True}
 POINTWISE: dict[str, Any] = {"strides": (1, 1), "dilations": (1, 1), "pads": (0, 0, 0, 0), "group": 1}
 """Windows of one pixel each."""
 ORDERS = {"": 1, ", exchanged": -1}
-"""Of the operands of a sum."""
+"""Order of the operands of a sum."""
 
 
 def _conv(x: Term, *weights: Term, **other: Any) -> Composed:

@@ -3,7 +3,17 @@
 from __future__ import annotations
 
 from celosia.compiler.superoptimise.rule import RewriteRule
-from celosia.compiler.superoptimise.rules.merging import IMAGE, KERNEL, O1, C, constants, convolution, matrices
+from celosia.compiler.superoptimise.rules.merging import (
+    IMAGE,
+    KERNEL,
+    O1,
+    PADS,
+    STRIDES,
+    C,
+    constants,
+    convolution,
+    matrices,
+)
 from celosia.compiler.superoptimise.rules.moving import F, mapped
 from celosia.compiler.superoptimise.rules.parts import RANKS, P, Q
 from celosia.compiler.superoptimise.sizes import OneOf, OpenSize
@@ -44,7 +54,9 @@ def _products() -> list[RewriteRule]:
     rows = OpenSize("rows")
     k = OpenSize("k")
     x = Leaf("x", (rows, k))
+    windows = {"kernel": KERNEL, "pads": PADS, "strides": STRIDES, "dilations": (1, 1)}
     return [
+        _twice("largest of a window", apply("largest", IMAGE, **windows)),
         _twice("convolution", convolution(IMAGE, *constants(1, O1, (O1, C, *KERNEL)))),
         _twice("product", matrices(1, x, *constants(1, O1, (k, O1)))),
     ]

@@ -241,7 +241,7 @@ def searched(model: onnx.ModelProto, **given: Any) -> Optimised:
         return convolutions(before).total - convolutions(after).total
 
     pricing = Pricing(convolutions, convolutions, anew)
-    return optimise(model, pricing, 20, open_model, further=(), way="greedy", floats=True, **given)
+    return optimise(model, pricing, 20, open_model, rules=RULES, way="greedy", floats=True, **given)
 
 
 def test_steps_that_change_values_are_marked_and_how_far_outputs_differ_is_said() -> None:

@@ -18,7 +18,7 @@ from celosia.compiler.superoptimise.matching import matches, rewritten
 from celosia.compiler.superoptimise.optimise import Optimised, graph_of, optimise
 from celosia.compiler.superoptimise.price import Price, Pricing
 from celosia.compiler.superoptimise.rule import RewriteRule
-from celosia.compiler.superoptimise.rules import FLOATS
+from celosia.compiler.superoptimise.rules import FLOATS, RULES
 from celosia.compiler.superoptimise.rules.floats import convolved
 from celosia.compiler.superoptimise.rules.merging import KERNEL, C, joined, part
 from celosia.compiler.superoptimise.sizes import OpenSize
@@ -153,7 +153,7 @@ def searched(*saved: float) -> Optimised:
         return convolutions(before).total - convolutions(after).total
 
     return optimise(
-        model, Pricing(convolutions, convolutions, anew), 20, open_model, further=(), way="greedy", floats=True
+        model, Pricing(convolutions, convolutions, anew), 20, open_model, rules=RULES, way="greedy", floats=True
     )
 
 

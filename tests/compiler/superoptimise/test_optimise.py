@@ -441,7 +441,7 @@ def test_ones_own_rule_is_used_or_refused() -> None:
     pytest.importorskip("z3")
     model = branches(True)
     rule = next(rule for rule in RULES if rule.name == "merge convolutions")
-    mine = found(model, rules=[], further=[], own=[replace(rule, name="mine")])
+    mine = found(model, rules=[], own=[replace(rule, name="mine")])
     assert {row["rule"] for row in mine.report["steps"]} == {"mine"}
     assert {row["proof"] for row in mine.report["steps"]} == {"proved when it was given"}
     wrong = RULES[0].__class__("mine", "", RULES[0].before, RULES[0].after[::-1])

@@ -62,7 +62,7 @@ def test_a_pool_finds_what_the_search_without_it_finds(alone: Any) -> None:
         found = optimise(branchy(), budget=60, fleet=fleet)
         fleet.run([PartJob(b"", PRESETS["tiny"])], lambda number, result: None)  # it is free again
     assert found.steps and found.after.total == alone.after.total and found.before == alone.before
-    assert alone.state.weighed > 5 < found.state.weighed
+    assert alone.state.weighed > 3 < found.state.weighed
     assert min(device.asked for device in devices) > 3 and not found.state.left_out
     assert not difference(branchy(), found.model, open_model)
 
@@ -97,7 +97,7 @@ def test_a_device_that_hangs_stops_no_search(alone: Any) -> None:
     late = Named("late", NONSENSE["late"], seconds=60)
     with Fleet([late, Named("good")], deadline=1) as fleet:
         found = optimise(branchy(), budget=60, fleet=fleet)
-    assert late.asked and found.steps and found.state.ended in ("nothing left", "nothing better")
+    assert late.asked and found.steps and found.state.ended == "nothing left"
     assert found.after.total < found.before.total
 
 
