@@ -10,7 +10,7 @@ from celosia.compiler.graph.errors import ModelError
 from celosia.compiler.graph.overlap_softmaxes import beside_softmaxes
 from celosia.compiler.graph.select import LayerAssignment, Partition
 from celosia.compiler.graph.values import constant, operands
-from celosia.compiler.layer import Activation, Layer, Storage, inputs
+from celosia.compiler.layer import Activation, Layer, Storage
 from celosia.hw.spec.config import Config
 
 
@@ -92,7 +92,7 @@ class Scheduler:
         inside = {id(other) for other in plan.choices}
         if not all(self._reachable(value) for value, _ in choice.reads.values()):
             return False
-        held = [act for act in inputs(choice.layer) if act.storage not in choice.reads]
+        held = [act for act in choice.layer.inputs() if act.storage not in choice.reads]
         return all(id(maker) in self.launched or id(maker) in inside for act in held for maker in self._makers(act))
 
     # Tensors on the host ---------------------------------------------------------------------------------------

@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from celosia.compiler.graph.select import LayerAssignment
-from celosia.compiler.layer import Softmax, inputs
 from celosia.compiler.tensorize import pack
 from celosia.hw.spec.config import Config
 from celosia.hw.spec.pipeline import softmax_parts, tile_rows
@@ -21,7 +20,7 @@ from celosia.sim.timing.engine_cycles import softmax_beats
 def beside_softmaxes(cfg: Config, choices: list[LayerAssignment]) -> list[LayerAssignment]:
     """`choices` of one launch in such an order, attention by attention; as they are where there are no softmaxes."""
     makers = _makers(cfg, choices)
-    softmaxes = {number for number, choice in enumerate(choices) if isinstance(choice.layer, Softmax)}
+    softmaxes = {number for number, choice in enumerate(choices) if choice.layer.softmax is not None}
     order, left = list[int](), list(range(len(choices)))
     while softmaxes & set(left):
         waiting = softmaxes & set(left)
@@ -70,7 +69,7 @@ def _makers(cfg: Config, choices: list[LayerAssignment]) -> list[set[int]]:
         written.setdefault(choice.layer.y.storage, []).append(number)
     found: list[set[int]] = []
     for number, choice in enumerate(choices):
-        may = [(n, act) for act in inputs(choice.layer) for n in written.get(act.storage, ()) if n != number]
+        may = [(n, act) for act in choice.layer.inputs() for n in written.get(act.storage, ()) if n != number]
         found.append({n for n, act in may if choices[n].layer.y.overlaps(cfg, act)})
     return found
 

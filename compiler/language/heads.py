@@ -17,14 +17,7 @@ from celosia.compiler.language.attention import AttentionKernel, HeadProduct, He
 from celosia.compiler.language.lowered import Arrays, LoweredKernel, epilogue_of, requantise_of
 from celosia.compiler.language.rows import SoftmaxKernel, SoftmaxOfRows
 from celosia.compiler.language.tile import ArrayArgument
-from celosia.compiler.layer import (
-    Activation,
-    ActivationProduct,
-    Block,
-    Layer,
-    Softmax,
-    TilingError,
-)
+from celosia.compiler.layer import Activation, ActivationGemm, Layer, Softmax, TilingError
 from celosia.compiler.program.model import matrix_counts
 from celosia.compiler.tensorize import pack
 from celosia.compiler.tensorize.define import define
@@ -59,9 +52,9 @@ class SoftmaxLayers(LoweredKernel):
         dims, groups = (1, columns, 1, rows), pack.blocks(columns, self.cfg.group)
         powers = powers_of(self, self.found.rows, arrays)
         return [
-            Softmax(
+            Layer(
                 f"{self.name}.{n}" if count > 1 else self.name, x.region(dims, n * groups, x.pixels),
-                y.region(dims, n * groups, y.pixels), powers, self.found.rows.zero_point,
+                y.region(dims, n * groups, y.pixels), softmax=Softmax(powers, self.found.rows.zero_point),
             )
             for n in range(count)
         ]  # fmt: skip
@@ -132,17 +125,16 @@ class HeadLayers(LoweredKernel):
 
     def _product(
         self, name: str, made: HeadProduct, x: Activation, y: Activation, columns: int, arrays: Arrays
-    ) -> ActivationProduct:
+    ) -> Layer:
         """Build the product of all heads."""
         requantise = requantise_of(np.resize(arrays[made.scales], columns), int(made.requantise["zero_point"]))
         table, operand = made.table, None if made.bias is None else self.acts[made.bias.array]
         clip = made.requantise["clip"]
         epilogue = epilogue_of(clip, None if table is None else arrays[table], operand, made.rescale)
-        x_offset, w_offset = made.offsets
-        w, heads = self.acts[made.w.array], self.out.heads
-        return ActivationProduct(name, x, w, y, x_offset, w_offset, requantise, epilogue, heads=heads)
+        product = ActivationGemm(self.acts[made.w.array], *made.offsets)
+        return Layer(name, x, y, product=product, requantise=requantise, epilogue=epilogue, heads=self.out.heads)
 
-    def _head(self, layer: ActivationProduct | Softmax, number: int, inner: int, columns: int) -> Layer:
+    def _head(self, layer: Layer, number: int, inner: int, columns: int) -> Layer:
         """One head of a layer of all."""
 
         def part(act: Activation, channels: int, of: int = number) -> Activation:
@@ -151,14 +143,15 @@ class HeadLayers(LoweredKernel):
 
         name = f"{layer.name}.{number}" if layer.heads > 1 else layer.name
         x, y = part(layer.x, inner), part(layer.y, columns)
-        if isinstance(layer, Softmax):
+        if layer.product is None:
             return replace(layer, name=name, x=x, y=y, heads=1)
         residual = layer.epilogue.residual
         if residual is not None:
             several = residual.operand.channels > pack.blocks(columns, self.cfg.group) * self.cfg.group
             residual = replace(residual, operand=part(residual.operand, columns, number if several else 0))
         epilogue = replace(layer.epilogue, residual=residual)
-        return replace(layer, name=name, x=x, w=part(layer.w, inner), y=y, heads=1, epilogue=epilogue)
+        product = replace(layer.product, w=part(layer.product.w, inner))
+        return replace(layer, name=name, x=x, y=y, product=product, heads=1, epilogue=epilogue)
 
 
 class AttentionLayers(HeadLayers):
@@ -177,9 +170,10 @@ class AttentionLayers(HeadLayers):
         names = f"{self.name}.scores", f"{self.name}.shares"
         scores, shares = (Activation.alone(self.cfg, name, 1, heads * each, 1, pixels) for name in names)
         first = self._product(scores.name, f.scores, self.acts[f.x.array], scores, f.rows.count, arrays)
-        rows = Softmax(shares.name, scores, shares, powers_of(self, f.rows, arrays), f.rows.zero_point, heads=heads)
+        softmax = Softmax(powers_of(self, f.rows, arrays), f.rows.zero_point)
+        rows = Layer(shares.name, scores, shares, softmax=softmax, heads=heads)
         last = self._product(self.name, f.mixed, shares, self.acts[f.y], f.out.columns, arrays)
-        block = Block((first, rows, last))
+        block = Layer.block((first, rows, last))
         if self._is_block(block):
             return [block]
         found = [
@@ -191,7 +185,7 @@ class AttentionLayers(HeadLayers):
         choices = [LayerAssignment(layer, [], {}, ir.Value(name=layer.name)) for layer in found]
         return [choice.layer for choice in beside_softmaxes(self.cfg, choices)]
 
-    def _is_block(self, block: Block) -> bool:
+    def _is_block(self, block: Layer) -> bool:
         """Whether all heads are one layer: each is whole groups of channels, and a tile of some size fits."""
         f = self.found
         if any(size % self.cfg.group for size in (f.x.columns, f.rows.count, f.out.columns)):

@@ -12,7 +12,7 @@ from celosia.compiler.graph.select.forms import ActivationLayout
 from celosia.compiler.language.errors import fail
 from celosia.compiler.language.tile import ArrayArgument
 from celosia.compiler.launch.image import Image, LayerErrors, build
-from celosia.compiler.layer import Activation, Epilogue, Layer, Requantise, Residual, TilingError, inputs
+from celosia.compiler.layer import Activation, Epilogue, Layer, Requantise, Residual, TilingError
 from celosia.compiler.tensorize import pack
 from celosia.compiler.tensorize.decide import FixedSchedule
 from celosia.compiler.tensorize.define import define
@@ -79,7 +79,7 @@ class LoweredKernel:
         """The instructions of `layers`, verified. LanguageError where they do not fit."""
         try:
             if self.planner is None:
-                alike = all(type(layer) is type(layers[0]) for layer in layers)
+                alike = all(layer.kind == layers[0].kind for layer in layers)
                 decided = FixedSchedule(self.decide(layers[0])) if alike else None
                 self.planner = Planner(self.cfg, decided)
             return image_of(self.cfg, layers, self.planner)
@@ -107,7 +107,7 @@ def epilogue_of(
 def image_of(cfg: Config, layers: Sequence[Layer], planner: Planner) -> Image:
     """The instructions of the layers of a launch, verified. LayerErrors, TilingError."""
     made = {layers[-1].y.storage}
-    given = {act.storage for layer in layers for act in inputs(layer)} - {layer.y.storage for layer in layers}
+    given = {act.storage for layer in layers for act in layer.inputs()} - {layer.y.storage for layer in layers}
     image = build(cfg, [list(layers)], [given], [made], planner)
     (launch,) = image.launches
     run = Run(image.code(launch), list(layers), launch.layer_of, given, made)

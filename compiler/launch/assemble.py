@@ -28,7 +28,6 @@ from celosia.compiler.graph.values import captured, constant, dtype_name, shape
 from celosia.compiler.launch.arena import plan_arena
 from celosia.compiler.launch.describe import describe
 from celosia.compiler.launch.image import Image
-from celosia.compiler.layer import Block
 from celosia.compiler.program import (
     CpuStep,
     HostStep,
@@ -320,10 +319,10 @@ class Assembler:
             unpacks.append(Unpack(info.name, form.info, address, act.storage_groups, act.group_offset))
         layers = tuple(
             LayerInfo(
-                choice.layer.name, type(choice.layer).__name__, tuple(node.name or "" for node in choice.nodes),
+                choice.layer.name, choice.layer.kind, tuple(node.name or "" for node in choice.nodes),
                 choice.layer.macs, loaded, stored, choice.note,
                 tuple(info for part in parts for info in self._parts(part)),
-                choice.layer.kept(self.cfg) if isinstance(choice.layer, Block) else 0, round(choice.alone),
+                choice.layer.intermediate_bytes(self.cfg), round(choice.alone),
                 round(choice.together),
                 describe(choice.layer, _folded(choice.reads)) + ", packed weights" * _packed(parts),
             )

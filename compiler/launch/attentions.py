@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import onnx_ir as ir
 
 from celosia.compiler.graph.overlap_softmaxes import beside_softmaxes
 from celosia.compiler.graph.select import LayerAssignment, Partition
-from celosia.compiler.layer import Activation, ActivationProduct, Epilogue, Layer, Softmax, inputs
+from celosia.compiler.layer import Activation, Layer
 from celosia.hw.spec.config import Config
 
 
@@ -34,13 +34,13 @@ class Attention(NamedTuple):
 def attentions(cfg: Config, selection: Partition, apart: Collection[ir.Node]) -> Iterator[Attention]:
     """Those of `selection` of which no operator is to stay `apart`."""
     choices = selection.choices
-    rows = dict.fromkeys(choice.value for choice in choices if isinstance(choice.layer, Softmax))
+    rows = dict.fromkeys(choice.value for choice in choices if choice.layer.softmax is not None)
     for value in rows:
         middle = [choice for choice in choices if choice.value is value]
         scores, shares = middle[0].layer.x.storage, middle[0].layer.y.storage
         first = [choice for choice in choices if choice.layer.y.storage is scores]
-        last = [choice for choice in choices if shares in (act.storage for act in inputs(choice.layer))]
-        read = [choice for choice in choices if scores in (act.storage for act in inputs(choice.layer))]
+        last = [choice for choice in choices if shares in (act.storage for act in choice.layer.inputs())]
+        read = [choice for choice in choices if scores in (act.storage for act in choice.layer.inputs())]
         heads = [*first, *middle, *last]
         alone = all(a is b for a, b in zip(read, middle)) and len(read) == len(middle)
         if not alone or not len(first) == len(middle) == len(last) or not _none_of(heads, apart):
@@ -74,18 +74,22 @@ def _merged(cfg: Config, choices: Sequence[LayerAssignment]) -> LayerAssignment 
     """One layer for those of all heads, None where there is none."""
     layers = [choice.layer for choice in choices]
     first = layers[0]
-    if not isinstance(first, ActivationProduct | Softmax) or first.heads > 1:
+    if (first.product is None and first.softmax is None) or first.heads > 1:
         return None
-    if any(type(layer) is not type(first) or _scaling(layer) != _scaling(first) for layer in layers):
+    if any(layer.kind != first.kind or _scaling(layer) != _scaling(first) for layer in layers):
         return None
-    whole: dict[str, Any] = {}
-    for name in ("x", "y", *(["w"] if isinstance(first, ActivationProduct) else [])):
-        whole[name] = _side_by_side(cfg, [getattr(layer, name) for layer in layers])
-    if None in whole.values():
+    x, y = (_side_by_side(cfg, acts) for acts in ([layer.x for layer in layers], [layer.y for layer in layers]))
+    products = [layer.product for layer in layers if layer.product is not None]
+    product, w = first.product, _side_by_side(cfg, [product.w for product in products]) if products else None
+    if x is None or y is None or (products and w is None):
         return None
+    if product is not None and w is not None:
+        product = replace(product, w=w)
     name = first.name if len(layers) == 1 else choices[0].nodes[0].name or ""
     reads = {storage: source for choice in choices for storage, source in choice.reads.items()}
-    return replace(choices[0], layer=replace(first, name=name, heads=len(layers), **whole), reads=reads)
+    return replace(
+        choices[0], layer=replace(first, name=name, heads=len(layers), x=x, y=y, product=product), reads=reads
+    )
 
 
 def _side_by_side(cfg: Config, acts: Sequence[Activation]) -> Activation | None:
@@ -99,17 +103,18 @@ def _side_by_side(cfg: Config, acts: Sequence[Activation]) -> Activation | None:
     return replace(first, channels=first.channels * len(acts))
 
 
-def _scaling(layer: Any) -> tuple[object, ...]:
-    """What must be the same for all heads."""
-    epilogue: Epilogue = layer.epilogue
-    table = None if epilogue.table is None else epilogue.table.tobytes()
-    if isinstance(layer, Softmax):
-        own: tuple[object, ...] = layer.powers.tobytes(), layer.zero_point
-    else:
-        r = layer.requantise
-        arrays = (np.asarray(each).tobytes() for each in (r.bias, r.multiplier, r.shift))
-        own = *arrays, r.zero_point, layer.x_offset, layer.w_offset
-    return epilogue.clip, table, epilogue.residual, *own
+def _scaling(layer: Layer) -> tuple[object, ...]:
+    """The constants of a product or softmax, which must be equal for all heads."""
+    epilogue, softmax, product, r = layer.epilogue, layer.softmax, layer.product, layer.requantise
+    constants: list[object] = [epilogue.clip, epilogue.residual]
+    constants.append(None if epilogue.table is None else epilogue.table.tobytes())
+    if softmax is not None:
+        constants += [softmax.powers.tobytes(), softmax.zero_point]
+    if product is not None:
+        constants += [product.x_offset, product.w_offset]
+    if r is not None:
+        constants += [*(np.asarray(array).tobytes() for array in (r.bias, r.multiplier, r.shift)), r.zero_point]
+    return tuple(constants)
 
 
 def _before(choices: Sequence[LayerAssignment], heads: Sequence[LayerAssignment]) -> list[LayerAssignment]:
@@ -117,6 +122,6 @@ def _before(choices: Sequence[LayerAssignment], heads: Sequence[LayerAssignment]
     own = {id(choice) for choice in heads}
     found: dict[int, LayerAssignment] = {}
     for _ in range(2):
-        read = {act.storage for choice in (*heads, *found.values()) for act in inputs(choice.layer)}
+        read = {act.storage for choice in (*heads, *found.values()) for act in choice.layer.inputs()}
         found = {id(c): c for c in choices if c.layer.y.storage in read and id(c) not in own}
     return [choice for choice in choices if id(choice) in found]

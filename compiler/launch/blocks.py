@@ -20,25 +20,11 @@ import onnx_ir as ir
 from celosia.compiler.graph.select import LayerAssignment, Partition
 from celosia.compiler.launch import chains
 from celosia.compiler.launch.attentions import attentions
-from celosia.compiler.layer import (
-    Activation,
-    Block,
-    Conv,
-    Layer,
-    Map,
-    Part,
-    Pool,
-    Storage,
-    TilingError,
-    inputs,
-    moved,
-    padded_groups,
-)
+from celosia.compiler.layer import Activation, Layer, Storage, TilingError, group_names, padded_groups
 from celosia.compiler.switches import is_on
 from celosia.compiler.tensorize import block_space, pack
 from celosia.compiler.tensorize.block_space import BlockProblem
 from celosia.compiler.tensorize.decide import SchedulePolicy
-from celosia.compiler.tensorize.definition import depthwise
 from celosia.compiler.tensorize.plan import Planner
 from celosia.compiler.tensorize.roofline import choose, estimate
 from celosia.compiler.tensorize.space import Decisions, Problem
@@ -124,12 +110,13 @@ def _of_attention(
 
 def _is_product(cfg: Config, layer: Layer) -> bool:
     """A convolution whose output blocks read all input blocks."""
-    return isinstance(layer, Conv) and layer.groups == 1 and len(pack.runs(cfg, layer)) == 1
+    gemm = layer.gemm
+    return gemm is not None and gemm.groups == 1 and len(pack.runs(cfg, gemm)) == 1
 
 
-def behind(layer: Layer, y: Activation) -> Map | None:
+def behind(layer: Layer, y: Activation) -> Layer | None:
     """`layer` as one that follows what makes `y` in each tile: a map of it, or one with it, through vin, as B."""
-    if not isinstance(layer, Map):
+    if not layer.is_map:
         return None
     epilogue, residual = layer.epilogue, layer.epilogue.residual
     if residual is None:
@@ -170,7 +157,7 @@ def _readers(choices: Iterable[LayerAssignment]) -> dict[Storage, tuple[int, lis
         count, readers = found.get(choice.layer.y.storage, (0, []))
         found[choice.layer.y.storage] = count + 1, readers
     for choice in choices:
-        for storage in {act.storage for act in inputs(choice.layer)}:
+        for storage in {act.storage for act in choice.layer.inputs()}:
             found.setdefault(storage, (0, []))[1].append(choice)
     return found
 
@@ -188,7 +175,7 @@ def _read_by(
         return None
     if makers != 1 or len(found) != 1 or not apart.isdisjoint((*before.nodes, *found[0].nodes)):
         return None
-    read = [act for act in inputs(found[0].layer) if act.storage is y.storage]
+    read = [act for act in found[0].layer.inputs() if act.storage is y.storage]
     nodes = found[0].nodes
     once = len(read) == 1 and read[0] == y
     return found[0] if once and all(use.node in nodes for use in before.value.uses()) else None
@@ -201,28 +188,26 @@ def _can_hand_on(cfg: Config, layer: Layer) -> bool:
 
 def _fits(cfg: Config, layer: Layer) -> bool:
     """Whether `layer` can be in a block: a pooling, or a convolution of all channels or of each alone, of images."""
-    if not isinstance(layer, Conv | Pool) or layer.x.height * layer.x.width == 1:
+    if (layer.gemm is None and not layer.reduce) or layer.x.height * layer.x.width == 1:
         return False
-    if isinstance(layer, Pool):
+    if layer.reduce:
         return layer.epilogue.residual is None
     if not layer.macs:
         return False  # an average, which costs nothing where it runs beside another convolution
-    return depthwise(cfg, layer) or (layer.groups == 1 and len(pack.runs(cfg, layer)) == 1)
+    return layer.is_depthwise(cfg) or _is_product(cfg, layer)
 
 
 @dataclass(frozen=True)
 class _Part:
-    """Choices that run as one layer; cuts: see Block."""
+    """Choices that run as one layer; cuts: see Layer.block."""
 
     choices: tuple[LayerAssignment, ...]
     cuts: tuple[int, ...] = ()
 
     @cached_property
     def layer(self) -> Layer:
-        layers = [choice.layer for choice in self.choices]
-        if len(layers) == 1:
-            return layers[0]
-        return Block(tuple(each for each in layers if isinstance(each, Part)), self.cuts)
+        layers = tuple(choice.layer for choice in self.choices)
+        return layers[0] if len(layers) == 1 else Layer.block(layers, self.cuts)
 
     def then(self, other: _Part) -> _Part:
         """Both, with what lies between them whole in a scratchpad."""
@@ -249,7 +234,7 @@ class _Cutter:
         self.makers = {layer.y.storage: layer for layer in layers}
         self.decider = planner.decider
         """With what was found of blocks so far."""
-        self.groups = {group for name in decided for group in Block.names(name)}
+        self.groups = {group for name in decided for group in group_names(name)}
         self.estimated: dict[Hashable, float | None] = {}
 
     def cut(self, chain: list[LayerAssignment]) -> list[_Part]:
@@ -333,7 +318,7 @@ class _Cutter:
     def _may_join(self, part: _Part, joined: _Part) -> bool:
         """Whether what a user has decided allows for it."""
         name = joined.layer.name
-        wanted = any(Block.names(each)[: len(Block.names(name))] == Block.names(name) for each in self.decided)
+        wanted = any(group_names(each)[: len(group_names(name))] == group_names(name) for each in self.decided)
         return wanted or part.layer.name not in self.decided
 
     def noted(self, part: _Part, block: LayerAssignment) -> LayerAssignment:
@@ -342,7 +327,7 @@ class _Cutter:
 
     def kept(self, part: _Part) -> list[_Part]:
         """`part`, or its choices one by one where they take fewer cycles: estimates of blocks may be far off."""
-        decided = part.layer.name in self.decided or not self.groups.isdisjoint(Block.names(part.layer.name))
+        decided = part.layer.name in self.decided or not self.groups.isdisjoint(group_names(part.layer.name))
         if len(part.choices) == 1 or decided:
             return [part]
         together, apart = self._both(part)
@@ -366,7 +351,7 @@ class _Cutter:
                 self.estimated[key] = sum(estimated(self.cfg, definition.problem) for definition in definitions)
             return self.estimated[key]
         except TilingError:
-            return None if isinstance(layer, Block) else 1e12  # a layer alone says so itself
+            return None if layer.is_block else 1e12  # a layer alone says so itself
 
     def _cycles(self, parts: Sequence[_Part], decider: SchedulePolicy | None = None) -> float:
         """Cycles of a chain that is cut into `parts`, by the timing model: twice in a row, so that what the next layers
@@ -394,7 +379,7 @@ def _again(layers: Sequence[Layer], planner: Planner) -> list[Layer]:
             others[act.storage] = Storage(act.storage.name, act.storage.groups)
         return replace(act, storage=others[act.storage])
 
-    return [planner.known(moved(layer, placed), layer, others) for layer in layers]
+    return [planner.known(layer.map_activations(placed), layer, others) for layer in layers]
 
 
 def _with_cycles(block: LayerAssignment, together: float, alone: float) -> LayerAssignment:

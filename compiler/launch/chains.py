@@ -7,7 +7,7 @@ from collections.abc import Collection, Hashable, Sequence
 from math import inf
 
 from celosia.compiler.launch.image import LayerErrors, build
-from celosia.compiler.layer import Layer, TilingError, inputs
+from celosia.compiler.layer import Layer, TilingError
 from celosia.compiler.tensorize.block_space import BlockProblem
 from celosia.compiler.tensorize.definition import LayerComputation
 from celosia.compiler.tensorize.plan import Planner
@@ -32,7 +32,7 @@ def once(cfg: Config, planner: Planner, layers: Sequence[Layer]) -> float:
 
 def time(cfg: Config, planner: Planner, layers: Sequence[Layer]) -> float:
     """Cycles of `layers`, timed anew; inf where one does not fit."""
-    read = {act.storage for layer in layers for act in inputs(layer)}
+    read = {act.storage for layer in layers for act in layer.inputs()}
     made = {layer.y.storage for layer in layers}
     try:
         image = build(cfg, [list(layers)], [read - made], [{layers[-1].y.storage}], planner, cold=False)
@@ -57,7 +57,7 @@ def decided(layers: Sequence[Layer], planner: Planner) -> list[tuple[LayerComput
 def _links(layers: Sequence[Layer], beside: Collection[str]) -> list[Hashable]:
     """Storages that the activations of `layers` share, where these lie in them; and which layers are `beside`
     others."""
-    acts = [act for layer in layers for act in (*inputs(layer), layer.y)]
+    acts = [act for layer in layers for act in (*layer.inputs(), layer.y)]
     numbers = {storage: number for number, storage in enumerate(dict.fromkeys(act.storage for act in acts))}
     links: list[Hashable] = [(numbers[act.storage], act.group_offset, act.strided_view) for act in acts]
     return links + [number for number, layer in enumerate(layers) if layer.name in beside]

@@ -21,7 +21,7 @@ from celosia.compiler.launch.interleaving import (
 )
 from celosia.compiler.launch.memory import Lifetime, plan
 from celosia.compiler.launch.overlap import OverlapGroups, softmaxes_before, takes_acc
-from celosia.compiler.layer import Block, Conv, Layer, Norm, Softmax, Storage, TilingError, inputs
+from celosia.compiler.layer import Layer, Storage, TilingError
 from celosia.compiler.tensorize.constants import Constants
 from celosia.compiler.tensorize.instruction import RenderError
 from celosia.compiler.tensorize.plan import LayerPart, Planner
@@ -104,7 +104,7 @@ def lifetimes(
     for layers, into, out_of in zip(launches, written, read, strict=True):
         start, overlap_groups = step, OverlapGroups(cfg, layers, beside)
         for index, layer in enumerate(layers):
-            for act in (*inputs(layer), layer.y):
+            for act in (*layer.inputs(), layer.y):
                 sizes[act.storage] = act.size(cfg)
                 use(act.storage, step)
                 use(act.storage, start + overlap_groups.hosts.get(index, index))
@@ -170,7 +170,7 @@ class _Emitter:
             if self.overlap_groups.is_fed(number):
                 host = self.overlap_groups.hosts[number]
                 planned.needs = [rows_needed(tile, self._counted(host)) for tile in tiles]
-                planned.at_once = isinstance(layer, Norm) or layer.name in self.planner.decider.beside
+                planned.at_once = layer.norm is not None or layer.name in self.planner.decider.beside
             for tile in tiles:
                 tile.check()
         except TilingError as error:
@@ -183,7 +183,7 @@ class _Emitter:
         before = number - 1
         if before in self.overlap_groups.hosts and not self.overlap_groups.is_fed(before):
             before = self.overlap_groups.hosts[before]
-        return self.cold and (number == 0 or not isinstance(self.layers[before], Conv | Block))
+        return self.cold and (number == 0 or (self.layers[before].gemm is None and not self.layers[before].is_block))
 
     def _counted(self, number: int) -> int:
         """The axis along which the output of a layer becomes complete for the next one: rows, columns, or channel
@@ -234,9 +234,9 @@ class _Emitter:
 
     def _is_beside(self, number: int) -> bool:
         """Whether a later layer emits this softmax's tiles between its own."""
-        if not isinstance(self.layers[number], Softmax):
+        if self.layers[number].softmax is None:
             return False
-        after = next((n for n in range(number, len(self.layers)) if not isinstance(self.layers[n], Softmax)), None)
+        after = next((n for n in range(number, len(self.layers)) if self.layers[n].softmax is None), None)
         return after is not None and number in self._softmaxes(after)
 
     def _emit_between(self, softmaxes: list[PlannedLayer | None], each: PlannedLayer) -> None:

@@ -8,7 +8,7 @@ from itertools import chain
 
 import numpy as np
 
-from celosia.compiler.layer import Layer, Pool, Storage, inputs
+from celosia.compiler.layer import Layer, Storage
 from celosia.compiler.tensorize.tiles import PipelineTile
 from celosia.compiler.vthread.pipeline import Stream
 
@@ -52,10 +52,10 @@ class OverlappedLayer:
 
     def __init__(self, planned: PlannedLayer, host: PlannedLayer) -> None:
         self.planned, self.host, self.emitted = planned, host, 0
-        area = planned.layer.window.kernel if isinstance(planned.layer, Pool) else (1, 1)
-        self.work = [max(area[0] * area[1] * _moved(tile, False), _moved(tile, True)) for tile in planned.tiles]
+        kernel = planned.layer.window.kernel if planned.layer.reduce else (1, 1)
+        self.work = [max(kernel[0] * kernel[1] * _moved(tile, False), _moved(tile, True)) for tile in planned.tiles]
         self.y, self.host_y = planned.layer.y.storage, host.layer.y.storage
-        self.reads = {act.storage for act in inputs(planned.layer)}
+        self.reads = {act.storage for act in planned.layer.inputs()}
         acc = planned.cut or any(map(_takes_acc, planned.tiles))
         self.lag = LAG if acc else 0
         # What either layer's tiles hold in acc from one to the next must not be taken.

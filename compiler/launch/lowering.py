@@ -12,7 +12,7 @@ from celosia.compiler.graph.select import Partition, select
 from celosia.compiler.launch.blocks import form_blocks
 from celosia.compiler.launch.image import Image, LayerErrors, build
 from celosia.compiler.launch.order import overlap_with_convs
-from celosia.compiler.layer import Block, Layer, Storage
+from celosia.compiler.layer import Layer, Storage
 from celosia.compiler.tensorize.plan import Planner
 from celosia.hw.spec.config import Config
 
@@ -60,7 +60,7 @@ def lower(
             plans = [step for step in steps if isinstance(step, LaunchPlan)]
             for (number, layer), reason in errors.reasons.items():
                 choice = plans[number].choices[layer]
-                if isinstance(choice.layer, Block) and not apart.issuperset(choice.nodes):
+                if choice.layer.is_block and not apart.issuperset(choice.nodes):
                     apart.update(choice.nodes)
                 else:
                     on_cpu |= dict.fromkeys(choice.nodes, reason)

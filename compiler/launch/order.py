@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from celosia.compiler.launch.chains import least, once
 from celosia.compiler.launch.overlap import follows, is_for_vector, keeps_gemm_busy, softmaxes_before, trails
-from celosia.compiler.layer import Activation, Layer, Storage, TilingError, inputs
+from celosia.compiler.layer import Activation, Layer, Storage, TilingError
 from celosia.compiler.switches import is_on
 from celosia.compiler.tensorize.plan import Planner
 from celosia.compiler.tensorize.roofline import choose, terms
@@ -133,19 +133,19 @@ def _links(cfg: Config, planner: Planner, layers: Sequence[Layer]) -> Iterator[L
     makes, or their number."""
     touching: dict[Storage, list[int]] = {}
     for number, layer in enumerate(layers):
-        for storage in {act.storage for act in (*inputs(layer), layer.y)}:
+        for storage in {act.storage for act in (*layer.inputs(), layer.y)}:
             touching.setdefault(storage, []).append(number)
     for number, layer in enumerate(layers):
-        if not _waits(cfg, planner, layer) or any(act.storage.lasting for act in (*inputs(layer), layer.y)):
+        if not _waits(cfg, planner, layer) or any(act.storage.lasting for act in (*layer.inputs(), layer.y)):
             continue
-        read, y = inputs(layer), layer.y
+        read, y = layer.inputs(), layer.y
         makers = [n for act in read for n in touching[act.storage] if n < number and layers[n].y.overlaps(cfg, act)]
         later = (n for n in touching[y.storage] if n > number)
         yield number, makers, next((n for n in later if _reads(cfg, layers[n], y)), len(layers))
 
 
 def _reads(cfg: Config, layer: Layer, y: Activation) -> bool:
-    return any(act.overlaps(cfg, y) for act in inputs(layer))
+    return any(act.overlaps(cfg, y) for act in layer.inputs())
 
 
 def _waits(cfg: Config, planner: Planner, layer: Layer) -> bool:

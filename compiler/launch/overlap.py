@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 
-from celosia.compiler.layer import Block, Conv, Layer, Map, Multiply, Norm, Pool, Softmax, inputs
-from celosia.compiler.tensorize.definition import depthwise
+from celosia.compiler.layer import Layer
 from celosia.compiler.tensorize.space import CompletionOrder
 from celosia.hw.spec.config import Config
 
@@ -50,7 +49,7 @@ class OverlapGroups:
                 if self.is_fed(number) and self.layers[number].name in self.beside
                 else CompletionOrder.ANY
             )
-        by_columns = isinstance(following[0], Norm) and self.layers[number].y.height == 1
+        by_columns = following[0].norm is not None and self.layers[number].y.height == 1
         return CompletionOrder.COLUMNS if by_columns else CompletionOrder.ROWS
 
 
@@ -58,36 +57,41 @@ def follows(producer: Layer, layer: Layer) -> bool:
     """Whether the tiles of `layer` can be emitted between those of `producer`, which makes what it reads."""
     if layer.x != producer.y or layer.x.height * layer.x.width == 1:
         return False
-    if isinstance(layer, Norm) and isinstance(producer, Block) and isinstance(producer.layers[-1], Map):
+    if layer.norm is not None and producer.is_block and producer.layers[-1].is_map:
         producer = producer.layers[0]
-    return isinstance(producer, Conv) and isinstance(layer, Pool | Map | Multiply | Norm)
+    return producer.gemm is not None and (is_elementwise(layer) or layer.norm is not None)
+
+
+def is_elementwise(layer: Layer) -> bool:
+    """Whether the layer is a pooling, a map or a multiplication."""
+    return bool(layer.reduce) or layer.multiply is not None or layer.is_map
 
 
 def takes_acc(cfg: Config, layer: Layer) -> bool:
     """Whether a companion needs room in acc: for sums, or for an operand A."""
-    if isinstance(layer, Norm):
+    if layer.norm is not None:
         return False
-    return isinstance(layer, Multiply) or layer.epilogue.residual is not None or keeps_gemm_busy(cfg, layer)
+    return layer.multiply is not None or layer.epilogue.residual is not None or keeps_gemm_busy(cfg, layer)
 
 
 def is_for_vector(cfg: Config, layer: Layer) -> bool:
     """Whether gemm has nothing to do for it, and its tiles may come between those of others."""
-    return isinstance(layer, Pool | Map | Multiply) or (isinstance(layer, Conv) and depthwise(cfg, layer))
+    return is_elementwise(layer) or layer.is_depthwise(cfg)
 
 
 def keeps_gemm_busy(cfg: Config, layer: Layer) -> bool:
     """Whether gemm has work for as long as the layer takes, as of images; products with one row wait for weights."""
-    return isinstance(layer, Conv) and not depthwise(cfg, layer) and layer.y.height * layer.y.width > 1
+    return layer.uses_gemm(cfg) and layer.y.height * layer.y.width > 1
 
 
 def softmaxes_before(layers: Sequence[Layer], number: int) -> list[int]:
     """The softmaxes directly before a convolution between whose tiles its own are emitted: it needs none of them, and
     has gemm for what they leave idle."""
     layer, first = layers[number], number
-    if not isinstance(layer, Conv):
+    if layer.gemm is None:
         return []
-    read = {act.storage for act in inputs(layer)}
-    while first and isinstance(layers[first - 1], Softmax) and layers[first - 1].y.storage not in read:
+    read = {act.storage for act in layer.inputs()}
+    while first and layers[first - 1].softmax is not None and layers[first - 1].y.storage not in read:
         first -= 1
     return list(range(first, number))
 
@@ -96,7 +100,7 @@ def trails(producer: Layer, layer: Layer) -> bool:
     """Whether `layer` reads rows of images of which `producer` makes some channels, and nothing else of these."""
     x, y = layer.x, producer.y
     alike = x.storage is y.storage and x.strided_view is y.strided_view is None
-    once = sum(act.storage is y.storage for act in inputs(layer)) == 1
+    once = sum(act.storage is y.storage for act in layer.inputs()) == 1
     return alike and once and x.height > 1 and (x.images, x.height, x.width) == (y.images, y.height, y.width)
 
 
@@ -106,7 +110,7 @@ def _behind(cfg: Config, layers: Sequence[Layer], number: int, beside: Collectio
     busy = keeps_gemm_busy(cfg, host)
     for other in range(number + 1, len(layers)):
         layer = layers[other]
-        apart = all(act.storage is not host.y.storage for act in inputs(layer))
+        apart = all(act.storage is not host.y.storage for act in layer.inputs())
         may = busy and (apart or trails(host, layer))
         if not (layer.name in beside and may) and not (other == number + 1 and follows(host, layer)):
             return

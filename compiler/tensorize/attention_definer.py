@@ -12,24 +12,24 @@ from dataclasses import replace
 
 from celosia.compiler.expr import Axis, Expr, Tensor, compute, reduce_axis, sum
 from celosia.compiler.expr.nodes import INDEX, Const
-from celosia.compiler.layer import Activation, ActivationProduct, Block, Softmax, TilingError, Window
+from celosia.compiler.layer import Activation, Layer, TilingError, Window
 from celosia.compiler.tensorize import pack
 from celosia.compiler.tensorize.definer import PLACES, LayerLowering
-from celosia.compiler.tensorize.definition import ActivationGrid, BlockStage, LayerComputation, zero_point
+from celosia.compiler.tensorize.definition import ActivationGrid, BlockStage, LayerComputation
 from celosia.compiler.tensorize.intrinsics import Pass
 from celosia.compiler.tensorize.row_definer import softmax_rows
 from celosia.compiler.tensorize.space import Problem
 from celosia.hw.spec.config import Config
 
 
-def attention(cfg: Config, block: Block) -> LayerComputation:
+def attention(cfg: Config, block: Layer) -> LayerComputation:
     """Lower a product, the softmax of its rows, and the product of these. TilingError where the Config lacks what that
     takes, where zero points of the operands are no zeros, or heads are no whole groups of channels."""
     scores, rows, mixed = block.layers
-    assert isinstance(scores, ActivationProduct) and isinstance(rows, Softmax) and isinstance(mixed, ActivationProduct)
+    assert scores.product is not None and rows.softmax is not None and mixed.product is not None
     if not cfg.softmax or not cfg.forward or cfg.batch > 1 or cfg.block_in != cfg.block_out:
         raise TilingError("attention as a block needs softmax, forward, batch = 1 and block_in = block_out")
-    if not all(layer.window.pointwise for layer in (scores, mixed)) or rows.count % cfg.group:
+    if not all(each.window.pointwise for each in (scores.product, mixed.product)) or rows.row_length % cfg.group:
         raise TilingError("attention as a block takes zero points of 0 and keys in whole groups")
     if any(layer.epilogue.residual is not None for layer in block.layers) or rows.epilogue.table is not None:
         raise TilingError("attention as a block adds nothing, and looks nothing up behind its softmax")
@@ -37,8 +37,8 @@ def attention(cfg: Config, block: Block) -> LayerComputation:
     queries = first.queries()
     level = first.level_of(queries, lambda i, k, y, x, c: queries[i, y, k, x, 0, 0, c], "vin")
     near = first.rows_of(level)
-    middle = LayerLowering(cfg, rows, False, 0, rows.count // cfg.group, "1", first)
-    made, found = softmax_rows(middle, rows, near)
+    middle = LayerLowering(cfg, rows, False, 0, rows.row_length // cfg.group, "1", first)
+    made, found = softmax_rows(middle, near)
     last = _ProductDefiner(cfg, mixed, "2", middle)
     final = last.level_of(made, lambda i, k, y, x, c: made[i, y, x, k * cfg.group + c], "out")
     out, y = last.results(final)
@@ -53,9 +53,8 @@ def attention(cfg: Config, block: Block) -> LayerComputation:
 class _ProductDefiner(LayerLowering):
     """Makes the tensors of the products of all heads, which are rows."""
 
-    def __init__(self, cfg: Config, layer: ActivationProduct, suffix: str, before: LayerLowering | None = None) -> None:
-        self.product_layer = layer
-        if any(act.channels % (layer.heads * cfg.group) for act in (layer.x, layer.w, layer.y)):
+    def __init__(self, cfg: Config, layer: Layer, suffix: str, before: LayerLowering | None = None) -> None:
+        if any(act.channels % (layer.heads * cfg.group) for act in (*layer.inputs(), layer.y)):
             raise TilingError("attention as a block takes heads of whole groups of channels")
         blocks = layer.y.channels // layer.heads // cfg.group
         super().__init__(cfg, layer, False, 0, blocks, suffix, before)
@@ -63,18 +62,18 @@ class _ProductDefiner(LayerLowering):
 
     @property
     def input_blocks(self) -> int:
-        return self.product_layer.x.channels // self.product_layer.heads // self.cfg.group
+        return self.layer.row_length // self.cfg.group
 
     def _heads(self, act: Activation) -> ActivationGrid:
         """`act`, which is matrices whose rows are pixels, with a row for each."""
-        grid, heads = ActivationGrid.of(self.cfg, act, False), self.product_layer.heads
+        grid, heads = ActivationGrid.of(self.cfg, act, False), self.layer.heads
         image, plane, _, column = grid.strides
         each = act.channels // heads // self.cfg.group
         return replace(grid, rows=heads, strides=(image, plane, each * plane, column))
 
     def queries(self) -> Tensor:
         """x in entries of inp, [1, heads, blocks, columns, 1, 1, group]."""
-        grid = self._heads(self.product_layer.x)
+        grid = self._heads(self.layer.x)
         source = self.given(grid, "x", self.input_blocks)
         shape = (1, grid.rows, self.input_blocks, grid.columns, 1, 1, self.cfg.group)
         axes = ("image", "row", "block", "column", *PLACES[4:])
@@ -83,8 +82,9 @@ class _ProductDefiner(LayerLowering):
     def level_of(self, near: Tensor, element: Callable[..., Expr], to: str) -> BlockStage:
         """Sums of products, [1, heads, columns, blocks, 1, 1, group], of each `element` of `near` and weights [heads,
         blocks, input blocks, block_out, block_in], and the pass behind them."""
-        cfg, layer, size = self.cfg, self.product_layer, self.cfg.group
-        w = self.given(self._heads(layer.w), "w", self.input_blocks)
+        cfg, layer, size = self.cfg, self.layer, self.cfg.group
+        assert layer.product is not None
+        w = self.given(self._heads(layer.product.w), "w", self.input_blocks)
         weights = compute(
             (layer.heads, self.blocks, self.input_blocks, cfg.block_out, cfg.block_in),
             lambda h, n, k, m, c: w[0, k, h, n * size + m, 0, c], f"weights{self.suffix}",
@@ -98,13 +98,14 @@ class _ProductDefiner(LayerLowering):
 
         shape = (1, layer.heads, self.y.columns, self.blocks, 1, 1, size)
         acc = compute(shape, product, f"acc{self.suffix}", axes=(*BY_ROW, "piece", "b", "m"))
-        behind = Pass("acc", "", False, True, layer.epilogue.table is not None, to=to)
-        par, table = self._uniform(), self.looked_up(layer.epilogue)
+        behind = replace(Pass.of(layer, "acc"), to=to)
+        par, table = self._uniform(), self._table()
         return BlockStage(behind, near, "inp", acc, weights, par=par, table=table)
 
     def _uniform(self) -> Tensor:
         """Parameters, which are the same for all channels: one entry."""
-        r, size = self.product_layer.requantise, self.cfg.block_out
+        r, size = self.layer.requantise, self.cfg.block_out
+        assert r is not None
         if any((values != values[0]).any() for values in (r.bias, r.multiplier, r.shift)):
             raise TilingError("attention as a block requantises all channels alike")
         bias, multiplier, shift = r.bias[:1].repeat(size), r.multiplier[:1].repeat(size), r.shift[:1].repeat(size)
@@ -120,8 +121,8 @@ class _ProductDefiner(LayerLowering):
 
     def rows_of(self, level: BlockStage) -> Tensor:
         """What the pass of `level` makes, as rows of channels, [1, heads, columns, channels]."""
-        value, zero, size = self._made(level), Const(0, INDEX), self.cfg.group
-        shape = (1, self.product_layer.heads, self.y.columns, self.blocks * size)
+        value, zero, size = self.passed(level), Const(0, INDEX), self.cfg.group
+        shape = (1, self.layer.heads, self.y.columns, self.blocks * size)
         return compute(
             shape, lambda i, y, x, c: value(i, c // size, y, x, zero, zero, c % size), "scores",
             axes=("image", "row", "column", "channel"),
@@ -130,7 +131,7 @@ class _ProductDefiner(LayerLowering):
     def results(self, level: BlockStage) -> tuple[Tensor, Tensor]:
         """What the pass of `level` makes, [1, heads, columns, blocks, 1, 1, group], and y, [1, groups, heads, columns,
         1, group]."""
-        value, heads, size = self._made(level), self.product_layer.heads, self.cfg.group
+        value, heads, size = self.passed(level), self.layer.heads, self.cfg.group
         shape = (1, heads, self.y.columns, self.blocks, 1, 1, size)
         out = compute(shape, lambda i, y, x, n, *e: value(i, n, y, x, *e), "out", axes=(*BY_ROW, *PLACES[4:]))
         zero = Const(0, INDEX)
@@ -140,9 +141,6 @@ class _ProductDefiner(LayerLowering):
         )  # fmt: skip
         _, self.places[y] = self.y.tensor(self.cfg, "y", self.blocks)
         return out, y
-
-    def _made(self, level: BlockStage) -> Callable[..., Expr]:
-        return self.passed(level, self.product_layer.epilogue, zero_point(self.product_layer))
 
 
 BY_ROW = ("image", "row", "column", "block")

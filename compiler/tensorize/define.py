@@ -12,23 +12,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from celosia.compiler.layer import (
-    ActivationProduct,
-    Block,
-    Conv,
-    Layer,
-    Map,
-    Norm,
-    Pool,
-    Softmax,
-    TilingError,
-)
+from celosia.compiler.layer import Layer, TilingError
 from celosia.compiler.tensorize import pack
 from celosia.compiler.tensorize.attention_definer import attention
 from celosia.compiler.tensorize.block_space import BlockProblem
 from celosia.compiler.tensorize.definer import LayerLowering
-from celosia.compiler.tensorize.definition import BlockStage, LayerComputation, depthwise, window_of, zero_point
-from celosia.compiler.tensorize.row_definer import RowDefiner
+from celosia.compiler.tensorize.definition import BlockStage, LayerComputation, window_of
+from celosia.compiler.tensorize.row_definer import RowLowering
 from celosia.compiler.tensorize.space import Problem
 from celosia.hw.spec.config import Config
 from celosia.hw.spec.scratchpads import depths
@@ -40,30 +30,29 @@ def define(cfg: Config, layer: Layer) -> list[LayerComputation]:
 
 
 def _definitions(cfg: Config, layer: Layer) -> Iterator[LayerComputation]:
-    if isinstance(layer, Block):
-        if isinstance(layer.layers[0], ActivationProduct):
-            yield attention(cfg, layer)
-            return
-        yield _with_maps(cfg, layer) if isinstance(layer.layers[-1], Map) else _chain(cfg, layer)
+    if layer.is_block:
+        yield _block(cfg, layer)
         return
     matrix = _is_matrix(layer)
+    if layer.gemm is not None and not layer.is_depthwise(cfg):
+        stored = pack.stored_weights(cfg, layer.gemm)
+        for run in pack.runs(cfg, layer.gemm):
+            yield LayerLowering(cfg, layer, matrix, run.first, run.blocks).convolution(run, stored)
+        return
     blocks = pack.blocks(layer.y.channels, cfg.block_out)
-    if isinstance(layer, Conv) and not depthwise(cfg, layer):
-        stored = pack.stored_weights(cfg, layer)
-        for run in pack.runs(cfg, layer):
-            yield LayerLowering(cfg, layer, matrix, run.first, run.blocks).convolution(layer, run, stored)
-        return
-    definer = LayerLowering(cfg, layer, matrix, 0, blocks)
-    if isinstance(layer, ActivationProduct):
-        yield definer.product(layer)
-        return
-    if isinstance(layer, Conv):
-        yield definer.depthwise(layer)
-    elif isinstance(layer, Softmax | Norm):
-        rows = RowDefiner(cfg, layer, matrix, 0, blocks)
-        yield rows.softmax(layer) if isinstance(layer, Softmax) else rows.norm(layer)
+    if layer.works_on_rows:
+        yield RowLowering(cfg, layer, matrix, 0, blocks).rows()
+    elif layer.product is not None:
+        yield LayerLowering(cfg, layer, matrix, 0, blocks).product(layer.product)
     else:
-        yield definer.pool(layer) if isinstance(layer, Pool) else definer.map(layer)
+        yield LayerLowering(cfg, layer, matrix, 0, blocks).vector_layer()
+
+
+def _block(cfg: Config, block: Layer) -> LayerComputation:
+    """Lower layers that run as one. TilingError."""
+    if block.layers[0].product is not None:
+        return attention(cfg, block)
+    return _with_maps(cfg, block) if block.layers[-1].is_map else _chain(cfg, block)
 
 
 def _is_matrix(layer: Layer) -> bool:
@@ -71,54 +60,51 @@ def _is_matrix(layer: Layer) -> bool:
     return all(act.height * act.width == 1 for act in (layer.x, layer.y)) and window_of(layer).pointwise
 
 
-def _with_maps(cfg: Config, block: Block) -> LayerComputation:
+def _with_maps(cfg: Config, block: Layer) -> LayerComputation:
     """A convolution and maps, whose passes follow that of the convolution in each tile. TilingError where they look up
     in more tables than there is room for."""
     conv, *maps = block.layers
     room = depths(cfg)["lut"]
     if sum(layer.epilogue.table is not None for layer in block.layers) > room:
         raise TilingError(f"a tile looks up in more tables than the {room} of lut_count")
-    assert isinstance(conv, Conv)
+    assert conv.gemm is not None
     matrix, blocks = _is_matrix(conv), pack.blocks(conv.y.channels, cfg.block_out)
-    (run,) = pack.runs(cfg, conv)
+    (run,) = pack.runs(cfg, conv.gemm)
     definer = LayerLowering(cfg, conv, matrix, 0, blocks)
     near = definer.near("inp", run.inputs, conv.pad_value)
-    level, problem = definer.products(conv, near, run, pack.stored_weights(cfg, conv))
-    levels = [definer.added(level, conv.epilogue)]
-    layer: Conv | Map = conv
+    level, problem = definer.products(near, run, pack.stored_weights(cfg, conv.gemm))
+    levels = [level]
     for number, following in enumerate(maps, 1):
-        assert isinstance(following, Map)
         to = LayerLowering(cfg, following, matrix, 0, blocks, str(number), definer)
         levels[-1] = replace(levels[-1], vector=replace(levels[-1].vector, to="vin"))
-        handed = definer.vector(levels[-1], layer.epilogue, zero_point(layer), to)
-        levels.append(to.behind(following, handed))
-        definer, layer = to, following
-    out = definer.vector(levels[-1], block.epilogue, zero_point(layer))
+        handed = definer.vector(levels[-1], to)
+        levels.append(to.behind(handed))
+        definer = to
+    out = definer.vector(levels[-1])
     problem = replace(problem, behind=tuple(each.epilogue.residual is not None for each in maps))
     y = definer.result(out)
     return LayerComputation(problem, tuple(levels), out, y, tuple(definer.inputs), definer.places, definer.scalars)
 
 
-def _chain(cfg: Config, block: Block) -> LayerComputation:
+def _chain(cfg: Config, block: Layer) -> LayerComputation:
     """A block: each pass but the last writes where the next layer reads."""
     definers: list[LayerLowering] = []
     for number, layer in enumerate(block.layers):
         blocks = pack.blocks(layer.y.channels, cfg.block_out)
         definers.append(LayerLowering(cfg, layer, False, 0, blocks, str(number), definers[-1] if definers else None))
     definer = definers[0]
-    layers = [layer for layer in block.layers if isinstance(layer, Conv | Pool)]
-    near = definer.near(definer.scope, definer.input_blocks, layers[0].pad_value)
+    near = definer.near(definer.scope, definer.input_blocks, block.layers[0].pad_value)
     levels: list[BlockStage] = []
     problems: list[Problem] = []
-    for number, (layer, definer) in enumerate(zip(layers, definers)):
-        level, problem = definer.level(layer, near)
+    for number, definer in enumerate(definers):
+        level, problem = definer.level(near)
         levels.append(level)
         problems.append(problem)
         if number + 1 < len(definers):
             to = definers[number + 1]
             levels[-1] = replace(level, vector=replace(level.vector, to=to.scope, padded=to.pads))
-            near = definer.vector(levels[-1], layer.epilogue, zero_point(layer), to)
-    out = definer.vector(levels[-1], block.epilogue, zero_point(layers[-1]))
+            near = definer.vector(levels[-1], to)
+    out = definer.vector(levels[-1])
     y = definer.result(out)
     return LayerComputation(
         BlockProblem(tuple(problems), block.cuts),

@@ -10,25 +10,13 @@ import numpy as np
 from celosia.compiler.expr import Axis, Expr, Tensor, Var, compute, is_float, placeholder, reduce_axis, select, sum
 from celosia.compiler.expr.nodes import INDEX, Const, minimum
 from celosia.compiler.expr.pieces import reduce_and
-from celosia.compiler.layer import (
-    Activation,
-    ActivationProduct,
-    Conv,
-    Epilogue,
-    Layer,
-    Map,
-    Multiply,
-    Pool,
-    Requantise,
-    TilingError,
-)
+from celosia.compiler.layer import Activation, ActivationGemm, Layer, TilingError
 from celosia.compiler.tensorize import pack
 from celosia.compiler.tensorize.definition import (
     ActivationGrid,
     Blob,
     BlockStage,
     LayerComputation,
-    depthwise,
     window_of,
     within,
     zero_point,
@@ -65,12 +53,12 @@ class LayerLowering:
     @property
     def scope(self) -> str:
         """Where a part of a block reads its input."""
-        return "vin" if isinstance(self.layer, Pool | Map) or depthwise(self.cfg, self.layer) else "inp"
+        return "inp" if self.layer.product is not None or self.layer.uses_gemm(self.cfg) else "vin"
 
     @property
     def sum_bytes(self) -> int:
         """Bytes of each sum that leave as they are; 0 where sums are scaled."""
-        return self.layer.sum_bytes if isinstance(self.layer, Conv) else 0
+        return 0 if self.layer.gemm is None else self.layer.gemm.sum_bytes
 
     @property
     def input_blocks(self) -> int:
@@ -92,7 +80,7 @@ class LayerLowering:
     @property
     def beyond(self) -> int:
         """Columns that a depthwise sum reads, with weights of zero, beyond its windows."""
-        if self.scope == "inp" or not isinstance(self.layer, Conv):
+        if self.layer.gemm is None or self.scope == "inp":
             return 0
         steps, step = pack.tap_steps(self.cfg, self.window)
         return (steps - 1) * step + self.cfg.taps - self.window.reach(1)
@@ -126,16 +114,21 @@ class LayerLowering:
         self.inputs.append(tensor)
         return tensor
 
-    def _parameters(self, requantise: Requantise) -> Tensor:
+    def _parameters(self) -> Tensor | None:
+        """Multipliers, shifts and biases of the output channels, where the layer requantises."""
+        requantise = self.layer.parameters(self.cfg)
+        if requantise is None:
+            return None
         blob = pack.parameters(self.cfg, requantise)
         shape = (self.blocks, self.cfg.block_out)
         return self.constant(blob, shape, "uint64", "par", self.first * self.cfg.block_out * 8)
 
-    def looked_up(self, epilogue: Epilogue) -> Tensor | None:
-        """The table of `epilogue`, where it has one."""
-        if epilogue.table is None:
+    def _table(self) -> Tensor | None:
+        """The table of the epilogue, where it has one."""
+        table = self.layer.epilogue.table
+        if table is None:
             return None
-        return self.constant(epilogue.table.astype(np.int8).view(np.uint8), (1, len(epilogue.table)), "int8", "table")
+        return self.constant(table.astype(np.int8).view(np.uint8), (1, len(table)), "int8", "table")
 
     # Tensors in scratchpads -----------------------------------------------------------------------------------
 
@@ -170,6 +163,14 @@ class LayerLowering:
         self.scalars[name] = float(value) if is_float(dtype) else int(value)
         return self.variables.setdefault(name, Var(name, dtype))
 
+    def _operand(self) -> Tensor | None:
+        """Operand B, of a multiplication or of the residual, in vin; None where the layer has none."""
+        multiply, residual, x = self.layer.multiply, self.layer.epilogue.residual, self.layer.x
+        if multiply is not None:
+            one_pixel = multiply.b.height * multiply.b.width == 1 and x.height * x.width > 1
+            return self.other(multiply.b, self.matrix and not one_pixel)
+        return None if residual is None else self.other(residual.operand, self.matrix)
+
     def other(self, act: Activation, matrix: bool) -> Tensor:
         """Operand B in entries of vin, [images, blocks, rows, columns, *entry]; one pixel where it has no more."""
         grid, entry = ActivationGrid.of(self.cfg, act, matrix), tile_shape(self.cfg, "vin")
@@ -186,11 +187,9 @@ class LayerLowering:
             (grid.images, self.blocks, grid.rows, grid.columns, *entry), read, f"operand{self.suffix}", axes=PLACES
         )
 
-    def vector(
-        self, level: BlockStage, epilogue: Epilogue, values: dict[str, float], to: LayerLowering | None = None
-    ) -> Tensor:
+    def vector(self, level: BlockStage, to: LayerLowering | None = None) -> Tensor:
         """What the pass of `level` makes: out [images, blocks, rows, columns, *entry], or what `to` reads, padded."""
-        made = self.passed(level, epilogue, values)
+        made = self.passed(level)
         if to is not None:
             return self._handed(made, to)
         shape = (self.y.images, self.blocks, self.y.rows, self.y.columns, *tile_shape(self.cfg, "out"))
@@ -199,11 +198,13 @@ class LayerLowering:
             return compute(every, lambda byte, *i: made(*i, byte=byte), "out", axes=("byte", *PLACES))
         return compute(shape, made, "out", axes=PLACES)
 
-    def passed(self, level: BlockStage, epilogue: Epilogue, values: dict[str, float]) -> Callable[..., Expr]:
+    def passed(self, level: BlockStage) -> Callable[..., Expr]:
         """What the pass of `level` makes at [image, block, row, column, *entry]."""
-        window = self._reduced(level.vector)
-        values = {"lo": epilogue.clip[0], "hi": epilogue.clip[1], "clip_lo": epilogue.clip[0]} | values
-        values["clip_hi"] = epilogue.clip[1]
+        window, epilogue, multiply = self._reduced(level.vector), self.layer.epilogue, self.layer.multiply
+        low, high = epilogue.clip
+        values = {"lo": low, "hi": high, "clip_lo": low, "clip_hi": high} | zero_point(self.layer)
+        if multiply is not None:
+            values |= {"a_offset": multiply.x_offset, "b_offset": multiply.b_offset}
         if (residual := epilogue.residual) is not None:
             scales = {"scale_v": residual.scale_v, "scale_b": residual.scale_b, "scale_c": residual.scale_c}
             values |= {**scales, "unit": 2.0**-residual.shift, "add_lo": residual.lo, "add_hi": residual.hi}
@@ -267,7 +268,6 @@ class LayerLowering:
             value, inside = made(i, n, y, x, piece, image, g), to.inside(y, x)
             if not inside:
                 return value
-            assert isinstance(to.layer, Conv | Pool)
             return select(reduce_and(inside), value, to.scalar("pad", "int8", to.layer.pad_value))
 
         shape = (self.y.images, to.input_blocks, *to.input_size, *tile_shape(self.cfg, to.scope))
@@ -292,75 +292,87 @@ class LayerLowering:
 
     # Layers ---------------------------------------------------------------------------------------------------
 
-    def convolution(self, layer: Conv, run: pack.WeightRun, stored: pack.StoredWeights) -> LayerComputation:
-        """One run of output blocks."""
-        epilogue = layer.epilogue
-        near = self.near("inp", run.step * ((run.blocks - 1) // run.share) + run.inputs, layer.pad_value,
-                         run.input * self.cfg.inp_pieces)  # fmt: skip
-        level, problem = self.products(layer, near, run, stored)
-        return self.definition(self.added(level, epilogue), problem, epilogue, zero_point(layer))
+    def convolution(self, run: pack.WeightRun, stored: pack.StoredWeights) -> LayerComputation:
+        """Lower one run of output blocks of a product with constant weights."""
+        blocks = run.step * ((run.blocks - 1) // run.share) + run.inputs
+        near = self.near("inp", blocks, self.layer.pad_value, run.input * self.cfg.inp_pieces)
+        return self.definition(*self.products(near, run, stored))
 
-    def level(self, layer: Conv | Pool, near: Tensor) -> tuple[BlockStage, Problem]:
-        """A convolution of one run, a depthwise one, or a pooling, on the input `near`."""
-        if isinstance(layer, Pool):
-            kernel = layer.window.kernel
-            level = replace(self.pooled(layer, near), table=self.looked_up(layer.epilogue))
-            return level, self.problem("vin", False, kernel[0] * kernel[1])
+    def product(self, product: ActivationGemm) -> LayerComputation:
+        """Lower a product of two activations. TilingError where a block of outputs is no entry of wgt as it lies in
+        DRAM."""
+        cfg = self.cfg
+        if (cfg.batch, cfg.block_in) != (1, cfg.block_out):
+            raise TilingError("a product of two activations needs batch = 1 and block_in = block_out")
+        self.x = self.x.repeated(len(product.w_pads) + 1)
+        near = self.near("inp", self.input_blocks, product.pad_value)
+        run = pack.WeightRun(0, self.blocks, 0, self.input_blocks, 0, self.blocks, 0)
+        return self.definition(*self._gemm(near, run, self._activation_weights(product)))
+
+    def vector_layer(self) -> LayerComputation:
+        """Lower a depthwise convolution, a pooling, or a layer that works element by element. TilingError where two
+        operands need vin."""
+        layer = self.layer
+        if layer.epilogue.residual is not None and layer.reduce:
+            raise TilingError("a pooling and its residual both need vin")
+        if layer.epilogue.residual is not None and layer.multiply is not None:
+            raise TilingError("a multiplication and its residual both need vin")
+        if layer.gemm is not None:
+            return self.definition(*self.sums(self.near("vin", self.blocks, layer.pad_value)))
+        scope = "vin" if layer.multiply is None and layer.epilogue.residual is None else "acc"
+        level = self.vector_stage(self.near(scope, self.blocks, layer.pad_value), scope)
+        return self.definition(level, self.problem(scope, level.b is not None))
+
+    def definition(self, level: BlockStage, problem: Problem) -> LayerComputation:
+        """The definition of a layer that is no block."""
+        out = self.vector(level)
+        y = self.result(out)
+        return LayerComputation(problem, (level,), out, y, tuple(self.inputs), self.places, self.scalars)
+
+    # Stages ---------------------------------------------------------------------------------------------------
+
+    def level(self, near: Tensor) -> tuple[BlockStage, Problem]:
+        """The stage of a convolution of one run, of a depthwise one, or of a pooling, on the input `near`."""
+        gemm, kernel = self.layer.gemm, self.window.kernel
+        if gemm is None:
+            return self.vector_stage(near, "vin"), self.problem("vin", False, kernel[0] * kernel[1])
         if self.scope == "vin":
-            return self.sums(layer, near)
-        run = pack.runs(self.cfg, layer)[0]
-        level, problem = self.products(layer, near, run, pack.stored_weights(self.cfg, layer))
-        return self.added(level, layer.epilogue), problem
+            return self.sums(near)
+        (run, *_), stored = pack.runs(self.cfg, gemm), pack.stored_weights(self.cfg, gemm)
+        return self.products(near, run, stored)
 
-    def products(
-        self, layer: Conv, near: Tensor, run: pack.WeightRun, stored: pack.StoredWeights
-    ) -> tuple[BlockStage, Problem]:
-        """Products of gemm."""
-        cfg, w = self.cfg, self.window
-        taps = w.kernel[0] * w.kernel[1]
-        shape = (run.blocks, run.inputs, *w.kernel, cfg.block_out, cfg.block_in)
+    def products(self, near: Tensor, run: pack.WeightRun, stored: pack.StoredWeights) -> tuple[BlockStage, Problem]:
+        """The stage of a product with constant weights on the GEMM unit."""
+        cfg, kernel = self.cfg, self.window.kernel
+        shape = (run.blocks, run.inputs, *kernel, cfg.block_out, cfg.block_in)
         entry = element_bytes(cfg, Buffer.WGT, expand=stored.packed)
-        first = stored.first + run.weights * taps * entry
+        first = stored.first + run.weights * kernel[0] * kernel[1] * entry
         weights = self.constant(stored.data, shape, "int8", "weights", first)
         if stored.packed:  # a value has no bytes of its own
             place, entries = self.places[weights], shape[1:4]
             strides = (*(int(np.prod(entries[d:])) * entry for d in range(4)), 0, 0)
             self.places[weights] = replace(place, strides=strides, book_bytes=stored.book_bytes)
-        level, problem = self._gemm(layer, near, run, weights, layer.requantise)
+        level, problem = self._gemm(near, run, weights)
         return level, replace(problem, packed=stored.packed)
 
-    def product(self, layer: ActivationProduct) -> LayerComputation:
-        """A product of two activations. TilingError where a block of outputs is no entry of wgt as it lies in DRAM."""
-        cfg, epilogue = self.cfg, layer.epilogue
-        if (cfg.batch, cfg.block_in) != (1, cfg.block_out):
-            raise TilingError("a product of two activations needs batch = 1 and block_in = block_out")
-        self.x = self.x.repeated(len(layer.w_pads) + 1)
-        near = self.near("inp", self.input_blocks, layer.pad_value)
-        run = pack.WeightRun(0, self.blocks, 0, self.input_blocks, 0, self.blocks, 0)
-        weights = self._activation_weights(layer)
-        level, problem = self._gemm(layer, near, run, weights, layer.parameters(cfg))
-        return self.definition(self.added(level, epilogue), problem, epilogue, zero_point(layer))
-
-    def _activation_weights(self, layer: ActivationProduct) -> Tensor:
+    def _activation_weights(self, product: ActivationGemm) -> Tensor:
         """[blocks, input blocks, places, 1, block_out, block_in]: entries of wgt are neighbouring pixels of w; those of
         the first places are padding."""
-        cfg, before = self.cfg, len(layer.w_pads)
-        grid = ActivationGrid.of(cfg, layer.w, False).repeated(len(layer.x_pads) + 1)
-        w = self.given(grid, "w", layer.w.storage_groups - layer.w.group_offset)
+        cfg, before, w_act = self.cfg, len(product.w_pads), product.w
+        grid = ActivationGrid.of(cfg, w_act, False).repeated(len(product.x_pads) + 1)
+        w = self.given(grid, "w", w_act.storage_groups - w_act.group_offset)
 
         def read(n: Expr, k: Expr, r: Expr, s: Expr, m: Expr, c: Expr) -> Expr:
             row = r - before
             value = w[0, k, row, n * cfg.block_out + m, 0, c]
-            return select(row >= 0, value, self.scalar("w_pad", "int8", layer.w_pads[0])) if before else value
+            return select(row >= 0, value, self.scalar("w_pad", "int8", product.w_pads[0])) if before else value
 
         shape = (self.blocks, self.input_blocks, *self.window.kernel, cfg.block_out, cfg.block_in)
         return compute(shape, read, f"weights{self.suffix}", axes=("n", "k", "r", "s", "m", "c"))
 
-    def _gemm(
-        self, layer: Conv | ActivationProduct, near: Tensor, run: pack.WeightRun, weights: Tensor, scale: Requantise
-    ) -> tuple[BlockStage, Problem]:
-        """Sums of gemm over `near` and `weights` [blocks, input blocks, *kernel, block_out, block_in]."""
-        cfg, w, epilogue = self.cfg, self.window, layer.epilogue
+    def _gemm(self, near: Tensor, run: pack.WeightRun, weights: Tensor) -> tuple[BlockStage, Problem]:
+        """The stage of sums of gemm over `near` and `weights` [blocks, input blocks, *kernel, block_out, block_in]."""
+        cfg, w = self.cfg, self.window
         q, g = cfg.inp_pieces, cfg.group
         k, r, s = reduce_axis(run.inputs, "k"), reduce_axis(w.kernel[0], "r"), reduce_axis(w.kernel[1], "s")
         e, c = reduce_axis(q, "e"), reduce_axis(g, "c")
@@ -376,87 +388,40 @@ class LayerLowering:
         names = ("image", "block", "row", "column", "piece", "b", "m")
         shape_y = (self.y.images, self.blocks, self.y.rows, self.y.columns, *tile_shape(cfg, "acc"))
         acc = compute(shape_y, product, f"acc{self.suffix}", axes=names)
-        p = Pass("acc", "", False, True, epilogue.table is not None, epilogue.residual is not None)
-        p = Pass("acc", byte=True) if self.sum_bytes else p
-        par, table = None if p.byte else self._parameters(scale), self.looked_up(epilogue)
+        operation = Pass.of(self.layer, "acc")
+        par, table = self._parameters(), self._table()
         problem = Problem(
-            w, self.y.images, self.y.rows, self.y.columns, self.blocks, run.inputs, epilogue.residual is not None,
+            w, self.y.images, self.y.rows, self.y.columns, self.blocks, run.inputs, operation.residual,
             run.step, run.share if run.step else 1, apart=self.matrix and self.y.columns > 1, sum_bytes=self.sum_bytes,
         )  # fmt: skip
-        return BlockStage(p, near, "inp", acc, weights, None, par, table), problem
+        return BlockStage(operation, near, "inp", acc, weights, par=par, table=table, b=self._operand()), problem
 
-    def sums(self, layer: Conv, near: Tensor) -> tuple[BlockStage, Problem]:
-        """Products of the vector unit, each channel with weights of its own."""
+    def sums(self, near: Tensor) -> tuple[BlockStage, Problem]:
+        """The stage of a depthwise convolution on the vector unit: each channel has weights of its own."""
+        assert self.layer.gemm is not None
         steps, _ = pack.tap_steps(self.cfg, self.window)
         shape = (self.blocks, self.window.kernel[0], steps, *tile_shape(self.cfg, "tap"))
-        taps = self.constant(pack.taps(self.cfg, layer), shape, "int8", "taps")
-        p = Pass("vin", "sum", False, True, layer.epilogue.table is not None, taps=True)
-        par, table = self._parameters(layer.requantise), self.looked_up(layer.epilogue)
-        return BlockStage(p, near, "vin", None, None, taps, par, table), self.problem("vin", False, shape[1] * shape[2])
+        taps = self.constant(pack.taps(self.cfg, self.layer.gemm.weights, self.window), shape, "int8", "taps")
+        operation = replace(Pass.of(self.layer, "vin"), reduce="sum", taps=True)
+        level = BlockStage(operation, near, "vin", taps=taps, par=self._parameters(), table=self._table())
+        return level, self.problem("vin", False, shape[1] * shape[2])
+
+    def vector_stage(self, near: Tensor, scope: str) -> BlockStage:
+        """The stage of a pooling, a map or a multiplication over `near`, in `scope`."""
+        par, b = self._parameters(), self._operand()
+        return BlockStage(Pass.of(self.layer, scope), near, scope, par=par, b=b, table=self._table())
+
+    def behind(self, handed: Tensor) -> BlockStage:
+        """The stage of a map after the pass before it in the same tile, which has left `handed` in vin: of that, or
+        with it as operand B."""
+        if self.layer.epilogue.residual is None:
+            return self.vector_stage(handed, "vin")
+        near = self.near("acc", self.blocks, 0)
+        return BlockStage(Pass.of(self.layer, "acc"), near, "acc", table=self._table(), b=handed)
 
     def problem(self, scope: str, two: bool, sums: int = 0) -> Problem:
-        """That of a layer which gemm has nothing to do with. two: it has an operand B."""
-        y, weighted = self.y, isinstance(self.layer, Conv)
+        """The workload of a layer without gemm. two: it has an operand B."""
+        y, weighted = self.y, self.layer.gemm is not None
         return Problem(
             self.window, y.images, y.rows, y.columns, self.blocks, 0, two, 1, 1, scope, self.beyond, sums, weighted
         )
-
-    def depthwise(self, layer: Conv) -> LayerComputation:
-        """Lower a depthwise convolution. TilingError."""
-        level, problem = self.sums(layer, self.near("vin", self.blocks, layer.pad_value))
-        return self.definition(level, problem, layer.epilogue, zero_point(layer))
-
-    def definition(
-        self, level: BlockStage, problem: Problem, epilogue: Epilogue, values: dict[str, float]
-    ) -> LayerComputation:
-        """The definition of a layer that is no block."""
-        out = self.vector(level, epilogue, values)
-        y = self.result(out)
-        return LayerComputation(problem, (level,), out, y, tuple(self.inputs), self.places, self.scalars)
-
-    def added(self, level: BlockStage, epilogue: Epilogue) -> BlockStage:
-        """`level` with the operand of the residual, where there is one."""
-        residual = epilogue.residual
-        return level if residual is None else replace(level, b=self.other(residual.operand, self.matrix))
-
-    def pool(self, layer: Pool) -> LayerComputation:
-        """Lower a pooling. TilingError with a residual."""
-        if layer.epilogue.residual is not None:
-            raise TilingError("a pooling and its residual both need vin")
-        level = self.pooled(layer, self.near("vin", self.blocks, layer.pad_value))
-        return self._simple(level, layer.epilogue, zero_point(layer))
-
-    def pooled(self, layer: Pool, near: Tensor) -> BlockStage:
-        """The level of a pooling whose input is `near`."""
-        kind = "max" if layer.requantise is None else "sum"
-        p = Pass("vin", kind, False, layer.requantise is not None, layer.epilogue.table is not None)
-        return BlockStage(p, near, "vin", par=None if layer.requantise is None else self._parameters(layer.requantise))
-
-    def map(self, layer: Map | Multiply) -> LayerComputation:
-        """Lower a layer that works element by element. TilingError where both operands need vin."""
-        product, residual = isinstance(layer, Multiply), layer.epilogue.residual
-        if product and residual is not None:
-            raise TilingError("a multiplication and its residual both need vin")
-        two = product or residual is not None
-        near = self.near("acc" if two else "vin", self.blocks, 0)
-        p = Pass("acc" if two else "vin", "", product, product, layer.epilogue.table is not None, residual is not None)
-        level = BlockStage(p, near, "acc" if two else "vin")
-        if not isinstance(layer, Multiply):
-            return self._simple(self.added(level, layer.epilogue), layer.epilogue, {})
-        values = {"a_offset": layer.x_offset, "b_offset": layer.b_offset} | zero_point(layer)
-        par = self._parameters(layer.requantise)
-        pixels = layer.b.height * layer.b.width == 1 and layer.x.height * layer.x.width > 1
-        b = self.other(layer.b, self.matrix and not pixels)
-        return self._simple(replace(level, par=par, b=b), layer.epilogue, values)
-
-    def behind(self, layer: Map, handed: Tensor) -> BlockStage:
-        """A map of what a pass before it in the same tile has `handed` on, in vin: of that, or with it as operand B."""
-        p = Pass("vin", lookup=layer.epilogue.table is not None)
-        if layer.epilogue.residual is None:
-            return BlockStage(p, handed, "vin", table=self.looked_up(layer.epilogue))
-        p = replace(p, source="acc", residual=True)
-        return BlockStage(p, self.near("acc", self.blocks, 0), "acc", table=self.looked_up(layer.epilogue), b=handed)
-
-    def _simple(self, level: BlockStage, epilogue: Epilogue, values: dict[str, float]) -> LayerComputation:
-        level = replace(level, table=self.looked_up(epilogue))
-        return self.definition(level, self.problem(level.scope, level.b is not None), epilogue, values)

@@ -12,16 +12,7 @@ from numpy.typing import NDArray
 
 from celosia.compiler.expr import Axis, Expr, Tensor, Var, placeholder
 from celosia.compiler.expr.walk import walk
-from celosia.compiler.layer import (
-    Activation,
-    ActivationProduct,
-    Conv,
-    Layer,
-    Map,
-    Multiply,
-    Pool,
-    Window,
-)
+from celosia.compiler.layer import Activation, Layer, Window
 from celosia.compiler.tensorize.block_space import BlockProblem
 from celosia.compiler.tensorize.intrinsics import Pass
 from celosia.compiler.tensorize.space import Problem
@@ -152,23 +143,14 @@ class LayerComputation:
         return hashlib.sha256(repr(self.signature).encode()).hexdigest()
 
 
-def depthwise(cfg: Config, layer: Layer) -> bool:
-    """Whether the vector unit multiplies for `layer`: each channel is made of one of its own."""
-    if not isinstance(layer, Conv) or not cfg.taps or layer.epilogue.residual is not None:
-        return False
-    return 1 < layer.groups == layer.x.channels == layer.y.channels
-
-
 def window_of(layer: Layer) -> Window:
-    """Window of the layer, 1 x 1 where it has none."""
-    return layer.window if isinstance(layer, Conv | Pool | ActivationProduct) else Window((1, 1))
+    """Window over x of the sums of `layer`: that of a product of activations has rows for their offsets."""
+    return layer.window if layer.product is None else layer.product.window
 
 
-def zero_point(layer: Conv | Pool | Map | Multiply | ActivationProduct) -> dict[str, float]:
-    """The variable of VECTOR that holds it; {} without requantisation."""
-    if isinstance(layer, Map) or layer.requantise is None:
-        return {}
-    return {"zero_point": layer.requantise.zero_point}
+def zero_point(layer: Layer) -> dict[str, float]:
+    """The scalar of VECTOR that holds the zero point of y; {} without requantisation."""
+    return {} if layer.requantise is None else {"zero_point": layer.requantise.zero_point}
 
 
 def within(index: Expr, size: int, count: int, step: int, before: int) -> list[Expr]:

@@ -18,6 +18,7 @@ from celosia.compiler.expr.nodes import INDEX, Axis, Expr, Load, Value, Var, cal
 from celosia.compiler.expr.tensor import compute, placeholder, reduce_axis
 from celosia.compiler.expr.tensor import max as max_over
 from celosia.compiler.expr.tensor import sum as sum_over
+from celosia.compiler.layer import Layer
 from celosia.compiler.tensorize import norm, softmax
 from celosia.compiler.tensorize.intrinsic import Compute, Move, TensorIntrinsic
 from celosia.compiler.tensorize.requantised import requantised
@@ -155,6 +156,15 @@ class Pass:
     to: str = "out"
     padded: bool = False
     byte: bool = field(default=False, repr=False)  # records know passes by how they are printed
+
+    @staticmethod
+    def of(layer: Layer, source: str) -> Pass:
+        """The vector operations of `layer`, with operand A from `source`."""
+        return Pass(
+            source, layer.reduce, layer.multiply is not None, layer.requantise is not None,
+            layer.epilogue.table is not None, layer.epilogue.residual is not None,
+            byte=layer.gemm is not None and layer.gemm.sum_bytes > 0,
+        )  # fmt: skip
 
     @property
     def name(self) -> str:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from celosia.compiler.layer import Conv, Requantise, Window
+from celosia.compiler.layer import Gemm, Requantise, Window
 from celosia.compiler.tensorize.codebooks import coded, entries
 from celosia.compiler.tensorize.constants import ALIGN
 from celosia.hw.spec.config import Config
@@ -23,10 +23,10 @@ def blocks(channels: int, block: int) -> int:
     return -(-channels // block)
 
 
-def input_ranges(cfg: Config, layer: Conv) -> list[tuple[int, int]]:
+def input_ranges(cfg: Config, gemm: Gemm) -> list[tuple[int, int]]:
     """For each output block, the input blocks [first, last) whose channels its groups read."""
-    out_channels, group_in = layer.weights.shape[:2]
-    group_out = out_channels // layer.groups
+    out_channels, group_in = gemm.weights.shape[:2]
+    group_out = out_channels // gemm.groups
     ranges = []
     for n in range(blocks(out_channels, cfg.block_out)):
         first = n * cfg.block_out // group_out
@@ -49,9 +49,9 @@ class WeightRun(NamedTuple):
     weights: int
 
 
-def runs(cfg: Config, layer: Conv) -> list[WeightRun]:
-    """The output blocks of `layer`, cut where the input blocks do not advance evenly."""
-    ranges = input_ranges(cfg, layer)
+def runs(cfg: Config, gemm: Gemm) -> list[WeightRun]:
+    """The output blocks of `gemm`, cut where the input blocks do not advance evenly."""
+    ranges = input_ranges(cfg, gemm)
     found: list[WeightRun] = []
     n = before = 0
     while n < len(ranges):
@@ -70,25 +70,25 @@ def runs(cfg: Config, layer: Conv) -> list[WeightRun]:
     return found
 
 
-def weights(cfg: Config, layer: Conv) -> Bytes:
+def weights(cfg: Config, gemm: Gemm) -> Bytes:
     """Tiles [block_out][block_in] in the order [output block][input block of its range][kernel row][kernel column].
 
     Channels that a group does not read, and channels beyond the last, have weights of zero.
     """
-    out_channels, group_in, height, width = layer.weights.shape
-    if layer.groups == 1:
+    out_channels, group_in, height, width = gemm.weights.shape
+    if gemm.groups == 1:
         n, k = blocks(out_channels, cfg.block_out), blocks(group_in, cfg.block_in)
         padded = np.zeros((n * cfg.block_out, k * cfg.block_in, height, width), np.int8)
-        padded[:out_channels, :group_in] = layer.weights
+        padded[:out_channels, :group_in] = gemm.weights
         tiles = padded.reshape(n, cfg.block_out, k, cfg.block_in, height, width).transpose(0, 2, 4, 5, 1, 3)
         return np.ascontiguousarray(tiles).view(np.uint8).reshape(-1)
-    group_out = out_channels // layer.groups
+    group_out = out_channels // gemm.groups
     parts = []
-    for n, (first, last) in enumerate(input_ranges(cfg, layer)):
+    for n, (first, last) in enumerate(input_ranges(cfg, gemm)):
         dense = np.zeros((cfg.block_out, (last - first) * cfg.block_in, height, width), np.int8)
         for row, channel in enumerate(range(n * cfg.block_out, min((n + 1) * cfg.block_out, out_channels))):
             start = channel // group_out * group_in - first * cfg.block_in
-            dense[row, start : start + group_in] = layer.weights[channel]
+            dense[row, start : start + group_in] = gemm.weights[channel]
         tiles = dense.reshape(cfg.block_out, last - first, cfg.block_in, height, width).transpose(1, 3, 4, 0, 2)
         parts.append(np.ascontiguousarray(tiles).view(np.uint8).reshape(-1))
     return np.concatenate(parts)
@@ -111,12 +111,12 @@ class StoredWeights(NamedTuple):
         return -(-self.book_bytes // ALIGN) * ALIGN
 
 
-def stored_weights(cfg: Config, layer: Conv) -> StoredWeights:
+def stored_weights(cfg: Config, gemm: Gemm) -> StoredWeights:
     """Packed, where `cfg` can expand them, the input blocks of each output block are whole packs, and each group of
     weights finds its values in one of a few codebooks."""
-    whole = weights(cfg, layer)
-    places = layer.weights.shape[2] * layer.weights.shape[3]
-    if cfg.weight_bits == 8 or any(run.inputs * places % packing(cfg).entries for run in runs(cfg, layer)):
+    whole = weights(cfg, gemm)
+    places = gemm.weights.shape[2] * gemm.weights.shape[3]
+    if cfg.weight_bits == 8 or any(run.inputs * places % packing(cfg).entries for run in runs(cfg, gemm)):
         return StoredWeights(whole)
     return packed_weights(cfg, whole) or StoredWeights(whole)
 
@@ -154,13 +154,13 @@ def tap_steps(cfg: Config, window: Window) -> tuple[int, int]:
     return (-(-width // cfg.taps), cfg.taps) if window.dilations[1] == 1 else (width, window.dilations[1])
 
 
-def taps(cfg: Config, layer: Conv) -> Bytes:
+def taps(cfg: Config, weights: NDArray[np.int8], window: Window) -> Bytes:
     """Weights of a depthwise convolution [block][kernel row][step], an entry of tap each, zeros beyond them."""
-    channels, _, height, width = layer.weights.shape
-    steps, _ = tap_steps(cfg, layer.window)
-    used = cfg.taps if layer.window.dilations[1] == 1 else 1
+    channels, _, height, width = weights.shape
+    steps, _ = tap_steps(cfg, window)
+    used = cfg.taps if window.dilations[1] == 1 else 1
     padded = np.zeros((blocks(channels, cfg.block_out) * cfg.block_out, height, steps * used), np.int8)
-    padded[:channels, :, :width] = layer.weights[:, 0]
+    padded[:channels, :, :width] = weights[:, 0]
     entry = scratchpads(cfg)["tap"].shape
     entries = np.zeros((len(padded) // cfg.block_out, height, steps, *entry), np.int8)
     entries[:, :, :, :used] = padded.reshape(-1, cfg.block_out, height, steps, used).transpose(0, 2, 3, 4, 1)

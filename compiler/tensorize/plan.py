@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from celosia.compiler.expr import Function, lower
 from celosia.compiler.expr.trace import Trace
-from celosia.compiler.layer import Block, Layer, Storage, TilingError
+from celosia.compiler.layer import Layer, Storage, TilingError
 from celosia.compiler.tensorize.block_space import Group
 from celosia.compiler.tensorize.decide import SchedulePolicy, ScheduleSource, problems
 from celosia.compiler.tensorize.define import define
@@ -115,7 +115,7 @@ def _lowered(cfg: Config, d: LayerComputation, decisions: Decisions) -> Schedule
 
 def _key(layer: Layer) -> Hashable:
     """Identity of the object, or of those that a block is made of."""
-    return (*map(id, layer.layers), layer.cuts) if isinstance(layer, Block) else id(layer)
+    return (*map(id, layer.layers), layer.cuts) if layer.is_block else id(layer)
 
 
 def _on(definition: LayerComputation, storages: Mapping[Storage, Storage]) -> LayerComputation:

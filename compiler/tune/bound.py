@@ -13,7 +13,7 @@ from collections.abc import Hashable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from celosia.compiler.layer import Activation, Conv, Layer, Pool, Window, inputs
+from celosia.compiler.layer import Activation, Layer, Window
 from celosia.compiler.tensorize.block_space import Group
 from celosia.compiler.tensorize.roofline import LOAD_LATENCY, MEMORY, STORE_LATENCY
 from celosia.compiler.tensorize.space import CUT, Decisions, Problem
@@ -76,9 +76,9 @@ def network_bound(cfg: Config, layers: Sequence[tuple[Layer, Sequence[Problem]]]
     vector = sum(s * _entries(p) for s, (_, own) in zip(shares, layers) for p in own)
     weights: dict[Hashable, float] = {}
     for layer, own in layers:
-        if isinstance(layer, Conv):  # what two layers share may stay; few bytes tell weights apart well enough
+        if layer.gemm is not None:  # what two layers share may stay; few bytes tell weights apart well enough
             size = sum(_weight_bytes(cfg, p) for p in own if not p.grouped)
-            key = layer.weights.shape, layer.weights.reshape(-1)[:64].tobytes()
+            key = layer.gemm.weights.shape, layer.gemm.weights.reshape(-1)[:64].tobytes()
             weights[key] = max(size, weights.get(key, 0))
     stored = 0.0 if cfg.forward else sum(_entries(each, cfg) for each in asked)
     moved = [_beats(cfg, memory, size) for size in (sum(weights.values()), stored * cfg.lanes)]
@@ -90,8 +90,8 @@ def _read(layers: Sequence[Layer]) -> list[float]:
     sizes: dict[Activation, tuple[int, int]] = {}
     for layer in reversed(layers):
         y = layer.y
-        readers = [each for each in layers if any(act.storage is y.storage for act in inputs(each))]
-        windows = [(each.window, each.y) for each in readers if isinstance(each, Conv | Pool) and each.x == y]
+        readers = [each for each in layers if any(act.storage is y.storage for act in each.inputs())]
+        windows = [(each.window, each.y) for each in readers if (each.gemm or each.reduce) and each.x == y]
         sizes[y] = y.height, y.width
         if readers and len(windows) == len(readers):
             rows = max(_touched(window, 0, sizes[to][0], to.height) for window, to in windows)

@@ -23,7 +23,7 @@ from celosia.compiler.graph.specialise import specialise
 from celosia.compiler.launch.blocks import estimated
 from celosia.compiler.launch.image import Image
 from celosia.compiler.launch.lowering import LaunchLayers, lower
-from celosia.compiler.layer import Conv, TilingError
+from celosia.compiler.layer import TilingError
 from celosia.compiler.tensorize.decide import problems
 from celosia.compiler.tensorize.define import define
 from celosia.compiler.tensorize.plan import Planner
@@ -122,7 +122,7 @@ def estimate_cycles(subject: ExploredModel, cfg: Config, memory: MemoryModel | s
             vector += work.out_blocks * work.rows * work.columns * work.images * max(1, work.sums)
         requests.append((choice.layer, layer_problems))
         moved += choice.layer.x.size(cfg) + choice.layer.y.size(cfg)
-        moved += choice.layer.weights.size if isinstance(choice.layer, Conv) else 0
+        moved += 0 if choice.layer.gemm is None else choice.layer.gemm.weights.size
     gemm = sum(problem.steps for _, layer_problems in requests for problem in layer_problems)
     busy = {"gemm": gemm, "vector": vector, "load": moved // cfg.bus_bytes, "store": 0}
     bound = int(network_bound(cfg, requests, memory_model(memory)))

@@ -15,7 +15,7 @@ from thorough import tries
 
 from celosia.compiler.expr.nodes import Const, Tensor
 from celosia.compiler.launch.image import LayerErrors
-from celosia.compiler.layer import Activation, ActivationProduct, TilingError, Window
+from celosia.compiler.layer import Activation, ActivationGemm, Layer, TilingError, Window
 from celosia.compiler.tensorize import decide
 from celosia.compiler.tensorize.instruction import Limit, MoveInstruction, Sum
 from celosia.compiler.tensorize.space import Decisions, Problem, candidates, why_not
@@ -146,7 +146,8 @@ def test_a_product_needs_a_square_array() -> None:
     b = Builder(Network(CONFIGS["4x8"]), st.DrawFn, np.random.default_rng(0))  # type: ignore[arg-type]
     x, y = b.given(1, 8, 1, 8), Activation.alone(b.cfg, "y", 1, 8, 1, 8)
     scale = requantise(b.rng, 8, 1000)
-    b.net.launches[0].append(ActivationProduct("", x, b.given(1, 8, 1, 8), y, 0, 0, scale))
+    product = ActivationGemm(b.given(1, 8, 1, 8), 0, 0)
+    b.net.launches[0].append(Layer("", x, y, product=product, requantise=scale))
     with pytest.raises(LayerErrors, match="batch = 1 and block_in = block_out"):
         b.net.build()
 

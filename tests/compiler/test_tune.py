@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from thorough import tries
 
-from celosia.compiler.layer import Conv, Epilogue, Layer, TilingError, Window, inputs
+from celosia.compiler.layer import Epilogue, Layer, TilingError, Window
 from celosia.compiler.tensorize.decide import problems, workload
 from celosia.compiler.tensorize.decisions import why_not_any
 from celosia.compiler.tensorize.define import define
@@ -134,8 +134,8 @@ def test_no_layer_of_channels_that_are_alike_takes_less_than_its_bound(outputs: 
     """Its weights in the same order again are the same, and would stay on chip for the second time."""
     cfg = CONFIGS["pynq"]
     layer = conv(cfg, 1, 3, outputs)
-    assert isinstance(layer, Conv) and layer.requantise is not None
-    alike = replace(layer, weights=np.ones_like(layer.weights), requantise=replace(
+    assert layer.gemm is not None and layer.requantise is not None
+    alike = replace(layer, gemm=replace(layer.gemm, weights=np.ones_like(layer.gemm.weights)), requantise=replace(
         layer.requantise, bias=np.zeros_like(layer.requantise.bias)
     ))  # fmt: skip
     space, case = layer_space(cfg, alike, usual(cfg, alike)), LayerCase(cfg, alike)
@@ -312,8 +312,9 @@ def test_the_copies_of_a_layer_share_no_constants() -> None:
     layer = conv(cfg, 16, 8, 16)
     first, second = measuring.in_a_row(layer)
     assert second.x.storage is first.y.storage  # it reads what was made
-    assert (first.weights != second.weights).any()  # type: ignore[union-attr]
-    assert not {act.storage for act in inputs(first)} & {act.storage for act in inputs(layer)}
+    assert first.gemm is not None and second.gemm is not None
+    assert (first.gemm.weights != second.gemm.weights).any()
+    assert not {act.storage for act in first.inputs()} & {act.storage for act in layer.inputs()}
 
 
 @pytest.mark.rtl

@@ -23,7 +23,7 @@ from celosia.compiler.graph.select import LayerAssignment, Partition
 from celosia.compiler.launch import blocks, lowering
 from celosia.compiler.launch.blocks import form_blocks
 from celosia.compiler.launch.image import build
-from celosia.compiler.layer import Layer, TilingError, inputs
+from celosia.compiler.layer import Layer, TilingError
 from celosia.compiler.program import Program
 from celosia.compiler.tensorize import block_space, tiles
 from celosia.compiler.tensorize.block_space import BlockProblem, Group
@@ -219,7 +219,7 @@ def time_of(planner: Planner, layers: list[Layer]) -> int:
     """Cycles of `layers` in a program of their own."""
     if not layers:
         return 0
-    read, made = {act.storage for layer in layers for act in inputs(layer)}, {layer.y.storage for layer in layers}
+    read, made = {act.storage for layer in layers for act in layer.inputs()}, {layer.y.storage for layer in layers}
     image = build(planner.cfg, [layers], [read - made], [{layers[-1].y.storage}], planner, cold=False)
     return predict(planner.cfg, image.code(image.launches[0]).tobytes()).cycles
 

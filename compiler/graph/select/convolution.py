@@ -26,7 +26,7 @@ from celosia.compiler.graph.select.parameters import (
 from celosia.compiler.graph.select.placement import Placement, Reads
 from celosia.compiler.graph.values import attribute, constant
 from celosia.compiler.graph.windows import spread_of, windows_of
-from celosia.compiler.layer import Conv, Layer, TilingError, Window
+from celosia.compiler.layer import Gemm, Layer, TilingError, Window
 from celosia.compiler.program.host.windows import Spread
 from celosia.compiler.strided_view import StridedView
 from celosia.compiler.tensorize import pack
@@ -71,7 +71,8 @@ def conv(p: Placement, node: ir.Node) -> None:
     if p.held(value) is None and groups == 1:
         form, weights, window = folded(p, form, weights, window, zero_x, y_form)
     x, y = p.read(value, form, reads), p.activation(node.outputs[0], y_form)
-    layer = Conv(node.name or "", x, y, weights, requantise, window, groups, zero_x, filling=filling)
+    gemm = Gemm(weights, groups, filling=filling)
+    layer = Layer(node.name or "", x, y, window, zero_x, gemm, requantise=requantise)
     p.add(node, layer, reads, y_form)
 
 
@@ -158,7 +159,7 @@ def conv_transpose(p: Placement, node: ir.Node) -> None:
             pads=(rows.before, columns.before, rows.after, columns.after),
         )  # fmt: skip
         name = f"{node.name}.{rows.first}.{columns.first}"
-        layers.append(Conv(name, seen, made, part, requantise, shape, groups, zero_x))
+        layers.append(Layer(name, seen, made, shape, zero_x, Gemm(part, groups), requantise=requantise))
     p.assemble(node, layers, reads, whole, y_form, "onnxruntime convolves in float; a tie can differ by one step")
 
 
@@ -245,5 +246,6 @@ def gemm(p: Placement, node: ir.Node) -> None:
         weights = np.ascontiguousarray(weights.reshape(-1, *form.dims[1:]))
     else:
         x = p.read(value, x_form, reads)
-    layer = Conv(node.name or "", x, p.activation(node.outputs[0], y_form), weights, requantise, window)
+    gemm, y = Gemm(weights), p.activation(node.outputs[0], y_form)
+    layer = Layer(node.name or "", x, y, window, gemm=gemm, requantise=requantise)
     p.add(node, layer, reads, y_form)

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from celosia.compiler.layer import Activation, Block, Layer, inputs
+from celosia.compiler.layer import Activation, Layer
 from celosia.compiler.vthread.verify.decode import Decoded, Dims, loop_fields, padded_block, reach, sizes
 from celosia.compiler.vthread.verify.meaning import (
     Operands,
@@ -83,7 +83,7 @@ class _Diagnosis:
         """inner: the layer in question of a block, where that is known."""
         of = self.run.layers[layer]
         name = f"layer {layer} {of.name!r}"
-        if isinstance(of, Block) and inner is not None:
+        if of.is_block and inner is not None:
             name += f", in it layer {inner} {of.layers[inner].name!r}"
         return ProvenanceError(rule, self.number, i.index, f"({i.unit.name}, {name}) {what}")
 
@@ -337,7 +337,7 @@ class _Diagnosis:
         """What the layers read and write, inside of blocks as well, and the layer of each."""
         for number, layer in enumerate(self.run.layers):
             for each in layers_of(layer):
-                yield from ((number, act) for act in (each.y, *inputs(each)))
+                yield from ((number, act) for act in (each.y, *each.inputs()))
 
 
 def _first(found: NDArray[np.bool_]) -> Position:

@@ -40,7 +40,7 @@ from math import gcd
 import numpy as np
 from numpy.typing import NDArray
 
-from celosia.compiler.layer import Activation, Layer, Storage, inputs
+from celosia.compiler.layer import Activation, Layer, Storage
 from celosia.compiler.vthread.verify.decode import (
     Decoded,
     Dims,
@@ -135,7 +135,7 @@ class Provenance:
         """Weights by address, count, and the codebooks by which they are expanded."""
         self.sizes: dict[Storage, int] = {}
         """Pieces of each storage."""
-        for act in (act for layer in layers for act in (*inputs(layer), layer.y)):
+        for act in (act for layer in layers for act in (*layer.inputs(), layer.y)):
             self.sizes[act.storage] = max(self.sizes.get(act.storage, 0), act.size(cfg) // cfg.piece_bytes)
         for storage, size in self.sizes.items():
             self.pieces[storage] = self.symbols.fresh(size)
