@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 import onnx_ir as ir
 
 from celosia.compiler.graph.errors import ModelError
-from celosia.compiler.graph.overlap_softmaxes import beside_softmaxes
 from celosia.compiler.graph.select import LayerAssignment, Partition
 from celosia.compiler.graph.values import constant, operands
 from celosia.compiler.layer import Activation, Layer, Storage
@@ -76,7 +75,6 @@ class Scheduler:
             else:
                 waiting.append(choice)
         if plan.choices:
-            plan.choices = beside_softmaxes(self.cfg, plan.choices)
             for choice in plan.choices:
                 for value, _ in choice.reads.values():
                     self._bring(value)

@@ -6,17 +6,15 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import onnx_ir as ir
 from numpy.typing import NDArray
 
-from celosia.compiler.graph.overlap_softmaxes import beside_softmaxes
-from celosia.compiler.graph.select import LayerAssignment
 from celosia.compiler.graph.select.forms import ActivationLayout, NotOffloadable
 from celosia.compiler.graph.select.matrices import form_of_matrices, multiplies
 from celosia.compiler.language.attention import AttentionKernel, HeadProduct, Heads, HeadsKernel
 from celosia.compiler.language.lowered import Arrays, LoweredKernel, epilogue_of, requantise_of
 from celosia.compiler.language.rows import SoftmaxKernel, SoftmaxOfRows
 from celosia.compiler.language.tile import ArrayArgument
+from celosia.compiler.launch.order import order_around_softmaxes
 from celosia.compiler.layer import Activation, ActivationGemm, Layer, Softmax, TilingError
 from celosia.compiler.program.model import matrix_counts
 from celosia.compiler.tensorize import pack
@@ -182,8 +180,7 @@ class AttentionLayers(HeadLayers):
                                     (last, (f.rows.count, f.out.columns)))
             for n in range(heads)
         ]  # fmt: skip
-        choices = [LayerAssignment(layer, [], {}, ir.Value(name=layer.name)) for layer in found]
-        return [choice.layer for choice in beside_softmaxes(self.cfg, choices)]
+        return [found[number] for number in order_around_softmaxes(self.cfg, found)]
 
     def _is_block(self, block: Layer) -> bool:
         """Whether all heads are one layer: each is whole groups of channels, and a tile of some size fits."""

@@ -14,8 +14,8 @@ from typing import NamedTuple
 import numpy as np
 import onnx_ir as ir
 
-from celosia.compiler.graph.overlap_softmaxes import beside_softmaxes
 from celosia.compiler.graph.select import LayerAssignment, Partition
+from celosia.compiler.launch.order import order_around_softmaxes
 from celosia.compiler.layer import Activation, Layer
 from celosia.hw.spec.config import Config
 
@@ -53,8 +53,9 @@ def attentions(cfg: Config, selection: Partition, apart: Collection[ir.Node]) ->
         if all(_stays(choice.value, nodes, selection) for choice in (first[0], middle[0])) and None not in stages:
             one, two, three = (stage for stage in stages if stage is not None)
             before = _before(choices, heads)
-            order = beside_softmaxes(cfg, [*before, *heads])
-            yield Attention(heads, (one, two, three), before, [choice.layer for choice in order])
+            layers = [choice.layer for choice in (*before, *heads)]
+            order = order_around_softmaxes(cfg, layers)
+            yield Attention(heads, (one, two, three), before, [layers[number] for number in order])
 
 
 def _none_of(choices: Iterable[LayerAssignment], nodes: Collection[ir.Node]) -> bool:

@@ -22,7 +22,7 @@ CHAIN = "chain"
 def once(cfg: Config, planner: Planner, layers: Sequence[Layer]) -> float:
     """Cycles of `layers`, one after the other; inf where one does not fit."""
     try:
-        name = chain_name(decided(layers, planner), _links(layers, planner.decider.beside))
+        name = chain_name(decided(layers, planner), _links(layers, planner.decider.overlapped))
     except TilingError:
         return inf
     if name not in planner.timed:
@@ -54,13 +54,13 @@ def decided(layers: Sequence[Layer], planner: Planner) -> list[tuple[LayerComput
     return [(d, searched.get(d.problem) if isinstance(d.problem, BlockProblem) else None) for d in found]
 
 
-def _links(layers: Sequence[Layer], beside: Collection[str]) -> list[Hashable]:
-    """Storages that the activations of `layers` share, where these lie in them; and which layers are `beside`
-    others."""
+def _links(layers: Sequence[Layer], overlapped: Collection[str]) -> list[Hashable]:
+    """Storages that the activations of `layers` share, where these lie in them; and which layers are
+    `overlapped`."""
     acts = [act for layer in layers for act in (*layer.inputs(), layer.y)]
     numbers = {storage: number for number, storage in enumerate(dict.fromkeys(act.storage for act in acts))}
     links: list[Hashable] = [(numbers[act.storage], act.group_offset, act.strided_view) for act in acts]
-    return links + [number for number, layer in enumerate(layers) if layer.name in beside]
+    return links + [number for number, layer in enumerate(layers) if layer.name in overlapped]
 
 
 def chain_name(parts: Sequence[tuple[LayerComputation, Decisions | None]], links: Sequence[Hashable] = ()) -> str:

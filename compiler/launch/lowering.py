@@ -11,7 +11,7 @@ from celosia.compiler.graph.launches import LaunchPlan, Step, layers_of, schedul
 from celosia.compiler.graph.select import Partition, select
 from celosia.compiler.launch.blocks import form_blocks
 from celosia.compiler.launch.image import Image, LayerErrors, build
-from celosia.compiler.launch.order import overlap_with_convs
+from celosia.compiler.launch.order import order_layers
 from celosia.compiler.layer import Layer, Storage
 from celosia.compiler.tensorize.plan import Planner
 from celosia.hw.spec.config import Config
@@ -50,7 +50,7 @@ def lower(
         say("blocks of layers")
         found = planner.with_policy(form_blocks(cfg, selection, planner, apart, decided))
         steps = schedule(cfg, model.graph, selection)
-        found = _with_company(cfg, steps, found)
+        found = _in_order(cfg, steps, found)
         say("tiling and instructions")
         try:
             plan = layers_of(steps, selection)
@@ -66,12 +66,14 @@ def lower(
                     on_cpu |= dict.fromkeys(choice.nodes, reason)
 
 
-def _with_company(cfg: Config, steps: list[Step], planner: Planner) -> Planner:
-    """Put layers of the vector unit behind convolutions; returns the planner that knows which are beside these."""
-    beside = set[str]()
+def _in_order(cfg: Config, steps: list[Step], planner: Planner) -> Planner:
+    """Order the layers of each launch so that they overlap; returns the planner that knows which do so."""
+    overlapped = set[str]()
     for step in steps:
         if isinstance(step, LaunchPlan):
-            order, names = overlap_with_convs(cfg, planner, [choice.layer for choice in step.choices])
+            order, names = order_layers(cfg, planner, [choice.layer for choice in step.choices])
             step.choices = [step.choices[number] for number in order]
-            beside |= names
-    return planner.with_policy(replace(planner.decider, beside=frozenset(beside))) if beside else planner
+            overlapped |= names
+    if not overlapped:
+        return planner
+    return planner.with_policy(replace(planner.decider, overlapped=frozenset(overlapped)))

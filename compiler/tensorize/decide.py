@@ -42,14 +42,14 @@ class FixedSchedule:
 @dataclass(frozen=True)
 class SchedulePolicy:
     """given: by the user, by the names of layers. recorded: by records, for each problem of a layer, by its `workload`.
-    searched: by the search of blocks. beside: names of layers whose tiles take turns with those of the convolution that
-    they stand behind (launch/order.py)."""
+    searched: by the search of blocks. overlapped: names of layers whose tiles are emitted between those of
+    the convolution that they stand behind (launch/order.py)."""
 
     cfg: Config
     given: ScheduleSource | None = None
     recorded: Mapping[str, Sequence[Decisions]] = field(default_factory=dict)
     searched: Mapping[BlockProblem, Decisions] = field(default_factory=dict)
-    beside: frozenset[str] = frozenset()
+    overlapped: frozenset[str] = frozenset()
 
     def of(
         self,

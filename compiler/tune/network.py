@@ -68,7 +68,7 @@ class Network:
         found: dict[str, Occurrence] = {}
         decider = self.planner.decider
         for layers in self.launches:
-            overlap_groups = OverlapGroups(self.cfg, layers, decider.beside)
+            overlap = OverlapGroups(self.cfg, layers, decider.overlapped)
             for number, layer in enumerate(layers):
                 definitions = self.planner.definitions(layer)
                 asked = [problem for definition in definitions for problem in problems(definition)]
@@ -78,7 +78,7 @@ class Network:
                 if name in found:
                     found[name] = replace(found[name], count=found[name].count + 1)
                     continue
-                usual = decider.of(layer.name, definitions, overlap_groups.first(number))
+                usual = decider.of(layer.name, definitions, overlap.completion_order(number))
                 found[name] = Occurrence(name, layer, tuple(d for each in usual for d in each.groups), 1)
         return list(found.values())
 
