@@ -28,7 +28,7 @@ from celosia.compiler.launch.image import Image
 from celosia.compiler.layer import Activation, ActivationGemm, Epilogue, Gemm, Layer, Requantise
 from celosia.compiler.program.activations import pack_activation, unpack_activation
 from celosia.compiler.tensorize.roofline import estimate
-from celosia.compiler.tensorize.space import CUT, Decisions, Problem, parts, point
+from celosia.compiler.tensorize.space import CUT, Tiling, Workload, parts, point
 from celosia.hw.spec.config import Config
 
 TIMEOUT = 1 << 40
@@ -103,7 +103,7 @@ class KernelLayer(LoweredKernel):
             f.more.get("clip", (-128, 127)), None if f.table is None else arrays[f.table], operand, f.rescale
         )
 
-    def _decide(self, p: Problem) -> Decisions:
+    def _decide(self, p: Workload) -> Tiling:
         cfg, tile = self.cfg, self.tile
         if tile[-1] % cfg.block_out and tile[-1] < self.y.shape[-1]:
             self.refuse(f"columns of a block come in multiples of block_out, {cfg.block_out}, and not {tile[-1]}")

@@ -21,7 +21,7 @@ from celosia.compiler.tensorize import pack
 from celosia.compiler.tensorize.define import define
 from celosia.compiler.tensorize.plan import Planner
 from celosia.compiler.tensorize.roofline import attention_cycles
-from celosia.compiler.tensorize.space import Decisions, Problem, candidates, parts, point, why_not
+from celosia.compiler.tensorize.space import Tiling, Workload, candidates, parts, point, why_not
 from celosia.hw.spec.config import Config
 
 NO_SOFTMAX = 'a softmax on the accelerator takes a Config with softmax; target="cpu" runs it'
@@ -57,7 +57,7 @@ class SoftmaxLayers(LoweredKernel):
             for n in range(count)
         ]  # fmt: skip
 
-    def _decide(self, p: Problem) -> Decisions:
+    def _decide(self, p: Workload) -> Tiling:
         rows = self.tile[-2]
         way = "take smaller blocks" if rows > 1 else 'its rows are too long for this Config; target="cpu" runs it'
         (found,) = self.fitting(p, [rows_of(self.cfg, p, rows)], way)
@@ -191,10 +191,10 @@ class AttentionLayers(HeadLayers):
             (definition,) = define(self.cfg, block)
         except TilingError:
             return False
-        assert isinstance(definition.problem, Problem)
-        return next(candidates(self.cfg, definition.problem), None) is not None
+        assert isinstance(definition.workload, Workload)
+        return next(candidates(self.cfg, definition.workload), None) is not None
 
-    def _decide(self, p: Problem) -> Decisions:
+    def _decide(self, p: Workload) -> Tiling:
         """A program's queries, of as many heads at a time as is fastest by the estimate."""
         found = self.fitting(p, [rows_of(self.cfg, p, self.tile[-2])])
         several = (rows_of(self.cfg, p, self.tile[-2], heads) for heads in parts(p.rows))
@@ -202,7 +202,7 @@ class AttentionLayers(HeadLayers):
         return min(found, key=lambda d: attention_cycles(self.cfg, p, d))
 
 
-def rows_of(cfg: Config, p: Problem, rows: int, heads: int = 1) -> Decisions:
+def rows_of(cfg: Config, p: Workload, rows: int, heads: int = 1) -> Tiling:
     """A tile of so many whole rows, of each head."""
     return point(cfg, p, p.out_blocks, heads, min(rows, p.columns), 1, "rows")
 

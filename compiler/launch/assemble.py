@@ -336,7 +336,7 @@ class Assembler:
         number = self.loops.setdefault(id(part.loops), len(self.loops))
         if number == len(self.printed):
             self.printed.append(part.loops)
-        return [PartInfo(problem.text, decisions.to_json(), number) for problem, decisions in part.decided]
+        return [PartInfo(workload.text, decisions.to_json(), number) for workload, decisions in part.decided]
 
     def _placements(self) -> list[dict[str, str]]:
         placed = {node: choice for choice in self.selection.choices for node in choice.nodes}
@@ -357,8 +357,8 @@ class Assembler:
 
 def _packed(parts: list[LayerPart]) -> bool:
     """Whether some of a layer's weights lie packed in DRAM."""
-    asked = [problem for part in parts for problem, _ in part.decided]
-    layers = [each for problem in asked for each in (problem.layers if isinstance(problem, Group) else (problem,))]
+    asked = [workload for part in parts for workload, _ in part.decided]
+    layers = [each for workload in asked for each in (workload.layers if isinstance(workload, Group) else (workload,))]
     return any(layer.packed for layer in layers)
 
 

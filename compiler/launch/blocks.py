@@ -23,11 +23,11 @@ from celosia.compiler.launch.attentions import attentions
 from celosia.compiler.layer import Activation, Layer, Storage, TilingError, group_names, padded_groups
 from celosia.compiler.switches import is_on
 from celosia.compiler.tensorize import block_space, pack
-from celosia.compiler.tensorize.block_space import BlockProblem
+from celosia.compiler.tensorize.block_space import BlockWorkload
 from celosia.compiler.tensorize.decide import SchedulePolicy
 from celosia.compiler.tensorize.plan import Planner
 from celosia.compiler.tensorize.roofline import choose, estimate
-from celosia.compiler.tensorize.space import Decisions, Problem
+from celosia.compiler.tensorize.space import Tiling, Workload
 from celosia.hw.spec.config import Config
 
 LONGEST = 5
@@ -285,35 +285,35 @@ class _Cutter:
     def _refine(self, part: _Part) -> None:
         """Choose tiles of groups by the timing model, which knows what adjacent groups wait for: one after the other.
         Whole images that fit a scratchpad are small, so that this takes no time."""
-        problem = self.planner.definitions(part.layer)[0].problem
-        if not part.cuts or not isinstance(problem, BlockProblem) or problem in self.decider.searched:
+        workload = self.planner.definitions(part.layer)[0].workload
+        if not part.cuts or not isinstance(workload, BlockWorkload) or workload in self.decider.searched:
             return
-        groups = list(block_space.choose(self.cfg, problem).groups)
-        for number, group in enumerate(problem.groups):
+        groups = list(block_space.choose(self.cfg, workload).groups)
+        for number, group in enumerate(workload.groups):
             best = self._around(part, groups, number)
             for point in block_space.best_by_piece(self.cfg, group):
                 others = [*groups[:number], point, *groups[number + 1 :]]
                 if (cycles := self._around(part, others, number)) < best:
                     best, groups = cycles, others
-        self.decider = self._with(problem, groups)
+        self.decider = self._with(workload, groups)
 
-    def _around(self, part: _Part, groups: Sequence[Decisions], number: int) -> float:
+    def _around(self, part: _Part, groups: Sequence[Tiling], number: int) -> float:
         """Cycles of a group of `part` with those beside it under these decisions for its groups; what is so no longer
         beside another group is tiled by the estimate."""
         first, end = max(0, number - AROUND), min(len(groups), number + AROUND + 1)
         near = part.groups(first, end)
-        asked, problem = (self.planner.definitions(each.layer)[0].problem for each in (part, near))
-        assert isinstance(asked, BlockProblem) and isinstance(problem, BlockProblem)
+        asked, workload = (self.planner.definitions(each.layer)[0].workload for each in (part, near))
+        assert isinstance(asked, BlockWorkload) and isinstance(workload, BlockWorkload)
         try:
-            usual = block_space.choose(self.cfg, problem).groups
+            usual = block_space.choose(self.cfg, workload).groups
         except TilingError:
             return inf
-        pairs = zip(problem.groups, asked.groups[first:end], groups[first:end], usual, strict=True)
-        return self._cycles([near], self._with(problem, [d if own == whole else u for own, whole, d, u in pairs]))
+        pairs = zip(workload.groups, asked.groups[first:end], groups[first:end], usual, strict=True)
+        return self._cycles([near], self._with(workload, [d if own == whole else u for own, whole, d, u in pairs]))
 
-    def _with(self, problem: BlockProblem, groups: Sequence[Decisions]) -> SchedulePolicy:
+    def _with(self, workload: BlockWorkload, groups: Sequence[Tiling]) -> SchedulePolicy:
         """What decides layers, with these decisions for the groups of a block."""
-        return replace(self.decider, searched={**self.decider.searched, problem: Decisions.of_groups(groups)})
+        return replace(self.decider, searched={**self.decider.searched, workload: Tiling.of_groups(groups)})
 
     def _may_join(self, part: _Part, joined: _Part) -> bool:
         """Whether what a user has decided allows for it."""
@@ -348,7 +348,7 @@ class _Cutter:
             definitions = self.planner.definitions(layer)
             key = tuple(definition.signature for definition in definitions)
             if key not in self.estimated:
-                self.estimated[key] = sum(estimated(self.cfg, definition.problem) for definition in definitions)
+                self.estimated[key] = sum(estimated(self.cfg, definition.workload) for definition in definitions)
             return self.estimated[key]
         except TilingError:
             return None if layer.is_block else 1e12  # a layer alone says so itself
@@ -387,11 +387,11 @@ def _with_cycles(block: LayerAssignment, together: float, alone: float) -> Layer
     return block
 
 
-def estimated(cfg: Config, problem: Problem | BlockProblem) -> float:
+def estimated(cfg: Config, workload: Workload | BlockWorkload) -> float:
     """Cycles under the decisions that the estimate takes. TilingError where there are none."""
-    if isinstance(problem, Problem) and problem.in_blocks:
-        return estimate(cfg, problem, choose(cfg, problem))
-    block = problem if isinstance(problem, BlockProblem) else BlockProblem((problem,))
+    if isinstance(workload, Workload) and workload.in_blocks:
+        return estimate(cfg, workload, choose(cfg, workload))
+    block = workload if isinstance(workload, BlockWorkload) else BlockWorkload((workload,))
     return block_space.estimate(cfg, block, block_space.choose(cfg, block))
 
 

@@ -8,10 +8,10 @@ from math import inf
 
 from celosia.compiler.launch.image import LayerErrors, build
 from celosia.compiler.layer import Layer, TilingError
-from celosia.compiler.tensorize.block_space import BlockProblem
+from celosia.compiler.tensorize.block_space import BlockWorkload
 from celosia.compiler.tensorize.definition import LayerComputation
 from celosia.compiler.tensorize.plan import Planner
-from celosia.compiler.tensorize.space import Decisions, Problem
+from celosia.compiler.tensorize.space import Tiling, Workload
 from celosia.hw.spec.config import Config
 from celosia.sim.timing import predict
 
@@ -43,15 +43,15 @@ def time(cfg: Config, planner: Planner, layers: Sequence[Layer]) -> float:
 
 def least(planner: Planner, layers: Sequence[Layer]) -> int:
     """Cycles that gemm is busy with those of `layers` that are no blocks: no order or grouping takes fewer."""
-    problems = (definition.problem for layer in layers for definition in planner.definitions(layer))
-    return sum(problem.steps for problem in problems if isinstance(problem, Problem))
+    workloads = (definition.workload for layer in layers for definition in planner.definitions(layer))
+    return sum(workload.steps for workload in workloads if isinstance(workload, Workload))
 
 
-def decided(layers: Sequence[Layer], planner: Planner) -> list[tuple[LayerComputation, Decisions | None]]:
+def decided(layers: Sequence[Layer], planner: Planner) -> list[tuple[LayerComputation, Tiling | None]]:
     """The definitions of `layers`, with what was decided for them beside the estimate."""
     searched = planner.decider.searched
     found = [definition for layer in layers for definition in planner.definitions(layer)]
-    return [(d, searched.get(d.problem) if isinstance(d.problem, BlockProblem) else None) for d in found]
+    return [(d, searched.get(d.workload) if isinstance(d.workload, BlockWorkload) else None) for d in found]
 
 
 def _links(layers: Sequence[Layer], overlapped: Collection[str]) -> list[Hashable]:
@@ -63,7 +63,7 @@ def _links(layers: Sequence[Layer], overlapped: Collection[str]) -> list[Hashabl
     return links + [number for number, layer in enumerate(layers) if layer.name in overlapped]
 
 
-def chain_name(parts: Sequence[tuple[LayerComputation, Decisions | None]], links: Sequence[Hashable] = ()) -> str:
+def chain_name(parts: Sequence[tuple[LayerComputation, Tiling | None]], links: Sequence[Hashable] = ()) -> str:
     """A chain of layers in a line, with what was decided for them beside the estimate: twice in a row, each on what the
     one before it makes, or once, with the `links` between what they read and write."""
     told = repr([(definition.digest, decisions) for definition, decisions in parts])

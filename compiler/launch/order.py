@@ -37,7 +37,7 @@ from celosia.compiler.switches import is_on
 from celosia.compiler.tensorize import pack
 from celosia.compiler.tensorize.plan import Planner
 from celosia.compiler.tensorize.roofline import choose, terms
-from celosia.compiler.tensorize.space import Problem
+from celosia.compiler.tensorize.space import Workload
 from celosia.hw.spec.config import Config
 from celosia.hw.spec.pipeline import softmax_parts, tile_rows
 from celosia.sim.timing.engine_cycles import softmax_beats
@@ -187,8 +187,8 @@ def _work(cfg: Config, planner: Planner, layer: Layer) -> Cycles:
     work = np.zeros(3)
     beats = max(1, cfg.lanes // cfg.bus_bytes)
     for definition in planner.definitions(layer):
-        p = definition.problem
-        assert isinstance(p, Problem)
+        p = definition.workload
+        assert isinstance(p, Workload)
         outputs = p.out_blocks * p.rows * p.columns * p.images
         loaded = p.out_blocks * p.images * p.input_rows(p.rows) * p.input_columns(p.columns)
         steps = p.sums or p.places
@@ -201,8 +201,8 @@ def _room(cfg: Config, planner: Planner, layer: Layer) -> Cycles:
     """Cycles of vector, load and store that a convolution leaves to others while GEMM works."""
     room = np.zeros(3)
     for definition in planner.definitions(layer):
-        p = definition.problem
-        assert isinstance(p, Problem)
+        p = definition.workload
+        assert isinstance(p, Workload)
         d = choose(cfg, p)
         t = terms(cfg, p, [(d.n, d.y, d.x, d.k, d.order)])
         outputs = p.out_blocks * p.rows * p.columns * p.images

@@ -16,9 +16,9 @@ from celosia.compiler.layer import Activation, Layer, TilingError, Window
 from celosia.compiler.tensorize import pack
 from celosia.compiler.tensorize.definer import PLACES, LayerLowering
 from celosia.compiler.tensorize.definition import ActivationGrid, BlockStage, LayerComputation
-from celosia.compiler.tensorize.intrinsics import Pass
+from celosia.compiler.tensorize.intrinsics import VectorOp
 from celosia.compiler.tensorize.row_definer import softmax_rows
-from celosia.compiler.tensorize.space import Problem
+from celosia.compiler.tensorize.space import Workload
 from celosia.hw.spec.config import Config
 
 
@@ -42,12 +42,12 @@ def attention(cfg: Config, block: Layer) -> LayerComputation:
     last = _ProductDefiner(cfg, mixed, "2", middle)
     final = last.level_of(made, lambda i, k, y, x, c: made[i, y, x, k * cfg.group + c], "out")
     out, y = last.results(final)
-    problem = Problem(
+    workload = Workload(
         Window((1, 1)), 1, mixed.heads, mixed.y.width, last.blocks, 0, False, 1, 1, "vin", whole=True,
         attends=(first.blocks, first.input_blocks),
     )  # fmt: skip
-    levels = level, BlockStage(Pass("vin"), near, "vin"), final
-    return LayerComputation(problem, levels, out, y, tuple(last.inputs), last.places, last.scalars, found)
+    levels = level, BlockStage(VectorOp("vin"), near, "vin"), final
+    return LayerComputation(workload, levels, out, y, tuple(last.inputs), last.places, last.scalars, found)
 
 
 class _ProductDefiner(LayerLowering):
@@ -98,7 +98,7 @@ class _ProductDefiner(LayerLowering):
 
         shape = (1, layer.heads, self.y.columns, self.blocks, 1, 1, size)
         acc = compute(shape, product, f"acc{self.suffix}", axes=(*BY_ROW, "piece", "b", "m"))
-        behind = replace(Pass.of(layer, "acc"), to=to)
+        behind = replace(VectorOp.of(layer, "acc"), to=to)
         par, table = self._uniform(), self._table()
         return BlockStage(behind, near, "inp", acc, weights, par=par, table=table)
 

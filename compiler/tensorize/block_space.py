@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from celosia.compiler.layer import TilingError
 from celosia.compiler.tensorize.roofline import LOAD_LATENCY, REFRESHED, STORE_LATENCY
-from celosia.compiler.tensorize.space import EXTENT_MAX, Decisions, Problem, parts
+from celosia.compiler.tensorize.space import EXTENT_MAX, Tiling, Workload, parts, recorded_text
 from celosia.hw.spec.config import Config
 from celosia.hw.spec.isa import instruction_bytes
 from celosia.hw.spec.pipeline import VECTOR_STAGES
@@ -29,14 +29,17 @@ TURN = VECTOR_STAGES + 4
 
 
 @dataclass(frozen=True)
-class BlockProblem:
-    """The problems of layers, each of which reads what the one before it makes. in_blocks of a depthwise one is 0.
+class BlockWorkload:
+    """The workloads of layers, each of which reads what the one before it makes. in_blocks of a depthwise one is 0.
 
     cuts: numbers of layers that read whole images which lie in a scratchpad.
     """
 
-    layers: tuple[Problem, ...]
+    layers: tuple[Workload, ...]
     cuts: tuple[int, ...] = ()
+
+    def __repr__(self) -> str:
+        return recorded_text("BlockProblem", self)
 
     @property
     def groups(self) -> list[Group]:
@@ -53,13 +56,13 @@ class Group:
     tiles in a scratchpad; None where it makes tiles of the block's output.
     """
 
-    layers: tuple[Problem, ...]
+    layers: tuple[Workload, ...]
     resident: bool = False
-    following: Problem | None = None
+    following: Workload | None = None
 
     @property
-    def last(self) -> Problem:
-        """The problem whose tiles decide those of the others."""
+    def last(self) -> Workload:
+        """The workload whose tiles decide those of the others."""
         return self.layers[-1]
 
     @property
@@ -81,7 +84,7 @@ class Group:
         return top, max(0, self.rows - top - self.last.rows)
 
     @property
-    def residents(self) -> list[Problem]:
+    def residents(self) -> list[Workload]:
         """Layers whose whole inputs lie in scratchpads beside the tiles."""
         return [self.layers[0]] * self.resident + ([] if self.following is None else [self.following])
 
@@ -96,29 +99,29 @@ class Group:
 class _Level(NamedTuple):
     """One layer in a slice of a tile. out, near: pixels of its result and of its input; blocks: of its result."""
 
-    problem: Problem
+    workload: Workload
     blocks: int
     out: int
     near: int
 
     @property
     def in_blocks(self) -> int:
-        return self.problem.in_blocks or self.blocks
+        return self.workload.in_blocks or self.blocks
 
     @property
     def gemm(self) -> int:
-        return self.blocks * self.problem.in_blocks * self.problem.places * self.out
+        return self.blocks * self.workload.in_blocks * self.workload.places * self.out
 
     @property
     def steps(self) -> int:
         """Cycles of its pass for a pixel of a block."""
-        return max(1, self.problem.sums)
+        return max(1, self.workload.sums)
 
 
 Levels = list[_Level]
 
 
-def _levels(cfg: Config, p: Group, d: Decisions) -> Levels:
+def _levels(cfg: Config, p: Group, d: Tiling) -> Levels:
     """From the first layer to the last; a result is computed where the next layer's windows reach, within the image."""
     found: list[_Level] = []
     rows, columns = min(d.y, p.last.rows), min(d.x, p.last.columns)
@@ -138,7 +141,7 @@ def _levels(cfg: Config, p: Group, d: Decisions) -> Levels:
     return found[::-1]
 
 
-def why_not(cfg: Config, p: Group, d: Decisions) -> str | None:
+def why_not(cfg: Config, p: Group, d: Tiling) -> str | None:
     """Why `d` is not a point of the space of a group, or None."""
     last = p.last
     for name, size in (("n", last.out_blocks), ("y", p.rows), ("x", p.columns), ("k", max(last.in_blocks, 1))):
@@ -159,7 +162,7 @@ def _can_stay(p: Group, y: int, x: int) -> bool:
     return p.following is None or not (x < p.columns or y <= top or (p.rows - 1) % y < bottom)
 
 
-def _too_large(cfg: Config, p: Group, d: Decisions, levels: Levels) -> str | None:
+def _too_large(cfg: Config, p: Group, d: Tiling, levels: Levels) -> str | None:
     """Why a tile, of these levels, does not fit, or None. What fits does so with a smaller n or k, too."""
     for scope, entries, depth in _needs(cfg, p, d, levels):
         if entries > depth:
@@ -169,7 +172,7 @@ def _too_large(cfg: Config, p: Group, d: Decisions, levels: Levels) -> str | Non
     return None
 
 
-def _needs(cfg: Config, p: Group, d: Decisions, levels: Levels) -> Iterator[tuple[str, int, int]]:
+def _needs(cfg: Config, p: Group, d: Tiling, levels: Levels) -> Iterator[tuple[str, int, int]]:
     """(scratchpad, entries that a tile takes, entries to be had)."""
     first, last = levels[0], levels[-1]
     pixels = last.out
@@ -180,16 +183,16 @@ def _needs(cfg: Config, p: Group, d: Decisions, levels: Levels) -> Iterator[tupl
     ratio = max(1, cfg.block_in // cfg.block_out)
     inp = vin = acc = 0
     for before, level in itertools.pairwise(levels):
-        if level.problem.in_blocks:
+        if level.workload.in_blocks:
             inp += 2 * -(-before.blocks // ratio) * level.near
         else:
             vin += level.blocks * level.near
-        acc += 2 * before.blocks * before.out if before.problem.in_blocks else 0
-    if last.problem.in_blocks:
+        acc += 2 * before.blocks * before.out if before.workload.in_blocks else 0
+    if last.workload.in_blocks:
         acc += last.blocks * pixels
     if p.resident:
         pass
-    elif first.problem.in_blocks:
+    elif first.workload.in_blocks:
         inp += first.in_blocks * first.near
     else:
         vin += 2 * first.blocks * first.near
@@ -201,34 +204,34 @@ def _needs(cfg: Config, p: Group, d: Decisions, levels: Levels) -> Iterator[tupl
         yield "out", d.n * pixels, room["out"] // 2
     yield "wgt", 2 * sum(_weights(d, level, last) for level in levels), room["wgt"]
     if cfg.taps:
-        yield "tap", 2 * sum(v.blocks * v.steps for v in levels if v.problem.weighted), room["tap"]
+        yield "tap", 2 * sum(v.blocks * v.steps for v in levels if v.workload.weighted), room["tap"]
     yield "par", 2 * max(d.n, sum(level.blocks for level in levels[:-1])) + d.n, room["par"]
 
 
-def _weights(d: Decisions, level: _Level, last: _Level) -> int:
+def _weights(d: Tiling, level: _Level, last: _Level) -> int:
     """Entries of wgt of a level in a slice."""
     return (
         level.blocks
-        * (d.k if level is last else level.problem.in_blocks)
-        * level.problem.places
-        * bool(level.problem.in_blocks)
+        * (d.k if level is last else level.workload.in_blocks)
+        * level.workload.places
+        * bool(level.workload.in_blocks)
     )
 
 
-def candidates(cfg: Config, p: Group) -> Iterator[Decisions]:
+def candidates(cfg: Config, p: Group) -> Iterator[Tiling]:
     """The points of the space of a group."""
     return (d for d, _ in _candidates(cfg, p))
 
 
-def _candidates(cfg: Config, p: Group) -> Iterator[tuple[Decisions, Levels]]:
+def _candidates(cfg: Config, p: Group) -> Iterator[tuple[Tiling, Levels]]:
     for x in parts(p.columns)[:3]:
         for y in parts(p.rows):
             if _can_stay(p, y, x):
                 beats = p.layers[0].input_rows(y) * p.layers[0].input_columns(x) * cfg.piece_bytes // cfg.bus_bytes
-                yield from _of_tile(cfg, p, Decisions(1, y, x, 1, "block", part=max(1, 1024 // max(1, beats))))
+                yield from _of_tile(cfg, p, Tiling(1, y, x, 1, "block", part=max(1, 1024 // max(1, beats))))
 
 
-def _of_tile(cfg: Config, p: Group, least: Decisions) -> Iterator[tuple[Decisions, Levels]]:
+def _of_tile(cfg: Config, p: Group, least: Tiling) -> Iterator[tuple[Tiling, Levels]]:
     """For each k the point with the largest n that fits, of tiles like `least`, whose k and n are the smallest."""
     last = p.last
     if _too_large(cfg, p, least, _levels(cfg, p, least)):
@@ -236,12 +239,12 @@ def _of_tile(cfg: Config, p: Group, least: Decisions) -> Iterator[tuple[Decision
     for k in parts(max(last.in_blocks, 1)):
         if last.cuts_packs(cfg, k):
             continue
-        d = Decisions(1, least.y, least.x, k, "block", part=least.part)
+        d = Tiling(1, least.y, least.x, k, "block", part=least.part)
         levels = _levels(cfg, p, d)
         if _too_large(cfg, p, d, levels):
             continue
         for n in parts(last.out_blocks):
-            d = Decisions(n, least.y, least.x, k, "block", part=least.part)
+            d = Tiling(n, least.y, least.x, k, "block", part=least.part)
             if not last.in_blocks:  # else they are the same for each n
                 levels = _levels(cfg, p, d)
             if _too_large(cfg, p, d, levels) is None:
@@ -249,17 +252,17 @@ def _of_tile(cfg: Config, p: Group, least: Decisions) -> Iterator[tuple[Decision
                 break
 
 
-def estimate(cfg: Config, p: BlockProblem, d: Decisions) -> float:
+def estimate(cfg: Config, p: BlockWorkload, d: Tiling) -> float:
     """Cycles of the whole block under the decisions `d`."""
     return sum(estimate_group(cfg, group, each) for group, each in zip(p.groups, d.groups, strict=True))
 
 
-def estimate_group(cfg: Config, p: Group, d: Decisions) -> float:
+def estimate_group(cfg: Config, p: Group, d: Tiling) -> float:
     """Cycles of a group."""
     return _estimate(cfg, p, d, _levels(cfg, p, d))
 
 
-def _estimate(cfg: Config, p: Group, d: Decisions, levels: Levels) -> float:
+def _estimate(cfg: Config, p: Group, d: Tiling, levels: Levels) -> float:
     first, last = levels[0], levels[-1]
     tiles = -(-p.rows // d.y) * -(-p.columns // d.x) * p.last.images
     share = (p.rows * p.columns * p.last.images) / (tiles * d.y * d.x)
@@ -272,19 +275,19 @@ def _estimate(cfg: Config, p: Group, d: Decisions, levels: Levels) -> float:
     vector = 0.0
     for level, following in itertools.pairwise(levels):
         vector += level.blocks * (level.steps * level.out + max(0, following.near - level.out)) + TURN
-        if not following.problem.in_blocks and following.near > level.out:
+        if not following.workload.in_blocks and following.near > level.out:
             vector += 4 * TURN
     vector += _bank_stalls(cfg, levels, d)
     if not p.last.in_blocks:
         vector += d.n * d.y * d.x * last.steps
     wgt = sum(_weights(d, level, last) for level in levels)
-    constants = sum(_weights(d, level, last) * level.problem.weight_beats(cfg) for level in levels)
+    constants = sum(_weights(d, level, last) * level.workload.weight_beats(cfg) for level in levels)
     constants += sum(level.blocks * (2 * cfg.block_out * 4 // cfg.bus_bytes) for level in levels[:-1])
     room = depths(cfg)
     # The next layer's weights come into the other half of the rings.
     kept = 2 * wgt * slices <= room["wgt"]
     kept = kept and 2 * sum(level.blocks for level in levels[:-1]) * slices <= room["par"]
-    near = 0 if p.resident else first.in_blocks * first.near * (inp_beats if first.problem.in_blocks else entry_beats)
+    near = 0 if p.resident else first.in_blocks * first.near * (inp_beats if first.workload.in_blocks else entry_beats)
     final = p.last.out_blocks * d.y * d.x if p.last.in_blocks else 0
     store = p.last.out_blocks * d.y * d.x * entry_beats if p.following is None else 0
     instructions = (6 + 4 * len(levels)) * max(1, instruction_bytes(cfg) // cfg.bus_bytes)
@@ -302,32 +305,32 @@ def _estimate(cfg: Config, p: Group, d: Decisions, levels: Levels) -> float:
     return tiles * share * (slices * slice_ + alone) + start / 2 + drain
 
 
-def _bank_stalls(cfg: Config, levels: list[_Level], d: Decisions) -> float:
+def _bank_stalls(cfg: Config, levels: list[_Level], d: Tiling) -> float:
     """Cycles of a slice in which the vector unit waits to read sums, as gemm adds to others in the same bank: those of
     the last layer lie in the first bank, what is handed on lies at the end of the second one and may reach into it."""
     last, half = levels[-1], scratchpads(cfg)["acc"].bank_depth
-    handed = sum(2 * level.blocks * level.out for level in levels[:-1] if level.problem.in_blocks)
-    if handed <= half or not last.problem.in_blocks:
+    handed = sum(2 * level.blocks * level.out for level in levels[:-1] if level.workload.in_blocks)
+    if handed <= half or not last.workload.in_blocks:
         return 0.0
     adds = last.blocks * last.out
-    reads = sum(level.blocks * level.out for level in levels[:-1] if level.problem.in_blocks)
+    reads = sum(level.blocks * level.out for level in levels[:-1] if level.workload.in_blocks)
     return min(adds, reads) * (handed - half) / handed
 
 
-def best_by_piece(cfg: Config, p: Group, count: int = 2) -> list[Decisions]:
+def best_by_piece(cfg: Config, p: Group, count: int = 2) -> list[Tiling]:
     """The best `count` points by the estimate for each k."""
     ranked = [d for d, _ in sorted(_candidates(cfg, p), key=lambda point: _estimate(cfg, p, *point))]
     pieces = {d.k: [each for each in ranked if each.k == d.k][:count] for d in ranked}
     return [d for found in pieces.values() for d in found]
 
 
-def choose(cfg: Config, p: BlockProblem) -> Decisions:
+def choose(cfg: Config, p: BlockWorkload) -> Tiling:
     """The best points of its groups by the estimate. TilingError where there is none."""
-    return Decisions.of_groups([_choose(cfg, group) for group in p.groups])
+    return Tiling.of_groups([_choose(cfg, group) for group in p.groups])
 
 
 @cache
-def _choose(cfg: Config, p: Group) -> Decisions:
+def _choose(cfg: Config, p: Group) -> Tiling:
     found = min(_candidates(cfg, p), key=lambda point: _estimate(cfg, p, *point), default=None)
     if found is None:
         raise TilingError(f"no tile of the block fits the scratchpads: {p.text}")

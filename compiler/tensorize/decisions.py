@@ -1,4 +1,4 @@
-"""Decisions as a file: what was chosen for each layer, for people to read, change and give back.
+"""Tilings as a file: what was chosen for each layer, for people to read, change and give back.
 
     {"format": "celosia-decisions", "version": 1, "config": "pynq", "config_digest": "...",
      "layers": [{"layer": "conv1", "parts": [{"workload": "...", "n": 4, "y": 8, "x": 56, "k": 4, "order": "input",
@@ -19,7 +19,7 @@ from celosia.compiler.program import Contents
 from celosia.compiler.program.files import reading
 from celosia.compiler.tensorize import block_space
 from celosia.compiler.tensorize.block_space import Group
-from celosia.compiler.tensorize.space import Decisions, Problem, why_not
+from celosia.compiler.tensorize.space import Tiling, Workload, why_not
 from celosia.hw.spec.config import Config
 from celosia.plain import Sentence, from_json
 
@@ -27,7 +27,7 @@ FORMAT, VERSION = "celosia-decisions", 1
 
 
 class DecisionsError(Sentence, ValueError):
-    """Decisions that cannot be followed; the message names the layer and the way out."""
+    """Tilings that cannot be followed; the message names the layer and the way out."""
 
 
 def decisions_of(program: Contents) -> dict[str, Any]:
@@ -47,7 +47,7 @@ class ScheduleFile:
     """Schedules that a user has decided, by layer: workload and decisions of each part."""
 
     cfg: Config
-    layers: dict[str, list[tuple[str, Decisions]]]
+    layers: dict[str, list[tuple[str, Tiling]]]
     taken: set[str] = field(default_factory=set)
 
     @staticmethod
@@ -69,19 +69,19 @@ class ScheduleFile:
             )
         return ScheduleFile(cfg, _layers(source.get("layers")))
 
-    def of(self, layer: str, problems: Sequence[Problem | Group]) -> list[Decisions] | None:
+    def of(self, layer: str, workloads: Sequence[Workload | Group]) -> list[Tiling] | None:
         """What was decided for the parts of a layer, if anything was. DecisionsError where it does not fit them."""
         if layer not in self.layers:
             return None
         given = self.layers[layer]
         self.taken.add(layer)
-        if len(given) != len(problems):
-            raise DecisionsError(f"layer {layer!r} has {len(problems)} parts, decisions are given for {len(given)}")
-        for number, ((workload, decisions), problem) in enumerate(zip(given, problems)):
-            where = f"layer {layer!r}" + (f", part {number}" if len(problems) > 1 else "")
-            if workload != problem.text:
-                raise DecisionsError(f"{where} is `{problem.text}`, its decisions are for `{workload}`; write new ones")
-            if reason := why_not_any(self.cfg, problem, decisions):
+        if len(given) != len(workloads):
+            raise DecisionsError(f"layer {layer!r} has {len(workloads)} parts, decisions are given for {len(given)}")
+        for number, ((text, decisions), workload) in enumerate(zip(given, workloads)):
+            where = f"layer {layer!r}" + (f", part {number}" if len(workloads) > 1 else "")
+            if text != workload.text:
+                raise DecisionsError(f"{where} is `{workload.text}`, its decisions are for `{text}`; write new ones")
+            if reason := why_not_any(self.cfg, workload, decisions):
                 raise DecisionsError(f"{where} cannot be tiled so: {reason}")
         return [decisions for _, decisions in given]
 
@@ -94,17 +94,17 @@ class ScheduleFile:
             )
 
 
-def why_not_any(cfg: Config, problem: Problem | Group, decisions: Decisions) -> str | None:
+def why_not_any(cfg: Config, workload: Workload | Group, decisions: Tiling) -> str | None:
     """Why `decisions` are not a point of the space of a layer, or of a group of a block; None where they are."""
-    if isinstance(problem, Group):
-        return block_space.why_not(cfg, problem, decisions)
-    return why_not(cfg, problem, decisions)
+    if isinstance(workload, Group):
+        return block_space.why_not(cfg, workload, decisions)
+    return why_not(cfg, workload, decisions)
 
 
-def _layers(rows: Any) -> dict[str, list[tuple[str, Decisions]]]:
+def _layers(rows: Any) -> dict[str, list[tuple[str, Tiling]]]:
     if not isinstance(rows, list):
         raise DecisionsError('decisions hold a list of "layers"')
-    found: dict[str, list[tuple[str, Decisions]]] = {}
+    found: dict[str, list[tuple[str, Tiling]]] = {}
     for row in rows:
         name = row.get("layer") if isinstance(row, dict) else None
         parts = row.get("parts") if isinstance(row, dict) else None
@@ -114,7 +114,7 @@ def _layers(rows: Any) -> dict[str, list[tuple[str, Decisions]]]:
             raise DecisionsError(f"layer {name!r} is decided twice; leave one out")
         try:
             found[name] = [
-                (str(part.get("workload")), Decisions.from_json({k: v for k, v in part.items() if k != "workload"}))
+                (str(part.get("workload")), Tiling.from_json({k: v for k, v in part.items() if k != "workload"}))
                 for part in parts
             ]
         except ValueError as error:

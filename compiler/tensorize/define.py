@@ -15,11 +15,11 @@ from dataclasses import replace
 from celosia.compiler.layer import Layer, TilingError
 from celosia.compiler.tensorize import pack
 from celosia.compiler.tensorize.attention_definer import attention
-from celosia.compiler.tensorize.block_space import BlockProblem
+from celosia.compiler.tensorize.block_space import BlockWorkload
 from celosia.compiler.tensorize.definer import LayerLowering
 from celosia.compiler.tensorize.definition import BlockStage, LayerComputation, window_of
 from celosia.compiler.tensorize.row_definer import RowLowering
-from celosia.compiler.tensorize.space import Problem
+from celosia.compiler.tensorize.space import Workload
 from celosia.hw.spec.config import Config
 from celosia.hw.spec.scratchpads import depths
 
@@ -72,7 +72,7 @@ def _with_maps(cfg: Config, block: Layer) -> LayerComputation:
     (run,) = pack.runs(cfg, conv.gemm)
     definer = LayerLowering(cfg, conv, matrix, 0, blocks)
     near = definer.near("inp", run.inputs, conv.pad_value)
-    level, problem = definer.products(near, run, pack.stored_weights(cfg, conv.gemm))
+    level, workload = definer.products(near, run, pack.stored_weights(cfg, conv.gemm))
     levels = [level]
     for number, following in enumerate(maps, 1):
         to = LayerLowering(cfg, following, matrix, 0, blocks, str(number), definer)
@@ -81,9 +81,9 @@ def _with_maps(cfg: Config, block: Layer) -> LayerComputation:
         levels.append(to.behind(handed))
         definer = to
     out = definer.vector(levels[-1])
-    problem = replace(problem, behind=tuple(each.epilogue.residual is not None for each in maps))
+    workload = replace(workload, behind=tuple(each.epilogue.residual is not None for each in maps))
     y = definer.result(out)
-    return LayerComputation(problem, tuple(levels), out, y, tuple(definer.inputs), definer.places, definer.scalars)
+    return LayerComputation(workload, tuple(levels), out, y, tuple(definer.inputs), definer.places, definer.scalars)
 
 
 def _chain(cfg: Config, block: Layer) -> LayerComputation:
@@ -95,11 +95,11 @@ def _chain(cfg: Config, block: Layer) -> LayerComputation:
     definer = definers[0]
     near = definer.near(definer.scope, definer.input_blocks, block.layers[0].pad_value)
     levels: list[BlockStage] = []
-    problems: list[Problem] = []
+    workloads: list[Workload] = []
     for number, definer in enumerate(definers):
-        level, problem = definer.level(near)
+        level, workload = definer.level(near)
         levels.append(level)
-        problems.append(problem)
+        workloads.append(workload)
         if number + 1 < len(definers):
             to = definers[number + 1]
             levels[-1] = replace(level, vector=replace(level.vector, to=to.scope, padded=to.pads))
@@ -107,7 +107,7 @@ def _chain(cfg: Config, block: Layer) -> LayerComputation:
     out = definer.vector(levels[-1])
     y = definer.result(out)
     return LayerComputation(
-        BlockProblem(tuple(problems), block.cuts),
+        BlockWorkload(tuple(workloads), block.cuts),
         tuple(levels),
         out,
         y,

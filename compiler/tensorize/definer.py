@@ -21,8 +21,8 @@ from celosia.compiler.tensorize.definition import (
     within,
     zero_point,
 )
-from celosia.compiler.tensorize.intrinsics import PARAMETERS, Pass, tile_shape, vector_value
-from celosia.compiler.tensorize.space import Problem
+from celosia.compiler.tensorize.intrinsics import PARAMETERS, VectorOp, tile_shape, vector_value
+from celosia.compiler.tensorize.space import Workload
 from celosia.compiler.tensorize.transfer import DramPlace
 from celosia.hw.spec.config import Config
 from celosia.hw.spec.isa import Buffer, element_bytes
@@ -217,7 +217,7 @@ class LayerLowering:
 
         return made
 
-    def _reduced(self, p: Pass) -> tuple[Axis, ...]:
+    def _reduced(self, p: VectorOp) -> tuple[Axis, ...]:
         """The axes over which a pass reduces its operand A."""
         kernel = self.window.kernel
         if p.taps:
@@ -321,27 +321,27 @@ class LayerLowering:
             return self.definition(*self.sums(self.near("vin", self.blocks, layer.pad_value)))
         scope = "vin" if layer.multiply is None and layer.epilogue.residual is None else "acc"
         level = self.vector_stage(self.near(scope, self.blocks, layer.pad_value), scope)
-        return self.definition(level, self.problem(scope, level.b is not None))
+        return self.definition(level, self.workload(scope, level.b is not None))
 
-    def definition(self, level: BlockStage, problem: Problem) -> LayerComputation:
+    def definition(self, level: BlockStage, workload: Workload) -> LayerComputation:
         """The definition of a layer that is no block."""
         out = self.vector(level)
         y = self.result(out)
-        return LayerComputation(problem, (level,), out, y, tuple(self.inputs), self.places, self.scalars)
+        return LayerComputation(workload, (level,), out, y, tuple(self.inputs), self.places, self.scalars)
 
     # Stages ---------------------------------------------------------------------------------------------------
 
-    def level(self, near: Tensor) -> tuple[BlockStage, Problem]:
+    def level(self, near: Tensor) -> tuple[BlockStage, Workload]:
         """The stage of a convolution of one run, of a depthwise one, or of a pooling, on the input `near`."""
         gemm, kernel = self.layer.gemm, self.window.kernel
         if gemm is None:
-            return self.vector_stage(near, "vin"), self.problem("vin", False, kernel[0] * kernel[1])
+            return self.vector_stage(near, "vin"), self.workload("vin", False, kernel[0] * kernel[1])
         if self.scope == "vin":
             return self.sums(near)
         (run, *_), stored = pack.runs(self.cfg, gemm), pack.stored_weights(self.cfg, gemm)
         return self.products(near, run, stored)
 
-    def products(self, near: Tensor, run: pack.WeightRun, stored: pack.StoredWeights) -> tuple[BlockStage, Problem]:
+    def products(self, near: Tensor, run: pack.WeightRun, stored: pack.StoredWeights) -> tuple[BlockStage, Workload]:
         """The stage of a product with constant weights on the GEMM unit."""
         cfg, kernel = self.cfg, self.window.kernel
         shape = (run.blocks, run.inputs, *kernel, cfg.block_out, cfg.block_in)
@@ -352,8 +352,8 @@ class LayerLowering:
             place, entries = self.places[weights], shape[1:4]
             strides = (*(int(np.prod(entries[d:])) * entry for d in range(4)), 0, 0)
             self.places[weights] = replace(place, strides=strides, book_bytes=stored.book_bytes)
-        level, problem = self._gemm(near, run, weights)
-        return level, replace(problem, packed=stored.packed)
+        level, workload = self._gemm(near, run, weights)
+        return level, replace(workload, packed=stored.packed)
 
     def _activation_weights(self, product: ActivationGemm) -> Tensor:
         """[blocks, input blocks, places, 1, block_out, block_in]: entries of wgt are neighbouring pixels of w; those of
@@ -370,7 +370,7 @@ class LayerLowering:
         shape = (self.blocks, self.input_blocks, *self.window.kernel, cfg.block_out, cfg.block_in)
         return compute(shape, read, f"weights{self.suffix}", axes=("n", "k", "r", "s", "m", "c"))
 
-    def _gemm(self, near: Tensor, run: pack.WeightRun, weights: Tensor) -> tuple[BlockStage, Problem]:
+    def _gemm(self, near: Tensor, run: pack.WeightRun, weights: Tensor) -> tuple[BlockStage, Workload]:
         """The stage of sums of gemm over `near` and `weights` [blocks, input blocks, *kernel, block_out, block_in]."""
         cfg, w = self.cfg, self.window
         q, g = cfg.inp_pieces, cfg.group
@@ -388,28 +388,28 @@ class LayerLowering:
         names = ("image", "block", "row", "column", "piece", "b", "m")
         shape_y = (self.y.images, self.blocks, self.y.rows, self.y.columns, *tile_shape(cfg, "acc"))
         acc = compute(shape_y, product, f"acc{self.suffix}", axes=names)
-        operation = Pass.of(self.layer, "acc")
+        operation = VectorOp.of(self.layer, "acc")
         par, table = self._parameters(), self._table()
-        problem = Problem(
+        workload = Workload(
             w, self.y.images, self.y.rows, self.y.columns, self.blocks, run.inputs, operation.residual,
             run.step, run.share if run.step else 1, apart=self.matrix and self.y.columns > 1, sum_bytes=self.sum_bytes,
         )  # fmt: skip
-        return BlockStage(operation, near, "inp", acc, weights, par=par, table=table, b=self._operand()), problem
+        return BlockStage(operation, near, "inp", acc, weights, par=par, table=table, b=self._operand()), workload
 
-    def sums(self, near: Tensor) -> tuple[BlockStage, Problem]:
+    def sums(self, near: Tensor) -> tuple[BlockStage, Workload]:
         """The stage of a depthwise convolution on the vector unit: each channel has weights of its own."""
         assert self.layer.gemm is not None
         steps, _ = pack.tap_steps(self.cfg, self.window)
         shape = (self.blocks, self.window.kernel[0], steps, *tile_shape(self.cfg, "tap"))
         taps = self.constant(pack.taps(self.cfg, self.layer.gemm.weights, self.window), shape, "int8", "taps")
-        operation = replace(Pass.of(self.layer, "vin"), reduce="sum", taps=True)
+        operation = replace(VectorOp.of(self.layer, "vin"), reduce="sum", taps=True)
         level = BlockStage(operation, near, "vin", taps=taps, par=self._parameters(), table=self._table())
-        return level, self.problem("vin", False, shape[1] * shape[2])
+        return level, self.workload("vin", False, shape[1] * shape[2])
 
     def vector_stage(self, near: Tensor, scope: str) -> BlockStage:
         """The stage of a pooling, a map or a multiplication over `near`, in `scope`."""
         par, b = self._parameters(), self._operand()
-        return BlockStage(Pass.of(self.layer, scope), near, scope, par=par, b=b, table=self._table())
+        return BlockStage(VectorOp.of(self.layer, scope), near, scope, par=par, b=b, table=self._table())
 
     def behind(self, handed: Tensor) -> BlockStage:
         """The stage of a map after the pass before it in the same tile, which has left `handed` in vin: of that, or
@@ -417,11 +417,11 @@ class LayerLowering:
         if self.layer.epilogue.residual is None:
             return self.vector_stage(handed, "vin")
         near = self.near("acc", self.blocks, 0)
-        return BlockStage(Pass.of(self.layer, "acc"), near, "acc", table=self._table(), b=handed)
+        return BlockStage(VectorOp.of(self.layer, "acc"), near, "acc", table=self._table(), b=handed)
 
-    def problem(self, scope: str, two: bool, sums: int = 0) -> Problem:
+    def workload(self, scope: str, two: bool, sums: int = 0) -> Workload:
         """The workload of a layer without gemm. two: it has an operand B."""
         y, weighted = self.y, self.layer.gemm is not None
-        return Problem(
+        return Workload(
             self.window, y.images, y.rows, y.columns, self.blocks, 0, two, 1, 1, scope, self.beyond, sums, weighted
         )

@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from celosia.compiler.expr import Axis, Expr, Tensor, Var, placeholder
 from celosia.compiler.expr.walk import walk
 from celosia.compiler.layer import Activation, Layer, Window
-from celosia.compiler.tensorize.block_space import BlockProblem
-from celosia.compiler.tensorize.intrinsics import Pass
-from celosia.compiler.tensorize.space import Problem
+from celosia.compiler.tensorize.block_space import BlockWorkload
+from celosia.compiler.tensorize.intrinsics import VectorOp
+from celosia.compiler.tensorize.space import Workload
 from celosia.compiler.tensorize.transfer import DramPlace
 from celosia.hw.spec.config import Config
 
@@ -71,7 +71,7 @@ class BlockStage:
     the level before makes, or an activation.
     """
 
-    vector: Pass
+    vector: VectorOp
     near: Tensor
     scope: str
     acc: Tensor | None = None
@@ -105,7 +105,7 @@ class LayerComputation:
     channels].
     """
 
-    problem: Problem | BlockProblem
+    workload: Workload | BlockWorkload
     levels: tuple[BlockStage, ...]
     out: Tensor
     y: Tensor
@@ -135,7 +135,7 @@ class LayerComputation:
         rows: tuple[Hashable, ...] = () if self.rows is None else (self.rows.count,)
         if self.rows is not None and self.rows.powers is None:
             rows = *rows, self.rows.name
-        return self.problem, passes, tuple((t.name, t.shape, self.places[t].strides) for t in arrays), *rows
+        return self.workload, passes, tuple((t.name, t.shape, self.places[t].strides) for t in arrays), *rows
 
     @cached_property
     def digest(self) -> str:

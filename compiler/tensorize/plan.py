@@ -10,12 +10,12 @@ from celosia.compiler.expr import Function, lower
 from celosia.compiler.expr.trace import Trace
 from celosia.compiler.layer import Layer, Storage, TilingError
 from celosia.compiler.tensorize.block_space import Group
-from celosia.compiler.tensorize.decide import SchedulePolicy, ScheduleSource, problems
+from celosia.compiler.tensorize.decide import SchedulePolicy, ScheduleSource, workloads
 from celosia.compiler.tensorize.define import define
 from celosia.compiler.tensorize.definition import LayerComputation
 from celosia.compiler.tensorize.instruction import RenderError
 from celosia.compiler.tensorize.render import compile_loops
-from celosia.compiler.tensorize.space import CompletionOrder, Decisions, Problem
+from celosia.compiler.tensorize.space import CompletionOrder, Tiling, Workload
 from celosia.compiler.tensorize.templates import schedule
 from celosia.compiler.tensorize.tiles import TilePlan
 from celosia.compiler.tensorize.transfer import DramPlace
@@ -46,13 +46,13 @@ class LayerPart:
     """A definition of a layer, what was decided for it, and its loops."""
 
     definition: LayerComputation
-    decisions: Decisions
+    decisions: Tiling
     loops: ScheduledLoops
 
     @property
-    def decided(self) -> list[tuple[Problem | Group, Decisions]]:
+    def decided(self) -> list[tuple[Workload | Group, Tiling]]:
         """What was decided for what; of a block, group by group."""
-        return list(zip(problems(self.definition), self.decisions.groups))
+        return list(zip(workloads(self.definition), self.decisions.groups))
 
 
 class Planner:
@@ -91,7 +91,7 @@ class Planner:
         chosen = self.decider.of(layer.name, definitions, first, cold)
         return [LayerPart(d, decisions, self.loops(d, decisions)) for d, decisions in zip(definitions, chosen)]
 
-    def loops(self, d: LayerComputation, decisions: Decisions) -> ScheduledLoops:
+    def loops(self, d: LayerComputation, decisions: Tiling) -> ScheduledLoops:
         """Under these decisions. TilingError where an instruction cannot say it."""
         key = self.cfg, d.signature, decisions
         found = _known.pop(key, None)
@@ -103,7 +103,7 @@ class Planner:
         return found
 
 
-def _lowered(cfg: Config, d: LayerComputation, decisions: Decisions) -> ScheduledLoops:
+def _lowered(cfg: Config, d: LayerComputation, decisions: Tiling) -> ScheduledLoops:
     s = schedule(cfg, d, decisions)
     function = lower(s, d.inputs, "layer", d.variables)
     try:

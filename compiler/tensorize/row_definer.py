@@ -14,7 +14,7 @@ from celosia.compiler.tensorize import norm, pack
 from celosia.compiler.tensorize import softmax as rows
 from celosia.compiler.tensorize.definer import LayerLowering
 from celosia.compiler.tensorize.definition import BlockStage, LayerComputation, Rows
-from celosia.compiler.tensorize.intrinsics import Pass
+from celosia.compiler.tensorize.intrinsics import VectorOp
 from celosia.hw.spec.isa import Opcode, formats
 
 
@@ -121,6 +121,6 @@ class RowLowering(LayerLowering):
         y = compute(shape, lambda i, n, r, c, b, g: out[i, r, c, n * p + g], "y",
                     axes=("image", "group", "row", "column", "b", "g"))  # fmt: skip
         _, self.places[y] = self.y.tensor(cfg, "y", groups)
-        level = BlockStage(Pass("vin"), near, "vin", par=par)
-        problem = replace(self.problem("vin", False), whole=True, norm=par is not None)
-        return LayerComputation(problem, (level,), out, y, tuple(self.inputs), self.places, self.scalars, found)
+        level = BlockStage(VectorOp("vin"), near, "vin", par=par)
+        workload = replace(self.workload("vin", False), whole=True, norm=par is not None)
+        return LayerComputation(workload, (level,), out, y, tuple(self.inputs), self.places, self.scalars, found)

@@ -33,10 +33,20 @@ class CompletionOrder(Enum):
     COLUMNS = "columns"
 
 
+def recorded_text(name: str, value: Any) -> str:
+    """Text of a dataclass as tuning records know it, under a `name` and field names that must not change.
+
+    The digest of a layer is made of such texts, and records are found by it. A field that is declared with repr=False
+    is left out; metadata["recorded"] is the name of one that was renamed since.
+    """
+    shown = {f.metadata.get("recorded", f.name): getattr(value, f.name) for f in dataclass_fields(value) if f.repr}
+    return f"{name}({', '.join(f'{field_name}={content!r}' for field_name, content in shown.items())})"
+
+
 @dataclass(frozen=True)
-class Problem:
-    """Workload that the choice of a tiling depends on: output blocks x images x rows x columns, each of `in_blocks`
-    input blocks and a window.
+class Workload:
+    """What the choice of a tiling depends on: output blocks x images x rows x columns, each of `in_blocks` input blocks
+    and a window.
 
     in_blocks: 0 where gemm has nothing to do. residual: an operand B of the size of the output comes through vin.
     step: input blocks from those of `share` output blocks to those of the next. near: the scratchpad of the input.
@@ -62,7 +72,7 @@ class Problem:
     beyond: int = 0
     sums: int = 0
     weighted: bool = False
-    whole: bool = field(default=False, repr=False)  # records know problems by how they are printed
+    whole: bool = field(default=False, repr=False)  # see recorded_text
     behind: tuple[bool, ...] = field(default=(), repr=False)
     packed: bool = field(default=False, repr=False)
     apart: bool = field(default=False, repr=False)
@@ -70,9 +80,12 @@ class Problem:
     sum_bytes: int = field(default=0, repr=False)
     norm: bool = field(default=False, repr=False)
 
+    def __repr__(self) -> str:
+        return recorded_text("Problem", self)
+
     @property
     def text(self) -> str:
-        """All of it in a line, by which decisions are known to be for this problem."""
+        """All of it in a line, by which decisions are known to be for this workload."""
         w = self.window
         shape = f"{self.images}x{self.rows}x{self.columns} of {self.out_blocks} blocks"
         window = "window " + " ".join(
@@ -144,7 +157,7 @@ CUT = ("split", "pieces", "block")
 
 
 @dataclass(frozen=True)
-class Decisions:
+class Tiling:
     """One point of the space. A tile is n output blocks, y rows, x columns and k input blocks.
 
     order: which loops are outside. "weights": output blocks, then images, rows, columns; whole reductions. "input":
@@ -162,16 +175,19 @@ class Decisions:
     order: str
     ahead: int = AHEAD
     part: int = 1 << 12
-    earlier: tuple[Decisions, ...] = ()
-    """For a block of several groups: decisions of the groups before the last."""
+    earlier: tuple[Tiling, ...] = ()
+    """For a block of several groups: the tilings of the groups before the last."""
+
+    def __repr__(self) -> str:
+        return recorded_text("Decisions", self)
 
     @property
-    def groups(self) -> tuple[Decisions, ...]:
-        """Decisions of each group of a block, the last one last."""
+    def groups(self) -> tuple[Tiling, ...]:
+        """The tiling of each group of a block, the last one last."""
         return *self.earlier, replace(self, earlier=())
 
     @staticmethod
-    def of_groups(groups: Sequence[Decisions]) -> Decisions:
+    def of_groups(groups: Sequence[Tiling]) -> Tiling:
         """Those of all groups as one."""
         return replace(groups[-1], earlier=tuple(groups[:-1]))
 
@@ -182,11 +198,11 @@ class Decisions:
         return fields
 
     @staticmethod
-    def from_json(fields: Any) -> Decisions:
+    def from_json(fields: Any) -> Tiling:
         """ValueError for what are no decisions."""
         if not isinstance(fields, Mapping):
             raise ValueError(f"decisions are values by name, not {fields!r}")
-        known = [f.name for f in dataclass_fields(Decisions) if f.name != "earlier"]
+        known = [f.name for f in dataclass_fields(Tiling) if f.name != "earlier"]
         if unknown := sorted(set(fields) - set(known)):
             raise ValueError(f"there is no decision {unknown[0]!r}; there are {', '.join(known)}")
         for name in known:
@@ -196,7 +212,7 @@ class Decisions:
             whole = isinstance(value, int) and not isinstance(value, bool) and value >= 0
             if (name == "order" and value not in ORDERS) or (name != "order" and not whole):
                 raise ValueError(f"the decision {name} cannot be {value!r}")
-        return Decisions(**fields)
+        return Tiling(**fields)
 
 
 def parts(size: int) -> list[int]:
@@ -208,13 +224,13 @@ def parts(size: int) -> list[int]:
     return list(sizes)
 
 
-def candidates(cfg: Config, p: Problem) -> Iterator[Decisions]:
+def candidates(cfg: Config, p: Workload) -> Iterator[Tiling]:
     """The points of the space: what fits the scratchpads. The first is a good one where gemm has nothing to do."""
     found = _simple(cfg, p) if not p.in_blocks else products(cfg, p)
     return (point(cfg, p, *sizes) for sizes in found)
 
 
-def sample(cfg: Config, p: Problem, count: int, rng: np.random.Generator) -> list[Decisions]:
+def sample(cfg: Config, p: Workload, count: int, rng: np.random.Generator) -> list[Tiling]:
     """`count` points of the space, each drawn from all of them. ValueError where there are none."""
     found = list(_simple(cfg, p) if not p.in_blocks else products(cfg, p))
     if not found:
@@ -226,14 +242,14 @@ Sizes = tuple[int, int, int, int, str]
 """n, y, x, k and order of a point."""
 
 
-def point(cfg: Config, p: Problem, n: int, y: int, x: int, k: int, order: str) -> Decisions:
+def point(cfg: Config, p: Workload, n: int, y: int, x: int, k: int, order: str) -> Tiling:
     """The point of these sizes, which loads activations in parts of about LOAD_PART_BEATS."""
     beats = p.input_rows(y) * p.input_columns(x) * cfg.piece_bytes // cfg.bus_bytes
     ahead = AHEAD if p.attends is None else NEXT
-    return Decisions(n, y, x, k, order, ahead, max(1, LOAD_PART_BEATS // max(1, beats)))
+    return Tiling(n, y, x, k, order, ahead, max(1, LOAD_PART_BEATS // max(1, beats)))
 
 
-def why_not(cfg: Config, p: Problem, d: Decisions) -> str | None:
+def why_not(cfg: Config, p: Workload, d: Tiling) -> str | None:
     """Why `d` is not a point of the space, or None."""
     for name, size in (("n", p.out_blocks), ("y", p.rows), ("x", p.columns), ("k", max(p.in_blocks, 1))):
         if not 1 <= getattr(d, name) <= size:
@@ -256,7 +272,7 @@ def why_not(cfg: Config, p: Problem, d: Decisions) -> str | None:
     return too_large(cfg, p, d)
 
 
-def _in_padding(p: Problem, y: int, x: int) -> bool:
+def _in_padding(p: Workload, y: int, x: int) -> bool:
     """Whether some tile of so many rows and columns is made of padding alone, which no LOAD can say."""
     w = p.window
     for axis, (size, tile) in enumerate(((p.rows, y), (p.columns, x))):
@@ -266,7 +282,7 @@ def _in_padding(p: Problem, y: int, x: int) -> bool:
     return False
 
 
-def too_large(cfg: Config, p: Problem, d: Decisions) -> str | None:
+def too_large(cfg: Config, p: Workload, d: Tiling) -> str | None:
     """Name the scratchpad that cannot hold the tile `d`, or what else it cannot be; or None."""
     if _in_padding(p, d.y, d.x):
         return "a tile lies in the padding alone"
@@ -310,7 +326,7 @@ def _over(needs: Iterable[tuple[str, int, int]]) -> str | None:
     return None
 
 
-def _attention_needs(cfg: Config, p: Problem, d: Decisions) -> Iterator[tuple[str, int, int]]:
+def _attention_needs(cfg: Config, p: Workload, d: Tiling) -> Iterator[tuple[str, int, int]]:
     """Scratchpad entries of a tile of d.y heads and d.x queries: probabilities of two tiles, the next tile's queries,
     keys and values."""
     assert p.attends is not None
@@ -328,7 +344,7 @@ def query_part(cfg: Config) -> int:
     return 4 * tile_rows(cfg)
 
 
-def _uneven(cfg: Config, p: Problem, d: Decisions) -> str | None:
+def _uneven(cfg: Config, p: Workload, d: Tiling) -> str | None:
     """Why tiles of several heads cannot be cut so, or None."""
     part = query_part(cfg)
     if d.y > 1 and any(size > part and size % part for size in (d.x, p.columns % d.x)):
@@ -336,11 +352,11 @@ def _uneven(cfg: Config, p: Problem, d: Decisions) -> str | None:
     return None
 
 
-def _simple(cfg: Config, p: Problem) -> Iterator[Sizes]:
+def _simple(cfg: Config, p: Workload) -> Iterator[Sizes]:
     """Without gemm: as large as fits, whole rows first, then blocks; then all others."""
 
     def fits(n: int, y: int, x: int) -> bool:
-        return too_large(cfg, p, Decisions(n, y, x, 1, "rows")) is None
+        return too_large(cfg, p, Tiling(n, y, x, 1, "rows")) is None
 
     least = p.out_blocks if p.whole else 1
     n, y, x = least, p.rows, p.columns
@@ -360,7 +376,7 @@ def _simple(cfg: Config, p: Problem) -> Iterator[Sizes]:
     yield from ((*sizes, 1, "rows") for sizes in others if sizes != (n, y, x) and fits(*sizes))
 
 
-def products(cfg: Config, p: Problem) -> Iterator[Sizes]:
+def products(cfg: Config, p: Workload) -> Iterator[Sizes]:
     """The tile sizes of a product that fit the scratchpads, the widest first."""
     room = depths(cfg)
     columns = [x for x in parts(p.columns) if p.input_columns(x) <= room["inp"] and x <= EXTENT_MAX]

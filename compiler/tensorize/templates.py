@@ -13,17 +13,17 @@ from itertools import pairwise
 from celosia.compiler.expr import Axis, Schedule, Select, Stage, Tensor, create_schedule
 from celosia.compiler.expr.loops import Declared
 from celosia.compiler.expr.nodes import Cast
-from celosia.compiler.tensorize.block_space import BlockProblem
+from celosia.compiler.tensorize.block_space import BlockWorkload
 from celosia.compiler.tensorize.definition import BlockStage, LayerComputation, Rows
 from celosia.compiler.tensorize.intrinsics import declared
-from celosia.compiler.tensorize.space import CUT, Decisions, Problem, query_part
+from celosia.compiler.tensorize.space import CUT, Tiling, Workload, query_part
 from celosia.hw.spec.config import Config
 
 
-def schedule(cfg: Config, d: LayerComputation, c: Decisions) -> Schedule:
+def schedule(cfg: Config, d: LayerComputation, c: Tiling) -> Schedule:
     """The loops of `d` under the decisions `c`, which must be a point of its space."""
     template = _Template(cfg, d, c)
-    if isinstance(d.problem, BlockProblem):
+    if isinstance(d.workload, BlockWorkload):
         return template.block()
     if d.rows is not None:
         return template.of_rows(d.rows) if len(d.levels) == 1 else template.attention(d.rows)
@@ -31,7 +31,7 @@ def schedule(cfg: Config, d: LayerComputation, c: Decisions) -> Schedule:
 
 
 class _Template:
-    def __init__(self, cfg: Config, d: LayerComputation, c: Decisions) -> None:
+    def __init__(self, cfg: Config, d: LayerComputation, c: Tiling) -> None:
         self.cfg, self.d, self.c = cfg, d, c
         self.s = create_schedule(d.y)
         self.hw: Mapping[str, Declared] = declared(cfg)
@@ -62,8 +62,8 @@ class _Template:
     def block(self) -> Schedule:
         """Tiles of y, or of what the layers after a cut read; for each, all layers of the group."""
         d, c = self.d, self.c
-        assert isinstance(d.problem, BlockProblem)
-        ends = [*d.problem.cuts, len(d.levels)]
+        assert isinstance(d.workload, BlockWorkload)
+        ends = [*d.workload.cuts, len(d.levels)]
         for first, end, self.c in zip([0, *ends], ends, c.groups):
             if end < len(d.levels):
                 reader, places, loop = self._resident(d.levels[end - 1], d.levels[end])
@@ -255,8 +255,8 @@ class _Template:
 
     def _share(self, level: BlockStage) -> int:
         """Output blocks that read the same input blocks, of a grouped convolution."""
-        problem = self.d.problem
-        return problem.share if isinstance(problem, Problem) else 1
+        workload = self.d.workload
+        return workload.share if isinstance(workload, Workload) else 1
 
     def _weights(self, level: BlockStage, reader: Stage, loop: Axis) -> None:
         """What `level` multiplies by, at `loop`."""
@@ -330,7 +330,7 @@ class _Template:
         """Operand B of the pass of `level`, where it has one, at `loop`; where another pass hands that on, A."""
         if level.b is None:
             return
-        handed = isinstance(self.d.problem, Problem) and level is not self.d.levels[0]
+        handed = isinstance(self.d.workload, Workload) and level is not self.d.levels[0]
         self._bring(level.near if handed else level.b, reader, loop, "acc" if handed else "vin")
 
     def _bring(self, near: Tensor, reader: Stage, loop: Axis, scope: str) -> None:

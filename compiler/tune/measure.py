@@ -25,7 +25,7 @@ from celosia.compiler.layer import Activation, Int8, Layer, Requantise, Storage,
 from celosia.compiler.program.activations import unpack_activation
 from celosia.compiler.tensorize.decide import FixedSchedule
 from celosia.compiler.tensorize.plan import Planner
-from celosia.compiler.tensorize.space import Decisions
+from celosia.compiler.tensorize.space import Tiling
 from celosia.compiler.tune.reference import meaning
 from celosia.hw.boards.memory import IDEAL, ZYNQ_HP
 from celosia.hw.spec.config import Config
@@ -101,12 +101,12 @@ def other_version(asked: int) -> str:
 
 @dataclass(frozen=True)
 class LayerJob:
-    """A trial. layer: as `packed`. decisions: for each problem of it. limit: cycles of a run at which it is given up
+    """A trial. layer: as `packed`. decisions: for each workload of it. limit: cycles of a run at which it is given up
     (0: none), and reported as CENSORED."""
 
     cfg: Config
     layer: bytes
-    decisions: tuple[Decisions, ...]
+    decisions: tuple[Tiling, ...]
     judge: CostSource = TIMED
     limit: int = 0
     version: int = VERSION
@@ -205,13 +205,13 @@ class LayerCase:
         read = (act.storage for each in self.layers for act in each.inputs())
         self.given = list(dict.fromkeys(storage for storage in read if storage not in self.made))
 
-    def cycles(self, decisions: Sequence[Decisions], memory: str = ZYNQ_HP.name) -> int:
+    def cycles(self, decisions: Sequence[Tiling], memory: str = ZYNQ_HP.name) -> int:
         """By the timing model, nothing compared. LayerErrors, TilingError."""
         image = self.image(decisions)
         (launch,) = image.launches
         return predict(self.cfg, image.code(launch).tobytes(), memory, launch.address).cycles
 
-    def fits(self, decisions: Sequence[Decisions]) -> bool:
+    def fits(self, decisions: Sequence[Tiling]) -> bool:
         """Whether the layer can be compiled so."""
         try:
             self.image(decisions)
@@ -237,7 +237,7 @@ class LayerCase:
             values[layer.y] = meaning(layer, values)
         return {layer.y: values[layer.y] for layer in self.layers}
 
-    def image(self, decisions: Sequence[Decisions]) -> Image:
+    def image(self, decisions: Sequence[Tiling]) -> Image:
         """The layers under `decisions`, ready to run. TilingError, LayerErrors."""
         planner = Planner(self.cfg, FixedSchedule(list(decisions)))
         return build(self.cfg, [list(self.layers)], [set(self.given)], [self.made], planner)

@@ -70,7 +70,7 @@ def test_it_is_what_its_layers_mean(b: Builder, of: tuple[int, ...], around: int
     block = attention(b, *of, around)
     planner = Planner(b.cfg)
     (definition,) = planner.definitions(block)
-    points = list(candidates(b.cfg, definition.problem))
+    points = list(candidates(b.cfg, definition.workload))
     planner.decider = replace(planner.decider, given=FixedSchedule([points[number % len(points)]]))
     b.net.check(checking=True, planner=planner)
     np.testing.assert_array_equal(reference(block, b.net.given), meaning(block, b.net.given))
@@ -165,15 +165,15 @@ def test_the_tuner_measures_it_with_other_constants() -> None:
 def test_tiles_that_do_not_fit() -> None:
     b = Builder(Network(replace(CONFIGS["softmax"], forward=True)), None, np.random.default_rng(1))  # type: ignore[arg-type]
     (definition,) = Planner(b.cfg).definitions(attention(b, 2, 12, 4, 1, 1))
-    (first, *_) = candidates(b.cfg, definition.problem)
-    assert why_not(b.cfg, definition.problem, first) is None
-    reason = why_not(b.cfg, definition.problem, replace(first, y=2, x=12))
+    (first, *_) = candidates(b.cfg, definition.workload)
+    assert why_not(b.cfg, definition.workload, first) is None
+    reason = why_not(b.cfg, definition.workload, replace(first, y=2, x=12))
     assert reason == "a tile takes 96 entries of vin, where 64 are to be had"
     b = Builder(Network(replace(b.cfg, inp_depth=512, acc_depth=128, out_depth=128)), None, np.random.default_rng(1))  # type: ignore[arg-type]
     (definition,) = Planner(b.cfg).definitions(attention(b, 2, 20, 1, 1, 1))
-    points = {(d.y, d.x) for d in candidates(b.cfg, definition.problem)}
+    points = {(d.y, d.x) for d in candidates(b.cfg, definition.workload)}
     assert (1, 20) in points and (2, 16) in points and (2, 20) not in points
-    reason = why_not(b.cfg, definition.problem, replace(first, n=1, y=2, x=20))
+    reason = why_not(b.cfg, definition.workload, replace(first, n=1, y=2, x=20))
     assert reason == "a tile of several heads takes at most 16 queries, or a multiple of that"
 
 

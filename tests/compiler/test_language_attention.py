@@ -452,7 +452,7 @@ def test_products_of_heads(config: str, turned: bool, zeros: tuple[int, int], ma
     compiled, meant = both(lambda: kernel[(3, count)](*given, 4, t, d), y)
     assert np.array_equal(compiled, meant) and len(np.unique(compiled)) > 10
     layers = next(v.layers for v in kernel.variants.values() if hasattr(v, "layers"))
-    assert [type(layer).__name__ for layer in layers] == ["ActivationProduct"] * count
+    assert [layer.kind for layer in layers] == ["ActivationProduct"] * count
 
 
 @pytest.mark.parametrize(

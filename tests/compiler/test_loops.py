@@ -76,7 +76,7 @@ def check(cfg: Config, layer: Layer, given_: dict[Activation, Int8], data: st.Da
         assume(False)
         return
     for d in definitions:
-        points = [point for point in candidates(cfg, d.problem) if point.order == order]
+        points = [point for point in candidates(cfg, d.workload) if point.order == order]
         assume(points)
         decisions = data.draw(st.sampled_from(points))
         try:

@@ -128,7 +128,7 @@ def test_layers_are_what_they_mean(b: Builder, inputs: int, outputs: int, matrix
     image = b.net.check()
     for layer, parts in zip(b.net.layers, image.launches[0].parts, strict=True):
         packed = pack.stored_weights(b.cfg, layer).packed  # type: ignore[arg-type]
-        assert {part.definition.problem.packed for part in parts} == {packed}  # type: ignore[union-attr]
+        assert {part.definition.workload.packed for part in parts} == {packed}  # type: ignore[union-attr]
 
 
 def product(config: str) -> Network:

@@ -23,7 +23,7 @@ from celosia.compiler.launch.memory import Lifetime
 from celosia.compiler.layer import Activation, Epilogue, Gemm, Layer, Multiplication, Storage, Window
 from celosia.compiler.program import ArenaPlan
 from celosia.compiler.tensorize import decide, pack
-from celosia.compiler.tensorize.space import Decisions, Problem, candidates
+from celosia.compiler.tensorize.space import Tiling, Workload, candidates
 from celosia.compiler.vthread.emit import encode
 from celosia.compiler.vthread.pipeline import StreamInstruction
 from celosia.compiler.vthread.tokens import insert_tokens
@@ -507,11 +507,11 @@ def test_two_unnamed_layers_are_compiled_rightly_or_refused() -> None:
         assert error.rule == Meaning.TERMS
 
 
-def splitting(order: str) -> Callable[..., Decisions]:
-    """Decisions whose reduction is cut into as many pieces as possible."""
+def splitting(order: str) -> Callable[..., Tiling]:
+    """A tiling whose reduction is cut into as many pieces as possible."""
 
-    def choose(cfg: Config, problem: Problem, *_: object) -> Decisions:
-        return min((t for t in candidates(cfg, problem) if t.order == order), key=lambda t: t.k)
+    def choose(cfg: Config, workload: Workload, *_: object) -> Tiling:
+        return min((t for t in candidates(cfg, workload) if t.order == order), key=lambda t: t.k)
 
     return choose
 

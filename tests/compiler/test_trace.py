@@ -90,7 +90,7 @@ def test_traces_of_layers(b: Builder, window: Window, kind: str, data: st.DataOb
         assume(False)
     for number, d in enumerate(definitions):
         try:
-            [decisions] = sample(b.cfg, d.problem, 1, b.rng)
+            [decisions] = sample(b.cfg, d.workload, 1, b.rng)
         except ValueError:
             assume(False)
 
@@ -172,7 +172,7 @@ def layer() -> tuple[Config, LayerComputation, Trace]:
     scale = Requantise(np.zeros(8, np.int32), np.ones(8, np.uint32), np.zeros(8, np.uint8), 0)
     conv = Layer("c", x, y, gemm=Gemm(np.ones((8, 8, 1, 1), np.int8)), requantise=scale)
     [d] = define(TINY, conv)
-    [decisions] = sample(TINY, d.problem, 1, np.random.default_rng(0))
+    [decisions] = sample(TINY, d.workload, 1, np.random.default_rng(0))
     trace = schedule(TINY, d, decisions).trace
     return TINY, d, Trace.from_json(trace.to_json())
 

@@ -92,7 +92,7 @@ def always(monkeypatch: pytest.MonkeyPatch) -> None:
     def any_of_images(cfg: Config, planner: Planner, layer: Layer) -> bool:
         return is_for_vector(cfg, layer) or keeps_gemm_busy(cfg, layer)
 
-    monkeypatch.setattr(order, "_waits", any_of_images)
+    monkeypatch.setattr(order, "_leaves_gemm_idle", any_of_images)
     monkeypatch.setattr(order, "_best", lambda cfg, planner, layers, host, own: list(own))
 
 

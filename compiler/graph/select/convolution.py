@@ -31,7 +31,7 @@ from celosia.compiler.program.host.windows import Spread
 from celosia.compiler.strided_view import StridedView
 from celosia.compiler.tensorize import pack
 from celosia.compiler.tensorize.roofline import choose, estimate
-from celosia.compiler.tensorize.space import Problem
+from celosia.compiler.tensorize.space import Workload
 
 MOST_PHASES = 64
 """Convolutions that a transposed one may take."""
@@ -105,9 +105,9 @@ def folded(
     def cycles(option: tuple[ActivationLayout, NDArray[np.int8], Window]) -> float:
         blocks = (pack.blocks(out, p.cfg.block_out), pack.blocks(option[1].shape[1], p.cfg.block_in))
         images = -(-form.dims[0] // p.cfg.batch)
-        problem = Problem(option[2], images, *y.dims[2:], *blocks, False)
+        workload = Workload(option[2], images, *y.dims[2:], *blocks, False)
         try:
-            return estimate(p.cfg, problem, choose(p.cfg, problem))
+            return estimate(p.cfg, workload, choose(p.cfg, workload))
         except TilingError:
             return math.inf
 
