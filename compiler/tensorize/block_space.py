@@ -97,12 +97,12 @@ class Group:
 
 
 class _Level(NamedTuple):
-    """One layer in a slice of a tile. out, near: pixels of its result and of its input; blocks: of its result."""
+    """One layer in a slice of a tile. blocks, out: blocks and pixels of its result; input_pixels: of its input."""
 
     workload: Workload
     blocks: int
     out: int
-    near: int
+    input_pixels: int
 
     @property
     def in_blocks(self) -> int:
@@ -129,11 +129,11 @@ def _levels(cfg: Config, p: Group, d: Tiling) -> Levels:
     ratio = max(1, cfg.block_in // cfg.block_out)
     for number in reversed(range(len(p.layers))):
         layer = p.layers[number]
-        near = layer.input_rows(rows), layer.input_columns(columns)
-        found.append(_Level(layer, blocks, rows * columns, near[0] * near[1]))
+        needed = layer.input_rows(rows), layer.input_columns(columns)
+        found.append(_Level(layer, blocks, rows * columns, needed[0] * needed[1]))
         if number:
             before = p.layers[number - 1]
-            rows, columns = min(near[0], before.rows), min(near[1], before.columns)
+            rows, columns = min(needed[0], before.rows), min(needed[1], before.columns)
             if layer is p.last and layer.in_blocks:
                 blocks = min(d.k * ratio, before.out_blocks)
             elif layer.in_blocks:
@@ -179,23 +179,23 @@ def _needs(cfg: Config, p: Group, d: Tiling, levels: Levels) -> Iterator[tuple[s
     whole = {"inp": 0, "vin": 0}
     for layer in p.residents:
         size = layer.input_rows(layer.rows) * layer.input_columns(layer.columns) * layer.images
-        whole[layer.near] += (layer.in_blocks or layer.out_blocks) * size
+        whole[layer.scratchpad] += (layer.in_blocks or layer.out_blocks) * size
     ratio = max(1, cfg.block_in // cfg.block_out)
     inp = vin = acc = 0
     for before, level in itertools.pairwise(levels):
         if level.workload.in_blocks:
-            inp += 2 * -(-before.blocks // ratio) * level.near
+            inp += 2 * -(-before.blocks // ratio) * level.input_pixels
         else:
-            vin += level.blocks * level.near
+            vin += level.blocks * level.input_pixels
         acc += 2 * before.blocks * before.out if before.workload.in_blocks else 0
     if last.workload.in_blocks:
         acc += last.blocks * pixels
     if p.resident:
         pass
     elif first.workload.in_blocks:
-        inp += first.in_blocks * first.near
+        inp += first.in_blocks * first.input_pixels
     else:
-        vin += 2 * first.blocks * first.near
+        vin += 2 * first.blocks * first.input_pixels
     room = depths(cfg)
     yield "inp", inp, room["inp"] - whole["inp"]
     yield "acc", acc, room["acc"]
@@ -274,8 +274,8 @@ def _estimate(cfg: Config, p: Group, d: Tiling, levels: Levels) -> float:
     gemm = sum(level.gemm for level in levels[:-1]) + last.gemm * d.k / max(p.last.in_blocks, 1)
     vector = 0.0
     for level, following in itertools.pairwise(levels):
-        vector += level.blocks * (level.steps * level.out + max(0, following.near - level.out)) + TURN
-        if not following.workload.in_blocks and following.near > level.out:
+        vector += level.blocks * (level.steps * level.out + max(0, following.input_pixels - level.out)) + TURN
+        if not following.workload.in_blocks and following.input_pixels > level.out:
             vector += 4 * TURN
     vector += _bank_stalls(cfg, levels, d)
     if not p.last.in_blocks:
@@ -287,11 +287,15 @@ def _estimate(cfg: Config, p: Group, d: Tiling, levels: Levels) -> float:
     # The next layer's weights come into the other half of the rings.
     kept = 2 * wgt * slices <= room["wgt"]
     kept = kept and 2 * sum(level.blocks for level in levels[:-1]) * slices <= room["par"]
-    near = 0 if p.resident else first.in_blocks * first.near * (inp_beats if first.workload.in_blocks else entry_beats)
+    loaded = (
+        0
+        if p.resident
+        else first.in_blocks * first.input_pixels * (inp_beats if first.workload.in_blocks else entry_beats)
+    )
     final = p.last.out_blocks * d.y * d.x if p.last.in_blocks else 0
     store = p.last.out_blocks * d.y * d.x * entry_beats if p.following is None else 0
     instructions = (6 + 4 * len(levels)) * max(1, instruction_bytes(cfg) // cfg.bus_bytes)
-    load = near / slices + constants / (tiles if kept else 1) + (store / slices if p.last.residual else 0)
+    load = loaded / slices + constants / (tiles if kept else 1) + (store / slices if p.last.residual else 0)
     load = load * REFRESHED + instructions
     slice_ = max(gemm, vector + final / slices, load, store / slices) * whole
     acc = next(entries for scope, entries, _ in _needs(cfg, p, d, levels) if scope == "acc")
@@ -300,7 +304,7 @@ def _estimate(cfg: Config, p: Group, d: Tiling, levels: Levels) -> float:
     if p.resident:  # its first tiles go beside the last ones of the group before, if they do not need those
         start = gemm + vector if tiles < 3 else 0.0
     else:
-        start = near + constants + LOAD_LATENCY + gemm + vector
+        start = loaded + constants + LOAD_LATENCY + gemm + vector
     drain = final + store / 2 + STORE_LATENCY if p.following is None else 0
     return tiles * share * (slices * slice_ + alone) + start / 2 + drain
 

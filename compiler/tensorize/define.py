@@ -1,6 +1,6 @@
 """Lower layers to tensor expressions over activations in blocks of channels.
 
-Every layer has the same shape: `near` brings its input, padded, into a scratchpad; a convolution sums products in
+Every layer has the same shape: `on_chip` brings its input, padded, into a scratchpad; a convolution sums products in
 `acc`; `out` is one pass of the vector unit; `y` puts the result into DRAM. What differs is written here once, and
 templates.py says in which loops it runs.
 
@@ -14,11 +14,11 @@ from dataclasses import replace
 
 from celosia.compiler.layer import Layer, TilingError
 from celosia.compiler.tensorize import pack
-from celosia.compiler.tensorize.attention_definer import attention
+from celosia.compiler.tensorize.attention_lowering import attention
 from celosia.compiler.tensorize.block_space import BlockWorkload
-from celosia.compiler.tensorize.definer import LayerLowering
 from celosia.compiler.tensorize.definition import BlockStage, LayerComputation, window_of
-from celosia.compiler.tensorize.row_definer import RowLowering
+from celosia.compiler.tensorize.layer_lowering import LayerLowering
+from celosia.compiler.tensorize.row_lowering import RowLowering
 from celosia.compiler.tensorize.space import Workload
 from celosia.hw.spec.config import Config
 from celosia.hw.spec.scratchpads import depths
@@ -70,48 +70,48 @@ def _with_maps(cfg: Config, block: Layer) -> LayerComputation:
     assert conv.gemm is not None
     matrix, blocks = _is_matrix(conv), pack.blocks(conv.y.channels, cfg.block_out)
     (run,) = pack.runs(cfg, conv.gemm)
-    definer = LayerLowering(cfg, conv, matrix, 0, blocks)
-    near = definer.near("inp", run.inputs, conv.pad_value)
-    level, workload = definer.products(near, run, pack.stored_weights(cfg, conv.gemm))
-    levels = [level]
+    lowering = LayerLowering(cfg, conv, matrix, 0, blocks)
+    on_chip = lowering.input_on_chip("inp", run.inputs, conv.pad_value)
+    stage, workload = lowering.products(on_chip, run, pack.stored_weights(cfg, conv.gemm))
+    stages = [stage]
     for number, following in enumerate(maps, 1):
-        to = LayerLowering(cfg, following, matrix, 0, blocks, str(number), definer)
-        levels[-1] = replace(levels[-1], vector=replace(levels[-1].vector, to="vin"))
-        handed = definer.vector(levels[-1], to)
-        levels.append(to.behind(handed))
-        definer = to
-    out = definer.vector(levels[-1])
+        to = LayerLowering(cfg, following, matrix, 0, blocks, str(number), lowering)
+        stages[-1] = replace(stages[-1], vector=replace(stages[-1].vector, to="vin"))
+        handed = lowering.vector(stages[-1], to)
+        stages.append(to.behind(handed))
+        lowering = to
+    out = lowering.vector(stages[-1])
     workload = replace(workload, behind=tuple(each.epilogue.residual is not None for each in maps))
-    y = definer.result(out)
-    return LayerComputation(workload, tuple(levels), out, y, tuple(definer.inputs), definer.places, definer.scalars)
+    y = lowering.result(out)
+    return LayerComputation(workload, tuple(stages), out, y, tuple(lowering.inputs), lowering.places, lowering.scalars)
 
 
 def _chain(cfg: Config, block: Layer) -> LayerComputation:
     """A block: each pass but the last writes where the next layer reads."""
-    definers: list[LayerLowering] = []
+    lowerings: list[LayerLowering] = []
     for number, layer in enumerate(block.layers):
         blocks = pack.blocks(layer.y.channels, cfg.block_out)
-        definers.append(LayerLowering(cfg, layer, False, 0, blocks, str(number), definers[-1] if definers else None))
-    definer = definers[0]
-    near = definer.near(definer.scope, definer.input_blocks, block.layers[0].pad_value)
-    levels: list[BlockStage] = []
+        lowerings.append(LayerLowering(cfg, layer, False, 0, blocks, str(number), lowerings[-1] if lowerings else None))
+    lowering = lowerings[0]
+    on_chip = lowering.input_on_chip(lowering.scope, lowering.input_blocks, block.layers[0].pad_value)
+    stages: list[BlockStage] = []
     workloads: list[Workload] = []
-    for number, definer in enumerate(definers):
-        level, workload = definer.level(near)
-        levels.append(level)
+    for number, lowering in enumerate(lowerings):
+        stage, workload = lowering.stage(on_chip)
+        stages.append(stage)
         workloads.append(workload)
-        if number + 1 < len(definers):
-            to = definers[number + 1]
-            levels[-1] = replace(level, vector=replace(level.vector, to=to.scope, padded=to.pads))
-            near = definer.vector(levels[-1], to)
-    out = definer.vector(levels[-1])
-    y = definer.result(out)
+        if number + 1 < len(lowerings):
+            to = lowerings[number + 1]
+            stages[-1] = replace(stage, vector=replace(stage.vector, to=to.scope, padded=to.pads))
+            on_chip = lowering.vector(stages[-1], to)
+    out = lowering.vector(stages[-1])
+    y = lowering.result(out)
     return LayerComputation(
         BlockWorkload(tuple(workloads), block.cuts),
-        tuple(levels),
+        tuple(stages),
         out,
         y,
-        tuple(definer.inputs),
-        definer.places,
-        definer.scalars,
+        tuple(lowering.inputs),
+        lowering.places,
+        lowering.scalars,
     )

@@ -63,16 +63,16 @@ class ActivationGrid:
 
 @dataclass(frozen=True)
 class BlockStage:
-    """One layer of a definition: a pass of the vector unit over `acc`, a sum of gemm, or over `near` itself.
+    """One layer of a definition: a pass of the vector unit over `acc`, a sum of gemm, or over `on_chip` itself.
 
-    near [images, blocks, rows, columns, *entry]: its input, padded, in `scope`. acc [images, blocks, rows, columns,
+    on_chip [images, blocks, rows, columns, *entry]: its input, padded, in `scope`. acc [images, blocks, rows, columns,
     *entry]. weights, taps, par, table: constants in DRAM; taps are those of a depthwise sum of the vector unit. weights
     of a product of two activations are computed from one of them. b: operand B of the pass, in vin: what the pass of
-    the level before makes, or an activation.
+    the stage before makes, or an activation.
     """
 
     vector: VectorOp
-    near: Tensor
+    on_chip: Tensor
     scope: str
     acc: Tensor | None = None
     weights: Tensor | None = None
@@ -98,15 +98,15 @@ class Rows:
 class LayerComputation:
     """Tensors of (a part of) a layer, or of a block of layers.
 
-    levels: its layers in order; `near` or `b` of each but the first is the result of the one before. out [images,
+    stages: its layers in order; `on_chip` or `b` of each but the first is the result of the one before. out [images,
     blocks, rows, columns, *entry]: what the last pass makes. y [images, groups, rows, columns, batch, group]: in DRAM,
     `groups` of it exist. inputs: what lies in DRAM; places says where. scalars: numbers
-    by name, of which no loop depends. rows: of a softmax or norm, whose near and out are [images, rows, columns,
+    by name, of which no loop depends. rows: of a softmax or norm, whose on_chip and out are [images, rows, columns,
     channels].
     """
 
     workload: Workload | BlockWorkload
-    levels: tuple[BlockStage, ...]
+    stages: tuple[BlockStage, ...]
     out: Tensor
     y: Tensor
     inputs: tuple[Tensor, ...]
@@ -116,13 +116,13 @@ class LayerComputation:
 
     @property
     def last(self) -> BlockStage:
-        """The level that makes the output."""
-        return self.levels[-1]
+        """The stage that makes the output."""
+        return self.stages[-1]
 
     @property
     def variables(self) -> tuple[Var, ...]:
         """The scalars, as they occur in the expressions."""
-        tensors = [tensor for level in self.levels for tensor in (level.near, level.acc)]
+        tensors = [tensor for stage in self.stages for tensor in (stage.on_chip, stage.acc)]
         bodies = [t.body for t in (*tensors, self.out, self.y) if t is not None and t.body is not None]
         found = (n for body in bodies for n in walk(body) if isinstance(n, Var) and not isinstance(n, Axis))
         return tuple(dict.fromkeys(found))
@@ -131,7 +131,7 @@ class LayerComputation:
     def signature(self) -> Hashable:
         """Equal for definitions whose loops are the same, wherever their arrays lie and whatever their scalars are."""
         arrays = (*self.inputs, self.y)
-        passes = tuple((level.vector, str(level.near.body)) for level in self.levels)  # with the padding that it has
+        passes = tuple((stage.vector, str(stage.on_chip.body)) for stage in self.stages)  # with the padding that it has
         rows: tuple[Hashable, ...] = () if self.rows is None else (self.rows.count,)
         if self.rows is not None and self.rows.powers is None:
             rows = *rows, self.rows.name

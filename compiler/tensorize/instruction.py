@@ -211,14 +211,14 @@ class _Part(NamedTuple):
 class MoveInstruction:
     """LOAD or STORE of a block of up to three dimensions.
 
-    near, tensor: in the scratchpad and in DRAM. pieces: elements of an entry. address: bytes from the begin of
+    on_chip, tensor: in the scratchpad and in DRAM. pieces: elements of an entry. address: bytes from the begin of
     `tensor`. dims: as the loops have them, from the outermost. bounds: which iterations exist; of a LOAD the others are
     padding, of a STORE they are left out.
     """
 
     opcode: Opcode
     static: Fields
-    near: Tensor
+    on_chip: Tensor
     tensor: Tensor
     pieces: int
     place: Sum
@@ -241,7 +241,7 @@ class MoveInstruction:
     @property
     def scratchpads(self) -> list[Tensor]:
         """The tensor in the scratchpad."""
-        return [self.near]
+        return [self.on_chip]
 
     def moved(self, fields: Fields, first: int) -> Fields:
         """`fields`, with the scratchpad tensor at entry `first` in the place of 0."""

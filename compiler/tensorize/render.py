@@ -35,9 +35,9 @@ from celosia.compiler.tensorize.instruction import (
     NotOneInstruction,
     RenderError,
 )
+from celosia.compiler.tensorize.instruction_builder import build_instruction
 from celosia.compiler.tensorize.intrinsic import ROW, ImplicitOperand, TensorIntrinsic
 from celosia.compiler.tensorize.intrinsics import tile_shape
-from celosia.compiler.tensorize.make import make
 from celosia.compiler.tensorize.tiles import Branch, Fill, Node, Pipelined, Region, SerialLoop, TilePlan
 from celosia.compiler.vthread.disassemble import listing
 from celosia.compiler.vthread.emit import encode
@@ -197,7 +197,9 @@ class _Compiler:
         reason = "its loop is unrolled"
         if all(loop.kind == "serial" for loop in loops):
             try:
-                made = make(self.cfg, loops, [test.cond for test in tests], leaf, fixed, self.scopes, self.places)
+                made = build_instruction(
+                    self.cfg, loops, [test.cond for test in tests], leaf, fixed, self.scopes, self.places
+                )
                 if isinstance(made, MoveInstruction):
                     self.tensors[made.tensor] = made.loads and self.tensors.get(made.tensor, True)
                 return [made]
@@ -241,11 +243,13 @@ class _Compiler:
             elif isinstance(node, SerialLoop | Branch | Pipelined):
                 raise RenderError(f"the pipelined loop {var.name} holds loops that are no instruction")
             elif isinstance(node, MoveInstruction) and node.loads:
-                target = next((fill for fill in fills if fill.tensor is node.near), None)
+                target = next((fill for fill in fills if fill.tensor is node.on_chip), None)
                 if target is None:
-                    raise RenderError(f"{node.near.name} is loaded in the pipelined loop {var.name}, but lies outside")
+                    raise RenderError(
+                        f"{node.on_chip.name} is loaded in the pipelined loop {var.name}, but lies outside"
+                    )
                 if target.kept and not self.tensors[node.tensor]:
-                    raise RenderError(f"{node.near.name} is kept, but {node.tensor.name}, of which it is, changes")
+                    raise RenderError(f"{node.on_chip.name} is kept, but {node.tensor.name}, of which it is, changes")
                 target.loads.append(node)
             else:
                 computes.append(node)

@@ -49,7 +49,7 @@ class Workload:
     and a window.
 
     in_blocks: 0 where gemm has nothing to do. residual: an operand B of the size of the output comes through vin.
-    step: input blocks from those of `share` output blocks to those of the next. near: the scratchpad of the input.
+    step: input blocks from those of `share` output blocks to those of the next. scratchpad: that of the input.
     beyond: columns of it that are read beyond the windows. sums: steps in which the vector unit sums for an entry
     of the output, where it does. weighted: whether it multiplies there. whole: whether tiles have all output blocks.
     behind: passes of the vector unit that follow in each tile, and whether they add an operand that comes through acc.
@@ -68,7 +68,7 @@ class Workload:
     residual: bool
     step: int = 0
     share: int = 1
-    near: str = "inp"
+    scratchpad: str = field(default="inp", metadata={"recorded": "near"})
     beyond: int = 0
     sums: int = 0
     weighted: bool = False
@@ -98,7 +98,7 @@ class Workload:
         whole += f", {self.sum_bytes} bytes of sums" * (self.sum_bytes > 0)
         whole += "".join(", then a sum" if adds else ", then a map" for adds in self.behind)
         terms = f"from {self.in_blocks} blocks" + (f" {self.step} further each {self.share}" if self.step else "")
-        return f"{shape} {terms} in {self.near}, {window}{', two operands' if self.residual else ''}{whole}"
+        return f"{shape} {terms} in {self.scratchpad}, {window}{', two operands' if self.residual else ''}{whole}"
 
     @property
     def places(self) -> int:
@@ -300,7 +300,7 @@ def too_large(cfg: Config, p: Workload, d: Tiling) -> str | None:
         needs.append(("vin", entries * (2 * p.residual + len(p.behind)), room["vin"]))
     accs = entries * (2 * p.added)
     if not p.in_blocks:
-        needs.append(("acc" if p.near == "acc" else "vin", d.n * span, room[p.near] // 2))
+        needs.append(("acc" if p.scratchpad == "acc" else "vin", d.n * span, room[p.scratchpad] // 2))
     elif d.order in CUT:
         needs.append(("acc", 2 * entries + accs, room["acc"]))
         if d.order == "split":

@@ -301,7 +301,7 @@ class PlacedPlan:
             return
         if node.loads:
             self.before_load(node.tensor)
-        fields = node.fields(env, slots[node.near], self.addresses[node.tensor], constants)
+        fields = node.fields(env, slots[node.on_chip], self.addresses[node.tensor], constants)
         if fields is not None:
             self.stream.add(node.opcode, fields)
 

@@ -45,10 +45,12 @@ def workloads(draw: st.DrawFn) -> Workload:
     number = lambda low, high: draw(st.integers(low, high))  # noqa: E731
     window, products = draw(windows()), draw(st.booleans())
     grouped = products and draw(st.booleans())
-    step, near = (number(1, 3) if grouped else 0, "inp") if products else (1, draw(st.sampled_from(["vin", "acc"])))
+    step, scratchpad = (
+        (number(1, 3) if grouped else 0, "inp") if products else (1, draw(st.sampled_from(["vin", "acc"])))
+    )
     return Workload(
         window, number(1, 3), number(1, 40), number(1, 40), number(1, 20), number(1, 20) if products else 0,
-        draw(st.booleans()), step, share=number(1, 3) if grouped else 1, near=near,
+        draw(st.booleans()), step, share=number(1, 3) if grouped else 1, scratchpad=scratchpad,
     )  # fmt: skip
 
 

@@ -34,7 +34,7 @@ PLACES = ("image", "block", "row", "column", "piece", "b", "g")
 class LayerLowering:
     """Makes the tensors of one layer, for `blocks` output blocks from `first` on.
 
-    suffix: of the names of tensors and scalars, in a definition of several layers. before: the definer of the layer
+    suffix: of the names of tensors and scalars, in a definition of several layers. before: the lowering of the layer
     before, in the same definition.
     """
 
@@ -132,7 +132,7 @@ class LayerLowering:
 
     # Tensors in scratchpads -----------------------------------------------------------------------------------
 
-    def near(self, scope: str, blocks: int, pad_value: int, first: int = 0) -> Tensor:
+    def input_on_chip(self, scope: str, blocks: int, pad_value: int, first: int = 0) -> Tensor:
         """x in entries of `scope`, from group `first` on, with what the window reads beyond its borders.
 
         [images, blocks, rows, columns, *entry]. With a kernel of one row, the rows between strides are left out.
@@ -187,20 +187,20 @@ class LayerLowering:
             (grid.images, self.blocks, grid.rows, grid.columns, *entry), read, f"operand{self.suffix}", axes=PLACES
         )
 
-    def vector(self, level: BlockStage, to: LayerLowering | None = None) -> Tensor:
-        """What the pass of `level` makes: out [images, blocks, rows, columns, *entry], or what `to` reads, padded."""
-        made = self.passed(level)
+    def vector(self, stage: BlockStage, to: LayerLowering | None = None) -> Tensor:
+        """What the pass of `stage` makes: out [images, blocks, rows, columns, *entry], or what `to` reads, padded."""
+        made = self.passed(stage)
         if to is not None:
             return self._handed(made, to)
         shape = (self.y.images, self.blocks, self.y.rows, self.y.columns, *tile_shape(self.cfg, "out"))
-        if level.vector.byte:
+        if stage.vector.byte:
             every = (self.sum_bytes, *shape)
             return compute(every, lambda byte, *i: made(*i, byte=byte), "out", axes=("byte", *PLACES))
         return compute(shape, made, "out", axes=PLACES)
 
-    def passed(self, level: BlockStage) -> Callable[..., Expr]:
-        """What the pass of `level` makes at [image, block, row, column, *entry]."""
-        window, epilogue, multiply = self._reduced(level.vector), self.layer.epilogue, self.layer.multiply
+    def passed(self, stage: BlockStage) -> Callable[..., Expr]:
+        """What the pass of `stage` makes at [image, block, row, column, *entry]."""
+        window, epilogue, multiply = self._reduced(stage.vector), self.layer.epilogue, self.layer.multiply
         low, high = epilogue.clip
         values = {"lo": low, "hi": high, "clip_lo": low, "clip_hi": high} | zero_point(self.layer)
         if multiply is not None:
@@ -213,7 +213,7 @@ class LayerLowering:
             def parameter(name: str) -> Expr:
                 return self.scalar(name, PARAMETERS[name], values[name]) if byte is None else byte
 
-            return vector_value(level.vector, lambda name: self._read(level, name, window, index), parameter, window)
+            return vector_value(stage.vector, lambda name: self._read(stage, name, window, index), parameter, window)
 
         return made
 
@@ -225,14 +225,14 @@ class LayerLowering:
             return reduce_axis(kernel[0], "r"), reduce_axis(steps, "s"), reduce_axis(self.cfg.taps, "t")
         return (reduce_axis(kernel[0], "r"), reduce_axis(kernel[1], "s")) if p.reduce else ()
 
-    def _read(self, level: BlockStage, name: str, window: tuple[Axis, ...], index: tuple[Expr, ...]) -> Expr:
+    def _read(self, stage: BlockStage, name: str, window: tuple[Axis, ...], index: tuple[Expr, ...]) -> Expr:
         """The element of operand `name` of a pass for element `index` of its result."""
         i, n, y, x, piece, image, g = index
         if name == "a":
-            a = level.near if level.acc is None else level.acc
+            a = stage.on_chip if stage.acc is None else stage.acc
             return a[i, n, *self._under(window, y, x), piece, image, g]
         channel = piece * self.cfg.group + g
-        tile = {"par": level.par, "table": level.table, "tap": level.taps, "b": level.b}[name]
+        tile = {"par": stage.par, "table": stage.table, "tap": stage.taps, "b": stage.b}[name]
         assert tile is not None
         match name:
             case "par":
@@ -295,8 +295,8 @@ class LayerLowering:
     def convolution(self, run: pack.WeightRun, stored: pack.StoredWeights) -> LayerComputation:
         """Lower one run of output blocks of a product with constant weights."""
         blocks = run.step * ((run.blocks - 1) // run.share) + run.inputs
-        near = self.near("inp", blocks, self.layer.pad_value, run.input * self.cfg.inp_pieces)
-        return self.definition(*self.products(near, run, stored))
+        on_chip = self.input_on_chip("inp", blocks, self.layer.pad_value, run.input * self.cfg.inp_pieces)
+        return self.definition(*self.products(on_chip, run, stored))
 
     def product(self, product: ActivationGemm) -> LayerComputation:
         """Lower a product of two activations. TilingError where a block of outputs is no entry of wgt as it lies in
@@ -305,9 +305,9 @@ class LayerLowering:
         if (cfg.batch, cfg.block_in) != (1, cfg.block_out):
             raise TilingError("a product of two activations needs batch = 1 and block_in = block_out")
         self.x = self.x.repeated(len(product.w_pads) + 1)
-        near = self.near("inp", self.input_blocks, product.pad_value)
+        on_chip = self.input_on_chip("inp", self.input_blocks, product.pad_value)
         run = pack.WeightRun(0, self.blocks, 0, self.input_blocks, 0, self.blocks, 0)
-        return self.definition(*self._gemm(near, run, self._activation_weights(product)))
+        return self.definition(*self._gemm(on_chip, run, self._activation_weights(product)))
 
     def vector_layer(self) -> LayerComputation:
         """Lower a depthwise convolution, a pooling, or a layer that works element by element. TilingError where two
@@ -318,30 +318,30 @@ class LayerLowering:
         if layer.epilogue.residual is not None and layer.multiply is not None:
             raise TilingError("a multiplication and its residual both need vin")
         if layer.gemm is not None:
-            return self.definition(*self.sums(self.near("vin", self.blocks, layer.pad_value)))
+            return self.definition(*self.sums(self.input_on_chip("vin", self.blocks, layer.pad_value)))
         scope = "vin" if layer.multiply is None and layer.epilogue.residual is None else "acc"
-        level = self.vector_stage(self.near(scope, self.blocks, layer.pad_value), scope)
-        return self.definition(level, self.workload(scope, level.b is not None))
+        stage = self.vector_stage(self.input_on_chip(scope, self.blocks, layer.pad_value), scope)
+        return self.definition(stage, self.workload(scope, stage.b is not None))
 
-    def definition(self, level: BlockStage, workload: Workload) -> LayerComputation:
+    def definition(self, stage: BlockStage, workload: Workload) -> LayerComputation:
         """The definition of a layer that is no block."""
-        out = self.vector(level)
+        out = self.vector(stage)
         y = self.result(out)
-        return LayerComputation(workload, (level,), out, y, tuple(self.inputs), self.places, self.scalars)
+        return LayerComputation(workload, (stage,), out, y, tuple(self.inputs), self.places, self.scalars)
 
     # Stages ---------------------------------------------------------------------------------------------------
 
-    def level(self, near: Tensor) -> tuple[BlockStage, Workload]:
-        """The stage of a convolution of one run, of a depthwise one, or of a pooling, on the input `near`."""
+    def stage(self, on_chip: Tensor) -> tuple[BlockStage, Workload]:
+        """The stage of a convolution of one run, of a depthwise one, or of a pooling, on the input `on_chip`."""
         gemm, kernel = self.layer.gemm, self.window.kernel
         if gemm is None:
-            return self.vector_stage(near, "vin"), self.workload("vin", False, kernel[0] * kernel[1])
+            return self.vector_stage(on_chip, "vin"), self.workload("vin", False, kernel[0] * kernel[1])
         if self.scope == "vin":
-            return self.sums(near)
+            return self.sums(on_chip)
         (run, *_), stored = pack.runs(self.cfg, gemm), pack.stored_weights(self.cfg, gemm)
-        return self.products(near, run, stored)
+        return self.products(on_chip, run, stored)
 
-    def products(self, near: Tensor, run: pack.WeightRun, stored: pack.StoredWeights) -> tuple[BlockStage, Workload]:
+    def products(self, on_chip: Tensor, run: pack.WeightRun, stored: pack.StoredWeights) -> tuple[BlockStage, Workload]:
         """The stage of a product with constant weights on the GEMM unit."""
         cfg, kernel = self.cfg, self.window.kernel
         shape = (run.blocks, run.inputs, *kernel, cfg.block_out, cfg.block_in)
@@ -352,8 +352,8 @@ class LayerLowering:
             place, entries = self.places[weights], shape[1:4]
             strides = (*(int(np.prod(entries[d:])) * entry for d in range(4)), 0, 0)
             self.places[weights] = replace(place, strides=strides, book_bytes=stored.book_bytes)
-        level, workload = self._gemm(near, run, weights)
-        return level, replace(workload, packed=stored.packed)
+        stage, workload = self._gemm(on_chip, run, weights)
+        return stage, replace(workload, packed=stored.packed)
 
     def _activation_weights(self, product: ActivationGemm) -> Tensor:
         """[blocks, input blocks, places, 1, block_out, block_in]: entries of wgt are neighbouring pixels of w; those of
@@ -370,8 +370,9 @@ class LayerLowering:
         shape = (self.blocks, self.input_blocks, *self.window.kernel, cfg.block_out, cfg.block_in)
         return compute(shape, read, f"weights{self.suffix}", axes=("n", "k", "r", "s", "m", "c"))
 
-    def _gemm(self, near: Tensor, run: pack.WeightRun, weights: Tensor) -> tuple[BlockStage, Workload]:
-        """The stage of sums of gemm over `near` and `weights` [blocks, input blocks, *kernel, block_out, block_in]."""
+    def _gemm(self, on_chip: Tensor, run: pack.WeightRun, weights: Tensor) -> tuple[BlockStage, Workload]:
+        """The stage of a product on GEMM, of `on_chip` and `weights` [blocks, input blocks, *kernel, block_out,
+        block_in]."""
         cfg, w = self.cfg, self.window
         q, g = cfg.inp_pieces, cfg.group
         k, r, s = reduce_axis(run.inputs, "k"), reduce_axis(w.kernel[0], "r"), reduce_axis(w.kernel[1], "s")
@@ -379,9 +380,9 @@ class LayerLowering:
 
         def product(i: Expr, n: Expr, y: Expr, x: Expr, piece: Expr, b: Expr, m: Expr) -> Expr:
             row = y if w.kernel[0] == 1 else y * w.strides[0] + r * w.dilations[0]
-            value = near[i, n // run.share * run.step + k, row, x * w.strides[1] + s * w.dilations[1], e, b, c].astype(
-                "int32"
-            )
+            value = on_chip[
+                i, n // run.share * run.step + k, row, x * w.strides[1] + s * w.dilations[1], e, b, c
+            ].astype("int32")
             weight = weights[n, k, r, s, piece * g + m, e * g + c].astype("int32")
             return sum(weight * value, (k, r, s, e, c))  # weights first: they are loaded in this order
 
@@ -394,30 +395,30 @@ class LayerLowering:
             w, self.y.images, self.y.rows, self.y.columns, self.blocks, run.inputs, operation.residual,
             run.step, run.share if run.step else 1, apart=self.matrix and self.y.columns > 1, sum_bytes=self.sum_bytes,
         )  # fmt: skip
-        return BlockStage(operation, near, "inp", acc, weights, par=par, table=table, b=self._operand()), workload
+        return BlockStage(operation, on_chip, "inp", acc, weights, par=par, table=table, b=self._operand()), workload
 
-    def sums(self, near: Tensor) -> tuple[BlockStage, Workload]:
+    def sums(self, on_chip: Tensor) -> tuple[BlockStage, Workload]:
         """The stage of a depthwise convolution on the vector unit: each channel has weights of its own."""
         assert self.layer.gemm is not None
         steps, _ = pack.tap_steps(self.cfg, self.window)
         shape = (self.blocks, self.window.kernel[0], steps, *tile_shape(self.cfg, "tap"))
         taps = self.constant(pack.taps(self.cfg, self.layer.gemm.weights, self.window), shape, "int8", "taps")
         operation = replace(VectorOp.of(self.layer, "vin"), reduce="sum", taps=True)
-        level = BlockStage(operation, near, "vin", taps=taps, par=self._parameters(), table=self._table())
-        return level, self.workload("vin", False, shape[1] * shape[2])
+        stage = BlockStage(operation, on_chip, "vin", taps=taps, par=self._parameters(), table=self._table())
+        return stage, self.workload("vin", False, shape[1] * shape[2])
 
-    def vector_stage(self, near: Tensor, scope: str) -> BlockStage:
-        """The stage of a pooling, a map or a multiplication over `near`, in `scope`."""
+    def vector_stage(self, on_chip: Tensor, scope: str) -> BlockStage:
+        """The stage of a pooling, a map or a multiplication over `on_chip`, in `scope`."""
         par, b = self._parameters(), self._operand()
-        return BlockStage(VectorOp.of(self.layer, scope), near, scope, par=par, b=b, table=self._table())
+        return BlockStage(VectorOp.of(self.layer, scope), on_chip, scope, par=par, b=b, table=self._table())
 
     def behind(self, handed: Tensor) -> BlockStage:
         """The stage of a map after the pass before it in the same tile, which has left `handed` in vin: of that, or
         with it as operand B."""
         if self.layer.epilogue.residual is None:
             return self.vector_stage(handed, "vin")
-        near = self.near("acc", self.blocks, 0)
-        return BlockStage(VectorOp.of(self.layer, "acc"), near, "acc", table=self._table(), b=handed)
+        on_chip = self.input_on_chip("acc", self.blocks, 0)
+        return BlockStage(VectorOp.of(self.layer, "acc"), on_chip, "acc", table=self._table(), b=handed)
 
     def workload(self, scope: str, two: bool, sums: int = 0) -> Workload:
         """The workload of a layer without gemm. two: it has an operand B."""

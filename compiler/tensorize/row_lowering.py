@@ -12,50 +12,58 @@ from celosia.compiler.expr.norm import INT, sums
 from celosia.compiler.layer import Norm, TilingError
 from celosia.compiler.tensorize import norm, pack
 from celosia.compiler.tensorize import softmax as rows
-from celosia.compiler.tensorize.definer import LayerLowering
 from celosia.compiler.tensorize.definition import BlockStage, LayerComputation, Rows
 from celosia.compiler.tensorize.intrinsics import VectorOp
+from celosia.compiler.tensorize.layer_lowering import LayerLowering
 from celosia.hw.spec.isa import Opcode, formats
 
 
-def softmax_rows(definer: LayerLowering, near: Tensor) -> tuple[Tensor, Rows]:
-    """Compute the softmax of the definer's layer over rows `near` [images, rows, columns, channels] int8: results like
-    these, and for each row the largest element int8 and the total float32."""
-    softmax, pixels = definer.layer.softmax, near.shape[:3]
+def softmax_rows(lowering: LayerLowering, on_chip: Tensor) -> tuple[Tensor, Rows]:
+    """Compute the softmax of the layer over rows `on_chip`, [images, rows, columns, channels] int8.
+
+    Returns results of the same shape, and the operation with the largest element, int8, and the total, float32, of each
+    row.
+    """
+    softmax, pixels = lowering.layer.softmax, on_chip.shape[:3]
     assert softmax is not None
-    names, count = ("image", "row", "column", "channel"), definer.layer.row_length
-    powers = definer.constant(softmax.powers.view(np.uint8), (1, len(softmax.powers)), "float32", "powers")
+    names, count = ("image", "row", "column", "channel"), lowering.layer.row_length
+    powers = lowering.constant(softmax.powers.view(np.uint8), (1, len(softmax.powers)), "float32", "powers")
     k, j = reduce_axis(count, "k"), reduce_axis(count, "j")
-    most = compute(pixels, lambda *i: rows.largest(lambda c: near[(*i, c)], k), "largest", axes=names[:3])
-    whole = compute(pixels, lambda *i: rows.total(lambda c: near[(*i, c)], powers, most[i], j), "total", axes=names[:3])
-    limits = [definer.scalar(name, "float32", value) for name, value in
-              zip(("zero_point", "lo", "hi"), (softmax.zero_point, *definer.layer.epilogue.clip))]  # fmt: skip
+    most = compute(pixels, lambda *i: rows.largest(lambda c: on_chip[(*i, c)], k), "largest", axes=names[:3])
+    whole = compute(
+        pixels, lambda *i: rows.total(lambda c: on_chip[(*i, c)], powers, most[i], j), "total", axes=names[:3]
+    )
+    limits = [lowering.scalar(name, "float32", value) for name, value in
+              zip(("zero_point", "lo", "hi"), (softmax.zero_point, *lowering.layer.epilogue.clip))]  # fmt: skip
 
     def made(i: Expr, y: Expr, x: Expr, c: Expr) -> Expr:
-        element = lambda k: near[i, y, x, k]  # noqa: E731
+        element = lambda k: on_chip[i, y, x, k]  # noqa: E731
         return rows.share(element, powers, most[i, y, x], whole[i, y, x], c, count, *limits)
 
     found = Rows("softmax", count, {"total": whole, "largest": most}, powers)
-    return compute(near.shape, made, f"out{definer.suffix}", axes=names), found
+    return compute(on_chip.shape, made, f"out{lowering.suffix}", axes=names), found
 
 
-def norm_rows(definer: LayerLowering, near: Tensor, par: Tensor) -> tuple[Tensor, Rows]:
-    """Compute the norm of the definer's layer: for each row the sum and that of its squares, int64. par: for all
-    channels."""
-    layer, names = definer.layer, ("image", "row", "column", "channel")
+def norm_rows(lowering: LayerLowering, on_chip: Tensor, par: Tensor) -> tuple[Tensor, Rows]:
+    """Compute the norm of the layer over rows `on_chip`, [images, rows, columns, channels] int8. par: parameters of all
+    channels.
+
+    Returns results of the same shape, and the operation with the sum of each row, and that of its squares, int64.
+    """
+    layer, names = lowering.layer, ("image", "row", "column", "channel")
     assert layer.norm is not None and layer.requantise is not None
     count, centre = layer.row_length, layer.norm.centre
-    offset = definer.scalar("offset", INT, layer.norm.offset)
-    epsilon = definer.scalar("epsilon", INT, layer.norm.epsilon)
-    limits = tuple(definer.scalar(name, "float32", value) for name, value in
+    offset = lowering.scalar("offset", INT, layer.norm.offset)
+    epsilon = lowering.scalar("epsilon", INT, layer.norm.epsilon)
+    limits = tuple(lowering.scalar(name, "float32", value) for name, value in
                    zip(("zero_point", "lo", "hi"), (layer.requantise.zero_point, *layer.epilogue.clip)))  # fmt: skip
 
     def element(*i: Expr) -> Expr:
-        return norm.shifted(near[i], offset)
+        return norm.shifted(on_chip[i], offset)
 
     used = norm.SUMS if centre else norm.SUMS[1:]
     summed = dict(zip(norm.SUMS, sums(element, count)))
-    within = {name: compute(near.shape[:3], summed[name], name, axes=names[:3]) for name in used}
+    within = {name: compute(on_chip.shape[:3], summed[name], name, axes=names[:3]) for name in used}
     total, squares = (lambda *i, name=name: within[name][i] for name in norm.SUMS)
     made = norm.results(
         element,
@@ -67,7 +75,7 @@ def norm_rows(definer: LayerLowering, near: Tensor, par: Tensor) -> tuple[Tensor
         (limits[0], limits[1], limits[2]),
     )
     name = "layer_norm" if centre else "rms_norm"
-    return compute(near.shape, made, "out", axes=names), Rows(name, count, within)
+    return compute(on_chip.shape, made, "out", axes=names), Rows(name, count, within)
 
 
 class RowLowering(LayerLowering):
@@ -81,8 +89,8 @@ class RowLowering(LayerLowering):
     def _softmax(self) -> LayerComputation:
         if not self.cfg.softmax:
             raise TilingError("a softmax needs a Config with softmax")
-        near = self._near()
-        return self._of_rows(near, *softmax_rows(self, near))
+        on_chip = self._input_rows()
+        return self._of_rows(on_chip, *softmax_rows(self, on_chip))
 
     def _norm(self, norm: Norm) -> LayerComputation:
         if not self.cfg.norm:
@@ -93,12 +101,12 @@ class RowLowering(LayerLowering):
         (holds,) = (field for field in formats(self.cfg)[Opcode.VECTOR].fields if field.name == "scale_c")
         if norm.epsilon >> (most := holds.width - 1):
             raise TilingError(f"its epsilon, for rows of {count}, takes more than {most} bits")
-        near, lanes = self._near(), self.blocks * self.cfg.block_out
+        on_chip, lanes = self._input_rows(), self.blocks * self.cfg.block_out
         assert self.layer.requantise is not None
         par = self.constant(pack.parameters(self.cfg, self.layer.requantise), (lanes,), "uint64", "par")
-        return self._of_rows(near, *norm_rows(self, near, par), par)
+        return self._of_rows(on_chip, *norm_rows(self, on_chip, par), par)
 
-    def _near(self) -> Tensor:
+    def _input_rows(self) -> Tensor:
         """x in vin, [images, rows, columns, channels]."""
         cfg = self.cfg
         lanes = self.blocks * cfg.block_out
@@ -114,13 +122,13 @@ class RowLowering(LayerLowering):
 
         return compute((*pixels, lanes), read, "near", axes=("image", "row", "column", "channel"))
 
-    def _of_rows(self, near: Tensor, out: Tensor, found: Rows, par: Tensor | None = None) -> LayerComputation:
-        cfg, pixels = self.cfg, near.shape[:3]
+    def _of_rows(self, on_chip: Tensor, out: Tensor, found: Rows, par: Tensor | None = None) -> LayerComputation:
+        cfg, pixels = self.cfg, on_chip.shape[:3]
         groups, p = self.layer.y.groups(cfg), cfg.group
         shape = (*pixels[:1], groups, *pixels[1:], cfg.batch, p)
         y = compute(shape, lambda i, n, r, c, b, g: out[i, r, c, n * p + g], "y",
                     axes=("image", "group", "row", "column", "b", "g"))  # fmt: skip
         _, self.places[y] = self.y.tensor(cfg, "y", groups)
-        level = BlockStage(VectorOp("vin"), near, "vin", par=par)
+        stage = BlockStage(VectorOp("vin"), on_chip, "vin", par=par)
         workload = replace(self.workload("vin", False), whole=True, norm=par is not None)
-        return LayerComputation(workload, (level,), out, y, tuple(self.inputs), self.places, self.scalars, found)
+        return LayerComputation(workload, (stage,), out, y, tuple(self.inputs), self.places, self.scalars, found)

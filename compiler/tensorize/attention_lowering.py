@@ -14,10 +14,10 @@ from celosia.compiler.expr import Axis, Expr, Tensor, compute, reduce_axis, sum
 from celosia.compiler.expr.nodes import INDEX, Const
 from celosia.compiler.layer import Activation, Layer, TilingError, Window
 from celosia.compiler.tensorize import pack
-from celosia.compiler.tensorize.definer import PLACES, LayerLowering
 from celosia.compiler.tensorize.definition import ActivationGrid, BlockStage, LayerComputation
 from celosia.compiler.tensorize.intrinsics import VectorOp
-from celosia.compiler.tensorize.row_definer import softmax_rows
+from celosia.compiler.tensorize.layer_lowering import PLACES, LayerLowering
+from celosia.compiler.tensorize.row_lowering import softmax_rows
 from celosia.compiler.tensorize.space import Workload
 from celosia.hw.spec.config import Config
 
@@ -33,24 +33,24 @@ def attention(cfg: Config, block: Layer) -> LayerComputation:
         raise TilingError("attention as a block takes zero points of 0 and keys in whole groups")
     if any(layer.epilogue.residual is not None for layer in block.layers) or rows.epilogue.table is not None:
         raise TilingError("attention as a block adds nothing, and looks nothing up behind its softmax")
-    first = _ProductDefiner(cfg, scores, "0")
+    first = _HeadsLowering(cfg, scores, "0")
     queries = first.queries()
-    level = first.level_of(queries, lambda i, k, y, x, c: queries[i, y, k, x, 0, 0, c], "vin")
-    near = first.rows_of(level)
+    stage = first.stage_of(queries, lambda i, k, y, x, c: queries[i, y, k, x, 0, 0, c], "vin")
+    on_chip = first.rows_of(stage)
     middle = LayerLowering(cfg, rows, False, 0, rows.row_length // cfg.group, "1", first)
-    made, found = softmax_rows(middle, near)
-    last = _ProductDefiner(cfg, mixed, "2", middle)
-    final = last.level_of(made, lambda i, k, y, x, c: made[i, y, x, k * cfg.group + c], "out")
+    made, found = softmax_rows(middle, on_chip)
+    last = _HeadsLowering(cfg, mixed, "2", middle)
+    final = last.stage_of(made, lambda i, k, y, x, c: made[i, y, x, k * cfg.group + c], "out")
     out, y = last.results(final)
     workload = Workload(
         Window((1, 1)), 1, mixed.heads, mixed.y.width, last.blocks, 0, False, 1, 1, "vin", whole=True,
         attends=(first.blocks, first.input_blocks),
     )  # fmt: skip
-    levels = level, BlockStage(VectorOp("vin"), near, "vin"), final
-    return LayerComputation(workload, levels, out, y, tuple(last.inputs), last.places, last.scalars, found)
+    stages = stage, BlockStage(VectorOp("vin"), on_chip, "vin"), final
+    return LayerComputation(workload, stages, out, y, tuple(last.inputs), last.places, last.scalars, found)
 
 
-class _ProductDefiner(LayerLowering):
+class _HeadsLowering(LayerLowering):
     """Makes the tensors of the products of all heads, which are rows."""
 
     def __init__(self, cfg: Config, layer: Layer, suffix: str, before: LayerLowering | None = None) -> None:
@@ -79,9 +79,12 @@ class _ProductDefiner(LayerLowering):
         axes = ("image", "row", "block", "column", *PLACES[4:])
         return compute(shape, lambda i, y, n, x, piece, b, c: source[i, n, y, x, b, c], "queries", axes=axes)
 
-    def level_of(self, near: Tensor, element: Callable[..., Expr], to: str) -> BlockStage:
-        """Sums of products, [1, heads, columns, blocks, 1, 1, group], of each `element` of `near` and weights [heads,
-        blocks, input blocks, block_out, block_in], and the pass behind them."""
+    def stage_of(self, on_chip: Tensor, element: Callable[..., Expr], to: str) -> BlockStage:
+        """The stage of a product on GEMM, and the pass behind it, which writes to scratchpad `to`.
+
+        Sums [1, heads, columns, blocks, 1, 1, group] are of products of each `element` of `on_chip` and weights [heads,
+        blocks, input blocks, block_out, block_in].
+        """
         cfg, layer, size = self.cfg, self.layer, self.cfg.group
         assert layer.product is not None
         w = self.given(self._heads(layer.product.w), "w", self.input_blocks)
@@ -100,7 +103,7 @@ class _ProductDefiner(LayerLowering):
         acc = compute(shape, product, f"acc{self.suffix}", axes=(*BY_ROW, "piece", "b", "m"))
         behind = replace(VectorOp.of(layer, "acc"), to=to)
         par, table = self._uniform(), self._table()
-        return BlockStage(behind, near, "inp", acc, weights, par=par, table=table)
+        return BlockStage(behind, on_chip, "inp", acc, weights, par=par, table=table)
 
     def _uniform(self) -> Tensor:
         """Parameters, which are the same for all channels: one entry."""
@@ -112,26 +115,26 @@ class _ProductDefiner(LayerLowering):
         one = replace(r, bias=bias, multiplier=multiplier, shift=shift)
         return self.constant(pack.parameters(self.cfg, one), (1, size), "uint64", "par")
 
-    def _read(self, level: BlockStage, name: str, window: tuple[Axis, ...], index: tuple[Expr, ...]) -> Expr:
+    def _read(self, stage: BlockStage, name: str, window: tuple[Axis, ...], index: tuple[Expr, ...]) -> Expr:
         i, n, y, x, *entry = index
         if name == "a":
-            assert level.acc is not None
-            return level.acc[i, y, x, n, *entry]
-        return super()._read(level, name, window, (i, Const(0, INDEX), y, x, *entry))
+            assert stage.acc is not None
+            return stage.acc[i, y, x, n, *entry]
+        return super()._read(stage, name, window, (i, Const(0, INDEX), y, x, *entry))
 
-    def rows_of(self, level: BlockStage) -> Tensor:
-        """What the pass of `level` makes, as rows of channels, [1, heads, columns, channels]."""
-        value, zero, size = self.passed(level), Const(0, INDEX), self.cfg.group
+    def rows_of(self, stage: BlockStage) -> Tensor:
+        """What the pass of `stage` makes, as rows of channels, [1, heads, columns, channels]."""
+        value, zero, size = self.passed(stage), Const(0, INDEX), self.cfg.group
         shape = (1, self.layer.heads, self.y.columns, self.blocks * size)
         return compute(
             shape, lambda i, y, x, c: value(i, c // size, y, x, zero, zero, c % size), "scores",
             axes=("image", "row", "column", "channel"),
         )  # fmt: skip
 
-    def results(self, level: BlockStage) -> tuple[Tensor, Tensor]:
-        """What the pass of `level` makes, [1, heads, columns, blocks, 1, 1, group], and y, [1, groups, heads, columns,
+    def results(self, stage: BlockStage) -> tuple[Tensor, Tensor]:
+        """What the pass of `stage` makes, [1, heads, columns, blocks, 1, 1, group], and y, [1, groups, heads, columns,
         1, group]."""
-        value, heads, size = self.passed(level), self.layer.heads, self.cfg.group
+        value, heads, size = self.passed(stage), self.layer.heads, self.cfg.group
         shape = (1, heads, self.y.columns, self.blocks, 1, 1, size)
         out = compute(shape, lambda i, y, x, n, *e: value(i, n, y, x, *e), "out", axes=(*BY_ROW, *PLACES[4:]))
         zero = Const(0, INDEX)

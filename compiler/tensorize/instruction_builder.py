@@ -36,7 +36,7 @@ from celosia.hw.spec.isa import EXTENT_BITS, Opcode, formats
 from celosia.hw.spec.packing import packing
 
 
-def make(
+def build_instruction(
     cfg: Config, loops: Sequence[For], tests: Sequence[Expr], leaf: Intrinsic, fixed: Env,
     scopes: Mapping[Tensor, str], places: Mapping[Tensor, tuple[int, ...]],
 ) -> ComputeInstruction | MoveInstruction:  # fmt: skip
@@ -51,16 +51,16 @@ def make(
     fixed = fixed | {loop.var: 0 for loop in loops if loop.extent == 1} | {w: 0 for w in window if w.extent == 1}
     inner = [(loop.var, loop.extent) for loop in loops if loop.extent > 1]
     inner += [(axis, axis.extent) for axis in window if axis.extent > 1]
-    maker = _Maker(cfg, inner, fixed, scopes, places)
+    builder = _InstructionBuilder(cfg, inner, fixed, scopes, places)
     if isinstance(intrinsic.rule, Compute):
         if tests:
             raise NotOneInstruction("it has a condition")
-        return maker.compute(intrinsic, intrinsic.rule, tiles, values, first, set(window))
+        return builder.compute(intrinsic, intrinsic.rule, tiles, values, first, set(window))
     assert isinstance(intrinsic.rule, Move)
-    return maker.move(intrinsic, intrinsic.rule, tiles, values, tests)
+    return builder.move(intrinsic, intrinsic.rule, tiles, values, tests)
 
 
-class _Maker:
+class _InstructionBuilder:
     def __init__(
         self, cfg: Config, loops: list[tuple[Var, int]], fixed: Env, scopes: Mapping[Tensor, str],
         places: Mapping[Tensor, tuple[int, ...]],
@@ -90,7 +90,7 @@ class _Maker:
         begin = Sum(base, tuple((var, k) for var, k in terms.items() if k), tuple(others))
         return TileAccess(begin, tuple(steps))
 
-    def _near(self, load: Load, unit: int) -> TileAccess:
+    def _scratchpad_access(self, load: Load, unit: int) -> TileAccess:
         """In units of `unit` elements of the tensor in a scratchpad."""
         if load.tensor not in self.scopes:
             raise RenderError(f"{load.tensor.name} is in no scratchpad")
@@ -107,7 +107,7 @@ class _Maker:
         operands = {tile: rule.operands[tile.name] for tile in tiles if tile.name in rule.operands}
         loads = {operands[tile]: load for tile, load in tiles.items() if tile in operands}
         units = {name: intrinsic.unit(tile) for tile, name in operands.items()}
-        accesses = {name: self._near(load, units[name]) for name, load in loads.items()}
+        accesses = {name: self._scratchpad_access(load, units[name]) for name, load in loads.items()}
         target = rule.operands[intrinsic.behaviour.name]
         known: dict[Var, Expr] = {var: Const(i, INDEX) for var, i in self.fixed.items()}
         named = {var.name: substitute(e, known) for var, e in values.items()}
@@ -207,8 +207,8 @@ class _Maker:
         tests: Sequence[Expr],
     ) -> MoveInstruction:  # fmt: skip
         loads = rule.opcode == Opcode.LOAD
-        near, far = intrinsic.tiles if loads else reversed(intrinsic.tiles)
-        place = self._near(tiles[near], near.size)
+        on_chip, far = intrinsic.tiles if loads else reversed(intrinsic.tiles)
+        place = self._scratchpad_access(tiles[on_chip], on_chip.size)
         tensor, index = tiles[far].tensor, tiles[far].index
         item = tensor.nbytes // max(tensor.size, 1)
         steps = self.places.get(tensor) or tuple(stride * item for stride in strides(tensor.shape))
@@ -216,7 +216,7 @@ class _Maker:
         away = self._sum([(index[0], item)] if by_number else list(zip(index, steps)), tiles[far])
         if any(step < 0 for step in (*away.steps, *place.steps)):
             raise NotOneInstruction("a loop runs backwards through memory")
-        scope = intrinsic.scopes[near.name]
+        scope = intrinsic.scopes[on_chip.name]
         packed = scope == "wgt" and steps[-1] == 0
         piece = packing(self.cfg).entry_bytes if packed else prod(far.shape) * item  # bytes of one element in DRAM
         dims = [Dim(extent, a, p) for (_, extent), a, p in zip(self.loops, away.steps, place.steps)]
@@ -238,8 +238,8 @@ class _Maker:
         reach = [] if by_number else [self._reach(i) for i in index]
         entry = prod(tile_shape(self.cfg, scope)) // prod(element_shape(self.cfg, scope))
         return MoveInstruction(
-            rule.opcode, static, tiles[near].tensor, tensor, entry, place.begin, away.begin, tuple(dims), whole, bounds,
-            named.get("pad"), piece, tuple(reach),
+            rule.opcode, static, tiles[on_chip].tensor, tensor, entry, place.begin, away.begin, tuple(dims), whole,
+            bounds, named.get("pad"), piece, tuple(reach),
         )  # fmt: skip
 
     def _check_packs(self, whole: Fields, begin: Sum) -> None:
