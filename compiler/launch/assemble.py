@@ -116,7 +116,7 @@ class Assembler:
         return self.tensors[name]
 
     def _border(self, value: ir.Value) -> TensorInfo:
-        """What an input or output of the model is, which may be a sequence or of a shape known at run time only."""
+        """Describe an input or output of the model, which may be a sequence, or have a shape known at run time only."""
         kind, inner = "tensor", value.type
         while isinstance(inner, (ir.SequenceType, ir.OptionalType)):
             kind = "sequence" if isinstance(inner, ir.SequenceType) else "optional"
@@ -275,7 +275,7 @@ class Assembler:
         return CpuStep(infos, names, outputs, len(self.kernels) - 1, saved_traffic(members, sizes, views))
 
     def _say_bits(self, nodes: list[ir.Node]) -> None:
-        """Adds to the reasons of those that multiply that they do so by bits."""
+        """Note in the placement reasons of products that they are computed bit by bit."""
         for node in nodes:
             if numbers := traits(node.op_type).factors:
                 found = [levels_of(node.inputs[number]) for number in numbers]
@@ -389,5 +389,5 @@ def _is_view(node: ir.Node) -> bool:
 
 
 def _folded(reads: Reads) -> ActivationLayout | None:
-    """How the host arranges the input of a layer, where it folds a window into channels."""
+    """Find the layout in which the host folds a window of the layer's input into channels; None where it does not."""
     return next((form for _, form in reads.values() if form.window is not None), None)

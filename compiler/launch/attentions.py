@@ -1,8 +1,8 @@
-"""Attention as a block: what layers of heads, a product, a softmax and a product each, are together.
+"""Find attention among the layers: heads of a product, a softmax and a product each, that can run as one block.
 
     product 0 .. n → scores → softmax 0 .. n → probabilities → product 0 .. n     ➔     one layer of n + 1 heads
 
-where nobody else reads scores and probabilities, heads lie side by side and all of them are scaled alike.
+The heads must lie side by side and be scaled alike, and no other layer may read scores and probabilities.
 """
 
 from __future__ import annotations
@@ -21,9 +21,12 @@ from celosia.hw.spec.config import Config
 
 
 class Attention(NamedTuple):
-    """heads: the choices that run one by one, as they are in the selection. stages: product, softmax and product, each
-    of all heads. before: what makes that which these read, in order. one_by_one: the layers of that and of the heads,
-    in the order of a launch."""
+    """Layers of attention, and the same as one block.
+
+    heads: the choices of all heads, as they are in the selection. stages: product, softmax and product, each of all
+    heads. before: choices that make the inputs of attention, and their inputs. one_by_one: the layers of `before` and
+    `heads` in the order of a launch.
+    """
 
     heads: list[LayerAssignment]
     stages: tuple[LayerAssignment, LayerAssignment, LayerAssignment]
@@ -32,10 +35,10 @@ class Attention(NamedTuple):
 
 
 def attentions(cfg: Config, selection: Partition, apart: Collection[ir.Node]) -> Iterator[Attention]:
-    """Those of `selection` of which no operator is to stay `apart`."""
+    """Find attention in `selection`, without operators that are to stay `apart`."""
     choices = selection.choices
-    rows = dict.fromkeys(choice.value for choice in choices if choice.layer.softmax is not None)
-    for value in rows:
+    softmax_outputs = dict.fromkeys(choice.value for choice in choices if choice.layer.softmax is not None)
+    for value in softmax_outputs:
         middle = [choice for choice in choices if choice.value is value]
         scores, shares = middle[0].layer.x.storage, middle[0].layer.y.storage
         first = [choice for choice in choices if choice.layer.y.storage is scores]
@@ -72,7 +75,7 @@ def _stays(value: ir.Value, nodes: Collection[ir.Node], selection: Partition) ->
 
 
 def _merged(cfg: Config, choices: Sequence[LayerAssignment]) -> LayerAssignment | None:
-    """One layer for those of all heads, None where there is none."""
+    """Merge equal layers of all heads into one; None where their constants or places differ."""
     layers = [choice.layer for choice in choices]
     first = layers[0]
     if (first.product is None and first.softmax is None) or first.heads > 1:
@@ -94,7 +97,7 @@ def _merged(cfg: Config, choices: Sequence[LayerAssignment]) -> LayerAssignment 
 
 
 def _side_by_side(cfg: Config, acts: Sequence[Activation]) -> Activation | None:
-    """One activation whose channels are those of all, where they follow each other in one storage."""
+    """Join activations whose channels follow each other in one storage; None where they do not."""
     first = acts[0]
     for number, act in enumerate(acts):
         if act != replace(first, group_offset=first.group_offset + number * first.groups(cfg)):
@@ -119,10 +122,10 @@ def _scaling(layer: Layer) -> tuple[object, ...]:
 
 
 def _before(choices: Sequence[LayerAssignment], heads: Sequence[LayerAssignment]) -> list[LayerAssignment]:
-    """What makes that which `heads` read, and what makes that, in order."""
+    """List the choices that make the inputs of `heads`, and those that make their inputs, in order."""
     own = {id(choice) for choice in heads}
-    found: dict[int, LayerAssignment] = {}
+    before: dict[int, LayerAssignment] = {}
     for _ in range(2):
-        read = {act.storage for choice in (*heads, *found.values()) for act in choice.layer.inputs()}
-        found = {id(c): c for c in choices if c.layer.y.storage in read and id(c) not in own}
-    return [choice for choice in choices if id(choice) in found]
+        read = {act.storage for choice in (*heads, *before.values()) for act in choice.layer.inputs()}
+        before = {id(c): c for c in choices if c.layer.y.storage in read and id(c) not in own}
+    return [choice for choice in choices if id(choice) in before]

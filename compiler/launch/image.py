@@ -49,7 +49,7 @@ class LayerErrors(Exception):
 
 @dataclass(frozen=True)
 class Launch:
-    """One run of the accelerator: `count` instructions at DRAM offset `address`; the layer of each."""
+    """One run of the accelerator: `count` instructions at DRAM offset `address`, and the layer of each."""
 
     address: int
     count: int
@@ -123,7 +123,7 @@ def lifetimes(
 
 
 class _Emitter:
-    """Emits the layers of one launch into a stream."""
+    """Emit the layers of one launch into a stream."""
 
     def __init__(
         self, cfg: Config, layers: list[Layer], planner: Planner, constants: Constants, addresses: dict[Storage, int],
@@ -155,7 +155,7 @@ class _Emitter:
         return self.stream
 
     def _planned(self, number: int, layer: Layer) -> PlannedLayer | None:
-        """None, and an entry in `refused`, for a layer that does not fit."""
+        """Lower one layer to tiles. A layer that does not fit becomes an entry of `refused`, and None."""
         readers = self.overlap.readers_of(number)
         try:
             first = self.overlap.completion_order(number)

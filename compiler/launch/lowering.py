@@ -22,8 +22,10 @@ LaunchLayers = tuple[list[list[Layer]], list[set[Storage]], list[set[Storage]]]
 
 @dataclass(frozen=True)
 class Lowered:
-    """Where operators are placed, the order of what is done, and the image of the accelerator's part. planner: with
-    what decided its layers."""
+    """A model after placement and code generation: the partition, the steps in order, and the accelerator's image.
+
+    planner: with the policy that decided the layers' tilings.
+    """
 
     selection: Partition
     steps: list[Step]

@@ -29,7 +29,7 @@ class ScheduleSource(Protocol):
 
 @dataclass(frozen=True)
 class FixedSchedule:
-    """Fixed decisions for every layer that is asked about."""
+    """The same tilings for every layer."""
 
     decisions: list[Tiling]
 
@@ -61,21 +61,21 @@ class SchedulePolicy:
         first: CompletionOrder = CompletionOrder.ANY,
         cold: bool = False,
     ) -> list[Tiling]:
-        """Those for each definition of the layer of that name. TilingError where nothing fits.
+        """Choose a tiling for each definition of the layer of that name. TilingError where none fits.
 
-        first: what of the output is rather completed before the rest, if it costs next to nothing. cold: gemm is not
-        busy with another layer while this one's first loads come.
+        first: part of the output to complete before the rest, if it costs next to nothing. cold: whether GEMM idles
+        while this layer's first loads come, as no layer before keeps it busy.
         """
-        asked = [workloads(definition) for definition in definitions]
-        known: Sequence[Tiling] | None = None
+        own_workloads = [workloads(definition) for definition in definitions]
+        decided: Sequence[Tiling] | None = None
         if self.given is not None:
-            known = self.given.of(layer, [workload for each in asked for workload in each])
-        if known is None and self.recorded:
-            known = self.recorded.get(workload_text(definitions))
-        if known is None:
+            decided = self.given.of(layer, [workload for own in own_workloads for workload in own])
+        if decided is None and self.recorded:
+            decided = self.recorded.get(workload_text(definitions))
+        if decided is None:
             return [self._usual(definition.workload, first, cold) for definition in definitions]
-        rest = iter(known)
-        return [Tiling.of_groups(list(islice(rest, len(each)))) for each in asked]
+        tilings = iter(decided)
+        return [Tiling.of_groups(list(islice(tilings, len(own)))) for own in own_workloads]
 
     def _usual(self, workload: Workload | BlockWorkload, first: CompletionOrder, cold: bool) -> Tiling:
         if isinstance(workload, BlockWorkload):
@@ -84,12 +84,13 @@ class SchedulePolicy:
 
 
 def workloads(d: LayerComputation) -> Sequence[Workload | Group]:
-    """What is decided for a definition: one workload, or one for each group of a block."""
+    """The workloads of a definition, each of which gets a tiling: one, or one for each group of a block."""
     return d.workload.groups if isinstance(d.workload, BlockWorkload) else [d.workload]
 
 
 def workload_text(definitions: Sequence[LayerComputation]) -> str:
-    """A layer in a line: its workloads, and a digest of all on which its loops depend, weights and scalars not."""
+    """One line that names a layer in tuning records: its workloads, and a digest of all on which its loops depend.
+    Weights and scalars do not count."""
     text = " + ".join(workload.text for definition in definitions for workload in workloads(definition))
     signatures = repr(tuple(definition.signature for definition in definitions))
     return f"{text} #{hashlib.sha256(signatures.encode()).hexdigest()[:12]}"

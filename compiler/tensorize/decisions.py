@@ -31,7 +31,7 @@ class DecisionsError(Sentence, ValueError):
 
 
 def decisions_of(program: Contents) -> dict[str, Any]:
-    """All decisions of a Program, as they are written to a file."""
+    """Collect the tilings of a Program in the form in which they are written to a file."""
     layers = [
         {"layer": info.name, "parts": [{"workload": part.workload, **part.decisions} for part in info.parts]}
         for launch in program.launches for info in launch.layers
@@ -48,11 +48,12 @@ class ScheduleFile:
 
     cfg: Config
     layers: dict[str, list[tuple[str, Tiling]]]
-    taken: set[str] = field(default_factory=set)
+    used: set[str] = field(default_factory=set)
+    """Layers whose tilings have been asked for."""
 
     @staticmethod
     def load(source: str | Path | Mapping[str, Any], cfg: Config) -> ScheduleFile:
-        """From a file, or what it holds. DecisionsError, also for decisions that were made for another Config."""
+        """Read a file, or take its content. DecisionsError, also for decisions that were made for another Config."""
         if not isinstance(source, Mapping):
             with reading(source, DecisionsError, "holds no decisions"):
                 source = from_json(Path(source).read_text(encoding="utf-8"))
@@ -70,11 +71,11 @@ class ScheduleFile:
         return ScheduleFile(cfg, _layers(source.get("layers")))
 
     def of(self, layer: str, workloads: Sequence[Workload | Group]) -> list[Tiling] | None:
-        """What was decided for the parts of a layer, if anything was. DecisionsError where it does not fit them."""
+        """The tilings of the parts of a layer, or None. DecisionsError where they do not fit its workloads."""
         if layer not in self.layers:
             return None
         given = self.layers[layer]
-        self.taken.add(layer)
+        self.used.add(layer)
         if len(given) != len(workloads):
             raise DecisionsError(f"layer {layer!r} has {len(workloads)} parts, decisions are given for {len(given)}")
         for number, ((text, decisions), workload) in enumerate(zip(given, workloads)):
@@ -87,7 +88,7 @@ class ScheduleFile:
 
     def check_all_taken(self) -> None:
         """DecisionsError where a layer is decided that the model has not on the accelerator."""
-        if left := [layer for layer in self.layers if layer not in self.taken]:
+        if left := [layer for layer in self.layers if layer not in self.used]:
             raise DecisionsError(
                 f"decisions are given for {left[0]!r}, which is no layer of this model on the accelerator; "
                 "`celosia inspect --layers` lists them"
@@ -95,7 +96,7 @@ class ScheduleFile:
 
 
 def why_not_any(cfg: Config, workload: Workload | Group, decisions: Tiling) -> str | None:
-    """Why `decisions` are not a point of the space of a layer, or of a group of a block; None where they are."""
+    """The reason why a tiling is not in the space of a layer, or of a group of a block; None where it is."""
     if isinstance(workload, Group):
         return block_space.why_not(cfg, workload, decisions)
     return why_not(cfg, workload, decisions)
@@ -104,19 +105,20 @@ def why_not_any(cfg: Config, workload: Workload | Group, decisions: Tiling) -> s
 def _layers(rows: Any) -> dict[str, list[tuple[str, Tiling]]]:
     if not isinstance(rows, list):
         raise DecisionsError('decisions hold a list of "layers"')
-    found: dict[str, list[tuple[str, Tiling]]] = {}
+    """Parse the "layers" of a file. DecisionsError where they are no tilings by layer."""
+    layers: dict[str, list[tuple[str, Tiling]]] = {}
     for row in rows:
         name = row.get("layer") if isinstance(row, dict) else None
         parts = row.get("parts") if isinstance(row, dict) else None
         if not isinstance(name, str) or not isinstance(parts, list) or not all(isinstance(p, dict) for p in parts):
             raise DecisionsError(f'a layer\'s decisions are {{"layer": name, "parts": [...]}}, not {str(row)[:80]}')
-        if name in found:
+        if name in layers:
             raise DecisionsError(f"layer {name!r} is decided twice; leave one out")
         try:
-            found[name] = [
+            layers[name] = [
                 (str(part.get("workload")), Tiling.from_json({k: v for k, v in part.items() if k != "workload"}))
                 for part in parts
             ]
         except ValueError as error:
             raise DecisionsError(f"layer {name!r}: {error}") from None
-    return found
+    return layers

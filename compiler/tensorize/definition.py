@@ -1,4 +1,4 @@
-"""Tensor expressions of a layer, and where its tensors lie."""
+"""A layer as tensor expressions, and where its tensors lie."""
 
 from __future__ import annotations
 
@@ -63,9 +63,10 @@ class ActivationGrid:
 
 @dataclass(frozen=True)
 class BlockStage:
-    """One layer of a definition: a pass of the vector unit over `acc`, a sum of gemm, or over `on_chip` itself.
+    """One layer of a computation: a pass of the vector unit over `acc`, the sums of GEMM, or over `on_chip` itself.
 
-    on_chip [images, blocks, rows, columns, *entry]: its input, padded, in `scope`. acc [images, blocks, rows, columns,
+    on_chip [images, blocks, rows, columns, *entry]: its input, padded, in scratchpad `scope`; the tensor is called
+    "near" in printed loops. acc [images, blocks, rows, columns,
     *entry]. weights, taps, par, table: constants in DRAM; taps are those of a depthwise sum of the vector unit. weights
     of a product of two activations are computed from one of them. b: operand B of the pass, in vin: what the pass of
     the stage before makes, or an activation.
@@ -84,9 +85,11 @@ class BlockStage:
 
 @dataclass(frozen=True)
 class Rows:
-    """Operation on rows of `count` elements, as the intrinsic `name` makes them. within: numbers of each row [images,
-    rows, columns], by the names of their intrinsics, the last one first. powers: of a softmax, [1, 512] float32 in
-    DRAM."""
+    """Operation on rows of `count` elements by the intrinsic `name`.
+
+    within: sums or maxima of each row, [images, rows, columns], by the names of their intrinsics, the last one first.
+    powers: of a softmax, [1, 512] float32 in DRAM.
+    """
 
     name: str
     count: int
@@ -96,7 +99,7 @@ class Rows:
 
 @dataclass(frozen=True)
 class LayerComputation:
-    """Tensors of (a part of) a layer, or of a block of layers.
+    """A layer, a part of one, or a block of layers, as tensor expressions.
 
     stages: its layers in order; `on_chip` or `b` of each but the first is the result of the one before. out [images,
     blocks, rows, columns, *entry]: what the last pass makes. y [images, groups, rows, columns, batch, group]: in DRAM,
@@ -124,8 +127,8 @@ class LayerComputation:
         """The scalars, as they occur in the expressions."""
         tensors = [tensor for stage in self.stages for tensor in (stage.on_chip, stage.acc)]
         bodies = [t.body for t in (*tensors, self.out, self.y) if t is not None and t.body is not None]
-        found = (n for body in bodies for n in walk(body) if isinstance(n, Var) and not isinstance(n, Axis))
-        return tuple(dict.fromkeys(found))
+        variables = (n for body in bodies for n in walk(body) if isinstance(n, Var) and not isinstance(n, Axis))
+        return tuple(dict.fromkeys(variables))
 
     @cached_property
     def signature(self) -> Hashable:

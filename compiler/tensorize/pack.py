@@ -52,7 +52,7 @@ class WeightRun(NamedTuple):
 def runs(cfg: Config, gemm: Gemm) -> list[WeightRun]:
     """The output blocks of `gemm`, cut where the input blocks do not advance evenly."""
     ranges = input_ranges(cfg, gemm)
-    found: list[WeightRun] = []
+    result: list[WeightRun] = []
     n = before = 0
     while n < len(ranges):
         start, stop = ranges[n]
@@ -60,14 +60,14 @@ def runs(cfg: Config, gemm: Gemm) -> list[WeightRun]:
         step = max(ranges[n + share][0] - start, 0) if n + share < len(ranges) else 0
         count = share
         while n + count < len(ranges) and step:
-            moved = count // share * step
-            if ranges[n + count] != (start + moved, stop + moved):
+            advance = count // share * step
+            if ranges[n + count] != (start + advance, stop + advance):
                 break
             count += 1
-        found.append(WeightRun(n, count, start, stop - start, step if count > share else 0, share, before))
+        result.append(WeightRun(n, count, start, stop - start, step if count > share else 0, share, before))
         before += count * (stop - start)
         n += count
-    return found
+    return result
 
 
 def weights(cfg: Config, gemm: Gemm) -> Bytes:
@@ -95,7 +95,7 @@ def weights(cfg: Config, gemm: Gemm) -> Bytes:
 
 
 class StoredWeights(NamedTuple):
-    """`weights` as they lie in DRAM. book_bytes: where they are packed, of the codebooks that lie in front of them."""
+    """Weights as they lie in DRAM. book_bytes: where they are packed, bytes of the codebooks in front of them."""
 
     data: Bytes
     book_bytes: int = 0
@@ -107,13 +107,13 @@ class StoredWeights(NamedTuple):
 
     @property
     def first(self) -> int:
-        """Where the weights begin, at a bound of ALIGN bytes."""
+        """Offset of the weights, a multiple of ALIGN bytes."""
         return -(-self.book_bytes // ALIGN) * ALIGN
 
 
 def stored_weights(cfg: Config, gemm: Gemm) -> StoredWeights:
-    """Packed, where `cfg` can expand them, the input blocks of each output block are whole packs, and each group of
-    weights finds its values in one of a few codebooks."""
+    """Arrange the weights of `gemm` for DRAM: packed where `cfg` can expand them, the input blocks of each output block
+    are whole packs, and a few codebooks hold the values of all groups of weights."""
     whole = weights(cfg, gemm)
     places = gemm.weights.shape[2] * gemm.weights.shape[3]
     if cfg.weight_bits == 8 or any(run.inputs * places % packing(cfg).entries for run in runs(cfg, gemm)):
@@ -128,28 +128,29 @@ def packed_weights(cfg: Config, whole: Bytes) -> StoredWeights | None:
     """
     p = packing(cfg)
     groups = whole.reshape(-1, p.entries, p.blocks, p.run).swapaxes(1, 2).reshape(-1, p.entries * p.run)
-    made = coded(groups, p.bits)
-    if made is None:
+    code = coded(groups, p.bits)
+    if code is None:
         return None
-    book = entries(made.books, p.bits).ravel()
-    found = StoredWeights(np.zeros(0, np.uint8), len(book))
-    data = np.zeros(found.first + len(whole) // p.weights * p.pack_bytes, np.uint8)
+    book = entries(code.books, p.bits).ravel()
+    stored = StoredWeights(np.zeros(0, np.uint8), len(book))
+    data = np.zeros(stored.first + len(whole) // p.weights * p.pack_bytes, np.uint8)
     data[: len(book)] = book
-    packs = data[found.first :].reshape(-1, p.pack_bytes)
-    packs[:, : p.blocks // 2] = _together(made.choices.reshape(-1, p.blocks), NIBBLE_BITS)
-    numbers = made.found.reshape(-1, p.blocks, p.entries, p.run).swapaxes(1, 2)
-    packs[:, p.head_bytes :] = _together(numbers.reshape(len(packs), -1), p.bits)
-    return found._replace(data=data)
+    packs = data[stored.first :].reshape(-1, p.pack_bytes)
+    packs[:, : p.blocks // 2] = _pack_numbers(code.choices.reshape(-1, p.blocks), NIBBLE_BITS)
+    numbers = code.numbers.reshape(-1, p.blocks, p.entries, p.run).swapaxes(1, 2)
+    packs[:, p.head_bytes :] = _pack_numbers(numbers.reshape(len(packs), -1), p.bits)
+    return stored._replace(data=data)
 
 
-def _together(numbers: Bytes, bits: int) -> Bytes:
-    """[..., bytes] of numbers of so many bits [..., 8 / bits * bytes], the first one in a byte's lowest bits."""
+def _pack_numbers(numbers: Bytes, bits: int) -> Bytes:
+    """Pack numbers of so many bits, [..., 8 / bits * bytes], into bytes, the first one in a byte's lowest bits."""
     parts = numbers.reshape(*numbers.shape[:-1], -1, 8 // bits) << np.arange(0, 8, bits).astype(np.uint8)
     return np.bitwise_or.reduce(parts, axis=-1)  # type: ignore[no-any-return]
 
 
 def tap_steps(cfg: Config, window: Window) -> tuple[int, int]:
-    """(steps in which a row of the kernel is read, columns from one to the next): taps are neighbours."""
+    """Steps in which the vector unit reads a row of a depthwise kernel, and columns from one step to the next. Taps are
+    neighbouring columns."""
     width = window.kernel[1]
     return (-(-width // cfg.taps), cfg.taps) if window.dilations[1] == 1 else (width, window.dilations[1])
 

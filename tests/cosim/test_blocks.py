@@ -123,11 +123,11 @@ def cut(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Callable[[int], t
     """Cut chains where a function of their length says."""
 
     def patch(where: Callable[[int], tuple[int, ...]]) -> None:
-        def parts(self: Any, chain: list[Any]) -> list[blocks._Part]:
+        def parts(self: Any, chain: list[Any]) -> list[blocks._Segment]:
             bounds = pairwise((0, *where(len(chain)), len(chain)))
-            return [blocks._Part(tuple(chain[a:b])) for a, b in bounds]
+            return [blocks._Segment(tuple(chain[a:b])) for a, b in bounds]
 
-        monkeypatch.setattr(blocks._Cutter, "cut", parts)
+        monkeypatch.setattr(blocks._ChainPartitioner, "cut", parts)
 
     yield patch
 
@@ -393,8 +393,8 @@ def groups(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
     """Chains as one block, cut in groups where `where` of their length says; tiles drawn by `rng`, where given."""
 
     def patch(where: Callable[[int], tuple[int, ...]], rng: np.random.Generator | None = None) -> None:
-        def parts(self: Any, chain: list[Any]) -> list[blocks._Part]:
-            return [blocks._Part(tuple(chain), where(len(chain)))]
+        def parts(self: Any, chain: list[Any]) -> list[blocks._Segment]:
+            return [blocks._Segment(tuple(chain), where(len(chain)))]
 
         def choose(cfg: Config, p: BlockWorkload) -> Tiling:
             points = [list(block_space.candidates(cfg, group)) for group in p.groups]
@@ -403,7 +403,7 @@ def groups(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
             assert rng is not None
             return Tiling.of_groups([each[rng.integers(len(each))] for each in points])
 
-        monkeypatch.setattr(blocks._Cutter, "cut", parts)
+        monkeypatch.setattr(blocks._ChainPartitioner, "cut", parts)
         if rng is not None:
             monkeypatch.setattr(block_space, "choose", choose)
 
@@ -479,14 +479,16 @@ def long_model(chain: str, images: int = 1) -> Builder:
 def test_decisions_hold_blocks(cut: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
     made = model("inverted residual").model()
     with monkeypatch.context() as patch:
-        patch.setattr(blocks._Cutter, "cut", lambda self, chain: [blocks._Part(tuple(chain))])
+        patch.setattr(blocks._ChainPartitioner, "cut", lambda self, chain: [blocks._Segment(tuple(chain))])
         whole = celosia.compile(made, "tiny")
     [block] = block_layers(whole)
     decisions = json.loads(json.dumps(decisions_of(whole)))
     again = celosia.compile(made, "tiny", decisions=decisions)
     assert [b.name for b in block_layers(again)] == [block.name] and np.array_equal(again.image, whole.image)
     with monkeypatch.context() as patch:
-        patch.setattr(blocks._Cutter, "cut", lambda self, chain: [blocks._Part((choice,)) for choice in chain])
+        patch.setattr(
+            blocks._ChainPartitioner, "cut", lambda self, chain: [blocks._Segment((choice,)) for choice in chain]
+        )
         apart = celosia.compile(made, "tiny")
     assert not block_layers(apart)
     assert not block_layers(celosia.compile(made, "tiny", decisions=decisions_of(apart)))
