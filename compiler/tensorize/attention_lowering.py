@@ -1,8 +1,8 @@
-"""The tensors of attention as a block: scores and probabilities lie in vin and inp, a row's entries one behind another.
+"""Lower attention as a block: scores and probabilities lie in vin and inp, a row's entries one behind another.
 
     scores = requantise(Q · Kᵀ)  → vin        probabilities = softmax(scores)  → inp        y = requantise(P · V)
 
-Heads are rows of the definition, queries its columns.
+Heads are rows of the computation, queries its columns.
 """
 
 from __future__ import annotations
@@ -23,8 +23,11 @@ from celosia.hw.spec.config import Config
 
 
 def attention(cfg: Config, block: Layer) -> LayerComputation:
-    """Lower a product, the softmax of its rows, and the product of these. TilingError where the Config lacks what that
-    takes, where zero points of the operands are no zeros, or heads are no whole groups of channels."""
+    """Lower a product, the softmax of its rows, and the product of these.
+
+    TilingError where the Config lacks softmax or forwarding, where zero points of the operands are not 0, or heads are
+    no whole groups of channels.
+    """
     scores, rows, mixed = block.layers
     assert scores.product is not None and rows.softmax is not None and mixed.product is not None
     if not cfg.softmax or not cfg.forward or cfg.batch > 1 or cfg.block_in != cfg.block_out:
@@ -38,20 +41,20 @@ def attention(cfg: Config, block: Layer) -> LayerComputation:
     stage = first.stage_of(queries, lambda i, k, y, x, c: queries[i, y, k, x, 0, 0, c], "vin")
     on_chip = first.rows_of(stage)
     middle = LayerLowering(cfg, rows, False, 0, rows.row_length // cfg.group, "1", first)
-    made, found = softmax_rows(middle, on_chip)
+    shares, rows_operation = softmax_rows(middle, on_chip)
     last = _HeadsLowering(cfg, mixed, "2", middle)
-    final = last.stage_of(made, lambda i, k, y, x, c: made[i, y, x, k * cfg.group + c], "out")
+    final = last.stage_of(shares, lambda i, k, y, x, c: shares[i, y, x, k * cfg.group + c], "out")
     out, y = last.results(final)
     workload = Workload(
         Window((1, 1)), 1, mixed.heads, mixed.y.width, last.blocks, 0, False, 1, 1, "vin", whole=True,
         attends=(first.blocks, first.input_blocks),
     )  # fmt: skip
     stages = stage, BlockStage(VectorOp("vin"), on_chip, "vin"), final
-    return LayerComputation(workload, stages, out, y, tuple(last.inputs), last.places, last.scalars, found)
+    return LayerComputation(workload, stages, out, y, tuple(last.inputs), last.places, last.scalars, rows_operation)
 
 
 class _HeadsLowering(LayerLowering):
-    """Makes the tensors of the products of all heads, which are rows."""
+    """Make the tensors of a product of all heads, each of which is a row."""
 
     def __init__(self, cfg: Config, layer: Layer, suffix: str, before: LayerLowering | None = None) -> None:
         if any(act.channels % (layer.heads * cfg.group) for act in (*layer.inputs(), layer.y)):
@@ -65,29 +68,29 @@ class _HeadsLowering(LayerLowering):
         return self.layer.row_length // self.cfg.group
 
     def _heads(self, act: Activation) -> ActivationGrid:
-        """`act`, which is matrices whose rows are pixels, with a row for each."""
+        """View an activation of several matrices, whose rows are pixels, with a row for each matrix."""
         grid, heads = ActivationGrid.of(self.cfg, act, False), self.layer.heads
         image, plane, _, column = grid.strides
-        each = act.channels // heads // self.cfg.group
-        return replace(grid, rows=heads, strides=(image, plane, each * plane, column))
+        groups = act.channels // heads // self.cfg.group
+        return replace(grid, rows=heads, strides=(image, plane, groups * plane, column))
 
     def queries(self) -> Tensor:
-        """x in entries of inp, [1, heads, blocks, columns, 1, 1, group]."""
+        """Make x in entries of inp, [1, heads, blocks, columns, 1, 1, group]."""
         grid = self._heads(self.layer.x)
-        source = self.given(grid, "x", self.input_blocks)
+        source = self.activation(grid, "x", self.input_blocks)
         shape = (1, grid.rows, self.input_blocks, grid.columns, 1, 1, self.cfg.group)
         axes = ("image", "row", "block", "column", *PLACES[4:])
         return compute(shape, lambda i, y, n, x, piece, b, c: source[i, n, y, x, b, c], "queries", axes=axes)
 
     def stage_of(self, on_chip: Tensor, element: Callable[..., Expr], to: str) -> BlockStage:
-        """The stage of a product on GEMM, and the pass behind it, which writes to scratchpad `to`.
+        """Make the stage of a product on GEMM, and the pass behind it, which writes to scratchpad `to`.
 
         Sums [1, heads, columns, blocks, 1, 1, group] are of products of each `element` of `on_chip` and weights [heads,
         blocks, input blocks, block_out, block_in].
         """
         cfg, layer, size = self.cfg, self.layer, self.cfg.group
         assert layer.product is not None
-        w = self.given(self._heads(layer.product.w), "w", self.input_blocks)
+        w = self.activation(self._heads(layer.product.w), "w", self.input_blocks)
         weights = compute(
             (layer.heads, self.blocks, self.input_blocks, cfg.block_out, cfg.block_in),
             lambda h, n, k, m, c: w[0, k, h, n * size + m, 0, c], f"weights{self.suffix}",
@@ -106,7 +109,7 @@ class _HeadsLowering(LayerLowering):
         return BlockStage(behind, on_chip, "inp", acc, weights, par=par, table=table)
 
     def _uniform(self) -> Tensor:
-        """Parameters, which are the same for all channels: one entry."""
+        """Add the parameters, one entry for all channels. TilingError where channels differ."""
         r, size = self.layer.requantise, self.cfg.block_out
         assert r is not None
         if any((values != values[0]).any() for values in (r.bias, r.multiplier, r.shift)):
@@ -123,7 +126,7 @@ class _HeadsLowering(LayerLowering):
         return super()._read(stage, name, window, (i, Const(0, INDEX), y, x, *entry))
 
     def rows_of(self, stage: BlockStage) -> Tensor:
-        """What the pass of `stage` makes, as rows of channels, [1, heads, columns, channels]."""
+        """Make the result of a stage's pass as rows of channels, [1, heads, columns, channels]."""
         value, zero, size = self.passed(stage), Const(0, INDEX), self.cfg.group
         shape = (1, self.layer.heads, self.y.columns, self.blocks * size)
         return compute(
@@ -132,8 +135,8 @@ class _HeadsLowering(LayerLowering):
         )  # fmt: skip
 
     def results(self, stage: BlockStage) -> tuple[Tensor, Tensor]:
-        """What the pass of `stage` makes, [1, heads, columns, blocks, 1, 1, group], and y, [1, groups, heads, columns,
-        1, group]."""
+        """Make the result of a stage's pass, [1, heads, columns, blocks, 1, 1, group], and y, [1, groups, heads,
+        columns, 1, group]."""
         value, heads, size = self.passed(stage), self.layer.heads, self.cfg.group
         shape = (1, heads, self.y.columns, self.blocks, 1, 1, size)
         out = compute(shape, lambda i, y, x, n, *e: value(i, n, y, x, *e), "out", axes=(*BY_ROW, *PLACES[4:]))
@@ -147,5 +150,5 @@ class _HeadsLowering(LayerLowering):
 
 
 BY_ROW = ("image", "row", "column", "block")
-"""The first axes of what gemm and the vector unit hand to each other: a part of the queries is entries in a row, so
-that the other unit waits for these alone."""
+"""First axes of tensors between GEMM and the vector unit: the entries of a part of the queries lie in a row, so that
+the other unit waits for these alone."""

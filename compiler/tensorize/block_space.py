@@ -1,8 +1,8 @@
-"""The space of schedules of a block of layers, and an estimate that chooses among them.
+"""The space of tilings of a block of layers, and an estimate that chooses among them.
 
 A block is one group of layers, or several with whole images on chip between them; each group has decisions of its own.
 A tile is y rows and x columns of what a group makes, with all its channels. The last layer's sum is cut in slices of k
-input blocks; for each slice, the layers before it compute what it reads, with the halo that their windows need. So gemm
+input blocks; for each slice, the layers before it compute what it reads, with the halo that their windows need. So GEMM
 is at one slice of the first layer while the vector unit is at the slice before.
 """
 
@@ -23,14 +23,14 @@ from celosia.hw.spec.pipeline import VECTOR_STAGES
 from celosia.hw.spec.scratchpads import depths, scratchpads
 
 WAITING = 0.1
-"""Share of a slice in which gemm and the vector unit wait for each other, once in each tile."""
+"""Share of a slice for which GEMM and the vector unit wait for each other, once in each tile."""
 TURN = VECTOR_STAGES + 4
 """Cycles that a VECTOR waits after one whose result it reads."""
 
 
 @dataclass(frozen=True)
 class BlockWorkload:
-    """The workloads of layers, each of which reads what the one before it makes. in_blocks of a depthwise one is 0.
+    """The workloads of a block's layers. Each reads the output of the one before it; in_blocks of a depthwise one is 0.
 
     cuts: numbers of layers that read whole images which lie in a scratchpad.
     """
@@ -43,7 +43,7 @@ class BlockWorkload:
 
     @property
     def groups(self) -> list[Group]:
-        """Between cuts, in order."""
+        """The groups between cuts, in order."""
         bounds = (0, *self.cuts, len(self.layers))
         return [Group(self.layers[a:b], a > 0, (*self.layers, None)[b]) for a, b in itertools.pairwise(bounds)]
 
@@ -52,8 +52,8 @@ class BlockWorkload:
 class Group:
     """The layers of a block between two cuts, which run tile by tile together.
 
-    resident: whether what it reads lies in a scratchpad. following: the layer after it, for whose whole input it makes
-    tiles in a scratchpad; None where it makes tiles of the block's output.
+    resident: whether its input lies in a scratchpad as a whole. following: the layer after it, whose whole input it
+    makes in a scratchpad; None where the group makes the block's output.
     """
 
     layers: tuple[Workload, ...]
@@ -77,7 +77,7 @@ class Group:
 
     @property
     def padding(self) -> tuple[int, int]:
-        """Rows of padding at the top and at the bottom of what it makes."""
+        """Rows of padding at the top and at the bottom of the result."""
         if self.following is None:
             return 0, 0
         top = self.following.window.pads[0]
@@ -90,10 +90,10 @@ class Group:
 
     @property
     def text(self) -> str:
-        """All of it in a line, by which decisions are known to be for this group."""
+        """The whole group in one line. Tilings in files and records are stored under it."""
         chain = "; then ".join(layer.text for layer in self.layers)
-        given = "of what lies on chip, " if self.resident else ""
-        return given + chain + ("" if self.following is None else "; kept on chip")
+        source = "of what lies on chip, " if self.resident else ""
+        return source + chain + ("" if self.following is None else "; kept on chip")
 
 
 class _Level(NamedTuple):
@@ -114,7 +114,7 @@ class _Level(NamedTuple):
 
     @property
     def steps(self) -> int:
-        """Cycles of its pass for a pixel of a block."""
+        """Cycles of the vector pass for a pixel of a block."""
         return max(1, self.workload.sums)
 
 
@@ -122,15 +122,18 @@ Levels = list[_Level]
 
 
 def _levels(cfg: Config, p: Group, d: Tiling) -> Levels:
-    """From the first layer to the last; a result is computed where the next layer's windows reach, within the image."""
-    found: list[_Level] = []
+    """Compute the extents of each layer in a slice, from the last layer's tile back to the first.
+
+    A result is computed where the next layer's windows reach, within the image.
+    """
+    levels: list[_Level] = []
     rows, columns = min(d.y, p.last.rows), min(d.x, p.last.columns)
     blocks = p.last.out_blocks if p.last.in_blocks else d.n
     ratio = max(1, cfg.block_in // cfg.block_out)
     for number in reversed(range(len(p.layers))):
         layer = p.layers[number]
         needed = layer.input_rows(rows), layer.input_columns(columns)
-        found.append(_Level(layer, blocks, rows * columns, needed[0] * needed[1]))
+        levels.append(_Level(layer, blocks, rows * columns, needed[0] * needed[1]))
         if number:
             before = p.layers[number - 1]
             rows, columns = min(needed[0], before.rows), min(needed[1], before.columns)
@@ -138,11 +141,11 @@ def _levels(cfg: Config, p: Group, d: Tiling) -> Levels:
                 blocks = min(d.k * ratio, before.out_blocks)
             elif layer.in_blocks:
                 blocks = before.out_blocks
-    return found[::-1]
+    return levels[::-1]
 
 
 def why_not(cfg: Config, p: Group, d: Tiling) -> str | None:
-    """Why `d` is not a point of the space of a group, or None."""
+    """The reason why `d` is not a point of the space of a group, or None."""
     last = p.last
     for name, size in (("n", last.out_blocks), ("y", p.rows), ("x", p.columns), ("k", max(last.in_blocks, 1))):
         if not 1 <= getattr(d, name) <= size:
@@ -157,13 +160,14 @@ def why_not(cfg: Config, p: Group, d: Tiling) -> str | None:
 
 
 def _can_stay(p: Group, y: int, x: int) -> bool:
-    """Whether tiles of y rows and x columns can be of what stays on chip, where that is what the group makes."""
+    """Whether the group can make tiles of y rows and x columns: if its result stays on chip, these must be whole rows,
+    and not padding alone."""
     top, bottom = p.padding
     return p.following is None or not (x < p.columns or y <= top or (p.rows - 1) % y < bottom)
 
 
 def _too_large(cfg: Config, p: Group, d: Tiling, levels: Levels) -> str | None:
-    """Why a tile, of these levels, does not fit, or None. What fits does so with a smaller n or k, too."""
+    """The reason why a tile with these levels does not fit, or None. A tile that fits does so with less n or k, too."""
     for scope, entries, depth in _needs(cfg, p, d, levels):
         if entries > depth:
             return f"a tile takes {entries} entries of {scope}, where {depth} are to be had"
@@ -173,7 +177,7 @@ def _too_large(cfg: Config, p: Group, d: Tiling, levels: Levels) -> str | None:
 
 
 def _needs(cfg: Config, p: Group, d: Tiling, levels: Levels) -> Iterator[tuple[str, int, int]]:
-    """(scratchpad, entries that a tile takes, entries to be had)."""
+    """For each scratchpad, the entries that a tile takes, and those available: (scratchpad, taken, available)."""
     first, last = levels[0], levels[-1]
     pixels = last.out
     whole = {"inp": 0, "vin": 0}
@@ -209,7 +213,7 @@ def _needs(cfg: Config, p: Group, d: Tiling, levels: Levels) -> Iterator[tuple[s
 
 
 def _weights(d: Tiling, level: _Level, last: _Level) -> int:
-    """Entries of wgt of a level in a slice."""
+    """Entries of wgt for one layer in a slice."""
     return (
         level.blocks
         * (d.k if level is last else level.workload.in_blocks)
@@ -219,7 +223,7 @@ def _weights(d: Tiling, level: _Level, last: _Level) -> int:
 
 
 def candidates(cfg: Config, p: Group) -> Iterator[Tiling]:
-    """The points of the space of a group."""
+    """Generate the points of the space of a group."""
     return (d for d, _ in _candidates(cfg, p))
 
 
@@ -232,7 +236,7 @@ def _candidates(cfg: Config, p: Group) -> Iterator[tuple[Tiling, Levels]]:
 
 
 def _of_tile(cfg: Config, p: Group, least: Tiling) -> Iterator[tuple[Tiling, Levels]]:
-    """For each k the point with the largest n that fits, of tiles like `least`, whose k and n are the smallest."""
+    """Generate, for each k, the point with the largest n that fits, for tiles of the rows and columns of `least`."""
     last = p.last
     if _too_large(cfg, p, least, _levels(cfg, p, least)):
         return
@@ -253,12 +257,12 @@ def _of_tile(cfg: Config, p: Group, least: Tiling) -> Iterator[tuple[Tiling, Lev
 
 
 def estimate(cfg: Config, p: BlockWorkload, d: Tiling) -> float:
-    """Cycles of the whole block under the decisions `d`."""
+    """Estimated cycles of the whole block under the tiling `d`."""
     return sum(estimate_group(cfg, group, each) for group, each in zip(p.groups, d.groups, strict=True))
 
 
 def estimate_group(cfg: Config, p: Group, d: Tiling) -> float:
-    """Cycles of a group."""
+    """Estimated cycles of a group."""
     return _estimate(cfg, p, d, _levels(cfg, p, d))
 
 
@@ -310,8 +314,11 @@ def _estimate(cfg: Config, p: Group, d: Tiling, levels: Levels) -> float:
 
 
 def _bank_stalls(cfg: Config, levels: list[_Level], d: Tiling) -> float:
-    """Cycles of a slice in which the vector unit waits to read sums, as gemm adds to others in the same bank: those of
-    the last layer lie in the first bank, what is handed on lies at the end of the second one and may reach into it."""
+    """Cycles of a slice for which the vector unit waits to read sums while GEMM adds to others in the same bank.
+
+    Sums of the last layer lie in the first bank of acc. Those handed on inside the block lie at the end of the second
+    bank, and may reach into the first.
+    """
     last, half = levels[-1], scratchpads(cfg)["acc"].bank_depth
     handed = sum(2 * level.blocks * level.out for level in levels[:-1] if level.workload.in_blocks)
     if handed <= half or not last.workload.in_blocks:
@@ -322,14 +329,14 @@ def _bank_stalls(cfg: Config, levels: list[_Level], d: Tiling) -> float:
 
 
 def best_by_piece(cfg: Config, p: Group, count: int = 2) -> list[Tiling]:
-    """The best `count` points by the estimate for each k."""
+    """For each k, the best `count` points by the estimate."""
     ranked = [d for d, _ in sorted(_candidates(cfg, p), key=lambda point: _estimate(cfg, p, *point))]
-    pieces = {d.k: [each for each in ranked if each.k == d.k][:count] for d in ranked}
-    return [d for found in pieces.values() for d in found]
+    best = {d.k: [other for other in ranked if other.k == d.k][:count] for d in ranked}
+    return [d for points in best.values() for d in points]
 
 
 def choose(cfg: Config, p: BlockWorkload) -> Tiling:
-    """The best points of its groups by the estimate. TilingError where there is none."""
+    """Combine the best point of each group by the estimate. TilingError where a group has none."""
     return Tiling.of_groups([_choose(cfg, group) for group in p.groups])
 
 

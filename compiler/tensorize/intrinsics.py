@@ -38,17 +38,17 @@ BUFFERS = {b.name.lower(): b for b in Buffer}
 
 
 def tile_shape(cfg: Config, scope: str) -> tuple[int, ...]:
-    """An entry of a scratchpad: what gemm and vector work on."""
+    """Shape of an entry of a scratchpad, which GEMM and the vector unit work on."""
     return scratchpads(cfg)[scope].shape
 
 
 def element_shape(cfg: Config, scope: str) -> tuple[int, ...]:
-    """What one step of LOAD or STORE moves."""
+    """Shape of an element, which one step of LOAD or STORE moves."""
     return scratchpads(cfg)[scope].piece_shape
 
 
 def element_type(cfg: Config, scope: str) -> str:
-    """Element type of what scratchpad `scope` holds."""
+    """Element type of scratchpad `scope`."""
     return scratchpads(cfg)[scope].element
 
 
@@ -144,7 +144,7 @@ class VectorOp:
 
     reduce: combine the window of A by "sum" or "max". taps: A is a sum of products with weights of tap. multiply: by
     operand B, from vin. requantise: with an entry of par. lookup: in a table. residual: add operand B, from vin.
-    to: the scratchpad that it writes. padded: some places have no result, and get a number. byte: one byte of A, alone.
+    to: the scratchpad that is written. padded: places without a result get a number. byte: take one byte of A, alone.
     """
 
     source: str
@@ -172,7 +172,7 @@ class VectorOp:
 
     @property
     def name(self) -> str:
-        """As the intrinsic is called."""
+        """Name of the intrinsic."""
         steps = [
             step for step in ("taps", "multiply", "byte", "requantise", "lookup", "residual") if getattr(self, step)
         ]
@@ -282,7 +282,7 @@ def _vector_fields(
 
 
 def passes(cfg: Config) -> Iterator[VectorOp]:
-    """All that layers need."""
+    """Generate the vector operations that layers of this Config need."""
     if cfg.sums:
         yield VectorOp("acc", byte=True)
     for lookup, residual in product((False, True), repeat=2):
@@ -309,7 +309,7 @@ def passes(cfg: Config) -> Iterator[VectorOp]:
 
 
 class _Intrinsics(Mapping[str, Declared]):
-    """By name; those of rows, which have a number of elements, are made when they are asked for."""
+    """Intrinsics by name. Those of rows, which have a count of elements in their names, are made on demand."""
 
     def __init__(self, cfg: Config, known: Mapping[str, Declared]) -> None:
         self._cfg, self._known = cfg, known
@@ -334,7 +334,7 @@ class _Intrinsics(Mapping[str, Declared]):
 
 @cache
 def declared(cfg: Config) -> Mapping[str, Declared]:
-    """All of these, by name: what `expr.parse` takes, and the trace of a schedule."""
+    """The intrinsics of a Config by name, for `expr.parse` and for traces of schedules."""
     loads = [make(cfg, scope) for make in (load, padded_load) for scope in BUFFERS if scope in scratchpads(cfg)]
     vectors = [vector(cfg, p) for p in passes(cfg)]
     others = gemm(cfg), *loads, widening_load(cfg), requantise(cfg), window_max(cfg), store(cfg), *vectors

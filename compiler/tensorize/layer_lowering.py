@@ -1,4 +1,9 @@
-"""The tensors of one layer, in DRAM and in scratchpads; in one file as kinds of layers differ in a line or two."""
+"""Lower one layer to tensors in DRAM and in scratchpads.
+
+    x in DRAM → near (padded, in a scratchpad) → acc (sums of GEMM) → out (a pass of the vector unit) → y in DRAM
+
+`LayerLowering` holds all kinds of layers, as they share most of these tensors.
+"""
 
 from __future__ import annotations
 
@@ -28,14 +33,14 @@ from celosia.hw.spec.config import Config
 from celosia.hw.spec.isa import Buffer, element_bytes
 
 PLACES = ("image", "block", "row", "column", "piece", "b", "g")
-"""The axes of what a vector unit reads and writes."""
+"""The axes of tensors that the vector unit reads and writes."""
 
 
 class LayerLowering:
-    """Makes the tensors of one layer, for `blocks` output blocks from `first` on.
+    """Make the tensors of one layer, for `blocks` output blocks from `first` on.
 
-    suffix: of the names of tensors and scalars, in a definition of several layers. before: the lowering of the layer
-    before, in the same definition.
+    matrix: whether images are pixels of one row, see ActivationGrid. suffix: of the names of tensors and scalars, in a
+    computation of several layers. before: the lowering of the layer before, in the same computation.
     """
 
     def __init__(
@@ -52,12 +57,12 @@ class LayerLowering:
 
     @property
     def scope(self) -> str:
-        """Where a part of a block reads its input."""
+        """The scratchpad from which the layer reads its input."""
         return "inp" if self.layer.product is not None or self.layer.uses_gemm(self.cfg) else "vin"
 
     @property
     def sum_bytes(self) -> int:
-        """Bytes of each sum that leave as they are; 0 where sums are scaled."""
+        """Bytes of each sum that are stored unscaled; 0 where sums are scaled."""
         return 0 if self.layer.gemm is None else self.layer.gemm.sum_bytes
 
     @property
@@ -67,7 +72,7 @@ class LayerLowering:
 
     @property
     def skip(self) -> int:
-        """Rows of x from one row in the scratchpad to the next: a kernel of one row skips those between."""
+        """Rows of x from one row in the scratchpad to the next. A kernel of one row skips those between strides."""
         return self.window.strides[0] if self.window.kernel[0] == 1 else 1
 
     @property
@@ -79,14 +84,14 @@ class LayerLowering:
 
     @property
     def beyond(self) -> int:
-        """Columns that a depthwise sum reads, with weights of zero, beyond its windows."""
+        """Columns beyond its windows that a depthwise sum reads, with weights of zero."""
         if self.layer.gemm is None or self.scope == "inp":
             return 0
         steps, step = pack.tap_steps(self.cfg, self.window)
         return (steps - 1) * step + self.cfg.taps - self.window.reach(1)
 
     def inside(self, y: Expr, x: Expr) -> list[Expr]:
-        """Tests that row `y` and column `x` of x exist, for those that the scratchpad has."""
+        """Conditions under which row `y` and column `x` of the scratchpad's input are no padding."""
         rows, columns = self.input_size
         top, left, _, _ = self.window.pads
         return within(y, self.x.rows, rows, self.skip, top) + within(x, self.x.columns, columns, 1, left)
@@ -98,15 +103,15 @@ class LayerLowering:
 
     # Tensors in DRAM ------------------------------------------------------------------------------------------
 
-    def given(self, grid: ActivationGrid, name: str, groups: int, first: int = 0) -> Tensor:
-        """An activation in DRAM, see `ActivationGrid.tensor`."""
+    def activation(self, grid: ActivationGrid, name: str, groups: int, first: int = 0) -> Tensor:
+        """Add an activation in DRAM to the inputs, see `ActivationGrid.tensor`."""
         tensor, place = grid.tensor(self.cfg, name + self.suffix, groups, first)
         self.places[tensor] = place
         self.inputs.append(tensor)
         return tensor
 
     def constant(self, blob: Blob, shape: tuple[int, ...], dtype: str, name: str, offset: int = 0) -> Tensor:
-        """`blob`, from byte `offset` on, as a tensor in DRAM."""
+        """Add a constant to the inputs: `blob` in DRAM, from byte `offset` on."""
         tensor = placeholder(shape, dtype, name + self.suffix)
         size = tensor.nbytes // max(tensor.size, 1)
         strides = tuple(int(np.prod(shape[d + 1 :])) * size for d in range(len(shape)))
@@ -133,21 +138,21 @@ class LayerLowering:
     # Tensors in scratchpads -----------------------------------------------------------------------------------
 
     def input_on_chip(self, scope: str, blocks: int, pad_value: int, first: int = 0) -> Tensor:
-        """x in entries of `scope`, from group `first` on, with what the window reads beyond its borders.
+        """Make the input in scratchpad `scope`, [images, blocks, rows, columns, *entry], from group `first` on.
 
-        [images, blocks, rows, columns, *entry]. With a kernel of one row, the rows between strides are left out.
+        Padding that the window reads has `pad_value`. With a kernel of one row, rows between strides are left out.
         """
         entry = tile_shape(self.cfg, scope)
         top, left, _, _ = self.window.pads
         rows, columns = self.input_size
         exist = self.layer.x.storage_groups - self.layer.x.group_offset
-        x = self.given(self.x, "x", exist - first, first)
+        x = self.activation(self.x, "x", exist - first, first)
         last = x.shape[1] - 1
 
         def read(image: Expr, block: Expr, row: Expr, column: Expr, piece: Expr, b: Expr, k: Expr) -> Expr:
             group = block * entry[0] + piece
             if blocks * entry[0] > last + 1:
-                group = minimum(group, last)  # channels that no weight and no one else looks at
+                group = minimum(group, last)  # channels that no weight reads
             y, c = row * self.skip - top, column - left
             value = x[image, group, y, c, b, k]
             value = value.astype("int32") if scope == "acc" else value
@@ -158,7 +163,7 @@ class LayerLowering:
         return compute((self.x.images, blocks, rows, columns, *entry), read, f"near{self.suffix}", axes=names)
 
     def scalar(self, name: str, dtype: str, value: float) -> Var:
-        """A number that the loops do not depend on."""
+        """Add a scalar, a number on which the loops do not depend."""
         name += self.suffix
         self.scalars[name] = float(value) if is_float(dtype) else int(value)
         return self.variables.setdefault(name, Var(name, dtype))
@@ -172,10 +177,10 @@ class LayerLowering:
         return None if residual is None else self.other(residual.operand, self.matrix)
 
     def other(self, act: Activation, matrix: bool) -> Tensor:
-        """Operand B in entries of vin, [images, blocks, rows, columns, *entry]; one pixel where it has no more."""
+        """Make operand B in vin, [images, blocks, rows, columns, *entry]; of one pixel, where `act` has no more."""
         grid, entry = ActivationGrid.of(self.cfg, act, matrix), tile_shape(self.cfg, "vin")
         exist = act.storage_groups - act.group_offset - self.first * entry[0]
-        source = self.given(grid, "b", exist, self.first * entry[0])
+        source = self.activation(grid, "b", exist, self.first * entry[0])
 
         def read(i: Expr, n: Expr, y: Expr, x: Expr, piece: Expr, b: Expr, g: Expr) -> Expr:
             group = n * entry[0] + piece
@@ -188,18 +193,19 @@ class LayerLowering:
         )
 
     def vector(self, stage: BlockStage, to: LayerLowering | None = None) -> Tensor:
-        """What the pass of `stage` makes: out [images, blocks, rows, columns, *entry], or what `to` reads, padded."""
-        made = self.passed(stage)
+        """Make the result of a stage's pass: out [images, blocks, rows, columns, *entry], or the padded input of the
+        next layer, `to`."""
+        element = self.passed(stage)
         if to is not None:
-            return self._handed(made, to)
+            return self._handed(element, to)
         shape = (self.y.images, self.blocks, self.y.rows, self.y.columns, *tile_shape(self.cfg, "out"))
         if stage.vector.byte:
             every = (self.sum_bytes, *shape)
-            return compute(every, lambda byte, *i: made(*i, byte=byte), "out", axes=("byte", *PLACES))
-        return compute(shape, made, "out", axes=PLACES)
+            return compute(every, lambda byte, *i: element(*i, byte=byte), "out", axes=("byte", *PLACES))
+        return compute(shape, element, "out", axes=PLACES)
 
     def passed(self, stage: BlockStage) -> Callable[..., Expr]:
-        """What the pass of `stage` makes at [image, block, row, column, *entry]."""
+        """The element of the result of a stage's pass, by [image, block, row, column, *entry]."""
         window, epilogue, multiply = self._reduced(stage.vector), self.layer.epilogue, self.layer.multiply
         low, high = epilogue.clip
         values = {"lo": low, "hi": high, "clip_lo": low, "clip_hi": high} | zero_point(self.layer)
@@ -209,13 +215,13 @@ class LayerLowering:
             scales = {"scale_v": residual.scale_v, "scale_b": residual.scale_b, "scale_c": residual.scale_c}
             values |= {**scales, "unit": 2.0**-residual.shift, "add_lo": residual.lo, "add_hi": residual.hi}
 
-        def made(*index: Expr, byte: Expr | None = None) -> Expr:
+        def element(*index: Expr, byte: Expr | None = None) -> Expr:
             def parameter(name: str) -> Expr:
                 return self.scalar(name, PARAMETERS[name], values[name]) if byte is None else byte
 
             return vector_value(stage.vector, lambda name: self._read(stage, name, window, index), parameter, window)
 
-        return made
+        return element
 
     def _reduced(self, p: VectorOp) -> tuple[Axis, ...]:
         """The axes over which a pass reduces its operand A."""
@@ -245,7 +251,7 @@ class LayerLowering:
         return tile[i, n, *pixel, piece, image, g]
 
     def _under(self, window: tuple[Axis, ...], y: Expr, x: Expr) -> tuple[Expr, Expr]:
-        """Row and column under a place of the window whose result is at y, x."""
+        """Row and column of the input under a position of the window whose result is at y, x."""
         if not window:
             return y, x
         w = self.window
@@ -254,8 +260,8 @@ class LayerLowering:
             return rows, x * w.strides[1] + window[1] * w.dilations[1]
         return rows, x * w.strides[1] + (window[1] * pack.tap_steps(self.cfg, w)[1] + window[2])
 
-    def _handed(self, made: Callable[..., Expr], to: LayerLowering) -> Tensor:
-        """What `to` reads of the elements that this layer has `made`, with padding around them."""
+    def _handed(self, element: Callable[..., Expr], to: LayerLowering) -> Tensor:
+        """Make the padded input of the next layer, `to`, from the elements of this layer's result."""
         top, left, _, _ = to.window.pads
         pieces = tile_shape(self.cfg, to.scope)[0] // tile_shape(self.cfg, "out")[0]
 
@@ -263,9 +269,9 @@ class LayerLowering:
             if pieces > 1:
                 n, piece = n * pieces + piece, Const(0, INDEX)
                 if to.input_blocks * pieces > self.blocks:
-                    n = minimum(n, self.blocks - 1)  # no weight looks at it
+                    n = minimum(n, self.blocks - 1)  # channels that no weight reads
             y, x = row * to.skip - top, column - left
-            value, inside = made(i, n, y, x, piece, image, g), to.inside(y, x)
+            value, inside = element(i, n, y, x, piece, image, g), to.inside(y, x)
             if not inside:
                 return value
             return select(reduce_and(inside), value, to.scalar("pad", "int8", to.layer.pad_value))
@@ -274,17 +280,17 @@ class LayerLowering:
         return compute(shape, handed, f"near{to.suffix}", axes=PLACES)
 
     def result(self, out: Tensor) -> Tensor:
-        """y [images, groups, rows, columns, batch, group], of the groups that hold channels."""
+        """Make y, [images, groups, rows, columns, batch, group], of the groups that hold channels."""
         cfg, p, several = self.cfg, self.cfg.out_pieces, self.sum_bytes
-        whole = self.layer.y.groups(cfg) // max(several, 1)
-        groups = min(self.blocks * p, whole - self.first * p)
+        of_byte = self.layer.y.groups(cfg) // max(several, 1)
+        groups = min(self.blocks * p, of_byte - self.first * p)
         shape = (self.y.images, groups, self.y.rows, self.y.columns, cfg.batch, cfg.group)
         names = ("image", "group", "row", "column", "b", "g")
         _, place = self.y.tensor(cfg, "y", groups, self.first * p)
         if several:
             every = lambda byte, i, n, r, c, b, g: out[byte, i, n // p, r, c, n % p, b, g]  # noqa: E731
             y = compute((several, *shape), every, "y", axes=("byte", *names))
-            place = replace(place, strides=(whole * self.y.strides[1], *place.strides))
+            place = replace(place, strides=(of_byte * self.y.strides[1], *place.strides))
         else:
             y = compute(shape, lambda i, n, r, c, b, g: out[i, n // p, r, c, n % p, b, g], "y", axes=names)
         self.places[y] = place
@@ -324,7 +330,7 @@ class LayerLowering:
         return self.definition(stage, self.workload(scope, stage.b is not None))
 
     def definition(self, stage: BlockStage, workload: Workload) -> LayerComputation:
-        """The definition of a layer that is no block."""
+        """Finish the computation of a layer that is no block: its result, and y."""
         out = self.vector(stage)
         y = self.result(out)
         return LayerComputation(workload, (stage,), out, y, tuple(self.inputs), self.places, self.scalars)
@@ -332,7 +338,8 @@ class LayerLowering:
     # Stages ---------------------------------------------------------------------------------------------------
 
     def stage(self, on_chip: Tensor) -> tuple[BlockStage, Workload]:
-        """The stage of a convolution of one run, of a depthwise one, or of a pooling, on the input `on_chip`."""
+        """Make the stage of a layer of a block on the input `on_chip`: a convolution of one run, a depthwise one, or a
+        pooling."""
         gemm, kernel = self.layer.gemm, self.window.kernel
         if gemm is None:
             return self.vector_stage(on_chip, "vin"), self.workload("vin", False, kernel[0] * kernel[1])
@@ -342,7 +349,7 @@ class LayerLowering:
         return self.products(on_chip, run, stored)
 
     def products(self, on_chip: Tensor, run: pack.WeightRun, stored: pack.StoredWeights) -> tuple[BlockStage, Workload]:
-        """The stage of a product with constant weights on the GEMM unit."""
+        """Make the stage of a product with constant weights on GEMM."""
         cfg, kernel = self.cfg, self.window.kernel
         shape = (run.blocks, run.inputs, *kernel, cfg.block_out, cfg.block_in)
         entry = element_bytes(cfg, Buffer.WGT, expand=stored.packed)
@@ -356,11 +363,13 @@ class LayerLowering:
         return stage, replace(workload, packed=stored.packed)
 
     def _activation_weights(self, product: ActivationGemm) -> Tensor:
-        """[blocks, input blocks, places, 1, block_out, block_in]: entries of wgt are neighbouring pixels of w; those of
-        the first places are padding."""
+        """Make the weights of a product of two activations, [blocks, input blocks, terms, 1, block_out, block_in].
+
+        Entries of wgt are neighbouring pixels of w; those of the first terms are padding, see `ActivationGemm.window`.
+        """
         cfg, before, w_act = self.cfg, len(product.w_pads), product.w
         grid = ActivationGrid.of(cfg, w_act, False).repeated(len(product.x_pads) + 1)
-        w = self.given(grid, "w", w_act.storage_groups - w_act.group_offset)
+        w = self.activation(grid, "w", w_act.storage_groups - w_act.group_offset)
 
         def read(n: Expr, k: Expr, r: Expr, s: Expr, m: Expr, c: Expr) -> Expr:
             row = r - before
@@ -371,7 +380,7 @@ class LayerLowering:
         return compute(shape, read, f"weights{self.suffix}", axes=("n", "k", "r", "s", "m", "c"))
 
     def _gemm(self, on_chip: Tensor, run: pack.WeightRun, weights: Tensor) -> tuple[BlockStage, Workload]:
-        """The stage of a product on GEMM, of `on_chip` and `weights` [blocks, input blocks, *kernel, block_out,
+        """Make the stage of a product on GEMM, of `on_chip` and `weights` [blocks, input blocks, *kernel, block_out,
         block_in]."""
         cfg, w = self.cfg, self.window
         q, g = cfg.inp_pieces, cfg.group
@@ -398,7 +407,7 @@ class LayerLowering:
         return BlockStage(operation, on_chip, "inp", acc, weights, par=par, table=table, b=self._operand()), workload
 
     def sums(self, on_chip: Tensor) -> tuple[BlockStage, Workload]:
-        """The stage of a depthwise convolution on the vector unit: each channel has weights of its own."""
+        """Make the stage of a depthwise convolution on the vector unit: each channel has weights of its own."""
         assert self.layer.gemm is not None
         steps, _ = pack.tap_steps(self.cfg, self.window)
         shape = (self.blocks, self.window.kernel[0], steps, *tile_shape(self.cfg, "tap"))
@@ -408,13 +417,13 @@ class LayerLowering:
         return stage, self.workload("vin", False, shape[1] * shape[2])
 
     def vector_stage(self, on_chip: Tensor, scope: str) -> BlockStage:
-        """The stage of a pooling, a map or a multiplication over `on_chip`, in `scope`."""
+        """Make the stage of a pooling, a map or a multiplication over `on_chip`, in `scope`."""
         par, b = self._parameters(), self._operand()
         return BlockStage(VectorOp.of(self.layer, scope), on_chip, scope, par=par, b=b, table=self._table())
 
     def behind(self, handed: Tensor) -> BlockStage:
-        """The stage of a map after the pass before it in the same tile, which has left `handed` in vin: of that, or
-        with it as operand B."""
+        """Make the stage of a map that follows another pass in the same tile, whose result is `handed`, in vin: x of
+        the map, or operand B."""
         if self.layer.epilogue.residual is None:
             return self.vector_stage(handed, "vin")
         on_chip = self.input_on_chip("acc", self.blocks, 0)

@@ -1,4 +1,4 @@
-"""The tensors of a layer that works row by row: the channels of a pixel."""
+"""Lower softmax and norms, which work on rows: the channels of a pixel."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ def softmax_rows(lowering: LayerLowering, on_chip: Tensor) -> tuple[Tensor, Rows
     names, count = ("image", "row", "column", "channel"), lowering.layer.row_length
     powers = lowering.constant(softmax.powers.view(np.uint8), (1, len(softmax.powers)), "float32", "powers")
     k, j = reduce_axis(count, "k"), reduce_axis(count, "j")
-    most = compute(pixels, lambda *i: rows.largest(lambda c: on_chip[(*i, c)], k), "largest", axes=names[:3])
-    whole = compute(
-        pixels, lambda *i: rows.total(lambda c: on_chip[(*i, c)], powers, most[i], j), "total", axes=names[:3]
+    largest = compute(pixels, lambda *i: rows.largest(lambda c: on_chip[(*i, c)], k), "largest", axes=names[:3])
+    total = compute(
+        pixels, lambda *i: rows.total(lambda c: on_chip[(*i, c)], powers, largest[i], j), "total", axes=names[:3]
     )
     limits = [lowering.scalar(name, "float32", value) for name, value in
               zip(("zero_point", "lo", "hi"), (softmax.zero_point, *lowering.layer.epilogue.clip))]  # fmt: skip
 
-    def made(i: Expr, y: Expr, x: Expr, c: Expr) -> Expr:
+    def share(i: Expr, y: Expr, x: Expr, c: Expr) -> Expr:
         element = lambda k: on_chip[i, y, x, k]  # noqa: E731
-        return rows.share(element, powers, most[i, y, x], whole[i, y, x], c, count, *limits)
+        return rows.share(element, powers, largest[i, y, x], total[i, y, x], c, count, *limits)
 
-    found = Rows("softmax", count, {"total": whole, "largest": most}, powers)
-    return compute(on_chip.shape, made, f"out{lowering.suffix}", axes=names), found
+    operation = Rows("softmax", count, {"total": total, "largest": largest}, powers)
+    return compute(on_chip.shape, share, f"out{lowering.suffix}", axes=names), operation
 
 
 def norm_rows(lowering: LayerLowering, on_chip: Tensor, par: Tensor) -> tuple[Tensor, Rows]:
@@ -65,7 +65,7 @@ def norm_rows(lowering: LayerLowering, on_chip: Tensor, par: Tensor) -> tuple[Te
     summed = dict(zip(norm.SUMS, sums(element, count)))
     within = {name: compute(on_chip.shape[:3], summed[name], name, axes=names[:3]) for name in used}
     total, squares = (lambda *i, name=name: within[name][i] for name in norm.SUMS)
-    made = norm.results(
+    results = norm.results(
         element,
         lambda c: par[c],
         (total, squares),
@@ -75,7 +75,7 @@ def norm_rows(lowering: LayerLowering, on_chip: Tensor, par: Tensor) -> tuple[Te
         (limits[0], limits[1], limits[2]),
     )
     name = "layer_norm" if centre else "rms_norm"
-    return compute(on_chip.shape, made, "out", axes=names), Rows(name, count, within)
+    return compute(on_chip.shape, results, "out", axes=names), Rows(name, count, within)
 
 
 class RowLowering(LayerLowering):
@@ -107,11 +107,11 @@ class RowLowering(LayerLowering):
         return self._of_rows(on_chip, *norm_rows(self, on_chip, par), par)
 
     def _input_rows(self) -> Tensor:
-        """x in vin, [images, rows, columns, channels]."""
+        """Make x in vin, [images, rows, columns, channels]."""
         cfg = self.cfg
         lanes = self.blocks * cfg.block_out
         pixels = self.x.images, self.x.rows, self.x.columns
-        x = self.given(self.x, "x", self.layer.x.storage_groups - self.layer.x.group_offset)
+        x = self.activation(self.x, "x", self.layer.x.storage_groups - self.layer.x.group_offset)
         last = x.shape[1] - 1
 
         def read(image: Expr, row: Expr, column: Expr, channel: Expr) -> Expr:
@@ -122,7 +122,8 @@ class RowLowering(LayerLowering):
 
         return compute((*pixels, lanes), read, "near", axes=("image", "row", "column", "channel"))
 
-    def _of_rows(self, on_chip: Tensor, out: Tensor, found: Rows, par: Tensor | None = None) -> LayerComputation:
+    def _of_rows(self, on_chip: Tensor, out: Tensor, operation: Rows, par: Tensor | None = None) -> LayerComputation:
+        """Finish the computation of a layer that works on rows: y, from `out` [images, rows, columns, channels]."""
         cfg, pixels = self.cfg, on_chip.shape[:3]
         groups, p = self.layer.y.groups(cfg), cfg.group
         shape = (*pixels[:1], groups, *pixels[1:], cfg.batch, p)
@@ -131,4 +132,4 @@ class RowLowering(LayerLowering):
         _, self.places[y] = self.y.tensor(cfg, "y", groups)
         stage = BlockStage(VectorOp("vin"), on_chip, "vin", par=par)
         workload = replace(self.workload("vin", False), whole=True, norm=par is not None)
-        return LayerComputation(workload, (stage,), out, y, tuple(self.inputs), self.places, self.scalars, found)
+        return LayerComputation(workload, (stage,), out, y, tuple(self.inputs), self.places, self.scalars, operation)

@@ -1,8 +1,9 @@
-"""Schedules of layers: ordinary functions of primitives, from a definition and the decisions of space.py.
+"""Schedule templates: the primitives by which a layer's computation gets its loops, under a tiling.
 
-There are two: products (gemm into acc, then the vector unit) and simple layers (the vector unit alone). In both, a tile
-of y is one iteration of a pipelined loop; everything that it needs is computed there, in scratchpads, and what was
-loaded is kept for tiles that read the same.
+There is a template for products (GEMM into acc, then the vector unit), for simple layers (the vector unit alone), for
+blocks, for layers that work on rows, and for attention. In all of them a tile of y is one iteration of a pipelined
+loop; everything that the tile needs is computed there, in scratchpads, and what was loaded is kept for tiles that read
+the same.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from celosia.hw.spec.config import Config
 
 
 def schedule(cfg: Config, d: LayerComputation, c: Tiling) -> Schedule:
-    """The loops of `d` under the decisions `c`, which must be a point of its space."""
+    """Schedule the computation `d` under the tiling `c`, which must be a point of its space."""
     template = _Template(cfg, d, c)
     if isinstance(d.workload, BlockWorkload):
         return template.block()
@@ -37,7 +38,7 @@ class _Template:
         self.hw: Mapping[str, Declared] = declared(cfg)
 
     def product(self) -> Schedule:
-        """Tiles of y; in each, acc is the whole reduction, or what a loop over pieces of it has left there."""
+        """Schedule a product. In each tile of y, acc is the whole reduction, or the sum of a loop over its pieces."""
         d, c = self.d, self.c
         first, y = d.stages[0], self.s[d.y]
         places, tile = self._tiles()
@@ -52,7 +53,7 @@ class _Template:
         return self.s
 
     def _before(self, layer_stage: BlockStage, following: BlockStage, tile: Axis) -> None:
-        """The pass of `layer_stage` in the tile of y, in front of that of the map which reads what it makes."""
+        """Compute the pass of `layer_stage` in the tile of y, in front of the pass of the map that reads its result."""
         handed, y = following.on_chip if following.b is None else following.b, self.s[self.d.y]
         self.s[handed].compute_at(y, tile)
         self._makes(self.s[handed], self.s[handed].order[1:], layer_stage, following)
@@ -60,7 +61,7 @@ class _Template:
         self._operands(layer_stage, y, tile)
 
     def block(self) -> Schedule:
-        """Tiles of y, or of what the layers after a cut read; for each, all layers of the group."""
+        """Schedule a block: for each tile of y, or of the input of the layers after a cut, all layers of the group."""
         d, c = self.d, self.c
         assert isinstance(d.workload, BlockWorkload)
         ends = [*d.workload.cuts, len(d.stages)]
@@ -81,7 +82,7 @@ class _Template:
         return self.s
 
     def _hand_on(self, layer_stage: BlockStage, following: BlockStage, reader: Stage, loop: Axis) -> None:
-        """What `layer_stage` makes for the next one, at `loop`, with all that it reads beside its own input."""
+        """Compute the result of `layer_stage` for the next layer at `loop`, with its sums, weights and constants."""
         on_chip = self.s[following.on_chip]
         on_chip.compute_at(reader, loop)
         self._makes(on_chip, on_chip.order[1:], layer_stage, following)
@@ -117,6 +118,7 @@ class _Template:
         return on_chip, columns, blocks
 
     def simple(self) -> Schedule:
+        """Schedule a layer of the vector unit alone."""
         d = self.d
         _, tile = self._tiles()
         self._pass(tile)
@@ -125,7 +127,8 @@ class _Template:
         return self.s
 
     def of_rows(self, rows: Rows) -> Schedule:
-        """Tiles of whole rows, whose largest elements or sums the pass finds for itself."""
+        """Schedule a layer that works on rows, in tiles of whole rows. The instruction computes their largest elements
+        or sums itself."""
         s, d = self.s, self.d
         _, tile = self._tiles()
         self._row_results(rows, d.out, rows.name, tile)
@@ -140,7 +143,8 @@ class _Template:
         return s
 
     def attention(self, rows: Rows) -> Schedule:
-        """Tiles of queries of some heads; in each the scores, their softmax and what that makes of the values."""
+        """Schedule attention in tiles of queries of some heads: scores, their softmax, and its product with the
+        values."""
         s, d = self.s, self.d
         first, middle, last = d.stages
         y = s[d.y]
@@ -177,7 +181,7 @@ class _Template:
         return s
 
     def _of_heads(self, layer_stage: BlockStage, tile: Axis) -> None:
-        """Sums of gemm for each head of a tile, by what `layer_stage` multiplies with."""
+        """Compute the sums of `layer_stage` on GEMM for each head of a tile, and load its weights."""
         assert layer_stage.acc is not None and layer_stage.weights is not None
         acc, weights = self.s[layer_stage.acc], self.s[layer_stage.weights]
         acc.set_scope("acc")
@@ -193,14 +197,15 @@ class _Template:
         weights.tensorize(weights.order[3], self.hw["load_wgt"])
 
     def _by_parts(self, stage: Stage, head: Axis, query: Axis, inside: tuple[Axis, ...] = ()) -> None:
-        """Instructions of their own for each head and some of its queries: the other unit begins behind the first."""
+        """Split a stage into an instruction for each head and part of its queries, so that the other unit can begin
+        behind the first."""
         part, query = stage.split(query, query_part(self.cfg), "peel")
         stage.reorder(head, part, *inside, query)
         stage.unroll(head)
         stage.unroll(part)
 
     def _row_results(self, rows: Rows, results: Tensor, name: str, tile: Axis) -> None:
-        """Those of rows at `tile`, an intrinsic of that name, with its powers or parameters."""
+        """Compute the results of rows at `tile` by the intrinsic `name`, and load its powers or parameters."""
         s, y = self.s, self.s[self.d.y]
         if rows.powers is not None:
             constant, scope, size = s.cache_read(rows.powers, "exp", (rows.within["total"], results)), "exp", 1
@@ -223,7 +228,7 @@ class _Template:
         s[constant].tensorize(s[constant].split(s[constant].order[-1], size)[1], self.hw[f"load_{scope}"])
 
     def _pieces(self, layer_stage: BlockStage, reader: Stage, places: Axis) -> tuple[Stage, Axis]:
-        """The sum of `layer_stage` at `places`, cut in pieces: (its stage, the loop over them)."""
+        """Compute the sum of `layer_stage` at `places`, cut into pieces. Returns its stage and the loop over pieces."""
         c = self.c
         assert layer_stage.acc is not None
         acc = self.s[layer_stage.acc]
@@ -243,7 +248,7 @@ class _Template:
         return acc, loop
 
     def _sum(self, layer_stage: BlockStage, reader: Stage, loop: Axis) -> None:
-        """The whole sum of gemm, at `loop`."""
+        """Compute the whole sum of `layer_stage` on GEMM at `loop`."""
         assert layer_stage.acc is not None
         acc = self.s[layer_stage.acc]
         acc.set_scope("acc")
@@ -262,7 +267,7 @@ class _Template:
         return workload.share if isinstance(workload, Workload) else 1
 
     def _weights(self, layer_stage: BlockStage, reader: Stage, loop: Axis) -> None:
-        """What `layer_stage` multiplies by, at `loop`."""
+        """Load the weights or taps of `layer_stage` at `loop`."""
         for source, scope, inner in ((layer_stage.weights, "wgt", 4), (layer_stage.taps, "tap", 3)):
             if source is None:
                 continue
@@ -276,7 +281,7 @@ class _Template:
             stage.tensorize(stage.order[inner], self.hw[_load(stage, scope)])
 
     def _constants(self, layer_stage: BlockStage, reads: Tensor, reader: Stage, loop: Axis) -> None:
-        """Parameters and table of the pass of `layer_stage`, which makes `reads`, at `loop`."""
+        """Load parameters and table of the pass of `layer_stage`, which makes `reads`, at `loop`."""
         for source, scope in ((layer_stage.par, "par"), (layer_stage.table, "lut")):
             if source is not None:
                 on_chip = self.s.cache_read(source, scope, reads)
@@ -285,7 +290,7 @@ class _Template:
                 self.s[on_chip].tensorize(self.s[on_chip].order[1], self.hw[f"load_{scope}"])
 
     def _readers(self, layer_stage: BlockStage) -> tuple[Tensor, ...]:
-        """Readers of the weights of `layer_stage`."""
+        """The tensors that read the weights of `layer_stage`."""
         if layer_stage.acc is not None:
             return (layer_stage.acc,)
         number = self.d.stages.index(layer_stage)
@@ -318,7 +323,7 @@ class _Template:
         return columns, outside[-1]
 
     def _pass(self, tile: Axis) -> None:
-        """The last pass of the vector unit at the tile, with all that it reads beside A and weights."""
+        """Compute the last pass of the vector unit at the tile, and load its constants and operand B."""
         s, d = self.s, self.d
         y, out = s[d.y], s[d.out]
         out.set_scope("out")
@@ -330,7 +335,8 @@ class _Template:
         self._operands(d.last, y, tile)
 
     def _operands(self, layer_stage: BlockStage, reader: Stage, loop: Axis) -> None:
-        """Operand B of the pass of `layer_stage`, where it has one, at `loop`; where another pass hands that on, A."""
+        """Load operand B of the pass of `layer_stage` at `loop`, where it has one; or A, where B is the result of the
+        pass before."""
         if layer_stage.b is None:
             return
         handed = isinstance(self.d.workload, Workload) and layer_stage is not self.d.stages[0]
