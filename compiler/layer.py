@@ -21,13 +21,16 @@ Int8 = NDArray[np.int8]
 
 
 class TilingError(ValueError):
-    """A layer that no tiling fits into the scratchpads; the message says which one is too small."""
+    """No tiling of a layer fits the scratchpads or an instruction's fields; the message says which limit is too low."""
 
 
 @dataclass(frozen=True, eq=False)
 class Storage:
-    """Memory of activations, with `groups` channel groups for each image. The object is its identity; `name` is for
-    messages, and may be empty or that of another. lasting: what it holds stays there from run to run."""
+    """Memory of activations, with `groups` channel groups for each image.
+
+    The object is its identity; `name` is for messages, and need not be unique. lasting: whether the content stays from
+    run to run.
+    """
 
     name: str
     groups: int
@@ -39,9 +42,9 @@ class Activation:
     """An int8 tensor in DRAM, [images/batch][channels/group][height][width][batch][group].
 
     Several activations share a storage where a tensor is a part of another: this one begins `group_offset` channel
-    groups into it, and where it has not all of its pixels, `strided_view` says which. Of a matrix [rows, columns] the
-    rows are images and the columns channels. Two activations of the same place and dimensions are equal: the name, for
-    messages, does not count.
+    groups into it, and `strided_view` selects its pixels, where these are not all. The rows of a matrix are images, its
+    columns channels. Two activations of the same place and dimensions are equal: the name, for messages, does not
+    count.
     """
 
     name: str = field(compare=False)
@@ -57,7 +60,7 @@ class Activation:
     def alone(
         cfg: Config, name: str, images: int, channels: int, height: int, width: int, lasting: bool = False
     ) -> Activation:
-        """An activation in a storage of its own."""
+        """Create an activation in a storage of its own."""
         storage = Storage(name, padded_groups(cfg, channels), lasting)
         return Activation(name, images, channels, height, width, storage)
 
@@ -68,7 +71,7 @@ class Activation:
 
     @property
     def storage_groups(self) -> int:
-        """Channel groups of the storage, of which this may be a part."""
+        """Channel groups of the whole storage."""
         return self.storage.groups
 
     @property
@@ -77,19 +80,20 @@ class Activation:
         return self.strided_view or StridedView(self.height, self.width)
 
     def cut(self, cfg: Config) -> tuple[slice, slice, slice]:
-        """Channel groups, rows and columns of the storage that it has."""
+        """Slices of the storage's channel groups, rows and columns that are this activation."""
         groups = slice(self.group_offset, self.group_offset + self.groups(cfg))
         return groups, *self.pixels.cut(self.height, self.width)
 
     def region(self, dims: tuple[int, int, int, int], group: int, strided_view: StridedView) -> Activation:
-        """The part of it with `dims`, from its channel group `group` on, of those of its pixels in `strided_view`."""
+        """A part of this activation: of size `dims`, from its channel group `group` on, of the pixels that
+        `strided_view` selects."""
         images, channels, height, width = dims
         pixels = strided_view.within(self.pixels)
-        whole = pixels == StridedView(height, width)
+        is_all = pixels == StridedView(height, width)
         offset = self.group_offset + group
-        return Activation(self.name, images, channels, height, width, self.storage, offset, None if whole else pixels)
+        return Activation(self.name, images, channels, height, width, self.storage, offset, None if is_all else pixels)
 
-    def moved(self, whole: Activation) -> Activation:
+    def rebased(self, whole: Activation) -> Activation:
         """Re-base this view: its storage is now a region of `whole`."""
         pixels = self.pixels
         if (pixels.rows, pixels.columns) == (whole.height, whole.width):
@@ -99,20 +103,20 @@ class Activation:
         return replace(self, storage=whole.storage, group_offset=offset, strided_view=pixels)
 
     def overlaps(self, cfg: Config, other: Activation) -> bool:
-        """Whether the two share pieces."""
+        """Whether the two activations share pieces of a storage."""
         if self.storage is not other.storage:
             return False
         sides = list(zip(self.cut(cfg), other.cut(cfg), strict=True))
         if (self.pixels.rows, self.pixels.columns) != (other.pixels.rows, other.pixels.columns):
-            sides = sides[:1]  # one has the rows of the other as other rows
+            sides = sides[:1]  # their rows and columns are not comparable
         return all(_meet(range(a.stop)[a], range(b.stop)[b]) for a, b in sides)
 
     def batches(self, cfg: Config) -> int:
-        """Batches of `cfg.batch` images, the last perhaps not full."""
+        """Count of batches of `cfg.batch` images, the last perhaps not full."""
         return -(-self.images // cfg.batch)
 
     def groups(self, cfg: Config) -> int:
-        """Channel groups that hold channels of this activation."""
+        """Count of channel groups that hold channels of this activation."""
         return whole_groups(cfg, self.channels) // cfg.group
 
     def size(self, cfg: Config) -> int:
@@ -122,18 +126,18 @@ class Activation:
 
 
 def _meet(a: range, b: range) -> bool:
-    """Whether the two have a number in common."""
-    few, many = sorted((a, b), key=len)
-    return any(number in many for number in few)
+    """Whether two ranges have a number in common."""
+    short, long = sorted((a, b), key=len)
+    return any(number in long for number in short)
 
 
 def whole_groups(cfg: Config, channels: int) -> int:
-    """Channels of the groups that hold so many."""
+    """Round channels up to whole groups."""
     return -(-channels // cfg.group) * cfg.group
 
 
 def padded_groups(cfg: Config, channels: int) -> int:
-    """Channel groups of a storage: whole blocks both for the input and for the output side."""
+    """Count of channel groups of a storage: whole blocks of the array, both as its input and as its output."""
     block = max(cfg.block_in, cfg.block_out)
     return -(-channels // block) * block // cfg.group
 
@@ -181,11 +185,11 @@ class Window:
 
     @property
     def pointwise(self) -> bool:
-        """True where each output position reads the same position of the input."""
+        """Whether each output position reads the same position of the input alone."""
         return self.kernel == (1, 1) and self.strides == (1, 1) and not any(self.pads)
 
     def reach(self, axis: int) -> int:
-        """Input positions that one output position spans."""
+        """Input positions along an axis that the kernel of one output position spans."""
         return (self.kernel[axis] - 1) * self.dilations[axis] + 1
 
 
@@ -255,7 +259,10 @@ def summands(offset: int) -> list[int]:
 
 @dataclass(frozen=True)
 class Multiplication:
-    """(x + x_offset) * (b + b_offset), element by element; b has the shape of x, or one pixel for all of x's."""
+    """Product by another activation, element by element: (x + x_offset) * (b + b_offset).
+
+    b has the shape of x, or one pixel for all of x's.
+    """
 
     b: Activation
     x_offset: int
@@ -275,8 +282,8 @@ class Softmax:
 
 @dataclass(frozen=True)
 class Norm:
-    """Each pixel's channels over their deviation, see sim/functional/norm.py; requantised from NORM_FRACTION bits
-    behind the point.
+    """Normalisation: each pixel's channels over their deviation, see sim/functional/norm.py; requantised from
+    NORM_FRACTION bits behind the point.
 
     offset: added to x. centre: whether the mean is subtracted. epsilon: added to variances.
     """
@@ -390,7 +397,7 @@ class Layer:
         return self.gemm is not None and not self.is_depthwise(cfg)
 
     def parameters(self, cfg: Config) -> Requantise | None:
-        """`requantise`, for a product with what the offsets alone add to each sum, over all channels loaded."""
+        """The requantisation of sums. For a product, its bias includes what the offsets alone add over all channels."""
         if self.product is None or self.requantise is None:
             return self.requantise
         channels = -(-self.row_length // cfg.group) * cfg.group

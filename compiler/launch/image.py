@@ -28,7 +28,7 @@ from celosia.compiler.tensorize.instruction import RenderError
 from celosia.compiler.tensorize.plan import LayerPart, Planner
 from celosia.compiler.tensorize.space import CUT, CompletionOrder
 from celosia.compiler.tensorize.tiles import PlacedPlan
-from celosia.compiler.vthread.books import load_books
+from celosia.compiler.vthread.codebook_loads import load_codebooks
 from celosia.compiler.vthread.emit import encode
 from celosia.compiler.vthread.first_loads import reorder_first_loads
 from celosia.compiler.vthread.pipeline import ScheduleDeadlock, Stream
@@ -241,7 +241,7 @@ def build(
     if refused:
         raise LayerErrors(refused)
     for emitter, stream in zip(emitters, streams, strict=True):
-        stream.instructions = load_books(cfg, reorder_first_loads(cfg, stream.instructions), emitter.books)
+        stream.instructions = load_codebooks(cfg, reorder_first_loads(cfg, stream.instructions), emitter.books)
         spread_weights(cfg, stream.instructions)
         insert_tokens(cfg, stream.instructions, base)
     parts, address = [constants.data()], base + constants.size

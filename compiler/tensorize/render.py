@@ -135,16 +135,16 @@ def _aligned(size: int, alignment: int) -> int:
 
 
 class _Compiler:
-    """Loops to nodes."""
+    """Compile loops to nodes of a TilePlan."""
 
     def __init__(self, cfg: Config, places: Mapping[Tensor, tuple[int, ...]]) -> None:
         self.cfg, self.places = cfg, places
         self.depths = depths(cfg)
         self.tensors: dict[Tensor, bool] = {}
-        """In DRAM, and whether nothing here writes them."""
+        """Tensors in DRAM, and whether the loops only read them."""
         self.scopes: dict[Tensor, str] = {}
         self.used: dict[str, int] = {}
-        """Entries of each scratchpad that lie around."""
+        """Entries of each scratchpad that regions around the current loops take."""
 
     def nodes(self, s: Stmt, fixed: Env) -> list[Node]:
         match s:
@@ -189,7 +189,8 @@ class _Compiler:
         return region
 
     def _leaves(self, loops: list[For], tests: list[If], leaf: Intrinsic, fixed: Env) -> list[Node]:
-        """One instruction for all of `loops` if that is possible, else those of the loops inside the outermost."""
+        """Compile an intrinsic and its loops to one instruction if possible, else to those of each iteration of the
+        outermost loop."""
         if not isinstance(leaf.declared, TensorIntrinsic):
             raise RenderError(f"{leaf.name} is no intrinsic of the accelerator")
         if isinstance(leaf.declared.rule, ImplicitOperand):
@@ -197,12 +198,11 @@ class _Compiler:
         reason = "its loop is unrolled"
         if all(loop.kind == "serial" for loop in loops):
             try:
-                made = build_instruction(
-                    self.cfg, loops, [test.cond for test in tests], leaf, fixed, self.scopes, self.places
-                )
-                if isinstance(made, MoveInstruction):
-                    self.tensors[made.tensor] = made.loads and self.tensors.get(made.tensor, True)
-                return [made]
+                conditions = [test.cond for test in tests]
+                node = build_instruction(self.cfg, loops, conditions, leaf, fixed, self.scopes, self.places)
+                if isinstance(node, MoveInstruction):
+                    self.tensors[node.tensor] = node.loads and self.tensors.get(node.tensor, True)
+                return [node]
             except NotOneInstruction as refused:
                 reason = str(refused)
         if not loops:
@@ -256,7 +256,7 @@ class _Compiler:
 
 
 def compile_loops(cfg: Config, body: Stmt, places: Mapping[Tensor, tuple[int, ...]] | None = None) -> TilePlan:
-    """`body` as instructions whose addresses are open. RenderError where it holds what is no instruction.
+    """Compile loops to instructions whose addresses are open. RenderError where a statement is no instruction.
 
     places: bytes from one index to the next, for tensors in DRAM that are not row-major.
     """
@@ -266,8 +266,9 @@ def compile_loops(cfg: Config, body: Stmt, places: Mapping[Tensor, tuple[int, ..
 
 
 def _resident(scope: str, s: Stmt) -> bool:
-    """Whether a tensor of `scope` that lies around `s` is made by tiles and read by other tiles."""
-    return scope in ("inp", "vin") and any(isinstance(each, For) and each.kind == "pipelined" for each in statements(s))
+    """Whether a tensor of `scope` around `s` is made by tiles and read by other tiles."""
+    loops = (inner for inner in statements(s) if isinstance(inner, For))
+    return scope in ("inp", "vin") and any(loop.kind == "pipelined" for loop in loops)
 
 
 def _inner(s: Stmt) -> Stmt:
@@ -275,7 +276,7 @@ def _inner(s: Stmt) -> Stmt:
 
 
 def _nest(s: Stmt) -> tuple[list[For], list[If], Stmt]:
-    """The loops and conditions around the first statement that is something else."""
+    """Split off the loops and conditions around a statement: the loops, the conditions, the statement inside."""
     loops: list[For] = []
     tests: list[If] = []
     while (isinstance(s, For) and s.kind != "pipelined") or (isinstance(s, If) and s.orelse is None):

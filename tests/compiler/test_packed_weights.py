@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from celosia.compiler.layer import Window
 from celosia.compiler.tensorize import pack
 from celosia.compiler.tensorize.codebooks import multiples
-from celosia.compiler.vthread.books import load_books
+from celosia.compiler.vthread.codebook_loads import load_codebooks
 from celosia.compiler.vthread.pipeline import StreamInstruction
 from celosia.compiler.vthread.verify import VerifyError
 from celosia.hw.spec.config import PRESETS, Config, ConfigError
@@ -110,7 +110,7 @@ def test_codebooks_are_loaded_where_others_are_needed() -> None:
         StreamInstruction(Opcode.GEMM, {}),
         StreamInstruction(Opcode.LOAD, {"buffer": Buffer.WGT, "dram_addr": 0}),
     ]
-    stream = load_books(cfg, [*others, *weights], books)
+    stream = load_codebooks(cfg, [*others, *weights], books)
     loads = [i for i in stream if i.fields.get("buffer") == Buffer.BOOK]
     assert [i for i in stream if i not in loads] == [*others, *weights]
     assert [(i.fields["dram_addr"], i.fields["sram_base"], i.fields["x_size"]) for i in loads] == [

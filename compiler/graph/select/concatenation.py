@@ -182,7 +182,7 @@ def place_parts(p: Placement) -> None:
 
     def placed(act: Activation) -> Activation:
         while act.storage in p.inside:
-            act = act.moved(p.inside[act.storage])
+            act = act.rebased(p.inside[act.storage])
         return act
 
     for choice in p.selection.choices:

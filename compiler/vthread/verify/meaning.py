@@ -1,4 +1,4 @@
-"""Meaning of layers as random scalars of the integers modulo 2^64: one for each piece of each output.
+"""The meaning of layers as random scalars of the integers modulo 2^64: one for each piece of each output.
 
 A *piece* is what LOAD and STORE move, [batch][group] of an activation. It is represented by a random number, its
 symbol; weights by a random linear hash, so that the sum of a convolution is a sum of products of scalars. What a vector
@@ -164,7 +164,7 @@ class Operands(NamedTuple):
         return np.concatenate(each, axis=1)
 
     def of(self, position: tuple[int, int, int, int]) -> tuple[Operation, tuple[int, int, int, int]]:
-        """What makes the output at `position`, and the position of its A."""
+        """The operation of the output at `position`, and the position of its operand A."""
         if not self.several:
             return self.operation, position
         number, group = divmod(position[1], self.a.shape[1])
@@ -182,7 +182,7 @@ def blocked(cfg: Config, pieces: Scalars, act: Activation) -> Scalars:
 
 
 def part(cfg: Config, pieces: Scalars, act: Activation) -> Scalars:
-    """Those of `act` alone, [batches, groups, height, width]; a view."""
+    """A view of the pieces of `act` alone, [batches, groups, height, width]."""
     return blocked(cfg, pieces, act)[:, *act.cut(cfg)]
 
 
@@ -192,7 +192,7 @@ def layers_of(layer: Layer) -> tuple[Layer, ...]:
 
 
 def pieces_inside(symbols: Symbols, pieces: Pieces, layer: Layer) -> Pieces:
-    """`pieces`, and what each layer of a block but the last means for the one after it."""
+    """Extend `pieces` by the meanings of the activations inside a block."""
     inside = dict(pieces)
     for each in layers_of(layer)[:-1]:
         inside[each.y.storage] = symbols.fresh(each.y.size(symbols.cfg) // symbols.cfg.piece_bytes)
@@ -201,7 +201,7 @@ def pieces_inside(symbols: Symbols, pieces: Pieces, layer: Layer) -> Pieces:
 
 
 def operands(symbols: Symbols, pieces: Pieces, layer: Layer) -> Operands:
-    """What `layer` means for every piece of its y."""
+    """The meaning of `layer`: operands and operation for every piece of its y."""
     if layer.is_block:
         return operands(symbols, pieces_inside(symbols, pieces, layer), layer.layers[-1])
     cfg = symbols.cfg
@@ -245,7 +245,7 @@ def operands(symbols: Symbols, pieces: Pieces, layer: Layer) -> Operands:
 def terms(
     symbols: Symbols, pieces: Pieces, layer: Layer, means: Operands, position: tuple[int, int, int, int]
 ) -> Iterator[tuple[int, int | None]]:
-    """What A of `layer` consists of at `position`: (input piece, weights); None for those that are not multiplied."""
+    """Generate the terms of operand A of `layer` at `position`: (input piece, weights), None where not multiplied."""
     batch, group, row, column = position
     if layer.gemm is None and layer.product is None and not layer.reduce:
         yield int(means.a[position]), None
@@ -278,7 +278,8 @@ def _parameters(cfg: Config, r: Requantise) -> NDArray[np.uint64]:
 
 
 def _windows(x: Scalars, w: Window, y: Activation, padding: np.uint64) -> Scalars:
-    """What each position of y reads, [batches, groups, height, width, kernel height, kernel width]."""
+    """The pieces under the window of each position of y, [batches, groups, height, width, kernel height, kernel
+    width]."""
     heights = (y.height - 1) * w.strides[0] + w.reach(0)
     widths = (y.width - 1) * w.strides[1] + w.reach(1)
     top, left = w.pads[:2]
@@ -319,7 +320,7 @@ def _product(symbols: Symbols, x: Scalars, pieces: Pieces, layer: Layer, product
 
 
 def _softmax(symbols: Symbols, x: Scalars, layer: Layer, softmax: Softmax) -> Operands:
-    """What `layer` means; of groups that hold elements, which are all that it has."""
+    """The meaning of a softmax, of all groups that hold elements."""
     rows = np.stack(np.split(x.transpose(0, 2, 3, 1), layer.heads, axis=3), axis=3)
     b = symbols.row_of(rows, layer.row_length).reshape(*rows.shape[:3], -1).transpose(0, 3, 1, 2)
     powers = softmax.powers.astype(np.float32).tobytes(), layer.row_length
@@ -327,13 +328,13 @@ def _softmax(symbols: Symbols, x: Scalars, layer: Layer, softmax: Softmax) -> Op
 
 
 def _rows_of(symbols: Symbols, x: Scalars, layer: Layer, product: ActivationGemm) -> Scalars:
-    """What each position of y reads of x, as `_windows`: x once for each row of padding of w, and for w."""
+    """The pieces of x for each position of y, as from `_windows`: x once for each pad of w, and once for w."""
     repeated = x.repeat(len(product.w_pads) + 1, axis=2)
     return _windows(repeated, product.window, layer.y, symbols.padding(product.pad_value))
 
 
 def _factors(symbols: Symbols, pieces: Pieces, layer: Layer, product: ActivationGemm) -> Scalars:
-    """What the windows of x are multiplied by, [heads, groups of y, input groups, places]: the padding of w, then w."""
+    """The factors of the windows of x, [heads, groups of y, input groups, terms]: the padding of w, then w."""
     cfg, padded, heads = symbols.cfg, len(product.w_pads), layer.heads
     w = part(cfg, pieces[product.w.storage], product.w)[0, :, 0]
     outs = layer.y.groups(cfg) // heads
