@@ -127,7 +127,8 @@ def test_layers_are_what_they_mean(b: Builder, inputs: int, outputs: int, matrix
     b.conv(y, Window((1, 1)), 8)
     image = b.net.check()
     for layer, parts in zip(b.net.layers, image.launches[0].parts, strict=True):
-        packed = pack.stored_weights(b.cfg, layer).packed  # type: ignore[arg-type]
+        assert layer.gemm is not None
+        packed = pack.stored_weights(b.cfg, layer.gemm).packed
         assert {part.definition.workload.packed for part in parts} == {packed}  # type: ignore[union-attr]
 
 
