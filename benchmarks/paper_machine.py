@@ -39,7 +39,7 @@ LEAST_HIDING = 1.2
 
 
 def without_hiding(program: Program) -> dict[str, Any]:
-    """Decisions under which a tile loads once all before it has computed; tiles and orders are those of `program`."""
+    """The tiling under which a tile loads once all before it has computed; tiles and orders are those of `program`."""
     decisions = decisions_of(program)
     for layer in decisions["layers"]:
         for part in layer["parts"]:

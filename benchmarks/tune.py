@@ -27,7 +27,7 @@ from benchmarks.workloads import WORKLOADS, Missing
 from celosia.compiler import numerics
 from celosia.compiler.compile import network_of
 from celosia.compiler.launch.image import LayerErrors
-from celosia.compiler.layer import Activation, Conv, Epilogue, Layer, Requantise, Residual, TilingError, Window
+from celosia.compiler.layer import Activation, Epilogue, Gemm, Layer, Requantise, Residual, TilingError, Window
 from celosia.compiler.tensorize.plan import Planner
 from celosia.compiler.tune.cost_model import MissingLearner, ridge, trees
 from celosia.compiler.tune.measure import TIMED, VERSION, CostSource, LayerCase, LayerJob, Status, measure, packed
@@ -71,7 +71,7 @@ class Shape:
         )
         return text + (f" / {self.stride}" if self.stride > 1 else "") + (" +" if self.residual else "")
 
-    def layer(self, cfg: Config) -> Conv:
+    def layer(self, cfg: Config) -> Layer:
         """With random weights: a schedule's cycles do not depend on them."""
         rng, pad = np.random.default_rng(0), self.kernel // 2
         size = (self.size + 2 * pad - self.kernel) // self.stride + 1
@@ -84,7 +84,8 @@ class Shape:
         add = Residual(Activation.alone(cfg, "b", *y.dims), 1 << 13, 1 << 13, 0, 14) if self.residual else None
         window = Window((self.kernel,) * 2, (self.stride,) * 2, pads=(pad,) * 4)
         epilogue = Epilogue(residual=add)
-        return Conv(self.name, x, y, weights, Requantise(bias, *scale, 3), window, epilogue=epilogue)
+        requantise = Requantise(bias, *scale, 3)
+        return Layer(self.name, x, y, window, gemm=Gemm(weights), requantise=requantise, epilogue=epilogue)
 
 
 RESNET18 = (

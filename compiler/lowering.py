@@ -20,8 +20,7 @@ from celosia.compiler.graph.launches import LaunchPlan, Step, layers_of, schedul
 from celosia.compiler.graph.select import Partition, select
 from celosia.compiler.launch.blocks import form_blocks
 from celosia.compiler.launch.image import Image, LayerErrors
-from celosia.compiler.launch.order import overlap_with_convs
-from celosia.compiler.layer import Block
+from celosia.compiler.launch.order import order_layers
 from celosia.compiler.options import Options
 from celosia.compiler.placing import PlacementRequest
 from celosia.compiler.tensorize.decisions import ScheduleFile
@@ -103,7 +102,7 @@ def _attempt(
     planner = planner.with_policy(form_blocks(cfg, partition, planner, constraints.unblocked, decided))
     steps = schedule(cfg, model.graph, partition)
     launches = [step for step in steps if isinstance(step, LaunchPlan)]
-    planner = _overlap_with_convs(cfg, launches, planner)
+    planner = _order_layers(cfg, launches, planner)
     say("tiling and instructions")
     network = Network(cfg, *layers_of(steps, partition), planner)
     try:
@@ -119,14 +118,14 @@ def _attempt(
     return Lowered(partition, steps, network, image, "; ".join(filter(None, (sentence, *compared))))
 
 
-def _overlap_with_convs(cfg: Config, launches: list[LaunchPlan], planner: Planner) -> Planner:
-    """Move layers of the vector unit behind convolutions. Returns the planner that overlaps them with these."""
+def _order_layers(cfg: Config, launches: list[LaunchPlan], planner: Planner) -> Planner:
+    """Order the layers of each launch so that they overlap. Returns the planner that knows which do."""
     overlapped = set[str]()
     for launch in launches:
-        order, names = overlap_with_convs(cfg, planner, [choice.layer for choice in launch.choices])
+        order, names = order_layers(cfg, planner, [choice.layer for choice in launch.choices])
         launch.choices = [launch.choices[number] for number in order]
         overlapped |= names
-    return planner.with_policy(replace(planner.decider, beside=frozenset(overlapped))) if overlapped else planner
+    return planner.with_policy(replace(planner.decider, overlapped=frozenset(overlapped))) if overlapped else planner
 
 
 def _constraints_of(errors: LayerErrors, launches: list[LaunchPlan], constraints: Constraints) -> Constraints:
@@ -135,7 +134,7 @@ def _constraints_of(errors: LayerErrors, launches: list[LaunchPlan], constraints
     unblocked: set[ir.Node] = set()
     for (number, layer), reason in errors.reasons.items():
         choice = launches[number].choices[layer]
-        if isinstance(choice.layer, Block) and not constraints.unblocked.issuperset(choice.nodes):
+        if choice.layer.is_block and not constraints.unblocked.issuperset(choice.nodes):
             unblocked.update(choice.nodes)
         else:
             refused |= dict.fromkeys(choice.nodes, reason)

@@ -1,4 +1,4 @@
-"""Pixels of an image that are pixels of a larger one."""
+"""Strided views: regular selections of the pixels of an image."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class StridedView:
     across: int = 1
 
     def cut(self, height: int, width: int) -> tuple[slice, slice]:
-        """Rows and columns of the images that are its first `height` x `width` pixels."""
+        """Slices of the image's rows and columns that are the view's first `height` x `width` pixels."""
         return (
             slice(self.top, self.top + (height - 1) * self.down + 1, self.down),
             slice(self.left, self.left + (width - 1) * self.across + 1, self.across),
@@ -29,9 +29,9 @@ class StridedView:
         return StridedView(outer.rows, outer.columns, top, left, self.down * outer.down, self.across * outer.across)
 
     def column_within(self, outer: StridedView, width: int) -> StridedView:
-        """Compose with `outer` for images that are one column.
+        """Compose with `outer` for a view that is one column of pixels.
 
-        Images `width` wide count as one row in `self`, and those of `outer` in the result.
+        `self` numbers the pixels of images `width` wide as one row; the result does so with those of `outer`'s images.
         """
         row, column = divmod(self.left, width)
         left = (outer.top + row * outer.down) * outer.columns + outer.left + column * outer.across

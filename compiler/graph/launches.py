@@ -7,10 +7,9 @@ from dataclasses import dataclass, field
 import onnx_ir as ir
 
 from celosia.compiler.graph.errors import ModelError
-from celosia.compiler.graph.overlap_softmaxes import beside_softmaxes
 from celosia.compiler.graph.select import LayerAssignment, Partition
 from celosia.compiler.graph.values import constant, operands
-from celosia.compiler.layer import Activation, Layer, Storage, inputs
+from celosia.compiler.layer import Activation, Layer, Storage
 from celosia.hw.spec.config import Config
 
 
@@ -76,7 +75,6 @@ class Scheduler:
             else:
                 waiting.append(choice)
         if plan.choices:
-            plan.choices = beside_softmaxes(self.cfg, plan.choices)
             for choice in plan.choices:
                 for value, _ in choice.reads.values():
                     self._bring(value)
@@ -92,7 +90,7 @@ class Scheduler:
         inside = {id(other) for other in plan.choices}
         if not all(self._reachable(value) for value, _ in choice.reads.values()):
             return False
-        held = [act for act in inputs(choice.layer) if act.storage not in choice.reads]
+        held = [act for act in choice.layer.inputs() if act.storage not in choice.reads]
         return all(id(maker) in self.launched or id(maker) in inside for act in held for maker in self._makers(act))
 
     # Tensors on the host ---------------------------------------------------------------------------------------

@@ -25,10 +25,10 @@ from celosia.compiler.language.recognise import Recognised, recognise
 from celosia.compiler.language.rows import SoftmaxKernel
 from celosia.compiler.language.tile import ArrayArgument, KernelRun
 from celosia.compiler.launch.image import Image
-from celosia.compiler.layer import Activation, ActivationProduct, Conv, Epilogue, Layer, Map, Pool, Requantise
+from celosia.compiler.layer import Activation, ActivationGemm, Epilogue, Gemm, Layer, Requantise
 from celosia.compiler.program.activations import pack_activation, unpack_activation
 from celosia.compiler.tensorize.roofline import estimate
-from celosia.compiler.tensorize.space import CUT, Decisions, Problem, parts, point
+from celosia.compiler.tensorize.space import CUT, Tiling, Workload, parts, point
 from celosia.hw.spec.config import Config
 
 TIMEOUT = 1 << 40
@@ -76,9 +76,9 @@ class KernelLayer(LoweredKernel):
         f = self.found
         x, y = self.acts[f.x], self.acts[f.y]
         if f.pool:
-            return Pool(self.name, x, y, f.window, None, f.pad, self._epilogue(arrays))
+            return Layer(self.name, x, y, f.window, f.pad, reduce="max", epilogue=self._epilogue(arrays))
         if f.w is None or f.par is None:
-            return Map(self.name, x, y, self._epilogue(arrays))
+            return Layer(self.name, x, y, epilogue=self._epilogue(arrays))
         out, into = f.axes
         others = [d for d in range(len(f.w.shape)) if d not in f.axes]
         moved = arrays[f.w].transpose(out, into, *others)
@@ -88,8 +88,8 @@ class KernelLayer(LoweredKernel):
         if f.x.zero_point:  # of every product, folded into what is added; both wrap
             sums = weights.reshape(len(weights), -1).sum(1, dtype=np.int64)
             requantise = replace(requantise, bias=(requantise.bias - f.x.zero_point * sums).astype(np.int32))
-        weights = np.ascontiguousarray(weights)
-        return Conv(self.name, x, y, weights, requantise, f.window, 1, f.pad, self._epilogue(arrays))
+        gemm, epilogue = Gemm(np.ascontiguousarray(weights)), self._epilogue(arrays)
+        return Layer(self.name, x, y, f.window, f.pad, gemm, requantise=requantise, epilogue=epilogue)
 
     def _requantise(self, arrays: Arrays) -> Requantise:
         f = self.found
@@ -103,7 +103,7 @@ class KernelLayer(LoweredKernel):
             f.more.get("clip", (-128, 127)), None if f.table is None else arrays[f.table], operand, f.rescale
         )
 
-    def _decide(self, p: Problem) -> Decisions:
+    def _decide(self, p: Workload) -> Tiling:
         cfg, tile = self.cfg, self.tile
         if tile[-1] % cfg.block_out and tile[-1] < self.y.shape[-1]:
             self.refuse(f"columns of a block come in multiples of block_out, {cfg.block_out}, and not {tile[-1]}")
@@ -141,10 +141,10 @@ class ProductLayer(KernelLayer):
 
     def _layer(self, arrays: Arrays) -> Layer:
         f, requantise, epilogue = self.found, self._requantise(arrays), self._epilogue(arrays)
-        return ActivationProduct(
-            self.name, self.acts[f.x], self.acts[self.w], self.acts[f.y], -f.x.zero_point, -self.w.zero_point,
-            requantise, epilogue,
-        )  # fmt: skip
+        product = ActivationGemm(self.acts[self.w], -f.x.zero_point, -self.w.zero_point)
+        return Layer(
+            self.name, self.acts[f.x], self.acts[f.y], product=product, requantise=requantise, epilogue=epilogue
+        )
 
 
 def lowered(

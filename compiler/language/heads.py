@@ -6,31 +6,22 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import onnx_ir as ir
 from numpy.typing import NDArray
 
-from celosia.compiler.graph.overlap_softmaxes import beside_softmaxes
-from celosia.compiler.graph.select import LayerAssignment
 from celosia.compiler.graph.select.forms import ActivationLayout, NotOffloadable
 from celosia.compiler.graph.select.matrices import form_of_matrices, multiplies
 from celosia.compiler.language.attention import AttentionKernel, HeadProduct, Heads, HeadsKernel
 from celosia.compiler.language.lowered import Arrays, LoweredKernel, epilogue_of, requantise_of
 from celosia.compiler.language.rows import SoftmaxKernel, SoftmaxOfRows
 from celosia.compiler.language.tile import ArrayArgument
-from celosia.compiler.layer import (
-    Activation,
-    ActivationProduct,
-    Block,
-    Layer,
-    Softmax,
-    TilingError,
-)
+from celosia.compiler.launch.order import order_around_softmaxes
+from celosia.compiler.layer import Activation, ActivationGemm, Layer, Softmax, TilingError
 from celosia.compiler.program.model import matrix_counts
 from celosia.compiler.tensorize import pack
 from celosia.compiler.tensorize.define import define
 from celosia.compiler.tensorize.plan import Planner
 from celosia.compiler.tensorize.roofline import attention_cycles
-from celosia.compiler.tensorize.space import Decisions, Problem, candidates, parts, point, why_not
+from celosia.compiler.tensorize.space import Tiling, Workload, candidates, parts, point, why_not
 from celosia.hw.spec.config import Config
 
 NO_SOFTMAX = 'a softmax on the accelerator takes a Config with softmax; target="cpu" runs it'
@@ -59,14 +50,14 @@ class SoftmaxLayers(LoweredKernel):
         dims, groups = (1, columns, 1, rows), pack.blocks(columns, self.cfg.group)
         powers = powers_of(self, self.found.rows, arrays)
         return [
-            Softmax(
+            Layer(
                 f"{self.name}.{n}" if count > 1 else self.name, x.region(dims, n * groups, x.pixels),
-                y.region(dims, n * groups, y.pixels), powers, self.found.rows.zero_point,
+                y.region(dims, n * groups, y.pixels), softmax=Softmax(powers, self.found.rows.zero_point),
             )
             for n in range(count)
         ]  # fmt: skip
 
-    def _decide(self, p: Problem) -> Decisions:
+    def _decide(self, p: Workload) -> Tiling:
         rows = self.tile[-2]
         way = "take smaller blocks" if rows > 1 else 'its rows are too long for this Config; target="cpu" runs it'
         (found,) = self.fitting(p, [rows_of(self.cfg, p, rows)], way)
@@ -132,17 +123,16 @@ class HeadLayers(LoweredKernel):
 
     def _product(
         self, name: str, made: HeadProduct, x: Activation, y: Activation, columns: int, arrays: Arrays
-    ) -> ActivationProduct:
+    ) -> Layer:
         """Build the product of all heads."""
         requantise = requantise_of(np.resize(arrays[made.scales], columns), int(made.requantise["zero_point"]))
         table, operand = made.table, None if made.bias is None else self.acts[made.bias.array]
         clip = made.requantise["clip"]
         epilogue = epilogue_of(clip, None if table is None else arrays[table], operand, made.rescale)
-        x_offset, w_offset = made.offsets
-        w, heads = self.acts[made.w.array], self.out.heads
-        return ActivationProduct(name, x, w, y, x_offset, w_offset, requantise, epilogue, heads=heads)
+        product = ActivationGemm(self.acts[made.w.array], *made.offsets)
+        return Layer(name, x, y, product=product, requantise=requantise, epilogue=epilogue, heads=self.out.heads)
 
-    def _head(self, layer: ActivationProduct | Softmax, number: int, inner: int, columns: int) -> Layer:
+    def _head(self, layer: Layer, number: int, inner: int, columns: int) -> Layer:
         """One head of a layer of all."""
 
         def part(act: Activation, channels: int, of: int = number) -> Activation:
@@ -151,14 +141,15 @@ class HeadLayers(LoweredKernel):
 
         name = f"{layer.name}.{number}" if layer.heads > 1 else layer.name
         x, y = part(layer.x, inner), part(layer.y, columns)
-        if isinstance(layer, Softmax):
+        if layer.product is None:
             return replace(layer, name=name, x=x, y=y, heads=1)
         residual = layer.epilogue.residual
         if residual is not None:
             several = residual.operand.channels > pack.blocks(columns, self.cfg.group) * self.cfg.group
             residual = replace(residual, operand=part(residual.operand, columns, number if several else 0))
         epilogue = replace(layer.epilogue, residual=residual)
-        return replace(layer, name=name, x=x, w=part(layer.w, inner), y=y, heads=1, epilogue=epilogue)
+        product = replace(layer.product, w=part(layer.product.w, inner))
+        return replace(layer, name=name, x=x, y=y, product=product, heads=1, epilogue=epilogue)
 
 
 class AttentionLayers(HeadLayers):
@@ -177,9 +168,10 @@ class AttentionLayers(HeadLayers):
         names = f"{self.name}.scores", f"{self.name}.shares"
         scores, shares = (Activation.alone(self.cfg, name, 1, heads * each, 1, pixels) for name in names)
         first = self._product(scores.name, f.scores, self.acts[f.x.array], scores, f.rows.count, arrays)
-        rows = Softmax(shares.name, scores, shares, powers_of(self, f.rows, arrays), f.rows.zero_point, heads=heads)
+        softmax = Softmax(powers_of(self, f.rows, arrays), f.rows.zero_point)
+        rows = Layer(shares.name, scores, shares, softmax=softmax, heads=heads)
         last = self._product(self.name, f.mixed, shares, self.acts[f.y], f.out.columns, arrays)
-        block = Block((first, rows, last))
+        block = Layer.block((first, rows, last))
         if self._is_block(block):
             return [block]
         found = [
@@ -188,10 +180,9 @@ class AttentionLayers(HeadLayers):
                                     (last, (f.rows.count, f.out.columns)))
             for n in range(heads)
         ]  # fmt: skip
-        choices = [LayerAssignment(layer, [], {}, ir.Value(name=layer.name)) for layer in found]
-        return [choice.layer for choice in beside_softmaxes(self.cfg, choices)]
+        return [found[number] for number in order_around_softmaxes(self.cfg, found)]
 
-    def _is_block(self, block: Block) -> bool:
+    def _is_block(self, block: Layer) -> bool:
         """Whether all heads are one layer: each is whole groups of channels, and a tile of some size fits."""
         f = self.found
         if any(size % self.cfg.group for size in (f.x.columns, f.rows.count, f.out.columns)):
@@ -200,10 +191,10 @@ class AttentionLayers(HeadLayers):
             (definition,) = define(self.cfg, block)
         except TilingError:
             return False
-        assert isinstance(definition.problem, Problem)
-        return next(candidates(self.cfg, definition.problem), None) is not None
+        assert isinstance(definition.workload, Workload)
+        return next(candidates(self.cfg, definition.workload), None) is not None
 
-    def _decide(self, p: Problem) -> Decisions:
+    def _decide(self, p: Workload) -> Tiling:
         """A program's queries, of as many heads at a time as is fastest by the estimate."""
         found = self.fitting(p, [rows_of(self.cfg, p, self.tile[-2])])
         several = (rows_of(self.cfg, p, self.tile[-2], heads) for heads in parts(p.rows))
@@ -211,7 +202,7 @@ class AttentionLayers(HeadLayers):
         return min(found, key=lambda d: attention_cycles(self.cfg, p, d))
 
 
-def rows_of(cfg: Config, p: Problem, rows: int, heads: int = 1) -> Decisions:
+def rows_of(cfg: Config, p: Workload, rows: int, heads: int = 1) -> Tiling:
     """A tile of so many whole rows, of each head."""
     return point(cfg, p, p.out_blocks, heads, min(rows, p.columns), 1, "rows")
 

@@ -12,12 +12,12 @@ from celosia.compiler.graph.select.forms import ActivationLayout
 from celosia.compiler.language.errors import fail
 from celosia.compiler.language.tile import ArrayArgument
 from celosia.compiler.launch.image import Image, LayerErrors, build
-from celosia.compiler.layer import Activation, Epilogue, Layer, Requantise, Residual, TilingError, inputs
+from celosia.compiler.layer import Activation, Epilogue, Layer, Requantise, Residual, TilingError
 from celosia.compiler.tensorize import pack
 from celosia.compiler.tensorize.decide import FixedSchedule
 from celosia.compiler.tensorize.define import define
 from celosia.compiler.tensorize.plan import Planner
-from celosia.compiler.tensorize.space import Decisions, Problem, why_not
+from celosia.compiler.tensorize.space import Tiling, Workload, why_not
 from celosia.compiler.vthread.verify import Run, verify_provenance
 from celosia.hw.spec.config import Config
 from celosia.sim.timing import predict
@@ -42,11 +42,11 @@ class LoweredKernel:
         """In the order of a launch, with the values of the call's constants."""
         raise NotImplementedError
 
-    def decide(self, layer: Layer) -> list[Decisions]:
+    def decide(self, layer: Layer) -> list[Tiling]:
         """The tile of a program."""
-        return [self._decide(d.problem) for d in define(self.cfg, layer)]  # type: ignore[arg-type]
+        return [self._decide(d.workload) for d in define(self.cfg, layer)]  # type: ignore[arg-type]
 
-    def _decide(self, p: Problem) -> Decisions:
+    def _decide(self, p: Workload) -> Tiling:
         raise NotImplementedError
 
     def form(self, array: ArrayArgument) -> ActivationLayout:
@@ -65,9 +65,7 @@ class LoweredKernel:
         """LanguageError."""
         fail(f"{self.name} on {self.cfg.name}: {sentence}", self.at)
 
-    def fitting(
-        self, p: Problem, points: Sequence[Decisions], otherwise: str = "take smaller blocks"
-    ) -> list[Decisions]:
+    def fitting(self, p: Workload, points: Sequence[Tiling], otherwise: str = "take smaller blocks") -> list[Tiling]:
         """Those of `points` that fit. LanguageError where there are none."""
         reasons = {d: why_not(self.cfg, p, d) for d in points}
         found = [d for d, reason in reasons.items() if reason is None]
@@ -79,7 +77,7 @@ class LoweredKernel:
         """The instructions of `layers`, verified. LanguageError where they do not fit."""
         try:
             if self.planner is None:
-                alike = all(type(layer) is type(layers[0]) for layer in layers)
+                alike = all(layer.kind == layers[0].kind for layer in layers)
                 decided = FixedSchedule(self.decide(layers[0])) if alike else None
                 self.planner = Planner(self.cfg, decided)
             return image_of(self.cfg, layers, self.planner)
@@ -107,7 +105,7 @@ def epilogue_of(
 def image_of(cfg: Config, layers: Sequence[Layer], planner: Planner) -> Image:
     """The instructions of the layers of a launch, verified. LayerErrors, TilingError."""
     made = {layers[-1].y.storage}
-    given = {act.storage for layer in layers for act in inputs(layer)} - {layer.y.storage for layer in layers}
+    given = {act.storage for layer in layers for act in layer.inputs()} - {layer.y.storage for layer in layers}
     image = build(cfg, [list(layers)], [given], [made], planner)
     (launch,) = image.launches
     run = Run(image.code(launch), list(layers), launch.layer_of, given, made)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,6 @@ from celosia.compiler.language.accelerator import lowered
 from celosia.compiler.language.errors import LanguageError
 from celosia.compiler.language.jit import launching
 from celosia.compiler.language.tile import ArrayArgument
-from celosia.compiler.layer import Block, ending
 from celosia.compiler.program.host.hostops.registry import host
 from celosia.compiler.program.host.op import HostOp
 
@@ -104,10 +104,10 @@ class _Operator:
                 "its heads would run one by one; an operator that is attention is one layer of whole groups"
             )
         (first, *others), y, form = layers, kernel.acts[kernel.y], kernel.form(kernel.y)
-        if others or isinstance(first, Block):
+        if others or first.is_block:
             p.assemble(node, layers, reads, y, form)
         else:
-            p.add(node, ending(first, first.epilogue, y), reads, form)
+            p.add(node, replace(first, y=y), reads, form)
 
     def _input(self, value: ir.Value | None) -> Values:
         fixed = constant(value)

@@ -1,1 +1,1 @@
-"""From layers to launches: which layers run as one, where everything lies in DRAM, and the Program of it all."""
+"""Layers to launches: form blocks, order layers so that they overlap, plan memory, assemble the Program."""

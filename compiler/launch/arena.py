@@ -17,14 +17,16 @@ from celosia.compiler.program.host.kernel import CompiledKernel
 def plan_arena(
     steps: Sequence[Step], kernels: Sequence[CompiledKernel], tensors: Mapping[str, TensorInfo], outputs: Sequence[str]
 ) -> ArenaPlan:
-    """Where each tensor between steps lies; those that share a buffer (a view and what it views, an output that a
-    kernel writes over its input) have the same offset.
+    """Plan the offsets of tensors between steps in one arena.
+
+    Tensors that share a buffer, as a view and its source, or an output that a kernel writes over its input, have the
+    same offset.
     """
     buffer: dict[str, str] = {}  # tensor -> the first tensor in its memory
     first: dict[str, int] = {}
     last: dict[str, int] = {}
     for number, step in enumerate(steps):
-        made, read = _touched(step)
+        written, read = _touched(step)
         for name in read:
             if name in buffer:
                 last[buffer[name]] = number
@@ -32,7 +34,7 @@ def plan_arena(
             for out, name in _shared(step, kernels):
                 if name in buffer:
                     buffer[out] = buffer[name]
-        for name in made:
+        for name in written:
             if name not in buffer:
                 buffer[name] = name
                 first[name] = number
@@ -41,9 +43,9 @@ def plan_arena(
     lifetimes = [
         Lifetime(name, tensor_bytes(tensors[name]), first[name], last[name]) for name in first if name not in returned
     ]
-    found = plan(lifetimes)
-    offsets = {name: found.offsets[home] for name, home in buffer.items() if home in found.offsets}
-    return ArenaPlan(offsets, found.size, found.lower_bound)
+    arena = plan(lifetimes)
+    offsets = {name: arena.offsets[home] for name, home in buffer.items() if home in arena.offsets}
+    return ArenaPlan(offsets, arena.size, arena.lower_bound)
 
 
 def tensor_bytes(info: TensorInfo) -> int:
@@ -52,7 +54,7 @@ def tensor_bytes(info: TensorInfo) -> int:
 
 
 def _touched(step: Step) -> tuple[list[str], list[str]]:
-    """(tensors that the step puts into memory of the plan, tensors that it reads)."""
+    """List the tensors that a step writes to the arena, and those that it reads."""
     if isinstance(step, LaunchStep):
         return [unpack.value for unpack in step.unpack], [pack.value for pack in step.pack]
     if isinstance(step, CpuStep) and step.kernel is not None:
@@ -61,7 +63,7 @@ def _touched(step: Step) -> tuple[list[str], list[str]]:
 
 
 def _shared(step: CpuStep, kernels: Sequence[CompiledKernel]) -> list[tuple[str, str]]:
-    """(output, input) names with one memory: a view, or pairs that the kernel computes in place."""
+    """List pairs (output, input) that share one buffer: a view and its source, or what the kernel computes in place."""
     if step.kernel is None:
         return [(step.outputs[0], step.inputs[0])]
     return [(step.outputs[out], step.inputs[number]) for out, number in kernels[step.kernel].in_place]

@@ -24,7 +24,6 @@ from celosia.compiler.graph.values import captured, constant, dtype_name, shape
 from celosia.compiler.launch.arena import plan_arena
 from celosia.compiler.launch.describe import describe
 from celosia.compiler.launch.image import Image
-from celosia.compiler.layer import Block
 from celosia.compiler.ops import OPS, VIEWS, Unsupported, build, op_spec
 from celosia.compiler.ops.bit_serial import LEVELS
 from celosia.compiler.ops.node import CpuNode, InputType, is_mapped
@@ -145,7 +144,7 @@ class _Assembler:
         return value in self.types or _is_plain(value)
 
     def _border(self, value: ir.Value) -> TensorInfo:
-        """What an input or output of the model is, which may be a sequence or of a shape known at run time only."""
+        """Describe an input or output of the model, which may be a sequence, or have a shape known at run time only."""
         kind, inner = "tensor", value.type
         while isinstance(inner, (ir.SequenceType, ir.OptionalType)):
             kind = "sequence" if isinstance(inner, ir.SequenceType) else "optional"
@@ -358,10 +357,10 @@ class _Assembler:
             unpacks.append(Unpack(info.name, form.info, address, act.storage_groups, act.group_offset))
         layers = tuple(
             LayerInfo(
-                choice.layer.name, type(choice.layer).__name__, tuple(node.name or "" for node in choice.nodes),
+                choice.layer.name, choice.layer.kind, tuple(node.name or "" for node in choice.nodes),
                 choice.layer.macs, loaded, stored, choice.note,
                 tuple(info for part in parts for info in self._parts(part)),
-                choice.layer.kept(self.cfg) if isinstance(choice.layer, Block) else 0, round(choice.alone),
+                choice.layer.intermediate_bytes(self.cfg), round(choice.alone),
                 round(choice.together),
                 describe(choice.layer, _folded(choice.reads)) + ", packed weights" * _packed(parts),
             )
@@ -375,7 +374,7 @@ class _Assembler:
         number = self.loops.setdefault(id(part.loops), len(self.loops))
         if number == len(self.printed):
             self.printed.append(part.loops)
-        return [PartInfo(problem.text, decisions.to_json(), number) for problem, decisions in part.decided]
+        return [PartInfo(workload.text, decisions.to_json(), number) for workload, decisions in part.decided]
 
     def _placements(self) -> list[dict[str, str]]:
         placed = {node: choice for choice in self.selection.choices for node in choice.nodes}
@@ -396,8 +395,8 @@ class _Assembler:
 
 def _packed(parts: list[LayerPart]) -> bool:
     """Whether some of a layer's weights lie packed in DRAM."""
-    asked = [problem for part in parts for problem, _ in part.decided]
-    layers = [each for problem in asked for each in (problem.layers if isinstance(problem, Group) else (problem,))]
+    asked = [workload for part in parts for workload, _ in part.decided]
+    layers = [each for workload in asked for each in (workload.layers if isinstance(workload, Group) else (workload,))]
     return any(layer.packed for layer in layers)
 
 
@@ -424,5 +423,5 @@ def _is_view(node: ir.Node) -> bool:
 
 
 def _folded(reads: Reads) -> ActivationLayout | None:
-    """How the host arranges the input of a layer, where it folds a window into channels."""
+    """Find the layout in which the host folds a window of the layer's input into channels; None where it does not."""
     return next((form for _, form in reads.values() if form.window is not None), None)

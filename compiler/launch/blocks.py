@@ -20,28 +20,14 @@ import onnx_ir as ir
 from celosia.compiler.graph.select import LayerAssignment, Partition
 from celosia.compiler.launch import chains
 from celosia.compiler.launch.attentions import attentions
-from celosia.compiler.layer import (
-    Activation,
-    Block,
-    Conv,
-    Layer,
-    Map,
-    Part,
-    Pool,
-    Storage,
-    TilingError,
-    inputs,
-    moved,
-    padded_groups,
-)
+from celosia.compiler.layer import Activation, Layer, Storage, TilingError, group_names, padded_groups
 from celosia.compiler.switches import is_on
 from celosia.compiler.tensorize import block_space, pack
-from celosia.compiler.tensorize.block_space import BlockProblem
+from celosia.compiler.tensorize.block_space import BlockWorkload
 from celosia.compiler.tensorize.decide import SchedulePolicy
-from celosia.compiler.tensorize.definition import depthwise
 from celosia.compiler.tensorize.plan import Planner
 from celosia.compiler.tensorize.roofline import choose, estimate
-from celosia.compiler.tensorize.space import Decisions, Problem
+from celosia.compiler.tensorize.space import Tiling, Workload
 from celosia.hw.spec.config import Config
 
 LONGEST = 5
@@ -65,71 +51,79 @@ def form_blocks(
     cfg: Config, selection: Partition, planner: Planner, apart: Collection[ir.Node] = (),
     decided: Collection[str] = (),
 ) -> SchedulePolicy:  # fmt: skip
-    """Put chains of `selection` together as blocks; what decides layers then.
+    """Replace chains of layers in `selection` by blocks, and return the policy that decides the layers' tilings then.
 
-    apart: operators whose layers are in no block. decided: names of layers and blocks that are to be as they are.
+    apart: operators whose layers are in no block. decided: names of layers and blocks that the user has decided.
     """
     if not cfg.forward or not is_on("blocks"):
         return planner.decider
-    cutter = _Cutter(cfg, planner, frozenset(decided), [choice.layer for choice in selection.choices])
+    partitioner = _ChainPartitioner(cfg, planner, frozenset(decided), [choice.layer for choice in selection.choices])
     blocks: list[tuple[Sequence[LayerAssignment], LayerAssignment]] = []
     for chain in _chains(cfg, selection, frozenset(apart)):
         for first in range(0, len(chain), AT_ONCE):
-            parts = [part for part in cutter.cut(chain[first : first + AT_ONCE]) if len(part.choices) > 1]
-            blocks += [(part.choices, cutter.noted(part, _joined(selection, part))) for part in parts]
-    _put(selection, blocks)
-    _put(selection, list(_with_maps(cfg, selection, cutter, frozenset(apart))))
-    _put(selection, list(_of_attention(cfg, selection, cutter, frozenset(apart))))
-    return cutter.decider
+            parts = [part for part in partitioner.cut(chain[first : first + AT_ONCE]) if len(part.choices) > 1]
+            blocks += [(part.choices, partitioner.with_cycles(part, _fused_choice(selection, part))) for part in parts]
+    _replace_choices(selection, blocks)
+    _replace_choices(selection, list(_fuse_maps(cfg, selection, partitioner, frozenset(apart))))
+    _replace_choices(selection, list(_fuse_attention(cfg, selection, partitioner, frozenset(apart))))
+    return partitioner.decider
 
 
-def _put(selection: Partition, blocks: Sequence[tuple[Sequence[LayerAssignment], LayerAssignment]]) -> None:
-    """Put blocks into `selection`, in the places of the last of the choices that each is made of."""
-    place = {id(choices[-1]): block for choices, block in blocks}
+def _replace_choices(selection: Partition, blocks: Sequence[tuple[Sequence[LayerAssignment], LayerAssignment]]) -> None:
+    """Replace choices in `selection` by the blocks that they become: the last choice of each by the block."""
+    block_of = {id(choices[-1]): block for choices, block in blocks}
     inside = {id(choice) for choices, _ in blocks for choice in choices[:-1]}
-    selection.choices[:] = [place.get(id(choice), choice) for choice in selection.choices if id(choice) not in inside]
+    kept = [choice for choice in selection.choices if id(choice) not in inside]
+    selection.choices[:] = [block_of.get(id(choice), choice) for choice in kept]
 
 
-def _with_maps(
-    cfg: Config, selection: Partition, cutter: _Cutter, apart: frozenset[ir.Node]
+def _fuse_maps(
+    cfg: Config, selection: Partition, partitioner: _ChainPartitioner, apart: frozenset[ir.Node]
 ) -> Iterator[tuple[Sequence[LayerAssignment], LayerAssignment]]:
-    """Convolutions, with maps behind them which alone read what they make, where that takes fewer cycles as a block."""
+    """Fuse convolutions with the maps behind them, each the only reader of the output before it, where the block takes
+    fewer cycles."""
     readers = _readers(selection.choices)
     for choice in selection.choices:
-        found, chain = [choice], [choice]
-        while _is_product(cfg, choice.layer) and (reader := _read_by(cfg, found[-1], readers, apart)) is not None:
-            layer = behind(reader.layer, found[-1].layer.y)
+        originals, chain = [choice], [choice]
+        while (
+            _reads_all_inputs(cfg, choice.layer)
+            and (reader := _read_by(cfg, originals[-1], readers, apart)) is not None
+        ):
+            layer = behind(reader.layer, originals[-1].layer.y)
             if layer is None:
                 break
-            found.append(reader)
+            originals.append(reader)
             chain.append(replace(reader, layer=layer))
-        while len(chain) > 1 and len(parts := cutter.kept(_Part(tuple(chain)))) > 1:
-            found, chain = found[:-1], chain[:-1]
+        while len(chain) > 1 and len(parts := partitioner.if_faster(_Segment(tuple(chain)))) > 1:
+            originals, chain = originals[:-1], chain[:-1]
         if len(chain) > 1:
-            yield found, cutter.noted(parts[0], _joined(selection, parts[0]))
+            yield originals, partitioner.with_cycles(parts[0], _fused_choice(selection, parts[0]))
 
 
-def _of_attention(
-    cfg: Config, selection: Partition, cutter: _Cutter, apart: frozenset[ir.Node]
+def _fuse_attention(
+    cfg: Config, selection: Partition, partitioner: _ChainPartitioner, apart: frozenset[ir.Node]
 ) -> Iterator[tuple[Sequence[LayerAssignment], LayerAssignment]]:
-    """Heads whose products and softmaxes take fewer cycles as a block, beside what comes before them."""
-    for found in attentions(cfg, selection, apart):
-        part, before = _Part(found.stages), [choice.layer for choice in found.before]
-        start = cutter.once(before) if before else 0
-        together, alone = cutter.once([*before, part.layer]) - start, cutter.once(found.one_by_one) - start
-        fixed = not cutter.decided.isdisjoint(choice.layer.name for choice in found.heads)
-        if part.layer.name in cutter.decided or (together < alone and not fixed):
-            yield found.heads, _with_cycles(_joined(selection, part), together, alone)
+    """Fuse the heads of attention where the block takes fewer cycles, the layers before it included."""
+    for attention in attentions(cfg, selection, apart):
+        block, before = _Segment(attention.stages), [choice.layer for choice in attention.before]
+        start = partitioner.once(before) if before else 0
+        together = partitioner.once([*before, block.layer]) - start
+        alone = partitioner.once(attention.one_by_one) - start
+        fixed = not partitioner.decided.isdisjoint(choice.layer.name for choice in attention.heads)
+        if block.layer.name in partitioner.decided or (together < alone and not fixed):
+            yield attention.heads, _note_cycles(_fused_choice(selection, block), together, alone)
 
 
-def _is_product(cfg: Config, layer: Layer) -> bool:
-    """A convolution whose output blocks read all input blocks."""
-    return isinstance(layer, Conv) and layer.groups == 1 and len(pack.runs(cfg, layer)) == 1
+def _reads_all_inputs(cfg: Config, layer: Layer) -> bool:
+    """Whether the layer is a convolution whose output blocks read all input blocks."""
+    gemm = layer.gemm
+    return gemm is not None and gemm.groups == 1 and len(pack.runs(cfg, gemm)) == 1
 
 
-def behind(layer: Layer, y: Activation) -> Map | None:
-    """`layer` as one that follows what makes `y` in each tile: a map of it, or one with it, through vin, as B."""
-    if not isinstance(layer, Map):
+def behind(layer: Layer, y: Activation) -> Layer | None:
+    """Rewrite a map so that it follows the producer of `y` in each tile, and reads it as x or, through vin, as operand
+    B. None where the layer is no such map."""
+    if not layer.is_map:
         return None
     epilogue, residual = layer.epilogue, layer.epilogue.residual
     if residual is None:
@@ -141,12 +135,12 @@ def behind(layer: Layer, y: Activation) -> Map | None:
         return layer
     if epilogue.table is not None or epilogue.clip != (-128, 127):
         return None
-    turned = replace(residual, operand=y, scale_v=residual.scale_b, scale_b=residual.scale_v)
-    return replace(layer, x=operand, epilogue=replace(epilogue, residual=turned))
+    swapped = replace(residual, operand=y, scale_v=residual.scale_b, scale_b=residual.scale_v)
+    return replace(layer, x=operand, epilogue=replace(epilogue, residual=swapped))
 
 
 def _chains(cfg: Config, selection: Partition, apart: frozenset[ir.Node]) -> Iterator[list[LayerAssignment]]:
-    """The longest chains of at least two layers."""
+    """Find the longest chains of at least two layers, each of which alone reads what the one before it makes."""
     choices, readers = selection.choices, _readers(selection.choices)
     following: dict[int, LayerAssignment] = {}
     for before in choices:
@@ -164,15 +158,15 @@ def _chains(cfg: Config, selection: Partition, apart: frozenset[ir.Node]) -> Ite
 
 
 def _readers(choices: Iterable[LayerAssignment]) -> dict[Storage, tuple[int, list[LayerAssignment]]]:
-    """By storage, how many write it, and those that read it."""
-    found: dict[Storage, tuple[int, list[LayerAssignment]]] = {}
+    """For each storage, count the choices that write it, and list those that read it."""
+    users: dict[Storage, tuple[int, list[LayerAssignment]]] = {}
     for choice in choices:
-        count, readers = found.get(choice.layer.y.storage, (0, []))
-        found[choice.layer.y.storage] = count + 1, readers
+        count, readers = users.get(choice.layer.y.storage, (0, []))
+        users[choice.layer.y.storage] = count + 1, readers
     for choice in choices:
-        for storage in {act.storage for act in inputs(choice.layer)}:
-            found.setdefault(storage, (0, []))[1].append(choice)
-    return found
+        for storage in {act.storage for act in choice.layer.inputs()}:
+            users.setdefault(storage, (0, []))[1].append(choice)
+    return users
 
 
 def _read_by(
@@ -181,17 +175,17 @@ def _read_by(
     readers: Mapping[Storage, tuple[int, list[LayerAssignment]]],
     apart: frozenset[ir.Node],
 ) -> LayerAssignment | None:
-    """The choice that alone reads what `before` alone makes, all of it, once."""
+    """The only reader of the output of `before`, if it reads all of it once and `before` is its only writer."""
     y = before.layer.y
-    makers, found = readers[y.storage]
+    writers, own_readers = readers[y.storage]
     if before.value.is_graph_output() or y.group_offset or y.storage_groups != padded_groups(cfg, y.channels):
         return None
-    if makers != 1 or len(found) != 1 or not apart.isdisjoint((*before.nodes, *found[0].nodes)):
+    if writers != 1 or len(own_readers) != 1 or not apart.isdisjoint((*before.nodes, *own_readers[0].nodes)):
         return None
-    read = [act for act in inputs(found[0].layer) if act.storage is y.storage]
-    nodes = found[0].nodes
+    (reader,) = own_readers
+    read = [act for act in reader.layer.inputs() if act.storage is y.storage]
     once = len(read) == 1 and read[0] == y
-    return found[0] if once and all(use.node in nodes for use in before.value.uses()) else None
+    return reader if once and all(use.node in reader.nodes for use in before.value.uses()) else None
 
 
 def _can_hand_on(cfg: Config, layer: Layer) -> bool:
@@ -201,74 +195,74 @@ def _can_hand_on(cfg: Config, layer: Layer) -> bool:
 
 def _fits(cfg: Config, layer: Layer) -> bool:
     """Whether `layer` can be in a block: a pooling, or a convolution of all channels or of each alone, of images."""
-    if not isinstance(layer, Conv | Pool) or layer.x.height * layer.x.width == 1:
+    if (layer.gemm is None and not layer.reduce) or layer.x.height * layer.x.width == 1:
         return False
-    if isinstance(layer, Pool):
+    if layer.reduce:
         return layer.epilogue.residual is None
     if not layer.macs:
         return False  # an average, which costs nothing where it runs beside another convolution
-    return depthwise(cfg, layer) or (layer.groups == 1 and len(pack.runs(cfg, layer)) == 1)
+    return layer.is_depthwise(cfg) or _reads_all_inputs(cfg, layer)
 
 
 @dataclass(frozen=True)
-class _Part:
-    """Choices that run as one layer; cuts: see Block."""
+class _Segment:
+    """A segment of a chain: choices that run as one layer. cuts: see Layer.block."""
 
     choices: tuple[LayerAssignment, ...]
     cuts: tuple[int, ...] = ()
 
     @cached_property
     def layer(self) -> Layer:
-        layers = [choice.layer for choice in self.choices]
-        if len(layers) == 1:
-            return layers[0]
-        return Block(tuple(each for each in layers if isinstance(each, Part)), self.cuts)
+        layers = tuple(choice.layer for choice in self.choices)
+        return layers[0] if len(layers) == 1 else Layer.block(layers, self.cuts)
 
-    def then(self, other: _Part) -> _Part:
-        """Both, with what lies between them whole in a scratchpad."""
+    def then(self, other: _Segment) -> _Segment:
+        """Join two segments; the activation between them lies in a scratchpad, whole images of it."""
         here = len(self.choices)
-        return _Part(self.choices + other.choices, (*self.cuts, here, *(here + cut for cut in other.cuts)))
+        return _Segment(self.choices + other.choices, (*self.cuts, here, *(here + cut for cut in other.cuts)))
 
-    def groups(self, first: int, end: int) -> _Part:
-        """Those groups of it."""
+    def groups(self, first: int, end: int) -> _Segment:
+        """The segment of the groups from `first` up to `end`."""
         bounds = [0, *self.cuts, len(self.choices)][first : end + 1]
-        return _Part(self.choices[bounds[0] : bounds[-1]], tuple(bound - bounds[0] for bound in bounds[1:-1]))
+        return _Segment(self.choices[bounds[0] : bounds[-1]], tuple(bound - bounds[0] for bound in bounds[1:-1]))
 
 
-class _Cutter:
-    """Finds the parts of a chain that take the fewest cycles together.
+class _ChainPartitioner:
+    """Cut chains into the segments that take the fewest cycles together.
 
-    The estimates of layers and blocks say which ways to cut are worth a look; the timing model decides among those, and
-    leaves apart what takes longer as a block behind the layer before it.
+    The estimates of layers and blocks tell which cuts are worth timing; the timing model decides among those, and
+    leaves layers apart that take longer as a block behind the layer before it.
     """
 
     def __init__(self, cfg: Config, planner: Planner, decided: frozenset[str], layers: Sequence[Layer]) -> None:
         """layers: of the network, in their order."""
         self.cfg, self.planner, self.decided = cfg, planner, decided
         self.macs = sum(layer.macs for layer in layers)
-        self.makers = {layer.y.storage: layer for layer in layers}
+        self.producers = {layer.y.storage: layer for layer in layers}
         self.decider = planner.decider
-        """With what was found of blocks so far."""
-        self.groups = {group for name in decided for group in Block.names(name)}
+        """The policy with the tilings that the search of blocks has decided so far."""
+        self.groups = {group for name in decided for group in group_names(name)}
         self.estimated: dict[Hashable, float | None] = {}
 
-    def cut(self, chain: list[LayerAssignment]) -> list[_Part]:
+    def cut(self, chain: list[LayerAssignment]) -> list[_Segment]:
+        """Cut a chain by dynamic programming over estimates, then by the timing model."""
         ways: list[list[tuple[float, tuple[int, ...]]]] = [[(0.0, ())]]
         for end in range(1, len(chain) + 1):
-            found = []
+            costed = []
             for start in range(max(0, end - LONGEST), end):
-                layer = _Part(tuple(chain[start:end])).layer
+                layer = _Segment(tuple(chain[start:end])).layer
                 cost = -1e12 if layer.name in self.groups else self._estimate(layer)
                 if cost is not None:
-                    found += [(before + cost, (*cuts, start)) for before, cuts in ways[start]]
-            ways.append(sorted(found)[:KEPT])
+                    costed += [(before + cost, (*cuts, start)) for before, cuts in ways[start]]
+            ways.append(sorted(costed)[:KEPT])
         best = ways[-1][0][0]
-        near = [cuts for cost, cuts in ways[-1] if cost <= max(best, WORTH_A_LOOK * best)]
-        parts = [[_Part(tuple(chain[a:b])) for a, b in pairwise((*cuts, len(chain)))] for cuts in near]
-        return [each for part in self._resident(self._fastest(parts)) for each in self.kept(part)]
+        promising = [cuts for cost, cuts in ways[-1] if cost <= max(best, WORTH_A_LOOK * best)]
+        parts = [[_Segment(tuple(chain[a:b])) for a, b in pairwise((*cuts, len(chain)))] for cuts in promising]
+        joined = self._join_resident(self._fastest_cut(parts))
+        return [segment for part in joined for segment in self.if_faster(part)]
 
-    def _fastest(self, ways: list[list[_Part]]) -> list[_Part]:
-        """The first of `ways` in which gemm hardly ever waits, behind which no other is timed, or else the fastest."""
+    def _fastest_cut(self, ways: list[list[_Segment]]) -> list[_Segment]:
+        """The first of `ways` in which GEMM hardly ever waits, so that no other is timed, or else the fastest."""
         if len(ways) == 1:
             return ways[0]
         least = 2 * chains.least(self.planner, [choice.layer for part in ways[0] for choice in part.choices])
@@ -279,80 +273,84 @@ class _Cutter:
                 return parts
         return ways[cycles.index(min(cycles))]
 
-    def _resident(self, parts: list[_Part]) -> list[_Part]:
-        """`parts`, or some of them in one where images that fit a scratchpad as a whole are between them."""
-        found = parts[:1]
+    def _join_resident(self, parts: list[_Segment]) -> list[_Segment]:
+        """Join segments where the images between them fit a scratchpad, if the chain takes fewer cycles so."""
+        merged = parts[:1]
         for part in parts[1:]:
-            joined = found[-1].then(part)
-            if self._may_join(found[-1], joined) and self._estimate(joined.layer) is not None:
-                found[-1] = joined
+            joined = merged[-1].then(part)
+            if self._user_allows(merged[-1], joined) and self._estimate(joined.layer) is not None:
+                merged[-1] = joined
             else:
-                found.append(part)
-        if len(found) == len(parts):
+                merged.append(part)
+        if len(merged) == len(parts):
             return parts
-        if any(part.layer.name in self.decided for part in found):
-            return found
-        for part in found:
+        if any(part.layer.name in self.decided for part in merged):
+            return merged
+        for part in merged:
             if part.layer.macs > REFINED * self.macs:
                 self._refine(part)
-        return min(found, parts, key=self._cycles)
+        return min(merged, parts, key=self._cycles)
 
-    def _refine(self, part: _Part) -> None:
-        """Choose tiles of groups by the timing model, which knows what adjacent groups wait for: one after the other.
-        Whole images that fit a scratchpad are small, so that this takes no time."""
-        problem = self.planner.definitions(part.layer)[0].problem
-        if not part.cuts or not isinstance(problem, BlockProblem) or problem in self.decider.searched:
+    def _refine(self, part: _Segment) -> None:
+        """Choose the tilings of a segment's groups, one after the other, by the timing model, which knows what adjacent
+        groups wait for. Images that fit a scratchpad are small, so this takes little time."""
+        workload = self.planner.definitions(part.layer)[0].workload
+        if not part.cuts or not isinstance(workload, BlockWorkload) or workload in self.decider.searched:
             return
-        groups = list(block_space.choose(self.cfg, problem).groups)
-        for number, group in enumerate(problem.groups):
+        groups = list(block_space.choose(self.cfg, workload).groups)
+        for number, group in enumerate(workload.groups):
             best = self._around(part, groups, number)
             for point in block_space.best_by_piece(self.cfg, group):
                 others = [*groups[:number], point, *groups[number + 1 :]]
                 if (cycles := self._around(part, others, number)) < best:
                     best, groups = cycles, others
-        self.decider = self._with(problem, groups)
+        self.decider = self._policy_with(workload, groups)
 
-    def _around(self, part: _Part, groups: Sequence[Decisions], number: int) -> float:
-        """Cycles of a group of `part` with those beside it under these decisions for its groups; what is so no longer
-        beside another group is tiled by the estimate."""
+    def _around(self, part: _Segment, groups: Sequence[Tiling], number: int) -> float:
+        """Cycles of group `number` of `part` and its neighbours under the tilings `groups`. A group at the edge, whose
+        workload is another one without its neighbour, is tiled by the estimate."""
         first, end = max(0, number - AROUND), min(len(groups), number + AROUND + 1)
-        near = part.groups(first, end)
-        asked, problem = (self.planner.definitions(each.layer)[0].problem for each in (part, near))
-        assert isinstance(asked, BlockProblem) and isinstance(problem, BlockProblem)
+        neighbours = part.groups(first, end)
+        whole, workload = (self.planner.definitions(segment.layer)[0].workload for segment in (part, neighbours))
+        assert isinstance(whole, BlockWorkload) and isinstance(workload, BlockWorkload)
         try:
-            usual = block_space.choose(self.cfg, problem).groups
+            usual = block_space.choose(self.cfg, workload).groups
         except TilingError:
             return inf
-        pairs = zip(problem.groups, asked.groups[first:end], groups[first:end], usual, strict=True)
-        return self._cycles([near], self._with(problem, [d if own == whole else u for own, whole, d, u in pairs]))
+        rows = zip(workload.groups, whole.groups[first:end], groups[first:end], usual, strict=True)
+        tilings = [tiling if own == inside else fallback for own, inside, tiling, fallback in rows]
+        return self._cycles([neighbours], self._policy_with(workload, tilings))
 
-    def _with(self, problem: BlockProblem, groups: Sequence[Decisions]) -> SchedulePolicy:
-        """What decides layers, with these decisions for the groups of a block."""
-        return replace(self.decider, searched={**self.decider.searched, problem: Decisions.of_groups(groups)})
+    def _policy_with(self, workload: BlockWorkload, groups: Sequence[Tiling]) -> SchedulePolicy:
+        """The policy with these tilings for the groups of a block."""
+        return replace(self.decider, searched={**self.decider.searched, workload: Tiling.of_groups(groups)})
 
-    def _may_join(self, part: _Part, joined: _Part) -> bool:
-        """Whether what a user has decided allows for it."""
+    def _user_allows(self, part: _Segment, joined: _Segment) -> bool:
+        """Whether the user's decisions allow to join a segment `part` to others as `joined`."""
         name = joined.layer.name
-        wanted = any(Block.names(each)[: len(Block.names(name))] == Block.names(name) for each in self.decided)
+        wanted = any(group_names(each)[: len(group_names(name))] == group_names(name) for each in self.decided)
         return wanted or part.layer.name not in self.decided
 
-    def noted(self, part: _Part, block: LayerAssignment) -> LayerAssignment:
-        """`block`, with what it takes, and what its layers take one by one; 0 where one of them alone cannot be."""
-        return _with_cycles(block, *self._both(part))
+    def with_cycles(self, part: _Segment, block: LayerAssignment) -> LayerAssignment:
+        """Note in `block` its cycles, and those of its layers one by one; 0 where a layer alone does not fit."""
+        return _note_cycles(block, *self._together_and_apart(part))
 
-    def kept(self, part: _Part) -> list[_Part]:
-        """`part`, or its choices one by one where they take fewer cycles: estimates of blocks may be far off."""
-        decided = part.layer.name in self.decided or not self.groups.isdisjoint(Block.names(part.layer.name))
+    def if_faster(self, part: _Segment) -> list[_Segment]:
+        """The segment, or its choices one by one where these take fewer cycles: estimates of blocks may be far off."""
+        decided = part.layer.name in self.decided or not self.groups.isdisjoint(group_names(part.layer.name))
         if len(part.choices) == 1 or decided:
             return [part]
-        together, apart = self._both(part)
-        return [part] if together <= apart else [_Part((choice,)) for choice in part.choices]
+        together, apart = self._together_and_apart(part)
+        return [part] if together <= apart else [_Segment((choice,)) for choice in part.choices]
 
-    def _both(self, part: _Part) -> tuple[float, float]:
-        """Cycles that `part` takes, and its choices one by one, each behind the layer that makes what they read: as in
-        the network, where only the first of its loads go beside what is computed before."""
-        maker = self.makers.get(part.choices[0].layer.x.storage)
-        before = [] if maker is None else [maker]
+    def _together_and_apart(self, part: _Segment) -> tuple[float, float]:
+        """Cycles of a segment as a block, and of its choices one by one.
+
+        Both are timed behind the layer that makes their input: as in the network, where only their first loads overlap
+        with it.
+        """
+        producer = self.producers.get(part.choices[0].layer.x.storage)
+        before = [] if producer is None else [producer]
         start = self.once(before) if before else 0
         layers = [choice.layer for choice in part.choices]
         return self.once([*before, part.layer]) - start, self.once([*before, *layers]) - start
@@ -363,14 +361,14 @@ class _Cutter:
             definitions = self.planner.definitions(layer)
             key = tuple(definition.signature for definition in definitions)
             if key not in self.estimated:
-                self.estimated[key] = sum(estimated(self.cfg, definition.problem) for definition in definitions)
+                self.estimated[key] = sum(estimated(self.cfg, definition.workload) for definition in definitions)
             return self.estimated[key]
         except TilingError:
-            return None if isinstance(layer, Block) else 1e12  # a layer alone says so itself
+            return None if layer.is_block else 1e12  # a layer alone says so itself
 
-    def _cycles(self, parts: Sequence[_Part], decider: SchedulePolicy | None = None) -> float:
-        """Cycles of a chain that is cut into `parts`, by the timing model: twice in a row, so that what the next layers
-        overlap with counts."""
+    def _cycles(self, parts: Sequence[_Segment], decider: SchedulePolicy | None = None) -> float:
+        """Cycles of a chain cut into `parts`, by the timing model: twice in a row, so that its overlap with the next
+        layers counts."""
         planner = self.planner.with_policy(decider or self.decider)
         layers = [part.layer for part in parts]
         name = chains.chain_name(chains.decided(layers, planner))
@@ -384,7 +382,7 @@ class _Cutter:
 
 
 def _again(layers: Sequence[Layer], planner: Planner) -> list[Layer]:
-    """Repeat the layers, on what they have made where it has the shape of what they read."""
+    """Repeat the layers in other storages, on their own output where it has the shape of their input."""
     x, y = layers[0].x, layers[-1].y
     same = x.storage.groups == y.storage.groups and replace(x, storage=y.storage) == y
     others = {x.storage: y.storage} if same else {}
@@ -394,24 +392,24 @@ def _again(layers: Sequence[Layer], planner: Planner) -> list[Layer]:
             others[act.storage] = Storage(act.storage.name, act.storage.groups)
         return replace(act, storage=others[act.storage])
 
-    return [planner.known(moved(layer, placed), layer, others) for layer in layers]
+    return [planner.known(layer.map_activations(placed), layer, others) for layer in layers]
 
 
-def _with_cycles(block: LayerAssignment, together: float, alone: float) -> LayerAssignment:
+def _note_cycles(block: LayerAssignment, together: float, alone: float) -> LayerAssignment:
     block.together, block.alone = (cycles if isfinite(cycles) else 0 for cycles in (together, alone))
     return block
 
 
-def estimated(cfg: Config, problem: Problem | BlockProblem) -> float:
-    """Cycles under the decisions that the estimate takes. TilingError where there are none."""
-    if isinstance(problem, Problem) and problem.in_blocks:
-        return estimate(cfg, problem, choose(cfg, problem))
-    block = problem if isinstance(problem, BlockProblem) else BlockProblem((problem,))
+def estimated(cfg: Config, workload: Workload | BlockWorkload) -> float:
+    """Estimated cycles under the best tiling by the estimate. TilingError where there is none."""
+    if isinstance(workload, Workload) and workload.in_blocks:
+        return estimate(cfg, workload, choose(cfg, workload))
+    block = workload if isinstance(workload, BlockWorkload) else BlockWorkload((workload,))
     return block_space.estimate(cfg, block, block_space.choose(cfg, block))
 
 
-def _joined(selection: Partition, part: _Part) -> LayerAssignment:
-    """A part of a chain as one choice."""
+def _fused_choice(selection: Partition, part: _Segment) -> LayerAssignment:
+    """Fuse the choices of a segment into one, and forget where the outputs inside it were stored."""
     *before, last = part.choices
     for choice in before:
         for known in (selection.forms, selection.written):

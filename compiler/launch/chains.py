@@ -7,22 +7,22 @@ from collections.abc import Collection, Hashable, Sequence
 from math import inf
 
 from celosia.compiler.launch.image import LayerErrors, build
-from celosia.compiler.layer import Layer, TilingError, inputs
-from celosia.compiler.tensorize.block_space import BlockProblem
+from celosia.compiler.layer import Layer, TilingError
+from celosia.compiler.tensorize.block_space import BlockWorkload
 from celosia.compiler.tensorize.definition import LayerComputation
 from celosia.compiler.tensorize.plan import Planner
-from celosia.compiler.tensorize.space import Decisions, Problem
+from celosia.compiler.tensorize.space import Tiling, Workload
 from celosia.hw.spec.config import Config
 from celosia.sim.timing import predict
 
 CHAIN = "chain"
-"""With this begin the names of chains, among those of workloads."""
+"""First word of the names of chains, which stand among those of workloads in records."""
 
 
 def once(cfg: Config, planner: Planner, layers: Sequence[Layer]) -> float:
-    """Cycles of `layers`, one after the other; inf where one does not fit."""
+    """Cycles of `layers` in one launch by the timing model, remembered; inf where a layer does not fit."""
     try:
-        name = chain_name(decided(layers, planner), _links(layers, planner.decider.beside))
+        name = chain_name(decided(layers, planner), _links(layers, planner.decider.overlapped))
     except TilingError:
         return inf
     if name not in planner.timed:
@@ -31,41 +31,43 @@ def once(cfg: Config, planner: Planner, layers: Sequence[Layer]) -> float:
 
 
 def time(cfg: Config, planner: Planner, layers: Sequence[Layer]) -> float:
-    """Cycles of `layers`, timed anew; inf where one does not fit."""
-    read = {act.storage for layer in layers for act in inputs(layer)}
-    made = {layer.y.storage for layer in layers}
+    """Cycles of `layers` in one launch by the timing model, timed anew; inf where a layer does not fit."""
+    read = {act.storage for layer in layers for act in layer.inputs()}
+    written = {layer.y.storage for layer in layers}
     try:
-        image = build(cfg, [list(layers)], [read - made], [{layers[-1].y.storage}], planner, cold=False)
+        image = build(cfg, [list(layers)], [read - written], [{layers[-1].y.storage}], planner, cold=False)
     except LayerErrors:
         return inf
     return predict(cfg, image.code(image.launches[0]).tobytes()).cycles
 
 
 def least(planner: Planner, layers: Sequence[Layer]) -> int:
-    """Cycles that gemm is busy with those of `layers` that are no blocks: no order or grouping takes fewer."""
-    problems = (definition.problem for layer in layers for definition in planner.definitions(layer))
-    return sum(problem.steps for problem in problems if isinstance(problem, Problem))
+    """Cycles for which GEMM is busy with `layers`, blocks left out: no order or grouping takes fewer."""
+    workloads = (definition.workload for layer in layers for definition in planner.definitions(layer))
+    return sum(workload.steps for workload in workloads if isinstance(workload, Workload))
 
 
-def decided(layers: Sequence[Layer], planner: Planner) -> list[tuple[LayerComputation, Decisions | None]]:
-    """The definitions of `layers`, with what was decided for them beside the estimate."""
+def decided(layers: Sequence[Layer], planner: Planner) -> list[tuple[LayerComputation, Tiling | None]]:
+    """The definitions of `layers`, each with the tiling that the search of blocks has decided, or None."""
     searched = planner.decider.searched
-    found = [definition for layer in layers for definition in planner.definitions(layer)]
-    return [(d, searched.get(d.problem) if isinstance(d.problem, BlockProblem) else None) for d in found]
+    definitions = [definition for layer in layers for definition in planner.definitions(layer)]
+    return [(d, searched.get(d.workload) if isinstance(d.workload, BlockWorkload) else None) for d in definitions]
 
 
-def _links(layers: Sequence[Layer], beside: Collection[str]) -> list[Hashable]:
-    """Storages that the activations of `layers` share, where these lie in them; and which layers are `beside`
-    others."""
-    acts = [act for layer in layers for act in (*inputs(layer), layer.y)]
+def _links(layers: Sequence[Layer], overlapped: Collection[str]) -> list[Hashable]:
+    """Describe how activations of `layers` share storages, and which layers are `overlapped`, for `chain_name`."""
+    acts = [act for layer in layers for act in (*layer.inputs(), layer.y)]
     numbers = {storage: number for number, storage in enumerate(dict.fromkeys(act.storage for act in acts))}
     links: list[Hashable] = [(numbers[act.storage], act.group_offset, act.strided_view) for act in acts]
-    return links + [number for number, layer in enumerate(layers) if layer.name in beside]
+    return links + [number for number, layer in enumerate(layers) if layer.name in overlapped]
 
 
-def chain_name(parts: Sequence[tuple[LayerComputation, Decisions | None]], links: Sequence[Hashable] = ()) -> str:
-    """A chain of layers in a line, with what was decided for them beside the estimate: twice in a row, each on what the
-    one before it makes, or once, with the `links` between what they read and write."""
-    told = repr([(definition.digest, decisions) for definition, decisions in parts])
-    told += repr(links) if links else ""
-    return f"{CHAIN} of {len(parts)} #{hashlib.sha256(told.encode()).hexdigest()[:16]}"
+def chain_name(parts: Sequence[tuple[LayerComputation, Tiling | None]], links: Sequence[Hashable] = ()) -> str:
+    """Name of a chain under which its cycles are remembered: equal for chains that take the same cycles.
+
+    parts: from `decided`. links: from `_links`, for layers that run once. Without them the chain runs twice in a row,
+    each layer on the output of the one before it.
+    """
+    content = repr([(definition.digest, tiling) for definition, tiling in parts])
+    content += repr(links) if links else ""
+    return f"{CHAIN} of {len(parts)} #{hashlib.sha256(content.encode()).hexdigest()[:16]}"

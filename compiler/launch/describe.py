@@ -3,18 +3,7 @@
 from __future__ import annotations
 
 from celosia.compiler.graph.select.forms import ActivationLayout
-from celosia.compiler.layer import (
-    ActivationProduct,
-    Block,
-    Conv,
-    Epilogue,
-    Layer,
-    Multiply,
-    Norm,
-    Pool,
-    Softmax,
-    Window,
-)
+from celosia.compiler.layer import Epilogue, Gemm, Layer, Window
 
 
 def describe(layer: Layer, form: ActivationLayout | None = None) -> str:
@@ -22,37 +11,32 @@ def describe(layer: Layer, form: ActivationLayout | None = None) -> str:
 
     form: how the host arranges the layer's input, where a part of its window is folded into channels.
     """
-    if isinstance(layer, Block):
+    if layer.is_block:
         return " > ".join(describe(each, form if each is layer.layers[0] else None) for each in layer.layers)
-    return " + ".join([_anchor(layer, form), *_fused(layer.epilogue)])
+    return " + ".join([_operation(layer, form), *_fused(layer.epilogue)])
 
 
-def _anchor(layer: Layer, form: ActivationLayout | None) -> str:
-    if isinstance(layer, Conv):
-        return _convolution(layer, form)
-    if isinstance(layer, Pool):
-        kind = "max pool" if layer.requantise is None else "sum pool"
-        return f"{kind} {_window(layer.window)}, {layer.x.channels} channels"
-    if isinstance(layer, ActivationProduct) and layer.moves:
+def _operation(layer: Layer, form: ActivationLayout | None) -> str:
+    heads = f"{layer.heads} × " if layer.heads > 1 else ""
+    if layer.gemm is not None:
+        return _convolution(layer, layer.gemm, form)
+    if layer.product is not None and layer.product.transposes:
         return f"matrix turned {layer.y.channels}x{layer.y.width}"
-    if isinstance(layer, ActivationProduct):
-        sizes = "→".join(str(act.channels // layer.heads) for act in (layer.x, layer.y))
-        return _heads(layer) + f"product of two activations {sizes}"
-    if isinstance(layer, Softmax):
-        return _heads(layer) + f"softmax of {layer.count}"
-    if isinstance(layer, Norm):
-        return f"{'layer' if layer.centre else 'RMS'} norm of {layer.count}"
-    if isinstance(layer, Multiply):
-        same = layer.b.dims == layer.x.dims
+    if layer.product is not None:
+        return f"{heads}product of two activations {layer.row_length}→{layer.y.channels // layer.heads}"
+    if layer.reduce:
+        return f"{layer.reduce} pool {_window(layer.window)}, {layer.x.channels} channels"
+    if layer.softmax is not None:
+        return f"{heads}softmax of {layer.row_length}"
+    if layer.norm is not None:
+        return f"{'layer' if layer.norm.centre else 'RMS'} norm of {layer.row_length}"
+    if layer.multiply is not None:
+        same = layer.multiply.b.dims == layer.x.dims
         return f"multiply, {layer.x.channels} channels" + ("" if same else " by one value each")
     return f"elementwise, {layer.x.channels} channels"
 
 
-def _heads(layer: ActivationProduct | Softmax) -> str:
-    return f"{layer.heads} × " if layer.heads > 1 else ""
-
-
-def _convolution(layer: Conv, form: ActivationLayout | None) -> str:
+def _convolution(layer: Layer, gemm: Gemm, form: ActivationLayout | None) -> str:
     window, channels = layer.window, layer.x.channels
     folded = form is not None and form.fold and form.window is not None
     if folded:
@@ -63,10 +47,10 @@ def _convolution(layer: Conv, form: ActivationLayout | None) -> str:
     if window.pointwise and (layer.x.height, layer.x.width) == (1, 1):
         return f"product {sizes}"
     kind = f"conv {_window(window)}"
-    if layer.groups > 1 and layer.groups == channels:
+    if gemm.groups > 1 and gemm.groups == channels:
         kind, sizes = f"depthwise {kind}", str(channels) if layer.y.channels == channels else sizes
-    elif layer.groups > 1:
-        kind = f"{kind}, {layer.groups} groups"
+    elif gemm.groups > 1:
+        kind = f"{kind}, {gemm.groups} groups"
     return f"{kind}, {sizes}" + (", folded by the host" if folded else "")
 
 

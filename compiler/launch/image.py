@@ -9,25 +9,26 @@ import numpy as np
 from numpy.typing import NDArray
 
 from celosia.compiler.expr.nodes import Tensor
-from celosia.compiler.launch.interleaving import (
-    AHEAD,
+from celosia.compiler.launch.memory import Lifetime, plan
+from celosia.compiler.launch.overlap import (
     COLUMNS,
     GROUPS,
+    HOST_AHEAD,
     ROWS,
+    OverlapGroups,
     PlannedLayer,
-    TileInterleaver,
+    emit_group,
     rows_done,
     rows_needed,
+    takes_acc,
 )
-from celosia.compiler.launch.memory import Lifetime, plan
-from celosia.compiler.launch.overlap import OverlapGroups, softmaxes_before, takes_acc
-from celosia.compiler.layer import Block, Conv, Layer, Norm, Softmax, Storage, TilingError, inputs
+from celosia.compiler.layer import Layer, Storage, TilingError
 from celosia.compiler.tensorize.constants import Constants
 from celosia.compiler.tensorize.instruction import RenderError
 from celosia.compiler.tensorize.plan import LayerPart, Planner
 from celosia.compiler.tensorize.space import CUT, CompletionOrder
 from celosia.compiler.tensorize.tiles import PlacedPlan
-from celosia.compiler.vthread.books import load_books
+from celosia.compiler.vthread.codebook_loads import load_codebooks
 from celosia.compiler.vthread.emit import encode
 from celosia.compiler.vthread.first_loads import reorder_first_loads
 from celosia.compiler.vthread.pipeline import ScheduleDeadlock, Stream
@@ -48,7 +49,7 @@ class LayerErrors(Exception):
 
 @dataclass(frozen=True)
 class Launch:
-    """One run of the accelerator: `count` instructions at DRAM offset `address`; the layer of each."""
+    """One run of the accelerator: `count` instructions at DRAM offset `address`, and the layer of each."""
 
     address: int
     count: int
@@ -84,13 +85,12 @@ class Image:
 
 def lifetimes(
     cfg: Config, launches: list[list[Layer]], written: list[set[Storage]], read: list[set[Storage]],
-    beside: Collection[str],
+    overlapped: Collection[str],
 ) -> list[Lifetime]:  # fmt: skip
-    """When each storage is in use, in steps of one layer.
+    """When each storage is in use, in steps of one layer. What guests use is in use while their host runs, too.
 
-    beside: see OverlapGroups.
-
-    written[i], read[i]: storages that the host fills before launch i, and takes after it.
+    written[i], read[i]: storages that the host fills before launch i, and takes after it. overlapped: see
+    OverlapGroups.
     """
     sizes: dict[Storage, int] = {}
     first: dict[Storage, int] = {}
@@ -102,14 +102,15 @@ def lifetimes(
 
     step = 0
     for layers, into, out_of in zip(launches, written, read, strict=True):
-        start, overlap_groups = step, OverlapGroups(cfg, layers, beside)
-        for index, layer in enumerate(layers):
-            for act in (*inputs(layer), layer.y):
-                sizes[act.storage] = act.size(cfg)
-                use(act.storage, step)
-                use(act.storage, start + overlap_groups.hosts.get(index, index))
-                use(act.storage, step - len(softmaxes_before(layers, index)))
-            step += 1
+        start = step
+        for group in OverlapGroups(cfg, layers, overlapped).groups:
+            for number in (*group.hosts, *group.guests):
+                for act in (*layers[number].inputs(), layers[number].y):
+                    sizes[act.storage] = act.size(cfg)
+                    use(act.storage, start + number)
+                    if number in group.guests:
+                        use(act.storage, start + group.hosts[0])
+        step += len(layers)
         for storage in into:
             use(storage, start)
         for storage in out_of:
@@ -122,7 +123,7 @@ def lifetimes(
 
 
 class _Emitter:
-    """Emits the layers of one launch into a stream."""
+    """Emit the layers of one launch into a stream."""
 
     def __init__(
         self, cfg: Config, layers: list[Layer], planner: Planner, constants: Constants, addresses: dict[Storage, int],
@@ -134,43 +135,45 @@ class _Emitter:
         self.books: dict[int, NDArray[np.uint8]] = {}
         """Codebooks in front of packed weights, by their address."""
         self.stream = Stream(cfg)
-        self.overlap_groups = OverlapGroups(cfg, layers, planner.decider.beside)
+        self.overlap = OverlapGroups(cfg, layers, planner.decider.overlapped)
         self.refused: dict[int, str] = {}
 
     def run(self) -> Stream:
-        planned = [self._planned(number, layer) for number, layer in enumerate(self.layers)]
+        """Emit all groups of layers. `refused` names those that cannot be lowered."""
+        maybe_planned = [self._planned(number, layer) for number, layer in enumerate(self.layers)]
+        planned = [layer for layer in maybe_planned if layer is not None]
         if not self.refused:
             number = 0
             try:
-                for each in planned:
-                    assert each is not None
-                    number = each.number
-                    self._emit(each, planned)
+                for group in self.overlap.groups:
+                    number = group.leader
+                    hosts, guests = ([planned[n] for n in numbers] for numbers in (group.hosts, group.guests))
+                    emit_group(self.stream, hosts, guests, group.wait)
                 self.stream.finish()
             except (RenderError, TilingError) as error:
                 self.refused[error.layer if isinstance(error, ScheduleDeadlock) else number] = str(error)
         return self.stream
 
     def _planned(self, number: int, layer: Layer) -> PlannedLayer | None:
-        """None, and an entry in `refused`, for a layer that does not fit."""
-        following = self.overlap_groups.following(number)
+        """Lower one layer to tiles. A layer that does not fit becomes an entry of `refused`, and None."""
+        readers = self.overlap.readers_of(number)
         try:
-            first = self.overlap_groups.first(number)
+            first = self.overlap.completion_order(number)
             parts = self.parts[number] = self.planner.layer(layer, first, self._is_cold(number))
             bound = [self._bound(part, layer) for part in parts]
             tiles = [tile for each in bound for tile in each.tiles()]
             planned = PlannedLayer(number, layer, tiles, max(part.decisions.ahead for part in parts))
-            companions = [self.layers[other] for other in self.overlap_groups.companions.get(number, ())]
-            if companions and all(takes_acc(self.cfg, each) for each in companions):
-                planned.ahead = min(planned.ahead, AHEAD)
-            planned.cut = any(part.decisions.order in CUT for part in parts)
-            if following:
-                held = planned.cut and any(takes_acc(self.cfg, each) for each in following)
+            guests = [self.layers[guest] for guest in self.overlap.waiting.get(number, ())]
+            if guests and all(takes_acc(self.cfg, guest) for guest in guests):
+                planned.ahead = min(planned.ahead, HOST_AHEAD)
+            planned.keeps_sums = any(part.decisions.order in CUT for part in parts)
+            if readers:
+                held = planned.keeps_sums and any(takes_acc(self.cfg, reader) for reader in readers)
                 planned.done = rows_done(tiles, held, self._counted(number))
-            if self.overlap_groups.is_fed(number):
-                host = self.overlap_groups.hosts[number]
+            if self.overlap.reads_its_host(number):
+                host = self.overlap.host_of[number]
                 planned.needs = [rows_needed(tile, self._counted(host)) for tile in tiles]
-                planned.at_once = isinstance(layer, Norm) or layer.name in self.planner.decider.beside
+                planned.at_once = layer.norm is not None or layer.name in self.overlap.overlapped
             for tile in tiles:
                 tile.check()
         except TilingError as error:
@@ -181,14 +184,14 @@ class _Emitter:
     def _is_cold(self, number: int) -> bool:
         """Whether GEMM idles until this layer's first loads arrive: no earlier GEMM work hides them."""
         before = number - 1
-        if before in self.overlap_groups.hosts and not self.overlap_groups.is_fed(before):
-            before = self.overlap_groups.hosts[before]
-        return self.cold and (number == 0 or not isinstance(self.layers[before], Conv | Block))
+        if before in self.overlap.host_of and not self.overlap.reads_its_host(before):
+            before = self.overlap.host_of[before]
+        return self.cold and (number == 0 or (self.layers[before].gemm is None and not self.layers[before].is_block))
 
     def _counted(self, number: int) -> int:
         """The axis along which the output of a layer becomes complete for the next one: rows, columns, or channel
         groups."""
-        if self.overlap_groups.first(number) is CompletionOrder.COLUMNS:
+        if self.overlap.completion_order(number) is CompletionOrder.COLUMNS:
             return COLUMNS
         by_groups = self.layers[number].y.height == len(self.parts[number]) == self.cfg.out_pieces == 1
         return GROUPS if by_groups else ROWS
@@ -218,38 +221,6 @@ class _Emitter:
         changing = frozenset(homes)
         return PlacedPlan(loops.plan, self.stream, addresses, definition.scalars, changing, before_load)
 
-    def _emit(self, each: PlannedLayer, planned: list[PlannedLayer | None]) -> None:
-        """Emit one layer, and those that are emitted between its tiles."""
-        if each.number in self.overlap_groups.hosts or self._is_beside(each.number):
-            return
-        if softmaxes := self._softmaxes(each.number):
-            self._emit_between([planned[n] for n in softmaxes], each)
-            return
-        companions = [planned[number] for number in self.overlap_groups.companions.get(each.number, ())]
-        TileInterleaver(self.stream, each, [other for other in companions if other is not None]).run()
-
-    def _softmaxes(self, number: int) -> list[int]:
-        """Those between whose tiles those of layer `number` are emitted; they leave acc as it is."""
-        return [] if number in self.overlap_groups.companions else softmaxes_before(self.layers, number)
-
-    def _is_beside(self, number: int) -> bool:
-        """Whether a later layer emits this softmax's tiles between its own."""
-        if not isinstance(self.layers[number], Softmax):
-            return False
-        after = next((n for n in range(number, len(self.layers)) if not isinstance(self.layers[n], Softmax)), None)
-        return after is not None and number in self._softmaxes(after)
-
-    def _emit_between(self, softmaxes: list[PlannedLayer | None], each: PlannedLayer) -> None:
-        """The tiles of all softmaxes, and evenly between them those of `each`."""
-        tiles = [(layer, tile) for layer in softmaxes if layer is not None for tile in layer.tiles]
-        emitted = 0
-        for count, (layer, tile) in enumerate(tiles, 1):
-            layer.start(self.stream, tile)
-            share = len(each.tiles) * count // len(tiles)
-            for own in each.tiles[emitted:share]:
-                each.start(self.stream, own)
-            emitted = share
-
 
 def build(
     cfg: Config, launches: list[list[Layer]], written: list[set[Storage]], read: list[set[Storage]],
@@ -260,7 +231,7 @@ def build(
     cold: gemm waits for the first loads of a launch; not where the launch stands for a part of one.
     """
     planner = planner or Planner(cfg)
-    lives = lifetimes(cfg, launches, written, read, planner.decider.beside)
+    lives = lifetimes(cfg, launches, written, read, planner.decider.overlapped)
     arena = plan(lives, alignment=max(64, cfg.bus_bytes))
     base = -(-arena.size // 4096) * 4096
     constants = Constants(base)
@@ -270,7 +241,7 @@ def build(
     if refused:
         raise LayerErrors(refused)
     for emitter, stream in zip(emitters, streams, strict=True):
-        stream.instructions = load_books(cfg, reorder_first_loads(cfg, stream.instructions), emitter.books)
+        stream.instructions = load_codebooks(cfg, reorder_first_loads(cfg, stream.instructions), emitter.books)
         spread_weights(cfg, stream.instructions)
         insert_tokens(cfg, stream.instructions, base)
     parts, address = [constants.data()], base + constants.size

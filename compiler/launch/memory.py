@@ -74,7 +74,7 @@ Places = dict[Hashable, tuple[int, int]]
 
 
 def _place(order: Iterable[Lifetime], alignment: int) -> Places:
-    """Each buffer at the lowest offset where it meets none that was placed before and lives with it."""
+    """Place buffers one by one, each at the lowest offset where no buffer that lives at the same time lies."""
     placed: list[tuple[int, int, Lifetime]] = []  # by offset
     for item in order:
         offset = 0

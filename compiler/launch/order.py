@@ -1,88 +1,118 @@
-"""The order of a launch's layers: what only the vector unit computes, and convolutions that wait for memory, stand
-behind a convolution that they do not need.
+"""Order the layers of a launch so that layers which need different units stand beside each other and overlap.
 
-There their tiles are emitted between those of the convolution (overlap.py), so that gemm is busy meanwhile. Each may
-stand behind any that comes after what it needs, and before what reads it: it takes that whose units have most room for
-it, and stays where it is unless the timing model finds fewer cycles.
+`order_layers` decides for all layers of a launch, by two rules:
+
+- Around softmaxes, which keep the vector unit for long (`order_around_softmaxes`, by the sums of cycles):
+
+      queries, keys, scores, softmaxes 0 .. n, values, softmax n + 1, P · V 0, softmax n + 2, P · V 1, ...
+
+- Behind convolutions (`overlap_with_convs`, by the timing model): layers for the vector unit alone, and convolutions
+  that wait for memory, move behind a convolution that they do not need. Each may stand behind any that comes after what
+  it needs, and before what reads it. It takes the convolution whose units have most room for it.
+
+overlap.py says which neighbours overlap then, and emits their tiles.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from celosia.compiler.launch.chains import least, once
-from celosia.compiler.launch.overlap import follows, is_for_vector, keeps_gemm_busy, softmaxes_before, trails
-from celosia.compiler.layer import Activation, Layer, Storage, TilingError, inputs
+from celosia.compiler.launch.overlap import (
+    depends,
+    follows,
+    is_for_vector,
+    keeps_gemm_busy,
+    producers,
+    reads_rows_of,
+    softmaxes_before,
+)
+from celosia.compiler.layer import Layer, Storage, TilingError
 from celosia.compiler.switches import is_on
+from celosia.compiler.tensorize import pack
 from celosia.compiler.tensorize.plan import Planner
 from celosia.compiler.tensorize.roofline import choose, terms
-from celosia.compiler.tensorize.space import Problem
+from celosia.compiler.tensorize.space import Workload
 from celosia.hw.spec.config import Config
+from celosia.hw.spec.pipeline import softmax_parts, tile_rows
+from celosia.sim.timing.engine_cycles import softmax_beats
 
 ROOM = 0.9
-"""Share of a convolution's cycles that other layers may take of each unit beside it."""
+"""Share of a convolution's cycles that its guests may take of each unit."""
 BUSY = 1.01
-"""How many times the cycles of its products a convolution and its own may take for no other order to be timed."""
+"""How many times the cycles of its products a convolution and its guests may take for no other order to be timed."""
 MAX_CONVOLUTIONS = 16
-"""Convolutions among which is chosen."""
+"""Convolutions among which a guest's host is chosen."""
 Cycles = NDArray[np.float64]
-Link = tuple[int, list[int], int]
-"""A layer, the layers that write what it reads, and the first layer that reads what it writes, or their number."""
+"""Cycles of the vector unit, of LOAD and of STORE."""
+Link = tuple[int, set[int], int]
+"""A layer, the layers that write its inputs, and the first layer that reads its output, or the count of layers."""
+
+
+def order_layers(cfg: Config, planner: Planner, layers: Sequence[Layer]) -> tuple[list[int], set[str]]:
+    """The numbers of `layers` in the order of the launch, and the names of those that overlap with the convolution
+    before them because of that order."""
+    around = order_around_softmaxes(cfg, layers)
+    behind, overlapped = overlap_with_convs(cfg, planner, [layers[number] for number in around])
+    return [around[number] for number in behind], overlapped
+
+
+# Behind convolutions ----------------------------------------------------------------------------------------------
 
 
 def overlap_with_convs(cfg: Config, planner: Planner, layers: Sequence[Layer]) -> tuple[list[int], set[str]]:
-    """The numbers of `layers` in such an order, and the names of those that stand behind others so: where that takes
-    fewer cycles, by the timing model. As they are where one of them fits no tiling: whoever builds the launch says so,
-    and asks again without it."""
+    """The numbers of `layers` with guests behind their hosts, where that takes fewer cycles by the timing model, and
+    the names of these guests. The order stays where a layer fits no tiling: building the launch reports that layer, and
+    the order is asked for again without it."""
     try:
-        places = _places(cfg, planner, layers) if is_on("beside") else list(range(len(layers)))
+        positions = _positions(cfg, planner, layers) if is_on("beside") else list(range(len(layers)))
     except TilingError:
-        places = list(range(len(layers)))
-    order = sorted(range(len(layers)), key=lambda number: (places[number], places[number] != number, number))
-    return order, {layers[number].name for number, place in enumerate(places) if place != number}
+        positions = list(range(len(layers)))
+    order = sorted(range(len(layers)), key=lambda number: (positions[number], positions[number] != number, number))
+    return order, {layers[number].name for number, position in enumerate(positions) if position != number}
 
 
-def _places(cfg: Config, planner: Planner, layers: Sequence[Layer]) -> list[int]:
+def _positions(cfg: Config, planner: Planner, layers: Sequence[Layer]) -> list[int]:
     """For each layer the number of the convolution behind which it stands, or its own.
 
     `_hosts` assumes that every layer goes where it may. The hosts decide one after the other, from the first to the
     last: a layer that stays where it is keeps those that read it from standing behind an earlier host.
     """
     links = list(_links(cfg, planner, layers))
-    makers_of = {number: makers for number, makers, _ in links}
-    places = list(range(len(layers)))
-    for host, own in sorted(_hosts(cfg, planner, layers, links).items()):
-        may = list[int]()
-        for number in own:
-            if all(maker in may or places[maker] <= host for maker in makers_of[number]):
-                may.append(number)
-        for number in _best(cfg, planner, layers, host, may) if may else ():
-            places[number] = host
-    return places
+    producers_of = {number: writers for number, writers, _ in links}
+    positions = list(range(len(layers)))
+    for host, guests in sorted(_hosts(cfg, planner, layers, links).items()):
+        movable = list[int]()
+        for number in guests:
+            if all(writer in movable or positions[writer] <= host for writer in producers_of[number]):
+                movable.append(number)
+        for number in _best(cfg, planner, layers, host, movable) if movable else ():
+            positions[number] = host
+    return positions
 
 
 def _hosts(cfg: Config, planner: Planner, layers: Sequence[Layer], links: Sequence[Link]) -> dict[int, list[int]]:
-    """Convolutions, and what may stand behind each if everything else stands where it may: behind that which has most
-    room for it, and stands behind none."""
-    products = [
+    """Convolutions, and the guests of each if every layer stands where it may: behind the convolution that has most
+    room for it, and is no guest itself."""
+    convolutions = [
         number for number, layer in enumerate(layers)
         if keeps_gemm_busy(cfg, layer) and not softmaxes_before(layers, number)
     ]  # fmt: skip
     room: dict[int, Cycles] = {}
-    found: dict[int, list[int]] = {}
-    places = list(range(len(layers)))
-    for number, makers, reader in links:
-        feeding = {places[maker] for maker in makers}
+    guests: dict[int, list[int]] = {}
+    positions = list(range(len(layers)))
+    for number, writers, reader in links:
+        feeding = {positions[writer] for writer in writers}
         first = max(feeding, default=0)
-        choices = products[bisect_left(products, first) : bisect_left(products, reader)][:MAX_CONVOLUTIONS]
-        choices = [n for n in choices if n not in makers or (n == first and trails(layers[n], layers[number]))]
-        choices = [n for n in choices if places[n] == n != number]
-        if number in found or not choices:
+        choices = convolutions[bisect_left(convolutions, first) : bisect_left(convolutions, reader)][:MAX_CONVOLUTIONS]
+        choices = [n for n in choices if n not in writers or (n == first and reads_rows_of(layers[n], layers[number]))]
+        choices = [n for n in choices if positions[n] == n != number]
+        if number in guests or not choices:
             continue
         work = _work(cfg, planner, layers[number])
         for host in choices:
@@ -92,92 +122,159 @@ def _hosts(cfg: Config, planner: Planner, layers: Sequence[Layer], links: Sequen
         host = max(choices, key=lambda n: (min(fits[n], 1), n not in feeding, fits[n]))
         if (room[host] > 0).all():
             room[host] = room[host] - work
-            found.setdefault(host, []).append(number)
-            places[number] = host
-    return found
+            guests.setdefault(host, []).append(number)
+            positions[number] = host
+    return guests
 
 
-def _best(cfg: Config, planner: Planner, layers: Sequence[Layer], host: int, own: Sequence[int]) -> list[int]:
-    """Those of `own` with which a convolution takes the fewest cycles; none where they take fewer as they are: each
-    behind what makes what it reads, if that is directly before it, and before the layer that comes behind them all."""
-    if list(own) == [host + 1] and follows(layers[host], layers[host + 1]):
+def _best(cfg: Config, planner: Planner, layers: Sequence[Layer], host: int, guests: Sequence[int]) -> list[int]:
+    """The subset of `guests` with which a convolution takes the fewest cycles, decided for all of them together: none
+    of them, those for the vector unit, or all. What is timed is the host, the guests, each layer that a guest directly
+    follows where it is now, and the layer that comes behind them all."""
+    if list(guests) == [host + 1] and follows(layers[host], layers[host + 1]):
         return []
-    last = max(host, *own) + 1
-    makers = {number - 1 for number in own if number and follows(layers[number - 1], layers[number])}
-    numbers = [number for number in sorted({*makers, host, *own, last}) if number < len(layers)]
+    last = max(host, *guests) + 1
+    followed = {number - 1 for number in guests if number and follows(layers[number - 1], layers[number])}
+    numbers = [number for number in sorted({*followed, host, *guests, last}) if number < len(layers)]
     limit = BUSY * least(planner, [layers[number] for number in numbers])
-    taken: dict[tuple[int, ...], float] = {}
-    for some in dict.fromkeys([_without_products(cfg, layers, host, own), tuple(own)]):
+    cycles: dict[tuple[int, ...], float] = {}
+    for some in dict.fromkeys([_without_products(cfg, layers, host, guests), tuple(guests)]):
         order = [n for number in numbers if number not in some for n in (number, *(some if number == host else ()))]
-        beside = replace(planner.decider, beside=frozenset(layers[number].name for number in some))
-        taken[some] = once(cfg, planner.with_policy(beside) if some else planner, [layers[number] for number in order])
-        if some and taken[some] <= limit:
+        policy = replace(planner.decider, overlapped=frozenset(layers[number].name for number in some))
+        cycles[some] = once(cfg, planner.with_policy(policy) if some else planner, [layers[number] for number in order])
+        if some and cycles[some] <= limit:
             return list(some)
-    if () not in taken:
-        taken[()] = once(cfg, planner, [layers[number] for number in numbers])
-    return list(min(taken.items(), key=lambda each: (each[1], len(each[0])))[0])
+    if () not in cycles:
+        cycles[()] = once(cfg, planner, [layers[number] for number in numbers])
+    return list(min(cycles.items(), key=lambda choice: (choice[1], len(choice[0])))[0])
 
 
-def _without_products(cfg: Config, layers: Sequence[Layer], host: int, own: Sequence[int]) -> tuple[int, ...]:
-    """Those of the vector unit alone, but for what needs others that then come behind the host again."""
-    left: list[int] = []
-    out: list[int] = []
-    for number in own:
-        late = any(other > host and _reads(cfg, layers[number], layers[other].y) for other in out)
-        (left if is_for_vector(cfg, layers[number]) and not late else out).append(number)
-    return tuple(left)
+def _without_products(cfg: Config, layers: Sequence[Layer], host: int, guests: Sequence[int]) -> tuple[int, ...]:
+    """The guests for the vector unit alone, without those that need other guests which then come behind the host
+    again."""
+    kept: list[int] = []
+    dropped: list[int] = []
+    for number in guests:
+        late = any(other > host and depends(cfg, layers[number], layers[other]) for other in dropped)
+        (kept if is_for_vector(cfg, layers[number]) and not late else dropped).append(number)
+    return tuple(kept)
 
 
 def _links(cfg: Config, planner: Planner, layers: Sequence[Layer]) -> Iterator[Link]:
-    """Each layer that does not keep gemm busy, the layers that make what it reads, and the first that reads what it
-    makes, or their number."""
-    touching: dict[Storage, list[int]] = {}
+    """The layers that do not keep GEMM busy, with their producers and first readers."""
+    readers: dict[Storage, list[int]] = {}
     for number, layer in enumerate(layers):
-        for storage in {act.storage for act in (*inputs(layer), layer.y)}:
-            touching.setdefault(storage, []).append(number)
-    for number, layer in enumerate(layers):
-        if not _waits(cfg, planner, layer) or any(act.storage.lasting for act in (*inputs(layer), layer.y)):
+        for storage in {act.storage for act in layer.inputs()}:
+            readers.setdefault(storage, []).append(number)
+    for number, (layer, writers) in enumerate(zip(layers, producers(cfg, layers))):
+        if not _leaves_gemm_idle(cfg, planner, layer):
             continue
-        read, y = inputs(layer), layer.y
-        makers = [n for act in read for n in touching[act.storage] if n < number and layers[n].y.overlaps(cfg, act)]
-        later = (n for n in touching[y.storage] if n > number)
-        yield number, makers, next((n for n in later if _reads(cfg, layers[n], y)), len(layers))
+        if any(act.storage.lasting for act in (*layer.inputs(), layer.y)):
+            continue
+        later = (n for n in readers.get(layer.y.storage, ()) if n > number and depends(cfg, layers[n], layer))
+        yield number, writers, next(later, len(layers))
 
 
-def _reads(cfg: Config, layer: Layer, y: Activation) -> bool:
-    return any(act.overlaps(cfg, y) for act in inputs(layer))
-
-
-def _waits(cfg: Config, planner: Planner, layer: Layer) -> bool:
-    """Whether gemm has nothing to do for a layer, or waits for the memory."""
+def _leaves_gemm_idle(cfg: Config, planner: Planner, layer: Layer) -> bool:
+    """Whether GEMM has nothing to do for a layer, or waits for the memory."""
     return is_for_vector(cfg, layer) or (keeps_gemm_busy(cfg, layer) and not (_room(cfg, planner, layer) > 0).all())
 
 
 def _work(cfg: Config, planner: Planner, layer: Layer) -> Cycles:
-    """Cycles of vector, load and store that a layer takes beyond those in which it keeps gemm busy."""
+    """Cycles of vector, load and store that a layer takes beyond those in which it keeps GEMM busy."""
     if keeps_gemm_busy(cfg, layer):
         return np.maximum(-_room(cfg, planner, layer), 1)
-    found = np.zeros(3)
+    work = np.zeros(3)
     beats = max(1, cfg.lanes // cfg.bus_bytes)
     for definition in planner.definitions(layer):
-        p = definition.problem
-        assert isinstance(p, Problem)
+        p = definition.workload
+        assert isinstance(p, Workload)
         outputs = p.out_blocks * p.rows * p.columns * p.images
         loaded = p.out_blocks * p.images * p.input_rows(p.rows) * p.input_columns(p.columns)
         steps = p.sums or p.places
         vector = outputs * (steps + p.residual * (cfg.residual_cycles - 1))
-        found += vector, (loaded + p.residual * outputs) * beats, outputs * beats
-    return found
+        work += vector, (loaded + p.residual * outputs) * beats, outputs * beats
+    return work
 
 
 def _room(cfg: Config, planner: Planner, layer: Layer) -> Cycles:
-    """Cycles of vector, load and store that a convolution leaves to others while gemm works."""
-    found = np.zeros(3)
+    """Cycles of vector, load and store that a convolution leaves to others while GEMM works."""
+    room = np.zeros(3)
     for definition in planner.definitions(layer):
-        p = definition.problem
-        assert isinstance(p, Problem)
+        p = definition.workload
+        assert isinstance(p, Workload)
         d = choose(cfg, p)
         t = terms(cfg, p, [(d.n, d.y, d.x, d.k, d.order)])
         outputs = p.out_blocks * p.rows * p.columns * p.images
-        found += ROOM * p.steps - np.array([outputs, float(t["beats"][0]), float(t["store"][0])])
-    return found
+        room += ROOM * p.steps - np.array([outputs, float(t["beats"][0]), float(t["store"][0])])
+    return room
+
+
+# Around softmaxes -------------------------------------------------------------------------------------------------
+
+
+def order_around_softmaxes(cfg: Config, layers: Sequence[Layer]) -> list[int]:
+    """The numbers of `layers` in an order in which GEMM has work during softmaxes, attention by attention; as they are
+    where there are no softmaxes.
+
+    The layers that make V come behind as many softmaxes as their products hide to the end of: their tiles are emitted
+    between each other. P · V of a head runs beside the softmax of a later one.
+    """
+    writers = producers(cfg, layers)
+    softmaxes = {number for number, layer in enumerate(layers) if layer.softmax is not None}
+    order, left = list[int](), list(range(len(layers)))
+    while softmaxes & set(left):
+        waiting = softmaxes & set(left)
+        heads = [number for number in left if number in waiting and not _ancestors(writers, [number]) & waiting]
+        order += _attention_order(cfg, layers, writers, heads, set(order))
+        left = [number for number in left if number not in set(order)]
+    order += left
+    return order if _is_valid(writers, order) else list(range(len(layers)))
+
+
+def _attention_order(
+    cfg: Config, layers: Sequence[Layer], writers: list[set[int]], heads: list[int], emitted: set[int]
+) -> list[int]:
+    """The order of softmaxes that need none of each other, `heads`, of the layers before them, and of layers that read
+    them and what these need. `emitted`: layers that come before all of these."""
+    before = _ancestors(writers, heads) - emitted
+    readers = [[n for n in range(len(layers)) if number in writers[n]] for number in heads]
+    values = sorted(_ancestors(writers, (n for own in readers for n in own)) - before - set(heads) - emitted)
+    order, waiting = sorted(before), list[int]()
+    left = sum(layers[n].macs for n in values) / cfg.macs_per_cycle
+    for head, number in enumerate(heads):
+        order.append(number)
+        cycles = _softmax_cycles(cfg, layers[number])
+        left -= cycles
+        if left <= cycles:
+            order += values if not set(values) & set(order) else []
+            share = -(-len(waiting) // (len(heads) - head))  # as many with each softmax that is left
+            order += waiting[:share]
+            del waiting[:share]
+        waiting += readers[head]
+    return list(dict.fromkeys([*order, *values]))  # each once
+
+
+def _softmax_cycles(cfg: Config, layer: Layer) -> int:
+    """Cycles of a softmax behind another one."""
+    x = layer.x
+    tiles = -(-x.height * x.width // tile_rows(cfg))
+    spans: int = softmax_beats(cfg, pack.blocks(x.channels, cfg.block_out))
+    return tiles * tile_rows(cfg) * softmax_parts(cfg) * spans
+
+
+def _ancestors(writers: list[set[int]], numbers: Iterable[int]) -> set[int]:
+    """The layers that those of these numbers need, directly or not."""
+    ancestors: set[int] = set()
+    waiting = list(numbers)
+    while waiting:
+        new = writers[waiting.pop()] - ancestors
+        ancestors |= new
+        waiting += new
+    return ancestors
+
+
+def _is_valid(writers: list[set[int]], order: list[int]) -> bool:
+    """Whether each layer comes behind what it needs."""
+    position = {number: at for at, number in enumerate(order)}
+    return all(position[writer] < position[number] for number in order for writer in writers[number])

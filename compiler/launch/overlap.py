@@ -1,113 +1,385 @@
-"""Overlap memory-bound layers with convolutions by interleaving their tiles.
+"""Overlap layers that need different units, by emitting the tiles of some between those of others.
 
-A pooling, an elementwise layer or a norm has nothing for gemm to do, one convolution waits for memory, and another has
-little for vector and memory: tile by tile, they run at the same time. Such layers stand directly behind the convolution
-(order.py puts them there).
+    conv tile 0, conv tile 1, pool tile 0, conv tile 2, pool tile 1, ...
+
+A pooling, an elementwise layer or a norm has nothing for GEMM to do, and neither has a softmax; one convolution waits
+for memory, and another has little for the vector unit and memory. `overlap_groups` divides the layers of a launch into
+hosts and guests, `TileInterleaver` emits the tiles of a group. Which layers stand behind which is decided in order.py.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
 
-from celosia.compiler.layer import Block, Conv, Layer, Map, Multiply, Norm, Pool, Softmax, inputs
-from celosia.compiler.tensorize.definition import depthwise
+import numpy as np
+
+from celosia.compiler.layer import Layer, Storage
 from celosia.compiler.tensorize.space import CompletionOrder
+from celosia.compiler.tensorize.tiles import PipelineTile
+from celosia.compiler.vthread.pipeline import Stream
 from celosia.hw.spec.config import Config
 
-
-class OverlapGroups:
-    """Layers of a launch that overlap, by number.
-
-    companions[c]: layers whose tiles are interleaved with convolution c. hosts[l]: that convolution. beside: names of
-    layers that are companions because the launch's order put them there, not because of what they follow.
-    """
-
-    def __init__(self, cfg: Config, layers: Sequence[Layer], beside: Collection[str]) -> None:
-        self.layers, self.beside = layers, beside
-        self.companions: dict[int, list[int]] = {}
-        self.hosts: dict[int, int] = {}
-        for number in range(len(layers)):
-            if number not in self.hosts and (found := list(_behind(cfg, layers, number, beside))):
-                self.companions[number] = found
-                self.hosts |= dict.fromkeys(found, number)
-
-    def following(self, number: int) -> list[Layer]:
-        """The companions of a layer that read what it makes."""
-        return [self.layers[other] for other in self.companions.get(number, ()) if self.is_fed(other)]
-
-    def is_fed(self, number: int) -> bool:
-        """Whether that layer is a companion of one that makes what it reads."""
-        host = self.hosts.get(number)
-        return host is not None and self.layers[host].y.storage is self.layers[number].x.storage
-
-    def first(self, number: int) -> CompletionOrder:
-        """The part of a layer's output that companions need complete first: whole pixels for a norm, of images of
-        one row."""
-        following = self.following(number)
-        if not following:
-            return (
-                CompletionOrder.ROWS
-                if self.is_fed(number) and self.layers[number].name in self.beside
-                else CompletionOrder.ANY
-            )
-        by_columns = isinstance(following[0], Norm) and self.layers[number].y.height == 1
-        return CompletionOrder.COLUMNS if by_columns else CompletionOrder.ROWS
+# Units ------------------------------------------------------------------------------------------------------------
 
 
-def follows(producer: Layer, layer: Layer) -> bool:
-    """Whether the tiles of `layer` can be emitted between those of `producer`, which makes what it reads."""
-    if layer.x != producer.y or layer.x.height * layer.x.width == 1:
-        return False
-    if isinstance(layer, Norm) and isinstance(producer, Block) and isinstance(producer.layers[-1], Map):
-        producer = producer.layers[0]
-    return isinstance(producer, Conv) and isinstance(layer, Pool | Map | Multiply | Norm)
-
-
-def takes_acc(cfg: Config, layer: Layer) -> bool:
-    """Whether a companion needs room in acc: for sums, or for an operand A."""
-    if isinstance(layer, Norm):
-        return False
-    return isinstance(layer, Multiply) or layer.epilogue.residual is not None or keeps_gemm_busy(cfg, layer)
+def is_elementwise(layer: Layer) -> bool:
+    """Whether the layer is a pooling, a map or a multiplication."""
+    return bool(layer.reduce) or layer.multiply is not None or layer.is_map
 
 
 def is_for_vector(cfg: Config, layer: Layer) -> bool:
-    """Whether gemm has nothing to do for it, and its tiles may come between those of others."""
-    return isinstance(layer, Pool | Map | Multiply) or (isinstance(layer, Conv) and depthwise(cfg, layer))
+    """Whether GEMM has nothing to do for the layer, and its tiles may come between those of others."""
+    return is_elementwise(layer) or layer.is_depthwise(cfg)
 
 
 def keeps_gemm_busy(cfg: Config, layer: Layer) -> bool:
-    """Whether gemm has work for as long as the layer takes, as of images; products with one row wait for weights."""
-    return isinstance(layer, Conv) and not depthwise(cfg, layer) and layer.y.height * layer.y.width > 1
+    """Whether GEMM has work for as long as the layer takes, as for images; products with one row wait for weights."""
+    return layer.uses_gemm(cfg) and layer.y.height * layer.y.width > 1
 
 
-def softmaxes_before(layers: Sequence[Layer], number: int) -> list[int]:
-    """The softmaxes directly before a convolution between whose tiles its own are emitted: it needs none of them, and
-    has gemm for what they leave idle."""
-    layer, first = layers[number], number
-    if not isinstance(layer, Conv):
-        return []
-    read = {act.storage for act in inputs(layer)}
-    while first and isinstance(layers[first - 1], Softmax) and layers[first - 1].y.storage not in read:
-        first -= 1
-    return list(range(first, number))
+def takes_acc(cfg: Config, layer: Layer) -> bool:
+    """Whether a guest needs room in acc: for sums, or for an operand A."""
+    if layer.norm is not None:
+        return False
+    return layer.multiply is not None or layer.epilogue.residual is not None or keeps_gemm_busy(cfg, layer)
 
 
-def trails(producer: Layer, layer: Layer) -> bool:
+# Dependences ------------------------------------------------------------------------------------------------------
+
+
+def depends(cfg: Config, layer: Layer, producer: Layer) -> bool:
+    """Whether `layer` reads pieces that `producer` writes."""
+    return any(act.overlaps(cfg, producer.y) for act in layer.inputs())
+
+
+def producers(cfg: Config, layers: Sequence[Layer]) -> list[set[int]]:
+    """For each layer, in their order, the numbers of the earlier layers that write what it reads."""
+    writers: dict[Storage, list[int]] = {}
+    result: list[set[int]] = []
+    for number, layer in enumerate(layers):
+        earlier = {n for act in layer.inputs() for n in writers.get(act.storage, ())}
+        result.append({n for n in earlier if depends(cfg, layer, layers[n])})
+        writers.setdefault(layer.y.storage, []).append(number)
+    return result
+
+
+def shares_storage(layer: Layer, producer: Layer) -> bool:
+    """Whether `layer` reads from the storage that `producer` writes to, perhaps other parts of it."""
+    return any(act.storage is producer.y.storage for act in layer.inputs())
+
+
+def follows(producer: Layer, layer: Layer) -> bool:
+    """Whether x of `layer` is y of `producer`, and its tiles can be emitted between those of `producer`, which is a
+    convolution, or a block of a convolution and maps."""
+    if layer.x != producer.y or layer.x.height * layer.x.width == 1:
+        return False
+    if layer.norm is not None and producer.is_block and producer.layers[-1].is_map:
+        producer = producer.layers[0]
+    return producer.gemm is not None and (is_elementwise(layer) or layer.norm is not None)
+
+
+def reads_rows_of(producer: Layer, layer: Layer) -> bool:
     """Whether `layer` reads rows of images of which `producer` makes some channels, and nothing else of these."""
     x, y = layer.x, producer.y
     alike = x.storage is y.storage and x.strided_view is y.strided_view is None
-    once = sum(act.storage is y.storage for act in inputs(layer)) == 1
+    once = sum(act.storage is y.storage for act in layer.inputs()) == 1
     return alike and once and x.height > 1 and (x.images, x.height, x.width) == (y.images, y.height, y.width)
 
 
-def _behind(cfg: Config, layers: Sequence[Layer], number: int, beside: Collection[str]) -> Iterator[int]:
-    """The companions of that layer, if it is no companion itself: one that follows it, and those beside it."""
+# Groups -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class OverlapGroup:
+    """Numbers of consecutive layers whose tiles are emitted together: those of guests between those of hosts.
+
+    The host of guests that `wait` is one convolution: each of their tiles is emitted once its inputs are complete. Else
+    the hosts are softmaxes, and the guest is the convolution after them, which needs none of them.
+    """
+
+    hosts: tuple[int, ...]
+    guests: tuple[int, ...] = ()
+    wait: bool = True
+
+    @property
+    def leader(self) -> int:
+        """The convolution of the group, or its only layer."""
+        return self.hosts[0] if self.wait else self.guests[0]
+
+
+class OverlapGroups:
+    """The groups of a launch, in the order of its layers.
+
+    overlapped: names of layers that are guests because the launch's order put them behind a host, not because they
+    follow it.
+    """
+
+    def __init__(self, cfg: Config, layers: Sequence[Layer], overlapped: Collection[str]) -> None:
+        self.layers, self.overlapped = layers, overlapped
+        self.groups: list[OverlapGroup] = []
+        self.host_of: dict[int, int] = {}
+        """The convolution that each waiting guest overlaps with."""
+        for number in range(len(layers)):
+            if number in self.host_of:
+                continue
+            guests = tuple(_waiting_guests(cfg, layers, number, overlapped))
+            softmaxes = () if guests else softmaxes_before(layers, number)
+            if softmaxes:
+                self.groups[-len(softmaxes) :] = [OverlapGroup(softmaxes, (number,), wait=False)]
+            else:
+                self.groups.append(OverlapGroup((number,), guests))
+                self.host_of |= dict.fromkeys(guests, number)
+        self.waiting = {group.leader: group.guests for group in self.groups if group.wait and group.guests}
+        """Guests of each convolution that wait for their inputs."""
+
+    def readers_of(self, number: int) -> list[Layer]:
+        """The guests of a layer that read its output."""
+        return [self.layers[guest] for guest in self.waiting.get(number, ()) if self.reads_its_host(guest)]
+
+    def reads_its_host(self, number: int) -> bool:
+        """Whether that layer is a guest whose x is in the storage that its host writes."""
+        host = self.host_of.get(number)
+        return host is not None and self.layers[host].y.storage is self.layers[number].x.storage
+
+    def completion_order(self, number: int) -> CompletionOrder:
+        """The part of a layer's output that guests need complete first: whole pixels for a norm of images of one
+        row."""
+        readers = self.readers_of(number)
+        if readers:
+            by_columns = readers[0].norm is not None and self.layers[number].y.height == 1
+            return CompletionOrder.COLUMNS if by_columns else CompletionOrder.ROWS
+        waits_for_rows = self.reads_its_host(number) and self.layers[number].name in self.overlapped
+        return CompletionOrder.ROWS if waits_for_rows else CompletionOrder.ANY
+
+
+def _waiting_guests(cfg: Config, layers: Sequence[Layer], number: int, overlapped: Collection[str]) -> Iterator[int]:
+    """The guests of layer `number`: one that follows it, and those that the launch's order put behind it."""
     host = layers[number]
     busy = keeps_gemm_busy(cfg, host)
-    for other in range(number + 1, len(layers)):
-        layer = layers[other]
-        apart = all(act.storage is not host.y.storage for act in inputs(layer))
-        may = busy and (apart or trails(host, layer))
-        if not (layer.name in beside and may) and not (other == number + 1 and follows(host, layer)):
+    for guest in range(number + 1, len(layers)):
+        layer = layers[guest]
+        may_overlap = busy and (not shares_storage(layer, host) or reads_rows_of(host, layer))
+        is_next = guest == number + 1 and follows(host, layer)
+        if not (layer.name in overlapped and may_overlap) and not is_next:
             return
-        yield other
+        yield guest
+
+
+def softmaxes_before(layers: Sequence[Layer], number: int) -> tuple[int, ...]:
+    """The softmaxes directly before a convolution that needs none of them, and has work for GEMM, which they leave
+    idle."""
+    layer, first = layers[number], number
+    if layer.gemm is None:
+        return ()
+    while first and layers[first - 1].softmax is not None and not shares_storage(layer, layers[first - 1]):
+        first -= 1
+    return tuple(range(first, number))
+
+
+# Tiles ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class PlannedLayer:
+    """A layer of a launch, with its tiles in order.
+
+    needs, done: for each tile, rows of x that must be complete before it, and rows of y that are complete after it,
+    counted through all images, or channel groups or columns where images have one row; only where this layer reads its
+    host, or a guest reads this layer. keeps_sums: whether sums stay in acc from tile to tile. at_once: whether its
+    tiles that are left come before the next layer's loads.
+    """
+
+    number: int
+    layer: Layer
+    tiles: list[PipelineTile]
+    ahead: int
+    needs: list[int] = field(default_factory=list)
+    done: list[int] = field(default_factory=list)
+    keeps_sums: bool = False
+    at_once: bool = False
+
+    def start(self, stream: Stream, tile: PipelineTile) -> None:
+        """Emit one of its tiles: its loads now, the rest when its turn comes."""
+        stream.start(self.number, self.layer.y.storage, tile.load, self.ahead)
+
+
+LAG = 1
+"""Tiles of a host that compute between what completes rows and what reads these through acc: else GEMM would wait for
+them to be stored and loaded."""
+HOST_AHEAD = 2
+"""Tiles of a host that load before the oldest has computed, where all of its guests take acc: with more of them acc
+is full, and each gets its entries from the vector unit just when GEMM needs them. Guests that take none keep the vector
+unit for long, and GEMM needs acc to work ahead."""
+
+
+def emit_group(stream: Stream, hosts: Sequence[PlannedLayer], guests: Sequence[PlannedLayer], wait: bool) -> None:
+    """Emit the tiles of an `OverlapGroup`."""
+    if wait:
+        TileInterleaver(stream, hosts[0], guests).run()
+    else:
+        _spread_evenly(stream, hosts, guests[0])
+
+
+def _spread_evenly(stream: Stream, hosts: Sequence[PlannedLayer], guest: PlannedLayer) -> None:
+    """Emit the tiles of all hosts, and those of a guest that waits for none of them evenly between."""
+    tiles = [(host, tile) for host in hosts for tile in host.tiles]
+    emitted = 0
+    for count, (host, tile) in enumerate(tiles, 1):
+        host.start(stream, tile)
+        share = len(guest.tiles) * count // len(tiles)
+        for own in guest.tiles[emitted:share]:
+            guest.start(stream, own)
+        emitted = share
+
+
+class GuestTiles:
+    """The tiles of a guest that have not been emitted. work: of each tile, in pieces read or written. lag: tiles of the
+    host for which the guest leaves complete rows alone."""
+
+    def __init__(self, planned: PlannedLayer, host: PlannedLayer) -> None:
+        self.planned, self.host, self.emitted = planned, host, 0
+        kernel = planned.layer.window.kernel if planned.layer.reduce else (1, 1)
+        self.work = [max(kernel[0] * kernel[1] * _moved(tile, False), _moved(tile, True)) for tile in planned.tiles]
+        self.y, self.host_y = planned.layer.y.storage, host.layer.y.storage
+        self.reads = {act.storage for act in planned.layer.inputs()}
+        acc = planned.keeps_sums or any(map(_takes_acc, planned.tiles))
+        self.lag = LAG if acc else 0
+        # What either layer's tiles hold in acc from one to the next must not be taken.
+        self.waits = planned.keeps_sums or (host.keeps_sums and not planned.needs and acc)
+
+    @property
+    def left(self) -> list[PipelineTile]:
+        """The tiles that have not been emitted."""
+        return self.planned.tiles[self.emitted :]
+
+    def is_ready(self, stream: Stream, done: int) -> bool:
+        """Whether the next tile may come; done: rows of the host's output that are complete."""
+        if self.waits or self.emitted == len(self.planned.tiles):
+            return False
+        needs = self.planned.needs
+        if any(stream.will_write(storage, self.host.number if needs else -1) for storage in self.reads):
+            return False
+        return not needs or needs[self.emitted] <= done
+
+    @property
+    def next_work(self) -> int:
+        """Work of the next tile."""
+        return self.work[self.emitted]
+
+    def emit_next(self, stream: Stream) -> None:
+        """Emit the next tile, whose operands are complete."""
+        planned, tile = self.planned, self.planned.tiles[self.emitted]
+        stream.settled = self.host_y if planned.needs else None
+        stream.follow(planned.number, planned.layer.y.storage, tile.load)
+        stream.settled = None
+        self.emitted += 1
+
+
+class TileInterleaver:
+    """Emit the tiles of a host with those of its guests evenly between them, as soon as these are ready; then the rest
+    of the guests' tiles."""
+
+    def __init__(self, stream: Stream, host: PlannedLayer, guests: Sequence[PlannedLayer]) -> None:
+        self.stream, self.host = stream, host
+        self.guests = [GuestTiles(guest, host) for guest in guests]
+        self.work_done = 0
+
+    def run(self) -> None:
+        """Emit all tiles of the group."""
+        total, tiles, begun = sum(sum(guest.work) for guest in self.guests), len(self.host.tiles), 0
+        for count, tile in enumerate(self.host.tiles):
+            self.host.start(self.stream, tile)
+            computed = max(0, count + 1 - len(self.stream.waiting))
+            if begun or (computed and self._next_ready(computed) is not None):
+                begun = begun or count
+                self._emit_share(computed, total * (count - begun + 1) // (tiles - begun))
+        if any(guest.planned.at_once for guest in self.guests):
+            self._follow_last_tiles()
+        for guest in self.guests:
+            for tile in guest.left:
+                guest.planned.start(self.stream, tile)
+
+    def _next_ready(self, computed: int) -> GuestTiles | None:
+        """A guest whose next tile may come, once so many of the host's tiles have computed."""
+        incomplete = set[Storage]()
+        for guest in self.guests:
+            if guest.reads.isdisjoint(incomplete) and guest.is_ready(self.stream, self._rows(computed - guest.lag)):
+                return guest
+            if guest.left:
+                incomplete.add(guest.y)
+        return None
+
+    def _rows(self, computed: int) -> int:
+        """Rows of the host's output that so many of its tiles complete."""
+        return self.host.done[computed - 1] if computed > 0 and self.host.done else 0
+
+    def _emit_share(self, computed: int, share: int) -> None:
+        """Emit tiles that are ready, up to this share of all work."""
+        while (guest := self._next_ready(computed)) is not None and self.work_done + guest.next_work <= share:
+            self.work_done += guest.next_work
+            guest.emit_next(self.stream)
+
+    def _follow_last_tiles(self) -> None:
+        """Emit tiles once their inputs are complete, while the last tiles of the host, which have loaded, compute."""
+        while any(guest.left for guest in self.guests):
+            guest = self._next_ready(max(0, len(self.host.tiles) - len(self.stream.waiting)))
+            if guest is not None:
+                guest.emit_next(self.stream)
+            elif not self.stream.advance():
+                break
+
+
+def _moved(tile: PipelineTile, loads: bool) -> int:
+    """Pieces that a tile loads, or that it stores."""
+    return sum(move.moved_pieces(tile.env) for move in tile.moves(loads=loads))
+
+
+def _takes_acc(tile: PipelineTile) -> bool:
+    return tile.node is not None and any(fill.scope == "acc" for fill in tile.node.fills)
+
+
+GROUPS, ROWS, COLUMNS = 1, 2, 3
+"""Axes of an activation's tensor."""
+
+
+def rows_needed(tile: PipelineTile, axis: int = ROWS) -> int:
+    """Rows of x, or what `axis` counts, counted through all images, up to the last that the tile loads."""
+    last = 0
+    for move in tile.moves(loads=True):
+        if move.tensor.name == "x":
+            (image, _), (_, end) = move.span(0, tile.env), move.span(axis, tile.env)
+            last = max(last, image * move.tensor.shape[axis] + end)
+    return last
+
+
+def rows_done(tiles: list[PipelineTile], held: bool, axis: int = ROWS) -> list[int]:
+    """For each tile, how many rows of y, or of what `axis` counts, are complete in all images once it has stored.
+
+    held: sums stay in scratchpads from tile to tile, so that nothing may come between; all is done at the end.
+    """
+    rows = next(move.tensor.shape[axis] for tile in tiles for move in tile.moves(loads=False))
+    images = next(move.tensor.shape[0] for tile in tiles for move in tile.moves(loads=False))
+    if held:
+        return [0] * (len(tiles) - 1) + [images * rows]
+    boxes = [list(_stores(tile, rows, axis)) for tile in tiles]
+    left = np.zeros(images * rows, np.int64)
+    for first, end, pieces in chain(*boxes):
+        left[first:end] += pieces
+    done, whole = [], 0
+    for box in boxes:
+        for first, end, pieces in box:
+            left[first:end] -= pieces
+        while whole < len(left) and not left[whole]:
+            whole += 1
+        done.append(whole)
+    return done
+
+
+def _stores(tile: PipelineTile, rows: int, axis: int) -> Iterator[tuple[int, int, int]]:
+    """The first of the rows that it stores, counted through images of `rows`, the end of them, and pieces of each."""
+    for move in tile.moves(loads=False):
+        (image, _), (first, end) = move.span(0, tile.env), move.span(axis, tile.env)
+        if pieces := move.moved_pieces(tile.env):
+            yield image * rows + first, image * rows + end, pieces // (end - first)

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from celosia.compiler.graph.launches import LaunchPlan
 from celosia.compiler.graph.select import LayerAssignment, Partition
 from celosia.compiler.graph.values import attribute, constant, shape
-from celosia.compiler.layer import Activation, Softmax, Storage, whole_groups
+from celosia.compiler.layer import Activation, Storage, whole_groups
 from celosia.compiler.program import LaunchStep, Pack, Program
 from celosia.compiler.program.activations import pack_activation, unpack_activation
 from celosia.compiler.program.model import FormInfo, matrix_counts
@@ -112,10 +112,8 @@ class _Check:
         for choice, place in zip(plan.choices, places, strict=True):
             found = self._stored(choice, place)
             what = _difference(self._expected(choice), found, choice.value)
-            if (
-                isinstance(choice.layer, Softmax)
-                and (self._spare(choice, place.stored) != choice.layer.zero_point).any()
-            ):
+            softmax = choice.layer.softmax
+            if softmax is not None and (self._spare(choice, place.stored) != softmax.zero_point).any():
                 what = what or "gives channels beyond its last other than the zero point, on which products rely"
             if what:
                 raise SelfCheckError(choice.layer.name, what if failure is None else _ended(failure))
@@ -160,8 +158,8 @@ class _Check:
         dims = part.shape[0], part.shape[1] * part.shape[4], y.height, y.width
         image = random_image(self.rng, dims, zero_point(choice.value))
         part[...] = image.reshape(*part.shape[:2], part.shape[4], *dims[2:]).transpose(0, 1, 3, 4, 2)
-        if isinstance(choice.layer, Softmax):
-            self._spare(choice, place.fresh)[...] = choice.layer.zero_point
+        if choice.layer.softmax is not None:
+            self._spare(choice, place.fresh)[...] = choice.layer.softmax.zero_point
         return place
 
     def _spare(self, choice: LayerAssignment, memory: Codes) -> NDArray[np.int8]:

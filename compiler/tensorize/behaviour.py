@@ -1,4 +1,4 @@
-"""Behaviour of a tile operation as a tensor expression."""
+"""Tile operations, declared by their behaviour as a tensor expression."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class TileOperation:
 
     @cached_property
     def tiles(self) -> tuple[Tensor, ...]:
-        """What is written, then what is read, in the order of the expression."""
+        """The tile that is written, then those that are read, in the order of the expression."""
         assert self.behaviour.body is not None
         read = (node.tensor for node in walk(self.behaviour.body) if isinstance(node, Load))
         return self.behaviour, *dict.fromkeys(read)
@@ -43,7 +43,7 @@ class TileOperation:
 
     @property
     def size(self) -> int:
-        """How many elements it writes."""
+        """Elements that the operation writes."""
         return self.behaviour.size
 
     @property

@@ -1,8 +1,8 @@
-"""The space of schedules of a block of layers, and an estimate that chooses among them.
+"""The space of tilings of a block of layers, and an estimate that chooses among them.
 
 A block is one group of layers, or several with whole images on chip between them; each group has decisions of its own.
 A tile is y rows and x columns of what a group makes, with all its channels. The last layer's sum is cut in slices of k
-input blocks; for each slice, the layers before it compute what it reads, with the halo that their windows need. So gemm
+input blocks; for each slice, the layers before it compute what it reads, with the halo that their windows need. So GEMM
 is at one slice of the first layer while the vector unit is at the slice before.
 """
 
@@ -16,31 +16,34 @@ from typing import NamedTuple
 
 from celosia.compiler.layer import TilingError
 from celosia.compiler.tensorize.roofline import LOAD_LATENCY, REFRESHED, STORE_LATENCY
-from celosia.compiler.tensorize.space import EXTENT_MAX, Decisions, Problem, parts
+from celosia.compiler.tensorize.space import EXTENT_MAX, Tiling, Workload, parts, recorded_text
 from celosia.hw.spec.config import Config
 from celosia.hw.spec.isa import instruction_bytes
 from celosia.hw.spec.pipeline import VECTOR_STAGES
 from celosia.hw.spec.scratchpads import depths, scratchpads
 
 WAITING = 0.1
-"""Share of a slice in which gemm and the vector unit wait for each other, once in each tile."""
+"""Share of a slice for which GEMM and the vector unit wait for each other, once in each tile."""
 TURN = VECTOR_STAGES + 4
 """Cycles that a VECTOR waits after one whose result it reads."""
 
 
 @dataclass(frozen=True)
-class BlockProblem:
-    """The problems of layers, each of which reads what the one before it makes. in_blocks of a depthwise one is 0.
+class BlockWorkload:
+    """The workloads of a block's layers. Each reads the output of the one before it; in_blocks of a depthwise one is 0.
 
     cuts: numbers of layers that read whole images which lie in a scratchpad.
     """
 
-    layers: tuple[Problem, ...]
+    layers: tuple[Workload, ...]
     cuts: tuple[int, ...] = ()
+
+    def __repr__(self) -> str:
+        return recorded_text("BlockProblem", self)
 
     @property
     def groups(self) -> list[Group]:
-        """Between cuts, in order."""
+        """The groups between cuts, in order."""
         bounds = (0, *self.cuts, len(self.layers))
         return [Group(self.layers[a:b], a > 0, (*self.layers, None)[b]) for a, b in itertools.pairwise(bounds)]
 
@@ -49,17 +52,17 @@ class BlockProblem:
 class Group:
     """The layers of a block between two cuts, which run tile by tile together.
 
-    resident: whether what it reads lies in a scratchpad. following: the layer after it, for whose whole input it makes
-    tiles in a scratchpad; None where it makes tiles of the block's output.
+    resident: whether its input lies in a scratchpad as a whole. following: the layer after it, whose whole input it
+    makes in a scratchpad; None where the group makes the block's output.
     """
 
-    layers: tuple[Problem, ...]
+    layers: tuple[Workload, ...]
     resident: bool = False
-    following: Problem | None = None
+    following: Workload | None = None
 
     @property
-    def last(self) -> Problem:
-        """The problem whose tiles decide those of the others."""
+    def last(self) -> Workload:
+        """The workload whose tiles decide those of the others."""
         return self.layers[-1]
 
     @property
@@ -74,72 +77,75 @@ class Group:
 
     @property
     def padding(self) -> tuple[int, int]:
-        """Rows of padding at the top and at the bottom of what it makes."""
+        """Rows of padding at the top and at the bottom of the result."""
         if self.following is None:
             return 0, 0
         top = self.following.window.pads[0]
         return top, max(0, self.rows - top - self.last.rows)
 
     @property
-    def residents(self) -> list[Problem]:
+    def residents(self) -> list[Workload]:
         """Layers whose whole inputs lie in scratchpads beside the tiles."""
         return [self.layers[0]] * self.resident + ([] if self.following is None else [self.following])
 
     @property
     def text(self) -> str:
-        """All of it in a line, by which decisions are known to be for this group."""
+        """The whole group in one line. Tilings in files and records are stored under it."""
         chain = "; then ".join(layer.text for layer in self.layers)
-        given = "of what lies on chip, " if self.resident else ""
-        return given + chain + ("" if self.following is None else "; kept on chip")
+        source = "of what lies on chip, " if self.resident else ""
+        return source + chain + ("" if self.following is None else "; kept on chip")
 
 
 class _Level(NamedTuple):
-    """One layer in a slice of a tile. out, near: pixels of its result and of its input; blocks: of its result."""
+    """One layer in a slice of a tile. blocks, out: blocks and pixels of its result; input_pixels: of its input."""
 
-    problem: Problem
+    workload: Workload
     blocks: int
     out: int
-    near: int
+    input_pixels: int
 
     @property
     def in_blocks(self) -> int:
-        return self.problem.in_blocks or self.blocks
+        return self.workload.in_blocks or self.blocks
 
     @property
     def gemm(self) -> int:
-        return self.blocks * self.problem.in_blocks * self.problem.places * self.out
+        return self.blocks * self.workload.in_blocks * self.workload.places * self.out
 
     @property
     def steps(self) -> int:
-        """Cycles of its pass for a pixel of a block."""
-        return max(1, self.problem.sums)
+        """Cycles of the vector pass for a pixel of a block."""
+        return max(1, self.workload.sums)
 
 
 Levels = list[_Level]
 
 
-def _levels(cfg: Config, p: Group, d: Decisions) -> Levels:
-    """From the first layer to the last; a result is computed where the next layer's windows reach, within the image."""
-    found: list[_Level] = []
+def _levels(cfg: Config, p: Group, d: Tiling) -> Levels:
+    """Compute the extents of each layer in a slice, from the last layer's tile back to the first.
+
+    A result is computed where the next layer's windows reach, within the image.
+    """
+    levels: list[_Level] = []
     rows, columns = min(d.y, p.last.rows), min(d.x, p.last.columns)
     blocks = p.last.out_blocks if p.last.in_blocks else d.n
     ratio = max(1, cfg.block_in // cfg.block_out)
     for number in reversed(range(len(p.layers))):
         layer = p.layers[number]
-        near = layer.input_rows(rows), layer.input_columns(columns)
-        found.append(_Level(layer, blocks, rows * columns, near[0] * near[1]))
+        needed = layer.input_rows(rows), layer.input_columns(columns)
+        levels.append(_Level(layer, blocks, rows * columns, needed[0] * needed[1]))
         if number:
             before = p.layers[number - 1]
-            rows, columns = min(near[0], before.rows), min(near[1], before.columns)
+            rows, columns = min(needed[0], before.rows), min(needed[1], before.columns)
             if layer is p.last and layer.in_blocks:
                 blocks = min(d.k * ratio, before.out_blocks)
             elif layer.in_blocks:
                 blocks = before.out_blocks
-    return found[::-1]
+    return levels[::-1]
 
 
-def why_not(cfg: Config, p: Group, d: Decisions) -> str | None:
-    """Why `d` is not a point of the space of a group, or None."""
+def why_not(cfg: Config, p: Group, d: Tiling) -> str | None:
+    """The reason why `d` is not a point of the space of a group, or None."""
     last = p.last
     for name, size in (("n", last.out_blocks), ("y", p.rows), ("x", p.columns), ("k", max(last.in_blocks, 1))):
         if not 1 <= getattr(d, name) <= size:
@@ -154,13 +160,14 @@ def why_not(cfg: Config, p: Group, d: Decisions) -> str | None:
 
 
 def _can_stay(p: Group, y: int, x: int) -> bool:
-    """Whether tiles of y rows and x columns can be of what stays on chip, where that is what the group makes."""
+    """Whether the group can make tiles of y rows and x columns: if its result stays on chip, these must be whole rows,
+    and not padding alone."""
     top, bottom = p.padding
     return p.following is None or not (x < p.columns or y <= top or (p.rows - 1) % y < bottom)
 
 
-def _too_large(cfg: Config, p: Group, d: Decisions, levels: Levels) -> str | None:
-    """Why a tile, of these levels, does not fit, or None. What fits does so with a smaller n or k, too."""
+def _too_large(cfg: Config, p: Group, d: Tiling, levels: Levels) -> str | None:
+    """The reason why a tile with these levels does not fit, or None. A tile that fits does so with less n or k, too."""
     for scope, entries, depth in _needs(cfg, p, d, levels):
         if entries > depth:
             return f"a tile takes {entries} entries of {scope}, where {depth} are to be had"
@@ -169,30 +176,30 @@ def _too_large(cfg: Config, p: Group, d: Decisions, levels: Levels) -> str | Non
     return None
 
 
-def _needs(cfg: Config, p: Group, d: Decisions, levels: Levels) -> Iterator[tuple[str, int, int]]:
-    """(scratchpad, entries that a tile takes, entries to be had)."""
+def _needs(cfg: Config, p: Group, d: Tiling, levels: Levels) -> Iterator[tuple[str, int, int]]:
+    """For each scratchpad, the entries that a tile takes, and those available: (scratchpad, taken, available)."""
     first, last = levels[0], levels[-1]
     pixels = last.out
     whole = {"inp": 0, "vin": 0}
     for layer in p.residents:
         size = layer.input_rows(layer.rows) * layer.input_columns(layer.columns) * layer.images
-        whole[layer.near] += (layer.in_blocks or layer.out_blocks) * size
+        whole[layer.scratchpad] += (layer.in_blocks or layer.out_blocks) * size
     ratio = max(1, cfg.block_in // cfg.block_out)
     inp = vin = acc = 0
     for before, level in itertools.pairwise(levels):
-        if level.problem.in_blocks:
-            inp += 2 * -(-before.blocks // ratio) * level.near
+        if level.workload.in_blocks:
+            inp += 2 * -(-before.blocks // ratio) * level.input_pixels
         else:
-            vin += level.blocks * level.near
-        acc += 2 * before.blocks * before.out if before.problem.in_blocks else 0
-    if last.problem.in_blocks:
+            vin += level.blocks * level.input_pixels
+        acc += 2 * before.blocks * before.out if before.workload.in_blocks else 0
+    if last.workload.in_blocks:
         acc += last.blocks * pixels
     if p.resident:
         pass
-    elif first.problem.in_blocks:
-        inp += first.in_blocks * first.near
+    elif first.workload.in_blocks:
+        inp += first.in_blocks * first.input_pixels
     else:
-        vin += 2 * first.blocks * first.near
+        vin += 2 * first.blocks * first.input_pixels
     room = depths(cfg)
     yield "inp", inp, room["inp"] - whole["inp"]
     yield "acc", acc, room["acc"]
@@ -201,47 +208,47 @@ def _needs(cfg: Config, p: Group, d: Decisions, levels: Levels) -> Iterator[tupl
         yield "out", d.n * pixels, room["out"] // 2
     yield "wgt", 2 * sum(_weights(d, level, last) for level in levels), room["wgt"]
     if cfg.taps:
-        yield "tap", 2 * sum(v.blocks * v.steps for v in levels if v.problem.weighted), room["tap"]
+        yield "tap", 2 * sum(v.blocks * v.steps for v in levels if v.workload.weighted), room["tap"]
     yield "par", 2 * max(d.n, sum(level.blocks for level in levels[:-1])) + d.n, room["par"]
 
 
-def _weights(d: Decisions, level: _Level, last: _Level) -> int:
-    """Entries of wgt of a level in a slice."""
+def _weights(d: Tiling, level: _Level, last: _Level) -> int:
+    """Entries of wgt for one layer in a slice."""
     return (
         level.blocks
-        * (d.k if level is last else level.problem.in_blocks)
-        * level.problem.places
-        * bool(level.problem.in_blocks)
+        * (d.k if level is last else level.workload.in_blocks)
+        * level.workload.places
+        * bool(level.workload.in_blocks)
     )
 
 
-def candidates(cfg: Config, p: Group) -> Iterator[Decisions]:
-    """The points of the space of a group."""
+def candidates(cfg: Config, p: Group) -> Iterator[Tiling]:
+    """Generate the points of the space of a group."""
     return (d for d, _ in _candidates(cfg, p))
 
 
-def _candidates(cfg: Config, p: Group) -> Iterator[tuple[Decisions, Levels]]:
+def _candidates(cfg: Config, p: Group) -> Iterator[tuple[Tiling, Levels]]:
     for x in parts(p.columns)[:3]:
         for y in parts(p.rows):
             if _can_stay(p, y, x):
                 beats = p.layers[0].input_rows(y) * p.layers[0].input_columns(x) * cfg.piece_bytes // cfg.bus_bytes
-                yield from _of_tile(cfg, p, Decisions(1, y, x, 1, "block", part=max(1, 1024 // max(1, beats))))
+                yield from _of_tile(cfg, p, Tiling(1, y, x, 1, "block", part=max(1, 1024 // max(1, beats))))
 
 
-def _of_tile(cfg: Config, p: Group, least: Decisions) -> Iterator[tuple[Decisions, Levels]]:
-    """For each k the point with the largest n that fits, of tiles like `least`, whose k and n are the smallest."""
+def _of_tile(cfg: Config, p: Group, least: Tiling) -> Iterator[tuple[Tiling, Levels]]:
+    """Generate, for each k, the point with the largest n that fits, for tiles of the rows and columns of `least`."""
     last = p.last
     if _too_large(cfg, p, least, _levels(cfg, p, least)):
         return
     for k in parts(max(last.in_blocks, 1)):
         if last.cuts_packs(cfg, k):
             continue
-        d = Decisions(1, least.y, least.x, k, "block", part=least.part)
+        d = Tiling(1, least.y, least.x, k, "block", part=least.part)
         levels = _levels(cfg, p, d)
         if _too_large(cfg, p, d, levels):
             continue
         for n in parts(last.out_blocks):
-            d = Decisions(n, least.y, least.x, k, "block", part=least.part)
+            d = Tiling(n, least.y, least.x, k, "block", part=least.part)
             if not last.in_blocks:  # else they are the same for each n
                 levels = _levels(cfg, p, d)
             if _too_large(cfg, p, d, levels) is None:
@@ -249,17 +256,17 @@ def _of_tile(cfg: Config, p: Group, least: Decisions) -> Iterator[tuple[Decision
                 break
 
 
-def estimate(cfg: Config, p: BlockProblem, d: Decisions) -> float:
-    """Cycles of the whole block under the decisions `d`."""
+def estimate(cfg: Config, p: BlockWorkload, d: Tiling) -> float:
+    """Estimated cycles of the whole block under the tiling `d`."""
     return sum(estimate_group(cfg, group, each) for group, each in zip(p.groups, d.groups, strict=True))
 
 
-def estimate_group(cfg: Config, p: Group, d: Decisions) -> float:
-    """Cycles of a group."""
+def estimate_group(cfg: Config, p: Group, d: Tiling) -> float:
+    """Estimated cycles of a group."""
     return _estimate(cfg, p, d, _levels(cfg, p, d))
 
 
-def _estimate(cfg: Config, p: Group, d: Decisions, levels: Levels) -> float:
+def _estimate(cfg: Config, p: Group, d: Tiling, levels: Levels) -> float:
     first, last = levels[0], levels[-1]
     tiles = -(-p.rows // d.y) * -(-p.columns // d.x) * p.last.images
     share = (p.rows * p.columns * p.last.images) / (tiles * d.y * d.x)
@@ -271,24 +278,28 @@ def _estimate(cfg: Config, p: Group, d: Decisions, levels: Levels) -> float:
     gemm = sum(level.gemm for level in levels[:-1]) + last.gemm * d.k / max(p.last.in_blocks, 1)
     vector = 0.0
     for level, following in itertools.pairwise(levels):
-        vector += level.blocks * (level.steps * level.out + max(0, following.near - level.out)) + TURN
-        if not following.problem.in_blocks and following.near > level.out:
+        vector += level.blocks * (level.steps * level.out + max(0, following.input_pixels - level.out)) + TURN
+        if not following.workload.in_blocks and following.input_pixels > level.out:
             vector += 4 * TURN
     vector += _bank_stalls(cfg, levels, d)
     if not p.last.in_blocks:
         vector += d.n * d.y * d.x * last.steps
     wgt = sum(_weights(d, level, last) for level in levels)
-    constants = sum(_weights(d, level, last) * level.problem.weight_beats(cfg) for level in levels)
+    constants = sum(_weights(d, level, last) * level.workload.weight_beats(cfg) for level in levels)
     constants += sum(level.blocks * (2 * cfg.block_out * 4 // cfg.bus_bytes) for level in levels[:-1])
     room = depths(cfg)
     # The next layer's weights come into the other half of the rings.
     kept = 2 * wgt * slices <= room["wgt"]
     kept = kept and 2 * sum(level.blocks for level in levels[:-1]) * slices <= room["par"]
-    near = 0 if p.resident else first.in_blocks * first.near * (inp_beats if first.problem.in_blocks else entry_beats)
+    loaded = (
+        0
+        if p.resident
+        else first.in_blocks * first.input_pixels * (inp_beats if first.workload.in_blocks else entry_beats)
+    )
     final = p.last.out_blocks * d.y * d.x if p.last.in_blocks else 0
     store = p.last.out_blocks * d.y * d.x * entry_beats if p.following is None else 0
     instructions = (6 + 4 * len(levels)) * max(1, instruction_bytes(cfg) // cfg.bus_bytes)
-    load = near / slices + constants / (tiles if kept else 1) + (store / slices if p.last.residual else 0)
+    load = loaded / slices + constants / (tiles if kept else 1) + (store / slices if p.last.residual else 0)
     load = load * REFRESHED + instructions
     slice_ = max(gemm, vector + final / slices, load, store / slices) * whole
     acc = next(entries for scope, entries, _ in _needs(cfg, p, d, levels) if scope == "acc")
@@ -297,37 +308,40 @@ def _estimate(cfg: Config, p: Group, d: Decisions, levels: Levels) -> float:
     if p.resident:  # its first tiles go beside the last ones of the group before, if they do not need those
         start = gemm + vector if tiles < 3 else 0.0
     else:
-        start = near + constants + LOAD_LATENCY + gemm + vector
+        start = loaded + constants + LOAD_LATENCY + gemm + vector
     drain = final + store / 2 + STORE_LATENCY if p.following is None else 0
     return tiles * share * (slices * slice_ + alone) + start / 2 + drain
 
 
-def _bank_stalls(cfg: Config, levels: list[_Level], d: Decisions) -> float:
-    """Cycles of a slice in which the vector unit waits to read sums, as gemm adds to others in the same bank: those of
-    the last layer lie in the first bank, what is handed on lies at the end of the second one and may reach into it."""
+def _bank_stalls(cfg: Config, levels: list[_Level], d: Tiling) -> float:
+    """Cycles of a slice for which the vector unit waits to read sums while GEMM adds to others in the same bank.
+
+    Sums of the last layer lie in the first bank of acc. Those handed on inside the block lie at the end of the second
+    bank, and may reach into the first.
+    """
     last, half = levels[-1], scratchpads(cfg)["acc"].bank_depth
-    handed = sum(2 * level.blocks * level.out for level in levels[:-1] if level.problem.in_blocks)
-    if handed <= half or not last.problem.in_blocks:
+    handed = sum(2 * level.blocks * level.out for level in levels[:-1] if level.workload.in_blocks)
+    if handed <= half or not last.workload.in_blocks:
         return 0.0
     adds = last.blocks * last.out
-    reads = sum(level.blocks * level.out for level in levels[:-1] if level.problem.in_blocks)
+    reads = sum(level.blocks * level.out for level in levels[:-1] if level.workload.in_blocks)
     return min(adds, reads) * (handed - half) / handed
 
 
-def best_by_piece(cfg: Config, p: Group, count: int = 2) -> list[Decisions]:
-    """The best `count` points by the estimate for each k."""
+def best_by_piece(cfg: Config, p: Group, count: int = 2) -> list[Tiling]:
+    """For each k, the best `count` points by the estimate."""
     ranked = [d for d, _ in sorted(_candidates(cfg, p), key=lambda point: _estimate(cfg, p, *point))]
-    pieces = {d.k: [each for each in ranked if each.k == d.k][:count] for d in ranked}
-    return [d for found in pieces.values() for d in found]
+    best = {d.k: [other for other in ranked if other.k == d.k][:count] for d in ranked}
+    return [d for points in best.values() for d in points]
 
 
-def choose(cfg: Config, p: BlockProblem) -> Decisions:
-    """The best points of its groups by the estimate. TilingError where there is none."""
-    return Decisions.of_groups([_choose(cfg, group) for group in p.groups])
+def choose(cfg: Config, p: BlockWorkload) -> Tiling:
+    """Combine the best point of each group by the estimate. TilingError where a group has none."""
+    return Tiling.of_groups([_choose(cfg, group) for group in p.groups])
 
 
 @cache
-def _choose(cfg: Config, p: Group) -> Decisions:
+def _choose(cfg: Config, p: Group) -> Tiling:
     found = min(_candidates(cfg, p), key=lambda point: _estimate(cfg, p, *point), default=None)
     if found is None:
         raise TilingError(f"no tile of the block fits the scratchpads: {p.text}")

@@ -17,18 +17,20 @@ CHUNK = 1 << 14
 
 
 class Coded(NamedTuple):
-    """books: [codebooks, 2^bits], bytes of int8. choices: [groups], the codebook of each. found: [groups, weights], the
-    place of each weight in it."""
+    """Groups of weights as numbers into codebooks.
+
+    books: [codebooks, 2^bits], bytes of int8. choices: [groups], the codebook of each. numbers: [groups, weights], the
+    position of each weight in its codebook.
+    """
 
     books: Bytes
     choices: Bytes
-    found: Bytes
+    numbers: Bytes
 
 
 def coded(groups: Bytes, bits: int) -> Coded | None:
-    """Groups [groups, weights], bytes of int8, by codebooks of 2^bits values; None where CODEBOOKS of them were not
-    found to be enough. First those of multiples are tried, which many layers have in common; then what the groups
-    need."""
+    """Code groups [groups, weights], bytes of int8, by codebooks of 2^bits values; None where CODEBOOKS of them are not
+    enough. Codebooks of multiples are tried first, as many layers can share them; then those merged from the groups."""
     sets = _sets(groups, 1 << bits)
     if sets is None:
         return None
@@ -39,7 +41,7 @@ def coded(groups: Bytes, bits: int) -> Coded | None:
         if inside.any(axis=0).all():
             choices = inside.argmax(axis=0)[which].astype(np.uint8)
             books = books[: int(choices.max()) + 1]
-            return Coded(books, choices, _places(books)[choices[:, None], groups])
+            return Coded(books, choices, _positions(books)[choices[:, None], groups])
     return None
 
 
@@ -62,22 +64,22 @@ def _tried(masks: Bytes, bits: int) -> Iterator[Bytes]:
 
 
 def entries(books: Bytes, bits: int) -> Bytes:
-    """What LOAD brings to book: [CODEBOOK_ENTRIES * codebooks, weights of half a byte]."""
+    """Arrange codebooks as entries of scratchpad book: [CODEBOOK_ENTRIES * codebooks, weights of half a byte]."""
     inside = unpack_numbers(np.arange(CODEBOOK_ENTRIES, dtype=np.uint8)[:, None], bits)[:, : NIBBLE_BITS // bits]
     return books[:, inside].reshape(-1, inside.shape[1])
 
 
 def _sets(groups: Bytes, most: int) -> Bytes | None:
     """[groups, 32]: the values of each group, a bit each; None where one has more than `most`."""
-    found = []
+    sets = []
     for first in range(0, len(groups), CHUNK):
         part = groups[first : first + CHUNK]
         has = np.zeros((len(part), 256), np.bool_)
         has[np.arange(len(part))[:, None], part] = True
         if has.sum(axis=1).max() > most:
             return None
-        found.append(np.packbits(has, axis=1))
-    return np.concatenate(found)
+        sets.append(np.packbits(has, axis=1))
+    return np.concatenate(sets)
 
 
 def _masks(books: Bytes) -> Bytes:
@@ -87,17 +89,19 @@ def _masks(books: Bytes) -> Bytes:
     return np.packbits(has, axis=1)
 
 
-def _places(books: Bytes) -> Bytes:
-    """[codebooks, 256]: where in a codebook a value is."""
-    found = np.zeros((len(books), 256), np.uint8)
-    found[np.arange(len(books))[:, None], books] = np.arange(books.shape[1])
-    return found
+def _positions(books: Bytes) -> Bytes:
+    """The position of each value in each codebook, [codebooks, 256]."""
+    positions = np.zeros((len(books), 256), np.uint8)
+    positions[np.arange(len(books))[:, None], books] = np.arange(books.shape[1])
+    return positions
 
 
 def _merged(masks: Bytes, most: int) -> Bytes | None:
-    """Codebooks of at most `most` values that hold all sets, found greedily: each begins with the largest set that is
-    left, and takes the sets in that share most values with it, as long as there is room. None where CODEBOOKS are not
-    enough."""
+    """Merge sets greedily into codebooks of at most `most` values; None where CODEBOOKS are not enough.
+
+    Each codebook begins with the largest set that is left, and takes in the sets that share most values with it, as
+    long as there is room.
+    """
     left, books = masks[np.argsort(-_count(masks), kind="stable")], np.zeros((0, most), np.uint8)
     while len(left):
         if len(books) == CODEBOOKS:
@@ -105,10 +109,10 @@ def _merged(masks: Bytes, most: int) -> Bytes | None:
         book = left[0]
         while len(left):
             left = left[(left & ~book).any(axis=1)]
-            near = left[_count(left | book) <= most]
-            if not len(near):
+            fitting = left[_count(left | book) <= most]
+            if not len(fitting):
                 break
-            book = book | near[_count(near & book).argmax()]
+            book = book | fitting[_count(fitting & book).argmax()]
         values = np.flatnonzero(np.unpackbits(book)).astype(np.uint8)
         books = np.vstack([books, np.pad(values, (0, most - len(values)), mode="edge")])
     return books

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 ALIGN = 64
-"""Bytes, to whose multiples blobs are put."""
+"""Bytes; addresses of blobs are multiples of it."""
 
 
 @dataclass

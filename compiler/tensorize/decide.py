@@ -13,43 +13,46 @@ from typing import Protocol
 
 from celosia.compiler.layer import TilingError
 from celosia.compiler.tensorize import block_space
-from celosia.compiler.tensorize.block_space import BlockProblem, Group
+from celosia.compiler.tensorize.block_space import BlockWorkload, Group
 from celosia.compiler.tensorize.definition import LayerComputation
 from celosia.compiler.tensorize.roofline import choose
-from celosia.compiler.tensorize.space import CompletionOrder, Decisions, Problem
+from celosia.compiler.tensorize.space import CompletionOrder, Tiling, Workload
 from celosia.hw.spec.config import Config
 
 
 class ScheduleSource(Protocol):
     """Schedules that a user has decided; see tensorize/decisions.py."""
 
-    def of(self, layer: str, problems: Sequence[Problem | Group]) -> list[Decisions] | None:
-        """Decisions for each problem of the layer of this name, None where the user says nothing. DecisionsError."""
+    def of(self, layer: str, workloads: Sequence[Workload | Group]) -> list[Tiling] | None:
+        """Tilings for each workload of the layer of this name, None where the user says nothing. DecisionsError."""
 
 
 @dataclass(frozen=True)
 class FixedSchedule:
-    """Fixed decisions for every layer that is asked about."""
+    """The same tilings for every layer."""
 
-    decisions: list[Decisions]
+    decisions: list[Tiling]
 
-    def of(self, layer: str, problems: Sequence[Problem | Group]) -> list[Decisions]:
-        if len(problems) != len(self.decisions):
-            raise TilingError(f"the layer has {len(problems)} problems, decisions are for {len(self.decisions)}")
+    def of(self, layer: str, workloads: Sequence[Workload | Group]) -> list[Tiling]:
+        if len(workloads) != len(self.decisions):
+            raise TilingError(f"the layer has {len(workloads)} workloads, decisions are for {len(self.decisions)}")
         return self.decisions
 
 
 @dataclass(frozen=True)
 class SchedulePolicy:
-    """given: by the user, by the names of layers. recorded: by records, for each problem of a layer, by its `workload`.
-    searched: by the search of blocks. beside: names of layers whose tiles take turns with those of the convolution that
-    they stand behind (launch/order.py)."""
+    """Who decides the tilings of layers.
+
+    given: the user, by the names of layers. recorded: tuning records, for each workload of a layer, by
+    `workload_text`. searched: the search of blocks. overlapped: names of layers whose tiles are emitted between those
+    of the convolution that they stand behind (launch/order.py).
+    """
 
     cfg: Config
     given: ScheduleSource | None = None
-    recorded: Mapping[str, Sequence[Decisions]] = field(default_factory=dict)
-    searched: Mapping[BlockProblem, Decisions] = field(default_factory=dict)
-    beside: frozenset[str] = frozenset()
+    recorded: Mapping[str, Sequence[Tiling]] = field(default_factory=dict)
+    searched: Mapping[BlockWorkload, Tiling] = field(default_factory=dict)
+    overlapped: frozenset[str] = frozenset()
 
     def of(
         self,
@@ -57,36 +60,37 @@ class SchedulePolicy:
         definitions: Sequence[LayerComputation],
         first: CompletionOrder = CompletionOrder.ANY,
         cold: bool = False,
-    ) -> list[Decisions]:
-        """Those for each definition of the layer of that name. TilingError where nothing fits.
+    ) -> list[Tiling]:
+        """Choose a tiling for each definition of the layer of that name. TilingError where none fits.
 
-        first: what of the output is rather completed before the rest, if it costs next to nothing. cold: gemm is not
-        busy with another layer while this one's first loads come.
+        first: part of the output to complete before the rest, if it costs next to nothing. cold: whether GEMM idles
+        while this layer's first loads come, as no layer before keeps it busy.
         """
-        asked = [problems(definition) for definition in definitions]
-        known: Sequence[Decisions] | None = None
+        own_workloads = [workloads(definition) for definition in definitions]
+        decided: Sequence[Tiling] | None = None
         if self.given is not None:
-            known = self.given.of(layer, [problem for each in asked for problem in each])
-        if known is None and self.recorded:
-            known = self.recorded.get(workload(definitions))
-        if known is None:
-            return [self._usual(definition.problem, first, cold) for definition in definitions]
-        rest = iter(known)
-        return [Decisions.of_groups(list(islice(rest, len(each)))) for each in asked]
+            decided = self.given.of(layer, [workload for own in own_workloads for workload in own])
+        if decided is None and self.recorded:
+            decided = self.recorded.get(workload_text(definitions))
+        if decided is None:
+            return [self._usual(definition.workload, first, cold) for definition in definitions]
+        tilings = iter(decided)
+        return [Tiling.of_groups(list(islice(tilings, len(own)))) for own in own_workloads]
 
-    def _usual(self, problem: Problem | BlockProblem, first: CompletionOrder, cold: bool) -> Decisions:
-        if isinstance(problem, BlockProblem):
-            return self.searched.get(problem) or block_space.choose(self.cfg, problem)
-        return choose(self.cfg, problem, first, cold)
-
-
-def problems(d: LayerComputation) -> Sequence[Problem | Group]:
-    """What is decided for a definition: one problem, or one for each group of a block."""
-    return d.problem.groups if isinstance(d.problem, BlockProblem) else [d.problem]
+    def _usual(self, workload: Workload | BlockWorkload, first: CompletionOrder, cold: bool) -> Tiling:
+        if isinstance(workload, BlockWorkload):
+            return self.searched.get(workload) or block_space.choose(self.cfg, workload)
+        return choose(self.cfg, workload, first, cold)
 
 
-def workload(definitions: Sequence[LayerComputation]) -> str:
-    """A layer in a line: its problems, and a digest of all on which its loops depend, weights and scalars not."""
-    text = " + ".join(problem.text for definition in definitions for problem in problems(definition))
+def workloads(d: LayerComputation) -> Sequence[Workload | Group]:
+    """The workloads of a definition, each of which gets a tiling: one, or one for each group of a block."""
+    return d.workload.groups if isinstance(d.workload, BlockWorkload) else [d.workload]
+
+
+def workload_text(definitions: Sequence[LayerComputation]) -> str:
+    """One line that names a layer in tuning records: its workloads, and a digest of all on which its loops depend.
+    Weights and scalars do not count."""
+    text = " + ".join(workload.text for definition in definitions for workload in workloads(definition))
     signatures = repr(tuple(definition.signature for definition in definitions))
     return f"{text} #{hashlib.sha256(signatures.encode()).hexdigest()[:12]}"

@@ -1,4 +1,4 @@
-"""Decisions as a file: what was chosen for each layer, for people to read, change and give back.
+"""Tilings as a file: what was chosen for each layer, for people to read, change and give back.
 
     {"format": "celosia-decisions", "version": 1, "config": "pynq", "config_digest": "...",
      "layers": [{"layer": "conv1", "parts": [{"workload": "...", "n": 4, "y": 8, "x": 56, "k": 4, "order": "input",
@@ -19,7 +19,7 @@ from celosia.compiler.program import Contents
 from celosia.compiler.program.files import reading
 from celosia.compiler.tensorize import block_space
 from celosia.compiler.tensorize.block_space import Group
-from celosia.compiler.tensorize.space import Decisions, Problem, why_not
+from celosia.compiler.tensorize.space import Tiling, Workload, why_not
 from celosia.hw.spec.config import Config
 from celosia.plain import Sentence, from_json
 
@@ -27,11 +27,11 @@ FORMAT, VERSION = "celosia-decisions", 1
 
 
 class DecisionsError(Sentence, ValueError):
-    """Decisions that cannot be followed; the message names the layer and the way out."""
+    """Tilings that cannot be followed; the message names the layer and the way out."""
 
 
 def decisions_of(program: Contents) -> dict[str, Any]:
-    """All decisions of a Program, as they are written to a file."""
+    """Collect the tilings of a Program in the form in which they are written to a file."""
     layers = [
         {"layer": info.name, "parts": [{"workload": part.workload, **part.decisions} for part in info.parts]}
         for launch in program.launches for info in launch.layers
@@ -47,12 +47,13 @@ class ScheduleFile:
     """Schedules that a user has decided, by layer: workload and decisions of each part."""
 
     cfg: Config
-    layers: dict[str, list[tuple[str, Decisions]]]
-    taken: set[str] = field(default_factory=set)
+    layers: dict[str, list[tuple[str, Tiling]]]
+    used: set[str] = field(default_factory=set)
+    """Layers whose tilings have been asked for."""
 
     @staticmethod
     def load(source: str | Path | Mapping[str, Any], cfg: Config) -> ScheduleFile:
-        """From a file, or what it holds. DecisionsError, also for decisions that were made for another Config."""
+        """Read a file, or take its content. DecisionsError, also for decisions that were made for another Config."""
         if not isinstance(source, Mapping):
             with reading(source, DecisionsError, "holds no decisions"):
                 source = from_json(Path(source).read_text(encoding="utf-8"))
@@ -69,54 +70,55 @@ class ScheduleFile:
             )
         return ScheduleFile(cfg, _layers(source.get("layers")))
 
-    def of(self, layer: str, problems: Sequence[Problem | Group]) -> list[Decisions] | None:
-        """What was decided for the parts of a layer, if anything was. DecisionsError where it does not fit them."""
+    def of(self, layer: str, workloads: Sequence[Workload | Group]) -> list[Tiling] | None:
+        """The tilings of the parts of a layer, or None. DecisionsError where they do not fit its workloads."""
         if layer not in self.layers:
             return None
         given = self.layers[layer]
-        self.taken.add(layer)
-        if len(given) != len(problems):
-            raise DecisionsError(f"layer {layer!r} has {len(problems)} parts, decisions are given for {len(given)}")
-        for number, ((workload, decisions), problem) in enumerate(zip(given, problems)):
-            where = f"layer {layer!r}" + (f", part {number}" if len(problems) > 1 else "")
-            if workload != problem.text:
-                raise DecisionsError(f"{where} is `{problem.text}`, its decisions are for `{workload}`; write new ones")
-            if reason := why_not_any(self.cfg, problem, decisions):
+        self.used.add(layer)
+        if len(given) != len(workloads):
+            raise DecisionsError(f"layer {layer!r} has {len(workloads)} parts, decisions are given for {len(given)}")
+        for number, ((text, decisions), workload) in enumerate(zip(given, workloads)):
+            where = f"layer {layer!r}" + (f", part {number}" if len(workloads) > 1 else "")
+            if text != workload.text:
+                raise DecisionsError(f"{where} is `{workload.text}`, its decisions are for `{text}`; write new ones")
+            if reason := why_not_any(self.cfg, workload, decisions):
                 raise DecisionsError(f"{where} cannot be tiled so: {reason}")
         return [decisions for _, decisions in given]
 
     def check_all_taken(self) -> None:
         """DecisionsError where a layer is decided that the model has not on the accelerator."""
-        if left := [layer for layer in self.layers if layer not in self.taken]:
+        if left := [layer for layer in self.layers if layer not in self.used]:
             raise DecisionsError(
                 f"decisions are given for {left[0]!r}, which is no layer of this model on the accelerator; "
                 "`celosia inspect --layers` lists them"
             )
 
 
-def why_not_any(cfg: Config, problem: Problem | Group, decisions: Decisions) -> str | None:
-    """Why `decisions` are not a point of the space of a layer, or of a group of a block; None where they are."""
-    if isinstance(problem, Group):
-        return block_space.why_not(cfg, problem, decisions)
-    return why_not(cfg, problem, decisions)
+def why_not_any(cfg: Config, workload: Workload | Group, decisions: Tiling) -> str | None:
+    """The reason why a tiling is not in the space of a layer, or of a group of a block; None where it is."""
+    if isinstance(workload, Group):
+        return block_space.why_not(cfg, workload, decisions)
+    return why_not(cfg, workload, decisions)
 
 
-def _layers(rows: Any) -> dict[str, list[tuple[str, Decisions]]]:
+def _layers(rows: Any) -> dict[str, list[tuple[str, Tiling]]]:
     if not isinstance(rows, list):
         raise DecisionsError('decisions hold a list of "layers"')
-    found: dict[str, list[tuple[str, Decisions]]] = {}
+    """Parse the "layers" of a file. DecisionsError where they are no tilings by layer."""
+    layers: dict[str, list[tuple[str, Tiling]]] = {}
     for row in rows:
         name = row.get("layer") if isinstance(row, dict) else None
         parts = row.get("parts") if isinstance(row, dict) else None
         if not isinstance(name, str) or not isinstance(parts, list) or not all(isinstance(p, dict) for p in parts):
             raise DecisionsError(f'a layer\'s decisions are {{"layer": name, "parts": [...]}}, not {str(row)[:80]}')
-        if name in found:
+        if name in layers:
             raise DecisionsError(f"layer {name!r} is decided twice; leave one out")
         try:
-            found[name] = [
-                (str(part.get("workload")), Decisions.from_json({k: v for k, v in part.items() if k != "workload"}))
+            layers[name] = [
+                (str(part.get("workload")), Tiling.from_json({k: v for k, v in part.items() if k != "workload"}))
                 for part in parts
             ]
         except ValueError as error:
             raise DecisionsError(f"layer {name!r}: {error}") from None
-    return found
+    return layers

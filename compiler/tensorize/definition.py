@@ -1,4 +1,4 @@
-"""Tensor expressions of a layer, and where its tensors lie."""
+"""A layer as tensor expressions, and where its tensors lie."""
 
 from __future__ import annotations
 
@@ -12,19 +12,10 @@ from numpy.typing import NDArray
 
 from celosia.compiler.expr import Axis, Expr, Tensor, Var, placeholder
 from celosia.compiler.expr.walk import walk
-from celosia.compiler.layer import (
-    Activation,
-    ActivationProduct,
-    Conv,
-    Layer,
-    Map,
-    Multiply,
-    Pool,
-    Window,
-)
-from celosia.compiler.tensorize.block_space import BlockProblem
-from celosia.compiler.tensorize.intrinsics import Pass
-from celosia.compiler.tensorize.space import Problem
+from celosia.compiler.layer import Activation, Layer, Window
+from celosia.compiler.tensorize.block_space import BlockWorkload
+from celosia.compiler.tensorize.intrinsics import VectorOp
+from celosia.compiler.tensorize.space import Workload
 from celosia.compiler.tensorize.transfer import DramPlace
 from celosia.hw.spec.config import Config
 
@@ -72,16 +63,17 @@ class ActivationGrid:
 
 @dataclass(frozen=True)
 class BlockStage:
-    """One layer of a definition: a pass of the vector unit over `acc`, a sum of gemm, or over `near` itself.
+    """One layer of a computation: a pass of the vector unit over `acc`, the sums of GEMM, or over `on_chip` itself.
 
-    near [images, blocks, rows, columns, *entry]: its input, padded, in `scope`. acc [images, blocks, rows, columns,
+    on_chip [images, blocks, rows, columns, *entry]: its input, padded, in scratchpad `scope`; the tensor is called
+    "near" in printed loops. acc [images, blocks, rows, columns,
     *entry]. weights, taps, par, table: constants in DRAM; taps are those of a depthwise sum of the vector unit. weights
     of a product of two activations are computed from one of them. b: operand B of the pass, in vin: what the pass of
-    the level before makes, or an activation.
+    the stage before makes, or an activation.
     """
 
-    vector: Pass
-    near: Tensor
+    vector: VectorOp
+    on_chip: Tensor
     scope: str
     acc: Tensor | None = None
     weights: Tensor | None = None
@@ -93,9 +85,11 @@ class BlockStage:
 
 @dataclass(frozen=True)
 class Rows:
-    """Operation on rows of `count` elements, as the intrinsic `name` makes them. within: numbers of each row [images,
-    rows, columns], by the names of their intrinsics, the last one first. powers: of a softmax, [1, 512] float32 in
-    DRAM."""
+    """Operation on rows of `count` elements by the intrinsic `name`.
+
+    within: sums or maxima of each row, [images, rows, columns], by the names of their intrinsics, the last one first.
+    powers: of a softmax, [1, 512] float32 in DRAM.
+    """
 
     name: str
     count: int
@@ -105,17 +99,17 @@ class Rows:
 
 @dataclass(frozen=True)
 class LayerComputation:
-    """Tensors of (a part of) a layer, or of a block of layers.
+    """A layer, a part of one, or a block of layers, as tensor expressions.
 
-    levels: its layers in order; `near` or `b` of each but the first is the result of the one before. out [images,
+    stages: its layers in order; `on_chip` or `b` of each but the first is the result of the one before. out [images,
     blocks, rows, columns, *entry]: what the last pass makes. y [images, groups, rows, columns, batch, group]: in DRAM,
     `groups` of it exist. inputs: what lies in DRAM; places says where. scalars: numbers
-    by name, of which no loop depends. rows: of a softmax or norm, whose near and out are [images, rows, columns,
+    by name, of which no loop depends. rows: of a softmax or norm, whose on_chip and out are [images, rows, columns,
     channels].
     """
 
-    problem: Problem | BlockProblem
-    levels: tuple[BlockStage, ...]
+    workload: Workload | BlockWorkload
+    stages: tuple[BlockStage, ...]
     out: Tensor
     y: Tensor
     inputs: tuple[Tensor, ...]
@@ -125,26 +119,26 @@ class LayerComputation:
 
     @property
     def last(self) -> BlockStage:
-        """The level that makes the output."""
-        return self.levels[-1]
+        """The stage that makes the output."""
+        return self.stages[-1]
 
     @property
     def variables(self) -> tuple[Var, ...]:
         """The scalars, as they occur in the expressions."""
-        tensors = [tensor for level in self.levels for tensor in (level.near, level.acc)]
+        tensors = [tensor for stage in self.stages for tensor in (stage.on_chip, stage.acc)]
         bodies = [t.body for t in (*tensors, self.out, self.y) if t is not None and t.body is not None]
-        found = (n for body in bodies for n in walk(body) if isinstance(n, Var) and not isinstance(n, Axis))
-        return tuple(dict.fromkeys(found))
+        variables = (n for body in bodies for n in walk(body) if isinstance(n, Var) and not isinstance(n, Axis))
+        return tuple(dict.fromkeys(variables))
 
     @cached_property
     def signature(self) -> Hashable:
         """Equal for definitions whose loops are the same, wherever their arrays lie and whatever their scalars are."""
         arrays = (*self.inputs, self.y)
-        passes = tuple((level.vector, str(level.near.body)) for level in self.levels)  # with the padding that it has
+        passes = tuple((stage.vector, str(stage.on_chip.body)) for stage in self.stages)  # with the padding that it has
         rows: tuple[Hashable, ...] = () if self.rows is None else (self.rows.count,)
         if self.rows is not None and self.rows.powers is None:
             rows = *rows, self.rows.name
-        return self.problem, passes, tuple((t.name, t.shape, self.places[t].strides) for t in arrays), *rows
+        return self.workload, passes, tuple((t.name, t.shape, self.places[t].strides) for t in arrays), *rows
 
     @cached_property
     def digest(self) -> str:
@@ -152,23 +146,14 @@ class LayerComputation:
         return hashlib.sha256(repr(self.signature).encode()).hexdigest()
 
 
-def depthwise(cfg: Config, layer: Layer) -> bool:
-    """Whether the vector unit multiplies for `layer`: each channel is made of one of its own."""
-    if not isinstance(layer, Conv) or not cfg.taps or layer.epilogue.residual is not None:
-        return False
-    return 1 < layer.groups == layer.x.channels == layer.y.channels
-
-
 def window_of(layer: Layer) -> Window:
-    """Window of the layer, 1 x 1 where it has none."""
-    return layer.window if isinstance(layer, Conv | Pool | ActivationProduct) else Window((1, 1))
+    """Window over x of the sums of `layer`: that of a product of activations has rows for their offsets."""
+    return layer.window if layer.product is None else layer.product.window
 
 
-def zero_point(layer: Conv | Pool | Map | Multiply | ActivationProduct) -> dict[str, float]:
-    """The variable of VECTOR that holds it; {} without requantisation."""
-    if isinstance(layer, Map) or layer.requantise is None:
-        return {}
-    return {"zero_point": layer.requantise.zero_point}
+def zero_point(layer: Layer) -> dict[str, float]:
+    """The scalar of VECTOR that holds the zero point of y; {} without requantisation."""
+    return {} if layer.requantise is None else {"zero_point": layer.requantise.zero_point}
 
 
 def within(index: Expr, size: int, count: int, step: int, before: int) -> list[Expr]:

@@ -1,7 +1,8 @@
-"""One intrinsic in its loops as one instruction: what is the same in all iterations, and what loops outside change.
+"""Instructions whose addresses depend on the loops around them: the fields that stay, and those that change.
 
-make.py looks at the loops once. `fields` then gives the instruction for values of the loops outside, with additions
-only: addresses are sums over these loops, and padding is how far a block reaches over the borders of its tensor.
+instruction_builder.py makes one of an intrinsic and its loops, once. `fields` then gives the instruction for values of
+the loops outside, with additions only: addresses are sums over these loops, and padding is how far a block reaches over
+the borders of its tensor.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ Fields = dict[str, int]
 
 
 BY_BLOCK = ("wgt", "par", "tap")
-"""Operands that are the same for all pixels of an output block."""
+"""Operands with one entry for all pixels of an output block."""
 
 
 class RenderError(ValueError):
@@ -33,20 +34,20 @@ class RenderError(ValueError):
 
 
 class NotOneInstruction(Exception):
-    """Why these loops are not one instruction."""
+    """Loops that are not one instruction; the message says why."""
 
 
 @dataclass(frozen=True)
 class Sum:
-    """base + sum of variable * step: an index, by the loops outside. others: expressions of them that are no variables,
-    and their steps."""
+    """An index as base + sum of variable * step over the loops outside. others: expressions of these loops that are no
+    variables, and their steps."""
 
     base: int
     terms: tuple[tuple[Var, int], ...] = ()
     others: tuple[tuple[Expr, int], ...] = ()
 
     def at(self, env: Mapping[Var, int]) -> int:
-        """Its value for these values of the variables."""
+        """Evaluate the sum for values of the variables."""
         total = self.base
         for var, step in self.terms:
             total += env[var] * step
@@ -55,15 +56,15 @@ class Sum:
         return total
 
     def plus(self, base: int) -> Sum:
-        """With `base` added."""
+        """Add a constant."""
         return Sum(self.base + base, self.terms, self.others)
 
     def scaled(self, by: int) -> Sum:
-        """Times `by`."""
+        """Multiply by a constant."""
         return Sum(self.base * by, _times(self.terms, by), _times(self.others, by))
 
     def divided(self, by: int) -> Sum | None:
-        """None where a part cannot be divided."""
+        """Divide by a constant; None where a step is no multiple of it."""
         parts = (*self.terms, *self.others)
         if self.base % by or any(step % by for _, step in parts):
             return None
@@ -72,13 +73,13 @@ class Sum:
 
 @dataclass(frozen=True)
 class TileAccess:
-    """The begin of a tile, as elements of its tensor, and by how much each loop of the instruction moves it."""
+    """The begin of a tile as an element of its tensor, and the step by which each loop of the instruction moves it."""
 
     begin: Sum
     steps: tuple[int, ...]
 
     def in_units(self, size: int, what: object) -> TileAccess:
-        """In units of `size` elements. NotOneInstruction, naming `what`, where it is not in whole ones."""
+        """Convert to units of `size` elements. NotOneInstruction, naming `what`, where these are no whole numbers."""
         begin = self.begin.divided(size)
         if begin is None or any(step % size for step in self.steps):
             raise NotOneInstruction(f"{what} begins or moves by other than multiples of {size} elements")
@@ -87,7 +88,7 @@ class TileAccess:
 
 @dataclass(frozen=True)
 class Limit:
-    """Iterations i of loop `number` that exist: those with low + i * step >= 0 where `lower`, else those with
+    """Bound of loop `number`: its iterations i exist with low + i * step >= 0 where `lower`, else with
     i * step < low."""
 
     number: int
@@ -96,17 +97,17 @@ class Limit:
     lower: bool
 
     def at(self, env: Mapping[Var, int]) -> int:
-        """The first iteration that exists where `lower`, else the one behind the last."""
+        """The first iteration that exists where `lower`, else the end of those that do."""
         value = self.low.at(env)
         return -(value // self.step) if self.lower else -(-value // self.step)
 
 
 @dataclass(frozen=True)
 class ComputeInstruction:
-    """GEMM or VECTOR. bases: fields that hold addresses, with the scratchpad tensor, the place within it, and how many
-    places are an entry.
+    """GEMM or VECTOR with open addresses.
 
-    bounds: which iterations exist of which loop of the instruction; the others give the number `pad`.
+    bases: fields that hold addresses, each with its scratchpad tensor, the place within it, and places of an entry.
+    bounds: limits of the instruction's loops; iterations outside give the number `pad`.
     """
 
     opcode: Opcode
@@ -121,24 +122,24 @@ class ComputeInstruction:
 
     @property
     def scratchpads(self) -> list[Tensor]:
-        """Tensors that it reads or writes."""
+        """Scratchpad tensors that the instruction reads or writes."""
         return [tensor for _, tensor, _, _ in self.bases]
 
     def touched(self, env: Env, of: Tensor, constants: Fields, written: bool, taps: int) -> set[int]:
-        """Entries of `of`, counted from its first one, that it writes, or that it reads. taps: those of the Config."""
-        found: set[int] = set()
+        """Entries of the tensor `of`, counted from its first, that are `written`, or else read. taps: of the Config."""
+        touched: set[int] = set()
         for name, tensor, _, places in self.bases:
             if tensor is not of or written != (name == "dst_base"):
                 continue
             operand = name.removesuffix("_base")
             for fields in self.instructions(env, dict.fromkeys(self.scratchpads, 0), constants):
                 entries = {fields[name]}
-                for loop in (each.removeprefix("extent_") for each in fields if each.startswith("extent_")):
+                for loop in (name.removeprefix("extent_") for name in fields if name.startswith("extent_")):
                     step = fields.get(f"{operand}_{loop}", 0)
                     entries = {entry + i * step for entry in entries for i in range(fields[f"extent_{loop}"])}
                 reach = taps if fields.get("taps") and operand == "a" else 1
-                found |= {entry // places + i for entry in entries for i in range(reach)}
-        return found
+                touched |= {entry // places + i for entry in entries for i in range(reach)}
+        return touched
 
     def constants(self, scalars: Mapping[str, Any]) -> Fields:
         """The fields that no loop outside changes."""
@@ -147,7 +148,7 @@ class ComputeInstruction:
         return fields if self.pad is None else fields | {PAD: int(_scalar(self.pad, scalars))}
 
     def instructions(self, env: Env, slots: Mapping[Tensor, int], constants: Fields) -> Iterator[Fields]:
-        """The fields of what computes the iterations that exist, and of what fills the others."""
+        """Generate the fields of the instruction for iterations that exist, and of those that fill the others."""
         fields = self.fields(env, slots, constants)
         pad = fields.pop(PAD, 0)
         if not self.bounds:
@@ -172,7 +173,7 @@ class ComputeInstruction:
             filled = _restricted(filled, {loop: (first, end)})
 
     def fields(self, env: Env, slots: Mapping[Tensor, int], constants: Fields) -> Fields:
-        """All fields, with `constants` as they were found before."""
+        """All fields, for values of the loops outside. constants: from the method `constants`."""
         fields = dict(constants)
         for name, tensor, place, places in self.bases:
             fields[name] = slots[tensor] * places + place.at(env)
@@ -182,14 +183,14 @@ class ComputeInstruction:
 
 
 PAD = "pad"
-"""Among the constants of an instruction: what fills places that have no result."""
+"""Key among an instruction's constants: the number that fills places without a result."""
 _FILLING = {"a_source", "destination", "dst_base", "extent_r", "extent_s"} | {
     f"{name}_{loop}" for name in ("extent", "dst") for loop in OUTER_LOOPS
 }
 
 
 def _restricted(fields: Fields, ranges: Mapping[str, tuple[int, int]]) -> Fields:
-    """The instruction for iterations [first, end) of loops alone."""
+    """Restrict an instruction to iterations [first, end) of some of its loops."""
     fields = dict(fields)
     for loop, (first, end) in ranges.items():
         fields[f"extent_{loop}"] = end - first
@@ -199,8 +200,8 @@ def _restricted(fields: Fields, ranges: Mapping[str, tuple[int, int]]) -> Fields
 
 
 class _Part(NamedTuple):
-    """What a block of which some iterations exist has in the place of the whole block's fields, and by how many bytes
-    of DRAM and places of the scratchpad it begins later."""
+    """A block of which only some iterations exist: its fields, and the bytes of DRAM and places of the scratchpad by
+    which it begins later than the whole block."""
 
     fields: Fields
     address: int
@@ -211,14 +212,14 @@ class _Part(NamedTuple):
 class MoveInstruction:
     """LOAD or STORE of a block of up to three dimensions.
 
-    near, tensor: in the scratchpad and in DRAM. pieces: elements of an entry. address: bytes from the begin of
-    `tensor`. dims: as the loops have them, from the outermost. bounds: which iterations exist; of a LOAD the others are
-    padding, of a STORE they are left out.
+    on_chip, tensor: tensors in the scratchpad and in DRAM. pieces: elements of an entry. address: bytes from the begin
+    of `tensor`. dims: of the loops, from the outermost. bounds: limits of the loops; iterations outside are padding of
+    a LOAD, and left out of a STORE.
     """
 
     opcode: Opcode
     static: Fields
-    near: Tensor
+    on_chip: Tensor
     tensor: Tensor
     pieces: int
     place: Sum
@@ -241,10 +242,10 @@ class MoveInstruction:
     @property
     def scratchpads(self) -> list[Tensor]:
         """The tensor in the scratchpad."""
-        return [self.near]
+        return [self.on_chip]
 
     def moved(self, fields: Fields, first: int) -> Fields:
-        """`fields`, with the scratchpad tensor at entry `first` in the place of 0."""
+        """Move the scratchpad tensor of `fields` from entry 0 to entry `first`."""
         fields["sram_base"] += first * self.pieces
         return fields
 
@@ -253,9 +254,10 @@ class MoveInstruction:
         return self.whole if self.pad is None else self.whole | {"pad_value": int(_scalar(self.pad, scalars))}
 
     def fields(self, env: Env, first: int, begin: int, constants: Fields) -> Fields | None:
-        """All fields; None where nothing is to be moved. TilingError for padding alone, or no single transfer.
+        """All fields, for values of the loops outside; None where nothing is to be moved.
 
-        first: entry of the scratchpad tensor. begin: byte of the tensor in DRAM. constants: as they were found before.
+        first: entry of the scratchpad tensor. begin: byte of the tensor in DRAM. constants: from the method
+        `constants`. TilingError for padding alone, or where the block is no single transfer.
         """
         address, place = begin + self.address.at(env), first * self.pieces + self.place.at(env)
         ranges = self._ranges(env)
@@ -272,7 +274,7 @@ class MoveInstruction:
         return fields
 
     def _ranges(self, env: Env) -> dict[int, tuple[int, int]] | None:
-        """For each loop that is bounded the iterations [first, end) that exist; None where all do."""
+        """The iterations [first, end) of each bounded loop that exist; None where all do."""
         ranges: dict[int, tuple[int, int]] = {}
         for bound in self.bounds:
             extent = self.dims[bound.number].count
@@ -284,14 +286,14 @@ class MoveInstruction:
         return ranges or None
 
     def _part(self, ranges: dict[int, tuple[int, int]]) -> _Part | None:
-        """`_partly`, remembered."""
+        """The block of these iterations, remembered; None where nothing is to be moved. TilingError as in `fields`."""
         key = tuple(ranges.items())
         if key not in self._parts:
             self._parts[key] = self._partly(ranges)
         return self._parts[key]
 
     def _partly(self, ranges: dict[int, tuple[int, int]]) -> _Part | None:
-        """What is moved where these iterations alone exist; None for nothing. TilingError as in `fields`."""
+        """Compute the block of these iterations; see `_part`."""
         if any(first >= end for first, end in ranges.values()):
             if not self.loads:
                 return None
@@ -332,18 +334,18 @@ class MoveInstruction:
         return _Part({**self.static, **pads, **fields}, address, 0)
 
     def check(self, env: Env) -> None:
-        """TilingError where `fields` is."""
+        """Raise the TilingError of `fields`, if there is one."""
         if ranges := self._ranges(env):
             self._part(ranges)
 
     def span(self, dimension: int, env: Env) -> tuple[int, int]:
-        """Indices [first, end) of one dimension of `tensor` that it touches, those in the padding left out."""
+        """Indices [first, end) of one dimension of `tensor` that are moved, without padding."""
         first, reach = self.index[dimension]
         begin = first.at(env)
         return max(begin, 0), min(begin + reach + 1, self.tensor.shape[dimension])
 
     def moved_pieces(self, env: Env) -> int:
-        """Elements that it moves, padding left out."""
+        """Elements that are moved, without padding."""
         ranges = self._ranges(env) or {}
         return prod(ranges[n][1] - ranges[n][0] if n in ranges else dim.count for n, dim in enumerate(self.dims))
 
@@ -385,8 +387,11 @@ Numbered = tuple[int, Dim]
 
 @cache
 def as_planes(dims: tuple[Dim, ...], piece: int, bounded: frozenset[int]) -> tuple[Numbered, Numbered, Numbered]:
-    """(planes, rows, elements), each with the number of its loop: the bounded loops are rows and elements of their own,
-    others are planes or are joined with each other. NotOneInstruction where that cannot be."""
+    """Arrange dimensions as planes, rows and elements of a padded LOAD, each with the number of its loop.
+
+    Bounded loops are rows and elements of their own, others are planes or are joined with each other.
+    NotOneInstruction where that is impossible.
+    """
     some = [(number, dim) for number, dim in enumerate(dims) if dim.count > 1 or number in bounded]
     reason = "a padded block has at most planes, rows and elements"
     for planes, rows, elements in product((None, *some), repeat=3):
@@ -402,10 +407,9 @@ def as_planes(dims: tuple[Dim, ...], piece: int, bounded: frozenset[int]) -> tup
         if rest:
             continue
         nothing = (-1, Dim(1, 0, 0))
-        found = planes or nothing, rows or nothing, elements or (-1, Dim(1, piece, 1))
-        z, y, x = found
+        z, y, x = planes or nothing, rows or nothing, elements or (-1, Dim(1, piece, 1))
         if x[1].count <= X_MAX and max(y[1].count, z[1].count) <= YZ_MAX:
-            return found
+            return z, y, x
     joined = _joined(dims, bounded)
     if joined is not None:
         return as_planes(joined, piece, bounded)
@@ -413,7 +417,7 @@ def as_planes(dims: tuple[Dim, ...], piece: int, bounded: frozenset[int]) -> tup
 
 
 def _joined(dims: tuple[Dim, ...], bounded: frozenset[int]) -> tuple[Dim, ...] | None:
-    """The block with one loop less: two that are not bounded, and step evenly, are one. None where none are."""
+    """Join two loops that are not bounded and step evenly, so that the block has one less. None where none do."""
     for a, outer in enumerate(dims):
         for b, inner in enumerate(dims):
             free = a != b and a not in bounded and b not in bounded and outer.count > 1 and inner.count > 1

@@ -24,32 +24,36 @@ Args = tuple[Expr | Tensor | int, ...]
 
 @dataclass(frozen=True)
 class Compute:
-    """Lowering to GEMM or VECTOR. operands: which operand of the instruction each tile is, by their names; fields: what
-    else the instruction needs, from the values of the behaviour's parameters. alone: it keeps its unit for long.
+    """Lowering to GEMM or VECTOR.
+
+    operands: the operand of the instruction that each tile is, by their names. fields: other fields of the instruction,
+    from the values of the behaviour's parameters. alone: whether it keeps its unit for long.
     """
 
     opcode: Opcode
     operands: Mapping[str, str]
     fields: Callable[..., dict[str, int]] = lambda: {}
     slots: str = "nyx"
-    """Those of the instruction's loops over results that loops around the intrinsic can become."""
+    """The instruction's loops over results that loops around the intrinsic can become."""
     alone: bool = False
 
 
 ROW, POWERS = "row", "exp"
-"""Scopes of what is no operand of its own: what an instruction computes for itself, and nobody else has; and the whole
-of the scratchpad of powers."""
+"""Scopes of tiles that are no operands: numbers of a row that an instruction computes for itself, and the scratchpad of
+powers, which it reads as a whole."""
 
 
 @dataclass(frozen=True)
 class ImplicitOperand:
-    """Lowering to nothing: the instruction that reads the result, in `ROW`, computes it."""
+    """Lowering to no instruction: the one that reads the result, in scope `ROW`, computes it itself."""
 
 
 @dataclass(frozen=True)
 class Move:
-    """Lowering to LOAD or STORE of tiles that are elements of the instruction. Parameters: `inside`, whether a tile is
-    read or padding, and `pad`, the value of padding. fields: what else the instruction needs.
+    """Lowering to LOAD or STORE, whose elements the tiles are.
+
+    The behaviour may have the parameters `inside`, whether a tile is read or padding, and `pad`, the value of padding.
+    fields: other fields of the instruction.
     """
 
     opcode: Opcode
@@ -60,7 +64,7 @@ class Move:
 class TensorIntrinsic(TileOperation):
     """A tile operation of the accelerator, and the instruction that it becomes.
 
-    units: for tiles that may begin at other than multiples of their size, of how many elements, by name.
+    units: elements whose multiples a tile may begin at, by its name, where that is not its size.
     """
 
     rule: Compute | Move | ImplicitOperand
@@ -82,12 +86,13 @@ class TensorIntrinsic(TileOperation):
         return Intrinsic(self.name, match(self, nest, first, scope), self)
 
     def window(self, args: Args) -> tuple[Axis, ...]:
-        """Loops over which a tile is combined before anything else: they occur in the index of its begin."""
-        found = sorted((arg.axes for arg in args if isinstance(arg, Reduce)), key=len, reverse=True)
-        return tuple(dict.fromkeys(axis for axes in found for axis in axes))
+        """The loops over which tiles are combined before anything else; they occur in the index of a tile's begin."""
+        reductions = sorted((arg.axes for arg in args if isinstance(arg, Reduce)), key=len, reverse=True)
+        return tuple(dict.fromkeys(axis for axes in reductions for axis in axes))
 
     def split_args(self, args: Args) -> tuple[dict[Tensor, Load], dict[Var, Expr], Expr]:
-        """(begin of each tile, values of parameters, whether a reduction begins). ValueError for other arguments."""
+        """Split arguments into the begins of tiles, the values of parameters, and whether a reduction begins.
+        ValueError where they are others."""
         wanted = len(self.tiles) + len(self.parameters) + self.reduces
         if len(args) != wanted:
             raise ValueError(f"{self.name} has {wanted} arguments, not {len(args)}")
@@ -108,7 +113,7 @@ class TensorIntrinsic(TileOperation):
         return tiles, values, first
 
     def broken(self, args: Args, scope: Callable[[Tensor], str]) -> str | None:
-        """Why it cannot have these arguments, whose memories `scope` tells; None where it can."""
+        """The reason why these arguments are wrong, None where they are not. scope: gives the memory of a tensor."""
         try:
             tiles, _, _ = self.split_args(args)
         except ValueError as error:
@@ -119,7 +124,7 @@ class TensorIntrinsic(TileOperation):
         return None
 
     def meaning(self, args: Args) -> Stmt:
-        """The loops that it stands for."""
+        """The loops that the intrinsic stands for."""
         tiles, values, first = self.split_args(args)
         behaviour, body = self.behaviour, self.behaviour.body
         assert body is not None

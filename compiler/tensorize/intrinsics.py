@@ -18,9 +18,11 @@ from celosia.compiler.expr.nodes import INDEX, Axis, Expr, Load, Value, Var, cal
 from celosia.compiler.expr.tensor import compute, placeholder, reduce_axis
 from celosia.compiler.expr.tensor import max as max_over
 from celosia.compiler.expr.tensor import sum as sum_over
+from celosia.compiler.layer import Layer
 from celosia.compiler.tensorize import norm, softmax
 from celosia.compiler.tensorize.intrinsic import Compute, Move, TensorIntrinsic
 from celosia.compiler.tensorize.requantised import requantised
+from celosia.compiler.tensorize.space import recorded_text
 from celosia.hw.spec.config import Config
 from celosia.hw.spec.isa import ASource, BinaryOp, BSource, Buffer, Destination, Opcode, ReduceOp
 from celosia.hw.spec.scratchpads import scratchpads
@@ -36,17 +38,17 @@ BUFFERS = {b.name.lower(): b for b in Buffer}
 
 
 def tile_shape(cfg: Config, scope: str) -> tuple[int, ...]:
-    """An entry of a scratchpad: what gemm and vector work on."""
+    """Shape of an entry of a scratchpad, which GEMM and the vector unit work on."""
     return scratchpads(cfg)[scope].shape
 
 
 def element_shape(cfg: Config, scope: str) -> tuple[int, ...]:
-    """What one step of LOAD or STORE moves."""
+    """Shape of an element, which one step of LOAD or STORE moves."""
     return scratchpads(cfg)[scope].piece_shape
 
 
 def element_type(cfg: Config, scope: str) -> str:
-    """Element type of what scratchpad `scope` holds."""
+    """Element type of scratchpad `scope`."""
     return scratchpads(cfg)[scope].element
 
 
@@ -137,12 +139,12 @@ def rescaled(v: Expr, b: Expr, scale_v: Value, scale_b: Value, scale_c: Value, u
 
 
 @dataclass(frozen=True)
-class Pass:
+class VectorOp:
     """Operations of one VECTOR instruction on operand A, of `source` "acc" or "vin", in this order.
 
     reduce: combine the window of A by "sum" or "max". taps: A is a sum of products with weights of tap. multiply: by
     operand B, from vin. requantise: with an entry of par. lookup: in a table. residual: add operand B, from vin.
-    to: the scratchpad that it writes. padded: some places have no result, and get a number. byte: one byte of A, alone.
+    to: the scratchpad that is written. padded: places without a result get a number. byte: take one byte of A, alone.
     """
 
     source: str
@@ -154,11 +156,23 @@ class Pass:
     taps: bool = False
     to: str = "out"
     padded: bool = False
-    byte: bool = field(default=False, repr=False)  # records know passes by how they are printed
+    byte: bool = field(default=False, repr=False)  # see recorded_text
+
+    def __repr__(self) -> str:
+        return recorded_text("Pass", self)
+
+    @staticmethod
+    def of(layer: Layer, source: str) -> VectorOp:
+        """The vector operations of `layer`, with operand A from `source`."""
+        return VectorOp(
+            source, layer.reduce, layer.multiply is not None, layer.requantise is not None,
+            layer.epilogue.table is not None, layer.epilogue.residual is not None,
+            byte=layer.gemm is not None and layer.gemm.sum_bytes > 0,
+        )  # fmt: skip
 
     @property
     def name(self) -> str:
-        """As the intrinsic is called."""
+        """Name of the intrinsic."""
         steps = [
             step for step in ("taps", "multiply", "byte", "requantise", "lookup", "residual") if getattr(self, step)
         ]
@@ -169,7 +183,7 @@ class Pass:
 Get = Callable[[str], Expr]
 
 
-def vector_value(p: Pass, operand: Get, parameter: Get, window: tuple[Axis, ...] = ()) -> Expr:
+def vector_value(p: VectorOp, operand: Get, parameter: Get, window: tuple[Axis, ...] = ()) -> Expr:
     """The int8 that a pass makes of one lane.
 
     operand: "a" (int32 of acc or int8 of vin), "tap" and "b" (int8), "par" (uint64), or "table" of an index (see
@@ -208,7 +222,7 @@ PARAMETERS = {
 """Parameters of a pass, and their types."""
 
 
-def vector(cfg: Config, p: Pass) -> TensorIntrinsic:
+def vector(cfg: Config, p: VectorOp) -> TensorIntrinsic:
     """out = what the pass `p` makes of an entry of acc or vin."""
     shape = tile_shape(cfg, "out")
     tiles = {
@@ -239,7 +253,7 @@ def vector(cfg: Config, p: Pass) -> TensorIntrinsic:
 
 
 def _vector_fields(
-    p: Pass, *, a_offset: int = 0, b_offset: int = 0, zero_point: float = 0, lo: float = 0, hi: float = 0,
+    p: VectorOp, *, a_offset: int = 0, b_offset: int = 0, zero_point: float = 0, lo: float = 0, hi: float = 0,
     clip_lo: int = 0, clip_hi: int = 0, scale_v: float = 0, scale_b: float = 0, scale_c: float = 0, unit: float = 1,
     add_lo: float = 0, add_hi: float = 0, pad: int = 0, byte: int = 0,
 ) -> dict[str, int]:  # fmt: skip
@@ -267,35 +281,35 @@ def _vector_fields(
     return fields
 
 
-def passes(cfg: Config) -> Iterator[Pass]:
-    """All that layers need."""
+def passes(cfg: Config) -> Iterator[VectorOp]:
+    """Generate the vector operations that layers of this Config need."""
     if cfg.sums:
-        yield Pass("acc", byte=True)
+        yield VectorOp("acc", byte=True)
     for lookup, residual in product((False, True), repeat=2):
-        yield Pass("acc", "", False, True, lookup, residual)  # after gemm
-        yield Pass("acc", "", False, False, lookup, residual)
+        yield VectorOp("acc", "", False, True, lookup, residual)  # after gemm
+        yield VectorOp("acc", "", False, False, lookup, residual)
     for lookup in (False, True):
-        yield Pass("acc", "", True, True, lookup)
-        yield Pass("vin", "", False, False, lookup)
-        yield Pass("vin", "max", False, False, lookup)
-        yield Pass("vin", "sum", False, True, lookup)
+        yield VectorOp("acc", "", True, True, lookup)
+        yield VectorOp("vin", "", False, False, lookup)
+        yield VectorOp("vin", "max", False, False, lookup)
+        yield VectorOp("vin", "sum", False, True, lookup)
         if cfg.taps:
-            yield Pass("vin", "sum", False, True, lookup, taps=True)
+            yield VectorOp("vin", "sum", False, True, lookup, taps=True)
         if not cfg.forward:
             continue
-        yield Pass("acc", "", False, True, lookup, True, to="vin")  # what a map in the same tile reads
-        yield Pass("vin", "", False, False, lookup, to="vin")
-        yield Pass("acc", "", False, False, lookup, True, to="vin")
+        yield VectorOp("acc", "", False, True, lookup, True, to="vin")  # what a map in the same tile reads
+        yield VectorOp("vin", "", False, False, lookup, to="vin")
+        yield VectorOp("acc", "", False, False, lookup, True, to="vin")
         for to, padded in product(("inp", "vin"), (False, True)):
-            yield Pass("acc", "", False, True, lookup, to=to, padded=padded)
-            yield Pass("vin", "max", False, False, lookup, to=to, padded=padded)
-            yield Pass("vin", "sum", False, True, lookup, to=to, padded=padded)
+            yield VectorOp("acc", "", False, True, lookup, to=to, padded=padded)
+            yield VectorOp("vin", "max", False, False, lookup, to=to, padded=padded)
+            yield VectorOp("vin", "sum", False, True, lookup, to=to, padded=padded)
             if cfg.taps:
-                yield Pass("vin", "sum", False, True, lookup, taps=True, to=to, padded=padded)
+                yield VectorOp("vin", "sum", False, True, lookup, taps=True, to=to, padded=padded)
 
 
 class _Intrinsics(Mapping[str, Declared]):
-    """By name; those of rows, which have a number of elements, are made when they are asked for."""
+    """Intrinsics by name. Those of rows, which have a count of elements in their names, are made on demand."""
 
     def __init__(self, cfg: Config, known: Mapping[str, Declared]) -> None:
         self._cfg, self._known = cfg, known
@@ -320,7 +334,7 @@ class _Intrinsics(Mapping[str, Declared]):
 
 @cache
 def declared(cfg: Config) -> Mapping[str, Declared]:
-    """All of these, by name: what `expr.parse` takes, and the trace of a schedule."""
+    """The intrinsics of a Config by name, for `expr.parse` and for traces of schedules."""
     loads = [make(cfg, scope) for make in (load, padded_load) for scope in BUFFERS if scope in scratchpads(cfg)]
     vectors = [vector(cfg, p) for p in passes(cfg)]
     others = gemm(cfg), *loads, widening_load(cfg), requantise(cfg), window_max(cfg), store(cfg), *vectors

@@ -105,7 +105,7 @@ class _Unifier:
         return TileMismatch(f"{self.name} computes {wanted}, the loops compute {actual}")
 
     def unify(self, wanted: Expr, actual: Expr, found: Found) -> Found:
-        """`found` and what the two expressions add to it. Raises TileMismatch."""
+        """Match two expressions; returns `found` with the axes, tiles and parameters that they add. TileMismatch."""
         if isinstance(wanted, Var) and not isinstance(wanted, Axis):
             return self._parameter(wanted, actual, found)
         if isinstance(wanted, Load) and isinstance(actual, Load):

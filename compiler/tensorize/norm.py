@@ -1,4 +1,4 @@
-"""LayerNorm and RMSNorm of rows as intrinsics: one instruction, which sums up a row and its squares for itself.
+"""LayerNorm and RMSNorm of rows as intrinsics: one instruction, which also sums up a row and its squares.
 
 A row is the channels of a pixel, whose entries lie one behind the other in vin; what its last lanes hold, where they
 are none of it, nobody reads.
@@ -29,20 +29,23 @@ def results(
     element: OfRow, par: OfRow, within: tuple[OfRow, OfRow], epsilon: Expr, count: int, centre: bool,
     limits: tuple[Value, Value, Value],
 ) -> OfRow:  # fmt: skip
-    """The result, int8, by the indices of a row and the place in it. element: int64, by the same ones; par: uint64, by
-    the place. within: the sum and that of squares, by those of the row. limits: zero point, lowest and highest."""
+    """The result of a norm, int8, as a function of a row's indices and the position in it.
+
+    element: int64, by the same indices. par: parameters, uint64, by the position. within: the sum of a row, and of its
+    squares, by the row's indices. limits: zero point, lowest and highest result.
+    """
     row = norm_row(*within, epsilon, count, centre, lambda name, number: number)
     return lambda *i: requantised(row.element(element(*i), *i[:-1]), par(i[-1]), *limits)
 
 
 def shifted(value: Expr, offset: Value) -> Expr:
-    """An element of a row as it is summed up."""
+    """An element of a row as it enters the sums: int64, with the offset added."""
     return value.astype(INT) + offset
 
 
 @cache
 def intrinsic(cfg: Config, name: str, count: int) -> TensorIntrinsic:
-    """That of one of NAMES, for rows of `count` elements."""
+    """The intrinsic with one of NAMES, for rows of `count` elements."""
     lanes = -(-count // cfg.lanes) * cfg.lanes
     a, par = placeholder((lanes,), "int8", "a"), placeholder((lanes,), "uint64", "par")
     within = tuple(placeholder((), INT, each) for each in SUMS)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from celosia.compiler.layer import Conv, Requantise, Window
+from celosia.compiler.layer import Gemm, Requantise, Window
 from celosia.compiler.tensorize.codebooks import coded, entries
 from celosia.compiler.tensorize.constants import ALIGN
 from celosia.hw.spec.config import Config
@@ -23,10 +23,10 @@ def blocks(channels: int, block: int) -> int:
     return -(-channels // block)
 
 
-def input_ranges(cfg: Config, layer: Conv) -> list[tuple[int, int]]:
+def input_ranges(cfg: Config, gemm: Gemm) -> list[tuple[int, int]]:
     """For each output block, the input blocks [first, last) whose channels its groups read."""
-    out_channels, group_in = layer.weights.shape[:2]
-    group_out = out_channels // layer.groups
+    out_channels, group_in = gemm.weights.shape[:2]
+    group_out = out_channels // gemm.groups
     ranges = []
     for n in range(blocks(out_channels, cfg.block_out)):
         first = n * cfg.block_out // group_out
@@ -49,10 +49,10 @@ class WeightRun(NamedTuple):
     weights: int
 
 
-def runs(cfg: Config, layer: Conv) -> list[WeightRun]:
-    """The output blocks of `layer`, cut where the input blocks do not advance evenly."""
-    ranges = input_ranges(cfg, layer)
-    found: list[WeightRun] = []
+def runs(cfg: Config, gemm: Gemm) -> list[WeightRun]:
+    """The output blocks of `gemm`, cut where the input blocks do not advance evenly."""
+    ranges = input_ranges(cfg, gemm)
+    result: list[WeightRun] = []
     n = before = 0
     while n < len(ranges):
         start, stop = ranges[n]
@@ -60,42 +60,42 @@ def runs(cfg: Config, layer: Conv) -> list[WeightRun]:
         step = max(ranges[n + share][0] - start, 0) if n + share < len(ranges) else 0
         count = share
         while n + count < len(ranges) and step:
-            moved = count // share * step
-            if ranges[n + count] != (start + moved, stop + moved):
+            advance = count // share * step
+            if ranges[n + count] != (start + advance, stop + advance):
                 break
             count += 1
-        found.append(WeightRun(n, count, start, stop - start, step if count > share else 0, share, before))
+        result.append(WeightRun(n, count, start, stop - start, step if count > share else 0, share, before))
         before += count * (stop - start)
         n += count
-    return found
+    return result
 
 
-def weights(cfg: Config, layer: Conv) -> Bytes:
+def weights(cfg: Config, gemm: Gemm) -> Bytes:
     """Tiles [block_out][block_in] in the order [output block][input block of its range][kernel row][kernel column].
 
     Channels that a group does not read, and channels beyond the last, have weights of zero.
     """
-    out_channels, group_in, height, width = layer.weights.shape
-    if layer.groups == 1:
+    out_channels, group_in, height, width = gemm.weights.shape
+    if gemm.groups == 1:
         n, k = blocks(out_channels, cfg.block_out), blocks(group_in, cfg.block_in)
         padded = np.zeros((n * cfg.block_out, k * cfg.block_in, height, width), np.int8)
-        padded[:out_channels, :group_in] = layer.weights
+        padded[:out_channels, :group_in] = gemm.weights
         tiles = padded.reshape(n, cfg.block_out, k, cfg.block_in, height, width).transpose(0, 2, 4, 5, 1, 3)
         return np.ascontiguousarray(tiles).view(np.uint8).reshape(-1)
-    group_out = out_channels // layer.groups
+    group_out = out_channels // gemm.groups
     parts = []
-    for n, (first, last) in enumerate(input_ranges(cfg, layer)):
+    for n, (first, last) in enumerate(input_ranges(cfg, gemm)):
         dense = np.zeros((cfg.block_out, (last - first) * cfg.block_in, height, width), np.int8)
         for row, channel in enumerate(range(n * cfg.block_out, min((n + 1) * cfg.block_out, out_channels))):
             start = channel // group_out * group_in - first * cfg.block_in
-            dense[row, start : start + group_in] = layer.weights[channel]
+            dense[row, start : start + group_in] = gemm.weights[channel]
         tiles = dense.reshape(cfg.block_out, last - first, cfg.block_in, height, width).transpose(1, 3, 4, 0, 2)
         parts.append(np.ascontiguousarray(tiles).view(np.uint8).reshape(-1))
     return np.concatenate(parts)
 
 
 class StoredWeights(NamedTuple):
-    """`weights` as they lie in DRAM. book_bytes: where they are packed, of the codebooks that lie in front of them."""
+    """Weights as they lie in DRAM. book_bytes: where they are packed, bytes of the codebooks in front of them."""
 
     data: Bytes
     book_bytes: int = 0
@@ -107,16 +107,16 @@ class StoredWeights(NamedTuple):
 
     @property
     def first(self) -> int:
-        """Where the weights begin, at a bound of ALIGN bytes."""
+        """Offset of the weights, a multiple of ALIGN bytes."""
         return -(-self.book_bytes // ALIGN) * ALIGN
 
 
-def stored_weights(cfg: Config, layer: Conv) -> StoredWeights:
-    """Packed, where `cfg` can expand them, the input blocks of each output block are whole packs, and each group of
-    weights finds its values in one of a few codebooks."""
-    whole = weights(cfg, layer)
-    places = layer.weights.shape[2] * layer.weights.shape[3]
-    if cfg.weight_bits == 8 or any(run.inputs * places % packing(cfg).entries for run in runs(cfg, layer)):
+def stored_weights(cfg: Config, gemm: Gemm) -> StoredWeights:
+    """Arrange the weights of `gemm` for DRAM: packed where `cfg` can expand them, the input blocks of each output block
+    are whole packs, and a few codebooks hold the values of all groups of weights."""
+    whole = weights(cfg, gemm)
+    places = gemm.weights.shape[2] * gemm.weights.shape[3]
+    if cfg.weight_bits == 8 or any(run.inputs * places % packing(cfg).entries for run in runs(cfg, gemm)):
         return StoredWeights(whole)
     return packed_weights(cfg, whole) or StoredWeights(whole)
 
@@ -128,39 +128,40 @@ def packed_weights(cfg: Config, whole: Bytes) -> StoredWeights | None:
     """
     p = packing(cfg)
     groups = whole.reshape(-1, p.entries, p.blocks, p.run).swapaxes(1, 2).reshape(-1, p.entries * p.run)
-    made = coded(groups, p.bits)
-    if made is None:
+    code = coded(groups, p.bits)
+    if code is None:
         return None
-    book = entries(made.books, p.bits).ravel()
-    found = StoredWeights(np.zeros(0, np.uint8), len(book))
-    data = np.zeros(found.first + len(whole) // p.weights * p.pack_bytes, np.uint8)
+    book = entries(code.books, p.bits).ravel()
+    stored = StoredWeights(np.zeros(0, np.uint8), len(book))
+    data = np.zeros(stored.first + len(whole) // p.weights * p.pack_bytes, np.uint8)
     data[: len(book)] = book
-    packs = data[found.first :].reshape(-1, p.pack_bytes)
-    packs[:, : p.blocks // 2] = _together(made.choices.reshape(-1, p.blocks), NIBBLE_BITS)
-    numbers = made.found.reshape(-1, p.blocks, p.entries, p.run).swapaxes(1, 2)
-    packs[:, p.head_bytes :] = _together(numbers.reshape(len(packs), -1), p.bits)
-    return found._replace(data=data)
+    packs = data[stored.first :].reshape(-1, p.pack_bytes)
+    packs[:, : p.blocks // 2] = _pack_numbers(code.choices.reshape(-1, p.blocks), NIBBLE_BITS)
+    numbers = code.numbers.reshape(-1, p.blocks, p.entries, p.run).swapaxes(1, 2)
+    packs[:, p.head_bytes :] = _pack_numbers(numbers.reshape(len(packs), -1), p.bits)
+    return stored._replace(data=data)
 
 
-def _together(numbers: Bytes, bits: int) -> Bytes:
-    """[..., bytes] of numbers of so many bits [..., 8 / bits * bytes], the first one in a byte's lowest bits."""
+def _pack_numbers(numbers: Bytes, bits: int) -> Bytes:
+    """Pack numbers of so many bits, [..., 8 / bits * bytes], into bytes, the first one in a byte's lowest bits."""
     parts = numbers.reshape(*numbers.shape[:-1], -1, 8 // bits) << np.arange(0, 8, bits).astype(np.uint8)
     return np.bitwise_or.reduce(parts, axis=-1)  # type: ignore[no-any-return]
 
 
 def tap_steps(cfg: Config, window: Window) -> tuple[int, int]:
-    """(steps in which a row of the kernel is read, columns from one to the next): taps are neighbours."""
+    """Steps in which the vector unit reads a row of a depthwise kernel, and columns from one step to the next. Taps are
+    neighbouring columns."""
     width = window.kernel[1]
     return (-(-width // cfg.taps), cfg.taps) if window.dilations[1] == 1 else (width, window.dilations[1])
 
 
-def taps(cfg: Config, layer: Conv) -> Bytes:
+def taps(cfg: Config, weights: NDArray[np.int8], window: Window) -> Bytes:
     """Weights of a depthwise convolution [block][kernel row][step], an entry of tap each, zeros beyond them."""
-    channels, _, height, width = layer.weights.shape
-    steps, _ = tap_steps(cfg, layer.window)
-    used = cfg.taps if layer.window.dilations[1] == 1 else 1
+    channels, _, height, width = weights.shape
+    steps, _ = tap_steps(cfg, window)
+    used = cfg.taps if window.dilations[1] == 1 else 1
     padded = np.zeros((blocks(channels, cfg.block_out) * cfg.block_out, height, steps * used), np.int8)
-    padded[:channels, :, :width] = layer.weights[:, 0]
+    padded[:channels, :, :width] = weights[:, 0]
     entry = scratchpads(cfg)["tap"].shape
     entries = np.zeros((len(padded) // cfg.block_out, height, steps, *entry), np.int8)
     entries[:, :, :, :used] = padded.reshape(-1, cfg.block_out, height, steps, used).transpose(0, 2, 3, 4, 1)

@@ -1,4 +1,4 @@
-"""One layer: its definitions under decisions, as loops and as instructions whose addresses are open."""
+"""Lower one layer: its computations under their tilings, to loops and to instructions without addresses."""
 
 from __future__ import annotations
 
@@ -8,26 +8,27 @@ from dataclasses import dataclass, replace
 
 from celosia.compiler.expr import Function, lower
 from celosia.compiler.expr.trace import Trace
-from celosia.compiler.layer import Block, Layer, Storage, TilingError
+from celosia.compiler.layer import Layer, Storage, TilingError
 from celosia.compiler.tensorize.block_space import Group
-from celosia.compiler.tensorize.decide import SchedulePolicy, ScheduleSource, problems
+from celosia.compiler.tensorize.decide import SchedulePolicy, ScheduleSource, workloads
 from celosia.compiler.tensorize.define import define
 from celosia.compiler.tensorize.definition import LayerComputation
 from celosia.compiler.tensorize.instruction import RenderError
 from celosia.compiler.tensorize.render import compile_loops
-from celosia.compiler.tensorize.space import CompletionOrder, Decisions, Problem
+from celosia.compiler.tensorize.space import CompletionOrder, Tiling, Workload
 from celosia.compiler.tensorize.templates import schedule
 from celosia.compiler.tensorize.tiles import TilePlan
 from celosia.compiler.tensorize.transfer import DramPlace
 from celosia.hw.spec.config import Config
 
 REMEMBERED = 1024
-"""Loops that a process keeps, some 60 KB each."""
+"""Scheduled loops that a process keeps, some 60 KB each."""
 
 
 @dataclass(frozen=True)
 class ScheduledLoops:
-    """A definition under decisions. Layers of one geometry share it, in all models that a process compiles."""
+    """The loops and instructions of a computation under a tiling. Layers of one geometry share them, in all models that
+    a process compiles."""
 
     function: Function
     trace: Trace
@@ -38,73 +39,75 @@ class ScheduledLoops:
 
 
 _known: OrderedDict[Hashable, ScheduledLoops] = OrderedDict()
-"""By Config, signature and decisions, the one that was asked for last at the end. They hold no arrays of a model."""
+"""Scheduled loops by Config, signature and tiling, the latest used last. They hold no arrays of a model."""
 
 
 @dataclass(frozen=True)
 class LayerPart:
-    """A definition of a layer, what was decided for it, and its loops."""
+    """A computation of a layer, its tiling, and its loops."""
 
     definition: LayerComputation
-    decisions: Decisions
+    decisions: Tiling
     loops: ScheduledLoops
 
     @property
-    def decided(self) -> list[tuple[Problem | Group, Decisions]]:
-        """What was decided for what; of a block, group by group."""
-        return list(zip(problems(self.definition), self.decisions.groups))
+    def decided(self) -> list[tuple[Workload | Group, Tiling]]:
+        """The tiling of each workload: of the only one, or of each group of a block."""
+        return list(zip(workloads(self.definition), self.decisions.groups))
 
 
 class Planner:
-    """Makes the loops of layers; what it has made once, by layer and decisions, is remembered."""
+    """Lower layers under a policy, and remember their computations."""
 
     def __init__(self, cfg: Config, given: ScheduleSource | None = None) -> None:
-        """given: what a user has decided, by the names of layers."""
+        """given: schedules that a user has decided, by the names of layers."""
         self.cfg, self.decider = cfg, SchedulePolicy(cfg, given)
         self.timed: dict[str, float] = {}
-        """Cycles of chains of layers, by a name that says all on which they depend; see blocks.py."""
+        """Cycles of chains of layers by the timing model, by `chains.chain_name`."""
         self._defined: dict[Hashable, tuple[Layer, list[LayerComputation]]] = {}
 
     def with_policy(self, decider: SchedulePolicy) -> Planner:
-        """A planner that asks `decider`, and remembers what this one does."""
+        """A planner with another policy that shares what this one remembers."""
         other = Planner(self.cfg)
         other.decider, other.timed = decider, self.timed
         other._defined = self._defined
         return other
 
     def definitions(self, layer: Layer) -> list[LayerComputation]:
-        """Those of `layer`. TilingError where there are none."""
+        """The computations of `layer`. TilingError where the accelerator has none."""
         key = _key(layer)
         if key not in self._defined:
-            self._defined[key] = layer, define(self.cfg, layer)  # and the layer, so that no other one takes its id
+            self._defined[key] = layer, define(self.cfg, layer)  # with the layer, so that its id stays unique
         return self._defined[key][1]
 
     def known(self, layer: Layer, other: Layer, storages: Mapping[Storage, Storage]) -> Layer:
-        """`layer`, which is `other` on other `storages`, and is not defined anew."""
+        """Remember that `layer` is `other` on other `storages`, so that it is not lowered anew; returns it."""
         self._defined[_key(layer)] = layer, [_on(definition, storages) for definition in self.definitions(other)]
         return layer
 
     def layer(self, layer: Layer, first: CompletionOrder = CompletionOrder.ANY, cold: bool = False) -> list[LayerPart]:
-        """The parts of `layer`. TilingError where it does not fit the scratchpads. For the rest see
-        `SchedulePolicy.of`."""
+        """Lower `layer` to its parts. TilingError where it does not fit the scratchpads.
+
+        first, cold: see `SchedulePolicy.of`.
+        """
         definitions = self.definitions(layer)
         chosen = self.decider.of(layer.name, definitions, first, cold)
-        return [LayerPart(d, decisions, self.loops(d, decisions)) for d, decisions in zip(definitions, chosen)]
+        return [LayerPart(d, tiling, self.loops(d, tiling)) for d, tiling in zip(definitions, chosen)]
 
-    def loops(self, d: LayerComputation, decisions: Decisions) -> ScheduledLoops:
-        """Under these decisions. TilingError where an instruction cannot say it."""
-        key = self.cfg, d.signature, decisions
-        found = _known.pop(key, None)
-        if found is None:
-            found = _lowered(self.cfg, d, decisions)
-        _known[key] = found  # as the last one that was asked for
+    def loops(self, d: LayerComputation, tiling: Tiling) -> ScheduledLoops:
+        """The loops of `d` under a tiling, remembered. TilingError where an instruction's fields cannot express it."""
+        key = self.cfg, d.signature, tiling
+        loops = _known.pop(key, None)
+        if loops is None:
+            loops = _lowered(self.cfg, d, tiling)
+        _known[key] = loops  # at the end, as the latest used
         if len(_known) > REMEMBERED:
             _known.popitem(last=False)
-        return found
+        return loops
 
 
-def _lowered(cfg: Config, d: LayerComputation, decisions: Decisions) -> ScheduledLoops:
-    s = schedule(cfg, d, decisions)
+def _lowered(cfg: Config, d: LayerComputation, tiling: Tiling) -> ScheduledLoops:
+    s = schedule(cfg, d, tiling)
     function = lower(s, d.inputs, "layer", d.variables)
     try:
         plan = compile_loops(cfg, function.body, {t: place.strides for t, place in d.places.items()})
@@ -114,15 +117,15 @@ def _lowered(cfg: Config, d: LayerComputation, decisions: Decisions) -> Schedule
 
 
 def _key(layer: Layer) -> Hashable:
-    """Identity of the object, or of those that a block is made of."""
-    return (*map(id, layer.layers), layer.cuts) if isinstance(layer, Block) else id(layer)
+    """Key of `layer` among the computations that a planner remembers: its identity, or those of a block's layers."""
+    return (*map(id, layer.layers), layer.cuts) if layer.is_block else id(layer)
 
 
 def _on(definition: LayerComputation, storages: Mapping[Storage, Storage]) -> LayerComputation:
-    """`definition` with other storages."""
+    """Move the activations of a computation to other storages."""
 
-    def moved(place: DramPlace) -> DramPlace:
+    def relocated(place: DramPlace) -> DramPlace:
         home = place.home
         return replace(place, home=storages[home]) if isinstance(home, Storage) else place
 
-    return replace(definition, places={tensor: moved(place) for tensor, place in definition.places.items()})
+    return replace(definition, places={tensor: relocated(place) for tensor, place in definition.places.items()})

@@ -35,9 +35,9 @@ from celosia.compiler.tensorize.instruction import (
     NotOneInstruction,
     RenderError,
 )
+from celosia.compiler.tensorize.instruction_builder import build_instruction
 from celosia.compiler.tensorize.intrinsic import ROW, ImplicitOperand, TensorIntrinsic
 from celosia.compiler.tensorize.intrinsics import tile_shape
-from celosia.compiler.tensorize.make import make
 from celosia.compiler.tensorize.tiles import Branch, Fill, Node, Pipelined, Region, SerialLoop, TilePlan
 from celosia.compiler.vthread.disassemble import listing
 from celosia.compiler.vthread.emit import encode
@@ -135,16 +135,16 @@ def _aligned(size: int, alignment: int) -> int:
 
 
 class _Compiler:
-    """Loops to nodes."""
+    """Compile loops to nodes of a TilePlan."""
 
     def __init__(self, cfg: Config, places: Mapping[Tensor, tuple[int, ...]]) -> None:
         self.cfg, self.places = cfg, places
         self.depths = depths(cfg)
         self.tensors: dict[Tensor, bool] = {}
-        """In DRAM, and whether nothing here writes them."""
+        """Tensors in DRAM, and whether the loops only read them."""
         self.scopes: dict[Tensor, str] = {}
         self.used: dict[str, int] = {}
-        """Entries of each scratchpad that lie around."""
+        """Entries of each scratchpad that regions around the current loops take."""
 
     def nodes(self, s: Stmt, fixed: Env) -> list[Node]:
         match s:
@@ -189,7 +189,8 @@ class _Compiler:
         return region
 
     def _leaves(self, loops: list[For], tests: list[If], leaf: Intrinsic, fixed: Env) -> list[Node]:
-        """One instruction for all of `loops` if that is possible, else those of the loops inside the outermost."""
+        """Compile an intrinsic and its loops to one instruction if possible, else to those of each iteration of the
+        outermost loop."""
         if not isinstance(leaf.declared, TensorIntrinsic):
             raise RenderError(f"{leaf.name} is no intrinsic of the accelerator")
         if isinstance(leaf.declared.rule, ImplicitOperand):
@@ -197,10 +198,11 @@ class _Compiler:
         reason = "its loop is unrolled"
         if all(loop.kind == "serial" for loop in loops):
             try:
-                made = make(self.cfg, loops, [test.cond for test in tests], leaf, fixed, self.scopes, self.places)
-                if isinstance(made, MoveInstruction):
-                    self.tensors[made.tensor] = made.loads and self.tensors.get(made.tensor, True)
-                return [made]
+                conditions = [test.cond for test in tests]
+                node = build_instruction(self.cfg, loops, conditions, leaf, fixed, self.scopes, self.places)
+                if isinstance(node, MoveInstruction):
+                    self.tensors[node.tensor] = node.loads and self.tensors.get(node.tensor, True)
+                return [node]
             except NotOneInstruction as refused:
                 reason = str(refused)
         if not loops:
@@ -241,18 +243,20 @@ class _Compiler:
             elif isinstance(node, SerialLoop | Branch | Pipelined):
                 raise RenderError(f"the pipelined loop {var.name} holds loops that are no instruction")
             elif isinstance(node, MoveInstruction) and node.loads:
-                target = next((fill for fill in fills if fill.tensor is node.near), None)
+                target = next((fill for fill in fills if fill.tensor is node.on_chip), None)
                 if target is None:
-                    raise RenderError(f"{node.near.name} is loaded in the pipelined loop {var.name}, but lies outside")
+                    raise RenderError(
+                        f"{node.on_chip.name} is loaded in the pipelined loop {var.name}, but lies outside"
+                    )
                 if target.kept and not self.tensors[node.tensor]:
-                    raise RenderError(f"{node.near.name} is kept, but {node.tensor.name}, of which it is, changes")
+                    raise RenderError(f"{node.on_chip.name} is kept, but {node.tensor.name}, of which it is, changes")
                 target.loads.append(node)
             else:
                 computes.append(node)
 
 
 def compile_loops(cfg: Config, body: Stmt, places: Mapping[Tensor, tuple[int, ...]] | None = None) -> TilePlan:
-    """`body` as instructions whose addresses are open. RenderError where it holds what is no instruction.
+    """Compile loops to instructions whose addresses are open. RenderError where a statement is no instruction.
 
     places: bytes from one index to the next, for tensors in DRAM that are not row-major.
     """
@@ -262,8 +266,9 @@ def compile_loops(cfg: Config, body: Stmt, places: Mapping[Tensor, tuple[int, ..
 
 
 def _resident(scope: str, s: Stmt) -> bool:
-    """Whether a tensor of `scope` that lies around `s` is made by tiles and read by other tiles."""
-    return scope in ("inp", "vin") and any(isinstance(each, For) and each.kind == "pipelined" for each in statements(s))
+    """Whether a tensor of `scope` around `s` is made by tiles and read by other tiles."""
+    loops = (inner for inner in statements(s) if isinstance(inner, For))
+    return scope in ("inp", "vin") and any(loop.kind == "pipelined" for loop in loops)
 
 
 def _inner(s: Stmt) -> Stmt:
@@ -271,7 +276,7 @@ def _inner(s: Stmt) -> Stmt:
 
 
 def _nest(s: Stmt) -> tuple[list[For], list[If], Stmt]:
-    """The loops and conditions around the first statement that is something else."""
+    """Split off the loops and conditions around a statement: the loops, the conditions, the statement inside."""
     loops: list[For] = []
     tests: list[If] = []
     while (isinstance(s, For) and s.kind != "pipelined") or (isinstance(s, If) and s.orelse is None):

@@ -16,9 +16,9 @@ from celosia.compiler.layer import TilingError
 from celosia.compiler.tensorize.space import (
     EXTENT_MAX,
     CompletionOrder,
-    Decisions,
-    Problem,
     Sizes,
+    Tiling,
+    Workload,
     candidates,
     parts,
     point,
@@ -72,12 +72,12 @@ def _row_cost(beats: NDArray[np.int64]) -> Cycles:
     return np.where(beats > 0, (beats - rest + last) / np.maximum(beats, 1), 1.0)
 
 
-def estimate(cfg: Config, p: Problem, d: Decisions) -> float:
+def estimate(cfg: Config, p: Workload, d: Tiling) -> float:
     """Cycles of the whole layer under the decisions `d`."""
     return float(terms(cfg, p, [(d.n, d.y, d.x, d.k, d.order)])["cycles"][0])
 
 
-def terms(cfg: Config, p: Problem, points: Sequence[Sizes], cold: bool = False) -> dict[str, Cycles]:
+def terms(cfg: Config, p: Workload, points: Sequence[Sizes], cold: bool = False) -> dict[str, Cycles]:
     """What the estimate is made of, by name, for each of `points`: `cycles` is the estimate. cold: see `ranked`."""
     t = _Tiles(cfg, p, points)
     gemm, beats, store, exposed = t.gemm, t.beats(), t.store, t.exposed()
@@ -94,7 +94,7 @@ class _Tiles:
     loaded. inp and wgt count entries; beats are cycles of the port.
     """
 
-    def __init__(self, cfg: Config, p: Problem, points: Sequence[Sizes]) -> None:
+    def __init__(self, cfg: Config, p: Workload, points: Sequence[Sizes]) -> None:
         self.cfg, self.p, self.room = cfg, p, depths(cfg)
         self.n, self.y, self.x, self.k, self.order = n, y, x, k, order = [np.array(each) for each in zip(*points)]
         self.weights = (order == "weights") | (order == "pieces")
@@ -198,11 +198,11 @@ class _Tiles:
         return np.asarray(ends + np.where(hidden, 0, np.maximum(behind, 0)))
 
 
-def _depthwise(cfg: Config, p: Problem) -> Iterator[Decisions]:
+def _depthwise(cfg: Config, p: Workload) -> Iterator[Tiling]:
     """The points for a depthwise convolution in which tiles take the fewest cycles, the best first."""
     beats = max(1, cfg.lanes // cfg.bus_bytes)
 
-    def cycles(d: Decisions) -> float:
+    def cycles(d: Tiling) -> float:
         tiles = -(-p.out_blocks // d.n) * -(-p.rows // d.y) * -(-p.columns // d.x) * p.images
         load, out = d.n * p.input_rows(d.y) * p.input_columns(d.x) * beats, d.n * d.y * d.x
         tile = max(load * REFRESHED, out * p.sums, out * beats) + INSTRUCTIONS_PER_TILE
@@ -214,11 +214,11 @@ def _depthwise(cfg: Config, p: Problem) -> Iterator[Decisions]:
     yield from sorted((d for d in points if too_large(cfg, p, d) is None), key=cycles)
 
 
-def _rows(cfg: Config, p: Problem) -> Iterator[Decisions]:
+def _rows(cfg: Config, p: Workload) -> Iterator[Tiling]:
     """The points for a softmax, first those with the fewest tiles of rows in its engine, as one instruction's run close
     behind those of the one before it."""
 
-    def tiles(d: Decisions) -> tuple[int, int]:
+    def tiles(d: Tiling) -> tuple[int, int]:
         count, rest = divmod(p.columns, d.x)
         passes = [d.y * x for x in [d.x] * count + [rest] * (rest > 0)]
         return sum(-(-rows // tile_rows(cfg)) for rows in passes) * -(-p.rows // d.y), len(passes)
@@ -226,7 +226,7 @@ def _rows(cfg: Config, p: Problem) -> Iterator[Decisions]:
     yield from sorted(candidates(cfg, p), key=tiles)
 
 
-def attention_cycles(cfg: Config, p: Problem, d: Decisions) -> float:
+def attention_cycles(cfg: Config, p: Workload, d: Tiling) -> float:
     """Cycles of attention: those of all tiles in the vector unit, where results run beside a softmax, or in gemm, if
     that takes longer; what comes before the first tile's softmax, and behind the last one. Scores of the next tile run
     behind the rows of a tile's only softmax, but not before gemm has made them: where that is late, the next softmax
@@ -282,8 +282,8 @@ PARTS_BY_ROWS = 4
 
 @cache
 def ranked(
-    cfg: Config, p: Problem, first: CompletionOrder = CompletionOrder.ANY, cold: bool = False, count: int = 1
-) -> tuple[Decisions, ...]:
+    cfg: Config, p: Workload, first: CompletionOrder = CompletionOrder.ANY, cold: bool = False, count: int = 1
+) -> tuple[Tiling, ...]:
     """The `count` points with the fewest estimated cycles, the best first. TilingError where there is none.
 
     first: prefer one that completes the output row by row, or column by column. cold: nothing hides the first loads,
@@ -319,6 +319,6 @@ def ranked(
     return tuple(point(cfg, p, *points[i]) for i in order[:count])
 
 
-def choose(cfg: Config, p: Problem, first: CompletionOrder = CompletionOrder.ANY, cold: bool = False) -> Decisions:
+def choose(cfg: Config, p: Workload, first: CompletionOrder = CompletionOrder.ANY, cold: bool = False) -> Tiling:
     """The best point by the estimate; see `ranked`."""
     return ranked(cfg, p, first, cold)[0]

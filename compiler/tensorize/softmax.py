@@ -1,4 +1,4 @@
-"""Softmax of rows as intrinsics: one instruction, which computes the largest element and the sum of a row for itself.
+"""Softmax of rows as intrinsics: one instruction, which also computes the largest element and the sum of a row.
 
 A row is the channels of a pixel, whose entries lie one behind the other in vin; its last lanes may be none of it.
 
@@ -25,7 +25,7 @@ from celosia.hw.spec.scratchpads import EXP_ENTRIES as PLACES
 NAMES = ("largest", "total", "softmax", "softmax_to_inp")
 """Names of the intrinsics, in front of the number of elements of a row."""
 Element = Callable[[Value], Expr]
-"""Element of a row, by its place."""
+"""Element of a row, by its position."""
 
 
 def largest(a: Element, axis: Axis) -> Expr:
@@ -34,7 +34,7 @@ def largest(a: Element, axis: Axis) -> Expr:
 
 
 def total(a: Element, powers: Tensor, most: Expr, axis: Axis) -> Expr:
-    """The sum of the powers of all elements, in float32, from the first one on."""
+    """The sum of the powers of all elements, float32, added from the first one on."""
     return ordered_sum(powers[0, _distance(a(axis), most) + (PLACES // 2 - 1)], axis)
 
 
@@ -42,12 +42,12 @@ def share(
     a: Element, powers: Tensor, most: Expr, whole: Expr, place: Expr, count: int, zero_point: Value, low: Value,
     high: Value,
 ) -> Expr:  # fmt: skip
-    """The result for the element at `place`, int8; that of 0 where the row has only `count` of them."""
+    """The result for the element at `place`, int8; beyond the row's `count` elements, the result of 0."""
     steps = call("round_even", powers[0, _distance(a(place), most) + (PLACES - 1)] / whole)
-    found = clip(steps + zero_point, low, high).astype("int8")
+    result = clip(steps + zero_point, low, high).astype("int8")
     if isinstance(place, Axis) and place.extent == count:
-        return found
-    return select(place < count, found, clip(zero_point, low, high).astype("int8"))  # type: ignore[arg-type]
+        return result
+    return select(place < count, result, clip(zero_point, low, high).astype("int8"))  # type: ignore[arg-type]
 
 
 def _distance(element: Expr, most: Expr) -> Expr:
@@ -56,7 +56,7 @@ def _distance(element: Expr, most: Expr) -> Expr:
 
 @cache
 def intrinsic(cfg: Config, name: str, count: int) -> TensorIntrinsic:
-    """That of one of NAMES, for rows of `count` elements."""
+    """The intrinsic with one of NAMES, for rows of `count` elements."""
     lanes = cfg.lanes
     entries = -(-count // lanes)
     a = placeholder((entries * lanes,), "int8", "a")

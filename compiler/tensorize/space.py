@@ -1,4 +1,4 @@
-"""The space of schedules of a layer: what is to be decided, named decisions, and their limits."""
+"""The space of tilings of a layer: its workload, the points, and what limits them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from celosia.hw.spec.scratchpads import depths
 
 EXTENT_MAX = (1 << EXTENT_BITS) - 1
 NEXT = 1
-"""Tiles of attention that load ahead: they take long, and their loads would keep the first one's gemm waiting."""
+"""Tiles of attention that load ahead: they take long, and more loads would delay the first tile's products."""
 LOAD_PART_BEATS = 1024
 """A tile of activations is loaded in parts of about so many beats: a part can start once its own producers end."""
 
@@ -33,13 +33,23 @@ class CompletionOrder(Enum):
     COLUMNS = "columns"
 
 
+def recorded_text(name: str, value: Any) -> str:
+    """Text of a dataclass as tuning records know it, under a `name` and field names that must not change.
+
+    The digest of a layer is made of such texts, and records are found by it. A field that is declared with repr=False
+    is left out; metadata["recorded"] is the name of one that was renamed since.
+    """
+    shown = {f.metadata.get("recorded", f.name): getattr(value, f.name) for f in dataclass_fields(value) if f.repr}
+    return f"{name}({', '.join(f'{field_name}={content!r}' for field_name, content in shown.items())})"
+
+
 @dataclass(frozen=True)
-class Problem:
-    """Workload that the choice of a tiling depends on: output blocks x images x rows x columns, each of `in_blocks`
+class Workload:
+    """Everything that the choice of a tiling depends on: output blocks x images x rows x columns, each of `in_blocks`
     input blocks and a window.
 
-    in_blocks: 0 where gemm has nothing to do. residual: an operand B of the size of the output comes through vin.
-    step: input blocks from those of `share` output blocks to those of the next. near: the scratchpad of the input.
+    in_blocks: 0 where GEMM has nothing to do. residual: an operand B of the size of the output comes through vin.
+    step: input blocks from those of `share` output blocks to those of the next. scratchpad: that of the input.
     beyond: columns of it that are read beyond the windows. sums: steps in which the vector unit sums for an entry
     of the output, where it does. weighted: whether it multiplies there. whole: whether tiles have all output blocks.
     behind: passes of the vector unit that follow in each tile, and whether they add an operand that comes through acc.
@@ -58,11 +68,11 @@ class Problem:
     residual: bool
     step: int = 0
     share: int = 1
-    near: str = "inp"
+    scratchpad: str = field(default="inp", metadata={"recorded": "near"})
     beyond: int = 0
     sums: int = 0
     weighted: bool = False
-    whole: bool = field(default=False, repr=False)  # records know problems by how they are printed
+    whole: bool = field(default=False, repr=False)  # see recorded_text
     behind: tuple[bool, ...] = field(default=(), repr=False)
     packed: bool = field(default=False, repr=False)
     apart: bool = field(default=False, repr=False)
@@ -70,9 +80,12 @@ class Problem:
     sum_bytes: int = field(default=0, repr=False)
     norm: bool = field(default=False, repr=False)
 
+    def __repr__(self) -> str:
+        return recorded_text("Problem", self)
+
     @property
     def text(self) -> str:
-        """All of it in a line, by which decisions are known to be for this problem."""
+        """The whole workload in one line. Tilings in files and records are stored under it."""
         w = self.window
         shape = f"{self.images}x{self.rows}x{self.columns} of {self.out_blocks} blocks"
         window = "window " + " ".join(
@@ -85,7 +98,7 @@ class Problem:
         whole += f", {self.sum_bytes} bytes of sums" * (self.sum_bytes > 0)
         whole += "".join(", then a sum" if adds else ", then a map" for adds in self.behind)
         terms = f"from {self.in_blocks} blocks" + (f" {self.step} further each {self.share}" if self.step else "")
-        return f"{shape} {terms} in {self.near}, {window}{', two operands' if self.residual else ''}{whole}"
+        return f"{shape} {terms} in {self.scratchpad}, {window}{', two operands' if self.residual else ''}{whole}"
 
     @property
     def places(self) -> int:
@@ -94,7 +107,7 @@ class Problem:
 
     @property
     def steps(self) -> int:
-        """Cycles that gemm computes."""
+        """Cycles for which GEMM computes."""
         return self.out_blocks * self.in_blocks * self.places * self.rows * self.columns * self.images
 
     @property
@@ -121,11 +134,11 @@ class Problem:
         return max(1, self.weight_bytes(cfg) / cfg.bus_bytes)
 
     def cuts_packs(self, cfg: Config, k: int) -> bool:
-        """Whether weights of k input blocks are no whole packs, though they lie in such."""
+        """Whether weights are packed, and those of k input blocks are no whole packs."""
         return self.packed and k * self.places % packing(cfg).entries > 0
 
     def held(self, blocks: int) -> int:
-        """Input blocks that `blocks` output blocks read, whole shares of them."""
+        """Input blocks that `blocks` output blocks read; these are whole shares."""
         return self.in_blocks + self.step * ((blocks - 1) // self.share)
 
     def input_rows(self, rows: int) -> int:
@@ -134,25 +147,27 @@ class Problem:
         return rows if w.kernel[0] == 1 else (rows - 1) * w.strides[0] + w.reach(0)
 
     def input_columns(self, columns: int) -> int:
-        """That `columns` of the output need."""
+        """Input columns in the scratchpad for `columns` output columns."""
         return (columns - 1) * self.window.strides[1] + self.window.reach(1) + self.beyond
 
 
 ORDERS = ("weights", "input", "split", "pieces", "rows", "block")
 CUT = ("split", "pieces", "block")
-"""Orders in which the reduction is cut in pieces of k."""
+"""Orders in which the reduction is cut into pieces of k."""
 
 
 @dataclass(frozen=True)
-class Decisions:
+class Tiling:
     """One point of the space. A tile is n output blocks, y rows, x columns and k input blocks.
 
-    order: which loops are outside. "weights": output blocks, then images, rows, columns; whole reductions. "input":
-    images, rows, columns, then output blocks; whole reductions. "rows": images, rows, output blocks, columns; layers
-    without gemm. "split": as "input", but the accumulators of all output blocks of a place stay, and the reduction is
-    cut in pieces of k. "pieces": as "weights", but the reduction of a tile is cut in pieces of k. "block": of a block
-    of layers: images, rows, columns; the last sum in pieces of k, then n output blocks at a time. ahead: how many
-    tiles may load before the oldest of them has computed; 0: none. part: blocks of activations that one LOAD brings.
+    order: the nesting of the loops over tiles, from the outside.
+        "weights": output blocks, images, rows, columns; whole reductions.
+        "input": images, rows, columns, output blocks; whole reductions.
+        "rows": images, rows, output blocks, columns; layers without GEMM.
+        "split": as "input", but the reduction is cut into pieces of k; the sums of all output blocks of a place stay.
+        "pieces": as "weights", but the reduction of a tile is cut into pieces of k.
+        "block": images, rows, columns of a block of layers; the last sum in pieces of k, then n blocks at a time.
+    ahead: tiles that may load before the oldest of them has computed. part: blocks of activations that a LOAD brings.
     """
 
     n: int
@@ -162,45 +177,48 @@ class Decisions:
     order: str
     ahead: int = AHEAD
     part: int = 1 << 12
-    earlier: tuple[Decisions, ...] = ()
-    """For a block of several groups: decisions of the groups before the last."""
+    earlier: tuple[Tiling, ...] = ()
+    """For a block of several groups: the tilings of the groups before the last."""
+
+    def __repr__(self) -> str:
+        return recorded_text("Decisions", self)
 
     @property
-    def groups(self) -> tuple[Decisions, ...]:
-        """Decisions of each group of a block, the last one last."""
+    def groups(self) -> tuple[Tiling, ...]:
+        """The tiling of each group of a block, in order."""
         return *self.earlier, replace(self, earlier=())
 
     @staticmethod
-    def of_groups(groups: Sequence[Decisions]) -> Decisions:
-        """Those of all groups as one."""
+    def of_groups(groups: Sequence[Tiling]) -> Tiling:
+        """Combine the tilings of a block's groups into one."""
         return replace(groups[-1], earlier=tuple(groups[:-1]))
 
     def to_json(self) -> dict[str, int | str]:
-        """Without those of other groups."""
+        """The tiling as JSON, without those of other groups."""
         fields = asdict(self)
         del fields["earlier"]
         return fields
 
     @staticmethod
-    def from_json(fields: Any) -> Decisions:
-        """ValueError for what are no decisions."""
+    def from_json(fields: Any) -> Tiling:
+        """Parse the JSON of a tiling. ValueError where it is none."""
         if not isinstance(fields, Mapping):
             raise ValueError(f"decisions are values by name, not {fields!r}")
-        known = [f.name for f in dataclass_fields(Decisions) if f.name != "earlier"]
+        known = [f.name for f in dataclass_fields(Tiling) if f.name != "earlier"]
         if unknown := sorted(set(fields) - set(known)):
             raise ValueError(f"there is no decision {unknown[0]!r}; there are {', '.join(known)}")
         for name in known:
             if name not in fields:
                 raise ValueError(f"the decision {name!r} is missing")
             value = fields[name]
-            whole = isinstance(value, int) and not isinstance(value, bool) and value >= 0
-            if (name == "order" and value not in ORDERS) or (name != "order" and not whole):
+            is_count = isinstance(value, int) and not isinstance(value, bool) and value >= 0
+            if (name == "order" and value not in ORDERS) or (name != "order" and not is_count):
                 raise ValueError(f"the decision {name} cannot be {value!r}")
-        return Decisions(**fields)
+        return Tiling(**fields)
 
 
 def parts(size: int) -> list[int]:
-    """Sizes of a part when `size` is cut into 1, 2, 3, ... nearly equal parts."""
+    """List the sizes of a part when `size` is cut into 1, 2, 3, ... nearly equal parts; some of them, where many."""
     sizes = dict.fromkeys(-(-size // count) for count in range(1, size + 1))
     if len(sizes) > 12:
         kept = list(sizes)
@@ -208,33 +226,33 @@ def parts(size: int) -> list[int]:
     return list(sizes)
 
 
-def candidates(cfg: Config, p: Problem) -> Iterator[Decisions]:
-    """The points of the space: what fits the scratchpads. The first is a good one where gemm has nothing to do."""
-    found = _simple(cfg, p) if not p.in_blocks else products(cfg, p)
-    return (point(cfg, p, *sizes) for sizes in found)
+def candidates(cfg: Config, p: Workload) -> Iterator[Tiling]:
+    """Generate the points that fit the scratchpads. The first is a good one where GEMM has nothing to do."""
+    fitting = _simple(cfg, p) if not p.in_blocks else products(cfg, p)
+    return (point(cfg, p, *sizes) for sizes in fitting)
 
 
-def sample(cfg: Config, p: Problem, count: int, rng: np.random.Generator) -> list[Decisions]:
-    """`count` points of the space, each drawn from all of them. ValueError where there are none."""
-    found = list(_simple(cfg, p) if not p.in_blocks else products(cfg, p))
-    if not found:
+def sample(cfg: Config, p: Workload, count: int, rng: np.random.Generator) -> list[Tiling]:
+    """Draw `count` points of the space at random, with repetition. ValueError where there are none."""
+    fitting = list(_simple(cfg, p) if not p.in_blocks else products(cfg, p))
+    if not fitting:
         raise ValueError(f"nothing of {p.text} fits the scratchpads")
-    return [point(cfg, p, *found[i]) for i in rng.integers(0, len(found), count)]
+    return [point(cfg, p, *fitting[i]) for i in rng.integers(0, len(fitting), count)]
 
 
 Sizes = tuple[int, int, int, int, str]
 """n, y, x, k and order of a point."""
 
 
-def point(cfg: Config, p: Problem, n: int, y: int, x: int, k: int, order: str) -> Decisions:
-    """The point of these sizes, which loads activations in parts of about LOAD_PART_BEATS."""
+def point(cfg: Config, p: Workload, n: int, y: int, x: int, k: int, order: str) -> Tiling:
+    """Make the point of these sizes. It loads activations in parts of about LOAD_PART_BEATS."""
     beats = p.input_rows(y) * p.input_columns(x) * cfg.piece_bytes // cfg.bus_bytes
     ahead = AHEAD if p.attends is None else NEXT
-    return Decisions(n, y, x, k, order, ahead, max(1, LOAD_PART_BEATS // max(1, beats)))
+    return Tiling(n, y, x, k, order, ahead, max(1, LOAD_PART_BEATS // max(1, beats)))
 
 
-def why_not(cfg: Config, p: Problem, d: Decisions) -> str | None:
-    """Why `d` is not a point of the space, or None."""
+def why_not(cfg: Config, p: Workload, d: Tiling) -> str | None:
+    """The reason why `d` is not a point of the space, or None."""
     for name, size in (("n", p.out_blocks), ("y", p.rows), ("x", p.columns), ("k", max(p.in_blocks, 1))):
         if not 1 <= getattr(d, name) <= size:
             return f"{name} must be between 1 and {size}, not {getattr(d, name)}"
@@ -256,8 +274,8 @@ def why_not(cfg: Config, p: Problem, d: Decisions) -> str | None:
     return too_large(cfg, p, d)
 
 
-def _in_padding(p: Problem, y: int, x: int) -> bool:
-    """Whether some tile of so many rows and columns is made of padding alone, which no LOAD can say."""
+def _in_padding(p: Workload, y: int, x: int) -> bool:
+    """Whether some tile of so many rows and columns consists of padding alone, which no LOAD can express."""
     w = p.window
     for axis, (size, tile) in enumerate(((p.rows, y), (p.columns, x))):
         before, after = ((w.pads[axis + end] - w.reach(axis)) // w.strides[axis] + 1 for end in (0, 2))
@@ -266,8 +284,8 @@ def _in_padding(p: Problem, y: int, x: int) -> bool:
     return False
 
 
-def too_large(cfg: Config, p: Problem, d: Decisions) -> str | None:
-    """Name the scratchpad that cannot hold the tile `d`, or what else it cannot be; or None."""
+def too_large(cfg: Config, p: Workload, d: Tiling) -> str | None:
+    """The reason why a tile of `d` does not fit the scratchpads or an instruction's fields, or None."""
     if _in_padding(p, d.y, d.x):
         return "a tile lies in the padding alone"
     if p.attends is not None:
@@ -284,7 +302,7 @@ def too_large(cfg: Config, p: Problem, d: Decisions) -> str | None:
         needs.append(("vin", entries * (2 * p.residual + len(p.behind)), room["vin"]))
     accs = entries * (2 * p.added)
     if not p.in_blocks:
-        needs.append(("acc" if p.near == "acc" else "vin", d.n * span, room[p.near] // 2))
+        needs.append(("acc" if p.scratchpad == "acc" else "vin", d.n * span, room[p.scratchpad] // 2))
     elif d.order in CUT:
         needs.append(("acc", 2 * entries + accs, room["acc"]))
         if d.order == "split":
@@ -303,14 +321,14 @@ def too_large(cfg: Config, p: Problem, d: Decisions) -> str | None:
 
 
 def _over(needs: Iterable[tuple[str, int, int]]) -> str | None:
-    """Name the scratchpad that has less than is needed, or None. needs: (scratchpad, entries, entries to be had)."""
+    """The reason why a tile does not fit, or None. needs: scratchpads, entries taken, and entries available."""
     for scope, entries, depth in needs:
         if entries > depth:
             return f"a tile takes {entries} entries of {scope}, where {depth} are to be had"
     return None
 
 
-def _attention_needs(cfg: Config, p: Problem, d: Decisions) -> Iterator[tuple[str, int, int]]:
+def _attention_needs(cfg: Config, p: Workload, d: Tiling) -> Iterator[tuple[str, int, int]]:
     """Scratchpad entries of a tile of d.y heads and d.x queries: probabilities of two tiles, the next tile's queries,
     keys and values."""
     assert p.attends is not None
@@ -324,23 +342,24 @@ def _attention_needs(cfg: Config, p: Problem, d: Decisions) -> Iterator[tuple[st
 
 
 def query_part(cfg: Config) -> int:
-    """Queries that an instruction of attention takes at most: the other unit begins behind the first one."""
+    """Queries that one instruction of attention takes at most, so that the other unit can begin behind the first."""
     return 4 * tile_rows(cfg)
 
 
-def _uneven(cfg: Config, p: Problem, d: Decisions) -> str | None:
-    """Why tiles of several heads cannot be cut so, or None."""
+def _uneven(cfg: Config, p: Workload, d: Tiling) -> str | None:
+    """The reason why tiles of several heads cannot have these queries, or None."""
     part = query_part(cfg)
     if d.y > 1 and any(size > part and size % part for size in (d.x, p.columns % d.x)):
         return f"a tile of several heads takes at most {part} queries, or a multiple of that"
     return None
 
 
-def _simple(cfg: Config, p: Problem) -> Iterator[Sizes]:
-    """Without gemm: as large as fits, whole rows first, then blocks; then all others."""
+def _simple(cfg: Config, p: Workload) -> Iterator[Sizes]:
+    """Generate tile sizes of a layer without GEMM: first the largest that fits, whole rows before blocks; then all
+    others."""
 
     def fits(n: int, y: int, x: int) -> bool:
-        return too_large(cfg, p, Decisions(n, y, x, 1, "rows")) is None
+        return too_large(cfg, p, Tiling(n, y, x, 1, "rows")) is None
 
     least = p.out_blocks if p.whole else 1
     n, y, x = least, p.rows, p.columns
@@ -360,7 +379,7 @@ def _simple(cfg: Config, p: Problem) -> Iterator[Sizes]:
     yield from ((*sizes, 1, "rows") for sizes in others if sizes != (n, y, x) and fits(*sizes))
 
 
-def products(cfg: Config, p: Problem) -> Iterator[Sizes]:
+def products(cfg: Config, p: Workload) -> Iterator[Sizes]:
     """The tile sizes of a product that fit the scratchpads, the widest first."""
     room = depths(cfg)
     columns = [x for x in parts(p.columns) if p.input_columns(x) <= room["inp"] and x <= EXTENT_MAX]

@@ -1,8 +1,9 @@
-"""Schedules of layers: ordinary functions of primitives, from a definition and the decisions of space.py.
+"""Schedule templates: the primitives by which a layer's computation gets its loops, under a tiling.
 
-There are two: products (gemm into acc, then the vector unit) and simple layers (the vector unit alone). In both, a tile
-of y is one iteration of a pipelined loop; everything that it needs is computed there, in scratchpads, and what was
-loaded is kept for tiles that read the same.
+There is a template for products (GEMM into acc, then the vector unit), for simple layers (the vector unit alone), for
+blocks, for layers that work on rows, and for attention. In all of them a tile of y is one iteration of a pipelined
+loop; everything that the tile needs is computed there, in scratchpads, and what was loaded is kept for tiles that read
+the same.
 """
 
 from __future__ import annotations
@@ -13,133 +14,139 @@ from itertools import pairwise
 from celosia.compiler.expr import Axis, Schedule, Select, Stage, Tensor, create_schedule
 from celosia.compiler.expr.loops import Declared
 from celosia.compiler.expr.nodes import Cast
-from celosia.compiler.tensorize.block_space import BlockProblem
+from celosia.compiler.tensorize.block_space import BlockWorkload
 from celosia.compiler.tensorize.definition import BlockStage, LayerComputation, Rows
 from celosia.compiler.tensorize.intrinsics import declared
-from celosia.compiler.tensorize.space import CUT, Decisions, Problem, query_part
+from celosia.compiler.tensorize.space import CUT, Tiling, Workload, query_part
 from celosia.hw.spec.config import Config
 
 
-def schedule(cfg: Config, d: LayerComputation, c: Decisions) -> Schedule:
-    """The loops of `d` under the decisions `c`, which must be a point of its space."""
+def schedule(cfg: Config, d: LayerComputation, c: Tiling) -> Schedule:
+    """Schedule the computation `d` under the tiling `c`, which must be a point of its space."""
     template = _Template(cfg, d, c)
-    if isinstance(d.problem, BlockProblem):
+    if isinstance(d.workload, BlockWorkload):
         return template.block()
     if d.rows is not None:
-        return template.of_rows(d.rows) if len(d.levels) == 1 else template.attention(d.rows)
-    return template.product() if d.levels[0].acc is not None else template.simple()
+        return template.of_rows(d.rows) if len(d.stages) == 1 else template.attention(d.rows)
+    return template.product() if d.stages[0].acc is not None else template.simple()
 
 
 class _Template:
-    def __init__(self, cfg: Config, d: LayerComputation, c: Decisions) -> None:
+    def __init__(self, cfg: Config, d: LayerComputation, c: Tiling) -> None:
         self.cfg, self.d, self.c = cfg, d, c
         self.s = create_schedule(d.y)
         self.hw: Mapping[str, Declared] = declared(cfg)
 
     def product(self) -> Schedule:
-        """Tiles of y; in each, acc is the whole reduction, or what a loop over pieces of it has left there."""
+        """Schedule a product. In each tile of y, acc is the whole reduction, or the sum of a loop over its pieces."""
         d, c = self.d, self.c
-        first, y = d.levels[0], self.s[d.y]
+        first, y = d.stages[0], self.s[d.y]
         places, tile = self._tiles()
         self._pass(tile)
-        for level, following in reversed(list(pairwise(d.levels))):
-            self._before(level, following, tile)
+        for layer_stage, following in reversed(list(pairwise(d.stages))):
+            self._before(layer_stage, following, tile)
         reader, loop = self._pieces(first, y, places) if c.order in CUT else (y, tile)
         if c.order not in CUT:
             self._sum(first, reader, loop)
-        self._bring(first.near, reader, loop, "inp")
+        self._bring(first.on_chip, reader, loop, "inp")
         self._weights(first, reader, loop)
         return self.s
 
-    def _before(self, level: BlockStage, following: BlockStage, tile: Axis) -> None:
-        """The pass of `level` in the tile of y, in front of that of the map which reads what it makes."""
-        handed, y = following.near if following.b is None else following.b, self.s[self.d.y]
+    def _before(self, layer_stage: BlockStage, following: BlockStage, tile: Axis) -> None:
+        """Compute the pass of `layer_stage` in the tile of y, in front of the pass of the map that reads its result."""
+        handed, y = following.on_chip if following.b is None else following.b, self.s[self.d.y]
         self.s[handed].compute_at(y, tile)
-        self._makes(self.s[handed], self.s[handed].order[1:], level, following)
-        self._constants(level, handed, y, tile)
-        self._operands(level, y, tile)
+        self._makes(self.s[handed], self.s[handed].order[1:], layer_stage, following)
+        self._constants(layer_stage, handed, y, tile)
+        self._operands(layer_stage, y, tile)
 
     def block(self) -> Schedule:
-        """Tiles of y, or of what the layers after a cut read; for each, all layers of the group."""
+        """Schedule a block: for each tile of y, or of the input of the layers after a cut, all layers of the group."""
         d, c = self.d, self.c
-        assert isinstance(d.problem, BlockProblem)
-        ends = [*d.problem.cuts, len(d.levels)]
+        assert isinstance(d.workload, BlockWorkload)
+        ends = [*d.workload.cuts, len(d.stages)]
         for first, end, self.c in zip([0, *ends], ends, c.groups):
-            if end < len(d.levels):
-                reader, places, loop = self._resident(d.levels[end - 1], d.levels[end])
+            if end < len(d.stages):
+                reader, places, loop = self._resident(d.stages[end - 1], d.stages[end])
             else:
                 places, loop = self._tiles()
                 self._pass(loop)
                 reader = self.s[d.y]
-            if d.levels[end - 1].acc is not None:
-                reader, loop = self._pieces(d.levels[end - 1], reader, places)
-            self._weights(d.levels[end - 1], reader, loop)
+            if d.stages[end - 1].acc is not None:
+                reader, loop = self._pieces(d.stages[end - 1], reader, places)
+            self._weights(d.stages[end - 1], reader, loop)
             for number in reversed(range(first + 1, end)):
-                self._hand_on(d.levels[number - 1], d.levels[number], reader, loop)
+                self._hand_on(d.stages[number - 1], d.stages[number], reader, loop)
             if first == 0:
-                self._bring(d.levels[0].near, reader, loop, d.levels[0].scope)
+                self._bring(d.stages[0].on_chip, reader, loop, d.stages[0].scope)
         return self.s
 
-    def _hand_on(self, level: BlockStage, following: BlockStage, reader: Stage, loop: Axis) -> None:
-        """What `level` makes for the next one, at `loop`, with all that it reads beside its own input."""
-        near = self.s[following.near]
-        near.compute_at(reader, loop)
-        self._makes(near, near.order[1:], level, following)
-        self._constants(level, following.near, reader, loop)
-        if level.acc is not None:
-            self._sum(level, reader, loop)
-        self._weights(level, reader, loop)
+    def _hand_on(self, layer_stage: BlockStage, following: BlockStage, reader: Stage, loop: Axis) -> None:
+        """Compute the result of `layer_stage` for the next layer at `loop`, with its sums, weights and constants."""
+        on_chip = self.s[following.on_chip]
+        on_chip.compute_at(reader, loop)
+        self._makes(on_chip, on_chip.order[1:], layer_stage, following)
+        self._constants(layer_stage, following.on_chip, reader, loop)
+        if layer_stage.acc is not None:
+            self._sum(layer_stage, reader, loop)
+        self._weights(layer_stage, reader, loop)
 
-    def _makes(self, near: Stage, tile: Sequence[Axis], level: BlockStage, following: BlockStage) -> None:
-        """The pass of `level`, which makes `near`. tile: its axes block, row, column, and those of an entry."""
-        near.set_scope("vin" if following.b is near.tensor else following.scope)
+    def _makes(self, on_chip: Stage, tile: Sequence[Axis], layer_stage: BlockStage, following: BlockStage) -> None:
+        """Tensorize the pass of `layer_stage` that makes `on_chip`. tile: axes block, row, column, and of an entry."""
+        on_chip.set_scope("vin" if following.b is on_chip.tensor else following.scope)
         block, row, column, piece, b, *rest = tile
         if piece.extent > self.cfg.out_pieces:  # entries of inp are larger than those of the vector unit
-            near.reorder(piece, block, row, column, b, *rest)
+            on_chip.reorder(piece, block, row, column, b, *rest)
             piece = b
-        near.tensorize(piece, self.hw[level.vector.name])
+        on_chip.tensorize(piece, self.hw[layer_stage.vector.name])
 
-    def _resident(self, level: BlockStage, following: BlockStage) -> tuple[Stage, Axis, Axis]:
-        """All of what `level` makes for the layers after a cut: (its stage, the loop over places, that over tiles)."""
-        near, c = self.s[following.near], self.c
-        image, block, row, column, *entry = near.order
-        blocks, block = near.split(block, c.n, "peel")
-        rows, row = near.split(row, c.y, "peel")
-        columns, column = near.split(column, c.x, "peel")
+    def _resident(self, layer_stage: BlockStage, following: BlockStage) -> tuple[Stage, Axis, Axis]:
+        """Compute all of the result of `layer_stage` that layers after a cut read.
+
+        Returns its stage, the loop over places, and the loop over tiles.
+        """
+        on_chip, c = self.s[following.on_chip], self.c
+        image, block, row, column, *entry = on_chip.order
+        blocks, block = on_chip.split(block, c.n, "peel")
+        rows, row = on_chip.split(row, c.y, "peel")
+        columns, column = on_chip.split(column, c.x, "peel")
         tile = (block, row, column, *entry)
-        near.reorder(image, rows, columns, blocks, *tile)
-        near.pipeline(blocks)
-        self._makes(near, tile, level, following)
-        self._constants(level, following.near, near, blocks)
-        return near, columns, blocks
+        on_chip.reorder(image, rows, columns, blocks, *tile)
+        on_chip.pipeline(blocks)
+        self._makes(on_chip, tile, layer_stage, following)
+        self._constants(layer_stage, following.on_chip, on_chip, blocks)
+        return on_chip, columns, blocks
 
     def simple(self) -> Schedule:
+        """Schedule a layer of the vector unit alone."""
         d = self.d
         _, tile = self._tiles()
         self._pass(tile)
         self._weights(d.last, self.s[d.y], tile)
-        self._bring(d.last.near, self.s[d.y], tile, d.last.scope)
+        self._bring(d.last.on_chip, self.s[d.y], tile, d.last.scope)
         return self.s
 
     def of_rows(self, rows: Rows) -> Schedule:
-        """Tiles of whole rows, whose largest elements or sums the pass finds for itself."""
+        """Schedule a layer that works on rows, in tiles of whole rows. The instruction computes their largest elements
+        or sums itself."""
         s, d = self.s, self.d
         _, tile = self._tiles()
         self._row_results(rows, d.out, rows.name, tile)
-        near = s[d.last.near]
-        near.set_scope("vin")
-        near.compute_at(s[d.y], tile)
-        near.keep()
-        image, row, column, channel = near.order
-        group, lane = near.split(channel, self.cfg.group)
-        near.reorder(image, group, row, column, lane)
-        near.tensorize(lane, self.hw["load_vin"])
+        on_chip = s[d.last.on_chip]
+        on_chip.set_scope("vin")
+        on_chip.compute_at(s[d.y], tile)
+        on_chip.keep()
+        image, row, column, channel = on_chip.order
+        group, lane = on_chip.split(channel, self.cfg.group)
+        on_chip.reorder(image, group, row, column, lane)
+        on_chip.tensorize(lane, self.hw["load_vin"])
         return s
 
     def attention(self, rows: Rows) -> Schedule:
-        """Tiles of queries of some heads; in each the scores, their softmax and what that makes of the values."""
+        """Schedule attention in tiles of queries of some heads: scores, their softmax, and its product with the
+        values."""
         s, d = self.s, self.d
-        first, middle, last = d.levels
+        first, middle, last = d.stages
         y = s[d.y]
         image, group, head, query, b, _ = y.order
         heads, head = y.split(head, self.c.y, "peel")
@@ -153,8 +160,8 @@ class _Template:
         image, head, query, block, *_ = out.order
         self._by_parts(out, head, query, (block,))
         self._of_heads(last, queries)
-        self._row_results(rows, last.near, f"{rows.name}_to_inp", queries)
-        scores = s[middle.near]
+        self._row_results(rows, last.on_chip, f"{rows.name}_to_inp", queries)
+        scores = s[middle.on_chip]
         scores.set_scope("vin")
         scores.compute_at(y, queries)
         image, head, query, channel = scores.order
@@ -162,21 +169,21 @@ class _Template:
         scores.reorder(image, head, query, block, lane)
         self._by_parts(scores, head, query)
         scores.tensorize(lane, self.hw[first.vector.name])
-        self._constants(first, middle.near, y, queries)
+        self._constants(first, middle.on_chip, y, queries)
         self._of_heads(first, queries)
-        near = s[first.near]
-        near.set_scope("inp")
-        near.compute_at(y, queries)
-        near.keep()
-        _, head, _, _, _, b, _ = near.order
-        near.unroll(head)
-        near.tensorize(b, self.hw["load_inp"])
+        on_chip = s[first.on_chip]
+        on_chip.set_scope("inp")
+        on_chip.compute_at(y, queries)
+        on_chip.keep()
+        _, head, _, _, _, b, _ = on_chip.order
+        on_chip.unroll(head)
+        on_chip.tensorize(b, self.hw["load_inp"])
         return s
 
-    def _of_heads(self, level: BlockStage, tile: Axis) -> None:
-        """Sums of gemm for each head of a tile, by what `level` multiplies with."""
-        assert level.acc is not None and level.weights is not None
-        acc, weights = self.s[level.acc], self.s[level.weights]
+    def _of_heads(self, layer_stage: BlockStage, tile: Axis) -> None:
+        """Compute the sums of `layer_stage` on GEMM for each head of a tile, and load its weights."""
+        assert layer_stage.acc is not None and layer_stage.weights is not None
+        acc, weights = self.s[layer_stage.acc], self.s[layer_stage.weights]
         acc.set_scope("acc")
         acc.compute_at(self.s[self.d.y], tile)
         image, head, query, block, piece, b, m, k, lane = acc.order
@@ -190,19 +197,20 @@ class _Template:
         weights.tensorize(weights.order[3], self.hw["load_wgt"])
 
     def _by_parts(self, stage: Stage, head: Axis, query: Axis, inside: tuple[Axis, ...] = ()) -> None:
-        """Instructions of their own for each head and some of its queries: the other unit begins behind the first."""
+        """Split a stage into an instruction for each head and part of its queries, so that the other unit can begin
+        behind the first."""
         part, query = stage.split(query, query_part(self.cfg), "peel")
         stage.reorder(head, part, *inside, query)
         stage.unroll(head)
         stage.unroll(part)
 
     def _row_results(self, rows: Rows, results: Tensor, name: str, tile: Axis) -> None:
-        """Those of rows at `tile`, an intrinsic of that name, with its powers or parameters."""
+        """Compute the results of rows at `tile` by the intrinsic `name`, and load its powers or parameters."""
         s, y = self.s, self.s[self.d.y]
         if rows.powers is not None:
             constant, scope, size = s.cache_read(rows.powers, "exp", (rows.within["total"], results)), "exp", 1
         else:
-            par = self.d.levels[0].par
+            par = self.d.stages[0].par
             assert par is not None
             constant, scope, size = s.cache_read(par, "par", results), "par", self.cfg.block_out
         s[results].set_scope("out" if results is self.d.out else "inp")
@@ -219,11 +227,11 @@ class _Template:
         s[constant].keep()
         s[constant].tensorize(s[constant].split(s[constant].order[-1], size)[1], self.hw[f"load_{scope}"])
 
-    def _pieces(self, level: BlockStage, reader: Stage, places: Axis) -> tuple[Stage, Axis]:
-        """The sum of `level` at `places`, cut in pieces: (its stage, the loop over them)."""
+    def _pieces(self, layer_stage: BlockStage, reader: Stage, places: Axis) -> tuple[Stage, Axis]:
+        """Compute the sum of `layer_stage` at `places`, cut into pieces. Returns its stage and the loop over pieces."""
         c = self.c
-        assert level.acc is not None
-        acc = self.s[level.acc]
+        assert layer_stage.acc is not None
+        acc = self.s[layer_stage.acc]
         acc.set_scope("acc")
         acc.compute_at(reader, places)
         image, block, row, column, piece, b, m, k, r, t, e, lane = acc.order
@@ -239,54 +247,54 @@ class _Template:
         acc.tensorize(piece, self.hw["gemm"])
         return acc, loop
 
-    def _sum(self, level: BlockStage, reader: Stage, loop: Axis) -> None:
-        """The whole sum of gemm, at `loop`."""
-        assert level.acc is not None
-        acc = self.s[level.acc]
+    def _sum(self, layer_stage: BlockStage, reader: Stage, loop: Axis) -> None:
+        """Compute the whole sum of `layer_stage` on GEMM at `loop`."""
+        assert layer_stage.acc is not None
+        acc = self.s[layer_stage.acc]
         acc.set_scope("acc")
         acc.compute_at(reader, loop)
         image, block, row, column, piece, b, m, k, r, t, e, lane = acc.order
         shares = []
-        if (share := self._share(level)) > 1:
+        if (share := self._share(layer_stage)) > 1:
             around, block = acc.split(block, share, "peel")
             shares.append(around)
         acc.reorder(image, *shares, block, row, column, k, r, t, piece, b, m, e, lane)
         acc.tensorize(piece, self.hw["gemm"])
 
-    def _share(self, level: BlockStage) -> int:
+    def _share(self, layer_stage: BlockStage) -> int:
         """Output blocks that read the same input blocks, of a grouped convolution."""
-        problem = self.d.problem
-        return problem.share if isinstance(problem, Problem) else 1
+        workload = self.d.workload
+        return workload.share if isinstance(workload, Workload) else 1
 
-    def _weights(self, level: BlockStage, reader: Stage, loop: Axis) -> None:
-        """What `level` multiplies by, at `loop`."""
-        for source, scope, inner in ((level.weights, "wgt", 4), (level.taps, "tap", 3)):
+    def _weights(self, layer_stage: BlockStage, reader: Stage, loop: Axis) -> None:
+        """Load the weights or taps of `layer_stage` at `loop`."""
+        for source, scope, inner in ((layer_stage.weights, "wgt", 4), (layer_stage.taps, "tap", 3)):
             if source is None:
                 continue
             if source.body is not None:  # of an activation
                 stage = self.s[source]
                 stage.set_scope(scope)
             else:
-                stage = self.s[self.s.cache_read(source, scope, *self._readers(level))]
+                stage = self.s[self.s.cache_read(source, scope, *self._readers(layer_stage))]
             stage.compute_at(reader, loop)
             stage.keep()
             stage.tensorize(stage.order[inner], self.hw[_load(stage, scope)])
 
-    def _constants(self, level: BlockStage, reads: Tensor, reader: Stage, loop: Axis) -> None:
-        """Parameters and table of the pass of `level`, which makes `reads`, at `loop`."""
-        for source, scope in ((level.par, "par"), (level.table, "lut")):
+    def _constants(self, layer_stage: BlockStage, reads: Tensor, reader: Stage, loop: Axis) -> None:
+        """Load parameters and table of the pass of `layer_stage`, which makes `reads`, at `loop`."""
+        for source, scope in ((layer_stage.par, "par"), (layer_stage.table, "lut")):
             if source is not None:
-                near = self.s.cache_read(source, scope, reads)
-                self.s[near].compute_at(reader, loop)
-                self.s[near].keep()
-                self.s[near].tensorize(self.s[near].order[1], self.hw[f"load_{scope}"])
+                on_chip = self.s.cache_read(source, scope, reads)
+                self.s[on_chip].compute_at(reader, loop)
+                self.s[on_chip].keep()
+                self.s[on_chip].tensorize(self.s[on_chip].order[1], self.hw[f"load_{scope}"])
 
-    def _readers(self, level: BlockStage) -> tuple[Tensor, ...]:
-        """Readers of the weights of `level`."""
-        if level.acc is not None:
-            return (level.acc,)
-        number = self.d.levels.index(level)
-        return (self.d.out if level is self.d.last else self.d.levels[number + 1].near,)
+    def _readers(self, layer_stage: BlockStage) -> tuple[Tensor, ...]:
+        """The tensors that read the weights of `layer_stage`."""
+        if layer_stage.acc is not None:
+            return (layer_stage.acc,)
+        number = self.d.stages.index(layer_stage)
+        return (self.d.out if layer_stage is self.d.last else self.d.stages[number + 1].on_chip,)
 
     def _tiles(self) -> tuple[Axis, Axis]:
         """Cut y into tiles: (the loop over places, the innermost loop over tiles)."""
@@ -315,7 +323,7 @@ class _Template:
         return columns, outside[-1]
 
     def _pass(self, tile: Axis) -> None:
-        """The last pass of the vector unit at the tile, with all that it reads beside A and weights."""
+        """Compute the last pass of the vector unit at the tile, and load its constants and operand B."""
         s, d = self.s, self.d
         y, out = s[d.y], s[d.out]
         out.set_scope("out")
@@ -326,16 +334,17 @@ class _Template:
         self._constants(d.last, d.out, y, tile)
         self._operands(d.last, y, tile)
 
-    def _operands(self, level: BlockStage, reader: Stage, loop: Axis) -> None:
-        """Operand B of the pass of `level`, where it has one, at `loop`; where another pass hands that on, A."""
-        if level.b is None:
+    def _operands(self, layer_stage: BlockStage, reader: Stage, loop: Axis) -> None:
+        """Load operand B of the pass of `layer_stage` at `loop`, where it has one; or A, where B is the result of the
+        pass before."""
+        if layer_stage.b is None:
             return
-        handed = isinstance(self.d.problem, Problem) and level is not self.d.levels[0]
-        self._bring(level.near if handed else level.b, reader, loop, "acc" if handed else "vin")
+        handed = isinstance(self.d.workload, Workload) and layer_stage is not self.d.stages[0]
+        self._bring(layer_stage.on_chip if handed else layer_stage.b, reader, loop, "acc" if handed else "vin")
 
-    def _bring(self, near: Tensor, reader: Stage, loop: Axis, scope: str) -> None:
+    def _bring(self, on_chip: Tensor, reader: Stage, loop: Axis, scope: str) -> None:
         """Load an activation at `loop`, in parts, an entry's pieces apart."""
-        stage = self.s[near]
+        stage = self.s[on_chip]
         stage.set_scope(scope)
         stage.compute_at(reader, loop)
         stage.keep()

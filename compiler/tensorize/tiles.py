@@ -1,7 +1,7 @@
 """Tiles: the iterations of pipelined loops, with their places in scratchpads, as instructions in a stream.
 
-What a function has been compiled to (`TilePlan`, by render.py) is run here: loops one iteration after the other, and
-what lies in scratchpads around and inside of tiles gets its entries from the rings of vthread.pipeline.
+render.py compiles a function to a `TilePlan`. It is run here: loops one iteration after the other, and tensors in
+scratchpads, around and inside of tiles, get their entries from the rings of vthread.pipeline.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from celosia.hw.spec.isa import Opcode
 
 @dataclass
 class SerialLoop:
-    """Run here, one iteration after the other."""
+    """A loop that is run at compile time, one iteration after the other."""
 
     var: Var
     extent: int
@@ -35,6 +35,8 @@ class SerialLoop:
 
 @dataclass
 class Branch:
+    """A condition that is evaluated at compile time."""
+
     statement: If
     body: list[Node]
     orelse: list[Node]
@@ -53,7 +55,8 @@ class Region:
 
 @dataclass
 class Fill:
-    """Inside a tile: entries for `tensor`, and what loads them, if anything; late: when the first phase begins."""
+    """Entries for `tensor` inside a tile, with the LOADs that fill them, if any. late: whether to load when the first
+    phase begins, not with the tile."""
 
     tensor: Tensor
     scope: str
@@ -65,59 +68,59 @@ class Fill:
 
 @dataclass
 class Pipelined:
-    """A loop whose iterations are tiles: first `fills`, later `computes`."""
+    """A loop whose iterations are tiles: each first loads its `fills`, and later runs its `computes`."""
 
     var: Var
     extent: int
     fills: list[Fill]
     computes: list[ComputeInstruction | MoveInstruction]
     outer: list[Tensor]
-    """What lies in scratchpads from before the tile."""
+    """Tensors that lie in scratchpads around the tiles."""
     depths: Mapping[str, int]
     """Entries of the scratchpads."""
 
     @cached_property
     def phases(self) -> list[list[ComputeInstruction | MoveInstruction]]:
-        """`computes`, cut wherever a unit waits for the other: gemm for the vector unit, or the other way round. What
-        follows the last gemm goes with it."""
-        found = [list(nodes) for _, nodes in groupby(self.computes, lambda node: node.opcode == Opcode.GEMM)]
+        """The computes, cut wherever GEMM waits for the vector unit or the other way round. Instructions behind the
+        last GEMM belong to its phase."""
+        runs = [list(nodes) for _, nodes in groupby(self.computes, lambda node: node.opcode == Opcode.GEMM)]
         if self.attends:
-            return [before + behind for before, behind in zip(found[::2], found[1::2], strict=True)]
-        last = [node for nodes in found[-2:] for node in nodes]
-        return [*found[:-2], last] if len(found) > 1 and found[-1][0].opcode != Opcode.GEMM else found
+            return [before + behind for before, behind in zip(runs[::2], runs[1::2], strict=True)]
+        last = [node for nodes in runs[-2:] for node in nodes]
+        return [*runs[:-2], last] if len(runs) > 1 and runs[-1][0].opcode != Opcode.GEMM else runs
 
     @cached_property
     def handed(self) -> dict[Tensor, int]:
-        """What is computed for later instructions of the tile, where one of them is of another layer: how many places
-        it takes in turns. One is enough where its writer also reads it, since a unit works in order."""
-        made = {fill.tensor for fill in self.fills if not fill.loads and fill.scope != "out"}
-        if not any(fill.scope in ("inp", "vin") for fill in self.fills if fill.tensor in made):
+        """Results that tiles of a block hand on to a later layer inside the tile, each with the count of places that it
+        takes in turns. One place is enough where its writer also reads it, since a unit works in order."""
+        results = {fill.tensor for fill in self.fills if not fill.loads and fill.scope != "out"}
+        if not any(fill.scope in ("inp", "vin") for fill in self.fills if fill.tensor in results):
             return {}
-        units = {tensor: {n.opcode for n in self.computes if tensor in n.scratchpads} for tensor in made}
-        places = {tensor: min(len(of), 2) for tensor, of in units.items()}
-        return places if not self.attends else places | dict(self._within_phases(made))
+        units = {tensor: {n.opcode for n in self.computes if tensor in n.scratchpads} for tensor in results}
+        places = {tensor: min(len(opcodes), 2) for tensor, opcodes in units.items()}
+        return places if not self.attends else places | dict(self._sum_places(results))
 
-    def _within_phases(self, made: set[Tensor]) -> Iterator[tuple[Tensor, int]]:
-        """Of attention, the places of what gemm leaves in acc, which is read in the same phase: one, and another where
-        there is room, of the last phase's first. Then the last tile's products need not wait for the one before."""
-        sums = [fill for fill in self.fills if fill.tensor in made and fill.scope == "acc"]
+    def _sum_places(self, results: set[Tensor]) -> Iterator[tuple[Tensor, int]]:
+        """For attention, places of sums in acc, which are read in the phase that makes them: one, and a second where
+        there is room, first for the last phase. Then its products need not wait for the tile before."""
+        sums = [fill for fill in self.fills if fill.tensor in results and fill.scope == "acc"]
         room = self.depths["acc"] - sum(fill.entries for fill in sums)
         ends = [max(n for n, node in enumerate(self.computes) if fill.tensor in node.scratchpads) for fill in sums]
-        for _, fill in sorted(zip(ends, sums), key=lambda each: -each[0]):
+        for _, fill in sorted(zip(ends, sums), key=lambda pair: -pair[0]):
             second = fill.entries <= room
             room -= fill.entries * second
             yield fill.tensor, 1 + second
 
     @property
     def attends(self) -> bool:
-        """Whether it computes a softmax of what gemm makes. That takes the vector unit as long as gemm takes for the
-        next tile's scores, so that these need no second place."""
+        """Whether a tile is attention: a softmax of sums of GEMM. The softmax takes the vector unit as long as GEMM
+        takes for the next tile's scores, so that these need no second place."""
         softmax = any(isinstance(node, ComputeInstruction) and node.rule.alone for node in self.computes)
         return softmax and any(node.opcode == Opcode.GEMM for node in self.computes)
 
     @property
     def stored(self) -> set[Tensor]:
-        """What it writes in DRAM."""
+        """Tensors in DRAM that tiles write."""
         return {node.tensor for node in self.computes if isinstance(node, MoveInstruction)}
 
 
@@ -126,7 +129,7 @@ Node = SerialLoop | Branch | Region | Pipelined | ComputeInstruction | MoveInstr
 
 @dataclass
 class TilePlan:
-    """A function, compiled. tensors: what of it lies in DRAM, and whether it is only read."""
+    """A compiled function. tensors: those in DRAM, and whether the function only reads them."""
 
     cfg: Config
     nodes: list[Node]
@@ -135,7 +138,7 @@ class TilePlan:
     def bind(
         self, stream: Stream, addresses: Mapping[Any, int], scalars: Mapping[str, Any] | None = None
     ) -> PlacedPlan:
-        """This function on arrays that begin at `addresses` (by tensor), for these values of its scalars."""
+        """Bind the function to arrays that begin at `addresses` (by tensor), and to values of its scalars."""
         return PlacedPlan(self, stream, addresses, scalars or {})
 
 
@@ -144,8 +147,9 @@ class TilePlan:
 
 @dataclass
 class PipelineTile:
-    """One iteration of a pipelined loop; node: None for what lies outside of them. load: emits its loads, and returns
-    what emits the rest.
+    """One iteration of a pipelined loop, or an instruction outside of them, whose node is None.
+
+    load: emits the loads, and returns the phases that emit the rest.
     """
 
     env: Env
@@ -153,12 +157,12 @@ class PipelineTile:
     node: Pipelined | None
 
     def check(self) -> None:
-        """TilingError where a LOAD or STORE of it cannot be said."""
+        """Raise TilingError where a LOAD or STORE of the tile does not fit an instruction."""
         for move in (*self.moves(True), *self.moves(False)):
             move.check(self.env)
 
     def moves(self, loads: bool) -> Iterator[MoveInstruction]:
-        """Its LOADs, or its STOREs."""
+        """The LOADs of the tile, or its STOREs."""
         if self.node is not None and loads:
             yield from (load for fill in self.node.fills for load in fill.loads)
         elif self.node is not None:
@@ -167,7 +171,7 @@ class PipelineTile:
 
 @dataclass
 class _Held:
-    """A region around tiles: its first entry, once the first of them has loaded."""
+    """A region around tiles, with its first entry once the first of them has loaded."""
 
     scope: str
     entries: int
@@ -176,9 +180,10 @@ class _Held:
 
 @dataclass
 class _Resident:
-    """What some tiles make in inp or vin and later ones read: it has a place from the first tile's compute to the last.
+    """A tensor in inp or vin that some tiles make and later ones read. It has a place from the first tile's compute to
+    the last one's.
 
-    making: what each tile that has not computed will write, by its number.
+    making: entries that each tile will write which has not computed, by the tile's number.
     """
 
     tensor: Tensor
@@ -187,63 +192,65 @@ class _Resident:
     place: tuple[int, int] | None = None
     claimed: bool = False
     closed: bool = False
-    """Whether all its tiles are known."""
+    """Whether all tiles that use it have been generated."""
     users: int = 0
     making: dict[int, set[int]] = field(default_factory=dict)
 
     def claim(self, owner: object) -> None:
+        """Claim the ring for `owner`. RenderError where others never release it."""
         if not self.claimed and not self.ring.claim(owner):
             raise RenderError(f"{self.tensor.name} needs a scratchpad that others do not give back")
         self.claimed = True
 
     def placed(self) -> bool:
-        """Whether it has a place, now or since before."""
+        """Whether the tensor has a place; takes one if there is room."""
         self.place = self.place or self.ring.place(self.entries)
         return self.place is not None
 
     def made(self, entries: set[int]) -> bool:
+        """Whether no pending tile will write these entries."""
         return all(entries.isdisjoint(others) for others in self.making.values())
 
     def end(self, users: int = 0) -> None:
-        """So many tiles less use it."""
+        """Count off tiles that used the tensor; behind the last one its place is released."""
         self.users -= users
         if self.closed and not self.users and self.place is not None:
             self.ring.release(self.place)
 
 
 Slot = int | _Held | _Resident
-"""Where a tensor begins in its scratchpad, or will."""
+"""First entry of a tensor in its scratchpad, or the region that will have one."""
 
 
 @dataclass
 class PlacedPlan:
-    """A TilePlan with addresses; its tiles emit into `stream`."""
+    """A TilePlan with addresses, whose tiles emit into `stream`."""
 
     plan: TilePlan
     stream: Stream
     addresses: Mapping[Any, int]
     scalars: Mapping[str, Any]
     changing: frozenset[Tensor] = frozenset()
-    """Tensors that others write before or after, as layers write activations."""
+    """Tensors whose content changes, as that of activations does."""
     before_load: Callable[[Tensor], None] = lambda tensor: None
     """Called before each LOAD with the tensor that it reads."""
 
     def __post_init__(self) -> None:
         self.used: dict[str, int] = {}
         self.depth = max(_depths(self.plan.nodes), default=1)
-        """Phases of the tile with the most; after it comes what reads its results."""
+        """Most phases of a tile; readers of its results come after them."""
         self.handed: dict[tuple[str, int], tuple[str, int, int, int]] = {}
-        """Scratchpad, first entry, end and number of places of what tiles hand on, by its name and size, while tiles
-        are on their way."""
+        """Scratchpad, first entry, end and count of places of results handed on, by name and size, while tiles that use
+        them have not computed."""
         self.begun = 0
         self.under_way: Counter[str] = Counter()
-        """Tiles that hand on a tensor and have not ended, by its name."""
+        """Tiles that hand on a tensor and have not computed, by its name."""
         self.awaited = 0
         self.version = object()  # what is loaded of changing tensors is there for these tiles only
         self.constants: dict[int, dict[str, int]] = {}
 
     def tiles(self) -> Iterator[PipelineTile]:
-        """All iterations of pipelined loops in order; what lies outside of them is a tile of its own."""
+        """Generate all iterations of pipelined loops in order; an instruction outside of them is a tile of its own."""
         for node in self.plan.nodes:
             yield from self._run(node, {}, {})
 
@@ -289,40 +296,42 @@ class PlacedPlan:
             slot.end()
 
     def _constants(self, node: ComputeInstruction | MoveInstruction) -> dict[str, int]:
+        """The fields of an instruction that no loop changes, remembered."""
         if id(node) not in self.constants:
             self.constants[id(node)] = node.constants(self.scalars)
         return self.constants[id(node)]
 
     def _emit(self, node: ComputeInstruction | MoveInstruction, env: Env, slots: Mapping[Tensor, int]) -> None:
+        """Emit an instruction for values of the loops, with its tensors at these entries."""
         constants = self._constants(node)
         if isinstance(node, ComputeInstruction):
-            for each in node.instructions(env, slots, constants):
-                self.stream.add(node.opcode, each)
+            for instruction_fields in node.instructions(env, slots, constants):
+                self.stream.add(node.opcode, instruction_fields)
             return
         if node.loads:
             self.before_load(node.tensor)
-        fields = node.fields(env, slots[node.near], self.addresses[node.tensor], constants)
+        fields = node.fields(env, slots[node.on_chip], self.addresses[node.tensor], constants)
         if fields is not None:
             self.stream.add(node.opcode, fields)
 
     def _load(self, node: Pipelined, env: Env, around: Mapping[Tensor, Slot]) -> list[Phase | None]:
-        """Take places in the scratchpads, load what is not there."""
+        """Load a tile: take places in the scratchpads, and emit LOADs of what is not there. Returns its phases."""
         stream = self.stream
-        residents = [held for tensor in node.outer if isinstance(held := around[tensor], _Resident)]
+        residents = [region for tensor in node.outer if isinstance(region := around[tensor], _Resident)]
         for resident in residents:
             resident.claim(self)
         slots = self._handed(node)
         outs, awaited = [fill for fill in node.fills if fill.scope == "out"], list[Callable[[], None]]()
         for tensor in node.outer:
-            held = around[tensor]
-            if isinstance(held, _Resident):
+            region = around[tensor]
+            if isinstance(region, _Resident):
                 continue
-            assert isinstance(held, _Held)
-            if held.first is None:
-                held.first = self._take(held.scope, held.entries, tensor)
+            assert isinstance(region, _Held)
+            if region.first is None:
+                region.first = self._take(region.scope, region.entries, tensor)
             else:
-                stream.hold(stream.rings[held.scope], held.first, held.entries)
-            slots[tensor] = held.first
+                stream.hold(stream.rings[region.scope], region.first, region.entries)
+            slots[tensor] = region.first
         for fill in node.fills:
             if fill.scope != "out" and fill.tensor not in slots:
                 slots[fill.tensor] = self._fill(fill, env, awaited)
@@ -334,7 +343,7 @@ class PlacedPlan:
                 slots[fill.tensor] = first
                 first += fill.entries
             emit(node.phases[-1])
-            self._ended(node)
+            self._release_handed(node)
             for resident in residents:
                 resident.making.pop(number, None)
                 resident.end(1)
@@ -346,23 +355,24 @@ class PlacedPlan:
                 self._emit(each, env, slots)
 
         phases: list[Phase | None] = [partial(emit, nodes) for nodes in node.phases[:-1]]
-        # What reads the results of several phases comes after them, and after the first ones of the next tile.
+        # A reader of results of several phases comes after them, and after the first phases of the next tile.
         before = [None] * self.depth if not phases and self.depth > 1 else []
         return [*before, *phases, last]
 
     def _await(self, node: Pipelined, env: Env, residents: list[_Resident], slots: dict[Tensor, int]) -> int:
-        """Let a tile compute only once what it reads of `residents` is made, and all have places: its number."""
+        """Let a tile compute only once its inputs among `residents` are complete, and all have places. Returns the
+        tile's number."""
         number, self.awaited = self.awaited, self.awaited + 1
         reads: list[tuple[_Resident, set[int]]] = []
         for resident in residents:
-            tensor, found = resident.tensor, {True: set[int](), False: set[int]()}
-            for each in node.computes:
-                if isinstance(each, ComputeInstruction) and tensor in each.scratchpads:
-                    for written, entries in found.items():
-                        entries |= each.touched(env, tensor, self._constants(each), written, self.plan.cfg.taps)
-            reads.append((resident, found[False]))
-            if found[True]:
-                resident.making[number] = found[True]
+            tensor, touched = resident.tensor, {True: set[int](), False: set[int]()}
+            for compute in node.computes:
+                if isinstance(compute, ComputeInstruction) and tensor in compute.scratchpads:
+                    for written, entries in touched.items():
+                        entries |= compute.touched(env, tensor, self._constants(compute), written, self.plan.cfg.taps)
+            reads.append((resident, touched[False]))
+            if touched[True]:
+                resident.making[number] = touched[True]
 
         def ready() -> bool:
             if not all(resident.made(entries) and resident.placed() for resident, entries in reads):
@@ -374,7 +384,7 @@ class PlacedPlan:
         return number
 
     def _handed(self, node: Pipelined) -> dict[Tensor, int]:
-        """Places of what is handed on within a tile, in turns; taken with the first tile on its way."""
+        """Give a tile its places of results handed on, in turns. The first tile reserves them."""
         if not node.handed:
             return {}
         number, self.begun = self.begun, self.begun + 1
@@ -382,12 +392,13 @@ class PlacedPlan:
         slots: dict[Tensor, int] = {}
         for fill in node.fills:
             if fill.tensor in node.handed:
-                _, first, end, places = self._held(fill, node.handed[fill.tensor])
+                _, first, end, places = self._reserve(fill, node.handed[fill.tensor])
                 slots[fill.tensor] = first + number % places * ((end - first) // places)
         return slots
 
-    def _held(self, fill: Fill, places: int) -> tuple[str, int, int, int]:
-        """Places for what `fill` hands on, and how many; those of a larger tile of the same loops will do."""
+    def _reserve(self, fill: Fill, places: int) -> tuple[str, int, int, int]:
+        """Reserve places for a result that is handed on, or share those of a larger tile of the same loops. RenderError
+        where there is no room."""
         name = fill.tensor.name
         for (other, size), known in self.handed.items():
             if other == name and size >= fill.entries:
@@ -398,15 +409,16 @@ class PlacedPlan:
         self.handed[name, fill.entries] = fill.scope, place[0], place[1], places
         return self.handed[name, fill.entries]
 
-    def _ended(self, node: Pipelined) -> None:
-        """A tile of `node` has computed; with the last one on its way go the places of what was handed on."""
+    def _release_handed(self, node: Pipelined) -> None:
+        """Count off a tile that has computed; behind the last one the places of results handed on are released."""
         self.under_way.subtract(tensor.name for tensor in node.handed)
         for key in [key for key in self.handed if not self.under_way[key[0]]]:
             scope, first, end, _ = self.handed.pop(key)
             self.stream.rings[scope].release((first, end))
 
     def _fill(self, fill: Fill, env: Env, awaited: list[Callable[[], None]]) -> int:
-        """First entry of what `fill` brings, loaded unless it is kept there; in the first phase, if that is late."""
+        """Take entries for a tensor, and load them unless they are kept from before; late ones in the first phase.
+        Returns the first entry."""
         ring, stream = self.stream.rings[fill.scope], self.stream
         fields = [load.fields(env, 0, self.addresses[load.tensor], self._constants(load)) or {} for load in fill.loads]
         key = None
@@ -426,7 +438,7 @@ class PlacedPlan:
         return first
 
     def _take(self, scope: str, entries: int, tensor: Tensor, key: Hashable = None) -> int:
-        """Fresh entries for `tensor`. RenderError where what the same tile holds already is in the way."""
+        """Take fresh entries for `tensor`. RenderError where entries that the same tile holds leave no room."""
         ring = self.stream.rings[scope]
         first = self.stream.take(ring, entries, key)
         if first + entries > ring.end or any(a < first + entries and first < b for a, b in ring.pins[:-1]):
@@ -435,7 +447,7 @@ class PlacedPlan:
 
 
 def _depths(nodes: list[Node]) -> Iterator[int]:
-    """How many phases the tiles of each pipelined loop have."""
+    """For each pipelined loop, count the phases of its tiles."""
     for node in nodes:
         if isinstance(node, Pipelined):
             yield len(node.phases)

@@ -1,4 +1,4 @@
-"""Blocks of activations as LOAD and STORE move them: the DRAM side, coalesced into long rows."""
+"""Transfers: blocks as LOAD and STORE move them, coalesced into long rows of DRAM."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ X_MAX, YZ_MAX, PAD_MAX = (1 << X_BITS) - 1, (1 << YZ_BITS) - 1, (1 << PAD_BITS) 
 
 @dataclass(frozen=True)
 class Dim:
-    """One dimension of a block: how many steps, bytes a step in DRAM, pieces a step in the scratchpad."""
+    """One dimension of a block: count of steps, bytes of a step in DRAM, pieces of a step in the scratchpad."""
 
     count: int
     dram: int
@@ -24,9 +24,11 @@ class Dim:
 
 @dataclass(frozen=True)
 class DramPlace:
-    """Where a tensor lies in DRAM: `offset` bytes after the begin of `home`, a storage of activations or constants;
-    strides: bytes from one index to the next in each dimension; 0 of values within an entry of packed weights.
-    book_bytes: at the begin of `home`, of the codebooks by which these are expanded."""
+    """The place of a tensor in DRAM: `offset` bytes after the begin of `home`, a storage of activations or constants.
+
+    strides: bytes from one index to the next in each dimension; 0 for values within an entry of packed weights.
+    book_bytes: of the codebooks at the begin of `home` by which packed weights are expanded.
+    """
 
     home: Storage | NDArray[np.uint8]
     offset: int
@@ -35,7 +37,8 @@ class DramPlace:
 
 
 def coalesce(dims: list[Dim], piece: int) -> list[Dim]:
-    """At most three dimensions [x, y, z] that visit the same pieces: x contiguous in DRAM, neighbours merged."""
+    """Merge dimensions into at most three [x, y, z] that visit the same pieces, x contiguous in DRAM. TilingError where
+    more are left."""
     dims = [dim for dim in dims if dim.count > 1]
     dims.sort(key=lambda dim: (dim.dram == 0, dim.dram))
     merged: list[Dim] = []

@@ -13,10 +13,10 @@ from collections.abc import Hashable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from celosia.compiler.layer import Activation, Conv, Layer, Pool, Window, inputs
+from celosia.compiler.layer import Activation, Layer, Window
 from celosia.compiler.tensorize.block_space import Group
 from celosia.compiler.tensorize.roofline import LOAD_LATENCY, MEMORY, STORE_LATENCY
-from celosia.compiler.tensorize.space import CUT, Decisions, Problem
+from celosia.compiler.tensorize.space import CUT, Tiling, Workload
 from celosia.hw.boards.boards import memory_model
 from celosia.hw.boards.memory import MemoryModel
 from celosia.hw.spec.config import Config
@@ -31,17 +31,17 @@ def _bytes(cfg: Config, name: str) -> int:
     return scratchpads(cfg)[name].entry_bytes
 
 
-def _weight_bytes(cfg: Config, p: Problem) -> float:
+def _weight_bytes(cfg: Config, p: Workload) -> float:
     """Bytes of the weights of a layer, those that one port brings."""
     return p.out_blocks * p.in_blocks * p.places * p.weight_bytes(cfg) / (1 + _is_spread(cfg, p))
 
 
-def _is_spread(cfg: Config, p: Problem) -> bool:
+def _is_spread(cfg: Config, p: Workload) -> bool:
     """Whether both ports may bring halves of weights."""
     return scratchpads(cfg)["wgt"].spread and not p.packed
 
 
-def _through_ports(cfg: Config, p: Problem, near: Floats, far: Floats) -> Floats:
+def _through_ports(cfg: Config, p: Workload, near: Floats, far: Floats) -> Floats:
     """Bytes that come through the busier port at least: `near` through the first one, weights, `far`, through the last
     one or both."""
     if cfg.ports == 1:
@@ -50,14 +50,14 @@ def _through_ports(cfg: Config, p: Problem, near: Floats, far: Floats) -> Floats
 
 
 def lower_bounds(
-    cfg: Config, asked: Sequence[Problem | Group], points: Sequence[tuple[Decisions, ...]], copies: int,
+    cfg: Config, asked: Sequence[Workload | Group], points: Sequence[tuple[Tiling, ...]], copies: int,
     memory: MemoryModel | str,
 ) -> Floats:  # fmt: skip
-    """Lower bounds of the cycles of the layer of these problems, `copies` times in a row on `memory`, for each of
+    """Lower bounds of the cycles of the layer of these workloads, `copies` times in a row on `memory`, for each of
     `points`."""
     behind = memory_model(memory)
     first, *others = asked
-    if not others and isinstance(first, Problem) and first.in_blocks and not first.grouped:
+    if not others and isinstance(first, Workload) and first.in_blocks and not first.grouped:
         return _of_products(cfg, first, [d for (d,) in points], copies, behind)
     layers = [layer for each in asked for layer in (each.layers if isinstance(each, Group) else (each,))]
     weights = sum(_weight_bytes(cfg, layer) for layer in layers if not layer.grouped)
@@ -67,18 +67,18 @@ def lower_bounds(
     return np.full(len(points), float(copies * busiest + _ends(behind)))
 
 
-def network_bound(cfg: Config, layers: Sequence[tuple[Layer, Sequence[Problem]]], memory: MemoryModel) -> float:
+def network_bound(cfg: Config, layers: Sequence[tuple[Layer, Sequence[Workload]]], memory: MemoryModel) -> float:
     """Cycles that these layers, in order, are not below together, in whatever blocks and tiles: each unit does its
     part of what must be computed. A block leaves out what no window of its last layer reads."""
-    asked = [problem for _, problems in layers for problem in problems]
+    asked = [workload for _, workloads in layers for workload in workloads]
     shares = _read([layer for layer, _ in layers]) if cfg.forward else [1.0] * len(layers)
     gemm = sum(s * p.steps for s, (_, own) in zip(shares, layers) for p in own if not p.grouped)
     vector = sum(s * _entries(p) for s, (_, own) in zip(shares, layers) for p in own)
     weights: dict[Hashable, float] = {}
     for layer, own in layers:
-        if isinstance(layer, Conv):  # what two layers share may stay; few bytes tell weights apart well enough
+        if layer.gemm is not None:  # what two layers share may stay; few bytes tell weights apart well enough
             size = sum(_weight_bytes(cfg, p) for p in own if not p.grouped)
-            key = layer.weights.shape, layer.weights.reshape(-1)[:64].tobytes()
+            key = layer.gemm.weights.shape, layer.gemm.weights.reshape(-1)[:64].tobytes()
             weights[key] = max(size, weights.get(key, 0))
     stored = 0.0 if cfg.forward else sum(_entries(each, cfg) for each in asked)
     moved = [_beats(cfg, memory, size) for size in (sum(weights.values()), stored * cfg.lanes)]
@@ -90,8 +90,8 @@ def _read(layers: Sequence[Layer]) -> list[float]:
     sizes: dict[Activation, tuple[int, int]] = {}
     for layer in reversed(layers):
         y = layer.y
-        readers = [each for each in layers if any(act.storage is y.storage for act in inputs(each))]
-        windows = [(each.window, each.y) for each in readers if isinstance(each, Conv | Pool) and each.x == y]
+        readers = [each for each in layers if any(act.storage is y.storage for act in each.inputs())]
+        windows = [(each.window, each.y) for each in readers if (each.gemm or each.reduce) and each.x == y]
         sizes[y] = y.height, y.width
         if readers and len(windows) == len(readers):
             rows = max(_touched(window, 0, sizes[to][0], to.height) for window, to in windows)
@@ -100,7 +100,7 @@ def _read(layers: Sequence[Layer]) -> list[float]:
     return [sizes[each.y][0] * sizes[each.y][1] / (each.y.height * each.y.width) for each in layers]
 
 
-def _of_products(cfg: Config, p: Problem, points: Sequence[Decisions], copies: int, memory: MemoryModel) -> Floats:
+def _of_products(cfg: Config, p: Workload, points: Sequence[Tiling], copies: int, memory: MemoryModel) -> Floats:
     """For a convolution or a matrix product."""
     n, y, x, k = (np.array([getattr(d, name) for d in points]) for name in ("n", "y", "x", "k"))
     order = np.array([d.order for d in points])
@@ -145,7 +145,7 @@ def _touched(w: Window, axis: int, count: int, all_: int) -> int:
     return len({at for i in range(count) for j in steps if 0 <= (at := i * w.strides[axis] + j - before) < size})
 
 
-def _entries(p: Problem | Group, cfg: Config | None = None) -> float:
+def _entries(p: Workload | Group, cfg: Config | None = None) -> float:
     """Entries that the vector unit makes of the output; with `cfg`, as many as go to memory at least."""
     last = p.last if isinstance(p, Group) else p
     blocks = last.out_blocks if cfg is None else last.out_blocks - 1 + 1 / cfg.out_pieces

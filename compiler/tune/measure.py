@@ -21,28 +21,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from celosia.compiler.launch.image import Image, LayerErrors, build
-from celosia.compiler.layer import (
-    Activation,
-    ActivationProduct,
-    Block,
-    Conv,
-    Int8,
-    Layer,
-    Multiply,
-    Norm,
-    Part,
-    Pool,
-    Requantise,
-    Softmax,
-    Storage,
-    TilingError,
-    inputs,
-    moved,
-)
+from celosia.compiler.layer import Activation, Int8, Layer, Requantise, Storage, TilingError
 from celosia.compiler.program.activations import unpack_activation
 from celosia.compiler.tensorize.decide import FixedSchedule
 from celosia.compiler.tensorize.plan import Planner
-from celosia.compiler.tensorize.space import Decisions
+from celosia.compiler.tensorize.space import Tiling
 from celosia.compiler.tune.reference import meaning
 from celosia.hw.boards.memory import IDEAL, ZYNQ_HP
 from celosia.hw.spec.config import Config
@@ -118,12 +101,12 @@ def other_version(asked: int) -> str:
 
 @dataclass(frozen=True)
 class LayerJob:
-    """A trial. layer: as `packed`. decisions: for each problem of it. limit: cycles of a run at which it is given up
+    """A trial. layer: as `packed`. decisions: for each workload of it. limit: cycles of a run at which it is given up
     (0: none), and reported as CENSORED."""
 
     cfg: Config
     layer: bytes
-    decisions: tuple[Decisions, ...]
+    decisions: tuple[Tiling, ...]
     judge: CostSource = TIMED
     limit: int = 0
     version: int = VERSION
@@ -219,16 +202,16 @@ class LayerCase:
     def __init__(self, cfg: Config, layer: Layer) -> None:
         self.cfg, self.layers = cfg, in_a_row(layer)
         self.made = {each.y.storage for each in self.layers}
-        read = (act.storage for each in self.layers for act in inputs(each))
+        read = (act.storage for each in self.layers for act in each.inputs())
         self.given = list(dict.fromkeys(storage for storage in read if storage not in self.made))
 
-    def cycles(self, decisions: Sequence[Decisions], memory: str = ZYNQ_HP.name) -> int:
+    def cycles(self, decisions: Sequence[Tiling], memory: str = ZYNQ_HP.name) -> int:
         """By the timing model, nothing compared. LayerErrors, TilingError."""
         image = self.image(decisions)
         (launch,) = image.launches
         return predict(self.cfg, image.code(launch).tobytes(), memory, launch.address).cycles
 
-    def fits(self, decisions: Sequence[Decisions]) -> bool:
+    def fits(self, decisions: Sequence[Tiling]) -> bool:
         """Whether the layer can be compiled so."""
         try:
             self.image(decisions)
@@ -240,7 +223,7 @@ class LayerCase:
     def bytes(self) -> dict[Storage, Bytes]:
         """Bytes of each storage that is given."""
         rng = np.random.default_rng(0)
-        sizes = {act.storage: act.size(self.cfg) for each in self.layers for act in inputs(each)}
+        sizes = {act.storage: act.size(self.cfg) for each in self.layers for act in each.inputs()}
         return {storage: _random(rng, sizes[storage]) for storage in self.given}
 
     @cached_property
@@ -248,13 +231,13 @@ class LayerCase:
         """Each output."""
         values: dict[Activation, Int8] = {}
         for layer in self.layers:
-            for act in inputs(layer):
+            for act in layer.inputs():
                 if act not in values:
                     values[act] = _values(self.cfg, self.bytes[act.storage], act)
             values[layer.y] = meaning(layer, values)
         return {layer.y: values[layer.y] for layer in self.layers}
 
-    def image(self, decisions: Sequence[Decisions]) -> Image:
+    def image(self, decisions: Sequence[Tiling]) -> Image:
         """The layers under `decisions`, ready to run. TilingError, LayerErrors."""
         planner = Planner(self.cfg, FixedSchedule(list(decisions)))
         return build(self.cfg, [list(self.layers)], [set(self.given)], [self.made], planner)
@@ -310,20 +293,21 @@ def _alone(layer: Layer, places: dict[Storage, Storage]) -> Layer:
             places[act.storage] = Storage(act.storage.name, act.storage.groups)
         return replace(act, storage=places[act.storage])
 
-    return moved(layer, placed)
+    return layer.map_activations(placed)
 
 
 def _turned(layer: Layer) -> Layer:
     """`layer` with other constants: those of each output channel at the next one."""
-    if isinstance(layer, Block):
-        parts = [_turned(each) for each in layer.layers]
-        return replace(layer, layers=tuple(part for part in parts if isinstance(part, Part)))
-    if isinstance(layer, Conv):
-        layer = replace(layer, weights=_rolled(layer.weights))
-    if isinstance(layer, Conv | Pool | Multiply | ActivationProduct | Norm) and (r := layer.requantise) is not None:
-        turned = Requantise(_rolled(r.bias), np.roll(r.multiplier, 1), np.roll(r.shift, 1), r.zero_point)
-        layer = replace(layer, requantise=turned)
-    return replace(layer, powers=_rolled(layer.powers)) if isinstance(layer, Softmax) else layer
+    if layer.is_block:
+        return Layer.block(tuple(_turned(each) for each in layer.layers), layer.cuts)
+    gemm, softmax, r = layer.gemm, layer.softmax, layer.requantise
+    if gemm is not None:
+        gemm = replace(gemm, weights=_rolled(gemm.weights))
+    if softmax is not None:
+        softmax = replace(softmax, powers=_rolled(softmax.powers))
+    if r is not None:
+        r = Requantise(_rolled(r.bias), np.roll(r.multiplier, 1), np.roll(r.shift, 1), r.zero_point)
+    return replace(layer, gemm=gemm, softmax=softmax, requantise=r)
 
 
 def _rolled(values: NDArray[Any]) -> NDArray[Any]:

@@ -13,7 +13,7 @@ from celosia.compiler.launch.chains import CHAIN
 from celosia.compiler.launch.image import Image, LayerErrors, build
 from celosia.compiler.launch.overlap import OverlapGroups
 from celosia.compiler.layer import Layer, Storage, TilingError
-from celosia.compiler.tensorize.decide import problems, workload
+from celosia.compiler.tensorize.decide import workload_text, workloads
 from celosia.compiler.tensorize.decisions import DecisionsError, why_not_any
 from celosia.compiler.tensorize.plan import Planner
 from celosia.compiler.tune.measure import TIMED, CostSource, Status, TrialResult
@@ -24,7 +24,7 @@ from celosia.hw.spec.config import Config
 from celosia.sim.timing import predict
 
 Tuned = Mapping[str, Point]
-"""Decisions by workload; the compiler decides the others."""
+"""Tilings by workload; the compiler decides the others."""
 
 
 @dataclass(frozen=True)
@@ -69,24 +69,24 @@ class Network:
         found: dict[str, Occurrence] = {}
         decider = self.planner.decider
         for layers in self.launches:
-            overlap_groups = OverlapGroups(self.cfg, layers, decider.beside)
+            overlap = OverlapGroups(self.cfg, layers, decider.overlapped)
             for number, layer in enumerate(layers):
                 definitions = self.planner.definitions(layer)
-                asked = [problem for definition in definitions for problem in problems(definition)]
+                asked = [workload for definition in definitions for workload in workloads(definition)]
                 if decider.given is not None and decider.given.of(layer.name, asked) is not None:
                     continue
-                name = workload(definitions)
+                name = workload_text(definitions)
                 if name in found:
                     found[name] = replace(found[name], count=found[name].count + 1)
                     continue
-                usual = decider.of(layer.name, definitions, overlap_groups.first(number))
+                usual = decider.of(layer.name, definitions, overlap.completion_order(number))
                 found[name] = Occurrence(name, layer, tuple(d for each in usual for d in each.groups), 1)
         return list(found.values())
 
     @property
     def name(self) -> str:
         """The layers in order, as a record's workload."""
-        lines = (map(workload, map(self.planner.definitions, layers)) for layers in self.launches)
+        lines = (map(workload_text, map(self.planner.definitions, layers)) for layers in self.launches)
         text = "\n\n".join(map("\n".join, lines))
         count = sum(map(len, self.launches))
         return f"network of {count} layers #{hashlib.sha256(text.encode()).hexdigest()[:12]}"
@@ -221,10 +221,10 @@ def follow(network: Network, tuned: Tuned) -> Image:
 
 def _illegal(network: Network, layer: Layer, point: Point) -> str | None:
     """Why `point` is not one of the space of `layer`."""
-    asked = [problem for definition in network.planner.definitions(layer) for problem in problems(definition)]
+    asked = [workload for definition in network.planner.definitions(layer) for workload in workloads(definition)]
     if len(asked) != len(point):
-        return f"it has {len(asked)} problems, decisions are for {len(point)}"
-    return next(filter(None, (why_not_any(network.cfg, problem, d) for problem, d in zip(asked, point))), None)
+        return f"it has {len(asked)} workloads, decisions are for {len(point)}"
+    return next(filter(None, (why_not_any(network.cfg, workload, d) for workload, d in zip(asked, point))), None)
 
 
 def network_measurer(judge: CostSource) -> str:
@@ -238,7 +238,7 @@ def network_key(network: Network, tuned: Tuned, judge: CostSource) -> Key:
 
 
 def network_schedule(key: Key) -> dict[str, Point]:
-    """Decisions by workload, of a record of a network; {} for what is none."""
+    """Tilings by workload, of a record of a network; {} for what is none."""
     rows = json.loads(key.schedule)
     if not isinstance(rows, dict):
         return {}

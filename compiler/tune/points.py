@@ -19,10 +19,10 @@ from numpy.typing import NDArray
 from celosia.compiler.layer import Layer
 from celosia.compiler.tensorize import block_space
 from celosia.compiler.tensorize.block_space import Group
-from celosia.compiler.tensorize.decide import problems, workload
+from celosia.compiler.tensorize.decide import workload_text, workloads
 from celosia.compiler.tensorize.define import define
 from celosia.compiler.tensorize.roofline import terms
-from celosia.compiler.tensorize.space import ORDERS, Decisions, Problem, candidates
+from celosia.compiler.tensorize.space import ORDERS, Tiling, Workload, candidates
 from celosia.compiler.tune.bound import lower_bounds
 from celosia.compiler.tune.measure import COPIES, LayerCase
 from celosia.hw.boards.memory import ZYNQ_HP, MemoryModel
@@ -154,8 +154,8 @@ class Space(Generic[P]):
 
 # Layers on the accelerator ----------------------------------------------------------------------------------------
 
-Point = tuple[Decisions, ...]
-"""Decisions for each problem of a layer."""
+Point = tuple[Tiling, ...]
+"""Tilings for each workload of a layer."""
 
 
 def layer_space(cfg: Config, layer: Layer, usual: Point, memory: MemoryModel | str = ZYNQ_HP) -> Space[Point]:
@@ -164,8 +164,8 @@ def layer_space(cfg: Config, layer: Layer, usual: Point, memory: MemoryModel | s
     memory: behind the bounds.
     """
     definitions = define(cfg, layer)
-    asked = [problem for definition in definitions for problem in problems(definition)]
-    factors = [_points(cfg, problem, own) for problem, own in zip(asked, usual, strict=True)]
+    asked = [workload for definition in definitions for workload in workloads(definition)]
+    factors = [_points(cfg, workload, own) for workload, own in zip(asked, usual, strict=True)]
     most = int(LARGEST ** (1 / len(factors)))
     kept = [sorted(each, key=lambda row: row.cycles)[:most] for each in factors]
     for rows, all_rows, own in zip(kept, factors, usual):
@@ -173,7 +173,7 @@ def layer_space(cfg: Config, layer: Layer, usual: Point, memory: MemoryModel | s
             rows.append(next(row for row in all_rows if row.decisions == own))
     chosen = list(itertools.product(*kept))
     return Space(
-        workload(definitions),
+        workload_text(definitions),
         [tuple(row.decisions for row in each) for each in chosen],
         _knobs,
         np.array([COPIES * sum(row.cycles for row in each) for each in chosen]),
@@ -195,9 +195,9 @@ def _knobs(point: Point) -> dict[str, int | str]:
 
 @dataclass(frozen=True)
 class _Row:
-    """A point of one problem: decisions, estimated cycles, and the estimate's terms."""
+    """A point of one workload: decisions, estimated cycles, and the estimate's terms."""
 
-    decisions: Decisions
+    decisions: Tiling
     cycles: float
     features: Floats = field(compare=False)
 
@@ -210,7 +210,7 @@ FEATURES = (
 """Logarithms of sizes; 0 and 1 for what is or is not."""
 
 
-def _points(cfg: Config, p: Problem | Group, usual: Decisions) -> list[_Row]:
+def _points(cfg: Config, p: Workload | Group, usual: Tiling) -> list[_Row]:
     if isinstance(p, Group):
         found = _with(block_space.candidates(cfg, p), usual)
         costs = [{"cycles": block_space.estimate_group(cfg, p, d)} for d in found]
@@ -225,11 +225,11 @@ def _points(cfg: Config, p: Problem | Group, usual: Decisions) -> list[_Row]:
     return [_Row(d, float(cost["cycles"]), _features(cfg, p, d, cost)) for d, cost in zip(found, costs)]
 
 
-def _with(points: Iterator[Decisions], usual: Decisions) -> list[Decisions]:
+def _with(points: Iterator[Tiling], usual: Tiling) -> list[Tiling]:
     return list(dict.fromkeys((usual, *points)))
 
 
-def _features(cfg: Config, p: Problem, d: Decisions, cost: Mapping[str, float]) -> Floats:
+def _features(cfg: Config, p: Workload, d: Tiling, cost: Mapping[str, float]) -> Floats:
     tiles = -(-p.out_blocks // d.n) * d.n * -(-p.rows // d.y) * d.y * -(-p.columns // d.x) * d.x
     sizes = [cost.get(name, 0.0) for name in FEATURES[:7]]
     sizes += [d.n, d.y, d.x, d.k]

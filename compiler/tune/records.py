@@ -21,13 +21,13 @@ from pathlib import Path
 from typing import Any
 
 from celosia.compiler.program.files import OutputError
-from celosia.compiler.tensorize.space import Decisions
+from celosia.compiler.tensorize.space import Tiling
 from celosia.compiler.tune.measure import Status, TrialResult
 from celosia.compiler.tune.pool import Fleet, Job
 from celosia.hw.spec.config import Config
 from celosia.plain import Sentence, from_json
 
-Schedule = Sequence[Decisions]
+Schedule = Sequence[Tiling]
 
 
 class RecordsError(Sentence, ValueError):
@@ -45,7 +45,7 @@ class Key:
 
     @staticmethod
     def of(cfg: Config, workload: str, schedule: Any, measurer: str) -> Key:
-        """schedule: Decisions, or what is JSON already."""
+        """schedule: Tiling, or what is JSON already."""
         return Key(workload, cfg.digest, _canonical(_plain(schedule)), measurer)
 
 
@@ -59,12 +59,12 @@ def _canonical(value: Any) -> str:
     return json.dumps(value, sort_keys=True, separators=(",", ":"))
 
 
-def schedule_of(text: str) -> tuple[Decisions, ...]:
+def schedule_of(text: str) -> tuple[Tiling, ...]:
     """The decisions in a Key's schedule. ValueError for what are none."""
     rows = from_json(text)
     if not isinstance(rows, list):
         raise ValueError("a schedule is a list of decisions")
-    return tuple(Decisions.from_json(row) for row in rows)
+    return tuple(Tiling.from_json(row) for row in rows)
 
 
 class Records:

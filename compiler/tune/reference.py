@@ -6,25 +6,12 @@ What a measured schedule leaves in memory is compared with this.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from celosia.compiler.layer import (
-    Activation,
-    ActivationProduct,
-    Block,
-    Conv,
-    Epilogue,
-    Int8,
-    Layer,
-    Multiply,
-    Norm,
-    Pool,
-    Requantise,
-    Softmax,
-    Window,
-)
+from celosia.compiler.layer import Activation, Epilogue, Gemm, Int8, Layer, Requantise, Softmax, Window
 from celosia.compiler.numerics import RescaleAdd, requantize, rescale_add
 from celosia.sim.functional.norm import normalise_rows
 
@@ -34,52 +21,56 @@ Sums = NDArray[np.float64]
 
 def meaning(layer: Layer, values: Mapping[Activation, Int8]) -> Int8:
     """The output of `layer`, [images, channels, height, width] int8, over those of the activations that it reads."""
-    if isinstance(layer, Block):
+    if layer.is_block:
         known = dict(values)
         for each in layer.layers:
             known[each.y] = meaning(each, known)
         return known[layer.y]
     x, epilogue = values[layer.x], layer.epilogue
-    if isinstance(layer, Conv) and layer.sum_bytes:
-        sums = _convolution(x, layer).astype(np.int64)
-        return np.concatenate([(sums >> 8 * byte).astype(np.int8) for byte in range(layer.sum_bytes)], axis=1)
-    if isinstance(layer, Conv):
-        result = _requantised(_convolution(x, layer), layer.requantise, epilogue)
-    elif isinstance(layer, Pool):
+    if layer.softmax is not None:
+        heads = [_softmax(head, layer.softmax, epilogue) for head in np.split(x, layer.heads, axis=1)]
+        return _ended(np.concatenate(heads, axis=1), epilogue, values)
+    sums = _sums(layer, values)
+    if layer.gemm is not None and layer.gemm.sum_bytes:
+        integers = sums.astype(np.int64)
+        return np.concatenate([(integers >> 8 * byte).astype(np.int8) for byte in range(layer.gemm.sum_bytes)], axis=1)
+    if layer.requantise is None:
+        return _ended(np.clip(sums, *epilogue.clip).astype(np.int8), epilogue, values)
+    heads = [_requantised(head, layer.requantise, epilogue) for head in np.split(sums, layer.heads, axis=1)]
+    return _ended(np.concatenate(heads, axis=1), epilogue, values)
+
+
+def _sums(layer: Layer, values: Mapping[Activation, Int8]) -> NDArray[Any]:
+    """What the vector unit requantises, or clips: integers of x, or computed from it."""
+    x = values[layer.x]
+    if layer.gemm is not None:
+        return _convolution(x, layer, layer.gemm)
+    if layer.reduce:
         windows = _windows(x, layer.window, layer.pad_value)
-        if layer.requantise is None:
-            result = np.clip(windows.max(axis=(4, 5)), *epilogue.clip)
-        else:
-            result = _requantised(windows.sum(axis=(4, 5), dtype=np.float64), layer.requantise, epilogue)
-    elif isinstance(layer, ActivationProduct):
-        rows, columns = (values[act].reshape(layer.heads, -1, act.width) for act in (layer.x, layer.w))
-        weights = (columns + float(layer.w_offset)).transpose(0, 2, 1)[:, : layer.y.channels // layer.heads]
-        sums = weights @ (rows + float(layer.x_offset))
-        heads = [_requantised(head[None, :, None], layer.requantise, epilogue) for head in sums]
-        result = np.concatenate(heads, axis=1)
-    elif isinstance(layer, Multiply):
-        product = (x.astype(np.int64) + layer.x_offset) * (values[layer.b].astype(np.int64) + layer.b_offset)
-        result = _requantised(product, layer.requantise, epilogue)
-    elif isinstance(layer, Norm):
-        rows = np.moveaxis(x, 1, -1)
-        v = normalise_rows(rows.reshape(-1, layer.count), layer.count, layer.offset, layer.centre, layer.epsilon)
-        result = _requantised(np.moveaxis(v.reshape(rows.shape), -1, 1), layer.requantise, epilogue)
-    elif isinstance(layer, Softmax):
-        result = np.concatenate([_softmax(head, layer) for head in np.split(x, layer.heads, axis=1)], axis=1)
-    else:
-        result = np.clip(x, *epilogue.clip)
-    return _ended(result.astype(np.int8), epilogue, values)
+        return np.asarray(windows.max(axis=(4, 5)) if layer.reduce == "max" else windows.sum(axis=(4, 5), dtype=float))
+    if (product := layer.product) is not None:
+        rows, columns = (values[act].reshape(layer.heads, -1, act.width) for act in (layer.x, product.w))
+        weights = (columns + float(product.w_offset)).transpose(0, 2, 1)[:, : layer.y.channels // layer.heads]
+        sums = weights @ (rows + float(product.x_offset))
+        return sums.reshape(1, -1, 1, sums.shape[-1])
+    if (multiply := layer.multiply) is not None:
+        return (x.astype(np.int64) + multiply.x_offset) * (values[multiply.b].astype(np.int64) + multiply.b_offset)
+    if (norm := layer.norm) is not None:
+        rows, count = np.moveaxis(x, 1, -1), layer.row_length
+        v = normalise_rows(rows.reshape(-1, count), count, norm.offset, norm.centre, norm.epsilon)
+        return np.moveaxis(v.reshape(rows.shape), -1, 1)
+    return x
 
 
-def _softmax(x: Int8, layer: Softmax) -> Int8:
+def _softmax(x: Int8, softmax: Softmax, epilogue: Epilogue) -> Int8:
     """Along the channels."""
-    powers, shares = np.split(layer.powers, 2)
+    powers, shares = np.split(softmax.powers, 2)
     places = 255 + x.astype(np.int64) - x.max(axis=1, keepdims=True)
     total = np.zeros_like(powers[places[:, 0]])
     for channel in range(x.shape[1]):
         total = total + powers[places[:, channel]]
-    found = np.rint(shares[places] / total[:, None]) + layer.zero_point
-    result: Int8 = np.clip(found, *layer.epilogue.clip).astype(np.int8)
+    steps = np.rint(shares[places] / total[:, None]) + softmax.zero_point
+    result: Int8 = np.clip(steps, *epilogue.clip).astype(np.int8)
     return result
 
 
@@ -101,16 +92,16 @@ def _windows(x: Int8, w: Window, pad_value: int) -> Int8:
     return view[:, :, :: w.strides[0], :: w.strides[1], :: w.dilations[0], :: w.dilations[1]]
 
 
-def _convolution(x: Int8, layer: Conv) -> Sums:
+def _convolution(x: Int8, layer: Layer, gemm: Gemm) -> Sums:
     """Sums of products: for each position of the kernel, one matrix product for each group of channels."""
     windows = _windows(x, layer.window, layer.pad_value)
     images, _, height, width = windows.shape[:4]
-    outputs, depth, *kernel = layer.weights.shape
-    total = np.zeros((layer.groups, outputs // layer.groups, images * height * width))
+    outputs, depth, *kernel = gemm.weights.shape
+    total = np.zeros((gemm.groups, outputs // gemm.groups, images * height * width))
     for position in np.ndindex(*kernel):
-        values = windows[..., *position].astype(np.float64).reshape(images, layer.groups, depth, height * width)
-        near = values.transpose(1, 2, 0, 3).reshape(layer.groups, depth, -1)
-        far = layer.weights[..., *position].astype(np.float64).reshape(layer.groups, -1, depth)
+        values = windows[..., *position].astype(np.float64).reshape(images, gemm.groups, depth, height * width)
+        near = values.transpose(1, 2, 0, 3).reshape(gemm.groups, depth, -1)
+        far = gemm.weights[..., *position].astype(np.float64).reshape(gemm.groups, -1, depth)
         total += far @ near
     return total.reshape(outputs, images, height, width).swapaxes(0, 1)
 

@@ -185,7 +185,7 @@ class Tuner:
     # The whole -----------------------------------------------------------------------------------------------------
 
     def _together(self, network: Network) -> Tuned:
-        """Decisions under which the whole stream takes the fewest cycles: all that layers found best, or none of it;
+        """Tilings under which the whole stream takes the fewest cycles: all that layers found best, or none of it;
         then workload by workload."""
         state = self.state
         chosen: dict[str, Point] = {}

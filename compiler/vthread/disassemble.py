@@ -35,7 +35,7 @@ def units(mask: int) -> str:
 
 
 def text(cfg: Config, word: int) -> str:
-    """One instruction: its opcode, the tokens it takes and gives, and its fields that are not 0.
+    """Print one instruction: its opcode, the tokens it takes and gives, and its fields that are not 0.
 
     >>> from celosia.hw.spec.isa import Opcode, encode
     >>> cfg = Config.load("tiny")

@@ -12,7 +12,8 @@ from celosia.sim.functional.access import tabulate
 
 
 def encode(cfg: Config, instructions: list[StreamInstruction]) -> NDArray[np.uint8]:
-    """One row of `instruction_bytes` each, [count, bytes] uint8. ValueError where a value does not fit its field."""
+    """Encode instructions, a row of `instruction_bytes` each, [count, bytes] uint8. ValueError where a value does not
+    fit its field."""
     words = np.zeros((len(instructions), instruction_bytes(cfg) // 8), np.uint64)
     opcodes = np.array([i.opcode for i in instructions], np.int64)
     for opcode, form in formats(cfg).items():
@@ -23,14 +24,14 @@ def encode(cfg: Config, instructions: list[StreamInstruction]) -> NDArray[np.uin
 
 
 def _words(form: Format, fields: list[dict[str, int]], size: int) -> NDArray[np.uint64]:
-    """Instructions of one format, [count, size]."""
-    given = set[str]().union(*fields)
-    if unknown := given - set(form.offsets):
+    """Encode instructions of one format as words, [count, size]."""
+    used = set[str]().union(*fields)
+    if unknown := used - set(form.offsets):
         raise ValueError(f"{form.opcode.name} has no field {', '.join(sorted(unknown))}")
     words = np.zeros((len(fields), size), np.uint64)
     columns = tabulate(fields, dict.fromkeys(form.offsets, 0) | {"opcode": int(form.opcode)})
     for field in form.fields:
-        if field.name not in given and field.name != "opcode":
+        if field.name not in used and field.name != "opcode":
             continue  # 0
         values = columns[field.name]
         for extreme in (values.min(), values.max()):

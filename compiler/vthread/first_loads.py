@@ -20,18 +20,18 @@ def reorder_first_loads(cfg: Config, instructions: list[StreamInstruction]) -> l
     """Sort the LOADs before all other instructions by the first readers of their data."""
     first = list(takewhile(lambda instruction: instruction.opcode == Opcode.LOAD, instructions))
     rest = instructions[len(first) :]
-    loaded = {id(each): _ranges(cfg, each)[0] for each in first}
+    loaded = {id(load): _ranges(cfg, load)[0] for load in first}
     if any(_overlap(a, b) for a, b in combinations(loaded.values(), 2)):
         return instructions
     needed: dict[int, int] = {}
-    for number, each in enumerate(rest):
+    for number, instruction in enumerate(rest):
         if len(needed) == len(loaded):
             break
-        read = _ranges(cfg, each) if each.opcode != Opcode.LOAD else []
+        read = _ranges(cfg, instruction) if instruction.opcode != Opcode.LOAD else []
         for key, access in loaded.items():
             if any(_overlap(access, other) for other in read):
                 needed.setdefault(key, number)
-    return [*sorted(first, key=lambda each: needed.get(id(each), len(rest))), *rest]
+    return [*sorted(first, key=lambda load: needed.get(id(load), len(rest))), *rest]
 
 
 def _ranges(cfg: Config, instruction: StreamInstruction) -> list[Range]:

@@ -21,7 +21,7 @@ from celosia.compiler.expr.partition import renamed
 
 
 def interleave(function: Function) -> Function:
-    """`function` without vthread loops. Their iterations must not depend on each other, as those over data do not."""
+    """Replace vthread loops by alternating statements of their iterations, which must not depend on each other."""
     return replace(function, body=_without(function.body))
 
 
@@ -43,12 +43,12 @@ def _without(s: Stmt) -> Stmt:
 
 
 def _single(s: Stmt) -> bool:
-    """Whether `s` is one statement in loops: what a thread does at a stretch."""
+    """Whether `s` is one statement in loops, which a thread runs as a whole."""
     return not isinstance(s, Block | Alloc) and all(_single(inner) for inner in children(s))
 
 
 def _spread(s: Stmt, var: Var, threads: int) -> Stmt:
-    """The statements of all threads in the place of each statement of `s`."""
+    """Replace each statement of `s` by those of all threads."""
     match s:
         case Alloc(tensor, body, scope):
             slots = Tensor(tensor.name, (threads, *tensor.shape), tensor.dtype)
@@ -61,13 +61,13 @@ def _spread(s: Stmt, var: Var, threads: int) -> Stmt:
 
 
 def _in_slot(s: Stmt, tensor: Tensor, slots: Tensor, var: Var) -> Stmt:
-    def moved(index: tuple[Expr, ...]) -> tuple[Expr, ...]:
+    def in_slot(index: tuple[Expr, ...]) -> tuple[Expr, ...]:
         if len(index) == len(tensor.shape):
             return (var, *index)
         return (var * tensor.size + flatten(tensor.shape, index),)
 
     return map_accesses(
         s,
-        lambda e: Load(slots, moved(e.index)) if isinstance(e, Load) and e.tensor is tensor else None,
-        lambda t, i: (slots, moved(i)) if t is tensor else (t, i),
+        lambda e: Load(slots, in_slot(e.index)) if isinstance(e, Load) and e.tensor is tensor else None,
+        lambda t, i: (slots, in_slot(i)) if t is tensor else (t, i),
     )

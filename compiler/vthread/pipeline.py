@@ -3,7 +3,7 @@
 Every tile, one iteration of a pipelined loop, has two halves, its loads and the rest. The loads of the next tiles are
 put in front of the compute of this one, as many as have room: every scratchpad is a ring, a tile takes the entries
 after those of the tile before, and keeps them until it has computed. So LOAD works ahead across tiles and layers, and
-an instruction that waits there for another unit does not leave gemm without work.
+an instruction that waits there for another unit does not leave GEMM without work.
 
     load A        load A
     compute A     load B
@@ -15,7 +15,7 @@ in front of the second one of this, so that gemm has something to do while the v
 
 (Virtual threads, which run iterations in alternation with places fixed beforehand, are another thing: interleave.py.)
 
-What must not overtake what is found by `tokens.py`, from the addresses alone.
+`tokens.py` finds which instructions must wait for which, from the addresses alone.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ from celosia.hw.spec.isa import Opcode
 from celosia.hw.spec.scratchpads import depths
 
 AHEAD = 8
-"""Tiles whose loads may lie before the compute of the oldest of them, if nothing else is said. With 0 a tile loads once
-all that was before it has computed: nothing hides the time that loads take."""
+"""Default of the tiles whose loads may lie before the compute of the oldest of them. With 0 a tile loads once all tiles
+before it have computed, and nothing hides the time of its loads."""
 
 Phase = Callable[[], None]
 Load = Callable[[], Sequence[Phase | None]]
-"""Emits the loads of a tile and returns what emits the rest, in phases; None for one in which it has nothing to do."""
+"""Emits the loads of a tile, and returns the phases that emit the rest; None for a phase without instructions."""
 
 
 @dataclass
 class StreamInstruction:
-    """One instruction before encoding; `layer` is the number of the layer it belongs to. alone: it comes after all that
-    gemm and the vector unit were told before it."""
+    """One instruction before encoding. layer: number of the layer it belongs to. alone: whether it waits for all
+    earlier instructions of GEMM and the vector unit."""
 
     opcode: Opcode
     fields: dict[str, int]
@@ -50,10 +50,10 @@ class StreamInstruction:
 
 
 class Ring:
-    """Gives out contiguous ranges of a scratchpad of `depth` entries, and remembers which tile lies where.
+    """Ring allocator of a scratchpad of `depth` entries, which remembers the tile in each range.
 
-    `pins` are ranges that tiles still need; `make_room` lets the oldest tile compute, so that its pins go. What is
-    `reserved` lies behind the end of the ring.
+    pins: ranges that tiles still need. make_room: lets the oldest tile compute, so that its pins go; False where there
+    is none. reserved: ranges behind the end of the ring.
     """
 
     def __init__(self, depth: int, make_room: Callable[[], bool] = lambda: False) -> None:
@@ -68,11 +68,12 @@ class Ring:
 
     @property
     def end(self) -> int:
-        """Entries that tiles can take."""
+        """End of the entries that tiles can take."""
         return min((first for first, _ in self.reserved), default=self.depth) if self.reserved else self.depth
 
     def claim(self, owner: object) -> bool:
-        """Let nobody else reserve anything until `release`: it would part the ring. False where others never end."""
+        """Let no other owner reserve entries until `release`, which would split the ring. False where another owner
+        never releases its own."""
         while self.claims and self.owner is not owner:
             if not self.make_room():
                 return False
@@ -80,7 +81,7 @@ class Ring:
         return True
 
     def reserve(self, size: int, owner: object) -> tuple[int, int] | None:
-        """(first, end) of the last `size` entries that can be had, until `release`; None where it is too small."""
+        """Reserve `size` entries as far back as possible until `release`: (first, end). None where there is no room."""
         if not self.claim(owner):
             return None
         while (place := self.place(size)) is None:
@@ -89,7 +90,7 @@ class Ring:
         return place
 
     def place(self, size: int) -> tuple[int, int] | None:
-        """(first, end) of `size` entries for who has claimed the ring; None where no tile has left so many."""
+        """Reserve `size` entries for the owner of the ring: (first, end). None while tiles hold too many."""
         place = next((place for place in self._gaps(size) if not any(place[0] < b for _, b in self.pins)), None)
         if place is not None:
             self.reserved.append(place)
@@ -98,7 +99,7 @@ class Ring:
         return place
 
     def _gaps(self, size: int) -> Iterator[tuple[int, int]]:
-        """Places of `size` entries between and below what is reserved, from the end of the scratchpad on."""
+        """Generate ranges of `size` entries between and below reserved ones, from the end of the scratchpad on."""
         end = self.depth
         for first, last in sorted(self.reserved, reverse=True):
             if end - size >= last:
@@ -108,7 +109,7 @@ class Ring:
             yield end - size, end
 
     def release(self, place: tuple[int, int]) -> None:
-        """Gives a reserved place back."""
+        """Give a reserved range back."""
         self.reserved.remove(place)
         self.claims -= 1
 
@@ -123,8 +124,8 @@ class Ring:
         return end - first
 
     def _next(self, size: int) -> int:
-        """Where the next `size` entries lie: at a multiple of `size` if there is room, so that as many tiles of that
-        size fit as can, whatever lay there before."""
+        """Choose the first of the next `size` entries: a multiple of `size` if there is room, so that as many tiles of
+        that size fit as possible, whatever lay there before."""
         aligned, end = -(-self.head // size) * size, self.end
         if aligned + size <= end:
             return aligned
@@ -134,7 +135,7 @@ class Ring:
         return first + size <= self.end and not any(a < first + size and first < b for a, b in self.pins)
 
     def take(self, size: int, key: Hashable = None) -> int:
-        """First of `size` fresh entries; what lay there is forgotten."""
+        """Take `size` fresh entries, and forget the tiles that lay there. Returns the first."""
         assert 0 < size <= self.depth, (size, self.depth)
         while not self._free(first := self._next(size), size):
             if not self.make_room():
@@ -156,16 +157,18 @@ def _always() -> bool:
 
 @dataclass
 class _Tile:
+    """A tile that has loaded. writes: the storage that it will write."""
+
     layer: int
     writes: object
     ready: Callable[[], bool] = _always
-    """Whether its first phase may come, after all that has been emitted."""
+    """Whether the first phase may come behind the instructions emitted so far."""
     phases: deque[Phase | None] = field(default_factory=deque)
     pins: list[tuple[Ring, tuple[int, int]]] = field(default_factory=list)
 
 
 class ScheduleDeadlock(TilingError):
-    """A tile that has loaded waits for what can never be there. layer: whose tile it is."""
+    """A tile that has loaded waits for entries that are never released. layer: number of its layer."""
 
     def __init__(self, layer: int) -> None:
         super().__init__("a block's results find no room beside what its tiles have loaded")
@@ -173,7 +176,10 @@ class ScheduleDeadlock(TilingError):
 
 
 class Stream:
-    """Instructions in program order, the rings of the scratchpads, and the tiles that have loaded, not computed."""
+    """Instructions in program order, the rings of the scratchpads, and the tiles that have loaded, not computed.
+
+    waiting: tiles that compute in their order. following: tiles of guests, which overtake the waiting ones.
+    """
 
     def __init__(self, cfg: Config) -> None:
         self.cfg = cfg
@@ -182,16 +188,16 @@ class Stream:
         self.waiting: deque[_Tile] = deque()
         self.following: deque[_Tile] = deque()
         self.running: deque[list[_Tile]] = deque()
-        """Tiles in the midst of their phases, the latest first; those of a list go together."""
+        """Tiles between their phases, the latest first; those of a list advance together."""
         self.loading: _Tile | None = None
         self.alone = False
-        """Whether the next instruction is."""
+        """Whether the next instruction is `alone`."""
         self.settled: object = None
-        """A storage of which what is read next is known to be there, though other parts are not."""
+        """A storage whose parts that are read next are known to be complete, though others are not."""
         self.rings = {scope: Ring(depth, self.make_room) for scope, depth in depths(cfg).items()}
 
     def add(self, opcode: Opcode, fields: dict[str, int]) -> None:
-        """Appends an instruction of the layer at hand."""
+        """Append an instruction of the current layer."""
         self.instructions.append(StreamInstruction(opcode, fields, self.layer, self.alone))
         self.alone = False
 
@@ -203,7 +209,7 @@ class Stream:
         return first
 
     def take(self, ring: Ring, size: int, key: Hashable = None) -> int:
-        """Fresh entries of `ring` for the tile that is loading."""
+        """Take fresh entries of `ring` for the tile that is loading. Returns the first."""
         return self.hold(ring, ring.take(size, key), size)
 
     def find(self, ring: Ring, key: Hashable) -> int | None:
@@ -227,7 +233,7 @@ class Stream:
             self.advance()
 
     def follow(self, layer: int, writes: object, load: Load) -> None:
-        """Start a tile that overtakes the waiting ones: it computes as soon as the next that follows has loaded."""
+        """Start a tile that overtakes the waiting ones: it computes once the next following tile has loaded."""
         tile = self._load(layer, writes, load)
         self._overtake()
         self.following.append(tile)
@@ -266,12 +272,12 @@ class Stream:
         return any(tile.writes is storage and tile.layer != but for tile in tiles)
 
     def finish(self) -> None:
-        """Lets all tiles compute that have loaded."""
+        """Let all tiles compute that have loaded."""
         while self.make_room():
             pass
 
     def _overtake(self) -> bool:
-        """Let the oldest tile that follows compute. False where there is none."""
+        """Let the oldest following tile compute. False where there is none."""
         if not self.following:
             return False
         tile = self.following.popleft()
@@ -280,6 +286,7 @@ class Stream:
         return True
 
     def _load(self, layer: int, writes: object, load: Load) -> _Tile:
+        """Emit the loads of a tile."""
         tile = _Tile(layer, writes)
         self.loading, self.layer = tile, layer
         tile.phases.extend(load())
@@ -287,7 +294,7 @@ class Stream:
         return tile
 
     def _phase(self, tile: _Tile) -> None:
-        """Run the next phase of `tile`; with the last one it gives back its places."""
+        """Run the next phase of `tile`. Before the last one it gives back its entries."""
         loading, layer = self.loading, self.layer
         phase = tile.phases.popleft()
         if not tile.phases:

@@ -11,26 +11,26 @@ from celosia.hw.spec.scratchpads import scratchpads
 
 
 def spread_weights(cfg: Config, instructions: list[StreamInstruction]) -> None:
-    """Spread the weights of those layers that would otherwise wait for the second port, half of whose weights is more
-    than all that comes through the first: as of matrix products with one image."""
+    """Spread the weights of layers that would otherwise wait for the second port, as matrix products with one image do:
+    half of their weights is more than all bytes through the first port."""
     if not scratchpads(cfg)["wgt"].spread:
         return
     second = load_channels(cfg)[1]
     for _, layer in groupby(sorted(instructions, key=lambda i: i.layer), key=lambda i: i.layer):
         own = list(layer)
-        near, far, weights = len(own) * instruction_bytes(cfg), 0, []
-        for each in own:
-            if each.opcode == Opcode.LOAD:
-                size = _bytes(cfg, each.fields)
-                if each.fields["buffer"] not in second:
-                    near += size
+        first_bytes, second_bytes, weights = len(own) * instruction_bytes(cfg), 0, []
+        for instruction in own:
+            if instruction.opcode == Opcode.LOAD:
+                size = _bytes(cfg, instruction.fields)
+                if instruction.fields["buffer"] not in second:
+                    first_bytes += size
                     continue
-                far += size
-                if each.fields["buffer"] == Buffer.WGT and not each.fields.get("expand"):
-                    weights.append((each, size))
-        if near + sum(size for _, size in weights) / 2 < far:
-            for each, _ in weights:
-                each.fields = each.fields | {"spread": 1}
+                second_bytes += size
+                if instruction.fields["buffer"] == Buffer.WGT and not instruction.fields.get("expand"):
+                    weights.append((instruction, size))
+        if first_bytes + sum(size for _, size in weights) / 2 < second_bytes:
+            for instruction, _ in weights:
+                instruction.fields = instruction.fields | {"spread": 1}
 
 
 def _bytes(cfg: Config, fields: dict[str, int]) -> int:

@@ -1,9 +1,9 @@
-"""Dependences between units become wait and post bits.
+"""Turn dependences between units into wait and post bits.
 
-For each instruction the latest instruction of every other unit that it must come after is found from the addresses
-(reads after writes, writes after reads, writes after writes, in scratchpads and in DRAM). It takes a token from that
-unit only if it does not already know, directly or through others, that the instruction has ended. What is to run alone
-comes after the latest that computes, as well. The program order satisfies every dependence and never has more tokens
+For each instruction the addresses tell the latest instruction of every other unit that it must come after (reads after
+writes, writes after reads, writes after writes, in scratchpads and in DRAM). It takes a token from that unit only if it
+does not already know, directly or through others, that the instruction has ended. An instruction that is `alone` also
+comes after the latest of GEMM and VECTOR. The program order satisfies every dependence and never has more tokens
 under way than a semaphore holds, so that nothing can deadlock.
 """
 
@@ -36,14 +36,14 @@ class _Log:
 
 
 class _History:
-    """What units read and wrote in one memory. Units that never did are left out."""
+    """Reads and writes of one memory so far, by unit. Units without any are left out."""
 
     def __init__(self, size: int) -> None:
         self.size = size
         self.logs: dict[tuple[int, bool], _Log] = {}
-        """By unit, and whether it wrote."""
+        """Logs by unit, and whether of writes."""
         self.rivals: dict[tuple[int, bool], list[_Log]] = {}
-        """What other units did before which a unit must not read, or write."""
+        """For reads or writes of a unit, the logs of other units that these must come after."""
 
     def before(self, access: Range, unit: int, needed: list[int]) -> None:
         """Raise `needed` to the last instruction of every other unit that `access` of `unit` must come after."""
@@ -84,19 +84,19 @@ class _Dram:
 
 
 def _touched(cfg: Config, instructions: list[StreamInstruction]) -> list[tuple[list[Range], DramRows | None]]:
-    """What each instruction touches of the scratchpads and of DRAM."""
+    """List the scratchpad ranges and DRAM rows that each instruction touches."""
     numbers: dict[Opcode, list[int]] = {}
     for number, instruction in enumerate(instructions):
         numbers.setdefault(instruction.opcode, []).append(number)
-    found: dict[int, tuple[list[Range], DramRows | None]] = {}
+    touched: dict[int, tuple[list[Range], DramRows | None]] = {}
     for opcode, own in numbers.items():
         fields = columns(cfg, opcode, [instructions[number].fields for number in own])
-        found.update(zip(own, zip(all_ranges(cfg, opcode, fields), all_rows(cfg, opcode, fields))))
-    return [found[number] for number in range(len(instructions))]
+        touched.update(zip(own, zip(all_ranges(cfg, opcode, fields), all_rows(cfg, opcode, fields))))
+    return [touched[number] for number in range(len(instructions))]
 
 
 def insert_tokens(cfg: Config, instructions: list[StreamInstruction], tracked_bytes: int) -> None:
-    """Set `wait` and `post` of each instruction. DRAM from `tracked_bytes` on holds constants, which nobody writes."""
+    """Set `wait` and `post` of each instruction. DRAM from `tracked_bytes` on is never written."""
     histories = {name: _History(depth) for name, depth in depths(cfg).items()}
     dram = _Dram(cfg, tracked_bytes)
     known = [[NEVER] * len(UNITS) for _ in UNITS]  # known[v][u]: last instruction of u that v knows to have ended
@@ -118,12 +118,12 @@ def insert_tokens(cfg: Config, instructions: list[StreamInstruction], tracked_by
             needed[rival] = max(needed[rival], int(np.maximum.reduce(dram.at(moved, not moved.write), axis=None)))
 
         wait = 0
-        # The latest first: what it knows may make the others unnecessary.
+        # The latest first: the instructions that it has waited for may make the other tokens unnecessary.
         for other in sorted([u for u in UNITS if needed[u] > known[unit][u]], key=needed.__getitem__, reverse=True):
             if needed[other] > known[unit][other]:
                 producer, pairs = needed[other], tokens[other, unit]
                 if len(pairs) >= capacity and pairs[-capacity][1] > producer:
-                    # No room for one more. The token before, which is taken later than `producer`, can come from there.
+                    # No room for one more. The token before, taken later than `producer`, can be posted by it instead.
                     earlier, taker = pairs.pop()
                     instructions[earlier].fields["post"] ^= 1 << unit
                 else:

@@ -134,7 +134,7 @@ Loops = Annotated[
 Derivation = Annotated[
     bool, typer.Option("--derivation", help="Only how `optimise` has made the model: each step, its proof, its gain.")
 ]
-Decisions = Annotated[
+Tiling = Annotated[
     Path | None, typer.Option(metavar="FILE.json", help="Write what was decided for each layer, to change it.")
 ]
 
@@ -153,7 +153,7 @@ def inspect(
     estimate: Estimate = False,
     memory: opt.Memory = None,
     loops: Loops = None,
-    decisions: Decisions = None,
+    decisions: Tiling = None,
     derivation: Derivation = False,
     shape: opt.ShapeOption = None,
     place: opt.Place = None,

@@ -21,12 +21,12 @@ from celosia.compiler.graph.passes import Pipeline
 from celosia.compiler.graph.pipeline import PASSES, for_hardware
 from celosia.compiler.graph.specialise import specialise
 from celosia.compiler.launch.blocks import estimated
-from celosia.compiler.layer import Conv, TilingError
+from celosia.compiler.layer import TilingError
 from celosia.compiler.lowering import lower, place
-from celosia.compiler.tensorize.decide import problems
+from celosia.compiler.tensorize.decide import workloads
 from celosia.compiler.tensorize.define import define
 from celosia.compiler.tensorize.plan import Planner
-from celosia.compiler.tensorize.space import Problem
+from celosia.compiler.tensorize.space import Workload
 from celosia.compiler.tune.bound import network_bound
 from celosia.compiler.tune.measure import CostSource, Status, TrialResult
 from celosia.compiler.tune.network import TuningDecisions
@@ -115,20 +115,20 @@ def estimate_cycles(subject: ExploredModel, cfg: Config, memory: MemoryModel | s
     """
     graph, images = _load_graph(subject, cfg)
     selection = place(graph, cfg)
-    seconds_of: dict[Problem, float] = {}
+    seconds_of: dict[Workload, float] = {}
     requests, total, moved, vector = [], 0.0, 0, 0
     for choice in selection.choices:
-        candidates = [problem for definition in define(cfg, choice.layer) for problem in problems(definition)]
-        layer_problems = [candidate for candidate in candidates if isinstance(candidate, Problem)]
-        for work in layer_problems:
+        candidates = [workload for definition in define(cfg, choice.layer) for workload in workloads(definition)]
+        layer_workloads = [candidate for candidate in candidates if isinstance(candidate, Workload)]
+        for work in layer_workloads:
             if work not in seconds_of:
                 seconds_of[work] = estimated(cfg, work)
             total += seconds_of[work]
             vector += work.out_blocks * work.rows * work.columns * work.images * max(1, work.sums)
-        requests.append((choice.layer, layer_problems))
+        requests.append((choice.layer, layer_workloads))
         moved += choice.layer.x.size(cfg) + choice.layer.y.size(cfg)
-        moved += choice.layer.weights.size if isinstance(choice.layer, Conv) else 0
-    gemm = sum(problem.steps for _, layer_problems in requests for problem in layer_problems)
+        moved += 0 if choice.layer.gemm is None else choice.layer.gemm.weights.size
+    gemm = sum(workload.steps for _, layer_workloads in requests for workload in layer_workloads)
     busy = {"gemm": gemm, "vector": vector, "load": moved // cfg.bus_bytes, "store": 0}
     bound = int(network_bound(cfg, requests, memory_model(memory)))
     macs = sum(choice.layer.macs for choice in selection.choices)

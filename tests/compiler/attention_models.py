@@ -25,7 +25,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 import celosia
 from celosia.compiler.launch import blocks
-from celosia.compiler.layer import Block, Layer
+from celosia.compiler.layer import Layer
 from celosia.driver.generate.cached_attention import decompose_cached_attention
 from celosia.driver.generate.roles import find_roles
 from celosia.driver.generate.stepping import rewrite_to_return_new_rows
@@ -223,7 +223,7 @@ def blocks_wherever_they_fit(wanted: bool) -> Iterator[None]:
 
     def once(self: blocks._Cutter, layers: list[Layer]) -> float:
         cycles = real(self, layers)
-        return min(cycles, 0) if layers and isinstance(layers[-1], Block) and np.isfinite(cycles) else cycles
+        return min(cycles, 0) if layers and layers[-1].is_block and np.isfinite(cycles) else cycles
 
     with pytest.MonkeyPatch.context() as patch:
         if wanted:

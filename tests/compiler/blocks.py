@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from celosia.compiler.layer import Activation, Block, Conv, Epilogue, Layer, Residual, Storage, Window
+from celosia.compiler.layer import Activation, Epilogue, Gemm, Layer, Residual, Storage, Window
 from celosia.compiler.program.activations import pack_activation, unpack_activation
 from celosia.compiler.tensorize import pack
 from celosia.compiler.tensorize.constants import Constants
@@ -57,7 +57,7 @@ class Shape:
     clip: tuple[int, int] = (-100, 120)
 
 
-def block_of(cfg: Config, shape: Shape) -> Block:
+def block_of(cfg: Config, shape: Shape) -> Layer:
     """Channels that fill no block, and images that fill two batches."""
     rng = np.random.default_rng(3)
     channels, middle, images = cfg.block_in + 1, 4 * cfg.block_out - 1, 2 * cfg.batch
@@ -67,10 +67,11 @@ def block_of(cfg: Config, shape: Shape) -> Block:
     def act(name: str, channels: int, height: int, width: int) -> Activation:
         return Activation.alone(cfg, name, images, channels, height, width)
 
-    def conv(x: Activation, y: Activation, inputs: int, window: Window, **rest: object) -> Conv:
+    def conv(x: Activation, y: Activation, inputs: int, window: Window, groups: int = 1, **rest: object) -> Layer:
         weights = rng.integers(-128, 128, (y.channels, inputs, *window.kernel)).astype(np.int8)
         scale = requantise(rng, y.channels, 74 * 74 * float(np.sqrt(np.prod(weights.shape[1:]))))
-        return Conv(f"to {y.name}", x, y, weights, scale, window, **rest)  # type: ignore[arg-type]
+        gemm = Gemm(weights, groups)
+        return Layer(f"to {y.name}", x, y, window, gemm=gemm, requantise=scale, **rest)  # type: ignore[arg-type]
 
     x = act("x", channels, shape.height, shape.width)
     wide, deep = act("wide", middle, shape.height, shape.width), act("deep", middle, rows, columns)
@@ -83,8 +84,9 @@ def block_of(cfg: Config, shape: Shape) -> Block:
         conv(deep, y, middle, Window((1, 1)), epilogue=Epilogue((-110, 127), residual=add)),
     )
     if shape.equal:
-        layers[1].weights[...] = 1
-    return Block(layers)
+        assert layers[1].gemm is not None
+        layers[1].gemm.weights[...] = 1
+    return Layer.block(layers)
 
 
 class Hand:
@@ -128,7 +130,7 @@ class Hand:
 
     def expected(self) -> Int8:
         values = {self.x: self.given}
-        for layer in self.layer.layers if isinstance(self.layer, Block) else (self.layer,):
+        for layer in self.layer.layers or (self.layer,):
             values[layer.y] = meaning(layer, values)
         return values[self.y]
 
@@ -178,25 +180,26 @@ class Hand:
         )  # fmt: skip
         return base
 
-    def load_taps(self, layer: Conv) -> int:
+    def load_taps(self, weights: Int8) -> int:
         """Entries of [slices][kernel rows][steps][slots][block_out] int8: `taps` columns of the kernel a step."""
-        cfg, (channels, _, *kernel) = self.cfg, layer.weights.shape
+        cfg, (channels, _, *kernel) = self.cfg, weights.shape
         slices, steps = pack.blocks(channels, cfg.block_out), pack.blocks(kernel[1], cfg.taps)
         entries = np.zeros((slices, kernel[0], steps, *scratchpads(cfg)["tap"].shape), np.int8)
         for channel, column in np.ndindex(channels, kernel[1]):
             n, lane = divmod(channel, cfg.block_out)
-            entries[n, :, column // cfg.taps, column % cfg.taps, lane] = layer.weights[channel, 0, :, column]
+            entries[n, :, column // cfg.taps, column % cfg.taps, lane] = weights[channel, 0, :, column]
         return self.load_constants("tap", entries.view(np.uint8).reshape(-1))
 
-    def epilogue(self, layer: Conv) -> dict[str, int]:
+    def epilogue(self, layer: Layer) -> dict[str, int]:
         """Fields of requantisation, clip and table."""
+        assert layer.requantise is not None
         low, high = layer.epilogue.clip
         fields = dict(requantise=1, zero_point=layer.requantise.zero_point, clip_lo=low, clip_hi=high)
         if layer.epilogue.table is not None:
             fields |= dict(lookup=1, table=self.tables[layer.name])
         return fields
 
-    def load_tables(self, *layers: Conv) -> None:
+    def load_tables(self, *layers: Layer) -> None:
         tables = {layer.name: layer.epilogue.table for layer in layers}
         self.tables = {
             name: self.load_constants("lut", table.view(np.uint8))
@@ -213,17 +216,20 @@ class DepthwiseByHand(Hand):
         x, y = (Activation.alone(cfg, name, 1, channels, 4, 5) for name in "xy")
         weights = rng.integers(-128, 128, (channels, 1, 3, 3)).astype(np.int8)
         scale = requantise(rng, channels, 74 * 74 * 3.0)
-        layer = Conv("depthwise", x, y, weights, scale, Window((3, 3), pads=(1, 1, 1, 1)), channels, PAD)
-        super().__init__(cfg, layer)
+        window, gemm = Window((3, 3), pads=(1, 1, 1, 1)), Gemm(weights, channels)
+        super().__init__(cfg, Layer("depthwise", x, y, window, PAD, gemm, requantise=scale))
 
     def emit(self) -> None:
         cfg, layer, y = self.cfg, self.layer, self.y
-        assert isinstance(layer, Conv)
+        assert layer.gemm is not None and layer.requantise is not None
         blocks, pieces, steps = pack.blocks(y.channels, cfg.block_out), cfg.out_pieces, pack.blocks(3, cfg.taps)
         row, plane, piece = y.width + 2, y.height * y.width, cfg.piece_bytes
         entries = (y.height + 3) * row
         vin, out = self.take("vin", blocks * entries), self.take("out", blocks * plane)
-        tap, par = self.load_taps(layer), self.load_constants("par", pack.parameters(cfg, layer.requantise))
+        tap, par = (
+            self.load_taps(layer.gemm.weights),
+            self.load_constants("par", pack.parameters(cfg, layer.requantise)),
+        )
         self.load_tables(layer)
         for n in range(blocks):
             self.add(
@@ -258,10 +264,10 @@ class BlockByHand(Hand):
     """
 
     def __init__(
-        self, cfg: Config, block: Block | Shape | None = None, tile_rows: int = 3, ahead: bool = False,
+        self, cfg: Config, block: Layer | Shape | None = None, tile_rows: int = 3, ahead: bool = False,
         addresses: dict[Storage, int] | None = None, packed: Constants | None = None,
     ) -> None:  # fmt: skip
-        self.block = block if isinstance(block, Block) else block_of(cfg, block or Shape())
+        self.block = block if isinstance(block, Layer) else block_of(cfg, block or Shape())
         self.tile_rows, self.ahead = tile_rows, ahead
         super().__init__(cfg, self.block, addresses, packed)
 
@@ -289,9 +295,12 @@ class BlockByHand(Hand):
         self.slots = {name: [self.take(where, size) for _ in range(2)] for name, (where, size) in slots.items()}
         if self.ahead:
             self.slots["deep"][1] = self.slots["deep"][0]
-        self.wgt = [self.load_constants("wgt", pack.weights(cfg, layer)) for layer in (self.first, self.last)]
-        self.par = [self.load_constants("par", pack.parameters(cfg, layer.requantise)) for layer in self.block.layers]
-        self.tap = self.load_taps(self.middle)
+        first, middle, last = (layer.gemm for layer in self.block.layers)
+        assert first is not None and middle is not None and last is not None
+        self.wgt = [self.load_constants("wgt", pack.weights(cfg, gemm)) for gemm in (first, last)]
+        scales = [layer.requantise for layer in self.block.layers if layer.requantise is not None]
+        self.par = [self.load_constants("par", pack.parameters(cfg, scale)) for scale in scales]
+        self.tap = self.load_taps(middle.weights)
         self.load_tables(*self.block.layers)
         tiles = [(b, r) for b in range(y.batches(cfg)) for r in range(0, y.height, rows)]
         for number, (batch, first_row) in enumerate(tiles):

@@ -13,21 +13,17 @@ from celosia.compiler import numerics
 from celosia.compiler.launch.image import Image, build
 from celosia.compiler.layer import (
     Activation,
-    ActivationProduct,
-    Block,
-    Conv,
+    ActivationGemm,
     Epilogue,
+    Gemm,
     Layer,
-    Map,
-    Multiply,
+    Multiplication,
     Norm,
-    Pool,
     Requantise,
     Residual,
     Softmax,
     Storage,
     Window,
-    inputs,
     padded_groups,
 )
 from celosia.compiler.program.activations import pack_activation, unpack_activation
@@ -84,50 +80,36 @@ def _requantised(total: NDArray[np.int64], r: Requantise, clip: tuple[int, int])
 
 def meaning(layer: Layer, values: dict[Activation, Int8]) -> Int8:
     """The output of `layer`, [images, channels, height, width], over `values` of activations by name."""
-    if isinstance(layer, Block):
+    if layer.is_block:
         inside = dict(values)
         for each in layer.layers:
             inside[each.y] = meaning(each, inside)
         return inside[layer.y]
     x, epilogue = values[layer.x], layer.epilogue
-    if isinstance(layer, Conv):
+    v = x.astype(np.int64)
+    if layer.gemm is not None:
+        v = _convolution(layer, layer.gemm, x)
+        if layer.gemm.sum_bytes:
+            little = np.ascontiguousarray(v.astype("<i4")).view(np.int8).reshape(*v.shape, 4)
+            return np.concatenate([little[..., byte] for byte in range(layer.gemm.sum_bytes)], axis=1)
+    elif layer.product is not None:
+        each = zip(np.split(x[0, :, 0], layer.heads), np.split(values[layer.product.w][0, :, 0], layer.heads))
+        v = np.concatenate([_product(layer, layer.product, *head) for head in each], axis=1)
+    elif layer.reduce:
         windows = _windows(x, layer.window, layer.pad_value)
-        group_in, group_out = layer.weights.shape[1], layer.weights.shape[0] // layer.groups
-        parts = [
-            np.einsum(
-                "nchwij,ocij->nohw",
-                windows[:, g * group_in : (g + 1) * group_in],
-                layer.weights[g * group_out : (g + 1) * group_out].astype(np.int64),
-                optimize=True,
-            )
-            for g in range(layer.groups)
-        ]
-        total = np.concatenate(parts, axis=1)
-        if layer.sum_bytes:
-            little = np.ascontiguousarray(total.astype("<i4")).view(np.int8).reshape(*total.shape, 4)
-            return np.concatenate([little[..., byte] for byte in range(layer.sum_bytes)], axis=1)
-        v = _requantised(total, layer.requantise, epilogue.clip)
-    elif isinstance(layer, Pool):
-        windows = _windows(x, layer.window, layer.pad_value)
-        if layer.requantise is None:
-            v = np.clip(windows.max(axis=(4, 5)), *epilogue.clip)
-        else:
-            v = _requantised(windows.sum(axis=(4, 5)), layer.requantise, epilogue.clip)
-    elif isinstance(layer, ActivationProduct):
-        each = zip(np.split(x[0, :, 0], layer.heads), np.split(values[layer.w][0, :, 0], layer.heads), strict=True)
-        v = np.concatenate([_product(layer, *head) for head in each], axis=1)
-    elif isinstance(layer, Multiply):
-        b = values[layer.b]
-        v = (x.astype(np.int64) + layer.x_offset) * (b.astype(np.int64) + layer.b_offset)
+        v = windows.max(axis=(4, 5)) if layer.reduce == "max" else windows.sum(axis=(4, 5))
+    elif layer.multiply is not None:
+        b = values[layer.multiply.b]
+        v = (x.astype(np.int64) + layer.multiply.x_offset) * (b.astype(np.int64) + layer.multiply.b_offset)
+    elif (norm := layer.norm) is not None:
+        rows, count = x.transpose(0, 2, 3, 1), layer.x.channels
+        v = normalise_rows(rows.reshape(-1, count), count, norm.offset, norm.centre, norm.epsilon)
+        v = v.reshape(rows.shape).transpose(0, 3, 1, 2)
+    elif layer.softmax is not None:
+        v = np.concatenate([_softmax(head, layer.softmax) for head in np.split(x, layer.heads, axis=1)], axis=1)
+    if layer.requantise is not None and layer.product is None:
         v = _requantised(v, layer.requantise, epilogue.clip)
-    elif isinstance(layer, Norm):
-        rows = x.transpose(0, 2, 3, 1)
-        v = normalise_rows(rows.reshape(-1, layer.count), layer.count, layer.offset, layer.centre, layer.epsilon)
-        v = _requantised(v.reshape(rows.shape).transpose(0, 3, 1, 2), layer.requantise, epilogue.clip)
-    elif isinstance(layer, Softmax):
-        v = np.concatenate([_softmax(head, layer) for head in np.split(x, layer.heads, axis=1)], axis=1)
-    else:
-        v = np.clip(x.astype(np.int64), *epilogue.clip)
+    v = np.clip(v, *epilogue.clip)
     if epilogue.table is not None:
         v = epilogue.table[v + 128].astype(np.int64)
     if epilogue.residual is not None:
@@ -137,16 +119,32 @@ def meaning(layer: Layer, values: dict[Activation, Int8]) -> Int8:
     return v.astype(np.int8)
 
 
-def _product(layer: ActivationProduct, x: Int8, w: Int8) -> NDArray[np.int64]:
+def _convolution(layer: Layer, gemm: Gemm, x: Int8) -> NDArray[np.int64]:
+    windows = _windows(x, layer.window, layer.pad_value)
+    group_in, group_out = gemm.weights.shape[1], gemm.weights.shape[0] // gemm.groups
+    parts = [
+        np.einsum(
+            "nchwij,ocij->nohw",
+            windows[:, g * group_in : (g + 1) * group_in],
+            gemm.weights[g * group_out : (g + 1) * group_out].astype(np.int64),
+            optimize=True,
+        )
+        for g in range(gemm.groups)
+    ]
+    return np.concatenate(parts, axis=1)
+
+
+def _product(layer: Layer, product: ActivationGemm, x: Int8, w: Int8) -> NDArray[np.int64]:
     """Of one head."""
-    columns = w[:, : layer.y.channels // layer.heads].astype(np.int64) + layer.w_offset
-    v = np.einsum("cm,cn->nm", x.astype(np.int64) + layer.x_offset, columns)[None, :, None]
+    assert layer.requantise is not None
+    columns = w[:, : layer.y.channels // layer.heads].astype(np.int64) + product.w_offset
+    v = np.einsum("cm,cn->nm", x.astype(np.int64) + product.x_offset, columns)[None, :, None]
     return _requantised(v, layer.requantise, layer.epilogue.clip)
 
 
-def _softmax(x: Int8, layer: Softmax) -> NDArray[np.int64]:
+def _softmax(x: Int8, softmax: Softmax) -> NDArray[np.int64]:
     """In doubles, each sum and each quotient of which is rounded to float32: that makes no second error."""
-    powers, shares = np.split(layer.powers, 2)
+    powers, shares = np.split(softmax.powers, 2)
     y = np.zeros(x.shape, np.int64)
     for image, row, column in np.ndindex(x.shape[0], *x.shape[2:]):
         elements = x[image, :, row, column].astype(int).tolist()
@@ -155,8 +153,8 @@ def _softmax(x: Int8, layer: Softmax) -> NDArray[np.int64]:
         for place in places:
             total = np.float32(float(total) + float(powers[place]))
         quotients = [np.float32(float(shares[place]) / float(total)) for place in places]
-        y[image, :, row, column] = [round(float(quotient)) + layer.zero_point for quotient in quotients]
-    return np.clip(y, *layer.epilogue.clip)
+        y[image, :, row, column] = [round(float(quotient)) + softmax.zero_point for quotient in quotients]
+    return y
 
 
 # Running --------------------------------------------------------------------------------------------------
@@ -183,7 +181,7 @@ class Network:
 
     def outputs(self) -> list[Activation]:
         """Activations that no layer reads, not even as a part of a storage."""
-        used = {act.storage for layer in self.layers for act in inputs(layer)}
+        used = {act.storage for layer in self.layers for act in layer.inputs()}
         return [layer.y for layer in self.layers if layer.y.storage not in used]
 
     def borders(self) -> tuple[list[set[Storage]], list[set[Storage]]]:
@@ -354,9 +352,10 @@ class Builder:
             weights = few_bits(self.rng, shape, self.cfg.weight_bits)
         reach = 74 * 74 * np.sqrt(np.prod(shape[1:]))
         return self._add(
-            Conv(
-                self._name(), x, y, weights, requantise(self.rng, channels, reach), window, groups,
-                int(self.rng.integers(-128, 128)), self.epilogue(y),
+            Layer(
+                self._name(), x, y, window, gemm=Gemm(weights, groups),
+                requantise=requantise(self.rng, channels, reach),
+                pad_value=int(self.rng.integers(-128, 128)), epilogue=self.epilogue(y),
             )
         )  # fmt: skip
 
@@ -364,42 +363,47 @@ class Builder:
         y = self._output(x, x.channels, window)
         scale = None if largest else requantise(self.rng, x.channels, 74 * np.sqrt(np.prod(window.kernel)))
         pad_value = -128 if largest else int(self.rng.integers(-128, 128))
-        return self._add(Pool(self._name(), x, y, window, scale, pad_value, self.epilogue(y, second=False)))
+        epilogue, reduce = self.epilogue(y, second=False), "max" if largest else "sum"
+        return self._add(
+            Layer(self._name(), x, y, window, pad_value, reduce=reduce, requantise=scale, epilogue=epilogue)
+        )
 
     def map(self, x: Activation, operand: Activation | None = None) -> Activation:
         y = self._output(x, x.channels, Window((1, 1)))
         epilogue = self.epilogue(y, second=False)
         if operand is not None:
             epilogue = Epilogue(epilogue.clip, epilogue.table, residual(self.rng, operand))
-        return self._add(Map(self._name(), x, y, epilogue))
+        return self._add(Layer(self._name(), x, y, epilogue=epilogue))
 
     def product(self, x: Activation, w: Activation, channels: int) -> Activation:
         """channels: of y, of which w has the pixels."""
         y = Activation.alone(self.cfg, self._name(), 1, channels, 1, x.width)
         offsets = [self._number(-127, 128) if self._flag() else self.draw(st.sampled_from([0, 128])) for _ in range(2)]
         scale = requantise(self.rng, channels, 150 * 150 * np.sqrt(x.channels))
-        return self._add(ActivationProduct(self._name(), x, w, y, *offsets, scale, self.epilogue(y)))
+        product, epilogue = ActivationGemm(w, *offsets), self.epilogue(y)
+        return self._add(Layer(self._name(), x, y, product=product, requantise=scale, epilogue=epilogue))
 
     def softmax(self, x: Activation) -> Activation:
         y = self._output(x, x.channels, Window((1, 1)))
         scale, steps = float(self.rng.uniform(0.01, 0.5)), float(self.rng.choice([1 / 255, 1 / 127, 0.02]))
         powers = numerics.softmax_powers(x.channels, scale, steps)
         clip = self.epilogue(y, second=False).clip
-        return self._add(Softmax(self._name(), x, y, powers, int(self.rng.integers(-128, 128)), Epilogue(clip)))
+        softmax = Softmax(powers, int(self.rng.integers(-128, 128)))
+        return self._add(Layer(self._name(), x, y, softmax=softmax, epilogue=Epilogue(clip)))
 
     def norm(self, x: Activation) -> Activation:
         y, centre, epsilon = self._output(x, x.channels, Window((1, 1))), self._flag(), self._number(0, 1 << 40)
         scale = requantise(self.rng, x.channels, 1.5 * 2**NORM_FRACTION)
         offset = self._number(-128, 128)
-        return self._add(
-            Norm(self._name(), x, y, offset, centre, epsilon, scale, Epilogue(self.epilogue(y, second=False).clip))
-        )
+        norm, epilogue = Norm(offset, centre, epsilon), Epilogue(self.epilogue(y, second=False).clip)
+        return self._add(Layer(self._name(), x, y, norm=norm, requantise=scale, epilogue=epilogue))
 
     def multiply(self, x: Activation, b: Activation) -> Activation:
         y = self._output(x, x.channels, Window((1, 1)))
-        offsets = (int(v) for v in self.rng.integers(-255, 256, 2))
+        multiply = Multiplication(b, *(int(v) for v in self.rng.integers(-255, 256, 2)))
         scale = requantise(self.rng, x.channels, 150 * 150)
-        return self._add(Multiply(self._name(), x, b, y, *offsets, scale, self.epilogue(y, second=False)))
+        epilogue = self.epilogue(y, second=False)
+        return self._add(Layer(self._name(), x, y, multiply=multiply, requantise=scale, epilogue=epilogue))
 
 
 @st.composite

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +14,7 @@ from hypothesis import strategies as st
 
 import celosia
 from celosia.compiler.launch import attentions
-from celosia.compiler.layer import Activation, ActivationProduct, Block, Epilogue, Requantise, Softmax, TilingError
+from celosia.compiler.layer import Activation, ActivationGemm, Epilogue, Layer, Requantise, Softmax, TilingError
 from celosia.compiler.numerics import fold_scale, softmax_powers
 from celosia.compiler.tensorize.decide import FixedSchedule
 from celosia.compiler.tensorize.plan import Planner
@@ -41,7 +40,7 @@ def scales(rng: np.random.Generator, channels: int, reach: float) -> Requantise:
     return Requantise(*whole, int(rng.integers(-30, 30)))
 
 
-def attention(b: Builder, heads: int, queries: int, keys: int, inner: int, columns: int, around: int = 0) -> Block:
+def attention(b: Builder, heads: int, queries: int, keys: int, inner: int, columns: int, around: int = 0) -> Layer:
     """Of so many heads; keys, inner and columns in channel groups. around: foreign groups about what is read."""
     group, rng = b.cfg.group, b.rng
     x = b.given(1, heads * inner * group, 1, queries, around, around)
@@ -49,14 +48,16 @@ def attention(b: Builder, heads: int, queries: int, keys: int, inner: int, colum
     v = b.given(1, heads * keys * group, 1, columns * group, 0, around)
     scores, shares = (Activation.alone(b.cfg, name, 1, heads * keys * group, 1, queries) for name in ("s", "p"))
     y = Activation.alone(b.cfg, "y", 1, heads * columns * group, 1, queries)
-    first = ActivationProduct(
-        "scores", x, w, scores, 0, 0, scales(rng, keys * group, 99 * 99 * (inner * group) ** 0.5),
-        Epilogue((-120, 110), table(rng) if rng.random() < 0.5 else None), heads=heads,
+    first = Layer(
+        "scores", x, scores, product=ActivationGemm(w, 0, 0),
+        requantise=scales(rng, keys * group, 99 * 99 * (inner * group) ** 0.5),
+        epilogue=Epilogue((-120, 110), table(rng) if rng.random() < 0.5 else None), heads=heads,
     )  # fmt: skip
     powers = softmax_powers(keys * group, 0.03, 1 / 255)
-    softmax = Softmax("rows", scores, shares, powers, int(rng.integers(-128, 1)), heads=heads)
-    last = ActivationProduct("mixed", shares, v, y, 0, 0, scales(rng, columns * group, 99 * 99.0), heads=heads)
-    b.net.launches[-1].append(block := Block((first, softmax, last)))
+    softmax = Layer("rows", scores, shares, softmax=Softmax(powers, int(rng.integers(-128, 1))), heads=heads)
+    scale = scales(rng, columns * group, 99 * 99.0)
+    last = Layer("mixed", shares, y, product=ActivationGemm(v, 0, 0), requantise=scale, heads=heads)
+    b.net.launches[-1].append(block := Layer.block((first, softmax, last)))
     return block
 
 
@@ -69,7 +70,7 @@ def test_it_is_what_its_layers_mean(b: Builder, of: tuple[int, ...], around: int
     block = attention(b, *of, around)
     planner = Planner(b.cfg)
     (definition,) = planner.definitions(block)
-    points = list(candidates(b.cfg, definition.problem))
+    points = list(candidates(b.cfg, definition.workload))
     planner.decider = replace(planner.decider, given=FixedSchedule([points[number % len(points)]]))
     b.net.check(checking=True, planner=planner)
     np.testing.assert_array_equal(reference(block, b.net.given), meaning(block, b.net.given))
@@ -125,22 +126,27 @@ def test_wrong_programs_are_found(which: str) -> None:
 # What is none -------------------------------------------------------------------------------------------------------
 
 
-def _refused(cfg: Config, change: Callable[[ActivationProduct], Any]) -> str:
+def _refused(cfg: Config, change: Callable[[Layer], Layer]) -> str:
     b = Builder(Network(cfg), None, np.random.default_rng(1))  # type: ignore[arg-type]
     first, softmax, last = attention(b, 2, 6, 2, 1, 1).layers
-    assert isinstance(first, ActivationProduct)
     with pytest.raises(TilingError) as refused:
-        Planner(cfg).definitions(Block((change(first), softmax, last)))
+        Planner(cfg).definitions(Layer.block((change(first), softmax, last)))
     return str(refused.value)
 
 
 def test_why_it_is_none() -> None:
     cfg = replace(CONFIGS["softmax"], forward=True)
     assert "needs softmax, forward" in _refused(CONFIGS["softmax"], lambda layer: layer)
-    assert "zero points of 0" in _refused(cfg, lambda layer: replace(layer, x_offset=1))
 
-    def another_bias(layer: ActivationProduct) -> ActivationProduct:
+    def another_zero_point(layer: Layer) -> Layer:
+        assert layer.product is not None
+        return replace(layer, product=replace(layer.product, x_offset=1))
+
+    assert "zero points of 0" in _refused(cfg, another_zero_point)
+
+    def another_bias(layer: Layer) -> Layer:
         r = layer.requantise
+        assert r is not None
         return replace(layer, requantise=replace(r, bias=np.arange(len(r.bias), dtype=np.int32)))
 
     assert "all channels alike" in _refused(cfg, another_bias)
@@ -150,24 +156,24 @@ def test_the_tuner_measures_it_with_other_constants() -> None:
     b = Builder(Network(replace(CONFIGS["softmax"], forward=True)), None, np.random.default_rng(1))  # type: ignore[arg-type]
     again = in_a_row(block := attention(b, 2, 6, 2, 1, 1))[1]
     (one,), (other,) = (Planner(b.cfg).definitions(layer) for layer in (block, again))
-    assert one.signature == other.signature and isinstance(again, Block)
+    assert one.signature == other.signature and again.is_block
     for own, turned in zip(block.layers[::2], again.layers[::2]):
-        assert isinstance(own, ActivationProduct) and isinstance(turned, ActivationProduct)
+        assert own.requantise is not None and turned.requantise is not None
         assert (own.requantise.bias != turned.requantise.bias).all()
 
 
 def test_tiles_that_do_not_fit() -> None:
     b = Builder(Network(replace(CONFIGS["softmax"], forward=True)), None, np.random.default_rng(1))  # type: ignore[arg-type]
     (definition,) = Planner(b.cfg).definitions(attention(b, 2, 12, 4, 1, 1))
-    (first, *_) = candidates(b.cfg, definition.problem)
-    assert why_not(b.cfg, definition.problem, first) is None
-    reason = why_not(b.cfg, definition.problem, replace(first, y=2, x=12))
+    (first, *_) = candidates(b.cfg, definition.workload)
+    assert why_not(b.cfg, definition.workload, first) is None
+    reason = why_not(b.cfg, definition.workload, replace(first, y=2, x=12))
     assert reason == "a tile takes 96 entries of vin, where 64 are to be had"
     b = Builder(Network(replace(b.cfg, inp_depth=512, acc_depth=128, out_depth=128)), None, np.random.default_rng(1))  # type: ignore[arg-type]
     (definition,) = Planner(b.cfg).definitions(attention(b, 2, 20, 1, 1, 1))
-    points = {(d.y, d.x) for d in candidates(b.cfg, definition.problem)}
+    points = {(d.y, d.x) for d in candidates(b.cfg, definition.workload)}
     assert (1, 20) in points and (2, 16) in points and (2, 20) not in points
-    reason = why_not(b.cfg, definition.problem, replace(first, n=1, y=2, x=20))
+    reason = why_not(b.cfg, definition.workload, replace(first, n=1, y=2, x=20))
     assert reason == "a tile of several heads takes at most 16 queries, or a multiple of that"
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from thorough import paired, tries
 
-from celosia.compiler.layer import Block, Storage
+from celosia.compiler.layer import Layer, Storage
 from celosia.compiler.vthread.emit import encode
 from celosia.compiler.vthread.pipeline import StreamInstruction
 from celosia.compiler.vthread.tokens import insert_tokens
@@ -98,7 +98,7 @@ def two_blocks(cfg: Config) -> tuple[BlockByHand, BlockByHand]:
     add = last.epilogue.residual
     assert add is not None
     epilogue = replace(last.epilogue, residual=replace(add, operand=x))
-    block = Block((*layers, replace(last, y=y, epilogue=epilogue)))
+    block = Layer.block((*layers, replace(last, y=y, epilogue=epilogue)))
     addresses = first.addresses | {y.storage: first.addresses[x.storage] + -(-x.size(cfg) // 64) * 64}
     return first, BlockByHand(cfg, block, 2, True, addresses, first.packed)
 

@@ -13,7 +13,7 @@ from thorough import some
 import celosia
 from celosia.compiler.launch import order
 from celosia.compiler.launch.order import overlap_with_convs
-from celosia.compiler.layer import Activation, Conv, Epilogue, Layer, Map, Pool, Window, inputs
+from celosia.compiler.layer import Activation, Epilogue, Gemm, Layer, Window
 from celosia.compiler.tensorize.plan import Planner
 from celosia.hw.spec.config import PRESETS, Config
 
@@ -116,20 +116,21 @@ class Layers:
         weights = np.ones((y.channels, x.channels, kernel, kernel), np.int8)
         window = Window((kernel, kernel), pads=(kernel // 2,) * 4)
         scale = requantise(self.rng, y.channels, 1000)
-        return self._put(Conv(str(len(self.layers)), x, y, weights, scale, window))
+        return self._put(Layer(str(len(self.layers)), x, y, window, gemm=Gemm(weights), requantise=scale))
 
     def _add(self, a: Activation, b: Activation, y: Activation) -> Activation:
-        return self._put(Map(str(len(self.layers)), a, y, Epilogue(residual=residual(self.rng, b))))
+        epilogue = Epilogue(residual=residual(self.rng, b))
+        return self._put(Layer(str(len(self.layers)), a, y, epilogue=epilogue))
 
     def _pool(self, x: Activation) -> Activation:
         window = Window((3, 3), pads=(1, 1, 1, 1))
-        return self._put(Pool(str(len(self.layers)), x, self._new(x.channels), window))
+        return self._put(Layer(str(len(self.layers)), x, self._new(x.channels), window, -128, reduce="max"))
 
 
 def too_early(cfg: Config, layers: list[Layer], numbers: list[int]) -> list[tuple[int, int]]:
     """Layers that stand in front of one that writes what they read, and that one."""
     place = {number: at for at, number in enumerate(numbers)}
-    reads = [(reader, act) for reader, layer in enumerate(layers) for act in inputs(layer)]
+    reads = [(reader, act) for reader, layer in enumerate(layers) for act in layer.inputs()]
     return [
         (reader, maker) for reader, act in reads for maker in range(reader)
         if layers[maker].y.overlaps(cfg, act) and place[maker] > place[reader]

@@ -1,4 +1,4 @@
-"""Decisions go into a file and come back, change what they say, and are refused where they do not fit."""
+"""Tilings go into a file and come back, change what they say, and are refused where they do not fit."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from thorough import tries
 
 from celosia.compiler import expr as T
-from celosia.compiler.layer import Activation, Layer, TilingError, Window, inputs
+from celosia.compiler.layer import Activation, Layer, TilingError, Window
 from celosia.compiler.program.activations import pack_activation, unpack_activation
 from celosia.compiler.tensorize.define import define
 from celosia.compiler.tensorize.definition import LayerComputation
@@ -67,7 +67,7 @@ def run(
 
 def check(cfg: Config, layer: Layer, given_: dict[Activation, Int8], data: st.DataObject, order: str) -> None:
     planner = Planner(cfg)
-    memory = {id(act.storage): in_dram(cfg, act, given_[act]) for act in inputs(layer)}
+    memory = {id(act.storage): in_dram(cfg, act, given_[act]) for act in layer.inputs()}
     memory[id(layer.y.storage)] = before = in_dram(cfg, layer.y, None)
     untouched = before.copy()
     try:
@@ -76,7 +76,7 @@ def check(cfg: Config, layer: Layer, given_: dict[Activation, Int8], data: st.Da
         assume(False)
         return
     for d in definitions:
-        points = [point for point in candidates(cfg, d.problem) if point.order == order]
+        points = [point for point in candidates(cfg, d.workload) if point.order == order]
         assume(points)
         decisions = data.draw(st.sampled_from(points))
         try:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import celosia
 from celosia.compiler.launch.blocks import behind
-from celosia.compiler.layer import Activation, Block, Conv, Epilogue, Map, Residual, TilingError, Window
+from celosia.compiler.layer import Activation, Epilogue, Gemm, Layer, Residual, TilingError, Window
 from celosia.compiler.tensorize.decide import FixedSchedule
 from celosia.compiler.tensorize.plan import Planner
 from celosia.compiler.tensorize.space import candidates
@@ -29,7 +29,7 @@ from .test_provenance import Program
 FORWARD = ["tiny", "pynq", "small-buffers", "4x4-tight", "4x4-tokens2", "batch2", "16x4", "batch2-8x4"]
 
 
-def block(b: Builder, kinds: list[str]) -> Block:
+def block(b: Builder, kinds: list[str]) -> Layer:
     """A convolution of random sizes that adds nothing, an image or a row, and maps of what each before makes: a table
     of it, a sum, or a sum to what a table gives for the other operand. No more tables than there is room for."""
     window = b.draw(st.sampled_from([Window((1, 1)), Window((3, 2), pads=(1, 0, 1, 1))]))
@@ -37,12 +37,12 @@ def block(b: Builder, kinds: list[str]) -> Block:
     x = b.given(b.draw(st.integers(1, 3)), b.draw(st.integers(1, 12)), height, width)
     b.conv(x, window, b.draw(st.integers(1, 20)))
     conv = b.net.launches[-1].pop()
-    assert isinstance(conv, Conv)
+    assert conv.gemm is not None
     if conv.epilogue.residual is not None and b.draw(st.booleans()):
         del b.net.given[conv.epilogue.residual.operand]
         row = b.given(conv.y.images, conv.y.channels, 1, 1)
         conv = replace(conv, epilogue=replace(conv.epilogue, residual=residual(b.rng, row)))
-    layers: list[Conv | Map] = [conv]
+    layers: list[Layer] = [conv]
     for number, kind in enumerate(kinds):
         before, tables = layers[-1].y, sum(layer.epilogue.table is not None for layer in layers)
         kind = kind if tables < b.cfg.lut_count else "sum"
@@ -50,8 +50,8 @@ def block(b: Builder, kinds: list[str]) -> Block:
         if kind != "table":
             x = b.given(*before.dims)
             epilogue = Epilogue(table=table(b.rng) if kind == "both" else None, residual=residual(b.rng, before))
-        layers.append(Map(f"m{number}", x, Activation.alone(b.cfg, f"y{number}", *before.dims), epilogue))
-    b.net.launches[-1].append(found := Block(tuple(layers)))
+        layers.append(Layer(f"m{number}", x, Activation.alone(b.cfg, f"y{number}", *before.dims), epilogue=epilogue))
+    b.net.launches[-1].append(found := Layer.block(tuple(layers)))
     return found
 
 
@@ -68,7 +68,7 @@ def test_they_are_what_their_layers_mean(b: Builder, of: list[str]) -> None:
 def test_in_any_tiles_and_order(b: Builder, of: list[str], number: int) -> None:
     planner = Planner(b.cfg)
     (definition,) = planner.definitions(block(b, of))
-    points = list(candidates(b.cfg, definition.problem))
+    points = list(candidates(b.cfg, definition.workload))
     planner.decider = replace(planner.decider, given=FixedSchedule([points[number % len(points)]]))
     b.net.check(checking=True, planner=planner)
 
@@ -77,7 +77,8 @@ def test_in_any_tiles_and_order(b: Builder, of: list[str], number: int) -> None:
 def test_a_sum_is_turned_so_that_what_is_handed_on_is_b(b: Builder, as_x: bool) -> None:
     ours, other = b.given(2, 5, 3, 4), b.given(2, 5, 3, 4)
     x, operand = (ours, other) if as_x else (other, ours)
-    layer = Map("sum", x, Activation.alone(b.cfg, "y", *x.dims), Epilogue(residual=residual(b.rng, operand)))
+    epilogue = Epilogue(residual=residual(b.rng, operand))
+    layer = Layer("sum", x, Activation.alone(b.cfg, "y", *x.dims), epilogue=epilogue)
     found = behind(layer, ours)
     assert found is not None and found.epilogue.residual is not None and found.epilogue.residual.operand == ours
     np.testing.assert_array_equal(meaning(found, b.net.given), meaning(layer, b.net.given))
@@ -88,20 +89,24 @@ def test_what_cannot_be_turned(epilogue: dict[str, object]) -> None:
     cfg = PRESETS["tiny"]
     x, other, y = (Activation.alone(cfg, name, 1, 4, 2, 2) for name in ("x", "other", "y"))
     add = Residual(other, 1, 2, 3, 4)
-    assert behind(Map("sum", x, y, Epilogue(residual=add, **epilogue)), x) is None  # type: ignore[arg-type]
+    assert behind(Layer("sum", x, y, epilogue=Epilogue(residual=add, **epilogue)), x) is None  # type: ignore[arg-type]
     row = Activation.alone(cfg, "row", 1, 4, 1, 1)
-    assert behind(Map("sum", x, y, Epilogue(residual=replace(add, operand=row))), row) is None  # what makes a row
-    assert behind(Map("sum", x, y, Epilogue(residual=replace(add, operand=row))), x) is None
+    assert (
+        behind(Layer("sum", x, y, epilogue=Epilogue(residual=replace(add, operand=row))), row) is None
+    )  # what makes a row
+    assert behind(Layer("sum", x, y, epilogue=Epilogue(residual=replace(add, operand=row))), x) is None
 
 
 def test_more_tables_than_there_is_room_for() -> None:
     cfg, rng = replace(PRESETS["tiny"], lut_count=1), np.random.default_rng(1)
     x, *ys = (Activation.alone(cfg, name, 1, 8, 1, 9) for name in ("x", "made", "y", "z"))
     weights = rng.integers(-128, 128, (8, 8, 1, 1)).astype(np.int8)
-    conv = Conv("conv", x, ys[0], weights, requantise(rng, 8, 9999), Window((1, 1)))
-    maps = [Map("map", before, after, Epilogue(table=table(rng))) for before, after in itertools.pairwise(ys)]
+    conv = Layer("conv", x, ys[0], gemm=Gemm(weights), requantise=requantise(rng, 8, 9999))
+    maps = [
+        Layer("map", before, after, epilogue=Epilogue(table=table(rng))) for before, after in itertools.pairwise(ys)
+    ]
     with pytest.raises(TilingError, match=r"tables.*1 of lut_count"):
-        Planner(cfg).definitions(Block((conv, *maps)))
+        Planner(cfg).definitions(Layer.block((conv, *maps)))
 
 
 # Planted faults ---------------------------------------------------------------------------------------------------
@@ -113,9 +118,12 @@ def _program() -> Program:
     made, summed, y = (Activation.alone(b.cfg, name, 1, 8, 1, 9) for name in ("made", "summed", "y"))
     weights = b.rng.integers(-128, 128, (8, 8, 1, 1)).astype(np.int8)
     scales = requantise(b.rng, 8, 74 * 74 * 3)
-    conv = Conv("conv", x, made, weights, scales, Window((1, 1)), epilogue=Epilogue(residual=residual(b.rng, row)))
-    first = Map("sum", other, summed, Epilogue(residual=residual(b.rng, made)))
-    b.net.launches[-1].append(Block((conv, first, Map("map", summed, y, Epilogue(table=table(b.rng))))))
+    epilogue = Epilogue(residual=residual(b.rng, row))
+    conv = Layer("conv", x, made, gemm=Gemm(weights), requantise=scales, epilogue=epilogue)
+    first = Layer("sum", other, summed, epilogue=Epilogue(residual=residual(b.rng, made)))
+    b.net.launches[-1].append(
+        Layer.block((conv, first, Layer("map", summed, y, epilogue=Epilogue(table=table(b.rng)))))
+    )
     p = Program(b.net, b.net.build())
     p.verify()
     return p

@@ -15,7 +15,7 @@ from thorough import some
 import celosia
 from celosia.compiler import numerics
 from celosia.compiler.expr.interpret import interpret
-from celosia.compiler.layer import Activation, Epilogue, Norm, Requantise, TilingError, Window
+from celosia.compiler.layer import Activation, Epilogue, Layer, Norm, Requantise, TilingError, Window
 from celosia.compiler.selfcheck.check import SelfCheckError
 from celosia.compiler.tensorize import pack
 from celosia.compiler.tensorize.define import define
@@ -86,7 +86,7 @@ def test_an_encoder_on_the_rtl(tmp_path: Path) -> None:
     assert timed.report["cycles"] == pytest.approx(found.report["cycles"], rel=0.02)
 
 
-def norm_layer(cfg: Config, channels: int, rows: int, centre: bool = True) -> Norm:
+def norm_layer(cfg: Config, channels: int, rows: int, centre: bool = True) -> Layer:
     x, y = (Activation.alone(cfg, name, 1, channels, 1, rows) for name in "xy")
     random = np.random.default_rng(channels)
     found = numerics.norm_constants(
@@ -94,7 +94,8 @@ def norm_layer(cfg: Config, channels: int, rows: int, centre: bool = True) -> No
         0.1, 0.03, 1e-5,
     )  # fmt: skip
     requantise = Requantise(found.bias, *numerics.fold_scale(found.scale), -3)
-    return Norm("rows", x, y, 0 if centre else 5, centre, found.epsilon, requantise, Epilogue((-100, 127)))
+    norm = Norm(0 if centre else 5, centre, found.epsilon)
+    return Layer("rows", x, y, norm=norm, requantise=requantise, epilogue=Epilogue((-100, 127)))
 
 
 @pytest.mark.parametrize("channels", [2, 4, 7, 30])
@@ -109,6 +110,7 @@ def test_what_the_intrinsics_declare(cfg: Config, channels: int) -> None:
     whole = np.zeros((1, function.inputs[0].shape[1] * cfg.group, 1, 3), np.int8)
     whole[:, :channels] = x
     tiles = whole.reshape(1, -1, cfg.group, 1, 3).transpose(0, 1, 3, 4, 2)[..., None, :]
+    assert layer.requantise is not None
     par = pack.parameters(cfg, layer.requantise).view(np.uint64)
     (y,) = interpret(function, tiles, par, scalars=dict(definition.scalars))
     found = y[..., 0, :].transpose(0, 1, 4, 2, 3).reshape(1, groups * cfg.group, 1, 3)
@@ -193,6 +195,6 @@ def test_rows_that_do_not_fit() -> None:
     with pytest.raises(TilingError, match="a row of one element"):
         Planner(TINY).layer(norm_layer(TINY, 1, 2))
     with pytest.raises(TilingError, match=r"rows of 8.*47 bits"):
-        Planner(TINY).layer(replace(norm_layer(TINY, 8, 2), epsilon=1 << 47))
+        Planner(TINY).layer(replace(norm_layer(TINY, 8, 2), norm=Norm(0, True, 1 << 47)))
     with pytest.raises(TilingError, match="Config with norm"):
         Planner(PRESETS["tiny"]).layer(norm_layer(PRESETS["tiny"], 8, 2))

@@ -15,7 +15,7 @@ from celosia.compiler.launch.image import LayerErrors
 from celosia.compiler.layer import Window
 from celosia.compiler.tensorize import pack
 from celosia.compiler.tensorize.codebooks import multiples
-from celosia.compiler.vthread.books import load_books
+from celosia.compiler.vthread.codebook_loads import load_codebooks
 from celosia.compiler.vthread.pipeline import StreamInstruction
 from celosia.compiler.vthread.verify import VerifyError
 from celosia.hw.spec.config import PRESETS, Config, ConfigError
@@ -111,7 +111,7 @@ def test_codebooks_are_loaded_where_others_are_needed() -> None:
         StreamInstruction(Opcode.GEMM, {}),
         StreamInstruction(Opcode.LOAD, {"buffer": Buffer.WGT, "dram_addr": 0}),
     ]
-    stream = load_books(cfg, [*others, *weights], books)
+    stream = load_codebooks(cfg, [*others, *weights], books)
     loads = [i for i in stream if i.fields.get("buffer") == Buffer.BOOK]
     assert [i for i in stream if i not in loads] == [*others, *weights]
     assert [(i.fields["dram_addr"], i.fields["sram_base"], i.fields["x_size"]) for i in loads] == [
@@ -131,8 +131,9 @@ def test_layers_are_what_they_mean(b: Builder, inputs: int, outputs: int, matrix
     except LayerErrors:  # a layer is too large for the scratchpads of its Config
         reject()
     for layer, parts in zip(b.net.layers, image.launches[0].parts, strict=True):
-        packed = pack.stored_weights(b.cfg, layer).packed  # type: ignore[arg-type]
-        assert {part.definition.problem.packed for part in parts} == {packed}  # type: ignore[union-attr]
+        assert layer.gemm is not None
+        packed = pack.stored_weights(b.cfg, layer.gemm).packed
+        assert {part.definition.workload.packed for part in parts} == {packed}  # type: ignore[union-attr]
 
 
 def product(config: str) -> Network:

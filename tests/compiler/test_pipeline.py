@@ -130,7 +130,7 @@ def test_what_is_kept_goes_when_others_need_the_room() -> None:
 # Several loops after each other -----------------------------------------------------------------------------------
 
 
-CLIP = hw.Pass("vin")
+CLIP = hw.VectorOp("vin")
 Triple = tuple[T.Tensor, T.Tensor, T.Tensor]
 
 

@@ -20,20 +20,10 @@ from celosia.compiler.graph.select.matrices import multiplies
 from celosia.compiler.launch import image as image_module
 from celosia.compiler.launch.image import Image, LayerErrors
 from celosia.compiler.launch.memory import Lifetime
-from celosia.compiler.layer import (
-    Activation,
-    Conv,
-    Epilogue,
-    Layer,
-    Map,
-    Multiply,
-    Pool,
-    Storage,
-    Window,
-)
+from celosia.compiler.layer import Activation, Epilogue, Gemm, Layer, Multiplication, Storage, Window
 from celosia.compiler.program import ArenaPlan
 from celosia.compiler.tensorize import decide, pack
-from celosia.compiler.tensorize.space import Decisions, Problem, candidates
+from celosia.compiler.tensorize.space import Tiling, Workload, candidates
 from celosia.compiler.vthread.emit import encode
 from celosia.compiler.vthread.pipeline import StreamInstruction
 from celosia.compiler.vthread.tokens import insert_tokens
@@ -170,7 +160,8 @@ class Maker:
         weights = self.rng.integers(-128, 128, shape).astype(np.int8)
         scale = requantise(self.rng, y.channels, 74 * 74 * float(np.sqrt(np.prod(shape[1:]))))
         label = f"layer{len(self.net.layers)}" if name is None else name
-        return self.add(Conv(label, x, y, weights, scale, window, groups, 7, epilogue or Epilogue()))
+        gemm, end = Gemm(weights, groups), epilogue or Epilogue()
+        return self.add(Layer(label, x, y, window, 7, gemm, requantise=scale, epilogue=end))
 
 
 CONV, STRIDED, ADDED, LEFT, RIGHT, WHOLE, MAXIMUM, AVERAGE, FACTOR, TABLE, DEPTHWISE = range(11)
@@ -195,11 +186,14 @@ def _built(cfg: Config) -> tuple[Network, Image]:
     for offset in (0, c.groups(cfg)):
         m.conv(c, replace(m.output(channels, 6, 5), storage=whole.storage, group_offset=offset), Window((1, 1)))
     m.conv(whole, m.output(channels, 6, 5), Window((1, 1)))
-    b = m.add(Pool("max", c, m.output(channels, 5, 4), Window((2, 2)), None, -128, Epilogue((-100, 127))))
+    clip = Epilogue((-100, 127))
+    b = m.add(Layer("max", c, m.output(channels, 5, 4), Window((2, 2)), -128, reduce="max", epilogue=clip))
     scale = requantise(m.rng, channels, 74 * 2)
-    m.add(Pool("average", c, m.output(channels, 3, 3), Window((3, 3), (2, 2), pads=(1, 1, 1, 1)), scale, 3))
-    m.add(Multiply("multiply", a, c, m.output(channels, 6, 5), 5, -9, requantise(m.rng, channels, 150 * 150)))
-    m.add(Map("map", b, m.output(channels, 5, 4), Epilogue(table=table(m.rng))))
+    strided = Window((3, 3), (2, 2), pads=(1, 1, 1, 1))
+    m.add(Layer("average", c, m.output(channels, 3, 3), strided, 3, reduce="sum", requantise=scale))
+    multiply, scale = Multiplication(c, 5, -9), requantise(m.rng, channels, 150 * 150)
+    m.add(Layer("multiply", a, m.output(channels, 6, 5), multiply=multiply, requantise=scale))
+    m.add(Layer("map", b, m.output(channels, 5, 4), epilogue=Epilogue(table=table(m.rng))))
     m.conv(c, m.output(channels, 6, 5), SAME, groups=channels)
     return m.net, m.net.build()
 
@@ -513,11 +507,11 @@ def test_two_unnamed_layers_are_compiled_rightly_or_refused() -> None:
         assert error.rule == Meaning.TERMS
 
 
-def splitting(order: str) -> Callable[..., Decisions]:
-    """Decisions whose reduction is cut into as many pieces as possible."""
+def splitting(order: str) -> Callable[..., Tiling]:
+    """A tiling whose reduction is cut into as many pieces as possible."""
 
-    def choose(cfg: Config, problem: Problem, *_: object) -> Decisions:
-        return min((t for t in candidates(cfg, problem) if t.order == order), key=lambda t: t.k)
+    def choose(cfg: Config, workload: Workload, *_: object) -> Tiling:
+        return min((t for t in candidates(cfg, workload) if t.order == order), key=lambda t: t.k)
 
     return choose
 

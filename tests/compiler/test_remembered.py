@@ -24,7 +24,7 @@ from celosia.compiler.tensorize import plan
 from celosia.compiler.tensorize.define import define
 from celosia.compiler.tensorize.definition import LayerComputation
 from celosia.compiler.tensorize.plan import Planner, ScheduledLoops
-from celosia.compiler.tensorize.space import Decisions, candidates
+from celosia.compiler.tensorize.space import Tiling, candidates
 from celosia.hw.spec.config import Config
 
 from . import layers
@@ -73,7 +73,7 @@ def known(monkeypatch: pytest.MonkeyPatch) -> Known:
     return found
 
 
-def asked() -> Iterator[tuple[Planner, LayerComputation, Decisions]]:
+def asked() -> Iterator[tuple[Planner, LayerComputation, Tiling]]:
     """Layers on ALIKE, those of a kind with as many pixels, each under its first decisions."""
     for cfg in ALIKE:
         b = Plain(Network(cfg), lambda strategy: 0, np.random.default_rng(0))
@@ -82,7 +82,7 @@ def asked() -> Iterator[tuple[Planner, LayerComputation, Decisions]]:
             b.conv(x, window, 24)
         for layer in b.net.layers:
             for d in define(cfg, layer):
-                yield from ((Planner(cfg), d, decisions) for decisions in islice(candidates(cfg, d.problem), 2))
+                yield from ((Planner(cfg), d, decisions) for decisions in islice(candidates(cfg, d.workload), 2))
 
 
 def text(loops: ScheduledLoops) -> str:

@@ -20,7 +20,7 @@ import celosia
 from celosia.compiler.compile import compile as compile_model
 from celosia.compiler.graph.launches import LaunchPlan
 from celosia.compiler.graph.select import LayerAssignment, convolution, pooling
-from celosia.compiler.layer import Block
+from celosia.compiler.layer import Layer
 from celosia.compiler.program import Program
 from celosia.compiler.selfcheck import check, kernels
 from celosia.compiler.selfcheck.check import Checked, CheckFailed, SelfCheckError, self_check
@@ -325,7 +325,7 @@ def as_block(found: Compiled, cfg: Config) -> Compiled:
     """The layers of the only launch as one block, whose instructions are written by hand."""
     program, ((plan,), selection, addresses) = found.program, found.rest
     choices, (launch,) = plan.choices, program.launches
-    block = Block(tuple(layer for choice in choices for layer in layers_of(choice.layer)))
+    block = Layer.block(tuple(layer for choice in choices for layer in layers_of(choice.layer)))
     nodes = [node for choice in choices for node in choice.nodes]
     reads = {storage: read for choice in choices for storage, read in choice.reads.items()}
     constants = Constants(program.image_address)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import celosia
 from celosia.compiler import numerics
 from celosia.compiler.expr.interpret import interpret
-from celosia.compiler.layer import Activation, Softmax, TilingError, Window
+from celosia.compiler.layer import Activation, Layer, Softmax, TilingError, Window
 from celosia.compiler.numerics import qlinear_softmax, softmax_powers
 from celosia.compiler.selfcheck import operators as selfcheck_operators
 from celosia.compiler.selfcheck.check import SelfCheckError
@@ -74,9 +74,9 @@ def test_attention_on_the_rtl(signed: bool, tmp_path: Path) -> None:
     assert timed == pytest.approx(found.report["cycles"], rel=0.02)
 
 
-def softmax_layer(cfg: Config, channels: int, rows: int, sx: float = 0.1, zero_point: int = -128) -> Softmax:
+def softmax_layer(cfg: Config, channels: int, rows: int, sx: float = 0.1, zero_point: int = -128) -> Layer:
     x, y = (Activation.alone(cfg, name, 1, channels, 1, rows) for name in "xy")
-    return Softmax("rows", x, y, softmax_powers(channels, sx, 1 / 255), zero_point)
+    return Layer("rows", x, y, softmax=Softmax(softmax_powers(channels, sx, 1 / 255), zero_point))
 
 
 @pytest.mark.parametrize("channels", [2, 4, 7, 8, 30])
@@ -94,7 +94,8 @@ def test_what_the_intrinsics_declare(cfg: Config, channels: int) -> None:
     whole = np.zeros(function.inputs[0].shape, np.int8)
     whole[:, :groups] = arrays["x"]
     scalars = {"zero_point": -128.0, "lo": -128.0, "hi": 127.0}
-    (y,) = interpret(function, whole, layer.powers[None], scalars=scalars)
+    assert layer.softmax is not None
+    (y,) = interpret(function, whole, layer.softmax.powers[None], scalars=scalars)
     found = y[..., 0, :].transpose(0, 1, 4, 2, 3).reshape(1, -1, 1, 3)
     expected = meaning(layer, {layer.x: x})
     np.testing.assert_array_equal(found[:, :channels], expected)

@@ -24,8 +24,8 @@ from celosia.compiler.tensorize.space import (
     CUT,
     ORDERS,
     CompletionOrder,
-    Decisions,
-    Problem,
+    Tiling,
+    Workload,
     candidates,
     sample,
     why_not,
@@ -41,14 +41,16 @@ def bounded(examples: int) -> settings:
 
 
 @st.composite
-def problems(draw: st.DrawFn) -> Problem:
+def workloads(draw: st.DrawFn) -> Workload:
     number = lambda low, high: draw(st.integers(low, high))  # noqa: E731
     window, products = draw(windows()), draw(st.booleans())
     grouped = products and draw(st.booleans())
-    step, near = (number(1, 3) if grouped else 0, "inp") if products else (1, draw(st.sampled_from(["vin", "acc"])))
-    return Problem(
+    step, scratchpad = (
+        (number(1, 3) if grouped else 0, "inp") if products else (1, draw(st.sampled_from(["vin", "acc"])))
+    )
+    return Workload(
         window, number(1, 3), number(1, 40), number(1, 40), number(1, 20), number(1, 20) if products else 0,
-        draw(st.booleans()), step, share=number(1, 3) if grouped else 1, near=near,
+        draw(st.booleans()), step, share=number(1, 3) if grouped else 1, scratchpad=scratchpad,
     )  # fmt: skip
 
 
@@ -57,14 +59,14 @@ CFG = st.sampled_from(list(CONFIGS.values()))
 
 def test_the_reason_names_what_is_too_small() -> None:
     """Three output blocks read the same input, and par holds four."""
-    shared = Problem(Window((1, 1)), 1, 1, 2, out_blocks=5, in_blocks=1, residual=False, step=1, share=3)
+    shared = Workload(Window((1, 1)), 1, 1, 2, out_blocks=5, in_blocks=1, residual=False, step=1, share=3)
     with pytest.raises(TilingError, match=r"and par_depth 4$"):
         choose(replace(CONFIGS["batch2"], par_depth=4), shared)
 
 
 @bounded(60)
-@given(CFG, problems(), st.data())
-def test_candidates_are_the_space(cfg: Config, p: Problem, data: st.DataObject) -> None:
+@given(CFG, workloads(), st.data())
+def test_candidates_are_the_space(cfg: Config, p: Workload, data: st.DataObject) -> None:
     points = list(candidates(cfg, p))
     assert all(why_not(cfg, p, point) is None for point in points)
     sizes = [(d.n, d.y, d.x, d.k, d.order) for d in points]
@@ -83,7 +85,7 @@ def test_candidates_are_the_space(cfg: Config, p: Problem, data: st.DataObject) 
     assert choose(cfg, p) in points and ranked(cfg, p)[0] == choose(cfg, p)
 
 
-def beside(p: Problem, d: Decisions) -> Iterator[Decisions]:
+def beside(p: Workload, d: Tiling) -> Iterator[Tiling]:
     """Points next to `d`."""
     for name in ("n", "y", "x", "k"):
         for step in (-1, 1):
@@ -93,8 +95,8 @@ def beside(p: Problem, d: Decisions) -> Iterator[Decisions]:
 
 
 @bounded(80)
-@given(CFG, problems(), st.data())
-def test_points_just_outside_say_why(cfg: Config, p: Problem, data: st.DataObject) -> None:
+@given(CFG, workloads(), st.data())
+def test_points_just_outside_say_why(cfg: Config, p: Workload, data: st.DataObject) -> None:
     points = list(candidates(cfg, p))
     assume(points)
     d = data.draw(st.sampled_from(points))
@@ -140,12 +142,12 @@ def test_every_point_compiles_and_none_beside(b: Builder, window: Window, kind: 
         definitions: list[LayerComputation] = define(b.cfg, layer)
     except TilingError:
         assume(False)
-    found = [list(candidates(b.cfg, d.problem)) for d in definitions]
+    found = [list(candidates(b.cfg, d.workload)) for d in definitions]
     assume(all(found))
     for d, points in zip(definitions, found):
         point = data.draw(st.sampled_from(points))
-        for chosen in (point, data.draw(st.sampled_from(list(beside(d.problem, point))))):
-            if why := why_not(b.cfg, d.problem, chosen):
+        for chosen in (point, data.draw(st.sampled_from(list(beside(d.workload, point))))):
+            if why := why_not(b.cfg, d.workload, chosen):
                 assert chosen is not point and "\n" not in why
                 continue
             try:
@@ -161,8 +163,8 @@ REFUSALS = ("padding above or below a strided", "a tile that lies in the padding
 
 
 @bounded(25)
-@given(CFG, problems())
-def test_the_estimate_of_one_is_that_of_many(cfg: Config, p: Problem) -> None:
+@given(CFG, workloads())
+def test_the_estimate_of_one_is_that_of_many(cfg: Config, p: Workload) -> None:
     assume(p.in_blocks)
     points = list(candidates(cfg, p))
     assume(points)
@@ -180,16 +182,16 @@ def test_the_estimate_of_one_is_that_of_many(cfg: Config, p: Problem) -> None:
 # Text -------------------------------------------------------------------------------------------------------------
 
 DECISIONS = st.builds(
-    Decisions, *[st.integers(0, 1 << 12)] * 4, st.sampled_from(ORDERS), st.integers(0, 99), st.integers(0, 1 << 12)
+    Tiling, *[st.integers(0, 1 << 12)] * 4, st.sampled_from(ORDERS), st.integers(0, 99), st.integers(0, 1 << 12)
 )
 
 
 @given(DECISIONS)
-def test_decisions_go_to_json_and_back(d: Decisions) -> None:
-    assert Decisions.from_json(json.loads(json.dumps(d.to_json()))) == d
+def test_decisions_go_to_json_and_back(d: Tiling) -> None:
+    assert Tiling.from_json(json.loads(json.dumps(d.to_json()))) == d
 
 
-GOOD: dict[str, Any] = Decisions(1, 2, 3, 4, "input").to_json()
+GOOD: dict[str, Any] = Tiling(1, 2, 3, 4, "input").to_json()
 
 
 @pytest.mark.parametrize("fields,words", [
@@ -207,7 +209,7 @@ GOOD: dict[str, Any] = Decisions(1, 2, 3, 4, "input").to_json()
 ])  # fmt: skip
 def test_what_are_no_decisions_says_so(fields: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words):
-        Decisions.from_json(fields)
+        Tiling.from_json(fields)
 
 
 JSON = st.recursive(
@@ -220,7 +222,7 @@ JSON = st.recursive(
 @given(st.dictionaries(st.sampled_from([*GOOD, "z"]), JSON))
 def test_garbage_is_no_decision(changes: dict[str, Any]) -> None:
     try:
-        d = Decisions.from_json({**GOOD, **changes})
+        d = Tiling.from_json({**GOOD, **changes})
     except ValueError as error:
         assert "decision" in str(error)
         return
@@ -230,4 +232,4 @@ def test_garbage_is_no_decision(changes: dict[str, Any]) -> None:
 @pytest.mark.parametrize("rows", [None, 3, ["n"], True])
 def test_what_are_not_even_fields_says_so(rows: Any) -> None:
     with pytest.raises(ValueError, match="decision"):
-        Decisions.from_json(rows)
+        Tiling.from_json(rows)

@@ -13,7 +13,7 @@ import pytest
 
 import celosia
 from celosia.compiler.graph import block_sums
-from celosia.compiler.layer import UNSCALED, Activation, Conv, Window
+from celosia.compiler.layer import Activation, Gemm, Layer
 from celosia.compiler.selfcheck.check import SelfCheckError
 from celosia.compiler.vthread.verify.decode import VerifyError
 from celosia.driver.runtime import Runtime
@@ -37,7 +37,7 @@ def sums(config: str, images: int, groups: int, size: int, blocks: int, count: i
     channels = groups * blocks * cfg.block_out
     y = Activation.alone(cfg, "y", images, count * channels, 1, pixels)
     weights = rng.integers(-8, 8, (channels, size, 1, 1)).astype(np.int8)
-    layer = Conv("sums", x, y, weights, UNSCALED, Window((1, 1)), groups, sum_bytes=count)
+    layer = Layer("sums", x, y, gemm=Gemm(weights, groups, sum_bytes=count))
     return Network(cfg, [[layer]], {x: rng.integers(-128, 128, (images, groups * size, 1, pixels)).astype(np.int8)})
 
 

@@ -223,7 +223,7 @@ def test_instructions_with_tiles_that_do_not_divide_are_refused() -> None:
 def test_the_window_of_an_instruction_stays_whole() -> None:
     x = T.placeholder((6, 1, 1, 4), "int8", "x")
     near = T.compute(x.shape, lambda *i: x[i], "near")
-    p = hw.Pass("vin", "max")
+    p = hw.VectorOp("vin", "max")
     r = T.reduce_axis(3, "r")
     lo, hi = T.wrap(-128, "int32"), T.wrap(127, "int32")
     out = T.compute(

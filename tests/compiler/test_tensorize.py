@@ -15,10 +15,10 @@ from thorough import tries
 
 from celosia.compiler.expr.nodes import Const, Tensor
 from celosia.compiler.launch.image import LayerErrors
-from celosia.compiler.layer import Activation, ActivationProduct, TilingError, Window
+from celosia.compiler.layer import Activation, ActivationGemm, Layer, TilingError, Window
 from celosia.compiler.tensorize import decide
 from celosia.compiler.tensorize.instruction import Limit, MoveInstruction, Sum
-from celosia.compiler.tensorize.space import Decisions, Problem, candidates, why_not
+from celosia.compiler.tensorize.space import Tiling, Workload, candidates, why_not
 from celosia.compiler.tensorize.transfer import Dim, coalesce
 from celosia.hw.spec.config import Config
 from celosia.hw.spec.isa import Opcode
@@ -146,7 +146,8 @@ def test_a_product_needs_a_square_array() -> None:
     b = Builder(Network(CONFIGS["4x8"]), st.DrawFn, np.random.default_rng(0))  # type: ignore[arg-type]
     x, y = b.given(1, 8, 1, 8), Activation.alone(b.cfg, "y", 1, 8, 1, 8)
     scale = requantise(b.rng, 8, 1000)
-    b.net.launches[0].append(ActivationProduct("", x, b.given(1, 8, 1, 8), y, 0, 0, scale))
+    product = ActivationGemm(b.given(1, 8, 1, 8), 0, 0)
+    b.net.launches[0].append(Layer("", x, y, product=product, requantise=scale))
     with pytest.raises(LayerErrors, match="batch = 1 and block_in = block_out"):
         b.net.build()
 
@@ -211,11 +212,11 @@ def test_every_tiling_computes_the_same(b: Builder, window: Window, order: str, 
     assume(_fits(window, x.height, x.width))
     b.conv(x, window, groups * number(1, 40), groups)
 
-    def anyone(cfg: Config, problem: Problem, *_: bool) -> Decisions:
-        points = [point for point in candidates(cfg, problem) if point.order == order]
+    def anyone(cfg: Config, workload: Workload, *_: bool) -> Tiling:
+        points = [point for point in candidates(cfg, workload) if point.order == order]
         assume(points)
         point = data.draw(st.sampled_from(points))
-        assert why_not(cfg, problem, point) is None
+        assert why_not(cfg, workload, point) is None
         return point
 
     with pytest.MonkeyPatch.context() as patch:

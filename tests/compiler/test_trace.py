@@ -90,7 +90,7 @@ def test_traces_of_layers(b: Builder, window: Window, kind: str, data: st.DataOb
         assume(False)
     for number, d in enumerate(definitions):
         try:
-            [decisions] = sample(b.cfg, d.problem, 1, b.rng)
+            [decisions] = sample(b.cfg, d.workload, 1, b.rng)
         except ValueError:
             assume(False)
 
@@ -165,14 +165,14 @@ def test_traces_of_users(cfg: Config) -> None:
 
 def layer() -> tuple[Config, LayerComputation, Trace]:
     """A convolution and a trace that fits it."""
-    from celosia.compiler.layer import Activation, Conv, Requantise
+    from celosia.compiler.layer import Activation, Gemm, Layer, Requantise
 
     x = Activation.alone(TINY, "x", 1, 8, 4, 4)
     y = Activation.alone(TINY, "y", 1, 8, 4, 4)
     scale = Requantise(np.zeros(8, np.int32), np.ones(8, np.uint32), np.zeros(8, np.uint8), 0)
-    conv = Conv("c", x, y, np.ones((8, 8, 1, 1), np.int8), scale, Window((1, 1)))
+    conv = Layer("c", x, y, gemm=Gemm(np.ones((8, 8, 1, 1), np.int8)), requantise=scale)
     [d] = define(TINY, conv)
-    [decisions] = sample(TINY, d.problem, 1, np.random.default_rng(0))
+    [decisions] = sample(TINY, d.workload, 1, np.random.default_rng(0))
     trace = schedule(TINY, d, decisions).trace
     return TINY, d, Trace.from_json(trace.to_json())
 

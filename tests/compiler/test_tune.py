@@ -14,12 +14,12 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from thorough import tries
 
-from celosia.compiler.layer import Conv, Epilogue, Layer, TilingError, Window, inputs
-from celosia.compiler.tensorize.decide import problems, workload
+from celosia.compiler.layer import Epilogue, Layer, TilingError, Window
+from celosia.compiler.tensorize.decide import workload_text, workloads
 from celosia.compiler.tensorize.decisions import why_not_any
 from celosia.compiler.tensorize.define import define
 from celosia.compiler.tensorize.plan import Planner
-from celosia.compiler.tensorize.space import Decisions
+from celosia.compiler.tensorize.space import Tiling
 from celosia.compiler.tune import measure as measuring
 from celosia.compiler.tune.cost_model import CostModel, ridge, trees
 from celosia.compiler.tune.measure import CostSource, LayerCase, LayerJob, Status, TrialResult, measure, packed
@@ -97,8 +97,8 @@ def test_a_space_is_of_legal_points_and_neighbours_are_points_beside(net: Networ
     (layer,), cfg = net.layers, net.cfg
     point = usual(cfg, layer)
     space = layer_space(cfg, layer, point)
-    asked = [p for d in define(cfg, layer) for p in problems(d)]
-    assert space.name == workload(define(cfg, layer))
+    asked = [p for d in define(cfg, layer) for p in workloads(d)]
+    assert space.name == workload_text(define(cfg, layer))
     assert len(space) == len(set(space.points)) and space.points[space.number(point)] == point
     rng = np.random.default_rng(0)
     drawn = space.sample(5, rng)
@@ -134,8 +134,8 @@ def test_no_layer_of_channels_that_are_alike_takes_less_than_its_bound(outputs: 
     """Its weights in the same order again are the same, and would stay on chip for the second time."""
     cfg = CONFIGS["pynq"]
     layer = conv(cfg, 1, 3, outputs)
-    assert isinstance(layer, Conv) and layer.requantise is not None
-    alike = replace(layer, weights=np.ones_like(layer.weights), requantise=replace(
+    assert layer.gemm is not None and layer.requantise is not None
+    alike = replace(layer, gemm=replace(layer.gemm, weights=np.ones_like(layer.gemm.weights)), requantise=replace(
         layer.requantise, bias=np.zeros_like(layer.requantise.bias)
     ))  # fmt: skip
     space, case = layer_space(cfg, alike, usual(cfg, alike)), LayerCase(cfg, alike)
@@ -312,8 +312,9 @@ def test_the_copies_of_a_layer_share_no_constants() -> None:
     layer = conv(cfg, 16, 8, 16)
     first, second = measuring.in_a_row(layer)
     assert second.x.storage is first.y.storage  # it reads what was made
-    assert (first.weights != second.weights).any()  # type: ignore[union-attr]
-    assert not {act.storage for act in inputs(first)} & {act.storage for act in inputs(layer)}
+    assert first.gemm is not None and second.gemm is not None
+    assert (first.gemm.weights != second.gemm.weights).any()
+    assert not {act.storage for act in first.inputs()} & {act.storage for act in layer.inputs()}
 
 
 @pytest.mark.rtl
@@ -338,7 +339,7 @@ CFG = CONFIGS["tiny"]
 
 
 def key(n: int = 1, workload: str = "w", measurer: str = "timed 1, zynq-hp", cfg: Config = CFG) -> Key:
-    return Key.of(cfg, workload, (Decisions(n, 2, 3, 4, "input"),), measurer)
+    return Key.of(cfg, workload, (Tiling(n, 2, 3, 4, "input"),), measurer)
 
 
 def test_records_come_back(tmp_path: Path) -> None:
@@ -354,7 +355,7 @@ def test_records_come_back(tmp_path: Path) -> None:
     again = Records.load(path)
     assert again.trials == records.trials == results and again.damaged == again.conflicts == 0
     assert again.best(CFG, "w", "timed 1, zynq-hp") == (key(1), results[key(1)], True)
-    assert schedule_of(key(1).schedule) == (Decisions(1, 2, 3, 4, "input"),)
+    assert schedule_of(key(1).schedule) == (Tiling(1, 2, 3, 4, "input"),)
 
 
 def test_only_the_same_key_is_exact(tmp_path: Path) -> None:

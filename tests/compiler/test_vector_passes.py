@@ -69,7 +69,7 @@ def parameters(rng: np.random.Generator, cfg: Config, reach: int) -> NDArray[np.
     return low | multiplier << np.uint64(32) | shift << np.uint64(56)
 
 
-def parameters_of(p: hw.Pass, rng: np.random.Generator) -> dict[str, float]:
+def parameters_of(p: hw.VectorOp, rng: np.random.Generator) -> dict[str, float]:
     low, high = sorted(int(v) for v in rng.integers(-128, 128, 2))
     add_low, add_high = sorted(int(v) for v in rng.integers(-128, 128, 2))
     if rng.random() < 0.3:
@@ -89,7 +89,7 @@ def parameters_of(p: hw.Pass, rng: np.random.Generator) -> dict[str, float]:
     return values
 
 
-def windowed(cfg: Config, p: hw.Pass, size: int) -> Tensor:
+def windowed(cfg: Config, p: hw.VectorOp, size: int) -> Tensor:
     """The behaviour of a pass with its window: [size] entries of A."""
     intrinsic = declared(cfg, p.name)
     if not p.reduce:
@@ -110,7 +110,7 @@ def windowed(cfg: Config, p: hw.Pass, size: int) -> Tensor:
 
 @CONFIGS
 @pytest.mark.parametrize("p", list(hw.passes(Config())), ids=lambda p: p.name)
-def test_passes_mean_what_vector_does(cfg: Config, p: hw.Pass) -> None:
+def test_passes_mean_what_vector_does(cfg: Config, p: hw.VectorOp) -> None:
     rng = np.random.default_rng(len(p.name))
     rule = declared(cfg, p.name).rule
     assert isinstance(rule, Compute) and rule.opcode == Opcode.VECTOR
@@ -141,7 +141,7 @@ def test_passes_mean_what_vector_does(cfg: Config, p: hw.Pass) -> None:
             assert len(np.unique(expected)) > 1 or expected.size < 16 or _narrow(values)
 
 
-def _reads(p: hw.Pass, field: str) -> bool:
+def _reads(p: hw.VectorOp, field: str) -> bool:
     wanted = {"b_base": p.multiply or p.residual, "par_base": p.requantise, "table": p.lookup}
     return wanted.get(field, True)
 

@@ -17,8 +17,7 @@ from thorough import some
 import celosia
 from celosia.compiler.graph.select import pooling
 from celosia.compiler.launch import image, order
-from celosia.compiler.launch.interleaving import OverlappedLayer
-from celosia.compiler.launch.overlap import is_for_vector, keeps_gemm_busy
+from celosia.compiler.launch.overlap import GuestTiles, OverlapGroup, is_for_vector, keeps_gemm_busy
 from celosia.compiler.layer import Layer
 from celosia.compiler.program import Program
 from celosia.compiler.tensorize.plan import Planner
@@ -93,7 +92,7 @@ def always(monkeypatch: pytest.MonkeyPatch) -> None:
     def any_of_images(cfg: Config, planner: Planner, layer: Layer) -> bool:
         return is_for_vector(cfg, layer) or keeps_gemm_busy(cfg, layer)
 
-    monkeypatch.setattr(order, "_waits", any_of_images)
+    monkeypatch.setattr(order, "_leaves_gemm_idle", any_of_images)
     monkeypatch.setattr(order, "_best", lambda cfg, planner, layers, host, own: list(own))
 
 
@@ -191,7 +190,7 @@ def test_branches_on_rtl() -> None:
 
 
 def test_a_tile_that_does_not_wait_is_found(always: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(OverlappedLayer, "is_ready", lambda self, stream, done: bool(self.left))
+    monkeypatch.setattr(GuestTiles, "is_ready", lambda self, stream, done: bool(self.left))
     with pytest.raises(VerifyError):
         celosia.compile(random_branches(10).model(), "tiny", check=False)
 
@@ -201,8 +200,11 @@ def test_memory_that_is_given_away_too_early_is_found(always: None, monkeypatch:
 
     def without_hosts(*given: Any) -> Any:
         with monkeypatch.context() as patch:
-            patch.setattr(image, "OverlapGroups", lambda *layers: SimpleNamespace(hosts={}))
+            patch.setattr(image, "OverlapGroups", one_by_one)
             return real(*given)
+
+    def one_by_one(cfg: Config, layers: list[Layer], overlapped: Any) -> SimpleNamespace:
+        return SimpleNamespace(groups=[OverlapGroup((number,)) for number in range(len(layers))])
 
     monkeypatch.setattr(image, "lifetimes", without_hosts)
     with pytest.raises(VerifyError):

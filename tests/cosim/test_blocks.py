@@ -24,14 +24,14 @@ from celosia.compiler.graph.select import LayerAssignment, Partition
 from celosia.compiler.launch import blocks
 from celosia.compiler.launch.blocks import form_blocks
 from celosia.compiler.launch.image import build
-from celosia.compiler.layer import Layer, TilingError, inputs
+from celosia.compiler.layer import Layer, TilingError
 from celosia.compiler.program import Program
 from celosia.compiler.tensorize import block_space, tiles
-from celosia.compiler.tensorize.block_space import BlockProblem, Group
+from celosia.compiler.tensorize.block_space import BlockWorkload, Group
 from celosia.compiler.tensorize.decide import SchedulePolicy
 from celosia.compiler.tensorize.decisions import DecisionsError, decisions_of
 from celosia.compiler.tensorize.plan import Planner
-from celosia.compiler.tensorize.space import Decisions, parts
+from celosia.compiler.tensorize.space import Tiling, parts
 from celosia.compiler.vthread.pipeline import Ring
 from celosia.compiler.vthread.verify import VerifyError
 from celosia.hw.spec.config import PRESETS, Config
@@ -124,11 +124,11 @@ def cut(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Callable[[int], t
     """Cut chains where a function of their length says."""
 
     def patch(where: Callable[[int], tuple[int, ...]]) -> None:
-        def parts(self: Any, chain: list[Any]) -> list[blocks._Part]:
+        def parts(self: Any, chain: list[Any]) -> list[blocks._Segment]:
             bounds = pairwise((0, *where(len(chain)), len(chain)))
-            return [blocks._Part(tuple(chain[a:b])) for a, b in bounds]
+            return [blocks._Segment(tuple(chain[a:b])) for a, b in bounds]
 
-        monkeypatch.setattr(blocks._Cutter, "cut", parts)
+        monkeypatch.setattr(blocks._ChainPartitioner, "cut", parts)
 
     yield patch
 
@@ -192,7 +192,7 @@ def test_no_block_takes_longer_than_its_layers(
     """By the timing model, of the whole network, however far the estimates of blocks are off."""
     right = blocks.estimated
     if lying:
-        lie = lambda cfg, p: 1.0 if isinstance(p, BlockProblem) and len(p.layers) > 1 else right(cfg, p)  # noqa: E731
+        lie = lambda cfg, p: 1.0 if isinstance(p, BlockWorkload) and len(p.layers) > 1 else right(cfg, p)  # noqa: E731
         monkeypatch.setattr(blocks, "estimated", lie)
     cfg = CONFIGS.get(name) or PRESETS[name]
     found = celosia.compile(model(chain).model(), cfg, records="none", check=False)
@@ -220,7 +220,7 @@ def time_of(planner: Planner, layers: list[Layer]) -> int:
     """Cycles of `layers` in a program of their own."""
     if not layers:
         return 0
-    read, made = {act.storage for layer in layers for act in inputs(layer)}, {layer.y.storage for layer in layers}
+    read, made = {act.storage for layer in layers for act in layer.inputs()}, {layer.y.storage for layer in layers}
     image = build(planner.cfg, [layers], [read - made], [{layers[-1].y.storage}], planner, cold=False)
     return predict(planner.cfg, image.code(image.launches[0]).tobytes()).cycles
 
@@ -290,13 +290,13 @@ def test_a_result_that_is_read_twice_reaches_dram(cut: Callable[..., None]) -> N
 # Points of the space --------------------------------------------------------------------------------------------------
 
 
-def largest(cfg: Config, p: Group) -> list[Decisions]:
+def largest(cfg: Config, p: Group) -> list[Tiling]:
     """For each x, y and k the point with the largest n, each of all asked for."""
     sizes = product(parts(p.columns)[:3], parts(p.rows), parts(max(p.last.in_blocks, 1)))
     found = []
     for x, y, k in sizes:
         beats = p.layers[0].input_rows(y) * p.layers[0].input_columns(x) * cfg.piece_bytes // cfg.bus_bytes
-        points = (Decisions(n, y, x, k, "block", part=max(1, 1024 // beats)) for n in parts(p.last.out_blocks))
+        points = (Tiling(n, y, x, k, "block", part=max(1, 1024 // beats)) for n in parts(p.last.out_blocks))
         found += [d for d in points if block_space.why_not(cfg, p, d) is None][:1]
     return found
 
@@ -313,7 +313,7 @@ def test_random_points(chain: str, name: str, cut: Callable[..., None], monkeypa
     rng = np.random.default_rng(len(chain))
     taken = 0
 
-    def choose(cfg: Config, p: BlockProblem) -> Decisions:
+    def choose(cfg: Config, p: BlockWorkload) -> Tiling:
         nonlocal taken
         found = []
         for group in p.groups:
@@ -324,8 +324,8 @@ def test_random_points(chain: str, name: str, cut: Callable[..., None], monkeypa
             found.append(points[rng.integers(len(points))])
             assert block_space.why_not(cfg, group, found[-1]) is None
         taken += 1
-        assert block_space.estimate(cfg, p, Decisions.of_groups(found)) > 0
-        return Decisions.of_groups(found)
+        assert block_space.estimate(cfg, p, Tiling.of_groups(found)) > 0
+        return Tiling.of_groups(found)
 
     monkeypatch.setattr(block_space, "choose", choose)
     for _ in range(4):
@@ -336,10 +336,10 @@ def test_random_points(chain: str, name: str, cut: Callable[..., None], monkeypa
 @pytest.mark.parametrize("name", CONFIGS)
 def test_what_is_no_point_says_why(name: str) -> None:
     cfg = CONFIGS[name]
-    found: list[BlockProblem] = []
+    found: list[BlockWorkload] = []
     kept = block_space.choose
 
-    def choose(cfg: Config, p: BlockProblem) -> Decisions:
+    def choose(cfg: Config, p: BlockWorkload) -> Tiling:
         found.append(p)
         return kept(cfg, p)
 
@@ -351,8 +351,8 @@ def test_what_is_no_point_says_why(name: str) -> None:
     assert found
     for p in [group for each in found for group in each.groups]:
         for d in (
-            Decisions(1, 1, 1, 1, "input"), Decisions(0, 1, 1, 1, "block"), Decisions(1, 1, 1, 1, "block", ahead=-1),
-            Decisions(p.last.out_blocks, 1 << 13, 1, 1, "block"), Decisions(1, 1, 1, 1 << 12, "block"),
+            Tiling(1, 1, 1, 1, "input"), Tiling(0, 1, 1, 1, "block"), Tiling(1, 1, 1, 1, "block", ahead=-1),
+            Tiling(p.last.out_blocks, 1 << 13, 1, 1, "block"), Tiling(1, 1, 1, 1 << 12, "block"),
         ):  # fmt: skip
             why = block_space.why_not(cfg, p, d)
             assert why and "\n" not in why
@@ -394,17 +394,17 @@ def groups(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
     """Chains as one block, cut in groups where `where` of their length says; tiles drawn by `rng`, where given."""
 
     def patch(where: Callable[[int], tuple[int, ...]], rng: np.random.Generator | None = None) -> None:
-        def parts(self: Any, chain: list[Any]) -> list[blocks._Part]:
-            return [blocks._Part(tuple(chain), where(len(chain)))]
+        def parts(self: Any, chain: list[Any]) -> list[blocks._Segment]:
+            return [blocks._Segment(tuple(chain), where(len(chain)))]
 
-        def choose(cfg: Config, p: BlockProblem) -> Decisions:
+        def choose(cfg: Config, p: BlockWorkload) -> Tiling:
             points = [list(block_space.candidates(cfg, group)) for group in p.groups]
             if not all(points):
                 raise TilingError("nothing fits")
             assert rng is not None
-            return Decisions.of_groups([each[rng.integers(len(each))] for each in points])
+            return Tiling.of_groups([each[rng.integers(len(each))] for each in points])
 
-        monkeypatch.setattr(blocks._Cutter, "cut", parts)
+        monkeypatch.setattr(blocks._ChainPartitioner, "cut", parts)
         if rng is not None:
             monkeypatch.setattr(block_space, "choose", choose)
 
@@ -474,20 +474,22 @@ def long_model(chain: str, images: int = 1) -> Builder:
     return b
 
 
-# Decisions ------------------------------------------------------------------------------------------------------------
+# Tilings -----------------------------------------------------------------------------------------------------------
 
 
 def test_decisions_hold_blocks(cut: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
     made = model("inverted residual").model()
     with monkeypatch.context() as patch:
-        patch.setattr(blocks._Cutter, "cut", lambda self, chain: [blocks._Part(tuple(chain))])
+        patch.setattr(blocks._ChainPartitioner, "cut", lambda self, chain: [blocks._Segment(tuple(chain))])
         whole = celosia.compile(made, "tiny")
     [block] = block_layers(whole)
     decisions = json.loads(json.dumps(decisions_of(whole)))
     again = celosia.compile(made, "tiny", decisions=decisions)
     assert [b.name for b in block_layers(again)] == [block.name] and np.array_equal(again.image, whole.image)
     with monkeypatch.context() as patch:
-        patch.setattr(blocks._Cutter, "cut", lambda self, chain: [blocks._Part((choice,)) for choice in chain])
+        patch.setattr(
+            blocks._ChainPartitioner, "cut", lambda self, chain: [blocks._Segment((choice,)) for choice in chain]
+        )
         apart = celosia.compile(made, "tiny")
     assert not block_layers(apart)
     assert not block_layers(celosia.compile(made, "tiny", decisions=decisions_of(apart)))

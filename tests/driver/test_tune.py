@@ -83,7 +83,9 @@ def test_a_tuning_is_never_worse_and_gives_the_same_bytes(models: Path, tuned: t
 
 def test_points_of_blocks_of_several_groups_are_legal_where_they_compile(monkeypatch: pytest.MonkeyPatch) -> None:
     """What stays on chip beside the tiles of two groups may be too much: known before a trial."""
-    monkeypatch.setattr(blocks._Cutter, "kept", lambda self, part: [part])  # also where its layers apart are quicker
+    monkeypatch.setattr(
+        blocks._ChainPartitioner, "if_faster", lambda self, part: [part]
+    )  # also where its layers apart are quicker
     found: list[tuple[bool, Status]] = []
     searched = network_of(networks.cached("ds_cnn", MADE), "pynq")
     for each in searched.occurrences():

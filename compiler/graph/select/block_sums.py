@@ -12,7 +12,7 @@ from celosia.compiler.graph.select.forms import ActivationLayout, NotOffloadable
 from celosia.compiler.graph.select.parameters import array_of
 from celosia.compiler.graph.select.placement import Placement, Reads
 from celosia.compiler.graph.values import attribute
-from celosia.compiler.layer import UNSCALED, Conv, Layer, Window
+from celosia.compiler.layer import Gemm, Layer
 
 NOTE = "integer sums by block; scaled in floats on the CPU, within 2e-6 of the root mean square of onnxruntime's result"
 
@@ -36,6 +36,5 @@ def block_sums(p: Placement, node: ir.Node) -> None:
         weights = np.ascontiguousarray(w[number]).reshape(blocks * lanes, size, 1, 1)
         name = node.name or "" if parts == 1 else f"{node.name}.{number}"
         filling = weights.size - inner * max(0, min(lanes, columns - number * lanes))
-        layer = Conv(name, x, made, weights, UNSCALED, Window((1, 1)), blocks, filling=filling, sum_bytes=count)
-        layers.append(layer)
+        layers.append(Layer(name, x, made, gemm=Gemm(weights, blocks, filling=filling, sum_bytes=count)))
     p.assemble(node, layers, reads, whole, y_form, NOTE)

@@ -4,6 +4,7 @@ each by one matrix. Rotary positions are made of these: halves of heads change p
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import onnx_ir as ir
 
@@ -13,7 +14,7 @@ from celosia.compiler.graph.select.joining import joins
 from celosia.compiler.graph.select.matrices import MOST_PRODUCTS, matrices_form
 from celosia.compiler.graph.select.placement import LayerAssignment, Placement, Reads, cache_of
 from celosia.compiler.graph.values import attribute, is_op
-from celosia.compiler.layer import Activation, Layer, Map, ending
+from celosia.compiler.layer import Activation, Layer
 from celosia.compiler.program.model import matrix_counts, matrix_sizes
 from celosia.compiler.tensorize import pack
 
@@ -82,7 +83,7 @@ def take_columns(p: Placement, node: ir.Node) -> None:
     for number in range(matrix_counts("rows", shape_of(x))[0]):
         matrix, part = matrix_of(p, source, x, number), matrix_of(p, whole, y, number)
         taken = matrix.region(part.dims, columns.start // group, matrix.pixels)
-        layers.append(Map(f"{node.name}.{number}", taken, part))
+        layers.append(Layer(f"{node.name}.{number}", taken, part))
     p.assemble(node, layers, {}, whole, form)
 
 
@@ -145,7 +146,7 @@ def _moved(p: Placement, part: ir.Value, whole: Activation, offset: int, nodes: 
     groups = whole.channels // len(choices) // p.cfg.group
     for number, choice in enumerate(choices):
         place = whole.region(choice.layer.y.dims, number * groups + offset // p.cfg.group, whole.pixels)
-        choice.layer, choice.value = ending(choice.layer, choice.layer.epilogue, place), nodes[-1].outputs[0]
+        choice.layer, choice.value = replace(choice.layer, y=place), nodes[-1].outputs[0]
         choice.nodes += nodes
     del p.selection.forms[part], p.selection.written[part]
     return choices

@@ -23,7 +23,7 @@ from celosia.compiler.graph.select.matrices import append
 from celosia.compiler.graph.select.parameters import array_of, image_axes, scalar_of
 from celosia.compiler.graph.select.placement import LayerAssignment, Placement, Reads
 from celosia.compiler.graph.values import attribute, constant
-from celosia.compiler.layer import Activation, Epilogue, Map, Storage, ending, moved, whole_groups
+from celosia.compiler.layer import Activation, Epilogue, Layer, Storage, whole_groups
 from celosia.compiler.strided_view import StridedView
 from celosia.compiler.tensorize import pack
 
@@ -162,7 +162,8 @@ def _lay(p: Placement, node: ir.Node, part: _Part) -> bool:
         return True
     reads: Reads = {}
     x = p.read(value, part.form, reads)
-    copy = Map(f"{node.name}.{part.number}", x, p.activation(node.outputs[0], part.form), Epilogue(table=part.table))
+    y = p.activation(node.outputs[0], part.form)
+    copy = Layer(f"{node.name}.{part.number}", x, y, epilogue=Epilogue(table=part.table))
     p.selection.choices.append(LayerAssignment(copy, [node], reads, node.outputs[0]))
     p.inside[copy.y.storage] = part.place
     return True
@@ -172,7 +173,7 @@ def extend_part(p: Placement, choice: LayerAssignment, node: ir.Node, epilogue: 
     """Let `choice` end in `epilogue` and write a part of the concatenation `node`."""
     p.no_longer_writes(choice)
     y = p.activation(node.outputs[0], ActivationLayout(choice.layer.y.dims))
-    choice.layer = ending(choice.layer, epilogue, y)
+    choice.layer = replace(choice.layer, epilogue=epilogue, y=y)
     choice.value = node.outputs[0]
     choice.nodes.append(node)
 
@@ -182,10 +183,10 @@ def place_parts(p: Placement) -> None:
 
     def placed(act: Activation) -> Activation:
         while act.storage in p.inside:
-            act = act.moved(p.inside[act.storage])
+            act = act.rebased(p.inside[act.storage])
         return act
 
     for choice in p.selection.choices:
-        choice.layer = moved(choice.layer, placed)
+        choice.layer = choice.layer.map_activations(placed)
     for value, act in p.selection.written.items():
         p.selection.written[value] = placed(act)

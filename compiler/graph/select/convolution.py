@@ -27,12 +27,12 @@ from celosia.compiler.graph.select.parameters import (
 from celosia.compiler.graph.select.placement import Placement, Reads
 from celosia.compiler.graph.values import attribute, constant
 from celosia.compiler.graph.windows import spread_of, windows_of
-from celosia.compiler.layer import Conv, Layer, TilingError, Window
+from celosia.compiler.layer import Gemm, Layer, TilingError, Window
 from celosia.compiler.program.host.windows import Spread
 from celosia.compiler.strided_view import StridedView
 from celosia.compiler.tensorize import pack
 from celosia.compiler.tensorize.roofline import choose, estimate
-from celosia.compiler.tensorize.space import Problem
+from celosia.compiler.tensorize.space import Workload
 
 MOST_PHASES = 64
 """Convolutions that a transposed one may take."""
@@ -72,7 +72,8 @@ def conv(p: Placement, node: ir.Node) -> None:
     if p.held(value) is None and groups == 1:
         form, weights, window = folded(p, form, weights, window, zero_x, y_form)
     x, y = p.read(value, form, reads), p.activation(node.outputs[0], y_form)
-    layer = Conv(node.name or "", x, y, weights, requantise, window, groups, zero_x, filling=filling)
+    gemm = Gemm(weights, groups, filling=filling)
+    layer = Layer(node.name or "", x, y, window, zero_x, gemm, requantise=requantise)
     p.add(node, layer, reads, y_form)
 
 
@@ -105,9 +106,9 @@ def folded(
     def cycles(option: tuple[ActivationLayout, NDArray[np.int8], Window]) -> float:
         blocks = (pack.blocks(out, p.cfg.block_out), pack.blocks(option[1].shape[1], p.cfg.block_in))
         images = -(-form.dims[0] // p.cfg.batch)
-        problem = Problem(option[2], images, *y.dims[2:], *blocks, False)
+        workload = Workload(option[2], images, *y.dims[2:], *blocks, False)
         try:
-            return estimate(p.cfg, problem, choose(p.cfg, problem))
+            return estimate(p.cfg, workload, choose(p.cfg, workload))
         except TilingError:
             return math.inf
 
@@ -159,7 +160,7 @@ def conv_transpose(p: Placement, node: ir.Node) -> None:
             pads=(rows.before, columns.before, rows.after, columns.after),
         )  # fmt: skip
         name = f"{node.name}.{rows.first}.{columns.first}"
-        layers.append(Conv(name, seen, made, part, requantise, shape, groups, zero_x))
+        layers.append(Layer(name, seen, made, shape, zero_x, Gemm(part, groups), requantise=requantise))
     p.assemble(node, layers, reads, whole, y_form, "onnxruntime convolves in float; a tie can differ by one step")
 
 
@@ -244,5 +245,6 @@ def gemm(p: Placement, node: ir.Node) -> None:
         weights = np.ascontiguousarray(weights.reshape(-1, *form.dims[1:]))
     else:
         x = p.read(value, x_form, reads)
-    layer = Conv(node.name or "", x, p.activation(node.outputs[0], y_form), weights, requantise, window)
+    gemm, y = Gemm(weights), p.activation(node.outputs[0], y_form)
+    layer = Layer(node.name or "", x, y, window, gemm=gemm, requantise=requantise)
     p.add(node, layer, reads, y_form)

@@ -22,7 +22,7 @@ from celosia.compiler.graph.select.placement import Placement, Reads
 from celosia.compiler.graph.sums import rescaled_sum
 from celosia.compiler.graph.tables import table_of
 from celosia.compiler.graph.values import is_op, shape
-from celosia.compiler.layer import Activation, Epilogue, Map, Multiply, Residual
+from celosia.compiler.layer import Activation, Epilogue, Layer, Multiplication, Residual
 from celosia.compiler.ops import op_spec
 from celosia.compiler.program.op_spec import Kind
 
@@ -52,7 +52,7 @@ def addition(p: Placement, node: ir.Node) -> None:
         x = p.read(a, form, reads)
         other = p.read(b, ActivationLayout((1, form.dims[1], 1, 1), "rows") if row else form, reads, constants=row)
         residual = added(other)
-        layer = Map(node.name or "", x, p.activation(y, form), Epilogue(residual=residual))
+        layer = Layer(node.name or "", x, p.activation(y, form), epilogue=Epilogue(residual=residual))
         if join_residual(p, node, layer, (a, b), form, reads):
             return
     if not row and p.selection.choices and p.selection.choices[-1].value is b:  # it may follow what makes its x
@@ -76,7 +76,7 @@ def _add_to_each(
         return False
     residual = added(other)
     if not extend_products(p, a, node, lambda before: replace(before, residual=residual), reads):
-        each_matrix(p, node, a, reads, lambda name, x, y: Map(name, x, y, Epilogue(residual=residual)))
+        each_matrix(p, node, a, reads, lambda name, x, y: Layer(name, x, y, epilogue=Epilogue(residual=residual)))
     return True
 
 
@@ -134,7 +134,8 @@ def table_lookup(p: Placement, node: ir.Node) -> None:
     if extend_products(p, value, node, lambda before: replace(before, table=table), reads):
         return
     x = p.read(value, form, reads)
-    p.add(node, Map(node.name or "", x, p.activation(node.outputs[0], form), Epilogue(table=table)), reads, form)
+    y = p.activation(node.outputs[0], form)
+    p.add(node, Layer(node.name or "", x, y, epilogue=Epilogue(table=table)), reads, form)
 
 
 def product(p: Placement, node: ir.Node) -> None:
@@ -154,7 +155,8 @@ def product(p: Placement, node: ir.Node) -> None:
     reads: Reads = {}
     if shape(a) == shape(y) != shape(b) and (other := one_for_each(p, a, b, reads)) is not None:
         requantise = uniform(shape_of(a)[-1], fit.bias, fit.multiplier, fit.shift, fit.zero_point)
-        made = lambda name, x, y: Multiply(name, x, other, y, -zeros[0], -zeros[1], requantise)  # noqa: E731
+        multiply = Multiplication(other, -zeros[0], -zeros[1])
+        made = lambda name, x, y: Layer(name, x, y, multiply=multiply, requantise=requantise)  # noqa: E731
         each_matrix(p, node, a, reads, made)
         return
     if shape(a) != shape(y) or not (shape(b) == shape(y) or is_one_pixel(b, y)):
@@ -165,5 +167,6 @@ def product(p: Placement, node: ir.Node) -> None:
     b_form = form if shape(b) == shape(y) else natural_form(b)
     x, other = p.read(a, form, reads), p.read(b, b_form, reads)
     requantise = uniform(form.dims[1], fit.bias, fit.multiplier, fit.shift, fit.zero_point)
-    layer = Multiply(node.name or "", x, other, p.activation(y, form), -zeros[0], -zeros[1], requantise)
+    multiply = Multiplication(other, -zeros[0], -zeros[1])
+    layer = Layer(node.name or "", x, p.activation(y, form), multiply=multiply, requantise=requantise)
     p.add(node, layer, reads, form)

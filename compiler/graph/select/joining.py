@@ -9,14 +9,13 @@ import onnx_ir as ir
 
 from celosia.compiler.graph.select.forms import ActivationLayout
 from celosia.compiler.graph.select.placement import LayerAssignment, Placement, Reads
-from celosia.compiler.layer import ActivationProduct, Conv, Epilogue, Map, Norm, Softmax, ending
+from celosia.compiler.layer import Epilogue, Layer
 from celosia.compiler.tensorize import pack
-from celosia.compiler.tensorize.definition import depthwise
 from celosia.hw.spec.config import Config
 
 
 def join_residual(
-    p: Placement, node: ir.Node, layer: Map, operands: tuple[ir.Value, ir.Value], form: ActivationLayout, reads: Reads
+    p: Placement, node: ir.Node, layer: Layer, operands: tuple[ir.Value, ir.Value], form: ActivationLayout, reads: Reads
 ) -> bool:
     """Make the addition of `operands`, x of `layer` and the other one, the epilogue of the convolution that produces
     the later of them, if that is possible. form: that of x."""
@@ -28,11 +27,11 @@ def join_residual(
     sides.sort(key=lambda side: -order.get(side[0], -1))
     for value, added, other, swapped in sides:
         choice = p.made.get(value)
-        if choice is None or not joins(choice, value) or not isinstance(choice.layer, Conv):
+        if choice is None or not joins(choice, value) or choice.layer.gemm is None:
             continue
         if p.held(value) != form:
             continue  # it is added as an activation of another form
-        if depthwise(p.cfg, choice.layer) and _takes_longer_joined(p.cfg, choice.layer):
+        if choice.layer.is_depthwise(p.cfg) and _takes_longer_joined(p.cfg, choice.layer):
             continue
         if order.get(p.source(added), -1) >= order[choice.value] or added is value:
             continue
@@ -43,7 +42,7 @@ def join_residual(
     return False
 
 
-def _takes_longer_joined(cfg: Config, layer: Conv) -> bool:
+def _takes_longer_joined(cfg: Config, layer: Layer) -> bool:
     """Whether the array takes more cycles for a depthwise convolution, which it computes with the addition, than the
     vector unit, and the bus for both operands of the addition."""
     height, width = layer.window.kernel
@@ -56,7 +55,7 @@ def joins(choice: LayerAssignment, value: ir.Value | None) -> bool:
     return (
         value is not None and choice.value is value and len(list(value.uses())) == 1
         and not value.is_graph_output() and choice.layer.epilogue.residual is None
-        and not isinstance(choice.layer, Softmax | Norm)
+        and not choice.layer.works_on_rows
     )  # fmt: skip
 
 
@@ -65,7 +64,7 @@ def extend(p: Placement, choice: LayerAssignment, node: ir.Node, epilogue: Epilo
     form = p.selection.forms[choice.value]
     p.no_longer_writes(choice)
     y = p.activation(node.outputs[0], form)
-    choice.layer = ending(choice.layer, epilogue, y)
+    choice.layer = replace(choice.layer, epilogue=epilogue, y=y)
     choice.nodes.append(node)
     choice.reads.update(reads)
     p.writes(choice, node.outputs[0], form)
@@ -84,15 +83,15 @@ def extend_products(
         own = choice.layer.epilogue
         new = changed(own)
         free = own.residual is None and (own.table is None or new.table is own.table)
-        takes = isinstance(choice.layer, ActivationProduct | Map) or new.residual is None
-        if isinstance(choice.layer, Softmax | Norm) or not (free and takes):
+        takes = choice.layer.product is not None or choice.layer.is_map or new.residual is None
+        if choice.layer.works_on_rows or not (free and takes):
             return False
     form = p.selection.forms.pop(value)
     p.selection.written.pop(value)
     whole = p.activation(y, form)
     for choice in choices:
         place = replace(choice.layer.y, name=whole.name, storage=whole.storage)
-        choice.layer = ending(choice.layer, changed(choice.layer.epilogue), place)
+        choice.layer = replace(choice.layer, epilogue=changed(choice.layer.epilogue), y=place)
         choice.nodes.append(node)
         choice.reads.update(reads)
         choice.value = y

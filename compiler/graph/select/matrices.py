@@ -14,7 +14,7 @@ from celosia.compiler.graph.select.forms import NO_WAY, ActivationLayout, NotOff
 from celosia.compiler.graph.select.parameters import array_of, folded, scalar_of, stored_zero, uniform
 from celosia.compiler.graph.select.placement import LayerAssignment, Placement, Reads
 from celosia.compiler.graph.values import attribute, constant, is_op, shape
-from celosia.compiler.layer import ActivationProduct, Conv, Epilogue, Layer, Map, Pool, Window, summands
+from celosia.compiler.layer import ActivationGemm, Layer, Window, summands
 from celosia.compiler.ops import VIEWS
 from celosia.compiler.program.model import MATRICES, matrix_counts, matrix_sizes
 from celosia.compiler.strided_view import StridedView
@@ -117,19 +117,22 @@ def product(p: Placement, node: ir.Node) -> None:
     multiplier, shift = folded(scale)
     requantise = uniform(columns, 0, int(multiplier[0]), int(shift[0]), stored_zero(operand(node, "y_zero_point")))
     layers = [
-        ActivationProduct(
+        Layer(
             node.name or "" if count == 1 else f"{node.name}.{number}",
             x.region((1, inner, 1, rows), number * pack.blocks(inner, cfg.group), x.pixels),
-            w.region((1, inner, 1, w.width), number // times * pack.blocks(inner, cfg.group), w.pixels),
             whole.region((1, columns, 1, rows), number * pack.blocks(columns, cfg.group), whole.pixels),
-            *offsets, requantise, moves=bool(node.meta.get(MOVES)),
+            product=ActivationGemm(
+                w.region((1, inner, 1, w.width), number // times * pack.blocks(inner, cfg.group), w.pixels),
+                *offsets, transposes=bool(node.meta.get(MOVES)),
+            ),
+            requantise=requantise,
         )
         for number in range(count)
     ]  # fmt: skip
     if count == 1:
         p.add(node, replace(layers[0], y=whole), reads, y_form)
     else:
-        p.assemble(node, list[Layer](layers), reads, whole, y_form)
+        p.assemble(node, layers, reads, whole, y_form)
 
 
 # Operands of several heads ------------------------------------------------------------------------------------------
@@ -233,7 +236,7 @@ def append(p: Placement, node: ir.Node, operands: list[ir.Value]) -> bool:
     rows = matrix_counts("rows", shape_of(first))[2], matrix_counts("rows", shape_of(others[0]))[2]
     new = p.selection.written[p.source(others[0])]
     place = whole.region((*form.dims[:3], rows[1]), 0, StridedView(1, whole.width, 0, rows[0]))
-    copy = Map(f"{node.name}.1", new, place, Epilogue())
+    copy = Layer(f"{node.name}.1", new, place)
     p.selection.choices.append(LayerAssignment(copy, [node], {whole.storage: (first, form)}, y))
     p.selection.forms[y], p.selection.written[y] = form, whole
     return True
@@ -264,13 +267,14 @@ def in_whole_blocks(p: Placement, node: ir.Node, held: ActivationLayout) -> bool
     form, source = replace(held, dims=(*held.dims[:3], width)), p.selection.written[p.source(x)]
     window = Window((1, 1), pads=(0, 0, 0, width - rows))
     if not (told := _told(p, x)):
-        p.add(node, Pool(node.name or "", source, p.activation(y, form), window, None, 0), {}, form)
+        p.add(node, Layer(node.name or "", source, p.activation(y, form), window, reduce="max"), {}, form)
         return True
     for value in told:
         p.selection.forms[value] = replace(p.selection.forms[value], dims=form.dims)
     choice = p.made[told[-1]]
-    assert isinstance(choice.layer, Conv)
-    choice.layer = replace(choice.layer, y=p.activation(choice.value, form), window=window, spare=width - rows)
+    assert choice.layer.gemm is not None
+    gemm = replace(choice.layer.gemm, spare=width - rows)
+    choice.layer = replace(choice.layer, y=p.activation(choice.value, form), window=window, gemm=gemm)
     p.selection.written[choice.value] = choice.layer.y
     _is_view(p, node, form)
     return True
@@ -280,7 +284,7 @@ def _told(p: Placement, value: ir.Value) -> list[ir.Value]:
     """`value` and what it is a view of, up to what a product by a constant matrix makes which could make more rows of
     it: each has one reader. Nothing where there is no such product."""
     choice, told = p.made.get(p.source(value)), [value]
-    if choice is None or not isinstance(choice.layer, Conv) or choice.layer.window != Window((1, 1)):
+    if choice is None or choice.layer.gemm is None or choice.layer.window != Window((1, 1)):
         return []
     while told[-1] is not choice.value:
         producer = told[-1].producer()

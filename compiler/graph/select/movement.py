@@ -17,7 +17,7 @@ from celosia.compiler.graph.select.matrices import MOVES, in_whole_blocks, is_tu
 from celosia.compiler.graph.select.parameters import image_axes
 from celosia.compiler.graph.select.placement import Placement, Reads
 from celosia.compiler.graph.values import attribute, attributes_of, constant, shape
-from celosia.compiler.layer import Activation, Map, Pool, Window
+from celosia.compiler.layer import Activation, Layer, Window
 from celosia.compiler.ops.registry import Node, Unsupported
 from celosia.compiler.ops.resize import nearest
 from celosia.compiler.strided_view import StridedView
@@ -162,13 +162,13 @@ def transpose(p: Placement, node: ir.Node) -> None:
     row = replace(x, height=1, width=height * width)  # all pixels, one after the other
     dims = (*form.dims[:2], 1, height)
     layers = [
-        Map(
+        Layer(
             f"{node.name}.{column}", row.region(dims, 0, StridedView(1, height * width, 0, column, 1, width)),
             y.region(dims, 0, StridedView(width, height, column, 0)),
         )
         for column in range(width)
     ]  # fmt: skip
-    p.assemble(node, list(layers), reads, y, y_form)
+    p.assemble(node, layers, reads, y, y_form)
 
 
 def depth_to_space(p: Placement, node: ir.Node) -> None:
@@ -228,10 +228,10 @@ def _copy(
     reads: Reads = {}
     x, y = p.read(value, form, reads), p.activation(node.outputs[0], y_form)
     layers = [
-        Map(f"{node.name}.{number}", x.region(dims(number), *source), y.region(dims(number), *target))
+        Layer(f"{node.name}.{number}", x.region(dims(number), *source), y.region(dims(number), *target))
         for number, (source, target) in enumerate(copies)
     ]  # fmt: skip
-    p.assemble(node, list(layers), reads, y, y_form)
+    p.assemble(node, layers, reads, y, y_form)
 
 
 def pad(p: Placement, node: ir.Node) -> None:
@@ -247,7 +247,8 @@ def pad(p: Placement, node: ir.Node) -> None:
     reads: Reads = {}
     x: Activation = p.read(value, form, reads)
     window = Window((1, 1), pads=(top, left, bottom, right))
-    p.add(node, Pool(node.name or "", x, p.activation(y, y_form), window, pad_value=_fill(node)), reads, y_form)
+    layer = Layer(node.name or "", x, p.activation(y, y_form), window, _fill(node), reduce="max")
+    p.add(node, layer, reads, y_form)
 
 
 def _pads(node: ir.Node) -> tuple[int, int, int, int]:

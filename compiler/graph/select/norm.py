@@ -35,10 +35,10 @@ def norm(p: Placement, node: ir.Node) -> None:
     columns = len(bias)
     groups, dims = pack.blocks(columns, cfg.group), (form.dims[0], columns, *form.dims[2:])
     layers = [
-        Norm(
+        Layer(
             node.name or "" if count == 1 else f"{node.name}.{number}",
             source.region(dims, number * groups, source.pixels), whole.region(dims, number * groups, whole.pixels),
-            offset, centre, epsilon, requantise,
+            norm=Norm(offset, centre, epsilon), requantise=requantise,
         )
         for number in range(count)
     ]  # fmt: skip
@@ -46,7 +46,7 @@ def norm(p: Placement, node: ir.Node) -> None:
         x_whole = source if source.channels == columns else layers[0].x
         p.add(node, replace(layers[0], x=x_whole, y=whole), reads, form)
     else:
-        p.assemble(node, list[Layer](layers), reads, whole, form)
+        p.assemble(node, layers, reads, whole, form)
 
 
 def _form(p: Placement, x: ir.Value) -> tuple[ActivationLayout, int]:

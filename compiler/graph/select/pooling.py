@@ -16,7 +16,7 @@ from celosia.compiler.graph.select.forms import NotOffloadable, natural_form
 from celosia.compiler.graph.select.parameters import folded, scalar_of, stored_zero, uniform, window_of
 from celosia.compiler.graph.select.placement import Placement, Reads
 from celosia.compiler.graph.windows import whole_image, windows_of
-from celosia.compiler.layer import Activation, Conv, Pool, Window
+from celosia.compiler.layer import Activation, Gemm, Layer, Window
 from celosia.compiler.ops import op_spec
 from celosia.compiler.strided_view import StridedView
 from celosia.compiler.tensorize import pack
@@ -88,7 +88,7 @@ def _runs(counts: list[int]) -> list[_Run]:
     return runs
 
 
-def _part(node: ir.Node, x: Activation, y: Activation, window: Window, rows: _Run, columns: _Run) -> Pool:
+def _part(node: ir.Node, x: Activation, y: Activation, window: Window, rows: _Run, columns: _Run) -> Layer:
     """The average of those rows and columns of `y`, as a sum over windows."""
     sides = [_reach(window, axis, run, x.dims[2 + axis]) for axis, run in enumerate((rows, columns))]
     (top, before, below), (left, ahead, behind) = sides
@@ -102,10 +102,11 @@ def _part(node: ir.Node, x: Activation, y: Activation, window: Window, rows: _Ru
     bias = -zero_x * window.kernel[0] * window.kernel[1]  # padding is zero_x
     requantise = uniform(x.channels, bias, int(multiplier), int(shift), zero_y)
     name = f"{node.name}.{rows.first}.{columns.first}"
-    return Pool(name, seen, made, replace(window, pads=(before, ahead, below, behind)), requantise, zero_x)
+    window = replace(window, pads=(before, ahead, below, behind))
+    return Layer(name, seen, made, window, zero_x, reduce="sum", requantise=requantise)
 
 
-def _by_taps(cfg: Config, pool: Pool) -> Conv | Pool:
+def _by_taps(cfg: Config, pool: Layer) -> Layer:
     """A sum over windows as a depthwise convolution with ones as weights, whose rows take a step for `taps` columns;
     `pool` where that saves no cycles."""
     (height, width), channels = pool.window.kernel, pool.x.channels
@@ -117,9 +118,7 @@ def _by_taps(cfg: Config, pool: Pool) -> Conv | Pool:
     if saved <= loaded or steps > depths(cfg)["tap"]:
         return pool
     ones = np.ones((channels, 1, height, width), np.int8)
-    return Conv(
-        pool.name, pool.x, pool.y, ones, pool.requantise, pool.window, channels, pool.pad_value, filling=ones.size
-    )
+    return replace(pool, reduce="", gemm=Gemm(ones, channels, filling=ones.size))
 
 
 def _reach(window: Window, axis: int, run: _Run, size: int) -> tuple[int, int, int]:
@@ -137,4 +136,4 @@ def max_pool(p: Placement, node: ir.Node) -> None:
     window = window_of(windows_of(node))
     reads: Reads = {}
     x = p.read(value, form, reads)
-    p.add(node, Pool(node.name or "", x, p.activation(y, y_form), window), reads, y_form)
+    p.add(node, Layer(node.name or "", x, p.activation(y, y_form), window, -128, reduce="max"), reads, y_form)

@@ -51,10 +51,10 @@ def softmax(p: Placement, node: ir.Node) -> None:
     source, whole = p.read(x, held, reads), p.activation(y, form)
     groups, dims = pack.blocks(columns, cfg.group), (1, columns, 1, rows)
     layers = [
-        Softmax(
+        Layer(
             node.name or "" if count == 1 else f"{node.name}.{number}",
             source.region(dims, number * groups, source.pixels), whole.region(dims, number * groups, whole.pixels),
-            powers, zero,
+            softmax=Softmax(powers, zero),
         )
         for number in range(count)
     ]  # fmt: skip
@@ -62,4 +62,4 @@ def softmax(p: Placement, node: ir.Node) -> None:
     if count == 1:
         p.add(node, replace(layers[0], y=whole), reads, form)
     else:
-        p.assemble(node, list[Layer](layers), reads, whole, form)
+        p.assemble(node, layers, reads, whole, form)

@@ -14,7 +14,7 @@ from celosia.compiler.graph.select.matrices import is_reshaped
 from celosia.compiler.graph.select.parameters import flattens, has_fixed_matrix, image_axes
 from celosia.compiler.graph.select.placement import Placement
 from celosia.compiler.graph.values import attribute, is_op, shape
-from celosia.compiler.layer import Activation, Map
+from celosia.compiler.layer import Activation, Layer
 from celosia.compiler.ops import VIEWS
 from celosia.compiler.strided_view import StridedView
 
@@ -86,7 +86,7 @@ def take_parts(p: Placement, node: ir.Node) -> None:
     parts = [_part(p, source, ranges) for ranges in ranges_of(node)]
     if parts[0].pixels.across > 1:  # a LOAD that skips columns cannot pad rows
         y, (part,) = natural_form(node.outputs[0]), parts
-        p.add(node, Map(node.name or "", part, p.activation(node.outputs[0], y)), {}, y)
+        p.add(node, Layer(node.name or "", part, p.activation(node.outputs[0], y)), {}, y)
         return
     for value, part in zip(node.outputs, parts):
         act = replace(part, name=value.name or "")

@@ -137,7 +137,7 @@ class InstructionShape:
     """Whether a place is written twice."""
 
     def at(self, f: Fields) -> list[InstructionTouch]:
-        """What the instruction with the fields `f` touches, reads first."""
+        """The scratchpad accesses of the instruction with the fields `f`, reads first."""
         touches = []
         for (memory, operand, places, write), field, step in self.touches:
             touches.append(InstructionTouch(memory, operand, places.moved(f[field] * step if field else 0), write))
@@ -241,7 +241,7 @@ def _raise_for_word(cfg: Config, index: int, code: NDArray[np.uint8]) -> None:
 
 @cache
 def sizes(cfg: Config) -> dict[str, tuple[int, int]]:
-    """(entries, pieces of an entry) of each scratchpad."""
+    """For each scratchpad, its entries, and the pieces of one."""
     return {name: (pad.depth, pad.pieces) for name, pad in scratchpads(cfg).items()}
 
 
@@ -257,7 +257,7 @@ def _shape(cfg: Config, opcode: Opcode, f: Fields) -> InstructionShape:
 
 
 def _touches(cfg: Config, opcode: Opcode, f: Fields) -> Iterator[tuple[InstructionTouch, str | None, int]]:
-    """What of the scratchpads an instruction touches, reads first; see `InstructionShape`."""
+    """List the scratchpad accesses of an instruction, reads first; see `InstructionShape`."""
 
     def entries(
         memory: str, operand: str, loops: tuple[str, ...], write: bool = False, pieces: int = 1, each: int = 1

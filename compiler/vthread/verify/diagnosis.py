@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from celosia.compiler.layer import Activation, Block, Layer, inputs
+from celosia.compiler.layer import Activation, Layer
 from celosia.compiler.vthread.verify.decode import Decoded, Dims, loop_fields, padded_block, reach, sizes
 from celosia.compiler.vthread.verify.meaning import (
     Operands,
@@ -83,14 +83,14 @@ class _Diagnosis:
         """inner: the layer in question of a block, where that is known."""
         of = self.run.layers[layer]
         name = f"layer {layer} {of.name!r}"
-        if isinstance(of, Block) and inner is not None:
+        if of.is_block and inner is not None:
             name += f", in it layer {inner} {of.layers[inner].name!r}"
         return ProvenanceError(rule, self.number, i.index, f"({i.unit.name}, {name}) {what}")
 
     # Layers -----------------------------------------------------------------------------------------------------
 
     def _every_layer(self) -> Iterator[Where]:
-        """Those inside of blocks as well."""
+        """Generate all layers of the launch, those inside of blocks as well."""
         for number, layer in enumerate(self.run.layers):
             yield from (Where(number, inner) for inner in range(len(layers_of(layer))))
 
@@ -183,7 +183,7 @@ class _Diagnosis:
     # Vector instructions ----------------------------------------------------------------------------------------
 
     def _vector(self, i: Decoded, of: Where, position: Position, piece: int) -> ProvenanceError:
-        """What is wrong with `i`, which wrote `piece` of a scratchpad, to become `position` of the y of a layer."""
+        """Diagnose VECTOR `i`, which wrote `piece` of a scratchpad that was stored as `position` of a layer's y."""
         f, outs = i.fields, self.cfg.out_pieces
         machine, _ = self._replay(i.index)
         n, y, x, q = (int(v) for v in np.argwhere(indices(f["dst_base"] * outs, self._dims(i, "dst")) == piece)[0])
@@ -209,7 +209,7 @@ class _Diagnosis:
         return self._terms(i, of, position, self._held(machine, i, (n, y, x, q)), means)
 
     def _held(self, machine: SymbolicMachine, i: Decoded, step: Position) -> list[Held]:
-        """What vector instruction `i`, at which `machine` is, reads as A in `step`: loops n, y, x, and piece."""
+        """The contents that VECTOR `i`, at which `machine` is, reads as A in `step`: loops n, y, x, and piece."""
         f, outs, taps = i.fields, self.cfg.out_pieces, self.cfg.taps
         n, y, x, q = step
         window = tuple((f[e], f[s] * outs) for e, s in loop_fields("a", ("r", "s")))
@@ -265,7 +265,7 @@ class _Diagnosis:
             )  # fmt: skip
 
     def _terms(self, i: Decoded, of: Where, position: Position, held: list[Held], means: Operands) -> ProvenanceError:
-        """How the terms that vector instruction `i` reads as A differ from those that the layer means."""
+        """Compare the terms that VECTOR `i` reads as A with those that the layer means."""
         meant = list(terms(self.symbols, self._pieces(of.layer), self._layer(of), means, position))
         has, wants = Counter(each.term for each in held), Counter(meant)
         extra, lacking = list((has - wants).elements()), list((wants - has).elements())
@@ -315,12 +315,12 @@ class _Diagnosis:
         return f"takes {len(extra)} terms too many {at}, the first with {self._name(extra[0][0], maker)}"
 
     def _name(self, value: int, maker: Decoded | None = None) -> str:
-        """What a scalar stands for, which `maker` has made if a vector instruction did."""
+        """Name the content of a scalar in words. maker: the VECTOR that made it, if one did."""
         unknown = "what nothing has written" if maker is None else f"what instruction {maker.index} has made"
         return self._known(value) or unknown
 
     def _known(self, value: int) -> str | None:
-        """What a scalar stands for, None where it is of no layer."""
+        """Name the activation or padding of a scalar, None where it belongs to no layer."""
         for at, act in self._activations():
             held = part(self.cfg, self._pieces(at)[act.storage], act)
             if (held == value).any():
@@ -334,14 +334,14 @@ class _Diagnosis:
         return None
 
     def _activations(self) -> Iterator[tuple[int, Activation]]:
-        """What the layers read and write, inside of blocks as well, and the layer of each."""
+        """Generate the activations that layers read and write, inside of blocks as well, each with its layer."""
         for number, layer in enumerate(self.run.layers):
             for each in layers_of(layer):
-                yield from ((number, act) for act in (each.y, *inputs(each)))
+                yield from ((number, act) for act in (each.y, *each.inputs()))
 
 
 def _first(found: NDArray[np.bool_]) -> Position:
-    """Where `found` is True first."""
+    """The first position at which `found` is True."""
     batch, group, row, column = (int(v) for v in np.argwhere(found)[0])
     return batch, group, row, column
 

@@ -1,4 +1,4 @@
-"""Meaning of layers as random scalars of the integers modulo 2^64: one for each piece of each output.
+"""The meaning of layers as random scalars of the integers modulo 2^64: one for each piece of each output.
 
 A *piece* is what LOAD and STORE move, [batch][group] of an activation. It is represented by a random number, its
 symbol; weights by a random linear hash, so that the sum of a convolution is a sum of products of scalars. What a vector
@@ -14,21 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from celosia.compiler.layer import (
-    Activation,
-    ActivationProduct,
-    Block,
-    Conv,
-    Layer,
-    Map,
-    Multiply,
-    Norm,
-    Pool,
-    Requantise,
-    Softmax,
-    Storage,
-    Window,
-)
+from celosia.compiler.layer import Activation, ActivationGemm, Gemm, Layer, Requantise, Softmax, Storage, Window
 from celosia.hw.spec.config import Config
 from celosia.hw.spec.isa import BinaryOp, ReduceOp
 from celosia.hw.spec.scratchpads import PAR_FIELDS
@@ -178,7 +164,7 @@ class Operands(NamedTuple):
         return np.concatenate(each, axis=1)
 
     def of(self, position: tuple[int, int, int, int]) -> tuple[Operation, tuple[int, int, int, int]]:
-        """What makes the output at `position`, and the position of its A."""
+        """The operation of the output at `position`, and the position of its operand A."""
         if not self.several:
             return self.operation, position
         number, group = divmod(position[1], self.a.shape[1])
@@ -196,17 +182,17 @@ def blocked(cfg: Config, pieces: Scalars, act: Activation) -> Scalars:
 
 
 def part(cfg: Config, pieces: Scalars, act: Activation) -> Scalars:
-    """Those of `act` alone, [batches, groups, height, width]; a view."""
+    """A view of the pieces of `act` alone, [batches, groups, height, width]."""
     return blocked(cfg, pieces, act)[:, *act.cut(cfg)]
 
 
 def layers_of(layer: Layer) -> tuple[Layer, ...]:
     """The layers of a block; any other layer alone."""
-    return layer.layers if isinstance(layer, Block) else (layer,)
+    return layer.layers or (layer,)
 
 
 def pieces_inside(symbols: Symbols, pieces: Pieces, layer: Layer) -> Pieces:
-    """`pieces`, and what each layer of a block but the last means for the one after it."""
+    """Extend `pieces` by the meanings of the activations inside a block."""
     inside = dict(pieces)
     for each in layers_of(layer)[:-1]:
         inside[each.y.storage] = symbols.fresh(each.y.size(symbols.cfg) // symbols.cfg.piece_bytes)
@@ -215,44 +201,37 @@ def pieces_inside(symbols: Symbols, pieces: Pieces, layer: Layer) -> Pieces:
 
 
 def operands(symbols: Symbols, pieces: Pieces, layer: Layer) -> Operands:
-    """What `layer` means for every piece of its y."""
-    if isinstance(layer, Block):
+    """The meaning of `layer`: operands and operation for every piece of its y."""
+    if layer.is_block:
         return operands(symbols, pieces_inside(symbols, pieces, layer), layer.layers[-1])
     cfg = symbols.cfg
     x, b, parameters = part(cfg, pieces[layer.x.storage], layer.x), None, None
-    epilogue, requantise = layer.epilogue, None
+    a, epilogue, requantise = x, layer.epilogue, layer.parameters(cfg)
     operation = Operation(clip=epilogue.clip)
-    if isinstance(layer, Conv):
-        a, requantise = _convolution(symbols, x, layer), layer.requantise
-    elif isinstance(layer, Pool):
-        windows = _windows(x, layer.window, layer.y, symbols.padding(layer.pad_value))
-        a, requantise = windows.sum(axis=(4, 5)), layer.requantise
+    if layer.softmax is not None:
+        return _softmax(symbols, x, layer, layer.softmax)
+    if layer.gemm is not None:
+        a = _convolution(symbols, x, layer, layer.gemm)
+        if layer.gemm.sum_bytes:
+            bytes_ = [operation._replace(binary=(BinaryOp.BYTE, 0, number)) for number in range(layer.gemm.sum_bytes)]
+            return Operands(operation, a, None, None, tuple(bytes_))
+    if layer.product is not None:
+        a = _product(symbols, x, pieces, layer, layer.product)
+    if layer.reduce:
+        a = _windows(x, layer.window, layer.y, symbols.padding(layer.pad_value)).sum(axis=(4, 5))
         if layer.window.kernel != (1, 1):
-            operation = operation._replace(reduce=ReduceOp.MAX if requantise is None else ReduceOp.ADD)
-    elif isinstance(layer, Multiply):
-        a, b, requantise = x, part(cfg, pieces[layer.b.storage], layer.b), layer.requantise
-        operation = operation._replace(offset=layer.x_offset, binary=(BinaryOp.MUL, layer.b_offset, None))
-    elif isinstance(layer, ActivationProduct):
-        a, requantise = _product(symbols, x, pieces, layer), layer.parameters(cfg)
-    elif isinstance(layer, Softmax):
-        return _softmax(symbols, x, layer)
-    elif isinstance(layer, Norm):
-        a, requantise, b = (
-            x,
-            layer.requantise,
-            symbols.row_of(x.transpose(0, 2, 3, 1), layer.count).transpose(0, 3, 1, 2),
-        )
-        operation = operation._replace(offset=layer.offset, rows=((layer.centre, layer.epsilon), layer.count))
-    else:
-        assert isinstance(layer, Map)
-        a = x
-    if isinstance(layer, Conv) and layer.sum_bytes:
-        bytes_ = [operation._replace(binary=(BinaryOp.BYTE, 0, number)) for number in range(layer.sum_bytes)]
-        return Operands(operation, a, None, None, tuple(bytes_))
+            operation = operation._replace(reduce={"max": ReduceOp.MAX, "sum": ReduceOp.ADD}[layer.reduce])
+    if (multiply := layer.multiply) is not None:
+        b = part(cfg, pieces[multiply.b.storage], multiply.b)
+        operation = operation._replace(offset=multiply.x_offset, binary=(BinaryOp.MUL, multiply.b_offset, None))
+    if (norm := layer.norm) is not None:
+        b = symbols.row_of(x.transpose(0, 2, 3, 1), layer.row_length).transpose(0, 3, 1, 2)
+        rows = (norm.centre, norm.epsilon), layer.row_length
+        operation = operation._replace(offset=norm.offset, rows=rows)
     if requantise is not None:
         operation = operation._replace(zero_point=requantise.zero_point)
         parameters = symbols.parameters(_parameters(cfg, requantise))[None, :, None, None]
-        if isinstance(layer, ActivationProduct):
+        if layer.product is not None:
             parameters = np.tile(parameters, (1, layer.heads, 1, 1))
     if epilogue.table is not None:
         operation = operation._replace(table=epilogue.table.astype(np.int8).tobytes())
@@ -266,23 +245,23 @@ def operands(symbols: Symbols, pieces: Pieces, layer: Layer) -> Operands:
 def terms(
     symbols: Symbols, pieces: Pieces, layer: Layer, means: Operands, position: tuple[int, int, int, int]
 ) -> Iterator[tuple[int, int | None]]:
-    """What A of `layer` consists of at `position`: (input piece, weights); None for those that are not multiplied."""
+    """Generate the terms of operand A of `layer` at `position`: (input piece, weights), None where not multiplied."""
     batch, group, row, column = position
-    if not isinstance(layer, (Conv, Pool, ActivationProduct)):
+    if layer.gemm is None and layer.product is None and not layer.reduce:
         yield int(means.a[position]), None
         return
     x = part(symbols.cfg, pieces[layer.x.storage], layer.x)
-    if isinstance(layer, ActivationProduct):
-        factors = _factors(symbols, pieces, layer)
+    if layer.product is not None:
+        factors = _factors(symbols, pieces, layer, layer.product)
         head, group = divmod(group, factors.shape[1])
-        window = np.split(_rows_of(symbols, x, layer)[batch, :, row, column], layer.heads)[head]
+        window = np.split(_rows_of(symbols, x, layer, layer.product)[batch, :, row, column], layer.heads)[head]
         yield from zip(window.reshape(-1).tolist(), factors[head, group].reshape(-1).tolist())
         return
     window = _windows(x, layer.window, layer.y, symbols.padding(layer.pad_value))[batch, :, row, column]
-    if isinstance(layer, Pool):
+    if layer.gemm is None:
         yield from ((value, None) for value in window[group].reshape(-1).tolist())
         return
-    first, weights = packed_weights(symbols, layer)
+    first, weights = packed_weights(symbols, layer.gemm)
     taken = np.minimum(first[group] + np.arange(weights.shape[1]), x.shape[1] - 1)
     products = zip(window[taken].reshape(-1).tolist(), weights[group].reshape(-1).tolist(), strict=True)
     yield from ((value, weight) for value, weight in products if weight)
@@ -299,7 +278,8 @@ def _parameters(cfg: Config, r: Requantise) -> NDArray[np.uint64]:
 
 
 def _windows(x: Scalars, w: Window, y: Activation, padding: np.uint64) -> Scalars:
-    """What each position of y reads, [batches, groups, height, width, kernel height, kernel width]."""
+    """The pieces under the window of each position of y, [batches, groups, height, width, kernel height, kernel
+    width]."""
     heights = (y.height - 1) * w.strides[0] + w.reach(0)
     widths = (y.width - 1) * w.strides[1] + w.reach(1)
     top, left = w.pads[:2]
@@ -315,12 +295,12 @@ def _windows(x: Scalars, w: Window, y: Activation, padding: np.uint64) -> Scalar
     return np.lib.stride_tricks.as_strided(padded, shape, strides, writeable=False)
 
 
-def _convolution(symbols: Symbols, x: Scalars, layer: Conv) -> Scalars:
+def _convolution(symbols: Symbols, x: Scalars, layer: Layer, gemm: Gemm) -> Scalars:
     """The sums of `layer`, [batches, groups of y, height, width]."""
-    first, weights = packed_weights(symbols, layer)
+    first, weights = packed_weights(symbols, gemm)
     windows = _windows(x, layer.window, layer.y, symbols.padding(layer.pad_value))
     batches, _, height, width = windows.shape[:4]
-    if layer.groups == 1:
+    if gemm.groups == 1:
         terms = windows.transpose(0, 2, 3, 1, 4, 5).reshape(batches * height * width, -1)
         sums: Scalars = np.einsum("gk,pk->gp", weights.reshape(len(weights), -1), terms)
         return sums.reshape(-1, batches, height, width).transpose(1, 0, 2, 3)
@@ -332,58 +312,58 @@ def _convolution(symbols: Symbols, x: Scalars, layer: Conv) -> Scalars:
     return total
 
 
-def _product(symbols: Symbols, x: Scalars, pieces: Pieces, layer: ActivationProduct) -> Scalars:
+def _product(symbols: Symbols, x: Scalars, pieces: Pieces, layer: Layer, product: ActivationGemm) -> Scalars:
     """The sums of `layer`, [1, groups of y, 1, width]."""
-    windows = np.stack(np.split(_rows_of(symbols, x, layer)[0, :, 0], layer.heads))
-    sums: Scalars = np.einsum("hgkr,hkprs->hgp", _factors(symbols, pieces, layer), windows)
+    windows = np.stack(np.split(_rows_of(symbols, x, layer, product)[0, :, 0], layer.heads))
+    sums: Scalars = np.einsum("hgkr,hkprs->hgp", _factors(symbols, pieces, layer, product), windows)
     return sums.reshape(1, -1, 1, sums.shape[-1])
 
 
-def _softmax(symbols: Symbols, x: Scalars, layer: Softmax) -> Operands:
-    """What `layer` means; of groups that hold elements, which are all that it has."""
+def _softmax(symbols: Symbols, x: Scalars, layer: Layer, softmax: Softmax) -> Operands:
+    """The meaning of a softmax, of all groups that hold elements."""
     rows = np.stack(np.split(x.transpose(0, 2, 3, 1), layer.heads, axis=3), axis=3)
-    b = symbols.row_of(rows, layer.count).reshape(*rows.shape[:3], -1).transpose(0, 3, 1, 2)
-    powers = layer.powers.astype(np.float32).tobytes(), layer.count
-    return Operands(Operation(zero_point=layer.zero_point, clip=layer.epilogue.clip, rows=powers), x, b, None)
+    b = symbols.row_of(rows, layer.row_length).reshape(*rows.shape[:3], -1).transpose(0, 3, 1, 2)
+    powers = softmax.powers.astype(np.float32).tobytes(), layer.row_length
+    return Operands(Operation(zero_point=softmax.zero_point, clip=layer.epilogue.clip, rows=powers), x, b, None)
 
 
-def _rows_of(symbols: Symbols, x: Scalars, layer: ActivationProduct) -> Scalars:
-    """What each position of y reads of x, as `_windows`: x once for each row of padding of w, and for w."""
-    repeated = x.repeat(len(layer.w_pads) + 1, axis=2)
-    return _windows(repeated, layer.window, layer.y, symbols.padding(layer.pad_value))
+def _rows_of(symbols: Symbols, x: Scalars, layer: Layer, product: ActivationGemm) -> Scalars:
+    """The pieces of x for each position of y, as from `_windows`: x once for each pad of w, and once for w."""
+    repeated = x.repeat(len(product.w_pads) + 1, axis=2)
+    return _windows(repeated, product.window, layer.y, symbols.padding(product.pad_value))
 
 
-def _factors(symbols: Symbols, pieces: Pieces, layer: ActivationProduct) -> Scalars:
-    """What the windows of x are multiplied by, [heads, groups of y, input groups, places]: the padding of w, then w."""
-    cfg, padded, heads = symbols.cfg, len(layer.w_pads), layer.heads
-    w = part(cfg, pieces[layer.w.storage], layer.w)[0, :, 0]
+def _factors(symbols: Symbols, pieces: Pieces, layer: Layer, product: ActivationGemm) -> Scalars:
+    """The factors of the windows of x, [heads, groups of y, input groups, terms]: the padding of w, then w."""
+    cfg, padded, heads = symbols.cfg, len(product.w_pads), layer.heads
+    w = part(cfg, pieces[product.w.storage], product.w)[0, :, 0]
     outs = layer.y.groups(cfg) // heads
     own = symbols.entries(w[:, : outs * cfg.block_out].reshape(heads, -1, outs, cfg.block_out)).transpose(0, 2, 1)
-    factors = np.empty((*own.shape, layer.window.kernel[0]), np.uint64)
-    for place, pad in enumerate(layer.w_pads):
+    factors = np.empty((*own.shape, product.window.kernel[0]), np.uint64)
+    for place, pad in enumerate(product.w_pads):
         factors[..., place] = symbols.entries(np.full(cfg.block_out, symbols.padding(pad)))
     factors[..., padded:] = own[..., None]
     return factors
 
 
-def packed_weights(symbols: Symbols, layer: Conv) -> tuple[NDArray[np.int64], Scalars]:
+def packed_weights(symbols: Symbols, gemm: Gemm) -> tuple[NDArray[np.int64], Scalars]:
     """The first input group of each output group, and the weights of it and those after it.
 
     Weights: [groups of y, input groups, kernel height, kernel width]; zero where channels do not meet.
     """
     group = symbols.cfg.group
-    out, group_in, *kernel = layer.weights.shape
+    out, group_in, *kernel = gemm.weights.shape
     outs = -(-out // group)
-    channels = np.arange(out) // (out // layer.groups) * group_in  # first input channel of each output channel
+    channels = np.arange(out) // (out // gemm.groups) * group_in  # first input channel of each output channel
     first = channels[::group] // group
     last = channels[np.minimum(np.arange(outs) * group + group, out) - 1] + group_in - 1
     ins = int((last // group - first).max()) + 1
     dense = np.zeros((outs * group, ins * group, *kernel), np.int8)
-    if layer.groups == 1:
-        dense[:out, :group_in] = layer.weights
+    if gemm.groups == 1:
+        dense[:out, :group_in] = gemm.weights
     else:
         start = channels - np.repeat(first, group)[:out] * group
-        dense[np.arange(out)[:, None], start[:, None] + np.arange(group_in)] = layer.weights
+        dense[np.arange(out)[:, None], start[:, None] + np.arange(group_in)] = gemm.weights
     tiles = dense.reshape(outs, group, ins, group, *kernel).transpose(0, 2, 4, 5, 1, 3)
     tiles = np.ascontiguousarray(tiles).view(np.uint8).reshape(-1, 1, group, 1, group)
     return first, symbols.weights(tiles).reshape(outs, ins, *kernel)

@@ -141,7 +141,7 @@ class _Log:
 
 
 class _Memory:
-    """What units read and wrote of one memory, and which places of it are written."""
+    """Reads and writes of one memory by unit, and the places that have been written."""
 
     def __init__(self, name: str, size: int, pieces: int = 1, unit: str = "entry") -> None:
         self.name, self.size, self.pieces, self.unit = name, size, pieces, unit

@@ -40,7 +40,7 @@ from math import gcd
 import numpy as np
 from numpy.typing import NDArray
 
-from celosia.compiler.layer import Activation, Layer, Storage, inputs
+from celosia.compiler.layer import Activation, Layer, Storage
 from celosia.compiler.vthread.verify.decode import (
     Decoded,
     Dims,
@@ -135,7 +135,7 @@ class Provenance:
         """Weights by address, count, and the codebooks by which they are expanded."""
         self.sizes: dict[Storage, int] = {}
         """Pieces of each storage."""
-        for act in (act for layer in layers for act in (*inputs(layer), layer.y)):
+        for act in (act for layer in layers for act in (*layer.inputs(), layer.y)):
             self.sizes[act.storage] = max(self.sizes.get(act.storage, 0), act.size(cfg) // cfg.piece_bytes)
         for storage, size in self.sizes.items():
             self.pieces[storage] = self.symbols.fresh(size)
@@ -290,7 +290,7 @@ class SymbolicMachine:
                 raise WrongStore(-1, layer)
 
     def operands(self, layer: int) -> Operands:
-        """What layer `layer` of the launch reads, as scalars."""
+        """The operands of layer `layer` of the launch, as scalars."""
         return operands(self.symbols, self.state.pieces, self.run.layers[layer])
 
     def to_store(self, layer: int) -> Scalars:
@@ -515,7 +515,7 @@ def indices(base: int, dims: Dims) -> NDArray[np.int64]:
 
 
 def store_places(cfg: Config, f: Fields, address: int) -> tuple[int, Dims] | None:
-    """Where a STORE writes, in pieces from the storage at `address`; None where it does not write whole pieces."""
+    """The places that a STORE writes, in pieces from the storage at `address`; None where these are no whole pieces."""
     size = cfg.piece_bytes
     first = f["dram_addr"] - address
     z, y = f["dram_z"] if f["z_size"] > 1 else 0, f["dram_y"] if f["y_size"] > 1 else 0
@@ -525,13 +525,13 @@ def store_places(cfg: Config, f: Fields, address: int) -> tuple[int, Dims] | Non
 
 
 def softmax_of(cfg: Config, f: Fields, powers: NDArray[np.uint32]) -> Operation:
-    """What a VECTOR with softmax does, `powers` being the contents of exp."""
+    """Decode the operation of a VECTOR with softmax. powers: the contents of exp."""
     rows = powers.tobytes(), f["extent_n"] * cfg.block_out - f["imm"]
     return Operation(zero_point=f["zero_point"], clip=(f["clip_lo"], f["clip_hi"]), rows=rows)
 
 
 def operation_of(cfg: Config, f: Fields, tables: Sequence[object]) -> Operation:
-    """What a VECTOR instruction does, `tables` being the contents of lut."""
+    """Decode the operation of a VECTOR instruction. tables: the contents of lut."""
     binary = residual = zero_point = clip = table = reduce = rows = None
     int8 = f["destination"] != Destination.ACC
     if f["extent_r"] * f["extent_s"] > 1 and not (f["taps"] and f["reduce_op"] == ReduceOp.ADD):

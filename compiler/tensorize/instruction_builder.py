@@ -1,4 +1,4 @@
-"""An intrinsic in its loops to one instruction: the loops are looked at once."""
+"""Build one instruction from an intrinsic and the loops around it."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ from celosia.hw.spec.isa import EXTENT_BITS, Opcode, formats
 from celosia.hw.spec.packing import packing
 
 
-def make(
+def build_instruction(
     cfg: Config, loops: Sequence[For], tests: Sequence[Expr], leaf: Intrinsic, fixed: Env,
     scopes: Mapping[Tensor, str], places: Mapping[Tensor, tuple[int, ...]],
 ) -> ComputeInstruction | MoveInstruction:  # fmt: skip
-    """`leaf` inside all of `loops`, where `tests` hold, as one instruction. NotOneInstruction where it is none.
+    """Build the instruction of `leaf` inside all of `loops`, where `tests` hold. NotOneInstruction where it is none.
 
     fixed: values of loops around. scopes: the scratchpad of tensors. places: see render.compile_loops.
     """
@@ -51,16 +51,16 @@ def make(
     fixed = fixed | {loop.var: 0 for loop in loops if loop.extent == 1} | {w: 0 for w in window if w.extent == 1}
     inner = [(loop.var, loop.extent) for loop in loops if loop.extent > 1]
     inner += [(axis, axis.extent) for axis in window if axis.extent > 1]
-    maker = _Maker(cfg, inner, fixed, scopes, places)
+    builder = _InstructionBuilder(cfg, inner, fixed, scopes, places)
     if isinstance(intrinsic.rule, Compute):
         if tests:
             raise NotOneInstruction("it has a condition")
-        return maker.compute(intrinsic, intrinsic.rule, tiles, values, first, set(window))
+        return builder.compute(intrinsic, intrinsic.rule, tiles, values, first, set(window))
     assert isinstance(intrinsic.rule, Move)
-    return maker.move(intrinsic, intrinsic.rule, tiles, values, tests)
+    return builder.move(intrinsic, intrinsic.rule, tiles, values, tests)
 
 
-class _Maker:
+class _InstructionBuilder:
     def __init__(
         self, cfg: Config, loops: list[tuple[Var, int]], fixed: Env, scopes: Mapping[Tensor, str],
         places: Mapping[Tensor, tuple[int, ...]],
@@ -90,8 +90,8 @@ class _Maker:
         begin = Sum(base, tuple((var, k) for var, k in terms.items() if k), tuple(others))
         return TileAccess(begin, tuple(steps))
 
-    def _near(self, load: Load, unit: int) -> TileAccess:
-        """In units of `unit` elements of the tensor in a scratchpad."""
+    def _scratchpad_access(self, load: Load, unit: int) -> TileAccess:
+        """Locate a tile in a scratchpad, in units of `unit` elements."""
         if load.tensor not in self.scopes:
             raise RenderError(f"{load.tensor.name} is in no scratchpad")
         shape = load.tensor.shape
@@ -107,7 +107,7 @@ class _Maker:
         operands = {tile: rule.operands[tile.name] for tile in tiles if tile.name in rule.operands}
         loads = {operands[tile]: load for tile, load in tiles.items() if tile in operands}
         units = {name: intrinsic.unit(tile) for tile, name in operands.items()}
-        accesses = {name: self._near(load, units[name]) for name, load in loads.items()}
+        accesses = {name: self._scratchpad_access(load, units[name]) for name, load in loads.items()}
         target = rule.operands[intrinsic.behaviour.name]
         known: dict[Var, Expr] = {var: Const(i, INDEX) for var, i in self.fixed.items()}
         named = {var.name: substitute(e, known) for var, e in values.items()}
@@ -135,14 +135,14 @@ class _Maker:
         return ComputeInstruction(rule.opcode, static, bases, begins, named, rule, limits, pad)
 
     def _rows(self, accesses: Mapping[str, TileAccess]) -> Iterator[tuple[Var, dict[str, int]]]:
-        """Each loop, and by how much it moves each operand."""
+        """Generate the loops, each with the step of each operand."""
         for d, (var, _) in enumerate(self.loops):
             yield var, {name: access.steps[d] for name, access in accesses.items()}
 
     def _dims(
         self, accesses: Mapping[str, TileAccess], target: str, window: set[Any], bounded: set[int]
     ) -> tuple[Dims, Dims]:
-        """The loops that walk over the result, and those of the sum."""
+        """Divide the loops into those over results and those of the sum."""
         data: Dims = []
         sums: Dims = []
         for d, (var, steps) in enumerate(self._rows(accesses)):
@@ -151,7 +151,7 @@ class _Maker:
         return _merged(data), _merged(sums)
 
     def _slots(self, rule: Compute, data: Dims, sums: Dims) -> tuple[Fields, dict[int | None, str]]:
-        """(Fields of the loops of an instruction, the letter of each loop that has a number.)"""
+        """Assign loops to the instruction's: the fields, and the letter of each loop that has a number."""
         opcode = rule.opcode
         static = {field.name: 1 for field in formats(self.cfg)[opcode].fields if field.name.startswith("extent_")}
         slot_of: dict[int | None, str] = {}
@@ -166,15 +166,15 @@ class _Maker:
         return static, slot_of
 
     def _base(self, name: str, tensor: Tensor, access: TileAccess, unit: int) -> tuple[str, Tensor, Sum, int]:
-        """The field of an operand's address, and what ComputeInstruction says of it."""
+        """The entry of `ComputeInstruction.bases` for an operand."""
         if any(access.steps) and name == "table":
             raise NotOneInstruction("one instruction looks up in one table")
         places = prod(tile_shape(self.cfg, self.scopes[tensor])) // unit
         return "table" if name == "table" else f"{name}_base", tensor, access.begin, places
 
     def _begins(self, first: Expr) -> tuple[Var, ...] | None:
-        """The loops outside that must be at 0, where this instruction's own are; None if it can never begin."""
-        found: list[Var] = []
+        """The loops outside that are at 0 when the reduction begins; None where it never begins here."""
+        outside: list[Var] = []
         for test in _conjuncts(first):
             match test:
                 case Const(value):
@@ -187,13 +187,13 @@ class _Maker:
                         if self.fixed[var]:
                             return None
                     else:
-                        found.append(var)
+                        outside.append(var)
                 case _:
                     raise NotOneInstruction(f"{test} does not say where a reduction begins")
-        return tuple(found)
+        return tuple(outside)
 
     def _check(self, opcode: Opcode, static: Fields) -> None:
-        """NotOneInstruction where a value does not fit its field, whatever the loops outside do."""
+        """Raise NotOneInstruction where a value does not fit its field, whatever the loops outside do."""
         for field in formats(self.cfg)[opcode].fields:
             try:
                 field.check(int(static.get(field.name, 0)), opcode.name)
@@ -207,8 +207,8 @@ class _Maker:
         tests: Sequence[Expr],
     ) -> MoveInstruction:  # fmt: skip
         loads = rule.opcode == Opcode.LOAD
-        near, far = intrinsic.tiles if loads else reversed(intrinsic.tiles)
-        place = self._near(tiles[near], near.size)
+        on_chip, far = intrinsic.tiles if loads else reversed(intrinsic.tiles)
+        place = self._scratchpad_access(tiles[on_chip], on_chip.size)
         tensor, index = tiles[far].tensor, tiles[far].index
         item = tensor.nbytes // max(tensor.size, 1)
         steps = self.places.get(tensor) or tuple(stride * item for stride in strides(tensor.shape))
@@ -216,7 +216,7 @@ class _Maker:
         away = self._sum([(index[0], item)] if by_number else list(zip(index, steps)), tiles[far])
         if any(step < 0 for step in (*away.steps, *place.steps)):
             raise NotOneInstruction("a loop runs backwards through memory")
-        scope = intrinsic.scopes[near.name]
+        scope = intrinsic.scopes[on_chip.name]
         packed = scope == "wgt" and steps[-1] == 0
         piece = packing(self.cfg).entry_bytes if packed else prod(far.shape) * item  # bytes of one element in DRAM
         dims = [Dim(extent, a, p) for (_, extent), a, p in zip(self.loops, away.steps, place.steps)]
@@ -238,12 +238,12 @@ class _Maker:
         reach = [] if by_number else [self._reach(i) for i in index]
         entry = prod(tile_shape(self.cfg, scope)) // prod(element_shape(self.cfg, scope))
         return MoveInstruction(
-            rule.opcode, static, tiles[near].tensor, tensor, entry, place.begin, away.begin, tuple(dims), whole, bounds,
-            named.get("pad"), piece, tuple(reach),
+            rule.opcode, static, tiles[on_chip].tensor, tensor, entry, place.begin, away.begin, tuple(dims), whole,
+            bounds, named.get("pad"), piece, tuple(reach),
         )  # fmt: skip
 
     def _check_packs(self, whole: Fields, begin: Sum) -> None:
-        """NotOneInstruction where rows of packed weights are not whole packs."""
+        """Raise NotOneInstruction where rows of packed weights are not whole packs."""
         size, entries = packing(self.cfg).pack_bytes, packing(self.cfg).entries
         steps = (begin.base, whole["dram_y"], whole["dram_z"], *(step for _, step in (*begin.terms, *begin.others)))
         if whole["x_size"] % entries or any(step % size for step in steps):
@@ -254,11 +254,12 @@ class _Maker:
         return access.begin, sum(step * (extent - 1) for step, (_, extent) in zip(access.steps, self.loops))
 
     def _bounds(self, conditions: Iterable[Expr]) -> tuple[Limit, ...]:
-        found = [self._bound(test) for condition in conditions for test in _conjuncts(condition)]
-        return tuple(bound for bound in found if bound is not None)
+        """The limits of loops that conditions state."""
+        bounds = [self._bound(test) for condition in conditions for test in _conjuncts(condition)]
+        return tuple(bound for bound in bounds if bound is not None)
 
     def _bound(self, test: Expr) -> Limit | None:
-        """What `test` says of the iterations of one loop; None where it always holds."""
+        """The limit of one loop that `test` states; None where it always holds."""
         match test:
             case Const(value) if value:
                 return None
@@ -273,7 +274,7 @@ class _Maker:
             raise NotOneInstruction(f"{test} depends on more than one loop of a block")
         low = difference.begin.plus(-strict)
         if not moving:
-            # It holds for all iterations or for none: those of a loop that begins at -low, times what no loop reaches.
+            # All iterations exist or none: scaled by LARGE, the bound lies before the first or behind the last.
             return Limit(max(len(self.loops) - 1, 0), low.scaled(LARGE), 1, True)
         [(number, step)] = moving
         if step > 0:  # low + i * step >= 0
@@ -294,7 +295,7 @@ def _conjuncts(e: Expr) -> Iterator[Expr]:
 
 
 def _letters(slots: str, dims: Dims) -> str:
-    """Assign the loops of an instruction that `dims` become, of `slots`, from the outermost."""
+    """Choose the letters, among `slots`, of the instruction's loops for `dims`, from the outermost."""
     if len(dims) == 1 and slots == "krs":
         return "k"  # input blocks, where the window is one pixel
     names = slots[len(slots) - len(dims) :]
@@ -307,7 +308,7 @@ def _letters(slots: str, dims: Dims) -> str:
 
 
 def _merged(dims: Dims) -> Dims:
-    """Neighbouring loops through which every operand walks evenly become one."""
+    """Merge neighbouring loops through which every operand steps evenly."""
     done: Dims = []
     for extent, steps, number in dims:
         last = done[-1] if done else None
