@@ -92,7 +92,7 @@ def _listed(counts: Mapping[str, int]) -> str:
 def _generate(networks: Path | None, config: str, seconds: float) -> int:
     import onnx
 
-    from celosia.compiler.compile import pricing
+    from celosia.compiler.pricing import pricing
     from celosia.compiler.superoptimise.generation.generator import winning_rules
 
     rules, wins = _generated(RULES), dict[str, dict[str, float]]()
