@@ -23,7 +23,7 @@ from benchmarks.rows import ROOT, Request, Row, Say, judged
 from benchmarks.workloads import MADE
 from celosia.compiler.compile import compile as compile_model
 from celosia.compiler.cpu.schedule import schedule
-from celosia.compiler.cpu.schedule.chosen import Choices, KernelWorkload, choosing
+from celosia.compiler.cpu.schedule.kernel_schedules import KernelSchedules, KernelWorkload, using_schedules
 from celosia.compiler.tune.kernels.plan import KernelPlan
 from celosia.compiler.tune.kernels.schedules import examined, template
 from celosia.compiler.tune.kernels.trial import processor
@@ -169,10 +169,10 @@ def _template(workload: KernelWorkload) -> list[KernelPlan]:
 
 
 def _workloads(model: onnx.ModelProto) -> list[KernelWorkload]:
-    with choosing(Choices()) as choices:
+    with using_schedules(KernelSchedules()) as choices:
         compile_model(model, accelerator=False, records=None)
     assert choices is not None
-    return [workload for workload, _ in choices.met.values()]
+    return [workload for workload, _ in choices.workloads.values()]
 
 
 def model_rows(

@@ -14,7 +14,7 @@ import onnx
 import onnx_ir as ir
 
 from celosia.compiler.cpu.llvm import link_library
-from celosia.compiler.cpu.schedule.chosen import Choices, choosing
+from celosia.compiler.cpu.schedule.kernel_schedules import KernelSchedules, using_schedules
 from celosia.compiler.cpu.target import compiling_for, find_target
 from celosia.compiler.graph.cost import total_macs
 from celosia.compiler.graph.debug_outputs import DebugOutputs
@@ -100,7 +100,7 @@ def compile(source: Source, options: Options) -> Program:
     with compiling_for(processor), _of_shapes(options.shapes), raised_gc_threshold(), leaving_out(options.left_out):
         known = asked_for(options.records)
         choices = _measured(known) if known and known.trials and processor is None else None
-        with choosing(choices) if choices else nullcontext():
+        with using_schedules(choices) if choices else nullcontext():
             program, failure = _compile(source, options, known)
         if choices and (told := str(choices)):
             options.say(told)
@@ -142,11 +142,11 @@ def _optimised(source: Source, options: Options) -> tuple[Source, str]:
     return (found.model, text_in(found.model)) if found.steps else (source, "")
 
 
-def _measured(records: Records) -> Choices:
+def _measured(records: Records) -> KernelSchedules:
     """What was measured of kernels. Only who has such records imports what tunes."""
     from celosia.compiler.tune.kernels.tuner import recorded
 
-    return Choices(recorded(records))
+    return KernelSchedules(recorded(records))
 
 
 @expand_options(Options)

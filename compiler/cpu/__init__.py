@@ -1,4 +1,15 @@
-"""The CPU backend: ONNX operators through tensor expressions and loops to machine code."""
+"""The CPU backend, from ONNX operators to machine code, in the order in which an operator passes the files.
+
+parse           which host operator an ONNX node is
+node, element_types   what a kernel's operators and inputs are
+ops/            what each operator computes, as tensor expressions
+schedule/       in which order and with which vectors and threads its loops run
+function        which operators make one kernel, and which constants are folded
+target          which processor is compiled for
+llvm/           which machine code the loops become
+dynamic         when a kernel is compiled at run time, for shapes that are known only then
+operators_doc   which operators docs/operators.md lists
+"""
 
 from __future__ import annotations
 

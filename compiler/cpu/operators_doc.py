@@ -1,4 +1,4 @@
-"""Writes docs/operators.md: python -m celosia.compiler.cpu.operators_doc > docs/operators.md"""
+"""Generator of docs/operators.md: python -m celosia.compiler.cpu.operators_doc > docs/operators.md"""
 
 from __future__ import annotations
 
@@ -70,8 +70,8 @@ OF_QUANTISERS: dict[str, tuple[str, ...]] = {
 """Operators that quantisers add to a network, by their sources."""
 
 
-def runs(operator: str) -> bool:
-    """Whether an operator of OF_QUANTISERS has an implementation."""
+def is_supported(operator: str) -> bool:
+    """Return whether an operator of OF_QUANTISERS has an implementation."""
     domain, _, name = operator.rpartition(".")
     if domain not in ("", "com.microsoft"):
         return (domain, name) in HOST
@@ -83,7 +83,7 @@ def _list(names: Iterable[str]) -> str:
 
 
 def operators_markdown() -> str:
-    """The text of the page."""
+    """Return the text of docs/operators.md."""
     hosted = [key for key, function in HOST.items() if function.__module__.startswith(hostops.__name__)]  # no user's
     own = {*OPS, *(op for _, op in hosted)}
     compiled = [name for name in OPS if OPS[name].__module__ != blocked.__name__]  # those only the compiler makes
@@ -118,7 +118,7 @@ def operators_markdown() -> str:
     ]  # fmt: skip
     parts += ["## Not yet\n", _list(missing), ""]
     for quantiser, operators in OF_QUANTISERS.items():
-        if missing := [name for name in operators if not runs(name)]:
+        if missing := [name for name in operators if not is_supported(name)]:
             parts += [f"Written by {quantiser}:\n", _list(missing), ""]
     return "\n".join(parts)
 

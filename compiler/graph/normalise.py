@@ -16,7 +16,7 @@ import onnx
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto
 
 from celosia.compiler.cpu.parse import dense
-from celosia.compiler.expr.names import unused_name
+from celosia.compiler.expr.unique_names import unused_name
 from celosia.compiler.graph.external import without_files
 from celosia.compiler.graph.functions import OWN_CODE, nodes, subgraphs
 from celosia.compiler.graph.validation import bad_texts, is_comment

@@ -20,7 +20,7 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from celosia.compiler.expr.names import unused_name
+from celosia.compiler.expr.unique_names import unused_name
 from celosia.compiler.graph.names import values
 from celosia.compiler.graph.values import attribute, attributes, constant, is_op, new_constant, replace_by, shape
 from celosia.compiler.graph.windows import spread_of

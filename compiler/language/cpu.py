@@ -17,10 +17,10 @@ from celosia.compiler.expr import Alloc, Axis, Expr, For, Function, If, Let, Loa
 from celosia.compiler.expr import Store as Put
 from celosia.compiler.expr.affine import flatten, from_linear, interval, linear, unravel
 from celosia.compiler.expr.fuse import merge
+from celosia.compiler.expr.loop_partition import fold_condition, partition
 from celosia.compiler.expr.loops import block, sequence
+from celosia.compiler.expr.nest_parts import reduction_identity
 from celosia.compiler.expr.nodes import INDEX, Const, binary, call, cast, clip, select
-from celosia.compiler.expr.partition import outcome, partition
-from celosia.compiler.expr.pieces import start_value
 from celosia.compiler.expr.walk import walk
 from celosia.compiler.language.bounds import UnknownScalar, values
 from celosia.compiler.language.errors import fail
@@ -96,7 +96,7 @@ class CpuKernel:
                 done.append(self._loop(each, memory))
             elif each in self.live and self._needs_memory(each):
                 done.append(self._computed(each, memory))
-        done = merge([part for stmt in done for part in sequence(stmt)], alike=True)  # or they are no vectors
+        done = merge([part for stmt in done for part in sequence(stmt)], same_depth=True)  # or they are no vectors
         body = block(*done, self._handed_on(handed_on, memory))
         for tensor in memory:
             body = Alloc(tensor, body, "local")
@@ -181,7 +181,7 @@ class CpuKernel:
     def _reduce(self, tile: Tile, memory: list[Tensor]) -> Stmt:
         (x,), axis, kind = tile.args, tile.more["axis"], tile.more["name"]
         buffer = self._local(tile, memory)
-        start = nest(tile.shape, lambda *i: Put(buffer, i, start_value(kind, tile.dtype)))
+        start = nest(tile.shape, lambda *i: Put(buffer, i, reduction_identity(kind, tile.dtype)))
         axes = [Axis(f"r{d}", extent=size) for d, size in enumerate(x.shape)]
         stmt: Stmt = Update(
             kind, buffer, tuple(a for d, a in enumerate(axes) if d != axis), cast(self.at(x, tuple(axes)), tile.dtype)
@@ -334,7 +334,7 @@ class CpuKernel:
     def at_binary(self, op: str, a: Expr, b: Expr) -> Expr:
         """a op b; decided where the ranges of loops decide it."""
         found = binary(op, a, b)
-        decided = outcome(found)
+        decided = fold_condition(found)
         return found if decided is None else decided
 
     def _bound(self, tile: Tile, value: Expr) -> Expr:

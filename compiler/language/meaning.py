@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from celosia.compiler import numerics
-from celosia.compiler.expr.functions import INTRINSICS
 from celosia.compiler.expr.interpret import BINARY, cast
+from celosia.compiler.expr.math_functions import INTRINSICS
 from celosia.compiler.language.errors import fail
 from celosia.compiler.language.tile import ArrayArgument, KernelRun, Tile, TracedStore
 from celosia.compiler.numerics.unary import UNARY

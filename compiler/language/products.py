@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from celosia.compiler import expr as T
 from celosia.compiler.cpu.ops.integer import Zero, matrix_product
-from celosia.compiler.cpu.schedule.arrange import Knobs, schedule
+from celosia.compiler.cpu.schedule.vectorize import Knobs, schedule
 from celosia.compiler.expr import Axis, Expr, For, Stmt, Tensor, lower, wrap
 from celosia.compiler.expr.loops import map_accesses
 

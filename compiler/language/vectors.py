@@ -18,15 +18,15 @@ from dataclasses import replace
 from itertools import groupby
 from typing import NamedTuple
 
-from celosia.compiler.cpu.schedule.arrange import Knobs, arrange
+from celosia.compiler.cpu.schedule.vectorize import Knobs, schedule_stage
 from celosia.compiler.cpu.target import target
 from celosia.compiler.expr import Alloc, Axis, Expr, For, If, Let, Load, Select, Stmt, Store, Tensor, Update
-from celosia.compiler.expr.affine import Linear, flatten, in_range, linear, stride_along
-from celosia.compiler.expr.bounds import structure
+from celosia.compiler.expr.affine import Linear, flatten, is_in_bounds, linear, stride_along
 from celosia.compiler.expr.loops import Block, block, map_accesses, sequence
 from celosia.compiler.expr.lower import lower
+from celosia.compiler.expr.nest_parts import reduction_identity
 from celosia.compiler.expr.nodes import Const, Var
-from celosia.compiler.expr.pieces import start_value
+from celosia.compiler.expr.regions import structure
 from celosia.compiler.expr.schedule import create_schedule
 from celosia.compiler.expr.walk import substitute, walk
 from celosia.compiler.program.dtypes import itemsize
@@ -83,7 +83,7 @@ def _idle(part: Flat) -> bool:
     """Whether it adds nothing: what a mask leaves of a sum."""
     if isinstance(part, Store) or not isinstance(part.value, Const):
         return False
-    return part.value.value == start_value(part.kind, part.tensor.dtype).value
+    return part.value.value == reduction_identity(part.kind, part.tensor.dtype).value
 
 
 def _turns(var: Axis, body: Store) -> bool:
@@ -98,7 +98,7 @@ def _turned(axes: tuple[Axis, Axis], body: Store) -> Stmt:
     """Arrange the loop as `cpu.schedule` does: in squares, which are turned round in registers."""
     turned = Tensor("turned", tuple(axis.extent for axis in axes), body.tensor.dtype, axes, body.value)
     made = create_schedule(turned)
-    arrange(made[turned], Knobs(tail="peel"))
+    schedule_stage(made[turned], Knobs(tail="peel"))
 
     def place(_: Tensor, index: tuple[Expr, ...]) -> tuple[Tensor, tuple[Expr, ...]]:
         moved: dict[Var, Expr] = dict(zip(axes, index))
@@ -177,7 +177,7 @@ def _each(size: int, lanes: int, make: Callable[[Expr], Stmt]) -> Stmt:
 
 def _summed(whole: Update, part: Tensor, code: Stmt, lanes: int) -> Stmt:
     """`code`, which adds to the sums of lanes `part`, and what adds these to the whole."""
-    kind, zero = whole.kind, start_value(whole.kind, part.dtype)
+    kind, zero = whole.kind, reduction_identity(whole.kind, part.dtype)
     (size,) = part.shape
     done = [_each(size, lanes, lambda at: Store(part, (at,), zero)), code]
     for half in (size >> n for n in range(1, (size // lanes).bit_length())):
@@ -228,7 +228,7 @@ def _together(var: Axis, value: Expr) -> bool:
                 for load in walk(arm):
                     if (
                         isinstance(load, Load)
-                        and not in_range(load)
+                        and not is_in_bounds(load)
                         and stride_along(load.tensor, load.index, var) != 1
                     ):
                         return False

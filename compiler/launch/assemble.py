@@ -9,15 +9,15 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
+from celosia.compiler.cpu.element_types import TYPES
 from celosia.compiler.cpu.function import CpuFunction
 from celosia.compiler.cpu.node import CpuNode, InputType, is_mapped
 from celosia.compiler.cpu.ops import OPS, VIEWS, Unsupported, build, traits
 from celosia.compiler.cpu.ops.bit_serial import LEVELS
 from celosia.compiler.cpu.parse import parse
-from celosia.compiler.cpu.schedule.group import group, saved_traffic
-from celosia.compiler.cpu.types import TYPES
+from celosia.compiler.cpu.schedule.operator_fusion import fuse_nodes, saved_traffic
 from celosia.compiler.expr import placeholder
-from celosia.compiler.expr.names import unused_name
+from celosia.compiler.expr.unique_names import unused_name
 from celosia.compiler.graph.errors import ModelError
 from celosia.compiler.graph.launches import LaunchPlan
 from celosia.compiler.graph.levels import levels_of
@@ -218,7 +218,7 @@ class Assembler:
         }  # fmt: skip
         steps = []
         apart = [self._cpu_node(node) for node in nodes]
-        for members in group(apart, sorted(needed)) if is_on("fusion") else [[each] for each in apart]:
+        for members in fuse_nodes(apart, sorted(needed)) if is_on("fusion") else [[each] for each in apart]:
             steps.append(self._step(members, [made[next(filter(None, member.outputs))] for member in members]))
         return steps
 

@@ -21,7 +21,7 @@ from celosia.compiler.cpu.llvm import compile_function, dot, link_library
 from celosia.compiler.cpu.ops import bit_serial
 from celosia.compiler.cpu.schedule import schedule
 from celosia.compiler.cpu.target import TARGETS, TILES, Target, compiling_for
-from celosia.compiler.expr.functions import ONES
+from celosia.compiler.expr.math_functions import ONES
 from celosia.compiler.program.levels import BitLevels
 from celosia.driver.runtime import Runtime
 

@@ -17,13 +17,13 @@ from celosia.compiler.cpu.function import CpuFunction, compile_op
 from celosia.compiler.cpu.llvm.codegen import render
 from celosia.compiler.cpu.llvm.numbers import of_numbers
 from celosia.compiler.cpu.node import CpuNode, input_type
-from celosia.compiler.cpu.schedule.following import following
+from celosia.compiler.cpu.schedule.block_prefetch import next_block_prefetches
 from celosia.compiler.cpu.target import compiling_for, this_processor
 from celosia.compiler.expr import loops
 from celosia.compiler.expr.affine import flatten
-from celosia.compiler.expr.bounds import statements
 from celosia.compiler.expr.interpret import evaluate
 from celosia.compiler.expr.nodes import Load, Var
+from celosia.compiler.expr.regions import statements
 from celosia.compiler.expr.walk import walk
 from celosia.compiler.program.host.kernel import aligned
 from celosia.driver.host.oracle import open_session
@@ -53,11 +53,11 @@ def test_tiles_fetch_all_of_the_next_block_and_nothing_else() -> None:
     wide = replace(this_processor(), vector_bytes=64, registers=32, cache_bytes=1 << 17)  # tiles that divide the matrix
     with compiling_for(wide):
         function = product(64, 512, 512)
-        ((_, fetched),) = following(function.body).items()
+        ((_, fetched),) = next_block_prefetches(function.body).items()
         text = render(function).text
     assert "llvm.prefetch" in text and "i32 0, i32 2, i32 1" in text  # into the second cache
     inside = {s.var: s for s in statements(function.body) if isinstance(s, loops.For)}.values()
-    used = set(variables(fetched.place))
+    used = set(variables(fetched.element))
     block, *_ = path = [loop for loop in inside if loop.var in used and loop.extent > 1]
     sums = [s for s in statements(function.body) if isinstance(s, loops.Update)]
     (read,) = (n for n in walk(sums[0].value) if isinstance(n, Load) and n.tensor is fetched.tensor)
@@ -66,14 +66,14 @@ def test_tiles_fetch_all_of_the_next_block_and_nothing_else() -> None:
     blocks = [lines_of(place, around, block, at) for at in range(block.extent)]
     assert len(blocks) > 1 and len(blocks[0]) * 64 > 24 << 10
     for at in range(block.extent):
-        assert lines_of(fetched.place, path, block, at) == blocks[min(at + 1, block.extent - 1)]
+        assert lines_of(fetched.element, path, block, at) == blocks[min(at + 1, block.extent - 1)]
 
 
 def test_what_stays_in_the_cache_is_not_fetched_again() -> None:
     with compiling_for(replace(this_processor(), cache_bytes=1 << 24)):
-        assert not following(product(64, 512, 512).body)
+        assert not next_block_prefetches(product(64, 512, 512).body)
     with compiling_for(replace(this_processor(), cache_bytes=1 << 17)):
-        assert not following(product(1, 512, 512).body)  # each element is read once
+        assert not next_block_prefetches(product(1, 512, 512).body)  # each element is read once
 
 
 @pytest.mark.parametrize("n", [197, 176])

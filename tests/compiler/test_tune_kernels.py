@@ -20,7 +20,7 @@ from celosia.compiler import expr as T
 from celosia.compiler.compile import compile as compile_model
 from celosia.compiler.cpu.llvm import compile_function
 from celosia.compiler.cpu.schedule import schedule
-from celosia.compiler.cpu.schedule.chosen import Choices, KernelWorkload, choosing
+from celosia.compiler.cpu.schedule.kernel_schedules import KernelSchedules, KernelWorkload, using_schedules
 from celosia.compiler.cpu.target import compiling_for, this_processor
 from celosia.compiler.expr.trace import Trace
 from celosia.compiler.program.host.kernel import CompiledKernel
@@ -122,7 +122,7 @@ def own(workload: KernelWorkload) -> KernelPlan:
 def test_a_plan_is_its_schedule(name: str) -> None:
     workload = WORKLOADS[name]()
     plan = own(workload)
-    again = workload.scheduled(Trace.from_json(json.loads(text(plan))))
+    again = workload.apply(Trace.from_json(json.loads(text(plan))))
     assert str(workload.loops(again)) == str(workload.loops(schedule(workload.outputs)))
     assert KernelPlan.of(again) == plan
 
@@ -138,11 +138,11 @@ def test_what_rules_lead_to_means_the_same(name: str) -> None:
     for _ in range(3):
         plan = own(workload)
         for _ in range(4):
-            others = list(neighbours(plan, workload.scheduled(plan.trace)))
+            others = list(neighbours(plan, workload.apply(plan.trace)))
             order = (others[place] for place in rng.permutation(len(others)))
             plan = next((other for other in order if examined(workload, other, 100) is not None), plan)
         try:
-            kernel = compile_function(workload.loops(workload.scheduled(plan.trace)), keep=False)
+            kernel = compile_function(workload.loops(workload.apply(plan.trace)), keep=False)
         except ValueError:  # vectors that the processor has no instructions for
             continue
         for found, wanted in zip(kernel(*arrays), expected, strict=True):
@@ -160,10 +160,10 @@ def test_every_rule_finds_something_that_can_be_compiled(rule: Any) -> None:
     for name in WORKLOADS:
         workload = WORKLOADS[name]()
         begin = own(workload)
-        for plan in (begin, *list(neighbours(begin, workload.scheduled(begin.trace)))[::5]):
+        for plan in (begin, *list(neighbours(begin, workload.apply(begin.trace)))[::5]):
             if examined(workload, plan) is None:
                 continue
-            made = workload.scheduled(plan.trace)
+            made = workload.apply(plan.trace)
             views = (View(plan, made, stage) for stage, _ in plan.stages)
             for other in (each for view in views for each in rule(view)):
                 if other != plan and examined(workload, other) is not None:
@@ -175,7 +175,7 @@ def test_sums_keep_their_order() -> None:
     """No neighbour adds up in another order, where the order counts."""
     workload = in_order()
     plan = own(workload)
-    for other in neighbours(plan, workload.scheduled(plan.trace)):
+    for other in neighbours(plan, workload.apply(plan.trace)):
         loops = other["y"]
         assert not loops.lanes
         assert [loop for loop in loops.order if loop.startswith("k")] == ["k"]
@@ -439,11 +439,11 @@ def gelu_model() -> onnx.ModelProto:
 
 def test_a_model_is_compiled_with_its_records(tmp_path: Path) -> None:
     model, path = gelu_model(), tmp_path / "records.jsonl"
-    with choosing(Choices()) as met:
+    with using_schedules(KernelSchedules()) as met:
         compile_model(model, accelerator=False)
     assert met is not None
-    assert met.met
-    for workload, _ in met.met.values():
+    assert met.workloads
+    for workload, _ in met.workloads.values():
         plan = own(workload)
         if any(loops.cuts for _, loops in plan.stages):
             records_of(path, workload, other_plan(workload), processor(), 100, 50)
@@ -460,11 +460,11 @@ def test_a_model_is_compiled_with_its_records(tmp_path: Path) -> None:
 
 def test_a_record_that_cannot_be_followed_is_said(tmp_path: Path) -> None:
     model, path = gelu_model(), tmp_path / "records.jsonl"
-    with choosing(Choices()) as met:
+    with using_schedules(KernelSchedules()) as met:
         compile_model(model, accelerator=False)
     assert met is not None
     records = Records(path)
-    for workload, _ in met.met.values():
+    for workload, _ in met.workloads.values():
         records.add(
             Key(workload.name, processor(), text(own(workload)), measured_by(True, False)),
             TrialResult(Status.OK, 100, OWN),

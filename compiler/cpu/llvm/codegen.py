@@ -19,10 +19,10 @@ from celosia.compiler.cpu.llvm.numbers import of_numbers
 from celosia.compiler.cpu.llvm.operations import aligned
 from celosia.compiler.cpu.llvm.writer import BodyWriter
 from celosia.compiler.cpu.schedule import parallel
-from celosia.compiler.cpu.schedule.ahead import ahead
-from celosia.compiler.cpu.schedule.following import following
-from celosia.compiler.cpu.schedule.lanes import with_lanes
-from celosia.compiler.cpu.schedule.streamed import streamed
+from celosia.compiler.cpu.schedule.block_prefetch import next_block_prefetches
+from celosia.compiler.cpu.schedule.iteration_prefetch import next_iteration_prefetches
+from celosia.compiler.cpu.schedule.streaming_stores import streamed_outputs
+from celosia.compiler.cpu.schedule.vector_lanes import with_lanes
 from celosia.compiler.cpu.target import target
 from celosia.compiler.expr.loops import Alloc, Function
 from celosia.compiler.expr.nodes import (
@@ -54,7 +54,7 @@ def render(function: Function, features: frozenset[str] | None = None) -> Render
     function = with_lanes(function)
     module = ir.Module(name=function.name)
     module.features = dot.features() if features is None else features
-    shared, phases = parallel.phases(function)
+    shared, phases = parallel.split_phases(function)
     divided = len(phases) > 1 or phases[0].loop is not None
     places: dict[Tensor, int] = {}
     shared_bytes = own_bytes = 0
@@ -89,8 +89,8 @@ def _body(
     stmt = phase.body
     for tensor in phase.private:
         stmt = Alloc(tensor, stmt, "local")
-    writer.ahead, writer.streamed = ahead(phase.body), streamed(function)
-    writer.numbers, writer.following = of_numbers(function.body), following(phase.body)
+    writer.ahead, writer.streamed = next_iteration_prefetches(phase.body), streamed_outputs(function)
+    writer.numbers, writer.following = of_numbers(function.body), next_block_prefetches(phase.body)
     writer.stmt(stmt, {})
     if writer.streamed:
         operations.fence(writer.b)

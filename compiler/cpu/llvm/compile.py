@@ -17,12 +17,12 @@ from celosia.cache import cache_folder, is_own, make_folder, mark_used
 from celosia.compiler.cpu.llvm.codegen import render
 from celosia.compiler.cpu.llvm.machine import host, optimise, other
 from celosia.compiler.cpu.target import target
-from celosia.compiler.expr.bounds import statements
-from celosia.compiler.expr.guard import guarded
+from celosia.compiler.expr.clamp_indices import clamp_accesses
 from celosia.compiler.expr.loops import Alloc, Function, exprs
 from celosia.compiler.expr.nodes import Load
 from celosia.compiler.expr.parser import parse
 from celosia.compiler.expr.printer import ELIDED, TABLE_LIMIT
+from celosia.compiler.expr.regions import statements
 from celosia.compiler.expr.walk import walk
 from celosia.compiler.program.files import replacing
 from celosia.compiler.program.host.kernel import CompiledKernel
@@ -107,7 +107,7 @@ def compile_function(function: Function, features: frozenset[str] | None = None,
 
 def from_loops(given: CompiledKernel, trusted: bool = False) -> CompiledKernel:
     """`given`, which is loops, with machine code for the target. Not `trusted`, its loops are checked, and every index
-    that is not certainly inside its tensor is kept there (expr/guard.py).
+    that is not certainly inside its tensor is kept there (expr/clamp_indices.py).
 
     Loops that this compiler has written itself are known by their text, where their kernel is in the cache: nothing is
     compiled then. ValueError where they are no loops, break a rule, or are not those of the kernel.
@@ -131,7 +131,7 @@ def _parsed(given: CompiledKernel, trusted: bool) -> Function:
     function = replace(
         parse(given.loops, constants=dict(zip(names, given.tables, strict=True))), in_place=given.in_place
     )
-    return function if trusted else guarded(function)
+    return function if trusted else clamp_accesses(function)
 
 
 def _remembered(key: tuple[object, ...], kernel: CompiledKernel) -> CompiledKernel:

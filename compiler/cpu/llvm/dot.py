@@ -18,7 +18,7 @@ from typing import Any
 from llvmlite import ir
 
 from celosia.compiler.cpu.target import dot_instructions, target
-from celosia.compiler.expr.functions import ONES
+from celosia.compiler.expr.math_functions import ONES
 
 V = Any
 I8, I16, I32 = ir.IntType(8), ir.IntType(16), ir.IntType(32)

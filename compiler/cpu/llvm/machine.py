@@ -42,7 +42,7 @@ def _jit() -> Any:
 def host() -> str:
     """What machine code made here needs: triple, processor and its features."""
     features = llvm.get_host_cpu_features().flatten()
-    tiles = "" if this_processor().tiles else " without tiles"
+    tiles = "" if this_processor().has_amx else " without tiles"
     return f"{machine().triple} {llvm.get_host_cpu_name()} {features}{tiles}"
 
 

@@ -13,7 +13,7 @@ from typing import Any
 from llvmlite import ir
 
 from celosia.compiler.cpu.llvm import operations
-from celosia.compiler.expr.affine import depends, from_linear, interval, linear
+from celosia.compiler.expr.affine import depends_on, from_linear, interval, linear
 from celosia.compiler.expr.nodes import INDEX, Const, Expr, Var
 from celosia.compiler.expr.walk import substitute
 
@@ -31,7 +31,7 @@ def compared(
     var, n = lanes
     apart = linear(y - x if op == "lt" else y - x + 1)  # positive where it holds
     step = apart.pop(var, 0)
-    if abs(step) != 1 or n > MOST_LANES or any(depends(each, var) for each in apart if each is not None):
+    if abs(step) != 1 or n > MOST_LANES or any(depends_on(each, var) for each in apart if each is not None):
         return None
     known: dict[Var, Expr] = {
         v: Const(each.constant, INDEX) for v, each in env.items() if isinstance(each, ir.Constant)

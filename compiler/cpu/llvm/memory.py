@@ -9,9 +9,9 @@ from llvmlite import ir
 from celosia.compiler.cpu.llvm import operations, unrolled
 from celosia.compiler.cpu.llvm.operations import aligned, is_vector, memory_type, splat
 from celosia.compiler.cpu.llvm.unrolled import UnrolledLoop
-from celosia.compiler.cpu.schedule.following import Following
-from celosia.compiler.cpu.schedule.streamed import LINE
-from celosia.compiler.expr.affine import flatten, in_range, linear, stride_along
+from celosia.compiler.cpu.schedule.block_prefetch import PrefetchedElement
+from celosia.compiler.cpu.schedule.streaming_stores import LINE
+from celosia.compiler.expr.affine import flatten, is_in_bounds, linear, stride_along
 from celosia.compiler.expr.loops import For
 from celosia.compiler.expr.nodes import Expr, Load, Tensor, Var
 from celosia.compiler.program.dtypes import itemsize
@@ -41,7 +41,7 @@ class MemoryWriter:
         self.rows: UnrolledLoop | None = None  # the innermost unrolled loop
         self.tile_rows = 0  # of the tiles that this function uses, if it does
         self.ahead: dict[int, int] = {}  # loads, by id, and how far ahead of them memory is fetched
-        self.following: dict[Var, Following] = {}  # loops, and what each iteration fetches
+        self.following: dict[Var, PrefetchedElement] = {}  # loops, and what each iteration fetches
         self.streamed: frozenset[Tensor] = frozenset()  # outputs whose lines pass by the caches
         self.numbers: frozenset[Tensor] = frozenset()  # extremes that are never NaN
         self.mask: V = None  # the lanes that may read outside a tensor's range, inside the arm of a selection
@@ -109,7 +109,7 @@ class MemoryWriter:
         align = itemsize(tensor.dtype)
         step = self._lanes(tensor, index)
         if step == 0:
-            if self.mask is not None and self.lane is None and not in_range(Load(tensor, index)):
+            if self.mask is not None and self.lane is None and not is_in_bounds(Load(tensor, index)):
                 raise ValueError(f"{tensor.name}: all lanes read one element where a condition of each holds")
             at = self._in_lane(self.lane or 0, tensor, index, env)
             value = self.b.load(at, typ=element, align=align)
@@ -117,7 +117,7 @@ class MemoryWriter:
             assert self.vector is not None
             n = self.vector[1]
             wide = ir.VectorType(element, n)
-            if self.mask is not None and not in_range(Load(tensor, index)):
+            if self.mask is not None and not is_in_bounds(Load(tensor, index)):
                 if step != 1:
                     raise ValueError(f"{tensor.name}: lanes {step} apart read where a condition holds")
                 value = self._masked_load(tensor, index, env)

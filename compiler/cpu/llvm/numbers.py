@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 
-from celosia.compiler.expr.bounds import statements
 from celosia.compiler.expr.loops import Stmt, Store, Update
 from celosia.compiler.expr.nodes import Binary, Const, Expr, Load, Select, Tensor, is_float
+from celosia.compiler.expr.regions import statements
 
 
 def number(value: Expr) -> Expr:

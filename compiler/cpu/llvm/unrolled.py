@@ -8,10 +8,10 @@ from typing import Any
 
 from llvmlite import ir
 
-from celosia.compiler.expr.affine import in_range, stride_along
-from celosia.compiler.expr.bounds import statements
+from celosia.compiler.expr.affine import is_in_bounds, stride_along
 from celosia.compiler.expr.loops import Block, For, Stmt, Store, Update, exprs
 from celosia.compiler.expr.nodes import Expr, Load, Tensor, Var
+from celosia.compiler.expr.regions import statements
 from celosia.compiler.expr.walk import walk
 
 V = Any
@@ -36,7 +36,11 @@ class UnrolledLoop:
     def lines(self, tensor: Tensor, index: tuple[Expr, ...], step: int | None, lanes: int) -> int | None:
         """In how many lines of memory lies what the iterations read, in vectors whose lanes are `step` elements apart:
         in one, where the iterations are between the lanes; in as many as `lanes`, where those are a square tile."""
-        if tensor in self.written or stride_along(tensor, index, self.var) != 1 or not in_range(Load(tensor, index)):
+        if (
+            tensor in self.written
+            or stride_along(tensor, index, self.var) != 1
+            or not is_in_bounds(Load(tensor, index))
+        ):
             return None
         if step == self.extent:
             return 1

@@ -13,7 +13,7 @@ from celosia.compiler.cpu.llvm.operations import fits, is_vector, llvm_type, mem
 from celosia.compiler.cpu.llvm.requantise import requantised
 from celosia.compiler.cpu.llvm.unrolled import UnrolledLoop
 from celosia.compiler.cpu.target import TILE_STEPS
-from celosia.compiler.expr.affine import flatten, in_range, linear, nonnegative
+from celosia.compiler.expr.affine import flatten, is_in_bounds, is_nonnegative, linear
 from celosia.compiler.expr.loops import Alloc, Block, For, If, Let, Stmt, Store, Update
 from celosia.compiler.expr.nodes import (
     COMPARISONS,
@@ -127,7 +127,7 @@ class BodyWriter(MemoryWriter):
     def _iteration(self, var: Var, body: Stmt, env: dict[Var, V]) -> None:
         if (each := self.following.get(var)) is not None:
             element = memory_type(each.tensor.dtype)
-            operations.fetch(self.b, self.memory[each.tensor], self.expr(each.place, env, {}), element, near=False)
+            operations.fetch(self.b, self.memory[each.tensor], self.expr(each.element, env, {}), element, near=False)
         self.stmt(body, env)
 
     def _count(self, first: V, end: V, body: Callable[[V], None]) -> None:
@@ -237,7 +237,7 @@ class BodyWriter(MemoryWriter):
                 if op in COMPARISONS:
                     return arithmetic.compare(self.b, op, a.dtype, x, y)
                 if op in ("floordiv", "mod") and a.dtype == INDEX and isinstance(b, Const) and b.value > 0:
-                    return arithmetic.index_division(self.b, op, nonnegative(a), x, y)
+                    return arithmetic.index_division(self.b, op, is_nonnegative(a), x, y)
                 return arithmetic.binary(self.b, op, a.dtype, x, y)
             case Call(name, args, dtype):
                 values = self._same_width(*(self.expr(arg, env, memo) for arg in args))
@@ -275,7 +275,7 @@ class BodyWriter(MemoryWriter):
         if is_vector(test) and (lanes := masks.fixed(test)) is not None and len(set(lanes)) == 1:
             return splat(self.b, self.expr(a if lanes[0] else b, env, memo), len(lanes))
         loads = [node for arm in (a, b) for node in walk(arm) if isinstance(node, Load)]
-        if all((id(load), self.lane) in memo or in_range(load) for load in loads):
+        if all((id(load), self.lane) in memo or is_in_bounds(load) for load in loads):
             test, x, y = self._same_width(test, self.expr(a, env, memo), self.expr(b, env, memo))
             return self.b.select(test, x, y)
         if is_vector(test):

@@ -31,7 +31,7 @@ from celosia.compiler.cpu.ops.registry import Node
 from celosia.compiler.cpu.ops.window import SlidingWindow
 from celosia.compiler.cpu.target import dot_instructions, target
 from celosia.compiler.expr import INDEX, Expr, Tensor, call, select, wrap
-from celosia.compiler.expr.functions import ONES
+from celosia.compiler.expr.math_functions import ONES
 from celosia.compiler.program.levels import BitLevels
 from celosia.compiler.program.traits import traits
 
@@ -281,7 +281,7 @@ def pays(levels: tuple[BitLevels, BitLevels], channels: int, taps: int, outputs:
     planes = levels[0].bits * levels[1].bits
     by_bits = -(-channels // 32) * taps * outputs * planes * _count() + moved * channels * levels[0].bits * PACKED
     by_bytes = -(-channels // 4) * taps * outputs * DOT4[dot_instructions(target().features)[0]]
-    return not target().tiles and MARGIN * by_bits < by_bytes
+    return not target().has_amx and MARGIN * by_bits < by_bytes
 
 
 def _levels(node: Node) -> tuple[BitLevels, BitLevels] | None:

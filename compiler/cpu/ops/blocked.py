@@ -19,7 +19,7 @@ from celosia.compiler.cpu.ops.registry import Node, op
 from celosia.compiler.cpu.ops.shape import padded
 from celosia.compiler.cpu.ops.window import SlidingWindow
 from celosia.compiler.expr import Axis, Expr, Tensor, select, wrap
-from celosia.compiler.expr.pieces import start_value
+from celosia.compiler.expr.nest_parts import reduction_identity
 from celosia.compiler.program.traits import Kind
 
 
@@ -108,7 +108,7 @@ def blocked_max_pool(node: Node) -> Tensor:
     """The largest of each window; padding counts as nothing."""
     x = node.input(0)
     window = SlidingWindow.of(node, x.shape[2:-1])
-    read = _reader(window, x, start_value("max", x.dtype))
+    read = _reader(window, x, reduction_identity("max", x.dtype))
     ks = tuple(T.reduce_axis(k, f"k{d}") for d, k in enumerate(window.kernel))
 
     def body(n: Expr, b: Expr, *at: Expr) -> Expr:

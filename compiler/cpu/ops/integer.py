@@ -26,7 +26,7 @@ from celosia.compiler.cpu.ops.registry import Node, clamp, reshaped, round_even
 from celosia.compiler.cpu.ops.window import SlidingWindow
 from celosia.compiler.cpu.target import TILE_ROWS, TILE_STEPS, dot_instructions, target
 from celosia.compiler.expr import Expr, Tensor, select, wrap
-from celosia.compiler.expr.functions import ONES
+from celosia.compiler.expr.math_functions import ONES
 from celosia.compiler.program.traits import traits
 
 Index = tuple[Expr, ...]
@@ -77,7 +77,7 @@ def matrix_product(
     m, n = a.shape[-1 if turn_a else -2], b.shape[-2 if turn_b else -1]
     batch = batch_of(a, b, inner, b.shape[-1 if turn_b else -2])
     steps = -(-inner // 4)
-    tiled = target().tiles and m >= TILE_ROWS[0] and steps >= TILE_STEPS
+    tiled = target().has_amx and m >= TILE_ROWS[0] and steps >= TILE_STEPS
     width = width_of(n, TILE_STEPS if tiled else 32 if m > 4 else WIDTHS[0])
     left = rows_of(a, steps, turn_a)
     right = columns_of(b, steps, width, turn_b)

@@ -8,7 +8,7 @@ from celosia.compiler import expr as T
 from celosia.compiler.cpu.ops.quantized import requantize
 from celosia.compiler.cpu.ops.registry import Node, op
 from celosia.compiler.expr import Expr, Tensor
-from celosia.compiler.expr.norm import norm_row, sums
+from celosia.compiler.expr.norm_expressions import norm_row, sums
 from celosia.compiler.program.traits import Kind
 
 

@@ -14,7 +14,7 @@ from celosia.compiler.cpu.ops.registry import Shape
 from celosia.compiler.cpu.ops.window import SlidingWindow
 from celosia.compiler.cpu.target import target
 from celosia.compiler.expr import INDEX, Axis, Expr, Tensor, call, select, wrap
-from celosia.compiler.expr.functions import ONES
+from celosia.compiler.expr.math_functions import ONES
 
 
 def quad(element: Callable[[int], Expr], flip: bool = False) -> Expr:

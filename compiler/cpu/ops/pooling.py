@@ -13,7 +13,7 @@ from celosia.compiler.cpu.ops.registry import Node, op
 from celosia.compiler.cpu.ops.shape import padded
 from celosia.compiler.cpu.ops.window import SlidingWindow
 from celosia.compiler.expr import Axis, Expr, Tensor, is_float, select, wrap
-from celosia.compiler.expr.pieces import start_value
+from celosia.compiler.expr.nest_parts import reduction_identity
 from celosia.compiler.program.traits import Kind, Moves
 
 
@@ -43,7 +43,7 @@ def max_pool(node: Node) -> Tensor:
     window = SlidingWindow.of(node, x.shape[2:])
     if prod(window.kernel) > MANY:
         return maxima(window, _max_by_axis(window, x))
-    p = window.padded(x, start_value("max", x.dtype))
+    p = window.padded(x, reduction_identity("max", x.dtype))
     ks = tuple(T.reduce_axis(k, f"k{d}") for d, k in enumerate(window.kernel))
     shape = (*x.shape[:2], *window.out)
     return maxima(window, T.compute(shape, lambda n, c, *o: T.max(p[(n, c, *window.at(o, ks))], ks), "max_pool"))
@@ -56,7 +56,7 @@ MANY = 4
 def _max_by_axis(window: SlidingWindow, x: Tensor) -> Tensor:
     """Maxima along one axis after another. Only along the last one, which vectors go along, x is put into a frame."""
     before, after = window.margins()
-    least, last = start_value("max", x.dtype), len(x.shape) - 1
+    least, last = reduction_identity("max", x.dtype), len(x.shape) - 1
     for d in range(2, last):
         size, first, k = x.shape[d], before[d - 2], T.reduce_axis(window.kernel[d - 2], f"k{d - 2}")
 

@@ -39,7 +39,7 @@ def execute(op: HostOp, values: Mapping[str, Value], once: bool = False) -> list
                 return _results(op, result)
         if compiler is not None and compiler.has_kernel(op):
             try:
-                return list(compiler.by_kernel(op, args))
+                return list(compiler.run_kernel(op, args))
             except compiler.Unsupported:
                 if function is None:
                     raise

@@ -10,9 +10,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
-from celosia.compiler.cpu.schedule.arrange import Knobs, schedule
-from celosia.compiler.cpu.schedule.chosen import KernelWorkload
-from celosia.compiler.cpu.schedule.registers import RegisterTile
+from celosia.compiler.cpu.schedule.kernel_schedules import KernelWorkload
+from celosia.compiler.cpu.schedule.register_tiles import RegisterTile
+from celosia.compiler.cpu.schedule.vectorize import Knobs, schedule
 from celosia.compiler.expr import Schedule, verify
 from celosia.compiler.expr.verify import IRError
 from celosia.compiler.tune.kernels.actions import RULES, Rule, neighbours
@@ -28,7 +28,7 @@ VECTORS = (1, 2, 4, 8)
 def examined(workload: KernelWorkload, plan: KernelPlan, most_code: float = MOST_CODE) -> Counts | None:
     """What `plan` should cost; None where it cannot be followed, breaks a rule or takes too long to compile."""
     try:
-        counts = count(verify(workload.loops(workload.scheduled(plan.trace))))
+        counts = count(verify(workload.loops(workload.apply(plan.trace))))
     except (ValueError, IRError):
         return None
     return counts if counts.code <= most_code else None
@@ -93,7 +93,7 @@ class Plans:
         """Those that are known, and some more each time."""
         found = self._around.setdefault(number, {})
         plan = self.points[number]
-        others = list(neighbours(plan, self.workload.scheduled(plan.trace), self.rules))
+        others = list(neighbours(plan, self.workload.apply(plan.trace), self.rules))
         for place in self._rng.permutation(len(others))[:AROUND]:
             if (other := self.number(others[place])) is not None:
                 found[other] = None
@@ -107,7 +107,7 @@ class Plans:
         """Up to `count` different points, most of them a few steps from another one."""
         for _ in range(count):
             plan = self.points[rng.integers(len(self))]
-            others = list(neighbours(plan, self.workload.scheduled(plan.trace), self.rules))
+            others = list(neighbours(plan, self.workload.apply(plan.trace), self.rules))
             if others:
                 self.number(others[rng.integers(len(others))])
         return [int(number) for number in rng.permutation(len(self))[:count]]

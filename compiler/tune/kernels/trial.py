@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from celosia.compiler.cpu.llvm import compile_function, host
-from celosia.compiler.cpu.schedule.chosen import KernelWorkload, finished
+from celosia.compiler.cpu.schedule.kernel_schedules import KernelWorkload, lower_kernel
 from celosia.compiler.cpu.target import target
 from celosia.compiler.expr import Schedule, is_float, verify
 from celosia.compiler.expr.trace import Trace
@@ -96,7 +96,7 @@ class KernelJob:
         started = time.perf_counter()
         case = _case(self.workload)
         try:
-            function = verify(case.workload.loops(case.workload.scheduled(Trace.from_json(json.loads(self.trace)))))
+            function = verify(case.workload.loops(case.workload.apply(Trace.from_json(json.loads(self.trace)))))
             case.prepare(self.cold)
         except (TypeError, ValueError, IRError) as error:
             return TrialResult(Status.REFUSED, detail=str(error))
@@ -153,7 +153,7 @@ class KernelCase:
     @cached_property
     def own(self) -> CompiledKernel:
         """Under the compiler's own schedule."""
-        return compile_function(self.workload.loops(self.workload.scheduled(self.workload.own())))
+        return compile_function(self.workload.loops(self.workload.apply(self.workload.default_trace())))
 
     @cached_property
     def arrays(self) -> list[Array]:
@@ -174,7 +174,7 @@ class KernelCase:
     @cached_property
     def expected(self) -> list[Array]:
         """By loops under no schedule: nothing is tiled, merged, in vectors or inlined."""
-        plain = compile_function(finished(Schedule(self.workload.outputs), self.workload.inputs))
+        plain = compile_function(lower_kernel(Schedule(self.workload.outputs), self.workload.inputs))
         return plain(*self.arrays)
 
     def timed(self, kernel: CompiledKernel, job: KernelJob) -> TrialResult:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from celosia.compiler.cpu.schedule.chosen import KernelWorkload
+from celosia.compiler.cpu.schedule.kernel_schedules import KernelWorkload
 from celosia.compiler.cpu.target import target
 from celosia.compiler.expr.trace import ReplayError, Trace
 from celosia.compiler.tune.cost_model import LEARNERS, CostModel
@@ -33,7 +33,7 @@ FINAL_SECONDS, ROUNDS = 0.45, 3
 """For how long each of the best few is timed again, beside the compiler's own, and how often it has to be better."""
 SHORT, LONG, COLD = f"cpu {VERSION}", f"long x{ROUNDS}", "cold"
 """Measurers: trials; finalists; with constants that come from beyond the second cache."""
-WORTH = 0.02
+MIN_GAIN = 0.02
 """A schedule that saves less of the time is not worth taking."""
 OWN = "the compiler's own"
 """What a record says of the schedule that others are compared with."""
@@ -183,13 +183,13 @@ class KernelTuner:
         if not subject.usual:
             return
         known = subject.search.known
-        better = sorted((n for n in known if known[n] < subject.usual * (1 - WORTH)), key=lambda n: (known[n], n))
+        better = sorted((n for n in known if known[n] < subject.usual * (1 - MIN_GAIN)), key=lambda n: (known[n], n))
         trials = [(subject, number) for number in better[:FINALISTS] if number != 0]
         own = subject.key(0, final=True)
         if trials and self.records.get(own) is None:
             self.records.add(own, TrialResult(Status.OK, subject.usual, OWN))
         for (_, number), result in self._measured(trials, final=True).items():
-            if result.cost is not None and result.cost < min(subject.final, subject.usual * (1 - WORTH)):
+            if result.cost is not None and result.cost < min(subject.final, subject.usual * (1 - MIN_GAIN)):
                 subject.final, subject.taken = int(result.cost), subject.space.points[number]
 
 
@@ -203,7 +203,7 @@ def recorded(records: Records) -> dict[str, Trace]:
             known = {key: r for key, r in trials.items() if key.measurer == measurer and r.cost is not None}
             own = [result.cycles for result in known.values() if result.detail == OWN]
             best = min(known, key=lambda key: (known[key].cycles, key.schedule), default=None)
-            if best is None or not own or known[best].cycles >= (1 - WORTH) * own[0]:
+            if best is None or not own or known[best].cycles >= (1 - MIN_GAIN) * own[0]:
                 continue
             with suppress(ReplayError):
                 found[workload] = Trace.from_json(json.loads(best.schedule))

@@ -1,10 +1,10 @@
-"""Loops cut where conditions inside them change, so that no condition is left in most iterations.
+"""Loop partitioning: split loops where conditions inside them change, so that most iterations test nothing.
 
     for i in 10:                                   y[0] = 0
       y[i] = 1 <= i and i < 9 ? x[i - 1] : 0   ->  for i in 8: y[i + 1] = x[i]
                                                    y[9] = 0
 
-Padding, concatenation and the guards of uneven tiles come to copies without tests.
+Padding, concatenation and the guards of uneven tiles become copies without tests. (TVM's LoopPartition.)
 """
 
 from __future__ import annotations
@@ -13,26 +13,27 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import pairwise
 
-from celosia.compiler.expr.affine import depends, from_linear, interval, linear
-from celosia.compiler.expr.bounds import statements
+from celosia.compiler.expr.affine import depends_on, from_linear, interval, linear
 from celosia.compiler.expr.loops import Alloc, Block, For, Function, If, Let, Stmt, block, exprs, map_accesses
 from celosia.compiler.expr.nodes import INDEX, Axis, Binary, Const, Expr, Load, Select, Var, select
+from celosia.compiler.expr.regions import statements
 from celosia.compiler.expr.walk import walk
 
-PARTS = 5
-"""Into how many one loop is cut at most."""
+MAX_PARTS = 5
+"""Limit of the loops that one loop becomes; beyond it the code would grow more than the tests cost."""
 
 
 def partition(function: Function) -> Function:
-    """Cut serial and unrolled loops."""
+    """Split serial and unrolled loops where a condition on their variable changes."""
     return replace(function, body=_partition(function.body))
 
 
 def _partition(stmt: Stmt) -> Stmt:
+    """Split the loops inside a statement, then the statement itself."""
     match stmt:
         case For(Axis() as var, extent, body, "serial" | "unrolled" as kind):
-            points = _points(var, body)
-            if not 0 < len(points) < PARTS:
+            points = _split_points(var, body)
+            if not 0 < len(points) < MAX_PARTS:
                 return For(var, extent, _partition(body), kind)
             return block(*(_part(var, body, kind, low, high) for low, high in pairwise((0, *points, extent))))
         case For(var, extent, body, kind):
@@ -49,15 +50,15 @@ def _partition(stmt: Stmt) -> Stmt:
 
 
 def _part(var: Axis, body: Stmt, kind: str, low: int, high: int) -> Stmt:
-    """The iterations from `low` to `high` of the loop."""
+    """Return the iterations from `low` to `high` (exclusive), with the conditions that they decide folded."""
     if high - low == 1:
-        return _partition(_decided(renamed(body, {var: Const(low, INDEX)})))
+        return _partition(_fold_conditions(copy_with_values(body, {var: Const(low, INDEX)})))
     part = Axis(var.name, extent=high - low, reduce=var.reduce)
-    return For(part, high - low, _partition(_decided(renamed(body, {var: part + low}))), kind)
+    return For(part, high - low, _partition(_fold_conditions(copy_with_values(body, {var: part + low}))), kind)
 
 
-def renamed(stmt: Stmt, values: dict[Var, Expr]) -> Stmt:
-    """A copy of `stmt` with these values of variables, and memory of its own for what it allocates."""
+def copy_with_values(stmt: Stmt, values: dict[Var, Expr]) -> Stmt:
+    """Copy `stmt` with variables replaced by `values`, and with buffers of its own for what it allocates."""
     fresh = {s.tensor: replace(s.tensor) for s in statements(stmt) if isinstance(s, Alloc)}
 
     def change(e: Expr) -> Expr | None:
@@ -66,16 +67,16 @@ def renamed(stmt: Stmt, values: dict[Var, Expr]) -> Stmt:
         return values.get(e) if isinstance(e, Var) else None
 
     copy = map_accesses(stmt, change, lambda tensor, index: (fresh.get(tensor, tensor), index))
-    return _rebuilt(copy, lambda s: replace(s, tensor=fresh[s.tensor]) if isinstance(s, Alloc) else s)
+    return _rewrite_statements(copy, lambda s: replace(s, tensor=fresh[s.tensor]) if isinstance(s, Alloc) else s)
 
 
-def _decided(stmt: Stmt) -> Stmt:
-    """`stmt` without the conditions whose outcome follows from the extents of loops."""
-    return _rebuilt(map_accesses(stmt, outcome), _taken)
+def _fold_conditions(stmt: Stmt) -> Stmt:
+    """Remove the conditions of `stmt` whose outcome follows from the extents of loops."""
+    return _rewrite_statements(map_accesses(stmt, fold_condition), _take_branch)
 
 
-def outcome(e: Expr) -> Expr | None:
-    """What `e` itself comes to, where that follows from the extents of loops; else None."""
+def fold_condition(e: Expr) -> Expr | None:
+    """Return the value of `e` where it follows from the extents of loops, else None. A callback of walk.rewrite."""
     match e:
         case Binary("lt" | "le" as op, a, b) if a.dtype == INDEX:
             span = interval(from_linear(linear(a - b)))
@@ -94,18 +95,19 @@ def outcome(e: Expr) -> Expr | None:
     return None
 
 
-def _taken(stmt: Stmt) -> Stmt:
+def _take_branch(stmt: Stmt) -> Stmt:
+    """Replace an If with a constant condition by the branch that runs."""
     match stmt:
         case If(Const(value), body, orelse):
             return body if value else block() if orelse is None else orelse
     return stmt
 
 
-def _rebuilt(stmt: Stmt, change: Callable[[Stmt], Stmt]) -> Stmt:
-    """`stmt` with each statement inside it, and then itself, changed."""
+def _rewrite_statements(stmt: Stmt, change: Callable[[Stmt], Stmt]) -> Stmt:
+    """Apply `change` to each statement, inner ones first."""
 
     def go(s: Stmt) -> Stmt:
-        return _rebuilt(s, change)
+        return _rewrite_statements(s, change)
 
     match stmt:
         case For(var, extent, body, kind):
@@ -121,24 +123,24 @@ def _rebuilt(stmt: Stmt, change: Callable[[Stmt], Stmt]) -> Stmt:
     return change(stmt)
 
 
-def _points(var: Axis, body: Stmt) -> list[int]:
-    """Where comparisons inside the loop over `var` begin or cease to hold whatever the loops inside it do."""
-    found: set[int] = set()
+def _split_points(var: Axis, body: Stmt) -> list[int]:
+    """Return the iterations of `var` at which comparisons begin or cease to hold for all inner loops."""
+    points: set[int] = set()
     for comparison in _comparisons(body):
         terms = linear(comparison.a - comparison.b)
         factor = terms.pop(var, 0)
         rest = from_linear(terms)
         span = interval(rest)
-        if not factor or span is None or depends(rest, var):
+        if not factor or span is None or depends_on(rest, var):
             continue
         low, high = (s if comparison.op == "lt" else s - 1 for s in span)  # it holds where factor * var + rest < 0
         for end in (low, high):
-            found.add(-(end // factor) if factor > 0 else end // -factor + 1)
-    return sorted(point for point in found if 0 < point < var.extent)
+            points.add(-(end // factor) if factor > 0 else end // -factor + 1)
+    return sorted(point for point in points if 0 < point < var.extent)
 
 
 def _comparisons(stmt: Stmt) -> Iterator[Binary]:
-    """Comparisons of positions that select or guard something inside `stmt`."""
+    """Yield the index comparisons that select values or guard statements inside `stmt`."""
     conditions = [s.cond for s in statements(stmt) if isinstance(s, If)]
     values = (node for s in statements(stmt) for e in exprs(s) for node in walk(e))
     conditions += [node.cond for node in values if isinstance(node, Select)]

@@ -1,4 +1,5 @@
-"""Temporaries that lie in the output which is made of them, so that lines of the cache are written but once.
+"""Reuse of outputs: place a temporary in the output that is computed from it, so that each cache line is written
+once.
 
 for i in 16:                                       for i in 16:
   for j in 8192: e[j] = exp(x[i, j])         ->      for j in 8192: y[i, j] = exp(x[i, j])
@@ -12,9 +13,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 from math import prod
 
-from celosia.compiler.cpu.schedule.streamed import MIN_STREAMED_BYTES
+from celosia.compiler.cpu.schedule.streaming_stores import MIN_STREAMED_BYTES
 from celosia.compiler.expr.affine import Linear, flatten, from_linear, linear
-from celosia.compiler.expr.bounds import statements
 from celosia.compiler.expr.loops import (
     Alloc,
     For,
@@ -30,31 +30,33 @@ from celosia.compiler.expr.loops import (
     sequence,
 )
 from celosia.compiler.expr.nodes import Expr, Load, Tensor
+from celosia.compiler.expr.regions import statements
 from celosia.compiler.expr.walk import walk
 
 
-def within_outputs(function: Function) -> Function:
-    """Temporaries of the workspace lie in an output of their type where each of its elements is written once, last,
-    from the one of the temporary that lies there."""
-    body, kept, free = function.body, [], set(function.outputs)
+def place_in_outputs(function: Function) -> Function:
+    """Place temporaries of the workspace in an output of their type, where that is legal.
+
+    Each element of the output must be written once, last, from the element of the temporary that lies there.
+    """
+    body, allocations, free = function.body, [], set(function.outputs)
     while isinstance(body, Alloc):
-        kept.append(body)
+        allocations.append(body)
         body = body.body
-    for alloc in [each for each in kept if each.scope == "workspace"]:
-        for out in (each for each in function.outputs if each in free):
-            if (start := _start(body, alloc.tensor, out)) is not None:
-                body = _moved(body, alloc.tensor, out, start)
-                kept.remove(alloc)
+    for alloc in [candidate for candidate in allocations if candidate.scope == "workspace"]:
+        for out in (candidate for candidate in function.outputs if candidate in free):
+            if (start := _start_in_output(body, alloc.tensor, out)) is not None:
+                body = _redirect(body, alloc.tensor, out, start)
+                allocations.remove(alloc)
                 free.remove(out)
                 break
-    for alloc in reversed(kept):
+    for alloc in reversed(allocations):
         body = replace(alloc, body=body)
     return replace(function, body=body)
 
 
-def _start(body: Stmt, temporary: Tensor, out: Tensor) -> Linear | None:
-    """The number of the element of `out` at which the temporary of an iteration begins; None where it may not lie
-    there."""
+def _start_in_output(body: Stmt, temporary: Tensor, out: Tensor) -> Linear | None:
+    """Return the element of `out` at which an iteration's part of the temporary begins; None where it is illegal."""
     if temporary.dtype != out.dtype or out.nbytes >= MIN_STREAMED_BYTES:  # those pass by the caches
         return None
     loops: list[For] = []
@@ -68,31 +70,35 @@ def _start(body: Stmt, temporary: Tensor, out: Tensor) -> Linear | None:
     size = temporary.size
     if len(parts) < 2 or _users(body, out) != parts[-1:] or size * prod(s.extent for s in loops) != out.size:
         return None
-    start: Linear = {s.var: size * prod(each.extent for each in loops[at + 1 :]) for at, s in enumerate(loops)}
-    return start if _only_scaled(parts[-1], temporary, out, start) else None
+    start: Linear = {s.var: size * prod(loop.extent for loop in loops[depth + 1 :]) for depth, s in enumerate(loops)}
+    return start if _is_elementwise_last(parts[-1], temporary, out, start) else None
 
 
-def _only_scaled(last: Stmt, temporary: Tensor, out: Tensor, start: Linear) -> bool:
-    """Whether `last` writes elements of `out` once, each from that of the temporary, and does nothing else with
-    either."""
+def _is_elementwise_last(last: Stmt, temporary: Tensor, out: Tensor, start: Linear) -> bool:
+    """Return whether `last` writes each element of `out` once, from the same element of the temporary.
+
+    It must do nothing else with either.
+    """
     written = 0
     for stmt, times in _runs(last):
         reads = [node for e in exprs(stmt) for node in walk(e) if isinstance(node, Load)]
         if any(read.tensor is out for read in reads):
             return False
-        own = [linear(flatten(temporary.shape, read.index)) for read in reads if read.tensor is temporary]
+        reads_of_temporary = [
+            linear(flatten(temporary.shape, read.index)) for read in reads if read.tensor is temporary
+        ]
         if isinstance(stmt, Store) and stmt.tensor is out:
-            here = linear(flatten(out.shape, stmt.index))
-            if any(_sum(start, place) != here for place in own):
+            element = linear(flatten(out.shape, stmt.index))
+            if any(_sum(start, index) != element for index in reads_of_temporary):
                 return False
             written += times
-        elif own or (isinstance(stmt, Store | Update) and stmt.tensor in (temporary, out)):
+        elif reads_of_temporary or (isinstance(stmt, Store | Update) and stmt.tensor in (temporary, out)):
             return False
     return written == temporary.size
 
 
 def _runs(stmt: Stmt, times: int = 1) -> Iterator[tuple[Stmt, int]]:
-    """Every statement, with how often it runs; 0 where that is not known."""
+    """Yield every statement with the number of its runs; 0 where that is not known."""
     yield stmt, times
     inside = times * stmt.extent if isinstance(stmt, For) else 0 if isinstance(stmt, If | Let) else times
     for child in children(stmt):
@@ -100,15 +106,15 @@ def _runs(stmt: Stmt, times: int = 1) -> Iterator[tuple[Stmt, int]]:
 
 
 def _users(body: Stmt, tensor: Tensor) -> list[Stmt]:
-    """Those of the statements of `body`, in their order, that touch the tensor."""
+    """Return the statements of `body`, in order, that touch the tensor."""
     while isinstance(body, Alloc):
         body = body.body
     return [part for part in sequence(body) if any(tensor in _touched(s) for s in statements(part))]
 
 
 def _touched(stmt: Stmt) -> set[Tensor]:
-    found = {node.tensor for e in exprs(stmt) for node in walk(e) if isinstance(node, Load)}
-    return found | {stmt.tensor} if isinstance(stmt, Store | Update) else found
+    tensors = {node.tensor for e in exprs(stmt) for node in walk(e) if isinstance(node, Load)}
+    return tensors | {stmt.tensor} if isinstance(stmt, Store | Update) else tensors
 
 
 def _sum(a: Linear, b: Linear) -> Linear:
@@ -116,13 +122,15 @@ def _sum(a: Linear, b: Linear) -> Linear:
     return {atom: k for atom, k in total.items() if k}
 
 
-def _moved(body: Stmt, temporary: Tensor, out: Tensor, start: Linear) -> Stmt:
-    def place(index: tuple[Expr, ...]) -> tuple[Expr, ...]:
+def _redirect(body: Stmt, temporary: Tensor, out: Tensor, start: Linear) -> Stmt:
+    """Redirect the accesses of the temporary to `out`, from element `start` on."""
+
+    def rebase(index: tuple[Expr, ...]) -> tuple[Expr, ...]:
         return (from_linear(_sum(start, linear(flatten(temporary.shape, index)))),)
 
     def change(e: Expr) -> Expr | None:
-        return Load(out, place(e.index)) if isinstance(e, Load) and e.tensor is temporary else None
+        return Load(out, rebase(e.index)) if isinstance(e, Load) and e.tensor is temporary else None
 
     return map_accesses(
-        body, change, lambda tensor, index: (out, place(index)) if tensor is temporary else (tensor, index)
+        body, change, lambda tensor, index: (out, rebase(index)) if tensor is temporary else (tensor, index)
     )

@@ -1,4 +1,7 @@
-"""Find the part of a tensor that a piece of code reads: what compute_at needs to compute no more than that."""
+"""Regions of tensors that loops read, and simplification of indices.
+
+compute_at needs the region: it computes a producer, in each iteration of the consumer's loop, no larger than that.
+"""
 
 from __future__ import annotations
 
@@ -30,16 +33,19 @@ Region = tuple[tuple[Expr, int], ...]
 
 
 def statements(stmt: Stmt) -> Iterator[Stmt]:
-    """`stmt` and every statement inside it."""
+    """Yield `stmt` and every statement inside it, in program order."""
     stack = [stmt]
     while stack:
-        here = stack.pop()
-        yield here
-        stack.extend(reversed(children(here)))
+        current = stack.pop()
+        yield current
+        stack.extend(reversed(children(current)))
 
 
 def structure(e: Expr) -> Hashable:
-    """Equal for expressions that are written alike over the same variables."""
+    """Return a hashable key that is equal for expressions of equal structure over the same variables.
+
+    Nodes compare by identity, so two equal indices that were built separately need it to be recognised.
+    """
     below = tuple(structure(c) for c in e.children())
     match e:
         case Var():
@@ -59,13 +65,14 @@ def structure(e: Expr) -> Hashable:
     return id(e)
 
 
-class Sums:
-    """Index expressions as sums whose equal atoms are one object, so that they cancel."""
+class SharedAtoms:
+    """Converts index expressions to linear forms whose structurally equal atoms are one object, so that they cancel."""
 
     def __init__(self) -> None:
         self._known: dict[Hashable, Expr] = {}
 
     def __call__(self, e: Expr) -> Linear:
+        """Return the linear form of `e` over shared atoms."""
         out: Linear = {}
         for atom, k in linear(e).items():
             one = None if atom is None else self._known.setdefault(structure(atom), atom)
@@ -73,7 +80,7 @@ class Sums:
         return {atom: k for atom, k in out.items() if k}
 
     def difference(self, a: Expr, b: Expr) -> Expr:
-        """a - b, with what cancels gone."""
+        """Return a - b after equal atoms have cancelled."""
         total = self(a)
         for atom, k in self(b).items():
             total[atom] = total.get(atom, 0) - k
@@ -81,9 +88,9 @@ class Sums:
 
 
 def region(tensor: Tensor, stmt: Stmt) -> Region | None:
-    """The smallest box that holds all elements of `tensor` that `stmt` reads; None where it reads none.
+    """Return the smallest box that holds all elements of `tensor` that `stmt` reads, or None where it reads none.
 
-    Indices that a condition keeps from being read may lie outside the tensor; the box does not.
+    An index that a condition keeps from being read may lie outside the tensor; the box never does.
     """
     nodes = [n for s in statements(stmt) for e in exprs(s) if tensor in loaded(e) for n in walk(e)]
     reads = [n for n in nodes if isinstance(n, Load) and n.tensor is tensor]
@@ -91,74 +98,80 @@ def region(tensor: Tensor, stmt: Stmt) -> Region | None:
         return None
     inside: set[Expr] = {s.var for s in statements(stmt) if isinstance(s, For)}
     inside |= {axis for n in nodes if isinstance(n, Reduce) for axis in n.axes}
-    sums = Sums()
+    sums = SharedAtoms()
     return tuple(
-        _span([sums(read.index[d]) if len(read.index) == len(tensor.shape) else None for read in reads], size, inside)
+        _dimension_range(
+            [sums(read.index[d]) if len(read.index) == len(tensor.shape) else None for read in reads], size, inside
+        )
         for d, size in enumerate(tensor.shape)
     )
 
 
-def _span(indices: list[Linear | None], size: int, inside: set[Expr]) -> tuple[Expr, int]:
-    """(first, count) of what these indices of one dimension of `size` reach over all loops in `inside`."""
-    whole: tuple[Expr, int] = Const(0, INDEX), size
+def _dimension_range(indices: list[Linear | None], size: int, inside: set[Expr]) -> tuple[Expr, int]:
+    """Return (first index, count) that `indices` of one dimension of `size` reach over all loops in `inside`.
+
+    Falls back to the whole dimension where the bounds are not known.
+    """
+    all_of_it: tuple[Expr, int] = Const(0, INDEX), size
     bases: list[Linear] = []
     low, high = [], []
     for terms in indices:
         if terms is None:
-            return whole
+            return all_of_it
         base: Linear = {a: k for a, k in terms.items() if a is not None and not any(n in inside for n in walk(a))}
         span = interval(from_linear({a: k for a, k in terms.items() if a not in base}))
         if span is None:
-            return whole
+            return all_of_it
         bases.append(base)
         low.append(span[0])
         high.append(span[1])
     if any(base != bases[0] for base in bases):
         spans = [interval(from_linear(base)) for base in bases]
         if any(span is None for span in spans):
-            return whole
+            return all_of_it
         low = [a + s[0] for a, s in zip(low, spans) if s is not None]
         high = [b + s[1] for b, s in zip(high, spans) if s is not None]
         bases = [{}]
     first, count = from_linear({**bases[0], None: min(low)}), max(high) - min(low) + 1
     if count >= size:
-        return whole
-    reach = interval(first)
-    if reach is None or reach[0] < 0:
+        return all_of_it
+    first_span = interval(first)
+    if first_span is None or first_span[0] < 0:
         first = maximum(first, 0)
-    if reach is None or reach[1] > size - count:
+    if first_span is None or first_span[1] > size - count:
         first = minimum(first, size - count)
     return first, count
 
 
-def simplified(e: Expr) -> Expr:
-    """An index without needless divisions: (i * 8 + j) // 8 is i where j < 8."""
-    return rewrite(e, _undivided)
+def simplify_index(e: Expr) -> Expr:
+    """Remove needless divisions from an index: (i * 8 + j) // 8 is i where j < 8."""
+    return rewrite(e, _without_division)
 
 
-def _undivided(node: Expr) -> Expr | None:
-    """What a division of indices is without it, or None."""
+def _without_division(node: Expr) -> Expr | None:
+    """Return the quotient or remainder that a division of indices provably equals, or None."""
     if not isinstance(node, Binary) or node.op not in ("floordiv", "mod") or node.dtype != INDEX:
         return None
     if not isinstance(node.b, Const) or node.b.value <= 0:
         return None
     by = int(node.b.value)
-    whole: Linear = {}
-    rest: Linear = {}
+    quotient: Linear = {}
+    remainder: Linear = {}
     for atom, k in linear(node.a).items():
         q = k // by if k % by == 0 or atom is None else 0
         if q:
-            whole[atom] = q
+            quotient[atom] = q
         if k - q * by:
-            rest[atom] = k - q * by
-    span = interval(from_linear(rest))
+            remainder[atom] = k - q * by
+    span = interval(from_linear(remainder))
     if span is None or span[0] < 0 or span[1] >= by:
         return None
-    return from_linear(whole if node.op == "floordiv" else rest)
+    return from_linear(quotient if node.op == "floordiv" else remainder)
 
 
 def divisor(e: Expr) -> int:
-    """A number that certainly divides the index `e`; 0 where it is 0.
+    """Return a number that certainly divides the index `e` (0 where it is always 0); alignment of vectors follows from
+    it.
 
     >>> from celosia.compiler.expr import Axis
     >>> divisor(Axis("i", extent=3) * 8 + 12)

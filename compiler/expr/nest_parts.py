@@ -1,4 +1,4 @@
-"""Pieces of loop nests, and changes of them, of which lowering is made."""
+"""Parts of lowering: guards, accumulation in lanes, reduction identities, and rewrites of loop nests."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from math import prod
 
 import numpy as np
 
-from celosia.compiler.expr.bounds import Region, statements
 from celosia.compiler.expr.loops import (
     Alloc,
     Block,
@@ -31,27 +30,28 @@ from celosia.compiler.expr.nodes import (
     is_float,
     wrap,
 )
+from celosia.compiler.expr.regions import Region, statements
 from celosia.compiler.expr.schedule import Fuse, Split, Stage
 from celosia.compiler.expr.walk import rewrite, substitute
 
 
 def with_whole_tiles(stage: Stage, part: Region) -> Region:
-    """`part`; where it has not all that an intrinsic computes at once, the dimensions of that are whole."""
+    """Widen a region that is smaller than a tile of the stage's intrinsic to whole dimensions of that tile."""
     if stage.intrinsic is None:
         return part
     tile, intrinsic = stage.intrinsic_loops(), stage.intrinsic[1]
     if prod(count for axis, (_, count) in zip(stage.tensor.axes, part) if axis in tile) >= intrinsic.size:
         return part
-    whole: tuple[Expr, int]
-    found = []
-    for axis, size, given in zip(stage.tensor.axes, stage.tensor.shape, part):
-        whole = Const(0, INDEX), size
-        found.append(whole if axis in tile else given)
-    return tuple(found)
+    full: tuple[Expr, int]
+    widened = []
+    for axis, size, interval in zip(stage.tensor.axes, stage.tensor.shape, part):
+        full = Const(0, INDEX), size
+        widened.append(full if axis in tile else interval)
+    return tuple(widened)
 
 
-def without_single(code: Stmt) -> Stmt:
-    """`code` without loops of one iteration, as parts of tensors have many."""
+def drop_unit_loops(code: Stmt) -> Stmt:
+    """Remove loops of one iteration, of which regions of tensors have many."""
     zero: Expr = Const(0, INDEX)
     single = {s.var for s in statements(code) if isinstance(s, For) and s.extent == 1 and s.kind != "pipelined"}
 
@@ -70,8 +70,8 @@ def without_single(code: Stmt) -> Stmt:
     return go(map_accesses(code, lambda e: zero if isinstance(e, Var) and e in single else None))
 
 
-def with_copies(body: Expr, copies: dict[Tensor, Tensor]) -> Expr:
-    """`body` with reads of tensors from their copies."""
+def read_copies(body: Expr, copies: dict[Tensor, Tensor]) -> Expr:
+    """Redirect reads of the tensors in `copies` to their copies."""
 
     def change(e: Expr) -> Expr | None:
         return Load(copies[e.tensor], e.index) if isinstance(e, Load) and e.tensor in copies else None
@@ -79,8 +79,8 @@ def with_copies(body: Expr, copies: dict[Tensor, Tensor]) -> Expr:
     return rewrite(body, change)
 
 
-def start_value(kind: str, dtype: str) -> Const:
-    """What a reduction begins with."""
+def reduction_identity(kind: str, dtype: str) -> Const:
+    """Return the identity element of a reduction, with which accumulation starts."""
     if kind in ("sum", "ordered_sum", "prod"):
         return wrap(kind == "prod", dtype)  # type: ignore[return-value]
     if is_float(dtype):
@@ -91,25 +91,29 @@ def start_value(kind: str, dtype: str) -> Const:
     return Const(int(info.min if kind == "max" else info.max), dtype)
 
 
-def guarded(tests: Sequence[Expr], code: Stmt) -> Stmt:
-    """`code`, where all of `tests` hold."""
+def if_all(tests: Sequence[Expr], code: Stmt) -> Stmt:
+    """Run `code` only where all of `tests` hold."""
     return If(reduce_and(tests), code) if tests else code
 
 
 def reduce_and(tests: Sequence[Expr]) -> Expr:
-    """Whether all of `tests` hold."""
+    """Build the conjunction of `tests`; True for none."""
     if not tests:
         return Const(True, "bool")
-    whole, *rest = tests
+    conjunction, *rest = tests
     for test in rest:
-        whole = whole & test
-    return whole
+        conjunction = conjunction & test
+    return conjunction
 
 
-def in_lanes(
+def accumulate_in_lanes(
     stage: Stage, axis: Axis, axes: list[Axis], acc: Tensor, kind: str, value: Expr, locals_: list[Tensor]
 ) -> Stmt:
-    """Update `acc` with `value` over `axes`, the last of which, `axis`, in vectors; see Stage.accumulate_lanes."""
+    """Update `acc` with `value` over `axes`, with the innermost loop `axis` in vectors of the stage's widths.
+
+    Each vector accumulates its own partial results, which are combined at the end. Vectors are appended to `locals_`.
+    See Stage.accumulate_lanes.
+    """
     if any(a.extent == 0 for a in axes):
         return block()
     parts: list[Stmt] = []
@@ -119,25 +123,25 @@ def in_lanes(
         if count == 0:
             continue
         step, lane = Axis(f"{axis.name}.o", extent=count, reduce=True), Axis(f"{axis.name}.i", extent=width)
-        here = substitute(value, {axis: step * width + lane + done})
+        lane_value = substitute(value, {axis: step * width + lane + done})
         done += count * width
         vector = acc if width == 1 else Tensor(f"{acc.name}.x{width}", (width,), acc.dtype)
-        at: tuple[Expr, ...] = () if width == 1 else (lane,)
-        code: Stmt = For(lane, width, Update(kind, vector, at, here), "vectorized")
+        lane_index: tuple[Expr, ...] = () if width == 1 else (lane,)
+        code: Stmt = For(lane, width, Update(kind, vector, lane_index, lane_value), "vectorized")
         code = For(step, count, code)
         for a in reversed([a for a in axes if a is not axis]):
             code = For(a, a.extent, code, stage.kinds.get(a, "serial"))
         if width > 1:
             locals_.append(vector)
-            start = Store(vector, at, start_value(kind, acc.dtype))
-            last = Update(kind, acc, (), Load(vector, at))
+            start = Store(vector, lane_index, reduction_identity(kind, acc.dtype))
+            last = Update(kind, acc, (), Load(vector, lane_index))
             code = block(For(lane, width, start, "vectorized"), code, For(lane, width, last, "vectorized"))
         parts.append(code)
     return block(*parts)
 
 
-def replaced(body: Expr, by_id: dict[int, Expr]) -> Expr:
-    """Top-down, so that the nodes in `by_id` are found before their children are rebuilt."""
+def replace_nodes(body: Expr, by_id: dict[int, Expr]) -> Expr:
+    """Replace the nodes in `by_id` top-down, so that they are recognised before their children are rebuilt."""
     done: dict[int, Expr] = {}
 
     def go(node: Expr) -> Expr:
@@ -152,13 +156,13 @@ def replaced(body: Expr, by_id: dict[int, Expr]) -> Expr:
     return go(body)
 
 
-def leaves(stage: Stage, root: Axis) -> list[Axis]:
-    """The loops that `root` became."""
-    leaves = [root]
+def derived_loops(stage: Stage, root: Axis) -> list[Axis]:
+    """Return the loops that `root` became by splits and fusions, `root` included."""
+    loops = [root]
     for relation in stage.relations:
         match relation:
-            case Split(parent, outer, inner) if parent in leaves:
-                leaves += [outer, inner]
-            case Fuse(outer, inner, fused) if outer in leaves or inner in leaves:
-                leaves.append(fused)
-    return leaves
+            case Split(parent, outer, inner) if parent in loops:
+                loops += [outer, inner]
+            case Fuse(outer, inner, fused) if outer in loops or inner in loops:
+                loops.append(fused)
+    return loops
