@@ -22,8 +22,8 @@ from celosia.compiler.cpu.function import compile_expressions
 from celosia.compiler.cpu.ops import bit_serial, integer
 from celosia.compiler.cpu.ops.registry import Node
 from celosia.compiler.cpu.target import TARGETS, compiling_for
+from celosia.compiler.program.bit_levels import BitLevels
 from celosia.compiler.program.host.kernel import CompiledKernel
-from celosia.compiler.program.levels import BitLevels
 from celosia.compiler.tune.kernels.trial import by_turns
 
 Array = NDArray[Any]

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from types import ModuleType
 
-from celosia.compiler.program.host.compiler import provide
+from celosia.compiler.program.host.kernel_compiler import provide
 
 
 def _dynamic() -> ModuleType:
@@ -30,4 +30,4 @@ def _llvm() -> ModuleType:
     return llvm
 
 
-provide(makes=_dynamic, links=_llvm)
+provide(compiler=_dynamic, linker=_llvm)

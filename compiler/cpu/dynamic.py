@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from celosia.compiler.cpu.element_types import TYPES
 from celosia.compiler.cpu.function import compile_op
 from celosia.compiler.cpu.node import InputType
-from celosia.compiler.cpu.ops import OPS, Unsupported, named, traits
+from celosia.compiler.cpu.ops import OPS, Unsupported, operators_with, traits
 from celosia.compiler.cpu.target import compiling_for
 from celosia.compiler.program.dtypes import itemsize
 from celosia.compiler.program.host.kernel import CompiledKernel
@@ -21,7 +21,7 @@ from celosia.compiler.program.traits import Moves
 
 Array = NDArray[Any]
 
-MOVES = named("moves", Moves.ALL, Moves.SOME, Moves.JOIN)
+MOVES = operators_with("moves", Moves.ALL, Moves.SOME, Moves.JOIN)
 """Operators that only move elements, so that they run for any element type on element numbers."""
 
 

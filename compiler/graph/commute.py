@@ -7,15 +7,15 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from celosia.compiler.cpu.ops import named
+from celosia.compiler.cpu.ops import operators_with
 from celosia.compiler.graph.propagation import MOVING
 from celosia.compiler.graph.qdq import Quantised, activation, dequantised, quantised, same_meaning
 from celosia.compiler.graph.values import attribute, attributes, constant, is_op, new_constant, only_use
 from celosia.compiler.program.traits import Moves
 
-MOVING_OPS = named("moves", Moves.ALL)
+MOVING_OPS = operators_with("moves", Moves.ALL)
 """Operators that only move elements, and that change places with QuantizeLinear before anything else happens."""
-CHOOSING_OPS = named("moves", Moves.SOME, Moves.FILL)
+CHOOSING_OPS = operators_with("moves", Moves.SOME, Moves.FILL)
 """Those of which an element of the result is one of the operand's, or a constant: they change places with
 DequantizeLinear. `Commute._moved` says which uses of them do."""
 

@@ -20,7 +20,7 @@ from celosia.compiler.expr.unique_names import unused_name
 from celosia.compiler.graph.external import without_files
 from celosia.compiler.graph.functions import OWN_CODE, nodes, subgraphs
 from celosia.compiler.graph.validation import bad_texts, is_comment
-from celosia.compiler.program.host.sizes import FOREVER
+from celosia.compiler.program.host.shape_rules import FOREVER
 
 NEWEST = {"": onnx.defs.onnx_opset_version(), "ai.onnx.ml": 5, "com.microsoft": 1}
 """The opsets that onnxruntime takes for domains that a model uses and does not import."""

@@ -9,7 +9,7 @@ from typing import Any
 
 import onnx_ir as ir
 
-from celosia.compiler.cpu.ops import named
+from celosia.compiler.cpu.ops import operators_with
 from celosia.compiler.cpu.ops.reductions import REDUCTIONS
 from celosia.compiler.graph.values import constant, shape
 from celosia.compiler.program.traits import Kind
@@ -115,7 +115,7 @@ def rule(*names: str, takes_count: bool = False) -> Callable[[Rule], Rule]:
     return add
 
 
-@rule(*(named("kind", Kind.INJECTIVE) - named("moves")), "Identity", "Where", "BiasGelu", "FastGelu")
+@rule(*(operators_with("kind", Kind.INJECTIVE) - operators_with("moves")), "Identity", "Where", "BiasGelu", "FastGelu")
 def elementwise(node: RuledNode) -> None:
     """Every operand that has as many axes as the result has samples in front, or one place for all of them."""
     rank = max(rank_of(value) for value in node.op.inputs if value is not None)

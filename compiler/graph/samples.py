@@ -18,7 +18,7 @@ from celosia.compiler.cpu.parse import parse
 from celosia.compiler.graph.sample_rules import COUNT, RULES, TAKES_COUNT, BatchDependence, RuledNode, Sizes, rank_or
 from celosia.compiler.graph.values import captured, constant
 from celosia.compiler.program.host.op import DOMAINS, bodies
-from celosia.compiler.program.host.sizes import taken
+from celosia.compiler.program.host.shape_rules import slice_positions
 
 
 def mixes(model: ir.Model, inputs: Collection[str]) -> str:
@@ -93,6 +93,6 @@ def _list(node: ir.Node, samples: set[ir.Value], sizes: dict[ir.Value, Sizes]) -
     if node.op_type == "Gather" and all(isinstance(i, int) and -len(given[0]) <= i < len(given[0]) for i in given[1]):
         return [given[0][i] for i in given[1]]
     if node.op_type == "Slice" and len(given) > 2 and all(isinstance(i, int) for each in given[1:] for i in each):
-        places = taken(len(given[0]), given[1][0], given[2][0], given[4][0] if len(given) > 4 else 1)
+        places = slice_positions(len(given[0]), given[1][0], given[2][0], given[4][0] if len(given) > 4 else 1)
         return [given[0][place] for place in places]
     return None

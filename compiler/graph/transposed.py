@@ -24,7 +24,7 @@ from celosia.compiler.expr.unique_names import unused_name
 from celosia.compiler.graph.names import values
 from celosia.compiler.graph.values import attribute, attributes, constant, is_op, new_constant, replace_by, shape
 from celosia.compiler.graph.windows import spread_of
-from celosia.compiler.program.host.windows import WindowError
+from celosia.compiler.program.host.window_geometry import WindowError
 
 Array = NDArray[Any]
 Change = Callable[[Array], Array]

@@ -26,7 +26,7 @@ from celosia.compiler.language.rows import SoftmaxKernel
 from celosia.compiler.language.tile import ArrayArgument, KernelRun
 from celosia.compiler.launch.image import Image
 from celosia.compiler.layer import Activation, ActivationProduct, Conv, Epilogue, Layer, Map, Pool, Requantise
-from celosia.compiler.program.activations import pack_activation, unpack_activation
+from celosia.compiler.program.activation_packing import pack_activation, unpack_activation
 from celosia.compiler.tensorize.roofline import estimate
 from celosia.compiler.tensorize.space import CUT, Decisions, Problem, parts, point
 from celosia.hw.spec.config import Config

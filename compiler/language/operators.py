@@ -19,7 +19,7 @@ from celosia.compiler.language.errors import LanguageError
 from celosia.compiler.language.jit import launching
 from celosia.compiler.language.tile import ArrayArgument
 from celosia.compiler.layer import Block, ending
-from celosia.compiler.program.host.hostops.registry import host
+from celosia.compiler.program.host.hostops.host_registry import host
 from celosia.compiler.program.host.op import HostOp
 
 Values = NDArray[Any]

@@ -44,7 +44,7 @@ from celosia.compiler.program import (
 )
 from celosia.compiler.program.dtypes import itemsize
 from celosia.compiler.program.host.hostops import HOST
-from celosia.compiler.program.host.kernel import CompiledKernel, aligned
+from celosia.compiler.program.host.kernel import CompiledKernel, align
 from celosia.compiler.program.host.op import DOMAINS, HostOp, bodies, check_size
 from celosia.compiler.program.model import BY_ROWS
 from celosia.compiler.switches import is_on
@@ -98,7 +98,7 @@ class Assembler:
                 self.constants[value.name or ""] = fixed
         program = Program(
             "", self.cfg, tuple(self._border(value) for value in graph.inputs), outputs, self.tensors, steps,
-            {name: array if is_mapped(array) else aligned(array) for name, array in self.constants.items()},
+            {name: array if is_mapped(array) else align(array) for name, array in self.constants.items()},
             self.kernels, self.image.constants, self.image.constants_address, self.image.size,
             self.image.arena_lower_bound, 0, self._placements(),
         )  # fmt: skip

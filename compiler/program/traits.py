@@ -1,4 +1,4 @@
-"""Traits of each operator beside its computation: one row each, filled where the operator is defined.
+"""Traits of operators: one row for each with everything but its computation, filled where the operator is defined.
 
 `@op` of cpu/ops and `@host` of program/host/hostops fill it. Other tables of operators are derived from these rows.
 """
@@ -12,20 +12,20 @@ from typing import Any, TypeVar
 
 
 class Kind(Enum):
-    """Kind of an operator for fusion: the four classes of TVM (Chen et al., OSDI 2018, section 3)."""
+    """The class of an operator for fusion: the four classes of TVM (Chen et al., OSDI 2018, section 3)."""
 
     INJECTIVE = "injective"
-    """Computes each element from single elements, and so can be inlined into what reads it."""
+    """Computes each element from single elements, so it can be inlined into its readers."""
     REDUCTION = "reduction"
-    """Reads each element once, or few times: what makes its input can be inlined."""
+    """Reads each element once, or few times, so its injective producers can be inlined."""
     COMPLEX = "complex-out-fusable"
-    """Reads elements many times, or by selections: what reads its output can join it."""
+    """Reads elements many times or selectively; only its injective readers can be fused with it."""
     OPAQUE = "opaque"
-    """A kernel of its own."""
+    """Is never fused."""
 
 
 class Moves(Enum):
-    """What an operator that computes nothing makes its result of."""
+    """The elements that an operator without arithmetic copies to its result."""
 
     ALL = "every element of its operand, once"
     SOME = "elements of its operand, by their places"
@@ -37,16 +37,18 @@ class Moves(Enum):
 class Traits:
     """The row of an operator.
 
-    view: it changes the shape alone, so its output may share the memory of its input. shape_inputs: whose values a
-    kernel's code depends on; where they are not constants, the kernel is made at run time. wide: it takes several steps
-    for a result; those of float16 are in float32, and the result is rounded once. heavy: it is never left to the host
-    runtime for the sake of an open size. weights: the input that holds them. factors: the inputs,
-    of bytes, whose products it adds up. scale: the input that is the scale of its
-    result, whose zero point is the next one. windows: its attributes are those of windows. like: for one of
-    onnxruntime's, of whose shapes ONNX knows nothing, ONNX's of the same shape and type, and which inputs that has.
-    takes: for one of onnxruntime's, the element types of its inputs, a letter each: f float32, i int32, T, U and V one
-    of eight bits, Q a quantised one, the same wherever the letter is the same, . any; the last group may repeat (*).
-    first: it runs in numpy even though there is a kernel. random: it returns something else each time.
+    view: it changes only the shape, so its output may share the memory of its input. shape_inputs: inputs whose
+    values determine a kernel's code; where they are not constant, the kernel is compiled at run time. wide: float16
+    is computed in float32 and rounded once. heavy: it is never left to the host runtime because of a dynamic shape.
+
+    weights: index of the weights. factors: indices of the inputs of bytes whose products it adds up. scale: index of
+    the result's scale; its zero point follows. windows: it has the attributes of sliding windows.
+
+    like: for an operator of onnxruntime, the ONNX operator with the same shape inference, and the inputs of that one.
+    takes: for an operator of onnxruntime, a letter for the type of each input: f float32, i int32, T, U, V an 8-bit
+    type, Q a quantised one (equal letters are equal types), . any; the last group may repeat (*).
+
+    first: it runs in numpy even though a kernel exists. random: its result differs each time.
     """
 
     kind: Kind = Kind.OPAQUE
@@ -68,43 +70,43 @@ class Traits:
 F = TypeVar("F")
 
 
-def filling(table: dict[str, F]) -> Callable[..., Callable[[F], F]]:
-    """A decorator that puts a function into `table` under the names of the operators that it is for."""
+def register_in(table: dict[str, F]) -> Callable[..., Callable[[F], F]]:
+    """Return a decorator that enters a function in `table` under the names of the operators it is for."""
 
-    def of(*names: str) -> Callable[[F], F]:
-        def add(function: F) -> F:
+    def for_operators(*names: str) -> Callable[[F], F]:
+        def register(function: F) -> F:
             table.update(dict.fromkeys(names, function))
             return function
 
-        return add
+        return register
 
-    return of
+    return for_operators
 
 
 _ROWS: dict[str, Traits] = {}
 _NOTHING = Traits()
 
 
-def state(name: str, **facts: Any) -> None:
-    """Fill in fields of an operator's row. TypeError where one is filled already."""
+def add_traits(name: str, **facts: Any) -> None:
+    """Fill in fields of an operator's row. Raises TypeError where one is filled already."""
     row = traits(name)
-    if again := [each for each in facts if getattr(row, each) != getattr(_NOTHING, each)]:
-        raise TypeError(f"{name}: {', '.join(again)} stated twice")
+    if repeated := [field_name for field_name in facts if getattr(row, field_name) != getattr(_NOTHING, field_name)]:
+        raise TypeError(f"{name}: {', '.join(repeated)} stated twice")
     _ROWS[name] = replace(row, **facts)
 
 
 def traits(name: str) -> Traits:
-    """The row of an operator; an operator of a kernel of its own, of which nothing else is known, has none."""
+    """Return the row of an operator; the default row where nothing is known of it."""
     return _ROWS.get(name, _NOTHING)
 
 
-def named(fact: str, *among: Any) -> frozenset[str]:
-    """The operators of whose rows a field is one of `among`, or is filled at all."""
-    found = ((name, getattr(row, fact)) for name, row in _ROWS.items())
-    empty = getattr(_NOTHING, fact)
-    return frozenset(name for name, value in found if (value in among if among else value != empty))
+def operators_with(trait: str, *among: Any) -> frozenset[str]:
+    """Return the operators whose `trait` is one of `among`, or, without `among`, is filled at all."""
+    values_of = ((name, getattr(row, trait)) for name, row in _ROWS.items())
+    empty = getattr(_NOTHING, trait)
+    return frozenset(name for name, value in values_of if (value in among if among else value != empty))
 
 
-def rows() -> frozenset[str]:
-    """All operators."""
+def all_operators() -> frozenset[str]:
+    """Return the names of all operators."""
     return frozenset(_ROWS)

@@ -20,7 +20,7 @@ from celosia.compiler.graph.select import LayerAssignment, Partition
 from celosia.compiler.graph.values import attribute, constant, shape
 from celosia.compiler.layer import Activation, Softmax, Storage, whole_groups
 from celosia.compiler.program import LaunchStep, Pack, Program
-from celosia.compiler.program.activations import pack_activation, unpack_activation
+from celosia.compiler.program.activation_packing import pack_activation, unpack_activation
 from celosia.compiler.program.model import FormInfo, matrix_counts
 from celosia.compiler.selfcheck.device import Place, TappedDevice, random_bytes, random_image
 from celosia.compiler.selfcheck.operators import Codes, Remembered, codes, compute, is_concat, read_by

@@ -27,7 +27,7 @@ from celosia.compiler.graph.custom import custom
 from celosia.compiler.graph.values import attribute, attributes_of, constant, is_op, shape
 from celosia.compiler.graph.windows import spread_of, whole_image, windows_of
 from celosia.compiler.program.host.kernel import CompiledKernel
-from celosia.compiler.program.host.windows import Windows, windows
+from celosia.compiler.program.host.window_geometry import Windows, windows
 from celosia.compiler.selfcheck import kernels
 
 Codes = NDArray[np.uint8]
@@ -178,7 +178,7 @@ def _conv(node: ir.Node, x: Codes) -> Codes:
     window = windows_of(node, taps)
     groups, (channels, inner) = attribute(node, "group", 1), weights.shape[:2]
     linear = _linear(node, np.moveaxis(weights, 1, -1), 8, 6)  # the channels innermost, as in the image
-    padded = np.ascontiguousarray(window.framed(image, linear.zero_x, 1))
+    padded = np.ascontiguousarray(window.pad(image, linear.zero_x, 1))
     y = np.empty((dims[0], *window.out, channels), np.uint8)
     for first, last in _group_ranges(groups, max(channels // groups, inner)):
         outputs = slice(first * channels // groups, last * channels // groups)
@@ -281,7 +281,7 @@ def _block_sums(node: ir.Node, x: Codes) -> Codes:
 
 def _max_pool(node: ir.Node, x: Codes) -> Codes:
     window, image = windows_of(node), _image(x)
-    view = _views(np.ascontiguousarray(window.framed(image, 0, 1)), window).transpose(3, 4, 0, 1, 2, 5)
+    view = _views(np.ascontiguousarray(window.pad(image, 0, 1)), window).transpose(3, 4, 0, 1, 2, 5)
     count, taps = prod(view.shape[2:]), prod(window.kernel)
     columns = np.zeros((taps, -(-count // kernels.LANES) * kernels.LANES), np.uint8)
     columns[:, :count].reshape(view.shape)[...] = view
@@ -294,9 +294,9 @@ def _average(node: ir.Node, x: Codes) -> Codes:
     image = _image(x)
     pool = node.op_type == "QLinearAveragePool"
     window = windows_of(node) if pool else whole_image((image.shape[1], image.shape[2]))
-    view = _views(np.ascontiguousarray(window.framed(image, _zero(node, 2), 1)), window).transpose(1, 2, 0, 5, 3, 4)
+    view = _views(np.ascontiguousarray(window.pad(image, _zero(node, 2), 1)), window).transpose(1, 2, 0, 5, 3, 4)
     factor = numerics.mean_scale if node.op_type == "QLinearMean" else numerics.global_average_scale
-    area, counts = prod(window.kernel), np.multiply.outer(window.counts(0), window.counts(1))
+    area, counts = prod(window.kernel), np.multiply.outer(window.divisors(0), window.divisors(1))
     y = np.empty(view.shape[:4], np.uint8)
     for count in np.unique(counts).tolist():
         scale = np.array([factor(float(_f32(node, 1)), float(_f32(node, 3)), count)], np.float32)

@@ -29,7 +29,7 @@ from celosia.compiler.graph.values import captured, constant, shape
 from celosia.compiler.numerics.average import average_error
 from celosia.compiler.program.host.execute import execute
 from celosia.compiler.program.host.hostops import RANDOM
-from celosia.compiler.program.host.hostops.types import quantised_type
+from celosia.compiler.program.host.hostops.value_types import quantised_type
 from celosia.compiler.program.host.op import HostError, HostOp
 
 Array = NDArray[Any]
@@ -319,10 +319,10 @@ def _averaged(op: HostOp, values: Mapping[str, Any], y: Array) -> Bounds:
     last = bool(op.attr("channels_last", 0))
     x: Array = np.moveaxis(given[0], -1, 1) if last else given[0]
     window = _window(op, x, op.attrs["kernel_shape"])
-    image, total = window.framed(np.subtract(x, zx, dtype=np.float64), 0.0, 2), np.zeros((*x.shape[:2], *window.out))
+    image, total = window.pad(np.subtract(x, zx, dtype=np.float64), 0.0, 2), np.zeros((*x.shape[:2], *window.out))
     for place in np.ndindex(*window.kernel):
         total += _tap(window, image, place)
-    counts: Array = np.maximum(prod(np.ix_(*(window.counts(axis) for axis in range(len(window.out))))), 1)
+    counts: Array = np.maximum(prod(np.ix_(*(window.divisors(axis) for axis in range(len(window.out))))), 1)
     steps = total * (sx / sy) / counts
     below = np.floor(steps)
     is_tie = np.abs(steps - below - 0.5) <= average_error(sx / sy, 255, int(counts.max(initial=1)))
@@ -351,7 +351,7 @@ def _conv(op: HostOp, x: Array, w: Array, bias: Array | None = None) -> Array:
     """As sums over the places of the kernel where each channel is alone, else as products of matrices."""
     groups, (outputs, inner, *taps) = op.attr("group", 1), w.shape
     window = _window(op, x, taps)
-    padded = window.framed(x, 0.0, 2)
+    padded = window.pad(x, 0.0, 2)
     y: Array
     if inner == 1 and outputs == groups == x.shape[1]:
         y = np.zeros((len(x), outputs, *window.out), np.float32)
@@ -371,12 +371,12 @@ def _conv(op: HostOp, x: Array, w: Array, bias: Array | None = None) -> Array:
 def _max_pool(op: HostOp, x: Array) -> Array:
     kernel = op.attrs["kernel_shape"]
     window = _window(op, x, kernel)
-    padded = window.framed(x, -np.inf, 2)
+    padded = window.pad(x, -np.inf, 2)
     taps = np.ndindex(*kernel)
     y: Array = _tap(window, padded, next(taps)).copy()
     for place in taps:
         np.maximum(y, _tap(window, padded, place), out=y)
-    inside = window.framed(np.ones_like(x[:1, :1], bool), False, 2)
+    inside = window.pad(np.ones_like(x[:1, :1], bool), False, 2)
     is_empty = ~np.logical_or.reduce([_tap(window, inside, place) for place in np.ndindex(*kernel)])
     return np.where(is_empty, np.finfo(np.float32).min, y)
 

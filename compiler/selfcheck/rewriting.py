@@ -23,13 +23,13 @@ from celosia.compiler.cpu.parse import parse
 from celosia.compiler.cpu.target import compiling_for
 from celosia.compiler.graph.select import Partition
 from celosia.compiler.graph.values import attribute, attributes_of, captured, constant, dtype_name, is_op, shape
-from celosia.compiler.numerics.softmax import largest_power
+from celosia.compiler.numerics.qlinear_softmax import largest_power
 from celosia.compiler.program import CpuStep, HostStep, Program
 from celosia.compiler.program.dtypes import is_float, numpy_dtype
 from celosia.compiler.program.host.execute import execute
 from celosia.compiler.program.host.kernel import host
 from celosia.compiler.program.host.op import HostError
-from celosia.compiler.program.host.windows import WindowError, windows
+from celosia.compiler.program.host.window_geometry import WindowError, windows
 from celosia.compiler.selfcheck.check import CheckFailed, SelfCheckError
 from celosia.compiler.selfcheck.device import random_image
 from celosia.compiler.selfcheck.operators import Remembered, codes, is_concat, read_by
@@ -451,5 +451,5 @@ def _is_another(node: ir.Node) -> bool:
             whole, real = (windows(op, attrs, size) for op in ("QLinearAveragePool", "AveragePool"))
         except WindowError:
             return True
-        return any(whole.counts(axis) != real.counts(axis) for axis in range(len(size)))
+        return any(whole.divisors(axis) != real.divisors(axis) for axis in range(len(size)))
     return _may_wrap(node)

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from celosia.compiler.program.files import write_text
+from celosia.compiler.program.safe_files import write_text
 from celosia.compiler.superoptimise.budget import BudgetError, seconds
 from celosia.compiler.superoptimise.proofs import (
     FILE,

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from celosia.compiler.cpu.target import target
 from celosia.compiler.program import CpuStep, Program
 from celosia.compiler.program.dtypes import numpy_dtype
-from celosia.compiler.program.host.kernel import CompiledKernel, empty
+from celosia.compiler.program.host.kernel import CompiledKernel, aligned_empty
 from celosia.compiler.tune.kernels.trial import by_turns
 
 SECONDS = 0.01
@@ -74,7 +74,7 @@ def _runner(kernel: CompiledKernel, fixed: list[bool], large: bool) -> Callable[
     """What runs a kernel once, each time on other constants where the model is large."""
     rng = np.random.default_rng(0)
     given = [_random(rng, dtype, shape) for dtype, shape in kernel.inputs]
-    outputs = [empty(numpy_dtype(dtype), shape) for dtype, shape in kernel.outputs]
+    outputs = [aligned_empty(numpy_dtype(dtype), shape) for dtype, shape in kernel.outputs]
     held = sum(array.nbytes for array, constant in zip(given, fixed) if constant)
     count = min(MOST_COPIES, 2 + target().cache_bytes // max(1, held)) if large else 1
     copies = itertools.cycle(
@@ -84,13 +84,13 @@ def _runner(kernel: CompiledKernel, fixed: list[bool], large: bool) -> Callable[
 
 
 def _copy(array: NDArray[np.generic]) -> NDArray[np.generic]:
-    made = empty(array.dtype, array.shape)
+    made = aligned_empty(array.dtype, array.shape)
     made[...] = array
     return made
 
 
 def _random(rng: np.random.Generator, dtype: str, shape: tuple[int, ...]) -> NDArray[np.generic]:
     """Around 0, or 0 and 1 of whole numbers, which are places everywhere."""
-    made = empty(numpy_dtype(dtype), shape)
+    made = aligned_empty(numpy_dtype(dtype), shape)
     made[...] = rng.standard_normal(shape) if made.dtype.kind == "f" else rng.integers(0, 2, shape)
     return made

@@ -39,7 +39,7 @@ from celosia.compiler.layer import (
     inputs,
     moved,
 )
-from celosia.compiler.program.activations import unpack_activation
+from celosia.compiler.program.activation_packing import unpack_activation
 from celosia.compiler.tensorize.decide import FixedSchedule
 from celosia.compiler.tensorize.plan import Planner
 from celosia.compiler.tensorize.space import Decisions

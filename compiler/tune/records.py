@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from celosia.compiler.program.files import OutputError
+from celosia.compiler.program.safe_files import OutputError
 from celosia.compiler.tensorize.space import Decisions
 from celosia.compiler.tune.measure import Status, TrialResult
 from celosia.compiler.tune.pool import Fleet, Job

@@ -49,9 +49,9 @@ def _error_classes_by_exit_code() -> dict[int, tuple[type[Exception], ...]]:
     from celosia.compiler.cpu.target import TargetError
     from celosia.compiler.graph.errors import ModelError
     from celosia.compiler.program import InputError, ProgramError
-    from celosia.compiler.program.files import OutputError
     from celosia.compiler.program.host.op import HostError
     from celosia.compiler.program.host.threads import ThreadsError
+    from celosia.compiler.program.safe_files import OutputError
     from celosia.compiler.superoptimise.budget import BudgetError
     from celosia.compiler.superoptimise.proofs import RuleError
     from celosia.compiler.tensorize.decisions import DecisionsError

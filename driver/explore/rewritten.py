@@ -13,7 +13,7 @@ from pathlib import Path
 
 import onnx
 
-from celosia.compiler.program.files import replacing
+from celosia.compiler.program.safe_files import replacing
 from celosia.compiler.superoptimise.optimise import graph_of, with_shapes
 from celosia.compiler.superoptimise.state import SearchState
 from celosia.compiler.tune.measure import Status

@@ -22,7 +22,7 @@ from celosia.compiler.cpu.ops import bit_serial
 from celosia.compiler.cpu.schedule import schedule
 from celosia.compiler.cpu.target import TARGETS, TILES, Target, compiling_for
 from celosia.compiler.expr.math_functions import ONES
-from celosia.compiler.program.levels import BitLevels
+from celosia.compiler.program.bit_levels import BitLevels
 from celosia.driver.runtime import Runtime
 
 from .narrow_models import F32, Array, Sketch, by_onnxruntime, limits, weights

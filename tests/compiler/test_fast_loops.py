@@ -25,7 +25,7 @@ from celosia.compiler.expr.interpret import evaluate
 from celosia.compiler.expr.nodes import Load, Var
 from celosia.compiler.expr.regions import statements
 from celosia.compiler.expr.walk import walk
-from celosia.compiler.program.host.kernel import aligned
+from celosia.compiler.program.host.kernel import align
 from celosia.driver.host.oracle import open_session
 
 Array = NDArray[Any]
@@ -95,8 +95,8 @@ def test_large_constants_begin_with_a_line_of_the_cache() -> None:
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
     program = celosia.compile(model, accelerator=False, check=False)
     assert [array.ctypes.data % 64 for array in program.constants.values()] == [0]
-    assert aligned(weights) is not weights and np.array_equal(aligned(weights), weights)
-    assert aligned(small := weights[:1]) is small
+    assert align(weights) is not weights and np.array_equal(align(weights), weights)
+    assert align(small := weights[:1]) is small
 
 
 def softmax(shape: tuple[int, ...], axis: int, op: str = "Softmax", dtype: str = "float32") -> T.Function:

@@ -26,7 +26,7 @@ from celosia.compiler.cpu.schedule import parallel, schedule
 from celosia.compiler.expr.loops import For, Function, Store
 from celosia.compiler.program.host import threads
 from celosia.compiler.program.host.kernel import CompiledKernel
-from celosia.compiler.program.host.team import list_of, team
+from celosia.compiler.program.host.thread_team import encode_calls, team
 from celosia.compiler.program.host.threads import ThreadsError, default_threads
 from celosia.driver.runtime import Runtime
 
@@ -180,7 +180,7 @@ def test_all_threads_pass_a_barrier_together() -> None:
 
     def go(records: list[tuple[int, int]]) -> NDArray[Any]:
         turn[:] = seen[:] = 0
-        made = list_of(records)
+        made = encode_calls(records)
         assert own.run((ctypes.c_void_p * count)(*[ctypes.addressof(made)] * count))
         return np.ptp(seen[:, :-1], axis=2)
 
@@ -319,11 +319,11 @@ def test_a_process_ends_while_its_threads_wait() -> None:
 
 
 def test_the_number_of_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(threads.VARIABLE, raising=False)
+    monkeypatch.delenv(threads.THREADS_VARIABLE, raising=False)
     assert 1 <= default_threads() <= threads.MAX_DEFAULT_THREADS
-    monkeypatch.setenv(threads.VARIABLE, "3")
+    monkeypatch.setenv(threads.THREADS_VARIABLE, "3")
     assert default_threads() == 3
     for text in ("0", "-1", "two", "", "99999", "1.5"):
-        monkeypatch.setenv(threads.VARIABLE, text)
+        monkeypatch.setenv(threads.THREADS_VARIABLE, text)
         with pytest.raises(ThreadsError, match=r"CELOSIA_THREADS is .*threads"):
             default_threads()

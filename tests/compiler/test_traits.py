@@ -14,7 +14,7 @@ from celosia.compiler.cpu.ops import OPS
 from celosia.compiler.graph import cost, identities, quantized, sample_rules
 from celosia.compiler.graph.select import BUILDERS
 from celosia.compiler.program.host.hostops import HOST, sized_names
-from celosia.compiler.program.traits import Kind, named, rows, state, traits
+from celosia.compiler.program.traits import Kind, add_traits, all_operators, operators_with, traits
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = ("compiler", "driver")
@@ -61,7 +61,7 @@ def test_no_second_table_lists_operators() -> None:
         str(path.relative_to(ROOT)): lines
         for folder in FOLDERS
         for path in sorted((ROOT / folder).rglob("*.py"))
-        if (lines := list(tables(path.read_text(encoding="utf-8"), rows())))
+        if (lines := list(tables(path.read_text(encoding="utf-8"), all_operators())))
     }
     assert set(found) == set(TABLES), found
     several = {"compiler/graph/float16.py": 2, "compiler/selfcheck/original.py": 2}
@@ -78,34 +78,34 @@ def test_no_second_table_lists_operators() -> None:
     ],
 )
 def test_a_planted_table_is_found(planted: str) -> None:
-    assert list(tables(planted, rows()))
+    assert list(tables(planted, all_operators()))
 
 
 def test_what_is_defined_by_operator_is_no_table() -> None:
-    assert not list(tables('RULES = {"Add": f, "Sub": f, "Mul": f, "Div": g(1)}', rows()))
-    assert not list(tables('@op("Add", "Sub", "Mul", "Div")\ndef f(node): ...', rows()))
+    assert not list(tables('RULES = {"Add": f, "Sub": f, "Mul": f, "Div": g(1)}', all_operators()))
+    assert not list(tables('@op("Add", "Sub", "Mul", "Div")\ndef f(node): ...', all_operators()))
 
 
 def test_every_operator_has_a_row() -> None:
     accepted = {*OPS, *sized_names(), *(op for _, op in HOST)}
-    assert accepted == rows()
+    assert accepted == all_operators()
     known = {*numerics.UNARY, *BUILDERS, *quantized.QUANTISABLE, *cost._COUNTS, *sample_rules.RULES, *identities.RULES}
-    assert known <= rows()
+    assert known <= all_operators()
     newest = {schema.name: schema for schema in onnx.defs.get_all_schemas() if schema.domain == ""}
-    itself = {name for name, schema in newest.items() if not schema.deprecated} - rows()
+    itself = {name for name, schema in newest.items() if not schema.deprecated} - all_operators()
     assert all(newest[name].has_function or newest[name].has_context_dependent_function for name in itself), itself
 
 
 def test_a_fact_is_stated_once() -> None:
     assert traits("Conv").kind is Kind.COMPLEX and traits("no such operator").kind is Kind.OPAQUE
     with pytest.raises(TypeError, match="Conv: wide stated twice"):
-        state("Conv", wide=False)
+        add_traits("Conv", wide=False)
     assert traits("Conv").wide
 
 
 def test_scales_are_those_of_onnxruntimes_operators() -> None:
     """Three inputs an operand, in front of the scale and zero point of the result; elsewhere where they are listed."""
     places = {"QGemm": 7, "QLinearConcat": 0, "QLinearWhere": 7, "QLinearNorm": 6}
-    for name in named("scale"):
+    for name in operators_with("scale"):
         operands = 2 if name.startswith(("QLinearConv", "QLinearMatMul", "QLinearAdd", "QLinearMul")) else 1
         assert traits(name).scale == places.get(name, 3 * operands), name

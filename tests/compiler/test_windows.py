@@ -19,7 +19,7 @@ from celosia.compiler.graph.check import BrokenGraph
 from celosia.compiler.graph.errors import ModelError
 from celosia.compiler.graph.passes import GraphPass, Pipeline
 from celosia.compiler.graph.pipeline import PASSES
-from celosia.compiler.program.host import windows as meaning
+from celosia.compiler.program.host import window_geometry as meaning
 from celosia.compiler.program.host.hostops import vision
 
 from . import windows_sweep as sweep
@@ -165,7 +165,7 @@ def test_a_wrong_meaning(op: str, monkeypatch: pytest.MonkeyPatch) -> None:
         return lambda *given: replace(own := of(*given), out=tuple(n + 1 for n in own.out))
 
     for module in (witness, window, convolution, windows, vision):
-        for name in {"windows", "spread"} & set(vars(module)):
+        for name in {"windows", "transposed_windows"} & set(vars(module)):
             monkeypatch.setattr(module, name, one_more(getattr(module, name)))
     with pytest.raises(ModelError, match=r"windows.*onnx infers|FLOAT.*makes FLOAT"):
         compiler.compile(case.model(), "tiny")

@@ -27,7 +27,7 @@ from celosia.compiler.cpu.llvm import compile as llvm_compile
 from celosia.compiler.cpu.target import TARGETS, Target
 from celosia.compiler.graph.errors import ModelError
 from celosia.compiler.program import InputError, Program, ProgramError
-from celosia.compiler.program.files import OutputError
+from celosia.compiler.program.safe_files import OutputError
 from celosia.driver.cli import app
 from celosia.driver.data.arrays import read_array
 from celosia.driver.data.calibration import open_samples

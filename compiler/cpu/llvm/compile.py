@@ -24,8 +24,8 @@ from celosia.compiler.expr.parser import parse
 from celosia.compiler.expr.printer import ELIDED, TABLE_LIMIT
 from celosia.compiler.expr.regions import statements
 from celosia.compiler.expr.walk import walk
-from celosia.compiler.program.files import replacing
 from celosia.compiler.program.host.kernel import CompiledKernel
+from celosia.compiler.program.safe_files import replacing
 
 
 def _fills_registers(function: Function) -> bool:

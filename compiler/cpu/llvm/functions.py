@@ -18,7 +18,7 @@ from celosia.compiler.cpu.llvm.operations import (
     multiply_add,
     widened,
 )
-from celosia.compiler.program.host.float32 import LOGISTIC_ABOVE, LOGISTIC_BELOW, LOGISTIC_LIMIT
+from celosia.compiler.program.host.float32_math import LOGISTIC_DENOMINATOR, LOGISTIC_LIMIT, LOGISTIC_NUMERATOR
 
 
 def library(b: Any, name: str, dtype: str, *args: V) -> V:
@@ -154,7 +154,7 @@ def tanh32(b: Any, x: V) -> V:
 def sigmoid32(b: Any, x: V) -> V:
     """1 / (1 + exp(-x)) of float32, of scalars or vectors, to the last bit as onnxruntime has it."""
     f = _F32(b, x)
-    y = b.fadd(_rational(f, x, LOGISTIC_LIMIT, LOGISTIC_ABOVE, LOGISTIC_BELOW), f.c(0.5))
+    y = b.fadd(_rational(f, x, LOGISTIC_LIMIT, LOGISTIC_NUMERATOR, LOGISTIC_DENOMINATOR), f.c(0.5))
     return f.where(b.fcmp_ordered("<", y, f.c(0.0)), f.c(0.0), y)
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from celosia.compiler.cpu.llvm.machine import link, machine, optimise, other
 from celosia.compiler.cpu.target import compiling_for
-from celosia.compiler.program.host.team import ASLEEP, FUNCTIONS, IDLE, LINE, STOP, WORK
+from celosia.compiler.program.host.thread_team import ASLEEP, FUNCTIONS, IDLE, SLOT_BYTES, STOP, WORK
 
 PAUSES = {"x86_64": "@llvm.x86.sse2.pause()", "aarch64": "@llvm.aarch64.hint(i32 1)", "armv7": "@llvm.arm.hint(i32 1)"}
 """What tells a processor that a loop only waits, by the first part of a triple."""
@@ -117,7 +117,7 @@ next:
   %left = icmp ult i64 %part, %parts
   br i1 %left, label %post, label %run
 post:
-  %offset = mul i64 %part, {LINE}
+  %offset = mul i64 %part, {SLOT_BYTES}
   %slot = getelementptr inbounds i8, ptr %slots, i64 %offset
   %source = getelementptr inbounds ptr, ptr %lists, i64 %part
   %list = load ptr, ptr %source

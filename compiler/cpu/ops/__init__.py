@@ -31,7 +31,7 @@ from celosia.compiler.expr import Expr, Tensor, compute
 from celosia.compiler.expr.affine import interval
 from celosia.compiler.expr.nodes import Load, Reduce, Select
 from celosia.compiler.program.host import hostops
-from celosia.compiler.program.traits import named, traits
+from celosia.compiler.program.traits import operators_with, traits
 
 __all__ = [
     "OPS",
@@ -48,9 +48,9 @@ __all__ = [
     "elementwise",
     "grouped",
     "hostops",
-    "named",
     "norm",
     "normalisation",
+    "operators_with",
     "pooling",
     "products",
     "quantized",
@@ -62,7 +62,7 @@ __all__ = [
     "view_shape",
 ]  # fmt: skip
 
-VIEWS = named("view")
+VIEWS = operators_with("view")
 """Operators that only change the shape: their output may share the memory of their input."""
 
 

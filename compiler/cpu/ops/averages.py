@@ -53,7 +53,7 @@ def qlinear_average_pool(node: Node) -> Tensor:
     `integers`: as the accelerator adds."""
     x = node.input(0)
     window = SlidingWindow.of(node, x.shape[2:])
-    if window.whole:
+    if window.is_global:
         return global_average(node)
     ks = tuple(T.reduce_axis(k, f"k{d}") for d, k in enumerate(window.kernel))
     if node.attrs.get("integers"):

@@ -1,7 +1,7 @@
 """Sums of products of few bits: planes of bits, `and`, and counting what is set.
 
-Operands are x = x0 + sx * u and w = w0 + sw * v, where u and v have one bit or two (program/levels.py). The bits of a
-place of u are a plane, eight channels a byte; planes are convolved as bytes are (integer.py), with
+Operands are x = x0 + sx * u and w = w0 + sw * v, where u and v have one bit or two (program/bit_levels.py). The bits of
+a place of u are a plane, eight channels a byte; planes are convolved as bytes are (integer.py), with
 
     sum u * v  =  sum over planes i, j of 2**(i + j) * popcount(u_i & v_j)
 
@@ -32,7 +32,7 @@ from celosia.compiler.cpu.ops.window import SlidingWindow
 from celosia.compiler.cpu.target import dot_instructions, target
 from celosia.compiler.expr import INDEX, Expr, Tensor, call, select, wrap
 from celosia.compiler.expr.math_functions import ONES
-from celosia.compiler.program.levels import BitLevels
+from celosia.compiler.program.bit_levels import BitLevels
 from celosia.compiler.program.traits import traits
 
 LEVELS = "levels"

@@ -11,7 +11,7 @@ from celosia.compiler.cpu.ops.registry import Change, ChangeAt, Node, op
 from celosia.compiler.cpu.ops.window import SlidingWindow
 from celosia.compiler.cpu.target import target
 from celosia.compiler.expr import INDEX, Axis, Expr, Tensor, select, wrap
-from celosia.compiler.program.host.windows import spread
+from celosia.compiler.program.host.window_geometry import transposed_windows
 from celosia.compiler.program.traits import Kind
 
 MIN_LINE_ELEMENTS = 48
@@ -116,7 +116,7 @@ def transposed(
     """Gathered: y[o] = finish(sum over k of multiply(x[(o + before - k*dilation) / stride], w[k]), channel), where that
     is whole and inside. x: [N, C, ...], w: [C, M/group, ...].
     """
-    to = spread(node.attrs, x.shape[2:], w.shape[2:])
+    to = transposed_windows(node.attrs, x.shape[2:], w.shape[2:])
     group, sp = int(node.attrs.get("group", 1)), len(x.shape) - 2
     n, c, mg = x.shape[0], x.shape[1], w.shape[1]
     cg = c // group

@@ -180,7 +180,7 @@ def convolution(
         return T.compute(
             (n, m, *window.out), lambda ni, mi, *o: finish(nothing if bias is None else bias[mi], mi), "conv"
         )
-    if window.whole and group == prod(window.out) == 1:
+    if window.is_global and group == prod(window.out) == 1:
         return _one_window(node, x, w, zx, zw, bias, finish)
     pack = _packing(node, x, w, window, group, zx)
     return pack.windows_of(_planes(pack, zw, bias, finish))

@@ -14,7 +14,7 @@ from celosia.compiler.cpu.ops.shape import padded
 from celosia.compiler.cpu.target import target
 from celosia.compiler.expr import INDEX, Expr, Tensor, call, select, wrap
 from celosia.compiler.expr.nodes import Value
-from celosia.compiler.numerics.float32 import f32
+from celosia.compiler.numerics.array_types import f32
 from celosia.compiler.program.traits import Kind
 
 

@@ -22,7 +22,7 @@ def maxima(window: SlidingWindow, y: Tensor) -> Tensor:
 
     onnxruntime gives that number there, and -inf where all elements of a window are -inf.
     """
-    empty = [(2 + d, o) for d in range(len(window.size)) for o in window.empty(d)]
+    empty = [(2 + d, o) for d in range(len(window.size)) for o in window.empty_windows(d)]
     if not empty or not is_float(y.dtype):
         return y
     least = wrap(float(np.finfo(y.dtype).min), y.dtype)

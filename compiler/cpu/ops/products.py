@@ -12,7 +12,7 @@ from celosia.compiler.cpu.ops.registry import Change, ChangeAt, Node, Shape, at,
 from celosia.compiler.cpu.target import STREAMS, target
 from celosia.compiler.expr import INDEX, Expr, Tensor, wrap
 from celosia.compiler.program.dtypes import itemsize
-from celosia.compiler.program.host.sizes import broadcast
+from celosia.compiler.program.host.shape_rules import broadcast
 from celosia.compiler.program.traits import Kind
 
 

@@ -18,9 +18,9 @@ from celosia.compiler.cpu.ops.reductions import reduced
 from celosia.compiler.cpu.ops.registry import Node, at, clamp, limits, op, round_even, saturate
 from celosia.compiler.cpu.ops.shape import concatenate
 from celosia.compiler.expr import INDEX, Expr, Tensor, call, select, wrap
-from celosia.compiler.numerics.softmax import exponent_room
+from celosia.compiler.numerics.qlinear_softmax import exponent_room
 from celosia.compiler.program import dtypes
-from celosia.compiler.program.host.hostops.types import spread_complaint
+from celosia.compiler.program.host.hostops.value_types import parameter_shape_error
 from celosia.compiler.program.traits import Kind
 
 F32 = "float32"
@@ -43,7 +43,7 @@ def parameter(node: Node, i: int, x: Tensor, index: tuple[Expr, ...], default: s
         return wrap(0, default)
     p = node.input(i)
     block = int(node.attrs.get("block_size", 0))
-    if why := spread_complaint(p.shape, x.shape, int(node.attrs.get("axis", 1)), block):
+    if why := parameter_shape_error(p.shape, x.shape, int(node.attrs.get("axis", 1)), block):
         raise node.fail(why)
     if not block and p.size == 1:
         return p.flat(0)

@@ -16,7 +16,7 @@ from celosia.compiler.cpu.ops.products import product
 from celosia.compiler.cpu.ops.quantized import quantize, range_of_bytes
 from celosia.compiler.cpu.ops.registry import Node, op, reshaped
 from celosia.compiler.expr import Expr, Tensor, call, select, wrap
-from celosia.compiler.program.host.activations import Activation, activations
+from celosia.compiler.program.host.recurrent_activations import Activation, activations
 from celosia.compiler.program.traits import Kind
 
 States = tuple[Tensor, ...]

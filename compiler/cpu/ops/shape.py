@@ -11,7 +11,7 @@ from celosia.compiler import expr as T
 from celosia.compiler.cpu.element_types import ONNX_TYPES
 from celosia.compiler.cpu.ops.registry import Array, Node, Shape, at, op, reshaped
 from celosia.compiler.expr import INDEX, Expr, Tensor, select, wrap
-from celosia.compiler.program.host.sizes import broadcast, taken
+from celosia.compiler.program.host.shape_rules import broadcast, slice_positions
 from celosia.compiler.program.traits import Kind, Moves
 
 
@@ -116,7 +116,7 @@ def slice_(node: Node) -> Tensor:
         if not -len(ranges) <= axis < len(ranges):
             raise node.fail(f"axis {axis} of {len(ranges)} dimensions")
         try:
-            ranges[axis] = taken(x.shape[axis], start, end, step)
+            ranges[axis] = slice_positions(x.shape[axis], start, end, step)
         except ValueError as e:
             raise node.fail(str(e)) from e
     return T.compute(

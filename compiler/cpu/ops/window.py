@@ -9,7 +9,7 @@ from celosia.compiler import expr as T
 from celosia.compiler.cpu.ops.registry import Change, Node, Shape
 from celosia.compiler.cpu.ops.shape import padded
 from celosia.compiler.expr import INDEX, Expr, Tensor, wrap
-from celosia.compiler.program.host.windows import Windows, windows
+from celosia.compiler.program.host.window_geometry import Windows, windows
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class SlidingWindow(Windows):
         """How many elements of a window an average divides by, as an index; at least one."""
         total: Expr = wrap(1, INDEX)
         for d, o in enumerate(out):
-            counts = self.counts(d)
+            counts = self.divisors(d)
             if len(set(counts)) <= 1:  # none where there is no window
                 total = total * max((1, *counts[:1]))
                 continue

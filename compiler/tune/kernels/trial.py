@@ -30,7 +30,7 @@ from celosia.compiler.expr import Schedule, is_float, verify
 from celosia.compiler.expr.trace import Trace
 from celosia.compiler.expr.verify import IRError
 from celosia.compiler.program.dtypes import numpy_dtype
-from celosia.compiler.program.host.kernel import CompiledKernel, empty
+from celosia.compiler.program.host.kernel import CompiledKernel, aligned_empty
 from celosia.compiler.tune.measure import Status, TrialResult
 
 Array = NDArray[Any]
@@ -179,7 +179,7 @@ class KernelCase:
 
     def timed(self, kernel: CompiledKernel, job: KernelJob) -> TrialResult:
         """Picoseconds of `kernel`, beside the compiler's own by turns; WRONG where its outputs are."""
-        outputs = [empty(numpy_dtype(dtype), shape) for dtype, shape in kernel.outputs]
+        outputs = [aligned_empty(numpy_dtype(dtype), shape) for dtype, shape in kernel.outputs]
         for array in outputs:
             array.view(np.uint8).fill(0xA5)  # what is not written shows
         kernel.run(self.arrays, outputs)

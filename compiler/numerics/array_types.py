@@ -1,4 +1,4 @@
-"""Types of arrays, and saturation to bytes as onnxruntime's kernels do it."""
+"""Types of arrays, and conversion to bytes with saturation as in onnxruntime's kernels."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ f32 = np.float32
 
 
 def byte_type(dtype: DTypeLike) -> np.dtype[Any]:
-    """`dtype` as numpy's. TypeError where it is neither int8 nor uint8."""
+    """Return `dtype` as a numpy dtype. Raises TypeError where it is neither int8 nor uint8."""
     kind = np.dtype(dtype)
     if kind not in (np.dtype(np.int8), np.dtype(np.uint8)):
         raise TypeError(f"expected int8 or uint8, not {kind}")
@@ -26,11 +26,11 @@ def byte_type(dtype: DTypeLike) -> np.dtype[Any]:
 
 
 def limits(kind: np.dtype[Any]) -> tuple[int, int]:
-    """The least and the largest value of an integer type."""
+    """Return the least and the greatest value of an integer type."""
     return int(np.iinfo(kind).min), int(np.iinfo(kind).max)
 
 
 def convert_saturating(x: Float32, dtype: np.dtype[Any]) -> Array:
-    """Round to even and saturate as cvtps2dq and the packs after it do: NaN and x >= 2^31 give the smallest value."""
+    """Round to even and saturate like cvtps2dq and the packs after it: NaN and x >= 2^31 give the smallest value."""
     lo, hi = limits(dtype)
     return np.where(x < 2.0**31, np.clip(np.rint(x), lo, hi), lo).astype(dtype)

@@ -1,4 +1,4 @@
-"""The table of operators that run in numpy."""
+"""Registry of the operators that run in numpy."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from celosia.compiler.program.dtypes import ONNX_TYPES, numpy_dtype
-from celosia.compiler.program.traits import state
+from celosia.compiler.program.traits import add_traits
 
 Array = NDArray[Any]
 Value = Any
@@ -17,26 +17,28 @@ Function = Callable[..., Any]
 """(op, *inputs) -> output, or a tuple of outputs. Inputs left out are None. With subgraphs also run= (control.Run)."""
 
 HOST: dict[tuple[str, str], Function] = {}
-"""By domain and operator."""
+"""(domain, operator) -> function."""
 
 
-def host(*names: str, domain: str = "", **facts: Any) -> Callable[[Function], Function]:
-    """Adds a function to the table, and what compiler/program/traits.py says of such operators to their rows."""
+def host(*names: str, domain: str = "", **traits: Any) -> Callable[[Function], Function]:
+    """Return a decorator that registers a function, and enters `traits` (program/traits.py) in the rows of its
+    operators.
+    """
 
-    def add(function: Function) -> Function:
+    def register(function: Function) -> Function:
         for name in names:
             HOST[domain, name] = function
-            state(name, **facts)
+            add_traits(name, **traits)
         return function
 
-    return add
+    return register
 
 
 def numpy_type(onnx_type: int) -> np.dtype[Any]:
-    """The element type that arrays of an ONNX type have; strings are objects."""
+    """Return the numpy type of an ONNX type; strings are objects."""
     return numpy_dtype(ONNX_TYPES[onnx_type])
 
 
 def int_list(value: Any) -> list[int]:
-    """Numbers of an attribute or array."""
+    """Convert an attribute or array to a list of integers."""
     return [int(v) for v in np.asarray(value).reshape(-1)]

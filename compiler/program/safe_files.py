@@ -1,4 +1,4 @@
-"""Reading files that may be damaged, and writing them so that nobody ever sees a part of one."""
+"""Safe reading of files that may be damaged, and atomic writing, which never leaves half a file."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from celosia.plain import Sentence
 
 
 @contextmanager
-def reading(path: str | Path, error: type[Exception], what: str, way_out: str = "") -> Iterator[None]:
-    """Whatever libraries raise for the bytes of a file, as one sentence: `path`, `what` it is, the reason, `way_out`.
+def reading(path: str | Path, error: type[Exception], verdict: str, way_out: str = "") -> Iterator[None]:
+    """Convert any exception that libraries raise for a damaged file into `error`, in one sentence.
 
-    Not even zipfile and numpy say which errors those are: beside BadZipFile and ValueError there are EOFError,
-    NotImplementedError (methods of compression), RuntimeError (encryption), zlib.error, tokenize.TokenError,
-    SyntaxError, MemoryError (sizes that cannot be) and more. An `error` that names `path` passes unchanged.
+    The sentence has `path`, `verdict` (such as "is damaged"), the reason and `way_out`. zipfile and numpy do not
+    document their exceptions: besides BadZipFile and ValueError they raise EOFError, NotImplementedError, RuntimeError,
+    zlib.error, tokenize.TokenError, SyntaxError, MemoryError and more. An `error` that names `path` passes unchanged.
     """
     try:
         yield
@@ -27,11 +27,11 @@ def reading(path: str | Path, error: type[Exception], what: str, way_out: str = 
     except Exception as problem:
         if isinstance(problem, error) and str(path) in Exception.__str__(problem):
             raise
-        raise error(f"{path} {what}: {_reason(problem)}{way_out}") from None
+        raise error(f"{path} {verdict}: {_reason(problem)}{way_out}") from None
 
 
 def _reason(error: Exception) -> str:
-    """What went wrong, without the bytes that some errors quote at length."""
+    """Return the message of an error without the bytes that some errors quote at length."""
     if "pickle" in str(error).lower():
         return "it holds no plain array"
     text = (str(error).splitlines() or [""])[0][:100].rstrip(".")
@@ -44,12 +44,12 @@ class OutputError(Sentence, OSError):
 
 
 def _target(path: str | Path) -> Path:
-    """`path` with links followed, so that what a link points to is replaced and not the link."""
+    """Resolve links, so that the file that a link points to is replaced and not the link."""
     return Path(os.path.realpath(path))
 
 
 def _temporary(path: Path) -> tuple[int, Path]:
-    """A fresh file beside `path`. OutputError where there cannot be one."""
+    """Create a temporary file in the folder of `path`. Returns (handle, path). Raises OutputError."""
     if path.is_dir():
         raise OutputError(f"cannot write {path}: it is a folder; give the name of a file")
     if not path.parent.is_dir():
@@ -62,12 +62,12 @@ def _temporary(path: Path) -> tuple[int, Path]:
 
 
 def _is_special(path: Path) -> bool:
-    """Whether `path` is a device or a pipe, such as /dev/stdout, which is written and never replaced."""
+    """Return whether `path` is a device or a pipe, such as /dev/stdout, which is written and never replaced."""
     return path.exists() and not path.is_file() and not path.is_dir()
 
 
 def check_writable(path: str | Path) -> None:
-    """OutputError where `replacing(path)` could not write; for use before long work."""
+    """Raise OutputError where `replacing(path)` could not write; called before long work."""
     target = _target(path)
     if _is_special(target):
         return
@@ -78,7 +78,7 @@ def check_writable(path: str | Path) -> None:
 
 @contextmanager
 def replacing(path: str | Path) -> Iterator[Path]:
-    """A temporary file beside `path`; it takes the place of `path` at the end, and goes away on an error.
+    """Write `path` atomically: yields a temporary file that replaces `path` at the end and is removed on an error.
 
     OutputError where it cannot be written, also for an OSError from within.
 
@@ -113,13 +113,13 @@ def replacing(path: str | Path) -> Iterator[Path]:
 
 
 def write_text(path: str | Path, text: str) -> None:
-    """Write `text` to `path`, wholly or not at all. OutputError."""
+    """Write `text` to `path` atomically. Raises OutputError."""
     with replacing(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
 
 
 def require_folder(folder: Path) -> None:
-    """OutputError where `folder` is none, and none can be made there."""
+    """Raise OutputError where `folder` is not a folder and cannot be made."""
     if folder.exists() and not folder.is_dir():
         raise OutputError(f"cannot write {folder}: it is no folder; give the name of one")
     if not folder.exists() and not folder.absolute().parent.is_dir():
@@ -127,7 +127,7 @@ def require_folder(folder: Path) -> None:
 
 
 def make_folder(folder: Path) -> None:
-    """That of `require_folder`, where it is not there. OutputError."""
+    """Make `folder`, unless it exists. Raises OutputError."""
     try:
         folder.mkdir(exist_ok=True)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Activations in DRAM, in the order in which the accelerator reads them."""
+"""Packing of activations into the accelerator's DRAM layout, and back."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ Bytes = NDArray[np.uint8]
 
 
 def pack_activation(cfg: Config, values: NDArray[np.int8], groups: int) -> Bytes:
-    """[images, channels, height, width] int8 as [images/batch][groups][height][width][batch][group], zeros beyond."""
+    """Pack [images, channels, height, width] int8 as [images/batch][groups][height][width][batch][group].
+
+    Missing images and channels are zeros.
+    """
     images, channels, height, width = values.shape
     batches = -(-images // cfg.batch)
     if cfg.batch == 1 and channels == groups * cfg.group:
@@ -26,7 +29,10 @@ def pack_activation(cfg: Config, values: NDArray[np.int8], groups: int) -> Bytes
 def unpack_activation(
     cfg: Config, data: Bytes, shape: tuple[int, int, int, int], groups: int, offset: int = 0
 ) -> NDArray[np.int8]:
-    """The inverse of `pack_activation` for an activation that begins `offset` groups into a storage of `groups`."""
+    """Unpack an activation, the inverse of `pack_activation`.
+
+    It begins `offset` groups into a storage of `groups` channel groups.
+    """
     images, channels, height, width = shape
     batches = -(-images // cfg.batch)
     tiles = data.view(np.int8).reshape(batches, groups, height, width, cfg.batch, cfg.group)

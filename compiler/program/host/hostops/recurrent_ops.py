@@ -1,4 +1,6 @@
-"""Recurrent layers where no kernel can compute them: one product for all inputs, then a step for each time."""
+"""RNN, GRU and LSTM in numpy, where no kernel can compute them: one product for all inputs, then a step for each
+time.
+"""
 
 from __future__ import annotations
 
@@ -6,15 +8,16 @@ from collections.abc import Callable
 
 import numpy as np
 
-from celosia.compiler.program.host.activations import Activation, activations
-from celosia.compiler.program.host.float32 import logistic
-from celosia.compiler.program.host.hostops.registry import Array, host
+from celosia.compiler.program.host.float32_math import logistic
+from celosia.compiler.program.host.hostops.host_registry import Array, host
 from celosia.compiler.program.host.op import HostOp
+from celosia.compiler.program.host.recurrent_activations import Activation, activations
 
 Function = Callable[[Array], Array]
 
 
-def _function(op: HostOp, activation: Activation) -> Function:
+def _activation_function(op: HostOp, activation: Activation) -> Function:
+    """Return the activation as a numpy function. Raises HostError for an unknown one."""
     match activation:
         case "sigmoid", _:
             return logistic
@@ -41,11 +44,15 @@ def _function(op: HostOp, activation: Activation) -> Function:
     raise op.fail(f"there is no activation {activation[0]!r}")
 
 
-def _recur(
+def _run_steps(
     op: HostOp, gates: int, default: list[str], x: Array, w: Array, r: Array, b: Array | None, lengths: Array | None,
     initial: list[Array | None], step: Callable[..., tuple[Array, ...]], extra: Callable[[int], tuple[object, ...]],
 ) -> tuple[Array, ...]:  # fmt: skip
-    """All directions and times. step(gates of the input, states, R, Rb, activations, *extra) -> new states."""
+    """Run all directions and times of a recurrent layer.
+
+    step: (gates of the input, states, R, Rb, activations, *extra) -> new states. Returns all outputs and the last
+    states.
+    """
     if op.attr("layout", 0):
         x = x.swapaxes(0, 1)
         initial = [None if s is None else s.swapaxes(0, 1) for s in initial]
@@ -56,8 +63,8 @@ def _recur(
     limit: Function = (lambda v: np.clip(v, -clip, clip)) if clip else (lambda v: v)
     out = np.zeros((time, directions, batch, hidden), x.dtype)
     last: list[list[Array]] = [[] for _ in initial]
-    for d, named in enumerate(activations(op.attrs, default, directions)):
-        functions = [_function(op, activation) for activation in named]
+    for d, direction_activations in enumerate(activations(op.attrs, default, directions)):
+        functions = [_activation_function(op, activation) for activation in direction_activations]
         bias = np.zeros(2 * gates * hidden, x.dtype) if b is None else b[d]
         wb, rb = bias[: gates * hidden], bias[gates * hidden :]
         states = [np.zeros((batch, hidden), x.dtype) if s is None else s[d] for s in initial]
@@ -73,9 +80,9 @@ def _recur(
             else:
                 out[t, d] = new[0]
                 states = list(new)
-        for kept, state in zip(last, states):
-            kept.append(state if lengths is None else np.where(lengths[:, None] > 0, state, 0))
-    finals = [np.stack(kept).astype(x.dtype) for kept in last]
+        for final_states, state in zip(last, states):
+            final_states.append(state if lengths is None else np.where(lengths[:, None] > 0, state, 0))
+    finals = [np.stack(final_states).astype(x.dtype) for final_states in last]
     if op.attr("layout", 0):
         return out.transpose(2, 0, 1, 3), *(final.swapaxes(0, 1) for final in finals)
     return out, *finals
@@ -86,12 +93,12 @@ def rnn(
     op: HostOp, x: Array, w: Array, r: Array, b: Array | None = None, lengths: Array | None = None,
     h: Array | None = None,
 ) -> tuple[Array, ...]:  # fmt: skip
-    """All states [times, directions, batch, hidden], and the last ones."""
+    """Compute a simple recurrent layer: all states [times, directions, batch, hidden], and the last ones."""
 
     def step(gates: Array, states: list[Array], r: Array, rb: Array, f: list[Function]) -> tuple[Array, ...]:
         return (f[0](gates + states[0] @ r.T + rb),)
 
-    return _recur(op, 1, ["Tanh"], x, w, r, b, lengths, [h], step, lambda d: ())
+    return _run_steps(op, 1, ["Tanh"], x, w, r, b, lengths, [h], step, lambda d: ())
 
 
 @host("GRU")
@@ -99,7 +106,7 @@ def gru(
     op: HostOp, x: Array, w: Array, r: Array, b: Array | None = None, lengths: Array | None = None,
     h: Array | None = None,
 ) -> tuple[Array, ...]:  # fmt: skip
-    """All states [times, directions, batch, hidden], and the last ones."""
+    """Compute a GRU: all states [times, directions, batch, hidden], and the last ones."""
     after = op.attr("linear_before_reset", 0)
 
     def step(gates: Array, states: list[Array], r: Array, rb: Array, f: list[Function]) -> tuple[Array, ...]:
@@ -111,7 +118,7 @@ def gru(
         inner = reset * (old @ rh.T + bh) if after else (reset * old) @ rh.T + bh
         return ((1 - z) * f[1](hx + inner) + z * old,)
 
-    return _recur(op, 3, ["Sigmoid", "Tanh"], x, w, r, b, lengths, [h], step, lambda d: ())
+    return _run_steps(op, 3, ["Sigmoid", "Tanh"], x, w, r, b, lengths, [h], step, lambda d: ())
 
 
 @host("LSTM")
@@ -119,7 +126,7 @@ def lstm(
     op: HostOp, x: Array, w: Array, r: Array, b: Array | None = None, lengths: Array | None = None,
     h: Array | None = None, c: Array | None = None, p: Array | None = None,
 ) -> tuple[Array, ...]:  # fmt: skip
-    """All states [times, directions, batch, hidden], the last ones, and the last cells."""
+    """Compute an LSTM: all states [times, directions, batch, hidden], the last ones, and the last cells."""
     coupled = op.attr("input_forget", 0)
 
     def step(
@@ -137,4 +144,4 @@ def lstm(
     def peepholes(d: int) -> tuple[object, ...]:
         return (np.zeros(3 * r.shape[2], x.dtype) if p is None else p[d],)
 
-    return _recur(op, 4, ["Sigmoid", "Tanh", "Tanh"], x, w, r, b, lengths, [h, c], step, peepholes)
+    return _run_steps(op, 4, ["Sigmoid", "Tanh", "Tanh"], x, w, r, b, lengths, [h, c], step, peepholes)

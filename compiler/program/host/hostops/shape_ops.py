@@ -1,35 +1,35 @@
-"""Operators on shapes and views: a kernel would take longer to make than they take to run."""
+"""Operators on shapes and views: compiling a kernel would take longer than they take to run."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from celosia.compiler.program.host.hostops.registry import Array, Value, host, int_list
+from celosia.compiler.program.host.hostops.host_registry import Array, Value, host, int_list
 from celosia.compiler.program.host.op import HostOp, check_size
 
 
 @host("Shape", first=True)
 def shape(op: HostOp, x: Array) -> Array:
-    """int64 [axes], or some of them."""
+    """Return the shape, or a slice of it, as int64 [axes]."""
     return np.array(x.shape[op.attr("start", 0) : op.attr("end")], np.int64)
 
 
 @host("Size", first=True)
 def size(op: HostOp, x: Array) -> Array:
-    """int64 [], how many elements."""
+    """Return the number of elements, as int64 []."""
     return np.array(x.size, np.int64)
 
 
 @host("Identity", first=True)
 def identity(op: HostOp, x: Value) -> Value:
-    """What it is given."""
+    """Return the input."""
     return x
 
 
 @host("Reshape", first=True)
-def reshape(op: HostOp, x: Array, wanted: Array | None = None) -> Array:
-    """Reshape with one size -1, and with 0 the input's, where `allowzero` does not say otherwise."""
-    dims = int_list(op.attrs["shape"] if wanted is None else wanted)
+def reshape(op: HostOp, x: Array, new_shape: Array | None = None) -> Array:
+    """Reshape; one size may be -1, and 0 copies the input's size unless `allowzero` is set."""
+    dims = int_list(op.attrs["shape"] if new_shape is None else new_shape)
     if not op.attr("allowzero", 0):
         dims = [x.shape[d] if n == 0 else n for d, n in enumerate(dims)]
     return x.reshape(dims)
@@ -37,7 +37,7 @@ def reshape(op: HostOp, x: Array, wanted: Array | None = None) -> Array:
 
 @host("Flatten", first=True)
 def flatten(op: HostOp, x: Array) -> Array:
-    """A matrix: axes before `axis` are its rows."""
+    """Flatten to a matrix: the axes before `axis` become its rows."""
     axis = op.attr("axis", 1)
     axis = axis + x.ndim if axis < 0 else axis
     return x.reshape(int(np.prod(x.shape[:axis])), int(np.prod(x.shape[axis:])))
@@ -45,32 +45,32 @@ def flatten(op: HostOp, x: Array) -> Array:
 
 @host("Squeeze", first=True)
 def squeeze(op: HostOp, x: Array, axes: Array | None = None) -> Array:
-    """Without `axes`, or where none are given without all of size 1."""
+    """Remove `axes`, by default all of size 1."""
     chosen = op.attr("axes", ()) if axes is None else axes
     return x.squeeze(tuple(int_list(chosen)) or None)
 
 
 @host("Unsqueeze", first=True)
 def unsqueeze(op: HostOp, x: Array, axes: Array | None = None) -> Array:
-    """With new axes of size 1."""
+    """Insert axes of size 1."""
     return np.expand_dims(x, tuple(int_list(op.attrs["axes"] if axes is None else axes)))
 
 
 @host("ConstantOfShape", first=True)
 def constant_of_shape(op: HostOp, dims: Array) -> Array:
-    """One value everywhere. HostError where there is no memory for so many."""
+    """Fill an array with one value. Raises HostError where memory does not suffice."""
     value = np.asarray(op.attr("value", np.zeros(1, np.float32))).reshape(-1)[0]
-    wanted = int_list(dims)
+    dims_list = int_list(dims)
     total = 1
-    for n in wanted:
+    for n in dims_list:
         total *= n
-    check_size(total * value.itemsize, f"{op.label}: its output {wanted}")
-    return np.full(wanted, value)
+    check_size(total * value.itemsize, f"{op.label}: its output {dims_list}")
+    return np.full(dims_list, value)
 
 
 @host("Range", first=True)
 def range_(op: HostOp, start: Array, limit: Array, delta: Array) -> Array:
-    """From `start`, without `limit`. HostError where there is no end or no memory for it."""
+    """Count from `start` to `limit`, exclusive. Raises HostError where there is no end, or memory does not suffice."""
     first, last, step = (v.reshape(-1)[0] for v in (start, limit, delta))
     if not step:
         raise op.fail("delta is 0")
@@ -84,5 +84,5 @@ def range_(op: HostOp, start: Array, limit: Array, delta: Array) -> Array:
 
 @host("Concat", first=True)
 def concat(op: HostOp, *values: Array) -> Array:
-    """Along an axis."""
+    """Concatenate along an axis."""
     return np.concatenate(values, axis=op.attrs["axis"])
