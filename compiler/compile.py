@@ -44,8 +44,8 @@ from celosia.compiler.superoptimise.price import INFEASIBLE, Price, Pricing, pri
 from celosia.compiler.switches import leaving_out
 from celosia.compiler.tensorize.decisions import ScheduleFile
 from celosia.compiler.tensorize.plan import Planner
-from celosia.compiler.tune.measure import TIMED
-from celosia.compiler.tune.network import Network, apply, chains, follow
+from celosia.compiler.tune.layer_trial import TIMED
+from celosia.compiler.tune.network import Network, apply_records, follow_decisions, known_chains
 from celosia.compiler.tune.records import Records
 from celosia.compiler.tune.shipped import SHIPPED, asked_for, shipped
 from celosia.compiler.vthread.verify import Run, verify_provenance
@@ -124,7 +124,7 @@ def _optimised(source: Source, options: Options) -> tuple[Source, str]:
     from celosia.compiler.superoptimise.budget import BudgetError, seconds
     from celosia.compiler.superoptimise.derivation import text_in
     from celosia.compiler.superoptimise.optimise import optimise
-    from celosia.compiler.tune.kernels.trial import processor
+    from celosia.compiler.tune.kernels.kernel_trial import processor
 
     if options.optimise is None:
         raise BudgetError('fast_math is of a search, which has no time here: give optimise="60s", or leave it out')
@@ -144,9 +144,9 @@ def _optimised(source: Source, options: Options) -> tuple[Source, str]:
 
 def _measured(records: Records) -> KernelSchedules:
     """What was measured of kernels. Only who has such records imports what tunes."""
-    from celosia.compiler.tune.kernels.tuner import recorded
+    from celosia.compiler.tune.kernels.kernel_tuner import recorded_traces
 
-    return KernelSchedules(recorded(records))
+    return KernelSchedules(recorded_traces(records))
 
 
 @expand_options(Options)
@@ -227,11 +227,11 @@ def _timed(cfg: Config) -> dict[str, float]:
 def _decided(network: Network, options: Options, known: Records | None) -> tuple[Image, str]:
     """The image of all layers, and in a sentence what was decided: by the caller, else by records, else here."""
     if options.tuned is not None:
-        return follow(network, options.tuned), ""
+        return follow_decisions(network, options.tuned), ""
     if known is None or not network.launches:
         return network.image, ""
     ours = shipped(network.cfg)
-    image, applied = apply(network, known.joined(ours), TIMED, ours)
+    image, applied = apply_records(network, known.joined(ours), TIMED, ours)
     damaged = f"; {known.damaged} damaged lines of {known.path} left out" if known.damaged else ""
     options.say(f"{applied}{damaged}")
     return image, f"{applied}{damaged}"
@@ -282,7 +282,7 @@ def _front_of(source: Source, options: Options, known: Records | None, declared:
     given = None if options.decisions is None else ScheduleFile.load(options.decisions, cfg)
     planner = Planner(cfg, given)
     if known is not None and given is None:
-        planner.timed |= chains(cfg, shipped(cfg))
+        planner.timed |= known_chains(cfg, shipped(cfg))
     options.say("reading the model")
     found = specialise(source, options.shapes, cfg.batch, declared)
     quantise_weights(found.graph)

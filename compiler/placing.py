@@ -12,7 +12,7 @@ from celosia.compiler.graph.launches import LaunchPlan
 from celosia.compiler.graph.select import Partition
 from celosia.compiler.launch.lowering import Lowered
 from celosia.compiler.superoptimise.price import BYTES_A_CYCLE, bytes_of, host_cycles
-from celosia.compiler.tune.measure import TIMED
+from celosia.compiler.tune.layer_trial import TIMED
 from celosia.hw.spec.config import Config, did_you_mean
 from celosia.sim.timing import predict
 

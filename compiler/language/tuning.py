@@ -17,8 +17,8 @@ import numpy as np
 from celosia.compiler.language.errors import LanguageError
 from celosia.compiler.language.jit import Kernel, Launched, QuantisedArray, interpreting
 from celosia.compiler.program.html import table
-from celosia.compiler.tune.kernels.trial import by_turns, processor
-from celosia.compiler.tune.measure import TIMED, Status, TrialResult
+from celosia.compiler.tune.kernels.kernel_trial import processor, time_alternating
+from celosia.compiler.tune.layer_trial import TIMED, Status, TrialResult
 from celosia.compiler.tune.records import Key, Records
 
 VERSION = 1
@@ -190,7 +190,7 @@ class _Search:
         @cache
         def measured() -> list[float]:
             runs = [partial(variant, arrays, "", places) for variant, arrays, places in map(self._variant, configs)]
-            return by_turns(runs, 0, TURNS, self._clock())
+            return time_alternating(runs, 0, TURNS, self._clock())
 
         return lambda values, limit: int(measured()[configs.index(values)] * 1e12)
 

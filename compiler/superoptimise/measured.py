@@ -14,7 +14,7 @@ from celosia.compiler.cpu.target import target
 from celosia.compiler.program import CpuStep, Program
 from celosia.compiler.program.dtypes import numpy_dtype
 from celosia.compiler.program.host.kernel import CompiledKernel, aligned_empty
-from celosia.compiler.tune.kernels.trial import by_turns
+from celosia.compiler.tune.kernels.kernel_trial import time_alternating
 
 SECONDS = 0.01
 """For which a kernel is timed."""
@@ -40,7 +40,7 @@ def nanoseconds(program: Program, large: bool) -> float:
     kernels = _kernels(program, large)
     for key, (kernel, fixed, _) in kernels.items():
         if key not in _KNOWN:
-            _KNOWN[key] = by_turns([_runner(kernel, fixed, large)], SECONDS, SAMPLES)[0] * 1e9
+            _KNOWN[key] = time_alternating([_runner(kernel, fixed, large)], SECONDS, SAMPLES)[0] * 1e9
     others = sum(not isinstance(step, CpuStep) for step in program.steps)
     return sum(_KNOWN[key] * count for key, (_, _, count) in kernels.items()) + others * OTHER_NANOSECONDS
 
@@ -53,7 +53,7 @@ def gain(before: Program, after: Program, large: bool) -> float:
     counts.subtract({key: count for key, (_, _, count) in second.items()})
     changed = [key for key, count in counts.items() if count]
     runs = [_runner(*{**first, **second}[key][:2], large) for key in changed]
-    times = by_turns(runs, ROUNDS * SECONDS * len(runs), ROUNDS * SAMPLES) if runs else []
+    times = time_alternating(runs, ROUNDS * SECONDS * len(runs), ROUNDS * SAMPLES) if runs else []
     return sum(counts[key] * time for key, time in zip(changed, times)) * 1e9
 
 

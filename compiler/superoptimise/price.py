@@ -17,7 +17,7 @@ from celosia.compiler.graph.select import Partition
 from celosia.compiler.graph.values import constant, operands, shape
 from celosia.compiler.launch.image import Image
 from celosia.compiler.program.traits import Moves
-from celosia.compiler.tune.measure import TIMED
+from celosia.compiler.tune.layer_trial import TIMED
 from celosia.compiler.tune.network import Network
 
 BYTES_A_CYCLE, MACS_A_CYCLE = 4, 4

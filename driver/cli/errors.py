@@ -56,7 +56,7 @@ def _error_classes_by_exit_code() -> dict[int, tuple[type[Exception], ...]]:
     from celosia.compiler.superoptimise.proofs import RuleError
     from celosia.compiler.tensorize.decisions import DecisionsError
     from celosia.compiler.tune.cost_model import MissingLearner
-    from celosia.compiler.tune.pool import FleetError
+    from celosia.compiler.tune.device_pool import FleetError
     from celosia.compiler.tune.records import RecordsError
     from celosia.driver.explore.configs import SpaceError
     from celosia.driver.explore.records import ExploreError

@@ -19,7 +19,7 @@ from typing import Any
 
 from celosia.compiler.program.safe_files import OutputError, write_text
 from celosia.compiler.program.saved import from_plain
-from celosia.compiler.tune.measure import VERSION
+from celosia.compiler.tune.layer_trial import VERSION
 from celosia.compiler.tune.records import append, sealed, unsealed
 from celosia.driver.explore.resource_use import Resources
 from celosia.driver.explore.subject import Cost, ExploredModel

@@ -28,9 +28,9 @@ from celosia.compiler.tensorize.decide import problems
 from celosia.compiler.tensorize.define import define
 from celosia.compiler.tensorize.plan import Planner
 from celosia.compiler.tensorize.space import Problem
-from celosia.compiler.tune.bound import network_bound
-from celosia.compiler.tune.measure import TIMED, CostSource, Status, TrialResult
-from celosia.compiler.tune.network import Network, apply
+from celosia.compiler.tune.cycle_bounds import network_bound
+from celosia.compiler.tune.layer_trial import TIMED, CostSource, Status, TrialResult
+from celosia.compiler.tune.network import Network, apply_records
 from celosia.compiler.tune.shipped import shipped
 from celosia.hw.boards.boards import memory_model
 from celosia.hw.boards.memory import MemoryModel
@@ -156,7 +156,7 @@ def cycles_with_records(subject: ExploredModel, cfg: Config, memory: str) -> int
         return Network(cfg, *plan, planner)
 
     def image(plan: LaunchLayers, planner: Planner) -> Image:
-        return apply(network(plan, planner), presets, TIMED, presets)[0]
+        return apply_records(network(plan, planner), presets, TIMED, presets)[0]
 
     lowered = lower(cfg, graph, Planner(cfg), made=image)
     return network(lowered.plan, lowered.planner).cycles(lowered.image, CostSource("timed", memory))
@@ -175,7 +175,7 @@ class Ask:
     memory: MemoryModel | str
 
     @property
-    def alike(self) -> str:
+    def group(self) -> str:
         """Key of jobs that share the loaded graph: the model."""
         return self.subject.digest
 

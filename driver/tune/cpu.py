@@ -19,10 +19,10 @@ from celosia.compiler.expr.trace import Trace
 from celosia.compiler.graph.dimensions import Shapes
 from celosia.compiler.program import Program
 from celosia.compiler.program.host.kernel import CompiledKernel
-from celosia.compiler.tune.choices import DEADLINE
-from celosia.compiler.tune.kernels.tuner import KernelState, KernelTuner
-from celosia.compiler.tune.pool import Fleet
+from celosia.compiler.tune.device_pool import Fleet
+from celosia.compiler.tune.kernels.kernel_tuner import KernelState, KernelTuner
 from celosia.compiler.tune.records import Records
+from celosia.compiler.tune.tuner_options import DEADLINE
 from celosia.driver.choices import KERNEL_TRIALS
 from celosia.driver.tune.tune import Tuning, deadline_of_budget, open_records
 from celosia.hw.spec.config import Config
@@ -119,7 +119,7 @@ def _tuning_report(state: KernelState, records: Records, seconds: float) -> dict
     kernels = [
         {
             "kernel": s.workload.name, "count": s.count, "trials": s.trials, "own": s.usual, "tuned": s.final,
-            "trace": "" if s.taken is None else str(s.taken.trace),
+            "trace": "" if s.chosen is None else str(s.chosen.trace),
         }
         for s in state.subjects
     ]  # fmt: skip

@@ -21,7 +21,7 @@ from celosia.compiler.selfcheck import operators as selfcheck_operators
 from celosia.compiler.selfcheck.check import SelfCheckError
 from celosia.compiler.tensorize.intrinsics import declared
 from celosia.compiler.tensorize.plan import Planner
-from celosia.compiler.tune.reference import meaning
+from celosia.compiler.tune.layer_reference import meaning
 from celosia.compiler.vthread.verify import VerifyError
 from celosia.hw.spec.config import PRESETS, Config, ConfigError
 from celosia.hw.spec.isa import Buffer, Opcode

@@ -8,10 +8,10 @@ import pytest
 
 import celosia
 from celosia.compiler.compile import network_of
-from celosia.compiler.launch import chains as chain_times
+from celosia.compiler.launch import known_chains as chain_times
 from celosia.compiler.launch.chains import CHAIN
 from celosia.compiler.tune import shipped
-from celosia.compiler.tune.measure import TIMED, Status, TrialResult
+from celosia.compiler.tune.layer_trial import TIMED, Status, TrialResult
 from celosia.compiler.tune.network import chains, network_schedule
 from celosia.compiler.tune.records import Key, Records, schedule_of
 from celosia.driver.run.explain import estimate

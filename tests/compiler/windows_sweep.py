@@ -236,7 +236,7 @@ def _pooled(case: Case, found: Windows, x: Array) -> list[Array]:
             _, zero_x, scale, zero_y = (array.astype(np.float32) for array in case.constants)
             total = (window - zero_x).sum(-1).astype(np.float32)
             near = np.rint(total / max(counted, 1) / scale + zero_y)
-            if found.whole:
+            if found.is_global:
                 near = np.rint(total * (1 / (scale * np.float32(counted)))) + zero_y
             info = np.iinfo(x.dtype)
             y[here] = np.clip(near, info.min, info.max)

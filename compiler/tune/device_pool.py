@@ -1,11 +1,11 @@
-"""Devices that measure: this process, processes of this machine, or whatever an Executor reaches.
+"""Pools of devices that run trials: this process, processes of this machine, or workers of an Executor.
 
     with Fleet.local(2) as fleet:
         fleet.run(jobs, lambda number, result: ...)
 
-Each trial is answered once: what a process takes with it when it dies is tried again by another, what does not end by
-its deadline is killed with all that it has started, and answered with HUNG. A device that fails three times in a row is
-left out and named. A device keeps to trials of one kind, as of one Config, as long as there are some.
+Each trial is answered once. A trial whose process dies is tried again by another; one that misses its deadline is
+killed with all its children and answered with HUNG. A device that fails three times in a row is excluded and named. A
+device keeps to trials of one group, such as one Config, as long as there are some.
 """
 
 from __future__ import annotations
@@ -24,54 +24,54 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Protocol
 
-from celosia.compiler.tune.choices import DEADLINE
-from celosia.compiler.tune.measure import OF_THE_DEVICE, Status, TrialResult
+from celosia.compiler.tune.layer_trial import OF_THE_DEVICE, Status, TrialResult
+from celosia.compiler.tune.tuner_options import DEADLINE
 from celosia.plain import Sentence
 
-ATTEMPTS = 2
-"""Times that a trial is tried whose process dies, or whose connection is lost."""
+MAX_ATTEMPTS = 2
+"""Attempts of a trial whose process dies, or whose connection is lost."""
 GONE = (Status.CRASHED, Status.LOST)
-"""Failures that say nothing about the trial."""
-IN_A_ROW = 3
-"""Failures after which a device is left out."""
-LOOK, LONGER = 1.0, 60.0
-"""Seconds between two looks at whether an executor's place is still there, and that it may take longer than a trial."""
+"""Failures that say nothing about the trial, so that it is tried again."""
+MAX_FAILURES = 3
+"""Consecutive failures after which a device is excluded."""
+POLL_SECONDS, EXTRA_SECONDS = 1.0, 60.0
+"""Seconds between two checks that an executor's worker is alive; seconds that it may take beyond a trial's deadline."""
 MODULE = ("-m", "celosia.compiler.tune.worker_process")
-"""What Python runs to measure."""
+"""Arguments with which Python runs a measuring process."""
 Keep = Callable[[int, TrialResult], None]
 
 
 class FleetError(Sentence, RuntimeError):
-    """No device is left; the message names them and what was wrong."""
+    """No device is left; the message names them and their failures."""
 
 
 class Job(Protocol):
-    """A trial: of a layer, or of a kernel."""
+    """A trial of a layer or of a kernel."""
 
     @property
-    def alike(self) -> str:
-        """A device that has run such a one has what others like it need."""
+    def group(self) -> str:
+        """Name of jobs that share what a device loads; a device prefers jobs of the group it ran last."""
         ...
 
     def run(self) -> TrialResult:
-        """Measures it in this process. What goes wrong is a Status of the TrialResult."""
+        """Run the trial in this process; failures become a Status of the result."""
 
 
 class Measurer(Protocol):
-    """A device, known by its name."""
+    """A device that runs trials, with a unique name."""
 
     name: str
 
     def measure(self, job: Job, deadline: float) -> TrialResult:
-        """The TrialResult of `job`, HUNG where there is none within `deadline` seconds."""
+        """Run `job`; the result is HUNG where it takes more than `deadline` seconds."""
         ...
 
     def close(self) -> None:
-        """Ends what it has started."""
+        """End what the device has started."""
 
 
 class InProcess:
-    """This process. Nothing can end a trial early."""
+    """Runs trials in this process, where nothing can end one early."""
 
     name = "this process"
 
@@ -83,7 +83,10 @@ class InProcess:
 
 
 class WorkerProcess:
-    """A process in a group of its own, started when it is needed. command: what runs; see worker_process.py."""
+    """Runs trials in a process of its own, in its own process group, started on demand.
+
+    command: see worker_process.py.
+    """
 
     def __init__(self, name: str, command: Sequence[str] = (sys.executable, *MODULE)) -> None:
         self.name, self.command = name, list(command)
@@ -91,6 +94,7 @@ class WorkerProcess:
         self._lock = threading.Lock()
 
     def measure(self, job: Job, deadline: float) -> TrialResult:
+        """Run `job` in the process; kill the process group at the deadline."""
         late = threading.Event()
 
         def end() -> None:
@@ -100,17 +104,18 @@ class WorkerProcess:
         timer = threading.Timer(deadline, end)
         timer.start()
         try:
-            result = self._answer(job)
+            result = self._exchange(job)
         except (OSError, EOFError, pickle.UnpicklingError, ValueError) as error:
             self.close()
-            what = f"no answer within {deadline:g} s" if late.is_set() else f"{type(error).__name__} {error}".strip()
-            return TrialResult(Status.HUNG if late.is_set() else Status.CRASHED, detail=what)
+            detail = f"no answer within {deadline:g} s" if late.is_set() else f"{type(error).__name__} {error}".strip()
+            return TrialResult(Status.HUNG if late.is_set() else Status.CRASHED, detail=detail)
         finally:
             timer.cancel()
         return result
 
-    def _answer(self, job: Job) -> TrialResult:
-        process = self._started()
+    def _exchange(self, job: Job) -> TrialResult:
+        """Send a job to the process and wait for its result."""
+        process = self._start()
         assert process.stdin is not None and process.stdout is not None
         pickle.dump(job, process.stdin)
         process.stdin.flush()
@@ -119,7 +124,8 @@ class WorkerProcess:
             raise ValueError(f"the answer is no Result but {str(result)[:60]}")
         return result
 
-    def _started(self) -> subprocess.Popen[bytes]:
+    def _start(self) -> subprocess.Popen[bytes]:
+        """Return the process, started if necessary with one thread for BLAS."""
         with self._lock:
             if self._process is None:
                 # One thread each: they are many, and the threads of BLAS wait for each other.
@@ -132,7 +138,7 @@ class WorkerProcess:
             return self._process
 
     def close(self) -> None:
-        """End the process, and all that it has started."""
+        """Kill the process and all that it has started."""
         with self._lock:
             process, self._process = self._process, None
         if process is not None:
@@ -144,10 +150,11 @@ class WorkerProcess:
                     stream.close()  # type: ignore[union-attr]
 
 
-class Executed:
-    """One place of an Executor, such as Dask's. There a WorkerProcess measures, so that it is the worker that ends
-    what is late, with all that it has started. module: what Python runs for it; alive: whether the place is still
-    there."""
+class ExecutorWorker:
+    """A worker of an Executor, such as Dask's; there a WorkerProcess runs the trials, so that deadlines hold.
+
+    module: what Python runs as that process. alive: returns whether the worker still exists.
+    """
 
     def __init__(
         self, name: str, executor: Executor, module: Sequence[str] = MODULE, alive: Callable[[], bool] = lambda: True
@@ -156,13 +163,14 @@ class Executed:
         self._closed = False
 
     def measure(self, job: Job, deadline: float) -> TrialResult:
-        end = time.monotonic() + deadline + LONGER
+        """Submit `job` to the executor and wait, checking that the worker is alive."""
+        end = time.monotonic() + deadline + EXTRA_SECONDS
         future = None
         try:
             future = self.executor.submit(measure_apart, self.module, job, deadline)
             while True:
                 try:
-                    return future.result(max(0.0, min(LOOK, end - time.monotonic())))
+                    return future.result(max(0.0, min(POLL_SECONDS, end - time.monotonic())))
                 except LateError:
                     if self._closed or not self.alive():
                         return TrialResult(Status.CRASHED, detail="its worker is gone")
@@ -178,30 +186,30 @@ class Executed:
         self._closed = True
 
 
-_own = threading.local()
-"""Worker processes of each thread of a worker."""
+_thread_workers = threading.local()
+"""WorkerProcesses of each thread of an executor's worker."""
 
 
 def measure_apart(module: Sequence[str], job: Job, deadline: float) -> TrialResult:
-    """Measure `job` in a process beside this one, which stays for the next job of this thread."""
-    stations: dict[Sequence[str], WorkerProcess] = _own.__dict__.setdefault("stations", {})
+    """Run `job` in a process beside this one, which stays for the next job of this thread."""
+    stations: dict[Sequence[str], WorkerProcess] = _thread_workers.__dict__.setdefault("stations", {})
     if module not in stations:
         stations[module] = WorkerProcess(f"beside {os.getpid()}", (sys.executable, *module))
     return stations[module].measure(job, deadline)
 
 
 class Fleet:
-    """Devices that take trials from one queue. deadline: seconds for each trial. ended: called after all."""
+    """Devices that take trials from one queue. deadline: seconds for each trial. ended: called after closing."""
 
     def __init__(
         self, devices: Sequence[Measurer], deadline: float = DEADLINE, ended: Callable[[], object] = lambda: None
     ) -> None:
         self.devices, self.deadline, self.ended = list(devices), deadline, ended
         self.left_out: dict[str, str] = {}
-        """What was wrong with devices that get no more trials, by name."""
+        """Excluded devices by name, with their last failure."""
         self._failures = dict.fromkeys((device.name for device in devices), 0)
-        self._before: dict[str, str] = {}
-        """What each device's last job was alike to."""
+        self._last_group: dict[str, str] = {}
+        """Group of each device's last job."""
         self._changed = threading.Condition()
         self._closed = False
         self._keeping = threading.Lock()
@@ -209,8 +217,8 @@ class Fleet:
 
     @staticmethod
     def local(jobs: int, deadline: float = DEADLINE) -> Fleet:
-        """`jobs` processes of this machine; 0: this process itself."""
-        return Fleet([WorkerProcess(f"process {number}") for number in range(jobs)] or [InProcess()], deadline)
+        """Create a fleet of `jobs` processes of this machine; 0: this process itself."""
+        return Fleet([WorkerProcess(f"process {index}") for index in range(jobs)] or [InProcess()], deadline)
 
     def __enter__(self) -> Fleet:
         return self
@@ -221,7 +229,7 @@ class Fleet:
         self.close()
 
     def close(self) -> None:
-        """Give up what is under way and end all devices. Trials that this cuts off have no TrialResult."""
+        """Cancel running trials and end all devices. Cancelled trials have no result."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -231,12 +239,14 @@ class Fleet:
         self._threads.shutdown()
         self.ended()
 
-    def run(self, jobs: Sequence[Job], keep: Keep, over: Callable[[], bool] = lambda: False) -> None:
-        """Measure all `jobs`; `keep` gets the number and the TrialResult of each as soon as it is there, one at a time.
-        over: asked before each job; once it is true, no other is begun. FleetError where no device is left: what was
-        not kept then was not measured."""
-        queue = _Queue(jobs, over)
-        futures = [self._threads.submit(self._work, device, queue, keep) for device in self._alive()]
+    def run(self, jobs: Sequence[Job], keep: Keep, is_over: Callable[[], bool] = lambda: False) -> None:
+        """Run all `jobs`; `keep` gets the index and the result of each as soon as it is known, one at a time.
+
+        is_over: asked before each job; once it is true, no other begins. Raises FleetError where no device is left;
+        jobs that were not kept were not measured then.
+        """
+        queue = _Queue(jobs, is_over)
+        futures = [self._threads.submit(self._serve_device, device, queue, keep) for device in self._alive()]
         try:
             for future in as_completed(futures):
                 future.result()
@@ -247,62 +257,61 @@ class Fleet:
         if queue.open and not queue.ended:
             if self._closed:
                 raise CancelledError
-            named = "; ".join(f"{name} ({what})" for name, what in self.left_out.items())
-            raise FleetError(f"no device is left to measure on: {named}")
+            failures = "; ".join(f"{name} ({failure})" for name, failure in self.left_out.items())
+            raise FleetError(f"no device is left to measure on: {failures}")
 
-    def line(self) -> JobLine:
-        """For jobs that come one by one."""
+    def open_line(self) -> JobLine:
+        """Open a line for jobs that come one by one."""
         return JobLine(self)
 
     def _alive(self) -> list[Measurer]:
         return [device for device in self.devices if device.name not in self.left_out]
 
-    def _work(self, device: Measurer, queue: _Queue, keep: Keep) -> None:
-        """Measure on `device` until nothing is left for it."""
-        while (number := self._next(device, queue)) is not None:
+    def _serve_device(self, device: Measurer, queue: _Queue, keep: Keep) -> None:
+        """Run jobs on `device` until none is left for it."""
+        while (index := self._next_job(device, queue)) is not None:
             result = TrialResult(Status.CRASHED)
             try:
-                result = device.measure(queue.jobs[number], self.deadline)
+                result = device.measure(queue.jobs[index], self.deadline)
             finally:
-                again = self._judge(device, queue, number, result)
+                is_retried = self._note_result(device, queue, index, result)
             if self._closed and result.status in OF_THE_DEVICE:
                 return
-            if not again:
+            if not is_retried:
                 with self._keeping:
-                    keep(number, result)
+                    keep(index, result)
 
-    def _next(self, device: Measurer, queue: _Queue) -> int | None:
-        """The next job for `device`, when there is one."""
+    def _next_job(self, device: Measurer, queue: _Queue) -> int | None:
+        """Wait for the next job for `device`; None where there is none."""
         with self._changed:
-            while not (self._closed or queue.given_up or queue.has_ended() or device.name in self.left_out):
-                others = {each.name for each in self._alive()} - {device.name}
-                number = queue.take(device.name, others, self._before.get(device.name))
-                if number is not None:
-                    self._before[device.name] = queue.jobs[number].alike
-                    return number
+            while not (self._closed or queue.given_up or queue.check_ended() or device.name in self.left_out):
+                others = {other.name for other in self._alive()} - {device.name}
+                index = queue.take(device.name, others, self._last_group.get(device.name))
+                if index is not None:
+                    self._last_group[device.name] = queue.jobs[index].group
+                    return index
                 if not queue.open:
                     break
                 self._changed.wait()
             queue.working.discard(device.name)
         return None
 
-    def _judge(self, device: Measurer, queue: _Queue, number: int, result: TrialResult) -> bool:
-        """What a TrialResult says of its device; whether another is to try the job again."""
+    def _note_result(self, device: Measurer, queue: _Queue, index: int, result: TrialResult) -> bool:
+        """Count failures of the device, and return whether another device shall try the job again."""
         with self._changed:
             failed = result.status in OF_THE_DEVICE
             self._failures[device.name] = self._failures[device.name] + 1 if failed else 0
-            if self._failures[device.name] >= IN_A_ROW:
+            if self._failures[device.name] >= MAX_FAILURES:
                 self.left_out[device.name] = f"{result.status}: {result.detail}"
-            again = result.status in GONE and queue.put_back(number, device.name)
-            if not again:
-                queue.open.discard(number)
+            is_retried = result.status in GONE and queue.put_back(index, device.name)
+            if not is_retried:
+                queue.open.discard(index)
             self._changed.notify_all()
-            return again
+            return is_retried
 
 
 class JobLine:
-    """Jobs of a Fleet that come one by one, each with a Future of its TrialResult. Nothing else runs on the Fleet until
-    the line is closed."""
+    """Jobs of a Fleet that come one by one, each with a Future of its result. The line has the Fleet for itself."""
 
     def __init__(self, fleet: Fleet) -> None:
         self.fleet = fleet
@@ -312,67 +321,73 @@ class JobLine:
 
     @property
     def is_dead(self) -> bool:
-        """Whether no device is left: what has no answer by then gets none."""
+        """Whether no device is left; unanswered jobs will get no answer then."""
         return not self.fleet._alive()
 
     def submit(self, job: Job) -> Future[TrialResult]:
-        """Put `job` behind the others."""
+        """Append `job` to the line, and start idle devices."""
         fleet, queue, future = self.fleet, self._queue, Future[TrialResult]()
         with fleet._changed:
-            number, self._count = self._count, self._count + 1
-            queue.jobs[number], self._futures[number] = job, future
-            queue.waiting.append(number)
-            queue.open.add(number)
+            index, self._count = self._count, self._count + 1
+            queue.jobs[index], self._futures[index] = job, future
+            queue.waiting.append(index)
+            queue.open.add(index)
             for device in fleet._alive():
                 if device.name not in queue.working:
                     queue.working.add(device.name)
-                    fleet._threads.submit(fleet._work, device, queue, self._keep)
+                    fleet._threads.submit(fleet._serve_device, device, queue, self._keep)
             fleet._changed.notify_all()
         return future
 
-    def _keep(self, number: int, result: TrialResult) -> None:
-        del self._queue.jobs[number]
-        self._futures.pop(number).set_result(result)
+    def _keep(self, index: int, result: TrialResult) -> None:
+        del self._queue.jobs[index]
+        self._futures.pop(index).set_result(result)
 
     def close(self) -> None:
-        """Begin no more jobs, and wait for those that are under way."""
+        """Begin no more jobs, and wait for those that are running."""
         with self.fleet._changed:
             self._queue.given_up = True
             self.fleet._changed.notify_all()
             while self._queue.working and not self.fleet._closed:
-                self.fleet._changed.wait(LOOK)
+                self.fleet._changed.wait(POLL_SECONDS)
 
 
 class _Queue:
-    """Jobs that wait. open: numbers of those without an answer. ended: no other is to begin, as `over` had it."""
+    """Jobs that wait for a device.
 
-    def __init__(self, jobs: Sequence[Job], over: Callable[[], bool]) -> None:
-        self.jobs, self.over, self.ended = dict(enumerate(jobs)), over, False
+    open: indices of jobs without an answer. ended: whether no other job is to begin.
+    """
+
+    def __init__(self, jobs: Sequence[Job], is_over: Callable[[], bool]) -> None:
+        """is_over: asked before each job; once it is true, no other begins."""
+        self.jobs, self.is_over, self.ended = dict(enumerate(jobs)), is_over, False
         self.waiting, self.open = list(self.jobs), set(self.jobs)
         self.tried: dict[int, list[str]] = {}
         self.given_up = False
         self.working: set[str] = set()
-        """Devices that look for jobs, of a JobLine."""
+        """Devices that wait for jobs of a JobLine."""
 
-    def has_ended(self) -> bool:
-        """Whether it is over, now or before."""
-        self.ended = self.ended or self.over()
+    def check_ended(self) -> bool:
+        """Return whether no more jobs shall begin, and remember it."""
+        self.ended = self.ended or self.is_over()
         return self.ended
 
-    def take(self, name: str, others: set[str], before: str | None) -> int | None:
-        """The first job that `name` may take, alike to what it had `before` if there is one. What it has tried goes to
-        `others`, if there are some that have not."""
+    def take(self, name: str, others: set[str], last_group: str | None) -> int | None:
+        """Take the first job that device `name` may run, preferably of the group it ran last; None where there is none.
+
+        A job that it has tried goes to one of `others` that has not, if there is any.
+        """
         free = [n for n in self.waiting if name not in (tried := self.tried.get(n, ())) or not others.difference(tried)]
         if not free:
             return None
-        number = next((n for n in free if self.jobs[n].alike == before), free[0])
-        self.waiting.remove(number)
-        return number
+        index = next((n for n in free if self.jobs[n].group == last_group), free[0])
+        self.waiting.remove(index)
+        return index
 
-    def put_back(self, number: int, name: str) -> bool:
-        """For another try; whether it has one."""
-        tried = self.tried.setdefault(number, [])
+    def put_back(self, index: int, name: str) -> bool:
+        """Queue a job again, and return whether it has another attempt."""
+        tried = self.tried.setdefault(index, [])
         tried.append(name)
-        if len(tried) < ATTEMPTS:
-            self.waiting.insert(0, number)
-        return len(tried) < ATTEMPTS
+        if len(tried) < MAX_ATTEMPTS:
+            self.waiting.insert(0, index)
+        return len(tried) < MAX_ATTEMPTS

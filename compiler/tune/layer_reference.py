@@ -1,6 +1,6 @@
-"""Meaning of layers in numpy on whole tensors: no tiles, no scratchpads, no instructions.
+"""Reference of layers in numpy, without tiles, scratchpads and instructions.
 
-What a measured schedule leaves in memory is compared with this.
+The output of every measured schedule is compared with it.
 """
 
 from __future__ import annotations
@@ -29,62 +29,62 @@ from celosia.compiler.numerics import RescaleAdd, requantize, rescale_add
 from celosia.sim.functional.norm import normalise_rows
 
 Sums = NDArray[np.float64]
-"""Integers below 2^53: float64 adds them exactly, and BLAS does it fast."""
+"""Integers below 2^53, which float64 adds exactly and BLAS fast."""
 
 
 def meaning(layer: Layer, values: Mapping[Activation, Int8]) -> Int8:
-    """The output of `layer`, [images, channels, height, width] int8, over those of the activations that it reads."""
+    """Compute the output of `layer`, [images, channels, height, width] int8, from the activations that it reads."""
     if isinstance(layer, Block):
         known = dict(values)
-        for each in layer.layers:
-            known[each.y] = meaning(each, known)
+        for part in layer.layers:
+            known[part.y] = meaning(part, known)
         return known[layer.y]
     x, epilogue = values[layer.x], layer.epilogue
     if isinstance(layer, Conv) and layer.sum_bytes:
         sums = _convolution(x, layer).astype(np.int64)
         return np.concatenate([(sums >> 8 * byte).astype(np.int8) for byte in range(layer.sum_bytes)], axis=1)
     if isinstance(layer, Conv):
-        result = _requantised(_convolution(x, layer), layer.requantise, epilogue)
+        result = _requantise(_convolution(x, layer), layer.requantise, epilogue)
     elif isinstance(layer, Pool):
-        windows = _windows(x, layer.window, layer.pad_value)
+        windows = _window_view(x, layer.window, layer.pad_value)
         if layer.requantise is None:
             result = np.clip(windows.max(axis=(4, 5)), *epilogue.clip)
         else:
-            result = _requantised(windows.sum(axis=(4, 5), dtype=np.float64), layer.requantise, epilogue)
+            result = _requantise(windows.sum(axis=(4, 5), dtype=np.float64), layer.requantise, epilogue)
     elif isinstance(layer, ActivationProduct):
         rows, columns = (values[act].reshape(layer.heads, -1, act.width) for act in (layer.x, layer.w))
         weights = (columns + float(layer.w_offset)).transpose(0, 2, 1)[:, : layer.y.channels // layer.heads]
         sums = weights @ (rows + float(layer.x_offset))
-        heads = [_requantised(head[None, :, None], layer.requantise, epilogue) for head in sums]
+        heads = [_requantise(head[None, :, None], layer.requantise, epilogue) for head in sums]
         result = np.concatenate(heads, axis=1)
     elif isinstance(layer, Multiply):
         product = (x.astype(np.int64) + layer.x_offset) * (values[layer.b].astype(np.int64) + layer.b_offset)
-        result = _requantised(product, layer.requantise, epilogue)
+        result = _requantise(product, layer.requantise, epilogue)
     elif isinstance(layer, Norm):
         rows = np.moveaxis(x, 1, -1)
         v = normalise_rows(rows.reshape(-1, layer.count), layer.count, layer.offset, layer.centre, layer.epsilon)
-        result = _requantised(np.moveaxis(v.reshape(rows.shape), -1, 1), layer.requantise, epilogue)
+        result = _requantise(np.moveaxis(v.reshape(rows.shape), -1, 1), layer.requantise, epilogue)
     elif isinstance(layer, Softmax):
         result = np.concatenate([_softmax(head, layer) for head in np.split(x, layer.heads, axis=1)], axis=1)
     else:
         result = np.clip(x, *epilogue.clip)
-    return _ended(result.astype(np.int8), epilogue, values)
+    return _apply_epilogue(result.astype(np.int8), epilogue, values)
 
 
 def _softmax(x: Int8, layer: Softmax) -> Int8:
-    """Along the channels."""
-    powers, shares = np.split(layer.powers, 2)
-    places = 255 + x.astype(np.int64) - x.max(axis=1, keepdims=True)
-    total = np.zeros_like(powers[places[:, 0]])
+    """Compute QLinearSoftmax along the channels."""
+    powers, scaled_powers = np.split(layer.powers, 2)
+    indices = 255 + x.astype(np.int64) - x.max(axis=1, keepdims=True)
+    total = np.zeros_like(powers[indices[:, 0]])
     for channel in range(x.shape[1]):
-        total = total + powers[places[:, channel]]
-    found = np.rint(shares[places] / total[:, None]) + layer.zero_point
-    result: Int8 = np.clip(found, *layer.epilogue.clip).astype(np.int8)
+        total = total + powers[indices[:, channel]]
+    units = np.rint(scaled_powers[indices] / total[:, None]) + layer.zero_point
+    result: Int8 = np.clip(units, *layer.epilogue.clip).astype(np.int8)
     return result
 
 
-def _ended(result: Int8, epilogue: Epilogue, values: Mapping[Activation, Int8]) -> Int8:
-    """Table and residual after the clip."""
+def _apply_epilogue(result: Int8, epilogue: Epilogue, values: Mapping[Activation, Int8]) -> Int8:
+    """Apply table and residual after the clip."""
     if epilogue.table is not None:
         result = epilogue.table[result.astype(np.int64) + 128]
     if (r := epilogue.residual) is not None:
@@ -93,8 +93,8 @@ def _ended(result: Int8, epilogue: Epilogue, values: Mapping[Activation, Int8]) 
     return result
 
 
-def _windows(x: Int8, w: Window, pad_value: int) -> Int8:
-    """[images, channels, rows, columns, kernel rows, kernel columns]."""
+def _window_view(x: Int8, w: Window, pad_value: int) -> Int8:
+    """View x as windows: [images, channels, rows, columns, kernel rows, kernel columns]."""
     top, left, bottom, right = w.pads
     x = np.pad(x, ((0, 0), (0, 0), (top, bottom), (left, right)), constant_values=pad_value)
     view = np.lib.stride_tricks.sliding_window_view(x, (w.reach(0), w.reach(1)), axis=(2, 3))
@@ -102,19 +102,19 @@ def _windows(x: Int8, w: Window, pad_value: int) -> Int8:
 
 
 def _convolution(x: Int8, layer: Conv) -> Sums:
-    """Sums of products: for each position of the kernel, one matrix product for each group of channels."""
-    windows = _windows(x, layer.window, layer.pad_value)
+    """Sum products with one matrix product for each kernel position and group of channels."""
+    windows = _window_view(x, layer.window, layer.pad_value)
     images, _, height, width = windows.shape[:4]
     outputs, depth, *kernel = layer.weights.shape
     total = np.zeros((layer.groups, outputs // layer.groups, images * height * width))
     for position in np.ndindex(*kernel):
         values = windows[..., *position].astype(np.float64).reshape(images, layer.groups, depth, height * width)
-        near = values.transpose(1, 2, 0, 3).reshape(layer.groups, depth, -1)
-        far = layer.weights[..., *position].astype(np.float64).reshape(layer.groups, -1, depth)
-        total += far @ near
+        inputs = values.transpose(1, 2, 0, 3).reshape(layer.groups, depth, -1)
+        weights = layer.weights[..., *position].astype(np.float64).reshape(layer.groups, -1, depth)
+        total += weights @ inputs
     return total.reshape(outputs, images, height, width).swapaxes(0, 1)
 
 
-def _requantised(total: NDArray[np.generic], r: Requantise, epilogue: Epilogue) -> Int8:
-    bias, multiplier, shift = (each[None, :, None, None] for each in (r.bias, r.multiplier, r.shift))
+def _requantise(total: NDArray[np.generic], r: Requantise, epilogue: Epilogue) -> Int8:
+    bias, multiplier, shift = (parameter[None, :, None, None] for parameter in (r.bias, r.multiplier, r.shift))
     return requantize(total.astype(np.int64), bias, multiplier, shift, r.zero_point, *epilogue.clip)

@@ -1,10 +1,10 @@
-"""One trial: a layer under given decisions, compiled, run and compared with what it means.
+"""Trial of a layer: compile it under given decisions, run it, and compare its output with the reference.
 
     result = measure(LayerJob(cfg, packed(layer), decisions, CostSource("timed"), limit=0))
 
-The layer runs twice in a row, the second time with other constants and, where shapes allow it, on what it has made
-before: what it shares with its neighbours in a network, the end of one layer and the loads of the next, counts. Nothing
-that compiles to wrong bytes has cycles.
+The layer runs twice in a row, the second time with other constants and, where shapes allow it, on its own output. So
+the overlap of one layer's end with the next one's loads counts, as in a network. A schedule with wrong output has no
+cycles.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from celosia.compiler.program.activation_packing import unpack_activation
 from celosia.compiler.tensorize.decide import FixedSchedule
 from celosia.compiler.tensorize.plan import Planner
 from celosia.compiler.tensorize.space import Decisions
-from celosia.compiler.tune.reference import meaning
+from celosia.compiler.tune.layer_reference import meaning
 from celosia.hw.boards.memory import IDEAL, ZYNQ_HP
 from celosia.hw.spec.config import Config
 from celosia.sim.device import Device, DeviceError, TimeLimit
@@ -53,18 +53,18 @@ from celosia.sim.timing import predict
 
 Bytes = NDArray[np.uint8]
 VERSION = 5
-"""Version of what is measured: a change of the timing model, of the stream that decisions make or of this file raises
-it, and records of other versions are no longer exact."""
+"""Version of measurements. A change of the timing model, of generated streams or of this file raises it, and records of
+other versions are no longer exact."""
 Opened = Callable[[Config, "CostSource"], Device]
 COPIES = 2
-"""Times that the layer runs in a row."""
-REMEMBERED = 8
-"""Layers whose meaning a process remembers."""
-MOST_CYCLES = 1 << 32
+"""Runs of the layer in a row."""
+MAX_CACHED_LAYERS = 8
+"""Limit of the layers whose reference output a process caches."""
+MAX_CYCLES = 1 << 32
 
 
 class Status(StrEnum):
-    """End of a trial. Only OK has cycles, and CENSORED a number that they exceed."""
+    """Outcome of a trial. Only OK has cycles; CENSORED has a limit that they exceed."""
 
     OK = "ok"
     CENSORED = "censored"
@@ -77,13 +77,15 @@ class Status(StrEnum):
 
 
 OF_THE_DEVICE = (Status.FAILED, Status.HUNG, Status.CRASHED, Status.LOST)
-"""Failures that say something about who measures."""
+"""Failures that indicate a faulty device rather than a bad schedule."""
 
 
 @dataclass(frozen=True)
 class CostSource:
-    """Source of cycle counts: the timing model or the RTL, with the memory of that name behind it, or a board, as
-    ssh://USER@BOARD; whole networks are judged by the timing model with that memory then, too."""
+    """Source of cycle counts: the timing model or the RTL with a memory model, or a board as ssh://USER@BOARD.
+
+    With a board, complete networks are judged by the timing model with that memory.
+    """
 
     device: str = "timed"
     memory: str = ZYNQ_HP.name
@@ -94,32 +96,35 @@ class CostSource:
 
     @property
     def board(self) -> bool:
-        """Whether it is one over ssh."""
+        """Whether it is a board over ssh."""
         return self.device.startswith(SSH_PREFIX)
 
     @property
     def bounds(self) -> str:
-        """The memory that no trial's is faster than."""
+        """Name of the memory model for lower bounds: as fast as any that a trial may have."""
         return IDEAL.name if self.board else self.memory
 
     @property
     def version(self) -> str:
-        """What a record says of who measured it."""
+        """Name of the measurer in a record."""
         return f"{self.device} {VERSION}" if self.board else f"{self.device} {VERSION}, {self.memory}"
 
 
 TIMED = CostSource()
 
 
-def other_version(asked: int) -> str:
-    """What is wrong with a job of another VERSION."""
-    return f"version {VERSION} of what is measured is here, {asked} was asked for; install the same Celosia"
+def other_version(requested: int) -> str:
+    """Return the error for a job of another VERSION."""
+    return f"version {VERSION} of what is measured is here, {requested} was asked for; install the same Celosia"
 
 
 @dataclass(frozen=True)
 class LayerJob:
-    """A trial. layer: as `packed`. decisions: for each problem of it. limit: cycles of a run at which it is given up
-    (0: none), and reported as CENSORED."""
+    """A trial of a layer that a device runs.
+
+    layer: as `pickled`. decisions: for each problem of it. limit: cycles at which a run is given up (0: none), and
+    reported as CENSORED.
+    """
 
     cfg: Config
     layer: bytes
@@ -127,11 +132,11 @@ class LayerJob:
     judge: CostSource = TIMED
     limit: int = 0
     version: int = VERSION
-    """Version of who asks."""
+    """Version of the requesting process."""
 
     @property
-    def alike(self) -> str:
-        """The Config, whose simulator is loaded."""
+    def group(self) -> str:
+        """The Config: a device that has run such a job has its simulator loaded."""
         return self.cfg.digest
 
     def run(self) -> TrialResult:
@@ -140,7 +145,10 @@ class LayerJob:
 
 @dataclass(frozen=True)
 class TrialResult:
-    """Result of a trial. cycles: of the layer twice in a row where `status` is OK, the limit where it is CENSORED."""
+    """Result of a trial.
+
+    cycles: of the layer twice in a row where `status` is OK, the limit where it is CENSORED.
+    """
 
     status: Status
     cycles: int = 0
@@ -149,33 +157,34 @@ class TrialResult:
 
     @property
     def cost(self) -> float | None:
-        """Cycles of a trial that came to its end."""
+        """Cycles of a successful trial, else None."""
         return float(self.cycles) if self.status == Status.OK else None
 
 
-def packed(layer: Layer) -> bytes:
-    """`layer` for a LayerJob."""
+def pickled(layer: Layer) -> bytes:
+    """Serialise `layer` for a LayerJob."""
     return pickle.dumps(layer)
 
 
 def measure(job: LayerJob, board: Opened | None = None) -> TrialResult:
-    """Compile, run and compare. Raises nothing that the layer, its decisions or the device are the reason of.
+    """Compile, run and compare; a failure of the layer, its decisions or the device becomes a Status.
 
-    board: gives the Device of a board, whose errors are the caller's affair but for DeviceError.
+    board: opens the Device of a board; its errors other than DeviceError are raised.
     """
     started = time.perf_counter()
     try:
-        found = _measured(job, board)
+        result = _run_trial(job, board)
     except (LayerErrors, TilingError) as error:
-        found = TrialResult(Status.REFUSED, detail=str(error))
+        result = TrialResult(Status.REFUSED, detail=str(error))
     except TimeLimit:
-        found = TrialResult(Status.CENSORED, job.limit)
+        result = TrialResult(Status.CENSORED, job.limit)
     except DeviceError as error:
-        found = TrialResult(Status.FAILED, detail=str(error))
-    return replace(found, seconds=time.perf_counter() - started)
+        result = TrialResult(Status.FAILED, detail=str(error))
+    return replace(result, seconds=time.perf_counter() - started)
 
 
-def _measured(job: LayerJob, board: Opened | None) -> TrialResult:
+def _run_trial(job: LayerJob, board: Opened | None) -> TrialResult:
+    """Run a trial. Raises the errors that `measure` converts."""
     if job.version != VERSION:
         return TrialResult(Status.FAILED, detail=other_version(job.version))
     if job.judge.board and board is None:
@@ -192,9 +201,9 @@ def _measured(job: LayerJob, board: Opened | None) -> TrialResult:
         case.fill(device, image)
         device.run(launch.address, launch.count)
     else:
-        device = _rtl(job.cfg, job.judge.memory) if board is None else board(job.cfg, job.judge)
+        device = _rtl_device(job.cfg, job.judge.memory) if board is None else board(job.cfg, job.judge)
         case.fill(device, image)
-        cycles = device.run(launch.address, launch.count, job.limit or MOST_CYCLES).cycles or 0
+        cycles = device.run(launch.address, launch.count, job.limit or MAX_CYCLES).cycles or 0
         if 0 < job.limit < cycles:  # a board's limit is one of seconds
             return TrialResult(Status.CENSORED, job.limit)
     wrong = case.difference(device, image)
@@ -202,34 +211,34 @@ def _measured(job: LayerJob, board: Opened | None) -> TrialResult:
 
 
 @lru_cache(maxsize=1)
-def _rtl(cfg: Config, memory: str) -> Device:
+def _rtl_device(cfg: Config, memory: str) -> Device:
     from celosia.sim.rtl.rtlsim import RtlDevice  # builds a simulator; the timing model needs none
 
     return RtlDevice(cfg, memory, quiet=True)
 
 
-@lru_cache(maxsize=REMEMBERED)
+@lru_cache(maxsize=MAX_CACHED_LAYERS)
 def _case(cfg: Config, layer: bytes) -> LayerCase:
     return LayerCase(cfg, pickle.loads(layer))
 
 
 class LayerCase:
-    """A layer several times in a row, random bytes for what it reads, and what it must make of them."""
+    """A layer several times in a row, random bytes for its inputs, and its expected outputs."""
 
     def __init__(self, cfg: Config, layer: Layer) -> None:
-        self.cfg, self.layers = cfg, in_a_row(layer)
-        self.made = {each.y.storage for each in self.layers}
+        self.cfg, self.layers = cfg, run_twice(layer)
+        self.output_storages = {each.y.storage for each in self.layers}
         read = (act.storage for each in self.layers for act in inputs(each))
-        self.given = list(dict.fromkeys(storage for storage in read if storage not in self.made))
+        self.input_storages = list(dict.fromkeys(storage for storage in read if storage not in self.output_storages))
 
     def cycles(self, decisions: Sequence[Decisions], memory: str = ZYNQ_HP.name) -> int:
-        """By the timing model, nothing compared. LayerErrors, TilingError."""
+        """Return the cycles of the timing model without running the layer. Raises LayerErrors, TilingError."""
         image = self.image(decisions)
         (launch,) = image.launches
         return predict(self.cfg, image.code(launch).tobytes(), memory, launch.address).cycles
 
     def fits(self, decisions: Sequence[Decisions]) -> bool:
-        """Whether the layer can be compiled so."""
+        """Return whether the layer can be compiled under `decisions`."""
         try:
             self.image(decisions)
         except (LayerErrors, TilingError):
@@ -238,14 +247,14 @@ class LayerCase:
 
     @cached_property
     def bytes(self) -> dict[Storage, Bytes]:
-        """Bytes of each storage that is given."""
+        """Random bytes of each input storage."""
         rng = np.random.default_rng(0)
         sizes = {act.storage: act.size(self.cfg) for each in self.layers for act in inputs(each)}
-        return {storage: _random(rng, sizes[storage]) for storage in self.given}
+        return {storage: _random(rng, sizes[storage]) for storage in self.input_storages}
 
     @cached_property
     def expected(self) -> dict[Activation, Int8]:
-        """Each output."""
+        """Expected value of each output."""
         values: dict[Activation, Int8] = {}
         for layer in self.layers:
             for act in inputs(layer):
@@ -255,12 +264,12 @@ class LayerCase:
         return {layer.y: values[layer.y] for layer in self.layers}
 
     def image(self, decisions: Sequence[Decisions]) -> Image:
-        """The layers under `decisions`, ready to run. TilingError, LayerErrors."""
+        """Compile the layers under `decisions`. Raises TilingError, LayerErrors."""
         planner = Planner(self.cfg, FixedSchedule(list(decisions)))
-        return build(self.cfg, [list(self.layers)], [set(self.given)], [self.made], planner)
+        return build(self.cfg, [list(self.layers)], [set(self.input_storages)], [self.output_storages], planner)
 
     def fill(self, device: Device, image: Image) -> None:
-        """Give `device` the program and its inputs."""
+        """Load program and inputs into `device`."""
         device.allocate(image.size)
         device.write(0, np.zeros(image.constants_address, np.uint8))
         device.write(image.constants_address, image.constants)
@@ -268,67 +277,71 @@ class LayerCase:
             device.write(image.addresses[storage], data)
 
     def difference(self, device: Device, image: Image) -> str:
-        """What `device` holds of the outputs and should not; "" where all is right."""
-        for number, (act, expected) in enumerate(self.expected.items()):
-            found = _values(self.cfg, device.read(image.addresses[act.storage], act.size(self.cfg)), act)
-            wrong = np.argwhere(found != expected)
+        """Describe how the outputs in `device` differ from the expected ones; "" where they are equal."""
+        for run, (act, expected) in enumerate(self.expected.items()):
+            actual = _values(self.cfg, device.read(image.addresses[act.storage], act.size(self.cfg)), act)
+            wrong = np.argwhere(actual != expected)
             if len(wrong):
                 first = tuple(wrong[0])
                 return (
-                    f"{len(wrong)} of {found.size} bytes of run {number} are wrong, the first at image, channel, row, "
-                    f"column {', '.join(map(str, first))}: expected {expected[first]}, found {found[first]}"
+                    f"{len(wrong)} of {actual.size} bytes of run {run} are wrong, the first at image, channel, row, "
+                    f"column {', '.join(map(str, first))}: expected {expected[first]}, found {actual[first]}"
                 )
         return ""
 
 
 def _random(rng: np.random.Generator, size: int) -> Bytes:
-    """Bytes of the whole range in one half, small ones in the other, whose sums do not leave the output's range."""
+    """Return bytes of the complete range in one half, small ones in the other, whose sums do not saturate."""
     data = rng.integers(-128, 128, size).astype(np.int8)
     data[size // 2 :] >>= 3
     return data.view(np.uint8)
 
 
 def _values(cfg: Config, memory: Bytes, act: Activation) -> Int8:
-    """`act`, [images, channels, rows, columns], from memory that begins with its storage."""
-    whole = act.images, act.channels, act.pixels.rows, act.pixels.columns
-    array = unpack_activation(cfg, memory, whole, act.storage_groups, act.group_offset)
+    """Read `act`, [images, channels, rows, columns], from memory that begins with its storage."""
+    shape = act.images, act.channels, act.pixels.rows, act.pixels.columns
+    array = unpack_activation(cfg, memory, shape, act.storage_groups, act.group_offset)
     return np.ascontiguousarray(array[:, :, *act.cut(cfg)[1:]])
 
 
-def in_a_row(layer: Layer) -> tuple[Layer, ...]:
-    """`layer`, on storages of its own, and once more with other constants, so that none stay on chip between the two,
-    on what it has made before where that has the shape of what it reads."""
-    first = _alone(layer, {})
+def run_twice(layer: Layer) -> tuple[Layer, ...]:
+    """Return `layer` on storages of its own, and a copy with other constants, so that nothing stays on chip in between.
+
+    The copy reads the output of the first, where that has the shape of its input.
+    """
+    first = _on_own_storages(layer, {})
     x, y = first.x, first.y
     same = x.storage.groups == y.storage.groups and replace(x, storage=y.storage) == y
-    return first, _alone(_turned(first), {x.storage: y.storage} if same else {})
+    return first, _on_own_storages(_with_rotated_constants(first), {x.storage: y.storage} if same else {})
 
 
-def _alone(layer: Layer, places: dict[Storage, Storage]) -> Layer:
-    def placed(act: Activation) -> Activation:
-        if act.storage not in places:
-            places[act.storage] = Storage(act.storage.name, act.storage.groups)
-        return replace(act, storage=places[act.storage])
+def _on_own_storages(layer: Layer, storages: dict[Storage, Storage]) -> Layer:
+    """Move the layer's activations to `storages`, with new ones for those that are missing."""
 
-    return moved(layer, placed)
+    def move(act: Activation) -> Activation:
+        if act.storage not in storages:
+            storages[act.storage] = Storage(act.storage.name, act.storage.groups)
+        return replace(act, storage=storages[act.storage])
+
+    return moved(layer, move)
 
 
-def _turned(layer: Layer) -> Layer:
-    """`layer` with other constants: those of each output channel at the next one."""
+def _with_rotated_constants(layer: Layer) -> Layer:
+    """Return `layer` with other constants: those of each output channel at the next one."""
     if isinstance(layer, Block):
-        parts = [_turned(each) for each in layer.layers]
+        parts = [_with_rotated_constants(inner) for inner in layer.layers]
         return replace(layer, layers=tuple(part for part in parts if isinstance(part, Part)))
     if isinstance(layer, Conv):
-        layer = replace(layer, weights=_rolled(layer.weights))
+        layer = replace(layer, weights=_rotate_channels(layer.weights))
     if isinstance(layer, Conv | Pool | Multiply | ActivationProduct | Norm) and (r := layer.requantise) is not None:
-        turned = Requantise(_rolled(r.bias), np.roll(r.multiplier, 1), np.roll(r.shift, 1), r.zero_point)
-        layer = replace(layer, requantise=turned)
-    return replace(layer, powers=_rolled(layer.powers)) if isinstance(layer, Softmax) else layer
+        rotated = Requantise(_rotate_channels(r.bias), np.roll(r.multiplier, 1), np.roll(r.shift, 1), r.zero_point)
+        layer = replace(layer, requantise=rotated)
+    return replace(layer, powers=_rotate_channels(layer.powers)) if isinstance(layer, Softmax) else layer
 
 
-def _rolled(values: NDArray[Any]) -> NDArray[Any]:
-    """`values` by one channel further; where channels are all alike, or there is one, with another value for all."""
-    found = np.roll(values, 1, 0)
-    if found.size and np.array_equal(found, values):
-        found[...] = 0 if found.flat[0] else 1
-    return found
+def _rotate_channels(values: NDArray[Any]) -> NDArray[Any]:
+    """Rotate `values` by one channel; where that changes nothing, replace them."""
+    rotated = np.roll(values, 1, 0)
+    if rotated.size and np.array_equal(rotated, values):
+        rotated[...] = 0 if rotated.flat[0] else 1
+    return rotated
