@@ -37,9 +37,9 @@ from celosia.compiler.options import Options, Source, expand_options
 from celosia.compiler.placing import PlacementRequest
 from celosia.compiler.program import PassInfo, Program
 from celosia.compiler.program.host.op import HostError
-from celosia.compiler.selfcheck.check import CheckFailed, SelfCheckError, self_check
-from celosia.compiler.selfcheck.original import Original
-from celosia.compiler.selfcheck.rewriting import RewriteError, check_pass, check_rewriting, units_of
+from celosia.compiler.selfcheck.check_launches import CheckFailed, SelfCheckError, self_check
+from celosia.compiler.selfcheck.check_rewriting import RewriteError, check_pass, check_rewriting, units_of
+from celosia.compiler.selfcheck.imported_model import Original
 from celosia.compiler.superoptimise.price import INFEASIBLE, Price, Pricing, price_of
 from celosia.compiler.switches import leaving_out
 from celosia.compiler.tensorize.decisions import ScheduleFile

@@ -92,7 +92,7 @@ def _error_classes_by_exit_code() -> dict[int, tuple[type[Exception], ...]]:
 
 def exit_code_and_message(error: Exception) -> tuple[int, str]:
     """Return the exit code of a command that ended with `error`, and the sentence to print."""
-    from celosia.compiler.selfcheck.check import CheckFailed, SelfCheckError
+    from celosia.compiler.selfcheck.check_launches import CheckFailed, SelfCheckError
 
     for code, classes in _error_classes_by_exit_code().items():
         if isinstance(error, classes):

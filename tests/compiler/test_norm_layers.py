@@ -16,7 +16,7 @@ import celosia
 from celosia.compiler import numerics
 from celosia.compiler.expr.interpret import interpret
 from celosia.compiler.layer import Activation, Epilogue, Norm, Requantise, TilingError, Window
-from celosia.compiler.selfcheck.check import SelfCheckError
+from celosia.compiler.selfcheck.check_launches import SelfCheckError
 from celosia.compiler.tensorize import pack
 from celosia.compiler.tensorize.define import define
 from celosia.compiler.tensorize.intrinsics import declared

@@ -21,10 +21,10 @@ from celosia.compiler.graph.passes import GraphPass, Pipeline
 from celosia.compiler.graph.pipeline import PASSES
 from celosia.compiler.program.host.float32_math import logistic
 from celosia.compiler.program.host.window_geometry import windows
-from celosia.compiler.selfcheck import rewriting
-from celosia.compiler.selfcheck.check import CheckFailed
-from celosia.compiler.selfcheck.original import Original
-from celosia.compiler.selfcheck.rewriting import RewriteError
+from celosia.compiler.selfcheck import check_rewriting
+from celosia.compiler.selfcheck.check_launches import CheckFailed
+from celosia.compiler.selfcheck.check_rewriting import RewriteError
+from celosia.compiler.selfcheck.imported_model import Original
 from celosia.driver.runtime import Runtime
 
 Array = np.ndarray[Any, Any]
@@ -226,9 +226,9 @@ def test_a_fault_is_found_although_the_check_of_another_tensor_fails(monkeypatch
     monkeypatch.setattr(Original, "compute", broken)
     with pytest.raises(CheckFailed, match="IndexError: no such place"):
         celosia.compile(proto, "tiny")
-    difference = rewriting.Comparison.difference
+    difference = check_rewriting.Comparison.difference
     monkeypatch.setattr(
-        rewriting.Comparison, "difference",
+        check_rewriting.Comparison, "difference",
         lambda self, name: "all of it" if name == "y" else difference(self, name),
     )  # fmt: skip
     with pytest.raises(RewriteError, match="all of it"):

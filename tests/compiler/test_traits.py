@@ -24,11 +24,11 @@ TABLES = {
     "compiler/cpu/operators_doc.py": "which operators quantisers write, and which of them do not run yet",
     "compiler/graph/float16.py": "for which operators onnxruntime has kernels of float16",
     "compiler/graph/importer.py": "operators whose sizes depend on data",
-    "compiler/selfcheck/original.py": "the check shares nothing with what it checks",
+    "compiler/selfcheck/imported_model.py": "the check shares nothing with what it checks",
     "compiler/graph/propagation.py": "what onnxruntime exchanges with DequantizeLinear, which is not ours to decide",
     "compiler/graph/inference.py": "through which operators onnx's own inference follows lists of sizes",
     "compiler/graph/samples.py": "through which operators lists of sizes are followed, by what stands beside it",
-    "compiler/selfcheck/operators.py": "the check shares nothing with what it checks",
+    "compiler/selfcheck/operator_results.py": "the check shares nothing with what it checks",
     "driver/accuracy/matching.py": "what quantisation puts between operators",
     "driver/torch/export.py": "operators that PyTorch's modules are named by",
 }
@@ -64,7 +64,7 @@ def test_no_second_table_lists_operators() -> None:
         if (lines := list(tables(path.read_text(encoding="utf-8"), all_operators())))
     }
     assert set(found) == set(TABLES), found
-    several = {"compiler/graph/float16.py": 2, "compiler/selfcheck/original.py": 2}
+    several = {"compiler/graph/float16.py": 2, "compiler/selfcheck/imported_model.py": 2}
     assert all(len(lines) == several.get(path, 1) for path, lines in found.items()), found
 
 

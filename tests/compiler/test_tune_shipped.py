@@ -8,7 +8,7 @@ import pytest
 
 import celosia
 from celosia.compiler.compile import network_of
-from celosia.compiler.launch import known_chains as chain_times
+from celosia.compiler.launch import chains as chain_times
 from celosia.compiler.launch.chains import CHAIN
 from celosia.compiler.tune import shipped
 from celosia.compiler.tune.layer_trial import TIMED, Status, TrialResult

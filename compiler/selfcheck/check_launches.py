@@ -1,4 +1,4 @@
-"""The check of a compiled model: launches run on the functional simulator, each layer's bytes against the CPU's.
+"""Check of launches: run them on the functional simulator and compare each layer's bytes with the CPU's.
 
 Every byte of every layer is compared. A layer is computed from the operators of the graph that it stands for, on the
 bytes that the simulated accelerator has in its memory for them: a wrong layer does not make those after it wrong.
@@ -22,8 +22,8 @@ from celosia.compiler.layer import Activation, Softmax, Storage, whole_groups
 from celosia.compiler.program import LaunchStep, Pack, Program
 from celosia.compiler.program.activation_packing import pack_activation, unpack_activation
 from celosia.compiler.program.model import FormInfo, matrix_counts
-from celosia.compiler.selfcheck.device import Place, TappedDevice, random_bytes, random_image
-from celosia.compiler.selfcheck.operators import Codes, Remembered, codes, compute, is_concat, read_by
+from celosia.compiler.selfcheck.operator_results import CachedResults, Codes, codes, compute, is_concat, read_by
+from celosia.compiler.selfcheck.tapped_device import Place, TappedDevice, random_bytes, random_image
 from celosia.compiler.strided_view import StridedView
 from celosia.sim.device import DeviceError
 
@@ -33,13 +33,13 @@ AXES = ("image", "channel", "row", "column")
 class SelfCheckError(RuntimeError):
     """A compiled model that computes something else than its graph: a fault of Celosia. `layer` is its name."""
 
-    def __init__(self, layer: str, what: str) -> None:
-        super().__init__(f"layer {layer!r} {what}")
+    def __init__(self, layer: str, difference: str) -> None:
+        super().__init__(f"layer {layer!r} {difference}")
         self.layer = layer
 
 
 class CheckFailed(RuntimeError):
-    """An error inside the check itself, which says nothing about the Program. `program`: the Program, not checked."""
+    """An error inside the check itself, which says nothing about the Program. `program`: the unchecked Program."""
 
     def __init__(self, cause: Exception) -> None:
         lines = f"{type(cause).__name__}: {cause}".splitlines()
@@ -49,19 +49,23 @@ class CheckFailed(RuntimeError):
 
 @dataclass(frozen=True)
 class Checked:
-    """Numbers of compared layers and bytes. held: the random codes that the accelerator held of each tensor.
-    computed: what operators made of them on the CPU."""
+    """Result of the check: numbers of compared layers and bytes.
+
+    held: the random codes that the accelerator held of each tensor. computed: cached results of operators on the CPU.
+    """
 
     layers: int = 0
     bytes: int = 0
     held: Mapping[str, Codes] = field(default_factory=dict, compare=False)
-    computed: Remembered = field(default_factory=Remembered, compare=False)
+    computed: CachedResults = field(default_factory=CachedResults, compare=False)
 
 
 def self_check(
     program: Program, plans: list[LaunchPlan], selection: Partition, addresses: Mapping[Storage, int], seed: int = 0
 ) -> Checked:
-    """Run the launches of `program` on random inputs and compare. SelfCheckError for the first layer that differs.
+    """Run the launches of `program` on random inputs and compare.
+
+    Raises SelfCheckError for the first layer that differs.
 
     plans: what the launches of `program` were made from. addresses: of storages in DRAM.
     """
@@ -72,17 +76,20 @@ def self_check(
 
 
 class _Check:
+    """State of one check: the codes of all tensors so far, and the memory of the simulated accelerator."""
+
     def __init__(self, program: Program, selection: Partition, addresses: Mapping[Storage, int], seed: int) -> None:
         self.program, self.cfg, self.selection, self.addresses = program, program.config, selection, addresses
         self.rng = np.random.default_rng(seed)
         self.values: dict[ir.Value, Codes] = {}
-        """What the accelerator's memory holds of each tensor, in the tensor's shape."""
+        """Codes that the accelerator's memory holds of each tensor, in the tensor's shape."""
         self.places: dict[Storage, Place] = {}
         self.parts: dict[tuple[ir.Node, int], Codes] = {}
         """Codes of each part of a concatenation."""
-        self.computed = Remembered()
+        self.computed = CachedResults()
 
     def run(self, plans: list[LaunchPlan]) -> Checked:
+        """Run all launches with random bytes in unused memory, and return the numbers of compared layers and bytes."""
         program = self.program
         device = TappedDevice(self.cfg, self.rng)
         device.allocate(program.dram_size)
@@ -96,9 +103,9 @@ class _Check:
         return Checked(layers, total, held, self.computed)
 
     def _launch(self, device: TappedDevice, plan: LaunchPlan, step: LaunchStep) -> int:
-        """Run one launch and compare its layers, in their order. Returns the number of bytes."""
-        given = {storage: value for choice in plan.choices for storage, (value, _) in choice.reads.items()}
-        for value, pack in zip(given.values(), step.pack, strict=True):
+        """Run one launch and compare its layers, in order. Returns the number of compared bytes."""
+        values_read = {storage: value for choice in plan.choices for storage, (value, _) in choice.reads.items()}
+        for value, pack in zip(values_read.values(), step.pack, strict=True):
             self._fill(device, value, pack)
         places = [self._place(choice) for choice in plan.choices]
         failure: DeviceError | None = None
@@ -110,28 +117,30 @@ class _Check:
                 raise SelfCheckError(plan.choices[device.failed_layer].layer.name, _ended(error)) from None
         total = 0
         for choice, place in zip(plan.choices, places, strict=True):
-            found = self._stored(choice, place)
-            what = _difference(self._expected(choice), found, choice.value)
+            stored_codes = self._stored(choice, place)
+            difference = _difference(self._expected(choice), stored_codes, choice.value)
             if (
                 isinstance(choice.layer, Softmax)
                 and (self._spare(choice, place.stored) != choice.layer.zero_point).any()
             ):
-                what = what or "gives channels beyond its last other than the zero point, on which products rely"
-            if what:
-                raise SelfCheckError(choice.layer.name, what if failure is None else _ended(failure))
+                difference = (
+                    difference or "gives channels beyond its last other than the zero point, on which products rely"
+                )
+            if difference:
+                raise SelfCheckError(choice.layer.name, difference if failure is None else _ended(failure))
             self._keep(choice, self._at(place.fresh, choice.layer.y))
-            total += found.size
+            total += stored_codes.size
         for value, unpack in zip(plan.taken, step.unpack, strict=True):
-            held = Activation(unpack.value, *unpack.form.dims, Storage("", unpack.groups), unpack.offset)
-            taken = unpack.form.restore(self._at(device.dram[unpack.address :], held), shape(value) or ())
-            if not np.array_equal(taken, self._value(value).reshape(taken.shape)):
+            activation = Activation(unpack.value, *unpack.form.dims, Storage("", unpack.groups), unpack.offset)
+            unpacked = unpack.form.restore(self._at(device.dram[unpack.address :], activation), shape(value) or ())
+            if not np.array_equal(unpacked, self._value(value).reshape(unpacked.shape)):
                 raise SelfCheckError(unpack.value, "is not where the host takes it from")
         return total
 
     # Memory ----------------------------------------------------------------------------------------------------
 
     def _fill(self, device: TappedDevice, value: ir.Value, pack: Pack) -> None:
-        """Give the accelerator random bytes for a tensor of the host, or those of a layer of an earlier launch."""
+        """Write a tensor to the accelerator: of an earlier launch, a constant, or random bytes."""
         dims = shape(value)
         assert dims is not None
         if not self._is_known(value):
@@ -141,13 +150,13 @@ class _Check:
         device.write(pack.address, pack_activation(self.cfg, pack.form.arrange(stored), pack.groups))
 
     def _random(self, value: ir.Value, dims: tuple[int, ...]) -> Codes:
-        """Random codes of these dims."""
+        """Draw random codes of these dimensions."""
         image = dims if len(dims) == 4 else (int(np.prod(dims[:1])), int(np.prod(dims[1:])), 1, 1)
         data = random_image(self.rng, (image[0], image[1], image[2], image[3]), zero_point(value))
         return data.view(np.uint8).reshape(dims) ^ np.uint8(0x80)
 
     def _place(self, choice: LayerAssignment) -> Place:
-        """Where the layer of `choice` stores, with random bytes for its part of the storage."""
+        """Return the memory of the layer's output, with fresh random bytes for later layers to read."""
         y = choice.layer.y
         if y.storage not in self.places:
             size = y.size(self.cfg)
@@ -165,7 +174,7 @@ class _Check:
         return place
 
     def _spare(self, choice: LayerAssignment, memory: Codes) -> NDArray[np.int8]:
-        """What `memory`, which begins with its storage, holds in channels beyond the last of a layer, int8."""
+        """View the channels in `memory` beyond the last one of a Softmax, int8."""
         y = choice.layer.y
         pixels = y.pixels.rows, y.pixels.columns
         tiles = memory[: y.size(self.cfg)].view(np.int8).reshape(y.batches(self.cfg), y.storage_groups, *pixels, -1)
@@ -173,15 +182,15 @@ class _Check:
         return tiles[:, *y.cut(self.cfg)][:, last:, ..., first:]
 
     def _stored(self, choice: LayerAssignment, place: Place) -> Codes:
-        """What the layer of `choice` has stored, with what the host puts in channels that its tensor has not."""
-        found, form = self._at(place.stored, choice.layer.y), self.selection.forms.get(choice.value)
+        """Return the codes that a layer stored; padding channels get the host's value, as they do not count."""
+        stored_codes, form = self._at(place.stored, choice.layer.y), self.selection.forms.get(choice.value)
         if form is None or not form.fold or form.dims != choice.layer.y.dims:
-            return found
+            return stored_codes
         info = self._form(choice.value)
-        return info.arrange(info.restore(found, shape(choice.value) or ()))
+        return info.arrange(info.restore(stored_codes, shape(choice.value) or ()))
 
     def _at(self, memory: Codes, act: Activation) -> Codes:
-        """The codes of `act`, [images, channels, rows, columns], from memory that begins with its storage."""
+        """Read the codes of `act`, [images, channels, rows, columns], from memory that begins with its storage."""
         data = memory[: act.size(self.cfg)]
         images = act.images, act.channels, act.pixels.rows, act.pixels.columns
         array = unpack_activation(self.cfg, data, images, act.storage_groups, act.group_offset)
@@ -191,10 +200,11 @@ class _Check:
     # Tensors ---------------------------------------------------------------------------------------------------
 
     def _form(self, value: ir.Value) -> FormInfo:
-        """How layers write `value`; in channels that it has not, codes are 0 here, as they do not count."""
+        """Return the layout in which layers write `value`, with 0 in padding channels, as they do not count."""
         return replace(self.selection.forms[value].info, pad=0)
 
     def _is_known(self, value: ir.Value) -> bool:
+        """Return whether the codes of `value` are known or follow from known ones."""
         if value in self.values:
             return True
         producer = value.producer()
@@ -203,7 +213,7 @@ class _Check:
         return (producer, 0) in self.parts
 
     def _value(self, value: ir.Value) -> Codes:
-        """What the accelerator holds of `value`."""
+        """Return the codes of `value`, computing views and concatenations."""
         if value in self.values:
             return self.values[value]
         producer, dims = value.producer(), shape(value)
@@ -217,20 +227,21 @@ class _Check:
         return self.values[value]
 
     def _part_of(self, node: ir.Node, number: int) -> Codes:
-        """What the accelerator holds of an operand of the concatenation `node`, in its place there."""
+        """Return the codes of an operand of the concatenation `node`, as they lie there."""
         value = read_by(node)[number]
         dims = shape(value)
         assert dims is not None
-        found = self.parts.get((node, number))
-        return self._value(value) if found is None else self._part_form(node, found).restore(found, dims)
+        part = self.parts.get((node, number))
+        return self._value(value) if part is None else self._part_form(node, part).restore(part, dims)
 
     def _part_form(self, node: ir.Node, part: Codes) -> FormInfo:
-        """How an operand of the concatenation `node`, of which the accelerator holds `part` [images, channels, rows,
-        columns], is arranged there."""
+        """Return the layout of an operand of the concatenation `node`, held as `part` [images, channels, rows,
+        columns].
+        """
         return replace(self.selection.forms[node.outputs[0]].info, dims=part.shape)
 
     def _keep(self, choice: LayerAssignment, data: Codes) -> None:
-        """Note what the accelerator holds of the output of `choice`."""
+        """Store the codes of the output of `choice`, which may be a region of its tensor."""
         node, dims = choice.nodes[-1], shape(choice.value)
         assert dims is not None
         if is_concat(node):
@@ -249,7 +260,7 @@ class _Check:
             self.values[choice.value] = form.restore(kept, dims)
 
     def _region(self, choice: LayerAssignment) -> tuple[slice, ...]:
-        """What of its tensor the layer of `choice` writes: images, channels, rows, columns."""
+        """Return the region of its tensor that the layer writes: images, channels, rows, columns."""
         whole, part = self.selection.written[choice.value], choice.layer.y
         a, b = whole.pixels, part.pixels
         first = (part.group_offset - whole.group_offset) * self.cfg.group
@@ -260,13 +271,12 @@ class _Check:
         return slice(None), slice(first, first + part.channels), rows, columns
 
     def _part(self, choice: LayerAssignment, node: ir.Node) -> tuple[int, int, int]:
-        """Find the part of the concatenation `node` that `choice` writes, the first of its channels there, and how
-        many the part has."""
+        """Find the operand of the concatenation that the layer writes. Returns (operand, first channel, channels)."""
         whole, y = self.selection.written[node.outputs[0]], choice.layer.y
         axis, start = attribute(node, "axis", 1), 0
         if (columns := self._columns(choice, node)) is not None:
             return columns
-        for number, value in enumerate(read_by(node)):
+        for position, value in enumerate(read_by(node)):
             dims = shape(value)
             assert dims is not None
             images = not self.selection.forms[node.outputs[0]].fold  # else rows are the pixels of one row
@@ -275,12 +285,12 @@ class _Check:
             row, column = (pixel, 0) if images and len(dims) == 4 and axis % 4 == 2 else (0, pixel)
             strided_view = StridedView(whole.height, whole.width, row, column)
             if whole.region(y.dims, channels // self.cfg.group, strided_view) == y and prod(dims) == prod(y.dims):
-                return number, 0, y.channels
+                return position, 0, y.channels
             start += whole_groups(self.cfg, dims[axis]) if along else dims[axis]
         raise SelfCheckError(choice.layer.name, f"writes no part of {node.name!r}")
 
     def _columns(self, choice: LayerAssignment, node: ir.Node) -> tuple[int, int, int] | None:
-        """Find the part where the parts are columns of matrices, and `choice` writes those of one; None where not."""
+        """Find the operand where the operands are columns of matrices; None where they are not."""
         value, y = node.outputs[0], choice.layer.y
         whole, fold, dims = self.selection.written[value], self.selection.forms[value].fold, shape(value) or ()
         axis = {"rows": -1, "columns": -2}.get(fold, 0)
@@ -290,24 +300,24 @@ class _Check:
         matrix, first = divmod(y.group_offset - whole.group_offset, whole.channels // count // self.cfg.group)
         if whole.region(y.dims, y.group_offset - whole.group_offset, whole.pixels) != y:
             return None
-        for number, part in enumerate(read_by(node)):
+        for position, part in enumerate(read_by(node)):
             size = (shape(part) or ())[axis]
             if (first, y.channels) == (0, size):
-                return number, matrix * size, count * size
+                return position, matrix * size, count * size
             first -= size // self.cfg.group
         return None
 
     # Comparison ------------------------------------------------------------------------------------------------
 
     def _expected(self, choice: LayerAssignment) -> Codes:
-        """The output of the operators of `choice`, one after the other."""
-        made: dict[ir.Value, Codes] = {}
+        """Compute the operators of a layer one after the other."""
+        results: dict[ir.Value, Codes] = {}
         result = None
         for node in choice.nodes:
-            number = self._part(choice, node)[0] if is_concat(node) else None
-            read = read_by(node) if number is None else read_by(node)[number : number + 1]
-            result = self.computed.compute(node, [self._operand(value, made) for value in read], number)
-            made[node.outputs[0]] = result
+            part = self._part(choice, node)[0] if is_concat(node) else None
+            read = read_by(node) if part is None else read_by(node)[part : part + 1]
+            result = self.computed.compute(node, [self._operand(value, results) for value in read], part)
+            results[node.outputs[0]] = result
         assert result is not None
         y = choice.layer.y
         if is_concat(node):
@@ -322,17 +332,17 @@ class _Check:
         return made[value] if value in made else self._value(value)
 
 
-def _difference(expected: Codes, found: Codes, value: ir.Value) -> str:
-    """Where and how two [images, channels, rows, columns] of the tensor `value` differ; "" where they do not."""
-    if np.array_equal(expected, found):
+def _difference(expected: Codes, actual: Codes, value: ir.Value) -> str:
+    """Describe how two [images, channels, rows, columns] of a tensor differ; "" where they are equal."""
+    if np.array_equal(expected, actual):
         return ""
-    wrong = np.argwhere(expected != found)
-    first = tuple(int(index) for index in wrong[0])
+    differing = np.argwhere(expected != actual)
+    first = tuple(int(index) for index in differing[0])
     place = ", ".join(f"{axis} {index}" for axis, index in zip(AXES, first))
     low = 128 if value.dtype == ir.DataType.INT8 else 0
     return (
-        f"gives {len(wrong)} of {found.size} bytes other than its operators on the CPU, the first at {place}: "
-        f"expected {int(expected[first]) - low}, found {int(found[first]) - low}"
+        f"gives {len(differing)} of {actual.size} bytes other than its operators on the CPU, the first at {place}: "
+        f"expected {int(expected[first]) - low}, found {int(actual[first]) - low}"
     )
 
 
@@ -341,7 +351,7 @@ def _ended(error: DeviceError) -> str:
 
 
 def zero_point(value: ir.Value) -> int:
-    """The zero point with which an operator reads `value`, as int8; 0 where none says so."""
+    """Return the zero point with which an operator reads `value`, as int8; 0 where there is none."""
     for use in value.uses():
         inputs = use.node.inputs
         zero = constant(inputs[use.idx + 2]) if use.idx + 2 < len(inputs) else None

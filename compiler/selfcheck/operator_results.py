@@ -1,4 +1,4 @@
-"""Results of the graph's own integer operators, computed by LLVM kernels on the CPU.
+"""Results of quantised operators on the CPU, with which the accelerator's layers are compared.
 
 It starts from the operators of the graph and knows nothing of layers, tiles or instructions. Sums of products and
 maxima go through `kernels`; functions of one or two bytes are tables of all their values, made by the CPU backend's
@@ -28,7 +28,7 @@ from celosia.compiler.graph.values import attribute, attributes_of, constant, is
 from celosia.compiler.graph.windows import spread_of, whole_image, windows_of
 from celosia.compiler.program.host.kernel import CompiledKernel
 from celosia.compiler.program.host.window_geometry import Windows, windows
-from celosia.compiler.selfcheck import kernels
+from celosia.compiler.selfcheck import shared_kernels
 
 Codes = NDArray[np.uint8]
 CHUNK_BYTES = 1 << 20
@@ -40,12 +40,12 @@ GROUPED_COLUMNS = 16
 
 
 def codes(array: NDArray[Any]) -> Codes:
-    """The codes of an int8 or uint8 array."""
+    """Convert an int8 or uint8 array to codes."""
     return array.view(np.uint8) ^ np.uint8(0x80) if array.dtype == np.int8 else array
 
 
 def compute(node: ir.Node, operands: list[Codes], part: int | None = None, output: int = 0) -> Codes:
-    """An output of `node`, of its shape in the graph, for the `operands` that are not constant, in their order.
+    """Compute an output of `node`, in its shape, from the operands that are not constant, in order.
 
     part: of a concatenation, whose only operand here is this part and the result is what the output has of it.
     """
@@ -61,14 +61,14 @@ def compute(node: ir.Node, operands: list[Codes], part: int | None = None, outpu
     return OPERATORS[node.op_type](node, *operands, *(() if part is None else (part,)))
 
 
-class Remembered:
-    """`compute`, which does not compute again what it computed last of the same operands."""
+class CachedResults:
+    """Computes operators, and reuses the last result of each where its operands are equal."""
 
     def __init__(self) -> None:
         self._last: dict[tuple[ir.Node, int | None, int], tuple[list[Codes], Codes]] = {}
 
     def compute(self, node: ir.Node, operands: list[Codes], part: int | None = None, output: int = 0) -> Codes:
-        """As `compute`."""
+        """Compute an output like the function `compute`."""
         operands_then, result = self._last.get((node, part, output), (None, None))
         if result is None or operands_then is None or not all(map(np.array_equal, operands_then, operands)):
             result = compute(node, operands, part, output)
@@ -77,12 +77,12 @@ class Remembered:
 
 
 def is_concat(node: ir.Node | None) -> bool:
-    """Whether the node is a Concat of integers or floats."""
+    """Return whether the node is a Concat of integers or floats."""
     return is_op(node, "QLinearConcat", "Concat")
 
 
 def read_by(node: ir.Node) -> list[ir.Value]:
-    """The operands of `node` that are not constant."""
+    """Return the operands of `node` that are not constant."""
     return [value for value in node.inputs if value is not None and constant(value) is None]
 
 
@@ -100,7 +100,7 @@ def _f32(node: ir.Node, number: int) -> np.float32:
 
 
 def _zero(node: ir.Node, number: int) -> int:
-    """A zero point as a code."""
+    """Return a zero point as a code."""
     return int(codes(_array(node, number).reshape(-1)[:1])[0])
 
 
@@ -111,7 +111,7 @@ def _dims(node: ir.Node) -> tuple[int, ...]:
 
 
 def _views(x: Codes, window: Windows) -> Codes:
-    """[images, rows, columns, kernel rows, kernel columns, channels] of a padded image, a view."""
+    """View a padded image as windows: [images, rows, columns, kernel rows, kernel columns, channels]."""
     n, h, w, c = x.strides
     steps = [axis * step for step, axis in zip(window.stride, (h, w))]
     taps = [axis * step for step, axis in zip(window.dilation, (h, w))]
@@ -120,7 +120,7 @@ def _views(x: Codes, window: Windows) -> Codes:
 
 
 def _image(x: Codes) -> Codes:
-    """x [images, channels, rows, columns], or without rows, with the channels last."""
+    """Move the channels of x [images, channels(, rows), columns] last."""
     return (x if x.ndim == 4 else x[:, :, None]).transpose(0, 2, 3, 1)
 
 
@@ -129,7 +129,10 @@ def _image(x: Codes) -> Codes:
 
 @dataclass(frozen=True)
 class _Linear:
-    """y = clip(rne(f32(sum of (x - zero_x) * w + bias) * scale) + zero_y); matrix [columns, length] int8."""
+    """A requantised matrix product: y = clip(rne(f32(sum of (x - zero_x) * w + bias) * scale) + zero_y).
+
+    matrix: [columns, length] int8.
+    """
 
     matrix: NDArray[np.int8]
     zero_x: int
@@ -138,18 +141,20 @@ class _Linear:
     zero_y: int
 
     def columns(self, which: slice, matrix: NDArray[np.int8]) -> Callable[[Codes], Codes]:
-        """These output channels, for `matrix`: from rows of kernels.rows_for to [rows, channels]."""
-        packed, bias, scale = kernels.pack_columns(matrix), self.bias[which], self.scale[which]
-        return lambda rows: kernels.dots(rows, self.zero_x, packed, bias, scale, self.zero_y)
+        """Return a function that computes these output channels: from rows of shared_kernels.rows_for to [rows,
+        channels].
+        """
+        packed, bias, scale = shared_kernels.pack_columns(matrix), self.bias[which], self.scale[which]
+        return lambda rows: shared_kernels.matrix_product(rows, self.zero_x, packed, bias, scale, self.zero_y)
 
     def rows(self, x: Codes) -> Codes:
-        """[rows, channels] for x [rows, length]."""
+        """Compute [rows, channels] from x [rows, length], in parts that stay in the cache."""
         step = max(1, CHUNK_BYTES // x.shape[1])
         columns = self.columns(slice(None), self.matrix)
         y = np.empty((len(x), len(self.matrix)), np.uint8)
         for start in range(0, len(x), step):
             part = x[start : start + step]
-            rows = kernels.rows_for(*part.shape)
+            rows = shared_kernels.rows_for(*part.shape)
             rows[: len(part), : x.shape[1]] = part
             y[start : start + step] = columns(rows)[: len(part)]
         return y
@@ -173,6 +178,7 @@ def _linear(
 
 
 def _conv(node: ir.Node, x: Codes) -> Codes:
+    """Compute a QLinearConv by im2col; several groups are computed together as one dense product."""
     weights, dims, image = _array(node, 3), _dims(node), _image(x)
     taps = weights.shape[2:]
     window = windows_of(node, taps)
@@ -189,7 +195,7 @@ def _conv(node: ir.Node, x: Codes) -> Codes:
 
 
 def _conv_transpose(node: ir.Node, x: Codes) -> Codes:
-    """The convolution by the kernels turned round of x with zero points between its pixels."""
+    """Compute a QLinearConvTranspose as a convolution of the dilated input by reversed kernels."""
     weights, dims, groups = _array(node, 3), _dims(node), attribute(node, "group", 1)
     channels, outputs = weights.shape[:2]
     to, image = spread_of(node, weights.shape[2:]), _image(x)
@@ -213,13 +219,13 @@ def _conv_transpose(node: ir.Node, x: Codes) -> Codes:
 
 
 def _group_ranges(groups: int, width: int) -> Iterator[tuple[int, int]]:
-    """Groups to be computed together, [first, last)."""
+    """Split groups into ranges [first, last) that are computed together."""
     step = max(1, GROUPED_COLUMNS // width)
     return ((first, min(first + step, groups)) for first in range(0, groups, step))
 
 
 def _dense(matrix: NDArray[np.int8], groups: int) -> NDArray[np.int8]:
-    """matrix [outputs, taps, channels of a group] over the channels of all `groups`, as [outputs, length]."""
+    """Expand matrix [outputs, taps, channels of a group] to the channels of all `groups`: [outputs, length]."""
     if groups == 1:
         return matrix.reshape(len(matrix), -1)
     outputs, taps, inner = matrix.shape
@@ -230,7 +236,7 @@ def _dense(matrix: NDArray[np.int8], groups: int) -> NDArray[np.int8]:
 
 
 def _convolve(view: Codes, columns: Callable[[Codes], Codes], y: Codes) -> None:
-    """Write the convolution of `view` [images, rows, columns, ...] to y [images, rows, columns, channels], in parts."""
+    """Convolve `view` [images, rows, columns, ...] into y [images, rows, columns, channels], in parts."""
     images, height, width = view.shape[:3]
     length = prod(view.shape[3:])
     step = max(1, CHUNK_BYTES // max(width * length, 1))
@@ -238,7 +244,7 @@ def _convolve(view: Codes, columns: Callable[[Codes], Codes], y: Codes) -> None:
         for top in range(0, height, step):
             part = view[image, top : top + step]
             count = part.shape[0] * width
-            rows = kernels.rows_for(count, length)
+            rows = shared_kernels.rows_for(count, length)
             rows[:count, :length].reshape(part.shape)[...] = part  # no copy: axes are divided only
             y[image, top : top + step] = columns(rows)[:count].reshape(-1, width, y.shape[3])
 
@@ -259,7 +265,7 @@ def _matmul(node: ir.Node, x: Codes, w: Codes | None = None) -> Codes:
 
 @np.errstate(all="ignore")
 def _product(node: ir.Node, x: Codes, w: Codes) -> Codes:
-    """Multiply two tensors of which the second one varies; float64 holds the sums exactly."""
+    """Multiply two tensors that both vary; float64 holds the sums exactly."""
     sums = (x.astype(np.float64) - _zero(node, 2)) @ (w.astype(np.float64) - _zero(node, 5))
     scale = _f32(node, 1) * _f32(node, 4) / _f32(node, 6)
     scaled: NDArray[np.float32] = np.rint(sums.astype(np.int32).astype(np.float32) * scale)
@@ -267,7 +273,7 @@ def _product(node: ir.Node, x: Codes, w: Codes) -> Codes:
 
 
 def _block_sums(node: ir.Node, x: Codes) -> Codes:
-    """Sums of at most 256 products of bytes, which float32 holds exactly, as their bytes."""
+    """Compute BlockSums: sums of at most 256 products of bytes, which float32 holds exactly, as their bytes."""
     w = _array(node, 1).astype(np.float32)
     _, blocks, _, size = w.shape
     values = x.reshape(-1, blocks, size).astype(np.float32) - 128
@@ -280,17 +286,18 @@ def _block_sums(node: ir.Node, x: Codes) -> Codes:
 
 
 def _max_pool(node: ir.Node, x: Codes) -> Codes:
+    """Compute a MaxPool of codes."""
     window, image = windows_of(node), _image(x)
     view = _views(np.ascontiguousarray(window.pad(image, 0, 1)), window).transpose(3, 4, 0, 1, 2, 5)
     count, taps = prod(view.shape[2:]), prod(window.kernel)
-    columns = np.zeros((taps, -(-count // kernels.LANES) * kernels.LANES), np.uint8)
+    columns = np.zeros((taps, -(-count // shared_kernels.LANES) * shared_kernels.LANES), np.uint8)
     columns[:, :count].reshape(view.shape)[...] = view
-    y = kernels.largest(columns)[:count].reshape(view.shape[2:])
+    y = shared_kernels.column_maxima(columns)[:count].reshape(view.shape[2:])
     return y.transpose(0, 3, 1, 2).reshape(_dims(node))
 
 
 def _average(node: ir.Node, x: Codes) -> Codes:
-    """A sum over the window, scaled once. onnxruntime's mean in floats (QLinearAveragePool) may differ on ties."""
+    """Compute an average pool as a sum that is scaled once; onnxruntime's float mean may differ on ties."""
     image = _image(x)
     pool = node.op_type == "QLinearAveragePool"
     window = windows_of(node) if pool else whole_image((image.shape[1], image.shape[2]))
@@ -311,7 +318,7 @@ def _average(node: ir.Node, x: Codes) -> Codes:
 
 @cache
 def _kernel(op: str, dtype: str, operands: int, factors: tuple[int, ...]) -> CompiledKernel:
-    """The CPU backend's kernel of `op` on 256 or 65536 bytes; scales and zero points are arguments, as tensors."""
+    """Compile `op` for 256 or 65536 bytes; scales and zero points are arguments, so that all nodes share the kernel."""
     meaning: list[Any] = [((), "float32"), ((), dtype)]
     data = ((256**operands,), dtype)
     if op == "QLinearConcat":
@@ -331,7 +338,7 @@ def _scalars(node: ir.Node, *numbers: int) -> list[NDArray[Any]]:
 
 
 def _all_bytes(dtype: np.dtype[Any]) -> NDArray[Any]:
-    """The bytes of `dtype` by their codes."""
+    """Return all bytes of `dtype` in the order of their codes."""
     every = np.arange(256, dtype=np.uint8)
     return (every ^ np.uint8(0x80)).view(np.int8) if dtype == np.int8 else every
 
@@ -343,7 +350,7 @@ def _all_pairs(dtype: np.dtype[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
 
 
 def _pair(node: ir.Node, *operands: Codes) -> Codes:
-    """QLinearAdd or QLinearMul, by a table of all pairs of bytes."""
+    """Compute QLinearAdd or QLinearMul by a table of all pairs of bytes."""
     varying = iter(operands)
     fixed = [constant(node.inputs[number]) for number in (0, 3)]
     a, b = (next(varying) if each is None else codes(each) for each in fixed)
@@ -368,15 +375,15 @@ def _table(node: ir.Node, x: Codes) -> Codes:
 
 
 def _clip(node: ir.Node, x: Codes) -> Codes:
-    """Codes are in the order of the values that they stand for."""
+    """Clip codes, whose order is that of the values."""
     for number, limit in ((1, np.maximum), (2, np.minimum)):
         if number < len(node.inputs) and node.inputs[number] is not None:
             x = limit(x, codes(_array(node, number)).reshape(()))
     return x
 
 
-def _of_rows(node: ir.Node, x: Codes) -> Codes:
-    """By the CPU backend's kernel."""
+def _by_kernel(node: ir.Node, x: Codes) -> Codes:
+    """Compute an operator on rows with the CPU backend's kernel."""
     value = node.inputs[0]
     assert value is not None and value.dtype is not None
     dtype = np.dtype(value.dtype.numpy())
@@ -395,8 +402,8 @@ def _split(node: ir.Node, x: Codes, output: int) -> Codes:
     return x.take(range(start, start + sizes[output]), axis)
 
 
-def _moved(node: ir.Node, x: Codes) -> Codes:
-    """By the CPU backend's kernel, which knows bytes of either sign."""
+def _move(node: ir.Node, x: Codes) -> Codes:
+    """Move elements with the CPU backend's kernel for uint8, which serves codes of both types."""
     inputs: list[Any] = [(x.shape, "uint8"), *(None if value is None else constant(value) for value in node.inputs[1:])]
     if is_op(node, "Pad"):
         given = constant(node.inputs[2]) if len(node.inputs) > 2 else None
@@ -411,6 +418,6 @@ OPERATORS: dict[str, Callable[..., Codes]] = {
     "QLinearConv": _conv, "QLinearConvTranspose": _conv_transpose, "QGemm": _matmul, "QLinearMatMul": _matmul,
     "MaxPool": _max_pool, "QLinearGlobalAveragePool": _average, "QLinearAveragePool": _average, "QLinearMean": _average,
     "QLinearAdd": _pair, "QLinearMul": _pair, "QLinearConcat": _concat, "Table": _table, "Clip": _clip,
-    "QLinearSoftmax": _of_rows, "QLinearNorm": _of_rows, "BlockSums": _block_sums,
-    "Concat": lambda node, part, number: part, **dict.fromkeys(MOVING, _moved),
+    "QLinearSoftmax": _by_kernel, "QLinearNorm": _by_kernel, "BlockSums": _block_sums,
+    "Concat": lambda node, part, number: part, **dict.fromkeys(MOVING, _move),
 }  # fmt: skip

@@ -1,4 +1,4 @@
-"""The graph as it was imported, computed operator by operator: what the model itself says, before any rewriting.
+"""The imported model computed operator by operator, before any rewriting: the reference of `check_rewriting`.
 
 Nothing here is fast but what large models consist of: convolutions, products and what is between them in numpy, every
 other operator by the host runtime. Tensors are known by a *number* of their own (value numbering, as compilers do it):
@@ -7,7 +7,7 @@ what is computed by the same operators from the same tensors has the same one, w
 QuantizeLinear is where a rewriting may round to the other side: an integer operator rounds once where the model's
 floats round several times. So each of them gives two results, with the quotient moved down and up by MARGIN of a step
 and by what float32 loses; what the compiled model makes lies between them. Other operators are computed for both; where
-a sum has elements of either, its two results are no bounds, but show what one element does (`spread`).
+a sum has elements of either, its two results are no bounds, but show what one element does (`bounds_distance`).
 """
 
 from __future__ import annotations
@@ -34,27 +34,28 @@ from celosia.compiler.program.host.op import HostError, HostOp
 
 Array = NDArray[Any]
 Bounds = tuple[Any, Any]
-"""The least and the largest that a tensor may be; the same object where there is no choice."""
+"""Least and greatest value of each element of a tensor; one object twice where it is exact."""
 MARGIN = 0.004
-"""Part of a step of a quantised tensor: what the order of roundings may change."""
-VAGUE = 8
-"""Share of all steps, one in so many, by which both results of a quantised tensor may differ."""
-ROUNDING = 4e-6
-"""What float32 may lose in a sum, as a share of the largest element."""
-SCALES = 2.0**-100, 2.0**100
-"""Scales with which floats and integers mean the same; beyond them floats are lost or infinite."""
+"""Part of a quantisation step that another order of roundings may change."""
+MAX_VAGUE_SHARE = 8
+"""A quantised tensor whose bounds differ by more than one in so many of all steps is not compared."""
+SUM_ROUNDING = 4e-6
+"""Rounding error of a float32 sum, relative to the largest element."""
+SCALE_RANGE = 2.0**-100, 2.0**100
+"""Range of scales in which floats and integers agree; beyond it floats vanish or overflow."""
 MAX_NUMBERED_ELEMENTS = 64
-"""Elements of constants that have the same number where they are equal; larger ones where they are the same."""
+"""Limit of the elements of constants that are compared by value; larger ones are compared by identity."""
 
 
-class Unknown(Exception):
-    """A tensor that cannot be computed here: it is random, its weights are not read, or its operator refuses."""
+class NotComputable(Exception):
+    """A tensor that cannot be computed here: it is random, its weights are not loaded, or its operator refuses."""
 
 
 class Original:
-    """The tensors of a graph by number. Takes a copy: passes may change `model` afterwards."""
+    """The tensors of the imported model by value number (equal for equal computations). It copies `model`."""
 
     def __init__(self, model: ir.Model) -> None:
+        """Number the values of the graph: inputs, constants by content, and outputs by operator and operands."""
         self.graph = model.clone().graph
         self.opsets = dict(self.graph.opset_imports)
         self.number: dict[str, int] = {"": -1}
@@ -70,9 +71,9 @@ class Original:
         for value in self.graph.inputs:
             self.inputs[numbered(value, value.name)] = value
         for value in self.graph.initializers.values():
-            self.constants[numbered(value, _content(value))] = value
+            self.constants[numbered(value, _constant_key(value))] = value
         for node in self.graph:
-            read = tuple(self.number[name] for name in _read(node) if name in self.number)
+            read = tuple(self.number[name] for name in _names_read(node) if name in self.number)
             told = tuple(sorted((name, repr(attr.value)) for name, attr in node.attributes.items()))
             unlike = node if node.op_type in RANDOM or captured(node) else None
             for place, out in enumerate(node.outputs):
@@ -81,8 +82,10 @@ class Original:
                     self.makers.setdefault(numbered(out, key), node)
 
     def stops(self, tensor: int, at: Container[int], of_shapes: bool = True) -> set[int]:
-        """The tensors of `at` (and inputs) that `tensor` is computed from. of_shapes: also those of which only the
-        shape is read."""
+        """Return the tensors of `at` and the inputs from which `tensor` is computed.
+
+        of_shapes: also those of which only the shape is read.
+        """
         found: set[int] = set()
         waiting, seen = [tensor], {tensor}
         while waiting:
@@ -100,8 +103,10 @@ class Original:
     def compute(
         self, tensor: int, known: dict[int, Bounds], slack: float = 0, shake: np.random.Generator | None = None
     ) -> Bounds:  # fmt: skip
-        """`tensor` from those in `known`, to which what is computed on the way is added. slack: more of MARGIN. shake:
-        moves each float result by what its operator may have rounded, up or down. Raises Unknown."""
+        """Compute `tensor` from those in `known`, to which intermediate tensors are added. Raises NotComputable.
+
+        slack: added to MARGIN. shake: moves each float result by what its operator may have rounded, up or down.
+        """
         waiting = [tensor]
         while waiting:  # a model may be deeper than Python's stack
             each = waiting[-1]
@@ -119,89 +124,93 @@ class Original:
         return known[tensor]
 
     def _shaken(self, tensor: int, known: Mapping[int, Bounds], rng: np.random.Generator) -> Bounds:
-        """`tensor` on both sides, moved by what its operator may have rounded."""
+        """Move both bounds of `tensor` by what its operator may have rounded."""
         node = self.makers[tensor]
-        inside = INSIDE.get(node.op_type)
+        inside = INNER_ROUNDING.get(node.op_type)
         low, high = (
-            shaken(side, rng, None if inside is None else inside(known[self._operands(tensor)[0]][number]))
+            perturb(side, rng, None if inside is None else inside(known[self._operands(tensor)[0]][number]))
             for number, side in enumerate(known[tensor])
         )
         return low, high
 
     def is_vague(self, known: Mapping[int, Bounds]) -> bool:
-        """Whether a quantised tensor may be so much that what follows from it is known no more, as behind many steps of
-        16 bits each of which may be one of several: products of both ends are no ends."""
+        """Return whether the bounds of a quantised tensor are so wide that nothing follows for later ones.
+
+        So it is behind many 16-bit tensors with several possible values: products of bounds are no bounds.
+        """
         for each, (low, high) in known.items():
             node = self.makers.get(each)
             if node is not None and node.op_type == "QuantizeLinear" and low is not high and low.dtype.kind in "iu":
                 limits, apart = np.iinfo(low.dtype), np.subtract(high, low, dtype=np.int64)
-                if VAGUE * int(np.max(np.abs(apart), initial=0)) > limits.max - limits.min:
+                if MAX_VAGUE_SHARE * int(np.max(np.abs(apart), initial=0)) > limits.max - limits.min:
                     return True
         return False
 
     def quantised(self, known: Mapping[int, Bounds]) -> Iterator[tuple[Array, Array]]:
-        """(Operand, scale) of each QuantizeLinear that makes one of `known`, on both sides."""
+        """Yield (operand, scale) of each QuantizeLinear that makes one of `known`, on both sides."""
         for each in known:
             node = self.makers.get(each)
             if node is not None and node.op_type == "QuantizeLinear":
-                x, scale = (known.get(self.number[name]) for name in list(_read(node))[:2])
+                x, scale = (known.get(self.number[name]) for name in list(_names_read(node))[:2])
                 if x is not None and scale is not None:
                     yield from zip(x, scale)
 
     def _constant(self, tensor: int) -> Array:
         array = constant(self.constants[tensor])
         if array is None or is_mapped(array):
-            raise Unknown
+            raise NotComputable
         return array
 
     def _operands(self, tensor: int) -> list[int]:
         if tensor not in self.makers:
-            raise Unknown
-        return [self.number[name] for name in _read(self.makers[tensor]) if name]
+            raise NotComputable
+        return [self.number[name] for name in _names_read(self.makers[tensor]) if name]
 
     def _run(self, tensor: int, known: dict[int, Bounds], slack: float) -> None:
-        """Add the outputs of the operator that makes `tensor`."""
+        """Compute the operator that makes `tensor`, for both bounds, and add its outputs to `known`."""
         node = self.makers[tensor]
         if node.op_type in RANDOM:
-            raise Unknown
+            raise NotComputable
         op = parse(ir.serde.serialize_node(node), self.opsets)
-        names = [name for name in _read(node) if name]
+        names = [name for name in _names_read(node) if name]
         sides = [{name: known[self.number[name]][side] for name in names} for side in (0, 1)]
         one_sided = all(sides[0][name] is sides[1][name] for name in names)
         scales = [np.asarray(each, np.float64) for each in _scales(op, sides[0])]
-        if not all(np.all((each >= SCALES[0]) & (each <= SCALES[1])) for each in scales):
-            raise Unknown
-        if op.op == "QuantizeLinear" and (scale := _step(op, sides[0])) is not None:
+        if not all(np.all((each >= SCALE_RANGE[0]) & (each <= SCALE_RANGE[1])) for each in scales):
+            raise NotComputable
+        if op.op == "QuantizeLinear" and (scale := _quantiser_scale(op, sides[0])) is not None:
             x, y = (values[op.inputs[0]] for values in sides)
-            more = slack + (0.0 if x is y else spread(x, y) / float(np.min(scale)))
-            low, high = (_quantised(op, values, scale, side, more) for values, side in zip(sides, (-1, 1)))
+            more = slack + (0.0 if x is y else bounds_distance(x, y) / float(np.min(scale)))
+            low, high = (_quantise_bound(op, values, scale, side, more) for values, side in zip(sides, (-1, 1)))
             known[tensor] = low, high
             return
         low_side = run(op, sides[0])
         if op.op == "QLinearAveragePool" and one_sided:
-            known[tensor] = _averaged(op, sides[0], low_side[0])
+            known[tensor] = _average_bounds(op, sides[0], low_side[0])
             return
         high_side = low_side if one_sided else run(op, sides[1])
         for out, low, high in zip(node.outputs, low_side, high_side):
             if out.name:
                 declared = shape(out)
                 if declared is not None and isinstance(low, np.ndarray) and low.shape != declared:
-                    raise Unknown  # onnxruntime runs models whose scales do not fit, where it computes in integers
+                    raise NotComputable  # onnxruntime runs such models where it computes in integers
                 rounds = op.op.startswith("QLinear") or op.op == "QGemm"
-                known[self.number[out.name]] = _widened(low, high) if rounds and not one_sided else (low, high)
+                known[self.number[out.name]] = _widen(low, high) if rounds and not one_sided else (low, high)
 
 
-INSIDE: dict[str, Callable[[Array], Any]] = {
+INNER_ROUNDING: dict[str, Callable[[Array], Any]] = {
     "Sigmoid": lambda x: 0.25, **dict.fromkeys(("Celu", "Elu", "HardSigmoid", "Selu"), lambda x: 0.5),
     **dict.fromkeys(("BiasGelu", "FastGelu", "Gelu", "HardSwish", "QuickGelu", "Swish"), lambda x: np.abs(x) / 4),
 }  # fmt: skip
-"""Functions that add numbers near 1 inside, as onnxruntime computes them: what that rounds, in steps of the type at 1,
-of the operand. A small result has an error of this size."""
+"""Functions in which onnxruntime adds numbers near 1: the rounding error of that, in units of the type at 1, by the
+operand. Small results have an absolute error of this size."""
 
 
-def shaken(array: Any, rng: np.random.Generator, inside: Any = None) -> Any:
-    """`array` with each of its floats moved up or down by a unit in its last place, or by `inside` steps at 1 where
-    that is more; what has no floats as it is."""
+def perturb(array: Any, rng: np.random.Generator, inside: Any = None) -> Any:
+    """Move each float of `array` by one unit in the last place, up or down, or by `inside` units at 1 if that is more.
+
+    Arrays without floats are returned unchanged.
+    """
     if not isinstance(array, np.ndarray) or array.dtype.kind != "f":
         return array
     with np.errstate(all="ignore"):
@@ -213,8 +222,8 @@ def shaken(array: Any, rng: np.random.Generator, inside: Any = None) -> Any:
         return np.where(np.abs(moved - array) < step, array + sign * step, moved)
 
 
-def _widened(low: Array, high: Array) -> Bounds:
-    """Both results of an operator that sums and rounds, as bounds: its elements may have summed some of either."""
+def _widen(low: Array, high: Array) -> Bounds:
+    """Widen the results of an operator that sums and rounds to bounds, as elements may mix both sides."""
     if low.dtype.kind == "f":
         return low, high
     limits, a, b = np.iinfo(low.dtype), low.astype(np.int64), high.astype(np.int64)
@@ -223,14 +232,14 @@ def _widened(low: Array, high: Array) -> Bounds:
     return tuple(np.clip(each, limits.min, limits.max).astype(low.dtype) for each in bounds)
 
 
-def _read(node: ir.Node) -> Iterator[str]:
-    """Names of what `node` and its subgraphs read, "" where an input is left out."""
+def _names_read(node: ir.Node) -> Iterator[str]:
+    """Yield the names that `node` and its subgraphs read, "" where an input is left out."""
     for value in (*node.inputs, *captured(node)):
         yield "" if value is None else value.name or ""
 
 
-def _content(value: ir.Value) -> Any:
-    """Equal for constants that are sure to be equal."""
+def _constant_key(value: ir.Value) -> Any:
+    """Return a key that is equal for constants that are surely equal."""
     if value.const_value is not None and prod(value.const_value.shape.numpy()) <= MAX_NUMBERED_ELEMENTS:
         array = constant(value)
         if array is not None and array.dtype.kind not in "OSU":
@@ -239,7 +248,7 @@ def _content(value: ir.Value) -> Any:
 
 
 def run(op: HostOp, values: Mapping[str, Any]) -> list[Any]:
-    """The outputs of `op`. Raises Unknown."""
+    """Compute the outputs of `op`. Raises NotComputable."""
     args = [values[name] if name else None for name in op.inputs]
     quick = QUICK.get(op.op) if op.domain in ("", "ai.onnx") else None
     try:
@@ -248,11 +257,11 @@ def run(op: HostOp, values: Mapping[str, Any]) -> list[Any]:
                 return [quick(op, *args)]
             return execute(op, values)
     except (HostError, Unsupported, MemoryError):
-        raise Unknown from None
+        raise NotComputable from None
 
 
-def spread(low: Array, high: Array) -> float:
-    """How far a tensor may lie from both of its results."""
+def bounds_distance(low: Array, high: Array) -> float:
+    """Return how far a tensor may lie from both of its results."""
     with np.errstate(all="ignore"):
         apart = np.abs(np.subtract(high, low, dtype=np.complex128 if low.dtype.kind == "c" else np.float64))
     return 2 * float(np.max(apart, initial=0.0, where=np.isfinite(apart)))
@@ -261,18 +270,18 @@ def spread(low: Array, high: Array) -> float:
 # Quantising ------------------------------------------------------------------------------------------------------
 
 
-def _step(op: HostOp, values: Mapping[str, Any]) -> Array | None:
-    """The scale of a QuantizeLinear to 8 or 16 bits, as its input is broadcast; None for others."""
+def _quantiser_scale(op: HostOp, values: Mapping[str, Any]) -> Array | None:
+    """Return the scale of a QuantizeLinear to 8 or 16 bits, broadcast to its input; None for other operators."""
     x, scale = (values[name] for name in op.inputs[:2])
     if x.dtype != np.float32 or scale.dtype != np.float32 or scale.ndim > 1:
         return None
     if quantised_type(op, _zero(op, values)).name not in ("int8", "uint8", "int16", "uint16"):
         return None
-    return _along(op, scale, x.ndim)
+    return _broadcast_along_axis(op, scale, x.ndim)
 
 
 def _scales(op: HostOp, values: Mapping[str, Any]) -> list[Array]:
-    """Scales of an operator that quantises or computes with what is quantised."""
+    """Return the scales of an operator that quantises or computes with quantised tensors."""
     if op.op in ("QuantizeLinear", "DequantizeLinear"):
         return [values[op.inputs[1]]]
     arrays = [values[name] for name in op.inputs if name] if op.op.startswith("QLinear") or op.op == "QGemm" else []
@@ -283,16 +292,16 @@ def _zero(op: HostOp, values: Mapping[str, Any]) -> Array | None:
     return values[op.inputs[2]] if len(op.inputs) > 2 and op.inputs[2] else None
 
 
-def _along(op: HostOp, array: Array, rank: int) -> Array:
-    """A parameter for each place along the axis, or one, as it is broadcast."""
+def _broadcast_along_axis(op: HostOp, array: Array, rank: int) -> Array:
+    """Reshape a parameter of a QuantizeLinear to broadcast along its axis."""
     if array.size == 1:
         return array.reshape(())
     axis = op.attr("axis", 1) % rank
     return array.reshape([-1 if each == axis else 1 for each in range(rank)])
 
 
-def _quantised(op: HostOp, values: Mapping[str, Any], scale: Array, side: int, slack: float) -> Array:
-    """The least (side -1) or the largest (1) that rounding may give."""
+def _quantise_bound(op: HostOp, values: Mapping[str, Any], scale: Array, side: int, slack: float) -> Array:
+    """Quantise to the least (side -1) or the greatest (1) value that rounding may give."""
     x, zero = values[op.inputs[0]], _zero(op, values)
     kind = quantised_type(op, _zero(op, values))
     limits = np.iinfo(kind)
@@ -300,20 +309,20 @@ def _quantised(op: HostOp, values: Mapping[str, Any], scale: Array, side: int, s
         top = max(abs(float(x.max(initial=0.0))), abs(float(x.min(initial=0.0))))
         is_clean = not np.isnan(top)  # a NaN may become any byte
         largest = top if is_clean else float(np.nanmax(np.abs(x), initial=0.0))
-        lost = ROUNDING * largest / float(np.min(scale))
+        lost = SUM_ROUNDING * largest / float(np.min(scale))
         moved = np.asarray(x / scale)  # a scalar stays an array
         moved += np.float32(side * (MARGIN + slack + min(lost, 0.5) + 0.5))
         (np.ceil if side < 0 else np.floor)(moved, out=moved)
         if zero is not None and zero.any():
-            moved += _along(op, zero, x.ndim).astype(np.float32)
+            moved += _broadcast_along_axis(op, zero, x.ndim).astype(np.float32)
         if not is_clean:
             np.nan_to_num(moved, copy=False, nan=side * np.inf)
         result: Array = np.clip(moved, limits.min, limits.max, out=moved).astype(kind)
     return result
 
 
-def _averaged(op: HostOp, values: Mapping[str, Any], y: Array) -> Bounds:
-    """`y`, the mean of floats, and what a sum of integers may be: the other side of a tie that is within rounding."""
+def _average_bounds(op: HostOp, values: Mapping[str, Any], y: Array) -> Bounds:
+    """Bound a float mean `y`: within rounding of a tie, the other side is allowed, too."""
     given = [values[name] if name else np.zeros(()) for name in (*op.inputs, "")[:5]]
     sx, zx, sy, zy = (float(array.reshape(())) for array in given[1:])
     last = bool(op.attr("channels_last", 0))
@@ -341,14 +350,14 @@ def _window(op: HostOp, x: Array, kernel: Iterable[int]) -> SlidingWindow:
 
 
 def _tap(window: SlidingWindow, x: Array, place: tuple[int, ...]) -> Array:
-    """What lies at `place` of each window of a padded image: [images, channels, *out]."""
+    """Return the element at `place` of each window of a padded image: [images, channels, *out]."""
     first = [k * d for k, d in zip(place, window.dilation)]
     parts = [slice(at, at + (o - 1) * s + 1, s) for at, s, o in zip(first, window.stride, window.out)]
     return x[(slice(None), slice(None), *parts)]
 
 
 def _conv(op: HostOp, x: Array, w: Array, bias: Array | None = None) -> Array:
-    """As sums over the places of the kernel where each channel is alone, else as products of matrices."""
+    """Compute a float convolution: depthwise as sums over taps, else by im2col."""
     groups, (outputs, inner, *taps) = op.attr("group", 1), w.shape
     window = _window(op, x, taps)
     padded = window.pad(x, 0.0, 2)
@@ -369,6 +378,7 @@ def _conv(op: HostOp, x: Array, w: Array, bias: Array | None = None) -> Array:
 
 
 def _max_pool(op: HostOp, x: Array) -> Array:
+    """Compute a float MaxPool; windows in the padding give the least float."""
     kernel = op.attrs["kernel_shape"]
     window = _window(op, x, kernel)
     padded = window.pad(x, -np.inf, 2)
@@ -388,7 +398,7 @@ def _gemm(op: HostOp, a: Array, b: Array, c: Array | None = None) -> Array:
 
 
 def _batch_norm(op: HostOp, x: Array, scale: Array, bias: Array, mean: Array, var: Array) -> Array:
-    """As onnxruntime: one factor and one addend for each channel."""
+    """Compute BatchNormalization with one factor and one addend for each channel, as onnxruntime does."""
     factor = scale / np.sqrt(var + np.float32(op.attr("epsilon", 1e-5)))
     addend = bias - mean * factor
     factor, addend = (each.reshape(-1, *[1] * (x.ndim - 2)) for each in (factor, addend))
@@ -400,4 +410,4 @@ QUICK: dict[str, Callable[..., Array]] = {
     "Conv": _conv, "MaxPool": _max_pool, "Gemm": _gemm, "BatchNormalization": _batch_norm,
     "GlobalAveragePool": lambda op, x: x.mean(tuple(range(2, x.ndim)), keepdims=True, dtype=np.float32),
 }  # fmt: skip
-"""Operators of float32 tensors, with one output."""
+"""Fast implementations of operators on float32 tensors with one output."""

@@ -1,4 +1,4 @@
-"""The check of all rewriting: the compiled model against the graph as it was imported, tensor by tensor.
+"""Check of all rewriting: compare tensors of the compiled model with those of the imported model.
 
 What the compiler's passes, placing and fusing leave of the model is computed in *units*: an operator of the part that
 the accelerator does, by the functions of operators.py (that launches do the same is self_check's part), or a step of
@@ -30,23 +30,25 @@ from celosia.compiler.program.host.execute import execute
 from celosia.compiler.program.host.kernel import host
 from celosia.compiler.program.host.op import HostError
 from celosia.compiler.program.host.window_geometry import WindowError, windows
-from celosia.compiler.selfcheck.check import CheckFailed, SelfCheckError
-from celosia.compiler.selfcheck.device import random_image
-from celosia.compiler.selfcheck.operators import Remembered, codes, is_concat, read_by
-from celosia.compiler.selfcheck.original import Bounds, Original, Unknown
-from celosia.compiler.selfcheck.rounding import beyond_rounding
-from celosia.compiler.selfcheck.tolerance import outside
+from celosia.compiler.selfcheck.check_launches import CheckFailed, SelfCheckError
+from celosia.compiler.selfcheck.imported_model import Bounds, NotComputable, Original
+from celosia.compiler.selfcheck.operator_results import CachedResults, codes, is_concat, read_by
+from celosia.compiler.selfcheck.rounding_error import beyond_rounding
+from celosia.compiler.selfcheck.tapped_device import random_image
+from celosia.compiler.selfcheck.tolerance import difference_from_bounds
 from celosia.sim.functional.fsim import one_blas_thread
 
 Array = NDArray[Any]
 Values = Mapping[str, Any]
 TRIES = 3
-"""Random inputs on which a tensor must differ: a comparison or an index of floats may once fall on an edge."""
+"""Random inputs on all of which a wrong tensor must differ, as one comparison of floats may fall on an edge."""
 
 
 class RewriteError(SelfCheckError):
-    """A tensor of the compiled model that is not what the imported model says. `tensor`: its name. `after`: the pass
-    that changed it, "" for what comes after passes."""
+    """A tensor of the compiled model that differs from the imported model.
+
+    `tensor`: its name. `after`: the pass that changed it, "" for what comes after passes.
+    """
 
     def __init__(self, tensor: str, what: str, after: str) -> None:
         where = f"after the pass {after!r}" if after else "after all passes, where it is placed or its kernel is made"
@@ -56,7 +58,7 @@ class RewriteError(SelfCheckError):
 
 @dataclass(frozen=True)
 class Unit:
-    """Part of what the compiler has made, of these operators. run: the outputs, from the inputs by name."""
+    """A part of the compiled model, for these operators. run: computes the outputs from the inputs by name."""
 
     nodes: tuple[ir.Node, ...]
     inputs: tuple[str, ...]
@@ -65,29 +67,34 @@ class Unit:
 
 
 @dataclass(frozen=True)
-class Compared:
-    """Numbers of tensors that were compared, and that could not be: random ones, those of weights that stay in files,
-    and those of operators that refuse the random inputs."""
+class ComparedTensors:
+    """Numbers of tensors that were compared, and that could not be.
+
+    Not compared are random ones, those of weights that stay in files, and those of operators that refuse random inputs.
+    """
 
     tensors: int = 0
     left_out: int = 0
 
 
 @dataclass(frozen=True)
-class _Others:
-    """The tensors of `shared` but for those in `gone`."""
+class _Without:
+    """The tensors of `shared` except for those in `removed`."""
 
     shared: Container[int]
-    gone: set[int]
+    removed: set[int]
 
     def __contains__(self, number: object) -> bool:
-        return number in self.shared and number not in self.gone
+        return number in self.shared and number not in self.removed
 
 
 @dataclass
 class Comparison:
-    """Both sides. constants: what units read beside tensors. held: codes of quantised tensors by name, where `seed` is
-    0; those of all others are random."""
+    """Both models on one random input.
+
+    constants: values that units read beside tensors. held: codes of quantised tensors by name, used where `seed` is 0;
+    all others are random.
+    """
 
     original: Original
     units: Sequence[Unit]
@@ -100,23 +107,23 @@ class Comparison:
         number = self.original.number
         self.shared = {number[name]: name for name in reversed(self.makers) if number.get(name) in self.original.makers}
         self.values: dict[int, Any] = {}
-        """Values of tensors that both sides have."""
+        """Values of tensors that both models have."""
 
     def targets(self) -> list[str]:
-        """The tensors to compare, in the order of the model."""
+        """Return the tensors to compare, in the order of the model."""
         return [self.shared[each] for each in sorted(self.shared) if not self._is_untouched(self.shared[each])]
 
     def _is_untouched(self, name: str) -> bool:
-        """Whether the unit that makes `name` is the operator of the imported model."""
+        """Return whether the unit that makes `name` is the unchanged operator of the imported model."""
         nodes, original = self.makers[name].nodes, self.original.makers[self.original.number[name]]
-        if len(nodes) != 1 or _described(nodes[0]) != _described(original) or captured(original):
+        if len(nodes) != 1 or _description(nodes[0]) != _description(original) or captured(original):
             return False
         return all(map(_is_same, nodes[0].inputs, original.inputs))
 
     def difference(self, name: str) -> str:
-        """How `name` differs; "" where it does not. Raises Unknown."""
+        """Describe how `name` differs; "" where it does not. Raises NotComputable."""
         number = self.original.number[name]
-        begin, order = self._between(name)
+        begin, order = self._common_inputs(name)
         given = {each: self._value(each) for each in begin}
         nodes = [node for unit in order for node in unit.nodes]
         slack = max(map(_slack, nodes), default=0.0)
@@ -124,76 +131,84 @@ class Comparison:
         low, high = self.original.compute(number, known, slack)
         self._require_alike(nodes, known, (low, high))
         try:
-            found = self._made(name, order, given)
+            found = self._compute_by_units(name, order, given)
         except (HostError, Unsupported, ValueError) as error:
             return f"it cannot be computed: {error}"
-        what = outside(found, low, high)
+        what = difference_from_bounds(found, low, high)
         if what and isinstance(low, np.ndarray) and low.dtype.kind == "f" and np.shape(found) == low.shape:
             what = beyond_rounding(self.original, number, given, (low, high), found)
         if what and self.original.is_vague(known):
-            raise Unknown
+            raise NotComputable
         return what
 
     def _require_alike(self, nodes: Sequence[ir.Node], known: Mapping[int, Any], last: Bounds) -> None:
-        """Raises Unknown where the integer operators `nodes` are other functions than the float operators that
-        made `known`, and `last` of them."""
-        if any(map(_is_another, nodes)):
-            raise Unknown
+        """Raise NotComputable where integer operators are other functions than the floats they replace.
+
+        known: values of the float operators; last: those of the tensor that is compared.
+        """
+        if any(map(_is_other_function, nodes)):
+            raise NotComputable
         converts = any(is_op(node, "Table", "QLinearAdd", "QLinearMul") for node in nodes)
         for x, scale in self.original.quantised(known):  # to what the processor converts such floats to
             with np.errstate(all="ignore"):
                 if np.any(np.isnan(x)) or (converts and np.any(np.abs(x) >= 2.0**31 * float(np.min(scale)))):
-                    raise Unknown
+                    raise NotComputable
         for out in (node.outputs[0] for node in nodes if is_op(node, "QLinearSoftmax")):
             largest = known.get(self.original.number.get(out.name or "", -1), last)[1]
             if out.dtype == ir.DataType.UINT8 and np.any(largest == 255):
-                raise Unknown  # which may be 256, and wraps, as onnxruntime's
+                raise NotComputable  # which may be 256, and wraps, as onnxruntime's
 
-    def _between(self, name: str) -> tuple[set[int], list[Unit]]:
-        """(The nearest tensors that decide on both sides what `name` is, the units between). Raises Unknown.
+    def _common_inputs(self, name: str) -> tuple[set[int], list[Unit]]:
+        """Return the nearest tensors that determine `name` in both models, and the units in between. Raises
+        NotComputable.
 
-        Tensors that one side passes by are taken back, the last one first: a kernel may compute again what another unit
-        has made, what was made twice may be made once, f(x, t(x)) may be g(x), and a wrong program reads what it should
-        not. At the latest it is the model's inputs that decide.
+        A tensor that one side bypasses is removed, the last one first: a kernel may recompute what another unit makes,
+        duplicates may be merged, f(x, t(x)) may be g(x), and a wrong program reads what it should not. In the end the
+        model's inputs remain.
         """
         number, inputs = self.original.number[name], self.original.inputs
-        before = _Others(self.shared, {number})
+        before = _Without(self.shared, {number})
         while True:
             begin = self.original.stops(number, before)
-            order, ends = self._order(name, begin)
+            order, ends = self._units_from(name, begin)
             inside = [each for each in begin if each not in inputs]
             read = {self.original.number.get(each) for unit in order for each in unit.inputs if each}
             unread = self.original.stops(number, before, of_shapes=False) - read
             if not (ends or unread) or not inside:
                 return begin | {self.original.number[each] for each in ends}, order
-            gone = [max(unread.intersection(inside), default=max(inside))]
+            removed = [max(unread.intersection(inside), default=max(inside))]
             if not ends and unread.isdisjoint(inside):  # inputs that one side computes with: all that depends on them
-                gone = [each for each in inside if not unread.isdisjoint(self.original.stops(each, {}))] or gone
-            for each in gone:
-                before.gone.add(each)
+                removed = [each for each in inside if not unread.isdisjoint(self.original.stops(each, {}))] or removed
+            for each in removed:
+                before.removed.add(each)
 
     # The model's side ------------------------------------------------------------------------------------------
 
     def _value(self, number: int) -> Any:
-        """What both sides take for a tensor: random bytes where it is quantised, or else what the model computes."""
+        """Return the value of a tensor for both models: random bytes where it is quantised, else the imported
+        model's.
+        """
         waiting = [number]
         while waiting:
             each = waiting[-1]
-            if each not in self.values and (value := self._chosen(each)) is not None:
+            if each not in self.values and (value := self._free_value(each)) is not None:
                 self.values[each] = value
             if each in self.values:
                 waiting.pop()
                 continue
-            stops = self.original.stops(each, _Others(self.shared, {each}))
+            stops = self.original.stops(each, _Without(self.shared, {each}))
             if missing := [stop for stop in stops if stop not in self.values]:
                 waiting += missing
                 continue
             self.values[each] = self.original.compute(each, {s: (self.values[s],) * 2 for s in stops})[1]
         return self.values[number]
 
-    def _chosen(self, number: int) -> Any:
-        """A value that is not computed; None where it is. What a table makes is: it may have none of the other bytes,
-        and two tables may be one because of what the table before them makes."""
+    def _free_value(self, number: int) -> Any:
+        """Return a value that is drawn and not computed; None where it must be computed.
+
+        Outputs of tables are computed: they may lack some bytes, and two tables may be merged because of the first
+        one's range.
+        """
         rng = np.random.default_rng((self.seed, number))
         if number in self.original.inputs:
             return _random_input(self.original.inputs[number], rng)
@@ -208,8 +223,8 @@ class Comparison:
 
     # The compiler's side ---------------------------------------------------------------------------------------
 
-    def _order(self, name: str, begin: Collection[int]) -> tuple[list[Unit], set[str]]:
-        """(The units that make `name` from `begin`, in order, the inputs of the model that they read beside these)."""
+    def _units_from(self, name: str, begin: Collection[int]) -> tuple[list[Unit], set[str]]:
+        """Return the units that make `name` from `begin`, in order, and the model inputs that they read besides."""
         order: list[Unit] = []
         ends: set[str] = set()
         done: set[int] = set()
@@ -231,10 +246,11 @@ class Comparison:
                 elif self.original.number.get(each) in self.original.inputs:
                     ends.add(each)
                 else:
-                    raise Unknown
+                    raise NotComputable
         return order, ends
 
-    def _made(self, name: str, order: Sequence[Unit], given: Mapping[int, Any]) -> Any:
+    def _compute_by_units(self, name: str, order: Sequence[Unit], given: Mapping[int, Any]) -> Any:
+        """Compute `name` by the compiled model's units."""
         made: dict[str, Any] = {}
         number = self.original.number
         for unit in order:
@@ -249,10 +265,10 @@ class Comparison:
 
 def check_rewriting(
     original: Original, units: Sequence[Unit], constants: Values, held: Values, after: str = ""
-) -> Compared:
-    """Compare what `units` make with `original`; Comparison says of what. after: the last pass, where more are to come.
+) -> ComparedTensors:
+    """Compare the tensors of `units` with `original`. Raises RewriteError for one that differs on TRIES random inputs.
 
-    RewriteError for the first tensor that differs on TRIES random inputs.
+    after: the last pass, where more passes are to come.
     """
     tries = [Comparison(original, units, constants, held, seed) for seed in range(TRIES)]
     targets, left_out = tries[0].targets(), 0
@@ -263,7 +279,7 @@ def check_rewriting(
                 what = tries[0].difference(name)
                 if what and all(each.difference(name) for each in tries[1:]):
                     raise RewriteError(name, what, after)
-            except Unknown:
+            except NotComputable:
                 left_out += 1
             except (RewriteError, MemoryError):
                 raise
@@ -271,12 +287,12 @@ def check_rewriting(
                 failure = failure or error
     if failure is not None:
         raise CheckFailed(failure) from failure
-    return Compared(len(targets) - left_out, left_out)
+    return ComparedTensors(len(targets) - left_out, left_out)
 
 
 def check_pass(original: Original, after: str, model: ir.Model) -> None:
-    """`check_rewriting` of a graph between passes, operator by operator."""
-    units = [operator(node, model.graph.opset_imports) for node in model.graph]
+    """Run `check_rewriting` on a graph between passes, operator by operator."""
+    units = [operator_unit(node, model.graph.opset_imports) for node in model.graph]
     constants = {name: constant(value) for name, value in model.graph.initializers.items()}
     check_rewriting(original, units, constants, {}, after)
 
@@ -284,32 +300,34 @@ def check_pass(original: Original, after: str, model: ir.Model) -> None:
 # Units -----------------------------------------------------------------------------------------------------------
 
 
-def units_of(program: Program, graph: ir.Graph, selection: Partition, computed: Remembered) -> list[Unit]:
-    """What `program` computes, of the graph that its operators come from. computed: what operators of the accelerator
-    made of what it held."""
+def units_of(program: Program, graph: ir.Graph, selection: Partition, computed: CachedResults) -> list[Unit]:
+    """Return the units of `program`. computed: cached results of the accelerator's operators."""
     by_name = {out.name: node for node in graph for out in node.outputs}
     if not all(kernel.host == host() for kernel in program.kernels):  # they are for another processor
         return [
-            operator(node, graph.opset_imports) if node in selection.cpu else _placed(node, computed) for node in graph
+            operator_unit(node, graph.opset_imports) if node in selection.cpu else _accelerator_unit(node, computed)
+            for node in graph
         ]
     units = []
     for step in program.steps:
         if isinstance(step, HostStep):
-            units.append(operator(by_name[next(filter(None, step.outputs))], graph.opset_imports))
+            units.append(operator_unit(by_name[next(filter(None, step.outputs))], graph.opset_imports))
         elif isinstance(step, CpuStep):
             infos = {info.name for info in step.nodes}
-            units.append(_step(program, step, tuple(node for node in graph if node.name in infos)))
-    return units + [_placed(node, computed) for node in graph if node not in selection.cpu]
+            units.append(_kernel_unit(program, step, tuple(node for node in graph if node.name in infos)))
+    return units + [_accelerator_unit(node, computed) for node in graph if node not in selection.cpu]
 
 
-def operator(node: ir.Node, opsets: Mapping[str, int]) -> Unit:
-    """`node` alone, by the host runtime."""
+def operator_unit(node: ir.Node, opsets: Mapping[str, int]) -> Unit:
+    """Return `node` as a unit that the host runtime computes."""
     op = parse(ir.serde.serialize_node(node), opsets)
     read = tuple(value.name or "" for value in (*node.inputs, *captured(node)) if value is not None)
     return Unit((node,), read, op.outputs, lambda values: execute(op, values))
 
 
-def _step(program: Program, step: CpuStep, nodes: tuple[ir.Node, ...]) -> Unit:
+def _kernel_unit(program: Program, step: CpuStep, nodes: tuple[ir.Node, ...]) -> Unit:
+    """Return a CPU step as a unit."""
+
     def run(values: Values) -> Sequence[Any]:
         arrays = [np.asarray(values[name]) for name in step.inputs if name]
         if step.kernel is None:
@@ -319,8 +337,8 @@ def _step(program: Program, step: CpuStep, nodes: tuple[ir.Node, ...]) -> Unit:
     return Unit(nodes, step.inputs, step.outputs, run)
 
 
-def _placed(node: ir.Node, computed: Remembered) -> Unit:
-    """An operator of the accelerator, or a view of what it holds."""
+def _accelerator_unit(node: ir.Node, computed: CachedResults) -> Unit:
+    """Return an operator of the accelerator, or a view of its result, as a unit."""
     operands = read_by(node)
 
     def run(values: Values) -> Sequence[Any]:
@@ -336,15 +354,15 @@ def _placed(node: ir.Node, computed: Remembered) -> Unit:
     return Unit((node,), inputs, outputs, run)
 
 
-def _described(node: ir.Node) -> Any:
-    """Equal for operators that are the same, of the same tensors."""
+def _description(node: ir.Node) -> Any:
+    """Return a key that is equal for equal operators of equal tensors."""
     told = sorted((name, repr(attr.value)) for name, attr in node.attributes.items())
     domain = "" if node.domain == "ai.onnx" else node.domain
     return domain, node.op_type, told, [value and value.name for value in node.inputs], [o.name for o in node.outputs]
 
 
 def _is_same(value: ir.Value | None, original: ir.Value | None) -> bool:
-    """Whether what has the same name has the same elements, where it is constant."""
+    """Return whether two tensors of one name have equal elements, where they are constant."""
     if value is None or original is None or value.const_value is original.const_value:
         return True
     a, b = constant(value), constant(original)
@@ -371,11 +389,13 @@ def _bytes(value: ir.Value, rng: np.random.Generator) -> Array:
 
 
 def _random_input(value: ir.Value, rng: np.random.Generator) -> Any:
-    """Floats where the model's scale has steps, away from ties; bytes; other integers of 0 and 1, as most are indices
-    or lengths. Raises Unknown."""
+    """Draw an input: floats away from ties of the model's scale; bytes; other integers 0 and 1, as most are indices.
+
+    Raises NotComputable.
+    """
     dims = shape(value)
     if not isinstance(value.type, ir.TensorType) or dims is None or value.dtype in (None, ir.DataType.STRING):
-        raise Unknown
+        raise NotComputable
     if _is_byte(value):
         return _bytes(value, rng)
     kind = numpy_dtype(dtype_name(value))
@@ -404,11 +424,11 @@ def _random_input(value: ir.Value, rng: np.random.Generator) -> Any:
 
 
 BIASED = {"QLinearConv": (8, 6), "QLinearConvTranspose": (8, 6), "QGemm": (6, 7)}
-"""Numbers of the inputs that are the bias and the scale of the result."""
+"""Operator -> indices of its bias and of the scale of its result."""
 
 
 def _may_wrap(node: ir.Node) -> bool:
-    """Whether products and a bias may be more than int32 holds, as where onnxruntime's is -2^31 for a larger one."""
+    """Return whether products and bias may overflow int32, as where onnxruntime clips a bias to -2^31."""
     place, *_ = BIASED.get(node.op_type, (len(node.inputs),))
     if place >= len(node.inputs):
         return False
@@ -419,7 +439,7 @@ def _may_wrap(node: ir.Node) -> bool:
 
 
 def _slack(node: ir.Node) -> float:
-    """Steps by which an integer operator may differ from the float operators that it stands for, beside rounding."""
+    """Return the steps by which an integer operator may differ from the floats that it replaces, besides rounding."""
     if is_op(node, "QLinearSoftmax"):
         return 1.0  # its table is scaled by the whole part of 1 / scale
     place = BIASED.get(node.op_type)
@@ -432,8 +452,8 @@ def _slack(node: ir.Node) -> float:
         return float(0.5 * np.max(x) * np.max(w) / np.min(y))  # of the bias
 
 
-def _is_another(node: ir.Node) -> bool:
-    """Whether onnxruntime's integer operator is another function than the float operators that it stands for."""
+def _is_other_function(node: ir.Node) -> bool:
+    """Return whether onnxruntime's integer operator is another function than the float operators that it replaces."""
     if is_op(node, "QLinearSoftmax"):  # where the largest power of a row, times 1 / scale, is infinite
         scale, dims = constant(node.inputs[3]), shape(node.outputs[0])
         if scale is None or dims is None:
