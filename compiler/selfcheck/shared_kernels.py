@@ -18,7 +18,7 @@ import numpy as np
 from llvmlite import ir
 from numpy.typing import NDArray
 
-from celosia.compiler.cpu.llvm import compile as llvm_compile
+from celosia.compiler.cpu.llvm import compile_loops as llvm_compile
 from celosia.compiler.cpu.llvm import dot, machine
 from celosia.compiler.cpu.target import dot_instructions
 from celosia.compiler.program.host.kernel import CompiledKernel

@@ -14,8 +14,8 @@ from thorough import paired
 
 from celosia.compiler import expr as T
 from celosia.compiler.cpu.function import CpuFunction, compile_op, run
-from celosia.compiler.cpu.llvm import compile as llvm
 from celosia.compiler.cpu.llvm import compile_function
+from celosia.compiler.cpu.llvm import compile_loops as llvm
 from celosia.compiler.cpu.node import CpuNode, InputType
 from celosia.compiler.cpu.ops import Unsupported
 from celosia.compiler.cpu.schedule import schedule

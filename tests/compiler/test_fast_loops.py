@@ -15,7 +15,7 @@ import celosia
 from celosia.compiler import expr as T
 from celosia.compiler.cpu.function import CpuFunction, compile_op
 from celosia.compiler.cpu.llvm.codegen import render
-from celosia.compiler.cpu.llvm.numbers import of_numbers
+from celosia.compiler.cpu.llvm.nan_free_extremes import nan_free_extremes
 from celosia.compiler.cpu.node import CpuNode, input_type
 from celosia.compiler.cpu.schedule.block_prefetch import next_block_prefetches
 from celosia.compiler.cpu.target import compiling_for, this_processor
@@ -124,18 +124,18 @@ def test_a_maximum_of_numbers_changes_no_result(op: str, dtype: str, axis: int) 
     np.testing.assert_allclose(found, expected, rtol=1e-6)  # NaN in the same places
     assert np.isnan(found).any() and not np.isnan(found).all()
     function = softmax(x.shape, axis, op, dtype)
-    assert of_numbers(function.body) and "maximum" not in render(function).text
+    assert nan_free_extremes(function.body) and "maximum" not in render(function).text
 
 
 def test_a_maximum_that_may_be_nan_stays_one() -> None:
     x = T.placeholder((4, 64), "float32", "x")
     k = T.reduce_axis(64, "k")
     plain = T.compute((4,), lambda i: T.max(x[i, k], k), "plain")
-    assert not of_numbers(T.lower(plain).body)
+    assert not nan_free_extremes(T.lower(plain).body)
     number = T.compute((4,), lambda i: T.max(T.select(T.equal(x[i, k], x[i, k]), x[i, k], -np.inf), k), "number")
     other = T.compute((4,), lambda i: T.max(T.select(T.equal(x[i, k], x[0, k]), x[i, k], -np.inf), k), "other")
-    assert {t.name for t in of_numbers(T.lower(number).body)} == {"number.acc"}
-    assert not of_numbers(T.lower(other).body)  # it tells something else
+    assert {t.name for t in nan_free_extremes(T.lower(number).body)} == {"number.acc"}
+    assert not nan_free_extremes(T.lower(other).body)  # it tells something else
 
 
 def test_terms_are_made_beside_their_sum() -> None:

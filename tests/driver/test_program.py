@@ -23,7 +23,7 @@ from thorough import some, tries
 from typer.testing import CliRunner
 
 import celosia
-from celosia.compiler.cpu.llvm import compile as llvm_compile
+from celosia.compiler.cpu.llvm import compile_loops as llvm_compile
 from celosia.compiler.cpu.target import TARGETS, Target
 from celosia.compiler.graph.errors import ModelError
 from celosia.compiler.program import InputError, Program, ProgramError

@@ -1,6 +1,6 @@
 """A team of threads that share the loops of kernels, and the lists of calls that each works through.
 
-Workers stay in machine code (llvm/team.py), where Python's global lock does not matter and no exception occurs. They
+Workers stay in machine code (llvm/team_code.py), where Python's global lock does not matter and nothing is raised. They
 spin for a while, so that the next kernels begin within a microsecond, and then sleep.
 """
 
@@ -225,7 +225,7 @@ class Stamps(bytes):
 
 
 def encode_calls(records: Sequence[tuple[int, int]]) -> Any:
-    """Encode a list for llvm/team.py: an int64 with the number of records, then pairs (function, arguments)."""
+    """Encode a list for llvm/team_code.py: an int64 with the number of records, then pairs (function, arguments)."""
     head = [len(records)] + [0] * (8 // _WORD - 1)
     return _pointer_array([*head, *itertools.chain.from_iterable(records)])
 

@@ -1,4 +1,4 @@
-"""Functions of floats: those of the C library, and of float32 polynomials in line, of scalars and of vectors."""
+"""Functions of floats: calls of the C library, and inline polynomials of float32, for scalars and vectors."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from celosia.compiler.program.host.float32_math import LOGISTIC_DENOMINATOR, LOG
 
 
 def library(b: Any, name: str, dtype: str, *args: V) -> V:
-    """A function of the C library, lane by lane. float16 goes through float32."""
+    """Call a function of the C library, lane by lane. float16 goes through float32."""
     if dtype == "float16":
         wide = library(b, name, "float32", *(convert(b, a, "float16", "float32") for a in args))
         return convert(b, wide, "float32", "float16")
@@ -41,33 +41,33 @@ def library(b: Any, name: str, dtype: str, *args: V) -> V:
 
 
 class _F32:
-    """Arithmetic on one width, to write polynomials as they are in books."""
+    """Float32 arithmetic of one vector width, to write polynomials as in textbooks."""
 
     def __init__(self, b: Any, x: V):
         self.b, self.x = b, x
 
-    def c(self, number: float) -> V:
-        return like(self.x, "float32", number)
+    def c(self, value: float) -> V:
+        return like(self.x, "float32", value)
 
-    def i(self, number: int) -> V:
-        return like(self.x, "int32", number)
+    def i(self, value: int) -> V:
+        return like(self.x, "int32", value)
 
     def fma(self, a: V, b: V, c: V) -> V:
         return multiply_add(self.b, a, b, c)
 
     def poly(self, x: V, *coefficients: float) -> V:
-        """Horner's rule, highest power first."""
+        """Evaluate a polynomial by Horner's rule with fused products, highest power first."""
         value = self.c(coefficients[0])
         for k in coefficients[1:]:
             value = self.fma(value, x, self.c(k))
         return value
 
     def madd(self, a: V, b: V, c: V) -> V:
-        """a * b + c with two roundings."""
+        """Write a * b + c with two roundings."""
         return self.b.fadd(self.b.fmul(a, b), c)
 
     def horner(self, x: V, *coefficients: float) -> V:
-        """As `poly`, with two roundings for each power."""
+        """Evaluate like `poly`, with two roundings for each power."""
         value = self.c(coefficients[0])
         for k in coefficients[1:]:
             value = self.madd(value, x, self.c(k))
@@ -79,8 +79,8 @@ class _F32:
     def float(self, x: V) -> V:
         return self.b.bitcast(x, widened(x, ir.FloatType()))
 
-    def reduced(self, x: V) -> tuple[V, V, V]:
-        """(r, k, n) such that exp(x) = 2^k exp(r) for small r; n is k as a float."""
+    def reduce_exponent(self, x: V) -> tuple[V, V, V]:
+        """Return (r, k, n) such that exp(x) = 2^k exp(r) for small r; n is k as a float."""
         magic = self.c(12582912.0)  # 1.5 * 2^23: adding it rounds to an integer, which is then in the low bits
         shifted = self.fma(x, self.c(1.44269504088896341), magic)
         n = self.b.fsub(shifted, magic)
@@ -88,18 +88,18 @@ class _F32:
         r = self.fma(n, self.c(-0.693145752), x)
         return self.fma(n, self.c(-1.42860677e-6), r), k, n
 
-    def scaled(self, x: V, k: V, n: V, where: V) -> V:
-        """x * 2^k for -252 <= k <= 254, which is n as a float; 0, and not computed, where that does not hold."""
+    def scale(self, x: V, k: V, n: V, mask: V) -> V:
+        """Write x * 2^k for -252 <= k <= 254 (n is k as a float); 0 where `mask` does not hold."""
         zero = self.c(0.0)
         if is_vector(x) and "avx512f" in features(self.b):
             if x.type.count == 16:
-                return self._vscalefps(x, n, zero, self.b.bitcast(where, ir.IntType(16)))
-            return self.where(where, intrinsic(self.b, "llvm.ldexp", x, extra=(k,), second=k.type), zero)
-        x = self.where(where, x, zero)
+                return self._vscalefps(x, n, zero, self.b.bitcast(mask, ir.IntType(16)))
+            return self.where(mask, intrinsic(self.b, "llvm.ldexp", x, extra=(k,), second_type=k.type), zero)
+        x = self.where(mask, x, zero)
         half = self.b.ashr(k, self.i(1))  # two factors, so that the result may be subnormal or infinite
         for power in (half, self.b.sub(k, half)):
             x = self.b.fmul(x, self.float(self.b.shl(self.b.add(power, self.i(127)), self.i(23))))
-        return self.where(where, x, zero)
+        return self.where(mask, x, zero)
 
     def _vscalefps(self, x: V, n: V, otherwise: V, where: V) -> V:
         rounding = ir.IntType(32)
@@ -113,11 +113,11 @@ class _F32:
 
 
 def exp32(b: Any, x: V) -> V:
-    """exp of float32, of scalars or vectors."""
+    """Write exp of float32, with the bits of onnxruntime's softmax."""
     f = _F32(b, x)
     x = f.where(b.fcmp_ordered(">", x, f.c(90.0)), f.c(90.0), x)
-    there = b.fcmp_unordered(">=", x, f.c(-104.0))  # what is too small for a float would be slow to compute
-    r, k, n = f.reduced(x)
+    is_representable = b.fcmp_unordered(">=", x, f.c(-104.0))  # what is too small for a float would be slow to compute
+    r, k, n = f.reduce_exponent(x)
     # Coefficients: those of onnxruntime's softmax, so that all bits are the same.
     p = f.poly(
         r,
@@ -129,45 +129,53 @@ def exp32(b: Any, x: V) -> V:
         1.0,
         1.0,
     )
-    return f.scaled(p, k, n, there)
+    return f.scale(p, k, n, is_representable)
 
 
-def _rational(f: _F32, x: V, limit: float, above: tuple[float, ...], below: tuple[float, ...]) -> V:
-    """x P(x^2) / Q(x^2), for x kept within the limit on both sides."""
+def _rational(f: _F32, x: V, limit: float, numerator: tuple[float, ...], denominator: tuple[float, ...]) -> V:
+    """Write x P(x^2) / Q(x^2), with x clamped to the limit."""
     b = f.b
     x = f.where(b.fcmp_ordered("<", x, f.c(-limit)), f.c(-limit), x)
     x = f.where(b.fcmp_ordered(">", x, f.c(limit)), f.c(limit), x)
     square = b.fmul(x, x)
-    return b.fdiv(b.fmul(f.poly(square, *above), x), f.poly(square, *below))
+    return b.fdiv(b.fmul(f.poly(square, *numerator), x), f.poly(square, *denominator))
 
 
 def tanh32(b: Any, x: V) -> V:
-    """The hyperbolic tangent of float32, of scalars or vectors, to the last bit as onnxruntime has it."""
-    above = (
+    """Write tanh of float32, bit-exact with onnxruntime."""
+    numerator = (
         -2.76076847742355e-16, 2.00018790482477e-13, -8.60467152213735e-11, 5.12229709037114e-08, 1.48572235717979e-05,
         6.37261928875436e-04, 4.89352455891786e-03,
     )  # fmt: skip
-    below = (1.19825839466702e-06, 1.18534705686654e-04, 2.26843463243900e-03, 4.89352518554385e-03)
-    return _rational(_F32(b, x), x, 9.0, above, below)
+    denominator = (1.19825839466702e-06, 1.18534705686654e-04, 2.26843463243900e-03, 4.89352518554385e-03)
+    return _rational(_F32(b, x), x, 9.0, numerator, denominator)
 
 
 def sigmoid32(b: Any, x: V) -> V:
-    """1 / (1 + exp(-x)) of float32, of scalars or vectors, to the last bit as onnxruntime has it."""
+    """Write 1 / (1 + exp(-x)) of float32, bit-exact with onnxruntime."""
     f = _F32(b, x)
     y = b.fadd(_rational(f, x, LOGISTIC_LIMIT, LOGISTIC_NUMERATOR, LOGISTIC_DENOMINATOR), f.c(0.5))
     return f.where(b.fcmp_ordered("<", y, f.c(0.0)), f.c(0.0), y)
 
 
 def erf32(b: Any, x: V) -> V:
-    """The error function of float32, of scalars or vectors, to the last bit as onnxruntime has it."""
+    """Write the error function of float32, bit-exact with onnxruntime."""
     f = _F32(b, x)
     size = intrinsic(b, "llvm.fabs", x)
     size = f.where(b.fcmp_ordered(">", size, f.c(3.925)), f.c(3.925), size)
-    near = (-5.99104969e-4, 4.99339588e-3, -2.67667342e-2, 1.12818025e-1, -3.76124859e-1, 1.28379151e-1)
-    far = (1.72948930e-5, -3.83208680e-4, 3.88393435e-3, -2.42545605e-2, 1.06777847e-1, 6.34846687e-1, 1.28717512e-1)
-    small = f.fma(f.poly(b.fmul(size, size), *near), size, size)
-    power = b.fneg(f.fma(f.poly(size, *far), size, size))
-    r, k, _ = f.reduced(power)
+    small_coefficients = (-5.99104969e-4, 4.99339588e-3, -2.67667342e-2, 1.12818025e-1, -3.76124859e-1, 1.28379151e-1)
+    large_coefficients = (
+        1.72948930e-5,
+        -3.83208680e-4,
+        3.88393435e-3,
+        -2.42545605e-2,
+        1.06777847e-1,
+        6.34846687e-1,
+        1.28717512e-1,
+    )
+    small = f.fma(f.poly(b.fmul(size, size), *small_coefficients), size, size)
+    power = b.fneg(f.fma(f.poly(size, *large_coefficients), size, size))
+    r, k, _ = f.reduce_exponent(power)
     p = f.poly(r, 1.38319808e-3, 8.37550033e-3, 4.16689515e-2, 1.66664466e-1, 4.99999851e-1, 1.0, 1.0)
     scale = f.float(b.shl(b.add(k, f.i(127)), f.i(23)))  # of a power that is not far below 0
     large = b.fsub(f.c(1.0), b.fmul(p, scale))
@@ -179,24 +187,24 @@ def erf32(b: Any, x: V) -> V:
 
 
 def unfused_exp32(b: Any, x: V) -> V:
-    """exp of float32 as in Elu, Softplus and the like of onnxruntime."""
+    """Write exp of float32 as in onnxruntime's Elu, Softplus and similar operators."""
     f = _F32(b, x)
-    there = b.fcmp_unordered(">=", x, f.c(-104.0))
+    is_representable = b.fcmp_unordered(">=", x, f.c(-104.0))
     top = f.where(b.fcmp_ordered(">", x, f.c(88.723)), f.c(88.723), x)
-    scaled, magic = f.madd(top, f.c(1.44269504088896341), f.c(0.5)), f.c(12582912.0)
-    near = b.fsub(b.fadd(scaled, magic), magic)
-    n = b.fsub(near, f.where(b.fcmp_ordered(">", near, scaled), f.c(1.0), f.c(0.0)))  # rounded down
+    scale, magic = f.madd(top, f.c(1.44269504088896341), f.c(0.5)), f.c(12582912.0)
+    near = b.fsub(b.fadd(scale, magic), magic)
+    n = b.fsub(near, f.where(b.fcmp_ordered(">", near, scale), f.c(1.0), f.c(0.0)))  # rounded down
     r = f.madd(n, f.c(2.12194440e-4), f.madd(n, f.c(-0.693359375), top))
     square = b.fmul(r, r)
     even = f.horner(square, 1.37449637986719608306884765625e-3, 4.166965186595916748046875e-2, 0.4999998807907104)
     odd = f.horner(square, 8.36894474923610687255859375e-3, 0.16666518151760101318359375)
     power = f.madd(square, f.madd(r, odd, even), b.fadd(r, f.c(1.0)))
-    k = b.fptosi(f.where(there, n, f.c(0.0)), f.bits(n).type)
-    return f.where(b.fcmp_unordered("uno", x, x), x, f.scaled(power, k, n, there))
+    k = b.fptosi(f.where(is_representable, n, f.c(0.0)), f.bits(n).type)
+    return f.where(b.fcmp_unordered("uno", x, x), x, f.scale(power, k, n, is_representable))
 
 
 def log32(b: Any, x: V) -> V:
-    """The natural logarithm of float32, of scalars or vectors, to the last bit as onnxruntime's Log has it."""
+    """Write the natural logarithm of float32, bit-exact with onnxruntime's Log."""
     f = _F32(b, x)
     tiny = b.fcmp_ordered("<", x, f.c(1.1754943508222875e-38))
     raw = f.bits(f.where(tiny, b.fmul(x, f.c(16777216.0)), x))
@@ -215,7 +223,7 @@ def log32(b: Any, x: V) -> V:
 
 
 def acos32(b: Any, x: V) -> V:
-    """The inverse cosine of float32, to the last bit as onnxruntime has it; NaN beyond 1."""
+    """Write the inverse cosine of float32, bit-exact with onnxruntime; NaN beyond 1."""
     f = _F32(b, x)
     size, square = intrinsic(b, "llvm.fabs", x), b.fmul(x, x)
     even = f.horner(
@@ -231,7 +239,7 @@ def acos32(b: Any, x: V) -> V:
 
 
 def asin32(b: Any, x: V) -> V:
-    """The inverse sine of float32, to the last bit as onnxruntime has it; NaN beyond 1."""
+    """Write the inverse sine of float32, bit-exact with onnxruntime; NaN beyond 1."""
     f = _F32(b, x)
     size = intrinsic(b, "llvm.fabs", x)
     large = b.fcmp_ordered(">", size, f.c(0.5))
@@ -246,7 +254,7 @@ def asin32(b: Any, x: V) -> V:
 
 
 def _sine(b: Any, x: V, cosine: bool, limit: float) -> V:
-    """The sine, or the cosine; beyond `limit` the C library's."""
+    """Write the sine or cosine by a polynomial; beyond `limit` by the C library."""
     f = _F32(b, x)
     size, magic = intrinsic(b, "llvm.fabs", x), f.c(12582912.0)
     shifted = b.fadd(b.fmul(size, f.c(0.636619746685028076171875)), magic)
@@ -259,34 +267,34 @@ def _sine(b: Any, x: V, cosine: bool, limit: float) -> V:
     odd = f.horner(square, -0.00019592341140837029, 0.0083326873655616852, -0.16666662039822983)
     odd = f.madd(b.fmul(odd, square), r, r)
     is_even = b.icmp_signed("==", b.and_(quarter, f.i(1)), f.i(0))
-    found = f.where(is_even, even, odd) if cosine else f.where(is_even, odd, even)
-    turned = b.shl(b.add(quarter, f.i(1)), f.i(30)) if cosine else b.xor(f.bits(x), b.shl(quarter, f.i(30)))
-    found = f.float(b.xor(f.bits(found), b.and_(turned, f.i(-(1 << 31)))))
-    far = b.fcmp_unordered(">=", size, f.c(limit))
-    return _or_library(b, "cos" if cosine else "sin", x, far, found)
+    value = f.where(is_even, even, odd) if cosine else f.where(is_even, odd, even)
+    sign_source = b.shl(b.add(quarter, f.i(1)), f.i(30)) if cosine else b.xor(f.bits(x), b.shl(quarter, f.i(30)))
+    value = f.float(b.xor(f.bits(value), b.and_(sign_source, f.i(-(1 << 31)))))
+    is_far = b.fcmp_unordered(">=", size, f.c(limit))
+    return _or_library(b, "cos" if cosine else "sin", x, is_far, value)
 
 
-def _or_library(b: Any, name: str, x: V, where: V, found: V) -> V:
-    """`found`, and where it says so what the C library has, which is called if there is such a lane at all."""
+def _or_library(b: Any, name: str, x: V, mask: V, value: V) -> V:
+    """Replace the lanes of `mask` by results of the C library, which is called only if there is such a lane."""
     lanes = ir.IntType(x.type.count if is_vector(x) else 1)
-    some = b.icmp_unsigned("!=", b.bitcast(where, lanes), lanes(0))
+    has_lane = b.icmp_unsigned("!=", b.bitcast(mask, lanes), lanes(0))
     before = b.block
-    with b.if_then(some, likely=False):
-        there = b.select(where, library(b, name, "float32", x), found)
+    with b.if_then(has_lane, likely=False):
+        replaced = b.select(mask, library(b, name, "float32", x), value)
         inside = b.block
     result = b.phi(x.type)
-    result.add_incoming(found, before)
-    result.add_incoming(there, inside)
+    result.add_incoming(value, before)
+    result.add_incoming(replaced, inside)
     return result
 
 
 def sin32(b: Any, x: V) -> V:
-    """The sine of float32, below 25,966 to the last bit as onnxruntime has it."""
+    """Write the sine of float32, bit-exact with onnxruntime below 25,966."""
     return _sine(b, x, cosine=False, limit=25966.0)
 
 
 def cos32(b: Any, x: V) -> V:
-    """The cosine of float32, below 18,838 to the last bit as onnxruntime has it."""
+    """Write the cosine of float32, bit-exact with onnxruntime below 18,838."""
     return _sine(b, x, cosine=True, limit=18838.0)
 
 

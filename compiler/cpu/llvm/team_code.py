@@ -1,8 +1,8 @@
-"""Threads that work through the same list of calls, as machine code: no Python between two kernels.
+"""Code of a team of threads that work through lists of calls, without Python between two kernels.
 
-A list is the number of its records and the records: two pointers each, a function and what it is given. All functions
-are called with (what they are given, part, parts): kernels, `wait`, which is a barrier, and `stamp`, which
-notes the time. Each thread has a list of its own, with the same barriers.
+A list is the number of its records and the records: two pointers each, a function and its argument. All functions are
+called with (argument, part, parts): kernels, `wait`, which is a barrier, and `stamp`, which notes the time. Each thread
+has a list of its own, with equal barriers.
 
 A worker has a slot: an int32 with its state, its list at byte 8, the number of parts, and from byte 64 on the semaphore
 (sem_t) at which it sleeps.
@@ -12,17 +12,21 @@ from __future__ import annotations
 
 from typing import Any
 
-from celosia.compiler.cpu.llvm.machine import link, machine, optimise, other
+from celosia.compiler.cpu.llvm.machine import foreign_target, link, machine, optimise
 from celosia.compiler.cpu.target import compiling_for
 from celosia.compiler.program.host.thread_team import ASLEEP, FUNCTIONS, IDLE, SLOT_BYTES, STOP, WORK
 
-PAUSES = {"x86_64": "@llvm.x86.sse2.pause()", "aarch64": "@llvm.aarch64.hint(i32 1)", "armv7": "@llvm.arm.hint(i32 1)"}
-"""What tells a processor that a loop only waits, by the first part of a triple."""
-TURNS = 128
-"""Turns of waiting at a barrier, some 10 us, before other threads get the processor: it may be they who are waited for.
+PAUSE_INSTRUCTIONS = {
+    "x86_64": "@llvm.x86.sse2.pause()",
+    "aarch64": "@llvm.aarch64.hint(i32 1)",
+    "armv7": "@llvm.arm.hint(i32 1)",
+}
+"""First part of a triple -> the instruction that tells a processor that a loop only waits."""
+BARRIER_SPINS = 128
+"""Iterations of spinning at a barrier, some 10 us, before yielding to other threads, which may be the missing ones.
 """
-AWAKE = 4096
-"""Turns that a worker without work waits for more, some 100 to 300 us, before it sleeps."""
+IDLE_SPINS = 4096
+"""Iterations of spinning of an idle worker, some 100 to 300 us, before it sleeps."""
 
 TEXT = f"""
 %record = type {{ ptr, ptr }}
@@ -76,7 +80,7 @@ turn:
   %closed = icmp eq i32 %seen, %before
   br i1 %closed, label %again, label %done
 again:
-  %patient = icmp ult i32 %turns, {TURNS}
+  %patient = icmp ult i32 %turns, {BARRIER_SPINS}
   br i1 %patient, label %pause, label %yield
 pause:
   call void PAUSE
@@ -152,7 +156,7 @@ work:
   call void @celosia_run(ptr %list, i64 %part, i64 %parts)
   br label %turn
 idle:
-  %patient = icmp ult i32 %turns, {AWAKE}
+  %patient = icmp ult i32 %turns, {IDLE_SPINS}
   br i1 %patient, label %pause, label %sleep
 pause:
   call void PAUSE
@@ -180,16 +184,16 @@ define void @celosia_prepare(ptr %slot) nounwind {{
 
 
 def team_object() -> bytes:
-    """An object file with `FUNCTIONS`, for the processor that is compiled for."""
-    triple = machine(other()).triple
-    pause = next((call for name, call in PAUSES.items() if triple.startswith(name)), None)
+    """Compile the team's functions (`FUNCTIONS`) to an object file for the target."""
+    triple = machine(foreign_target()).triple
+    pause = next((call for name, call in PAUSE_INSTRUCTIONS.items() if triple.startswith(name)), None)
     declared = f"declare void {pause.replace(' 1', '')}" if pause else ""
     called = f"call void {pause}" if pause else ""
     return optimise(TEXT.replace("PAUSE_DECLARED", declared).replace("call void PAUSE", called))[1]
 
 
 def link_team() -> tuple[dict[str, int], Any]:
-    """(addresses of `FUNCTIONS` in this process, what keeps their code)."""
+    """Link the team's functions into this process. Returns their addresses, and the owner of their code."""
     with compiling_for(None):
         linked = link(FUNCTIONS, team_object())
     return {name: linked[name] for name in FUNCTIONS}, linked

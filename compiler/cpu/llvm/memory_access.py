@@ -1,4 +1,4 @@
-"""Tensors in the LLVM IR of a kernel: where they lie, and their elements read and written, one or a vector of lanes."""
+"""Tensors in the LLVM IR of a kernel: their pointers, and loads and stores of elements or vectors."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 from llvmlite import ir
 
 from celosia.compiler.cpu.llvm import operations, unrolled
-from celosia.compiler.cpu.llvm.operations import aligned, is_vector, memory_type, splat
+from celosia.compiler.cpu.llvm.operations import align_size, is_vector, memory_type, splat
 from celosia.compiler.cpu.llvm.unrolled import UnrolledLoop
 from celosia.compiler.cpu.schedule.block_prefetch import PrefetchedElement
 from celosia.compiler.cpu.schedule.streaming_stores import LINE
@@ -18,16 +18,20 @@ from celosia.compiler.program.dtypes import itemsize
 
 V = Any  # an LLVM value; llvmlite has no types
 I64 = ir.IntType(64)
-STACK_LIMIT = 16 << 10  # larger "local" tensors go to the workspace,
-STACK_MOST = 256 << 10  # and so do those that follow so many bytes of others
+MAX_STACK_TENSOR_BYTES = 16 << 10  # larger "local" tensors go to the workspace,
+MAX_STACK_BYTES = 256 << 10  # and so do those beyond this sum
 
 
 class MemoryWriter:
-    """Writer of memory accesses, which knows a body's tensors and the loops around it. loop, share: see BodyWriter."""
+    """Writes memory accesses of a kernel's body.
+
+    It knows the tensors and the loops around. loop, share: see BodyWriter.
+    """
 
     def __init__(
         self, fn: Any, memory: dict[Tensor, V], workspace: V, loop: For | None = None, share: tuple[V, ...] = ()
     ) -> None:
+        """Create the entry block, for allocations, and the first block of code."""
         self.fn, self.workspace, self.shared_loop, self.share = fn, workspace, loop, share
         self.features = fn.module.features
         self.entry = ir.IRBuilder(fn.append_basic_block("entry"))
@@ -36,37 +40,39 @@ class MemoryWriter:
         self.entry.position_before(self.entry.block.terminator)
         self.memory = memory
         self.workspace_bytes = self.stack_bytes = 0
-        self.vector: tuple[Var, int] | None = None  # the loop whose iterations are lanes
+        self.vector: tuple[Var, int] | None = None  # the vectorised loop and its extent
         self.lane: int | None = None  # the lane for which scalars are written, inside an index
         self.rows: UnrolledLoop | None = None  # the innermost unrolled loop
-        self.tile_rows = 0  # of the tiles that this function uses, if it does
-        self.ahead: dict[int, int] = {}  # loads, by id, and how far ahead of them memory is fetched
-        self.following: dict[Var, PrefetchedElement] = {}  # loops, and what each iteration fetches
-        self.streamed: frozenset[Tensor] = frozenset()  # outputs whose lines pass by the caches
-        self.numbers: frozenset[Tensor] = frozenset()  # extremes that are never NaN
-        self.mask: V = None  # the lanes that may read outside a tensor's range, inside the arm of a selection
+        self.tile_rows = 0  # rows of the AMX tiles that this function uses, 0 without
+        self.prefetch_distance: dict[int, int] = {}  # loads by id -> elements that are fetched ahead
+        self.prefetched: dict[Var, PrefetchedElement] = {}  # loop -> the element that each iteration fetches
+        self.streaming_stores: frozenset[Tensor] = frozenset()  # outputs whose stores bypass the caches
+        self.nan_free: frozenset[Tensor] = frozenset()  # extremes that are never NaN
+        self.mask: V = None  # lanes that may read, inside the arm of a selection
 
     def expr(self, e: Expr, env: dict[Var, V], memo: dict[Any, V]) -> V:
-        """Writes an expression, each part of it once for a `memo`, and returns its value."""
+        """Write an expression, each node once for a `memo`, and return its value."""
         raise NotImplementedError
 
     def _alloc(self, tensor: Tensor, scope: str) -> V:
-        if scope == "local" and tensor.nbytes <= min(STACK_LIMIT, STACK_MOST - self.stack_bytes):
-            self.stack_bytes += aligned(tensor.nbytes)
+        """Allocate a tensor on the stack if it is small, else in the workspace. Returns its pointer."""
+        if scope == "local" and tensor.nbytes <= min(MAX_STACK_TENSOR_BYTES, MAX_STACK_BYTES - self.stack_bytes):
+            self.stack_bytes += align_size(tensor.nbytes)
             slot = self.entry.alloca(ir.ArrayType(memory_type(tensor.dtype), max(tensor.size, 1)))
             slot.align = operations.ALIGN
             slot.type = ir.PointerType()  # llvmlite would check the type of what is stored against that of the array
             return slot
-        at = self.workspace_bytes
-        self.workspace_bytes += aligned(tensor.nbytes)
-        return self.entry.gep(self.workspace, [I64(at)], inbounds=True, source_etype=ir.IntType(8))
+        offset = self.workspace_bytes
+        self.workspace_bytes += align_size(tensor.nbytes)
+        return self.entry.gep(self.workspace, [I64(offset)], inbounds=True, source_etype=ir.IntType(8))
 
-    def _pointer(self, tensor: Tensor, at: V) -> V:
+    def _pointer(self, tensor: Tensor, element: V) -> V:
         if tensor.value is not None and tensor not in self.memory:
             self.memory[tensor] = self._table(tensor)
-        return self.b.gep(self.memory[tensor], [at], inbounds=True, source_etype=memory_type(tensor.dtype))
+        return self.b.gep(self.memory[tensor], [element], inbounds=True, source_etype=memory_type(tensor.dtype))
 
     def _table(self, tensor: Tensor) -> V:
+        """Define a constant tensor as a global of the module. Returns its pointer."""
         assert tensor.value is not None
         data = bytearray(tensor.value.tobytes())
         kind = ir.ArrayType(ir.IntType(8), max(len(data), 1))
@@ -77,7 +83,7 @@ class MemoryWriter:
         return table
 
     def _offset(self, tensor: Tensor, index: tuple[Expr, ...], env: dict[Var, V], memo: dict[Any, V]) -> V:
-        """The element number, as a scalar."""
+        """Write the row-major element number of an index, as a scalar."""
         total: V = None
         constant = 0
         for atom, k in linear(flatten(tensor.shape, index)).items():
@@ -92,26 +98,28 @@ class MemoryWriter:
             return I64(constant)
         return self.b.add(total, I64(constant), flags=("nsw",)) if constant else total
 
-    def _lanes(self, tensor: Tensor, index: tuple[Expr, ...]) -> int | None:
-        """How far lanes lie apart in memory; None where that is not a constant."""
+    def _lane_stride(self, tensor: Tensor, index: tuple[Expr, ...]) -> int | None:
+        """Return the distance of lanes in memory; None where that is not a constant."""
         if self.vector is None or self.lane is not None:
             return 0
         return stride_along(tensor, index, self.vector[0])
 
-    def _in_lane(self, lane: int | None, tensor: Tensor, index: tuple[Expr, ...], env: dict[Var, V]) -> V:
+    def _lane_pointer(self, lane: int | None, tensor: Tensor, index: tuple[Expr, ...], env: dict[Var, V]) -> V:
+        """Return the pointer to the element that one lane accesses."""
         saved, self.lane = self.lane, lane
-        at = self._offset(tensor, index, env, {})
+        element = self._offset(tensor, index, env, {})
         self.lane = saved
-        return self._pointer(tensor, at)
+        return self._pointer(tensor, element)
 
     def _load(self, tensor: Tensor, index: tuple[Expr, ...], env: dict[Var, V]) -> V:
+        """Load an element for all lanes, a vector, a masked vector, or lane by lane, as the stride allows."""
         element = memory_type(tensor.dtype)
         align = itemsize(tensor.dtype)
-        step = self._lanes(tensor, index)
+        step = self._lane_stride(tensor, index)
         if step == 0:
             if self.mask is not None and self.lane is None and not is_in_bounds(Load(tensor, index)):
                 raise ValueError(f"{tensor.name}: all lanes read one element where a condition of each holds")
-            at = self._in_lane(self.lane or 0, tensor, index, env)
+            at = self._lane_pointer(self.lane or 0, tensor, index, env)
             value = self.b.load(at, typ=element, align=align)
         else:
             assert self.vector is not None
@@ -122,12 +130,12 @@ class MemoryWriter:
                     raise ValueError(f"{tensor.name}: lanes {step} apart read where a condition holds")
                 value = self._masked_load(tensor, index, env)
             elif step == 1:
-                value = self.b.load(self._in_lane(0, tensor, index, env), typ=wide, align=align)
-            elif (tile := self._tile(tensor, index, env)) is not None:
+                value = self.b.load(self._lane_pointer(0, tensor, index, env), typ=wide, align=align)
+            elif (tile := self._load_tile(tensor, index, env)) is not None:
                 assert self.rows is not None
-                value = tile[self.rows.at]
+                value = tile[self.rows.iteration]
             elif step == 2:  # both halves of what the lanes span, then every other element
-                first = self._in_lane(0, tensor, index, env)
+                first = self._lane_pointer(0, tensor, index, env)
                 second = self.b.gep(first, [I64(n - 1)], inbounds=True, source_etype=element)
                 halves = [self.b.load(at, typ=wide, align=align) for at in (first, second)]
                 pick = [2 * k if 2 * k < n else 2 * k + 1 for k in range(n)]
@@ -135,7 +143,7 @@ class MemoryWriter:
             else:
                 value = ir.Constant(wide, ir.Undefined)
                 for lane in range(n):
-                    at = self._in_lane(lane, tensor, index, env)
+                    at = self._lane_pointer(lane, tensor, index, env)
                     one = self.b.load(at, typ=element, align=align)
                     value = self.b.insert_element(value, one, ir.IntType(32)(lane))
         if tensor.dtype == "bool":
@@ -143,62 +151,71 @@ class MemoryWriter:
         return value
 
     def _masked_load(self, tensor: Tensor, index: tuple[Expr, ...], env: dict[Var, V]) -> V:
-        """Where the processor would go lane by lane, a plain vector, if all of it is inside the tensor."""
+        """Load a vector under the current mask.
+
+        Where the processor would load lane by lane, a plain load replaces it if all of the vector is inside the tensor.
+        """
         element, n = memory_type(tensor.dtype), self.mask.type.count
         saved, self.lane = self.lane, 0
-        at = self._offset(tensor, index, env, {})
+        element_number = self._offset(tensor, index, env, {})
         self.lane = saved
-        place, align = self._pointer(tensor, at), itemsize(tensor.dtype)
+        pointer, align = self._pointer(tensor, element_number), itemsize(tensor.dtype)
         if "neon" not in self.features or tensor.size < n:
-            return operations.masked_load(self.b, place, self.mask, element, align)
-        inside = self.b.icmp_unsigned("<=", at, I64(tensor.size - n))
-        return operations.load_if(self.b, inside, place, self.mask, element, align)
+            return operations.masked_load(self.b, pointer, self.mask, element, align)
+        inside = self.b.icmp_unsigned("<=", element_number, I64(tensor.size - n))
+        return operations.load_if(self.b, inside, pointer, self.mask, element, align)
 
-    def _tile(self, tensor: Tensor, index: tuple[Expr, ...], env: dict[Var, V]) -> list[V] | None:
-        """What all iterations of the unrolled loop read, where that lies in lines."""
+    def _load_tile(self, tensor: Tensor, index: tuple[Expr, ...], env: dict[Var, V]) -> list[V] | None:
+        """Load what all iterations of the unrolled loop read, at once; None where it is not contiguous."""
         rows, vector = self.rows, self.vector
         if rows is None or vector is None:
             return None
-        count = rows.lines(tensor, index, self._lanes(tensor, index), vector[1])
+        count = rows.contiguous_lines(tensor, index, self._lane_stride(tensor, index), vector[1])
         if count is None:
             return None
         key = (tensor, *map(id, index), id(self.b.block))  # of this block only, in which code runs from top to bottom
-        if key not in rows.tiles:
+        if key not in rows.loaded:
             first = env | {rows.var: I64(0)}
-            starts = [self._in_lane(lane, tensor, index, first) for lane in range(count)]
+            starts = [self._lane_pointer(lane, tensor, index, first) for lane in range(count)]
             wide = ir.VectorType(memory_type(tensor.dtype), vector[1] * rows.extent // count)
             lines = [self.b.load(at, typ=wide, align=itemsize(tensor.dtype)) for at in starts]
-            rows.tiles[key] = unrolled.columns(self.b, lines, rows.extent)
-        return rows.tiles[key]
+            rows.loaded[key] = unrolled.transpose_lines(self.b, lines, rows.extent)
+        return rows.loaded[key]
 
     def _store(self, tensor: Tensor, index: tuple[Expr, ...], value: V, env: dict[Var, V]) -> None:
+        """Store a scalar, a vector, or lane by lane, as the stride allows."""
         if tensor.dtype == "bool":
             byte = ir.IntType(8)
             value = self.b.zext(value, ir.VectorType(byte, value.type.count) if is_vector(value) else byte)
         align = itemsize(tensor.dtype)
-        step = self._lanes(tensor, index)
+        step = self._lane_stride(tensor, index)
         if self.vector is None:
-            self.b.store(value, self._in_lane(None, tensor, index, env), align=align)
+            self.b.store(value, self._lane_pointer(None, tensor, index, env), align=align)
             return
         n = self.vector[1]
-        if self.rows is not None and self._held(self.rows, tensor, index, splat(self.b, value, n), env):
+        if self.rows is not None and self._collect_store(self.rows, tensor, index, splat(self.b, value, n), env):
             return
         if step == 1:
-            done = self.b.store(splat(self.b, value, n), self._in_lane(0, tensor, index, env), align=align)
-            if tensor in self.streamed and n * align == LINE:
+            done = self.b.store(splat(self.b, value, n), self._lane_pointer(0, tensor, index, env), align=align)
+            if tensor in self.streaming_stores and n * align == LINE:
                 done.set_metadata("nontemporal", self.fn.module.add_metadata([ir.IntType(32)(1)]))
             return
         for lane in range(n):
             one = self.b.extract_element(value, ir.IntType(32)(lane)) if is_vector(value) else value
-            self.b.store(one, self._in_lane(lane, tensor, index, env), align=align)
+            self.b.store(one, self._lane_pointer(lane, tensor, index, env), align=align)
 
-    def _held(self, rows: UnrolledLoop, tensor: Tensor, index: tuple[Expr, ...], value: V, env: dict[Var, V]) -> bool:
-        """Whether `value` is stored together with those of the other iterations of the unrolled loop, by the last."""
-        if not rows.holds(tensor, index, self._lanes(tensor, index)):
+    def _collect_store(
+        self, rows: UnrolledLoop, tensor: Tensor, index: tuple[Expr, ...], value: V, env: dict[Var, V]
+    ) -> bool:
+        """Collect the values that the iterations of the unrolled loop store; the last one writes all of them.
+
+        Returns False where they are not interleaved in memory, and nothing was collected.
+        """
+        if not rows.interleaves_stores(tensor, index, self._lane_stride(tensor, index)):
             return False
-        held = rows.held.setdefault(tensor, [])
-        held.append(value)
-        if len(held) == rows.extent:
-            at = self._in_lane(0, tensor, index, env | {rows.var: I64(0)})
-            self.b.store(unrolled.interleaved(self.b, held), at, align=itemsize(tensor.dtype))
+        values = rows.pending_stores.setdefault(tensor, [])
+        values.append(value)
+        if len(values) == rows.extent:
+            pointer = self._lane_pointer(0, tensor, index, env | {rows.var: I64(0)})
+            self.b.store(unrolled.interleave(self.b, values), pointer, align=itemsize(tensor.dtype))
         return True
