@@ -1,7 +1,7 @@
 """The CPU backend, from ONNX operators to machine code, in the order in which an operator passes the files.
 
 parse           which host operator an ONNX node is
-node, element_types   what a kernel's operators and inputs are
+node, types     what a kernel's operators and inputs are
 ops/            what each operator computes, as tensor expressions
 schedule/       in which order and with which vectors and threads its loops run
 function        which operators make one kernel, and which constants are folded

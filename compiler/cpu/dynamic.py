@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from celosia.compiler.cpu.element_types import TYPES
 from celosia.compiler.cpu.function import compile_op
 from celosia.compiler.cpu.node import InputType
 from celosia.compiler.cpu.ops import OPS, Unsupported, operators_with, traits
 from celosia.compiler.cpu.target import compiling_for
+from celosia.compiler.cpu.types import TYPES
 from celosia.compiler.program.dtypes import itemsize
 from celosia.compiler.program.host.kernel import CompiledKernel
 from celosia.compiler.program.host.op import DOMAINS, HostOp, Value, check_size

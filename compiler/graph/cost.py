@@ -10,14 +10,14 @@ import onnx_ir as ir
 
 from celosia.compiler.cpu.ops import traits
 from celosia.compiler.graph.values import attribute, shape
-from celosia.compiler.program.traits import register_in
+from celosia.compiler.program.traits import filling
 
 Shape = Any
 """tuple[int, ...], or None where it is not known, or an input is left out."""
 Count = Callable[[ir.Node, Sequence[Shape], Shape], int]
 """Products of a node, of the shapes of its inputs and of its first output; TypeError or IndexError where one lacks."""
 _COUNTS: dict[str, Count] = {}
-_counts = register_in(_COUNTS)
+_counts = filling(_COUNTS)
 
 
 def total_macs(graph: ir.Graph) -> int:

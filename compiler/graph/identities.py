@@ -30,13 +30,13 @@ from celosia.compiler.graph.values import (
     replace_by,
     shape,
 )
-from celosia.compiler.program.traits import register_in
+from celosia.compiler.program.traits import filling
 
 Rule = Callable[[ir.Graph, ir.Node], ir.Value | None]
 """(graph, node) -> the value that the output of the node equals, perhaps that of a new node; None where none."""
 RULES: dict[str, Rule] = {}
 """What each operator may equal. An output that differs from the value in shape or element type keeps its operator."""
-_rule = register_in(RULES)
+_rule = filling(RULES)
 
 
 def simplify(model: ir.Model) -> None:

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from celosia.compiler.cpu.element_types import TYPES
 from celosia.compiler.cpu.ops import OPS, Unsupported, build
+from celosia.compiler.cpu.types import TYPES
 from celosia.compiler.expr import placeholder
 from celosia.compiler.graph.custom import custom, infer_custom
 from celosia.compiler.graph.errors import ModelError

@@ -9,13 +9,13 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from celosia.compiler.cpu.element_types import TYPES
 from celosia.compiler.cpu.function import CpuFunction
 from celosia.compiler.cpu.node import CpuNode, InputType, is_mapped
 from celosia.compiler.cpu.ops import OPS, VIEWS, Unsupported, build, traits
 from celosia.compiler.cpu.ops.bit_serial import LEVELS
 from celosia.compiler.cpu.parse import parse
 from celosia.compiler.cpu.schedule.operator_fusion import fuse_nodes, saved_traffic
+from celosia.compiler.cpu.types import TYPES
 from celosia.compiler.expr import placeholder
 from celosia.compiler.expr.unique_names import unused_name
 from celosia.compiler.graph.errors import ModelError

@@ -70,7 +70,7 @@ class Traits:
 F = TypeVar("F")
 
 
-def register_in(table: dict[str, F]) -> Callable[..., Callable[[F], F]]:
+def filling(table: dict[str, F]) -> Callable[..., Callable[[F], F]]:
     """Return a decorator that enters a function in `table` under the names of the operators it is for."""
 
     def for_operators(*names: str) -> Callable[[F], F]:
@@ -87,7 +87,7 @@ _ROWS: dict[str, Traits] = {}
 _NOTHING = Traits()
 
 
-def add_traits(name: str, **facts: Any) -> None:
+def state(name: str, **facts: Any) -> None:
     """Fill in fields of an operator's row. Raises TypeError where one is filled already."""
     row = traits(name)
     if repeated := [field_name for field_name in facts if getattr(row, field_name) != getattr(_NOTHING, field_name)]:

@@ -7,14 +7,14 @@ from collections.abc import Mapping
 import onnx
 
 from celosia.compiler.cpu.ops.elementwise import UNARY
-from celosia.compiler.program.traits import register_in
+from celosia.compiler.program.traits import filling
 from celosia.compiler.superoptimise.forms import READER, windows_of
 from celosia.compiler.superoptimise.graph import FloatMap
 from celosia.compiler.superoptimise.reading import BYTES, NodeReader, NotOurs, OnnxReader, attributes_of
 
 FLOAT = "float32"
 FLOAT_READERS: dict[str, NodeReader] = {}
-_reads = register_in(FLOAT_READERS)
+_reads = filling(FLOAT_READERS)
 
 
 @_reads("Conv")

@@ -7,7 +7,7 @@ from typing import Any
 
 import onnx
 
-from celosia.compiler.program.traits import register_in
+from celosia.compiler.program.traits import filling
 from celosia.compiler.superoptimise.graph import Array, ByteMap, Meant, Note, Written
 from celosia.compiler.superoptimise.reading import (
     BYTES,
@@ -231,7 +231,7 @@ def _qdq_moves(reader: OnnxReader, node: onnx.NodeProto, y: BytesOf) -> None:
 
 Mover = Callable[[OnnxReader, onnx.NodeProto, str, list[str], Meant | None], None]
 _MOVES: dict[str, Mover] = {}
-_mover = register_in(_MOVES)
+_mover = filling(_MOVES)
 
 
 @_mover("Transpose")

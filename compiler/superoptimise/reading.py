@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from onnx import numpy_helper
 
 from celosia.compiler.numerics import conv_scale
-from celosia.compiler.program.traits import register_in
+from celosia.compiler.program.traits import filling
 from celosia.compiler.superoptimise.graph import (
     ONNX,
     Array,
@@ -282,8 +282,8 @@ QDQ_READERS: dict[str, QdqReader] = {}
 NodeReader = Callable[[OnnxReader, onnx.NodeProto], None]
 READERS: dict[str, NodeReader] = {}
 """Readers of the other operators."""
-qdq_reader = register_in(QDQ_READERS)
-node_reader = register_in(READERS)
+qdq_reader = filling(QDQ_READERS)
+node_reader = filling(READERS)
 
 
 def not_ours(*what: Any) -> None:

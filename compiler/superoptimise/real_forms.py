@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import onnx
 
-from celosia.compiler.program.traits import register_in
+from celosia.compiler.program.traits import filling
 from celosia.compiler.superoptimise.float_forms import FLOAT_READERS, FloatReader
 from celosia.compiler.superoptimise.forms import windows_of
 from celosia.compiler.superoptimise.graph import Array, GraphOp
@@ -15,8 +15,8 @@ from celosia.compiler.superoptimise.reading import NodeReader, NotOurs, OnnxRead
 from celosia.compiler.superoptimise.writing import WRITERS, OnnxWriter
 
 _READERS: dict[str, NodeReader] = {}
-_reads = register_in(_READERS)
-_writes = register_in(WRITERS)
+_reads = filling(_READERS)
+_writes = filling(WRITERS)
 
 
 @_reads("Add", "Mul", "Sub")

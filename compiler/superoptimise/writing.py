@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-from celosia.compiler.program.traits import register_in
+from celosia.compiler.program.traits import filling
 from celosia.compiler.superoptimise.graph import ONNX, Array, ByteMap, BytesGraph, FloatMap, GraphOp, Meant, Written
 
 MICROSOFT = "com.microsoft"
@@ -189,7 +189,7 @@ class OnnxWriter:
 
 OperationWriter = Callable[[OnnxWriter, GraphOp], None]
 WRITERS: dict[str, OperationWriter] = {}
-_writes = register_in(WRITERS)
+_writes = filling(WRITERS)
 
 
 def _unwritable(writer: OnnxWriter, each: GraphOp) -> None:

@@ -20,11 +20,11 @@ from numpy.typing import NDArray
 from onnx import helper
 from thorough import paired, some
 
-from celosia.compiler.cpu.element_types import TYPES
 from celosia.compiler.cpu.function import compile_op
 from celosia.compiler.cpu.node import InputType
 from celosia.compiler.cpu.ops import OPS, Unsupported, traits
 from celosia.compiler.cpu.parse import parse
+from celosia.compiler.cpu.types import TYPES
 from celosia.compiler.program.host.hostops import HOST, RANDOM, sized_function
 from celosia.compiler.program.host.op import DOMAINS, HostError, HostOp
 from celosia.compiler.selfcheck import operator_results

@@ -14,7 +14,7 @@ from celosia.compiler.cpu.ops import OPS
 from celosia.compiler.graph import cost, identities, quantized, sample_rules
 from celosia.compiler.graph.select import BUILDERS
 from celosia.compiler.program.host.hostops import HOST, sized_names
-from celosia.compiler.program.traits import Kind, add_traits, all_operators, operators_with, traits
+from celosia.compiler.program.traits import Kind, all_operators, operators_with, state, traits
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = ("compiler", "driver")
@@ -99,7 +99,7 @@ def test_every_operator_has_a_row() -> None:
 def test_a_fact_is_stated_once() -> None:
     assert traits("Conv").kind is Kind.COMPLEX and traits("no such operator").kind is Kind.OPAQUE
     with pytest.raises(TypeError, match="Conv: wide stated twice"):
-        add_traits("Conv", wide=False)
+        state("Conv", wide=False)
     assert traits("Conv").wide
 
 

@@ -10,9 +10,9 @@ import pytest
 from onnx import TensorProto
 from thorough import paired
 
-from celosia.compiler.cpu.element_types import ONNX_TYPES
 from celosia.compiler.cpu.function import compile_op
 from celosia.compiler.cpu.ops import Unsupported
+from celosia.compiler.cpu.types import ONNX_TYPES
 
 Array = np.ndarray[Any, Any]
 RNG = np.random.default_rng(0)

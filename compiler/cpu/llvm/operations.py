@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from llvmlite import ir
 
-from celosia.compiler.cpu.element_types import TYPES
+from celosia.compiler.cpu.types import TYPES
 from celosia.compiler.program.dtypes import numpy_dtype
 
 V = Any

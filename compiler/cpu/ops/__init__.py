@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from celosia.compiler.cpu.element_types import TYPES
 from celosia.compiler.cpu.ops import (  # they fill the table
     attention,
     averages,
@@ -27,6 +26,7 @@ from celosia.compiler.cpu.ops import (  # they fill the table
 )
 from celosia.compiler.cpu.ops.registry import OPS, Array, Node, Unsupported
 from celosia.compiler.cpu.ops.shape import view_shape
+from celosia.compiler.cpu.types import TYPES
 from celosia.compiler.expr import Expr, Tensor, compute
 from celosia.compiler.expr.affine import interval
 from celosia.compiler.expr.nodes import Load, Reduce, Select

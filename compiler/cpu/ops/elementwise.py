@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from celosia.compiler import expr as T
-from celosia.compiler.cpu.element_types import ONNX_TYPES
 from celosia.compiler.cpu.ops.registry import Node, Unsupported, at, op
+from celosia.compiler.cpu.types import ONNX_TYPES
 from celosia.compiler.expr import Expr, Tensor, call, is_float, select, wrap
 from celosia.compiler.program.host.shape_rules import broadcast
 from celosia.compiler.program.traits import Kind, Moves

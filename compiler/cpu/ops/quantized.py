@@ -9,7 +9,6 @@ from math import prod
 from typing import Any
 
 from celosia.compiler import expr as T
-from celosia.compiler.cpu.element_types import ONNX_TYPES
 from celosia.compiler.cpu.ops import bit_serial, integer
 from celosia.compiler.cpu.ops.convolution import transposed
 from celosia.compiler.cpu.ops.integer import left_zero, matrix_product, right_zero
@@ -17,6 +16,7 @@ from celosia.compiler.cpu.ops.products import matmul_any
 from celosia.compiler.cpu.ops.reductions import reduced
 from celosia.compiler.cpu.ops.registry import Node, at, clamp, limits, op, round_even, saturate
 from celosia.compiler.cpu.ops.shape import concatenate
+from celosia.compiler.cpu.types import ONNX_TYPES
 from celosia.compiler.expr import INDEX, Expr, Tensor, call, select, wrap
 from celosia.compiler.numerics.qlinear_softmax import exponent_room
 from celosia.compiler.program import dtypes

@@ -14,7 +14,7 @@ from celosia.compiler import expr as T
 from celosia.compiler.cpu.node import is_mapped
 from celosia.compiler.expr import Expr, Tensor
 from celosia.compiler.program.host.shape_rules import broadcast
-from celosia.compiler.program.traits import Kind, add_traits
+from celosia.compiler.program.traits import Kind, state
 
 Array = NDArray[Any]
 Shape = tuple[int, ...]
@@ -111,7 +111,7 @@ def op(*names: str, kind: Kind, **facts: Any) -> Callable[[Builder], Builder]:
     def add(builder: Builder) -> Builder:
         for name in names:
             OPS[name] = builder
-            add_traits(name, kind=kind, **facts)
+            state(name, kind=kind, **facts)
         return builder
 
     return add

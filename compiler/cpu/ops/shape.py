@@ -8,8 +8,8 @@ from math import prod
 import numpy as np
 
 from celosia.compiler import expr as T
-from celosia.compiler.cpu.element_types import ONNX_TYPES
 from celosia.compiler.cpu.ops.registry import Array, Node, Shape, at, op, reshaped
+from celosia.compiler.cpu.types import ONNX_TYPES
 from celosia.compiler.expr import INDEX, Expr, Tensor, select, wrap
 from celosia.compiler.program.host.shape_rules import broadcast, slice_positions
 from celosia.compiler.program.traits import Kind, Moves

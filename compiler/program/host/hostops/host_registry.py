@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from celosia.compiler.program.dtypes import ONNX_TYPES, numpy_dtype
-from celosia.compiler.program.traits import add_traits
+from celosia.compiler.program.traits import state
 
 Array = NDArray[Any]
 Value = Any
@@ -28,7 +28,7 @@ def host(*names: str, domain: str = "", **traits: Any) -> Callable[[Function], F
     def register(function: Function) -> Function:
         for name in names:
             HOST[domain, name] = function
-            add_traits(name, **traits)
+            state(name, **traits)
         return function
 
     return register
