@@ -1,4 +1,4 @@
-"""Bounds of a scalar: its values for all programs and all iterations of the loops around it, computed in numpy."""
+"""Values of scalars for all programs and all iterations of the loops around them, computed in numpy."""
 
 from __future__ import annotations
 
@@ -11,22 +11,24 @@ from celosia.compiler.expr.interpret import BINARY
 from celosia.compiler.language.tile import KernelRun, Scope, Tile, TracedLoop
 
 MAX_COMBINATIONS = 1 << 22
-"""Combinations of programs and iterations that are looked at."""
+"""Limit of the combinations of programs and iterations that are computed."""
 
 
 class UnknownScalar(ValueError):
-    """A scalar that depends on data, or on too much."""
+    """A scalar that depends on data, or on too many combinations."""
 
 
 def span(program: KernelRun, tile: Tile) -> tuple[int, int]:
-    """The least and the greatest value. UnknownScalar."""
-    found = values(program, tile)
-    return int(found.min()), int(found.max())
+    """Return the least and the greatest value of a scalar. Raises UnknownScalar."""
+    all_values = values(program, tile)
+    return int(all_values.min()), int(all_values.max())
 
 
 def values(program: KernelRun, tile: Tile) -> NDArray[Any]:
-    """All values, with an axis for each of three axes of the grid, and one for each loop around, from the outermost on;
-    of size 1 where nothing depends on it. UnknownScalar."""
+    """Return all values: an axis for each of three grid axes, and one for each loop around, the outermost first.
+
+    An axis has size 1 where nothing depends on it. Raises UnknownScalar.
+    """
     more = tile.more
     match tile.op:
         case "const":
@@ -58,7 +60,7 @@ def _along(size: int, axis: int) -> NDArray[Any]:
 
 
 def _depth(loop: Scope) -> int:
-    """How many loops are around `loop`."""
+    """Count the loops around `loop`."""
     depth, scope = 0, loop.parent
     while isinstance(scope, TracedLoop):
         depth, scope = depth + 1, scope.parent

@@ -1,4 +1,4 @@
-"""Loops around what a kernel computes; those of products are the compiler's own."""
+"""Loop nests of a kernel on the CPU; products get the compiler's own schedule."""
 
 from __future__ import annotations
 
@@ -15,24 +15,27 @@ Element = Callable[[Expr, Expr], Expr]
 
 
 def nest(shape: Sequence[int], body: Callable[..., Stmt]) -> Stmt:
-    """Loops over all of `shape` around body(*index)."""
+    """Wrap body(*index) in loops over all of `shape`."""
     axes = [Axis(f"i{d}", extent=size) for d, size in enumerate(shape)]
     return loops_over(axes, body(*axes))
 
 
 def loops_over(axes: Sequence[Axis], stmt: Stmt) -> Stmt:
-    """Loops over `axes` around `stmt`."""
+    """Wrap `stmt` in loops over `axes`."""
     for axis in reversed(axes):
         stmt = For(axis, axis.extent, stmt)
     return stmt
 
 
-def product(into: Tensor, fresh: bool, a: Element, b: Element, steps: int, zeros: tuple[int, int]) -> Stmt:
-    """into [m, n] += (a [m, k] - za) · (b [k, n] - zb), or = where it is fresh. zeros: za and zb, 0 but for int8."""
+def product(into: Tensor, overwrite: bool, a: Element, b: Element, steps: int, zeros: tuple[int, int]) -> Stmt:
+    """Compute into [m, n] += (a [m, k] - za) · (b [k, n] - zb), or = with `overwrite`.
+
+    zeros: za and zb, 0 unless int8.
+    """
     m, n = into.shape
 
     def finish(total: Expr, index: tuple[Expr, ...]) -> Expr:
-        return total if fresh else into[index] + total
+        return total if overwrite else into[index] + total
 
     left, right = T.compute((m, steps), a, "a"), T.compute((steps, n), b, "b")
     if left.dtype == "int8":
@@ -42,6 +45,6 @@ def product(into: Tensor, fresh: bool, a: Element, b: Element, steps: int, zeros
         k = T.reduce_axis(steps, "k")
         result = T.compute((m, n), lambda i, j: finish(T.sum(a(i, k) * b(k, j), k), (i, j)), "product")
     result = replace(result, name="into.sums")  # no array has such a name
-    made = schedule((result,), {result.name: Knobs(tail="peel")})
-    (result,) = made.outputs
-    return map_accesses(lower(made).body, lambda _: None, lambda t, i: (into if t is result else t, i))
+    scheduled = schedule((result,), {result.name: Knobs(tail="peel")})
+    (result,) = scheduled.outputs
+    return map_accesses(lower(scheduled).body, lambda _: None, lambda t, i: (into if t is result else t, i))

@@ -1,4 +1,4 @@
-"""Errors of kernels that the language cannot take."""
+"""Errors of kernels, with the line of the kernel."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ FOLDER = str(Path(__file__).parent)
 
 
 class LanguageError(Sentences, ValueError):
-    """A kernel that the language, or the target, cannot take; the message begins with file and line of the kernel."""
+    """A kernel that the language or the target cannot run; the message begins with file and line of the kernel."""
 
 
 def where() -> str:
-    """File and line of the kernel's own code that is running."""
+    """Return file and line of the kernel's own code that is running."""
     frame = sys._getframe(1)
     while frame.f_back is not None and frame.f_code.co_filename.startswith(FOLDER):
         frame = frame.f_back
@@ -24,5 +24,5 @@ def where() -> str:
 
 
 def fail(sentence: str, at: str | None = None) -> NoReturn:
-    """LanguageError, at the line of the kernel that is being run, or `at`."""
+    """Raise LanguageError at the line of the kernel that is running, or `at`."""
     raise LanguageError(f"{at or where()}: {sentence}")

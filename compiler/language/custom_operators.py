@@ -1,4 +1,4 @@
-"""@cl.op: a kernel as the implementation of an operator in ONNX models."""
+"""@cl.op: a function that launches kernels as the implementation of an operator in ONNX models."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from celosia.compiler.graph.select.forms import NotOffloadable
 from celosia.compiler.graph.select.placement import Placement, Reads
 from celosia.compiler.graph.values import attributes_of, constant, shape
 from celosia.compiler.language.accelerator import lowered
-from celosia.compiler.language.errors import LanguageError
 from celosia.compiler.language.jit import launching
+from celosia.compiler.language.language_errors import LanguageError
 from celosia.compiler.language.tile import ArrayArgument
 from celosia.compiler.layer import Block, ending
 from celosia.compiler.program.host.hostops.host_registry import host
@@ -26,11 +26,12 @@ Values = NDArray[Any]
 
 
 def op(domain: str, name: str, shape: Callable[..., Any]) -> Callable[[Any], Any]:
-    """A function of an operator's inputs, then its outputs, and attributes by name, that launches kernels.
+    """Register a function of an operator's inputs, outputs and attributes (by name), which launches kernels.
 
-    shape: of the same inputs (arrays whose values may be undefined) and attributes, (shape, dtype) of each output; one
-    alone needs no list. `celosia.compile` takes models that hold the operator, once the function is defined. It is a
-    layer of the accelerator where it launches one kernel for that target, on matrices; else the CPU runs it.
+    shape: function of equal inputs (whose values may be undefined) and attributes that returns (shape, dtype) of each
+    output; a single one needs no list. Once the function is defined, `celosia.compile` accepts models with the
+    operator. It becomes a layer of the accelerator where it launches one kernel for it, on matrices; else the CPU runs
+    it.
     """
 
     def add(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -43,6 +44,8 @@ def op(domain: str, name: str, shape: Callable[..., Any]) -> Callable[[Any], Any
 
 
 class _Operator:
+    """A registered operator: shape inference, interpretation, execution on the CPU, and offloading."""
+
     def __init__(self, function: Callable[..., Any], shape: Callable[..., Any]) -> None:
         self.function, self.shape = function, shape
 
@@ -56,7 +59,7 @@ class _Operator:
         return outputs
 
     def compute(self, inputs: Sequence[Values], attributes: Mapping[str, Any]) -> list[Values]:
-        """What it means."""
+        """Interpret the operator: its meaning."""
         with launching("interpret"):
             return self._run([np.ascontiguousarray(each) for each in inputs], attributes)
 
@@ -65,7 +68,7 @@ class _Operator:
             return tuple(self._run([np.ascontiguousarray(each) for each in inputs], node.attrs))
 
     def place(self, p: Placement, node: ir.Node) -> None:
-        """NotOffloadable where the accelerator cannot compute it."""
+        """Offload the operator as layers. Raises NotOffloadable where the accelerator cannot compute it."""
         inputs = [self._input(value) for value in node.inputs]
         with launching("capture") as launches, _reasons():
             outputs = self._run(inputs, attributes_of(node))
@@ -110,6 +113,7 @@ class _Operator:
             p.add(node, ending(first, first.epilogue, y), reads, form)
 
     def _input(self, value: ir.Value | None) -> Values:
+        """Return an array of the input's shape, with its values where it is constant. Raises NotOffloadable."""
         fixed = constant(value)
         if fixed is not None:
             return np.ascontiguousarray(fixed)
@@ -121,7 +125,7 @@ class _Operator:
 
 @contextmanager
 def _reasons() -> Iterator[None]:
-    """What the accelerator cannot do leaves an operator to the CPU."""
+    """Convert LanguageError to NotOffloadable, so that the CPU runs the operator, with the reason."""
     try:
         yield
     except LanguageError as error:

@@ -1,4 +1,4 @@
-"""Blocks of a traced kernel, whose offsets are computed for all programs and iterations, and compared."""
+"""Blocks that a traced kernel reads and writes: their offsets are computed for all programs and iterations."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ from typing import Any, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
-from celosia.compiler.language.bounds import UnknownScalar, values
-from celosia.compiler.language.errors import LanguageError, fail
+from celosia.compiler.language.language_errors import LanguageError, fail
+from celosia.compiler.language.scalar_bounds import UnknownScalar, values
 from celosia.compiler.language.tile import ArrayArgument, KernelRun, Tile, TracedLoop, scopes, stores
-from celosia.compiler.language.views import in_order, order, regrouped, viewed
+from celosia.compiler.language.tile_views import before_reshapes, element_order, is_in_order, source_of_view
 
 Values = tuple[NDArray[Any], ...]
-"""Values of each offset: an axis for each of three of the grid, and one for each loop."""
+"""Values of each offset, with an axis for each of three grid axes and one for each loop."""
 ON_CPU = '; target="cpu" runs it'
 
 
 def equal(a: NDArray[Any], b: NDArray[Any]) -> bool:
-    """Whether the two are the same once broadcast."""
+    """Return whether two arrays are equal after broadcasting."""
     x, y = np.broadcast_arrays(a, b)
     return np.array_equal(x, y)
 
 
 @dataclass(frozen=True)
 class Followed:
-    """Operations of the vector unit behind a requantise, or to a load: a table, then a residual."""
+    """Operations of the vector unit behind a requantise or a load: a table, then a residual."""
 
     table: Tile | None
     residual: Tile | None
@@ -36,10 +36,13 @@ class Followed:
 
 
 class BlockReader:
-    """Reader of a kernel that stores one block of int8, of the shape `shape`, at `starts`. LanguageError for another
-    one."""
+    """Reads a kernel that stores one block of int8, of shape `shape`, at `starts`.
+
+    Raises LanguageError for other kernels.
+    """
 
     def __init__(self, program: KernelRun) -> None:
+        """Find the only store of the kernel, and check that the accelerator can write it."""
         self.program = program
         self.loops = [scope for scope in scopes(program.top) if isinstance(scope, TracedLoop)]
         found = stores(program.top)
@@ -66,78 +69,84 @@ class BlockReader:
         if set(steps) != {1}:
             what = f"the accelerator writes every element of a block, and this has the steps {list(steps)}"
             self.refuse(what + ON_CPU)
-        self._once()
+        self._require_one_writer()
 
     def refuse(self, sentence: str) -> NoReturn:
-        """LanguageError, at the line of the store."""
+        """Raise LanguageError at the line of the store."""
         fail(sentence, self.store.at)
 
     def behind(self, value: Tile) -> tuple[Followed, Tile]:
-        """What follows, and what it follows."""
+        """Split a value into the table and residual that end it, and what they are applied to."""
         table, residual, rescale = None, None, {}
         if value.op == "residual":
             rescale, (value, residual) = value.more, value.args
-            value = regrouped(value)
+            value = before_reshapes(value)
         if value.op == "lookup":
             value, table = value.args
-        return Followed(table, residual, rescale), regrouped(value)
+        return Followed(table, residual, rescale), before_reshapes(value)
 
     def values(self, starts: Sequence[Tile], at: str) -> Values:
-        """Offsets of a block, in all programs and iterations. LanguageError, at `at`, where they depend on data."""
+        """Return the offsets of a block in all programs and iterations.
+
+        Raises LanguageError where they depend on data.
+        """
         try:
-            found = [values(self.program, start) for start in starts]
+            offsets = [values(self.program, start) for start in starts]
         except UnknownScalar:
             fail("the offsets of a block depend on data; the accelerator needs those of programs and loops", at)
-        return tuple(each.reshape(*each.shape, *(1,) * (3 + len(self.loops) - each.ndim)) for each in found)
+        return tuple(offset.reshape(*offset.shape, *(1,) * (3 + len(self.loops) - offset.ndim)) for offset in offsets)
 
-    def load(self, tile: Tile, what: str, moving: bool = False) -> tuple[Tile, Values, tuple[int, ...]]:
-        """(the load that `tile` is a view of, where its block begins for all programs and iterations, its shape)."""
-        load = viewed(tile)
+    def load(self, tile: Tile, role: str, moving: bool = False) -> tuple[Tile, Values, tuple[int, ...]]:
+        """Return (the load that `tile` is a view of, the starts of its blocks, their shape). Raises LanguageError.
+
+        role: names the block in errors. moving: steps other than 1 are allowed.
+        """
+        load = source_of_view(tile)
         if load.op != "load" or load.more["block"] is None:
             fail(
-                f"{what} is a block, cl.load(array, offsets, shape), on the accelerator, and this is no such load",
+                f"{role} is a block, cl.load(array, offsets, shape), on the accelerator, and this is no such load",
                 load.at,
             )
         starts, dims, steps = load.more["block"]
         if set(steps) != {1} and not moving:
-            fail(f"{what} has every element of its block on the accelerator, and not the steps {list(steps)}", load.at)
+            fail(f"{role} has every element of its block on the accelerator, and not the steps {list(steps)}", load.at)
         return load, self.values(starts, load.at), dims
 
-    def _once(self) -> None:
-        """Each element of y is written by one program."""
+    def _require_one_writer(self) -> None:
+        """Raise LanguageError unless each element of y is written by exactly one program."""
         y, grid = self.store.array, (*self.program.grid, 1, 1)[:3]
         of_programs = np.broadcast_arrays(np.empty((*grid, *(1,) * len(self.loops))), *self.starts)[1:]
-        found = {tuple(map(int, place)) for place in zip(*(each.ravel() for each in of_programs))}
-        wanted = set(product(*(range(0, size, step) for size, step in zip(y.shape, self.shape))))
+        written = {tuple(map(int, offset)) for offset in zip(*(start.ravel() for start in of_programs))}
+        expected = set(product(*(range(0, size, step) for size, step in zip(y.shape, self.shape))))
         programs = int(np.prod(grid))
-        if found != wanted or programs != len(found):
+        if written != expected or programs != len(written):
             self.refuse(
                 f"the {programs} programs write blocks of {list(self.shape)}, and {y.name} {list(y.shape)} has "
-                f"{len(wanted)}; each block is to be written by one program"
+                f"{len(expected)}; each block is to be written by one program"
             )
 
-    def activation(self, tile: Tile, what: str) -> ArrayArgument:
-        """An array of the shape of y that is read where y is written."""
-        load, starts, dims = self.load(tile, what)
+    def activation(self, tile: Tile, role: str) -> ArrayArgument:
+        """Return an int8 array of the shape of y that is read where y is written. Raises LanguageError."""
+        load, starts, dims = self.load(tile, role)
         array: ArrayArgument = load.more["array"]
-        same = all(map(equal, starts, self.starts)) and in_order(tile, load)
-        if array.shape != self.store.array.shape or dims != self.shape or not same or array.dtype != "int8":
-            fail(f"{what} is int8, read where {self.store.array.name} is written, on the accelerator", load.at)
+        is_same = all(map(equal, starts, self.starts)) and is_in_order(tile, load)
+        if array.shape != self.store.array.shape or dims != self.shape or not is_same or array.dtype != "int8":
+            fail(f"{role} is int8, read where {self.store.array.name} is written, on the accelerator", load.at)
         return array
 
-    def whole(self, tile: Tile, what: str) -> ArrayArgument:
-        """An array that is read as a whole by every program. LanguageError, naming it `what`, for another tile."""
-        load, starts, dims = self.load(tile, what)
+    def complete_array(self, tile: Tile, role: str) -> ArrayArgument:
+        """Return an array that every program reads completely. Raises LanguageError, naming it `role`."""
+        load, starts, dims = self.load(tile, role)
         array: ArrayArgument = load.more["array"]
         if dims != array.shape or any(start.any() for start in starts):
-            fail(f"{what} is a whole array on the accelerator", load.at)
+            fail(f"{role} is a whole array on the accelerator", load.at)
         return array
 
     def parameters(self, tile: Tile) -> ArrayArgument:
-        """One for each column of y, in all of its rows."""
+        """Return the parameters of a requantise, one for each column of y. Raises LanguageError."""
         load, starts, dims = self.load(tile, "the parameters of requantise")
         array, y = load.more["array"], self.store.array
-        same = np.array_equal(order(tile, load).ravel(), np.tile(np.arange(load.size), tile.size // load.size))
+        same = np.array_equal(element_order(tile, load).ravel(), np.tile(np.arange(load.size), tile.size // load.size))
         if array.shape != y.shape[-1:] or dims != self.shape[-1:] or not same or not equal(starts[-1], self.starts[-1]):
             fail(
                 f"the parameters of requantise are one for each column of {y.name}, and {array.name} "
@@ -147,8 +156,8 @@ class BlockReader:
         return array
 
     def other(self, load: Tile) -> int:
-        """What the block has outside of its array. LanguageError where that is no number."""
-        other = viewed(load.args[2]) if len(load.args) > 2 else None
+        """Return the value outside of the array. Raises LanguageError where it is no number."""
+        other = source_of_view(load.args[2]) if len(load.args) > 2 else None
         if other is not None and other.op != "const":
             fail("`other` is a number on the accelerator", load.at)
         return 0 if other is None else int(other.more["number"])

@@ -1,4 +1,4 @@
-"""Meaning of each operation in numpy: the interpreter, to which every target is held."""
+"""Interpreter: the meaning of each operation in numpy, with which every target must agree."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from celosia.compiler import numerics
 from celosia.compiler.expr.interpret import BINARY, cast
 from celosia.compiler.expr.math_functions import INTRINSICS
-from celosia.compiler.language.errors import fail
+from celosia.compiler.language.language_errors import fail
 from celosia.compiler.language.tile import ArrayArgument, KernelRun, Tile, TracedStore
 from celosia.compiler.numerics.unary import UNARY
 from celosia.compiler.tensorize.pack import unpack_parameters
@@ -19,26 +19,27 @@ Values = NDArray[Any]
 
 
 def value_of(tile: Tile, program: KernelRun) -> Values:
-    """The value of a tile whose arguments have theirs."""
+    """Compute the value of a tile whose arguments have values."""
     args = [arg.value for arg in tile.args]
     with np.errstate(all="ignore"):
-        found = _value(tile, args, program)
-    return np.asarray(found).astype(tile.dtype, copy=False)
+        result = _value(tile, args, program)
+    return np.asarray(result).astype(tile.dtype, copy=False)
 
 
-FIXED = ("const", "arange", "binary", "where", "cast", "reshape", "broadcast", "trans")
+CONSTANT_OPERATIONS = ("const", "arange", "binary", "where", "cast", "reshape", "broadcast", "trans")
 
 
-def fixed(tile: Tile) -> Values | None:
-    """The value of a tile that is the same in all programs, whatever they are called with; None of another."""
+def constant_value(tile: Tile) -> Values | None:
+    """Compute a tile that is equal in all programs and calls; None for others."""
     if "same" in tile.more:
-        return fixed(tile.more["same"])
-    args = [fixed(arg) for arg in tile.args] if tile.op in FIXED else [None]
+        return constant_value(tile.more["same"])
+    args = [constant_value(arg) for arg in tile.args] if tile.op in CONSTANT_OPERATIONS else [None]
     known = [arg for arg in args if arg is not None]
     return None if len(known) < len(args) else np.asarray(_value(tile, known, None)).astype(tile.dtype, copy=False)
 
 
 def _value(tile: Tile, args: list[Values], program: KernelRun | None) -> Any:
+    """Compute an operation on numpy arrays."""
     more = tile.more
     match tile.op:
         case "const":
@@ -84,8 +85,8 @@ def _value(tile: Tile, args: list[Values], program: KernelRun | None) -> Any:
         case "lookup":
             return args[1][args[0].astype(np.int64) + 128]
         case "residual":
-            how = numerics.RescaleAdd(more["scale_v"], more["scale_b"], more["scale_c"], more["shift"])
-            return numerics.rescale_add(args[0], args[1], how, *more["clip"])
+            parameters = numerics.RescaleAdd(more["scale_v"], more["scale_b"], more["scale_c"], more["shift"])
+            return numerics.rescale_add(args[0], args[1], parameters, *more["clip"])
     raise TypeError(f"the interpreter knows no {tile.op}")
 
 
@@ -95,31 +96,34 @@ def _value(tile: Tile, args: list[Values], program: KernelRun | None) -> Any:
 def load(
     tile: Tile, array: ArrayArgument, offsets: Values, mask: Values | None = None, other: Values | None = None
 ) -> Values:
-    """Elements of `array` at `offsets`, `other` (else 0) where `mask` is false. LanguageError out of bounds."""
-    places = _places(array, offsets, mask, tile.at, "reads")
+    """Load elements of `array` at `offsets`, `other` (else 0) where `mask` is false.
+
+    Raises LanguageError out of bounds.
+    """
+    elements = _checked_offsets(array, offsets, mask, tile.at, "reads")
     assert array.data is not None
-    values = array.data.reshape(-1)[places] if array.size else np.zeros(offsets.shape, tile.dtype)
+    values = array.data.reshape(-1)[elements] if array.size else np.zeros(offsets.shape, tile.dtype)
     return values if mask is None or other is None else np.where(mask, values, other)
 
 
-def store(each: TracedStore) -> None:
-    """Writes its values where the mask holds. LanguageError out of bounds."""
-    offsets, value = each.offsets.value, each.value.value
-    mask = None if each.mask is None else each.mask.value
-    places = _places(each.array, offsets, mask, each.at, "writes")
-    assert each.array.data is not None
-    flat = each.array.data.reshape(-1)
+def store(traced: TracedStore) -> None:
+    """Write the values of a store where its mask holds. Raises LanguageError out of bounds."""
+    offsets, value = traced.offsets.value, traced.value.value
+    mask = None if traced.mask is None else traced.mask.value
+    elements = _checked_offsets(traced.array, offsets, mask, traced.at, "writes")
+    assert traced.array.data is not None
+    flat = traced.array.data.reshape(-1)
     if mask is None:
-        flat[places] = value
+        flat[elements] = value
     else:
-        flat[places[mask]] = value[mask]
+        flat[elements[mask]] = value[mask]
 
 
-def _places(array: ArrayArgument, offsets: Values, mask: Values | None, at: str, verb: str) -> Values:
-    """Offsets that exist; 0 where the mask does not hold."""
-    wanted = offsets if mask is None else np.where(mask, offsets, 0)
+def _checked_offsets(array: ArrayArgument, offsets: Values, mask: Values | None, at: str, verb: str) -> Values:
+    """Return the offsets, 0 where the mask does not hold. Raises LanguageError out of bounds."""
+    safe_offsets = offsets if mask is None else np.where(mask, offsets, 0)
     used = offsets if mask is None else offsets[mask]
     if used.size and (used.min() < 0 or used.max() >= array.size):
-        place = int(used.min() if used.min() < 0 else used.max())
-        fail(f"{array.name} has {array.size} elements, and this {verb} number {place}; give it a mask", at)
-    return wanted
+        element = int(used.min() if used.min() < 0 else used.max())
+        fail(f"{array.name} has {array.size} elements, and this {verb} number {element}; give it a mask", at)
+    return safe_offsets
