@@ -1,4 +1,4 @@
-"""Averages of bytes."""
+"""Averages of quantised bytes: global and windowed average pooling, and means with the accelerator's factor."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from celosia.compiler.program.traits import Kind
 @op("QLinearGlobalAveragePool", kind=Kind.REDUCTION, like=("GlobalAveragePool", (0,)), scale=3, takes="TfT fT")
 @with_channels_last
 def qlinear_global_average_pool(node: Node) -> Tensor:
-    """Channels may be the last axis."""
+    """Build QLinearGlobalAveragePool; with channels_last, channels are the last axis."""
     return global_average(node)
 
 
 def global_average(node: Node) -> Tensor:
-    """The mean of each image [n, c, ...] of bytes, requantised."""
+    """Return the mean of each image [n, c, ...] of bytes, requantised."""
     x = node.input(0)
     zx, count = node.scalar(2, "int32"), prod(x.shape[2:])
     scale = node.scalar(1, F32) / (node.scalar(3, F32) * float(count))
@@ -49,8 +49,10 @@ def qlinear_mean(node: Node) -> Tensor:
 @op("QLinearAveragePool", kind=Kind.COMPLEX, heavy=True, like=("MaxPool", (0,)), scale=3, takes="TfT fT")
 @with_channels_last
 def qlinear_average_pool(node: Node) -> Tensor:
-    """In floats, added in the order of the elements, but for a window that is the image. Ours, with the attribute
-    `integers`: as the accelerator adds."""
+    """Build QLinearAveragePool: float32 sums in the order of elements, integers for a global window.
+
+    With our attribute `integers` it adds integers, as the accelerator does.
+    """
     x = node.input(0)
     window = SlidingWindow.of(node, x.shape[2:])
     if window.is_global:

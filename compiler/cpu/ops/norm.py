@@ -1,4 +1,4 @@
-"""Rows over their deviation, in integers: our own operator, which graph/norms.py puts in the place of others."""
+"""Integer normalisation: our own operator, which graph/norms.py inserts for layers of the accelerator."""
 
 from __future__ import annotations
 
