@@ -111,7 +111,7 @@ class Comparison:
 
     def targets(self) -> list[str]:
         """Return the tensors to compare, in the order of the model."""
-        return [self.shared[each] for each in sorted(self.shared) if not self._is_untouched(self.shared[each])]
+        return [self.shared[tensor] for tensor in sorted(self.shared) if not self._is_untouched(self.shared[tensor])]
 
     def _is_untouched(self, name: str) -> bool:
         """Return whether the unit that makes `name` is the unchanged operator of the imported model."""
@@ -124,22 +124,22 @@ class Comparison:
         """Describe how `name` differs; "" where it does not. Raises NotComputable."""
         number = self.original.number[name]
         begin, order = self._common_inputs(name)
-        given = {each: self._value(each) for each in begin}
+        inputs = {tensor: self._value(tensor) for tensor in begin}
         nodes = [node for unit in order for node in unit.nodes]
         slack = max(map(_slack, nodes), default=0.0)
-        known = {each: (value, value) for each, value in given.items()}
+        known = {tensor: (value, value) for tensor, value in inputs.items()}
         low, high = self.original.compute(number, known, slack)
         self._require_alike(nodes, known, (low, high))
         try:
-            found = self._compute_by_units(name, order, given)
+            computed = self._compute_by_units(name, order, inputs)
         except (HostError, Unsupported, ValueError) as error:
             return f"it cannot be computed: {error}"
-        what = difference_from_bounds(found, low, high)
-        if what and isinstance(low, np.ndarray) and low.dtype.kind == "f" and np.shape(found) == low.shape:
-            what = beyond_rounding(self.original, number, given, (low, high), found)
-        if what and self.original.is_vague(known):
+        complaint = difference_from_bounds(computed, low, high)
+        if complaint and isinstance(low, np.ndarray) and low.dtype.kind == "f" and np.shape(computed) == low.shape:
+            complaint = beyond_rounding(self.original, number, inputs, (low, high), computed)
+        if complaint and self.original.is_vague(known):
             raise NotComputable
-        return what
+        return complaint
 
     def _require_alike(self, nodes: Sequence[ir.Node], known: Mapping[int, Any], last: Bounds) -> None:
         """Raise NotComputable where integer operators are other functions than the floats they replace.
@@ -171,16 +171,18 @@ class Comparison:
         while True:
             begin = self.original.stops(number, before)
             order, ends = self._units_from(name, begin)
-            inside = [each for each in begin if each not in inputs]
-            read = {self.original.number.get(each) for unit in order for each in unit.inputs if each}
+            inside = [tensor for tensor in begin if tensor not in inputs]
+            read = {self.original.number.get(tensor) for unit in order for tensor in unit.inputs if tensor}
             unread = self.original.stops(number, before, of_shapes=False) - read
             if not (ends or unread) or not inside:
-                return begin | {self.original.number[each] for each in ends}, order
+                return begin | {self.original.number[tensor] for tensor in ends}, order
             removed = [max(unread.intersection(inside), default=max(inside))]
             if not ends and unread.isdisjoint(inside):  # inputs that one side computes with: all that depends on them
-                removed = [each for each in inside if not unread.isdisjoint(self.original.stops(each, {}))] or removed
-            for each in removed:
-                before.removed.add(each)
+                removed = [
+                    tensor for tensor in inside if not unread.isdisjoint(self.original.stops(tensor, {}))
+                ] or removed
+            for tensor in removed:
+                before.removed.add(tensor)
 
     # The model's side ------------------------------------------------------------------------------------------
 
@@ -190,17 +192,17 @@ class Comparison:
         """
         waiting = [number]
         while waiting:
-            each = waiting[-1]
-            if each not in self.values and (value := self._free_value(each)) is not None:
-                self.values[each] = value
-            if each in self.values:
+            current = waiting[-1]
+            if current not in self.values and (value := self._free_value(current)) is not None:
+                self.values[current] = value
+            if current in self.values:
                 waiting.pop()
                 continue
-            stops = self.original.stops(each, _Without(self.shared, {each}))
+            stops = self.original.stops(current, _Without(self.shared, {current}))
             if missing := [stop for stop in stops if stop not in self.values]:
                 waiting += missing
                 continue
-            self.values[each] = self.original.compute(each, {s: (self.values[s],) * 2 for s in stops})[1]
+            self.values[current] = self.original.compute(current, {s: (self.values[s],) * 2 for s in stops})[1]
         return self.values[number]
 
     def _free_value(self, number: int) -> Any:
@@ -214,12 +216,12 @@ class Comparison:
             return _random_input(self.original.inputs[number], rng)
         name, node = self.shared[number], self.original.makers[number]
         value = next(out for out in node.outputs if self.original.number.get(out.name or "") == number)
-        makers = [each for each in self.makers[name].nodes if name in {out.name for out in each.outputs}]
+        makers = [maker for maker in self.makers[name].nodes if name in {out.name for out in maker.outputs}]
         is_drawn = name in self.held or node.op_type.startswith("Q")
-        if not _is_byte(value) or not is_drawn or any(is_op(each, "Table") for each in makers):
+        if not _is_byte(value) or not is_drawn or any(is_op(maker, "Table") for maker in makers):
             return None
-        found = self.held.get(name) if self.seed == 0 else None
-        return _bytes(value, rng) if found is None else _of_codes(found, value)
+        held_codes = self.held.get(name) if self.seed == 0 else None
+        return _bytes(value, rng) if held_codes is None else _of_codes(held_codes, value)
 
     # The compiler's side ---------------------------------------------------------------------------------------
 
@@ -238,29 +240,29 @@ class Comparison:
                 order.append(unit)
                 continue
             waiting.append((unit, True))
-            for each in filter(None, unit.inputs):
-                if self.original.number.get(each) in begin or each in self.constants:
+            for operand in filter(None, unit.inputs):
+                if self.original.number.get(operand) in begin or operand in self.constants:
                     continue
-                if each in self.makers:
-                    waiting.append((self.makers[each], False))
-                elif self.original.number.get(each) in self.original.inputs:
-                    ends.add(each)
+                if operand in self.makers:
+                    waiting.append((self.makers[operand], False))
+                elif self.original.number.get(operand) in self.original.inputs:
+                    ends.add(operand)
                 else:
                     raise NotComputable
         return order, ends
 
-    def _compute_by_units(self, name: str, order: Sequence[Unit], given: Mapping[int, Any]) -> Any:
+    def _compute_by_units(self, name: str, order: Sequence[Unit], inputs: Mapping[int, Any]) -> Any:
         """Compute `name` by the compiled model's units."""
-        made: dict[str, Any] = {}
+        computed: dict[str, Any] = {}
         number = self.original.number
         for unit in order:
             values = {
-                each: given[number[each]] if number.get(each) in given
-                else self.constants[each] if each in self.constants else made[each]
-                for each in unit.inputs if each
+                operand: inputs[number[operand]] if number.get(operand) in inputs
+                else self.constants[operand] if operand in self.constants else computed[operand]
+                for operand in unit.inputs if operand
             }  # fmt: skip
-            made.update(zip(unit.outputs, unit.run(values)))
-        return made[name]
+            computed.update(zip(unit.outputs, unit.run(values)))
+        return computed[name]
 
 
 def check_rewriting(
@@ -276,9 +278,9 @@ def check_rewriting(
     with compiling_for(None), one_blas_thread():  # it runs here, whatever the program is for
         for name in targets:
             try:
-                what = tries[0].difference(name)
-                if what and all(each.difference(name) for each in tries[1:]):
-                    raise RewriteError(name, what, after)
+                difference = tries[0].difference(name)
+                if difference and all(again.difference(name) for again in tries[1:]):
+                    raise RewriteError(name, difference, after)
             except NotComputable:
                 left_out += 1
             except (RewriteError, MemoryError):
@@ -342,13 +344,13 @@ def _accelerator_unit(node: ir.Node, computed: CachedResults) -> Unit:
     operands = read_by(node)
 
     def run(values: Values) -> Sequence[Any]:
-        given = [codes(np.asarray(values[value.name or ""])) for value in operands]
+        arrays = [codes(np.asarray(values[value.name or ""])) for value in operands]
         if is_concat(node):
-            parts = [computed.compute(node, [part], number) for number, part in enumerate(given)]
-            made = [np.concatenate(parts, axis=attribute(node, "axis", 1))]
+            parts = [computed.compute(node, [part], number) for number, part in enumerate(arrays)]
+            results = [np.concatenate(parts, axis=attribute(node, "axis", 1))]
         else:
-            made = [computed.compute(node, given, output=place) for place in range(len(node.outputs))]
-        return [_of_codes(each.reshape(shape(out) or ()), out) for each, out in zip(made, node.outputs)]
+            results = [computed.compute(node, arrays, output=place) for place in range(len(node.outputs))]
+        return [_of_codes(result.reshape(shape(out) or ()), out) for result, out in zip(results, node.outputs)]
 
     inputs, outputs = (tuple(value.name or "" for value in values) for values in (operands, node.outputs))
     return Unit((node,), inputs, outputs, run)
@@ -356,9 +358,15 @@ def _accelerator_unit(node: ir.Node, computed: CachedResults) -> Unit:
 
 def _description(node: ir.Node) -> Any:
     """Return a key that is equal for equal operators of equal tensors."""
-    told = sorted((name, repr(attr.value)) for name, attr in node.attributes.items())
+    attributes = sorted((name, repr(attr.value)) for name, attr in node.attributes.items())
     domain = "" if node.domain == "ai.onnx" else node.domain
-    return domain, node.op_type, told, [value and value.name for value in node.inputs], [o.name for o in node.outputs]
+    return (
+        domain,
+        node.op_type,
+        attributes,
+        [value and value.name for value in node.inputs],
+        [o.name for o in node.outputs],
+    )
 
 
 def _is_same(value: ir.Value | None, original: ir.Value | None) -> bool:

@@ -74,11 +74,11 @@ class Original:
             self.constants[numbered(value, _constant_key(value))] = value
         for node in self.graph:
             read = tuple(self.number[name] for name in _names_read(node) if name in self.number)
-            told = tuple(sorted((name, repr(attr.value)) for name, attr in node.attributes.items()))
-            unlike = node if node.op_type in RANDOM or captured(node) else None
+            attributes = tuple(sorted((name, repr(attr.value)) for name, attr in node.attributes.items()))
+            distinct = node if node.op_type in RANDOM or captured(node) else None
             for place, out in enumerate(node.outputs):
                 if out.name:
-                    key = (node.domain, node.op_type, read, told, place, len(node.outputs), unlike)
+                    key = (node.domain, node.op_type, read, attributes, place, len(node.outputs), distinct)
                     self.makers.setdefault(numbered(out, key), node)
 
     def stops(self, tensor: int, at: Container[int], of_shapes: bool = True) -> set[int]:
@@ -86,19 +86,19 @@ class Original:
 
         of_shapes: also those of which only the shape is read.
         """
-        found: set[int] = set()
+        reached: set[int] = set()
         waiting, seen = [tensor], {tensor}
         while waiting:
-            made = waiting.pop()
-            if not of_shapes and made in self.makers and self.makers[made].op_type in ("Shape", "Size"):
+            current = waiting.pop()
+            if not of_shapes and current in self.makers and self.makers[current].op_type in ("Shape", "Size"):
                 continue
-            for each in self._operands(made):
-                if each in at or each in self.inputs:
-                    found.add(each)
-                elif each not in seen and each not in self.constants:
-                    seen.add(each)
-                    waiting.append(each)
-        return found
+            for operand in self._operands(current):
+                if operand in at or operand in self.inputs:
+                    reached.add(operand)
+                elif operand not in seen and operand not in self.constants:
+                    seen.add(operand)
+                    waiting.append(operand)
+        return reached
 
     def compute(
         self, tensor: int, known: dict[int, Bounds], slack: float = 0, shake: np.random.Generator | None = None
@@ -109,14 +109,16 @@ class Original:
         """
         waiting = [tensor]
         while waiting:  # a model may be deeper than Python's stack
-            each = waiting[-1]
-            if each not in known and each in self.constants:
-                known[each] = (array := self._constant(each), array)
-            missing = [] if each in known else [operand for operand in self._operands(each) if operand not in known]
-            if not missing and each not in known:
-                self._run(each, known, slack)
+            current = waiting[-1]
+            if current not in known and current in self.constants:
+                known[current] = (array := self._constant(current), array)
+            missing = (
+                [] if current in known else [operand for operand in self._operands(current) if operand not in known]
+            )
+            if not missing and current not in known:
+                self._run(current, known, slack)
                 if shake is not None:
-                    known[each] = self._shaken(each, known, shake)
+                    known[current] = self._shaken(current, known, shake)
             if missing:
                 waiting += missing
             else:
@@ -138,8 +140,8 @@ class Original:
 
         So it is behind many 16-bit tensors with several possible values: products of bounds are no bounds.
         """
-        for each, (low, high) in known.items():
-            node = self.makers.get(each)
+        for tensor, (low, high) in known.items():
+            node = self.makers.get(tensor)
             if node is not None and node.op_type == "QuantizeLinear" and low is not high and low.dtype.kind in "iu":
                 limits, apart = np.iinfo(low.dtype), np.subtract(high, low, dtype=np.int64)
                 if MAX_VAGUE_SHARE * int(np.max(np.abs(apart), initial=0)) > limits.max - limits.min:
@@ -148,8 +150,8 @@ class Original:
 
     def quantised(self, known: Mapping[int, Bounds]) -> Iterator[tuple[Array, Array]]:
         """Yield (operand, scale) of each QuantizeLinear that makes one of `known`, on both sides."""
-        for each in known:
-            node = self.makers.get(each)
+        for tensor in known:
+            node = self.makers.get(tensor)
             if node is not None and node.op_type == "QuantizeLinear":
                 x, scale = (known.get(self.number[name]) for name in list(_names_read(node))[:2])
                 if x is not None and scale is not None:
@@ -175,8 +177,8 @@ class Original:
         names = [name for name in _names_read(node) if name]
         sides = [{name: known[self.number[name]][side] for name in names} for side in (0, 1)]
         one_sided = all(sides[0][name] is sides[1][name] for name in names)
-        scales = [np.asarray(each, np.float64) for each in _scales(op, sides[0])]
-        if not all(np.all((each >= SCALE_RANGE[0]) & (each <= SCALE_RANGE[1])) for each in scales):
+        scales = [np.asarray(array, np.float64) for array in _scales(op, sides[0])]
+        if not all(np.all((array >= SCALE_RANGE[0]) & (array <= SCALE_RANGE[1])) for array in scales):
             raise NotComputable
         if op.op == "QuantizeLinear" and (scale := _quantiser_scale(op, sides[0])) is not None:
             x, y = (values[op.inputs[0]] for values in sides)
@@ -229,7 +231,7 @@ def _widen(low: Array, high: Array) -> Bounds:
     limits, a, b = np.iinfo(low.dtype), low.astype(np.int64), high.astype(np.int64)
     more = max(1, int(np.max(np.abs(b - a), initial=0)))
     bounds = np.minimum(a, b) - more, np.maximum(a, b) + more
-    return tuple(np.clip(each, limits.min, limits.max).astype(low.dtype) for each in bounds)
+    return tuple(np.clip(bound, limits.min, limits.max).astype(low.dtype) for bound in bounds)
 
 
 def _names_read(node: ir.Node) -> Iterator[str]:
@@ -297,7 +299,7 @@ def _broadcast_along_axis(op: HostOp, array: Array, rank: int) -> Array:
     if array.size == 1:
         return array.reshape(())
     axis = op.attr("axis", 1) % rank
-    return array.reshape([-1 if each == axis else 1 for each in range(rank)])
+    return array.reshape([-1 if d == axis else 1 for d in range(rank)])
 
 
 def _quantise_bound(op: HostOp, values: Mapping[str, Any], scale: Array, side: int, slack: float) -> Array:
@@ -323,10 +325,10 @@ def _quantise_bound(op: HostOp, values: Mapping[str, Any], scale: Array, side: i
 
 def _average_bounds(op: HostOp, values: Mapping[str, Any], y: Array) -> Bounds:
     """Bound a float mean `y`: within rounding of a tie, the other side is allowed, too."""
-    given = [values[name] if name else np.zeros(()) for name in (*op.inputs, "")[:5]]
-    sx, zx, sy, zy = (float(array.reshape(())) for array in given[1:])
+    arrays = [values[name] if name else np.zeros(()) for name in (*op.inputs, "")[:5]]
+    sx, zx, sy, zy = (float(array.reshape(())) for array in arrays[1:])
     last = bool(op.attr("channels_last", 0))
-    x: Array = np.moveaxis(given[0], -1, 1) if last else given[0]
+    x: Array = np.moveaxis(arrays[0], -1, 1) if last else arrays[0]
     window = _window(op, x, op.attrs["kernel_shape"])
     image, total = window.pad(np.subtract(x, zx, dtype=np.float64), 0.0, 2), np.zeros((*x.shape[:2], *window.out))
     for place in np.ndindex(*window.kernel):
@@ -336,7 +338,7 @@ def _average_bounds(op: HostOp, values: Mapping[str, Any], y: Array) -> Bounds:
     below = np.floor(steps)
     is_tie = np.abs(steps - below - 0.5) <= average_error(sx / sy, 255, int(counts.max(initial=1)))
     if last:
-        below, is_tie = (np.moveaxis(each, 1, -1) for each in (below, is_tie))
+        below, is_tie = (np.moveaxis(part, 1, -1) for part in (below, is_tie))
     limits = np.iinfo(y.dtype)
     low, high = (np.clip(below + zy + side, limits.min, limits.max).astype(y.dtype) for side in (0, 1))
     return np.where(is_tie, low, y), np.where(is_tie, high, y)
@@ -401,7 +403,7 @@ def _batch_norm(op: HostOp, x: Array, scale: Array, bias: Array, mean: Array, va
     """Compute BatchNormalization with one factor and one addend for each channel, as onnxruntime does."""
     factor = scale / np.sqrt(var + np.float32(op.attr("epsilon", 1e-5)))
     addend = bias - mean * factor
-    factor, addend = (each.reshape(-1, *[1] * (x.ndim - 2)) for each in (factor, addend))
+    factor, addend = (array.reshape(-1, *[1] * (x.ndim - 2)) for array in (factor, addend))
     y: Array = x * factor + addend
     return y
 
