@@ -92,8 +92,8 @@ class HeadsKernel:
 
 def is_of_heads(reader: BlockReader, value: Tile, varying: Collection[ArrayArgument]) -> bool:
     """Return whether `value` is a product by one of several matrices in an array that is no constant."""
-    made = reader.behind(value)[1]
-    dot = before_reshapes(made.args[0]) if made.op == "requantise" else made
+    source = reader.behind(value)[1]
+    dot = before_reshapes(source.args[0]) if source.op == "requantise" else source
     w = origin(dot.args[1], *VIEWS, "cast", "binary") if dot.op == "dot" else dot
     if w.op != "load" or w.more["block"] is None:
         return False
@@ -104,9 +104,9 @@ def is_of_heads(reader: BlockReader, value: Tile, varying: Collection[ArrayArgum
 
 def read_heads(reader: BlockReader, value: Tile) -> HeadsKernel:
     """Recognise products of matrices. Raises LanguageError for another kernel."""
-    found = _AttentionReader(reader).product(value)
-    _require_other(reader, found.x, found.product)
-    return found
+    kernel = _AttentionReader(reader).product(value)
+    _require_other(reader, kernel.x, kernel.product)
+    return kernel
 
 
 def is_attention(value: Tile) -> bool:
@@ -116,14 +116,14 @@ def is_attention(value: Tile) -> bool:
 
 def read_attention(reader: BlockReader, value: Tile) -> AttentionKernel:
     """Recognise attention. Raises LanguageError for another kernel."""
-    found = _AttentionReader(reader).read(value)
-    _require_other(reader, found.x, found.scores, found.mixed)
-    return found
+    kernel = _AttentionReader(reader).read(value)
+    _require_other(reader, kernel.x, kernel.scores, kernel.mixed)
+    return kernel
 
 
 def _require_other(reader: BlockReader, x: Heads, *products: HeadProduct) -> None:
     """Raise LanguageError where y is read, too."""
-    for side in (x, *(each for made in products for each in (made.w, made.bias))):
+    for side in (x, *(operand for product in products for operand in (product.w, product.bias))):
         if side is not None and side.array is reader.y:
             reader.refuse(f"{reader.y.name} is read and written; the accelerator needs another array for its output")
 
@@ -140,8 +140,8 @@ class _AttentionReader:
         """Recognise a single product."""
         out = self.out
         end, dot = self._followed_product(value)
-        x, made = self._read_rows_product(end, dot, out.columns, out.columns)
-        return HeadsKernel(self.reader.y, self.reader.shape, x, made, out)
+        x, head_product = self._read_rows_product(end, dot, out.columns, out.columns)
+        return HeadsKernel(self.reader.y, self.reader.shape, x, head_product, out)
 
     def read(self, value: Tile) -> AttentionKernel:
         """Recognise two products with the softmax between them."""
@@ -154,10 +154,10 @@ class _AttentionReader:
         first, scores = self._followed_product(before_reshapes(rows.source))
         values, w_offset = self._read_second_operand(dot, rows.width, rows.count, padded=True)
         mixed = self._build_product(*last, values, (offset, w_offset), out.columns, out.columns)
-        x, made = self._read_rows_product(first, scores, rows.count, rows.width)
+        x, score_product = self._read_rows_product(first, scores, rows.count, rows.width)
         if _output_count(values) != out.columns:
             fail(f"{values.array.name} gives the {out.columns} columns of {out.array.name}{ON_CPU}", dot.at)
-        return AttentionKernel(reader.y, reader.shape, x, made, rows, mixed, out)
+        return AttentionKernel(reader.y, reader.shape, x, score_product, rows, mixed, out)
 
     def _read_rows_product(
         self, end: tuple[Followed, Tile], dot: Tile, count: int, width: int
@@ -174,10 +174,10 @@ class _AttentionReader:
 
     def _followed_product(self, value: Tile) -> tuple[tuple[Followed, Tile], Tile]:
         """Split a value into the operations behind a product, its requantise among them, and the product."""
-        behind, made = self.reader.behind(value)
-        if made.op != "requantise":
-            fail(f"attention requantises its products, and this is no cl.requantise{ON_CPU}", made.at)
-        return (behind, made), _product(made.args[0])
+        behind, requantise = self.reader.behind(value)
+        if requantise.op != "requantise":
+            fail(f"attention requantises its products, and this is no cl.requantise{ON_CPU}", requantise.at)
+        return (behind, requantise), _product(requantise.args[0])
 
     # Arrays of matrices -------------------------------------------------------------------------------------------
 
@@ -206,8 +206,8 @@ class _AttentionReader:
 
     def _read_block(self, load: Tile) -> tuple[Heads, Values]:
         """Return the matrices that a load reads from, and where its blocks begin."""
-        found, starts, dims = self.reader.load(load, "a side of cl.dot")
-        side = self._matrices(found.more["array"], dims, load.at)
+        source, starts, dims = self.reader.load(load, "a side of cl.dot")
+        side = self._matrices(source.more["array"], dims, load.at)
         if not side.beside and starts[-1].any():
             fail(f"a program has all columns of {side.array.name}{ON_CPU}", load.at)
         return side, starts

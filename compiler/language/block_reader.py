@@ -45,25 +45,25 @@ class BlockReader:
         """Find the only store of the kernel, and check that the accelerator can write it."""
         self.program = program
         self.loops = [scope for scope in scopes(program.top) if isinstance(scope, TracedLoop)]
-        found = stores(program.top)
-        if not found:
+        all_stores = stores(program.top)
+        if not all_stores:
             raise LanguageError("the kernel stores nothing; cl.store writes what it computes")
-        if len(found) > 1:
-            what = f"the accelerator writes one array in a kernel, and this is one store of {len(found)}"
-            fail(what + ON_CPU, found[1].at)
+        if len(all_stores) > 1:
+            what = f"the accelerator writes one array in a kernel, and this is one store of {len(all_stores)}"
+            fail(what + ON_CPU, all_stores[1].at)
         for loop in self.loops:
             if loop.bound is not None:
                 fail(f"a loop of the accelerator runs as often in all programs{ON_CPU}", loop.at)
-        (self.store,) = found
-        if all(each is not self.store for each in program.top.body):
+        (self.store,) = all_stores
+        if all(statement is not self.store for statement in program.top.body):
             self.refuse(
                 f"the accelerator stores a block when its sum is complete, and this store is inside a loop{ON_CPU}"
             )
         if self.store.block is None:
             self.refuse("the accelerator stores blocks: write cl.store(y, offsets, value), without pointers and masks")
         if self.store.value.dtype != "int8":
-            made = f"the accelerator stores int8, and this is {self.store.value}; cl.requantise makes int8 of int32"
-            self.refuse(made)
+            message = f"the accelerator stores int8, and this is {self.store.value}; cl.requantise makes int8 of int32"
+            self.refuse(message)
         starts, self.shape, steps = self.store.block
         self.starts, self.y = self.values(starts, self.store.at), self.store.array
         if set(steps) != {1}:

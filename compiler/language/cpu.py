@@ -170,8 +170,8 @@ class CpuKernel:
     def _fill(self, buffer: Tensor, tile: Tile) -> Stmt:
         return nest(tile.shape, lambda *i: Put(buffer, i, self.at(tile, i)))
 
-    def _store(self, each: TracedStore) -> Stmt:
-        return self._put(each, each.value)
+    def _store(self, statement: TracedStore) -> Stmt:
+        return self._put(statement, statement.value)
 
     def _put(self, target_store: TracedStore, value: Tile) -> Stmt:
         """Store `value` where `target_store` stores."""

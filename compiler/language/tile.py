@@ -182,14 +182,14 @@ class TracedStore:
 def scopes(scope: Scope) -> Iterator[Scope]:
     """Yield `scope` and the loops inside it."""
     yield scope
-    for each in scope.body:
-        if isinstance(each, TracedLoop):
-            yield from scopes(each)
+    for statement in scope.body:
+        if isinstance(statement, TracedLoop):
+            yield from scopes(statement)
 
 
 def stores(top: Scope) -> list[TracedStore]:
     """Return all stores of a program, those in loops included, in order."""
-    return [each for scope in scopes(top) for each in scope.body if isinstance(each, TracedStore)]
+    return [statement for scope in scopes(top) for statement in scope.body if isinstance(statement, TracedStore)]
 
 
 class KernelRun:
@@ -472,7 +472,7 @@ def _common_type(op: str, a: Any, b: Any) -> str:
         return a.dtype
     kinds = a.dtype.rstrip("0123456789"), b.dtype.rstrip("0123456789")
     if "float" in kinds:
-        floats = [each for each in (a.dtype, b.dtype) if each.startswith("float")]
+        floats = [dtype for dtype in (a.dtype, b.dtype) if dtype.startswith("float")]
         return max(floats, key=lambda name: int(name[5:]))
     if set(kinds) == {"int", "uint"}:
         fail(f"{op} of {a} and {b}: one is signed, the other is not; cast one with .to(...)")

@@ -56,7 +56,7 @@ def compute(node: ir.Node, operands: list[Codes], part: int | None = None, outpu
     if (own := custom(node)) is not None:
         rest = iter(operands)
         fixed = [constant(value) for value in node.inputs]
-        arrays = [(next(rest) ^ np.uint8(0x80)).view(np.int8) if each is None else each for each in fixed]
+        arrays = [(next(rest) ^ np.uint8(0x80)).view(np.int8) if value is None else value for value in fixed]
         return codes(own.compute(arrays, attributes_of(node))[output])
     return OPERATORS[node.op_type](node, *operands, *(() if part is None else (part,)))
 
@@ -353,7 +353,7 @@ def _pair(node: ir.Node, *operands: Codes) -> Codes:
     """Compute QLinearAdd or QLinearMul by a table of all pairs of bytes."""
     varying = iter(operands)
     fixed = [constant(node.inputs[number]) for number in (0, 3)]
-    a, b = (next(varying) if each is None else codes(each) for each in fixed)
+    a, b = (next(varying) if array is None else codes(array) for array in fixed)
     value = node.inputs[0]
     assert value is not None and value.dtype is not None
     dtype = np.dtype(value.dtype.numpy())
