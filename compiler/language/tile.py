@@ -2,7 +2,7 @@
 
 A kernel is an ordinary Python function. When it is traced its tiles are nodes of a graph, in scopes (the kernel itself
 and its loops) that keep the order of their creation; when it is interpreted each node has its value at once, from
-`meaning.py`. Types, shapes and errors are the same in both, for both make nodes here.
+`interpreter.py`. Types, shapes and errors are the same in both, for both make nodes here.
 """
 
 from __future__ import annotations

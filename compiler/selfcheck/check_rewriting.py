@@ -1,10 +1,10 @@
 """Check of all rewriting: compare tensors of the compiled model with those of the imported model.
 
-What the compiler's passes, placing and fusing leave of the model is computed in *units*: an operator of the part that
-the accelerator does, by the functions of operators.py (that launches do the same is self_check's part), or a step of
-the CPU, by its kernel as it runs in the Program. Each tensor that the model names and a unit makes is compared with the
-model's own operators (original.py), both from the same values of the nearest tensors before it that both sides have.
-Quantised ones among those are random, so that no tensor is checked on what fifty layers leave of noise.
+The compiled model is computed in *units*: an operator of the accelerator, by the functions of operator_results.py (that
+launches give the same is check_launches' part), or a step of the CPU, by its kernel as it runs in the Program. Each
+tensor that a unit makes and the imported model has, too, is compared with the imported model's operators
+(imported_model.py). Both start from the same values of the nearest tensors before it that both have. Quantised tensors
+among those get random values: after fifty computed layers little but noise would be left to compare.
 """
 
 from __future__ import annotations
