@@ -21,7 +21,7 @@ from celosia.compiler.program.traits import Moves
 
 Array = NDArray[Any]
 
-MOVES = operators_with("moves", Moves.ALL, Moves.SOME, Moves.JOIN)
+ELEMENT_MOVERS = operators_with("moves", Moves.ALL, Moves.SOME, Moves.JOIN)
 """Operators that only move elements, so that they run for any element type on element numbers."""
 
 
@@ -35,7 +35,7 @@ def run_kernel(op: HostOp, args: list[Value]) -> list[Value]:
     if any(isinstance(arg, list) for arg in args):
         raise Unsupported(f"{op.op}: a sequence")
     odd = [arg for arg in args if arg is not None and arg.dtype.name not in TYPES]
-    if odd and op.op in MOVES:
+    if odd and op.op in ELEMENT_MOVERS:
         return _run_on_positions(op, args)
     return cached_kernel(op, args)(*(arg for arg in args if arg is not None))
 

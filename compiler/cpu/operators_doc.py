@@ -11,7 +11,7 @@ from celosia.compiler.cpu.ops import OPS, blocked
 from celosia.compiler.program.host import hostops
 from celosia.compiler.program.host.hostops import FIRST, HOST, sized_names
 
-HEAD = """\
+INTRODUCTION = """\
 # Operators
 
 Every operator of ONNX's own domain runs. Integer operators run on the accelerator where a layer of it can compute them
@@ -98,7 +98,7 @@ def operators_markdown() -> str:
         and name != "Gradient"  # becomes nodes, see graph/gradient.py
     ]  # fmt: skip
     parts = [
-        HEAD, "## Compiled to machine code\n", _list(compiled), "",
+        INTRODUCTION, "## Compiled to machine code\n", _list(compiled), "",
         "Neighbours share a kernel. Where shapes are known only at run time, the kernel is made then, and kept.\n"
         "These are computed by numpy then, for any number of boxes that are found, or of steps in a cache:\n",
         _list(sized_names()), "",

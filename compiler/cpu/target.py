@@ -65,10 +65,10 @@ class Target:
     @property
     def has_amx(self) -> bool:
         """Whether products of bytes can use AMX tiles (llvm/amx.py)."""
-        return self.features >= TILES
+        return self.features >= AMX_FEATURES
 
 
-TILES = frozenset(("amx-tile", "amx-int8"))
+AMX_FEATURES = frozenset(("amx-tile", "amx-int8"))
 """Features of Intel's AMX."""
 
 
@@ -98,19 +98,19 @@ def request_amx() -> bool:
 
 TILE_ROWS, TILE_STEPS, TILE_COLUMNS = range(8, 17), 16, 6
 """AMX tiles: numbers of rows that pay off, reduction steps (of four bytes) in a tile, limit of accumulator tiles."""
-STREAMS = 8
+MAX_STREAMS = 8
 """Limit of the columns of a tile with one row: each column is a memory stream of its own."""
-GLIBC = "2.28"
+MIN_GLIBC = "2.28"
 """The oldest C library that linked kernels run with; that of PYNQ's images is newer."""
 TARGETS = {
     # NEON has 16 registers of 16 bytes; a Cortex-A9 has no fused multiply-add and no vector rounding.
     "armv7": Target(
         16, 16, frozenset(("neon",)), "armv7l", "armv7-unknown-linux-gnueabihf", "cortex-a9",
-        ("-target", f"arm-linux-gnueabihf.{GLIBC}", "-mcpu=cortex_a9"), interleave=2,
+        ("-target", f"arm-linux-gnueabihf.{MIN_GLIBC}", "-mcpu=cortex_a9"), interleave=2,
     ),
     "aarch64": Target(
         16, 32, frozenset(("neon", "fp-armv8")), "aarch64", "aarch64-unknown-linux-gnu", "cortex-a53",
-        ("-target", f"aarch64-linux-gnu.{GLIBC}", "-mcpu=cortex_a53"), interleave=2,
+        ("-target", f"aarch64-linux-gnu.{MIN_GLIBC}", "-mcpu=cortex_a53"), interleave=2,
     ),
 }  # fmt: skip
 
@@ -132,7 +132,7 @@ def find_target(name: str) -> Target:
     return next(target_ for target_ in TARGETS.values() if target_.machine == machine)
 
 
-SIMULATED = Target(
+SIMULATED_TARGET = Target(
     16, 16, frozenset(("sse2",)), "x86_64", "x86_64-unknown-linux-gnu", "x86-64", ("-target", "x86_64-linux-gnu.2.28")
 )
 """Processor of boards that are simulated on this machine (driver/rehearse.py)."""
@@ -140,7 +140,9 @@ SIMULATED = Target(
 
 def target_for(machine: str) -> Target | None:
     """Return the target for processors with this `platform.machine()`, or None."""
-    return next((candidate for candidate in (*TARGETS.values(), SIMULATED) if candidate.machine == machine), None)
+    return next(
+        (candidate for candidate in (*TARGETS.values(), SIMULATED_TARGET) if candidate.machine == machine), None
+    )
 
 
 @functools.cache
@@ -148,8 +150,8 @@ def this_processor() -> Target:
     """Detect the processor that this process runs on."""
     names = llvm.get_host_cpu_features()
     features = frozenset(name for name, has in names.items() if has)
-    if features >= TILES and not request_amx():
-        features -= TILES
+    if features >= AMX_FEATURES and not request_amx():
+        features -= AMX_FEATURES
     if "avx512f" in features:
         width, registers = 64, 32
     elif "avx2" in features:

@@ -44,7 +44,7 @@ SYMBOLS = {
 LITERALS = ("True", "False", "inf", "nan")
 DTYPE = re.compile(r"u?int\d+|b?float\w+|bool")
 TABLE_LIMIT = 64  # a constant of more elements is not printed
-ELIDED = " = ..."  # stands for the values of a larger constant
+ELIDED_VALUES = " = ..."  # stands for the values of a larger constant
 
 Names = dict[Var | Tensor, str]
 
@@ -180,7 +180,7 @@ class _Writer:
             used = self.name(t, used)
             assert t.value is not None
             values = " = " + " ".join(str(v) for v in t.value.reshape(-1).tolist())
-            yield f"  constant {self.tensor(t)}{values if t.size <= TABLE_LIMIT else ELIDED}"
+            yield f"  constant {self.tensor(t)}{values if t.size <= TABLE_LIMIT else ELIDED_VALUES}"
         yield from self.inside(f.body, "  ", used)
 
 

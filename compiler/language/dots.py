@@ -22,7 +22,7 @@ from celosia.compiler.language.tile import (
 from celosia.compiler.numerics.qlinear_softmax import softmax_powers
 from celosia.compiler.numerics.requantiser import fold_scale
 from celosia.compiler.tensorize.pack import pack_parameters
-from celosia.hw.spec.scratchpads import EXP_ENTRIES as PLACES
+from celosia.hw.spec.scratchpads import EXP_ENTRIES
 
 
 def parameters(bias: Any, scale: Any) -> NDArray[np.uint64]:
@@ -37,7 +37,7 @@ def powers(count: int, scale: float) -> NDArray[np.float32]:
     """
     if not (count >= 1 and 0 < scale < np.inf):
         fail(f"cl.powers takes a positive count and a positive scale, and not {count!r} and {scale!r}")
-    return np.asarray(softmax_powers(count, scale, 1.0)[: PLACES // 2])
+    return np.asarray(softmax_powers(count, scale, 1.0)[: EXP_ENTRIES // 2])
 
 
 def dot(a: Tile, b: Tile, acc: Tile | None = None, **hints: Any) -> Tile:

@@ -33,7 +33,7 @@ from celosia.sim.device import Device
 from celosia.sim.devices import SIMULATORS, open_simulator
 
 TARGETS = ("accelerator", "cpu")
-INTERPRET = b"CELOSIA_INTERPRET"
+INTERPRET_VARIABLE = b"CELOSIA_INTERPRET"
 BUILTINS = {"range": traced_loops.range, "abs": ops.abs, **ops.IN_KERNELS}
 """Functions that replace Python's of the same name in a kernel."""
 MAX_VARIANTS = 1024
@@ -50,7 +50,7 @@ _layout = attrgetter("dtype", "shape", "flags.num")
 
 def is_interpreting() -> bool:
     """Return whether kernels run in numpy, because CELOSIA_INTERPRET is set."""
-    return _getenv(INTERPRET) not in (None, b"", b"0")
+    return _getenv(INTERPRET_VARIABLE) not in (None, b"", b"0")
 
 
 @dataclass(frozen=True)
@@ -186,7 +186,7 @@ class Kernel:
         """
         values = args if not named and len(args) == len(self.names) else self._bind(args, named)
         grid = grid if type(grid) is tuple else self._grid(grid, values)
-        key: list[Any] = [grid, _getenv(INTERPRET)]
+        key: list[Any] = [grid, _getenv(INTERPRET_VARIABLE)]
         arrays: list[Any] = []
         addresses: list[int] = []
         for value, constant in zip(values, self.is_constant):

@@ -71,8 +71,8 @@ class Fold:
     first: str
 
 
-SUM = Fold("add", "dot", 0, "adds up cl.dot", "zero")
-MAXIMUM = Fold("max", "load", -128, "takes the maximum of loads", "-128")
+SUM_FOLD = Fold("add", "dot", 0, "adds up cl.dot", "zero")
+MAX_FOLD = Fold("max", "load", -128, "takes the maximum of loads", "-128")
 
 
 def recognise(
@@ -128,7 +128,7 @@ class _Reader(BlockReader):
     # Windows ------------------------------------------------------------------------------------------------------
 
     def _sum(self, acc: Tile, kernel: Recognised) -> None:
-        terms = list(self._reduction_terms(acc, SUM))
+        terms = list(self._reduction_terms(acc, SUM_FOLD))
         if not terms:
             fail(f"the accelerator requantises a sum of cl.dot{ON_CPU}", acc.at)
         rows = [row for dot in terms for row in self._product(dot, kernel)]
@@ -137,7 +137,7 @@ class _Reader(BlockReader):
     def _maximum(self, value: Tile, kernel: Recognised) -> None:
         """Recognise the maximum of a window of one image array."""
         window_positions: dict[Displacement, tuple[int, ...]] = {}
-        for tile in self._reduction_terms(value, MAXIMUM):
+        for tile in self._reduction_terms(value, MAX_FOLD):
             load, starts, dims = self.load(tile, "what a window has the maximum of", moving=True)
             array, y, at = load.more["array"], self.y, load.at
             if kernel.x not in (y, array) or array.dtype != "int8" or dims != self.shape:

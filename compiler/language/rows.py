@@ -30,11 +30,11 @@ from celosia.compiler.language.tile_views import (
 )
 from celosia.hw.spec.scratchpads import EXP_ENTRIES
 
-PLACES = EXP_ENTRIES // 2
+TABLE_ENTRIES = EXP_ENTRIES // 2
 """Number of entries of a table of powers."""
 INT8_MIN = -128
 Elements = NDArray[np.int64]
-WIDER = (("int8", "int32"), ("int8", "int64"), ("int32", "int64"))
+WIDENING_CASTS = (("int8", "int32"), ("int8", "int64"), ("int32", "int64"))
 
 
 @dataclass(frozen=True)
@@ -157,11 +157,13 @@ class _Power:
             if not _is_zero(tile.args[2]):
                 _refuse("beyond the end of a row, powers are 0", tile)
         array, (first, parts) = tile.more["array"], linear_form(tile.args[0])
-        if array.dtype != "float32" or array.shape != (PLACES,):
-            _refuse(f"powers are float32[{PLACES}], as cl.powers makes them, and {array.name} is another array", tile)
+        if array.dtype != "float32" or array.shape != (TABLE_ENTRIES,):
+            _refuse(
+                f"powers are float32[{TABLE_ENTRIES}], as cl.powers makes them, and {array.name} is another array", tile
+            )
         plus = [(leaf, order_) for leaf, (times, order_) in parts.items() if times == 1]
         minus = [leaf for leaf, (times, _) in parts.items() if times == -1]
-        if len(parts) != 2 or len(plus) != 1 or len(minus) != 1 or first != PLACES - 1:
+        if len(parts) != 2 or len(plus) != 1 or len(minus) != 1 or first != TABLE_ENTRIES - 1:
             _refuse("the place of a power is 255 + v - cl.max(v, axis=1)[:, None], in int32", tile)
         ((source, order_),), (most,) = plus, minus
         width = tile.shape[-1] if most.op != "reduce" else most.args[0].shape[-1]
@@ -214,7 +216,7 @@ def linear_form(tile: Tile) -> tuple[int, dict[Tile, tuple[int, Elements]]]:
     if tile.op in VIEWS:
         first, parts = linear_form(tile.args[0])
         return first, {leaf: (times, apply_view(where, tile)) for leaf, (times, where) in parts.items()}
-    if tile.op == "cast" and (tile.args[0].dtype, tile.dtype) in WIDER:
+    if tile.op == "cast" and (tile.args[0].dtype, tile.dtype) in WIDENING_CASTS:
         return linear_form(tile.args[0])
     if tile.op == "binary" and tile.more["name"] in ("add", "sub") and tile.dtype in ("int32", "int64"):
         (a, left), (b, right) = map(linear_form, tile.args)

@@ -27,7 +27,7 @@ DTYPES = (
 BITS = ("and", "or", "xor", "shl", "shr")
 
 
-NUMPYS = {
+NUMPY_EQUIVALENTS = {
     "absolute": "abs", "exp": "exp", "log": "log", "sqrt": "sqrt", "tanh": "tanh", "sin": "sin", "cos": "cos",
     "floor": "floor", "ceil": "ceil", "maximum": "maximum", "minimum": "minimum", "sum": "sum", "amax": "max",
     "max": "max", "amin": "min", "min": "min", "where": "where", "dot": "dot", "matmul": "dot", "transpose": "trans",
@@ -63,7 +63,11 @@ class _RejectsNumpy:
 
 
 def _fail_numpy(name: str, value: Any) -> NoReturn:
-    advice = f"write cl.{NUMPYS[name]}" if name in NUMPYS else "the language's functions are those in docs/language.md"
+    advice = (
+        f"write cl.{NUMPY_EQUIVALENTS[name]}"
+        if name in NUMPY_EQUIVALENTS
+        else "the language's functions are those in docs/language.md"
+    )
     description = "a tile" if isinstance(value, Tile) else "an array of the caller's, of which cl.load makes a tile"
     fail(f"np.{name} computes arrays of numpy's, and this is {description}; {advice}")
 

@@ -20,7 +20,7 @@ from celosia.compiler.program.host.op import Body, HostOp
 from celosia.plain import from_json, require_few_values
 
 Array = NDArray[Any]
-KIND = "<kind>"
+KIND_KEY = "<kind>"
 """Key in JSON objects that names their Python type; no attribute has it."""
 
 
@@ -73,23 +73,23 @@ def _encode(value: Any) -> dict[str, Any]:
     """Convert operators, subgraphs, bytes and arrays to JSON objects with KIND."""
     if isinstance(value, HostOp | Body):
         fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
-        return {KIND: type(value).__name__, **fields}
+        return {KIND_KEY: type(value).__name__, **fields}
     if isinstance(value, bytes):
-        return {KIND: "bytes", "base64": base64.b64encode(value).decode()}
+        return {KIND_KEY: "bytes", "base64": base64.b64encode(value).decode()}
     if isinstance(value, np.ndarray):
-        return {KIND: "array", "base64": base64.b64encode(array_bytes(value)).decode()}
+        return {KIND_KEY: "array", "base64": base64.b64encode(array_bytes(value)).decode()}
     raise TypeError(f"{type(value).__name__} cannot be saved in a Program")
 
 
 def _decode(fields: dict[str, Any]) -> Any:
     """Convert JSON objects with KIND back; other objects stay as they are."""
-    kind = fields.get(KIND)
+    kind = fields.get(KIND_KEY)
     if kind in ("bytes", "array"):
         data = base64.b64decode(fields["base64"])
         return data if kind == "bytes" else load_array(data)
     if kind not in ("HostOp", "Body"):
         return fields
-    del fields[KIND]
+    del fields[KIND_KEY]
     plain: dict[str, Any] = {name: tuple(field) if isinstance(field, list) else field for name, field in fields.items()}
     if kind == "HostOp":
         return HostOp(**plain)

@@ -1,13 +1,13 @@
-"""The imported model computed operator by operator, before any rewriting: the reference of `check_rewriting`.
+"""Value numbers, dependences and numpy results of the imported model's tensors, for check_rewriting.
 
-Nothing here is fast but what large models consist of: convolutions, products and what is between them in numpy, every
-other operator by the host runtime. Tensors are known by a *number* of their own (value numbering, as compilers do it):
-what is computed by the same operators from the same tensors has the same one, whatever it is called.
+A tensor is found by its value number rather than its name: tensors that the same operators compute from the same
+tensors have one number.
 
-QuantizeLinear is where a rewriting may round to the other side: an integer operator rounds once where the model's
-floats round several times. So each of them gives two results, with the quotient moved down and up by MARGIN of a step
-and by what float32 loses; what the compiled model makes lies between them. Other operators are computed for both; where
-a sum has elements of either, its two results are no bounds, but show what one element does (`bounds_distance`).
+A rewriting may round a QuantizeLinear to the other side, as an integer operator rounds once where the model's floats
+round several times. So it gives two results, with the quotient moved down and up by ROUNDING_MARGIN of a step and by
+the precision that float32 loses; the compiled model's result must lie between them. Other operators are computed for
+both. Where a sum has elements of either, its two results are no bounds, but show the effect of one element
+(`bounds_distance`).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from celosia.compiler.program.host.op import HostError, HostOp
 Array = NDArray[Any]
 Bounds = tuple[Any, Any]
 """Least and greatest value of each element of a tensor; one object twice where it is exact."""
-MARGIN = 0.004
+ROUNDING_MARGIN = 0.004
 """Part of a quantisation step that another order of roundings may change."""
 MAX_VAGUE_SHARE = 8
 """A quantised tensor whose bounds differ by more than one in so many of all steps is not compared."""
@@ -105,7 +105,8 @@ class Original:
     ) -> Bounds:  # fmt: skip
         """Compute `tensor` from those in `known`, to which intermediate tensors are added. Raises NotComputable.
 
-        slack: added to MARGIN. shake: moves each float result by what its operator may have rounded, up or down.
+        slack: added to ROUNDING_MARGIN. shake: moves each float result by what its operator may have rounded, up or
+        down.
         """
         waiting = [tensor]
         while waiting:  # a model may be deeper than Python's stack
@@ -313,7 +314,7 @@ def _quantise_bound(op: HostOp, values: Mapping[str, Any], scale: Array, side: i
         largest = top if is_clean else float(np.nanmax(np.abs(x), initial=0.0))
         lost = SUM_ROUNDING * largest / float(np.min(scale))
         moved = np.asarray(x / scale)  # a scalar stays an array
-        moved += np.float32(side * (MARGIN + slack + min(lost, 0.5) + 0.5))
+        moved += np.float32(side * (ROUNDING_MARGIN + slack + min(lost, 0.5) + 0.5))
         (np.ceil if side < 0 else np.floor)(moved, out=moved)
         if zero is not None and zero.any():
             moved += _broadcast_along_axis(op, zero, x.ndim).astype(np.float32)

@@ -30,13 +30,13 @@ from celosia.plain import Sentence
 
 MAX_ATTEMPTS = 2
 """Attempts of a trial whose process dies, or whose connection is lost."""
-GONE = (Status.CRASHED, Status.LOST)
+RETRIED_STATUSES = (Status.CRASHED, Status.LOST)
 """Failures that say nothing about the trial, so that it is tried again."""
 MAX_FAILURES = 3
 """Consecutive failures after which a device is excluded."""
 POLL_SECONDS, EXTRA_SECONDS = 1.0, 60.0
 """Seconds between two checks that an executor's worker is alive; seconds that it may take beyond a trial's deadline."""
-MODULE = ("-m", "celosia.compiler.tune.worker_process")
+WORKER_ARGUMENTS = ("-m", "celosia.compiler.tune.worker_process")
 """Arguments with which Python runs a measuring process."""
 Keep = Callable[[int, TrialResult], None]
 
@@ -88,7 +88,7 @@ class WorkerProcess:
     command: see worker_process.py.
     """
 
-    def __init__(self, name: str, command: Sequence[str] = (sys.executable, *MODULE)) -> None:
+    def __init__(self, name: str, command: Sequence[str] = (sys.executable, *WORKER_ARGUMENTS)) -> None:
         self.name, self.command = name, list(command)
         self._process: subprocess.Popen[bytes] | None = None
         self._lock = threading.Lock()
@@ -157,7 +157,11 @@ class ExecutorWorker:
     """
 
     def __init__(
-        self, name: str, executor: Executor, module: Sequence[str] = MODULE, alive: Callable[[], bool] = lambda: True
+        self,
+        name: str,
+        executor: Executor,
+        module: Sequence[str] = WORKER_ARGUMENTS,
+        alive: Callable[[], bool] = lambda: True,
     ) -> None:
         self.name, self.executor, self.module, self.alive = name, executor, tuple(module), alive
         self._closed = False
@@ -303,7 +307,7 @@ class Fleet:
             self._failures[device.name] = self._failures[device.name] + 1 if failed else 0
             if self._failures[device.name] >= MAX_FAILURES:
                 self.left_out[device.name] = f"{result.status}: {result.detail}"
-            is_retried = result.status in GONE and queue.put_back(index, device.name)
+            is_retried = result.status in RETRIED_STATUSES and queue.put_back(index, device.name)
             if not is_retried:
                 queue.open.discard(index)
             self._changed.notify_all()

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 
 from celosia.compiler.layer import TilingError
 from celosia.compiler.tune.cost_model import LEARNERS, CostModel
-from celosia.compiler.tune.device_pool import GONE, Fleet
+from celosia.compiler.tune.device_pool import RETRIED_STATUSES, Fleet
 from celosia.compiler.tune.layer_trial import TIMED, CostSource, LayerJob, Status, TrialResult, pickled
 from celosia.compiler.tune.network import Network, Occurrence, Tuned, measure_network, network_key
 from celosia.compiler.tune.progress import Progress
@@ -183,7 +183,7 @@ class Tuner:
 
     def _is_credible(self, result: TrialResult, subject: LayerSubject, index: int) -> bool:
         """Return whether a known result may be used: not lost with its device, and not below the lower bound."""
-        if result.status in GONE:
+        if result.status in RETRIED_STATUSES:
             return False
         return result.status != Status.OK or result.cycles >= subject.space.bounds[index]
 

@@ -19,7 +19,7 @@ from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
-from celosia.compiler.tune.device_pool import MODULE, ExecutorWorker, Fleet, Measurer, WorkerProcess
+from celosia.compiler.tune.device_pool import WORKER_ARGUMENTS, ExecutorWorker, Fleet, Measurer, WorkerProcess
 from celosia.compiler.tune.device_pool import Job as AnyJob
 from celosia.compiler.tune.layer_trial import CostSource, LayerJob, Status, TrialResult, measure
 from celosia.compiler.tune.tuner_options import DEADLINE
@@ -55,7 +55,7 @@ def open_fleet(
     a board, as `celosia run` takes them.
     """
     resource = resource_of(judge)
-    module = board_worker_command(judge.device, sudo, base) if judge.board else MODULE
+    module = board_worker_command(judge.device, sudo, base) if judge.board else WORKER_ARGUMENTS
     if pool is not None:
         return _open_dask_fleet(judge, pool, module, deadline)
     if judge.board:

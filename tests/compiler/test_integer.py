@@ -23,7 +23,7 @@ from celosia.compiler.cpu.function import CpuFunction, compile_op
 from celosia.compiler.cpu.llvm import compile_function, dot
 from celosia.compiler.cpu.node import CpuNode, InputType
 from celosia.compiler.cpu.ops.integer import quad
-from celosia.compiler.cpu.target import TILES, compiling_for, this_processor
+from celosia.compiler.cpu.target import AMX_FEATURES, compiling_for, this_processor
 
 from ..oracle import opened
 
@@ -225,7 +225,7 @@ def test_large_products_are_computed_in_tiles_where_there_are_some() -> None:
     types = [(v.shape, v.dtype.name) for v in (x, w)]
     here = this_processor()
     kernels = {}
-    for target in (here, replace(here, features=here.features - TILES)):
+    for target in (here, replace(here, features=here.features - AMX_FEATURES)):
         with compiling_for(target):
             kernels[target.has_amx] = compile_op("MatMulInteger", {}, types)
     for kernel in kernels.values():

@@ -85,7 +85,9 @@ def added(n: int, block: int = 1024) -> Function:
     return lowered(language.add, grid, floats(n), floats(n), floats(n), n, block)
 
 
-@pytest.mark.skipif(target().vector_bytes != streaming.LINE, reason="this processor has no vectors of 64 bytes")
+@pytest.mark.skipif(
+    target().vector_bytes != streaming.CACHE_LINE_BYTES, reason="this processor has no vectors of 64 bytes"
+)
 @pytest.mark.parametrize("skipped", [0, 1, 4, 16])
 def test_large_outputs_pass_by_the_caches_wherever_they_lie(monkeypatch: pytest.MonkeyPatch, skipped: int) -> None:
     monkeypatch.setattr(streaming, "MIN_STREAMED_BYTES", 1 << 16)

@@ -31,7 +31,7 @@ from celosia.compiler.tune.kernels.kernel_plan import KernelPlan, LoopCut
 from celosia.compiler.tune.kernels.kernel_space import MAX_CODE, Plans, estimate_plan, initial_plans, template
 from celosia.compiler.tune.kernels.kernel_trial import KernelJob, pickled, processor
 from celosia.compiler.tune.kernels.kernel_tuner import (
-    OWN,
+    OWN_SCHEDULE,
     KernelState,
     KernelTuner,
     measured_by,
@@ -403,7 +403,7 @@ def records_of(
     records = Records(path)
     records.add(
         Key(workload.name, where, plan_text(own(workload)), measured_by(True, False)),
-        TrialResult(Status.OK, own_time, OWN),
+        TrialResult(Status.OK, own_time, OWN_SCHEDULE),
     )
     records.add(Key(workload.name, where, plan_text(plan), measured_by(True, False)), TrialResult(Status.OK, time_))
     return records
@@ -477,7 +477,7 @@ def test_a_record_that_cannot_be_followed_is_said(tmp_path: Path) -> None:
     for workload, _ in met.workloads.values():
         records.add(
             Key(workload.name, processor(), plan_text(own(workload)), measured_by(True, False)),
-            TrialResult(Status.OK, 100, OWN),
+            TrialResult(Status.OK, 100, OWN_SCHEDULE),
         )
         records.add(
             Key(workload.name, processor(), '[["nobody","split","i0",4]]', measured_by(True, False)),

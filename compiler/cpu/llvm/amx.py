@@ -15,7 +15,7 @@ from typing import Any
 
 from llvmlite import ir
 
-from celosia.compiler.cpu.target import TILE_COLUMNS, TILE_ROWS, TILE_STEPS, TILES
+from celosia.compiler.cpu.target import AMX_FEATURES, TILE_COLUMNS, TILE_ROWS, TILE_STEPS
 from celosia.compiler.expr.affine import coefficient, flatten, linear
 from celosia.compiler.expr.loops import For, Update
 from celosia.compiler.expr.nodes import Call, Expr, Load, Tensor, Var
@@ -54,7 +54,7 @@ class AmxNest:
 
 def match(nest: For, features: frozenset[str]) -> AmxNest | None:
     """Match `nest` with tile products; None where it is something else or the processor has no tiles."""
-    if not features >= TILES or nest.kind != "serial" or nest.extent < TILE_STEPS:
+    if not features >= AMX_FEATURES or nest.kind != "serial" or nest.extent < TILE_STEPS:
         return None
     loops: list[For] = []
     body: Any = nest.body

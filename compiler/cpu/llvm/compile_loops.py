@@ -21,7 +21,7 @@ from celosia.compiler.expr.clamp_indices import clamp_accesses
 from celosia.compiler.expr.loops import Alloc, Function, exprs
 from celosia.compiler.expr.nodes import Load
 from celosia.compiler.expr.parser import parse
-from celosia.compiler.expr.printer import ELIDED, TABLE_LIMIT
+from celosia.compiler.expr.printer import ELIDED_VALUES, TABLE_LIMIT
 from celosia.compiler.expr.regions import statements
 from celosia.compiler.expr.walk import walk
 from celosia.compiler.program.host.kernel import CompiledKernel
@@ -93,7 +93,7 @@ def compile_function(function: Function, features: frozenset[str] | None = None,
     `link_library`, with a unique symbol.
     """
     loops = str(function)
-    tables = _large_constants(function) if ELIDED in loops else ()
+    tables = _large_constants(function) if ELIDED_VALUES in loops else ()
     dependencies = _cache_key(tables, function.in_place, features)
     key = loops, dependencies, target()
     kernel = _kernels.get(key)
@@ -129,7 +129,7 @@ def from_loops(source: CompiledKernel, trusted: bool = False) -> CompiledKernel:
 
 
 def _parse_loops(source: CompiledKernel, trusted: bool) -> Function:
-    names = re.findall(rf"^\s*constant ([\w.]+): .*{re.escape(ELIDED)}$", source.loops, re.MULTILINE)
+    names = re.findall(rf"^\s*constant ([\w.]+): .*{re.escape(ELIDED_VALUES)}$", source.loops, re.MULTILINE)
     function = replace(
         parse(source.loops, constants=dict(zip(names, source.tables, strict=True))), in_place=source.in_place
     )

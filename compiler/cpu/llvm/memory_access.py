@@ -10,7 +10,7 @@ from celosia.compiler.cpu.llvm import operations, unrolled
 from celosia.compiler.cpu.llvm.operations import align_size, is_vector, memory_type, splat
 from celosia.compiler.cpu.llvm.unrolled import UnrolledLoop
 from celosia.compiler.cpu.schedule.block_prefetch import PrefetchedElement
-from celosia.compiler.cpu.schedule.streaming_stores import LINE
+from celosia.compiler.cpu.schedule.streaming_stores import CACHE_LINE_BYTES
 from celosia.compiler.expr.affine import flatten, is_in_bounds, linear, stride_along
 from celosia.compiler.expr.loops import For
 from celosia.compiler.expr.nodes import Expr, Load, Tensor, Var
@@ -59,7 +59,7 @@ class MemoryWriter:
         if scope == "local" and tensor.nbytes <= min(MAX_STACK_TENSOR_BYTES, MAX_STACK_BYTES - self.stack_bytes):
             self.stack_bytes += align_size(tensor.nbytes)
             slot = self.entry.alloca(ir.ArrayType(memory_type(tensor.dtype), max(tensor.size, 1)))
-            slot.align = operations.ALIGN
+            slot.align = operations.WORKSPACE_ALIGNMENT
             slot.type = ir.PointerType()  # llvmlite would check the type of what is stored against that of the array
             return slot
         offset = self.workspace_bytes
@@ -77,7 +77,7 @@ class MemoryWriter:
         data = bytearray(tensor.value.tobytes())
         kind = ir.ArrayType(ir.IntType(8), max(len(data), 1))
         table = ir.GlobalVariable(self.fn.module, kind, f"{self.fn.name}.table{len(self.fn.module.global_values)}")
-        table.linkage, table.global_constant, table.align = "private", True, operations.ALIGN
+        table.linkage, table.global_constant, table.align = "private", True, operations.WORKSPACE_ALIGNMENT
         table.initializer = ir.Constant(kind, data or bytearray(1))
         table.type = ir.PointerType()
         return table
@@ -197,7 +197,7 @@ class MemoryWriter:
             return
         if step == 1:
             done = self.b.store(splat(self.b, value, n), self._lane_pointer(0, tensor, index, env), align=align)
-            if tensor in self.streaming_stores and n * align == LINE:
+            if tensor in self.streaming_stores and n * align == CACHE_LINE_BYTES:
                 done.set_metadata("nontemporal", self.fn.module.add_metadata([ir.IntType(32)(1)]))
             return
         for lane in range(n):

@@ -13,15 +13,15 @@ from celosia.compiler.program.dtypes import numpy_dtype
 
 V = Any
 I32 = ir.IntType(32)
-ALIGN = 64  # of each tensor in the workspace
-SPECIAL = {
+WORKSPACE_ALIGNMENT = 64  # of each tensor in the workspace
+SPECIAL_TYPES = {
     "float16": ir.HalfType(), "float32": ir.FloatType(), "float64": ir.DoubleType(), "bool": ir.IntType(1),
     "bfloat16": ir.IntType(16),
 }  # fmt: skip
 LLVM_TYPES: dict[str, Any] = {
-    name: SPECIAL[name] if name in SPECIAL else ir.IntType(int(name.lstrip("uint"))) for name in TYPES
+    name: SPECIAL_TYPES[name] if name in SPECIAL_TYPES else ir.IntType(int(name.lstrip("uint"))) for name in TYPES
 }
-SUFFIX = {"half": "f16", "float": "f32", "double": "f64"}
+INTRINSIC_SUFFIXES = {"half": "f16", "float": "f32", "double": "f64"}
 
 
 def llvm_type(dtype: str) -> Any:
@@ -38,7 +38,7 @@ def memory_type(dtype: str) -> Any:
 
 def align_size(size: int) -> int:
     """Round a size up to the alignment of tensors in the workspace."""
-    return -(-max(size, 1) // ALIGN) * ALIGN
+    return -(-max(size, 1) // WORKSPACE_ALIGNMENT) * WORKSPACE_ALIGNMENT
 
 
 def converts_exactly(low: float, high: float, dtype: str) -> bool:
@@ -88,7 +88,7 @@ def widened(value: V, scalar: Any) -> Any:
 def _suffix(type_: Any) -> str:
     if isinstance(type_, ir.VectorType):
         return f"v{type_.count}{_suffix(type_.element)}"
-    return SUFFIX.get(str(type_)) or str(type_)
+    return INTRINSIC_SUFFIXES.get(str(type_)) or str(type_)
 
 
 def intrinsic(

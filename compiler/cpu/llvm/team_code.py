@@ -28,7 +28,7 @@ BARRIER_SPINS = 128
 IDLE_SPINS = 4096
 """Iterations of spinning of an idle worker, some 100 to 300 us, before it sleeps."""
 
-TEXT = f"""
+TEAM_IR = f"""
 %record = type {{ ptr, ptr }}
 %slot = type {{ i32, i32, ptr, i64, [40 x i8], [64 x i8] }}
 declare i32 @sem_init(ptr, i32, i32)
@@ -189,7 +189,7 @@ def team_object() -> bytes:
     pause = next((call for name, call in PAUSE_INSTRUCTIONS.items() if triple.startswith(name)), None)
     declared = f"declare void {pause.replace(' 1', '')}" if pause else ""
     called = f"call void {pause}" if pause else ""
-    return optimise(TEXT.replace("PAUSE_DECLARED", declared).replace("call void PAUSE", called))[1]
+    return optimise(TEAM_IR.replace("PAUSE_DECLARED", declared).replace("call void PAUSE", called))[1]
 
 
 def link_team() -> tuple[dict[str, int], Any]:
@@ -199,4 +199,4 @@ def link_team() -> tuple[dict[str, int], Any]:
     return {name: linked[name] for name in FUNCTIONS}, linked
 
 
-assert all(f"@{name}(" in TEXT for name in FUNCTIONS)
+assert all(f"@{name}(" in TEAM_IR for name in FUNCTIONS)

@@ -9,7 +9,7 @@ from typing import Any
 
 from celosia.compiler import expr as T
 from celosia.compiler.cpu.ops.registry import Change, ChangeAt, Node, Shape, at, op, reshaped
-from celosia.compiler.cpu.target import STREAMS, target
+from celosia.compiler.cpu.target import MAX_STREAMS, target
 from celosia.compiler.expr import INDEX, Expr, Tensor, wrap
 from celosia.compiler.program.dtypes import itemsize
 from celosia.compiler.program.host.shape_rules import broadcast
@@ -48,7 +48,7 @@ def product(
     k = T.reduce_axis(inner, "k")
     lanes = target().lanes(b.dtype)
     streamed = fixed_b and m < PACKED_ROWS  # each element is read for few rows, as fast as memory gives them
-    most = min(STREAMS, (target().registers - 1) // (m + 1)) if streamed else 1  # all rows in one tile
+    most = min(MAX_STREAMS, (target().registers - 1) // (m + 1)) if streamed else 1  # all rows in one tile
     widths = [*(count * lanes for count in range(most, 0, -1)), lanes // 2]
     width = next((w for w in widths if w > 1 and n % w == 0), 0)
     large = inner * n * itemsize(b.dtype) > PACKED_BYTES

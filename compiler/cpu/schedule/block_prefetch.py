@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from math import prod
 
 from celosia.compiler.cpu.schedule.register_tiles import L1_BYTES
-from celosia.compiler.cpu.schedule.streaming_stores import LINE
+from celosia.compiler.cpu.schedule.streaming_stores import CACHE_LINE_BYTES
 from celosia.compiler.cpu.target import target
 from celosia.compiler.expr.affine import flatten, from_linear, interval, linear
 from celosia.compiler.expr.loops import Alloc, Block, For, Stmt, Update, exprs
@@ -107,7 +107,7 @@ def _element_to_fetch(load: Load, outer: list[For], sums: list[For], inside: set
     span = 0 if ends is None else ends[1] - ends[0] + 1
     repetitions, steps = prod(loop.extent for loop in repeated), prod(loop.extent for loop in sums)
     share = -(-span // (repetitions * steps))
-    if repetitions == 1 or span != terms[block.var] or span * size <= L1_BYTES or share * size > LINE:
+    if repetitions == 1 or span != terms[block.var] or span * size <= L1_BYTES or share * size > CACHE_LINE_BYTES:
         return None
     outer_terms = {atom: k for atom, k in terms.items() if atom not in inner_terms and atom is not block.var}
     element = from_linear(outer_terms) + minimum(block.var + 1, Const(block.extent - 1, INDEX)) * span

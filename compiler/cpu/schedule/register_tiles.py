@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from functools import partial
 from math import prod
 
-from celosia.compiler.cpu.schedule.streaming_stores import LINE
-from celosia.compiler.cpu.target import STREAMS, TILE_COLUMNS, TILE_ROWS, TILE_STEPS, target
+from celosia.compiler.cpu.schedule.streaming_stores import CACHE_LINE_BYTES
+from celosia.compiler.cpu.target import MAX_STREAMS, TILE_COLUMNS, TILE_ROWS, TILE_STEPS, target
 from celosia.compiler.expr import Axis, Load, Reduce, Stage
 from celosia.compiler.expr.affine import flatten, linear, stride_along
 from celosia.compiler.expr.math_functions import OF_PAIRS
@@ -165,7 +165,7 @@ def _tile_axes(axes: list[Axis], vectors: list[Load], scalars: list[Load], narro
         rows = [axis for axis in axes if any(_is_invariant([read], axis) for read in vectors)]
     if narrow or (rows and not shared):
         columns = []
-    costs = 1 + (0 if _is_aligned(vectors, lanes) else target().vector_bytes / LINE)
+    costs = 1 + (0 if _is_aligned(vectors, lanes) else target().vector_bytes / CACHE_LINE_BYTES)
     return [*rows[::-1]] or [None], [*columns[::-1]] or [None], costs if shared else 0
 
 
@@ -288,7 +288,7 @@ def _tile_sizes(rows: int, columns: int, shared: bool, room: RegisterBudget) -> 
     """
     registers, by_row, by_column = room
     for height in range(1, min(rows, registers) + 1):
-        for width in range(1, min(columns, registers if rows > 1 else STREAMS) + 1):
+        for width in range(1, min(columns, registers if rows > 1 else MAX_STREAMS) + 1):
             if height * width + (by_row * height + by_column * width if shared else 1) > registers:
                 break
             yield height, width

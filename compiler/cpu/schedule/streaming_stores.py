@@ -19,7 +19,7 @@ from celosia.compiler.program.dtypes import itemsize
 
 MIN_STREAMED_BYTES = 16 << 20
 """Bytes of an output from which streaming pays even where another kernel reads it next; with 4 MiB it did not."""
-LINE = 64
+CACHE_LINE_BYTES = 64
 """Bytes of a cache line."""
 MAX_PARTIAL_SHARE = 0.01
 """Limit of the share of elements that are not written by vectors of a full line."""
@@ -29,7 +29,7 @@ def streamed_outputs(function: Function) -> frozenset[Tensor]:
     """Return the outputs that are large, written once by full lines, and not read by the kernel."""
     separate = set(function.outputs) - {function.outputs[output] for output, _ in function.in_place}
     large = [t for t in separate if t.nbytes >= MIN_STREAMED_BYTES]
-    if not large or target().vector_bytes != LINE:
+    if not large or target().vector_bytes != CACHE_LINE_BYTES:
         return frozenset()
     inside = list(statements(function.body))
     read = {n.tensor for s in inside for e in exprs(s) for n in walk(e) if isinstance(n, Load)}
@@ -51,5 +51,6 @@ def _count_stores(stmt: Stmt, times: int, lanes: For | None, lines: Counter[Tens
 
 def _is_line_store(store: Store, lanes: For) -> bool:
     return (
-        stride_along(store.tensor, store.index, lanes.var) == 1 and lanes.extent * itemsize(store.tensor.dtype) == LINE
+        stride_along(store.tensor, store.index, lanes.var) == 1
+        and lanes.extent * itemsize(store.tensor.dtype) == CACHE_LINE_BYTES
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-FOREVER = (2**31 - 1, 2**63 - 1)
+UNBOUNDED_ENDS = (2**31 - 1, 2**63 - 1)
 """Values of `ends` that mean the end of an axis of any size; backwards, the position before its first element."""
 
 
@@ -20,7 +20,7 @@ def slice_positions(size: int, start: int, end: int, step: int) -> range:
         raise ValueError("a step is 0")
     low, high = (-1, size - 1) if step < 0 else (0, size)
     first, last = (position + size if position < 0 else position for position in (start, end))
-    if end in FOREVER:
+    if end in UNBOUNDED_ENDS:
         last = low if step < 0 else high
     return range(min(max(first, 0), high), min(max(last, low), size), step)
 

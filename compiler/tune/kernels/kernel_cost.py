@@ -26,11 +26,11 @@ LINE_BYTES = 64
 MAX_CODE = 1500
 """Limit of unrolled vector operations, because LLVM takes more than linear time for long blocks."""
 COSTLY_OPERATIONS = 16
-NAMES = (
+FEATURE_NAMES = (
     "operations", "loads", "stores", "iterations", "lines", "far lines", "spilled", "registers", "code", "inner",
     "statements",
 )  # fmt: skip
-WEIGHTS = (0.5, 0.5, 1.0, 1.0, 4.0, 12.0, 4.0)
+FEATURE_CYCLES = (0.5, 0.5, 1.0, 1.0, 4.0, 12.0, 4.0)
 """Cycles of one unit of each of the first NAMES."""
 
 
@@ -58,7 +58,7 @@ class Counts:
     @property
     def cost(self) -> float:
         """Estimated cycles."""
-        return sum(weight * value for weight, value in zip(WEIGHTS, self.values)) + 1
+        return sum(weight * value for weight, value in zip(FEATURE_CYCLES, self.values)) + 1
 
     @property
     def features(self) -> Floats:

@@ -35,7 +35,7 @@ SHORT, LONG, COLD = f"cpu {VERSION}", f"long x{ROUNDS}", "cold"
 """Parts of measurers' names: trials; finalists; constants from beyond the second-level cache."""
 MIN_GAIN = 0.02
 """Minimum share of the time that a schedule must save."""
-OWN = "the compiler's own"
+OWN_SCHEDULE = "the compiler's own"
 """Detail in the record of the compiler's own schedule."""
 
 
@@ -197,7 +197,7 @@ class KernelTuner:
         trials = [(subject, index) for index in better[:FINALISTS] if index != 0]
         default_key = subject.key(0, final=True)
         if trials and self.records.get(default_key) is None:
-            self.records.add(default_key, TrialResult(Status.OK, subject.usual, OWN))
+            self.records.add(default_key, TrialResult(Status.OK, subject.usual, OWN_SCHEDULE))
         for (_, index), result in self._measure(trials, final=True).items():
             if result.cost is not None and result.cost < min(subject.final, subject.usual * (1 - MIN_GAIN)):
                 subject.final, subject.chosen = int(result.cost), subject.space.points[index]
@@ -213,7 +213,7 @@ def recorded_traces(records: Records) -> dict[str, Trace]:
         for cold in (False, True) if processor_ == processor() else ():
             measurer = measured_by(True, cold)
             known = {key: r for key, r in trials.items() if key.measurer == measurer and r.cost is not None}
-            default_times = [result.cycles for result in known.values() if result.detail == OWN]
+            default_times = [result.cycles for result in known.values() if result.detail == OWN_SCHEDULE]
             best = min(known, key=lambda key: (known[key].cycles, key.schedule), default=None)
             if best is None or not default_times or known[best].cycles >= (1 - MIN_GAIN) * default_times[0]:
                 continue

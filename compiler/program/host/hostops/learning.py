@@ -9,7 +9,7 @@ import numpy as np
 from celosia.compiler.program.host.hostops.host_registry import Array, host
 from celosia.compiler.program.host.op import HostOp
 
-TRAINING = "ai.onnx.preview.training"
+TRAINING_DOMAIN = "ai.onnx.preview.training"
 
 
 def _tensors_with_states(inputs: tuple[Array, ...], kinds: int) -> list[tuple[Array, ...]]:
@@ -18,7 +18,7 @@ def _tensors_with_states(inputs: tuple[Array, ...], kinds: int) -> list[tuple[Ar
     return [inputs[i::count] for i in range(count)]
 
 
-@host("Momentum", domain=TRAINING)
+@host("Momentum", domain=TRAINING_DOMAIN)
 def momentum(op: HostOp, rate: Array, step: Array, *inputs: Array) -> tuple[Array, ...]:
     """Take a step of SGD with momentum. Returns the new tensors, then their momenta."""
     new = []
@@ -33,7 +33,7 @@ def momentum(op: HostOp, rate: Array, step: Array, *inputs: Array) -> tuple[Arra
     return _sorted_by_kind(new)
 
 
-@host("Adagrad", domain=TRAINING)
+@host("Adagrad", domain=TRAINING_DOMAIN)
 def adagrad(op: HostOp, rate: Array, step: Array, *inputs: Array) -> tuple[Array, ...]:
     """Take a step of Adagrad. Returns the new tensors, then their sums of squared gradients."""
     rate = rate / (1 + step * op.attr("decay_factor", 0.0))
@@ -45,7 +45,7 @@ def adagrad(op: HostOp, rate: Array, step: Array, *inputs: Array) -> tuple[Array
     return _sorted_by_kind(new)
 
 
-@host("Adam", domain=TRAINING)
+@host("Adam", domain=TRAINING_DOMAIN)
 def adam(op: HostOp, rate: Array, step: Array, *inputs: Array) -> tuple[Array, ...]:
     """Take a step of Adam. Returns the new tensors, then both of their momenta."""
     a, b = op.attr("alpha", 0.9), op.attr("beta", 0.999)
@@ -88,7 +88,7 @@ def batch_normalisation(
     return y.astype(x.dtype), *(value.astype(mean.dtype) for value in (*running, *saved))
 
 
-COMPARE = (np.less_equal, np.less, np.greater_equal, np.greater, np.equal, np.not_equal)
+COMPARISONS = (np.less_equal, np.less, np.greater_equal, np.greater, np.equal, np.not_equal)
 BRANCH_MEMBER = 6
 
 
@@ -117,7 +117,7 @@ def tree_ensemble(op: HostOp, x: Array) -> Array:
             elif modes[node] == BRANCH_MEMBER:
                 is_true = float(value) in member_of[node]
             else:
-                is_true = bool(COMPARE[modes[node]](value, splits[node]))
+                is_true = bool(COMPARISONS[modes[node]](value, splits[node]))
             branch = "true" if is_true else "false"
             child = a[f"nodes_{branch}nodeids"][node]
             if a[f"nodes_{branch}leafs"][node]:

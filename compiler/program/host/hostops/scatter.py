@@ -7,7 +7,7 @@ import numpy as np
 from celosia.compiler.program.host.hostops.host_registry import Array, host
 from celosia.compiler.program.host.op import HostOp
 
-REDUCE = {"add": np.add, "mul": np.multiply, "max": np.maximum, "min": np.minimum}
+REDUCTIONS = {"add": np.add, "mul": np.multiply, "max": np.maximum, "min": np.minimum}
 
 
 @host("NonZero")
@@ -48,8 +48,8 @@ def _scatter(op: HostOp, out: Array, index: tuple[Array, ...], updates: Array) -
     reduction = op.attr("reduction", "none")
     if reduction == "none":
         out[index] = updates
-    elif reduction in REDUCE:
-        REDUCE[reduction].at(out, index, updates)
+    elif reduction in REDUCTIONS:
+        REDUCTIONS[reduction].at(out, index, updates)
     else:
         raise op.fail(f"there is no reduction {reduction!r}")
 

@@ -16,7 +16,7 @@ from celosia.compiler.program.host.hostops.host_registry import HOST, Array, Fun
 from celosia.compiler.program.host.op import HostOp, check_size
 from celosia.compiler.program.host.shape_rules import broadcast, slice_positions
 
-PLAIN = frozenset(
+NUMPY_TYPES = frozenset(
     ["float32", "float64", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "bool"]
 )
 """Element types for which numpy computes as ONNX defines."""
@@ -40,7 +40,7 @@ def sized(*names: str, since: int = 7) -> Callable[[Function], Function]:
 
     def register(function: Function) -> Function:
         def guarded(op: HostOp, *inputs: Value) -> Any:
-            if any(not isinstance(x, np.ndarray) or x.dtype.name not in PLAIN for x in inputs if x is not None):
+            if any(not isinstance(x, np.ndarray) or x.dtype.name not in NUMPY_TYPES for x in inputs if x is not None):
                 return NotImplemented
             with np.errstate(all="ignore"):
                 return function(op, *inputs)
@@ -281,7 +281,7 @@ def trilu(op: HostOp, x: Array, k: Array | None = None) -> Any:
 def cast(op: HostOp, x: Array) -> Any:
     """Convert to another type. Returns NotImplemented from floats to integers."""
     kind = numpy_type(op.attrs["to"])
-    if kind.name not in PLAIN or (x.dtype.kind == "f" and kind.kind in "iu"):
+    if kind.name not in NUMPY_TYPES or (x.dtype.kind == "f" and kind.kind in "iu"):
         return NotImplemented
     return x.astype(kind)
 
