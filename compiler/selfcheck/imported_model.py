@@ -1,7 +1,8 @@
-"""Value numbers, dependences and numpy results of the imported model's tensors, for check_rewriting.
+"""The imported model computed operator by operator, before any rewriting: the reference of check_rewriting.
 
-A tensor is found by its value number rather than its name: tensors that the same operators compute from the same
-tensors have one number.
+Large models consist of convolutions, products and a few operators between them: those have fast numpy implementations
+here; the host runtime computes all others. A tensor is found by its value number rather than its name: tensors that the
+same operators compute from the same tensors have one number.
 
 A rewriting may round a QuantizeLinear to the other side, as an integer operator rounds once where the model's floats
 round several times. So it gives two results, with the quotient moved down and up by ROUNDING_MARGIN of a step and by
