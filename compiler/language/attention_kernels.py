@@ -147,8 +147,8 @@ class _AttentionReader:
         """Recognise two products with the softmax between them."""
         reader, out = self.reader, self.out
         last, dot = self._followed_product(value)
-        shares, offset, where = _read_side(dot, 0)
-        if shares.op != "cast" or not is_identity_order(where):
+        shares, offset, element_indices = _read_side(dot, 0)
+        if shares.op != "cast" or not is_identity_order(element_indices):
             fail(f"what the second product of attention takes is a softmax{ON_CPU}", shares.at)
         rows = softmax_of(shares)
         first, scores = self._followed_product(before_reshapes(rows.source))
@@ -222,12 +222,12 @@ class _AttentionReader:
 
         Returns it and the offset that is added to it. padded: beyond the keys there must be zeros; else anything.
         """
-        load, offset, where = _read_side(dot, 1)
+        load, offset, element_indices = _read_side(dot, 1)
         side, starts = self._read_block(load)
         dims = load.more["block"][1]
         if not self._is_at_same_head(side, starts, np.zeros(1, np.int64)):
             fail(f"{side.array.name} is read from its first row on, head by head{ON_CPU}", load.at)
-        straight, turned = is_identity_order(where), is_identity_order(where.T)
+        straight, turned = is_identity_order(element_indices), is_identity_order(element_indices.T)
         by_rows = straight if padded else turned and not straight  # whether keys are rows
         keys = (side.rows, dims[-2]) if by_rows else (side.columns, dims[-1])
         if not (straight or turned) or keys != (count, width) or not (by_rows or side.rows == dims[-2]):
@@ -248,8 +248,8 @@ class _AttentionReader:
     ) -> HeadProduct:
         """Check the parameters of a requantise, and collect the product with its table and bias."""
         load, starts, dims = self.reader.load(requantise.args[1], "the parameters of requantise")
-        array, where = load.more["array"], element_order(requantise.args[1], load).reshape(-1, width)
-        many = array.shape == (columns,) and dims == (width,) and (where == np.arange(width)).all()
+        array, element_indices = load.more["array"], element_order(requantise.args[1], load).reshape(-1, width)
+        many = array.shape == (columns,) and dims == (width,) and (element_indices == np.arange(width)).all()
         if any(start.any() for start in starts) or not (many or (array.shape == dims == (1,))):
             fail(f"the parameters of a product are one, or one for each of its {columns} columns{ON_CPU}", load.at)
         table = None if behind.table is None else self.reader.complete_array(behind.table, "a table")
@@ -259,15 +259,17 @@ class _AttentionReader:
     def _bias(self, tile: Tile, columns: int, width: int) -> Heads:
         """Recognise the bias that is added to scores: one row, a matrix, or a matrix for each head."""
         load, starts, dims = self.reader.load(tile, "what a residual_add adds")
-        array, where = load.more["array"], element_order(tile, load).reshape(-1, width)
+        array, element_indices = load.more["array"], element_order(tile, load).reshape(-1, width)
         side = Heads(array, int(np.prod(array.shape[:-2])), (1, *array.shape)[-2], array.shape[-1], False)
         head, row = self._position(side, (np.zeros_like(starts[-1]), *starts)[-max(len(starts), 2) :])
-        one = side.rows == 1 and (where == np.arange(width)).all() and not row.any()
-        here = side.heads == 1 or equal(head, self.head)
-        there = one or (equal(row, self.row) and is_identity_order(where) and side.rows == self.out.rows)
+        one = side.rows == 1 and (element_indices == np.arange(width)).all() and not row.any()
+        is_same_head = side.heads == 1 or equal(head, self.head)
+        is_same_row = one or (
+            equal(row, self.row) and is_identity_order(element_indices) and side.rows == self.out.rows
+        )
         if array.dtype != "int8" or side.columns != columns or dims[-1] != width or starts[-1].any():
-            here = False
-        if not (here and there) or side.heads not in (1, self.out.heads):
+            is_same_head = False
+        if not (is_same_head and is_same_row) or side.heads not in (1, self.out.heads):
             fail(f"what is added to scores is int8 [{columns}], [queries, {columns}], or that of each head", load.at)
         return side
 
@@ -283,7 +285,7 @@ def _product(acc: Tile) -> Tile:
 def _read_side(dot: Tile, number: int) -> tuple[Tile, int, Elements]:
     """Return an operand of a product: an int8 tile, the offset that is added to it, and the order of its elements."""
     first, parts = linear_form(dot.args[number])
-    leaves = [(leaf, where) for leaf, (times, where) in parts.items() if times == 1]
+    leaves = [(leaf, order) for leaf, (times, order) in parts.items() if times == 1]
     if len(parts) != 1 or not leaves or leaves[0][0].dtype != "int8":
         fail(f"a side of cl.dot is int8, or that less a zero point{ON_CPU}", dot.at)
     offset = first - int(dot.more["zeros"][number])

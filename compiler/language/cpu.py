@@ -53,12 +53,12 @@ class CpuKernel:
         self.program = program
         self.live = live_tiles(program.top)
         self.stores = stores(program.top)
-        self.written = {each.array for each in self.stores}
+        self.written = {output.array for output in self.stores}
         self.read = read = [tile.more["array"] for tile in self.live if tile.op == "load"]
         self.arrays = list(dict.fromkeys([*(a for a in read if a not in self.written), *self.written]))
         self.tensors = {a: Tensor(a.name, (max(a.size, 1),), a.dtype) for a in self.arrays}
         self.uses = Counter(arg for tile in self.live for arg in tile.args)
-        self.uses.update(arg for each in self.stores for arg in each.args)
+        self.uses.update(arg for output in self.stores for arg in output.args)
         factors = [(dot, origin(side)) for dot in self.live if dot.op == "dot" for side in dot.args[:2]]
         self.loop_invariant = {
             side for dot, side in factors if side.scope is not dot.scope

@@ -251,8 +251,8 @@ class _Check:
             part[:, first : first + data.shape[1]] = data
         if is_concat(node) and choice.value is node.outputs[0]:
             return
-        whole, form = self.selection.written[choice.value], self._form(choice.value)
-        if whole.dims == choice.layer.y.dims:
+        destination, form = self.selection.written[choice.value], self._form(choice.value)
+        if destination.dims == choice.layer.y.dims:
             self.values[choice.value] = form.restore(data, dims)
         else:
             kept = form.arrange(self.values.setdefault(choice.value, np.zeros(dims, np.uint8)))
@@ -261,18 +261,20 @@ class _Check:
 
     def _region(self, choice: LayerAssignment) -> tuple[slice, ...]:
         """Return the region of its tensor that the layer writes: images, channels, rows, columns."""
-        whole, part = self.selection.written[choice.value], choice.layer.y
-        a, b = whole.pixels, part.pixels
-        first = (part.group_offset - whole.group_offset) * self.cfg.group
+        destination, part = self.selection.written[choice.value], choice.layer.y
+        a, b = destination.pixels, part.pixels
+        first = (part.group_offset - destination.group_offset) * self.cfg.group
         top, left, down, across = (
             (b.top - a.top) // a.down, (b.left - a.left) // a.across, b.down // a.down, b.across // a.across
         )  # fmt: skip
-        rows, columns = StridedView(whole.height, whole.width, top, left, down, across).cut(part.height, part.width)
+        rows, columns = StridedView(destination.height, destination.width, top, left, down, across).cut(
+            part.height, part.width
+        )
         return slice(None), slice(first, first + part.channels), rows, columns
 
     def _part(self, choice: LayerAssignment, node: ir.Node) -> tuple[int, int, int]:
         """Find the operand of the concatenation that the layer writes. Returns (operand, first channel, channels)."""
-        whole, y = self.selection.written[node.outputs[0]], choice.layer.y
+        destination, y = self.selection.written[node.outputs[0]], choice.layer.y
         axis, start = attribute(node, "axis", 1), 0
         if (columns := self._columns(choice, node)) is not None:
             return columns
@@ -283,8 +285,8 @@ class _Check:
             along = images and axis % len(dims) == 1
             channels, pixel = (start, 0) if along else (0, start)
             row, column = (pixel, 0) if images and len(dims) == 4 and axis % 4 == 2 else (0, pixel)
-            strided_view = StridedView(whole.height, whole.width, row, column)
-            if whole.region(y.dims, channels // self.cfg.group, strided_view) == y and prod(dims) == prod(y.dims):
+            strided_view = StridedView(destination.height, destination.width, row, column)
+            if destination.region(y.dims, channels // self.cfg.group, strided_view) == y and prod(dims) == prod(y.dims):
                 return position, 0, y.channels
             start += whole_groups(self.cfg, dims[axis]) if along else dims[axis]
         raise SelfCheckError(choice.layer.name, f"writes no part of {node.name!r}")
@@ -292,13 +294,15 @@ class _Check:
     def _columns(self, choice: LayerAssignment, node: ir.Node) -> tuple[int, int, int] | None:
         """Find the operand where the operands are columns of matrices; None where they are not."""
         value, y = node.outputs[0], choice.layer.y
-        whole, fold, dims = self.selection.written[value], self.selection.forms[value].fold, shape(value) or ()
+        destination, fold, dims = self.selection.written[value], self.selection.forms[value].fold, shape(value) or ()
         axis = {"rows": -1, "columns": -2}.get(fold, 0)
         if not axis or attribute(node, "axis", 1) % len(dims) != len(dims) + axis:
             return None
         count = matrix_counts(fold, dims)[0]
-        matrix, first = divmod(y.group_offset - whole.group_offset, whole.channels // count // self.cfg.group)
-        if whole.region(y.dims, y.group_offset - whole.group_offset, whole.pixels) != y:
+        matrix, first = divmod(
+            y.group_offset - destination.group_offset, destination.channels // count // self.cfg.group
+        )
+        if destination.region(y.dims, y.group_offset - destination.group_offset, destination.pixels) != y:
             return None
         for position, part in enumerate(read_by(node)):
             size = (shape(part) or ())[axis]
@@ -327,9 +331,9 @@ class _Check:
         arranged = self._form(choice.value).arrange(result)
         return arranged if self.selection.written[choice.value].dims == y.dims else arranged[self._region(choice)]
 
-    def _operand(self, value: ir.Value | None, made: dict[ir.Value, Codes]) -> Codes:
+    def _operand(self, value: ir.Value | None, computed: dict[ir.Value, Codes]) -> Codes:
         assert value is not None
-        return made[value] if value in made else self._value(value)
+        return computed[value] if value in computed else self._value(value)
 
 
 def _difference(expected: Codes, actual: Codes, value: ir.Value) -> str:
@@ -338,10 +342,10 @@ def _difference(expected: Codes, actual: Codes, value: ir.Value) -> str:
         return ""
     differing = np.argwhere(expected != actual)
     first = tuple(int(index) for index in differing[0])
-    place = ", ".join(f"{axis} {index}" for axis, index in zip(AXES, first))
+    position = ", ".join(f"{axis} {index}" for axis, index in zip(AXES, first))
     low = 128 if value.dtype == ir.DataType.INT8 else 0
     return (
-        f"gives {len(differing)} of {actual.size} bytes other than its operators on the CPU, the first at {place}: "
+        f"gives {len(differing)} of {actual.size} bytes other than its operators on the CPU, the first at {position}: "
         f"expected {int(expected[first]) - low}, found {int(actual[first]) - low}"
     )
 

@@ -349,7 +349,7 @@ def _accelerator_unit(node: ir.Node, computed: CachedResults) -> Unit:
             parts = [computed.compute(node, [part], number) for number, part in enumerate(arrays)]
             results = [np.concatenate(parts, axis=attribute(node, "axis", 1))]
         else:
-            results = [computed.compute(node, arrays, output=place) for place in range(len(node.outputs))]
+            results = [computed.compute(node, arrays, output=output) for output in range(len(node.outputs))]
         return [_of_codes(result.reshape(shape(out) or ()), out) for result, out in zip(results, node.outputs)]
 
     inputs, outputs = (tuple(value.name or "" for value in values) for values in (operands, node.outputs))
@@ -409,7 +409,7 @@ def _random_input(value: ir.Value, rng: np.random.Generator) -> Any:
     kind = numpy_dtype(dtype_name(value))
     if kind.kind in "iub":
         return rng.integers(0, 2, dims).astype(kind)
-    whole = rng.standard_normal(dims)
+    values = rng.standard_normal(dims)
     for node in (use.node for use in value.uses()):
         scale = constant(node.inputs[1]) if is_op(node, "QuantizeLinear") and node.inputs[0] is value else None
         if scale is not None and scale.size == 1:
@@ -422,10 +422,10 @@ def _random_input(value: ir.Value, rng: np.random.Generator) -> Any:
                 steps = rng.integers(int(limits.min), int(limits.max), dims, endpoint=True).astype(np.float64)
                 steps += rng.uniform(-0.4, 0.4, dims)
                 steps -= 0 if zero is None else int(zero.reshape(-1)[0])
-            whole = float(scale.reshape(-1)[0]) * steps
+            values = float(scale.reshape(-1)[0]) * steps
             break
     with np.errstate(over="ignore"):
-        return whole.astype(kind)
+        return values.astype(kind)
 
 
 # Comparing -------------------------------------------------------------------------------------------------------
@@ -437,10 +437,10 @@ BIASED = {"QLinearConv": (8, 6), "QLinearConvTranspose": (8, 6), "QGemm": (6, 7)
 
 def _may_wrap(node: ir.Node) -> bool:
     """Return whether products and bias may overflow int32, as where onnxruntime clips a bias to -2^31."""
-    place, *_ = BIASED.get(node.op_type, (len(node.inputs),))
-    if place >= len(node.inputs):
+    bias_index, *_ = BIASED.get(node.op_type, (len(node.inputs),))
+    if bias_index >= len(node.inputs):
         return False
-    w, bias = constant(node.inputs[3]), constant(node.inputs[place])
+    w, bias = constant(node.inputs[3]), constant(node.inputs[bias_index])
     if w is None or bias is None or not bias.size:
         return False
     return bool(np.max(np.abs(bias.astype(np.int64))) + (w.size // bias.size << 16) >= 2**31)
@@ -450,10 +450,10 @@ def _slack(node: ir.Node) -> float:
     """Return the steps by which an integer operator may differ from the floats that it replaces, besides rounding."""
     if is_op(node, "QLinearSoftmax"):
         return 1.0  # its table is scaled by the whole part of 1 / scale
-    place = BIASED.get(node.op_type)
-    if place is None or len(node.inputs) <= max(place) or node.inputs[place[0]] is None:
+    indices = BIASED.get(node.op_type)
+    if indices is None or len(node.inputs) <= max(indices) or node.inputs[indices[0]] is None:
         return 0.0
-    x, w, y = (constant(node.inputs[number]) for number in (1, 4, place[1]))
+    x, w, y = (constant(node.inputs[number]) for number in (1, 4, indices[1]))
     if x is None or w is None or y is None:
         return 0.0
     with np.errstate(all="ignore"):

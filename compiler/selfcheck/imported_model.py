@@ -77,9 +77,9 @@ class Original:
             read = tuple(self.number[name] for name in _names_read(node) if name in self.number)
             attributes = tuple(sorted((name, repr(attr.value)) for name, attr in node.attributes.items()))
             distinct = node if node.op_type in RANDOM or captured(node) else None
-            for place, out in enumerate(node.outputs):
+            for output, out in enumerate(node.outputs):
                 if out.name:
-                    key = (node.domain, node.op_type, read, attributes, place, len(node.outputs), distinct)
+                    key = (node.domain, node.op_type, read, attributes, output, len(node.outputs), distinct)
                     self.makers.setdefault(numbered(out, key), node)
 
     def stops(self, tensor: int, at: Container[int], of_shapes: bool = True) -> set[int]:
@@ -333,8 +333,8 @@ def _average_bounds(op: HostOp, values: Mapping[str, Any], y: Array) -> Bounds:
     x: Array = np.moveaxis(arrays[0], -1, 1) if last else arrays[0]
     window = _window(op, x, op.attrs["kernel_shape"])
     image, total = window.pad(np.subtract(x, zx, dtype=np.float64), 0.0, 2), np.zeros((*x.shape[:2], *window.out))
-    for place in np.ndindex(*window.kernel):
-        total += _tap(window, image, place)
+    for tap in np.ndindex(*window.kernel):
+        total += _tap(window, image, tap)
     counts: Array = np.maximum(prod(np.ix_(*(window.divisors(axis) for axis in range(len(window.out))))), 1)
     steps = total * (sx / sy) / counts
     below = np.floor(steps)
@@ -353,9 +353,9 @@ def _window(op: HostOp, x: Array, kernel: Iterable[int]) -> SlidingWindow:
     return SlidingWindow.of(Node(op.op, op.attrs, (), ()), x.shape[2:], tuple(kernel))
 
 
-def _tap(window: SlidingWindow, x: Array, place: tuple[int, ...]) -> Array:
-    """Return the element at `place` of each window of a padded image: [images, channels, *out]."""
-    first = [k * d for k, d in zip(place, window.dilation)]
+def _tap(window: SlidingWindow, x: Array, tap: tuple[int, ...]) -> Array:
+    """Return the element at `tap` of each window of a padded image: [images, channels, *out]."""
+    first = [k * d for k, d in zip(tap, window.dilation)]
     parts = [slice(at, at + (o - 1) * s + 1, s) for at, s, o in zip(first, window.stride, window.out)]
     return x[(slice(None), slice(None), *parts)]
 
@@ -368,12 +368,12 @@ def _conv(op: HostOp, x: Array, w: Array, bias: Array | None = None) -> Array:
     y: Array
     if inner == 1 and outputs == groups == x.shape[1]:
         y = np.zeros((len(x), outputs, *window.out), np.float32)
-        for place in np.ndindex(*taps):
-            y += _tap(window, padded, place) * w[(slice(None), 0, *place)].reshape(-1, *[1] * len(taps))
+        for tap in np.ndindex(*taps):
+            y += _tap(window, padded, tap) * w[(slice(None), 0, *tap)].reshape(-1, *[1] * len(taps))
     else:
         columns = np.empty((len(x), x.shape[1], *taps, *window.out), np.float32)
-        for place in np.ndindex(*taps):
-            columns[(slice(None), slice(None), *place)] = _tap(window, padded, place)
+        for tap in np.ndindex(*taps):
+            columns[(slice(None), slice(None), *tap)] = _tap(window, padded, tap)
         rows = columns.reshape(len(x), groups, inner * prod(taps), prod(window.out))
         y = np.matmul(w.reshape(groups, outputs // groups, inner * prod(taps)), rows).reshape(
             len(x), outputs, *window.out
@@ -388,10 +388,10 @@ def _max_pool(op: HostOp, x: Array) -> Array:
     padded = window.pad(x, -np.inf, 2)
     taps = np.ndindex(*kernel)
     y: Array = _tap(window, padded, next(taps)).copy()
-    for place in taps:
-        np.maximum(y, _tap(window, padded, place), out=y)
+    for tap in taps:
+        np.maximum(y, _tap(window, padded, tap), out=y)
     inside = window.pad(np.ones_like(x[:1, :1], bool), False, 2)
-    is_empty = ~np.logical_or.reduce([_tap(window, inside, place) for place in np.ndindex(*kernel)])
+    is_empty = ~np.logical_or.reduce([_tap(window, inside, tap) for tap in np.ndindex(*kernel)])
     return np.where(is_empty, np.finfo(np.float32).min, y)
 
 
