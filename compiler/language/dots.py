@@ -19,7 +19,7 @@ from celosia.compiler.language.tile import (
     scopes,
     upstream,
 )
-from celosia.compiler.numerics.qlinear_softmax import softmax_powers
+from celosia.compiler.numerics.quantized_softmax import softmax_powers
 from celosia.compiler.numerics.requantiser import fold_scale
 from celosia.compiler.tensorize.pack import pack_parameters
 from celosia.hw.spec.scratchpads import EXP_ENTRIES

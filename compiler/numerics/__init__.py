@@ -14,14 +14,14 @@ operator has few inputs they try them all, so the result is proved; None means t
 The hardware holds int8. A uint8 tensor is stored with its top bit flipped (x - 128), and so are its zero points;
 derivations take the ONNX values and return parameters for the stored ones. See docs/numerics.md.
 
-  quantize_linear     how floats become bytes and back
+  quantization        how floats become bytes and back
   requantiser         which multiplier and shift replace the scale of a convolution or matrix product
   addition            which integers make the residual add equal to QLinearAdd
   multiplication      which integers make the requantiser equal to QLinearMul
   unary               which table of 256 bytes replaces an element-wise function
   average             which scale replaces the division of a mean, and when that is exact
-  qlinear_softmax     which powers QLinearSoftmax adds up
-  norm_constants      which constants a LayerNorm or RMSNorm of bytes needs
+  quantized_softmax   which powers QLinearSoftmax adds up
+  integer_norm        which constants a LayerNorm or RMSNorm of bytes needs
   array_types         which arrays these functions take
 """
 
@@ -35,10 +35,10 @@ from celosia.compiler.numerics.addition import (
     rescale_add,
 )
 from celosia.compiler.numerics.average import average_is_exact, global_average_scale, mean_scale, qlinear_average
+from celosia.compiler.numerics.integer_norm import NormConstants, NormError, norm_constants
 from celosia.compiler.numerics.multiplication import RescaleMul, float_mul, mul_scale, qlinear_mul
-from celosia.compiler.numerics.norm_constants import NormConstants, NormError, norm_constants
-from celosia.compiler.numerics.qlinear_softmax import qlinear_softmax, softmax_powers
-from celosia.compiler.numerics.quantize_linear import dequantize_linear, quantize_linear
+from celosia.compiler.numerics.quantization import dequantize_linear, quantize_linear
+from celosia.compiler.numerics.quantized_softmax import qlinear_softmax, softmax_powers
 from celosia.compiler.numerics.requantiser import (
     MULTIPLIER_BITS,
     SHIFT_BITS,

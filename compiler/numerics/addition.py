@@ -19,7 +19,7 @@ from celosia.compiler.numerics.array_types import (
     f32,
     limits,
 )
-from celosia.compiler.numerics.quantize_linear import dequantize_linear, quantize_linear
+from celosia.compiler.numerics.quantization import dequantize_linear, quantize_linear
 from celosia.compiler.numerics.requantiser import divide_even
 from celosia.compiler.program.host.float32_math import fma
 

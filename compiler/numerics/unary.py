@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from celosia.compiler.numerics.array_types import Array, Float32, Int8, byte_type, f32, limits
-from celosia.compiler.numerics.quantize_linear import dequantize_linear, quantize_linear
+from celosia.compiler.numerics.quantization import dequantize_linear, quantize_linear
 from celosia.compiler.program.host.float32_math import logistic
 
 

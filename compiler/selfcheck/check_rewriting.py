@@ -23,7 +23,7 @@ from celosia.compiler.cpu.parse import parse
 from celosia.compiler.cpu.target import compiling_for
 from celosia.compiler.graph.select import Partition
 from celosia.compiler.graph.values import attribute, attributes_of, captured, constant, dtype_name, is_op, shape
-from celosia.compiler.numerics.qlinear_softmax import largest_power
+from celosia.compiler.numerics.quantized_softmax import largest_power
 from celosia.compiler.program import CpuStep, HostStep, Program
 from celosia.compiler.program.dtypes import is_float, numpy_dtype
 from celosia.compiler.program.host.execute import execute

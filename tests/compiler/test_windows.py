@@ -51,7 +51,7 @@ def test_the_sweep_sees_pads_that_are_off(op: str, monkeypatch: pytest.MonkeyPat
 
     cases = list(sweep.cases(20, 1, [op]))
     monkeypatch.setattr(sweep, "windows", moved(meaning.windows))
-    monkeypatch.setattr(sweep, "spread", moved(meaning.spread))
+    monkeypatch.setattr(sweep, "transposed_windows", moved(meaning.transposed_windows))
     assert sweep.sweep(iter(cases))[1]
 
 

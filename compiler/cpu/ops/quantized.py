@@ -18,7 +18,7 @@ from celosia.compiler.cpu.ops.registry import Node, at, clamp, limits, op, round
 from celosia.compiler.cpu.ops.shape import concatenate
 from celosia.compiler.cpu.types import ONNX_TYPES
 from celosia.compiler.expr import INDEX, Expr, Tensor, call, select, wrap
-from celosia.compiler.numerics.qlinear_softmax import exponent_room
+from celosia.compiler.numerics.quantized_softmax import exponent_room
 from celosia.compiler.program import dtypes
 from celosia.compiler.program.host.hostops.value_types import parameter_shape_error
 from celosia.compiler.program.traits import Kind
