@@ -106,20 +106,20 @@ def _take_branch(stmt: Stmt) -> Stmt:
 def _rewrite_statements(stmt: Stmt, change: Callable[[Stmt], Stmt]) -> Stmt:
     """Apply `change` to each statement, inner ones first."""
 
-    def go(s: Stmt) -> Stmt:
+    def rewrite_inner(s: Stmt) -> Stmt:
         return _rewrite_statements(s, change)
 
     match stmt:
         case For(var, extent, body, kind):
-            return change(For(var, extent, go(body), kind))
+            return change(For(var, extent, rewrite_inner(body), kind))
         case Block(body):
-            return change(block(*map(go, body)))
+            return change(block(*map(rewrite_inner, body)))
         case Alloc(body=body):
-            return change(replace(stmt, body=go(body)))
+            return change(replace(stmt, body=rewrite_inner(body)))
         case Let(var, value, body):
-            return change(Let(var, value, go(body)))
+            return change(Let(var, value, rewrite_inner(body)))
         case If(cond, body, orelse):
-            return change(If(cond, go(body), None if orelse is None else go(orelse)))
+            return change(If(cond, rewrite_inner(body), None if orelse is None else rewrite_inner(orelse)))
     return change(stmt)
 
 

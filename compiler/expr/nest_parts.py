@@ -55,19 +55,20 @@ def drop_unit_loops(code: Stmt) -> Stmt:
     zero: Expr = Const(0, INDEX)
     single = {s.var for s in statements(code) if isinstance(s, For) and s.extent == 1 and s.kind != "pipelined"}
 
-    def go(s: Stmt) -> Stmt:
+    def without_unit_loops(s: Stmt) -> Stmt:
+        """Rebuild a statement without its unit loops."""
         match s:
             case For(var, extent, body, kind):
-                return go(body) if var in single else For(var, extent, go(body), kind)
+                return without_unit_loops(body) if var in single else For(var, extent, without_unit_loops(body), kind)
             case If(cond, body, orelse):
-                return If(cond, go(body), None if orelse is None else go(orelse))
+                return If(cond, without_unit_loops(body), None if orelse is None else without_unit_loops(orelse))
             case Alloc(body=body):
-                return replace(s, body=go(body))
+                return replace(s, body=without_unit_loops(body))
             case Block(body):
-                return block(*(go(inner) for inner in body))
+                return block(*(without_unit_loops(inner) for inner in body))
         return s
 
-    return go(map_accesses(code, lambda e: zero if isinstance(e, Var) and e in single else None))
+    return without_unit_loops(map_accesses(code, lambda e: zero if isinstance(e, Var) and e in single else None))
 
 
 def read_copies(body: Expr, copies: dict[Tensor, Tensor]) -> Expr:
@@ -144,16 +145,16 @@ def replace_nodes(body: Expr, by_id: dict[int, Expr]) -> Expr:
     """Replace the nodes in `by_id` top-down, so that they are recognised before their children are rebuilt."""
     done: dict[int, Expr] = {}
 
-    def go(node: Expr) -> Expr:
+    def replaced(node: Expr) -> Expr:
         if id(node) in by_id:
             return by_id[id(node)]
         if id(node) not in done:
             before = node.children()
-            after = tuple(go(c) for c in before)
+            after = tuple(replaced(c) for c in before)
             done[id(node)] = node if all(x is y for x, y in zip(before, after)) else node.rebuild(after)
         return done[id(node)]
 
-    return go(body)
+    return replaced(body)
 
 
 def derived_loops(stage: Stage, root: Axis) -> list[Axis]:

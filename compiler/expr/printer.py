@@ -59,27 +59,30 @@ def show(e: Expr, names: Names | None = None) -> str:
     """Print one expression, fully parenthesised. names: printed names of variables and tensors, where not their own."""
     named = names or {}
 
-    def go(e: Expr) -> str:
+    def render(e: Expr) -> str:
+        """Render one node; recurses into its operands."""
         match e:
             case Const(value, dtype):
                 return str(value) if dtype in (INDEX, "float32", "bool") else f"{dtype}({value})"
             case Var(name=name):
                 return named.get(e, name)
             case Load(tensor, index):
-                return f"{named.get(tensor, tensor.name)}[{', '.join(map(go, index))}]"
+                return f"{named.get(tensor, tensor.name)}[{', '.join(map(render, index))}]"
             case Binary(op, a, b):
-                return f"({go(a)} {SYMBOLS[op]} {go(b)})" if op in SYMBOLS else f"{op}({go(a)}, {go(b)})"
+                return (
+                    f"({render(a)} {SYMBOLS[op]} {render(b)})" if op in SYMBOLS else f"{op}({render(a)}, {render(b)})"
+                )
             case Call(name, args, dtype):
                 suffix = "" if dtype == call_type(name, args) else f".{dtype}"
-                return f"{name}{suffix}({', '.join(map(go, args))})"
+                return f"{name}{suffix}({', '.join(map(render, args))})"
             case Cast(Const(value, source), dtype):
                 return f"{dtype}({source}({value}))"
             case Cast(value, dtype):
-                return f"{dtype}({go(value)})"
+                return f"{dtype}({render(value)})"
             case Select(cond, a, b):
-                return f"select({go(cond)}, {go(a)}, {go(b)})"
+                return f"select({render(cond)}, {render(a)}, {render(b)})"
             case Reduce(kind, value, axes):
-                text = go(value)
+                text = render(value)
                 which = ", ".join(named.get(axis, axis.name) for axis in axes)
                 return f"{kind}[{which}]{text if text.startswith('(') else f'({text})'}"
             case Scan(axis, states, _, updates):
@@ -87,7 +90,7 @@ def show(e: Expr, names: Names | None = None) -> str:
                 return f"scan[{axis.name}]({steps})"
         raise TypeError(f"unknown expression {type(e).__name__}")
 
-    return go(e)
+    return render(e)
 
 
 class _Writer:

@@ -176,7 +176,8 @@ class CpuKernel:
     def _put(self, target_store: TracedStore, value: Tile) -> Stmt:
         """Store `value` where `target_store` stores."""
 
-        def put(*index: Expr) -> Stmt:
+        def write_element(*index: Expr) -> Stmt:
+            """Write the element at `index` of the tile, under the store's mask."""
             stmt: Stmt = Put(
                 self.tensors[target_store.array], (self.at(target_store.offsets, index),), self.at(value, index)
             )
@@ -187,7 +188,7 @@ class CpuKernel:
                 return stmt if cond.value else block()
             return If(cond, stmt)
 
-        return nest(target_store.offsets.shape, put)
+        return nest(target_store.offsets.shape, write_element)
 
     def _reduce(self, tile: Tile, memory: list[Tensor]) -> Stmt:
         """Compute a reduction into a buffer."""
@@ -458,7 +459,7 @@ def _parallel(stmt: Stmt) -> Stmt:
 
 
 def live_tiles(top: Scope) -> dict[Tile, None]:
-    """Return the tiles on which stores depend."""
+    """Return the tiles on which stores depend; all others are dead code."""
     loops = [scope for scope in scopes(top) if isinstance(scope, TracedLoop)]
     bounds = [bound for loop in loops for bound in (loop.start, loop.bound) if bound is not None]
     carried = {value: row for loop in loops for row in loop.carried for value in row[1:2] + row[3:]}

@@ -110,6 +110,7 @@ def gru(
     after = op.attr("linear_before_reset", 0)
 
     def step(gates: Array, states: list[Array], r: Array, rb: Array, f: list[Function]) -> tuple[Array, ...]:
+        """Return the next state: update gate z, reset gate, then the new state."""
         old = states[0]
         zx, rx, hx = np.split(gates, 3, axis=-1)
         (rz, rr, rh), (bz, br, bh) = np.split(r, 3), np.split(rb, 3)
@@ -132,6 +133,7 @@ def lstm(
     def step(
         gates: Array, states: list[Array], r: Array, rb: Array, f: list[Function], peep: Array
     ) -> tuple[Array, ...]:
+        """Return the next state and cell: gates input, output, forget, then the new cell."""
         old, cell = states
         i, o, forget, new = np.split(gates + old @ r.T + rb, 4, axis=-1)
         pi, po, pf = np.split(peep, 3)
