@@ -22,7 +22,7 @@ from typing import Any
 from benchmarks.figures import commit
 from benchmarks.toggles import Toggles, toggles
 from celosia.bitstreams import power
-from celosia.compiler.program.files import write_text
+from celosia.compiler.program.safe_files import write_text
 from celosia.hw.spec.config import PRESETS
 from celosia.hw.verilog import TOP, verilog
 

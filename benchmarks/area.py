@@ -17,7 +17,7 @@ from typing import Any
 from celosia.bitstreams import area
 from celosia.bitstreams.area import FITTED_RESOURCES, AreaModel, AreaSample
 from celosia.bitstreams.synthesis import measure_usage
-from celosia.compiler.program.files import write_text
+from celosia.compiler.program.safe_files import write_text
 from celosia.hw.boards.fpga import FPGAS
 from celosia.hw.spec.config import Config, ConfigError
 

@@ -21,10 +21,10 @@ from celosia.compiler import expr as T
 from celosia.compiler.cpu.function import compile_expressions
 from celosia.compiler.ops import bit_serial, integer
 from celosia.compiler.ops.registry import Node
+from celosia.compiler.program.bit_levels import BitLevels
 from celosia.compiler.program.host.kernel import CompiledKernel
-from celosia.compiler.program.levels import BitLevels
 from celosia.compiler.target import TARGETS, compiling_for
-from celosia.compiler.tune.kernels.trial import by_turns
+from celosia.compiler.tune.kernels.kernel_trial import time_alternating
 
 Array = NDArray[Any]
 COMMAND = "python -m benchmarks bits"
@@ -94,7 +94,7 @@ def _here(layer: Layer, seconds: float) -> dict[str, float]:
         by_bytes, inputs = kernel(layer, levels, False)
         _compare(layer, name, made[name][0](*made[name][1])[0], by_bytes(*inputs)[0])
     runs: list[Callable[[], object]] = [lambda run=run, inputs=inputs: run(*inputs) for run, inputs in made.values()]  # type: ignore[misc]
-    return dict(zip(made, by_turns(runs, seconds)))
+    return dict(zip(made, time_alternating(runs, seconds)))
 
 
 def _on_arm(layer: Layer, target: str) -> dict[str, float]:

@@ -25,7 +25,7 @@ from benchmarks import networks
 from benchmarks.kernels import cases
 from benchmarks.rows import Request, Row, Say, judged, skipped
 from benchmarks.workloads import FOLDER_VARIABLE, MADE, WORKLOADS, Missing
-from celosia.compiler.tune.kernels.trial import by_turns
+from celosia.compiler.tune.kernels.kernel_trial import time_alternating
 from celosia.driver.host.oracle import open_session
 from celosia.driver.runtime import Runtime
 
@@ -94,9 +94,9 @@ def compare(
     top = all(_top1(found[name], expected[name]) for name in names)
     runs = [lambda: runtime.run(feed), lambda: theirs.run(names, feed)]
     if threads == 1:
-        best = by_turns(runs, seconds)
+        best = time_alternating(runs, seconds)
     else:  # the other side's threads wait actively for a while
-        best = by_turns(runs, seconds, clock=time.perf_counter, before=_settled)
+        best = time_alternating(runs, seconds, clock=time.perf_counter, before=_settled)
     return KernelComparison(best[0], best[1], gap, top, [found[name] for name in names], list(expected.values()))
 
 

@@ -22,8 +22,8 @@ from benchmarks.rows import ROOT, Request, Row, Say, judged, skipped
 from benchmarks.workloads import WORKLOADS, Missing
 from celosia.bitstreams.synthesis import measure_usage
 from celosia.compiler.layer import TilingError
-from celosia.compiler.tune.measure import VERSION, Status, TrialResult
-from celosia.compiler.tune.pool import Fleet, Job
+from celosia.compiler.tune.device_pool import Fleet, Job
+from celosia.compiler.tune.layer_trial import VERSION, Status, TrialResult
 from celosia.compiler.tune.records import append, sealed, unsealed
 from celosia.driver.explore.configs import ConfigSpace
 from celosia.driver.explore.confirm import measure_rtl_cycles

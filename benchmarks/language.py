@@ -21,7 +21,7 @@ from benchmarks.kernels import _Writer
 from benchmarks.rows import ROOT, Request, Row, Say
 from celosia.compiler.language.lowered import image_of
 from celosia.compiler.tensorize.plan import Planner
-from celosia.compiler.tune.kernels.trial import by_turns
+from celosia.compiler.tune.kernels.kernel_trial import time_alternating
 from celosia.driver.host.oracle import open_session
 from celosia.hw.spec.config import Config
 
@@ -179,7 +179,7 @@ def call() -> Row:
     x = np.zeros(1, np.float32)
     add[(1,)](x, x.copy(), x.copy(), 1, 16)
     y, out = x.copy(), x.copy()
-    (micros,) = by_turns([lambda: add[(1,)](x, y, out, 1, 16)], 0.5)
+    (micros,) = time_alternating([lambda: add[(1,)](x, y, out, 1, 16)], 0.5)
     what = "a call of a kernel that is compiled, of one element"
     return Row("language/call", what, "at most 50 µs", f"{micros * 1e6:.1f} µs", micros <= 50e-6, COMMAND)
 
@@ -284,7 +284,8 @@ def cpu_rows(seconds: float, say: Say, names: Sequence[str] = ()) -> Iterator[Ro
         (expected,) = theirs.run(names, writer.feed)
         gap = error(out, expected)
         with threadpool_limits(1):  # numpy, too
-            ours, numpy_seconds, other = by_turns([run, numpys, lambda: theirs.run(names, writer.feed)], seconds)  # noqa: B023
+            sides = [run, numpys, lambda: theirs.run(names, writer.feed)]  # noqa: B023
+            ours, numpy_seconds, other = time_alternating(sides, seconds)
         ratio = other / ours
         measured = (
             f"{ratio:.2f} × onnxruntime, {numpy_seconds / ours:.1f} × numpy ({ours * 1e6:.0f} µs), error {gap:.0e}"

@@ -24,7 +24,7 @@ from benchmarks.kernels import _Writer
 from benchmarks.paper_chart import Chart, PaperSize, Say, floats
 from benchmarks.rows import Row
 from benchmarks.workloads import Missing
-from celosia.compiler.tune.kernels.trial import by_turns
+from celosia.compiler.tune.kernels.kernel_trial import time_alternating
 from celosia.driver.host.oracle import open_session
 from celosia.driver.runtime import Runtime
 
@@ -161,7 +161,7 @@ def _compared(each: TimedConv, seconds: float) -> ComparedConv:
         lambda: runtime.run(feed), lambda: theirs.run([name], feed), lambda: each.by_numpy(x, weights),
     ]  # fmt: skip
     with threadpool_limits(1):
-        ours, *others = by_turns(runs, seconds)
+        ours, *others = time_alternating(runs, seconds)
     found, lack = dict(zip(SIDES, others)), ""
     try:
         with tempfile.TemporaryDirectory() as place:

@@ -25,7 +25,7 @@ from celosia.compiler.program import LaunchStep, Program
 from celosia.compiler.switches import PARTS
 from celosia.compiler.target import TARGETS
 from celosia.compiler.tensorize.decisions import decisions_of
-from celosia.compiler.tune.kernels.trial import by_turns
+from celosia.compiler.tune.kernels.kernel_trial import time_alternating
 from celosia.driver.pages.run_figures import ROOFS
 from celosia.driver.pages.run_page import roofs_of
 from celosia.driver.run.explain import layer_rows, predict_counters
@@ -191,7 +191,7 @@ def _without_on_cpu(path: Path, name: str, size: PaperSize, say: Say) -> dict[st
         for output, value in runtime.run(feed).outputs.items():
             if not np.allclose(value, expected[output], rtol=1e-3, atol=1e-3 * float(np.abs(expected[output]).max())):
                 raise RuntimeError(f"{name} without {key} gives another {output}")
-    seconds = by_turns([lambda r=r: r.run(feed) for r in runs.values()], size.seconds * len(runs))  # type: ignore[misc]
+    seconds = time_alternating([lambda r=r: r.run(feed) for r in runs.values()], size.seconds * len(runs))  # type: ignore[misc]
     found = dict(zip(runs, seconds))
     return {key: found[same] for key, same in alike.items()}
 

@@ -21,8 +21,15 @@ from benchmarks.rows import PRESETS
 from benchmarks.tune import KEPT
 from benchmarks.workloads import FOLDER_VARIABLE, WORKLOADS, Missing, models_folder
 from celosia.compiler.compile import network_of
-from celosia.compiler.tune.measure import TIMED, LayerJob, Status, TrialResult, measure, packed
-from celosia.compiler.tune.network import Network, Tuned, network_key, network_measurer, network_schedule, whole
+from celosia.compiler.tune.layer_trial import TIMED, LayerJob, Status, TrialResult, measure, pickled
+from celosia.compiler.tune.network import (
+    Network,
+    Tuned,
+    measure_network,
+    network_key,
+    network_measurer,
+    network_schedule,
+)
 from celosia.compiler.tune.records import Key, Records
 from celosia.compiler.tune.shipped import FOLDER
 from celosia.driver.tune.tune import tune
@@ -48,24 +55,28 @@ def winners(network: Network, records: Records) -> Lines:
     for each in network.occurrences():
         if each.workload in tuned:
             point = tuned[each.workload]
-            result = measure(LayerJob(network.cfg, packed(each.layer), point))
+            result = measure(LayerJob(network.cfg, pickled(each.layer), point))
             if result.status != Status.OK:
                 raise RuntimeError(f"{each.layer.name} on {network.cfg.name} is {result.status}: {result.detail}")
             lines[Key.of(network.cfg, each.workload, point, TIMED.version)] = result
     if tuned:
         for decided in (tuned, {}):  # and what it takes without them, so that nobody need find out again
-            lines[network_key(network, decided, TIMED)] = whole(network, decided, TIMED)
+            lines[network_key(network, decided, TIMED)] = measure_network(network, decided, TIMED)
     return lines
 
 
 def _needed(network: Network, tuned: Tuned) -> Tuned:
     """Those of `tuned` without which the whole takes more cycles; none where it takes fewer without them all."""
-    best = whole(network, tuned, TIMED)
+    best = measure_network(network, tuned, TIMED)
     if best.status != Status.OK or best.cycles >= network.cycles(network.image, TIMED):
         return {}
     for name in list(tuned):
         others = {other: point for other, point in tuned.items() if other != name}
-        if others and (result := whole(network, others, TIMED)).status == Status.OK and result.cycles <= best.cycles:
+        if (
+            others
+            and (result := measure_network(network, others, TIMED)).status == Status.OK
+            and result.cycles <= best.cycles
+        ):
             tuned, best = others, result
     return tuned
 

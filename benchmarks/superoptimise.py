@@ -36,7 +36,7 @@ from celosia.compiler.superoptimise.optimise import optimise as compared
 from celosia.compiler.superoptimise.rule import RewriteRule
 from celosia.compiler.superoptimise.rules import GROUPS, RULES
 from celosia.compiler.superoptimise.stored import generated_rules
-from celosia.compiler.tune.kernels.trial import by_turns
+from celosia.compiler.tune.kernels.kernel_trial import time_alternating
 from celosia.driver.choices import SUPEROPTIMISERS
 from celosia.driver.host.oracle import open_model
 from celosia.driver.runtime import Runtime
@@ -248,7 +248,7 @@ def _float_row(name: str, folder: Path | None, seconds: float, fast_math: bool) 
     why = "" if fast_math else difference(model, found.model, open_model)
     feed = inputs_of(model, 0)
     both = [Runtime(compile(each, accelerator=False, check=False), threads=1) for each in (model, found.model)]
-    before, after = by_turns([partial(each.run, feed) for each in both], SECONDS)
+    before, after = time_alternating([partial(each.run, feed) for each in both], SECONDS)
     ratio = before / after if found.steps else 1.0
     differ = distance(found.report) if fast_math and found.steps else why or "0"
     return Row(

@@ -30,11 +30,11 @@ from celosia.compiler.launch.image import LayerErrors
 from celosia.compiler.layer import Activation, Epilogue, Gemm, Layer, Requantise, Residual, TilingError, Window
 from celosia.compiler.tensorize.plan import Planner
 from celosia.compiler.tune.cost_model import MissingLearner, ridge, trees
-from celosia.compiler.tune.measure import TIMED, VERSION, CostSource, LayerCase, LayerJob, Status, measure, packed
+from celosia.compiler.tune.device_pool import Fleet
+from celosia.compiler.tune.layer_trial import TIMED, VERSION, CostSource, LayerCase, LayerJob, Status, measure, pickled
 from celosia.compiler.tune.network import Occurrence
-from celosia.compiler.tune.points import Floats, Point, Space, layer_space
-from celosia.compiler.tune.pool import Fleet
-from celosia.compiler.tune.search import SEARCHES
+from celosia.compiler.tune.search_algorithms import SEARCHES
+from celosia.compiler.tune.search_space import Floats, Point, Space, layer_space
 from celosia.driver.tune.tune import tune
 from celosia.hw.spec.config import Config
 
@@ -157,7 +157,7 @@ class Table:
 
     def _judged(self, number: int, limit: int) -> float:
         """inf where it is given up at `limit` cycles, or refused. Wrong bytes are an error."""
-        result = measure(LayerJob(self.cfg, packed(self.layer), self.space.points[number], self.judge, limit))
+        result = measure(LayerJob(self.cfg, pickled(self.layer), self.space.points[number], self.judge, limit))
         if result.status not in (Status.OK, Status.CENSORED, Status.REFUSED):
             raise RuntimeError(f"{self.layer.name} on {self.cfg.name}: {result.status}: {result.detail}")
         return float("inf") if result.cost is None else result.cost
@@ -488,7 +488,7 @@ def fleet_rates(trials: int, fleets: Sequence[int], say: Callable[[str], None]) 
     cfg = Config.load("pynq")
     layer = SMALL[0].layer(cfg)
     space = space_of(cfg, layer)
-    jobs = [LayerJob(cfg, packed(layer), space.points[n]) for n in space.sample(trials, np.random.default_rng(0))]
+    jobs = [LayerJob(cfg, pickled(layer), space.points[n]) for n in space.sample(trials, np.random.default_rng(0))]
     rates = []
     for workers in fleets:
         say(f"fleet of {workers}")

@@ -23,12 +23,12 @@ from benchmarks.rows import ROOT, Request, Row, Say, judged
 from benchmarks.workloads import MADE
 from celosia.compiler.compile import compile as compile_model
 from celosia.compiler.cpu.schedule import schedule
-from celosia.compiler.cpu.schedule.chosen import Choices, KernelWorkload, choosing
-from celosia.compiler.tune.kernels.plan import KernelPlan
-from celosia.compiler.tune.kernels.schedules import examined, template
-from celosia.compiler.tune.kernels.trial import processor
-from celosia.compiler.tune.kernels.tuner import KernelTuner
-from celosia.compiler.tune.pool import Fleet
+from celosia.compiler.cpu.schedule.kernel_schedules import KernelSchedules, KernelWorkload, using_schedules
+from celosia.compiler.tune.device_pool import Fleet
+from celosia.compiler.tune.kernels.kernel_plan import KernelPlan
+from celosia.compiler.tune.kernels.kernel_space import estimate_plan, template
+from celosia.compiler.tune.kernels.kernel_trial import processor
+from celosia.compiler.tune.kernels.kernel_tuner import KernelTuner
 from celosia.compiler.tune.records import Records
 from celosia.driver.tune.cpu import tune_cpu
 
@@ -156,7 +156,7 @@ def template_rows(kernels: tuple[str, ...], size: TuningSize, fleet: Fleet, say:
 
 
 def _cost(workload: KernelWorkload) -> float:
-    counts = examined(workload, _own(workload)[0], float("inf"))
+    counts = estimate_plan(workload, _own(workload)[0], float("inf"))
     return 0.0 if counts is None else counts.cost
 
 
@@ -169,10 +169,10 @@ def _template(workload: KernelWorkload) -> list[KernelPlan]:
 
 
 def _workloads(model: onnx.ModelProto) -> list[KernelWorkload]:
-    with choosing(Choices()) as choices:
+    with using_schedules(KernelSchedules()) as choices:
         compile_model(model, accelerator=False, records=None)
     assert choices is not None
-    return [workload for workload, _ in choices.met.values()]
+    return [workload for workload, _ in choices.workloads.values()]
 
 
 def model_rows(

@@ -10,8 +10,8 @@ import onnx_ir as ir
 from celosia.compiler.frontend import PreparedModel
 from celosia.compiler.lowering import Lowered
 from celosia.compiler.program import Program
-from celosia.compiler.selfcheck.check import CheckFailed, SelfCheckError, self_check
-from celosia.compiler.selfcheck.rewriting import RewriteError, check_pass, check_rewriting, units_of
+from celosia.compiler.selfcheck.check_launches import CheckFailed, SelfCheckError, self_check
+from celosia.compiler.selfcheck.check_rewriting import RewriteError, check_pass, check_rewriting, units_of
 
 __all__ = ["CheckFailed", "check_program"]
 

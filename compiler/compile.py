@@ -12,7 +12,7 @@ import onnx
 
 from celosia.compiler.checking import check_program
 from celosia.compiler.cpu.llvm import link_library
-from celosia.compiler.cpu.schedule.chosen import Choices, choosing
+from celosia.compiler.cpu.schedule.kernel_schedules import KernelSchedules, using_schedules
 from celosia.compiler.frontend import PreparedModel, import_again, naming_shapes, prepare
 from celosia.compiler.graph.errors import ModelError
 from celosia.compiler.graph.limits import require_numpy
@@ -124,17 +124,17 @@ def _optimised(source: Source, options: Options) -> tuple[Source, str]:
 
 
 @contextmanager
-def _recorded_kernels(records: Records | None, processor: Target | None) -> Iterator[Choices | str]:
+def _recorded_kernels(records: Records | None, processor: Target | None) -> Iterator[KernelSchedules | str]:
     """Schedule the CPU's kernels as records say, if they were measured on this processor. Yields what prints as a
     sentence on them."""
     if not (records and records.trials and processor is None):
         yield ""
         return
-    from celosia.compiler.tune.kernels.tuner import recorded  # imported only where there are such records
+    from celosia.compiler.tune.kernels.kernel_tuner import recorded_traces  # imported only where there are such records
 
-    choices = Choices(recorded(records))
-    with choosing(choices):
-        yield choices
+    schedules = KernelSchedules(recorded_traces(records))
+    with using_schedules(schedules):
+        yield schedules
 
 
 def _verify(prepared: PreparedModel, lowered: Lowered) -> None:

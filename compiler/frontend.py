@@ -22,7 +22,7 @@ from celosia.compiler.graph.shapes import Disagreement
 from celosia.compiler.graph.specialise import specialise
 from celosia.compiler.options import Options, Source
 from celosia.compiler.program import PassInfo
-from celosia.compiler.selfcheck.original import Original
+from celosia.compiler.selfcheck.imported_model import Original
 from celosia.hw.spec.config import Config, did_you_mean
 
 

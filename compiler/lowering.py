@@ -25,7 +25,7 @@ from celosia.compiler.options import Options
 from celosia.compiler.placing import PlacementRequest
 from celosia.compiler.tensorize.decisions import ScheduleFile
 from celosia.compiler.tensorize.plan import Planner
-from celosia.compiler.tune.network import Network, TuningDecisions, chains
+from celosia.compiler.tune.network import Network, TuningDecisions, known_chains
 from celosia.compiler.tune.records import Records
 from celosia.compiler.tune.shipped import shipped
 from celosia.hw.spec.config import Config
@@ -150,7 +150,7 @@ def planner_for(prepared: PreparedModel, options: Options, records: Records | No
     given = None if options.decisions is None else ScheduleFile.load(options.decisions, prepared.cfg)
     planner = Planner(prepared.cfg, given)
     if records is not None and given is None:
-        planner.timed |= chains(prepared.cfg, shipped(prepared.cfg))
+        planner.timed |= known_chains(prepared.cfg, shipped(prepared.cfg))
     return planner
 
 

@@ -12,7 +12,7 @@ from celosia.compiler.graph.errors import ModelError
 from celosia.compiler.graph.launches import LaunchPlan
 from celosia.compiler.graph.select import Partition
 from celosia.compiler.launch.image import Image
-from celosia.compiler.tune.measure import TIMED
+from celosia.compiler.tune.layer_trial import TIMED
 from celosia.hw.spec.config import Config, did_you_mean
 from celosia.sim.timing import predict
 

@@ -96,10 +96,11 @@ def optimise_source(source: Source, options: Options, compile: Compile) -> tuple
     Returns it with a text on how it came to be (superoptimise/derivation.py); `source` and "" where none was found.
     Raises BudgetError without a time or an oracle.
     """
+
     from celosia.compiler.superoptimise.budget import BudgetError, seconds
     from celosia.compiler.superoptimise.derivation import text_in
     from celosia.compiler.superoptimise.optimise import optimise
-    from celosia.compiler.tune.kernels.trial import processor
+    from celosia.compiler.tune.kernels.kernel_trial import processor
 
     if options.optimise is None:
         raise BudgetError('fast_math is of a search, which has no time here: give optimise="60s", or leave it out')

@@ -1,4 +1,4 @@
-"""The processor that kernels are compiled for: what the choice of loops and instructions depends on."""
+"""Target processors: vector registers, caches and features, on which loops and instructions depend."""
 
 from __future__ import annotations
 
@@ -21,14 +21,20 @@ from celosia.plain import Sentence
 
 
 class TargetError(Sentence, ValueError):
-    """A target that there is not; the message names those that there are."""
+    """An unknown target; the message names those that exist."""
 
 
 @dataclass(frozen=True)
 class Target:
-    """vector_bytes: size of a vector register. registers: how many there are. features: in LLVM's names.
+    """A processor that kernels are compiled for.
 
-    abreast: vectors that element-wise loops compute side by side, for a processor that waits for each result.
+    vector_bytes: size of a vector register. registers: number of vector registers. features: in LLVM's names.
+    interleave: vectors that an element-wise loop computes at once, to hide latency on in-order processors.
+
+    cache_bytes: share of the second-level cache that one core may fill. triple, cpu, relocation: LLVM's; zig: options
+    of the linker; machine: its name in `platform.machine()`. These four are "" for this machine's processor.
+
+    interleave: vectors that element-wise loops compute side by side, for a processor that waits for each result.
 
     cache_bytes: of the second-level cache, as far as one core may fill it.
 
@@ -44,38 +50,38 @@ class Target:
     cpu: str = ""
     zig: tuple[str, ...] = ()
     cache_bytes: int = 1 << 20
-    abreast: int = 1
+    interleave: int = 1
     relocation: str = "pic"
 
     def lanes(self, dtype: str) -> int:
-        """Elements of a vector."""
+        """Number of elements in a vector."""
         return self.vector_bytes // itemsize(dtype)
 
     @property
-    def halves(self) -> int:
-        """Vectors of half the size that one register holds."""
+    def half_vectors(self) -> int:
+        """Number of half-size vectors that one register holds."""
         return 2 if "neon" in self.features and "fp-armv8" not in self.features else 1
 
     @property
-    def tiles(self) -> bool:
-        """Whether products of bytes have tiles (llvm/amx.py)."""
-        return self.features >= TILES
+    def has_amx(self) -> bool:
+        """Whether products of bytes can use AMX tiles (llvm/amx.py)."""
+        return self.features >= AMX_FEATURES
 
 
-TILES = frozenset(("amx-tile", "amx-int8"))
+AMX_FEATURES = frozenset(("amx-tile", "amx-int8"))
 """Features of Intel's AMX."""
 
 
-def dot_instructions(has: frozenset[str]) -> tuple[str, tuple[int, ...]]:
-    """(how dot4 is done, see llvm/dot.py; numbers of lanes that one instruction takes, widest first)."""
-    if "avx512vnni" in has:
-        return "vnni", (16, 8, 4) if "avx512vl" in has else (16,)
-    if "avxvnni" in has:
+def dot_instructions(features: frozenset[str]) -> tuple[str, tuple[int, ...]]:
+    """Return (how dot4 is computed, see llvm/dot.py; lanes that one instruction can take, widest first)."""
+    if "avx512vnni" in features:
+        return "vnni", (16, 8, 4) if "avx512vl" in features else (16,)
+    if "avxvnni" in features:
         return "vnni", (8, 4)
-    if "avx2" in has:
-        return "pairs", (16, 8, 4) if "avx512bw" in has else (8, 4)
-    if "neon" in has:
-        return next((kind for kind in ("i8mm", "dotprod") if kind in has), "neon"), (4,)
+    if "avx2" in features:
+        return "pairs", (16, 8, 4) if "avx512bw" in features else (8, 4)
+    if "neon" in features:
+        return next((kind for kind in ("i8mm", "dotprod") if kind in features), "neon"), (4,)
     return "bytes", ()
 
 
@@ -83,35 +89,37 @@ _ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA = 158, 0x1023, 18
 
 
 @functools.cache
-def tiles_permitted() -> bool:
-    """Whether this process may use tiles: Linux wants to be asked, once for all threads."""
+def request_amx() -> bool:
+    """Request permission to use AMX tiles from Linux, once per process, and return whether it was granted."""
     if sys.platform != "linux" or platform.machine() != "x86_64":
         return False
     return bool(ctypes.CDLL(None).syscall(_ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA) == 0)
 
 
 TILE_ROWS, TILE_STEPS, TILE_COLUMNS = range(8, 17), 16, 6
-"""AMX tiles: rows that pay, steps of four bytes in a tile, and most tiles of accumulators."""
-STREAMS = 8
-"""Columns of a tile that has but one row: each is a stream of memory of its own."""
-GLIBC = "2.28"
+"""AMX tiles: numbers of rows that pay off, reduction steps (of four bytes) in a tile, limit of accumulator tiles."""
+MAX_STREAMS = 8
+"""Limit of the columns of a tile with one row: each column is a memory stream of its own."""
+MIN_GLIBC = "2.28"
 """The oldest C library that linked kernels run with; that of PYNQ's images is newer."""
 TARGETS = {
     # NEON has 16 registers of 16 bytes; a Cortex-A9 has no fused multiply-add and no vector rounding.
     "armv7": Target(
         16, 16, frozenset(("neon",)), "armv7l", "armv7-unknown-linux-gnueabihf", "cortex-a9",
-        ("-target", f"arm-linux-gnueabihf.{GLIBC}", "-mcpu=cortex_a9"), abreast=2,
+        ("-target", f"arm-linux-gnueabihf.{MIN_GLIBC}", "-mcpu=cortex_a9"), interleave=2,
     ),
     "aarch64": Target(
         16, 32, frozenset(("neon", "fp-armv8")), "aarch64", "aarch64-unknown-linux-gnu", "cortex-a53",
-        ("-target", f"aarch64-linux-gnu.{GLIBC}", "-mcpu=cortex_a53"), abreast=2,
+        ("-target", f"aarch64-linux-gnu.{MIN_GLIBC}", "-mcpu=cortex_a53"), interleave=2,
     ),
 }  # fmt: skip
 
 
 def find_target(name: str) -> Target:
-    """The target called `name`, or that of the processor of a board, by its name or its .toml file. TargetError,
-    BoardError."""
+    """Return the target called `name`, or that of a board's processor, by the board's name or .toml file.
+
+    Raises TargetError, BoardError.
+    """
     if name in TARGETS:
         return TARGETS[name]
     if name not in BOARDS and not is_board_file(name):
@@ -121,27 +129,29 @@ def find_target(name: str) -> Target:
             "or none for this machine"
         )
     machine = find_board(name).machine
-    return next(each for each in TARGETS.values() if each.machine == machine)
+    return next(target_ for target_ in TARGETS.values() if target_.machine == machine)
 
 
-SIMULATED = Target(
+SIMULATED_TARGET = Target(
     16, 16, frozenset(("sse2",)), "x86_64", "x86_64-unknown-linux-gnu", "x86-64", ("-target", "x86_64-linux-gnu.2.28")
 )
 """Processor of boards that are simulated on this machine (driver/rehearse.py)."""
 
 
 def target_for(machine: str) -> Target | None:
-    """The target for processors that `platform.machine()` calls so; None where there is none."""
-    return next((each for each in (*TARGETS.values(), SIMULATED) if each.machine == machine), None)
+    """Return the target for processors with this `platform.machine()`, or None."""
+    return next(
+        (candidate for candidate in (*TARGETS.values(), SIMULATED_TARGET) if candidate.machine == machine), None
+    )
 
 
 @functools.cache
 def this_processor() -> Target:
-    """The one that this process runs on."""
+    """Detect the processor that this process runs on."""
     names = llvm.get_host_cpu_features()
     features = frozenset(name for name, has in names.items() if has)
-    if features >= TILES and not tiles_permitted():
-        features -= TILES
+    if features >= AMX_FEATURES and not request_amx():
+        features -= AMX_FEATURES
     if "avx512f" in features:
         width, registers = 64, 32
     elif "avx2" in features:
@@ -152,7 +162,7 @@ def this_processor() -> Target:
 
 
 def _cache_bytes() -> int:
-    """Bytes of this processor's second-level cache; 0 where Linux does not say."""
+    """Read the size of this processor's second-level cache; 0 where Linux does not tell."""
     try:
         text = Path("/sys/devices/system/cpu/cpu0/cache/index2/size").read_text(encoding="ascii").strip()
         return int(text.removesuffix("K")) << 10
@@ -164,14 +174,14 @@ _current: ContextVar[Target | None] = ContextVar("target", default=None)
 
 
 def target() -> Target:
-    """The processor that is compiled for: this one, but inside `compiling_for`."""
+    """Return the processor that is compiled for: this one, unless inside `compiling_for`."""
     return _current.get() or this_processor()
 
 
 @contextmanager
-def compiling_for(wanted: Target | None) -> Iterator[None]:
-    """What is compiled inside is for `wanted`; None for this processor."""
-    token = _current.set(wanted)
+def compiling_for(processor: Target | None) -> Iterator[None]:
+    """Compile for `processor` what is compiled inside; None for this processor."""
+    token = _current.set(processor)
     try:
         yield
     finally:

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from celosia import te
 from celosia.compiler import expr as T
 from celosia.compiler.cpu.llvm import compile_function
-from celosia.compiler.expr.guard import guarded
+from celosia.compiler.expr.clamp_indices import clamp_accesses
 from celosia.compiler.expr.schedule import TAILS, ScheduleError
 from celosia.compiler.expr.trace import ReplayError
 from celosia.compiler.expr.transform import loads
@@ -595,7 +595,7 @@ def _run(case: Case, refused: Counter[str]) -> bool:
     if rng.random() < 0.2:
         _compare("virtual threads", T.interpret(spread, *given), expected, program.style)
     if rng.random() < 0.2:
-        loops = guarded(loops)
+        loops = clamp_accesses(loops)
     try:
         kernel = compile_function(loops, keep=False)
     except REFUSALS as error:

@@ -1,10 +1,18 @@
-"""The CPU backend: the tensor expressions of ONNX operators (compiler/ops) to loops and machine code."""
+"""The CPU backend, from ONNX operators to machine code, in the order in which an operator passes the files.
+
+parse           which host operator an ONNX node is
+schedule/       in which order and with which vectors and threads the loops of compiler/ops run
+function        which operators make one kernel, and which constants are folded
+llvm/           which machine code the loops become
+dynamic         when a kernel is compiled at run time, for shapes that are known only then
+operators_doc   which operators docs/operators.md lists
+"""
 
 from __future__ import annotations
 
 from types import ModuleType
 
-from celosia.compiler.program.host.compiler import provide
+from celosia.compiler.program.host.kernel_compiler import provide
 
 
 def _dynamic() -> ModuleType:
@@ -19,4 +27,4 @@ def _llvm() -> ModuleType:
     return llvm
 
 
-provide(makes=_dynamic, links=_llvm)
+provide(compiler=_dynamic, linker=_llvm)

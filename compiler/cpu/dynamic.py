@@ -1,4 +1,4 @@
-"""Kernels made when a Program runs, for the shapes at hand."""
+"""Kernels that are compiled when a Program runs, for shapes that are known only then."""
 
 from __future__ import annotations
 
@@ -21,48 +21,51 @@ from celosia.compiler.target import compiling_for
 
 Array = NDArray[Any]
 
-MOVES = operators_with("moves", Moves.ALL, Moves.SOME, Moves.JOIN)
-"""Operators that work on any element type, by moving positions."""
+ELEMENT_MOVERS = operators_with("moves", Moves.ALL, Moves.SOME, Moves.JOIN)
+"""Operators that only move elements, so that they run for any element type on element numbers."""
 
 
 def has_kernel(op: HostOp) -> bool:
-    """Whether `op` is a tensor expression."""
+    """Return whether `op` is defined as a tensor expression."""
     return op.domain in DOMAINS and op.op in OPS
 
 
-def by_kernel(op: HostOp, args: list[Value]) -> list[Value]:
-    """The outputs of `op`. Raises Unsupported where no kernel can compute them."""
+def run_kernel(op: HostOp, args: list[Value]) -> list[Value]:
+    """Compute the outputs of `op` with a compiled kernel. Raises Unsupported where no kernel can compute them."""
     if any(isinstance(arg, list) for arg in args):
         raise Unsupported(f"{op.op}: a sequence")
     odd = [arg for arg in args if arg is not None and arg.dtype.name not in TYPES]
-    if odd and op.op in MOVES:
-        return _move(op, args)
-    return kernel(op, args)(*(arg for arg in args if arg is not None))
+    if odd and op.op in ELEMENT_MOVERS:
+        return _run_on_positions(op, args)
+    return cached_kernel(op, args)(*(arg for arg in args if arg is not None))
 
 
-def _move(op: HostOp, args: list[Value]) -> list[Value]:
-    """Any elements, moved by way of their positions in one list of all."""
-    places: list[Value] = []
+def _run_on_positions(op: HostOp, args: list[Value]) -> list[Value]:
+    """Run an operator that moves elements on the numbers of its elements, then gather the elements.
+
+    Its types are those that kernels lack, such as strings.
+    """
+    positions: list[Value] = []
     start = 0
     pool: list[Array] = []
     for arg in args:
         if arg is None or arg.dtype.name in TYPES:
-            places.append(arg)
+            positions.append(arg)
             continue
-        places.append(np.arange(start, start + arg.size, dtype=np.int64).reshape(arg.shape))
+        positions.append(np.arange(start, start + arg.size, dtype=np.int64).reshape(arg.shape))
         pool.append(arg.reshape(-1))
         start += arg.size
     elements = np.concatenate(pool)
-    return [elements[place] for place in by_kernel(op, places)]
+    return [elements[moved] for moved in run_kernel(op, positions)]
 
 
 _kernels: dict[Any, CompiledKernel] = {}
 MAX_KERNELS = 4096
-"""Kernels held for shapes seen at run time, before all are dropped."""
+"""Limit of cached kernels, before all are dropped."""
 
 
-def kernel(op: HostOp, args: Sequence[Array | None]) -> CompiledKernel:
-    """A kernel of `op` for arrays like these, kept for the next time. Raises Unsupported."""
+def cached_kernel(op: HostOp, args: Sequence[Array | None]) -> CompiledKernel:
+    """Return a kernel of `op` for the shapes and types of `args`, compiled the first time. Raises Unsupported."""
     fixed = op_spec(op.op).shape_inputs
     types = tuple(None if a is None else (a.shape, a.dtype.name) for a in args)
     values = tuple(a.tobytes() if a is not None and i in fixed else None for i, a in enumerate(args))
@@ -75,8 +78,8 @@ def kernel(op: HostOp, args: Sequence[Array | None]) -> CompiledKernel:
             for i, a in enumerate(args)
         ]
         with compiling_for(None):  # it runs here, also where the Program is for another processor
-            made = compile_op(op.op, op.attrs, inputs, outputs=op.wanted, opset=op.opset, name=op.name)
-        for dtype, shape in made.outputs:
+            compiled = compile_op(op.op, op.attrs, inputs, outputs=op.wanted, opset=op.opset, name=op.name)
+        for dtype, shape in compiled.outputs:
             check_size(prod(shape) * itemsize(dtype), f"{op.label}: the output {list(shape)}")
-        _kernels[key] = made
+        _kernels[key] = compiled
     return _kernels[key]

@@ -1,4 +1,4 @@
-"""From ONNX operators to one kernel."""
+"""Compile a group of ONNX operators to one kernel."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any
 from numpy.typing import NDArray
 
 from celosia.compiler.cpu.llvm import compile_function
-from celosia.compiler.cpu.schedule import arranged, choosing
-from celosia.compiler.cpu.schedule.inplace import overwritable
+from celosia.compiler.cpu.schedule import kernel_loops, using_schedules
+from celosia.compiler.cpu.schedule.inplace import in_place_pairs
 from celosia.compiler.expr import Expr, Function, Load, Tensor, compute, placeholder
-from celosia.compiler.expr.names import unused_name
 from celosia.compiler.expr.transform import loads, topological
+from celosia.compiler.expr.unique_names import unused_name
 from celosia.compiler.expr.walk import rewrite
 from celosia.compiler.ops import Unsupported, build
 from celosia.compiler.ops.node import CpuNode, InputType, input_type, is_mapped
@@ -22,13 +22,12 @@ from celosia.compiler.target import compiling_for
 
 Array = NDArray[Any]
 ALWAYS_FOLDED_BYTES = 4096
-"""Bytes of a tensor that is worth computing at compile time whatever it is computed from."""
+"""Limit of a tensor that is computed at compile time even where it is larger than its inputs."""
 
 
 @dataclass(frozen=True)
 class CpuFunction:
-    """Several operators compiled into one kernel. Elements stay in registers along chains such as
-    DequantizeLinear -> Erf -> QuantizeLinear.
+    """Several operators that are compiled into one kernel.
 
     nodes: in an order in which each reads what came before. inputs: types of everything that no node produces;
     those that the kernel reads, in this order, are its parameters (`parameters`). outputs: names to return.
@@ -40,36 +39,36 @@ class CpuFunction:
     opset: int = 21
 
     def lower(self) -> tuple[Function, tuple[str, ...]]:
-        """(loop IR, names of its parameters). Raises ops.Unsupported."""
+        """Return the loop IR and the names of its parameters. Raises ops.Unsupported."""
         parameters, outputs = self._expressions()
-        return _lowered(outputs, parameters)
+        return _lower(outputs, parameters)
 
     def compile(
-        self, dead: frozenset[str] = frozenset(), taken: set[str] | None = None
+        self, dead: frozenset[str] = frozenset(), used_names: set[str] | None = None
     ) -> tuple[CompiledKernel, tuple[str, ...], dict[str, Array]]:
-        """(kernel, names of its parameters in order, those of them that were computed here because they depend on
-        constants alone, such as packed weights).
+        """Compile to machine code. Returns the kernel, the names of its parameters, and the constants computed here.
 
-        dead: inputs that nobody needs afterwards, so that outputs may be written over them. taken: names that these
-        constants must not have; theirs are added.
+        Those constants depend on constants alone, such as packed weights, and are parameters, too. dead: inputs that
+        nothing reads afterwards, so that outputs may overwrite them. used_names: names that the constants must not
+        have; theirs are added.
         """
-        taken = set() if taken is None else taken
+        used_names = set() if used_names is None else used_names
         parameters, outputs = self._expressions()
         values = {tensor: self.inputs[name].value for tensor, name in parameters.items()}
         constants = {t: value for t, value in values.items() if value is not None and not is_mapped(value)}
-        outputs, found = _computed(outputs, constants)
-        made = {tensor: unused_name(f"{self.outputs[0]}.{tensor.name}", taken) for tensor in found}
-        function, names = _lowered(outputs, {**parameters, **made}, {*constants, *made})
-        over = overwritable(function, frozenset(t for t, name in zip(function.inputs, names) if name in dead))
-        kernel = _compiled(replace(function, in_place=over), "/".join(node.op for node in self.nodes))
-        return kernel, names, {made[t]: value for t, value in found.items()}
+        outputs, folded = _fold_constants(outputs, constants)
+        folded_names = {tensor: unused_name(f"{self.outputs[0]}.{tensor.name}", used_names) for tensor in folded}
+        function, names = _lower(outputs, {**parameters, **folded_names}, {*constants, *folded_names})
+        in_place = in_place_pairs(function, frozenset(t for t, name in zip(function.inputs, names) if name in dead))
+        kernel = _compile(replace(function, in_place=in_place), "/".join(node.op for node in self.nodes))
+        return kernel, names, {folded_names[t]: value for t, value in folded.items()}
 
     def _expressions(self) -> tuple[dict[Tensor, str], list[Tensor]]:
-        """(names of the placeholders, the outputs)."""
+        """Build the tensor expressions. Returns (placeholder -> name, outputs)."""
         tensors: dict[str, Tensor] = {}
         parameters: dict[Tensor, str] = {}
-        for number, (name, type_) in enumerate(self.inputs.items()):
-            tensors[name] = placeholder(type_.shape, type_.dtype, f"x{number}")
+        for position, (name, type_) in enumerate(self.inputs.items()):
+            tensors[name] = placeholder(type_.shape, type_.dtype, f"x{position}")
             parameters[tensors[name]] = name
         for node in self.nodes:
             for name in node.inputs:
@@ -81,26 +80,28 @@ class CpuFunction:
                 outputs=len(node.outputs), opset=self.opset, name=node.name,
             )  # fmt: skip
             tensors.update((n, t) for n, t in zip(node.outputs, built) if n)
-        return parameters, _distinct([tensors[name] for name in self.outputs])
+        return parameters, _copy_aliases([tensors[name] for name in self.outputs])
 
 
-def _lowered(
+def _lower(
     outputs: Sequence[Tensor], parameters: Mapping[Tensor, str], constants: Iterable[Tensor] = ()
 ) -> tuple[Function, tuple[str, ...]]:  # fmt: skip
-    function = arranged(outputs, list(parameters), constants)
+    """Return the scheduled loops and the names of their parameters."""
+    function = kernel_loops(outputs, list(parameters), constants)
     return function, tuple(parameters[t] for t in function.inputs)
 
 
-def _computed(
+def _fold_constants(
     outputs: Sequence[Tensor], constants: Mapping[Tensor, Array]
 ) -> tuple[list[Tensor], dict[Tensor, Array]]:  # fmt: skip
-    """(outputs that read a placeholder for each tensor that `constants` determine, the values of those placeholders).
+    """Compute the tensors that depend on `constants` alone, now instead of at each run.
 
-    What is far larger than the constants themselves, as dequantised weights are, is computed when the kernel runs.
+    Returns the outputs over placeholders for these tensors, and the placeholders' values. A tensor that is far larger
+    than the constants it depends on, such as dequantised weights, is computed when the kernel runs.
     """
     new: dict[Tensor, Tensor] = {}
     bytes_read: dict[Tensor, int] = {t: array.nbytes for t, array in constants.items()}
-    wanted: dict[Tensor, Tensor] = {}  # tensor -> the placeholder in its place
+    folded: dict[Tensor, Tensor] = {}  # tensor -> the placeholder in its place
     order = topological(outputs)
     for tensor in order:
         if tensor.body is not None and all(load.tensor in bytes_read for load in loads(tensor.body)):
@@ -108,6 +109,7 @@ def _computed(
             bytes_read[tensor] = sum(bytes_read[t] for t in read)
 
     def change(node: Expr) -> Expr | None:
+        """Redirect a load of a folded tensor to its placeholder, and note the tensor."""
         if not isinstance(node, Load):
             return None
         source = node.tensor
@@ -117,36 +119,39 @@ def _computed(
             or source.nbytes > 2 * bytes_read[source] + ALWAYS_FOLDED_BYTES
         ):
             return Load(new.get(source, source), node.index)
-        if source not in wanted:
-            wanted[source] = placeholder(source.shape, source.dtype, source.name)
-        return Load(wanted[source], node.index)
+        if source not in folded:
+            folded[source] = placeholder(source.shape, source.dtype, source.name)
+        return Load(folded[source], node.index)
 
     for tensor in order:
         if tensor.body is not None and tensor not in bytes_read:
             new[tensor] = replace(tensor, body=rewrite(tensor.body, change))
-    if not wanted:
+    if not folded:
         return list(outputs), {}
-    kernel_outputs = _distinct(list(wanted))
-    with compiling_for(None), choosing(None):  # it runs here, now and once
-        function, _ = _lowered(kernel_outputs, dict.fromkeys(constants, ""))
-        values = _compiled(function, "constants")(*(constants[t] for t in function.inputs))
-    return [new.get(t, t) for t in outputs], dict(zip(wanted.values(), values))
+    kernel_outputs = _copy_aliases(list(folded))
+    with compiling_for(None), using_schedules(None):  # it runs here, now and once
+        function, _ = _lower(kernel_outputs, dict.fromkeys(constants, ""))
+        values = _compile(function, "constants")(*(constants[t] for t in function.inputs))
+    return [new.get(t, t) for t in outputs], dict(zip(folded.values(), values))
 
 
 def compile_expressions(
     outputs: Sequence[Tensor], inputs: Sequence[Tensor], constants: Mapping[Tensor, Array]
 ) -> tuple[CompiledKernel, list[Array]]:
-    """(a kernel for the target of what is no operator, which takes those of `inputs` that are read and then what else
-    it needs; the arrays of the latter, made of `constants`). Unsupported where a type has no such operation."""
-    outputs, found = _computed(outputs, constants)
-    values = {**constants, **found}
-    made = arranged(outputs, [*inputs, *values], values)
-    assert made.inputs[: len(inputs)] == tuple(inputs), "an input that nothing reads"
-    return _compiled(made, outputs[0].name), [values[tensor] for tensor in made.inputs[len(inputs) :]]
+    """Compile tensor expressions that are no ONNX operators, for the target.
+
+    Returns the kernel, whose parameters are `inputs` and then constants, and the arrays of these constants. Raises
+    Unsupported where a type has no such operation.
+    """
+    outputs, folded = _fold_constants(outputs, constants)
+    values = {**constants, **folded}
+    loops = kernel_loops(outputs, [*inputs, *values], values)
+    assert loops.inputs[: len(inputs)] == tuple(inputs), "an input that nothing reads"
+    return _compile(loops, outputs[0].name), [values[tensor] for tensor in loops.inputs[len(inputs) :]]
 
 
-def _distinct(outputs: Sequence[Tensor]) -> list[Tensor]:
-    """Outputs that are inputs, or the same twice, are copied."""
+def _copy_aliases(outputs: Sequence[Tensor]) -> list[Tensor]:
+    """Copy outputs that are inputs or appear twice, as a kernel writes each output to memory of its own."""
     seen: set[Tensor] = set()
     result = []
     for tensor in outputs:
@@ -160,7 +165,7 @@ def _distinct(outputs: Sequence[Tensor]) -> list[Tensor]:
 def compile_op(
     op: str, attrs: Mapping[str, Any], inputs: Sequence[Any], *, outputs: int = 1, opset: int = 21, name: str = ""
 ) -> CompiledKernel:
-    """A kernel for one operator, to be called with all inputs that are not None, in order.
+    """Compile one operator to a kernel, which is called with all inputs that are not None, in order.
 
     inputs: for each, an InputType, a (shape, dtype) pair, an array (a constant), or None where it is left out.
 
@@ -177,17 +182,17 @@ def compile_op(
         extra = [placeholder(types[n].shape, types[n].dtype, n) for n in types if n not in used]
         by_name = dict(zip(used, function.inputs)) | {t.name: t for t in extra}
         function = Function(function.name, tuple(by_name[n] for n in types), function.outputs, function.body)
-    return _compiled(function, op)
+    return _compile(function, op)
 
 
-def _compiled(function: Function, what: str) -> CompiledKernel:
-    """Its machine code. Unsupported where a type has no such operation."""
+def _compile(function: Function, label: str) -> CompiledKernel:
+    """Compile a function to machine code. Raises Unsupported where a type has no such operation."""
     try:
         return compile_function(function)
     except (TypeError, ValueError) as error:
-        raise Unsupported(f"{what}: {error}") from error
+        raise Unsupported(f"{label}: {error}") from error
 
 
 def run(kernel: CompiledKernel, *arrays: Array) -> list[Array]:
-    """The kernel's outputs for these inputs."""
+    """Run the kernel on these inputs and return its outputs."""
     return kernel(*arrays)

@@ -1,4 +1,4 @@
-"""Writes docs/operators.md: python -m celosia.compiler.cpu.operators_doc > docs/operators.md"""
+"""Generator of docs/operators.md: python -m celosia.compiler.cpu.operators_doc > docs/operators.md"""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from celosia.compiler.ops import OPS, blocked
 from celosia.compiler.program.host import hostops
 from celosia.compiler.program.host.hostops import FIRST, HOST, sized_names
 
-HEAD = """\
+INTRODUCTION = """\
 # Operators
 
 Every operator of ONNX's own domain runs. Integer operators run on the accelerator where a layer of it can compute them
@@ -70,8 +70,8 @@ OF_QUANTISERS: dict[str, tuple[str, ...]] = {
 """Operators that quantisers add to a network, by their sources."""
 
 
-def runs(operator: str) -> bool:
-    """Whether an operator of OF_QUANTISERS has an implementation."""
+def is_supported(operator: str) -> bool:
+    """Return whether an operator of OF_QUANTISERS has an implementation."""
     domain, _, name = operator.rpartition(".")
     if domain not in ("", "com.microsoft"):
         return (domain, name) in HOST
@@ -83,7 +83,7 @@ def _list(names: Iterable[str]) -> str:
 
 
 def operators_markdown() -> str:
-    """The text of the page."""
+    """Return the text of docs/operators.md."""
     hosted = [key for key, function in HOST.items() if function.__module__.startswith(hostops.__name__)]  # no user's
     own = {*OPS, *(op for _, op in hosted)}
     compiled = [name for name in OPS if OPS[name].__module__ != blocked.__name__]  # those only the compiler makes
@@ -98,7 +98,7 @@ def operators_markdown() -> str:
         and name != "Gradient"  # becomes nodes, see graph/gradient.py
     ]  # fmt: skip
     parts = [
-        HEAD, "## Compiled to machine code\n", _list(compiled), "",
+        INTRODUCTION, "## Compiled to machine code\n", _list(compiled), "",
         "Neighbours share a kernel. Where shapes are known only at run time, the kernel is made then, and kept.\n"
         "These are computed by numpy then, for any number of boxes that are found, or of steps in a cache:\n",
         _list(sized_names()), "",
@@ -118,7 +118,7 @@ def operators_markdown() -> str:
     ]  # fmt: skip
     parts += ["## Not yet\n", _list(missing), ""]
     for quantiser, operators in OF_QUANTISERS.items():
-        if missing := [name for name in operators if not runs(name)]:
+        if missing := [name for name in operators if not is_supported(name)]:
             parts += [f"Written by {quantiser}:\n", _list(missing), ""]
     return "\n".join(parts)
 

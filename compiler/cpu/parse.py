@@ -1,4 +1,4 @@
-"""ONNX nodes to the operators of the host runtime."""
+"""Convert ONNX nodes and subgraphs to operators of the host runtime."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Array = NDArray[Any]
 
 
 def parse(node: onnx.NodeProto, opsets: Mapping[str, int]) -> HostOp:
-    """The operator that `node` describes, with its subgraphs. opsets: version of each domain."""
+    """Convert `node`, with its subgraphs, to a HostOp. opsets: version of each domain."""
     attrs = {attr.name: _attribute(attr, opsets) for attr in node.attribute}
     key = b"".join(sorted(attr.SerializeToString(deterministic=True) for attr in node.attribute))
     domain = "" if node.domain == "ai.onnx" else node.domain
@@ -27,20 +27,21 @@ def parse(node: onnx.NodeProto, opsets: Mapping[str, int]) -> HostOp:
 
 
 def _attribute(attr: onnx.AttributeProto, opsets: Mapping[str, int]) -> Any:
+    """Convert an attribute to a Python value; a graph becomes a Body. opsets: version of each domain."""
     value = onnx.helper.get_attribute_value(attr)
     match attr.type:
         case onnx.AttributeProto.STRING:
             return value.decode()
         case onnx.AttributeProto.STRINGS:
-            return [each.decode() for each in value]
+            return [element.decode() for element in value]
         case onnx.AttributeProto.TENSOR:
             return to_array(value)
         case onnx.AttributeProto.TENSORS:
-            return [to_array(each) for each in value]
+            return [to_array(element) for element in value]
         case onnx.AttributeProto.GRAPH:
             return parse_body(value, opsets)
         case onnx.AttributeProto.GRAPHS:
-            return [parse_body(each, opsets) for each in value]
+            return [parse_body(element, opsets) for element in value]
         case onnx.AttributeProto.SPARSE_TENSOR:
             return dense(value)
         case onnx.AttributeProto.FLOATS | onnx.AttributeProto.INTS:
@@ -51,7 +52,7 @@ def _attribute(attr: onnx.AttributeProto, opsets: Mapping[str, int]) -> Any:
 
 
 def parse_body(graph: onnx.GraphProto, opsets: Mapping[str, int]) -> Body:
-    """A subgraph with what it reads from outside. opsets: by domain."""
+    """Convert a subgraph to a Body, with the names that it captures from outside. opsets: version of each domain."""
     inputs = tuple(value.name for value in graph.input)
     outputs = tuple(value.name for value in graph.output)
     constants = {tensor.name: to_array(tensor) for tensor in graph.initializer}
@@ -68,22 +69,22 @@ def parse_body(graph: onnx.GraphProto, opsets: Mapping[str, int]) -> Body:
 
 
 def _type(kind: onnx.TypeProto) -> tuple[str, tuple[int, ...]]:
-    """Element type and shape of a tensor, as far as they are known; those of anything else mean nothing."""
+    """Return element type and shape of a tensor as far as they are known; arbitrary for anything else."""
     tensor = kind.tensor_type
     return ONNX_TYPES.get(tensor.elem_type, "float32"), tuple(max(dim.dim_value, 0) for dim in tensor.shape.dim)
 
 
 def to_array(tensor: onnx.TensorProto) -> Array:
-    """The array of a tensor; strings as an object array of str."""
+    """Convert a tensor to an array; strings become an object array of str."""
     array = np.asarray(onnx.numpy_helper.to_array(tensor))
     if tensor.data_type == onnx.TensorProto.STRING:
-        texts = [each.decode() if isinstance(each, bytes) else str(each) for each in array.reshape(-1)]
+        texts = [element.decode() if isinstance(element, bytes) else str(element) for element in array.reshape(-1)]
         array = np.array(texts, object).reshape(array.shape)
     return array
 
 
 def dense(tensor: onnx.SparseTensorProto) -> Array:
-    """The array of a sparse tensor, whose indices are positions or coordinates."""
+    """Convert a sparse tensor, whose indices are element numbers or coordinates, to a dense array."""
     values, indices = to_array(tensor.values), to_array(tensor.indices)
     shape = tuple(tensor.dims)
     check_size(prod(shape) * values.itemsize, "a sparse tensor")

@@ -1,4 +1,18 @@
-"""Tensor expressions, schedules and the loop IR."""
+"""Tensor expressions, schedules and the loop IR, in the order in which a kernel passes the files.
+
+nodes, math_functions, walk   what an element is: expressions, their intrinsic functions, traversal
+tensor, scan                  which tensors there are: placeholder, compute, reductions, recurrences
+transform                     which definitions are inlined into others, and which axes merge
+schedule, trace               in which order, kind and memory the loops run; the same as data
+lower, nest_parts             how definition and schedule become loops (names: unique_names)
+loops                         what a statement is
+affine, regions               what an index is as a sum, and which part of a tensor is read
+fuse, loop_partition          which loops run as one, and where conditions split them
+verify, clamp_indices         which loops are legal, and which indices of unknown files are clamped
+printer, parser               how loops are written as text and read back
+interpret                     what each node means (the reference for renderers)
+norm_expressions              how rows are normalised in integer arithmetic
+"""
 
 from celosia.compiler.expr import printer  # it registers how they are written
 from celosia.compiler.expr.fuse import fuse_loops

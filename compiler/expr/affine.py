@@ -1,4 +1,7 @@
-"""Index expressions as sums: offset = const + sum(coefficient * atom)."""
+"""Linear forms of index expressions: offset = constant + sum(coefficient * atom).
+
+Bounds checks, strides, vectorisation and alignment are all decided on these forms, in which equal terms have merged.
+"""
 
 from __future__ import annotations
 
@@ -22,26 +25,27 @@ Linear = dict[Expr | None, int]
 
 
 def offset(load: Load) -> Expr:
-    """The row-major element number that `load` reads."""
+    """Compute the row-major element number (int64) that `load` reads."""
     return flatten(load.tensor.shape, load.index)
 
 
 def flatten(shape: tuple[int, ...], index: tuple[Expr, ...]) -> Expr:
-    """The row-major element number of `index`; one index is taken for that number."""
+    """Turn a multi-dimensional `index` into the row-major element number; a single index is that number already."""
     if len(index) == 1:
         return index[0]
     total: Expr = Const(0, INDEX)
     for i, stride in zip(index, strides(shape), strict=True):
-        total = index_binary("add", total, _times(i, stride))
+        total = index_binary("add", total, _multiplied(i, stride))
     return total
 
 
-def _times(index: Expr, factor: int) -> Expr:
+def _multiplied(index: Expr, factor: int) -> Expr:
+    """Multiply an index by a constant, without a node for a factor of 1."""
     return index if factor == 1 else index_binary("mul", index, Const(factor, INDEX))
 
 
 def linear(expr: Expr) -> Linear:
-    """`expr` (int64) as a sum.
+    """Rewrite `expr` (int64) as a linear form: atom -> coefficient, with the constant under None.
 
     >>> i, j = Axis("i", extent=4), Axis("j", extent=8)
     >>> {str(k): v for k, v in linear((i * 8 + j) * 2 + 3).items()}
@@ -67,57 +71,63 @@ def linear(expr: Expr) -> Linear:
 
 
 def from_linear(terms: Linear) -> Expr:
-    """The expression that a sum stands for."""
+    """Build the index expression of a linear form, the inverse of `linear`."""
     total: Expr = Const(0, INDEX)
     for atom, k in terms.items():
-        total = index_binary("add", total, Const(k, INDEX) if atom is None else _times(atom, k))
+        total = index_binary("add", total, Const(k, INDEX) if atom is None else _multiplied(atom, k))
     return total
 
 
-def depends(expr: Expr, var: Var) -> bool:
-    """Whether `var` is somewhere in `expr`."""
+def depends_on(expr: Expr, var: Var) -> bool:
+    """Return whether `var` occurs anywhere in `expr`."""
     return any(node is var for node in walk(expr))
 
 
 def coefficient(terms: Linear, var: Var) -> int | None:
-    """By how much the sum grows when `var` grows by one; None where that is not a constant."""
-    if any(atom is not None and atom is not var and depends(atom, var) for atom in terms):
+    """Return how much the sum grows when `var` grows by one, or None where that is not a constant."""
+    if any(atom is not None and atom is not var and depends_on(atom, var) for atom in terms):
         return None
     return terms.get(var, 0)
 
 
 def stride_along(tensor: Tensor, index: tuple[Expr, ...], var: Var) -> int | None:
-    """How far apart in memory are the elements for neighbours along `var`; None where that varies."""
+    """Return the distance in elements between neighbours along `var`, or None where it varies.
+
+    A stride of 1 can be loaded as a vector.
+    """
     return coefficient(linear(flatten(tensor.shape, index)), var)
 
 
-def nonnegative(expr: Expr) -> bool:
-    """Whether `expr` is certainly at least 0."""
+def is_nonnegative(expr: Expr) -> bool:
+    """Return whether `expr` is proved to be at least 0. False means unknown, not negative."""
     match expr:
         case Axis():
             return True
         case Const(value):
             return value >= 0
         case Binary("add" | "mul" | "min" | "floordiv", a, b):
-            return nonnegative(a) and nonnegative(b)
+            return is_nonnegative(a) and is_nonnegative(b)
         case Binary("max", a, b):
-            return nonnegative(a) or nonnegative(b)
+            return is_nonnegative(a) or is_nonnegative(b)
         case Binary("mod", _, b):
-            return nonnegative(b)
+            return is_nonnegative(b)
     return False
 
 
-def unravel(extents: tuple[int, ...], number: Expr) -> tuple[Expr, ...]:
-    """The index of row-major element `number` in an array of these extents."""
+def unravel(extents: tuple[int, ...], element: Expr) -> tuple[Expr, ...]:
+    """Turn the row-major number `element` into an index of an array of these extents, the inverse of `flatten`."""
     index = []
     for d, (extent, stride) in enumerate(zip(extents, strides(extents))):
-        i = number // stride
+        i = element // stride
         index.append(i % extent if d else i)
     return tuple(index)
 
 
 def interval(expr: Expr) -> tuple[int, int] | None:
-    """The least and the greatest value of an index, where it follows from the extents of axes."""
+    """Bound an index by interval arithmetic over the extents of its axes.
+
+    Returns (least, greatest), both inclusive, or None where a part of the expression has no known bound.
+    """
     match expr:
         case Const(value):
             return int(value), int(value)
@@ -149,7 +159,7 @@ def interval(expr: Expr) -> tuple[int, int] | None:
     return None
 
 
-def in_range(load: Load) -> bool:
-    """Whether `load` is certainly inside its tensor."""
-    found = interval(offset(load))
-    return found is not None and found[0] >= 0 and found[1] < load.tensor.size
+def is_in_bounds(load: Load) -> bool:
+    """Return whether `load` is proved to lie inside its tensor, so that it needs no mask and no clamp."""
+    span = interval(offset(load))
+    return span is not None and span[0] >= 0 and span[1] < load.tensor.size

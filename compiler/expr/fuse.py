@@ -1,4 +1,4 @@
-"""Merging of loops that follow each other, so that what one writes is still near when the next reads it."""
+"""Loop fusion: merge loops that follow each other, so that values are still in cache when the next loop reads them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import replace
 
 from celosia.compiler.expr.affine import Linear, flatten, from_linear, interval, linear
-from celosia.compiler.expr.bounds import statements
 from celosia.compiler.expr.loops import (
     Alloc,
     Block,
@@ -36,13 +35,14 @@ from celosia.compiler.expr.nodes import (
     maximum,
     minimum,
 )
+from celosia.compiler.expr.regions import statements
 from celosia.compiler.expr.walk import loaded, walk
 
-LOCAL_BYTES = 4096  # temporaries of one iteration up to this size need no place in the workspace
+LOCAL_BYTES = 4096  # temporaries of one iteration up to this size live on the stack, not in the workspace
 
 
 def fuse_loops(function: Function) -> Function:
-    """Run neighbouring outer loops as one where each iteration reads only what the same iteration wrote.
+    """Fuse neighbouring outer loops where each iteration reads only elements that the same iteration wrote.
 
         for i in 8:                          for i in 8:
           for j in 4: t[i*4 + j] = ...   ->    for j in 4: t[j] = ...
@@ -56,14 +56,14 @@ def fuse_loops(function: Function) -> Function:
         temporaries.append(body.tensor)
         body = body.body
     nests = merge(sequence(body))
-    kept = []
+    buffers = []
     for tensor in temporaries:
         users = [k for k, nest in enumerate(nests) if _touches(nest, tensor)]
         if len(users) == 1:
             nests[users[0]], tensor = _shrink(nests[users[0]], tensor)
-        kept.append(tensor)
+        buffers.append(tensor)
     code = block(*nests)
-    for tensor in reversed(kept):
+    for tensor in reversed(buffers):
         code = Alloc(tensor, code, "workspace" if tensor in temporaries or tensor.nbytes > LOCAL_BYTES else "local")
     return replace(function, body=code)
 
@@ -72,26 +72,26 @@ Access = tuple[Tensor, Linear]
 
 
 def _accesses(stmt: Stmt) -> tuple[list[Access], list[Access]]:
-    """(reads, writes) with the element numbers they are at."""
+    """Return (reads, writes) of a statement, each as a tensor with the linear form of the element number."""
     reads: list[Access] = []
     writes: list[Access] = []
     stack = [stmt]
     while stack:
-        here = stack.pop()
-        stack.extend(children(here))
-        if isinstance(here, Store | Update):
-            writes.append((here.tensor, linear(flatten(here.tensor.shape, here.index))))
-        for e in exprs(here):
+        current = stack.pop()
+        stack.extend(children(current))
+        if isinstance(current, Store | Update):
+            writes.append((current.tensor, linear(flatten(current.tensor.shape, current.index))))
+        for e in exprs(current):
             reads += _reads(e)
     return reads, writes
 
 
 Guards = dict[frozenset[tuple[Expr | None, int]], Expr]
-"""What indices, as sums, are where conditions on them hold."""
+"""Linear form of an index (as a set of terms) -> that index clamped by the conditions that guard the read."""
 
 
 def _reads(e: Expr) -> Iterator[Access]:
-    """The loads of an expression; the first arm of a selection reads only where its condition holds."""
+    """Yield the loads of an expression. The first arm of a selection reads only where its condition holds."""
     seen: set[tuple[Hashable, ...]] = set()
     stack: list[tuple[Expr, Guards]] = [(e, {})]
     while stack:
@@ -100,26 +100,27 @@ def _reads(e: Expr) -> Iterator[Access]:
             continue
         seen.add(key)
         if isinstance(node, Select):
-            stack += (node.b, guards), (node.a, _guarded(node.cond, guards)), (node.cond, guards)
+            stack += (node.b, guards), (node.a, _guards_where(node.cond, guards)), (node.cond, guards)
             continue
         stack += ((child, guards) for child in node.children())
         if isinstance(node, Load):
-            yield node.tensor, _held(linear(flatten(node.tensor.shape, node.index)), guards)
+            yield node.tensor, _apply_guards(linear(flatten(node.tensor.shape, node.index)), guards)
 
 
-def _held(terms: Linear, guards: Guards) -> Linear:
-    """An index that is read under `guards`."""
-    for own, held in guards.items():
-        if all(terms.get(atom) == k for atom, k in own if atom is not None):
-            rest = {atom: terms.get(atom, 0) - dict(own).get(atom, 0) for atom in (*terms, None)}
-            terms = {atom: k for atom, k in rest.items() if k} | {held: 1}
+def _apply_guards(terms: Linear, guards: Guards) -> Linear:
+    """Replace the part of an index that `guards` clamp, so that its interval stays inside the tensor."""
+    for guarded_terms, clamped in guards.items():
+        if all(terms.get(atom) == k for atom, k in guarded_terms if atom is not None):
+            rest = {atom: terms.get(atom, 0) - dict(guarded_terms).get(atom, 0) for atom in (*terms, None)}
+            terms = {atom: k for atom, k in rest.items() if k} | {clamped: 1}
     return terms
 
 
-def _guarded(cond: Expr, guards: Guards) -> Guards:
+def _guards_where(cond: Expr, guards: Guards) -> Guards:
+    """Return `guards` with the bounds on indices that hold wherever `cond` is true."""
     match cond:
         case Binary("and", a, b):
-            return _guarded(b, _guarded(a, guards))
+            return _guards_where(b, _guards_where(a, guards))
         case Binary("le", Const() as least, index) if terms := frozenset(linear(index).items()):
             return guards | {terms: maximum(guards.get(terms, index), least)}
         case Binary("lt", index, Const(end)) if index.dtype == INDEX and (terms := frozenset(linear(index).items())):
@@ -132,12 +133,12 @@ def _touches(stmt: Stmt, tensor: Tensor) -> bool:
     return any(t is tensor for t, _ in (*reads, *writes))
 
 
-def _stride(accesses: Sequence[Linear], var: Var) -> int | None:
-    """The S such that all accesses lie in [var * S, var * S + S); None where there is none."""
-    found = {terms.get(var, 0) for terms in accesses}
-    if len(found) != 1:
+def _common_stride(accesses: Sequence[Linear], var: Var) -> int | None:
+    """Return S such that every access lies in [var * S, var * S + S), or None. Then each iteration owns S elements."""
+    strides = {terms.get(var, 0) for terms in accesses}
+    if len(strides) != 1:
         return None
-    (stride,) = found
+    (stride,) = strides
     for terms in accesses:
         rest = from_linear({atom: k for atom, k in terms.items() if atom is not var})
         span = interval(rest)
@@ -146,57 +147,63 @@ def _stride(accesses: Sequence[Linear], var: Var) -> int | None:
     return stride
 
 
-def merge(stmts: Sequence[Stmt], alike: bool = False) -> list[Stmt]:
-    """Neighbouring loops as one where the second reads, in each iteration, only what the same one of the first wrote.
-    A loop may pass statements that have nothing to do with it. alike: only loops around loops, or around none."""
+def merge(stmts: Sequence[Stmt], same_depth: bool = False) -> list[Stmt]:
+    """Fuse loops among consecutive statements where iteration i of the second reads only what iteration i of the first
+    wrote.
+
+    A loop may move past statements with which it shares no tensor. same_depth: merge only bodies that both contain
+    loops, or neither.
+    """
     done: list[Stmt] = []
     for stmt in stmts:
-        for at in reversed(range(len(done))):
-            merged = _merged(done[at], stmt, alike) or (None if alike else _inside(done[at], stmt))
-            if merged is not None and not any(_conflict(later, done[at]) for later in done[at + 1 :]):
-                del done[at]
+        for position in reversed(range(len(done))):
+            merged = _merge_pair(done[position], stmt, same_depth) or (
+                None if same_depth else _merge_into(done[position], stmt)
+            )
+            if merged is not None and not any(_conflict(later, done[position]) for later in done[position + 1 :]):
+                del done[position]
                 stmt = merged
         done.append(stmt)
     return done
 
 
-def _inside(first: Stmt, second: Stmt) -> Stmt | None:
-    """`second`, which runs once, with a loop of it merged with `first`; None where there is no such loop.
+def _merge_into(first: Stmt, second: Stmt) -> Stmt | None:
+    """Merge `first` with a loop inside `second`, which itself runs once; None where there is no such loop.
 
     for k in 8: t[k] = ...               s = 0
     s = 0                          ->    for k in 8: t[k] = ...; s sum= t[k]
     unrolled k in 8: s sum= t[k]
     """
     if isinstance(second, Alloc) or (isinstance(second, For) and second.extent == 1 and second.kind == "serial"):
-        inner = _inside(first, second.body)
+        inner = _merge_into(first, second.body)
         return None if inner is None else replace(second, body=inner)
     if not isinstance(second, Block):
         return None
-    for number, stmt in enumerate(second.body):
+    for position, stmt in enumerate(second.body):
         loop = replace(stmt, kind="serial") if isinstance(stmt, For) and stmt.kind == "unrolled" else stmt
-        merged = _merged(first, loop, alike=False) or _inside(first, stmt)
+        merged = _merge_pair(first, loop, same_depth=False) or _merge_into(first, stmt)
         if merged is not None:
-            return Block((*second.body[:number], merged, *second.body[number + 1 :]))
+            return Block((*second.body[:position], merged, *second.body[position + 1 :]))
         if _conflict(first, stmt):
             return None
     return None
 
 
 def _conflict(a: Stmt, b: Stmt) -> bool:
-    """Whether one writes what the other touches."""
+    """Return whether one statement writes a tensor that the other reads or writes."""
     (reads, writes), (others, written) = _accesses(a), _accesses(b)
     touched = {t for t, _ in (*reads, *writes)} & {t for t, _ in written}
     return bool(touched or {t for t, _ in others} & {t for t, _ in writes})
 
 
-def _merged(first: Stmt, second: Stmt, alike: bool) -> Stmt | None:
-    """Both loops as one, or None where that is not allowed or brings nothing."""
+def _merge_pair(first: Stmt, second: Stmt, same_depth: bool) -> Stmt | None:
+    """Fuse two loops of one extent, or return None where that would be illegal or there is no shared tensor."""
     if not (isinstance(first, For) and isinstance(second, For)):
         return None
-    if not alike and first.extent != second.extent and 1 not in (first.extent, second.extent):
-        if not any(is_float(tensor.dtype) for tensor in _written(first) & _read(second)):
+    if not same_depth and first.extent != second.extent and 1 not in (first.extent, second.extent):
+        if not any(is_float(tensor.dtype) for tensor in _tensors_written(first) & _tensors_read(second)):
             return None  # bytes are packed in whole images: cut, 7 x 7 by channel takes twice the cycles with NEON
-        first, second = _cut(first, second.extent), _cut(second, first.extent)
+        first, second = _split_loop(first, second.extent), _split_loop(second, first.extent)
     if first.extent != second.extent or first.extent == 1 or first.kind != "serial" or second.kind != "serial":
         return None
     renamed = map_accesses(second.body, lambda e: first.var if e is second.var else None)
@@ -209,25 +216,25 @@ def _merged(first: Stmt, second: Stmt, alike: bool) -> Stmt | None:
         return None
     inside = {s.var for part in (first.body, renamed) for s in statements(part) if isinstance(s, For | Let)}
     for tensor in shared:
-        at = [terms for t, terms in (*reads, *writes, *more_reads) if t is tensor]
-        if _stride(_beside_common(at, inside | {first.var}), first.var) is None:
+        shared_accesses = [terms for t, terms in (*reads, *writes, *more_reads) if t is tensor]
+        if _common_stride(_without_common_terms(shared_accesses, inside | {first.var}), first.var) is None:
             return None
     parts = sequence(first.body), sequence(renamed)
-    if alike and len({any(isinstance(stmt, For) for stmt in part) for part in parts}) > 1:
+    if same_depth and len({any(isinstance(stmt, For) for stmt in part) for part in parts}) > 1:
         return None
-    return For(first.var, first.extent, block(*merge([*parts[0], *parts[1]], alike)))
+    return For(first.var, first.extent, block(*merge([*parts[0], *parts[1]], same_depth)))
 
 
-def _written(stmt: Stmt) -> set[Tensor]:
+def _tensors_written(stmt: Stmt) -> set[Tensor]:
     return {s.tensor for s in statements(stmt) if isinstance(s, Store | Update)}
 
 
-def _read(stmt: Stmt) -> set[Tensor]:
+def _tensors_read(stmt: Stmt) -> set[Tensor]:
     return {tensor for s in statements(stmt) for e in exprs(s) for tensor in loaded(e)}
 
 
-def _cut(loop: For, extent: int) -> For:
-    """The loop as one of `extent` iterations around another, where it has a multiple of that."""
+def _split_loop(loop: For, extent: int) -> For:
+    """Split `loop` so that its outer loop has `extent` iterations, where its own extent is a multiple of that."""
     if loop.extent % extent or loop.extent == extent or loop.kind != "serial":
         return loop
     outer, inner = Axis(f"{loop.var.name}.o", extent=extent), Axis(f"{loop.var.name}.i", extent=loop.extent // extent)
@@ -235,8 +242,8 @@ def _cut(loop: For, extent: int) -> For:
     return For(outer, extent, For(inner, inner.extent, body))
 
 
-def _beside_common(accesses: list[Linear], inside: set[Var]) -> list[Linear]:
-    """The accesses without the terms of what is outside of the loop, where all have them."""
+def _without_common_terms(accesses: list[Linear], inside: set[Var]) -> list[Linear]:
+    """Drop the terms that depend only on loops outside and that all accesses have in common."""
     common = {
         atom for atom, k in accesses[0].items()
         if all(terms.get(atom) == k for terms in accesses)
@@ -246,24 +253,24 @@ def _beside_common(accesses: list[Linear], inside: set[Var]) -> list[Linear]:
 
 
 def _shrink(nest: Stmt, tensor: Tensor) -> tuple[Stmt, Tensor]:
-    """The nest with `tensor` cut down to what one iteration of its outermost loops uses."""
+    """Cut the buffer `tensor` down to the elements that one iteration of the outermost loops of `nest` uses."""
     if not isinstance(nest, For):
         return nest, tensor
     reads, writes = _accesses(nest.body)
-    stride = _stride([terms for t, terms in (*reads, *writes) if t is tensor], nest.var)
+    stride = _common_stride([terms for t, terms in (*reads, *writes) if t is tensor], nest.var)
     if stride is None:
         return nest, tensor
     small = Tensor(tensor.name, (stride,), tensor.dtype)
 
-    def moved(index: tuple[Expr, ...]) -> tuple[Expr, ...]:
+    def rebase(index: tuple[Expr, ...]) -> tuple[Expr, ...]:
         terms = linear(flatten(tensor.shape, index))
         return (from_linear({atom: k for atom, k in terms.items() if atom is not nest.var}),)
 
     def change(e: Expr) -> Expr | None:
-        return Load(small, moved(e.index)) if isinstance(e, Load) and e.tensor is tensor else None
+        return Load(small, rebase(e.index)) if isinstance(e, Load) and e.tensor is tensor else None
 
     def target(t: Tensor, index: tuple[Expr, ...]) -> tuple[Tensor, tuple[Expr, ...]]:
-        return (small, moved(index)) if t is tensor else (t, index)
+        return (small, rebase(index)) if t is tensor else (t, index)
 
     parts = [map_accesses(part, change, target) for part in sequence(nest.body)]
     inside = [k for k, part in enumerate(parts) if _touches(part, small)]

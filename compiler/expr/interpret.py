@@ -1,4 +1,6 @@
-"""Runs the loop IR in plain Python: slow, and the meaning of every node. The oracle of the renderers."""
+"""Interpreter of the loop IR in plain Python: slow, and the definition of every node, against which renderers are
+tested.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from celosia.compiler.expr.functions import INTRINSICS
 from celosia.compiler.expr.loops import Alloc, Block, For, Function, If, Let, Stmt, Store, Update, expand
+from celosia.compiler.expr.math_functions import INTRINSICS
 from celosia.compiler.expr.nodes import (
     Binary,
     Call,
@@ -45,7 +47,9 @@ _UPDATE = {"sum": np.add, "ordered_sum": np.add, "prod": np.multiply, "max": np.
 
 
 def interpret(function: Function, *inputs: Array, scalars: Mapping[str, float] | None = None) -> list[Array]:
-    """The outputs of `function` for these arrays (shapes and types as declared, or ValueError) and scalars, by name.
+    """Run `function` on `inputs` (shapes and types as declared, else ValueError) and return its outputs.
+
+    scalars: their values by name. Intrinsics run as the loops that they declare.
 
     Intrinsics do what they declare.
     """
@@ -63,6 +67,7 @@ def interpret(function: Function, *inputs: Array, scalars: Mapping[str, float] |
 
 
 def _at(tensor: Tensor, index: tuple[Expr, ...], memory: dict[Tensor, Array], env: dict[Var, Any]) -> int:
+    """Evaluate an index to a row-major element number; IndexError where it leaves the tensor."""
     point = [int(_value(i, memory, env)) for i in index]
     if len(point) == len(tensor.shape) and not all(0 <= p < n for p, n in zip(point, tensor.shape)):
         raise IndexError(f"{tensor.name}{list(tensor.shape)} accessed at {point}")
@@ -73,6 +78,7 @@ def _at(tensor: Tensor, index: tuple[Expr, ...], memory: dict[Tensor, Array], en
 
 
 def _run(s: Stmt, memory: dict[Tensor, Array], env: dict[Var, Any]) -> None:
+    """Execute a statement. memory: the flat array of each tensor. env: values of loop variables and scalars."""
     match s:
         case For(var, extent, body):
             for i in range(extent):
@@ -100,7 +106,7 @@ def _run(s: Stmt, memory: dict[Tensor, Array], env: dict[Var, Any]) -> None:
 
 
 def evaluate(e: Expr, env: Mapping[Var, Any]) -> Any:
-    """The value of an expression that reads no tensor but constants, for these values of variables.
+    """Evaluate an expression that reads no tensor but constants, for these values of variables.
 
     >>> i = Var("i")
     >>> int(evaluate(i * 4 + 2, {i: 3}))
@@ -110,14 +116,15 @@ def evaluate(e: Expr, env: Mapping[Var, Any]) -> Any:
 
 
 def _value(e: Expr, memory: dict[Tensor, Array], env: dict[Var, Any]) -> Any:
+    """Evaluate an expression to a numpy scalar of its element type."""
     match e:
         case Const(value, dtype):
             return numpy_dtype(dtype).type(value)
         case Var():
             return env[e]
         case Load(tensor, index):
-            at = _at(tensor, index, memory, env)
-            return (memory[tensor] if tensor.value is None else tensor.value.reshape(-1))[at]
+            element = _at(tensor, index, memory, env)
+            return (memory[tensor] if tensor.value is None else tensor.value.reshape(-1))[element]
         case Binary(op, a, b):
             x, y = _value(a, memory, env), _value(b, memory, env)
             if op in ("div", "floordiv", "mod") and not is_float(a.dtype):
@@ -138,6 +145,7 @@ def _value(e: Expr, memory: dict[Tensor, Array], env: dict[Var, Any]) -> Any:
 
 
 def _call(name: str, dtype: str, args: list[Any]) -> Any:
+    """Evaluate an intrinsic function on numpy scalars and convert the result to `dtype`."""
     target = numpy_dtype(dtype).type
     if name == "erf":
         return target(math.erf(float(args[0])))
@@ -152,13 +160,15 @@ def _call(name: str, dtype: str, args: list[Any]) -> Any:
 
 
 def cast(value: Any, source: str, dtype: str) -> Any:
-    """`value` (a number, or an array) of the type `source` as `dtype`: floats become integers towards zero, the nearest
-    that there is, NaN becomes 0."""
-    found = np.asarray(value)
+    """Convert `value` (a scalar or an array of type `source`) to `dtype` as Cast defines it.
+
+    Floats become integers towards zero and saturate; NaN becomes 0.
+    """
+    array = np.asarray(value)
     if not is_float(source) or not dtype.startswith(("int", "uint")):
-        return found.astype(numpy_dtype(dtype))[()]
+        return array.astype(numpy_dtype(dtype))[()]
     limits, kind = np.iinfo(dtype), np.dtype(dtype).type
     low, high = float(limits.min), float(limits.max)  # of 64 bits, the nearest floats: none lies between
-    whole = np.trunc(np.nan_to_num(found.astype(np.float64), posinf=np.inf, neginf=-np.inf))
-    inside = np.where((low < whole) & (whole < high), whole, 0).astype(dtype)
-    return np.where(whole >= high, kind(limits.max), np.where(whole <= low, kind(limits.min), inside))[()]
+    truncated = np.trunc(np.nan_to_num(array.astype(np.float64), posinf=np.inf, neginf=-np.inf))
+    inside = np.where((low < truncated) & (truncated < high), truncated, 0).astype(dtype)
+    return np.where(truncated >= high, kind(limits.max), np.where(truncated <= low, kind(limits.min), inside))[()]

@@ -1,4 +1,4 @@
-"""The loop IR: statements over tensors, what a schedule produces and what renderers consume."""
+"""The loop IR: statements over tensors. Schedules produce it, renderers (LLVM, accelerator) consume it."""
 
 from __future__ import annotations
 
@@ -13,19 +13,21 @@ from celosia.compiler.expr.walk import loaded, rewrite
 # Iterations of an ordered loop read what earlier ones wrote.
 KINDS = ("serial", "ordered", "unrolled", "vectorized", "parallel", "vthread", "pipelined")
 
-# Where tensors are kept: memory of the caller, registers or stack, and the scratchpads of the accelerator.
+# Memories of tensors: the caller's workspace, registers or stack, and the scratchpads of the accelerator.
 SCRATCHPADS = ("inp", "wgt", "acc", "vin", "out", "par", "lut", "tap", "exp", "row")
 SCOPES = ("workspace", "local", *SCRATCHPADS)
 
 
 class Stmt:
+    """A statement of the loop IR. Statements are frozen and compared by identity."""
+
     def __str__(self) -> str:
         return text(self)
 
 
 @dataclass(frozen=True, eq=False)
 class For(Stmt):
-    """body for var in range(extent); extent is at least 1."""
+    """Loop: body for var in range(extent); extent is at least 1. kind: one of KINDS."""
 
     var: Var
     extent: int
@@ -35,7 +37,7 @@ class For(Stmt):
 
 @dataclass(frozen=True, eq=False)
 class Store(Stmt):
-    """tensor[index] = value; a single index is the row-major element number, as in Load."""
+    """Assignment tensor[index] = value; a single index is the row-major element number, as in Load."""
 
     tensor: Tensor
     index: tuple[Expr, ...]
@@ -44,7 +46,7 @@ class Store(Stmt):
 
 @dataclass(frozen=True, eq=False)
 class Update(Stmt):
-    """tensor[index] = kind(tensor[index], value): one step of a reduction. Order: see nodes.Reduce."""
+    """One step of a reduction: tensor[index] = kind(tensor[index], value). nodes.Reduce says in which order."""
 
     kind: str
     tensor: Tensor
@@ -54,6 +56,8 @@ class Update(Stmt):
 
 @dataclass(frozen=True, eq=False)
 class Let(Stmt):
+    """Definition of a scalar variable that is visible in `body`."""
+
     var: Var
     value: Expr
     body: Stmt
@@ -61,6 +65,8 @@ class Let(Stmt):
 
 @dataclass(frozen=True, eq=False)
 class If(Stmt):
+    """Conditional statement; `orelse` runs where `cond` is false."""
+
     cond: Expr
     body: Stmt
     orelse: Stmt | None = None
@@ -68,7 +74,10 @@ class If(Stmt):
 
 @dataclass(frozen=True, eq=False)
 class Alloc(Stmt):
-    """Room for `tensor` within `body`, in one of SCOPES. kept: what lies there may be found again, see Stage.keep."""
+    """Allocation of `tensor` in one of SCOPES for the time of `body`.
+
+    kept: its contents may outlive the iteration, so that a later one can skip the same load (see Stage.keep).
+    """
 
     tensor: Tensor
     body: Stmt
@@ -78,14 +87,16 @@ class Alloc(Stmt):
 
 @dataclass(frozen=True, eq=False)
 class Block(Stmt):
+    """Statements that run one after the other."""
+
     body: tuple[Stmt, ...]
 
 
 @dataclass(frozen=True, eq=False)
 class Intrinsic(Stmt):
-    """An instruction of some target, by name: what tensorize puts in place of the loops it matched.
+    """An instruction of some target, by name, which tensorize puts in place of the loops that it matched.
 
-    A Load among `args` stands for the tile that begins at its element. `declared` says what it means.
+    A Load among `args` stands for the tile that begins at its element. `declared` defines its meaning.
     """
 
     name: str
@@ -94,39 +105,44 @@ class Intrinsic(Stmt):
 
 
 class Declared(Protocol):
-    """Declaration of an intrinsic: see tensorize.intrinsics, which declares those of the accelerator."""
+    """Declaration of an intrinsic by its behaviour; tensorize.intrinsics has those of the accelerator."""
 
     @property
     def name(self) -> str:
-        """As text names it."""
+        """Name of the instruction in printed loops."""
 
     @property
     def reduces(self) -> bool:
-        """Whether it does one step of a reduction, whose loops lie around it."""
+        """Whether the instruction does one step of a reduction, whose loops lie around it."""
         ...
 
     @property
     def size(self) -> int:
-        """How many elements it writes."""
+        """Number of elements that the instruction writes."""
         ...
 
     def match(self, nest: For, first: Expr, scope: Callable[[Tensor], str]) -> Intrinsic:
-        """The intrinsic in the place of `nest`, whose reduction begins where `first` holds. ValueError with the reason
-        where `nest` means another thing; scope gives the memory of a tensor, "dram" for that of the caller.
+        """Return the intrinsic that replaces `nest`; ValueError with the reason where `nest` computes something else.
+
+        first: the condition under which the reduction begins. scope: gives the memory of a tensor, "dram" for that of
+        the caller.
         """
         ...
 
     def meaning(self, args: tuple[Expr | Tensor | int, ...]) -> Stmt:
-        """The loops that the intrinsic stands for."""
+        """Return the loops that the intrinsic stands for."""
         ...
 
-    def broken(self, args: tuple[Expr | Tensor | int, ...], scope: Callable[[Tensor], str]) -> str | None:
-        """What is wrong with these arguments, or None."""
+    def argument_error(self, args: tuple[Expr | Tensor | int, ...], scope: Callable[[Tensor], str]) -> str | None:
+        """Return why these arguments are illegal, or None."""
         ...
 
 
 def expand(stmt: Stmt) -> Stmt:
-    """`stmt` with the loops that its intrinsics stand for, none overlapped. TypeError where one is not declared."""
+    """Replace intrinsics by the loops that they stand for, and pipelined loops by serial ones.
+
+    Raises TypeError where an intrinsic is not declared.
+    """
     match stmt:
         case For(var, extent, body, kind):
             return For(var, extent, expand(body), "serial" if kind == "pipelined" else kind)
@@ -147,10 +163,10 @@ def expand(stmt: Stmt) -> Stmt:
 
 @dataclass(frozen=True, eq=False)
 class Function:
-    """A kernel: reads `inputs`, writes every element of `outputs`.
+    """A kernel: a loop nest that reads `inputs` and writes every element of `outputs`.
 
-    in_place: (output, input) numbers of tensors in the same memory; see cpu.schedule.inplace. scalars: numbers that
-    it is given.
+    in_place: pairs (output, input) of positions that share memory; see cpu.schedule.inplace. scalars: parameters that
+    are numbers.
     """
 
     name: str
@@ -164,12 +180,12 @@ class Function:
         return text(self)
 
     def expanded(self) -> Function:
-        """Replace intrinsics by their loops: what the interpreter and a CPU run."""
+        """Replace intrinsics by their loops, for the interpreter and for a CPU."""
         return replace(self, body=expand(self.body))
 
 
 def children(stmt: Stmt) -> tuple[Stmt, ...]:
-    """The statements directly inside `stmt`."""
+    """Return the statements directly inside `stmt`."""
     match stmt:
         case For(body=body) | Let(body=body) | Alloc(body=body):
             return (body,)
@@ -181,7 +197,7 @@ def children(stmt: Stmt) -> tuple[Stmt, ...]:
 
 
 def exprs(stmt: Stmt) -> tuple[Expr, ...]:
-    """The expressions of this statement itself, not of those inside it."""
+    """Return the expressions of this statement itself, without those of statements inside it."""
     match stmt:
         case Store(_, index, value) | Update(_, _, index, value):
             return *index, value
@@ -198,47 +214,48 @@ Target = Callable[[Tensor, tuple[Expr, ...]], tuple[Tensor, tuple[Expr, ...]]]
 
 
 def map_accesses(
-    stmt: Stmt, change: Callable[[Expr], Expr | None], target: Target = lambda t, i: (t, i), of: Tensor | None = None
+    stmt: Stmt, change: Callable[[Expr], Expr | None], target: Target = lambda t, i: (t, i), only: Tensor | None = None
 ) -> Stmt:
-    """A copy of `stmt` with every expression rewritten by `change` (see walk.rewrite), what is written by `target`.
+    """Copy `stmt` with every expression rewritten by `change` (see walk.rewrite) and every written element by `target`.
 
-    of: a tensor; expressions that do not read it stay as they are.
+    only: a tensor; expressions that do not read it stay as they are.
     """
 
-    def ex(e: Expr) -> Expr:
-        return rewrite(e, change) if of is None or of in loaded(e) else e
+    def rewrite_expr(e: Expr) -> Expr:
+        return rewrite(e, change) if only is None or only in loaded(e) else e
 
-    return _mapped(stmt, ex, target)
+    return _map_statement(stmt, rewrite_expr, target)
 
 
-def _mapped(s: Stmt, ex: Callable[[Expr], Expr], target: Target) -> Stmt:
+def _map_statement(s: Stmt, rewrite_expr: Callable[[Expr], Expr], target: Target) -> Stmt:
+    """Copy a statement with `rewrite_expr` applied to its expressions and `target` to the elements that it writes."""
     match s:
         case For(var, extent, body, kind):
-            return For(var, extent, _mapped(body, ex, target), kind)
+            return For(var, extent, _map_statement(body, rewrite_expr, target), kind)
         case Store(tensor, index, value):
-            return Store(*target(tensor, tuple(map(ex, index))), ex(value))
+            return Store(*target(tensor, tuple(map(rewrite_expr, index))), rewrite_expr(value))
         case Update(kind, tensor, index, value):
-            return Update(kind, *target(tensor, tuple(map(ex, index))), ex(value))
+            return Update(kind, *target(tensor, tuple(map(rewrite_expr, index))), rewrite_expr(value))
         case Let(var, value, body):
-            return Let(var, ex(value), _mapped(body, ex, target))
+            return Let(var, rewrite_expr(value), _map_statement(body, rewrite_expr, target))
         case If(cond, body, orelse):
-            other = None if orelse is None else _mapped(orelse, ex, target)
-            return If(ex(cond), _mapped(body, ex, target), other)
+            other = None if orelse is None else _map_statement(orelse, rewrite_expr, target)
+            return If(rewrite_expr(cond), _map_statement(body, rewrite_expr, target), other)
         case Alloc(body=body):
-            return replace(s, body=_mapped(body, ex, target))
+            return replace(s, body=_map_statement(body, rewrite_expr, target))
         case Block(body):
-            return Block(tuple(_mapped(inner, ex, target) for inner in body))
+            return Block(tuple(_map_statement(inner, rewrite_expr, target) for inner in body))
         case Intrinsic(name, args, declared):
-            return Intrinsic(name, tuple(ex(a) if isinstance(a, Expr) else a for a in args), declared)
+            return Intrinsic(name, tuple(rewrite_expr(a) if isinstance(a, Expr) else a for a in args), declared)
     raise TypeError(f"unknown statement {type(s).__name__}")
 
 
 def block(*stmts: Stmt) -> Stmt:
-    """The statements one after the other, without needless nesting."""
+    """Return the statements in sequence, without nested or single-element Blocks."""
     flat = [s for stmt in stmts for s in sequence(stmt)]
     return flat[0] if len(flat) == 1 else Block(tuple(flat))
 
 
 def sequence(stmt: Stmt) -> tuple[Stmt, ...]:
-    """The statements that `stmt` does one after the other."""
+    """Return the statements that `stmt` runs one after the other."""
     return stmt.body if isinstance(stmt, Block) else (stmt,)

@@ -1,4 +1,4 @@
-"""Scalar expressions and tensors: the language in which an operator says what it computes.
+"""Expression nodes and tensors: the language in which an operator defines what it computes.
 
 Every node is frozen and compared by identity, so a shared sub-expression is one object and renderers may remember it.
 Element types are numpy names ("float32", "int8", "bool", ...). Index arithmetic is int64.
@@ -21,7 +21,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from celosia.compiler.expr.functions import ARITY, RESULTS
+from celosia.compiler.expr.math_functions import ARITY, RESULTS
 from celosia.compiler.program.dtypes import itemsize
 
 INDEX = "int64"
@@ -31,31 +31,34 @@ COMPARISONS = ("lt", "le", "eq", "ne")
 
 
 def is_float(dtype: str) -> bool:
-    """Whether element type `dtype` is a float."""
+    """Return whether the element type `dtype` is a float."""
     return dtype.startswith(("float", "bfloat"))
 
 
 @singledispatch
-def text(what: object) -> str:
-    """`what` as text: printer.py registers how expressions, statements and functions are written."""
-    raise TypeError(f"{type(what).__name__} has no text")
+def text(node: object) -> str:
+    """Return `node` as text. printer.py registers the implementations for expressions, statements and functions."""
+    raise TypeError(f"{type(node).__name__} has no text")
 
 
 class Expr:
-    """A scalar value of type `dtype`. Operators build larger expressions; Python numbers take the other side's type."""
+    """A scalar value of type `dtype`.
+
+    Operators build larger expressions; Python numbers take the other side's type.
+    """
 
     dtype: str
 
     def children(self) -> tuple[Expr, ...]:
-        """The expressions that it is made of, in order."""
+        """Return the operands, in order."""
         return ()
 
     def rebuild(self, children: tuple[Expr, ...]) -> Expr:
-        """Rebuild the node over other children."""
+        """Return this node over other operands."""
         return self
 
     def astype(self, dtype: str) -> Expr:
-        """Converted; see Cast."""
+        """Convert to `dtype`; see Cast."""
         return cast(self, dtype)
 
     def __add__(self, other: Value) -> Expr:
@@ -132,19 +135,23 @@ Value = Expr | int | float | bool
 
 @dataclass(frozen=True, eq=False)
 class Const(Expr):
+    """A constant of type `dtype`."""
+
     value: int | float | bool
     dtype: str
 
 
 @dataclass(frozen=True, eq=False)
 class Var(Expr):
+    """A scalar variable that a loop, a Let or the kernel's parameters bind."""
+
     name: str
     dtype: str = INDEX
 
 
 @dataclass(frozen=True, eq=False)
 class Axis(Var):
-    """An index that runs over range(extent); a reduction sums (or so) over its `reduce` axes."""
+    """An index that runs over range(extent). reduce: it belongs to a reduction, not to the elements of the result."""
 
     extent: int = 1
     reduce: bool = False
@@ -152,7 +159,7 @@ class Axis(Var):
 
 @dataclass(frozen=True, eq=False)
 class Load(Expr):
-    """tensor[index]. An index of length one into a tensor of any rank is the row-major element number."""
+    """Element tensor[index]. One index into a tensor of any rank is the row-major element number."""
 
     tensor: Tensor
     index: tuple[Expr, ...]
@@ -170,7 +177,7 @@ class Load(Expr):
 
 @dataclass(frozen=True, eq=False)
 class Binary(Expr):
-    """An operation of ARITHMETIC, or of COMPARISONS (then the result is bool), on two values of one type.
+    """An operation of ARITHMETIC or COMPARISONS (whose result is bool) on two values of one type.
 
     floordiv and mod round towards minus infinity; div on integers towards zero; integers wrap.
     """
@@ -192,8 +199,10 @@ class Binary(Expr):
 
 @dataclass(frozen=True, eq=False)
 class Call(Expr):
-    """A function of functions.INTRINSICS; `erf(x)`; `fma(a, b, c)`, a * b + c with one rounding; `bitcast(x)`;
-    `clamp(x, low, high)`, where NaN becomes low, as with the x86 instructions; `dot4(x, w)`, `popcount4(x)`: see there.
+    """Call of an intrinsic function: one of functions.INTRINSICS, or `erf(x)`, `fma(a, b, c)`, `bitcast(x)`, `clamp(x,
+    low, high)`.
+
+    fma is a * b + c with one rounding. clamp turns NaN into low, as the x86 instructions do.
     """
 
     name: str
@@ -209,7 +218,7 @@ class Call(Expr):
 
 @dataclass(frozen=True, eq=False)
 class Cast(Expr):
-    """Conversion as in C: towards zero from float to integer (saturating where C leaves it undefined), wrapping."""
+    """Conversion as in C: float to integer towards zero (saturating where C leaves it undefined), integers wrap."""
 
     value: Expr
     dtype: str
@@ -223,7 +232,7 @@ class Cast(Expr):
 
 @dataclass(frozen=True, eq=False)
 class Select(Expr):
-    """`a` where cond, else `b`; the arm not taken is not evaluated, so its loads may be out of range."""
+    """Conditional value: `a` where cond, else `b`. The other arm is not evaluated, so its loads may be out of range."""
 
     cond: Expr
     a: Expr
@@ -242,7 +251,7 @@ class Select(Expr):
 
 @dataclass(frozen=True, eq=False)
 class Reduce(Expr):
-    """Combine `value` over all points of `axes`: ordered_sum in their order, others in any order.
+    """Reduction of `value` over all points of `axes`: ordered_sum in their order, other kinds in any order.
 
     COMBINE: the Binary operation of each kind.
     """
@@ -267,7 +276,11 @@ class Reduce(Expr):
 
 @dataclass(frozen=True, eq=False)
 class Scan(Expr):
-    """Steps one after the other: element [s, t, ...] of the tensor that this defines is state s before step t.
+    """Recurrence: element [s, t, ...] of the tensor that it defines is state s before step t.
+
+    axis: the step. states: placeholders of the states before a step. updates: tensors of the states after it, which
+    read `states` and `inputs`. inputs: placeholders of the tensors in `reads`. initial, reads: loads of the first
+    element of each tensor, which stand for all of it. See scan.scan, which builds it.
 
     axis: the number of the step. states: placeholders of what a step begins with. updates: the states after it, which
     read `states` and `inputs`, placeholders of what `reads` names. initial, reads: first elements of the tensors that
@@ -308,12 +321,12 @@ class Tensor:
 
     @property
     def size(self) -> int:
-        """Elements."""
+        """Number of elements."""
         return prod(self.shape)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all elements."""
+        """Number of bytes."""
         return self.size * itemsize(self.dtype)
 
     def __getitem__(self, index: Value | tuple[Value, ...]) -> Expr:
@@ -323,27 +336,30 @@ class Tensor:
         return Load(self, tuple(wrap(i, INDEX) for i in index))
 
     def flat(self, offset: Value) -> Expr:
-        """The element with row-major number `offset`."""
+        """Load the element with row-major number `offset`."""
         return Load(self, (wrap(offset, INDEX),))
 
 
 def wrap(value: Value, dtype: str) -> Expr:
-    """A Python number as a constant of `dtype`; expressions as they are."""
+    """Convert a Python number to a constant of `dtype`; return an expression unchanged."""
     if isinstance(value, Expr):
         return value
     if isinstance(value, np.generic):
         value = value.item()
-    number: int | float | bool = value  # type: ignore[assignment]
-    return Const(float(number) if is_float(dtype) else bool(number) if dtype == "bool" else int(number), dtype)
+    scalar: int | float | bool = value  # type: ignore[assignment]
+    return Const(float(scalar) if is_float(dtype) else bool(scalar) if dtype == "bool" else int(scalar), dtype)
 
 
 def strides(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Row-major strides in elements."""
+    """Compute row-major strides in elements."""
     return tuple(prod(shape[i + 1 :]) for i in range(len(shape)))
 
 
 def binary(op: str, a: Value, b: Value) -> Expr:
-    """`a op b`, simplified where it is obvious. ValueError for an unknown operation, TypeError for different types."""
+    """Build `a op b`, with index arithmetic folded.
+
+    Raises ValueError for an unknown operation, TypeError for different types.
+    """
     if op not in ARITHMETIC and op not in COMPARISONS:
         raise ValueError(f"unknown operation {op}")
     dtype = a.dtype if isinstance(a, Expr) else b.dtype if isinstance(b, Expr) else INDEX
@@ -360,7 +376,7 @@ _FOLD |= {"min": min, "max": max}
 
 
 def index_binary(op: str, a: Expr, b: Expr) -> Expr:
-    """`binary` of two indices."""
+    """Build `a op b` of two int64 indices: fold constants and remove additions of 0 and factors of 1."""
     x = int(a.value) if isinstance(a, Const) else None
     y = int(b.value) if isinstance(b, Const) else None
     if x is not None and y is not None:
@@ -378,7 +394,7 @@ def index_binary(op: str, a: Expr, b: Expr) -> Expr:
 
 
 def cast(value: Expr, dtype: str) -> Expr:
-    """`value` as `dtype`; an index that is known becomes a constant."""
+    """Convert `value` to `dtype`; a constant index becomes a constant of that type."""
     if value.dtype == dtype:
         return value
     if isinstance(value, Const) and value.dtype == INDEX:
@@ -387,7 +403,7 @@ def cast(value: Expr, dtype: str) -> Expr:
 
 
 def select(cond: Expr, a: Value, b: Value) -> Expr:
-    """As Select; a known condition chooses at once. TypeError for types that differ."""
+    """Build a Select; a constant condition chooses at once. Raises TypeError for arms of different types."""
     dtype = a.dtype if isinstance(a, Expr) else b.dtype if isinstance(b, Expr) else INDEX
     a, b = wrap(a, dtype), wrap(b, dtype)
     if a.dtype != b.dtype or cond.dtype != "bool":
@@ -398,27 +414,29 @@ def select(cond: Expr, a: Value, b: Value) -> Expr:
 
 
 def call(name: str, *args: Expr, dtype: str | None = None) -> Expr:
-    """An intrinsic function of one type; `isnan` and `isinf` give bool, `dot4` int32."""
+    """Call an intrinsic function; the result has the type of the arguments but for RESULTS. Raises ValueError where it
+    is unknown.
+    """
     if name not in ARITY:
         raise ValueError(f"unknown intrinsic {name}")
     return Call(name, args, dtype or RESULTS.get(name, args[0].dtype))
 
 
 def equal(a: Value, b: Value) -> Expr:
-    """a == b, as a bool."""
+    """Build a == b, as a bool."""
     return binary("eq", a, b)
 
 
 def minimum(a: Value, b: Value) -> Expr:
-    """The smaller; NaN if either is (as numpy)."""
+    """Build the smaller of two values; NaN if either is (as numpy)."""
     return binary("min", a, b)
 
 
 def maximum(a: Value, b: Value) -> Expr:
-    """The larger; NaN if either is (as numpy)."""
+    """Build the larger of two values; NaN if either is (as numpy)."""
     return binary("max", a, b)
 
 
 def clip(value: Expr, low: Value, high: Value) -> Expr:
-    """`value` within low and high."""
+    """Clamp `value` to [low, high]."""
     return minimum(maximum(value, low), high)

@@ -1,4 +1,5 @@
-"""Loops from the text that `printer` writes.
+"""Parser of printed loops: the inverse of `printer`, which a Program needs to compile its CPU kernels on another
+machine.
 
 >>> function = parse('''
 ... twice(a: float32[4]) -> (b: float32[4]):
@@ -52,7 +53,7 @@ from celosia.compiler.program.dtypes import numpy_dtype
 
 
 class ParseError(ValueError):
-    """Text that is not a function; the message has the number of the line."""
+    """A text that is not a valid function; the message begins with the number of the line."""
 
 
 OPERATIONS = {symbol: op for op, symbol in SYMBOLS.items()}
@@ -77,7 +78,9 @@ def parse(
     intrinsics: Mapping[str, Declared] | None = None,
     constants: Mapping[str, NDArray[Any]] | None = None,
 ) -> Function:
-    """The function that `text` describes; print and parse give the same text again.
+    """Parse the text of a function; printing the result gives the same text again.
+
+    Raises ParseError.
 
     intrinsics: what the names of intrinsics mean. constants: values of tables that are too long to be written out.
     """
@@ -86,15 +89,18 @@ def parse(
 
 
 class _Parser:
+    """Recursive-descent parser of the lines of one function. `at`: the current line."""
+
     def __init__(
         self, lines: list[tuple[int, str]], intrinsics: Mapping[str, Declared], constants: Mapping[str, NDArray[Any]]
     ) -> None:
         self.lines, self.intrinsics, self.constants = lines, intrinsics, constants
         self.at = 0
 
-    def error(self, what: str) -> ParseError:
-        number = self.lines[min(self.at, len(self.lines) - 1)][0] if self.lines else 1
-        return ParseError(f"line {number}: {what}")
+    def error(self, reason: str) -> ParseError:
+        """Build a ParseError that names the current line."""
+        line = self.lines[min(self.at, len(self.lines) - 1)][0] if self.lines else 1
+        return ParseError(f"line {line}: {reason}")
 
     # Statements
 
@@ -106,6 +112,7 @@ class _Parser:
         return len(line) - len(line.lstrip()), line.lstrip()
 
     def function(self) -> Function:
+        """Parse the header, the constants and the body of a function."""
         line = self.peek()
         head = _HEAD.fullmatch(line[1]) if line else None
         if line is None or head is None:
@@ -113,8 +120,8 @@ class _Parser:
         self.at += 1
         inputs, outputs = self.tensors(head["inputs"]), self.tensors(head["outputs"])
         scope: Scope = {t.name: t for t in (*inputs, *outputs)}
-        while (line := self.peek()) and (found := _CONSTANT.fullmatch(line[1])):
-            scope[found["name"]] = self.constant(found)
+        while (line := self.peek()) and (constant := _CONSTANT.fullmatch(line[1])):
+            scope[constant["name"]] = self.constant(constant)
             self.at += 1
         body = self.block(self.indent(), scope)
         if self.peek() is not None:
@@ -122,16 +129,19 @@ class _Parser:
         return Function(head["function"], inputs, outputs, body)
 
     def tensors(self, text: str) -> tuple[Tensor, ...]:
+        """Parse a list of tensor declarations such as `a: float32[4, 8], b: int8[3]`."""
         if text and not re.fullmatch(rf"{_PLAIN}(, {_PLAIN})*", text):
             raise self.error(f"`{text}` are not tensors")
         return tuple(self.tensor(m) for m in re.finditer(_TENSOR, text))
 
     def tensor(self, m: re.Match[str], value: NDArray[Any] | None = None) -> Tensor:
+        """Build the tensor of a matched declaration."""
         if not DTYPE.fullmatch(m["dtype"]):
             raise self.error(f"{m['dtype']} is not an element type")
         return Tensor(m["name"], tuple(int(n) for n in m["shape"].split(",") if n.strip()), m["dtype"], value=value)
 
     def constant(self, m: re.Match[str]) -> Tensor:
+        """Parse a constant table, whose values are written out or come from `constants`."""
         plain = self.tensor(m)
         if m["values"] == "...":
             if m["name"] not in self.constants:
@@ -141,16 +151,17 @@ class _Parser:
                 raise self.error(f"the values of constant {m['name']} are {values.dtype}{list(values.shape)}")
         else:
             words = [{"True": 1, "False": 0}.get(v, v) for v in m["values"].split()]
-            number = float if is_float(plain.dtype) else int
-            values = np.array([number(v) for v in words]).astype(numpy_dtype(plain.dtype)).reshape(plain.shape)
+            convert = float if is_float(plain.dtype) else int
+            values = np.array([convert(v) for v in words]).astype(numpy_dtype(plain.dtype)).reshape(plain.shape)
         return self.tensor(m, values)
 
     def indent(self) -> int:
+        """Return the indentation of the next line."""
         line = self.peek()
         return line[0] if line else 0
 
     def block(self, indent: int, scope: Scope) -> Stmt:
-        """The statements from here that are indented by `indent`."""
+        """Parse consecutive statements that are indented by `indent`."""
         body: list[Stmt] = []
         while (line := self.peek()) is not None and line[0] >= indent:
             if line[0] > indent:
@@ -173,12 +184,14 @@ class _Parser:
         return body[0] if len(body) == 1 else Block(tuple(body))
 
     def inside(self, indent: int, scope: Scope) -> Stmt:
+        """Parse the indented body of a loop or a condition."""
         deeper = self.indent()
         if deeper <= indent or self.peek() is None:
             raise self.error("an indented block is missing")
         return self.block(deeper, scope)
 
     def statement(self, indent: int, text: str, scope: Scope) -> Stmt:
+        """Parse one statement other than an allocation or a definition. scope: what each name refers to."""
         if m := _LOOP.fullmatch(text):
             axis = Axis(m["name"], extent=int(m["extent"]))
             self.at += 1
@@ -211,6 +224,7 @@ class _Parser:
         return Store(tensor, index, value) if kind is None else Update(kind, tensor, index, value)
 
     def expression(self, text: str, scope: Scope) -> Expr:
+        """Parse `text` as one expression."""
         reader = _Expression(text, scope, self)
         value = reader.value()
         reader.end()
@@ -218,9 +232,10 @@ class _Parser:
 
 
 class _Expression:
-    """Reads one line's expression from tokens."""
+    """Recursive-descent parser of the expression on one line. `at`: the current token."""
 
     def __init__(self, text: str, scope: Scope, parser: _Parser) -> None:
+        """Split `text` into tokens (kind, text); ParseError where it contains anything else."""
         self.scope, self.parser, self.at = scope, parser, 0
         self.tokens: list[tuple[str, str]] = []
         position = 0
@@ -232,15 +247,18 @@ class _Expression:
             position = m.end()
 
     def next(self, ahead: int = 0) -> str:
+        """Return the token `ahead` of the current one without consuming it, "" at the end of the line."""
         return self.tokens[self.at + ahead][1] if self.at + ahead < len(self.tokens) else ""
 
     def take(self, kind: str) -> str:
+        """Consume a token of this kind; ParseError where the next is another."""
         if self.at == len(self.tokens) or self.tokens[self.at][0] != kind:
             raise self.parser.error(f"a {kind} is expected, not `{self.next()}`")
         self.at += 1
         return self.tokens[self.at - 1][1]
 
     def expect(self, mark: str) -> None:
+        """Consume this punctuation mark; ParseError where the next token is another."""
         if self.next() != mark:
             raise self.parser.error(f"`{mark}` is expected, not `{self.next()}`")
         self.at += 1
@@ -250,30 +268,32 @@ class _Expression:
             raise self.parser.error(f"`{self.next()}` is not expected")
 
     def tensor(self, name: str) -> Tensor:
-        found = self.scope.get(name)
-        if not isinstance(found, Tensor):
+        tensor = self.scope.get(name)
+        if not isinstance(tensor, Tensor):
             raise self.parser.error(f"there is no tensor {name}")
-        return found
+        return tensor
 
     def arguments(self, first: str, last: str, tensors: bool = False) -> tuple[Expr | Tensor | int, ...]:
+        """Parse a comma-separated list between two brackets. tensors: names of tensors are allowed."""
         self.expect(first)
-        found: list[Expr | Tensor | int] = []
+        values: list[Expr | Tensor | int] = []
         while self.next() != last:
-            if found:
+            if values:
                 self.expect(",")
             name = self.scope.get(self.next())
             if tensors and isinstance(name, Tensor) and self.next(1) != "[":
                 self.at += 1
-                found.append(name)
+                values.append(name)
             else:
-                found.append(self.value())
+                values.append(self.value())
         self.expect(last)
-        return tuple(found)
+        return tuple(values)
 
     def expressions(self, first: str, last: str) -> tuple[Expr, ...]:
         return tuple(a for a in self.arguments(first, last) if isinstance(a, Expr))
 
     def literal(self, dtype: str | None = None) -> Const:
+        """Parse a number or truth value; without `dtype` it is an index where it has no point, else float32."""
         text = self.next()
         self.at += 1
         if text in ("True", "False"):
@@ -289,6 +309,7 @@ class _Expression:
         return self.at < len(self.tokens) and (self.tokens[self.at][0] == "number" or self.next() in ("True", "False"))
 
     def value(self) -> Expr:
+        """Parse one expression: a literal, a parenthesised operation, a load, a variable or a call."""
         if self.is_literal():
             return self.literal()
         if self.next() == "(":
@@ -311,7 +332,7 @@ class _Expression:
                 raise self.parser.error(f"there is no variable {name}")
             return var
         if DTYPE.fullmatch(name):
-            return self.converted(name)
+            return self.conversion(name)
         args = self.expressions("(", ")")
         if name in ("min", "max") and len(args) == 2:
             return Binary(name, *args)
@@ -320,7 +341,8 @@ class _Expression:
         function, _, dtype = name.partition(".")
         return Call(function, args, dtype or call_type(function, args))
 
-    def converted(self, dtype: str) -> Expr:
+    def conversion(self, dtype: str) -> Expr:
+        """Parse the rest of `dtype(value)`: a typed literal or a Cast."""
         self.expect("(")
         value: Expr
         if self.is_literal():

@@ -1,12 +1,10 @@
-"""Expressions and loops as text, which `parser.parse` reads back."""
+"""Print expressions and loops as text, which `parser.parse` reads back. A Program stores its CPU kernels so."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
 
-from celosia.compiler.expr.bounds import statements
-from celosia.compiler.expr.functions import RESULTS
 from celosia.compiler.expr.loops import (
     Alloc,
     Block,
@@ -20,6 +18,7 @@ from celosia.compiler.expr.loops import (
     Update,
     exprs,
 )
+from celosia.compiler.expr.math_functions import RESULTS
 from celosia.compiler.expr.nodes import (
     INDEX,
     Binary,
@@ -35,6 +34,7 @@ from celosia.compiler.expr.nodes import (
     Var,
     text,
 )
+from celosia.compiler.expr.regions import statements
 from celosia.compiler.expr.walk import walk
 
 SYMBOLS = {
@@ -43,43 +43,46 @@ SYMBOLS = {
 }  # fmt: skip
 LITERALS = ("True", "False", "inf", "nan")
 DTYPE = re.compile(r"u?int\d+|b?float\w+|bool")
-TABLE_LIMIT = 64  # elements of a constant that are written out
-ELIDED = " = ..."  # in the place of more of them
+TABLE_LIMIT = 64  # a constant of more elements is not printed
+ELIDED_VALUES = " = ..."  # stands for the values of a larger constant
 
 Names = dict[Var | Tensor, str]
 
 
 def call_type(name: str, args: tuple[Expr, ...]) -> str:
-    """The type of a function's result where nothing else is said."""
+    """Return the result type that a call has unless the text states another."""
     return RESULTS.get(name, args[0].dtype if args else INDEX)
 
 
 @text.register(Expr)
 def show(e: Expr, names: Names | None = None) -> str:
-    """One expression, fully parenthesised."""
+    """Print one expression, fully parenthesised. names: printed names of variables and tensors, where not their own."""
     named = names or {}
 
-    def go(e: Expr) -> str:
+    def render(e: Expr) -> str:
+        """Render one node; recurses into its operands."""
         match e:
             case Const(value, dtype):
                 return str(value) if dtype in (INDEX, "float32", "bool") else f"{dtype}({value})"
             case Var(name=name):
                 return named.get(e, name)
             case Load(tensor, index):
-                return f"{named.get(tensor, tensor.name)}[{', '.join(map(go, index))}]"
+                return f"{named.get(tensor, tensor.name)}[{', '.join(map(render, index))}]"
             case Binary(op, a, b):
-                return f"({go(a)} {SYMBOLS[op]} {go(b)})" if op in SYMBOLS else f"{op}({go(a)}, {go(b)})"
+                return (
+                    f"({render(a)} {SYMBOLS[op]} {render(b)})" if op in SYMBOLS else f"{op}({render(a)}, {render(b)})"
+                )
             case Call(name, args, dtype):
                 suffix = "" if dtype == call_type(name, args) else f".{dtype}"
-                return f"{name}{suffix}({', '.join(map(go, args))})"
+                return f"{name}{suffix}({', '.join(map(render, args))})"
             case Cast(Const(value, source), dtype):
                 return f"{dtype}({source}({value}))"
             case Cast(value, dtype):
-                return f"{dtype}({go(value)})"
+                return f"{dtype}({render(value)})"
             case Select(cond, a, b):
-                return f"select({go(cond)}, {go(a)}, {go(b)})"
+                return f"select({render(cond)}, {render(a)}, {render(b)})"
             case Reduce(kind, value, axes):
-                text = go(value)
+                text = render(value)
                 which = ", ".join(named.get(axis, axis.name) for axis in axes)
                 return f"{kind}[{which}]{text if text.startswith('(') else f'({text})'}"
             case Scan(axis, states, _, updates):
@@ -87,25 +90,25 @@ def show(e: Expr, names: Names | None = None) -> str:
                 return f"scan[{axis.name}]({steps})"
         raise TypeError(f"unknown expression {type(e).__name__}")
 
-    return go(e)
+    return render(e)
 
 
 class _Writer:
-    """Lines of statements. Names are made unique within their scope, by a number where two are alike."""
+    """Prints statements as lines. Names are made unique within their scope, by a number where two are alike."""
 
     def __init__(self) -> None:
         self.names: Names = {}
 
-    def name(self, what: Var | Tensor, used: frozenset[str]) -> frozenset[str]:
-        """Give `what` a name that is not `used`. Returns what is used then."""
-        base = re.sub(r"[^\w.]", "_", what.name) or "_"
+    def name(self, definition: Var | Tensor, used: frozenset[str]) -> frozenset[str]:
+        """Give `definition` a name that is not in `used`, and return `used` with it."""
+        base = re.sub(r"[^\w.]", "_", definition.name) or "_"
         if base[0].isdigit() or base.split(".")[0] in LITERALS:
             base = f"_{base}"
-        name, number = base, 0
+        name, suffix = base, 0
         while name in used:
-            number += 1
-            name = f"{base}_{number}"
-        self.names[what] = name
+            suffix += 1
+            name = f"{base}_{suffix}"
+        self.names[definition] = name
         return used | {name}
 
     def show(self, e: Expr) -> str:
@@ -121,6 +124,7 @@ class _Writer:
         return self.show(a) if isinstance(a, Expr) else self.names.get(a, a.name) if isinstance(a, Tensor) else str(a)
 
     def lines(self, s: Stmt, indent: str, used: frozenset[str]) -> Iterator[str]:
+        """Yield the lines of a statement. used: the names that are visible there."""
         deeper = indent + "  "
         match s:
             case For(var, extent, body, kind):
@@ -149,13 +153,14 @@ class _Writer:
             case Block(body):
                 for stmt in body:
                     yield from self.lines(stmt, indent, used)
-                    used |= {self.names[what] for what in _open(stmt)}
+                    used |= {self.names[definition] for definition in _still_visible(stmt)}
             case Intrinsic(name, args):
                 yield f"{indent}{name}({', '.join(map(self.argument, args))})"
             case _:
                 raise TypeError(f"unknown statement {type(s).__name__}")
 
     def inside(self, s: Stmt, indent: str, used: frozenset[str]) -> Iterator[str]:
+        """Yield the lines of a body, "pass" where it is empty."""
         empty = True
         for line in self.lines(s, indent, used):
             yield line
@@ -164,44 +169,45 @@ class _Writer:
             yield f"{indent}pass"
 
     def function(self, f: Function) -> Iterator[str]:
+        """Yield the header, the constants and the body of a function."""
         used: frozenset[str] = frozenset()
         for tensor in (*f.inputs, *f.outputs):
             used = self.name(tensor, used)
         name = re.sub(r"[^\w.]", "_", f.name) or "_"
         for var in f.scalars:
             used = self.name(var, used)
-        given = [*map(self.tensor, f.inputs), *(f"{self.names[var]}: {var.dtype}" for var in f.scalars)]
-        yield f"{name}({', '.join(given)}) -> ({', '.join(map(self.tensor, f.outputs))}):"
-        found = (n for s in statements(f.body) for e in exprs(s) for n in walk(e))
-        for t in dict.fromkeys(n.tensor for n in found if isinstance(n, Load) and n.tensor.value is not None):
+        parameters = [*map(self.tensor, f.inputs), *(f"{self.names[var]}: {var.dtype}" for var in f.scalars)]
+        yield f"{name}({', '.join(parameters)}) -> ({', '.join(map(self.tensor, f.outputs))}):"
+        nodes = (n for s in statements(f.body) for e in exprs(s) for n in walk(e))
+        for t in dict.fromkeys(n.tensor for n in nodes if isinstance(n, Load) and n.tensor.value is not None):
             used = self.name(t, used)
             assert t.value is not None
             values = " = " + " ".join(str(v) for v in t.value.reshape(-1).tolist())
-            yield f"  constant {self.tensor(t)}{values if t.size <= TABLE_LIMIT else ELIDED}"
+            yield f"  constant {self.tensor(t)}{values if t.size <= TABLE_LIMIT else ELIDED_VALUES}"
         yield from self.inside(f.body, "  ", used)
 
 
-def _open(s: Stmt) -> Iterator[Var | Tensor]:
-    """What `s` defines that its text leaves defined for the lines after it, as it has no indentation of its own."""
+def _still_visible(s: Stmt) -> Iterator[Var | Tensor]:
+    """Yield the definitions of `s` that stay visible on the lines after it, as Alloc and Let add no indentation."""
     match s:
         case Alloc(tensor, body):
             yield tensor
-            yield from _open(body)
+            yield from _still_visible(body)
         case Let(var, _, body):
             yield var
-            yield from _open(body)
+            yield from _still_visible(body)
         case Block(body):
             for stmt in body:
-                yield from _open(stmt)
+                yield from _still_visible(stmt)
 
 
 @text.register(Stmt)
 def show_stmt(s: Stmt) -> str:
-    """A statement, a line for each part."""
+    """Print a statement."""
     return "\n".join(_Writer().lines(s, "", frozenset()))
 
 
 @text.register(Function)
 def show_function(f: Function) -> str:
-    """A function with its parameters."""
+    """Print a function: its parameters, constants and body."""
     return "\n".join(_Writer().function(f))

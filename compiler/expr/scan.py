@@ -1,11 +1,11 @@
-"""Steps one after the other, each of which begins with what the one before it made: recurrences."""
+"""Scans: recurrences in which each step starts from the states of the step before (LSTM, GRU, cumulative sums)."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from celosia.compiler.expr.affine import depends
+from celosia.compiler.expr.affine import depends_on
 from celosia.compiler.expr.nodes import INDEX, Axis, Const, Expr, Load, Scan, Tensor
 from celosia.compiler.expr.tensor import compute, placeholder
 from celosia.compiler.expr.transform import loads, topological
@@ -15,7 +15,12 @@ Step = Callable[[Axis, tuple[Tensor, ...]], Sequence[Tensor]]
 
 
 def scan(steps: int, initial: Sequence[Tensor], step: Step, name: str) -> Tensor:
-    """All states of `steps` steps: element [s, t, ...] is state s before step t, for t from 0 to `steps`.
+    """Build the tensor of all states of a recurrence: element [s, t, ...] is state s before step t, for t from 0 to
+    `steps`.
+
+    initial: the states before the first step, of one shape and type. step(t, states): the states after step t, as
+    tensors. Tensors that depend neither on t nor on a state are computed once, before the first step. Raises ValueError
+    where a step changes shapes or types, or contains a scan that depends on it.
 
     initial: the states before the first step, of one shape and type. step(t, states): those after step t, given those
     before it. What a step reads that depends neither on t nor on a state is computed once, before the first step.
@@ -43,7 +48,7 @@ def scan(steps: int, initial: Sequence[Tensor], step: Step, name: str) -> Tensor
     kinds = [(t.shape, t.dtype) for t in (*states, *updates)]
     if len(updates) != len(states) or len(set(kinds)) > 1:
         raise ValueError(f"{name}: states {kinds[: len(states)]} become {kinds[len(states) :]}")
-    inside = _inside(updates, axis, states)
+    inside = _step_dependent(updates, axis, states)
     copied = tuple(
         compute(u.shape, lambda *i, u=u: u[i], u.name) if u not in inside or u in states or u in updates[:n] else u
         for n, u in enumerate(updates)
@@ -61,20 +66,25 @@ def scan(steps: int, initial: Sequence[Tensor], step: Step, name: str) -> Tensor
     for tensor in order:
         new[tensor] = replace(tensor, body=rewrite(_body(tensor), change))
     body = Scan(
-        axis, states, inputs, tuple(new[u] for u in copied), tuple(map(_first, initial)), tuple(map(_first, outside))
+        axis,
+        states,
+        inputs,
+        tuple(new[u] for u in copied),
+        tuple(map(_first_element, initial)),
+        tuple(map(_first_element, outside)),
     )
     shape = (len(states), steps + 1, *states[0].shape)
     axes = tuple(Axis(f"i{d}", extent=extent) for d, extent in enumerate(shape))
     return Tensor(name, shape, body.dtype, axes, body)
 
 
-def _inside(updates: Sequence[Tensor], axis: Axis, states: Sequence[Tensor]) -> set[Tensor]:
-    """What depends on the step."""
+def _step_dependent(updates: Sequence[Tensor], axis: Axis, states: Sequence[Tensor]) -> set[Tensor]:
+    """Return the tensors that depend on the step or on a state, which the loop must compute each time."""
     inside = set(states)
     for tensor in topological(updates):
         if tensor.body is None:
             continue
-        if depends(tensor.body, axis) or any(load.tensor in inside for load in loads(tensor.body)):
+        if depends_on(tensor.body, axis) or any(load.tensor in inside for load in loads(tensor.body)):
             if isinstance(tensor.body, Scan):
                 raise ValueError(f"{tensor.name} is a scan inside a step of another")
             inside.add(tensor)
@@ -86,5 +96,5 @@ def _body(tensor: Tensor) -> Expr:
     return tensor.body
 
 
-def _first(tensor: Tensor) -> Load:
+def _first_element(tensor: Tensor) -> Load:
     return Load(tensor, (Const(0, INDEX),) * len(tensor.shape))

@@ -1,4 +1,4 @@
-"""Schedules of tensors: the order and kind of their loops. What they hold is not changed by any of this.
+"""Schedules: the order, kind and memory of loops that compute a tensor. They never change its values.
 
 >>> from celosia.compiler.expr import placeholder, compute, lower
 >>> a = placeholder((8,), "float32", "a")
@@ -25,8 +25,8 @@ from celosia.compiler.expr.transform import loads, topological
 from celosia.compiler.expr.walk import rewrite, substitute, walk
 
 TAILS = ("shift", "guard", "peel")
-"""What becomes of a last tile that is not whole: it begins earlier and computes some elements again; a condition keeps
-back what is beyond the end; it is a loop nest of its own, with smaller loops."""
+"""Treatment of a last tile that is smaller than the others. shift: it begins earlier and computes some elements again.
+guard: a condition masks the iterations beyond the end. peel: it becomes a loop nest of its own, with smaller loops."""
 
 
 class ScheduleError(ValueError):
@@ -35,7 +35,7 @@ class ScheduleError(ValueError):
 
 @dataclass(frozen=True)
 class Split:
-    """`parent` is outer * (extent of inner) + inner + first."""
+    """Relation of a split: `parent` is outer * (extent of inner) + inner + first."""
 
     parent: Axis
     outer: Axis
@@ -46,6 +46,8 @@ class Split:
 
 @dataclass(frozen=True)
 class Fuse:
+    """Relation of a fusion: `fused` is outer * (extent of inner) + inner."""
+
     outer: Axis
     inner: Axis
     fused: Axis
@@ -54,12 +56,13 @@ class Fuse:
 class Stage:
     """The loops of one tensor: `order` lists them from the outermost, `kinds` how each runs.
 
-    body: what an element holds; that of the tensor, until cache_read or cache_write put another tensor in between.
+    body: the expression of an element; that of the tensor, until cache_read or cache_write insert another tensor.
     scope: the memory that holds the tensor. attached: the loop of another stage inside which this one is computed.
-    step: the schedule of what a scan does in one step. tail: what `split` takes for loops over data.
+    step: the schedule of one step of a scan. tail: the default of `split` for loops over data, of TAILS.
     """
 
     def __init__(self, tensor: Tensor, scope: str = "workspace", trace: Trace | None = None):
+        """Start with the plain loops of `tensor`, in the order of its axes, then of its reductions."""
         assert tensor.body is not None
         self.tensor = tensor
         self.trace = trace
@@ -75,30 +78,29 @@ class Stage:
         self.lanes: dict[Axis, tuple[int, ...]] = {}
         self.step = Schedule(self.body.updates) if isinstance(self.body, Scan) else None
         self.roots: list[Axis] = [*tensor.axes, *_reduce_axes(self.body)]
-        """The loops from which all others were made."""
+        """The axes of the definition, from which all loops derive."""
         self.order: list[Axis] = list(self.roots)
 
     def axis(self, axis: Axis | str) -> Axis:
-        """The loop of this name, or the loop itself. ScheduleError where it is not one of the loops now."""
-        found = [a for a in self.order if a is axis or a.name == axis]
-        if len(found) != 1:
+        """Return the loop of this name, or the loop itself; ScheduleError where it is no longer one of the loops."""
+        loops = [a for a in self.order if a is axis or a.name == axis]
+        if len(loops) != 1:
             name = axis if isinstance(axis, str) else axis.name
-            what = "is not one of" if not found else "is more than one of"
-            raise ScheduleError(f"{self.tensor.name}: {name} {what} the loops {[a.name for a in self.order]}")
-        return found[0]
+            problem = "is not one of" if not loops else "is more than one of"
+            raise ScheduleError(f"{self.tensor.name}: {name} {problem} the loops {[a.name for a in self.order]}")
+        return loops[0]
 
     def _position(self, axis: Axis) -> int:
         return self.order.index(self.axis(axis))
 
     @recorded
     def split(self, axis: Axis | str, factor: int, tail: str | None = None) -> tuple[Axis, Axis]:
-        """Cut a loop into tiles of `factor`: (tile number, index within the tile).
+        """Cut a loop into tiles of `factor`. Returns (tile number, index within the tile).
 
-        tail: of TAILS, what is done where the extent is not a multiple; if left out that of the stage, and "guard" on a
-        reduction.
+        tail: of TAILS, for an extent that is not a multiple of `factor`; default: the stage's, "guard" for reductions.
         """
         axis = self.axis(axis)
-        at = self._position(axis)
+        position = self._position(axis)
         if factor < 1:
             raise ScheduleError(f"{self.tensor.name}: split {axis.name} by {factor}")
         tail = tail or ("guard" if axis.reduce else self.tail)
@@ -107,41 +109,41 @@ class Stage:
         factor = min(factor, max(axis.extent, 1))
         outer = Axis(f"{axis.name}.o", extent=-(-axis.extent // factor), reduce=axis.reduce)
         inner = Axis(f"{axis.name}.i", extent=factor, reduce=axis.reduce)
-        self.order[at : at + 1] = [outer, inner]
+        self.order[position : position + 1] = [outer, inner]
         self.relations.append(Split(axis, outer, inner, tail))
         return outer, inner
 
     @recorded
     def set_tail(self, tail: str) -> None:
-        """What `split` takes from now on where it is not told; "shift" before."""
+        """Set the tail that `split` uses by default; initially "shift"."""
         if tail not in TAILS:
             raise ScheduleError(f"{self.tensor.name}: no last tile is a {tail!r}; take one of {', '.join(TAILS)}")
         self.tail = tail
 
     @recorded
     def fuse(self, outer: Axis | str, inner: Axis | str) -> Axis:
-        """One loop over both; `inner` must follow `outer` directly."""
+        """Fuse two loops into one over both; `inner` must follow `outer` directly."""
         outer, inner = self.axis(outer), self.axis(inner)
-        at = self._position(outer)
-        if self._position(inner) != at + 1 or outer.reduce != inner.reduce:
+        position = self._position(outer)
+        if self._position(inner) != position + 1 or outer.reduce != inner.reduce:
             raise ScheduleError(f"{self.tensor.name}: {inner.name} does not follow {outer.name}")
         fused = Axis(f"{outer.name}.{inner.name}", extent=outer.extent * inner.extent, reduce=outer.reduce)
-        self.order[at : at + 2] = [fused]
+        self.order[position : position + 2] = [fused]
         self.relations.append(Fuse(outer, inner, fused))
         return fused
 
     @recorded
     def reorder(self, *axes: Axis | str) -> None:
-        """Put these loops in this order, in the places that they hold together."""
+        """Put these loops in this order, in the positions that they occupy together."""
         loops = [self.axis(axis) for axis in axes]
-        places = sorted(self._position(axis) for axis in loops)
-        if len(set(places)) != len(loops):
+        positions = sorted(self._position(axis) for axis in loops)
+        if len(set(positions)) != len(loops):
             raise ScheduleError(f"{self.tensor.name}: an axis is named twice in reorder")
-        for place, axis in zip(places, loops):
-            self.order[place] = axis
+        for position, axis in zip(positions, loops):
+            self.order[position] = axis
 
     def tile(self, y: Axis, x: Axis, fy: int, fx: int) -> tuple[Axis, Axis, Axis, Axis]:
-        """Split two loops and put both inner ones inside. Returns them from the outermost."""
+        """Split two loops and put both inner ones inside. Returns the four loops from the outermost."""
         yo, yi = self.split(y, fy)
         xo, xi = self.split(x, fx)
         self.reorder(yo, xo, yi, xi)
@@ -149,7 +151,7 @@ class Stage:
 
     @recorded
     def unroll(self, axis: Axis | str) -> None:
-        """Write the loop out."""
+        """Unroll the loop completely."""
         self.kinds[self.axis(axis)] = "unrolled"
 
     @recorded
@@ -162,21 +164,24 @@ class Stage:
 
     @recorded
     def pipeline(self, axis: Axis | str) -> None:
-        """Overlap the iterations of this loop: what they load into scratchpads is loaded as far ahead as there is room,
-        while earlier iterations compute (software pipelining; see vthread.pipeline). Iterations may depend on earlier
-        ones only through what is in memory outside of the loop.
+        """Overlap the iterations of this loop by software pipelining (see vthread.pipeline).
+
+        Loads into scratchpads are issued as far ahead as there is room, while earlier iterations compute. Iterations
+        may depend on earlier ones only through memory outside of the loop.
         """
         self.kinds[self.axis(axis)] = "pipelined"
 
     @recorded
     def keep(self) -> None:
-        """Leave the tensor in its scratchpad after the iteration that loads it, until others need the room: an
-        iteration that would load the same again finds it there."""
+        """Leave the tensor in its scratchpad after the iteration that loads it, until others need the room.
+
+        A later iteration that would load the same data skips the load.
+        """
         self.kept = True
 
     @recorded
     def vectorize(self, axis: Axis | str) -> None:
-        """Compute all iterations at once. The innermost loop over data only."""
+        """Run all iterations of the loop as lanes of one vector; only the innermost loop over data allows it."""
         axis = self.axis(axis)
         if axis.reduce or any(not a.reduce for a in self.order[self._position(axis) + 1 :]):
             raise ScheduleError(f"{self.tensor.name}: only the innermost data loop can be vectorized, not {axis.name}")
@@ -194,8 +199,9 @@ class Stage:
 
     @recorded
     def vthread(self, axis: Axis | str) -> None:
-        """Run the iterations as virtual threads: each with memory of its own for what is computed inside, and their
-        statements in alternation (see vthread.interleave).
+        """Run the iterations as virtual threads, whose statements alternate (see vthread.interleave).
+
+        Each has its own copy of the buffers that are computed inside.
         """
         axis = self.axis(axis)
         if axis.reduce:
@@ -220,7 +226,8 @@ class Stage:
 
     @recorded
     def compute_at(self, consumer: Stage, axis: Axis | str) -> None:
-        """Compute, in each iteration of loop `axis` of `consumer`, the part that is read there, in memory of that size.
+        """Compute, in each iteration of loop `axis` of `consumer`, the region that is read there, in a buffer of that
+        size.
 
         All readers must lie inside that loop, which `lower` checks.
         """
@@ -243,42 +250,47 @@ class Stage:
 
     @recorded
     def compute_root(self) -> None:
-        """Compute the whole tensor before everything that reads it (so it is from the start)."""
+        """Compute the complete tensor before everything that reads it, which is the default."""
         self.attached = None
 
     @recorded
     def tensorize(self, axis: Axis | str, intrinsic: Declared) -> None:
-        """Put `intrinsic` in the place of loop `axis` and those inside it. `lower` raises where they mean otherwise.
+        """Replace loop `axis` and those inside it by `intrinsic`. `lower` raises where they compute something else.
 
-        A tensor that is accumulated by an intrinsic is not reset before: the first step overwrites it.
+        A tensor that an intrinsic accumulates is not reset before: the first step overwrites it.
         """
         self.intrinsic = self.axis(axis), intrinsic
 
-    def ragged(self, axis: Axis) -> list[Split]:
-        """The splits that made the loop `axis` and whose last tiles are to be nests of their own, first ones first."""
-        found: list[Split] = []
-        for each in reversed(self.relations):
-            if isinstance(each, Split) and each.outer is axis:
-                axis = each.parent
-                if each.tail == "peel" and each.first + each.outer.extent * each.inner.extent > axis.extent:
-                    found.insert(0, each)
-        return found
+    def peeled_splits(self, axis: Axis) -> list[Split]:
+        """Return the splits that made the loop `axis` and whose last tiles become nests of their own, in order."""
+        splits: list[Split] = []
+        for relation in reversed(self.relations):
+            if isinstance(relation, Split) and relation.outer is axis:
+                axis = relation.parent
+                if (
+                    relation.tail == "peel"
+                    and relation.first + relation.outer.extent * relation.inner.extent > axis.extent
+                ):
+                    splits.insert(0, relation)
+        return splits
 
     def resized(
         self, extents: dict[Axis, int], tile: Split | None = None, first: int = 0, count: int = 0, size: int = 0
     ) -> tuple[Stage, dict[Axis, Axis]]:
-        """(the same schedule where the tensor's axes have other extents, its loops by those of this one).
+        """Copy this schedule for other extents of the tensor's axes.
 
-        tile: a split of this stage that has in the other `count` tiles of `size` from element `first` on.
+        Returns the copy and its loops by those of this stage.
+
+        tile: a split of this stage that has in the copy `count` tiles of `size` from element `first` on.
         """
         stage = Stage(self.tensor, self.scope)
         stage.body, stage.kept = self.body, self.kept
         new: dict[Axis, Axis] = {}
-        anew = None if tile is None or self.intrinsic is None else self.intrinsic[0]
-        """Each nest has an intrinsic of its own."""
+        tensorized = None if tile is None or self.intrinsic is None else self.intrinsic[0]
+        """The tensorized loop: each nest needs a copy of its own, for an intrinsic is matched per nest."""
 
         def fresh(axis: Axis, extent: int) -> Axis:
-            same = extent == axis.extent and axis is not anew
+            same = extent == axis.extent and axis is not tensorized
             new[axis] = axis if same else Axis(axis.name, extent=extent, reduce=axis.reduce)
             return new[axis]
 
@@ -287,14 +299,14 @@ class Stage:
         for relation in self.relations:
             match relation:
                 case Split(parent, outer, inner, tail, begin):
-                    whole = new[parent].extent
+                    new_extent = new[parent].extent
                     if relation is tile:
                         begin, tiles = first, (fresh(outer, count), fresh(inner, size))
-                    elif whole == parent.extent:
+                    elif new_extent == parent.extent:
                         tiles = fresh(outer, outer.extent), fresh(inner, inner.extent)
                     else:
-                        factor = min(inner.extent, max(whole, 1))
-                        tiles = fresh(outer, -(-whole // factor)), fresh(inner, factor)
+                        factor = min(inner.extent, max(new_extent, 1))
+                        tiles = fresh(outer, -(-new_extent // factor)), fresh(inner, factor)
                     stage.relations.append(Split(new[parent], *tiles, tail, begin))
                 case Fuse(outer, inner, fused):
                     both = fresh(fused, new[outer].extent * new[inner].extent)
@@ -308,7 +320,7 @@ class Stage:
         return stage, new
 
     def intrinsic_loops(self) -> list[Axis]:
-        """The tensorized loop and those inside it, which an intrinsic replaces. ScheduleError where it is gone."""
+        """Return the tensorized loop and those inside it; ScheduleError where it was split or fused since."""
         assert self.intrinsic is not None
         axis = self.intrinsic[0]
         if axis not in self.order:
@@ -316,7 +328,7 @@ class Stage:
         return self.order[self.order.index(axis) :]
 
     def index_values(self) -> tuple[dict[Var, Expr], list[Expr]]:
-        """The tensor's own axes in terms of the loops, and conditions under which a step of a reduction counts."""
+        """Express the tensor's axes in terms of the loops. Returns them and the guards of steps that count."""
         values: dict[Var, Expr] = {axis: axis for axis in self.order}
         guards: list[Expr] = []
         for relation in reversed(self.relations):
@@ -340,9 +352,9 @@ def _reduce_axes(body: Expr) -> list[Axis]:
 
 
 class Schedule:
-    """A Stage for every computed tensor that the outputs need: `schedule[tensor]`.
+    """The stages of all computed tensors that the outputs need: `schedule[tensor]`.
 
-    `tensors` and `stages` are in an order in which each reads only what comes before.
+    `tensors` and `stages` are in topological order, producers first.
     """
 
     def __init__(self, outputs: Sequence[Tensor]):
@@ -352,16 +364,17 @@ class Schedule:
         self.stages = {t: Stage(t, trace=self.trace) for t in self.tensors if t.body is not None}
 
     def tensor(self, tensor: Tensor | str) -> Tensor:
-        """The tensor of this name, or the tensor itself. ScheduleError where there is none, or more than one."""
-        found = [t for t in self.tensors if t is tensor or t.name == tensor]
-        if isinstance(tensor, str) and len(found) != 1:
-            how = "more than one tensor" if found else "no tensor"
+        """Return the tensor of this name, or the tensor itself; ScheduleError where there is none or more than one."""
+        matches = [t for t in self.tensors if t is tensor or t.name == tensor]
+        if isinstance(tensor, str) and len(matches) != 1:
+            how = "more than one tensor" if matches else "no tensor"
             raise ScheduleError(
                 f"{how} of this schedule is called {tensor}; there are {[t.name for t in self.tensors]}"
             )
-        return found[0] if isinstance(tensor, str) else tensor
+        return matches[0] if isinstance(tensor, str) else tensor
 
     def __getitem__(self, tensor: Tensor | str) -> Stage:
+        """Return the stage of a tensor; ScheduleError where this schedule does not compute it."""
         if isinstance(tensor, Tensor) and tensor in self.stages:
             return self.stages[tensor]
         tensor = self.tensor(tensor)
@@ -370,27 +383,29 @@ class Schedule:
         return self.stages[tensor]
 
     def _insert(self, tensor: Tensor, before: Tensor, scope: str) -> Stage:
+        """Insert a new stage before the tensor `before`, and keep the topological order."""
         stage = Stage(tensor, scope, self.trace)
-        at = self.tensors.index(before)
-        self.tensors.insert(at, tensor)
+        position = self.tensors.index(before)
+        self.tensors.insert(position, tensor)
         stages = {**self.stages, tensor: stage}
         self.stages = {t: stages[t] for t in self.tensors if t in stages}
         return stage
 
     def _cache_name(self, tensor: Tensor, scope: str, *avoid: str) -> str:
+        """Return a name such as `a.inp` that no tensor of the schedule has and that is not in `avoid`."""
         if scope not in SCOPES:
             raise ScheduleError(f"{tensor.name}: no memory is called {scope!r}; there are {', '.join(SCOPES)}")
-        taken = {*avoid, *(t.name for t in self.tensors)}
-        names = (f"{tensor.name}.{scope}{n or ''}" for n in range(len(taken) + 1))
-        return next(name for name in names if name not in taken)
+        used = {*avoid, *(t.name for t in self.tensors)}
+        names = (f"{tensor.name}.{scope}{n or ''}" for n in range(len(used) + 1))
+        return next(name for name in names if name not in used)
 
     @recorded
     def cache_read(self, tensor: Tensor | str, scope: str, readers: Tensor | str | Sequence[Tensor | str]) -> Tensor:
-        """A copy of `tensor` in memory `scope`, which `readers` read in its stead. Returns the copy."""
+        """Insert a copy of `tensor` in memory `scope`, which `readers` read instead. Returns the copy."""
         tensor = self.tensor(tensor)
-        given = (readers,) if isinstance(readers, Tensor | str) else tuple(readers)
-        readers = tuple(self.tensor(reader) for reader in given)
-        name = self._cache_name(tensor, scope, f"{tensor.name}.acc")  # that is what lower calls accumulators
+        names = (readers,) if isinstance(readers, Tensor | str) else tuple(readers)
+        readers = tuple(self.tensor(reader) for reader in names)
+        name = self._cache_name(tensor, scope, f"{tensor.name}.acc")  # lower gives accumulators that name
         for reader in readers:
             if not any(load.tensor is tensor for load in loads(self[reader].body)):
                 raise ScheduleError(f"{reader.name} does not read {tensor.name}")
@@ -410,8 +425,9 @@ class Schedule:
 
     @recorded
     def cache_write(self, tensor: Tensor | str, scope: str) -> Tensor:
-        """Compute `tensor` in memory `scope` and copy it from there. Returns what is computed; before any other
-        change of its loops only.
+        """Compute `tensor` in memory `scope` and copy it from there. Returns the tensor that is computed.
+
+        It must come before any other change of the tensor's loops.
         """
         tensor = self.tensor(tensor)
         stage = self[tensor]
@@ -432,5 +448,5 @@ class Schedule:
 
 
 def create_schedule(outputs: Tensor | Sequence[Tensor]) -> Schedule:
-    """Plain loops in the order of the axes, to be changed."""
+    """Create the default schedule: plain loops in the order of the axes."""
     return Schedule((outputs,) if isinstance(outputs, Tensor) else outputs)

@@ -1,4 +1,4 @@
-"""Defining tensors: placeholder, compute, and reductions over axes.
+"""Definition of tensors: placeholder, compute, and reductions over axes.
 
 >>> a, b = placeholder((4, 8), "float32", "a"), placeholder((8, 3), "float32", "b")
 >>> k = reduce_axis(8, "k")
@@ -21,21 +21,22 @@ Shape = tuple[int, ...]
 
 
 def placeholder(shape: Shape, dtype: str, name: str) -> Tensor:
-    """An array the caller provides."""
+    """Declare an input array that the caller provides."""
     return Tensor(name, tuple(shape), dtype)
 
 
 def constant(array: NDArray[Any], name: str) -> Tensor:
-    """A table that is part of the kernel."""
+    """Declare a table that is part of the kernel."""
     return Tensor(name, array.shape, array.dtype.name, value=np.ascontiguousarray(array))
 
 
 def compute(
     shape: Shape, body: Callable[..., Value], name: str, dtype: str | None = None, axes: tuple[str, ...] = ()
 ) -> Tensor:
-    """The tensor whose element at `index` is body(*index). `dtype` is needed only where body gives a Python number.
+    """Define the tensor whose element at `index` is body(*index).
 
-    ValueError for a negative size.
+    `dtype` is needed only where body returns a Python number. axes: names of the loops. Raises ValueError for a
+    negative size, TypeError for another element type.
     """
     if any(n < 0 for n in shape):
         raise ValueError(f"{name} would have the shape {list(shape)}")
@@ -52,7 +53,7 @@ def compute(
 
 
 def reduce_axis(extent: int, name: str) -> Axis:
-    """An index to reduce over, for one compute. ValueError for a negative extent."""
+    """Create an index to reduce over, for one compute. Raises ValueError for a negative extent."""
     if extent < 0:
         raise ValueError(f"{name} would have {extent} steps")
     return Axis(name, extent=extent, reduce=True)
@@ -67,27 +68,27 @@ def _reduce(kind: str, value: Expr, axes: Axis | tuple[Axis, ...]) -> Expr:
 
 
 def sum(value: Expr, axes: Axis | tuple[Axis, ...]) -> Expr:
-    """Sum over `axes`. Floats may be added in any order; float16 is accumulated in float32."""
+    """Sum `value` over `axes`. Floats may be added in any order; float16 is accumulated in float32."""
     if value.dtype == "float16":
         return _reduce("sum", value.astype("float32"), axes).astype("float16")
     return _reduce("sum", value, axes)
 
 
 def ordered_sum(value: Expr, axes: Axis | tuple[Axis, ...]) -> Expr:
-    """Sum over `axes` one after the other, the last axis fastest."""
+    """Sum `value` over `axes` one after the other, the last axis fastest, so that the float result is defined."""
     return _reduce("ordered_sum", value, axes)
 
 
 def prod(value: Expr, axes: Axis | tuple[Axis, ...]) -> Expr:
-    """The product of `value` over `axes`."""
+    """Multiply `value` over `axes`."""
     return _reduce("prod", value, axes)
 
 
 def max(value: Expr, axes: Axis | tuple[Axis, ...]) -> Expr:
-    """Largest over `axes`; NaN if there is one."""
+    """Take the largest `value` over `axes`; NaN if there is one."""
     return _reduce("max", value, axes)
 
 
 def min(value: Expr, axes: Axis | tuple[Axis, ...]) -> Expr:
-    """The least `value` over `axes`."""
+    """Take the least `value` over `axes`; NaN if there is one."""
     return _reduce("min", value, axes)

@@ -1,4 +1,4 @@
-"""A schedule as data: every primitive that was applied, in order.
+"""Traces: a schedule as data, every primitive that was applied, in order.
 
 A trace prints as the Python that makes the schedule, goes to JSON and back, and can be applied to a fresh definition of
 the same tensors. (The idea is that of TVM's `Trace`.)
@@ -34,13 +34,15 @@ R = TypeVar("R")
 
 
 class ReplayError(ValueError):
-    """A step that cannot be applied; the message says which and why."""
+    """A trace step that cannot be applied; the message says which and why."""
 
 
 @dataclass(frozen=True)
 class TraceStep:
-    """One primitive. stage: the tensor whose loops it changes, "" for one of the whole schedule. Arguments are loops,
-    tensors and intrinsics by name, numbers, and lists of these; {"stage": name} is the loops of a tensor.
+    """One applied primitive. stage: the tensor whose loops it changes, "" for one of the whole schedule.
+
+    Arguments are loops, tensors and intrinsics by name, numbers, and lists of these; {"stage": name} is the loops of a
+    tensor.
     """
 
     stage: str
@@ -49,23 +51,25 @@ class TraceStep:
 
     def __str__(self) -> str:
         target = f'["{self.stage}"]' if self.stage else ""
-        return f"s{target}.{self.primitive}({', '.join(_text(arg) for arg in self.args)})"
+        return f"s{target}.{self.primitive}({', '.join(_source_text(arg) for arg in self.args)})"
 
 
 @dataclass
 class Trace:
+    """The primitives that made a schedule, in order. Tuning records store schedules so."""
+
     steps: list[TraceStep] = field(default_factory=list)
 
     def __str__(self) -> str:
         return "\n".join(map(str, self.steps))
 
     def to_json(self) -> list[list[Any]]:
-        """Plain data: stage, primitive and arguments of each step."""
+        """Convert to plain data: stage, primitive and arguments of each step."""
         return [[step.stage, step.primitive, *step.args] for step in self.steps]
 
     @staticmethod
     def from_json(rows: Any) -> Trace:
-        """ReplayError for what is no trace."""
+        """Read the data of `to_json`; ReplayError where it is not a trace."""
         steps = []
         for row in rows if isinstance(rows, list) else [rows]:
             if not isinstance(row, list) or len(row) < 2 or not all(isinstance(text, str) for text in row[:2]):
@@ -74,22 +78,25 @@ class Trace:
         return Trace(steps)
 
     def replay(self, schedule: Any, intrinsics: Mapping[str, Declared] | None = None) -> None:
-        """Apply all steps to a fresh `schedule`. intrinsics: by name, those that tensorize may take. ReplayError."""
-        for number, step in enumerate(self.steps):
+        """Apply all steps to a fresh `schedule`; ReplayError for one that does not apply.
+
+        intrinsics: by name, those that tensorize may use.
+        """
+        for position, step in enumerate(self.steps):
             try:
                 target = schedule[step.stage] if step.stage else schedule
                 if step.primitive not in PRIMITIVES or not hasattr(target, step.primitive):
-                    what = "a tensor" if hasattr(target, "order") else "the schedule"
-                    raise ValueError(f"{what} has no primitive {step.primitive!r}")
-                _check(step)
-                args = [_actual(schedule, arg) for arg in step.args]
+                    owner = "a tensor" if hasattr(target, "order") else "the schedule"
+                    raise ValueError(f"{owner} has no primitive {step.primitive!r}")
+                _check_arguments(step)
+                args = [_from_data(schedule, arg) for arg in step.args]
                 if step.primitive == "tensorize":
                     if args[-1] not in (intrinsics or {}):
                         raise ValueError(f"no intrinsic is called {args[-1]!r}")
                     args[-1] = (intrinsics or {})[args[-1]]
                 getattr(target, step.primitive)(*args)
             except ValueError as error:
-                raise ReplayError(f"step {number}, {step}: {error}") from None
+                raise ReplayError(f"step {position}, {step}: {error}") from None
 
 
 PRIMITIVES: dict[str, Signature] = {}
@@ -122,30 +129,31 @@ _FORMS: dict[str, tuple[str, Callable[[Any], bool]]] = {
         "a list of whole numbers", lambda arg: isinstance(arg, list | tuple) and all(map(_is_number, arg))
     ),
 }  # fmt: skip
-"""What stands in a trace for an argument of a primitive, by its annotation."""
+"""Annotation of a primitive's parameter -> description of its form in a trace, and the test for that form."""
 
 
-def _check(step: TraceStep) -> None:
-    """ValueError where the arguments of `step` are none of its primitive."""
+def _check_arguments(step: TraceStep) -> None:
+    """Raise ValueError where the arguments of `step` do not match the signature of its primitive."""
     try:
         bound = PRIMITIVES[step.primitive].bind(None, *step.args)
     except TypeError as error:
         raise ValueError(str(error)) from None
-    for name, given in list(bound.arguments.items())[1:]:
+    for name, value in list(bound.arguments.items())[1:]:
         parameter = PRIMITIVES[step.primitive].parameters[name]
-        wanted, fits = _FORMS[parameter.annotation]
-        for arg in given if parameter.kind is Parameter.VAR_POSITIONAL else (given,):
-            if not fits(arg):
-                raise ValueError(f"{name} is {wanted}, not {arg!r}")
+        description, is_valid = _FORMS[parameter.annotation]
+        for arg in value if parameter.kind is Parameter.VAR_POSITIONAL else (value,):
+            if not is_valid(arg):
+                raise ValueError(f"{name} is {description}, not {arg!r}")
 
 
 def recorded(primitive: Callable[P, R]) -> Callable[P, R]:
-    """A method of a stage or a schedule that leaves a TraceStep in its trace."""
+    """Decorate a primitive of a stage or a schedule so that it appends a TraceStep to the trace."""
     PRIMITIVES[primitive.__name__] = form = signature(primitive)
     assert all(p.annotation in _FORMS for p in list(form.parameters.values())[1:]), form
 
     @wraps(primitive)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        """Run the primitive, and replace the steps that it recorded itself by one step."""
         owner: Any = args[0]
         trace: Trace | None = owner.trace
         if trace is None:
@@ -156,34 +164,36 @@ def recorded(primitive: Callable[P, R]) -> Callable[P, R]:
         stage = owner.tensor.name if hasattr(owner, "order") else ""
         bound = form.bind(*args, **kwargs)
         bound.apply_defaults()
-        given = list(bound.args[1:])
-        while given and given[-1] is None:
-            given.pop()
-        trace.steps.append(TraceStep(stage, primitive.__name__, tuple(_named(arg) for arg in given)))
+        arguments = list(bound.args[1:])
+        while arguments and arguments[-1] is None:
+            arguments.pop()
+        trace.steps.append(TraceStep(stage, primitive.__name__, tuple(_to_data(arg) for arg in arguments)))
         return result
 
     return call
 
 
-def _named(arg: Any) -> Any:
+def _to_data(arg: Any) -> Any:
+    """Convert an argument to what a trace stores: names of loops, tensors and intrinsics, numbers, lists."""
     if isinstance(arg, Axis | Tensor):
         return arg.name
     if isinstance(arg, list | tuple):
-        return [_named(each) for each in arg]
+        return [_to_data(element) for element in arg]
     if hasattr(arg, "order"):
         return {"stage": arg.tensor.name}
     return arg if isinstance(arg, int | str) else arg.name
 
 
-def _actual(schedule: Any, arg: Any) -> Any:
+def _from_data(schedule: Any, arg: Any) -> Any:
+    """Resolve a stored argument against `schedule`; the inverse of `_to_data`."""
     if isinstance(arg, dict):
         return schedule[arg["stage"]]
     return tuple(arg) if isinstance(arg, list) else arg
 
 
-def _text(arg: Any) -> str:
+def _source_text(arg: Any) -> str:
     if isinstance(arg, dict) and "stage" in arg:
         return f'''s["{arg["stage"]}"]'''
     if isinstance(arg, list):
-        return f"[{', '.join(_text(each) for each in arg)}]"
+        return f"[{', '.join(_source_text(element) for element in arg)}]"
     return f'"{arg}"' if isinstance(arg, str) else repr(arg)

@@ -1,4 +1,4 @@
-"""Rewrites of tensor definitions before they are scheduled: inlining of producers, merging of axes."""
+"""Rewrites of tensor definitions before they are scheduled: operator fusion by inlining, and merging of axes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from celosia.compiler.expr.affine import Linear, flatten, from_linear, linear, u
 from celosia.compiler.expr.nodes import INDEX, Axis, Call, Const, Expr, Load, Reduce, Scan, Tensor, Var
 from celosia.compiler.expr.walk import rewrite, substitute, walk
 
-# Functions that are worth storing rather than computing twice.
+# Functions whose results are stored rather than computed again for each reader.
 COSTLY = frozenset((
     "exp", "log", "tanh", "erf", "sigmoid", "sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "asinh",
     "acosh", "atanh", "unfused_exp",
@@ -18,12 +18,12 @@ COSTLY = frozenset((
 
 
 def loads(expr: Expr) -> list[Load]:
-    """All reads in `expr`."""
+    """Return all loads in `expr`."""
     return [node for node in walk(expr) if isinstance(node, Load)]
 
 
 def topological(outputs: Sequence[Tensor]) -> list[Tensor]:
-    """All tensors that `outputs` depend on, producers first, placeholders included."""
+    """Return all tensors that `outputs` depend on, producers first, placeholders included."""
     order: dict[Tensor, None] = {}
 
     def visit(tensor: Tensor) -> None:
@@ -38,14 +38,15 @@ def topological(outputs: Sequence[Tensor]) -> list[Tensor]:
 
 
 def is_injective(tensor: Tensor) -> bool:
-    """Whether each element is computed from single elements, without a reduction or a scan."""
+    """Return whether each element is computed from single elements, without a reduction or a scan."""
     return tensor.body is not None and not any(isinstance(node, Reduce | Scan) for node in walk(tensor.body))
 
 
 def inline(expr: Expr, producers: set[Tensor]) -> Expr:
-    """`expr` with each load of a tensor in `producers` replaced by that tensor's definition."""
+    """Replace each load of a tensor in `producers` by that tensor's definition."""
 
     def change(node: Expr) -> Expr | None:
+        """Return the definition of a loaded producer at the index of the load."""
         if not isinstance(node, Load) or node.tensor not in producers:
             return None
         tensor = node.tensor
@@ -59,18 +60,18 @@ def inline(expr: Expr, producers: set[Tensor]) -> Expr:
     return rewrite(expr, change)
 
 
-def _work(tensor: Tensor) -> int:
-    """Evaluations of the most deeply nested expression."""
+def _evaluations(tensor: Tensor) -> int:
+    """Count the evaluations of the most deeply nested expression of `tensor`."""
     assert tensor.body is not None
     reduces = [node for node in walk(tensor.body) if isinstance(node, Reduce)]
     return tensor.size * max((prod(axis.extent for axis in r.axes) for r in reduces), default=1)
 
 
 def fuse_injective(outputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """Inline element-wise producers into their consumers, so that chains become one loop.
+    """Inline element-wise producers into their consumers, so that chains of them become one loop.
 
-    Kept in memory are outputs, what is `stored`, reductions, costly functions with several readers, and whatever a
-    reduction or a scan would compute again and again.
+    Outputs, `stored` tensors, reductions, costly functions with several readers, and producers that a reduction or
+    a scan would evaluate repeatedly stay in memory.
     """
     order = topological(outputs)
     new: dict[Tensor, Tensor] = {}
@@ -79,7 +80,8 @@ def fuse_injective(outputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
         for load in loads(tensor.body) if tensor.body is not None else ():
             readers[load.tensor].append(tensor)
 
-    def inlinable(tensor: Tensor) -> bool:
+    def can_inline(tensor: Tensor) -> bool:
+        """Return whether computing `tensor` at its readers repeats no work."""
         if not is_injective(tensor) or tensor in outputs or tensor.stored:
             return False
         assert tensor.body is not None
@@ -88,7 +90,7 @@ def fuse_injective(outputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
             return False
         if any(isinstance(reader.body, Scan) for reader in readers[tensor]):
             return False
-        return all(is_injective(reader) or _work(reader) <= max(tensor.size, 1) for reader in readers[tensor])
+        return all(is_injective(reader) or _evaluations(reader) <= max(tensor.size, 1) for reader in readers[tensor])
 
     inlined: set[Tensor] = set()
     for tensor in order:
@@ -101,17 +103,17 @@ def fuse_injective(outputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
 
         body = inline(rewrite(tensor.body, change), inlined)
         new[tensor] = replace(tensor, body=body)
-        if inlinable(tensor):
+        if can_inline(tensor):
             inlined.add(new[tensor])
     return tuple(new[tensor] for tensor in outputs)
 
 
 def fuse_epilogues(outputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """Compute functions of a reduction's elements as these are finished, instead of storing them in between.
+    """Compute functions of a reduction's elements as soon as these are finished, instead of storing them in between.
 
         s[i] = sum[k](a[i, k]);  y[i] = max(s[i] + b[i], 0)   ->   y[i] = max(sum[k](a[i, k]) + b[i], 0)
 
-    So it is where a tensor without a reduction of its own alone reads the reduction, element by element.
+    It applies where the only reader of the reduction is a tensor that reads it element by element and has no reduction.
     """
     order = topological(outputs)
     readers: dict[Tensor, set[Tensor]] = {t: set() for t in order}
@@ -119,37 +121,38 @@ def fuse_epilogues(outputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
         for load in loads(tensor.body) if tensor.body is not None else ():
             readers[load.tensor].add(tensor)
 
-    def joins(source: Tensor, reader: Tensor) -> bool:
+    def can_fuse(source: Tensor, reader: Tensor) -> bool:
+        """Return whether `reader` can be computed in the loops of the reduction `source`."""
         if source.body is None or is_injective(source) or source in outputs or readers[source] != {reader}:
             return False
         if isinstance(source.body, Scan):
             return False
         assert reader.body is not None
-        at = [load for load in loads(reader.body) if load.tensor is source]
-        same = source.shape == reader.shape and _refined(reader.axes, source.axes) is not None
-        return same and all(_at_own_element(load, reader) for load in at)
+        reads = [load for load in loads(reader.body) if load.tensor is source]
+        same = source.shape == reader.shape and _in_finer_axes(reader.axes, source.axes) is not None
+        return same and all(_reads_own_element(load, reader) for load in reads)
 
     new: dict[Tensor, Tensor] = {}
     for tensor in order:
-        new[tensor] = tensor if tensor.body is None else _with_sources(tensor, new, joins)
+        new[tensor] = tensor if tensor.body is None else _inline_reductions(tensor, new, can_fuse)
     return tuple(new[tensor] for tensor in outputs)
 
 
-def _with_sources(tensor: Tensor, new: dict[Tensor, Tensor], joins: Callable[[Tensor, Tensor], bool]) -> Tensor:
-    """`tensor` over `new` tensors, with the definitions of those that it joins in place of what it reads of them.
+def _inline_reductions(tensor: Tensor, new: dict[Tensor, Tensor], can_fuse: Callable[[Tensor, Tensor], bool]) -> Tensor:
+    """Rebuild `tensor` over `new` tensors, with the reductions that it can fuse inlined into its body.
 
-    Its axes become those of the first that it joins, which may count the same elements in smaller steps.
+    Its axes become those of the first such reduction, which may split the same elements into more axes.
     """
     assert tensor.body is not None
     sources = dict.fromkeys(load.tensor for load in loads(tensor.body)) if is_injective(tensor) else {}
-    joined = [source for source in sources if joins(source, tensor)]
+    joined = [source for source in sources if can_fuse(source, tensor)]
     axes = joined[0].axes if joined else tensor.axes
     joined = [source for source in joined if _extents(source.axes) == _extents(axes)]
     bodies: dict[Tensor, Expr] = {}
     for source in joined:
         body = new[source].body
         assert body is not None
-        bodies[source] = substitute(body, _matched(source.axes, axes))
+        bodies[source] = substitute(body, _matching_axes(source.axes, axes))
 
     def change(node: Expr) -> Expr | None:
         if not isinstance(node, Load):
@@ -157,21 +160,21 @@ def _with_sources(tensor: Tensor, new: dict[Tensor, Tensor], joins: Callable[[Te
         return bodies[node.tensor] if node.tensor in bodies else Load(new[node.tensor], node.index)
 
     body = rewrite(tensor.body, change)
-    return replace(tensor, axes=axes, body=substitute(body, _refined(tensor.axes, axes) or {}))
+    return replace(tensor, axes=axes, body=substitute(body, _in_finer_axes(tensor.axes, axes) or {}))
 
 
 def _extents(axes: Sequence[Axis]) -> list[int]:
     return [axis.extent for axis in axes if axis.extent != 1]
 
 
-def _matched(source: Sequence[Axis], axes: Sequence[Axis]) -> dict[Var, Expr]:
-    """Each axis of `source` as that of `axes`, of the same extents but for ones."""
+def _matching_axes(source: Sequence[Axis], axes: Sequence[Axis]) -> dict[Var, Expr]:
+    """Map each axis of `source` to the axis of `axes` with the same extent; axes of extent 1 become 0."""
     rest = [axis for axis in axes if axis.extent != 1]
     return {axis: Const(0, INDEX) if axis.extent == 1 else rest.pop(0) for axis in source}
 
 
-def _refined(coarse: Sequence[Axis], fine: Sequence[Axis]) -> dict[Var, Expr] | None:
-    """Each of the `coarse` axes in terms of the `fine` ones, each a part of one of them; None where it is not so."""
+def _in_finer_axes(coarse: Sequence[Axis], fine: Sequence[Axis]) -> dict[Var, Expr] | None:
+    """Express each of the `coarse` axes by the `fine` ones that divide it; None where they do not divide it."""
     rest = [axis for axis in fine if axis.extent != 1]
     values: dict[Var, Expr] = {}
     for axis in coarse:
@@ -186,14 +189,14 @@ def _refined(coarse: Sequence[Axis], fine: Sequence[Axis]) -> dict[Var, Expr] | 
     return None if rest else values
 
 
-def _at_own_element(load: Load, reader: Tensor) -> bool:
-    """Whether `load` reads the element that `reader` computes, in a tensor of the same shape."""
-    at = load.index
-    return len(at) == len(reader.axes) and all(i is a or a.extent == 1 for i, a in zip(at, reader.axes))
+def _reads_own_element(load: Load, reader: Tensor) -> bool:
+    """Return whether `load` reads the element that `reader` computes, in a tensor of the same shape."""
+    index = load.index
+    return len(index) == len(reader.axes) and all(i is a or a.extent == 1 for i, a in zip(index, reader.axes))
 
 
 def collapse(outputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """Merge neighbouring axes that every access walks as one, and drop axes of extent 1.
+    """Merge neighbouring axes that every access walks as one, and drop axes of extent 1, for longer and fewer loops.
 
         y[i, j] = x[i, j] * 2   (4 by 8)   ->   y[f] = x[f] * 2   (32)
 
@@ -212,14 +215,14 @@ Offsets = dict[int, Linear]
 
 
 def _collapse(tensor: Tensor, new: dict[Tensor, Tensor]) -> Tensor:
-    """A tensor of `collapse`, over `new` ones."""
-    body, offsets = _by_number(tensor, new)
-    pinned = _pinned(body, offsets)
+    """Merge the axes of one tensor whose producers `new` are collapsed already."""
+    body, offsets = _flatten_loads(tensor, new)
+    pinned = _unmergeable_variables(body, offsets)
     merged: dict[Group, Axis] = {}
 
     def merge(axes: Group) -> Group:
-        groups = _walked_as_one(axes, pinned, offsets)
-        merged.update((group, _merged(group)) for group in groups)
+        groups = _mergeable_groups(axes, pinned, offsets)
+        merged.update((group, _merged_axis(group)) for group in groups)
         return tuple(merged[group] for group in groups)
 
     data_axes = merge(tensor.axes)
@@ -229,22 +232,23 @@ def _collapse(tensor: Tensor, new: dict[Tensor, Tensor]) -> Tensor:
     def change(node: Expr) -> Expr | None:
         if isinstance(node, Reduce):
             return Reduce(node.kind, node.value, reduce_axes[node.axes])
-        return Load(node.tensor, (_over_merged(node.index[0], merged),)) if isinstance(node, Load) else None
+        return Load(node.tensor, (_in_merged_axes(node.index[0], merged),)) if isinstance(node, Load) else None
 
     return replace(tensor, axes=data_axes, body=rewrite(body, change))
 
 
-def _by_number(tensor: Tensor, new: dict[Tensor, Tensor]) -> tuple[Expr, Offsets]:
-    """The body of `tensor` without axes of extent 1, in which loads of `new` tensors are by row-major numbers."""
+def _flatten_loads(tensor: Tensor, new: dict[Tensor, Tensor]) -> tuple[Expr, Offsets]:
+    """Flatten loads to row-major numbers and drop axes of extent 1. Returns the body and each load's offset."""
     assert tensor.body is not None
     reduces = {node.axes for node in walk(tensor.body) if isinstance(node, Reduce)}
     ones: dict[Var, Expr] = {a: Const(0, INDEX) for axes in (tensor.axes, *reduces) for a in axes if a.extent == 1}
     offsets: Offsets = {}
 
     def change(node: Expr) -> Expr | None:
+        """Drop reduction axes of extent 1, and flatten the index of a load."""
         if isinstance(node, Reduce):
-            kept = tuple(axis for axis in node.axes if axis not in ones)
-            return Reduce(node.kind, node.value, kept) if kept else node.value
+            remaining = tuple(axis for axis in node.axes if axis not in ones)
+            return Reduce(node.kind, node.value, remaining) if remaining else node.value
         if not isinstance(node, Load):
             return None
         terms = linear(flatten(node.tensor.shape, node.index))
@@ -256,8 +260,8 @@ def _by_number(tensor: Tensor, new: dict[Tensor, Tensor]) -> tuple[Expr, Offsets
     return body, {id(node): offsets[id(node)] for node in walk(body) if isinstance(node, Load)}
 
 
-def _pinned(body: Expr, offsets: Offsets) -> set[Expr]:
-    """Variables that are used for something else than linear parts of offsets, and so cannot merge."""
+def _unmergeable_variables(body: Expr, offsets: Offsets) -> set[Expr]:
+    """Return variables that occur outside the linear part of an offset, so that their axes must stay."""
     pinned: set[Expr] = set()
     for node in _outside_loads(body):
         if isinstance(node, Load):
@@ -268,8 +272,8 @@ def _pinned(body: Expr, offsets: Offsets) -> set[Expr]:
     return pinned
 
 
-def _walked_as_one(axes: Group, pinned: set[Expr], offsets: Offsets) -> list[Group]:
-    """The `axes` but for those of extent 1, as groups of neighbours that every access walks as one."""
+def _mergeable_groups(axes: Group, pinned: set[Expr], offsets: Offsets) -> list[Group]:
+    """Split `axes` (those of extent 1 dropped) into groups of neighbours that every access walks with one stride."""
     groups: list[Group] = []
     for axis in (axis for axis in axes if axis.extent != 1):
         last = groups[-1][-1] if groups else None
@@ -281,27 +285,28 @@ def _walked_as_one(axes: Group, pinned: set[Expr], offsets: Offsets) -> list[Gro
     return groups
 
 
-def _merged(group: Group) -> Axis:
+def _merged_axis(group: Group) -> Axis:
+    """Create the axis that replaces a group."""
     if len(group) == 1:
         return group[0]
     name = "_".join(axis.name for axis in group)
     return Axis(name, extent=prod(axis.extent for axis in group), reduce=group[0].reduce)
 
 
-def _over_merged(index: Expr, merged: Mapping[Group, Axis]) -> Expr:
-    """An offset in terms of merged axes, each of which moves as the last of its group."""
+def _in_merged_axes(index: Expr, merged: Mapping[Group, Axis]) -> Expr:
+    """Express an offset by the merged axes, each of which has the stride of the last axis of its group."""
     terms = linear(index)
     for group, axis in merged.items():
         if len(group) > 1:
             if group[-1] in terms:
                 terms[axis] = terms[group[-1]]
-            for each in group:
-                terms.pop(each, None)
+            for axis_of_group in group:
+                terms.pop(axis_of_group, None)
     return from_linear(terms)
 
 
 def _outside_loads(expr: Expr) -> list[Expr]:
-    """Nodes of `expr` without those that are part of an index."""
+    """Return the nodes of `expr` that are not part of an index."""
     out: list[Expr] = []
     seen: set[int] = set()
     stack = [expr]

@@ -1,6 +1,7 @@
-"""Verify loop nests by a table of rules: for each kind of node the sentences that it may break.
+"""Verifier of loop nests: for each kind of node a table of rules, each a sentence with the test that finds it broken.
 
-A transformation that leaves a function broken is a mistake of the compiler, so tests verify after each one.
+A broken function is a mistake of the compiler, so tests verify after each transformation; files from outside are
+verified too.
 """
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from celosia.compiler.expr.affine import flatten, interval, linear
-from celosia.compiler.expr.functions import ARITY, OF_BYTES, OF_INT64, OF_PAIRS, RESULTS
 from celosia.compiler.expr.loops import (
     KINDS,
     SCOPES,
@@ -26,6 +26,7 @@ from celosia.compiler.expr.loops import (
     Update,
     exprs,
 )
+from celosia.compiler.expr.math_functions import ARITY, OF_BYTES, OF_INT64, OF_PAIRS, RESULTS
 from celosia.compiler.expr.nodes import (
     ARITHMETIC,
     COMPARISONS,
@@ -46,16 +47,18 @@ from celosia.compiler.program.dtypes import itemsize
 
 
 class IRError(ValueError):
-    """A function that breaks `rule`; the message says where."""
+    """A function that breaks `rule`; the message says at which node."""
 
-    def __init__(self, rule: str, where: object) -> None:
-        super().__init__(f"{rule}: {str(where).splitlines()[0]}")
+    def __init__(self, rule: str, node: object) -> None:
+        super().__init__(f"{rule}: {str(node).splitlines()[0]}")
         self.rule = rule
 
 
 @dataclass
 class Context:
-    """Facts known at a statement: variables, memories of tensors, which of them are read only, conditions."""
+    """Facts that hold at a statement: visible variables, memories of tensors, read-only tensors, whether a condition
+    guards it.
+    """
 
     variables: frozenset[Var]
     scopes: dict[Tensor, str]
@@ -65,21 +68,21 @@ class Context:
     seen: set[Any] = field(default_factory=set)
 
     def scope(self, tensor: Tensor) -> str:
-        """The memory of `tensor`, "dram" where it has no other."""
+        """Return the memory of `tensor`, "dram" where it lies in the workspace."""
         scope = self.scopes.get(tensor, "dram")
         return "dram" if scope == "workspace" else scope
 
 
 Rules = dict[str, Callable[[Any, Context], Any]]
-"""Sentence -> whether a node breaks it."""
+"""Rule as a sentence -> test whether a node breaks it."""
 
 
 def _has_rank(tensor: Tensor, index: tuple[Expr, ...]) -> bool:
     return len(index) == len(tensor.shape) or len(index) == 1
 
 
-def _outside(tensor: Tensor, index: tuple[Expr, ...], c: Context) -> bool:
-    """Whether an access certainly leaves its tensor: it is affine in loops, and no condition keeps it back."""
+def _leaves_tensor(tensor: Tensor, index: tuple[Expr, ...], c: Context) -> bool:
+    """Return whether an unguarded access provably leaves its tensor."""
     if c.guarded or not _has_rank(tensor, index):
         return False
     pairs = (
@@ -87,8 +90,8 @@ def _outside(tensor: Tensor, index: tuple[Expr, ...], c: Context) -> bool:
     )
     for i, size in pairs:
         if all(atom is None or isinstance(atom, Axis) for atom in linear(i)):
-            reach = interval(i)
-            if reach is not None and (reach[0] < 0 or reach[1] >= size):
+            bounds = interval(i)
+            if bounds is not None and (bounds[0] < 0 or bounds[1] >= size):
                 return True
     return False
 
@@ -99,7 +102,7 @@ _ACCESS: Rules = {
     ),
     "there is one index for each dimension, or one element number": lambda n, c: not _has_rank(n.tensor, n.index),
     "an index is an int64": lambda n, c: any(i.dtype != INDEX for i in n.index),
-    "an index stays inside its tensor": lambda n, c: _outside(n.tensor, n.index, c),
+    "an index stays inside its tensor": lambda n, c: _leaves_tensor(n.tensor, n.index, c),
 }
 _WRITE: Rules = {
     **_ACCESS,
@@ -150,34 +153,37 @@ STMT_RULES: dict[type[Stmt], Rules] = {
         "a tensor is allocated once": lambda s, c: s.tensor in c.seen,
     },
     Block: {},
-    Intrinsic: {"an intrinsic has the arguments that it declares": lambda s, c: _broken(s, c)},
+    Intrinsic: {"an intrinsic has the arguments that it declares": lambda s, c: _intrinsic_error(s, c)},
 }
 
 
 def _has_type(e: Call) -> bool:
+    """Return whether the declared type of a call is the one that its function returns."""
     if e.name == "bitcast":
         return itemsize(e.dtype) == itemsize(e.args[0].dtype)
     return e.dtype == RESULTS.get(e.name, e.args[0].dtype)
 
 
-def _broken(s: Intrinsic, c: Context) -> str | None:
-    return None if s.declared is None else s.declared.broken(s.args, c.scope)
+def _intrinsic_error(s: Intrinsic, c: Context) -> str | None:
+    return None if s.declared is None else s.declared.argument_error(s.args, c.scope)
 
 
 def verify(function: Function) -> Function:
-    """`function`, if it breaks no rule. IRError for the first that is broken."""
+    """Return `function` unchanged; IRError for the first rule that it breaks."""
     scopes = {t: "workspace" for t in (*function.inputs, *function.outputs)}
-    _stmt(function.body, Context(frozenset(function.scalars), scopes, frozenset(function.inputs)))
+    _verify_statement(function.body, Context(frozenset(function.scalars), scopes, frozenset(function.inputs)))
     return function
 
 
 def _check(node: Any, rules: Rules, c: Context) -> None:
+    """Raise IRError for the first of `rules` that `node` breaks."""
     for rule, broken in rules.items():
-        if found := broken(node, c):
-            raise IRError(rule, f"{node} ({found})" if isinstance(found, str) else node)
+        if error := broken(node, c):
+            raise IRError(rule, f"{node} ({error})" if isinstance(error, str) else node)
 
 
-def _stmt(s: Stmt, c: Context) -> None:
+def _verify_statement(s: Stmt, c: Context) -> None:
+    """Verify a statement, its expressions and the statements inside it."""
     if type(s) not in STMT_RULES:
         raise IRError("the kind of statement exists", type(s).__name__)
     _check(s, STMT_RULES[type(s)], c)
@@ -185,15 +191,15 @@ def _stmt(s: Stmt, c: Context) -> None:
     inner = replace(c, guarded=True) if isinstance(s, Intrinsic) else c  # it may have a condition of its own
     for e in exprs(s):
         if isinstance(s, Intrinsic) and isinstance(e, Reduce):  # a window, whose loops are the intrinsic's
-            _expr(e.value, replace(inner, variables=inner.variables | set(e.axes)), done)
+            _verify_expression(e.value, replace(inner, variables=inner.variables | set(e.axes)), done)
         else:
-            _expr(e, inner, done)
+            _verify_expression(e, inner, done)
     for part, context in _inside(s, c):
-        _stmt(part, context)
+        _verify_statement(part, context)
 
 
 def _inside(s: Stmt, c: Context) -> Iterator[tuple[Stmt, Context]]:
-    """The statements inside `s` with what is known there."""
+    """Yield the statements inside `s`, each with the facts that hold there."""
     match s:
         case For(var, _, body, kind):
             lanes = var if kind == "vectorized" else c.lanes
@@ -211,8 +217,11 @@ def _inside(s: Stmt, c: Context) -> Iterator[tuple[Stmt, Context]]:
                 yield part, c
 
 
-def _expr(e: Expr, c: Context, done: set[tuple[int, bool]]) -> None:
-    """`done`: nodes that were checked, with whether a condition guards them, as it does the arms of a selection."""
+def _verify_expression(e: Expr, c: Context, done: set[tuple[int, bool]]) -> None:
+    """Verify an expression and its operands.
+
+    done: nodes that were checked, with whether a condition guarded them, as it does the arms of a selection.
+    """
     if (id(e), c.guarded) in done:
         return
     done.add((id(e), c.guarded))
@@ -222,7 +231,7 @@ def _expr(e: Expr, c: Context, done: set[tuple[int, bool]]) -> None:
     _check(e, EXPR_RULES[kind], c)
     for child in e.children():
         arm = isinstance(e, Select) and child is not e.cond
-        _expr(child, replace(c, guarded=True) if arm else c, done)
+        _verify_expression(child, replace(c, guarded=True) if arm else c, done)
 
 
 __all__ = ["EXPR_RULES", "STMT_RULES", "IRError", "verify"]

@@ -1,4 +1,4 @@
-"""Walk and rewrite expressions."""
+"""Traversal and rewriting of expressions, which share sub-expressions."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from celosia.compiler.expr.nodes import Expr, Load, Tensor, Var
 
 
 def walk(expr: Expr) -> Iterator[Expr]:
-    """Every node of `expr`, each shared one once."""
+    """Yield every node of `expr`, a shared one once."""
     seen: set[int] = set()
     stack = [expr]
     while stack:
@@ -21,31 +21,31 @@ def walk(expr: Expr) -> Iterator[Expr]:
 
 
 def loaded(expr: Expr) -> frozenset[Tensor]:
-    """The tensors that `expr` reads. Nodes never change, so each remembers its own."""
+    """Return the tensors that `expr` reads. Nodes never change, so each caches its own set."""
     if not (children := expr.children()):
         return frozenset((expr.tensor,)) if isinstance(expr, Load) else frozenset()
-    found: frozenset[Tensor] | None = expr.__dict__.get("_loaded")
-    if found is None:
-        found = frozenset().union(*map(loaded, children))
+    tensors: frozenset[Tensor] | None = expr.__dict__.get("_loaded")
+    if tensors is None:
+        tensors = frozenset().union(*map(loaded, children))
         if isinstance(expr, Load):
-            found |= {expr.tensor}
-        expr.__dict__["_loaded"] = found
-    return found
+            tensors |= {expr.tensor}
+        expr.__dict__["_loaded"] = tensors
+    return tensors
 
 
 def rewrite(expr: Expr, change: Callable[[Expr], Expr | None]) -> Expr:
-    """Bottom-up copy of `expr`; where `change` returns a node, that node stands instead. Sharing is kept."""
+    """Copy `expr` bottom-up; where `change` returns a node, it replaces the visited one. Sharing is preserved."""
     if not expr.children():
         return expr if (new := change(expr)) is None else new
-    return _rewritten(expr, change, {})
+    return _rewrite_shared(expr, change, {})
 
 
-def _rewritten(node: Expr, change: Callable[[Expr], Expr | None], done: dict[int, Expr]) -> Expr:
-    """done: nodes that were seen before, by their ids."""
+def _rewrite_shared(node: Expr, change: Callable[[Expr], Expr | None], done: dict[int, Expr]) -> Expr:
+    """Rewrite a node. done: results for nodes that were visited before, by their ids."""
     if (new := done.get(id(node))) is None:
         new = node
         if before := node.children():
-            after = tuple([_rewritten(child, change, done) for child in before])
+            after = tuple([_rewrite_shared(child, change, done) for child in before])
             for x, y in zip(before, after):
                 if x is not y:
                     new = node.rebuild(after)
@@ -56,5 +56,5 @@ def _rewritten(node: Expr, change: Callable[[Expr], Expr | None], done: dict[int
 
 
 def substitute(expr: Expr, values: dict[Var, Expr]) -> Expr:
-    """`expr` with variables replaced (all at once)."""
+    """Replace variables of `expr` by expressions, all at once."""
     return rewrite(expr, lambda node: values.get(node) if isinstance(node, Var) else None) if values else expr

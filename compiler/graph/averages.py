@@ -16,7 +16,7 @@ from celosia.compiler import numerics
 from celosia.compiler.graph.operands import operand
 from celosia.compiler.graph.values import attribute, attributes, constant, is_op
 from celosia.compiler.graph.windows import windows_of
-from celosia.compiler.program.host.windows import WindowError
+from celosia.compiler.program.host.window_geometry import WindowError
 
 INTEGERS = "integers"
 
@@ -40,8 +40,8 @@ def adds_integers(node: ir.Node) -> bool:
         return False
     arrays = [constant(operand(node, name)) for name in ("x_scale", "x_zero_point", "y_scale")]
     if any(array is None or array.size != 1 for array in arrays):
-        return windows.whole
+        return windows.is_global
     sx, zero, sy = (array.reshape(()) for array in arrays if array is not None)
     stored = int(zero) - 128 * (zero.dtype == "uint8")
-    counts = {rows * columns for rows, columns in product(windows.counts(0), windows.counts(1))}
-    return windows.whole or all(numerics.average_is_exact(float(sx), stored, float(sy), count) for count in counts)
+    counts = {rows * columns for rows, columns in product(windows.divisors(0), windows.divisors(1))}
+    return windows.is_global or all(numerics.average_is_exact(float(sx), stored, float(sy), count) for count in counts)

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from celosia.compiler.graph.operands import convolves_bytes, operand, set_operand
 from celosia.compiler.graph.values import attribute, become, constant, is_op, new_constant, shape
-from celosia.compiler.program.host.sizes import taken
+from celosia.compiler.program.host.shape_rules import slice_positions
 
 Order = NDArray[np.int64]
 BY_CHANNEL = ("w_scale", "w_zero_point", "b")
@@ -104,7 +104,7 @@ def _slice(node: ir.Node) -> Order | None:
     start, end, axis, *step = (int(each.reshape(-1)[0]) for each in given if each is not None)
     if axis % 4 != 1 or 0 in step:
         return None
-    order: Order = np.array(taken(dims[1], start, end, *(step or [1])), np.int64)
+    order: Order = np.array(slice_positions(dims[1], start, end, *(step or [1])), np.int64)
     return order if order.size else None
 
 

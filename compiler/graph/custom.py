@@ -1,4 +1,4 @@
-"""Operators of a user's own domains, which the tile language defines (compiler/language/operators.py)."""
+"""Operators of a user's own domains, which the tile language defines (compiler/language/custom_operators.py)."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from celosia.compiler.program.host.op import clipped
+from celosia.compiler.program.host.op import clip_sentence
 from celosia.plain import Sentence
 
 
@@ -10,4 +10,4 @@ class ModelError(Sentence, ValueError):
     """A model that cannot be compiled; one sentence that names the model's part and the way out."""
 
     def __init__(self, sentence: str) -> None:
-        super().__init__(clipped(sentence))
+        super().__init__(clip_sentence(sentence))

@@ -26,7 +26,7 @@ from celosia.compiler.graph.validation import validation_error
 from celosia.compiler.graph.values import attribute, is_op, shape
 from celosia.compiler.graph.witness import wrong_windows
 from celosia.compiler.ops import op_spec
-from celosia.compiler.program.host.hostops.types import spread_complaint
+from celosia.compiler.program.host.hostops.value_types import parameter_shape_error
 
 
 def load(source: str | Path | onnx.ModelProto) -> ir.Model:
@@ -98,7 +98,7 @@ def check_parameters(model: ir.Model) -> None:
             if x is None or x.shape is None or parameters is None:
                 continue
             sizes = [size if isinstance(size, int) and size >= 0 else None for size in x.shape]
-            if why := spread_complaint(parameters, sizes, axis, block):
+            if why := parameter_shape_error(parameters, sizes, axis, block):
                 raise ModelError(f"{node.op_type} ({node.name or node.outputs[0].name}) has {why}")
 
 

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from celosia.compiler.graph.operands import operand, quantisation, quantisation_names, set_operand
 from celosia.compiler.graph.values import attribute, constant, dtype_name, is_op, new_constant
 from celosia.compiler.graph.weights import products
-from celosia.compiler.program.host.hostops.types import spread
+from celosia.compiler.program.host.hostops.value_types import broadcast_parameters
 
 NARROW = frozenset(("int2", "uint2", "int4", "uint4"))
 """Element types whose values, less a zero point of the same type, fit into int8."""
@@ -110,4 +110,4 @@ def _zeros(node: ir.Node, zero: NDArray[np.generic] | None, values: NDArray[np.g
     if zero is None:
         return np.zeros((), np.int8)
     axis, block = attribute(node, "axis", 1), attribute(node, "block_size", 0)
-    return spread(zero.astype(np.int8), values.shape, axis, block)
+    return broadcast_parameters(zero.astype(np.int8), values.shape, axis, block)

@@ -16,13 +16,13 @@ import onnx
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto
 
 from celosia.compiler.cpu.parse import dense
-from celosia.compiler.expr.names import unused_name
+from celosia.compiler.expr.unique_names import unused_name
 from celosia.compiler.graph.external import without_files
 from celosia.compiler.graph.functions import OWN_CODE, nodes, subgraphs
 from celosia.compiler.graph.operands import named_input
 from celosia.compiler.graph.validation import bad_texts, is_comment
 from celosia.compiler.ops import op_spec
-from celosia.compiler.program.host.sizes import FOREVER
+from celosia.compiler.program.host.shape_rules import UNBOUNDED_ENDS
 
 NEWEST = {"": onnx.defs.onnx_opset_version(), "ai.onnx.ml": 5, "com.microsoft": 1}
 """The opsets that onnxruntime takes for domains that a model uses and does not import."""
@@ -223,7 +223,7 @@ def _end_backward_slices(graph: GraphProto) -> None:
         ends, steps = (onnx.numpy_helper.to_array(tensor) for tensor in given if tensor is not None)
         if ends.shape != steps.shape or ends.dtype.kind != "i":
             continue
-        beyond = (steps < 0) & np.isin(ends, FOREVER)
+        beyond = (steps < 0) & np.isin(ends, UNBOUNDED_ENDS)
         if not np.any(beyond):
             continue
         name = node.input[op_spec("Slice").number("ends")] = unused_name(f"{node.output[0]}.ends", taken)

@@ -19,7 +19,7 @@ from celosia.compiler.graph.operands import joins_parts
 from celosia.compiler.graph.sample_rules import COUNT, RULES, TAKES_COUNT, BatchDependence, RuledNode, Sizes, rank_or
 from celosia.compiler.graph.values import captured, constant
 from celosia.compiler.program.host.op import DOMAINS, bodies
-from celosia.compiler.program.host.sizes import taken
+from celosia.compiler.program.host.shape_rules import slice_positions
 from celosia.compiler.program.op_spec import find_operand
 
 
@@ -97,6 +97,6 @@ def _list(node: ir.Node, samples: set[ir.Value], sizes: dict[ir.Value, Sizes]) -
         return [data[i] for i in others[0]]
     if node.op_type == "Slice" and all(isinstance(i, int) for each in others for i in each):
         starts, ends, steps = (find_operand("Slice", given, name) for name in ("starts", "ends", "steps"))
-        places = taken(len(data), starts[0], ends[0], steps[0] if steps else 1) if starts and ends else ()
+        places = slice_positions(len(data), starts[0], ends[0], steps[0] if steps else 1) if starts and ends else ()
         return [data[place] for place in places] if starts and ends else None
     return None

@@ -21,9 +21,9 @@ from celosia.compiler.graph.values import attribute, constant, dtype_name, is_op
 from celosia.compiler.graph.windows import dims_on_host
 from celosia.compiler.ops import OPS, Unsupported, build
 from celosia.compiler.ops.types import TYPES
-from celosia.compiler.program.host.hostops.types import block_complaint
+from celosia.compiler.program.host.hostops.value_types import block_shape_error
 from celosia.compiler.program.host.op import DOMAINS
-from celosia.compiler.program.host.windows import WindowError
+from celosia.compiler.program.host.window_geometry import WindowError
 
 
 class Disagreement(ModelError):
@@ -165,7 +165,9 @@ def _gathered(node: ir.Node) -> Made:
     if indices is None or None in shapes:
         return None
     axes = along, attribute(node, "quantize_axis", 1)
-    if why := block_complaint([dims or () for dims in shapes], dtype, bits, attribute(node, "block_size", 128), *axes):
+    if why := block_shape_error(
+        [dims or () for dims in shapes], dtype, bits, attribute(node, "block_size", 128), *axes
+    ):
         raise ModelError(f"GatherBlockQuantized ({node.name}): {why}")
     sizes[-1] *= 8 // bits
     made = (*sizes[: along % len(sizes)], *indices, *sizes[along % len(sizes) + 1 :])

@@ -20,7 +20,7 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from celosia.compiler.expr.names import unused_name
+from celosia.compiler.expr.unique_names import unused_name
 from celosia.compiler.graph.names import values
 from celosia.compiler.graph.operands import product_operands
 from celosia.compiler.graph.values import (
@@ -34,7 +34,7 @@ from celosia.compiler.graph.values import (
     shape,
 )
 from celosia.compiler.graph.windows import spread_of
-from celosia.compiler.program.host.windows import WindowError
+from celosia.compiler.program.host.window_geometry import WindowError
 
 Array = NDArray[Any]
 Change = Callable[[Array], Array]

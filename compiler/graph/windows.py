@@ -1,4 +1,4 @@
-"""Windows of the graph's operators (compiler/program/host/windows.py), as rows and columns of images."""
+"""Windows of the graph's operators (compiler/program/host/window_geometry.py), as rows and columns of images."""
 
 from __future__ import annotations
 
@@ -9,7 +9,13 @@ import onnx_ir as ir
 
 from celosia.compiler.graph.operands import operand
 from celosia.compiler.graph.values import attributes_of, constant, shape
-from celosia.compiler.program.host.windows import Spread, WindowError, Windows, spread, windows
+from celosia.compiler.program.host.window_geometry import (
+    TransposedWindows,
+    WindowError,
+    Windows,
+    transposed_windows,
+    windows,
+)
 
 
 def windows_of(node: ir.Node, kernel: Sequence[int] | None = None) -> Windows:
@@ -19,16 +25,16 @@ def windows_of(node: ir.Node, kernel: Sequence[int] | None = None) -> Windows:
     """
     found = windows(node.op_type, attributes_of(node), _sizes(node.inputs[0]), kernel)
     _compare(found.out, node)
-    return found.below_one_row() if len(found.out) == 1 else found
+    return found.with_unit_row() if len(found.out) == 1 else found
 
 
-def spread_of(node: ir.Node, kernel: Sequence[int]) -> Spread:
+def spread_of(node: ir.Node, kernel: Sequence[int]) -> TransposedWindows:
     """Window of a transposed convolution over rows and columns, with one row where it has none. Raises WindowError,
     also where its output's shape is another.
     """
-    found = spread(attributes_of(node), _sizes(node.inputs[0]), kernel)
+    found = transposed_windows(attributes_of(node), _sizes(node.inputs[0]), kernel)
     _compare(found.out, node)
-    return found.below_one_row() if len(found.out) == 1 else found
+    return found.with_unit_row() if len(found.out) == 1 else found
 
 
 def dims_on_host(node: ir.Node) -> tuple[int, ...] | None:
@@ -40,7 +46,7 @@ def dims_on_host(node: ir.Node) -> tuple[int, ...] | None:
         case "MaxPool" | "LpPool":
             return (*x[:2], *windows(node.op_type, attrs, x[2:]).out)
         case "MaxUnpool" if len(node.inputs) == 2:
-            return (*x[:2], *spread(attrs, x[2:]).out)
+            return (*x[:2], *transposed_windows(attrs, x[2:]).out)
         case "Col2Im":
             image, kernel = (constant(operand(node, name)) for name in ("image_shape", "block_shape"))
             return None if image is None or kernel is None else (x[0], x[1] // prod(kernel.tolist()), *image.tolist())

@@ -1,4 +1,4 @@
-"""onnx's inference of shapes as a witness of what windows mean here (compiler/program/host/windows.py).
+"""onnx's inference of shapes as a witness of what windows mean here (compiler/program/host/window_geometry.py).
 
 Where attributes are such that onnx is known to infer other shapes than onnxruntime makes, it is overruled. Where they
 are not, another shape is a fault, of one or the other.
@@ -12,7 +12,7 @@ from typing import Any
 import onnx
 
 from celosia.compiler.ops import op_spec
-from celosia.compiler.program.host.windows import WindowError, spread, windows
+from celosia.compiler.program.host.window_geometry import WindowError, transposed_windows, windows
 
 Dims = tuple[int, ...]
 
@@ -55,7 +55,9 @@ def wrong_windows(graph: onnx.GraphProto, inferred: onnx.GraphProto) -> dict[str
 
 
 def _out(op: str, attrs: Mapping[str, Any], size: Dims, kernel: Dims | None) -> Dims:
-    return spread(attrs, size, kernel).out if op == "ConvTranspose" else windows(op, attrs, size, kernel).out
+    return (
+        transposed_windows(attrs, size, kernel).out if op == "ConvTranspose" else windows(op, attrs, size, kernel).out
+    )
 
 
 def _onnx_may_differ(op: str, attrs: Mapping[str, Any]) -> bool:

@@ -1,4 +1,4 @@
-"""A traced kernel on the accelerator.
+"""Kernels on the accelerator: the layer that is recognised in a traced kernel, its tile, and its execution.
 
 What is recognised in the kernel is a `layer` like those of a model, whose tile is that of a program; scratchpads,
 tokens and loads ahead are the compiler's.
@@ -16,17 +16,24 @@ from numpy.typing import NDArray
 
 from celosia.compiler.graph.select.forms import ActivationLayout, NotOffloadable
 from celosia.compiler.graph.select.matrices import form_of_matrices, multiplies
-from celosia.compiler.language.attention import AttentionKernel, HeadsKernel
-from celosia.compiler.language.blocks import ON_CPU
-from celosia.compiler.language.errors import fail
+from celosia.compiler.language.attention_kernels import AttentionKernel, HeadsKernel
+from celosia.compiler.language.block_reader import ON_CPU
 from celosia.compiler.language.heads import AttentionLayers, HeadLayers, SoftmaxLayers
+from celosia.compiler.language.language_errors import fail
 from celosia.compiler.language.lowered import Arrays, LoweredKernel, cycles, epilogue_of, requantise_of
 from celosia.compiler.language.recognise import Recognised, recognise
 from celosia.compiler.language.rows import SoftmaxKernel
 from celosia.compiler.language.tile import ArrayArgument, KernelRun
 from celosia.compiler.launch.image import Image
-from celosia.compiler.layer import Activation, ActivationGemm, Epilogue, Gemm, Layer, Requantise
-from celosia.compiler.program.activations import pack_activation, unpack_activation
+from celosia.compiler.layer import (
+    Activation,
+    ActivationGemm,
+    Epilogue,
+    Gemm,
+    Layer,
+    Requantise,
+)
+from celosia.compiler.program.activation_packing import pack_activation, unpack_activation
 from celosia.compiler.tensorize.roofline import estimate
 from celosia.compiler.tensorize.space import CUT, Tiling, Workload, parts, point
 from celosia.hw.spec.config import Config
@@ -35,7 +42,7 @@ TIMEOUT = 1 << 40
 
 
 def dims_of(shape: tuple[int, ...]) -> tuple[int, int, int, int]:
-    """(images, channels, height, width) of an array [rows, channels], or [images, height, width, channels]."""
+    """Return (images, channels, height, width) of an array [rows, channels] or [images, height, width, channels]."""
     if len(shape) == 2:
         return shape[0], shape[1], 1, 1
     images = shape[0] if len(shape) == 4 else 1
@@ -43,9 +50,10 @@ def dims_of(shape: tuple[int, ...]) -> tuple[int, int, int, int]:
 
 
 class KernelLayer(LoweredKernel):
-    """A sum of products, a maximum or a map, which is one layer."""
+    """A sum of products, a maximum or an element-wise function, which is one layer."""
 
     def __init__(self, cfg: Config, name: str, found: Recognised, at: str) -> None:
+        """Create the activations of x, y and the residual. Raises LanguageError for other ranks."""
         super().__init__(cfg, name, found.y, found.tile, at)
         self.found = found
         self.constants = [each for each in (found.w, found.par, found.table) if each is not None]
@@ -73,6 +81,9 @@ class KernelLayer(LoweredKernel):
         return [self._layer(arrays)]
 
     def _layer(self, arrays: Arrays) -> Layer:
+        """Build the layer with the weights of a call: a Pool, a Map, or a Conv with the zero point folded into the
+        bias.
+        """
         f = self.found
         x, y = self.acts[f.x], self.acts[f.y]
         if f.pool:
@@ -104,6 +115,7 @@ class KernelLayer(LoweredKernel):
         )
 
     def _decide(self, p: Workload) -> Tiling:
+        """Choose the tile: a program's block, in the order with the lowest estimate. Raises LanguageError."""
         cfg, tile = self.cfg, self.tile
         if tile[-1] % cfg.block_out and tile[-1] < self.y.shape[-1]:
             self.refuse(f"columns of a block come in multiples of block_out, {cfg.block_out}, and not {tile[-1]}")
@@ -150,8 +162,10 @@ class ProductLayer(KernelLayer):
 def lowered(
     cfg: Config, name: str, program: KernelRun, at: str, varying: Collection[ArrayArgument] = ()
 ) -> LoweredKernel:
-    """The layers of a traced kernel on a Config. LanguageError where there are none. varying: arrays that are no
-    constants, those that are `quantised` beside them."""
+    """Lower a traced kernel to layers on a Config. Raises LanguageError where the accelerator cannot run it.
+
+    varying: arrays that are no constants, besides those that are `quantised`.
+    """
     found = recognise(program, varying)
     if isinstance(found, SoftmaxKernel):
         return SoftmaxLayers(cfg, name, found, at)
@@ -173,9 +187,10 @@ def lowered(
 
 
 class AcceleratorVariant:
-    """A kernel for one set of types and shapes, with the image for the last weights that it was given."""
+    """A kernel for one set of types and shapes, with the image for the last weights."""
 
     def __init__(self, kernel: Any, program: KernelRun, given: dict[ArrayArgument, int]) -> None:
+        """given: the position of each array among the arguments."""
         self.kernel, self.cfg = kernel, kernel.machine
         self.lowered = lowered(self.cfg, kernel.name, program, kernel.at)
         self.given = given
@@ -184,7 +199,7 @@ class AcceleratorVariant:
         self.layers: list[Layer] = []
 
     def prepare(self, arrays: list[Any]) -> Image:
-        """The program, for these weights."""
+        """Return the image for these weights, compiled again where they changed."""
         fixed = [arrays[self.given[a]] for a in self.lowered.constants]
         if self.image is None or not all(map(np.array_equal, fixed, self.constants)):
             self.layers = self.lowered.layers({a: arrays[n] for a, n in self.given.items()})
@@ -193,10 +208,11 @@ class AcceleratorVariant:
         return self.image
 
     def cycles(self, arrays: list[Any]) -> int:
-        """By the timing model."""
+        """Predict the cycles by the timing model."""
         return cycles(self.cfg, self.prepare(arrays))
 
     def __call__(self, arrays: list[Any], device: Any, places: object = None) -> dict[str, Any]:
+        """Run the kernel on `device`, write its output array, and return the report of the run."""
         image, cfg = self.prepare(arrays), self.cfg
         (launch,) = image.launches
         machine = self.kernel.device(device)

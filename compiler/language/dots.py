@@ -1,4 +1,4 @@
-"""Products of tiles, and what follows them: requantising, tables, residual additions."""
+"""Products of tiles, and the operations that follow them: requantise, lookup, residual_add."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from celosia.compiler.language.errors import fail
+from celosia.compiler.language.language_errors import fail
 from celosia.compiler.language.tile import (
     Tile,
     TracedLoop,
@@ -19,29 +19,31 @@ from celosia.compiler.language.tile import (
     scopes,
     upstream,
 )
+from celosia.compiler.numerics.quantized_softmax import softmax_powers
 from celosia.compiler.numerics.requantiser import fold_scale
-from celosia.compiler.numerics.softmax import softmax_powers
 from celosia.compiler.tensorize.pack import pack_parameters
-from celosia.hw.spec.scratchpads import EXP_ENTRIES as PLACES
+from celosia.hw.spec.scratchpads import EXP_ENTRIES
 
 
 def parameters(bias: Any, scale: Any) -> NDArray[np.uint64]:
-    """What `requantise` takes for each column, [columns]: bias int32, and a scale (float32, not negative)."""
+    """Pack what `requantise` needs for each column, [columns]: bias (int32) and scale (float32, not negative)."""
     return pack_parameters(bias, *fold_scale(scale))
 
 
 def powers(count: int, scale: float) -> NDArray[np.float32]:
-    """exp(scale · (place - 255)) of the places 0 to 255, float32[256], times what keeps the sum of `count` of them
-    below the largest float32: the powers of QLinearSoftmax, for rows of `count` bytes whose unit is `scale`."""
+    """Tabulate exp(scale · (place - 255)) for places 0 to 255, float32[256]: the powers of QLinearSoftmax.
+
+    They are scaled so that the sum of `count` of them is a finite float32. scale: of the int8 input.
+    """
     if not (count >= 1 and 0 < scale < np.inf):
         fail(f"cl.powers takes a positive count and a positive scale, and not {count!r} and {scale!r}")
-    return np.asarray(softmax_powers(count, scale, 1.0)[: PLACES // 2])
+    return np.asarray(softmax_powers(count, scale, 1.0)[: EXP_ENTRIES // 2])
 
 
 def dot(a: Tile, b: Tile, acc: Tile | None = None, **hints: Any) -> Tile:
-    """a [M, K] times b [K, N], added to acc [M, N]: int8 in int32, float16 in float32, others in their own type.
+    """Multiply a [M, K] by b [K, N] and add acc [M, N]: int8 in int32, float16 in float32, others in their own type.
 
-    Of blocks of `quantised` arrays the zero points are subtracted first.
+    Zero points of `quantised` arrays are subtracted first.
     """
     if len(a.shape) != 2 or len(b.shape) != 2 or a.shape[1] != b.shape[0]:
         fail(f"cl.dot multiplies [M, K] by [K, N], not {list(a.shape)} by {list(b.shape)}; b.T turns a tile")
@@ -60,16 +62,15 @@ def dot(a: Tile, b: Tile, acc: Tile | None = None, **hints: Any) -> Tile:
 
 
 def zero_point_of(side: Tile) -> int:
-    """Zero point of the array whose block `side` of a product shows. LanguageError where it is computed of such a
-    block."""
+    """Return the zero point of the array whose block an operand shows. Raises LanguageError for a computed operand."""
     tile = origin(side, "reshape", "broadcast", "trans")
     while tile.op == "phi":
         tile = origin(tile.more["first"], "reshape", "broadcast", "trans")
     if tile.op == "load":
         return int(tile.more["array"].zero_point)
-    for each in upstream([tile], _of_bytes):
-        if each.op == "load" and (zero := each.more["array"].zero_point):
-            name = each.more["array"].name
+    for source in upstream([tile], _int8_sources):
+        if source.op == "load" and (zero := source.more["array"].zero_point):
+            name = source.more["array"].name
             fail(
                 f"this side of cl.dot is computed of {name}, whose zero point is {zero}, and that of the result is not "
                 f"known; subtract it where {name} is loaded: x.to(cl.int32) - {name}.zero_point"
@@ -77,19 +78,19 @@ def zero_point_of(side: Tile) -> int:
     return 0
 
 
-def _of_bytes(tile: Tile) -> Iterator[Tile]:
-    """The int8 that int8 is computed of."""
-    made = tile.args
+def _int8_sources(tile: Tile) -> Iterator[Tile]:
+    """Yield the int8 tiles from which an int8 tile is computed."""
+    sources = tile.args
     if tile.op == "phi":
-        made = (tile.more["first"],)
+        sources = (tile.more["first"],)
     elif tile.op == "result":
         loops = (scope for scope in scopes(program().top) if isinstance(scope, TracedLoop))
-        made = next((first, last) for loop in loops for first, _, last, after in loop.carried if after is tile)
-    return (each for each in made if each.dtype == "int8")
+        sources = next((first, last) for loop in loops for first, _, last, after in loop.carried if after is tile)
+    return (source for source in sources if source.dtype == "int8")
 
 
 def requantise(acc: Tile, parameters: Tile, zero_point: int = 0, clip: tuple[int, int] = (-128, 127)) -> Tile:
-    """int8 of int32: clip(round((acc + bias) * scale) + zero_point), with the product in float32, ties to even.
+    """Convert int32 to int8: clip(round((acc + bias) * scale) + zero_point), with a float32 product, ties to even.
 
     parameters: uint64, bias, multiplier and shift of each column, as `parameters` packs them.
     """
@@ -112,7 +113,7 @@ def _byte_range(clip: tuple[int, int]) -> tuple[int, int]:
 
 
 def lookup(x: Tile, table: Tile) -> Tile:
-    """table[x + 128] of int8 x, for a table [256] of int8."""
+    """Look up table[x + 128] of int8 x in a table [256] of int8."""
     if x.dtype != "int8":
         fail(f"cl.lookup takes int8, and this is {x}")
     if table.shape != (256,) or table.dtype != "int8":
@@ -123,7 +124,7 @@ def lookup(x: Tile, table: Tile) -> Tile:
 def residual_add(
     v: Tile, b: Tile, scale_v: int, scale_b: int, scale_c: int, shift: int, clip: tuple[int, int] = (-128, 127)
 ) -> Tile:
-    """clip(round((v * scale_v + b * scale_b + scale_c) / 2^shift)) of two int8, ties to even: a quantised addition."""
+    """Add two int8: clip(round((v * scale_v + b * scale_b + scale_c) / 2^shift)), ties to even."""
     if v.dtype != "int8" or b.dtype != "int8":
         fail(f"cl.residual_add takes two int8, and these are {v} and {b}")
     v, b = broadcast_all("cl.residual_add", v, b)

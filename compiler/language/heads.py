@@ -1,4 +1,4 @@
-"""Kernels of matrices whose rows are pixels: softmaxes, and attention."""
+"""Layers of kernels on matrices whose rows are pixels: softmaxes, products of heads, and attention."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from celosia.compiler.graph.select.forms import ActivationLayout, NotOffloadable
 from celosia.compiler.graph.select.matrices import form_of_matrices, multiplies
-from celosia.compiler.language.attention import AttentionKernel, HeadProduct, Heads, HeadsKernel
+from celosia.compiler.language.attention_kernels import AttentionKernel, HeadProduct, Heads, HeadsKernel
 from celosia.compiler.language.lowered import Arrays, LoweredKernel, epilogue_of, requantise_of
 from celosia.compiler.language.rows import SoftmaxKernel, SoftmaxOfRows
 from celosia.compiler.language.tile import ArrayArgument
@@ -28,7 +28,7 @@ NO_SOFTMAX = 'a softmax on the accelerator takes a Config with softmax; target="
 
 
 class SoftmaxLayers(LoweredKernel):
-    """Softmaxes of rows, a layer for each matrix."""
+    """Softmaxes of rows, one layer for each matrix."""
 
     def __init__(self, cfg: Config, name: str, found: SoftmaxKernel, at: str) -> None:
         super().__init__(cfg, name, found.y, found.tile, at)
@@ -45,6 +45,7 @@ class SoftmaxLayers(LoweredKernel):
         return form_of_matrices(self.cfg, array.shape, "rows", pad)
 
     def layers(self, arrays: Arrays) -> list[Layer]:
+        """Build one Softmax for each matrix of the arrays."""
         x, y = self.acts[self.found.x], self.acts[self.y]
         count, columns, rows = matrix_counts("rows", self.y.shape)
         dims, groups = (1, columns, 1, rows), pack.blocks(columns, self.cfg.group)
@@ -65,9 +66,10 @@ class SoftmaxLayers(LoweredKernel):
 
 
 class HeadLayers(LoweredKernel):
-    """Products of matrices, a layer for each, whose tiles are the compiler's."""
+    """Products of matrices, one layer for each head, with tiles that the compiler chooses."""
 
     def __init__(self, cfg: Config, name: str, found: AttentionKernel | HeadsKernel, at: str) -> None:
+        """Collect the arrays that are read with their layouts. Raises LanguageError without a suitable Config."""
         super().__init__(cfg, name, found.y, found.tile, at)
         self.out, self.x = found.out, found.x
         products = [found.product] if isinstance(found, HeadsKernel) else [found.scores, found.mixed]
@@ -79,20 +81,20 @@ class HeadLayers(LoweredKernel):
         self.products, self.constants = products, []
         self.sides = {found.x.array: (found.x, 1, -products[0].offsets[0]), found.y: (found.out, 1, 0)}
         for made in products:
-            self._add(made.w, cfg.block_out, -made.offsets[1])
+            self._add_side(made.w, cfg.block_out, -made.offsets[1])
             if made.bias is not None:
-                self._add(made.bias, 1, 0)
+                self._add_side(made.bias, 1, 0)
             self.constants += [each for each in (made.scales, made.table) if each is not None]
         self.acts = {array: Activation.alone(cfg, array.name, *self._form(array).dims) for array in self.sides}
 
-    def _add(self, side: Heads, block: int, pad: int) -> None:
-        """One more that is read, with rows in whole blocks, and `pad` beyond its columns."""
+    def _add_side(self, side: Heads, block: int, pad: int) -> None:
+        """Register an array that is read, with rows in blocks of `block`, and `pad` beyond its columns."""
         if side.array in self.sides:
             self.refuse(f"{side.array.name} is read as several of queries, keys, values and masks; give copies of it")
         self.sides[side.array] = side, block, pad
 
     def _form(self, array: ArrayArgument) -> ActivationLayout:
-        """Layout of the array as [heads, rows, columns]."""
+        """Return the layout of an array as [heads, rows, columns]."""
         side, block, pad = self.sides[array]
         return form_of_matrices(self.cfg, side.shape, side.pixels, pad, block)
 
@@ -132,28 +134,28 @@ class HeadLayers(LoweredKernel):
         product = ActivationGemm(self.acts[made.w.array], *made.offsets)
         return Layer(name, x, y, product=product, requantise=requantise, epilogue=epilogue, heads=self.out.heads)
 
-    def _head(self, layer: Layer, number: int, inner: int, columns: int) -> Layer:
-        """One head of a layer of all."""
+    def _head(self, layer: Layer, head: int, inner: int, columns: int) -> Layer:
+        """Return one head of a layer of all heads."""
 
-        def part(act: Activation, channels: int, of: int = number) -> Activation:
+        def part(act: Activation, channels: int, of: int = head) -> Activation:
             groups = pack.blocks(channels, self.cfg.group)
             return act.region((1, channels, 1, act.width), of * groups, act.pixels)
 
-        name = f"{layer.name}.{number}" if layer.heads > 1 else layer.name
+        name = f"{layer.name}.{head}" if layer.heads > 1 else layer.name
         x, y = part(layer.x, inner), part(layer.y, columns)
         if layer.product is None:
             return replace(layer, name=name, x=x, y=y, heads=1)
         residual = layer.epilogue.residual
         if residual is not None:
             several = residual.operand.channels > pack.blocks(columns, self.cfg.group) * self.cfg.group
-            residual = replace(residual, operand=part(residual.operand, columns, number if several else 0))
+            residual = replace(residual, operand=part(residual.operand, columns, head if several else 0))
         epilogue = replace(layer.epilogue, residual=residual)
         product = replace(layer.product, w=part(layer.product.w, inner))
         return replace(layer, name=name, x=x, y=y, product=product, heads=1, epilogue=epilogue)
 
 
 class AttentionLayers(HeadLayers):
-    """Attention: a block, where it can be one, or head by head a product, a softmax and a product."""
+    """Attention: one block where it fits, else a product, a softmax and a product for each head."""
 
     def __init__(self, cfg: Config, name: str, found: AttentionKernel, at: str) -> None:
         super().__init__(cfg, name, found, at)
@@ -163,6 +165,7 @@ class AttentionLayers(HeadLayers):
         self.constants += constants_of(found.rows)
 
     def layers(self, arrays: Arrays) -> list[Layer]:
+        """Build one block of all heads, or the layers of each head interleaved with the softmaxes."""
         f, heads = self.found, self.out.heads
         pixels, each = self.acts[f.y].width, pack.blocks(f.rows.count, self.cfg.group) * self.cfg.group
         names = f"{self.name}.scores", f"{self.name}.shares"
@@ -183,7 +186,7 @@ class AttentionLayers(HeadLayers):
         return [found[number] for number in order_around_softmaxes(self.cfg, found)]
 
     def _is_block(self, block: Layer) -> bool:
-        """Whether all heads are one layer: each is whole groups of channels, and a tile of some size fits."""
+        """Return whether all heads can be one layer: whole groups of channels, and a tile that fits."""
         f = self.found
         if any(size % self.cfg.group for size in (f.x.columns, f.rows.count, f.out.columns)):
             return False
@@ -195,7 +198,7 @@ class AttentionLayers(HeadLayers):
         return next(candidates(self.cfg, definition.workload), None) is not None
 
     def _decide(self, p: Workload) -> Tiling:
-        """A program's queries, of as many heads at a time as is fastest by the estimate."""
+        """Choose the tile: a program's queries, of as many heads at a time as is fastest by the estimate."""
         found = self.fitting(p, [rows_of(self.cfg, p, self.tile[-2])])
         several = (rows_of(self.cfg, p, self.tile[-2], heads) for heads in parts(p.rows))
         found += [d for d in several if why_not(self.cfg, p, d) is None]
@@ -203,25 +206,28 @@ class AttentionLayers(HeadLayers):
 
 
 def rows_of(cfg: Config, p: Workload, rows: int, heads: int = 1) -> Tiling:
-    """A tile of so many whole rows, of each head."""
+    """Return the decisions for a tile of complete rows, of each head."""
     return point(cfg, p, p.out_blocks, heads, min(rows, p.columns), 1, "rows")
 
 
 def constants_of(rows: SoftmaxOfRows) -> list[ArrayArgument]:
-    """The arrays that are part of a layer."""
+    """Return the arrays that become constants of the layer."""
     return [each for each in (rows.powers, rows.steps) if isinstance(each, ArrayArgument)]
 
 
 def powers_of(kernel: LoweredKernel, rows: SoftmaxOfRows, arrays: Arrays) -> Any:
-    """Powers and shares, [512] float32. LanguageError for those of which the hardware makes other bits than floats."""
+    """Return powers and shares, [512] float32.
+
+    Raises LanguageError for those that the hardware would round differently.
+    """
     powers = arrays[rows.powers]
     steps = arrays[rows.steps] if isinstance(rows.steps, ArrayArgument) else rows.steps
     with np.errstate(all="ignore"):
-        found = np.concatenate([powers, powers * np.float32(steps)])
-        sound = np.isfinite(found).all() and np.isfinite(powers.max() * np.float32(2 * rows.count))
-    if not sound or np.signbit(found).any() or powers[-1] == 0:
+        table = np.concatenate([powers, powers * np.float32(steps)])
+        is_valid = np.isfinite(table).all() and np.isfinite(powers.max() * np.float32(2 * rows.count))
+    if not is_valid or np.signbit(table).any() or powers[-1] == 0:
         kernel.refuse(
             f"the powers of {rows.powers.name}, and their products with the steps, are numbers from 0 on of which "
             f"{rows.count} have a sum, and that of the largest element is not 0: as cl.powers makes them"
         )
-    return found
+    return table

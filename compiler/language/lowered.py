@@ -1,4 +1,4 @@
-"""Layers of a kernel, whose tile is that of a program, and the instructions that they become."""
+"""Kernels as layers of the accelerator, whose tile is the block of a program, and their instructions."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from celosia.compiler.graph.select.forms import ActivationLayout
-from celosia.compiler.language.errors import fail
+from celosia.compiler.language.language_errors import fail
 from celosia.compiler.language.tile import ArrayArgument
 from celosia.compiler.launch.image import Image, LayerErrors, build
 from celosia.compiler.layer import Activation, Epilogue, Layer, Requantise, Residual, TilingError
@@ -23,13 +23,15 @@ from celosia.hw.spec.config import Config
 from celosia.sim.timing import predict
 
 Arrays = dict[ArrayArgument, NDArray[Any]]
-"""The arrays of a call."""
+"""Values of the arrays of a call."""
 
 
 class LoweredKernel:
-    """A kernel on a Config, whose programs write a block `tile` of y each. acts: where the arrays lie that change from
-    call to call, y among them. constants: those that are part of its layers. planner: what decides these, once there
-    are some."""
+    """A kernel on a Config, each program of which writes a block `tile` of y.
+
+    acts: activations of arrays that change from call to call, y among them. constants: arrays that become part of
+    layers. planner: decides the layers' schedules, once there are any.
+    """
 
     acts: dict[ArrayArgument, Activation]
     constants: list[ArrayArgument]
@@ -39,42 +41,42 @@ class LoweredKernel:
         self.planner: Planner | None = None
 
     def layers(self, arrays: Arrays) -> list[Layer]:
-        """In the order of a launch, with the values of the call's constants."""
+        """Return the layers of a launch, in order, with the values of the call's constants."""
         raise NotImplementedError
 
     def decide(self, layer: Layer) -> list[Tiling]:
-        """The tile of a program."""
+        """Return the decisions that make a layer's tile the block of a program."""
         return [self._decide(d.workload) for d in define(self.cfg, layer)]  # type: ignore[arg-type]
 
     def _decide(self, p: Workload) -> Tiling:
         raise NotImplementedError
 
     def form(self, array: ArrayArgument) -> ActivationLayout:
-        """How the array is an activation, for those of a graph. NotOffloadable where it is none."""
+        """Return the layout of an array as an activation of a graph. Raises NotOffloadable where it has none."""
         raise NotImplementedError
 
     def placed(self, array: ArrayArgument, values: NDArray[Any]) -> NDArray[np.int8]:
-        """The array as its activation, [images, channels, height, width]."""
+        """Arrange an array as its activation, [images, channels, height, width]."""
         return np.asarray(self.form(array).info.arrange(values))
 
     def taken(self, values: NDArray[np.int8]) -> NDArray[np.int8]:
-        """y of its activation."""
+        """Restore y from its activation."""
         return np.asarray(self.form(self.y).info.restore(values, self.y.shape))
 
     def refuse(self, sentence: str) -> NoReturn:
-        """LanguageError."""
+        """Raise LanguageError for the kernel."""
         fail(f"{self.name} on {self.cfg.name}: {sentence}", self.at)
 
     def fitting(self, p: Workload, points: Sequence[Tiling], otherwise: str = "take smaller blocks") -> list[Tiling]:
-        """Those of `points` that fit. LanguageError where there are none."""
+        """Return those of `points` that fit. Raises LanguageError where none does."""
         reasons = {d: why_not(self.cfg, p, d) for d in points}
-        found = [d for d, reason in reasons.items() if reason is None]
-        if not found:
+        fitting = [d for d, reason in reasons.items() if reason is None]
+        if not fitting:
             self.refuse(f"a block of {list(self.tile)} does not fit: {[*reasons.values()][-1]}; {otherwise}")
-        return found
+        return fitting
 
     def image(self, layers: Sequence[Layer]) -> Image:
-        """The instructions of `layers`, verified. LanguageError where they do not fit."""
+        """Return the verified instructions of `layers`. Raises LanguageError where they do not fit."""
         try:
             if self.planner is None:
                 alike = all(layer.kind == layers[0].kind for layer in layers)
@@ -86,7 +88,7 @@ class LoweredKernel:
 
 
 def requantise_of(words: NDArray[np.uint64], zero_point: int) -> Requantise:
-    """Requantisation by parameters as `cl.parameters` packs them, [columns]."""
+    """Unpack parameters of `cl.parameters`, [columns], to a requantisation."""
     bias, multiplier, shift = pack.unpack_parameters(words)
     return Requantise(bias.astype(np.int32), multiplier.astype(np.uint32), shift.astype(np.uint8), zero_point)
 
@@ -94,7 +96,7 @@ def requantise_of(words: NDArray[np.uint64], zero_point: int) -> Requantise:
 def epilogue_of(
     clip: tuple[int, int], table: NDArray[np.int8] | None, operand: Activation | None, rescale: dict[str, Any]
 ) -> Epilogue:
-    """What follows a requantise, or a load: a table, and a residual of `operand`, as cl.residual_add was given it."""
+    """Build the epilogue of a layer: a table, and a residual of `operand` with the arguments of cl.residual_add."""
     residual = None
     if operand is not None:
         scales = rescale["scale_v"], rescale["scale_b"], rescale["scale_c"], rescale["shift"]
@@ -103,7 +105,7 @@ def epilogue_of(
 
 
 def image_of(cfg: Config, layers: Sequence[Layer], planner: Planner) -> Image:
-    """The instructions of the layers of a launch, verified. LayerErrors, TilingError."""
+    """Return the verified instructions of a launch's layers. Raises LayerErrors, TilingError."""
     made = {layers[-1].y.storage}
     given = {act.storage for layer in layers for act in layer.inputs()} - {layer.y.storage for layer in layers}
     image = build(cfg, [list(layers)], [given], [made], planner)
@@ -114,6 +116,6 @@ def image_of(cfg: Config, layers: Sequence[Layer], planner: Planner) -> Image:
 
 
 def cycles(cfg: Config, image: Image) -> int:
-    """By the timing model."""
+    """Predict the cycles of an image by the timing model."""
     (launch,) = image.launches
     return predict(cfg, image.code(launch).tobytes(), address=launch.address).cycles

@@ -1,4 +1,4 @@
-"""The functions of the language: each checks types and shapes and makes a tile, see tile.py."""
+"""Functions of the language: each checks types and shapes and makes a tile (tile.py)."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from functools import reduce
 from typing import TYPE_CHECKING, Any
 
 from celosia.compiler.language.dots import dot, lookup, parameters, powers, requantise, residual_add
-from celosia.compiler.language.errors import fail
-from celosia.compiler.language.errors import where as here
-from celosia.compiler.language.meaning import store as store_now
+from celosia.compiler.language.interpreter import store as store_now
+from celosia.compiler.language.language_errors import fail
+from celosia.compiler.language.language_errors import where as here
 from celosia.compiler.language.tile import (
     ArrayArgument,
     Pointer,
@@ -22,7 +22,7 @@ from celosia.compiler.language.tile import (
     broadcast_all,
     check_alive,
     dtype_name,
-    fits,
+    is_broadcastable,
     join,
     make,
     program,
@@ -33,7 +33,7 @@ int1, int8, int16, int32, int64 = "bool", "int8", "int16", "int32", "int64"
 uint8, uint16, uint32, uint64 = "uint8", "uint16", "uint32", "uint64"
 float16, float32, float64 = "float16", "float32", "float64"
 Block = tuple[tuple[Tile, ...], tuple[int, ...], tuple[int, ...]]
-"""Offsets, sizes and steps, for each dimension."""
+"""Offsets, sizes and steps of a block, for each dimension."""
 
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def cdiv(a: Any, b: Any) -> Any:
 
 
 def program_id(axis: int) -> Tile:
-    """The number of this program along `axis` (0, 1 or 2) of the grid, int64."""
+    """Return the index of this program along `axis` (0, 1 or 2) of the grid, int64."""
     if axis not in (0, 1, 2):
         fail(f"a grid has the axes 0, 1 and 2, and no {axis!r}")
     if axis >= len(program().grid):
@@ -66,32 +66,32 @@ def program_id(axis: int) -> Tile:
 
 
 def num_programs(axis: int) -> int:
-    """How many programs there are along `axis`."""
+    """Return the number of programs along `axis`."""
     grid = program().grid
     return grid[axis] if axis < len(grid) else 1
 
 
 def arange(start: int, stop: int) -> Tile:
-    """start, start + 1, ..., stop - 1 as int64."""
+    """Make start, start + 1, ..., stop - 1, int64."""
     if isinstance(start, Tile) or isinstance(stop, Tile) or not start < stop:
         fail("cl.arange(start, stop) takes two constexprs, start below stop; add what is computed: start + cl.arange")
     return make("arange", (), shape_of(stop - start), "int64", start=int(start))
 
 
 def full(shape: Any, value: Any, dtype: Any) -> Tile:
-    """A tile of equal values."""
+    """Make a tile of equal values."""
     name = dtype_name(dtype)
     scalar = value.to(name) if isinstance(value, Tile) else as_tile(value, name)
     return broadcast(scalar, shape_of(shape) if shape != () else ())
 
 
 def zeros(shape: Any, dtype: Any) -> Tile:
-    """A tile of zeros."""
+    """Make a tile of zeros."""
     return full(shape, 0, dtype)
 
 
 def zeros_like(tile: Tile) -> Tile:
-    """Zeros of the shape and type of `tile`."""
+    """Make zeros of the shape and type of `tile`."""
     return full(tile.shape, 0, tile.dtype)
 
 
@@ -102,15 +102,15 @@ def load(
     source: ArrayArgument | Pointer, offsets: Any = None, shape: Any = None, *, mask: Any = None, other: Any = None,
     steps: Any = None, **hints: Any,
 ) -> Tile:  # fmt: skip
-    """Values from memory: load(pointer, mask=, other=), as in Triton, or load(array, offsets, shape, other=), a block.
+    """Load values: load(pointer, mask=, other=), as in Triton, or load(array, offsets, shape, other=), a block.
 
-    A block begins at `offsets`, an index for each dimension; what lies outside of the array is `other`, by default 0.
-    Of every dimension it takes each element, or one in as many as `steps` says.
-    Where a mask does not hold, nothing is read, and the value is `other`, by default 0.
+    A block begins at `offsets`, an index for each dimension; outside of the array it is `other`, by default 0. In each
+    dimension it has every element, or every `steps`-th one. Where a mask does not hold, nothing is read, and the value
+    is `other`, by default 0.
     """
     if offsets is not None and shape is None:
         mask, offsets = offsets, None  # load(pointer, mask)
-    pointer, block, mask = _places("cl.load", source, offsets, shape, steps, mask)
+    pointer, block, mask = _resolve_pointer("cl.load", source, offsets, shape, steps, mask)
     args = [pointer.offsets]
     if mask is not None:
         fill = as_tile(0 if other is None else other, None if isinstance(other, Tile) else pointer.dtype)
@@ -123,10 +123,9 @@ def load(
 
 
 def store(target: ArrayArgument | Pointer, *given: Any, mask: Any = None, steps: Any = None, **hints: Any) -> None:
-    """Values to memory: store(pointer, value, mask=), as in Triton, or store(array, offsets, value), a block of `steps`
-    as in `load`.
+    """Store values: store(pointer, value, mask=), as in Triton, or store(array, offsets, value), a block as in `load`.
 
-    What lies outside of the array, or where the mask does not hold, is not written.
+    Nothing is written outside of the array, or where the mask does not hold.
     """
     args = list(given)
     if len(args) == 2 and not isinstance(args[0], (tuple, list)):
@@ -135,14 +134,14 @@ def store(target: ArrayArgument | Pointer, *given: Any, mask: Any = None, steps:
         fail("cl.store(pointer, value) or cl.store(array, offsets, value)")
     value = as_tile(args[-1], target.dtype if not isinstance(args[-1], Tile) else None)
     offsets = args[0] if len(args) == 2 else None
-    pointer, block, mask = _places("cl.store", target, offsets, value.shape, steps, mask)
+    pointer, block, mask = _resolve_pointer("cl.store", target, offsets, value.shape, steps, mask)
     if value.dtype != pointer.dtype:
         fail(f"{pointer.array.name} holds {pointer.dtype} and the value is {value}; cast it with .to(...)")
-    value = _fitted("cl.store", value, pointer)
+    value = _broadcast_to_pointer("cl.store", value, pointer)
     check_alive(value)
     each = TracedStore(pointer.array, pointer.offsets, value, mask, here(), block)
     running = program()
-    if running.interpreting:
+    if running.is_interpreting:
         store_now(each)
     else:
         running.scope.body.append(each)
@@ -152,19 +151,21 @@ def _mask(what: str, mask: Any, pointer: Pointer) -> Tile:
     mask = as_tile(mask)
     if mask.dtype != "bool":
         fail(f"the mask of {what} is {mask}, not bool; compare, as in offsets < n")
-    return _fitted(f"the mask of {what}", mask, pointer)
+    return _broadcast_to_pointer(f"the mask of {what}", mask, pointer)
 
 
-def _fitted(what: str, tile: Tile, pointer: Pointer) -> Tile:
-    if not fits(tile.shape, pointer.shape):
+def _broadcast_to_pointer(what: str, tile: Tile, pointer: Pointer) -> Tile:
+    if not is_broadcastable(tile.shape, pointer.shape):
         fail(f"{what} has the shape {list(tile.shape)}, its pointers {list(pointer.shape)}; they must fit")
     return broadcast(tile, pointer.shape)
 
 
-def _places(
+def _resolve_pointer(
     what: str, source: Any, offsets: Any, shape: Any, steps: Any, mask: Any
 ) -> tuple[Pointer, Block | None, Tile | None]:
-    """(pointers, the block that they are where there is no mask, the mask, which is true inside the array alone)."""
+    """Return (pointers, the block that they are where there is no mask, the mask, which is true only inside the
+    array).
+    """
     if offsets is None:
         if steps is not None:
             fail(f"`steps` are those of a block, and {what} was given pointers; add offsets that move as you like")
@@ -186,12 +187,12 @@ def _places(
             f"{source.name} has {len(source.shape)} dimensions; a block of it has as many offsets and sizes, and not "
             f"{len(starts)} and {len(dims)}"
         )
-    by = (1,) * len(dims) if steps is None else shape_of(steps)
-    if len(by) != len(dims):
-        fail(f"a block of {source.name} has {len(dims)} steps, and these are {len(by)}")
+    strides_of_block = (1,) * len(dims) if steps is None else shape_of(steps)
+    if len(strides_of_block) != len(dims):
+        fail(f"a block of {source.name} has {len(dims)} steps, and these are {len(strides_of_block)}")
     total, inside = as_tile(0, "int64"), None
     tiles = tuple(as_tile(start, "int64") for start in starts)
-    for d, (start, size, step) in enumerate(zip(tiles, dims, by)):
+    for d, (start, size, step) in enumerate(zip(tiles, dims, strides_of_block)):
         if not start.dtype.startswith(("int", "uint")) or start.shape:
             fail(f"the offsets of a block are integers, and number {d} is {start}")
         index = (start.to("int64") + (arange(0, size) * step if step > 1 else arange(0, size))).reshape(
@@ -202,7 +203,7 @@ def _places(
         inside = test if inside is None else inside & test
     pointer = Pointer(source, broadcast(total, dims))
     if mask is None:
-        return pointer, (tiles, dims, by), None if inside is None else _mask(what, inside, pointer)
+        return pointer, (tiles, dims, strides_of_block), None if inside is None else _mask(what, inside, pointer)
     return pointer, None, _mask(what, mask if inside is None else inside & mask, pointer)
 
 
@@ -210,7 +211,7 @@ def _places(
 
 
 def _function(name: str, function: str = "") -> Callable[[Any], Tile]:
-    """function: what expressions call it, where that is not its name."""
+    """Make a function of floats. function: its name in expressions, where that differs."""
 
     def call(x: Any) -> Tile:
         x = as_tile(x)
@@ -230,7 +231,7 @@ rint.__doc__ = "The nearest integer to each element of a tile of floats; of two 
 
 
 def div_rn(a: Any, b: Any) -> Tile:
-    """a / b of floats, rounded to the nearest; `/` may multiply by the reciprocal of what divides many."""
+    """Divide floats, rounded to nearest; `/` may multiply by the reciprocal of a divisor with many dividends."""
     x, y = join("cl.div_rn", a, b)
     if not x.dtype.startswith("float"):
         fail(f"cl.div_rn is for floats, and this is {x}; cast it, as in x.to(cl.float32)")
@@ -238,34 +239,34 @@ def div_rn(a: Any, b: Any) -> Tile:
 
 
 def rsqrt(x: Any) -> Tile:
-    """1 / sqrt(x), of floats."""
+    """Compute 1 / sqrt(x) of floats."""
     return binary("div", 1.0, sqrt(x))
 
 
 def sigmoid(x: Any) -> Tile:
-    """1 / (1 + exp(-x)), of floats."""
+    """Compute 1 / (1 + exp(-x)) of floats."""
     return binary("div", 1.0, 1.0 + exp(-as_tile(x)))
 
 
 def abs(x: Any) -> Any:
-    """Absolute value of a tile, element by element, or of a number."""
+    """Compute the absolute value of a tile, element by element, or of a number."""
     if not isinstance(x, Tile):
         return builtins.abs(x)
     return make("unary", (x,), x.shape, x.dtype, name="abs")
 
 
 def maximum(a: Any, b: Any) -> Tile:
-    """The larger of each two elements; NaN where one is."""
+    """Take the larger of each two elements; NaN where one is."""
     return binary("max", a, b)
 
 
 def minimum(a: Any, b: Any) -> Tile:
-    """The smaller of each two elements; NaN where one is."""
+    """Take the smaller of each two elements; NaN where one is."""
     return binary("min", a, b)
 
 
-def _of_python(name: str) -> Callable[..., Any]:
-    """What Python's `min` or `max` is in a kernel: of tiles, too."""
+def _tile_aware(name: str) -> Callable[..., Any]:
+    """Return Python's `min` or `max` with support for tiles."""
 
     def call(*args: Any, **options: Any) -> Any:
         if any(isinstance(arg, Tile) for arg in args):
@@ -275,11 +276,13 @@ def _of_python(name: str) -> Callable[..., Any]:
     return call
 
 
-IN_KERNELS = {"min": _of_python("min"), "max": _of_python("max")}
-"""Python's own functions that kernels call on tiles."""
+IN_KERNELS = {"min": _tile_aware("min"), "max": _tile_aware("max")}
+"""Python's functions that kernels may call on tiles."""
 
 
 def _reduction(name: str) -> Callable[..., Tile]:
+    """Make the reduction function `name`."""
+
     def call(x: Tile, axis: int | None = None, ordered: bool = False, **hints: Any) -> Tile:
         x = as_tile(x)
         if axis is None:
@@ -305,7 +308,7 @@ sum, max, min = _reduction("sum"), _reduction("max"), _reduction("min")
 
 
 def where(condition: Any, a: Any, b: Any) -> Tile:
-    """a where the condition holds, else b."""
+    """Select a where the condition holds, else b."""
     condition = as_tile(condition)
     if condition.dtype != "bool":
         fail(f"the condition of cl.where is {condition}, not bool; compare, as in x > 0")
@@ -315,31 +318,31 @@ def where(condition: Any, a: Any, b: Any) -> Tile:
 
 
 def cast(x: Tile, dtype: Any) -> Tile:
-    """As `x.to(dtype)`."""
+    """Convert like `x.to(dtype)`."""
     return as_tile(x).to(dtype)
 
 
 def reshape(x: Tile, *shape: Any) -> Tile:
-    """As `x.reshape(shape)`: as many elements, in their order."""
+    """Reshape like `x.reshape(shape)`: the same number of elements, in order."""
     return x.reshape(*shape)
 
 
 def broadcast_to(x: Tile, *shape: Any) -> Tile:
-    """`x` repeated along axes of size 1. LanguageError where sizes differ otherwise."""
+    """Broadcast `x` along axes of size 1. Raises LanguageError where sizes differ otherwise."""
     dims = shape_of(shape[0] if len(shape) == 1 and isinstance(shape[0], (tuple, list)) else shape)
-    if not fits(x.shape, dims):
+    if not is_broadcastable(x.shape, dims):
         fail(f"{x} cannot be broadcast to {list(dims)}; sizes must be equal or 1")
     return broadcast(x, dims)
 
 
 def expand_dims(x: Tile, axis: int) -> Tile:
-    """`x` with an axis of size 1 before `axis`."""
+    """Insert an axis of size 1 before `axis`."""
     axis %= len(x.shape) + 1
     return x.reshape(*x.shape[:axis], 1, *x.shape[axis:])
 
 
 def trans(x: Tile, *axes: int) -> Tile:
-    """The axes of x in another order, by default turned round."""
+    """Permute the axes of x, by default reversed."""
     order = tuple(axes) or tuple(builtins.range(len(x.shape)))[::-1]
     if sorted(order) != list(builtins.range(len(x.shape))):
         fail(f"{list(order)} is no order of the {len(x.shape)} axes of {x}")
@@ -347,17 +350,17 @@ def trans(x: Tile, *axes: int) -> Tile:
 
 
 def static_assert(condition: bool, message: str = "") -> None:
-    """LanguageError with `message` where a condition on constexprs does not hold."""
+    """Raise LanguageError with `message` where a condition on constexprs does not hold."""
     if not condition:
         fail(message or "a cl.static_assert does not hold")
 
 
 def assume(condition: Any) -> None:
-    """For kernels written for Triton; the compiler finds out by itself."""
+    """Accept an assumption of a Triton kernel, which the compiler does not need."""
 
 
 def static_range(*bounds: int, **hints: Any) -> Iterator[int]:
-    """Python's range: the body is written out for each number."""
+    """Iterate like Python's range: the body is unrolled."""
     if any(isinstance(bound, Tile) for bound in bounds):
         fail("cl.static_range takes constexprs; cl.range takes what is computed")
     return iter(builtins.range(*bounds))

@@ -1,4 +1,4 @@
-"""Recognise what a traced kernel computes for the accelerator: a sum of products or a maximum, and what follows it.
+"""Recognise what a traced kernel computes for the accelerator: a sum of products or a maximum, with an epilogue.
 
 Offsets are computed for all programs and iterations, and compared. LanguageError, which names the rule, for what the
 accelerator cannot do.
@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from celosia.compiler.language.attention import (
+from celosia.compiler.language.attention_kernels import (
     AttentionKernel,
     HeadsKernel,
     is_attention,
@@ -22,25 +22,24 @@ from celosia.compiler.language.attention import (
     read_attention,
     read_heads,
 )
-from celosia.compiler.language.blocks import ON_CPU, BlockReader, Values, equal
-from celosia.compiler.language.errors import fail
+from celosia.compiler.language.block_reader import ON_CPU, BlockReader, Values, equal
+from celosia.compiler.language.language_errors import fail
 from celosia.compiler.language.rows import SoftmaxKernel
 from celosia.compiler.language.tile import ArrayArgument, KernelRun, Tile
-from celosia.compiler.language.views import in_order, order, regrouped, viewed
+from celosia.compiler.language.tile_views import before_reshapes, element_order, is_in_order, source_of_view
 from celosia.compiler.layer import Window
 
-Move = tuple[int, ...]
-"""How far what is read is from what is written, for each dimension but the channels."""
+Displacement = tuple[int, ...]
+"""Distance of a read position from the written one, for each dimension except channels."""
 EPILOGUE = ("requantise", "lookup", "residual")
 
 
 @dataclass
 class Recognised:
-    """Computation of a kernel. x, w, par, table, residual: arrays it was called with, where it has them.
+    """Computation of a kernel as a layer. x, w, par, table, residual: arrays of the call, where it has them.
 
-    tile: the block of y that a program writes. taps: for each position of the window, the indices of w beside those of
-    outputs and inputs. axes: which dimension of w counts outputs, and which inputs. w_at: the
-    line that loads it. pool: whether it is the maximum.
+    tile: the block of y that a program writes. taps: for each position of the window, the remaining indices of w. axes:
+    the dimensions of w that count outputs and inputs. w_at: the line that loads w. pool: whether it is a maximum.
     """
 
     y: ArrayArgument
@@ -63,7 +62,7 @@ class Recognised:
 
 @dataclass(frozen=True)
 class Fold:
-    """Reduction on the accelerator: the operation, of what, from what number on, and both in words."""
+    """A reduction that the accelerator can do: operation, reduced operation, initial value, and both in words."""
 
     name: str
     leaf: str
@@ -72,17 +71,19 @@ class Fold:
     first: str
 
 
-SUM = Fold("add", "dot", 0, "adds up cl.dot", "zero")
-MAXIMUM = Fold("max", "load", -128, "takes the maximum of loads", "-128")
+SUM_FOLD = Fold("add", "dot", 0, "adds up cl.dot", "zero")
+MAX_FOLD = Fold("max", "load", -128, "takes the maximum of loads", "-128")
 
 
 def recognise(
     program: KernelRun, varying: Collection[ArrayArgument] = ()
 ) -> Recognised | SoftmaxKernel | AttentionKernel | HeadsKernel:
-    """LanguageError, which names the rule, for what the accelerator cannot do. varying: arrays that are no constants,
-    those that are `quantised` beside them."""
+    """Recognise the layer that a kernel is. Raises LanguageError, which names the broken rule.
+
+    varying: arrays that are no constants, besides those that are `quantised`.
+    """
     reader = _Reader(program)
-    value = regrouped(reader.store.value)
+    value = before_reshapes(reader.store.value)
     if value.op == "cast":
         return SoftmaxKernel.read(reader, value)
     if is_attention(value):
@@ -91,128 +92,141 @@ def recognise(
 
 
 class _Reader(BlockReader):
+    """Reads the sum of products or the maximum that makes a block of y."""
+
     def read(self) -> Recognised:
+        """Recognise the kernel from its store upwards: residual, table, requantise, then the reduction."""
         y = self.y
-        found = Recognised(y, self.shape, y)
-        behind, value = self.behind(regrouped(self.store.value))
+        kernel = Recognised(y, self.shape, y)
+        behind, value = self.behind(before_reshapes(self.store.value))
         if behind.residual is not None:
-            found.residual, found.rescale = self.activation(behind.residual, "what a residual_add adds"), behind.rescale
+            kernel.residual, kernel.rescale = (
+                self.activation(behind.residual, "what a residual_add adds"),
+                behind.rescale,
+            )
         if behind.table is not None:
-            found.table = self.whole(behind.table, "a table")
+            kernel.table = self.complete_array(behind.table, "a table")
         if value.op == "requantise":
-            found.par, found.more = self.parameters(value.args[1]), value.more
-            self._sum(value.args[0], found)
+            kernel.par, kernel.more = self.parameters(value.args[1]), value.more
+            self._sum(value.args[0], kernel)
         elif value.op == "load":
-            found.x = self.activation(value, "an elementwise kernel")
+            kernel.x = self.activation(value, "an elementwise kernel")
         elif value.op == "result" or (
-            value.more.get("name") == "max" and all(regrouped(arg).op not in EPILOGUE for arg in value.args)
+            value.more.get("name") == "max" and all(before_reshapes(arg).op not in EPILOGUE for arg in value.args)
         ):
-            self._maximum(value, found)
+            self._maximum(value, kernel)
         else:
             what = value.more.get("name", value.op)
             fail(
                 "the vector unit requantises a sum of cl.dot or takes the cl.maximum of a window, looks up and adds a "
                 f"residual, in this order, and no {what}{ON_CPU}", value.at
             )  # fmt: skip
-        if y in (found.x, found.w, found.residual, found.table, found.par):
+        if y in (kernel.x, kernel.w, kernel.residual, kernel.table, kernel.par):
             self.refuse(f"{y.name} is read and written; the accelerator needs another array for its output")
-        return found
+        return kernel
 
     # Windows ------------------------------------------------------------------------------------------------------
 
-    def _sum(self, acc: Tile, found: Recognised) -> None:
-        terms = list(self._terms(acc, SUM))
+    def _sum(self, acc: Tile, kernel: Recognised) -> None:
+        terms = list(self._reduction_terms(acc, SUM_FOLD))
         if not terms:
             fail(f"the accelerator requantises a sum of cl.dot{ON_CPU}", acc.at)
-        rows = [row for dot in terms for row in self._product(dot, found)]
-        self._window(self._channels(rows, found, terms[0].at), found, terms[0].at)
+        rows = [row for dot in terms for row in self._product(dot, kernel)]
+        self._window(self._channels(rows, kernel, terms[0].at), kernel, terms[0].at)
 
-    def _maximum(self, value: Tile, found: Recognised) -> None:
-        places: dict[Move, tuple[int, ...]] = {}
-        for tile in self._terms(value, MAXIMUM):
+    def _maximum(self, value: Tile, kernel: Recognised) -> None:
+        """Recognise the maximum of a window of one image array."""
+        window_positions: dict[Displacement, tuple[int, ...]] = {}
+        for tile in self._reduction_terms(value, MAX_FOLD):
             load, starts, dims = self.load(tile, "what a window has the maximum of", moving=True)
             array, y, at = load.more["array"], self.y, load.at
-            if found.x not in (y, array) or array.dtype != "int8" or dims != self.shape:
+            if kernel.x not in (y, array) or array.dtype != "int8" or dims != self.shape:
                 fail(f"a window has the maximum of blocks {list(self.shape)} of one array of int8", at)
             if array.shape[-1] != y.shape[-1] or len(y.shape) < 3:
                 fail(f"a window is of images, and has as many channels as {y.name}; {array.name} has not", at)
-            found.x = array
-            for row in self._by_iteration([*self._moved(load, starts, found), starts[-1] - self.starts[-1]], at):
+            kernel.x = array
+            for row in self._same_in_all_programs(
+                [*self._displacements(load, starts, kernel), starts[-1] - self.starts[-1]], at
+            ):
                 if row[-1]:
                     fail(f"the channels of {array.name} are not those of {y.name}", at)
-                places[row[:-1]] = ()
-        self._window(places, found, value.at)
-        found.pool = True
+                window_positions[row[:-1]] = ()
+        self._window(window_positions, kernel, value.at)
+        kernel.pool = True
 
-    def _terms(self, tile: Tile, kind: Fold, end: Tile | None = None) -> Iterator[Tile]:
-        """What `tile` is the sum or the maximum of, beside `end`."""
-        tile = regrouped(tile)
+    def _reduction_terms(self, tile: Tile, kind: Fold, end: Tile | None = None) -> Iterator[Tile]:
+        """Yield the products or loads that are reduced to `tile`, up to the initial value `end`."""
+        tile = before_reshapes(tile)
         if tile is end:
             return
         if tile.op == kind.leaf:
             yield tile
             if tile.op == "dot" and len(tile.args) == 3:
-                yield from self._terms(tile.args[2], kind, end)
+                yield from self._reduction_terms(tile.args[2], kind, end)
         elif tile.op == "result":
             first, place, last = next(row[:3] for loop in self.loops for row in loop.carried if row[3] is tile)
-            if not _ends_at(last, place, kind):
+            if not _starts_with(last, place, kind):
                 fail(f"the accelerator {kind.says}, and what this loop carries is another sum{ON_CPU}", last.at)
-            yield from self._terms(last, kind, place)
-            yield from self._terms(first, kind, end)
+            yield from self._reduction_terms(last, kind, place)
+            yield from self._reduction_terms(first, kind, end)
         elif tile.op == "binary" and tile.more["name"] == kind.name:
-            yield from self._terms(tile.args[0], kind, end)
-            yield from self._terms(tile.args[1], kind, end)
-        elif (zero := viewed(tile)).op != "const" or zero.more["number"] != kind.zero:
+            yield from self._reduction_terms(tile.args[0], kind, end)
+            yield from self._reduction_terms(tile.args[1], kind, end)
+        elif (zero := source_of_view(tile)).op != "const" or zero.more["number"] != kind.zero:
             what = f"not from {zero.more['number']}" if zero.op == "const" else f"no {tile.more.get('name', tile.op)}"
             fail(f"the accelerator {kind.says} from {kind.first}, and {what}{ON_CPU}", tile.at)
 
-    def _product(self, dot: Tile, found: Recognised) -> list[tuple[Move, int, int, tuple[int, ...], int]]:
-        """For each iteration: (rows of x from those of y, channel, how many, place in the window of w, its channel)."""
+    def _product(self, dot: Tile, kernel: Recognised) -> list[tuple[Displacement, int, int, tuple[int, ...], int]]:
+        """Return for each iteration: (displacement of x, channel, channels, position in the window of w, channel of
+        w).
+        """
         a, xs, xdims = self.load(dot.args[0], "a side of cl.dot", moving=True)
         b, ws, wdims = self.load(dot.args[1], "the other side of cl.dot")
         if a.dtype != "int8":
             fail(f"gemm multiplies int8, and this is {a}{ON_CPU}", dot.at)
         x, w, y = a.more["array"], b.more["array"], self.y
-        if found.w is not None and (x is not found.x or w is not found.w):
+        if kernel.w is not None and (x is not kernel.x or w is not kernel.w):
             what = f"the accelerator sums products of one array by one of weights, not {x.name} by {w.name}"
             fail(what + ON_CPU, dot.at)
-        found.x, found.w, found.w_at = x, w, b.at
-        if len(xdims) != len(self.shape) or xdims[:-1] != self.shape[:-1] or not in_order(dot.args[0], a):
+        kernel.x, kernel.w, kernel.w_at = x, w, b.at
+        if len(xdims) != len(self.shape) or xdims[:-1] != self.shape[:-1] or not is_in_order(dot.args[0], a):
             fail(
                 f"the rows of a product are those of its output, channels last; {x.name} is read as {list(xdims)} for "
                 f"{list(self.shape)} of {y.name}", dot.at
             )  # fmt: skip
-        found.axes = out, into = self._axes(dot, b, wdims)
+        kernel.axes = out, into = self._axes(dot, b, wdims)
         if self.other(b) != w.zero_point:
             fail(f"weights beyond the last are {w.zero_point}, and `other` of {w.name} is not", b.at)
-        rest = [each for d, each in enumerate(ws) if d not in (out, into)]
-        moved = self._moved(a, xs, found)
-        n = len(moved)
-        rows = self._by_iteration([*moved, xs[-1], ws[into], *rest, ws[out] - self.starts[-1]], dot.at)
+        tap_starts = [start for d, start in enumerate(ws) if d not in (out, into)]
+        displacements = self._displacements(a, xs, kernel)
+        n = len(displacements)
+        rows = self._same_in_all_programs(
+            [*displacements, xs[-1], ws[into], *tap_starts, ws[out] - self.starts[-1]], dot.at
+        )
         if any(row[-1] for row in rows):
             fail(f"the outputs of the weights are not the columns of {y.name}", dot.at)
         return [(row[:n], row[n], dot.args[1].shape[0], row[n + 2 : -1], row[n + 1]) for row in rows]
 
     def _axes(self, dot: Tile, b: Tile, dims: tuple[int, ...]) -> tuple[int, int]:
-        """Find which dimension of the weights counts outputs, and which inputs."""
+        """Return the dimensions of the weights that count outputs and inputs. Raises LanguageError."""
         depth, columns = dot.args[1].shape
-        numbers = order(dot.args[1], b)
+        element_numbers = element_order(dot.args[1], b)
         steps = [int(np.prod(dims[d + 1 :])) for d in range(len(dims))]
 
         def along(line: NDArray[Any]) -> int | None:
-            """The dimension of the block in which the elements `line`, all that it has, follow each other."""
+            """Return the dimension of the block along which the elements `line` follow each other."""
             step = int(line[-1] - line[0]) // max(len(line) - 1, 1)
             return next((d for d, size in enumerate(dims) if (size, steps[d]) == (len(line), step)), None)
 
-        out, into = along(numbers[0]), along(numbers[:, 0])
-        if out is None or into is None or out == into or b.size != depth * columns:
+        output_axis, input_axis = along(element_numbers[0]), along(element_numbers[:, 0])
+        if output_axis is None or input_axis is None or output_axis == input_axis or b.size != depth * columns:
             fail(
                 f"weights are a block of outputs by inputs, and {b.more['array'].name} is read as {list(dims)}", dot.at
             )
-        return out, into
+        return output_axis, input_axis
 
-    def _moved(self, load: Tile, starts: Values, found: Recognised) -> list[NDArray[Any]]:
-        """How far what a block of x has is from what is written, for each dimension but the channels."""
+    def _displacements(self, load: Tile, starts: Values, kernel: Recognised) -> list[NDArray[Any]]:
+        """Return the displacement of a block of x from the written one, for each dimension except channels."""
         name, steps = load.more["array"].name, load.more["block"][2]
         strides = steps[-3:-1] if len(steps) > 2 else (1, 1)
         if steps != ((1,) * len(steps))[:-3] + (*strides, 1)[-len(steps) :]:
@@ -220,91 +234,94 @@ class _Reader(BlockReader):
                 f"rows and columns of images alone have steps on the accelerator, and {name} is read in {list(steps)}",
                 load.at,
             )
-        if found.strides is not None and (found.strides, found.pad) != (strides, self.other(load)):
+        if kernel.strides is not None and (kernel.strides, kernel.pad) != (strides, self.other(load)):
             fail(f"`other` and `steps` of {name} are the same in a whole window on the accelerator", load.at)
-        found.strides, found.pad = strides, self.other(load)
+        kernel.strides, kernel.pad = strides, self.other(load)
         return [x - step * y for x, y, step in zip(starts[:-1], self.starts[:-1], steps)]
 
-    def _by_iteration(self, sides: Sequence[NDArray[Any]], at: str) -> list[tuple[int, ...]]:
-        """What `sides` are in each iteration, in all programs."""
-        shape = np.broadcast_shapes(*(each.shape for each in sides))
-        found = []
-        for each in sides:
-            first = np.broadcast_to(each[:1, :1, :1], (1, 1, 1, *shape[3:]))
-            if not equal(each, first):
+    def _same_in_all_programs(self, sides: Sequence[NDArray[Any]], at: str) -> list[tuple[int, ...]]:
+        """Return `sides` in each iteration. Raises LanguageError where programs differ."""
+        shape = np.broadcast_shapes(*(side.shape for side in sides))
+        columns_ = []
+        for side in sides:
+            first = np.broadcast_to(side[:1, :1, :1], (1, 1, 1, *shape[3:]))
+            if not equal(side, first):
                 fail(
                     "programs read different blocks than those that belong to what they write: rows move with the rows "
                     f"of {self.y.name}, outputs of the weights with its columns, one for one{ON_CPU}", at
                 )  # fmt: skip
-            found.append(map(int, first.ravel()))
-        return list(zip(*found))
+            columns_.append(map(int, first.ravel()))
+        return list(zip(*columns_))
 
     def _channels(
-        self, rows: list[tuple[Move, int, int, tuple[int, ...], int]], found: Recognised, at: str
-    ) -> dict[Move, tuple[int, ...]]:
-        """The place of w for each move of x, where all channels are added up at each."""
-        assert found.w is not None
-        x, w, y, depth = found.x, found.w, found.y, rows[0][2]
-        places: dict[Move, tuple[int, ...]] = {}
-        seen: dict[Move, list[int]] = {}
-        for moved, channel, _, tap, other in rows:
-            if channel != other or places.setdefault(moved, tap) != tap:
+        self, rows: list[tuple[Displacement, int, int, tuple[int, ...], int]], kernel: Recognised, at: str
+    ) -> dict[Displacement, tuple[int, ...]]:
+        """Check that all channels are added up at each displacement. Returns the index of w for each displacement."""
+        assert kernel.w is not None
+        x, w, y, depth = kernel.x, kernel.w, kernel.y, rows[0][2]
+        taps: dict[Displacement, tuple[int, ...]] = {}
+        channels_at: dict[Displacement, list[int]] = {}
+        for displacement, channel, _, tap, other in rows:
+            if channel != other or taps.setdefault(displacement, tap) != tap:
                 fail(
                     f"channel {channel} of {x.name} meets channel {other} of {w.name}; they go together one for one", at
                 )
-            seen.setdefault(moved, []).append(channel)
-        wanted = list(range(0, x.shape[-1], depth))
-        if any(sorted(each) != wanted for each in seen.values()) or w.shape[found.axes[1]] != x.shape[-1]:
+            channels_at.setdefault(displacement, []).append(channel)
+        expected = list(range(0, x.shape[-1], depth))
+        if (
+            any(sorted(channels_seen) != expected for channels_seen in channels_at.values())
+            or w.shape[kernel.axes[1]] != x.shape[-1]
+        ):
             fail(
                 f"the sum over channels is from 0 to {x.shape[-1]} in steps of {depth}, each once, and over as many of "
                 f"{w.name}; here it is not", at
             )  # fmt: skip
-        if w.shape[found.axes[0]] != y.shape[-1]:
-            fail(f"{w.name} has {w.shape[found.axes[0]]} outputs and {y.name} {y.shape[-1]} columns", at)
-        return places
+        if w.shape[kernel.axes[0]] != y.shape[-1]:
+            fail(f"{w.name} has {w.shape[kernel.axes[0]]} outputs and {y.name} {y.shape[-1]} columns", at)
+        return taps
 
-    def _window(self, places: dict[Move, tuple[int, ...]], found: Recognised, at: str) -> None:
-        """The window that has these places."""
-        x, y = found.x, found.y
+    def _window(self, taps: dict[Displacement, tuple[int, ...]], kernel: Recognised, at: str) -> None:
+        """Derive kernel, strides, dilations and pads of the window from the displacements. Raises LanguageError."""
+        x, y = kernel.x, kernel.y
         if len(y.shape) == 2:
-            if list(places) != [(0,)] or x.shape[0] != y.shape[0]:
+            if list(taps) != [(0,)] or x.shape[0] != y.shape[0]:
                 fail("the rows of a matrix product are those of its output", at)
-            found.taps = [list(places.values())]
+            kernel.taps = [list(taps.values())]
             return
-        if any(any(moved[:-2]) for moved in places) or x.shape[:-3] != y.shape[:-3]:
+        if any(any(displacement[:-2]) for displacement in taps) or x.shape[:-3] != y.shape[:-3]:
             fail("a window is within one image", at)
-        moves = {moved[-2:]: tap for moved, tap in places.items()}
+        moves = {displacement[-2:]: tap for displacement, tap in taps.items()}
         sides = [sorted({move[d] for move in moves}) for d in (0, 1)]
-        steps = [_even(side) for side in sides]
+        steps = [_even_step(side) for side in sides]
         if list(product(*sides)) != sorted(moves) or 0 in steps:
             fail("the places of a window are rows by columns, in even steps", at)
-        assert found.strides is not None
+        assert kernel.strides is not None
         low = [-side[0] for side in sides]
         high = [
-            (made - 1) * stride + side[-1] - (had - 1)
-            for made, stride, side, had in zip(y.shape[-3:-1], found.strides, sides, x.shape[-3:-1])
+            (output_size - 1) * stride + side[-1] - (input_size - 1)
+            for output_size, stride, side, input_size in zip(y.shape[-3:-1], kernel.strides, sides, x.shape[-3:-1])
         ]
-        if min(low) < 0 or any(beyond <= -stride for beyond, stride in zip(high, found.strides)):
+        if min(low) < 0 or any(beyond <= -stride for beyond, stride in zip(high, kernel.strides)):
             fail("a window begins at the first row and column of what it reads, and ends at the last", at)
         pads = (low[0], low[1], max(high[0], 0), max(high[1], 0))
-        found.window = Window((len(sides[0]), len(sides[1])), found.strides, (steps[0], steps[1]), pads)
-        found.taps = [[moves[r, c] for c in sides[1]] for r in sides[0]]
+        kernel.window = Window((len(sides[0]), len(sides[1])), kernel.strides, (steps[0], steps[1]), pads)
+        kernel.taps = [[moves[r, c] for c in sides[1]] for r in sides[0]]
 
 
-def _even(side: list[int]) -> int:
-    """The step from each to the next; 0 where it changes."""
+def _even_step(side: list[int]) -> int:
+    """Return the constant step of a sequence; 0 where it changes."""
     steps = {b - a for a, b in pairwise(side)} or {1}
     return steps.pop() if len(steps) == 1 else 0
 
 
-def _ends_at(tile: Tile, place: Tile, kind: Fold) -> bool:
-    """Whether a sum, or a maximum, begins with `place`."""
-    tile = regrouped(tile)
-    while tile is not place:
+def _starts_with(tile: Tile, initial: Tile, kind: Fold) -> bool:
+    """Return whether a sum or maximum starts with the carried tile `initial`."""
+    tile = before_reshapes(tile)
+    while tile is not initial:
         if tile.op == "dot" and len(tile.args) == 3:
-            tile = regrouped(tile.args[2])
+            tile = before_reshapes(tile.args[2])
         elif tile.op == "binary" and tile.more["name"] == kind.name:
-            return any(_ends_at(arg, place, kind) for arg in tile.args)
+            return any(_starts_with(arg, initial, kind) for arg in tile.args)
         else:
             return tile.op == "result"
     return True

@@ -1,11 +1,11 @@
-"""The softmax of rows in a traced kernel, in the one spelling whose bits the accelerator's are.
+"""Recognise the softmax of rows in a traced kernel, in the one spelling with the accelerator's bits.
 
     place = 255 + v - cl.max(v, axis=1)[:, None]              v int8 [rows, columns], as int32
     e = cl.load(powers + place, mask=inside, other=0.0)       powers float32[256]
     total = cl.sum(e, axis=1, ordered=True)
     (cl.rint(cl.div_rn(e * steps, total[:, None])) + zero_point).to(cl.int8)
 
-Beyond the row `v` is -128. Nothing is believed of names: which element meets which is followed through all views.
+Beyond the row `v` is -128. Names prove nothing: the order of elements is followed through all views.
 """
 
 from __future__ import annotations
@@ -16,24 +16,33 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from celosia.compiler.language.blocks import ON_CPU, BlockReader
-from celosia.compiler.language.errors import fail
-from celosia.compiler.language.meaning import fixed
+from celosia.compiler.language.block_reader import ON_CPU, BlockReader
+from celosia.compiler.language.interpreter import constant_value
+from celosia.compiler.language.language_errors import fail
 from celosia.compiler.language.tile import ArrayArgument, Tile
-from celosia.compiler.language.views import VIEWS, is_counted, order, regrouped, seen, viewed
+from celosia.compiler.language.tile_views import (
+    VIEWS,
+    apply_view,
+    before_reshapes,
+    element_order,
+    is_identity_order,
+    source_of_view,
+)
 from celosia.hw.spec.scratchpads import EXP_ENTRIES
 
-PLACES = EXP_ENTRIES // 2
-"""Places of a table of powers."""
+TABLE_ENTRIES = EXP_ENTRIES // 2
+"""Number of entries of a table of powers."""
 INT8_MIN = -128
 Elements = NDArray[np.int64]
-WIDER = (("int8", "int32"), ("int8", "int64"), ("int32", "int64"))
+WIDENING_CASTS = (("int8", "int32"), ("int8", "int64"), ("int32", "int64"))
 
 
 @dataclass(frozen=True)
 class SoftmaxOfRows:
-    """The softmax of the rows of `source`, a tile whose elements in their order are rows of `width` int8, of which the
-    first `count` count. steps: of the result, a number or an array of one. zero_point: of the result."""
+    """The softmax of the rows of `source`, a tile of rows of `width` int8, of which the first `count` are valid.
+
+    steps: 1 / scale of the result, a number or an array of one. zero_point: of the result.
+    """
 
     source: Tile
     width: int
@@ -45,7 +54,7 @@ class SoftmaxOfRows:
 
 @dataclass(frozen=True)
 class SoftmaxKernel:
-    """A kernel that makes of rows of x those of y. tile: the block of y that a program writes."""
+    """A kernel that computes the softmax of rows of x. tile: the block of y that a program writes."""
 
     y: ArrayArgument
     tile: tuple[int, ...]
@@ -54,7 +63,7 @@ class SoftmaxKernel:
 
     @staticmethod
     def read(reader: BlockReader, value: Tile) -> SoftmaxKernel:
-        """LanguageError for another kernel."""
+        """Recognise the kernel. Raises LanguageError for another one."""
         rows, y = softmax_of(value), reader.y
         x = reader.activation(rows.source, "what a softmax is of")
         if rows.count != y.shape[-1] or rows.width != reader.shape[-1]:
@@ -66,29 +75,35 @@ class SoftmaxKernel:
 
 
 def softmax_of(value: Tile) -> SoftmaxOfRows:
-    """What `value`, an int8 made of floats, is. LanguageError where it is no softmax as above."""
-    moved = regrouped(value.args[0])
-    zero = 0
-    if moved.op == "binary" and moved.more["name"] == "add":
-        a, b = moved.args
-        moved, number = (a, viewed(b)) if viewed(b).op == "const" else (b, viewed(a))
-        zero = number.more.get("number", 0.5)
-    share = regrouped(moved)
-    if share.op != "unary" or share.more["name"] != "round_even" or not _is_byte(zero):
+    """Recognise `value`, int8 made of floats, as a softmax. Raises LanguageError where it is none."""
+    shifted = before_reshapes(value.args[0])
+    zero_point = 0
+    if shifted.op == "binary" and shifted.more["name"] == "add":
+        a, b = shifted.args
+        shifted, addend = (a, source_of_view(b)) if source_of_view(b).op == "const" else (b, source_of_view(a))
+        zero_point = addend.more.get("number", 0.5)
+    share = before_reshapes(shifted)
+    if share.op != "unary" or share.more["name"] != "round_even" or not _is_byte(zero_point):
         _refuse("int8 is made by cl.rint(share) and a zero point between -128 and 127, .to(cl.int8)", value)
-    divided = regrouped(share.args[0])
+    divided = before_reshapes(share.args[0])
     if divided.op != "binary" or "nearest" not in divided.more:
         _refuse("a share is cl.div_rn(e * steps, total[:, None]), rounded once", divided)
-    steps, power = _steps(regrouped(divided.args[0]))
-    total = viewed(divided.args[1])
+    steps, power = _split_factor(before_reshapes(divided.args[0]))
+    total = source_of_view(divided.args[1])
     if total.op != "reduce" or total.more["name"] != "ordered_sum":
         _refuse("powers are added up one after the other, by cl.sum(e, axis=1, ordered=True)", total)
-    above, below = _Power.of(power), _Power.of(regrouped(total.args[0]))
-    if above.source is not below.source or above.powers is not below.powers or above.count < below.count:
+    numerator, denominator = _Power.of(power), _Power.of(before_reshapes(total.args[0]))
+    if (
+        numerator.source is not denominator.source
+        or numerator.powers is not denominator.powers
+        or numerator.count < denominator.count
+    ):
         _refuse("the powers that are divided are those that are added up", divided)
-    if not _is_by_row(divided.args[1], total, below.width):
+    if not _is_by_row(divided.args[1], total, denominator.width):
         _refuse("every row has a sum of its own, over its last axis", total)
-    return SoftmaxOfRows(below.bytes(), below.width, below.count, below.powers, steps, int(zero))
+    return SoftmaxOfRows(
+        denominator.bytes(), denominator.width, denominator.count, denominator.powers, steps, int(zero_point)
+    )
 
 
 def _refuse(sentence: str, tile: Tile) -> None:
@@ -99,31 +114,30 @@ def _is_byte(number: float) -> bool:
     return -128 <= number <= 127 and number == int(number)
 
 
-def _steps(tile: Tile) -> tuple[ArrayArgument | float, Tile]:
-    """A number, and the tile that `tile` is the product of with it."""
+def _split_factor(tile: Tile) -> tuple[ArrayArgument | float, Tile]:
+    """Split a product into a number and a tile; the number is 1 for other tiles."""
     if tile.op == "binary" and tile.more["name"] == "mul":
-        for one, other in (tile.args, tile.args[::-1]):
-            number = viewed(one)
+        for factor, rest in (tile.args, tile.args[::-1]):
+            number = source_of_view(factor)
             if number.op == "const":
-                return float(number.more["number"]), regrouped(other)
+                return float(number.more["number"]), before_reshapes(rest)
             if number.op == "load" and number.shape == () and number.more["array"].size == len(number.args) == 1:
-                return number.more["array"], regrouped(other)
+                return number.more["array"], before_reshapes(rest)
     return 1.0, tile
 
 
 def _is_by_row(tile: Tile, reduced: Tile, width: int) -> bool:
-    """Whether the view `tile` has for each of `width` elements of a row what `reduced` makes of that row."""
+    """Return whether the view `tile` repeats the result of `reduced` for each of `width` elements of its row."""
     (of,) = reduced.args
     rows = of.size // width
     if of.shape[-1] != width or reduced.more["axis"] != len(of.shape) - 1 or tile.size != of.size:
         return False
-    return np.array_equal(order(tile, reduced).ravel(), np.repeat(np.arange(rows), width))
+    return np.array_equal(element_order(tile, reduced).ravel(), np.repeat(np.arange(rows), width))
 
 
 @dataclass(frozen=True)
 class _Power:
-    """Elements of `powers` by the distance of int8 `source` from the largest of its row, the first `count` of which
-    are meant; the others are 0."""
+    """Powers looked up by the distance of int8 `source` from the maximum of its row; beyond `count` they are 0."""
 
     source: Tile
     powers: ArrayArgument
@@ -132,42 +146,45 @@ class _Power:
 
     @staticmethod
     def of(tile: Tile) -> _Power:
+        """Recognise a load of powers. Raises LanguageError for another tile."""
         mask = None
         if tile.op == "where" and _is_zero(tile.args[2]):
-            mask, tile = tile.args[0], regrouped(tile.args[1])
+            mask, tile = tile.args[0], before_reshapes(tile.args[1])
         if tile.op != "load" or tile.more["block"] is not None:
             _refuse("a power is cl.load(powers + (255 + v - cl.max(v, axis=1)[:, None]))", tile)
         if len(tile.args) > 1 and mask is None:
             mask = tile.args[1]
             if not _is_zero(tile.args[2]):
                 _refuse("beyond the end of a row, powers are 0", tile)
-        array, (first, parts) = tile.more["array"], linear(tile.args[0])
-        if array.dtype != "float32" or array.shape != (PLACES,):
-            _refuse(f"powers are float32[{PLACES}], as cl.powers makes them, and {array.name} is another array", tile)
-        plus = [(leaf, where) for leaf, (times, where) in parts.items() if times == 1]
+        array, (first, parts) = tile.more["array"], linear_form(tile.args[0])
+        if array.dtype != "float32" or array.shape != (TABLE_ENTRIES,):
+            _refuse(
+                f"powers are float32[{TABLE_ENTRIES}], as cl.powers makes them, and {array.name} is another array", tile
+            )
+        plus = [(leaf, order_) for leaf, (times, order_) in parts.items() if times == 1]
         minus = [leaf for leaf, (times, _) in parts.items() if times == -1]
-        if len(parts) != 2 or len(plus) != 1 or len(minus) != 1 or first != PLACES - 1:
+        if len(parts) != 2 or len(plus) != 1 or len(minus) != 1 or first != TABLE_ENTRIES - 1:
             _refuse("the place of a power is 255 + v - cl.max(v, axis=1)[:, None], in int32", tile)
-        ((source, where),), (most,) = plus, minus
+        ((source, order_),), (most,) = plus, minus
         width = tile.shape[-1] if most.op != "reduce" else most.args[0].shape[-1]
-        if most.op != "reduce" or most.more["name"] != "max" or not _is_of(most.args[0], source):
+        if most.op != "reduce" or most.more["name"] != "max" or not _is_same_values(most.args[0], source):
             _refuse("what is subtracted is the largest element, cl.max(v, axis=1)", tile)
         rows = np.repeat(np.arange(source.size // width), width)
         last = most.more["axis"] == len(most.args[0].shape) - 1
-        if not last or not is_counted(where) or not np.array_equal(parts[most][1].ravel(), rows):
+        if not last or not is_identity_order(order_) or not np.array_equal(parts[most][1].ravel(), rows):
             _refuse("every row has a largest element of its own, over its last axis", tile)
-        return _Power(source, array, width, width if mask is None else _count(mask, width))
+        return _Power(source, array, width, width if mask is None else _valid_count(mask, width))
 
     def bytes(self) -> Tile:
-        """The int8 that the rows are of. LanguageError where something else than INT8_MIN is behind them."""
+        """Return the int8 rows. Raises LanguageError where something other than INT8_MIN follows them."""
         tile, padding = self.source, None
-        if tile.op == "where" and _count(tile.args[0], self.width) == self.count:
-            padding, (tile, *others) = tile.args[2], linear(tile.args[1])[1]
-            if others or not _is_of(self.source.args[1], tile):
+        if tile.op == "where" and _valid_count(tile.args[0], self.width) == self.count:
+            padding, (tile, *others) = tile.args[2], linear_form(tile.args[1])[1]
+            if others or not _is_same_values(self.source.args[1], tile):
                 _refuse("it is of int8", self.source)
         elif tile.op == "load" and len(tile.args) > 2:
             padding = tile.args[2]
-        if self.count < self.width and (padding is None or viewed(padding).more.get("number") != INT8_MIN):
+        if self.count < self.width and (padding is None or source_of_view(padding).more.get("number") != INT8_MIN):
             fail(
                 f"beyond the end of a row, what a softmax is of is {INT8_MIN}: other={INT8_MIN} where it is loaded, or "
                 f"cl.where(inside, v, {INT8_MIN}){ON_CPU}", self.source.at,
@@ -178,43 +195,43 @@ class _Power:
 
 
 def _is_zero(tile: Tile) -> bool:
-    return viewed(tile).op == "const" and viewed(tile).more["number"] == 0
+    return source_of_view(tile).op == "const" and source_of_view(tile).more["number"] == 0
 
 
-def _is_of(tile: Tile, source: Tile) -> bool:
-    """Whether `tile` has the values of `source` in their order."""
-    first, parts = linear(tile)
+def _is_same_values(tile: Tile, source: Tile) -> bool:
+    """Return whether `tile` has the values of `source` in order."""
+    first, parts = linear_form(tile)
     if first or len(parts) > 1 or source not in parts:
         return False
-    times, where = parts[source]
-    return times == 1 and is_counted(where)
+    times, order_ = parts[source]
+    return times == 1 and is_identity_order(order_)
 
 
-def linear(tile: Tile) -> tuple[int, dict[Tile, tuple[int, Elements]]]:
-    """`tile` as a number and a sum of others: how often each, and which element of it each element has."""
+def linear_form(tile: Tile) -> tuple[int, dict[Tile, tuple[int, Elements]]]:
+    """Return `tile` as a constant and a sum of tiles: how often each, and which element of it each element is."""
     if "same" in tile.more:
-        return linear(tile.more["same"])
+        return linear_form(tile.more["same"])
     if tile.op == "const":
         return int(tile.more["number"]), {}
     if tile.op in VIEWS:
-        first, parts = linear(tile.args[0])
-        return first, {leaf: (times, seen(where, tile)) for leaf, (times, where) in parts.items()}
-    if tile.op == "cast" and (tile.args[0].dtype, tile.dtype) in WIDER:
-        return linear(tile.args[0])
+        first, parts = linear_form(tile.args[0])
+        return first, {leaf: (times, apply_view(where, tile)) for leaf, (times, where) in parts.items()}
+    if tile.op == "cast" and (tile.args[0].dtype, tile.dtype) in WIDENING_CASTS:
+        return linear_form(tile.args[0])
     if tile.op == "binary" and tile.more["name"] in ("add", "sub") and tile.dtype in ("int32", "int64"):
-        (a, left), (b, right) = map(linear, tile.args)
+        (a, left), (b, right) = map(linear_form, tile.args)
         sign = 1 if tile.more["name"] == "add" else -1
         if not left.keys() & right.keys():
             return a + sign * b, left | {leaf: (sign * times, where) for leaf, (times, where) in right.items()}
     return 0, {tile: (1, np.arange(tile.size).reshape(tile.shape))}
 
 
-def _count(mask: Tile, width: int) -> int:
-    """How many elements of each row the mask has, which are the first ones."""
-    found: Any = fixed(mask)
-    if found is None:
+def _valid_count(mask: Tile, width: int) -> int:
+    """Count the elements of each row that the mask selects, which must be the first ones. Raises LanguageError."""
+    mask_values: Any = constant_value(mask)
+    if mask_values is None:
         _refuse("which elements a row has is known, as columns < N is", mask)
-    by_row = np.broadcast_to(found, mask.shape).reshape(-1, width)
+    by_row = np.broadcast_to(mask_values, mask.shape).reshape(-1, width)
     count = int(by_row[0].sum())
     if count == 0 or not (by_row == (np.arange(width) < count)).all():
         _refuse("a row has its first elements, as columns < N says", mask)

@@ -1,8 +1,8 @@
-"""Tiles, and the program that is being traced or interpreted, whose classes make each other: in one file.
+"""Tiles, and the kernel run that is traced or interpreted; their classes refer to each other, so one file has them.
 
 A kernel is an ordinary Python function. When it is traced its tiles are nodes of a graph, in scopes (the kernel itself
 and its loops) that keep the order of their creation; when it is interpreted each node has its value at once, from
-`meaning.py`. Types, shapes and errors are the same in both, for both make nodes here.
+`interpreter.py`. Types, shapes and errors are the same in both, for both make nodes here.
 """
 
 from __future__ import annotations
@@ -16,36 +16,37 @@ import numpy as np
 from numpy.typing import NDArray
 
 from celosia.compiler.expr.nodes import COMPARISONS
-from celosia.compiler.language.errors import fail, where
+from celosia.compiler.language.language_errors import fail, where
 from celosia.compiler.program.dtypes import numpy_dtype
 
-MOST_ELEMENTS = 1 << 20
-"""Elements of a tile."""
+MAX_ELEMENTS = 1 << 20
+"""Limit of the elements of a tile."""
 DTYPES = (
     "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "float32", "float64",
 )  # fmt: skip
 BITS = ("and", "or", "xor", "shl", "shr")
 
 
-NUMPYS = {
+NUMPY_EQUIVALENTS = {
     "absolute": "abs", "exp": "exp", "log": "log", "sqrt": "sqrt", "tanh": "tanh", "sin": "sin", "cos": "cos",
     "floor": "floor", "ceil": "ceil", "maximum": "maximum", "minimum": "minimum", "sum": "sum", "amax": "max",
     "max": "max", "amin": "min", "min": "min", "where": "where", "dot": "dot", "matmul": "dot", "transpose": "trans",
     "reshape": "reshape", "zeros_like": "zeros_like", "broadcast_to": "broadcast", "expand_dims": "expand_dims",
 }  # fmt: skip
-"""What the language has in the place of numpy's functions."""
+"""Function of numpy -> its counterpart in the language, for errors."""
 OPERATORS = {
     "add": "add", "subtract": "sub", "multiply": "mul", "true_divide": "div", "divide": "div",
     "floor_divide": "floordiv", "remainder": "mod", "less": "lt", "less_equal": "le", "equal": "eq", "not_equal": "ne",
     "bitwise_and": "and", "bitwise_or": "or", "bitwise_xor": "xor",
 }  # fmt: skip
-"""What numpy makes of operators whose left side is a number of its own."""
+"""Ufunc that numpy calls for an operator with a numpy scalar on the left -> operation."""
 
 
-class _NotNumpys:
-    """What numpy's functions take for no array of theirs."""
+class _RejectsNumpy:
+    """Base class whose instances raise LanguageError when numpy's functions are called on them."""
 
     def __array_ufunc__(self, ufunc: Any, method: str, *args: Any, **options: Any) -> Tile:
+        """Compute operators with a numpy scalar on the left; raise LanguageError for all other ufuncs."""
         name = ufunc.__name__
         if method == "__call__" and not options and isinstance(args[0], np.generic):
             if name in OPERATORS:
@@ -61,15 +62,19 @@ class _NotNumpys:
         _fail_numpy("array", self)
 
 
-def _fail_numpy(name: str, given: Any) -> NoReturn:
-    ours = f"write cl.{NUMPYS[name]}" if name in NUMPYS else "the language's functions are those in docs/language.md"
-    what = "a tile" if isinstance(given, Tile) else "an array of the caller's, of which cl.load makes a tile"
-    fail(f"np.{name} computes arrays of numpy's, and this is {what}; {ours}")
+def _fail_numpy(name: str, value: Any) -> NoReturn:
+    advice = (
+        f"write cl.{NUMPY_EQUIVALENTS[name]}"
+        if name in NUMPY_EQUIVALENTS
+        else "the language's functions are those in docs/language.md"
+    )
+    description = "a tile" if isinstance(value, Tile) else "an array of the caller's, of which cl.load makes a tile"
+    fail(f"np.{name} computes arrays of numpy's, and this is {description}; {advice}")
 
 
 @dataclass(eq=False)
-class ArrayArgument(_NotNumpys):
-    """An array that a kernel was called with; as a pointer, that to its first element.
+class ArrayArgument(_RejectsNumpy):
+    """An array that a kernel was called with; as a pointer, it points to its first element.
 
     zero_point: of a `quantised` array, see there. data: its elements while the kernel is interpreted.
     """
@@ -83,7 +88,7 @@ class ArrayArgument(_NotNumpys):
 
     @property
     def size(self) -> int:
-        """Elements."""
+        """Number of elements."""
         return int(np.prod(self.shape, dtype=np.int64))
 
     @property
@@ -92,7 +97,7 @@ class ArrayArgument(_NotNumpys):
         return tuple(int(np.prod(self.shape[d + 1 :], dtype=np.int64)) for d in range(len(self.shape)))
 
     def stride(self, dimension: int) -> int:
-        """Elements from one to the next along `dimension`."""
+        """Return the elements from one index to the next along `dimension`."""
         return self.strides[dimension]
 
     def __add__(self, offsets: Tile | int) -> Pointer:
@@ -102,15 +107,15 @@ class ArrayArgument(_NotNumpys):
 
 
 @dataclass(frozen=True, eq=False)
-class Pointer(_NotNumpys):
-    """Places in an array: a tile of element numbers."""
+class Pointer(_RejectsNumpy):
+    """Pointers into an array: a tile of element numbers."""
 
     array: ArrayArgument
     offsets: Tile
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Shape of the tile of places."""
+        """Shape of the tile of pointers."""
         return self.offsets.shape
 
     @property
@@ -119,6 +124,7 @@ class Pointer(_NotNumpys):
         return self.array.dtype
 
     def __add__(self, offsets: Tile | int) -> Pointer:
+        """Move the pointers by offsets. Raises LanguageError for anything but integers."""
         if isinstance(offsets, (Pointer, ArrayArgument)):
             fail("two pointers cannot be added; add offsets, which are integers")
         tile = as_tile(offsets, "int64")
@@ -139,7 +145,7 @@ class Pointer(_NotNumpys):
 
 
 class Scope:
-    """The kernel, or a loop in it: tiles and stores in the order in which they were made."""
+    """The kernel or a loop in it: tiles, stores and loops in the order in which they were made."""
 
     def __init__(self, parent: Scope | None = None, at: str = "") -> None:
         self.parent, self.at = parent, at
@@ -148,8 +154,10 @@ class Scope:
 
 
 class TracedLoop(Scope):
-    """A loop whose body was traced once. carried: (what it begins with, its place in the body, what the body makes of
-    it, what it is after the loop). steps: how often it runs at most; bound: it ends earlier where `var` reaches this.
+    """A loop whose body was traced once.
+
+    carried: (initial tile, placeholder in the body, tile after the body, tile after the loop). steps: limit of the
+    iterations; bound: the loop ends where its index reaches this.
     """
 
     def __init__(self, parent: Scope, at: str, steps: int, start: Tile, step: int, bound: Tile | None) -> None:
@@ -160,7 +168,7 @@ class TracedLoop(Scope):
 
 @dataclass(eq=False)
 class TracedStore:
-    """array[offsets] = value where mask holds. block: see `load` in ops.py."""
+    """A store: array[offsets] = value where mask holds. block: see `load` in ops.py."""
 
     array: ArrayArgument
     offsets: Tile
@@ -171,25 +179,25 @@ class TracedStore:
 
     @property
     def args(self) -> tuple[Tile, ...]:
-        """The tiles that it reads: offsets, value, and mask where there is one."""
+        """Tiles that it reads: offsets, value, and the mask if there is one."""
         return (self.offsets, self.value) if self.mask is None else (self.offsets, self.value, self.mask)
 
 
 def scopes(scope: Scope) -> Iterator[Scope]:
-    """`scope` and the loops inside it."""
+    """Yield `scope` and the loops inside it."""
     yield scope
-    for each in scope.body:
-        if isinstance(each, TracedLoop):
-            yield from scopes(each)
+    for statement in scope.body:
+        if isinstance(statement, TracedLoop):
+            yield from scopes(statement)
 
 
 def stores(top: Scope) -> list[TracedStore]:
-    """All of a program, those in loops among them, in order."""
-    return [each for scope in scopes(top) for each in scope.body if isinstance(each, TracedStore)]
+    """Return all stores of a program, those in loops included, in order."""
+    return [statement for scope in scopes(top) for statement in scope.body if isinstance(statement, TracedStore)]
 
 
 class KernelRun:
-    """One run through a kernel: traced, or interpreted, for the program with the numbers `ids`, by `value_of`."""
+    """One run through a kernel: traced, or interpreted by `value_of` for the program `ids`."""
 
     def __init__(
         self, grid: tuple[int, ...], ids: tuple[int, ...] | None = None, value_of: Callable[..., Any] | None = None
@@ -198,7 +206,7 @@ class KernelRun:
         self.scope = self.top = Scope()
 
     @property
-    def interpreting(self) -> bool:
+    def is_interpreting(self) -> bool:
         """Whether values are computed, not only traced."""
         return self.ids is not None
 
@@ -214,7 +222,7 @@ _local = threading.local()
 
 
 def program() -> KernelRun:
-    """The one that is running. LanguageError outside of kernels."""
+    """Return the running KernelRun. Raises LanguageError outside of kernels."""
     found: KernelRun | None = getattr(_local, "program", None)
     if found is None:
         fail("this is for kernels; call it inside a function with @cl.jit")
@@ -222,7 +230,7 @@ def program() -> KernelRun:
 
 
 def in_program() -> bool:
-    """Whether a kernel is running."""
+    """Return whether a kernel is running."""
     return getattr(_local, "program", None) is not None
 
 
@@ -230,14 +238,17 @@ def _operator(name: str) -> Callable[[Any, Any], Tile]:
     return lambda a, b: binary(name, a, b)
 
 
-def _turned(name: str) -> Callable[[Any, Any], Tile]:
-    """With the operand that has the method on the right."""
+def _reflected_operator(name: str) -> Callable[[Any, Any], Tile]:
+    """Make an operator with swapped operands."""
     return lambda a, b: binary(name, b, a)
 
 
 @dataclass(eq=False)
-class Tile(_NotNumpys):
-    """Values of type `dtype` and of a shape that is known; `op` of `args` made them. A scalar has the shape ()."""
+class Tile(_RejectsNumpy):
+    """Values of type `dtype` and a known shape, made by `op` from `args`. A scalar has the shape ().
+
+    more: other arguments of the operation. at: file and line. value: while a kernel is interpreted.
+    """
 
     op: str
     args: tuple[Tile, ...]
@@ -249,27 +260,27 @@ class Tile(_NotNumpys):
     value: Any = None
 
     def __format__(self, spec: str) -> str:
-        """Type and shape, for messages."""
+        """Return type and shape, for messages."""
         return f"{self.dtype}[{', '.join(map(str, self.shape))}]"
 
     def __str__(self) -> str:
-        """The value while a kernel is interpreted, else type and shape."""
+        """Return the value while a kernel is interpreted, else type and shape."""
         return f"{self}" if self.value is None else str(self.value)
 
     __repr__ = __str__
 
     @property
     def size(self) -> int:
-        """Elements."""
+        """Number of elements."""
         return int(np.prod(self.shape, dtype=np.int64))
 
     @property
     def T(self) -> Tile:
-        """With its axes the other way round."""
+        """The tile with reversed axes."""
         return make("trans", (self,), self.shape[::-1], self.dtype, axes=tuple(range(len(self.shape)))[::-1])
 
     def to(self, dtype: Any) -> Tile:
-        """Convert the values to `dtype`: floats to integers towards zero, the nearest that there is."""
+        """Convert the values to `dtype`: floats to integers towards zero, saturating."""
         name = dtype_name(dtype)
         if name == self.dtype:
             return self
@@ -283,7 +294,7 @@ class Tile(_NotNumpys):
         return make("reshape", (self,), dims, self.dtype)
 
     def __getitem__(self, index: Any) -> Tile:
-        """[:, None] and the like: new dimensions of size 1."""
+        """Insert dimensions of size 1, as in [:, None]."""
         index = index if isinstance(index, tuple) else (index,)
         if any(not (i is None or i == slice(None)) for i in index) or index.count(slice(None)) > len(self.shape):
             fail("a tile is indexed with `:` and None alone; load what you need as a tile of its own")
@@ -294,17 +305,17 @@ class Tile(_NotNumpys):
     def __add__(self, other: Any) -> Any:
         return other + self if isinstance(other, (Pointer, ArrayArgument)) else binary("add", self, other)
 
-    __radd__ = _turned("add")
-    __sub__, __rsub__ = _operator("sub"), _turned("sub")
-    __mul__, __rmul__ = _operator("mul"), _turned("mul")
-    __truediv__, __rtruediv__ = _operator("div"), _turned("div")
-    __floordiv__, __rfloordiv__ = _operator("floordiv"), _turned("floordiv")
-    __mod__, __rmod__ = _operator("mod"), _turned("mod")
-    __and__, __rand__ = _operator("and"), _turned("and")
-    __or__, __ror__ = _operator("or"), _turned("or")
+    __radd__ = _reflected_operator("add")
+    __sub__, __rsub__ = _operator("sub"), _reflected_operator("sub")
+    __mul__, __rmul__ = _operator("mul"), _reflected_operator("mul")
+    __truediv__, __rtruediv__ = _operator("div"), _reflected_operator("div")
+    __floordiv__, __rfloordiv__ = _operator("floordiv"), _reflected_operator("floordiv")
+    __mod__, __rmod__ = _operator("mod"), _reflected_operator("mod")
+    __and__, __rand__ = _operator("and"), _reflected_operator("and")
+    __or__, __ror__ = _operator("or"), _reflected_operator("or")
     __xor__, __lshift__, __rshift__ = _operator("xor"), _operator("shl"), _operator("shr")
-    __lt__, __gt__ = _operator("lt"), _turned("lt")
-    __le__, __ge__ = _operator("le"), _turned("le")
+    __lt__, __gt__ = _operator("lt"), _reflected_operator("lt")
+    __le__, __ge__ = _operator("le"), _reflected_operator("le")
     __eq__, __ne__ = _operator("eq"), _operator("ne")  # type: ignore[assignment]
 
     def __neg__(self) -> Tile:
@@ -330,7 +341,7 @@ class Tile(_NotNumpys):
 
 
 def origin(tile: Tile, *views: str) -> Tile:
-    """What `tile` is where no loop changes it, and before these views of it."""
+    """Return the source of `tile` before `views`, and before loops that do not change it."""
     while tile.op in views or "same" in tile.more:
         tile = tile.more["same"] if "same" in tile.more else tile.args[0]
     return tile
@@ -339,7 +350,7 @@ def origin(tile: Tile, *views: str) -> Tile:
 def upstream(
     roots: Iterable[Tile], before: Callable[[Tile], Iterable[Tile]] = lambda tile: tile.args
 ) -> Iterator[Tile]:
-    """Each of `roots`, and each tile that comes `before` one that was found, once."""
+    """Yield each of `roots` and each tile `before` a yielded one, once."""
     stack, seen = list(roots), set()
     while stack:
         tile = stack.pop()
@@ -350,7 +361,7 @@ def upstream(
 
 
 def dtype_name(dtype: Any) -> str:
-    """numpy's name of an element type. LanguageError where the language has it not."""
+    """Return numpy's name of an element type. Raises LanguageError where the language lacks it."""
     try:
         name = numpy_dtype(dtype).name if isinstance(dtype, str) else np.dtype(dtype).name
     except (TypeError, ValueError, AttributeError):
@@ -361,7 +372,7 @@ def dtype_name(dtype: Any) -> str:
 
 
 def shape_of(dims: Any) -> tuple[int, ...]:
-    """A shape, of numbers that are known."""
+    """Check and return a shape of constexprs. Raises LanguageError."""
     dims = tuple(dims) if isinstance(dims, (tuple, list)) else (dims,)
     for size in dims:
         if isinstance(size, Tile):
@@ -369,13 +380,13 @@ def shape_of(dims: Any) -> tuple[int, ...]:
         if isinstance(size, bool) or not isinstance(size, (int, np.integer)) or size < 1:
             fail(f"a size of a shape is a positive integer, not {size!r}")
     total = int(np.prod(dims, dtype=np.int64))
-    if total > MOST_ELEMENTS:
-        fail(f"a tile of {list(map(int, dims))} has {total} elements, more than {MOST_ELEMENTS}; take smaller blocks")
+    if total > MAX_ELEMENTS:
+        fail(f"a tile of {list(map(int, dims))} has {total} elements, more than {MAX_ELEMENTS}; take smaller blocks")
     return tuple(map(int, dims))
 
 
 def make(op: str, args: Sequence[Tile], shape: tuple[int, ...], dtype: str, **more: Any) -> Tile:
-    """The tile that `op` makes of `args`: a node of the trace, or one with its value."""
+    """Make the tile `op` of `args`: a node of the trace, or one with its value."""
     running = program()
     for arg in args:
         check_alive(arg)
@@ -388,7 +399,7 @@ def make(op: str, args: Sequence[Tile], shape: tuple[int, ...], dtype: str, **mo
 
 
 def check_alive(tile: Tile) -> None:
-    """LanguageError where the tile's loop has ended."""
+    """Raise LanguageError where the loop that made the tile has ended."""
     if tile.scope is not None and tile.scope.closed:
         fail(
             f"a tile of line {tile.at.rsplit(':', 1)[1]} was made inside a loop and is used after it; give its name a "
@@ -397,7 +408,7 @@ def check_alive(tile: Tile) -> None:
 
 
 def as_tile(value: Any, dtype: str | None = None) -> Tile:
-    """A tile as it is; a Python number as a scalar of `dtype`, by default int32, float32 or bool."""
+    """Convert a Python number to a scalar of `dtype`, by default int32, float32 or bool; tiles are unchanged."""
     if isinstance(value, Tile):
         return value
     if isinstance(value, (ArrayArgument, Pointer)):
@@ -421,14 +432,14 @@ def as_tile(value: Any, dtype: str | None = None) -> Tile:
 
 
 def join(op: str, a: Any, b: Any) -> tuple[Tile, Tile]:
-    """Both sides of an operation as tiles of one type and shape. Nothing becomes narrower."""
-    dtype = _common(op, a, b)
+    """Convert both operands to tiles of one type and shape; no type becomes narrower."""
+    dtype = _common_type(op, a, b)
     x, y = (side.to(dtype) if isinstance(side, Tile) else as_tile(side, dtype) for side in (a, b))
     return broadcast_all(op, x, y)  # type: ignore[return-value]
 
 
 def broadcast_all(op: str, *tiles: Tile) -> tuple[Tile, ...]:
-    """The tiles with one shape. LanguageError, naming `op`, where there is none."""
+    """Broadcast the tiles to one shape. Raises LanguageError, naming `op`, where they do not fit."""
     try:
         shape = np.broadcast_shapes(*(tile.shape for tile in tiles))
     except ValueError:
@@ -437,18 +448,18 @@ def broadcast_all(op: str, *tiles: Tile) -> tuple[Tile, ...]:
     return tuple(broadcast(tile, shape) for tile in tiles)
 
 
-def fits(shape: tuple[int, ...], into: tuple[int, ...]) -> bool:
-    """Whether `shape` can be broadcast to `into`."""
+def is_broadcastable(shape: tuple[int, ...], into: tuple[int, ...]) -> bool:
+    """Return whether `shape` can be broadcast to `into`."""
     return len(shape) <= len(into) and all(a in (1, b) for a, b in zip(shape[::-1], into[::-1]))
 
 
 def broadcast(tile: Tile, shape: tuple[int, ...]) -> Tile:
-    """`tile` repeated to `shape`, to which it must fit."""
+    """Broadcast a tile to `shape`, which must fit."""
     return tile if tile.shape == shape else make("broadcast", (tile,), shape, tile.dtype)
 
 
-def _common(op: str, a: Any, b: Any) -> str:
-    """The type in which an operation takes place."""
+def _common_type(op: str, a: Any, b: Any) -> str:
+    """Return the type in which an operation is computed. Raises LanguageError for signed with unsigned integers."""
     for side in (a, b):
         if isinstance(side, (ArrayArgument, Pointer)):
             as_tile(side)
@@ -465,7 +476,7 @@ def _common(op: str, a: Any, b: Any) -> str:
         return a.dtype
     kinds = a.dtype.rstrip("0123456789"), b.dtype.rstrip("0123456789")
     if "float" in kinds:
-        floats = [each for each in (a.dtype, b.dtype) if each.startswith("float")]
+        floats = [dtype for dtype in (a.dtype, b.dtype) if dtype.startswith("float")]
         return max(floats, key=lambda name: int(name[5:]))
     if set(kinds) == {"int", "uint"}:
         fail(f"{op} of {a} and {b}: one is signed, the other is not; cast one with .to(...)")
@@ -475,7 +486,7 @@ def _common(op: str, a: Any, b: Any) -> str:
 
 
 def binary(op: str, a: Any, b: Any) -> Tile:
-    """An operation on two tiles, or a tile and a number; both get one type and one shape."""
+    """Compute an operation on two tiles, or a tile and a number, in their common type and shape."""
     x, y = join(op, a, b)
     if op == "div" and not x.dtype.startswith("float"):
         x, y = x.to("float32"), y.to("float32")

@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 
 from celosia.compiler.cpu.function import CpuFunction
 from celosia.compiler.cpu.parse import parse
-from celosia.compiler.cpu.schedule.group import group, saved_traffic
+from celosia.compiler.cpu.schedule.operator_fusion import fuse_nodes, saved_traffic
 from celosia.compiler.expr import placeholder
-from celosia.compiler.expr.names import unused_name
+from celosia.compiler.expr.unique_names import unused_name
 from celosia.compiler.graph.errors import ModelError
 from celosia.compiler.graph.launches import LaunchPlan
 from celosia.compiler.graph.levels import levels_of
@@ -43,7 +43,7 @@ from celosia.compiler.program import (
 )
 from celosia.compiler.program.dtypes import itemsize
 from celosia.compiler.program.host.hostops import HOST
-from celosia.compiler.program.host.kernel import CompiledKernel, aligned
+from celosia.compiler.program.host.kernel import CompiledKernel, align
 from celosia.compiler.program.host.op import DOMAINS, HostError, HostOp, bodies, check_size
 from celosia.compiler.program.model import BY_ROWS
 from celosia.compiler.switches import is_on
@@ -113,7 +113,7 @@ class _Assembler:
                 self.constants[value.name or ""] = fixed
         program = Program(
             "", self.cfg, tuple(self._border(value) for value in graph.inputs), outputs, self.tensors, steps,
-            {name: array if is_mapped(array) else aligned(array) for name, array in self.constants.items()},
+            {name: array if is_mapped(array) else align(array) for name, array in self.constants.items()},
             self.kernels, self.image.constants, self.image.constants_address, self.image.size,
             self.image.arena_lower_bound, 0, self._placements(),
         )  # fmt: skip
@@ -251,7 +251,7 @@ class _Assembler:
         }  # fmt: skip
         steps = []
         apart = [self._cpu_node(node) for node in nodes]
-        for members in group(apart, sorted(needed)) if is_on("fusion") else [[each] for each in apart]:
+        for members in fuse_nodes(apart, sorted(needed)) if is_on("fusion") else [[each] for each in apart]:
             steps.append(self._step(members, [made[next(filter(None, member.outputs))] for member in members]))
         return steps
 

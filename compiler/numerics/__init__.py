@@ -1,15 +1,28 @@
-"""The arithmetic of the integer operators: what onnxruntime computes, and the integers with which the hardware agrees.
+"""Exact arithmetic of the integer operators: onnxruntime's results, and the integers with which the hardware equals
+them.
 
-Three kinds of functions:
+There are three kinds of functions:
 
 - *references* (`requantize_f32`, `qlinear_add`, `unary_table`, ...) repeat the float32 operations of onnxruntime's CPU
-  kernels in their order, bit for bit; tests compare them with onnxruntime, which this module never imports;
-- *specifications* (`requantize`, `rescale_add`) are the integer arithmetic of the hardware;
-- *derivations* (`fold_scale`, `fit_rescale_add`, `mul_scale`, ...) find the integers for one operator. Where an
-  operator has few inputs they try them all, so what they return is proved, and None means that nothing exact was found.
+kernels in their order, bit for bit; tests compare them with onnxruntime, which this module never imports;
 
-The hardware holds int8. A uint8 tensor is stored with its top bit flipped (x - 128), so are its zero points; functions
-that derive parameters take the ONNX values and return parameters for the stored ones. See docs/numerics.md.
+- *specifications* (`requantize`, `rescale_add`) are the integer arithmetic of the hardware;
+
+- *derivations* (`fold_scale`, `fit_rescale_add`, `mul_scale`, ...) find the integers for one operator. Where an
+operator has few inputs they try them all, so the result is proved; None means that no exact integers were found.
+
+The hardware holds int8. A uint8 tensor is stored with its top bit flipped (x - 128), and so are its zero points;
+derivations take the ONNX values and return parameters for the stored ones. See docs/numerics.md.
+
+  quantization        how floats become bytes and back
+  requantiser         which multiplier and shift replace the scale of a convolution or matrix product
+  addition            which integers make the residual add equal to QLinearAdd
+  multiplication      which integers make the requantiser equal to QLinearMul
+  unary               which table of 256 bytes replaces an element-wise function
+  average             which scale replaces the division of a mean, and when that is exact
+  quantized_softmax   which powers QLinearSoftmax adds up
+  integer_norm        which constants a LayerNorm or RMSNorm of bytes needs
+  array_types         which arrays these functions take
 """
 
 from __future__ import annotations
@@ -29,9 +42,10 @@ from celosia.compiler.numerics.addition import (
     rescale_add,
 )
 from celosia.compiler.numerics.average import average_is_exact, global_average_scale, mean_scale, qlinear_average
-from celosia.compiler.numerics.linear import dequantize_linear, quantize_linear
+from celosia.compiler.numerics.integer_norm import NormConstants, NormError, norm_constants
 from celosia.compiler.numerics.multiplication import RescaleMul, float_mul, mul_scale, qlinear_mul
-from celosia.compiler.numerics.norm import NormConstants, NormError, norm_constants
+from celosia.compiler.numerics.quantization import dequantize_linear, quantize_linear
+from celosia.compiler.numerics.quantized_softmax import qlinear_softmax, softmax_powers
 from celosia.compiler.numerics.requantiser import (
     MULTIPLIER_BITS,
     SHIFT_BITS,
@@ -40,7 +54,6 @@ from celosia.compiler.numerics.requantiser import (
     requantize,
     requantize_f32,
 )
-from celosia.compiler.numerics.softmax import qlinear_softmax, softmax_powers
 from celosia.compiler.numerics.unary import UNARY, unary_table
 
 
@@ -59,8 +72,8 @@ BINARY = {
 }
 """By the float operator."""
 INT8 = "session.qdqisint8allowed"
-"""The session's entry with which onnxruntime computes pairs of int8 in integers. By default it makes them uint8, whose
-products with int8 weights saturate on processors without VNNI."""
+"""Session option with which onnxruntime computes QDQ pairs of int8 in integers. By default it converts them to uint8,
+whose products with int8 weights saturate on processors without VNNI."""
 
 __all__ = [
     "BINARY", "INT8", "MULTIPLIER_BITS", "SHIFT_BITS", "UNARY",

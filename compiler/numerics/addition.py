@@ -1,4 +1,4 @@
-"""Two operands: QLinearAdd."""
+"""Quantised addition: onnxruntime's QLinearAdd, the hardware's rescale-add, and integers with which both are equal."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
-from celosia.compiler.numerics.float32 import (
+from celosia.compiler.numerics.array_types import (
     Array,
     Float64,
     Int8,
@@ -19,16 +19,18 @@ from celosia.compiler.numerics.float32 import (
     f32,
     limits,
 )
-from celosia.compiler.numerics.linear import dequantize_linear, quantize_linear
+from celosia.compiler.numerics.quantization import dequantize_linear, quantize_linear
 from celosia.compiler.numerics.requantiser import divide_even
-from celosia.compiler.program.host.float32 import fma
+from celosia.compiler.program.host.float32_math import fma
 
 
 def qlinear_add(a: Array, b: Array, sa: float, za: int, sb: float, zb: int, sc: float, zc: int) -> Array:
-    """com.microsoft.QLinearAdd, bit-exact on x86 with AVX2. a, b: both int8 or both uint8, broadcast. Returns that.
+    """Compute com.microsoft.QLinearAdd, bit-exact on x86 with AVX2.
 
-    onnxruntime exchanges its operands where the first one is the scalar of a broadcast along the innermost axis (also
-    where both have one element): there call this function with the operands exchanged.
+    a, b: both int8 or both uint8, broadcast; so is the result.
+
+    onnxruntime swaps its operands where the first one is the scalar of a broadcast along the innermost axis (also where
+    both have one element): callers must then swap them, too.
     """
     dtype = byte_type(a.dtype)
     ra, rb, fixed = _add_terms(sa, za, sb, zb, sc, zc)
@@ -38,22 +40,26 @@ def qlinear_add(a: Array, b: Array, sa: float, za: int, sb: float, zb: int, sc: 
 
 @np.errstate(all="ignore")
 def float_add(a: Array, b: Array, sa: float, za: int, sb: float, zb: int, sc: float, zc: int) -> Array:
-    """QuantizeLinear of the float32 sum of what both are dequantised, as of an Add that onnxruntime leaves in float. a,
-    b: both int8 or both uint8, broadcast. Returns that type.
+    """Compute dequantise, float32 add, quantise, as for an Add that onnxruntime leaves in float.
+
+    a, b: both int8 or both uint8, broadcast. Returns that type.
     """
     return quantize_linear(dequantize_linear(a, sa, za) + dequantize_linear(b, sb, zb), sc, zc, a.dtype)
 
 
 @np.errstate(all="ignore")
 def _add_terms(sa: float, za: int, sb: float, zb: int, sc: float, zc: int) -> tuple[np.float32, np.float32, np.float32]:
-    """Both ratios and the constant part of the sum, as the kernel folds them."""
+    """Return both scale ratios and the constant part of the sum, folded as onnxruntime's kernel folds them."""
     ra, rb = f32(sa) / f32(sc), f32(sb) / f32(sc)
     return ra, rb, f32(zc) - f32(fma(ra, f32(za), rb * f32(zb)))
 
 
 @dataclass(frozen=True)
 class RescaleAdd:
-    """clip(rne((q * ma + r * mb + c) / 2^shift)) of stored bytes. ma, mb: signed 32 bit; c: signed 48; shift: 0..63."""
+    """Parameters of clip(rne((q * ma + r * mb + c) / 2^shift)) on stored bytes.
+
+    ma, mb: signed, 32 bits; c: signed, 48 bits; shift: 0..63.
+    """
 
     ma: int
     mb: int
@@ -62,7 +68,7 @@ class RescaleAdd:
 
 
 def rescale_add(q: ArrayLike, r: ArrayLike, p: RescaleAdd, lo: int = -128, hi: int = 127) -> Int8:
-    """The hardware's residual add: exact integers, ties to even. q, r: int8, broadcast."""
+    """Compute the hardware's residual add: exact integers, ties to even. q, r: int8, broadcast."""
     total = np.asarray(q, np.int64) * p.ma + np.asarray(r, np.int64) * p.mb + p.c
     return np.clip(divide_even(total, min(p.shift, 62)), lo, hi).astype(np.int8)  # beyond 62 all are 0 as well
 
@@ -71,13 +77,14 @@ def fit_rescale_add(
     sa: float, za: int, sb: float, zb: int, sc: float, zc: int, dtype: DTypeLike, a: Array | None = None,
     b: Array | None = None,
 ) -> RescaleAdd | None:  # fmt: skip
-    """Integers with which `rescale_add` equals `qlinear_add` on all 65,536 pairs, or None where none were found.
+    """Find integers with which `rescale_add` equals `qlinear_add` on all 65,536 pairs of bytes; None where none exist
+    nearby.
 
-    dtype: int8 or uint8, that of the three tensors. a, b: arrays of it, of any shape, where an operand is constant:
-    pairs with other values do not matter.
+    dtype: int8 or uint8, of the three tensors. a, b: values of an operand that is constant; pairs with other values do
+    not matter.
 
-    The rounded ratios serve for most scales. Float32 rounds the partial sum, so a few pairs next to a tie may fall on
-    the other side; then ma, mb, c are moved until every pair is on its side (a linear program in three unknowns).
+    The rounded ratios suffice for most scales. Float32 rounds the partial sum, so a few pairs next to a tie may round
+    the other way; then a linear program in three unknowns adjusts ma, mb and c until every pair rounds correctly.
 
     >>> fit_rescale_add(0.5, 3, 0.25, 0, 0.5, 0, np.int8)
     RescaleAdd(ma=536870912, mb=268435456, c=-1610612736, shift=29)
@@ -89,20 +96,24 @@ def fit_float_add(
     sa: float, za: int, sb: float, zb: int, sc: float, zc: int, dtype: DTypeLike, a: Array | None = None,
     b: Array | None = None,
 ) -> RescaleAdd | None:  # fmt: skip
-    """Fit the parameters of `float_add`."""
+    """Find integers with which `rescale_add` equals `float_add` on all pairs, as `fit_rescale_add` does."""
     return _fit(float_add, (sa, za, sb, zb, sc, zc), dtype, a, b)
 
 
 def _fit(
-    added: Callable[..., Array], meanings: tuple[float, int, float, int, float, int], dtype: DTypeLike,
+    reference: Callable[..., Array], quantisation: tuple[float, int, float, int, float, int], dtype: DTypeLike,
     a: Array | None, b: Array | None,
 ) -> RescaleAdd | None:  # fmt: skip
-    kind = byte_type(dtype)
-    lo, hi = limits(kind)
-    values = np.arange(lo, hi + 1).astype(kind)
-    stored = added(values[:, None], values, *meanings).astype(np.int64) - (lo + 128)
-    matter = np.outer(*(np.isin(values, values if constant is None else constant) for constant in (a, b)))
-    ra, rb, fixed = (float(x) for x in _add_terms(*meanings))
+    """Find integers with which `rescale_add` equals `reference` on all relevant pairs, which is checked by enumeration.
+
+    quantisation: scale and zero point of both operands and the result.
+    """
+    byte_dtype = byte_type(dtype)
+    lo, hi = limits(byte_dtype)
+    values = np.arange(lo, hi + 1).astype(byte_dtype)
+    stored = reference(values[:, None], values, *quantisation).astype(np.int64) - (lo + 128)
+    is_relevant = np.outer(*(np.isin(values, values if constant is None else constant) for constant in (a, b)))
+    ra, rb, fixed = (float(x) for x in _add_terms(*quantisation))
     offset = fixed + (ra + rb - 1) * (lo + 128)  # of stored bytes
     if not np.isfinite(offset):
         return None
@@ -111,13 +122,13 @@ def _fit(
         return None
     ma, mb = round(ra * 2.0**shift), round(rb * 2.0**shift)
     for _ in range(4):
-        least, most = _offset_interval(stored, matter, ma, mb, shift)
+        least, most = _offset_interval(stored, is_relevant, ma, mb, shift)
         c = (int(least.max()) + int(most.min())) // 2
         if least.max() <= most.min() and abs(c) < 1 << 47:
-            found = RescaleAdd(ma, mb, c, shift)
-            equal = rescale_add(_STORED[:, None], _STORED, found) == stored
-            assert equal[matter].all(), "proof by enumeration"
-            return found
+            fitted = RescaleAdd(ma, mb, c, shift)
+            equal = rescale_add(_STORED[:, None], _STORED, fitted) == stored
+            assert equal[is_relevant].all(), "proof by enumeration"
+            return fitted
         ma, mb = _better_slopes(least, most, ma, mb, round(offset * 2.0**shift))
     return None
 
@@ -125,8 +136,9 @@ def _fit(
 def nearest_rescale_add(
     sa: float, za: int, sb: float, zb: int, sc: float, zc: int, dtype: DTypeLike
 ) -> RescaleAdd | None:
-    """Integers with which `rescale_add` is the sum of the real numbers, rounded, but for sums within 2^-14 of a tie;
-    None for scales too far apart. dtype: int8 or uint8, that of the three tensors.
+    """Return integers with which `rescale_add` rounds the real sum, except within 2^-14 of a tie.
+
+    Returns None for scales too far apart. dtype: int8 or uint8, of the three tensors.
 
     >>> nearest_rescale_add(0.5, 3, 0.25, 0, 0.5, 0, np.int8)
     RescaleAdd(ma=536870912, mb=268435456, c=-1610612736, shift=29)
@@ -146,28 +158,34 @@ def nearest_rescale_add(
 
 _STORED = np.arange(-128, 128)
 _NO_BOUND = np.int64(1) << 60
-_NEAREST = 1000  # pairs nearest to their bound on each side
+_NEAREST_PAIRS = 1000  # pairs nearest to their bound on each side
 
 
-def _offset_interval(wanted: Int64, matter: NDArray[np.bool_], ma: int, mb: int, shift: int) -> tuple[Int64, Int64]:
-    """For each pair the least and the most `c` with which it rounds to `wanted` [256, 256]; none on a clipped side, nor
-    for a pair that does not matter."""
+def _offset_interval(
+    expected: Int64, is_relevant: NDArray[np.bool_], ma: int, mb: int, shift: int
+) -> tuple[Int64, Int64]:
+    """Return for each pair the least and the greatest `c` with which it rounds to `expected` [256, 256].
+
+    There is no bound on a clipped side, nor for a pair that is not relevant.
+    """
     product = _STORED[:, None] * ma + _STORED * mb
-    odd = wanted & 1  # a tie goes to the even neighbour
-    least = np.where(matter & (wanted > -128), ((2 * wanted - 1) << (shift - 1)) + odd - product, -_NO_BOUND)
-    most = np.where(matter & (wanted < 127), ((2 * wanted + 1) << (shift - 1)) - odd - product, _NO_BOUND)
+    is_odd = expected & 1  # a tie goes to the even neighbour
+    least = np.where(
+        is_relevant & (expected > -128), ((2 * expected - 1) << (shift - 1)) + is_odd - product, -_NO_BOUND
+    )
+    most = np.where(is_relevant & (expected < 127), ((2 * expected + 1) << (shift - 1)) - is_odd - product, _NO_BOUND)
     return least, most
 
 
 def _better_slopes(least: Int64, most: Int64, ma: int, mb: int, c: int) -> tuple[int, int]:
-    """Slopes near (ma, mb) that leave every pair as far as possible on the inner side of its bounds.
+    """Find slopes near (ma, mb) that keep every pair as far as possible from its bounds.
 
     Moving by (da, db, dc) must keep least <= c + q*da + r*db + dc <= most; the linear program maximises the smallest
-    distance. Only pairs near a bound are looked at; what that misses, the next round of enumeration sees.
+    distance. Only pairs near a bound enter it; the next enumeration finds the others.
     """
     pairs, signs, slacks = [], [], []
     for sign, room in ((-1, c - least), (1, most - c)):
-        near = room < min(np.partition(room, _NEAREST, axis=None)[_NEAREST], _NO_BOUND // 2)
+        near = room < min(np.partition(room, _NEAREST_PAIRS, axis=None)[_NEAREST_PAIRS], _NO_BOUND // 2)
         pairs.append(np.argwhere(near) - 128)
         signs.append(np.full(len(pairs[-1]), sign))
         slacks.append(room[near])
@@ -186,7 +204,7 @@ def _better_slopes(least: Int64, most: Int64, ma: int, mb: int, c: int) -> tuple
 
 
 def _integers_on_line(u: int, v: int, k: int, x: float, y: float) -> tuple[int, int] | None:
-    """The integers near (x, y) with u*x + v*y == k, or None where there are none."""
+    """Return the integers near (x, y) with u*x + v*y == k, or None where there are none."""
     g = math.gcd(u, v)
     if g == 0 or k % g:
         return None
@@ -194,12 +212,13 @@ def _integers_on_line(u: int, v: int, k: int, x: float, y: float) -> tuple[int, 
     if v == 0:
         return k // u, round(y)
     first = k * pow(u, -1, abs(v)) % abs(v)
-    whole = first + round((x - first) / v) * v
-    return whole, (k - u * whole) // v
+    solution = first + round((x - first) / v) * v
+    return solution, (k - u * solution) // v
 
 
 def _maximise_last(rows: Float64, bounds: Float64) -> tuple[Array, list[int]]:
-    """The x with the greatest last entry such that rows @ x <= bounds and |x| <= 1, and the rows that stop it.
+    """Solve a linear program: the x with the greatest last entry, rows @ x <= bounds and |x| <= 1; and the tight
+    rows.
 
     Dual simplex method: it starts at a corner of the cube and exchanges one of its rows for the one most violated.
     """

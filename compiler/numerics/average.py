@@ -1,22 +1,24 @@
-"""Pooling. The scales are for `fold_scale`; the bias is -zero_point * count, for stored bytes and their zero points."""
+"""Average pooling: scales for `fold_scale`. The bias is -zero_point * count, for stored bytes and their zero points."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from celosia.compiler.numerics.float32 import Array, byte_type, f32, limits
-from celosia.compiler.numerics.linear import dequantize_linear
+from celosia.compiler.numerics.array_types import Array, byte_type, f32, limits
+from celosia.compiler.numerics.quantization import dequantize_linear
 
 
 @np.errstate(all="ignore")
 def global_average_scale(sx: float, sy: float, count: int) -> np.float32:
-    """Factor from the sum of `count` values to output steps in QLinearGlobalAveragePool: exact with `requantize`."""
+    """Return the factor from a sum of `count` values to output units of QLinearGlobalAveragePool, exact with
+    `requantize`.
+    """
     return f32(f32(sx) / (f32(sy) * f32(count)))
 
 
 @np.errstate(all="ignore")
 def mean_scale(sx: float, sy: float, count: int) -> np.float32:
-    """Scale of a mean that the model computes in float32, between DequantizeLinear and QuantizeLinear.
+    """Return the factor for a mean that the model computes in float32, between DequantizeLinear and QuantizeLinear.
 
     Float32 sums have no defined order, so this is the nearest factor. For count <= 2^13 and sx <= 2 * sy the result
     differs by at most one step, and only where the mean lies within (count + 5) * 2^-15 of a half step: float32 errs by
@@ -26,21 +28,23 @@ def mean_scale(sx: float, sy: float, count: int) -> np.float32:
 
 
 SUM_ROUNDINGS, SHIFT_ROUNDING = 8, 2.0**-16
-"""Roundings that a mean in float32 and the integer one differ by, beside one for each value; that of a zero point."""
+"""Bounds of the difference between a float32 mean and the integer one: roundings besides one for each value; error of
+the zero point."""
 
 
-MOST_PROVED = 1 << 12
-"""Values of a mean up to which its sums are tried, 510 for each."""
+MAX_PROVED_COUNT = 1 << 12
+"""Limit of the values of a mean whose sums are enumerated, 510 for each value."""
 
 
 def average_is_exact(sx: float, zx: int, sy: float, count: int) -> bool:
-    """Whether means of `count` int8 with zero point zx, computed in float32 in any order, are proved to round to the
-    bytes of `requantize`: no sum of integers comes nearer to a tie than both may err. docs/numerics.md has the proof.
+    """Prove that float32 means of `count` int8 values, added in any order, round to the bytes of `requantize`.
+
+    No sum of integers may come nearer to a tie than the errors of both. docs/numerics.md has the proof.
 
     >>> average_is_exact(0.02, 0, 0.02, 4), average_is_exact(0.02, 0, 0.0137, 4)
     (False, True)
     """
-    if count > MOST_PROVED or not 0 < f32(sy) < np.inf:
+    if count > MAX_PROVED_COUNT or not 0 < f32(sy) < np.inf:
         return False
     low, high = -128 - zx, 127 - zx
     ratio = float(f32(sx)) / float(f32(sy))
@@ -53,16 +57,16 @@ def average_is_exact(sx: float, zx: int, sy: float, count: int) -> bool:
 
 
 def average_error(ratio: float, largest: int, count: int) -> float:
-    """By how much, in output steps, the two means of average_is_exact may be apart before they are rounded.
+    """Bound the difference, in output units, of the two means of `average_is_exact` before they are rounded.
 
-    ratio: of the scales, sx / sy; largest: magnitude of a value without its zero point.
+    ratio: of the scales, sx / sy; largest: greatest magnitude of a value without its zero point.
     """
     return (count + SUM_ROUNDINGS) * 2.0**-24 * largest * ratio + SHIFT_ROUNDING
 
 
 @np.errstate(all="ignore")
 def qlinear_average(windows: Array, sx: float, zx: int, sy: float, zy: int) -> Array:
-    """com.microsoft.QLinearAveragePool of windows [..., n], their values row by row; returns [...].
+    """Compute com.microsoft.QLinearAveragePool of windows [..., n], whose values are row by row; returns [...].
 
     It dequantises, sums in float32 in that order, divides by n and adds the zero point before it rounds. The sum of the
     integers cannot always tell where that ends: `requantize` with `global_average_scale` differs on ties, by one step.

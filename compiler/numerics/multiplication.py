@@ -1,4 +1,4 @@
-"""Two operands: QLinearMul."""
+"""Quantised multiplication: QLinearMul, and the requantiser's arguments that make it equal."""
 
 from __future__ import annotations
 
@@ -8,13 +8,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike
 
-from celosia.compiler.numerics.float32 import Array, Float32, Int8, byte_type, convert_saturating, f32, limits
-from celosia.compiler.numerics.linear import dequantize_linear, quantize_linear
+from celosia.compiler.numerics.array_types import Array, Float32, Int8, byte_type, convert_saturating, f32, limits
+from celosia.compiler.numerics.quantization import dequantize_linear, quantize_linear
 from celosia.compiler.numerics.requantiser import MULTIPLIER_BITS, conv_scale, fold_scale, requantize
 
 
 def qlinear_mul(a: Array, b: Array, sa: float, za: int, sb: float, zb: int, sc: float, zc: int) -> Array:
-    """com.microsoft.QLinearMul, bit-exact on x86. a, b: both int8 or both uint8, broadcast. Returns that type.
+    """Compute com.microsoft.QLinearMul, bit-exact on x86.
+
+    a, b: both int8 or both uint8, broadcast. Returns that type.
 
     Unlike the requantiser it adds the zero point before it rounds.
     """
@@ -24,7 +26,8 @@ def qlinear_mul(a: Array, b: Array, sa: float, za: int, sb: float, zb: int, sc: 
 
 @np.errstate(all="ignore")
 def float_mul(a: Array, b: Array, sa: float, za: int, sb: float, zb: int, sc: float, zc: int) -> Array:
-    """QuantizeLinear of the float32 product of what both are dequantised, as of a Mul that onnxruntime leaves in float.
+    """Compute dequantise, float32 multiply, quantise, as for a Mul that onnxruntime leaves in float.
+
     a, b: both int8 or both uint8, broadcast. Returns that type.
     """
     return quantize_linear(dequantize_linear(a, sa, za) * dequantize_linear(b, sb, zb), sc, zc, a.dtype)
@@ -37,7 +40,7 @@ def _scaled_product(product: Array, scale: Float32, zc: int, dtype: np.dtype[Any
 
 @dataclass(frozen=True)
 class RescaleMul:
-    """Arguments of `requantize` after the accumulator, for stored bytes."""
+    """Arguments of `requantize` that turn a product of stored bytes into the quantised result."""
 
     bias: int
     multiplier: int
@@ -46,11 +49,12 @@ class RescaleMul:
 
 
 def mul_scale(sa: float, za: int, sb: float, zb: int, sc: float, zc: int, dtype: DTypeLike) -> RescaleMul | None:
-    """How to requantise (q - za) * (r - zb) to be `qlinear_mul` on all 65,536 pairs, or None where nothing was found.
+    """Find arguments with which `requantize` of (q - za) * (r - zb) equals `qlinear_mul` on all 65,536 pairs, or
+    None.
 
-    QLinearMul rounds to even after adding the zero point, the hardware before: ties go the other way where zc is odd.
-    Then the multiplier moves by a few units, or whole steps that are nearly a whole number of products move from the
-    zero point to the bias. Each candidate is tried on the products next to ties, and what passes on all of them.
+    QLinearMul rounds to even after adding the zero point, the hardware before: ties differ where zc is odd. Then the
+    multiplier changes by a few units, or output units that are nearly an integer number of products move from the zero
+    point to the bias. Each candidate is tested on the products next to ties, then on all.
     """
     kind = byte_type(dtype)
     lo, hi = limits(kind)
@@ -59,21 +63,21 @@ def mul_scale(sa: float, za: int, sb: float, zb: int, sc: float, zc: int, dtype:
     scale = conv_scale(sa, sb, sc)
     if not np.isfinite(scale) or scale < 0:
         return None
-    wanted = _scaled_product(products, scale, zc, kind).astype(np.int64) - (lo + 128)
+    expected = _scaled_product(products, scale, zc, kind).astype(np.int64) - (lo + 128)
     multiplier, shift = (int(x) for x in fold_scale(scale))
     zero_point = zc - (lo + 128)
 
-    delicate = np.abs(products * float(scale) % 1 - 0.5) < 2.0**-8
-    moved = zero_point - np.arange(-128, 128)  # steps that the bias takes over
-    biases = np.rint(moved / max(float(scale), 2.0**-20))
-    for k in np.lexsort((np.abs(moved), np.abs(biases * float(scale) - moved)))[:16]:
+    is_near_tie = np.abs(products * float(scale) % 1 - 0.5) < 2.0**-8
+    moved_units = zero_point - np.arange(-128, 128)  # steps that the bias takes over
+    biases = np.rint(moved_units / max(float(scale), 2.0**-20))
+    for k in np.lexsort((np.abs(moved_units), np.abs(biases * float(scale) - moved_units)))[:16]:
         for step in sorted(range(-8, 9), key=abs):
-            found = RescaleMul(int(biases[k]), multiplier + step, shift, zero_point - int(moved[k]))
-            if 0 <= found.multiplier < 1 << MULTIPLIER_BITS and all(
-                np.array_equal(_requantise(products[chosen], found), wanted[chosen])
-                for chosen in (delicate, slice(None))
+            candidate = RescaleMul(int(biases[k]), multiplier + step, shift, zero_point - int(moved_units[k]))
+            if 0 <= candidate.multiplier < 1 << MULTIPLIER_BITS and all(
+                np.array_equal(_requantise(products[selection], candidate), expected[selection])
+                for selection in (is_near_tie, slice(None))
             ):
-                return found
+                return candidate
     return None
 
 

@@ -1,18 +1,20 @@
-"""int32 accumulator -> int8, as QLinearConv, QGemm, QLinearMatMul and QLinearGlobalAveragePool do it."""
+"""Requantisation of int32 sums to int8, as in QLinearConv, QGemm, QLinearMatMul and QLinearGlobalAveragePool."""
 
 from __future__ import annotations
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from celosia.compiler.numerics.float32 import Float32, Int8, Int32, Int64, f32
+from celosia.compiler.numerics.array_types import Float32, Int8, Int32, Int64, f32
 
 MULTIPLIER_BITS = 24  # significand of a float32
 SHIFT_BITS = 6
 
 
 def conv_scale(sx: ArrayLike, sw: ArrayLike, sy: ArrayLike) -> Float32:
-    """Factor from accumulator to output steps: f32(f32(sx * sw) / sy), in onnxruntime's order. Arguments broadcast.
+    """Return the factor from accumulator to output units: f32(f32(sx * sw) / sy), in onnxruntime's order.
+
+    Broadcasts.
 
     >>> conv_scale(0.5, [0.25, 0.5], 0.125).tolist()
     [1.0, 2.0]
@@ -23,7 +25,7 @@ def conv_scale(sx: ArrayLike, sw: ArrayLike, sy: ArrayLike) -> Float32:
 
 
 def fold_scale(scale: ArrayLike) -> tuple[NDArray[np.uint32], NDArray[np.uint8]]:
-    """Multiplier (2^23 <= m < 2^24, or 0) and shift (0..63) with which `requantize` equals `requantize_f32`.
+    """Return multiplier (2^23 <= m < 2^24, or 0) and shift (0..63) with which `requantize` equals `requantize_f32`.
 
     scale: any shape, float32, finite and not negative (else ValueError). m * 2^-shift is `scale` exactly for
     2^-40 <= scale < 2^24. Below, every int32 times `scale` rounds to 0 and so does m = 0; above, every int32 but 0
@@ -45,7 +47,7 @@ def fold_scale(scale: ArrayLike) -> tuple[NDArray[np.uint32], NDArray[np.uint8]]
 
 
 def requantize_f32(acc: ArrayLike, bias: ArrayLike, scale: ArrayLike, zero_point: int, lo: int, hi: int) -> Int32:
-    """clip(rne(f32(f32(acc + bias) * scale)) + zero_point, lo, hi): what onnxruntime computes. Arguments broadcast.
+    """Compute onnxruntime's clip(rne(f32(f32(acc + bias) * scale)) + zero_point, lo, hi). Broadcasts.
 
     acc, bias: int32, their sum wraps. Returns int32, so that lo, hi may be those of int8 or of uint8.
     """
@@ -64,7 +66,9 @@ def requantize(
     lo: int = -128,
     hi: int = 127,
 ) -> Int8:
-    """The hardware's requantiser, in integers only; arguments broadcast, acc and bias are int32. Returns int8.
+    """Compute the hardware's requantiser, in integers only.
+
+    acc and bias are int32; arguments broadcast; returns int8.
 
     1. v = acc + bias, wrapping; beyond 2^24 rounded to 24 significant bits, nearest even (as int32 -> float32 does).
     2. p = v * multiplier, exact (at most 55 bits and a sign).
@@ -83,18 +87,18 @@ def _wrapping_sum(acc: ArrayLike, bias: ArrayLike) -> Int32:
 
 
 def _bit_length(magnitude: Int64) -> Int64:
-    """Bits of each integer, which must not be negative and have at most 53 significant bits."""
+    """Return the bits of each integer, which must not be negative and have at most 53 significant bits."""
     return np.frexp(magnitude.astype(np.float64))[1].astype(np.int64)
 
 
 def _round_to_24_bits(v: Int64) -> Int64:
-    """Keep 24 significant bits, to nearest even."""
+    """Round to 24 significant bits, to nearest even, as int32 -> float32 does."""
     drop = np.maximum(_bit_length(np.abs(v)) - MULTIPLIER_BITS, 0)
     return np.left_shift(divide_even(v, drop), drop)
 
 
 def divide_even(x: Int64, shift: ArrayLike) -> Int64:
-    """x / 2^shift to nearest, ties to even. shift 0..62."""
+    """Divide x by 2^shift (0..62), to nearest, ties to even."""
     down = np.right_shift(x, shift)
     twice = (x - np.left_shift(down, shift)) << 1
     one = np.left_shift(np.int64(1), shift)
@@ -102,15 +106,15 @@ def divide_even(x: Int64, shift: ArrayLike) -> Int64:
 
 
 def _divide_f32(p: Int64, shift: Int64) -> Int64:
-    """p / 2^shift to nearest, ties to even, where what float32 cannot tell from a tie counts as one. |p| < 2^56."""
+    """Divide p (|p| < 2^56) by 2^shift, to nearest; what float32 cannot tell from a tie is a tie, and goes to even."""
     p, shift = np.broadcast_arrays(p, shift)
-    far = shift > 58  # |p| / 2^59 < 1/4: rounds to 0
-    shift = np.where(far, 0, shift)
+    is_zero = shift > 58  # |p| / 2^59 < 1/4: rounds to 0
+    shift = np.where(is_zero, 0, shift)
     down = np.right_shift(p, shift)
     fraction = p - np.left_shift(down, shift)
     half = np.left_shift(np.int64(1), shift) >> 1
     excess = _bit_length(np.abs(p)) - MULTIPLIER_BITS  # bits that the product loses in float32
-    reach = np.where(excess > 0, np.left_shift(np.int64(1), np.maximum(excess, 1) - 1), 0)
-    tie = (np.abs(fraction - half) <= reach) & (shift > 0)
-    up = np.where(tie, down & 1 == 1, fraction > half)
-    return np.asarray(np.where(far, 0, down + (up & (shift > 0))), np.int64)
+    tie_width = np.where(excess > 0, np.left_shift(np.int64(1), np.maximum(excess, 1) - 1), 0)
+    is_tie = (np.abs(fraction - half) <= tie_width) & (shift > 0)
+    up = np.where(is_tie, down & 1 == 1, fraction > half)
+    return np.asarray(np.where(is_zero, 0, down + (up & (shift > 0))), np.int64)

@@ -1,4 +1,4 @@
-"""One operand: all of its 256 values."""
+"""Element-wise functions of bytes, as tables of their 256 results."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping
 import numpy as np
 from numpy.typing import DTypeLike
 
-from celosia.compiler.numerics.float32 import Array, Float32, Int8, byte_type, f32, limits
-from celosia.compiler.numerics.linear import dequantize_linear, quantize_linear
-from celosia.compiler.program.host.float32 import logistic
+from celosia.compiler.numerics.array_types import Array, Float32, Int8, byte_type, f32, limits
+from celosia.compiler.numerics.quantization import dequantize_linear, quantize_linear
+from celosia.compiler.program.host.float32_math import logistic
 
 
 def unary_table(
@@ -22,7 +22,7 @@ def unary_table(
     zy: int,
     dtype: DTypeLike,
 ) -> Int8:
-    """What dequantise -> op -> quantise makes of every byte: [256] int8, entry i for the stored byte i - 128.
+    """Tabulate dequantise -> op -> quantise: [256] int8, entry i for the stored byte i - 128.
 
     op: a key of UNARY, or a function of a float32 array (which then gets no attributes). KeyError for another name.
     "Identity" is a change of scale, and the table of QLinearConcat.

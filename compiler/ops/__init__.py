@@ -1,4 +1,30 @@
-"""ONNX operators as tensor expressions."""
+"""The operators of the CPU: a builder per ONNX operator, which returns tensor expressions.
+
+Every builder takes a Node (operator, attributes, input tensors, constants) and returns its output tensors. In the order
+in which to read:
+
+  registry       Node, the table OPS, the decorator `op` and helpers of all builders; decides what counts as Unsupported
+  window         sliding windows of convolutions and pooling as indices; decides where padding is copied
+  elementwise    unary and binary operators, activations, Clip, Cast
+  shape          operators that move elements: Transpose, Concat, Slice, Pad, Gather, Resize's relatives
+  resize         Resize and Upsample as tables of indices and weights
+  reductions     Reduce*, ArgMax, TopK, CumSum; decides how integers are reduced
+  normalisation  softmax and normalisation by means and variances, in onnxruntime's order of additions
+  convolution    float convolutions; decides between rows of outputs and flattened planes
+  products       float matrix products; decides whether the second matrix is packed into panels
+  pooling        max and average pooling
+  packing        layouts of the bytes of an integer convolution for dot-product instructions
+  integer        integer convolutions and matrix products with zero points; decides the layout by the processor
+  bit_serial     products of operands with 1 or 2 bits by `and` and population counts; decides whether that pays
+  quantized      QuantizeLinear and the QLinear operators; decides between integer and bit_serial
+  averages       averages of bytes
+  recurrent      RNN, GRU, LSTM as a scan over steps
+  contrib        onnxruntime's fused operators, as the operators they stand for
+  attention      attention with heads, masks and caches; grouped: with shared keys and values
+  blocked        operators on images in channel blocks, which graph/layout.py inserts
+  block_sums     products of bytes in blocks around sums of the accelerator, which graph/block_sums.py inserts
+  norm           integer normalisation with the accelerator's arithmetic, which graph/norms.py inserts
+"""
 
 from __future__ import annotations
 
@@ -70,7 +96,7 @@ def build(
     op: str, attrs: dict[str, Any], inputs: Sequence[Tensor | None], values: Sequence[Array | None] | None = None,
     *, outputs: int = 1, opset: int = 21, name: str = "",
 ) -> tuple[Tensor, ...]:  # fmt: skip
-    """The outputs of one operator as expressions of its inputs (None where an optional one is left out).
+    """Return the outputs of one operator as expressions of its inputs (None where an optional one is left out).
 
     `values` holds arrays for those inputs that are constant; see Node. Raises Unsupported, naming operator and node.
     """
@@ -99,7 +125,7 @@ def build(
 
 
 def _computed_wide(op: str, inputs: Sequence[Tensor | None]) -> str:
-    """The type of those inputs that `op` takes as float32; "" where there are none."""
+    """Return the type of the inputs that `op` computes in float32, float16 or bfloat16; "" for none."""
     types = {t.dtype for t in inputs if t is not None}
     if "bfloat16" in types and op not in ("Cast", "CastLike"):
         return "bfloat16"
@@ -107,9 +133,9 @@ def _computed_wide(op: str, inputs: Sequence[Tensor | None]) -> str:
 
 
 def _outside(tensors: Iterable[Tensor]) -> str:
-    """What these tensors read outside of another, whose shape does not fit the operator; "" where nothing.
+    """Return a complaint about reads outside of a tensor, as where shapes do not fit the operator; "" for none.
 
-    Reads under a condition, and at places that are known at run time only, are their builders' to keep inside.
+    Reads under a condition, or at indices known only at run time, are kept inside by their builders.
     """
     waiting, seen = list(tensors), set[Tensor]()
     while waiting:
@@ -128,7 +154,7 @@ def _outside(tensors: Iterable[Tensor]) -> str:
 
 
 def _reads(e: Expr) -> Iterator[Load]:
-    """Loads that happen whatever the values are."""
+    """Yield the loads that happen whatever the values are."""
     if isinstance(e, Reduce) and any(not axis.extent for axis in e.axes):
         return
     if isinstance(e, Load):
@@ -138,6 +164,7 @@ def _reads(e: Expr) -> Iterator[Load]:
 
 
 def _cast(tensor: Tensor, source: str, target: str) -> Tensor:
+    """Return a tensor of type `source` as `target`; others unchanged."""
     if tensor.dtype != source:
         return tensor
     return compute(tensor.shape, lambda *i: tensor[i].astype(target), f"{tensor.name}_{target}")

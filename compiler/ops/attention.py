@@ -1,4 +1,4 @@
-"""Attention as onnxruntime (com.microsoft) has it: heads, scores, masks, caches."""
+"""Attention of onnxruntime (com.microsoft): split into heads, mask scores, append to caches of keys and values."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from celosia.compiler.ops.registry import Node, at, op, reshaped
 from celosia.compiler.program.op_spec import Kind
 
 Added = Callable[[tuple[Expr, ...]], Expr] | None
-"""What is added to the score at (b, h, row, column)."""
+"""Function of (b, h, row, column) that returns the bias of a score; None for no bias."""
 MASKED = -10000.0
-"""What onnxruntime adds to the scores of what a mask hides, unless an attribute says otherwise."""
+"""Bias of masked scores in onnxruntime, unless the attribute mask_filter_value says otherwise."""
 
 
 def heads(x: Tensor, count: int) -> Tensor:
-    """[B, S, H * D] as [B, H, S, D]."""
+    """Split [B, S, H * D] into heads: [B, H, S, D]."""
     b, s, hidden = x.shape
     return T.compute((b, count, s, hidden // count), lambda i, h, k, d: x[i, k, h * (hidden // count) + d], "heads")
 
 
 def attend(node: Node, q: Tensor, k: Tensor, v: Tensor, added: Added) -> Tensor:
-    """softmax(q kᵀ * scale + added) v of [B, H, S, D], as [B, S, H * D]; `added` at (b, h, row, column)."""
+    """Return softmax(q kᵀ * scale + added) v of [B, H, S, D], as [B, S, H * D]; `added`: bias of a score."""
     scale = float(node.attrs.get("scale", 0.0)) or 1 / float(np.sqrt(q.shape[-1]))
     scores = scaled(apply(node, "MatMul", q, transposed(node, k, (0, 1, 3, 2))), scale)
     ahead = k.shape[2] - q.shape[2]
@@ -44,13 +44,15 @@ def attend(node: Node, q: Tensor, k: Tensor, v: Tensor, added: Added) -> Tensor:
 
 
 def appended(node: Node, past: Tensor | None, x: Tensor) -> Tensor:
-    """What came before and x, along the sequence."""
+    """Append keys or values `x` to the cache `past`, if any, along the sequence."""
     return x if past is None else apply(node, "Concat", past, x, axis=2)
 
 
 def masked(node: Node, mask: Tensor | None, batch: int, columns: int) -> Added:
-    """What is added to a score where `mask` [B, columns] or [B, rows, columns] is 0; or from the length [B] on that it
-    gives, and before the first column that it gives after all lengths [2 * B].
+    """Return the bias of scores by a mask; None without one. Raises Unsupported for other shapes.
+
+    mask: [B, columns] or [B, rows, columns], 0 where hidden; or [B], the number of visible keys; or [2 * B], that
+    number, then the first visible key.
     """
     if mask is None:
         return None
@@ -69,7 +71,7 @@ def masked(node: Node, mask: Tensor | None, batch: int, columns: int) -> Added:
 
 
 def added_to_scores(hide: Added, extra: Tensor | None) -> Added:
-    """What a mask and a tensor add."""
+    """Return the sum of the bias by a mask and a tensor `extra` that is broadcast over scores."""
     if extra is None:
         return hide
     return lambda i: at(extra, i) if hide is None else hide(i) + at(extra, i)
@@ -81,7 +83,7 @@ def added_to_scores(hide: Added, extra: Tensor | None) -> Added:
     "past_sequence_length? cache_indirection?",
 )  # fmt: skip
 def multi_head_attention(node: Node) -> list[Tensor]:
-    """Query, key, value, bias, mask of keys, what is added to scores, past keys and values; also the present ones."""
+    """Build MultiHeadAttention of separate queries, keys and values, with optional mask, bias and caches."""
     count = int(node.attrs["num_heads"])
     q = node.input("query")
     if len(q.shape) != 3 or not node.has("key") or not node.has("value"):
@@ -128,7 +130,9 @@ def quantised_attention(node: Node) -> list[Tensor]:
     operands="input weights:weights bias:bias? mask_index? past? attention_bias? past_sequence_length?",
 )  # fmt: skip
 def attention(node: Node) -> list[Tensor]:
-    """x, w [inputs, queries + keys + values], bias, mask, past, what is added to scores; also what is present."""
+    """Build Attention of com.microsoft: a product x w that gives queries, keys and values side by side, then
+    attention.
+    """
     for name in ("do_rotary", "past_present_share_buffer"):
         if node.attrs.get(name, 0):
             raise node.fail(f"the attribute {name}")
@@ -144,7 +148,10 @@ def _attention(
     node: Node, both: Tensor, sizes: Sequence[int], mask: Tensor | None, past: Tensor | None,
     extra: Tensor | None = None,
 ) -> list[Tensor]:  # fmt: skip
-    """Attention of queries, keys and values of `sizes` side by side in `both` [B, S, all of them]."""
+    """Attend with queries, keys and values of `sizes` side by side in `both` [B, S, sum of sizes].
+
+    Returns y, and the cache of keys and values [2, B, H, S, D] where the node has two outputs.
+    """
     count, sides, start = int(node.attrs["num_heads"]), [], 0
     for size in sizes:
         side = T.compute((*both.shape[:2], size), lambda b, s, h, first=start: both[b, s, h + first], "side")
@@ -183,6 +190,7 @@ def rotary_embedding(node: Node) -> Tensor:
     distance = 1 if neighbours else half
 
     def element(*i: Expr) -> Expr:
+        """Return one element: rotated by its pair partner, or copied beyond R."""
         step, j = i[-2], i[-1] % size
         place = places[i[0], step].astype(INDEX) if places.size > 1 else places.flat(0).astype(INDEX) + step
         at_place = T.clip(place, 0, cos.shape[0] - 1), T.minimum(j // 2 if neighbours else j % half, half - 1)

@@ -1,4 +1,4 @@
-"""Averages of bytes."""
+"""Averages of quantised bytes: global and windowed average pooling, and means with the accelerator's factor."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from celosia.compiler.program.op_spec import Kind
 )  # fmt: skip
 @with_channels_last
 def qlinear_global_average_pool(node: Node) -> Tensor:
-    """Channels may be the last axis."""
+    """Build QLinearGlobalAveragePool; with channels_last, channels are the last axis."""
     return global_average(node)
 
 
 def global_average(node: Node) -> Tensor:
-    """The mean of each image [n, c, ...] of bytes, requantised."""
+    """Return the mean of each image [n, c, ...] of bytes, requantised."""
     x = node.input(0)
     zx, count = node.scalar("x_zero_point", "int32"), prod(x.shape[2:])
     scale = node.scalar("x_scale", F32) / (node.scalar("y_scale", F32) * float(count))
@@ -60,11 +60,13 @@ def qlinear_mean(node: Node) -> Tensor:
 )  # fmt: skip
 @with_channels_last
 def qlinear_average_pool(node: Node) -> Tensor:
-    """In floats, added in the order of the elements, but for a window that is the image. Ours, with the attribute
-    `integers`: as the accelerator adds."""
+    """Build QLinearAveragePool: float32 sums in the order of elements, integers for a global window.
+
+    With our attribute `integers` it adds integers, as the accelerator does.
+    """
     x = node.input(0)
     window = SlidingWindow.of(node, x.shape[2:])
-    if window.whole:
+    if window.is_global:
         return global_average(node)
     ks = tuple(T.reduce_axis(k, f"k{d}") for d, k in enumerate(window.kernel))
     if node.attrs.get("integers"):

@@ -1,7 +1,7 @@
-"""Sums of products of few bits: planes of bits, `and`, and counting what is set.
+"""Products of operands with 1 or 2 bits, by bit planes, `and` and population counts.
 
-Operands are x = x0 + sx * u and w = w0 + sw * v, where u and v have one bit or two (program/levels.py). The bits of a
-place of u are a plane, eight channels a byte; planes are convolved as bytes are (integer.py), with
+Operands are x = x0 + sx * u and w = w0 + sw * v, where u and v have one bit or two (program/bit_levels.py). The bits of
+a place of u are a plane, eight channels a byte; planes are convolved as bytes are (integer.py), with
 
     sum u * v  =  sum over planes i, j of 2**(i + j) * popcount(u_i & v_j)
 
@@ -25,37 +25,39 @@ import numpy as np
 
 from celosia.compiler import expr as T
 from celosia.compiler.expr import INDEX, Expr, Tensor, call, select, wrap
-from celosia.compiler.expr.functions import ONES
+from celosia.compiler.expr.math_functions import ONES
 from celosia.compiler.ops.integer import WIDTHS, Index, Zero, columns_of, rows_of, width_of
 from celosia.compiler.ops.packing import Channels
 from celosia.compiler.ops.products import at_lead, batch_of
 from celosia.compiler.ops.registry import Node
 from celosia.compiler.ops.window import SlidingWindow
-from celosia.compiler.program.levels import BitLevels
+from celosia.compiler.program.bit_levels import BitLevels
 from celosia.compiler.program.op_spec import op_spec
 from celosia.compiler.target import dot_instructions, target
 
 LEVELS = "levels"
-"""In the attributes of an operator: the BitLevels of factors that have few values, by the input's number."""
+"""Attribute of an operator that holds the BitLevels of operands with few values, by the input's number."""
 MAX_BYTE = 255
-"""That a byte counts."""
+"""Largest count of a byte."""
 
 
 def most_words(x: BitLevels, w: BitLevels) -> int:
-    """Words of 32 products whose sums a byte holds."""
+    """Return the number of words of 32 products whose counts a byte can hold."""
     return MAX_BYTE // (8 * ((1 << x.bits) - 1) * ((1 << w.bits) - 1))
 
 
 MOST_ADDED = 9
-"""Words that are added up before bytes are widened: more gain little, and are written out."""
+"""Limit of words that are added before bytes are widened: more gain little, and are unrolled."""
 
 Pair = tuple[int, Expr, Expr] | tuple[int, Expr]
-"""(place of what two words count, the words) or, of one word alone, (place, word)."""
+"""(binary place of a count, two words whose `and` is counted), or (binary place, one word)."""
 
 
 def counted(pairs: Iterable[Pair]) -> Expr:
-    """The sum of 2**place * popcount(u & v) over all pairs, as int32; of a uint32 each byte counts its own, which must
-    not be more than MAX_BYTE."""
+    """Return the sum of 2**place * popcount(u & v) over all pairs, as int32.
+
+    Each byte of a uint32 counts separately, up to MAX_BYTE; dot4 by ones adds the four.
+    """
     by_place: dict[int, Expr] = {}
     for place, word, *others in pairs:
         count = call("popcount4", word & others[0] if others else word)
@@ -67,8 +69,10 @@ def counted(pairs: Iterable[Pair]) -> Expr:
 
 
 def chunks_of(steps: Sequence[int], most: int) -> tuple[int, ...]:
-    """How many steps of each axis of a reduction, the last ones first, are added up before bytes are widened: at most
-    `most`, and not all, so that what remains is a reduction."""
+    """Return how many steps of each reduction axis to add before bytes are widened, the last axes first.
+
+    At most `most` in total, and never all, so that a reduction remains.
+    """
     sizes: list[int] = []
     most = min(most, MOST_ADDED, prod(steps) - 1)
     for extent in reversed(steps):
@@ -78,7 +82,7 @@ def chunks_of(steps: Sequence[int], most: int) -> tuple[int, ...]:
 
 
 def summed(pairs: Callable[[Sequence[Expr]], Iterable[Pair]], steps: Sequence[int], chunks: Sequence[int] = ()) -> Expr:
-    """The sum of what `pairs` count at all steps, so many of them at once as `chunks` say."""
+    """Return the sum of the counts of `pairs` at all reduction steps, `chunks` of them at once."""
     chunks = chunks or (1,) * len(steps)
     axes = tuple(T.reduce_axis(n // size, f"k{d}") for d, (n, size) in enumerate(zip(steps, chunks)))
     inside = itertools.product(*map(range, chunks))
@@ -89,10 +93,11 @@ def summed(pairs: Callable[[Sequence[Expr]], Iterable[Pair]], steps: Sequence[in
 
 
 def planes(x: Tensor, levels: BitLevels, axis: int, dtype: str, spread: bool = False) -> list[Tensor]:
-    """One for each bit of u, eight elements along `axis` in each of its bytes, of type `dtype`, and 0 beyond its end.
+    """Return a tensor for each bit of u: eight elements along `axis` in each byte, of type `dtype`, and 0 beyond its
+    end.
 
-    Byte p has the elements from 8 * p on, the first lowest; spread: every n-th from p on, n being the number of bytes,
-    a multiple of four, so that vectors run along the axis.
+    Byte p has the elements from 8 * p on, the first in the lowest bit. spread: it has every n-th element from p on,
+    where n is the number of bytes, a multiple of four, so that vectors run along the axis.
     """
     axis, size = axis % len(x.shape), x.shape[axis]
     count = -(-size // 32) * 4 if spread else -(-size // 8)
@@ -107,7 +112,7 @@ def planes(x: Tensor, levels: BitLevels, axis: int, dtype: str, spread: bool = F
 
 
 def _plane(x: Tensor, levels: BitLevels, place: int, axis: int, dtype: str, apart: int) -> Tensor:
-    """Bit `place` of u; apart: how far those of a byte lie apart."""
+    """Return bit `place` of u; `apart`: the distance of the elements of a byte."""
     shift = place + levels.step.bit_length() - 1
 
     def body(*i: Expr) -> Expr:
@@ -125,8 +130,10 @@ def _plane(x: Tensor, levels: BitLevels, place: int, axis: int, dtype: str, apar
 
 @dataclass(frozen=True)
 class Factors:
-    """Factors with which the product of `levels` is that of bits: acc = scale * sum u*v + (w0 - zw) * sx * sum u +
-    offset."""
+    """Constants that turn sums of bits into sums of levels: acc = scale * sum u*v + (w0 - zw) * sx * sum u + offset.
+
+    count: terms of a sum.
+    """
 
     x: BitLevels
     w: BitLevels
@@ -135,22 +142,22 @@ class Factors:
     count: int
 
     def offset(self, channel: Expr, sum_v: Expr) -> Expr:
-        """What does not depend on x, of an output channel, given the sum of its v."""
+        """Return the part of an output channel's sum that does not depend on x; sum_v: the sum of its v."""
         low = wrap(self.x.low, "int32") - self.zx
         return low * (sum_v * self.w.step + self.below(channel) * self.count)
 
     def below(self, channel: Expr) -> Expr:
-        """w0 - zw of an output channel."""
+        """Return w0 - zw of an output channel."""
         return wrap(self.w.low, "int32") - self.zw.at(channel)
 
     def acc(self, sum_uv: Expr, sum_u: Expr | None, offset: Expr, channel: Expr) -> Expr:
-        """The sum of (x - zx) * (w - zw). sum_u: None where it does not count."""
+        """Return the sum of (x - zx) * (w - zw). sum_u: None where its factor is 0."""
         total = sum_uv * (self.x.step * self.w.step) + offset
         return total if sum_u is None else total + self.below(channel) * (sum_u * self.x.step)
 
     @property
     def needs_sum_u(self) -> bool:
-        """Whether that of all u counts: not for weights of 0 and more without zero points."""
+        """Whether sums of u matter: not for weights whose lowest level is 0 and that have no zero points."""
         return self.w.low != 0 or not self.zw.none
 
 
@@ -158,8 +165,10 @@ def convolution(
     node: Node, x: Tensor, w: Tensor, levels: tuple[BitLevels, BitLevels], zx: Expr, pad: int, zw: Zero,
     bias: Tensor | None, finish: Callable[[Expr, Expr], Expr],
 ) -> Tensor:  # fmt: skip
-    """integer.convolution of operands that have these `levels`. zx, zw: zero points, as they are; pad: what windows
-    read beyond the image, one of the levels of x if they do."""
+    """Return integer.convolution of operands that have these `levels`.
+
+    zx, zw: zero points, not shifted. pad: value of the padding, one of the levels of x if windows reach it.
+    """
     group = int(node.attrs.get("group", 1))
     window = SlidingWindow.of(node, x.shape[2:], w.shape[2:])
     count = w.shape[1] * prod(window.kernel)
@@ -205,8 +214,10 @@ def matrix_product(
     a: Tensor, b: Tensor, levels: tuple[BitLevels, BitLevels], za: Expr, zb: Zero,
     finish: Callable[[Expr, Index], Expr], turn_a: bool = False, turn_b: bool = False,
 ) -> Tensor:  # fmt: skip
-    """integer.matrix_product of operands that have these `levels`. za, zb: zero points, as they are. ValueError for
-    shapes that do not fit."""
+    """Return integer.matrix_product of operands that have these `levels`.
+
+    za, zb: zero points, not shifted. Raises ValueError for shapes that do not fit.
+    """
     inner = a.shape[-2 if turn_a else -1]
     m, n = a.shape[-1 if turn_a else -2], b.shape[-2 if turn_b else -1]
     batch = batch_of(a, b, inner, b.shape[-1 if turn_b else -2])
@@ -259,15 +270,15 @@ def matrix_product(
 
 
 DOT4 = {"vnni": 1.0, "i8mm": 1.0, "dotprod": 2.0, "pairs": 7.0, "neon": 4.5, "bytes": 16.0}
-"""For four products in each lane of 32 bits, by how dot4 is done (llvm/dot.py)."""
+"""Cost in vector instructions of four products per 32-bit lane, by the instructions of dot4 (llvm/dot.py)."""
 PACKED = 1.0
-"""For one element of x, of each plane that it is packed into."""
+"""Cost in vector instructions of packing an element of x into one plane."""
 MARGIN = 1.15
-"""How many times fewer instructions it must take."""
+"""Factor by which the bit-serial way must be cheaper."""
 
 
 def _count() -> float:
-    """For 32 products of bits in each lane of 32 bits: `and`, counting, and an addition."""
+    """Return the cost of 32 products of bits per 32-bit lane: `and`, population count, addition."""
     has = target().features
     if has & {"avx512bitalg", "neon"}:
         return 3
@@ -275,13 +286,15 @@ def _count() -> float:
 
 
 def pays(levels: tuple[BitLevels, BitLevels], channels: int, taps: int, outputs: int, moved: int = 1) -> bool:
-    """Whether counting bits is faster here. channels: of each of the taps, which are added up. outputs: columns of a
-    product, or channels that a convolution makes of these. moved: elements of x, and of a channel, for each place of
-    the result."""
+    """Return whether the bit-serial way is faster.
+
+    channels: reduced channels of each of the `taps`. outputs: columns of a product, or channels of a convolution, made
+    of them. moved: elements of x, and of a channel, for each position of the result.
+    """
     planes = levels[0].bits * levels[1].bits
     by_bits = -(-channels // 32) * taps * outputs * planes * _count() + moved * channels * levels[0].bits * PACKED
     by_bytes = -(-channels // 4) * taps * outputs * DOT4[dot_instructions(target().features)[0]]
-    return not target().tiles and MARGIN * by_bits < by_bytes
+    return not target().has_amx and MARGIN * by_bits < by_bytes
 
 
 def _levels(node: Node) -> tuple[BitLevels, BitLevels] | None:

@@ -15,7 +15,10 @@ from celosia.compiler.program.op_spec import Kind
 
 @op("QuantizeBlocks", kind=Kind.OPAQUE, domain="celosia", operands="x")
 def quantize_blocks(node: Node) -> list[Tensor]:
-    """x [..., K] float32 as int8 [..., blocks, block_size], zeros beyond K, and the steps of blocks [..., blocks]."""
+    """Build QuantizeBlocks: x [..., K] float32 as int8 [..., blocks, block_size], and the scale of each block.
+
+    Beyond K there are zeros. Scales: [..., blocks] float32.
+    """
     x, size = node.input(0), int(node.attrs["block_size"])
     largest, steps = steps_of_blocks(x, size)
     inner, blocks = x.shape[-1], largest.shape[-1]
@@ -78,6 +81,6 @@ def scale_sums(node: Node) -> Tensor:
 
 
 def _ones(x: Tensor) -> Tensor:
-    """The sum of each block."""
+    """Return the sum of each block of x, by which zero points are multiplied."""
     k = T.reduce_axis(x.shape[-1], "k")
     return T.compute(x.shape[:-1], lambda *i: T.sum(x[(*i, k)].astype("int32"), k), "ones")

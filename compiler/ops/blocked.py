@@ -15,7 +15,7 @@ from math import prod
 
 from celosia.compiler import expr as T
 from celosia.compiler.expr import Axis, Expr, Tensor, select, wrap
-from celosia.compiler.expr.pieces import start_value
+from celosia.compiler.expr.nest_parts import reduction_identity
 from celosia.compiler.ops.pooling import maxima
 from celosia.compiler.ops.registry import Node, op
 from celosia.compiler.ops.shape import padded
@@ -25,7 +25,7 @@ from celosia.compiler.program.op_spec import Kind
 
 @op("Block", kind=Kind.COMPLEX, domain="celosia", operands="x")
 def block(node: Node) -> Tensor:
-    """[N, C, ...] to [N, C/c, ..., c]; attribute block: c."""
+    """Build Block: [N, C, ...] to [N, C/c, ..., c], where c is the attribute block."""
     x, c = node.input(0), int(node.attrs["block"])
     n, channels, *size = x.shape
     if channels % c:
@@ -35,7 +35,7 @@ def block(node: Node) -> Tensor:
 
 @op("Unblock", kind=Kind.COMPLEX, domain="celosia", operands="x")
 def unblock(node: Node) -> Tensor:
-    """[N, C/c, ..., c] to [N, C, ...]."""
+    """Build Unblock: [N, C/c, ..., c] to [N, C, ...]."""
     x = node.input(0)
     n, blocks, *size, c = x.shape
     y = T.compute((n, blocks, c, *size), lambda ni, b, lane, *at: x[(ni, b, *at, lane)], "unblock")
@@ -87,9 +87,9 @@ def blocked_conv(node: Node) -> Tensor:
 
 
 def _reader(window: SlidingWindow, x: Tensor, value: Expr) -> Callable[..., Expr]:
-    """The element of x [N, C/c, ..., c] that an index of x with margins names, and `value` in them.
+    """Return a function that reads x [N, C/c, ..., c] by an index with margins, and gives `value` in the margins.
 
-    For windows that take each element a few times: then the test costs less than a copy.
+    For windows that read each element a few times: there the test costs less than a padded copy.
     """
     before, after = window.margins()
 
@@ -104,10 +104,10 @@ def _reader(window: SlidingWindow, x: Tensor, value: Expr) -> Callable[..., Expr
 
 @op("BlockedMaxPool", kind=Kind.COMPLEX, domain="celosia", operands="x")
 def blocked_max_pool(node: Node) -> Tensor:
-    """The largest of each window; padding counts as nothing."""
+    """Build BlockedMaxPool: the maximum of each window; padding is ignored."""
     x = node.input(0)
     window = SlidingWindow.of(node, x.shape[2:-1])
-    read = _reader(window, x, start_value("max", x.dtype))
+    read = _reader(window, x, reduction_identity("max", x.dtype))
     ks = tuple(T.reduce_axis(k, f"k{d}") for d, k in enumerate(window.kernel))
 
     def body(n: Expr, b: Expr, *at: Expr) -> Expr:
@@ -118,7 +118,7 @@ def blocked_max_pool(node: Node) -> Tensor:
 
 @op("BlockedAveragePool", kind=Kind.COMPLEX, domain="celosia", operands="x")
 def blocked_average_pool(node: Node) -> Tensor:
-    """The mean of each window, over as many elements as ONNX counts."""
+    """Build BlockedAveragePool: the mean of each window, with ONNX's divisor."""
     x = node.input(0)
     window = SlidingWindow.of(node, x.shape[2:-1])
     read = _reader(window, x, wrap(0, x.dtype))
@@ -133,7 +133,7 @@ def blocked_average_pool(node: Node) -> Tensor:
 
 @op("BlockedGlobalAveragePool", "BlockedGlobalMaxPool", kind=Kind.REDUCTION, domain="celosia", operands="x")
 def blocked_global_pool(node: Node) -> Tensor:
-    """[N, C/c, ..., c] to [N, C, 1, ...]."""
+    """Build global pooling of [N, C/c, ..., c] to [N, C, 1, ...]."""
     x = node.input(0)
     n, blocks, *size, c = x.shape
     ks: tuple[Axis, ...] = tuple(T.reduce_axis(k, f"k{d}") for d, k in enumerate(size))

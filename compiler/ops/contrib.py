@@ -1,6 +1,6 @@
-"""Operators of onnxruntime (com.microsoft) that its optimiser and exporters make of several of ONNX's.
+"""Fused operators of onnxruntime (com.microsoft), which its optimiser and exporters make of several of ONNX's.
 
-Each is written as those that it stands for; what they make lies in one kernel.
+Each is built of the operators that it stands for; fusion puts them into one kernel.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ F32 = "float32"
 
 
 def apply(node: Node, name: str, *inputs: Tensor | None, values: Sequence[Array | None] = (), **attrs: Any) -> Tensor:
-    """The first output of another operator."""
+    """Build another operator `name`, and return its first output."""
     known = tuple(values) or (None,) * len(inputs)
     made = OPS[name](Node(name, attrs, inputs, known, 1, 21, node.name))
     return made if isinstance(made, Tensor) else made[0]
 
 
 def transposed(node: Node, x: Tensor, perm: Sequence[int]) -> Tensor:
-    """Axes in the order `perm`."""
+    """Return x with its axes in the order `perm`."""
     return apply(node, "Transpose", x, perm=list(perm))
 
 
@@ -39,12 +39,15 @@ def plus(node: Node, x: Tensor, operand: str) -> Tensor:
 
 
 def scaled(x: Tensor, factor: float) -> Tensor:
-    """Times `factor`."""
+    """Return x times `factor`."""
     return x if factor == 1 else T.compute(x.shape, lambda *i: x[i] * factor, "scaled")
 
 
 def activated(node: Node, x: Tensor, names: Sequence[str]) -> Tensor:
-    """x through the attribute `activation`, whose parameters `names` are in a list or in attributes of their own."""
+    """Apply the activation function of the attribute `activation`, if any.
+
+    names: the parameters' names, whose values are in activation_params, or each in an attribute activation_<name>.
+    """
     kind = node.attrs.get("activation", "")
     if not kind:
         return x
@@ -65,7 +68,7 @@ def activated(node: Node, x: Tensor, names: Sequence[str]) -> Tensor:
     "FusedMatMul", "TransposeMatMul", kind=Kind.OPAQUE, domain="com.microsoft", variant_of="MatMul", operands="a b",
 )  # fmt: skip
 def fused_matmul(node: Node) -> Tensor:
-    """alpha times the product of a and b, of which batches or matrices may be transposed."""
+    """Build FusedMatMul: alpha a b, with batches or matrices transposed as attributes say."""
     sides = []
     for name in "AB":
         x = node.input(name.lower())
@@ -80,14 +83,14 @@ def fused_matmul(node: Node) -> Tensor:
 
 @op("FusedGemm", kind=Kind.OPAQUE, domain="com.microsoft", variant_of="Gemm", operands="a b c:bias?")
 def fused_gemm(node: Node) -> Tensor:
-    """Gemm, then an activation function."""
+    """Build FusedGemm: Gemm, then an activation function."""
     attrs = {name: node.attrs[name] for name in ("alpha", "beta", "transA", "transB") if name in node.attrs}
     return activated(node, apply(node, "Gemm", *node.inputs, **attrs), ("alpha", "beta"))
 
 
 @op("FusedConv", kind=Kind.OPAQUE, domain="com.microsoft", variant_of="Conv", operands="x w:weights b:bias? z?")
 def fused_conv(node: Node) -> Tensor:
-    """x, w, bias, and what is added before the activation function."""
+    """Build FusedConv: Conv, the sum with an optional tensor, then an activation function."""
     attrs = {name: value for name, value in node.attrs.items() if not name.startswith("activation")}
     y = apply(node, "Conv", *(node.optional(name) for name in ("x", "w", "b")), **attrs)
     return activated(node, plus(node, y, "z"), ())
@@ -119,12 +122,13 @@ def matmul_integer16(node: Node) -> Tensor:
 
 
 BYTES_OF_BLOCKS = {2: (32, 64, 128), 4: (16, 32, 64, 128, 256), 8: (16, 32, 64, 128, 256)}
-"""Blocks of weights of so many bits whose products at accuracy_level 4 are of bytes in onnxruntime, on x86-64."""
+"""By bits of a weight: block sizes for which onnxruntime multiplies bytes at accuracy_level 4, on x86-64."""
 
 
 def steps_of_blocks(x: Tensor, size: int) -> tuple[Tensor, Tensor]:
-    """Of each block of `size` along the last axis of x the largest magnitude, and how many of its 127ths are 1; 0 where
-    it counts as zeros. Both [..., blocks] float32.
+    """Return the largest magnitude of each block of `size` along the last axis of x, and 127 over it.
+
+    Both are [..., blocks] float32. The quotient is 0 where a block counts as zeros.
     """
     last, k = x.shape[-1] - 1, T.reduce_axis(size, "k")
 
@@ -139,8 +143,9 @@ def steps_of_blocks(x: Tensor, size: int) -> tuple[Tensor, Tensor]:
 
 @op("RoundBlocks", kind=Kind.OPAQUE, domain="celosia", operands="x")
 def round_blocks(node: Node) -> Tensor:
-    """Ours: x [..., K] with each block of `block_size` along K as steps of a 127th of its largest magnitude, which are
-    what onnxruntime's products of bytes make of activations; float32.
+    """Build our RoundBlocks: x [..., K] rounded to 127ths of the largest magnitude of its block; float32.
+
+    onnxruntime's products of bytes do so with activations.
     """
     x, size = node.input(0), int(node.attrs["block_size"])
     largest, steps = steps_of_blocks(x, size)
@@ -193,7 +198,7 @@ def matmul_nbits(node: Node) -> Tensor:
 
 
 def _n_bits_complaint(node: Node, whole: bool) -> str:
-    """What is wrong with a MatMulNBits; "" where nothing. whole: whether zero points, if any, are packed integers."""
+    """Return a complaint about a MatMulNBits, "" for none; whole: zero points, if any, are packed integers."""
     bits, size = int(node.attrs.get("bits", 4)), int(node.attrs.get("block_size", 0))
     inner, n = int(node.attrs.get("K", 0)), int(node.attrs.get("N", 0))
     if bits not in BYTES_OF_BLOCKS or node.has("g_idx"):
@@ -260,7 +265,7 @@ def matmul_bnb4(node: Node) -> Tensor:
     operands="x w:weights pads? b:bias?",
 )  # fmt: skip
 def conv_transpose_with_pads(node: Node) -> Tensor:
-    """x, w, pads, bias."""
+    """Build ConvTransposeWithDynamicPads: a ConvTranspose whose pads are a constant input."""
     attrs = dict(node.attrs)
     if node.has("pads"):
         attrs["pads"] = [int(pad) for pad in node.constant("pads").reshape(-1)]
@@ -272,7 +277,7 @@ def conv_transpose_with_pads(node: Node) -> Tensor:
 
 @op("SimplifiedLayerNormalization", kind=Kind.OPAQUE, domain="com.microsoft", operands="x scale:weights")
 def simplified_layer_normalization(node: Node) -> list[Tensor]:
-    """By the root of the mean square, without a mean."""
+    """Build SimplifiedLayerNormalization: division by the root mean square, without a mean."""
     x = node.input(0)
     return _by_root_mean_square(node, x, node.input("scale"), node.axis(-1, len(x.shape)))[: node.outputs]
 
@@ -290,6 +295,7 @@ def skip_simplified_layer_normalization(node: Node) -> list[Tensor]:
 
 
 def _by_root_mean_square(node: Node, x: Tensor, scale: Tensor, axis: int) -> list[Tensor]:
+    """Return RMSNormalization of x over the axes from `axis` on, and the inverse root mean square."""
     y = apply(node, "RMSNormalization", x, scale, axis=axis, epsilon=epsilon(node))
     eps, count = epsilon(node), prod(x.shape[axis:])
     squares = apply(node, "Mul", x, x)
@@ -391,7 +397,7 @@ def qlinear_where(node: Node) -> Tensor:
 
 @op("NhwcMaxPool", kind=Kind.OPAQUE, domain="com.microsoft", operands="x")
 def nhwc_max_pool(node: Node) -> Tensor:
-    """Of bytes whose channels are innermost."""
+    """Build NhwcMaxPool: max pooling of bytes whose channels are the last axis."""
     rank = len(node.input(0).shape)
     x = transposed(node, node.input(0), (0, rank - 1, *range(1, rank - 1)))
     return transposed(node, apply(node, "MaxPool", x, **node.attrs), (0, *range(2, rank), 1))
@@ -423,7 +429,7 @@ def pairwise_distances(node: Node) -> Tensor:
 
 @op("UnfoldTensor", kind=Kind.OPAQUE, domain="com.microsoft", operands="input")
 def unfold(node: Node) -> Tensor:
-    """Windows of `size` along `dim`, `step` apart, as the last axis."""
+    """Build UnfoldTensor: windows of `size` along `dim`, `step` apart, as the last axis."""
     x = node.input(0)
     dim, size, step = node.attrs.get("dim", -1) % len(x.shape), int(node.attrs["size"]), int(node.attrs.get("step", 1))
     shape = (*x.shape[:dim], (x.shape[dim] - size) // step + 1, *x.shape[dim + 1 :], size)
@@ -432,5 +438,5 @@ def unfold(node: Node) -> Tensor:
 
 @op("SampleOp", kind=Kind.OPAQUE, domain="com.microsoft", operands="x")
 def sample(node: Node) -> Tensor:
-    """Its input."""
+    """Build SampleOp, onnxruntime's example operator, which is the identity."""
     return apply(node, "Identity", node.input(0))

@@ -1,4 +1,4 @@
-"""Convolutions."""
+"""Float convolutions and transposed convolutions."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from celosia.compiler import expr as T
 from celosia.compiler.expr import INDEX, Axis, Expr, Tensor, select, wrap
 from celosia.compiler.ops.registry import Change, ChangeAt, Node, op
 from celosia.compiler.ops.window import SlidingWindow
-from celosia.compiler.program.host.windows import spread
+from celosia.compiler.program.host.window_geometry import transposed_windows
 from celosia.compiler.program.op_spec import Kind
 from celosia.compiler.target import target
 
 MIN_LINE_ELEMENTS = 48
-"""Elements of a line of outputs, from which on lines fill vectors well enough."""
+"""Shortest line of outputs that fills vectors well enough; shorter ones are computed by flattened planes."""
 
 
 def convolution(
     node: Node, x: Tensor, w: Tensor, pad_value: Expr, change_x: Change = None, change_w: ChangeAt = None,
     finish: Callable[[Expr, Expr], Expr] = lambda acc, m: acc,
 ) -> Tensor:  # fmt: skip
-    """finish(sum over the window of x * w, output channel). x: [N, C, ...], w: [M, C/group, ...].
+    """Return finish(sum over the window of x * w, output channel). x: [N, C, ...], w: [M, C/group, ...].
 
-    The changes are applied to elements before they are multiplied, and once for each element. Products have the type of
-    the changed w, to which x is then converted.
+    change_x and change_w are applied once to each element before it is multiplied. Products have the type of the
+    changed w, to which x is converted.
     """
     group = int(node.attrs.get("group", 1))
     n, c, m = x.shape[0], x.shape[1], w.shape[0]
@@ -59,9 +59,9 @@ def _convolution_by_plane(
     window: SlidingWindow, p: Tensor, w: Tensor, kc: Axis, ks: tuple[Axis, ...], lead: tuple[int, int, int],
     finish: Callable[[Expr, Expr], Expr],
 ) -> Tensor:  # fmt: skip
-    """Small images: each phase of a padded plane as one row, so that vectors go over the ends of lines.
+    """Convolve small images with each phase of a padded plane as one row, so that vectors cross line ends.
 
-    What is computed between the lines is not used. p: see `SlidingWindow.phases`. lead: batch, groups, output channels
+    Results between the lines are discarded. p: see `SlidingWindow.phases`. lead: batch, groups, output channels
     of a group.
     """
     n, group, mg = lead
@@ -111,10 +111,12 @@ def conv_transpose(node: Node) -> Tensor:
 def transposed(
     node: Node, x: Tensor, w: Tensor, multiply: Callable[[Expr, Expr], Expr], finish: Callable[[Expr, Expr], Expr]
 ) -> Tensor:
-    """Gathered: y[o] = finish(sum over k of multiply(x[(o + before - k*dilation) / stride], w[k]), channel), where that
-    is whole and inside. x: [N, C, ...], w: [C, M/group, ...].
+    """Return a transposed convolution, computed per output element (gathered).
+
+    y[o] = finish(sum over k of multiply(x[(o + before - k*dilation) / stride], w[k]), channel), over the k whose
+    quotient is an integer inside x. x: [N, C, ...], w: [C, M/group, ...].
     """
-    to = spread(node.attrs, x.shape[2:], w.shape[2:])
+    to = transposed_windows(node.attrs, x.shape[2:], w.shape[2:])
     group, sp = int(node.attrs.get("group", 1)), len(x.shape) - 2
     n, c, mg = x.shape[0], x.shape[1], w.shape[1]
     cg = c // group

@@ -1,4 +1,4 @@
-"""Operators on corresponding elements."""
+"""Element-wise operators: unary, binary and variadic arithmetic, activations, Clip, Cast."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from celosia.compiler import expr as T
 from celosia.compiler.expr import Expr, Tensor, call, is_float, select, wrap
 from celosia.compiler.ops.registry import Node, Unsupported, at, op
 from celosia.compiler.ops.types import ONNX_TYPES
-from celosia.compiler.program.host.sizes import broadcast
+from celosia.compiler.program.host.shape_rules import broadcast
 from celosia.compiler.program.op_spec import Kind, Moves
 
 
@@ -22,7 +22,7 @@ def one(x: Expr) -> Expr:
 
 
 def sigmoid(x: Expr) -> Expr:
-    """1 / (1 + exp(-x)), without an overflow where the result is small."""
+    """Return 1 / (1 + exp(-x)), without overflow where the result is small."""
     if x.dtype == "float32":
         return call("sigmoid", x)
     small = call("exp", -call("abs", x))
@@ -30,7 +30,7 @@ def sigmoid(x: Expr) -> Expr:
 
 
 def sign(x: Expr) -> Expr:
-    """-1, 0 or 1; NaN stays."""
+    """Return -1, 0 or 1; NaN for NaN."""
     zero = wrap(0, x.dtype)
     if x.dtype.startswith("uint"):
         return select(T.equal(x, zero), zero, one(x))
@@ -39,25 +39,25 @@ def sign(x: Expr) -> Expr:
 
 
 def softplus(x: Expr) -> Expr:
-    """log(1 + exp(x)) without overflow. log(1 + e) is e * log(u) / (u - 1), where u is 1 + e rounded (Kahan)."""
+    """Return log(1 + exp(x)) without overflow, as e * log(u) / (u - 1) with u = 1 + e rounded (Kahan)."""
     e = unfused_exp(-call("abs", x))
     u = e + 1
     return T.maximum(x, 0) + select(T.equal(u, 1), e, e * (call("log", u) / (u - 1)))
 
 
 def unfused_exp(x: Expr) -> Expr:
-    """exp(x) as onnxruntime's activations compute it."""
+    """Return exp(x) with the rounding of onnxruntime's activations."""
     return call("unfused_exp" if x.dtype == "float32" else "exp", x)
 
 
 def selu(x: Expr, alpha: float, gamma: float) -> Expr:
-    """Both factors of what is below 0 are one, rounded."""
+    """Return selu(x). Below 0 both factors are multiplied first, and their product is rounded, as in onnxruntime."""
     both = float(np.float32(alpha) * np.float32(gamma))
     return select(x > 0, x * gamma, (unfused_exp(x) - 1) * both)
 
 
 def gelu(x: Expr, approximate: str) -> Expr:
-    """By erf, or by tanh where `approximate` says so."""
+    """Return gelu(x) by erf, or by tanh where `approximate` is "tanh"."""
     if approximate == "tanh":
         near = math.sqrt(2 / math.pi)
         return x * 0.5 * (call("tanh", x * (0.044715 * near * x * x + near)) + 1)
@@ -65,7 +65,7 @@ def gelu(x: Expr, approximate: str) -> Expr:
 
 
 def shrink(x: Expr, limit: float, bias: float) -> Expr:
-    """0 between -limit and limit, else nearer to 0 by `bias`: in float32, of any type, as onnxruntime computes it."""
+    """Return 0 between -limit and limit, else x moved towards 0 by `bias`; in float32, as onnxruntime computes it."""
     near = x.astype("float32")
     return select(near < -limit, near + bias, select(near > limit, near - bias, 0)).astype(x.dtype)
 
@@ -127,13 +127,13 @@ unary("QuickGelu", lambda x, a: x * sigmoid(x * a.get("alpha", 1.702)), domain="
 @op("Exp", "Log", "Sin", "Cos", "Tan", "Sinh", "Cosh", kind=Kind.INJECTIVE, operands="input")
 @op("Asin", "Acos", "Atan", "Asinh", "Acosh", "Atanh", kind=Kind.INJECTIVE, operands="input")
 def intrinsic(node: Node) -> Tensor:
-    """Of the intrinsic function of the same name."""
+    """Build an operator that is an intrinsic function of the same name."""
     return node.elementwise(lambda x: call(node.op.lower(), x), node.input(0))
 
 
 @op("IsInf", kind=Kind.INJECTIVE, operands="x")
 def is_inf(node: Node) -> Tensor:
-    """bool, of one sign or of both."""
+    """Build IsInf, of one sign or of both."""
     positive, negative = node.attrs.get("detect_positive", 1), node.attrs.get("detect_negative", 1)
 
     def body(x: Expr) -> Expr:
@@ -148,7 +148,7 @@ def is_inf(node: Node) -> Tensor:
 
 
 def power(x: Expr, y: Expr) -> Expr:
-    """x ** y in the type of x. TypeError for bool."""
+    """Return x ** y in the type of x. Raises TypeError for bool."""
     if "bool" in (x.dtype, y.dtype):
         raise TypeError("bool has no powers")
     if is_float(x.dtype) or is_float(y.dtype):
@@ -158,7 +158,7 @@ def power(x: Expr, y: Expr) -> Expr:
 
 
 def modulo(x: Expr, y: Expr, fmod: bool) -> Expr:
-    """The remainder with the sign of the divisor, or, for fmod, of the dividend."""
+    """Return the remainder with the sign of the divisor; with fmod, of the dividend."""
     if fmod and is_float(x.dtype):
         rest = T.binary("mod", call("abs", x), call("abs", y))
         return select(x < 0, -rest, rest)
@@ -193,6 +193,7 @@ BINARY: dict[str, Callable[[Expr, Expr, Attrs], Expr]] = {
 
 
 def _binary(node: Node) -> Tensor:
+    """Build an operator of BINARY; Pow by a constant 2 or 0.5 as a product or a square root."""
     exponent = node.values[1] if node.op == "Pow" else None
     if exponent is not None and exponent.size == 1 and is_float(node.input(0).dtype):
         x, shape = node.input(0), broadcast(node.input(0).shape, exponent.shape)
@@ -215,7 +216,7 @@ VARIADIC: dict[str, Callable[[Expr, Expr], Expr]] = {
 
 @op(*VARIADIC, kind=Kind.INJECTIVE, operands="(data_0)*")
 def variadic(node: Node) -> Tensor:
-    """Of any number of tensors, broadcast."""
+    """Build Min, Max, Sum or Mean of any number of tensors, broadcast."""
     tensors = [node.input(i) for i in range(len(node.inputs))]
 
     def body(*values: Expr) -> Expr:
@@ -235,8 +236,10 @@ def where(node: Node) -> Tensor:
 
 @op("Clip", kind=Kind.INJECTIVE, operands="input min? max?")
 def clip(node: Node) -> Tensor:
-    """Within bounds, of attributes or inputs; one that is NaN bounds nothing, and one that is left out is the largest
-    finite number."""
+    """Build Clip to bounds given by attributes or inputs.
+
+    A NaN bounds nothing; a bound that is left out is the largest finite number.
+    """
     x = node.input(0)
     bounds: list[Expr | None] = [
         wrap(node.attrs[name], x.dtype) if name in node.attrs
@@ -257,7 +260,7 @@ def clip(node: Node) -> Tensor:
 
 @op("Cast", kind=Kind.INJECTIVE, operands="input")
 def cast(node: Node) -> Tensor:
-    """To the type that the attribute names. Unsupported where the CPU has none."""
+    """Build Cast to the type of the attribute. Raises Unsupported where the CPU has none."""
     target = ONNX_TYPES.get(int(node.attrs["to"]))
     if target is None:
         raise Unsupported(f"Cast to ONNX type {node.attrs['to']}")
@@ -266,14 +269,14 @@ def cast(node: Node) -> Tensor:
 
 @op("CastLike", kind=Kind.INJECTIVE, operands="input target_type")
 def cast_like(node: Node) -> Tensor:
-    """To the type of the second input."""
+    """Build CastLike: conversion to the type of the second input."""
     return node.elementwise(lambda x: x.astype(node.input(1).dtype), node.input(0))
 
 
 @op("BiasGelu", kind=Kind.COMPLEX, domain="com.microsoft", operands="a b:bias")
 @op("FastGelu", kind=Kind.COMPLEX, domain="com.microsoft", operands="x bias:bias?")
 def bias_gelu(node: Node) -> Tensor:
-    """gelu(x + bias), by erf or by tanh."""
+    """Build gelu(x + bias), by erf or by tanh."""
     kind = "tanh" if node.op == "FastGelu" else "none"
     if not node.has(1):
         return node.elementwise(lambda x: gelu(x, kind), node.input(0))

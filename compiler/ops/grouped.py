@@ -1,4 +1,4 @@
-"""GroupQueryAttention of onnxruntime (com.microsoft): several heads of queries share one of keys and values."""
+"""GroupQueryAttention of onnxruntime (com.microsoft): several query heads share one head of keys and values."""
 
 from __future__ import annotations
 
@@ -24,11 +24,10 @@ FLOAT32_MIN = float(np.finfo(np.float32).min)
     "position_ids? attention_bias? head_sink? k_scale:data? v_scale:data? q_norm_weight? k_norm_weight?",
 )  # fmt: skip
 def group_query_attention(node: Node) -> list[Tensor]:
-    """Query, key, value, past key and value, the last place of each sample, how many places there are at most, cosines
-    and sines, places, what is added to scores, sinks of heads.
+    """Build GroupQueryAttention: attention with shared key heads, caches, rotary embedding and sinks.
 
-    Query [B, S, heads * D] may have keys and values beside it. What came before is [B, key heads, places, D], of which
-    a sample has as many as its last place says; the present ones are returned, with zeros behind them.
+    Queries [B, S, heads * D] may have keys and values beside them. A cache [B, key heads, positions, D] is filled up to
+    the last position of each sample; it is returned with the new keys and values, and zeros behind them.
     """
     for name in REFUSED:
         if node.attrs.get(name, 0):
@@ -45,7 +44,7 @@ def group_query_attention(node: Node) -> list[Tensor]:
         raise node.fail(f"the last places of {last.size} samples, not of {batch}")
 
     def before(b: Expr) -> Expr:
-        """How many places came before the first step."""
+        """Return the number of cached positions before the first step of sample `b`."""
         return wrap(0, INDEX) if total == steps else T.maximum(last.flat(b).astype(INDEX) + (1 - steps), 0)
 
     if node.attrs.get("do_rotary", 0):
@@ -77,7 +76,7 @@ def group_query_attention(node: Node) -> list[Tensor]:
 
 
 def _sides(node: Node) -> list[Tensor]:
-    """Queries, keys and values [B, heads, S, D]."""
+    """Return queries, keys and values [B, heads, S, D], from one packed tensor or three."""
     count, shared = int(node.attrs["num_heads"]), int(node.attrs["kv_num_heads"])
     x = node.input("query")
     packed = not node.has("key")
@@ -94,7 +93,7 @@ def _sides(node: Node) -> list[Tensor]:
 
 
 def _shared(x: Tensor, count: int) -> Tensor:
-    """Each head as often as there are heads of queries for it."""
+    """Repeat each key head for all of its query heads."""
     each = count // x.shape[1]
     if each == 1:
         return x
@@ -102,7 +101,7 @@ def _shared(x: Tensor, count: int) -> Tensor:
 
 
 Seen = Callable[[tuple[Expr, ...]], Expr]
-"""Whether the query of a row sees the key of a column, of (sample, head, row, column)."""
+"""Function of (sample, head, row, column): whether the query of a row attends to the key of a column."""
 
 
 def _seen(node: Node, before: Callable[[Expr], Expr]) -> Seen:
@@ -122,7 +121,9 @@ def _seen(node: Node, before: Callable[[Expr], Expr]) -> Seen:
 
 
 def _attend(node: Node, q: Tensor, k: Tensor, v: Tensor, seen: Seen) -> Tensor:
-    """softmax(cap(q kᵀ * scale) + bias) v of [B, H, S, D], as [B, S, H * D]; a sink takes its part of the softmax."""
+    """Return softmax(cap(q kᵀ * scale) + bias) v of [B, H, S, D], as [B, S, H * D]; a sink takes part in the
+    softmax.
+    """
     scale = float(node.attrs.get("scale", 0.0)) or 1 / float(np.sqrt(q.shape[-1]))
     scores = scaled(apply(node, "MatMul", q, transposed(node, k, (0, 1, 3, 2))), scale)
     cap, bias = float(node.attrs.get("softcap", 0.0)), node.optional("attention_bias")
@@ -131,6 +132,7 @@ def _attend(node: Node, q: Tensor, k: Tensor, v: Tensor, seen: Seen) -> Tensor:
     more = int(sinks is not None or bool(node.attrs.get("smooth_softmax", 0)))  # the sink is one more column
 
     def score(*i: Expr) -> Expr:
+        """Return a score after softcap, bias and mask; the extra last column is the sink."""
         place = (*i[:3], T.minimum(i[3], columns - 1)) if more else i
         value = scores[place]
         if cap > 0:

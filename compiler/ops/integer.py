@@ -1,7 +1,7 @@
-"""Sums of products of bytes: convolutions and matrix products of int8 and uint8, four products at a time.
+"""Integer convolutions and matrix products of int8 and uint8, four products at a time (dot4).
 
 Operands are packed into uint32 of four bytes each, as the intrinsic dot4 takes them: the left one as uint8, the right
-one as int8. A type of the other sign is moved by 128, together with its zero point. Zero points are taken off
+one as int8. A type of the other sign is shifted by 128, together with its zero point. Zero points are subtracted
 afterwards:
 
     sum (x - zx) * (w - zw)  =  sum x*w  -  zx * sum w  -  zw * sum x  +  count * zx * zw
@@ -21,7 +21,7 @@ import numpy as np
 
 from celosia.compiler import expr as T
 from celosia.compiler.expr import Expr, Tensor, select, wrap
-from celosia.compiler.expr.functions import ONES
+from celosia.compiler.expr.math_functions import ONES
 from celosia.compiler.ops.packing import Channels, ConvPacking, LineQuads, Pairs, Widened, dot, quad
 from celosia.compiler.ops.products import at_lead, batch_of
 from celosia.compiler.ops.registry import Node, clamp, reshaped, round_even
@@ -36,7 +36,7 @@ WIDTHS = (256, 128, 64, 32, 16)  # columns that lie together in packed matrices,
 
 @dataclass(frozen=True)
 class Zero:
-    """A zero point as int32: one for all, or one for each output channel. `none`: known to be 0."""
+    """A zero point as int32: one for all, or one for each output channel. none: it is known to be 0."""
 
     at: Callable[[Expr], Expr]
     none: bool = False
@@ -69,21 +69,22 @@ def matrix_product(
     a: Tensor, b: Tensor, za: Expr, zb: Zero, finish: Callable[[Expr, Index], Expr],
     turn_a: bool = False, turn_b: bool = False,
 ) -> Tensor:  # fmt: skip
-    """finish(the int32 of numpy.matmul(a - za, b - zb), its index), of tensors with at least two dimensions.
+    """Return finish(int32 of numpy.matmul(a - za, b - zb), its index), of tensors with at least two dimensions.
 
-    za, zb: as they are among uint8 and int8. ValueError for shapes that do not fit.
+    za, zb: shifted to uint8 and int8. turn_a, turn_b: matrices are transposed. Raises ValueError for shapes that do not
+    fit.
     """
     inner = a.shape[-2 if turn_a else -1]
     m, n = a.shape[-1 if turn_a else -2], b.shape[-2 if turn_b else -1]
     batch = batch_of(a, b, inner, b.shape[-1 if turn_b else -2])
     steps = -(-inner // 4)
-    tiled = target().tiles and m >= TILE_ROWS[0] and steps >= TILE_STEPS
+    tiled = target().has_amx and m >= TILE_ROWS[0] and steps >= TILE_STEPS
     width = width_of(n, TILE_STEPS if tiled else 32 if m > 4 else WIDTHS[0])
     left = rows_of(a, steps, turn_a)
     right = columns_of(b, steps, width, turn_b)
 
     def correction(*i: Expr) -> Expr:
-        """-za * sum w + count * za * zw of a column."""
+        """Return -za * sum w + count * za * zw of a column."""
         k = T.reduce_axis(steps, "k")
         total = dot(wrap(ONES, "uint32"), right[(*i[:-2], i[-2], k, i[-1])], k)
         return za * (wrap(inner, "int32") * zb.at(i[-2] * width + i[-1]) - total)
@@ -106,12 +107,12 @@ def matrix_product(
 
 
 def width_of(n: int, most: int) -> int:
-    """How many of n columns lie together, at most so many if they can be cut so."""
+    """Return the number of columns in a panel: the best of WIDTHS up to `most` that divides n; else n."""
     return next((w for w in WIDTHS if n % w == 0 and w <= most), n)
 
 
 def rows_of(a: Tensor, steps: int, turn: bool) -> Tensor:
-    """[..., m, steps]: the rows of `a` as uint8, four elements each; what is beyond their end is never counted."""
+    """Return the rows of `a` as uint8 words of four: [..., m, steps]. Bytes beyond their end are multiplied by 0."""
     inner, m = (a.shape[-2], a.shape[-1]) if turn else (a.shape[-1], a.shape[-2])
     flip = a.dtype == "int8"
     if turn or (a.body is not None and not a.stored) or inner % 4:
@@ -130,7 +131,7 @@ def rows_of(a: Tensor, steps: int, turn: bool) -> Tensor:
 
 
 def columns_of(b: Tensor, steps: int, width: int, turn: bool) -> Tensor:
-    """[..., n / width, steps, width]: the columns of `b` as int8, four elements each, filled up with 0."""
+    """Return the columns of `b` as int8 words of four, in panels: [..., n / width, steps, width]; filled up with 0."""
     inner, n = (b.shape[-1], b.shape[-2]) if turn else (b.shape[-2], b.shape[-1])
 
     def body(*i: Expr) -> Expr:
@@ -147,6 +148,7 @@ def columns_of(b: Tensor, steps: int, width: int, turn: bool) -> Tensor:
 
 
 def _row_sums(left: Tensor, inner: int) -> Tensor:
+    """Return the sum of each row of `left`, words of four bytes; `inner`: elements of a row."""
     steps = left.shape[-1]
 
     def body(*i: Expr) -> Expr:
@@ -163,11 +165,11 @@ def _row_sums(left: Tensor, inner: int) -> Tensor:
 def convolution(
     node: Node, x: Tensor, w: Tensor, zx: Expr, zw: Zero, bias: Tensor | None, finish: Callable[[Expr, Expr], Expr]
 ) -> Tensor:
-    """finish(the int32 sum over the window of (x - zx) * (w - zw), plus bias; output channel).
+    """Return finish(int32 sum over the window of (x - zx) * (w - zw), plus bias; output channel).
 
-    x: [N, C, ...], w: [M, C/group, ...]. Channels share a word, see `_packing`. Images are cut into one for each
-    remainder of the stride, in which windows then move by one element, so that vectors run over a whole image and only
-    what lies between its lines is computed in vain.
+    x: [N, C, ...], w: [M, C/group, ...]. Channels share a word, see `_packing`. The image is split into one for each
+    remainder of the stride, in which windows move by one element: vectors run over complete images, and only results
+    between lines are wasted.
     """
     group = int(node.attrs.get("group", 1))
     n, c, m = x.shape[0], x.shape[1], w.shape[0]
@@ -180,15 +182,18 @@ def convolution(
         return T.compute(
             (n, m, *window.out), lambda ni, mi, *o: finish(nothing if bias is None else bias[mi], mi), "conv"
         )
-    if window.whole and group == prod(window.out) == 1:
+    if window.is_global and group == prod(window.out) == 1:
         return _one_window(node, x, w, zx, zw, bias, finish)
     pack = _packing(node, x, w, window, group, zx)
     return pack.windows_of(_planes(pack, zw, bias, finish))
 
 
 def _packing(node: Node, x: Tensor, w: Tensor, window: SlidingWindow, group: int, zx: Expr) -> ConvPacking:
-    """As the processor multiplies bytes: four channels share a uint32, or where a group has too few of them, four
-    elements of a line; with NEON two channels share a uint16, or each element has an int16 of its own."""
+    """Return the layout for the processor's byte products.
+
+    Four channels share a uint32, or, where a group has too few, four elements of a line; with NEON two channels share a
+    uint16, or each element has an int16.
+    """
     channels = w.shape[1]
     several = channels % 4 == 0 or channels == 3 or channels > 4
     if dot_instructions(target().features)[0] != "neon":
@@ -201,7 +206,7 @@ def _packing(node: Node, x: Tensor, w: Tensor, window: SlidingWindow, group: int
 
 
 def _planes(pack: ConvPacking, zw: Zero, bias: Tensor | None, finish: Callable[[Expr, Expr], Expr]) -> Tensor:
-    """The sums of windows that begin at each element of a packed image, [N, group, M/group, length], through finish."""
+    """Return finish of the sums at each position of a packed image: [N, group, M/group, length]."""
     image, weights = pack.image(), pack.weights(_as_int8)
     m, count = weights.shape[0], pack.cg * prod(pack.window.kernel)
     n, group, mg = image.shape[0], pack.group, m // pack.group
@@ -233,7 +238,7 @@ def _planes(pack: ConvPacking, zw: Zero, bias: Tensor | None, finish: Callable[[
 def _one_window(
     node: Node, x: Tensor, w: Tensor, zx: Expr, zw: Zero, bias: Tensor | None, finish: Callable[[Expr, Expr], Expr]
 ) -> Tensor:
-    """A convolution whose only window is the image: a matrix product."""
+    """Return a convolution whose only window is the complete image, as a matrix product."""
 
     def last(acc: Expr, i: Index) -> Expr:
         return finish(acc if bias is None else acc + bias[i[-1]], i[-1])
@@ -245,8 +250,10 @@ def _one_window(
 
 
 def rescaled_sum(a: Expr, b: Expr, factors: Sequence[int]) -> Expr:
-    """a + b of bytes as numerics.rescale_add of what the accelerator stores; float64 is exact. factors: ma, mb, c and
-    shift of that."""
+    """Return a + b of bytes by numerics.rescale_add of the accelerator's values; float64 is exact.
+
+    factors: ma, mb, c and shift of rescale_add.
+    """
     flip = 0.0 if a.dtype == "int8" else 128.0
     ma, mb, constant, shift = factors
     total = (a.astype("float64") - flip) * float(ma) + (b.astype("float64") - flip) * float(mb) + float(constant)

@@ -1,4 +1,4 @@
-"""Operators of a kernel, and the types of what they read."""
+"""Nodes of a CPU kernel, and the types of their inputs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Array = NDArray[Any]
 
 
 def is_mapped(array: Array | None) -> bool:
-    """Whether the elements lie in a file that is mapped: they are not copied in another order to be kept."""
+    """Return whether the elements lie in a memory-mapped file; such arrays are not repacked, which would copy them."""
     base: Any = array
     while isinstance(base, np.ndarray):
         base = base.base
@@ -23,7 +23,7 @@ def is_mapped(array: Array | None) -> bool:
 
 @dataclass(frozen=True)
 class InputType:
-    """Shape and element type of an array; its value, where it is constant."""
+    """Shape and element type of an array, and its value where it is constant."""
 
     shape: tuple[int, ...]
     dtype: str
@@ -31,7 +31,7 @@ class InputType:
 
     @classmethod
     def of(cls, array: Array) -> InputType:
-        """A constant."""
+        """Create the type of a constant."""
         return cls(array.shape, array.dtype.name, array)
 
 
@@ -47,7 +47,7 @@ class CpuNode:
 
 
 def input_type(value: Array | InputType | tuple[tuple[int, ...], str]) -> InputType:
-    """Input type of an array, or of (shape, element type)."""
+    """Convert an array (a constant) or a pair (shape, element type) to an InputType."""
     if isinstance(value, np.ndarray):
         return InputType.of(value)
     return value if isinstance(value, InputType) else InputType(tuple(value[0]), value[1])

@@ -1,4 +1,4 @@
-"""Rows over their deviation, in integers: our own operator, which graph/norms.py puts in the place of others."""
+"""Integer normalisation: our own operator, which graph/norms.py inserts for layers of the accelerator."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from celosia.compiler import expr as T
 from celosia.compiler.expr import Expr, Tensor
-from celosia.compiler.expr.norm import norm_row, sums
+from celosia.compiler.expr.norm_expressions import norm_row, sums
 from celosia.compiler.ops.quantized import requantize
 from celosia.compiler.ops.registry import Node, op
 from celosia.compiler.program.op_spec import Kind

@@ -1,4 +1,4 @@
-"""Normalisation by sums over axes: softmax, layers, groups, batches."""
+"""Normalisation by sums over axes: softmax; layer, group, instance and batch normalisation."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from math import prod
 from celosia.compiler import expr as T
 from celosia.compiler.expr import INDEX, Expr, Tensor, call, select, wrap
 from celosia.compiler.expr.nodes import Value
-from celosia.compiler.numerics.float32 import f32
+from celosia.compiler.numerics.array_types import f32
 from celosia.compiler.ops.reductions import reduced
 from celosia.compiler.ops.registry import Node, at, op, reshaped
 from celosia.compiler.ops.shape import padded
@@ -20,12 +20,12 @@ from celosia.compiler.target import target
 
 @op("Softmax", "LogSoftmax", kind=Kind.REDUCTION, wide=True, operands="input")
 def softmax(node: Node) -> Tensor:
-    """Along an axis, or all axes from one on before opset 13."""
+    """Build Softmax or LogSoftmax along an axis, or, before opset 13, all axes from one on."""
     return _along(node, partial(_softmax, node))
 
 
 def _along(node: Node, row: Callable[[Tensor, int], Tensor]) -> Tensor:
-    """`row` of the operand and the axis; before opset 13 all axes from that one on are one."""
+    """Apply `row` to the operand and its axis; before opset 13 all axes from that one on are merged."""
     x = node.input(0)
     rank = len(x.shape)
     axis = node.axis(-1 if node.opset >= 13 else 1, rank)
@@ -36,6 +36,7 @@ def _along(node: Node, row: Callable[[Tensor, int], Tensor]) -> Tensor:
 
 
 def _softmax(node: Node, x: Tensor, axis: int) -> Tensor:
+    """Return softmax or its logarithm along `axis`, in onnxruntime's order of operations."""
     m = reduced(x, [axis], True, T.max, "max", lambda i: number(x[i]))
     power = exp_of_normal_floats if x.dtype == "float32" and target().vector_bytes < 64 else partial(call, "exp")
     e = T.compute(x.shape, lambda *i: power(x[i] - at(m, i)), "exp")
@@ -50,26 +51,28 @@ def _softmax(node: Node, x: Tensor, axis: int) -> Tensor:
 
 
 def _at_least_a_little(total: Tensor) -> Tensor:
-    """As onnxruntime has it of doubles: not below 1e-20, and that where an infinite element makes it NaN."""
+    """Return max(total, 1e-20), as onnxruntime does with doubles; 1e-20 for NaN, too."""
     least = float(f32(1e-20))
     return T.compute(total.shape, lambda *i: select(total[i] > least, total[i], least), "at_least")
 
 
 def number(x: Expr) -> Expr:
-    """x, and less than any number for a NaN, which a maximum then leaves out: NaN comes in by the exponentials."""
+    """Return x, or -inf for NaN, which a maximum thus ignores: NaN comes back by the exponentials."""
     return select(T.equal(x, x), x, wrap(-math.inf, x.dtype))
 
 
 def exp_of_normal_floats(x: Expr) -> Expr:
-    """exp(x), and 0 where its power of two is below 2^-126: so onnxruntime's softmax without AVX-512."""
+    """Return exp(x), and 0 where its exponent is below -126, as onnxruntime's softmax without AVX-512."""
     magic = wrap(12582912.0, x.dtype)  # which rounds to an integer
     return select(call("fma", x, wrap(math.log2(math.e), x.dtype), magic) - magic < -126, 0, call("exp", x))
 
 
 def sum_in_lanes(x: Tensor, axis: int) -> Tensor:
-    """The sum along an axis, which stays in the shape as 1, in the order of onnxruntime's kernel for this processor's
-    vectors: as many sums side by side as those have places, the upper half of 16 added to the lower, then neighbours
-    (github.com/microsoft/onnxruntime/blob/main/onnxruntime/core/mlas/lib/x86_64/TransKernelAvx512F.S)."""
+    """Return the sum along an axis, which stays as 1, in the order of onnxruntime's kernel for this processor.
+
+    There are as many partial sums as a vector has lanes; the upper half of 16 is added to the lower, then neighbours
+    (github.com/microsoft/onnxruntime/blob/main/onnxruntime/core/mlas/lib/x86_64/TransKernelAvx512F.S).
+    """
     count, places = x.shape[axis], target().lanes(x.dtype)
     k = T.reduce_axis(count // places, "k")
 
@@ -79,6 +82,8 @@ def sum_in_lanes(x: Tensor, axis: int) -> Tensor:
     whole = T.compute((*x.shape[:axis], places, *x.shape[axis + 1 :]), part, "lanes")
 
     def total(*i: Expr) -> Expr:
+        """Add the partial sums and the elements beyond the last full vector."""
+
         def place(at: int) -> tuple[Value, ...]:
             return (*i[:axis], at, *i[axis + 1 :])
 
@@ -96,7 +101,7 @@ def sum_in_lanes(x: Tensor, axis: int) -> Tensor:
 
 @op("Hardmax", kind=Kind.REDUCTION, operands="input")
 def hardmax(node: Node) -> Tensor:
-    """1 at the first of the largest along an axis, or all axes from one on before opset 13; else 0."""
+    """Build Hardmax: 1 at the first maximum along an axis (before opset 13: all axes from one on), else 0."""
     return _along(node, _hardmax)
 
 
@@ -108,14 +113,14 @@ def _hardmax(x: Tensor, axis: int) -> Tensor:
 
 
 def moments(x: Tensor, axes: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """(mean, mean squared distance from it) over `axes`, which stay in the shapes as 1."""
+    """Return (mean, variance) over `axes`, which stay in the shapes as 1."""
     count = prod(x.shape[d] for d in axes)
     mean = reduced(x, axes, True, lambda v, ks: T.sum(v, ks) / count, "mean")
     return mean, mean_square(x, mean, axes)
 
 
 def mean_square(x: Tensor, mean: Tensor, axes: Sequence[int]) -> Tensor:
-    """The mean squared distance from `mean`."""
+    """Return the mean squared distance from `mean`."""
     count = prod(x.shape[d] for d in axes)
 
     def square(i: tuple[Expr, ...]) -> Expr:
@@ -126,18 +131,20 @@ def mean_square(x: Tensor, mean: Tensor, axes: Sequence[int]) -> Tensor:
 
 
 def epsilon(node: Node) -> float:
-    """What is added to a variance; onnxruntime's operators that skip or embed have a smaller one."""
+    """Return the term added to a variance; its default is smaller in onnxruntime's operators that skip or embed."""
     return float(node.attrs.get("epsilon", 1e-12 if "Skip" in node.op or "Embed" in node.op else 1e-5))
 
 
 LANES = 8
-"""Sums of squares that onnxruntime's kernel of a row adds up side by side; it leaves shorter rows to another."""
+"""Partial sums of squares in onnxruntime's row kernel; it leaves shorter rows to another."""
 
 
 def row_squares(x: Tensor, mean: Tensor | None = None) -> Tensor:
-    """The mean squared distance from `mean`, or from 0, along the last axis, in the order of onnxruntime's kernel for
-    AVX2: eight sums side by side, those added in pairs, then what is left of the row: four squares that are rounded,
-    and the others (github.com/microsoft/onnxruntime/pull/31973; that the four are rounded is what it computes)."""
+    """Return the mean squared distance from `mean`, or from 0, along the last axis, in onnxruntime's order for AVX2.
+
+    Eight partial sums are added in pairs; then come the remaining elements: four squares that are rounded, and the
+    others fused (github.com/microsoft/onnxruntime/pull/31973; that the four are rounded is what it computes).
+    """
     count = x.shape[-1]
     k = T.reduce_axis(count // LANES, "k")
 
@@ -150,6 +157,7 @@ def row_squares(x: Tensor, mean: Tensor | None = None) -> Tensor:
     lanes = T.compute((*x.shape[:-1], LANES), lambda *i: T.sum(square(i[:-1], k * LANES + i[-1]), k), "lanes")
 
     def mean_of(*i: Expr) -> Expr:
+        """Add the partial sums and the remaining squares of a row, and divide by its length."""
         row = i[:-1]
         halves = [lanes[(*row, lane)] + lanes[(*row, lane + 4)] for lane in range(4)]
         total = (halves[0] + halves[2]) + (halves[1] + halves[3])
@@ -167,8 +175,11 @@ def row_squares(x: Tensor, mean: Tensor | None = None) -> Tensor:
 def layer_norm(
     node: Node, x: Tensor, axis: int, scale: Tensor | None, bias: Tensor | None, by_rows: bool = False
 ) -> list[Tensor]:
-    """onnxruntime takes the mean of a sum in doubles: in a row of equal elements nothing is left of them. by_rows: as
-    its kernel for rows computes, bit by bit, of float32 along the last axis."""
+    """Return (normalised x, mean, inverse deviation) over the axes from `axis` on.
+
+    As in onnxruntime the mean is summed in doubles, so that a row of equal elements becomes exactly 0. by_rows: compute
+    as its row kernel does, bit by bit, for float32 along the last axis.
+    """
     eps, axes = epsilon(node), range(axis, len(x.shape))
     count = prod(x.shape[d] for d in axes)
     mean = reduced(
@@ -190,7 +201,7 @@ def layer_norm(
 
 @op("LayerNormalization", kind=Kind.REDUCTION, wide=True, operands="x scale:weights b:bias?")
 def layer_normalization(node: Node) -> list[Tensor]:
-    """Over all axes from one on; mean and inverse deviation are further outputs."""
+    """Build LayerNormalization; mean and inverse deviation are further outputs."""
     x = node.input(0)
     bias, axis = node.optional("b"), node.axis(-1, len(x.shape))
     return layer_norm(node, x, axis, node.input("scale"), bias, by_rows=True)[: node.outputs]
@@ -266,7 +277,7 @@ def group_normalization(node: Node) -> Tensor:
     "BatchNormalization", kind=Kind.INJECTIVE, wide=True, operands="x scale:weights b:bias input_mean input_var",
 )  # fmt: skip
 def batch_normalization(node: Node) -> Tensor:
-    """By given statistics. Unsupported in training mode."""
+    """Build BatchNormalization by given statistics. Raises Unsupported in training mode."""
     if node.attrs.get("training_mode", 0):
         raise node.fail("training mode")
     # In onnxruntime's order: of what follows, some take the difference to something near.
@@ -279,7 +290,7 @@ def batch_normalization(node: Node) -> Tensor:
 
 @op("MeanVarianceNormalization", kind=Kind.REDUCTION, wide=True, operands="x")
 def mean_variance_normalization(node: Node) -> Tensor:
-    """As onnxruntime's: nothing keeps a variance of 0 from dividing, and axes that x has not are left out."""
+    """Build MeanVarianceNormalization as in onnxruntime: a variance of 0 divides, extra axes are ignored."""
     x = node.input(0)
     rank = len(x.shape)
     mean, variance = moments(x, [int(a) % rank for a in node.attrs.get("axes", (0, 2, 3)) if a < rank])
@@ -288,7 +299,7 @@ def mean_variance_normalization(node: Node) -> Tensor:
 
 @op("LpNormalization", kind=Kind.REDUCTION, wide=True, operands="input")
 def lp_normalization(node: Node) -> Tensor:
-    """By the norm along an axis; 0 where that is 0."""
+    """Build LpNormalization: division by the norm along an axis; 0 where the norm is 0."""
     x, p = node.input(0), int(node.attrs.get("p", 2))
     axis = node.axis(-1, len(x.shape))
     total = reduced(x, [axis], True, lambda v, ks: T.sum(call("abs", v) if p == 1 else v * v, ks), "total")
@@ -302,7 +313,7 @@ def lp_normalization(node: Node) -> Tensor:
 
 @op("LRN", kind=Kind.COMPLEX, wide=True, operands="x")
 def lrn(node: Node) -> Tensor:
-    """By squares of neighbouring channels."""
+    """Build LRN: local response normalisation by squares of neighbouring channels."""
     x, size = node.input(0), int(node.attrs["size"])
     alpha, beta, bias = (node.attrs.get(k, d) for k, d in (("alpha", 1e-4), ("beta", 0.75), ("bias", 1.0)))
     before = (size - 1) // 2

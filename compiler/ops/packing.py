@@ -1,5 +1,7 @@
-"""Lay out the bytes of a convolution, so that windows move by one element: images cut by the stride, channels
-or elements of a line that share a word, and the weights that go with them.
+"""Layouts of the bytes of an integer convolution, in which windows move by one element.
+
+Images are split by the stride; channels or elements of a line share a word; weights are packed to match. A subclass of
+ConvPacking for each way in which processors multiply bytes; integer._packing decides.
 """
 
 from __future__ import annotations
@@ -11,14 +13,14 @@ from typing import Any
 
 from celosia.compiler import expr as T
 from celosia.compiler.expr import INDEX, Axis, Expr, Tensor, call, select, wrap
-from celosia.compiler.expr.functions import ONES
+from celosia.compiler.expr.math_functions import ONES
 from celosia.compiler.ops.registry import Shape
 from celosia.compiler.ops.window import SlidingWindow
 from celosia.compiler.target import target
 
 
 def quad(element: Callable[[int], Expr], flip: bool = False) -> Expr:
-    """Bytes 0 to 3 as a uint32, the first lowest; flip: with their top bits changed."""
+    """Return bytes 0 to 3 as a uint32, the first lowest; flip: with inverted top bits."""
     total: Expr | None = None
     for k in range(4):
         byte = element(k).astype("uint8").astype("uint32") << 8 * k
@@ -28,24 +30,24 @@ def quad(element: Callable[[int], Expr], flip: bool = False) -> Expr:
 
 
 def pair(element: Callable[[int], Expr], flip: bool = False) -> Expr:
-    """Bytes 0 and 1 as a uint16, the first lowest; flip: with their top bits changed."""
+    """Return bytes 0 and 1 as a uint16, the first lowest; flip: with inverted top bits."""
     low, high = (element(k).astype("uint8").astype("uint16") for k in range(2))
     total = low | high << 8
     return total ^ 0x8080 if flip else total
 
 
 def dot(x: Expr, w: Expr, axes: Any) -> Expr:
-    """The sum over `axes` of four products each, of bytes, in int32."""
+    """Return the int32 sum over `axes` of four byte products each."""
     return T.sum(call("dot4", x, w), axes)
 
 
 class ConvPacking:
-    """Layout in which the bytes of a convolution share a uint32.
+    """Layout in which the bytes of a convolution share a word; the base class has uint32 words of four.
 
     steps: extents of the reduction, the first over channels. reach: elements of the image from one step to the next,
-    in each dimension. phases, lines: of the packed image, how many remainders of the stride and how many lines of each.
-    moves: elements from one line to the next, in each dimension; length: from the first window to the end of the last.
-    zero: what the image has in the place of zx, None for 0.
+    in each dimension. phases, lines: of the packed image, remainders of the stride, and lines of each. moves: elements
+    from one line to the next, in each dimension. length: elements from the first window to the end of the last. zero:
+    the zero point of the packed image, None for 0.
     """
 
     def __init__(
@@ -66,24 +68,25 @@ class ConvPacking:
         self.length = sum((o - 1) * move for o, move in zip(window.out, self.moves)) + 1
 
     def axes(self) -> tuple[Axis, ...]:
-        """New ones, for the reduction."""
+        """Create the reduction axes."""
         return tuple(T.reduce_axis(size, f"k{d}") for d, size in enumerate(self.steps))
 
     def product(self, image: Tensor, weights: Tensor, channel: Expr, ni: Expr, g: Expr, place: Expr) -> Expr:
-        """The sum of what the windows that begin at `place` have times the weights of a channel."""
+        """Return the sum of the window that begins at `place`, times the weights of a channel."""
         ks = self.axes()
         return dot(image.flat(self.start(image, ni, g, ks) + place), weights[(channel, *ks)], ks)
 
     def total(self, weights: Tensor, channel: Expr) -> Expr:
-        """The sum of the weights of a channel."""
+        """Return the sum of the weights of a channel."""
         ks = self.axes()
         return dot(wrap(ONES, "uint32"), weights[(channel, *ks)], ks)
 
     def image(self) -> Tensor:
-        """[N, group * channel steps, phases..., lines...] of uint32."""
+        """Return the packed image: [N, group * channel steps, phases..., lines...] of uint32."""
         return self._image(self.group * self.steps[0])
 
     def _image(self, channels: int) -> Tensor:
+        """Return the packed image with `channels` words for each element."""
         sp = len(self.window.size)
 
         def body(ni: Expr, block: Expr, *rest: Expr) -> Expr:
@@ -95,19 +98,19 @@ class ConvPacking:
         return T.compute(shape, body, "image")
 
     def bytes_at(self, ni: Expr, block: Expr, own: Sequence[Expr]) -> Expr:
-        """Four bytes of the padded image at `own`, of a group's channels `block`."""
+        """Return the word of the padded image at index `own`, of channel block `block`."""
         raise NotImplementedError
 
     def weights(self, change: Callable[[Expr], Expr]) -> Tensor:
-        """[M, *steps] of uint32, elements of w through `change`, filled up with 0."""
+        """Return the packed weights, each element through `change`, filled up with 0: [M, *steps] of uint32."""
         return self.packed(self.w, change)
 
     def packed(self, w: Tensor, change: Callable[[Expr], Expr]) -> Tensor:
-        """The same of any weights [..., C/group, *kernel]."""
+        """Pack any weights [..., C/group, *kernel], as `weights` does with w."""
         raise NotImplementedError
 
     def start(self, image: Tensor, ni: Expr, g: Expr, ks: Sequence[Expr]) -> Expr:
-        """The element of `image` for step `ks` of the first window."""
+        """Return the flat element of `image` for step `ks` of the first window."""
         channel: Expr = g * self.steps[0] + ks[0]
         phase: Expr = wrap(0, INDEX)
         place: Expr = wrap(0, INDEX)
@@ -117,7 +120,7 @@ class ConvPacking:
         return ((ni * image.shape[1] + channel) * prod(self.phases) + phase) * prod(self.lines) + place
 
     def windows_of(self, planes: Tensor) -> Tensor:
-        """[N, M, ...]: what [N, group, M/group, length] has at windows."""
+        """Extract the windows' results from `planes` [N, group, M/group, length]: [N, M, ...]."""
         n, m, out = planes.shape[0], planes.shape[1] * planes.shape[2], self.window.out
         if self.length == prod(out):
             return replace(planes, shape=(n, m, *out))
@@ -132,7 +135,7 @@ class ConvPacking:
         return T.compute((n, m, *out), body, "lines")
 
     def inside(self, own: Sequence[Expr], ends: Sequence[int]) -> Expr | None:
-        """Whether an index below `ends` into the padded image is inside the image; None where it always is."""
+        """Return the test whether an index below `ends` into the padded image is inside; None for always."""
         result: Expr | None = None
         for i, before, size, end in zip(own, self.window.before, self.window.size, ends):
             for needed, test in ((before > 0, i >= before), (end > before + size, i < before + size)):
@@ -141,11 +144,11 @@ class ConvPacking:
         return result
 
     def shifted(self, own: Sequence[Expr]) -> list[Expr]:
-        """An index into the padded image as one into the image."""
+        """Convert an index into the padded image to one into the image."""
         return [i - before for i, before in zip(own, self.window.before)]
 
     def padded(self, ends: Sequence[int]) -> Tensor:
-        """x with zero points around it, `ends` elements in each dimension, in memory."""
+        """Return x with zero points around it, `ends` elements in each dimension, in memory."""
 
         def body(ni: Expr, c: Expr, *own: Expr) -> Expr:
             here, inside = self.x[(ni, c, *self.shifted(own))], self.inside(own, ends)
@@ -155,6 +158,8 @@ class ConvPacking:
 
 
 class Channels(ConvPacking):
+    """Four channels in a uint32: for groups with enough channels and processors with dot products of four bytes."""
+
     def __init__(self, x: Tensor, w: Tensor, window: SlidingWindow, group: int, zx: Expr):
         super().__init__(x, w, window, group, zx, (-(-w.shape[1] // 4), *window.kernel), window.dilation)
         whole = all(b == 0 and e <= n for b, e, n in zip(window.before, self.extents, window.size))
@@ -162,6 +167,7 @@ class Channels(ConvPacking):
         self.source = x if self.direct else self.padded(self.extents)
 
     def bytes_at(self, ni: Expr, block: Expr, own: Sequence[Expr]) -> Expr:
+        """Return four channels of an element; the zero point outside of the image."""
         first = block * 4
         if self.cg % 4:
             first = block // self.steps[0] * self.cg + block % self.steps[0] * 4
@@ -174,6 +180,8 @@ class Channels(ConvPacking):
         return here if inside is None else select(inside, here, quad(lambda j: self.pad, self.flip))
 
     def packed(self, w: Tensor, change: Callable[[Expr], Expr]) -> Tensor:
+        """Return weights [M, *steps] of uint32: four channels each."""
+
         def body(m: Expr, kc: Expr, *taps: Expr) -> Expr:
             def element(j: int) -> Expr:
                 value = change(w[(m, kc * 4 + j, *taps)])
@@ -185,6 +193,8 @@ class Channels(ConvPacking):
 
 
 class LineQuads(ConvPacking):
+    """Four elements of a line in a uint32: for groups with few channels, such as depthwise convolutions."""
+
     def __init__(self, x: Tensor, w: Tensor, window: SlidingWindow, group: int, zx: Expr):
         *first, last = window.kernel
         *reach, move = window.dilation
@@ -195,6 +205,7 @@ class LineQuads(ConvPacking):
         self.source = x if self.direct else self.padded(self.ends)
 
     def bytes_at(self, ni: Expr, block: Expr, own: Sequence[Expr]) -> Expr:
+        """Return four elements of a line, spaced by the dilation; zero points outside of the image."""
         *lead, last = own
 
         def element(j: int) -> Expr:
@@ -207,6 +218,7 @@ class LineQuads(ConvPacking):
         return quad(element, self.flip)
 
     def packed(self, w: Tensor, change: Callable[[Expr], Expr]) -> Tensor:
+        """Return weights [M, *steps] of uint32: four taps of a line each."""
         size = self.window.kernel[-1]
 
         def body(m: Expr, kc: Expr, *taps: Expr) -> Expr:
@@ -221,14 +233,14 @@ class LineQuads(ConvPacking):
 
 
 def stored(value: Expr) -> Expr:
-    """A number that is computed once, in memory, in the place of one computed in wider types by each vector."""
+    """Return a number that is computed once, into memory, instead of by each vector in wider types."""
     return replace(T.compute((1,), lambda i: value, "fixed"), stored=True)[0]
 
 
 class Pairs(ConvPacking):
-    """Two channels in a uint16, for multiplications of int8 whose products are added in pairs. Four are a step.
+    """Two channels in a uint16, for NEON's products of int8 that are added in pairs. Four channels are a step.
 
-    narrow: whether no weight is -128.
+    narrow: no weight is -128, so that two products fit into int16.
     """
 
     def __init__(self, x: Tensor, w: Tensor, window: SlidingWindow, group: int, zx: Expr, narrow: bool):
@@ -240,11 +252,11 @@ class Pairs(ConvPacking):
         self.source = x if self.direct else self.padded(self.extents)
 
     def image(self) -> Tensor:
-        """[N, group * channel steps * 2, phases..., lines...] of uint16."""
+        """Return the packed image: [N, group * channel steps * 2, phases..., lines...] of uint16."""
         return self._image(2 * self.group * self.steps[0])
 
     def bytes_at(self, ni: Expr, block: Expr, own: Sequence[Expr]) -> Expr:
-        """Two bytes."""
+        """Return two channels of an element."""
         first = block * 2
         if self.cg % 4:
             pairs = 2 * self.steps[0]
@@ -258,7 +270,7 @@ class Pairs(ConvPacking):
         return here if inside is None else select(inside, here, stored(pair(lambda j: self.pad, self.flip)))
 
     def packed(self, w: Tensor, change: Callable[[Expr], Expr]) -> Tensor:
-        """[M, *steps, 2] of uint16."""
+        """Return the packed weights: [M, *steps, 2] of uint16."""
 
         def body(m: Expr, kc: Expr, *taps: Expr) -> Expr:
             def element(j: int) -> Expr:
@@ -283,7 +295,7 @@ class Pairs(ConvPacking):
 
 
 class Widened(ConvPacking):
-    """Every element in an int16 of its own, as its difference from zx."""
+    """An int16 for each element, its difference from zx: for few channels with NEON."""
 
     def __init__(self, x: Tensor, w: Tensor, window: SlidingWindow, group: int, zx: Expr):
         super().__init__(x, w, window, group, zx, w.shape[1:], window.dilation)
@@ -296,14 +308,14 @@ class Widened(ConvPacking):
         self.source = x if self.direct else self.padded(self.extents)
 
     def bytes_at(self, ni: Expr, block: Expr, own: Sequence[Expr]) -> Expr:
-        """One element."""
+        """Return the difference of one element from zx; 0 outside of the image."""
         at = self.shifted(own) if self.direct else own
         here = self.source[(ni, block, *at)].astype("int16") - self.difference
         inside = self.inside(own, self.extents) if self.direct else None
         return here if inside is None else select(inside, here, 0)
 
     def packed(self, w: Tensor, change: Callable[[Expr], Expr]) -> Tensor:
-        """[M, *steps] of int16."""
+        """Return the weights as int16: [M, *steps]."""
         return T.compute(w.shape, lambda *i: change(w[i]).astype("int16"), "weights")
 
     def product(self, image: Tensor, weights: Tensor, channel: Expr, ni: Expr, g: Expr, place: Expr) -> Expr:

@@ -1,4 +1,4 @@
-"""Pooling."""
+"""Max and average pooling."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 
 from celosia.compiler import expr as T
 from celosia.compiler.expr import Axis, Expr, Tensor, is_float, select, wrap
-from celosia.compiler.expr.pieces import start_value
+from celosia.compiler.expr.nest_parts import reduction_identity
 from celosia.compiler.ops.reductions import reduced
 from celosia.compiler.ops.registry import Node, op
 from celosia.compiler.ops.shape import padded
@@ -18,11 +18,11 @@ from celosia.compiler.program.op_spec import Kind, Moves
 
 
 def maxima(window: SlidingWindow, y: Tensor) -> Tensor:
-    """Put the smallest finite number into maxima `y` [N, C, windows...] where a window has no element of the input.
+    """Replace maxima `y` [N, C, windows...] of windows without elements by the smallest finite number.
 
     onnxruntime gives that number there, and -inf where all elements of a window are -inf.
     """
-    empty = [(2 + d, o) for d in range(len(window.size)) for o in window.empty(d)]
+    empty = [(2 + d, o) for d in range(len(window.size)) for o in window.empty_windows(d)]
     if not empty or not is_float(y.dtype):
         return y
     least = wrap(float(np.finfo(y.dtype).min), y.dtype)
@@ -36,27 +36,27 @@ def maxima(window: SlidingWindow, y: Tensor) -> Tensor:
 
 @op("MaxPool", kind=Kind.COMPLEX, moves=Moves.FILL, heavy=True, windows=True, operands="x")
 def max_pool(node: Node) -> Tensor:
-    """Any number of axes, dilation. Unsupported with indices."""
+    """Build MaxPool, with any number of axes and dilation. Raises Unsupported with indices as a second output."""
     if node.outputs > 1:
         raise node.fail("the second output, indices")
     x = node.input(0)
     window = SlidingWindow.of(node, x.shape[2:])
     if prod(window.kernel) > MANY:
         return maxima(window, _max_by_axis(window, x))
-    p = window.padded(x, start_value("max", x.dtype))
+    p = window.padded(x, reduction_identity("max", x.dtype))
     ks = tuple(T.reduce_axis(k, f"k{d}") for d, k in enumerate(window.kernel))
     shape = (*x.shape[:2], *window.out)
     return maxima(window, T.compute(shape, lambda n, c, *o: T.max(p[(n, c, *window.at(o, ks))], ks), "max_pool"))
 
 
 MANY = 4
-"""Elements of a window from which on its maximum is that of its lines' maxima, which neighbours share."""
+"""Largest window whose maximum is computed at once; larger ones reduce axis by axis, as neighbours share lines."""
 
 
 def _max_by_axis(window: SlidingWindow, x: Tensor) -> Tensor:
-    """Maxima along one axis after another. Only along the last one, which vectors go along, x is put into a frame."""
+    """Reduce maxima along one axis after another; only along the last, vectorised one x is padded."""
     before, after = window.margins()
-    least, last = start_value("max", x.dtype), len(x.shape) - 1
+    least, last = reduction_identity("max", x.dtype), len(x.shape) - 1
     for d in range(2, last):
         size, first, k = x.shape[d], before[d - 2], T.reduce_axis(window.kernel[d - 2], f"k{d - 2}")
 
@@ -77,7 +77,7 @@ def _max_by_axis(window: SlidingWindow, x: Tensor) -> Tensor:
 
 @op("AveragePool", kind=Kind.COMPLEX, wide=True, heavy=True, windows=True, operands="x")
 def average_pool(node: Node) -> Tensor:
-    """Any number of axes, over as many elements as ONNX counts."""
+    """Build AveragePool, with any number of axes and ONNX's divisor."""
     x = node.input(0)
     window = SlidingWindow.of(node, x.shape[2:])
     p = window.padded(x, wrap(0, x.dtype))
@@ -92,7 +92,7 @@ def average_pool(node: Node) -> Tensor:
 @op("GlobalAveragePool", kind=Kind.REDUCTION, wide=True, operands="x")
 @op("GlobalMaxPool", kind=Kind.REDUCTION, operands="x")
 def global_pool(node: Node) -> Tensor:
-    """Of whole images, which become [n, c, 1, ...]."""
+    """Build GlobalMaxPool or GlobalAveragePool: complete images become [n, c, 1, ...]."""
     x = node.input(0)
     axes = range(2, len(x.shape))
     if node.op == "GlobalMaxPool":

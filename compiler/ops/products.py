@@ -1,4 +1,4 @@
-"""Matrix products."""
+"""Float matrix products: MatMul and Gemm."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from celosia.compiler import expr as T
 from celosia.compiler.expr import INDEX, Expr, Tensor, wrap
 from celosia.compiler.ops.registry import Change, ChangeAt, Node, Shape, at, op, reshaped
 from celosia.compiler.program.dtypes import itemsize
-from celosia.compiler.program.host.sizes import broadcast
+from celosia.compiler.program.host.shape_rules import broadcast
 from celosia.compiler.program.op_spec import Kind
-from celosia.compiler.target import STREAMS, target
+from celosia.compiler.target import MAX_STREAMS, target
 
 
 def product(
@@ -21,15 +21,16 @@ def product(
     change_b: ChangeAt = None, finish: Callable[[Expr, tuple[Expr, ...]], Expr] = lambda acc, i: acc,
     fixed_b: bool = False,
 ) -> Tensor:  # fmt: skip
-    """numpy.matmul(a, b) of tensors with at least two dimensions, elements through their changes first.
+    """Return numpy.matmul(a, b) of tensors with at least two dimensions, elements through their changes first.
 
-    fixed_b: `b` is constant, or the same for many products, so that a copy of it in another order costs nothing.
+    fixed_b: `b` is constant, or the same for many products, so that a reordered copy of it is free.
     """
     inner = a.shape[-2 if transpose_a else -1]
     m, n = a.shape[-1 if transpose_a else -2], b.shape[-2 if transpose_b else -1]
     batch = batch_of(a, b, inner, b.shape[-1 if transpose_b else -2])
 
     def prepared(t: Tensor, turn: bool, change: ChangeAt, name: str) -> Tensor:
+        """Return a matrix transposed and changed element by element."""
         if change is None and not turn:
             return t
         shape = (*t.shape[:-2], t.shape[-1], t.shape[-2]) if turn else t.shape
@@ -47,7 +48,7 @@ def product(
     k = T.reduce_axis(inner, "k")
     lanes = target().lanes(b.dtype)
     streamed = fixed_b and m < PACKED_ROWS  # each element is read for few rows, as fast as memory gives them
-    most = min(STREAMS, (target().registers - 1) // (m + 1)) if streamed else 1  # all rows in one tile
+    most = min(MAX_STREAMS, (target().registers - 1) // (m + 1)) if streamed else 1  # all rows in one tile
     widths = [*(count * lanes for count in range(most, 0, -1)), lanes // 2]
     width = next((w for w in widths if w > 1 and n % w == 0), 0)
     large = inner * n * itemsize(b.dtype) > PACKED_BYTES
@@ -72,8 +73,10 @@ def product(
 
 
 def batch_of(a: Tensor, b: Tensor, inner: int, other: int) -> Shape:
-    """The dimensions before those of a product of matrices, which has so many terms on both sides. ValueError where
-    these differ, or dimensions do not go together."""
+    """Return the broadcast batch dimensions of a matrix product.
+
+    inner, other: reduced elements of both operands. Raises ValueError where they differ, or batches do not broadcast.
+    """
     with suppress(ValueError):
         if inner == other:
             return broadcast(a.shape[:-2], b.shape[:-2])
@@ -81,20 +84,20 @@ def batch_of(a: Tensor, b: Tensor, inner: int, other: int) -> Shape:
 
 
 PACKED_ROWS = 16
-"""Rows of a product from which on a copy of the other matrix pays."""
+"""Fewest rows of a product for which a packed copy of the second matrix pays."""
 PACKED_BYTES = 1 << 15
-"""Larger matrices have their rows so far apart that caches and address translation suffer."""
+"""Size of a matrix above which its rows lie so far apart that caches and address translation suffer."""
 
 
 def _panels(b: Tensor, width: int) -> Tensor:
-    """b [..., K, N] as [..., N / width, K, width], so that a tile reads it from end to end."""
+    """Pack b [..., K, N] into panels [..., N / width, K, width], which a register tile reads contiguously."""
     shape = (*b.shape[:-2], b.shape[-1] // width, b.shape[-2], width)
     packed = T.compute(shape, lambda *i: b[(*i[:-3], i[-2], i[-3] * width + i[-1])], "panels")
     return replace(packed, stored=True)
 
 
 def at_lead(t: Tensor, index: Sequence[Expr]) -> tuple[Expr, ...]:
-    """`index` for the axes of `t` before its matrix, 0 where they are broadcast."""
+    """Return `index` for the batch axes of `t`, 0 where they are broadcast."""
     own = index[len(index) - (len(t.shape) - 2) :] if len(t.shape) > 2 else ()
     return tuple(wrap(0, INDEX) if n == 1 else i for i, n in zip(own, t.shape))
 
@@ -102,7 +105,7 @@ def at_lead(t: Tensor, index: Sequence[Expr]) -> tuple[Expr, ...]:
 def matmul_any(
     node: Node, a: Tensor, b: Tensor, multiply: Callable[..., Tensor] | None = None, **how: Any
 ) -> Tensor:  # fmt: skip
-    """multiply(a, b, ...), which is defined on matrices (product where left out), for vectors as well."""
+    """Return multiply(a, b, ...), defined on matrices (default: product), for vectors as well."""
     if not a.shape or not b.shape:
         raise node.fail("an operand is a scalar")
     left = reshaped(a, (1, *a.shape)) if len(a.shape) == 1 else a
@@ -121,13 +124,13 @@ def matmul_any(
 
 @op("MatMul", kind=Kind.COMPLEX, wide=True, operands="a b")
 def matmul(node: Node) -> Tensor:
-    """Batches are broadcast; vectors are rows or columns."""
+    """Build MatMul: batches are broadcast; vectors are rows or columns."""
     return matmul_any(node, node.input(0), node.input(1), fixed_b=node.is_fixed(1))
 
 
 @op("Gemm", kind=Kind.COMPLEX, wide=True, heavy=True, operands="a b c:bias?")
 def gemm(node: Node) -> Tensor:
-    """alpha A B + beta C, C broadcast. Unsupported for shapes that do not fit."""
+    """Build Gemm: alpha A B + beta C, C broadcast. Raises Unsupported for shapes that do not fit."""
     a, b = node.input(0), node.input(1)
     alpha, beta = node.attrs.get("alpha", 1.0), node.attrs.get("beta", 1.0)
     c = node.optional("c")

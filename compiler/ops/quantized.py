@@ -1,4 +1,4 @@
-"""Quantisation and integer operators, with the float32 operations of onnxruntime in their order, bit for bit."""
+"""Quantised operators: QuantizeLinear, QLinear* and integer operators, bit-identical to onnxruntime."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 from celosia.compiler import expr as T
 from celosia.compiler.expr import INDEX, Expr, Tensor, call, select, wrap
-from celosia.compiler.numerics.softmax import exponent_room
+from celosia.compiler.numerics.quantized_softmax import exponent_room
 from celosia.compiler.ops import bit_serial, integer
 from celosia.compiler.ops.convolution import transposed
 from celosia.compiler.ops.integer import left_zero, matrix_product, right_zero
@@ -20,19 +20,19 @@ from celosia.compiler.ops.registry import Node, at, clamp, limits, op, round_eve
 from celosia.compiler.ops.shape import concatenate
 from celosia.compiler.ops.types import ONNX_TYPES
 from celosia.compiler.program import dtypes
-from celosia.compiler.program.host.hostops.types import spread_complaint
+from celosia.compiler.program.host.hostops.value_types import parameter_shape_error
 from celosia.compiler.program.op_spec import Kind
 
 F32 = "float32"
 
 
 def quantize(x: Expr, scale: Expr, zero: Expr, dtype: str) -> Expr:
-    """clip(rne(x / scale) + zero); NaN gives the smallest value."""
+    """Return clip(rne(x / scale) + zero); NaN gives the smallest value."""
     return saturate(round_even(x / scale) + zero.astype(F32), dtype)
 
 
 def requantize(acc: Expr, scale: Expr, zero: Expr, dtype: str) -> Expr:
-    """clip(rne(f32(acc) * scale) + zero) of an int32."""
+    """Return clip(rne(f32(acc) * scale) + zero) of an int32."""
     return saturate(round_even(acc.astype(F32) * scale) + zero.astype(F32), dtype)
 
 
@@ -43,7 +43,7 @@ def parameter(node: Node, operand: str, x: Tensor, index: tuple[Expr, ...], defa
         return wrap(0, default)
     p = node.input(operand)
     block = int(node.attrs.get("block_size", 0))
-    if why := spread_complaint(p.shape, x.shape, int(node.attrs.get("axis", 1)), block):
+    if why := parameter_shape_error(p.shape, x.shape, int(node.attrs.get("axis", 1)), block):
         raise node.fail(why)
     if not block and p.size == 1:
         return p.flat(0)
@@ -55,7 +55,7 @@ def parameter(node: Node, operand: str, x: Tensor, index: tuple[Expr, ...], defa
 
 @op("QuantizeLinear", kind=Kind.INJECTIVE, shaped_as="QuantizeLinear", operands="x<.> y_scale<.> y_zero_point<Q>?")
 def quantize_linear(node: Node) -> Tensor:
-    """To 8 or 16 bits, by tensor, channel or block. Unsupported for other types."""
+    """Build QuantizeLinear to 8 or 16 bits, by tensor, channel or block. Raises Unsupported for other types."""
     x = node.input(0)
     dtype = node.input("y_zero_point").dtype if node.has("y_zero_point") else _output_dtype(node, "uint8")
     if dtype not in ("int8", "uint8", "int16", "uint16"):
@@ -83,7 +83,7 @@ def dequantize_linear(node: Node) -> Tensor:
 
 
 def range_of_bytes(x: Tensor, axes: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """The scale and the zero point of uint8 for the least range of x over `axes` that contains 0."""
+    """Return scale and zero point of uint8 for the least range of x over `axes` that contains 0."""
     low, high = reduced(x, axes, False, T.min, "low"), reduced(x, axes, False, T.max, "high")
     reach = T.compute(low.shape, lambda *i: T.maximum(high[i], 0) - T.minimum(low[i], 0), "reach")
     scale = T.compute(low.shape, lambda *i: select(T.equal(reach[i], 0), 1, reach[i] / wrap(255.0, F32)), "scale")
@@ -92,7 +92,7 @@ def range_of_bytes(x: Tensor, axes: Sequence[int]) -> tuple[Tensor, Tensor]:
 
 
 def _output_dtype(node: Node, default: str) -> str:
-    """The element type that the attribute `output_dtype` names. Unsupported where kernels do not have it."""
+    """Return the element type of the attribute `output_dtype`. Raises Unsupported where kernels do not have it."""
     number = int(node.attrs.get("output_dtype", 0))
     if number and number not in ONNX_TYPES:
         raise node.fail(f"to element type {dtypes.ONNX_TYPES.get(number, number)}")
@@ -101,7 +101,7 @@ def _output_dtype(node: Node, default: str) -> str:
 
 @op("DynamicQuantizeLinear", kind=Kind.OPAQUE, operands="x")
 def dynamic_quantize_linear(node: Node) -> list[Tensor]:
-    """uint8, with the scale and zero point that the values need."""
+    """Build DynamicQuantizeLinear: uint8 with the scale and zero point of the values' range."""
     x = node.input(0)
     scale, zero = range_of_bytes(x, range(len(x.shape)))
     y = T.compute(x.shape, lambda *i: quantize(x[i], scale[()], zero[()], "uint8"), "quantize")
@@ -112,9 +112,10 @@ def dynamic_quantize_linear(node: Node) -> list[Tensor]:
 
 
 def with_channels_last(build: Callable[[Node], Tensor]) -> Callable[[Node], Tensor]:
-    """A builder whose images may have their channels innermost, which the attribute channels_last says."""
+    """Extend a builder to images whose channels are the last axis, as the attribute channels_last says."""
 
     def built(node: Node) -> Tensor:
+        """Build the operator on a transposed view, and transpose its result back."""
         if not node.attrs.get("channels_last", 0):
             return build(node)
         x = node.input(0)
@@ -127,7 +128,7 @@ def with_channels_last(build: Callable[[Node], Tensor]) -> Callable[[Node], Tens
 
 
 def _eight_bits(*tensors: Tensor) -> str:
-    """The type of the last one. TypeError where they are not all of 8 bits; they may differ in their sign."""
+    """Return the type of the last tensor. Raises TypeError unless all have 8 bits; signs may differ."""
     for tensor in tensors:
         if tensor.dtype not in ("int8", "uint8"):
             raise TypeError(f"element type {tensor.dtype}")
@@ -167,7 +168,7 @@ def _product(
     node: Node, a: Tensor, b: Tensor, finish: Callable[[Expr, tuple[Expr, ...]], Expr],
     turn_a: bool = False, turn_b: bool = False,
 ) -> Tensor:  # fmt: skip
-    """By bits or by bytes, as `_convolution`."""
+    """Return an integer matrix product, bit-serial or by bytes, whichever is faster."""
     how: dict[str, Any] = {"turn_a": turn_a, "turn_b": turn_b, "finish": finish}
     if (levels := bit_serial.for_product(node, turn_a, turn_b)) is not None:
         zeros = {"za": node.scalar("a_zero_point", "int32"), "zb": right_zero(node, "b_zero_point", "int8")}
@@ -284,7 +285,7 @@ OF_TWO: dict[str, Any] = {
 
 
 def convert_saturating(x: Expr, dtype: str) -> Expr:
-    """As cvtps2dq and the pack instructions: NaN and x >= 2^31 give the smallest value."""
+    """Convert a float as cvtps2dq and pack instructions do: NaN and x >= 2^31 give the smallest value."""
     return select(x < 2.0**31, saturate(round_even(x), dtype), limits(dtype)[0])
 
 
@@ -344,7 +345,7 @@ def dequantized(node: Node, x: Expr, scale: str | int = "x_scale", zero: str | i
 @op("QLinearSigmoid", variant_of="Sigmoid", **OF_ONE)
 @op("QLinearLeakyRelu", variant_of="LeakyRelu", **OF_ONE)
 def qlinear_unary(node: Node) -> Tensor:
-    """Sigmoid or LeakyRelu of bytes."""
+    """Build QLinearSigmoid or QLinearLeakyRelu."""
     alpha = node.attrs.get("alpha", 0.01)
 
     def body(x: Expr) -> Expr:
@@ -389,7 +390,7 @@ def table(node: Node) -> Tensor:
     operands="x<T> x_scale x_zero_point? y_scale y_zero_point<T>",
 )  # fmt: skip
 def qlinear_softmax(node: Node) -> Tensor:
-    """Powers from a table of 256, relative to the largest input."""
+    """Build QLinearSoftmax: exponentials from a table of 256, relative to the largest input."""
     x = node.input(0)
     axis = node.axis(-1 if int(node.attrs.get("opset", 13)) >= 13 else 1, len(x.shape))
     axes = [axis] if int(node.attrs.get("opset", 13)) >= 13 else list(range(axis, len(x.shape)))

@@ -1,4 +1,4 @@
-"""Recurrent layers: products of the whole sequence at once, then a scan over its steps.
+"""Recurrent layers RNN, GRU, LSTM: products of the complete sequence at once, then a scan over its steps.
 
 All directions take a step together: their number is an axis of every state.
 """
@@ -16,7 +16,7 @@ from celosia.compiler.ops.integer import Zero, matrix_product
 from celosia.compiler.ops.products import product
 from celosia.compiler.ops.quantized import quantize, range_of_bytes
 from celosia.compiler.ops.registry import Node, op, reshaped
-from celosia.compiler.program.host.activations import Activation, activations
+from celosia.compiler.program.host.recurrent_activations import Activation, activations
 from celosia.compiler.program.op_spec import Kind
 
 States = tuple[Tensor, ...]
@@ -24,7 +24,7 @@ NAMES = {name.lower(): name for name in UNARY}
 
 
 def activated(node: Node, x: Expr, function: Activation) -> Expr:
-    """x through an activation function."""
+    """Return x through an activation function. Raises Unsupported for an unknown one."""
     name, numbers = function
     match name:
         case "affine":
@@ -39,7 +39,7 @@ def activated(node: Node, x: Expr, function: Activation) -> Expr:
 
 
 def turned(x: Tensor, perm: Sequence[int]) -> Tensor:
-    """numpy.transpose(x, perm)."""
+    """Return numpy.transpose(x, perm)."""
     return T.compute(
         tuple(x.shape[d] for d in perm), lambda *i: x[tuple(i[perm.index(d)] for d in range(len(i)))], "turned"
     )
@@ -50,14 +50,16 @@ OF_LSTM = f"{RECURRENT} initial_c? p:weights?"
 
 
 class _Layer:
-    """x, weights of it [D, G * H, I] and of the state [D, G * H, H], biases of both [D, 2 * G * H], lengths [B],
-    states [D, B, H]: D directions, G gates, I inputs, H elements of a state, B sequences.
+    """Weights, sequence and states of a recurrent layer: D directions, G gates, I inputs, H state elements, B
+    sequences.
 
-    Step t of the backward direction takes element `length - 1 - t` of its sequence, as in onnxruntime.
+    Weights of the input [D, G * H, I] and of the state [D, G * H, H], biases of both [D, 2 * G * H], lengths [B],
+    states [D, B, H]. Step t of the backward direction takes element `length - 1 - t` of its sequence, as in
+    onnxruntime.
     """
 
     inputs_first = False
-    """Whether weights lie as [D, I, G * H] and [D, H, G * H]."""
+    """Whether weights are stored transposed: [D, I, G * H] and [D, H, G * H]."""
 
     def __init__(self, node: Node, gates: int, functions: Sequence[str]) -> None:
         self.node = node
@@ -92,7 +94,7 @@ class _Layer:
         """[D, sequences and steps as in x, G * H]."""
 
     def of_inputs(self, flat: Tensor) -> Tensor:
-        """Products of all elements of all sequences [., I] and their weights."""
+        """Return the products of all elements of all sequences [., I] and their weights, biased."""
         return product(flat, self.w, transpose_b=True, finish=lambda acc, i: self._biased(acc, i[0], i[2], 0))
 
     def _biased(self, value: Expr, d: Expr, n: Expr, first: int) -> Expr:
@@ -110,7 +112,9 @@ class _Layer:
         return given
 
     def recurrent(self, state: Tensor, first: int, count: int) -> Tensor:
-        """Products of `state` and the weights of `count` gates from `first` on, with their bias: [D, B, count * H]."""
+        """Return the products of `state` and the weights of `count` gates from `first` on, biased: [D, B, count *
+        H].
+        """
         start, size = first * self.hidden, count * self.hidden
         weights = T.compute((self.directions, self.hidden, size), lambda d, k, n: self.r[d, n + start, k], "weights")
 
@@ -120,12 +124,14 @@ class _Layer:
         return product(state, weights, finish=finish, fixed_b=True)
 
     def of_state(self, t: Expr, state: Tensor) -> Tensor:
-        """Products of the state before step t and the weights of all gates: [D, B, G * H]."""
+        """Return the products of the state before step t and the weights of all gates: [D, B, G * H]."""
         return self.recurrent(state, 0, self.r.shape[1] // self.hidden)
 
     def time(self, t: Expr, d: Expr, b: Expr) -> Expr:
-        """The element of sequence b that step t of direction d takes, and the other way round; any one where the
-        sequence has no step t."""
+        """Return the element of sequence b that step t of direction d takes, which is also the inverse.
+
+        Where the sequence has no step t, it is any element.
+        """
         last = wrap(self.steps - 1, T.INDEX)
         if self.lengths is None:
             back = last - t
@@ -134,17 +140,17 @@ class _Layer:
         return t if self.way == "forward" else back if self.way == "reverse" else select(d < 1, t, back)
 
     def gate(self, number: int, t: Expr, d: Expr, b: Expr, j: Expr) -> Expr:
-        """What the input brings to a gate."""
+        """Return the contribution of the input to gate `number` at step t."""
         time = self.time(t, d, b)
         row = b * self.steps + time if self.by_batch else time * self.batch + b
         return self.given[d, row, j + number * self.hidden]
 
     def late_bias(self, x: Expr, d: Expr, n: Expr) -> Expr:
-        """x with those biases of a row n of the weights that the products lack."""
+        """Return x with the biases of weight row n that the products lack: none, except when quantised."""
         return x
 
     def apply(self, number: int, d: Expr, x: Expr, within: bool = True) -> Expr:
-        """Activation function `number` of direction d, of x within the attribute `clip`."""
+        """Apply activation function `number` of direction d; x is first clipped by the attribute `clip`, if within."""
         if within and (limit := self.node.attrs.get("clip")):
             x = T.clip(x, -limit, limit)
         first, *others = (activated(self.node, x, functions[number]) for functions in self.functions)
@@ -153,11 +159,14 @@ class _Layer:
         return select(d < 1, first, others[0])
 
     def alive(self, t: Expr, b: Expr, new: Expr, old: Expr) -> Expr:
-        """`new` where the sequence has step t, else `old`."""
+        """Return `new` where the sequence has step t, else `old`."""
         return new if self.lengths is None else select(t < self.lengths[b].astype(T.INDEX), new, old)
 
     def outputs(self, initial: Sequence[Tensor], step: Callable[[Expr, States], Sequence[Tensor]]) -> list[Tensor]:
-        """The first state after each step, 0 beyond a sequence's end, and the last of all states."""
+        """Scan `step` from the initial states; return the first state after each step, then all last states.
+
+        Beyond a sequence's end the states of steps are 0.
+        """
         states = T.scan(self.steps, initial, step, "states")
 
         def after(t: Expr, d: Expr, b: Expr, j: Expr) -> Expr:
@@ -171,7 +180,7 @@ class _Layer:
         return [every, *last][: self.node.outputs]
 
     def _last(self, states: Tensor, number: int) -> Tensor:
-        """As onnxruntime has it, 0 where a sequence has no steps."""
+        """Return the last state `number`; 0 for an empty sequence, as in onnxruntime."""
 
         def element(d: Expr, b: Expr, j: Expr) -> Expr:
             value = states[number, self.steps, d, b, j]
@@ -182,7 +191,7 @@ class _Layer:
 
 @op("RNN", kind=Kind.COMPLEX, wide=True, heavy=True, operands=RECURRENT)
 def rnn(node: Node) -> list[Tensor]:
-    """All states [times, directions, batch, hidden], and the last ones."""
+    """Build RNN: the states after each step [steps, directions, batch, hidden], and the last."""
     layer = _Layer(node, 1, ["Tanh"])
 
     def step(t: Expr, states: States) -> list[Tensor]:
@@ -199,11 +208,12 @@ def rnn(node: Node) -> list[Tensor]:
 
 @op("GRU", kind=Kind.COMPLEX, wide=True, heavy=True, operands=RECURRENT)
 def gru(node: Node) -> list[Tensor]:
-    """Gates: update, reset, and the new state, of which the reset state is a part before or after its product."""
+    """Build GRU: gates update, reset and the new state; linear_before_reset: reset applies after the product."""
     layer, after = _Layer(node, 3, ["Sigmoid", "Tanh"]), bool(node.attrs.get("linear_before_reset", 0))
     hidden = layer.hidden
 
     def step(t: Expr, states: States) -> list[Tensor]:
+        """Return the state after step t."""
         old, own = states[0], layer.recurrent(states[0], 0, 3 if after else 2)
 
         def gate(number: int, d: Expr, b: Expr, j: Expr) -> Expr:
@@ -236,6 +246,7 @@ class _DynamicLayer(_Layer):
     inputs_first = True
 
     def of_inputs(self, flat: Tensor) -> Tensor:
+        """Quantise and multiply the sequences; elements beyond the longest one count as 0 in the range."""
         x, lengths = self.x, self.lengths
         seen = x
         if lengths is not None:
@@ -251,6 +262,7 @@ class _DynamicLayer(_Layer):
         return self._product(whole, reshaped(flat, whole.shape), self.w, "w")
 
     def of_state(self, t: Expr, state: Tensor) -> Tensor:
+        """Quantise and multiply the states before step t; those of ended sequences count as 0."""
         lengths = self.lengths
         if lengths is not None:
             old = state
@@ -320,8 +332,10 @@ def _signed(byte: Expr) -> Expr:
     operands=f"{OF_LSTM} w_scale w_zero_point r_scale r_zero_point",
 )  # fmt: skip
 def lstm(node: Node) -> list[Tensor]:
-    """Gates: input, output, forget, and the new cell, in this order. `clip` bounds what goes into them, and, as in
-    onnxruntime, not the cell that comes out. DynamicQuantizeLSTM (com.microsoft): its weights are bytes."""
+    """Build LSTM or DynamicQuantizeLSTM (com.microsoft): gates input, output, forget and the new cell, in this order.
+
+    `clip` bounds the arguments of gates, and, as in onnxruntime, not the new cell.
+    """
     kind = _Layer if node.op == "LSTM" else _DynamicLayer
     layer, coupled = kind(node, 4, ["Sigmoid", "Tanh", "Tanh"]), bool(node.attrs.get("input_forget", 0))
     hidden, peepholes = layer.hidden, node.optional("p")
@@ -329,6 +343,7 @@ def lstm(node: Node) -> list[Tensor]:
         raise node.fail(f"peepholes of {list(peepholes.shape)}")
 
     def step(t: Expr, states: States) -> list[Tensor]:
+        """Return the state and the cell after step t."""
         old, cell = states
         own = layer.of_state(t, old)
 

@@ -1,4 +1,4 @@
-"""Reductions over axes, and what is chosen by them: the largest, its place, the k largest."""
+"""Reductions over axes, and selections by them: ArgMax, TopK, CumSum."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ def reduced(
     x: Tensor, axes: Sequence[int], keep: bool, fn: Callable[[Expr, tuple[Axis, ...]], Expr], name: str,
     value: Callable[[tuple[Expr, ...]], Expr] | None = None,
 ) -> Tensor:  # fmt: skip
-    """fn(value at an index, reduce axes) over `axes`; `keep` leaves them in the shape as 1."""
+    """Return fn(value at an index, reduce axes) over `axes`; keep: they stay in the shape as 1.
+
+    value: function of the index, by default the element of x.
+    """
     ks = {d: T.reduce_axis(x.shape[d], f"k{d}") for d in axes}
     shape = tuple(1 if d in ks else n for d, n in enumerate(x.shape) if keep or d not in ks)
 
@@ -38,7 +41,7 @@ def reduced(
 
 
 def _log(x: Expr) -> Expr:
-    """The logarithm of one sum, which onnxruntime takes by the C library: of float32 rounded from doubles."""
+    """Return the logarithm of one sum as the C library gives it: of float32, rounded from doubles."""
     return call("log", x.astype("float64")).astype(x.dtype) if x.dtype == "float32" else call("log", x)
 
 
@@ -53,16 +56,16 @@ REDUCTIONS: dict[str, tuple[str, Callable[[Expr], Expr], Callable[[Expr, int], E
     "ReduceSumSquare": ("sum", lambda x: x * x, lambda y, n: y),
     "ReduceLogSum": ("sum", lambda x: x, lambda y, n: _log(y)),
 }
-"""How elements are combined, what of each is, and what the result is of them and of their number."""
+"""By operator: reduction, function of each element, function of the result and of the number of elements."""
 EXTREMES = ("ReduceMax", "ReduceMin")
-"""Reductions that compute with integers as such. The others do so in float64."""
+"""Reductions that compute integers directly; the others convert them to float64."""
 
 
 @op(*EXTREMES, kind=Kind.REDUCTION, operands="data axes:shape?")
 @op(*(name for name in REDUCTIONS if name not in EXTREMES), kind=Kind.REDUCTION, wide=True, operands="data axes:shape?")
 @op("ReduceLogSumExp", kind=Kind.REDUCTION, wide=True, operands="data axes:shape?")
 def reduce(node: Node) -> Tensor:
-    """Over some axes or all; of integers in doubles."""
+    """Build a Reduce operator over some axes or all; integers are summed in doubles."""
     x = node.input(0)
     if node.op in EXTREMES or is_float(x.dtype):
         return _reduced(node, x)
@@ -72,7 +75,7 @@ def reduce(node: Node) -> Tensor:
 
 
 def _reduced(node: Node, x: Tensor, cut: Callable[[Expr], Expr] = lambda v: v) -> Tensor:
-    """cut: to whole numbers, those of integers between the steps of a ReduceLogSumExp, as onnxruntime does."""
+    """Reduce x as node says. cut: truncation of intermediate integers of ReduceLogSumExp, as in onnxruntime."""
     rank = len(x.shape)
     axes = node.ints("axes")
     noop = not axes and node.attrs.get("noop_with_empty_axes", 0)  # each element alone is reduced
@@ -89,6 +92,7 @@ def _reduced(node: Node, x: Tensor, cut: Callable[[Expr], Expr] = lambda v: v) -
 
 
 def _log_sum_exp(x: Tensor, axes: Sequence[int], keep: bool, cut: Callable[[Expr], Expr]) -> Tensor:
+    """Return log(sum(exp(x))), computed relative to the maximum; cut: see _reduced."""
     m = reduced(x, axes, True, T.max, "max")
     s = reduced(x, axes, keep, T.sum, "sum", lambda i: cut(call("exp", x[i] - at(m, i))))
     shift = reduced(x, axes, keep, T.max, "max")
@@ -97,7 +101,7 @@ def _log_sum_exp(x: Tensor, axes: Sequence[int], keep: bool, cut: Callable[[Expr
 
 @op("ArgMax", "ArgMin", kind=Kind.REDUCTION, operands="data")
 def arg(node: Node) -> Tensor:
-    """int64 along an axis, of equal ones the first or the last; NaN is the best."""
+    """Build ArgMax or ArgMin: int64, the first or last of equal elements; NaN wins."""
     x = node.input(0)
     axis, keep = node.axis(0, len(x.shape)), node.attrs.get("keepdims", 1) == 1
     best = reduced(x, [axis], True, T.max if node.op == "ArgMax" else T.min, "best")
@@ -112,12 +116,12 @@ def arg(node: Node) -> Tensor:
 
 
 MOST_CHOSEN = 16
-"""Largest k of a TopK that is computed as so many maxima; a longer one is sorted by the host."""
+"""Largest k of a TopK that is computed as k maxima; for a larger one the host sorts."""
 
 
 @op("TopK", kind=Kind.OPAQUE, operands="x k")
 def top_k(node: Node) -> list[Tensor]:
-    """k maxima of numbers that are all different: the value in the upper half, how early it comes in the lower."""
+    """Build TopK as k maxima of distinct int64 keys: the value in the upper half, the position in the lower."""
     x = node.input(0)
     axis, n = node.axis(-1, len(x.shape)), x.shape[node.axis(-1, len(x.shape))]
     k = int(node.attrs["k"]) if "k" in node.attrs else int(node.constant("k").reshape(-1)[0])
@@ -151,7 +155,7 @@ def top_k(node: Node) -> list[Tensor]:
 
 
 def _ordered(x: Expr) -> Expr:
-    """An int64 of 32 bits that is greater where `x` is; for a NaN it is the greatest."""
+    """Return an int64 of 32 bits that orders as `x` does; NaN is the greatest."""
     if not is_float(x.dtype):
         return x.astype("int64") - (2**31 if x.dtype == "uint32" else 0)
     bits = call("bitcast", x.astype("float32") + 0, dtype="int32")  # + 0: both zeros are one

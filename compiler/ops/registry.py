@@ -1,4 +1,4 @@
-"""The table of operators, and what their builders share."""
+"""The table of operators, and helpers of all builders."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from celosia.compiler import expr as T
 from celosia.compiler.expr import Expr, Tensor
 from celosia.compiler.ops.node import is_mapped
-from celosia.compiler.program.host.sizes import broadcast
+from celosia.compiler.program.host.shape_rules import broadcast
 from celosia.compiler.program.op_spec import Kind, op_spec, state
 
 Array = NDArray[Any]
@@ -23,7 +23,7 @@ ChangeAt = Callable[[Expr, tuple[Expr, ...]], Expr] | None  # an element and its
 
 
 class Unsupported(ValueError):
-    """An operator, or a use of one, that cannot be compiled for the CPU."""
+    """An operator, or a use of one, that the CPU cannot compile; the importer falls back to the host."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Node:
     name: str = ""
 
     def fail(self, why: str) -> Unsupported:
-        """An Unsupported that names the operator."""
+        """Return an Unsupported that names the operator and the node."""
         return Unsupported(f"{self.op}{f' {self.name!r}' if self.name else ''}: {why}")
 
     def number(self, operand: str | int) -> int:
@@ -93,14 +93,14 @@ class Node:
         return [int(v) for v in np.atleast_1d(self.constant(name))] if self.has(name) else None
 
     def axis(self, default: int, rank: int) -> int:
-        """The attribute, from the front. Unsupported where there is no such axis."""
+        """Return the attribute `axis`, counted from the front. Raises Unsupported where there is no such axis."""
         axis = int(self.attrs.get("axis", default))
         if not -rank <= axis < max(rank, 1):
             raise self.fail(f"axis {axis} of {rank} dimensions")
         return axis % rank if rank else 0
 
     def elementwise(self, fn: Callable[..., Any], *tensors: Tensor) -> Tensor:
-        """fn of corresponding elements, under numpy's broadcasting."""
+        """Return fn of corresponding elements, broadcast. Raises Unsupported where shapes do not fit."""
         try:
             shape = broadcast(*(t.shape for t in tensors))
         except ValueError as e:
@@ -139,13 +139,13 @@ def op(*names: str, kind: Kind, operands: str, **facts: Any) -> Callable[[Builde
 
 
 def at(tensor: Tensor, index: Sequence[Expr]) -> Expr:
-    """The element of `tensor` that numpy's broadcasting puts at `index`."""
+    """Return the element of `tensor` that numpy's broadcasting puts at `index`."""
     own = index[len(index) - len(tensor.shape) :]
     return tensor[tuple(0 if n == 1 else i for i, n in zip(own, tensor.shape))]
 
 
 def reshaped(tensor: Tensor, shape: Shape, name: str = "view") -> Tensor:
-    """The same elements in row-major order under another shape."""
+    """Return a tensor with its elements in row-major order under another shape."""
     if prod(shape) != tensor.size:
         raise Unsupported(f"{tensor.name}: {list(tensor.shape)} cannot be reshaped to {list(shape)}")
 
@@ -159,21 +159,21 @@ def reshaped(tensor: Tensor, shape: Shape, name: str = "view") -> Tensor:
 
 
 def clamp(x: Expr, lo: float, hi: float) -> Expr:
-    """x within [lo, hi]; NaN becomes lo."""
+    """Return x within [lo, hi]; NaN becomes lo."""
     return T.call("clamp", x, T.wrap(lo, x.dtype), T.wrap(hi, x.dtype))
 
 
 def limits(dtype: str) -> tuple[int, int]:
-    """The least and the largest value of an integer type."""
+    """Return the least and the greatest value of an integer type."""
     info = np.iinfo(dtype)
     return int(info.min), int(info.max)
 
 
 def saturate(x: Expr, dtype: str) -> Expr:
-    """A float with an integer value to an integer type."""
+    """Convert a float with an integer value to an integer type, saturating."""
     return clamp(x, *limits(dtype)).astype(dtype)
 
 
 def round_even(x: Expr) -> Expr:
-    """To the nearest integer, ties to even ones, as a float."""
+    """Round to the nearest integer, ties to even, as a float."""
     return T.call("round_even", x)

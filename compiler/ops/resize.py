@@ -1,4 +1,4 @@
-"""Resize: an element of the result is one of the input, or a few of them weighted by tables.
+"""Resize and Upsample: each output element is one input element, or a few weighted by tables.
 
 Coordinates and weights are float32 in the order of onnxruntime's operations: where an element lies on the edge between
 two, the last bit of its coordinate says which it is, and what a byte is is truncated from a sum.
@@ -25,12 +25,12 @@ F32 = np.float32
 Float32 = NDArray[np.float32]
 Indices = NDArray[np.int64]
 HALF_WAY = 1e-6
-"""What lies as near to the middle between two elements counts as the middle."""
+"""Tolerance within which a coordinate counts as the middle of two elements."""
 
 
 @dataclass(frozen=True)
 class ResizedAxis:
-    """An axis of `size` elements that gets `out`, and the part of it that tf_crop_and_resize takes."""
+    """An axis of `size` elements that becomes `out`; roi: the part of it that tf_crop_and_resize takes."""
 
     number: int
     size: int
@@ -41,7 +41,7 @@ class ResizedAxis:
 
 @dataclass(frozen=True)
 class ResizeTaps:
-    """Output element o is the sum over t of weight[o, t] * input[index[o, t]]."""
+    """Interpolation table: output element o is the sum over t of weight[o, t] * input[index[o, t]]."""
 
     index: Indices
     weight: NDArray[Any]
@@ -51,7 +51,7 @@ class ResizeTaps:
 
 
 def coordinates(node: Node, a: ResizedAxis) -> Float32:
-    """Where in the input each output element lies."""
+    """Return the coordinate in the input of each output element, by the coordinate transformation mode."""
     o, last = np.arange(a.out, dtype=F32), F32(a.size - 1)
     half = F32(0.5)
     if a.scale == 1:
@@ -80,7 +80,7 @@ def coordinates(node: Node, a: ResizedAxis) -> Float32:
 
 
 def nearest_element(node: Node, a: ResizedAxis) -> Indices:
-    """The element of the input that each of the output is."""
+    """Return the index in the input of each output element, in mode nearest."""
     x = coordinates(node, a).astype(np.float64)
     below = np.floor(x)
     match node.attrs.get("nearest_mode", "round_prefer_floor"):
@@ -101,7 +101,7 @@ def nearest_element(node: Node, a: ResizedAxis) -> Indices:
 
 
 def outside(node: Node, a: ResizedAxis) -> NDArray[np.bool_]:
-    """Which elements of the output lie beside the input."""
+    """Return whether each output element lies beside the input."""
     x = coordinates(node, a)
     return (x < 0) | (x > F32(a.size - 1))
 
@@ -110,7 +110,7 @@ def outside(node: Node, a: ResizedAxis) -> NDArray[np.bool_]:
 
 
 def linear_taps(node: Node, a: ResizedAxis) -> ResizeTaps:
-    """Two neighbours; the last element, which has none, counts as both."""
+    """Return the table of linear interpolation; the last element, without a neighbour, counts twice."""
     x = np.clip(coordinates(node, a), F32(0), F32(a.size - 1))
     left = np.minimum(x.astype(np.int64), a.size - 1)
     index = np.stack([left, np.minimum(left + 1, a.size - 1)], 1)
@@ -120,7 +120,7 @@ def linear_taps(node: Node, a: ResizedAxis) -> ResizeTaps:
 
 
 def integer_linear_taps(node: Node, a: ResizedAxis) -> ResizeTaps:
-    """The same with weights in units of 2^-10."""
+    """Return the table of linear interpolation with integer weights in units of 2^-10."""
     x = np.clip(coordinates(node, a), F32(0), F32(a.size - 1))
     index = linear_taps(node, a).index
     weight = np.abs((x * F32(1024)).astype(np.int32)[:, None] - index[:, ::-1].astype(np.int32) * 1024)
@@ -129,7 +129,7 @@ def integer_linear_taps(node: Node, a: ResizedAxis) -> ResizeTaps:
 
 
 def cubic_taps(node: Node, a: ResizedAxis) -> ResizeTaps:
-    """Of four neighbours along an axis."""
+    """Return the table of cubic interpolation, of four neighbours."""
     x, k = coordinates(node, a), F32(node.attrs.get("cubic_coeff_a", -0.75))
     below = np.floor(x)
     s = x - below
@@ -149,8 +149,9 @@ def cubic_taps(node: Node, a: ResizedAxis) -> ResizeTaps:
 
 
 def filter_taps(node: Node, a: ResizedAxis) -> ResizeTaps:
-    """Of antialias: a filter stretched over the elements that shrink to one. What it has beside the input counts for
-    the element at the edge, or for nothing with `exclude_outside`.
+    """Return the table of antialiasing: a filter stretched over the input elements of one output element.
+
+    Taps beside the input count for the edge element, or are dropped with `exclude_outside`.
     """
     cubic = node.attrs.get("mode") == "cubic"
     stretch = F32(1) / a.scale
@@ -178,6 +179,7 @@ def filter_taps(node: Node, a: ResizedAxis) -> ResizeTaps:
 
 
 def _filter(node: Node, d: Float32, cubic: bool) -> Float32:
+    """Return the triangular or cubic filter at distances `d`."""
     if not cubic:
         return np.maximum(1 - d, F32(0))
     k = F32(node.attrs.get("cubic_coeff_a", -0.75))
@@ -186,7 +188,7 @@ def _filter(node: Node, d: Float32, cubic: bool) -> Float32:
 
 
 def in_order(weight: Float32) -> Float32:
-    """The sum of each row, added from left to right."""
+    """Return the sum of each row, added from left to right."""
     total = np.zeros(len(weight), F32)
     for column in weight.T:
         total = total + column
@@ -197,7 +199,7 @@ def in_order(weight: Float32) -> Float32:
 
 
 def chosen(x: Tensor, axis: int, index: Indices) -> Tensor:
-    """One element of x for each of `index` along `axis`."""
+    """Select elements of x at `index` along `axis`."""
     places, times = T.constant(index, "index"), len(index) // x.shape[axis]
     repeated = times > 0 and np.array_equal(index, np.arange(x.shape[axis]).repeat(times))
 
@@ -208,7 +210,7 @@ def chosen(x: Tensor, axis: int, index: Indices) -> Tensor:
 
 
 def along(x: Tensor, axis: int, t: ResizeTaps) -> Tensor:
-    """The weighted sum along `axis`, from left to right, in the type of the weights or that of a float64."""
+    """Return the weighted sum along `axis`, from left to right, in the type of the weights, or float64."""
     dtype = x.dtype if x.dtype == "float64" else t.weight.dtype.name
     index, weight = T.constant(t.index, "index"), T.constant(t.weight.astype(dtype), "weight")
     k = T.reduce_axis(t.index.shape[1], "k")
@@ -221,7 +223,7 @@ def along(x: Tensor, axis: int, t: ResizeTaps) -> Tensor:
 
 
 def between(x: Tensor, axes: Sequence[int], taps: Sequence[ResizeTaps]) -> Tensor:
-    """The corners around each element, the innermost axis first, times the product of their weights."""
+    """Return the sum over the corners around each element, the innermost axis first, weighted by products."""
     dtype = x.dtype if x.dtype == "float64" else taps[0].weight.dtype.name
     index = [T.constant(t.index, "index") for t in taps]
     weight = [T.constant(t.weight.astype(dtype), "weight") for t in taps]
@@ -245,12 +247,12 @@ def between(x: Tensor, axes: Sequence[int], taps: Sequence[ResizeTaps]) -> Tenso
 
 
 def converted(y: Tensor, dtype: str, change: Callable[[Expr], Expr] = lambda v: v) -> Tensor:
-    """As C converts: towards zero."""
+    """Convert as C does, towards zero, after `change`."""
     return y if y.dtype == dtype else T.compute(y.shape, lambda *i: change(y[i]).astype(dtype), "converted")
 
 
 def linear(node: Node, x: Tensor, axes: Sequence[ResizedAxis]) -> Tensor:
-    """Bytes with channels last have integer weights in onnxruntime, others float ones; both are truncated."""
+    """Interpolate linearly along `axes`, truncating integers; bytes with channels last have integer weights."""
     numbers = [a.number for a in axes]
     if len(numbers) > 3:
         raise node.fail(f"values between those along {len(numbers)} axes")
@@ -261,7 +263,10 @@ def linear(node: Node, x: Tensor, axes: Sequence[ResizedAxis]) -> Tensor:
 
 
 def filtered(node: Node, x: Tensor, axes: Sequence[ResizedAxis]) -> Tensor:
-    """Innermost axis first. Bytes are rounded after each, with weights in units of 2^-22, to what a uint8 can be."""
+    """Interpolate with antialiasing, the innermost axis first; bytes are rounded after each axis.
+
+    Their weights have units of 2^-22, and results are clipped to uint8.
+    """
     y = x
     for a in reversed(axes):
         if a.out == a.size:
@@ -277,14 +282,14 @@ def filtered(node: Node, x: Tensor, axes: Sequence[ResizedAxis]) -> Tensor:
 
 
 def _away_from_zero(x: Expr) -> Expr:
-    """To the nearest integer, ties away from zero."""
+    """Round to the nearest integer, ties away from zero."""
     whole = T.call("trunc", x)
     step = select(x < 0, wrap(-1, x.dtype), wrap(1, x.dtype))
     return select(T.call("abs", x - whole) < 0.5, whole, whole + step)
 
 
 def cubic(node: Node, x: Tensor, axes: Sequence[ResizedAxis]) -> Tensor:
-    """`x` resized along `axes`, the last one first."""
+    """Interpolate cubically along `axes`, the last one first."""
     y = x
     for a in reversed(axes):
         y = y if a.scale == 1 else along(y, a.number, cubic_taps(node, a))
@@ -300,7 +305,7 @@ def cubic(node: Node, x: Tensor, axes: Sequence[ResizedAxis]) -> Tensor:
 )  # fmt: skip
 @op("Upsample", kind=Kind.COMPLEX, moves=Moves.FILL, operands="x scales:shape")
 def resize(node: Node) -> Tensor:
-    """In all modes and coordinates; an axis whose size stays is not touched."""
+    """Build Resize or Upsample, in all modes and coordinate transformations; unchanged axes are skipped."""
     node, every = all_axes(node)
     x = node.input(0)
     if all(a.out == a.size for a in every):
@@ -334,15 +339,16 @@ def resize(node: Node) -> Tensor:
 
 
 def _as_element(value: float, dtype: str) -> Expr:
-    """Towards zero, modulo the size of an integer type."""
+    """Convert a number to an element: towards zero, modulo the size of an integer type."""
     if is_float(dtype):
         return wrap(value, dtype)
     return wrap(int(np.int64(value).astype(dtype)), dtype)
 
 
 def _blended(node: Node, axes: Sequence[ResizedAxis]) -> list[ResizedAxis]:
-    """Along which axes elements are weighted: images of channels first or last, and volumes, whole, as the last element
-    along an axis that stays is half of itself, twice.
+    """Return the axes along which elements are weighted: all spatial axes of images and volumes.
+
+    Unchanged axes are included, as the last element along one is half of itself, twice.
     """
     scaled = [a.number for a in axes if a.scale != 1]
     for rank, numbers in ((2, (0, 1)), (3, (0, 1, 2)), (4, (2, 3)), (4, (1, 2)), (5, (2, 3, 4))):
@@ -352,7 +358,7 @@ def _blended(node: Node, axes: Sequence[ResizedAxis]) -> list[ResizedAxis]:
 
 
 def nearest(node: Node) -> dict[int, Indices]:
-    """The element of x that each of y is, along each axis that changes. Unsupported where one is made of several."""
+    """Return the input index of each output element, by changed axis. Raises Unsupported for interpolation."""
     node, axes = all_axes(node)
     if all(a.out == a.size for a in axes):
         return {}
@@ -367,7 +373,10 @@ def nearest(node: Node) -> dict[int, Indices]:
 
 
 def all_axes(node: Node) -> tuple[Node, list[ResizedAxis]]:
-    """All axes of x, in order, with the attributes that hold for the node's version."""
+    """Return all axes of x, in order, and the node with the default attributes of its version.
+
+    Raises Unsupported for sizes and scales that do not fit, or an output larger than memory.
+    """
     x = node.input(0)
     rank = len(x.shape)
     axes = [int(a) % rank for a in node.attrs.get("axes", range(rank))]
@@ -401,7 +410,7 @@ def all_axes(node: Node) -> tuple[Node, list[ResizedAxis]]:
 
 
 def _roi(node: Node, axes: int) -> list[np.float32]:
-    """Where the part of each axis begins, then where each ends, as fractions."""
+    """Return the start of each axis' part, then each end, as fractions."""
     given = [0.0] * axes + [1.0] * axes
     if node.attrs.get("coordinate_transformation_mode") == "tf_crop_and_resize" and node.has("roi"):
         given = node.constant("roi").reshape(-1).tolist()

@@ -1,4 +1,4 @@
-"""Operators that move elements."""
+"""Operators that move elements: views, Transpose, Concat, Slice, Pad, Gather and others."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from celosia.compiler import expr as T
 from celosia.compiler.expr import INDEX, Expr, Tensor, select, wrap
 from celosia.compiler.ops.registry import Array, Node, Shape, at, op, reshaped
 from celosia.compiler.ops.types import ONNX_TYPES
-from celosia.compiler.program.host.sizes import broadcast, taken
+from celosia.compiler.program.host.shape_rules import broadcast, slice_positions
 from celosia.compiler.program.op_spec import Kind, Moves
 
 
 def view_shape(node: Node) -> Shape:
-    """The output shape of an operator of VIEWS."""
+    """Return the output shape of a view operator. Raises Unsupported where it does not fit."""
     x = node.input(0)
     rank = len(x.shape)
     match node.op:
@@ -58,13 +58,13 @@ def view_shape(node: Node) -> Shape:
 @op("Unsqueeze", kind=Kind.INJECTIVE, moves=Moves.ALL, view=True, operands="data axes:shape")
 @op("Flatten", kind=Kind.INJECTIVE, moves=Moves.ALL, view=True, operands="input")
 def reshape(node: Node) -> Tensor:
-    """The same elements in their order."""
+    """Build Reshape, Squeeze, Unsqueeze or Flatten."""
     return reshaped(node.input(0), view_shape(node), node.op.lower())
 
 
 @op("Transpose", kind=Kind.INJECTIVE, moves=Moves.ALL, operands="data")
 def transpose(node: Node) -> Tensor:
-    """Unsupported where `perm` is no order of the axes."""
+    """Build Transpose. Raises Unsupported where `perm` is no permutation of the axes."""
     x = node.input(0)
     perm = [int(p) for p in node.attrs.get("perm", range(len(x.shape))[::-1])]
     if sorted(perm) != list(range(len(x.shape))):
@@ -75,14 +75,14 @@ def transpose(node: Node) -> Tensor:
 
 @op("Concat", kind=Kind.COMPLEX, moves=Moves.JOIN, operands="(inputs)*")
 def concat(node: Node) -> Tensor:
-    """Along an axis."""
+    """Build Concat along an axis."""
     tensors = [node.input(i) for i in range(len(node.inputs))]
     axis = node.axis(0, len(tensors[0].shape))
     return concatenate(node, tensors, axis, [lambda x: x] * len(tensors))
 
 
 def concatenate(node: Node, tensors: list[Tensor], axis: int, maps: list[Callable[[Expr], Expr]]) -> Tensor:
-    """The tensors side by side along `axis`, each element through its map."""
+    """Return the tensors side by side along `axis`, each element through the map of its tensor."""
     first = tensors[0]
     for t in tensors:
         if [n for d, n in enumerate(t.shape) if d != axis] != [n for d, n in enumerate(first.shape) if d != axis]:
@@ -109,7 +109,7 @@ def concatenate(node: Node, tensors: list[Tensor], axis: int, maps: list[Callabl
     operands="data starts:shape ends:shape axes:shape? steps:shape?",
 )  # fmt: skip
 def slice_(node: Node) -> Tensor:
-    """Of constant bounds and steps. Unsupported where they are not, or there is no such axis."""
+    """Build Slice with constant bounds and steps. Raises Unsupported for others, or for a missing axis."""
     x = node.input(0)
     starts, ends = node.ints("starts"), node.ints("ends")
     if starts is None or ends is None:
@@ -121,7 +121,7 @@ def slice_(node: Node) -> Tensor:
         if not -len(ranges) <= axis < len(ranges):
             raise node.fail(f"axis {axis} of {len(ranges)} dimensions")
         try:
-            ranges[axis] = taken(x.shape[axis], start, end, step)
+            ranges[axis] = slice_positions(x.shape[axis], start, end, step)
         except ValueError as e:
             raise node.fail(str(e)) from e
     return T.compute(
@@ -133,7 +133,7 @@ def slice_(node: Node) -> Tensor:
 
 @op("Split", kind=Kind.OPAQUE, moves=Moves.SOME, operands="input split:shape?")
 def split(node: Node) -> list[Tensor]:
-    """Of constant sizes, else into equal parts. Unsupported where sizes do not add up."""
+    """Build Split into constant sizes, or equal parts. Raises Unsupported where sizes do not add up."""
     x = node.input(0)
     axis = node.axis(0, len(x.shape))
     sizes = node.ints("split")
@@ -156,7 +156,7 @@ def split(node: Node) -> list[Tensor]:
 
 
 def padded(x: Tensor, before: Shape, after: Shape, value: Expr, change: Callable[[Expr], Expr] | None = None) -> Tensor:
-    """x, each element through `change`, with `value` around it."""
+    """Return x, each element through `change`, with `value` around it."""
     if not any(before) and not any(after) and change is None:
         return x
     shape = tuple(b + n + a for b, n, a in zip(before, x.shape, after))
@@ -178,7 +178,7 @@ def padded(x: Tensor, before: Shape, after: Shape, value: Expr, change: Callable
     "Pad", kind=Kind.INJECTIVE, moves=Moves.FILL, operands="data pads:shape constant_value? axes:shape?",
 )  # fmt: skip
 def pad(node: Node) -> Tensor:
-    """By a value, edges, mirrors or the other side; negative pads cut. Unsupported where pads are no constants."""
+    """Build Pad by a value, edge, reflection or wrapping; negative pads cut. Raises Unsupported without constants."""
     x = node.input(0)
     rank = len(x.shape)
     pads, axes = node.ints("pads"), node.ints("axes") if node.has("axes") else None
@@ -202,6 +202,7 @@ def pad(node: Node) -> Tensor:
         before, after = [max(0, b) for b in before], [max(0, a) for a in after]
 
     def source(i: Expr, b: int, n: int) -> Expr:
+        """Return the index in an axis of `n` elements that padded index `i` reads, with `b` elements before it."""
         k = i - b
         if mode == "edge":
             return T.clip(k, 0, n - 1)
@@ -224,14 +225,14 @@ def pad(node: Node) -> Tensor:
 
 
 def wrapped(index: Expr, n: int) -> Expr:
-    """An index read at run time: negative ones count from the end, others are kept in range."""
+    """Return an index read at run time, kept in range; negative ones count from the end."""
     index = index.astype(INDEX)
     return T.clip(select(index < 0, index + n, index), 0, max(n - 1, 0))
 
 
 @op("Gather", kind=Kind.INJECTIVE, moves=Moves.SOME, operands="data indices")
 def gather(node: Node) -> Tensor:
-    """Slices along an axis; indices out of range are undefined."""
+    """Build Gather: slices along an axis; indices out of range are undefined."""
     x, indices = node.input(0), node.input(1)
     axis, count = node.axis(0, len(x.shape)), len(indices.shape)
     shape = (*x.shape[:axis], *indices.shape, *x.shape[axis + 1 :])
@@ -245,7 +246,7 @@ def gather(node: Node) -> Tensor:
 
 @op("GatherElements", kind=Kind.COMPLEX, moves=Moves.SOME, operands="data indices")
 def gather_elements(node: Node) -> Tensor:
-    """Elements along an axis."""
+    """Build GatherElements: elements along an axis."""
     x, indices = node.input(0), node.input(1)
     axis = node.axis(0, len(x.shape))
 
@@ -257,7 +258,7 @@ def gather_elements(node: Node) -> Tensor:
 
 @op("GatherND", kind=Kind.COMPLEX, moves=Moves.SOME, operands="data indices")
 def gather_nd(node: Node) -> Tensor:
-    """Slices at rows of indices, perhaps by batch."""
+    """Build GatherND: slices at rows of indices, possibly by batch."""
     x, indices = node.input(0), node.input(1)
     batch, depth = int(node.attrs.get("batch_dims", 0)), indices.shape[-1]
     lead = indices.shape[:-1]
@@ -272,7 +273,7 @@ def gather_nd(node: Node) -> Tensor:
 
 @op("Expand", kind=Kind.INJECTIVE, moves=Moves.SOME, operands="input shape:shape")
 def expand(node: Node) -> Tensor:
-    """Broadcast. Unsupported where the shape is no constant, or does not fit."""
+    """Build Expand: broadcast. Raises Unsupported where the shape is no constant, or does not fit."""
     x = node.input(0)
     try:
         shape = broadcast(x.shape, tuple(int(v) for v in node.constant("shape")))
@@ -291,7 +292,7 @@ def tile(node: Node) -> Tensor:
 
 @op("DepthToSpace", kind=Kind.COMPLEX, moves=Moves.SOME, operands="input")
 def depth_to_space(node: Node) -> Tensor:
-    """[n, c, h, w] to blocks of pixels. Unsupported where they do not divide the channels."""
+    """Build DepthToSpace: channels to blocks of pixels. Raises Unsupported where they do not divide."""
     x, b = node.input(0), int(node.attrs["blocksize"])
     n, c, h, w = x.shape
     if b < 1 or c % (b * b):
@@ -309,7 +310,7 @@ def depth_to_space(node: Node) -> Tensor:
 
 @op("SpaceToDepth", kind=Kind.COMPLEX, moves=Moves.SOME, operands="input")
 def space_to_depth(node: Node) -> Tensor:
-    """Blocks of pixels to channels. Unsupported where they do not divide the image."""
+    """Build SpaceToDepth: blocks of pixels to channels. Raises Unsupported where they do not divide."""
     x, b = node.input(0), int(node.attrs["blocksize"])
     n, c, h, w = x.shape
     if b < 1 or h % b or w % b:
@@ -359,7 +360,7 @@ def one_hot(node: Node) -> Tensor:
 
 @op("Shape", "Size", kind=Kind.OPAQUE, operands="data")
 def shape_of(node: Node) -> Tensor:
-    """int64, a constant."""
+    """Build Shape or Size, an int64 constant."""
     x = node.input(0)
     start, end = int(node.attrs.get("start", 0)), node.attrs.get("end")
     dims = x.shape[start : None if end is None else int(end)]
@@ -368,7 +369,7 @@ def shape_of(node: Node) -> Tensor:
 
 @op("ConstantOfShape", kind=Kind.OPAQUE, operands="input:shape")
 def constant_of_shape(node: Node) -> Tensor:
-    """One value, of a constant shape."""
+    """Build ConstantOfShape: one value in a constant shape."""
     value = np.asarray(node.attrs.get("value", np.zeros(1, np.float32))).reshape(-1)
     shape = tuple(int(v) for v in node.constant("input"))
     return T.compute(shape, lambda *i: wrap(value[0], value.dtype.name), "filled")
@@ -389,7 +390,7 @@ def range_(node: Node) -> Tensor:
 
 @op("EyeLike", kind=Kind.OPAQUE, operands="input")
 def eye_like(node: Node) -> Tensor:
-    """1 on a diagonal. Unsupported of other than two axes."""
+    """Build EyeLike: 1 on a diagonal. Raises Unsupported unless there are two axes."""
     x, k = node.input(0), int(node.attrs.get("k", 0))
     if len(x.shape) != 2:
         raise node.fail(f"its input has {len(x.shape)} dimensions, not 2")
@@ -400,14 +401,14 @@ def eye_like(node: Node) -> Tensor:
 
 
 def copied(array: Array, name: str) -> Tensor:
-    """A computed tensor with the values of `array`."""
+    """Return a computed tensor with the values of `array`, so that an output is no constant."""
     table = T.constant(array, f"{name}_table")
     return T.compute(array.shape, lambda *i: table[i], name)
 
 
 @op("ReverseSequence", kind=Kind.COMPLEX, moves=Moves.JOIN, operands="input sequence_lens")
 def reverse_sequence(node: Node) -> Tensor:
-    """Each sequence of a batch the other way round, as far as it goes."""
+    """Build ReverseSequence: each sequence of a batch reversed up to its length."""
     x, lengths = node.input(0), node.input(1)
     time, batch = int(node.attrs.get("time_axis", 0)), int(node.attrs.get("batch_axis", 1))
 

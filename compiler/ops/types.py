@@ -9,5 +9,5 @@ TYPES = (
     *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)),
 )  # fmt: skip
 """bfloat16 is only stored, loaded and converted; see ops.build."""
-ONNX_TYPES = {number: name for number, name in dtypes.ONNX_TYPES.items() if name in TYPES}
+ONNX_TYPES = {code: name for code, name in dtypes.ONNX_TYPES.items() if name in TYPES}
 """onnx.TensorProto.DataType -> element type."""

@@ -1,4 +1,4 @@
-"""Where sliding windows stand, for convolutions and pooling."""
+"""Sliding windows of convolutions and pooling, as indices of tensors."""
 
 from __future__ import annotations
 
@@ -9,28 +9,30 @@ from celosia.compiler import expr as T
 from celosia.compiler.expr import INDEX, Expr, Tensor, wrap
 from celosia.compiler.ops.registry import Change, Node, Shape
 from celosia.compiler.ops.shape import padded
-from celosia.compiler.program.host.windows import Windows, windows
+from celosia.compiler.program.host.window_geometry import Windows, windows
 
 
 @dataclass(frozen=True)
 class SlidingWindow(Windows):
-    """Windows whose elements are indices of tensors."""
+    """Window geometry whose elements are addressed by expressions."""
 
     @classmethod
     def of(cls, node: Node, size: Shape, kernel: Shape | None = None) -> SlidingWindow:
-        """Those of `node` over inputs of `size`. kernel: of its weights, where it has any."""
+        """Return the windows of `node` over inputs of `size`; kernel: of its weights, if any."""
         found = windows(node.op, node.attrs, size, kernel)
         return cls(*(getattr(found, field.name) for field in fields(found)))
 
     def padded(self, x: Tensor, value: Expr, change: Change = None) -> Tensor:
-        """x with all that windows reach."""
+        """Return x padded to everything that windows reach."""
         before, after = self.margins()
         lead = (0,) * (len(x.shape) - len(self.size))
         return padded(x, (*lead, *before), (*lead, *after), value, change)
 
     def phases(self, x: Tensor, value: Expr, change: Change = None) -> Tensor:
-        """x with all that windows reach, an image for each remainder of the strides, in which windows move by one
-        element: [N, C, remainders..., lines...], without remainders where all strides are 1."""
+        """Return x padded and split by the remainders of the strides, so that windows move by one element.
+
+        Shape: [N, C, remainders..., lines...], without remainders where all strides are 1.
+        """
         before, after = self.margins()
         lead = (0,) * (len(x.shape) - len(self.size))
         reached = [b + n + a for b, n, a in zip(before, self.size, after)]
@@ -49,14 +51,14 @@ class SlidingWindow(Windows):
         return T.compute(shape, body, "phases")
 
     def at(self, out: Sequence[Expr], k: Sequence[Expr]) -> tuple[Expr, ...]:
-        """Index into the padded input."""
+        """Return the index into the padded input of tap `k` of window `out`."""
         return tuple(o * s + i * d for o, s, i, d in zip(out, self.stride, k, self.dilation))
 
     def count(self, out: Sequence[Expr]) -> Expr:
-        """How many elements of a window an average divides by, as an index; at least one."""
+        """Return the divisor of an average over window `out`, as an index; at least one."""
         total: Expr = wrap(1, INDEX)
         for d, o in enumerate(out):
-            counts = self.counts(d)
+            counts = self.divisors(d)
             if len(set(counts)) <= 1:  # none where there is no window
                 total = total * max((1, *counts[:1]))
                 continue

@@ -1,4 +1,4 @@
-"""Element types by name and by ONNX's numbers. Those that numpy lacks come from ml_dtypes, where that is installed."""
+"""Element types by name and by ONNX's numbers. Types that numpy lacks come from ml_dtypes, if installed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ONNX_TYPES = dict(enumerate((
 
 @functools.cache
 def numpy_dtype(name: str) -> np.dtype[Any]:
-    """The numpy type called `name`. ImportError where it needs ml_dtypes, and that is missing."""
+    """Return the numpy type called `name`. Raises ImportError where it needs ml_dtypes, which is missing."""
     try:
         return np.dtype(name)
     except TypeError:
@@ -31,10 +31,10 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
 
 
 def itemsize(name: str) -> int:
-    """Bytes of an element. ImportError as of `numpy_dtype`."""
+    """Return the bytes of an element. Raises ImportError like `numpy_dtype`."""
     return numpy_dtype(name).itemsize
 
 
 def is_float(kind: np.dtype[Any]) -> bool:
-    """Whether it is a float of any width, complex ones among them."""
+    """Return whether `kind` is a float of any width or complex."""
     return kind.kind in "fc" or "float" in kind.name

@@ -1,4 +1,4 @@
-"""Tables for notebooks. Standard library only, for notebooks run on boards, too."""
+"""HTML tables for notebooks, with the standard library only, because notebooks run on boards, too."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from html import escape
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """A table; numbers are aligned to the right, and None is a dash.
+    """Return an HTML table; numbers are aligned to the right, and None is a dash.
 
     >>> table(["name", "cycles"], [["a<b", 1200]])[-71:]
     '<tr><td>a&lt;b</td><td style="text-align:right">1,200</td></tr></table>'
@@ -18,6 +18,7 @@ def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
 
 
 def _cell(value: object) -> str:
+    """Format a cell: a dash for None, right-aligned numbers, percent for floats, escaped text."""
     if value is None:
         return "<td>-</td>"
     if isinstance(value, int | float) and not isinstance(value, bool):

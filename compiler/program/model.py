@@ -1,4 +1,4 @@
-"""Contents of a compiled program: tensors, steps, kernels, and the accelerator's memory."""
+"""Contents of a compiled program: tensors, steps, kernels, and the accelerator's memory image."""
 
 from __future__ import annotations
 
@@ -22,16 +22,19 @@ Bytes = NDArray[Any]
 
 
 class ProgramError(Sentence, ValueError):
-    """A file that is not an undamaged Program; the message names the part."""
+    """A file that is not a valid Program; the message names the part."""
 
 
 class InputError(Sentence, ValueError):
-    """An input that the Program does not take; the message names it and says what is expected."""
+    """An input that the Program does not accept; the message names it and says what is expected."""
 
 
 @dataclass(frozen=True)
 class TensorInfo:
-    """A tensor; -1 in its shape is a size known only at run time. kind: "tensor", "sequence" or "optional"."""
+    """Name, element type and shape of a tensor; a size of -1 is known only at run time.
+
+    kind: "tensor", "sequence" or "optional".
+    """
 
     name: str
     dtype: str
@@ -41,7 +44,10 @@ class TensorInfo:
 
 @dataclass(frozen=True)
 class ArenaPlan:
-    """Offset of each buffer, the bytes of the whole arena, and the largest sum of buffers alive at one step."""
+    """Memory plan of CPU tensors: the offset of each buffer, the size of the arena, and its lower bound.
+
+    lower_bound: the largest sum of buffers that are live at one step.
+    """
 
     offsets: dict[Any, int] = field(default_factory=dict)
     size: int = 0
@@ -60,7 +66,12 @@ class PassInfo:
 
 @dataclass(frozen=True)
 class FormInfo:
-    """Layout in which the host arranges a tensor for the accelerator: compiler.graph.select.ActivationLayout."""
+    """The layout in which the host arranges a tensor for the accelerator (compiler.graph.select.ActivationLayout).
+
+    dims: [images, channels, height, width] on the accelerator. fold: "" or what is moved into channels: windows ("x",
+    "xy": im2col along width, or both axes) or matrices (MATRICES). kernel, strides, dilations, pads: of these windows.
+    pad: the byte of the padding. inverted: whether bytes are complemented.
+    """
 
     dims: tuple[int, int, int, int]
     fold: str = ""
@@ -72,11 +83,11 @@ class FormInfo:
     inverted: bool = False
 
     def arrange(self, array: Bytes) -> Bytes:
-        """The tensor, of any shape with as many values, as [images, channels, height, width] with the fold applied."""
+        """Arrange a tensor as [images, channels, height, width] of the accelerator, with the fold applied."""
         if not self.fold:
             return array.reshape(self.dims)
         if self.fold in MATRICES:
-            return self._columns(array)
+            return self._arrange_matrices(array)
         if array.ndim == 3:  # a sequence is an image of one row
             array = array[:, :, None]
         rows, columns = self.pads[0::2], self.pads[1::2]
@@ -85,23 +96,23 @@ class FormInfo:
         padded = np.pad(array, ((0, 0), (0, 0), rows, columns), constant_values=self.pad)
         taps = (self.kernel[0] if self.fold == "xy" else 1, self.kernel[1])
         steps = (self.strides[0] if self.fold == "xy" else 1, self.strides[1])
-        reach = ((taps[0] - 1) * self.dilations[0] + 1, (taps[1] - 1) * self.dilations[1] + 1)
-        view = np.lib.stride_tricks.sliding_window_view(padded, reach, axis=(2, 3))
+        extent = ((taps[0] - 1) * self.dilations[0] + 1, (taps[1] - 1) * self.dilations[1] + 1)
+        view = np.lib.stride_tricks.sliding_window_view(padded, extent, axis=(2, 3))
         view = view[:, :, :: steps[0], :: steps[1], :: self.dilations[0], :: self.dilations[1]]
         images, channels, height, width = view.shape[:4]
         tiles: Bytes = view.transpose(0, 1, 4, 5, 2, 3)
         return tiles.reshape(images, channels * taps[0] * taps[1], height, width)
 
-    def _columns(self, array: Bytes) -> Bytes:
-        """Matrices, one after the other along channels: their rows are the pixels of a row of the image."""
+    def _arrange_matrices(self, array: Bytes) -> Bytes:
+        """Arrange matrices one after the other along channels; their rows become pixels of an image of one row."""
         order, sizes = np.argsort(MATRICES[self.fold]), matrix_sizes(array.shape)
         matrices = array.reshape(sizes).transpose(order)
-        made = np.full((len(matrices), self.dims[1] // len(matrices), self.dims[3]), self.pad, array.dtype)
-        made[:, : matrices.shape[1], : matrices.shape[2]] = matrices
-        return (~made if self.inverted else made).reshape(self.dims)
+        padded = np.full((len(matrices), self.dims[1] // len(matrices), self.dims[3]), self.pad, array.dtype)
+        padded[:, : matrices.shape[1], : matrices.shape[2]] = matrices
+        return (~padded if self.inverted else padded).reshape(self.dims)
 
     def restore(self, values: Bytes, shape: tuple[int, ...]) -> Bytes:
-        """The tensor of this shape whose elements are `values` [images, channels, height, width]; of no window."""
+        """Return the tensor of this shape whose arranged elements are `values`; not for folds of windows."""
         if self.fold not in MATRICES:
             return values.reshape(shape)
         count, columns, rows = matrix_counts(self.fold, shape)
@@ -110,13 +121,13 @@ class FormInfo:
 
 
 MATRICES = {"rows": (0, 2, 1), "columns": (0, 1, 2), "heads": (2, 0, 1)}
-"""Folds in which a tensor is matrices, in the order of [matrix, channel, pixel] in which its last axes are."""
+"""Fold -> permutation between a tensor's last three axes and [matrix, channel, pixel]."""
 BY_ROWS = "rows", "columns"
-"""Those of which the host can arrange some rows alone."""
+"""Folds of which the host can arrange single rows, as a key-value cache needs."""
 
 
 def matrix_sizes(shape: tuple[int, ...]) -> tuple[int, int, int]:
-    """The tensor's shape as that of a tensor of three axes: all before the last two are one.
+    """Merge all axes before the last two into one, which counts matrices.
 
     >>> matrix_sizes((1, 12, 64, 32)), matrix_sizes((32,))
     ((12, 64, 32), (1, 1, 32))
@@ -126,7 +137,7 @@ def matrix_sizes(shape: tuple[int, ...]) -> tuple[int, int, int]:
 
 
 def matrix_counts(fold: str, shape: tuple[int, ...]) -> tuple[int, int, int]:
-    """How many matrices a tensor of this shape is, and the columns and rows of each.
+    """Return the number of matrices in a tensor of this shape, and the columns and rows of each.
 
     >>> matrix_counts("rows", (1, 12, 64, 32)), matrix_counts("heads", (1, 64, 12, 32))
     ((12, 32, 64), (12, 32, 64))
@@ -138,8 +149,10 @@ def matrix_counts(fold: str, shape: tuple[int, ...]) -> tuple[int, int, int]:
 
 @dataclass(frozen=True)
 class Pack:
-    """Put tensor `value` into DRAM at `address`, in a storage of `groups` channel groups. cache: the input whose rows
-    it has first, where the memory keeps them from run to run."""
+    """Copy of tensor `value` into DRAM at `address`, in a storage of `groups` channel groups, before a launch.
+
+    cache: the input whose rows the tensor has first, where DRAM keeps them from run to run.
+    """
 
     value: str
     form: FormInfo
@@ -150,7 +163,7 @@ class Pack:
 
 @dataclass(frozen=True)
 class Unpack:
-    """Take tensor `value` from the storage at `address`, `offset` channel groups into its `groups`."""
+    """Copy of tensor `value` from DRAM after a launch: from `address`, `offset` channel groups into its `groups`."""
 
     value: str
     form: FormInfo
@@ -161,7 +174,7 @@ class Unpack:
 
 @dataclass(frozen=True)
 class NodeInfo:
-    """An operator of the graph on the CPU, and why it is there."""
+    """An operator of the graph on the CPU, and the reason why it is not offloaded."""
 
     name: str
     op: str
@@ -170,14 +183,14 @@ class NodeInfo:
 
 @dataclass(frozen=True)
 class CpuStep:
-    """Operators on the CPU in one kernel, with its number; a view of the first input where there is none."""
+    """A compiled kernel, by its number, and the operators in it; without a kernel, a view of the first input."""
 
     nodes: tuple[NodeInfo, ...]
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     kernel: int | None = None
     saved_bytes: int = 0
-    """What the kernel does not write and read again, as kernels of one operator each would."""
+    """Bytes that fusion saves: not written and read again between operators."""
 
 
 @dataclass(frozen=True)
@@ -186,15 +199,16 @@ class HostStep:
 
     nodes: tuple[NodeInfo, ...]
     inputs: tuple[str, ...]
-    """What the operator and its subgraphs read."""
+    """Tensors that the operator and its subgraphs read."""
     outputs: tuple[str, ...]
     op: HostOp = field(repr=False)
 
 
 @dataclass(frozen=True)
 class PartInfo:
-    """Schedule of a layer, or of a part of it: the workload in a line, decisions by name, and which of the
-    Program's `loops` it runs."""
+    """The schedule of a layer or of a part of it: workload, decisions by name, and the number of its `loops` in the
+    Program.
+    """
 
     workload: str
     decisions: dict[str, int | str]
@@ -203,9 +217,12 @@ class PartInfo:
 
 @dataclass(frozen=True)
 class LayerInfo:
-    """A layer, or a block of layers. what: kind, kernel, channels and what is fused, for people. bytes_kept: of a
-    block's intermediates, which stay on chip; cycles_together: of a block behind the layer before it, by the timing
-    model; cycles_apart: of its layers one by one, 0 where one of them does not fit the scratchpads alone."""
+    """A layer, or a block of layers, of a launch.
+
+    what: kind, kernel, channels and fused operators, for people. bytes_kept: intermediates of a block that stay on
+    chip. cycles_together: predicted cycles of the block; cycles_apart: of its layers one by one, 0 where one does not
+    fit the scratchpads alone.
+    """
 
     name: str
     op: str
@@ -239,13 +256,13 @@ class LaunchStep:
 
 Step = CpuStep | HostStep | LaunchStep
 ROUNDINGS = ("onnxruntime", "correct")
-"""How results of normalisations are rounded: as onnxruntime's floats are, or those of the real numbers, correctly, as
-integers are computed on CPU and accelerator alike."""
+"""Rounding of normalisations: like onnxruntime's floats, or correctly, by integer arithmetic that is equal on CPU and
+accelerator."""
 
 
 @dataclass(repr=False)
 class Contents:
-    """Contents of a Program; `file.Program` adds how it is saved."""
+    """The fields of a Program; `program_file.Program` adds saving and loading."""
 
     name: str
     config: Config
@@ -263,18 +280,18 @@ class Contents:
     placements: list[dict[str, str]] = field(default_factory=list)
     """For each operator: name, op, place ("accelerator", "cpu", "free"), reason."""
     compile_seconds: float = 0.0
-    """0 for one from a file: equal Programs are equal files."""
+    """0 for a Program from a file, because equal Programs are equal files."""
     passes: list[PassInfo] = field(default_factory=list)
     schedules: str = ""
-    """What records or a search have decided of the layers' schedules, in a sentence."""
+    """One sentence on the schedules that records or a search have chosen."""
     derivation: str = ""
-    """How a search has made the model that was compiled, as superoptimise/derivation.py writes it; "" without one."""
+    """The rewrites of the superoptimiser, as superoptimise/derivation.py writes them; "" without one."""
     arena: ArenaPlan = field(default_factory=ArenaPlan)
-    """Where the tensors that steps hand to each other lie in the memory of the CPU."""
+    """Memory plan of the tensors that CPU steps pass to each other."""
     machine: str = ""
-    """What `platform.machine()` says where the kernels run; "" for processors like the one that compiled them."""
+    """`platform.machine()` where the kernels run; "" for processors like the one that compiled them."""
     loops: list[Any] = field(default_factory=list, repr=False)
-    """What layers run, each as what prints as loops and the trace of their schedule; text where read from a file."""
+    """Loop nests of layers with the traces of their schedules, for people; text where read from a file."""
     rounding: str = ROUNDINGS[0]
     """One of ROUNDINGS."""
     kept: tuple[TensorInfo, ...] = ()
@@ -282,7 +299,7 @@ class Contents:
     library: bytes = field(default=b"", repr=False)
     """The kernels for another machine as one shared object; they then have no code of their own."""
     trusted: bool = True
-    """Whether it was made here, or its user vouches for the file that it comes from: only then `library` is loaded."""
+    """Whether it was compiled here or loaded with trust; only then `library` is loaded."""
 
     batched: tuple[str, ...] = ()
     """Inputs whose first axis counts samples, of which there may be any number: all outputs count them, too, and each
@@ -290,7 +307,7 @@ class Contents:
 
     @property
     def batch(self) -> int:
-        """Samples that are computed at once; 0 where the Program has shapes of its own only."""
+        """Number of samples that are computed at once; 0 where the shapes of the Program are fixed."""
         return next((tensor.shape[0] for tensor in self.inputs if tensor.name in self.batched), 0)
 
     def info(self, name: str) -> TensorInfo:
@@ -300,13 +317,14 @@ class Contents:
         return TensorInfo(name, self.constants[name].dtype.name, self.constants[name].shape)
 
     def shape_text(self, tensor: TensorInfo) -> str:
-        """Element type and shape of an input or output, for people: `n` samples, `?` for a size of any number."""
+        """Return element type and shape for people: `n` for samples, `?` for a size known at run time."""
         counts = tensor.name in self.batched or (bool(self.batched) and tensor in self.outputs)
         first = ["n"] if counts else []
         sizes = [*first, *("?" if size == -1 else str(size) for size in tensor.shape[len(first) :])]
         return f"{tensor.dtype}[{', '.join(sizes)}]"
 
     def __repr__(self) -> str:
+        """Describe the Program in one line: inputs, outputs, layers, and the share of the accelerator."""
         groups = self.inputs, self.outputs
         tensors = (", ".join(f"{tensor.name} {self.shape_text(tensor)}" for tensor in group) for group in groups)
         share = f", {self.macs_accelerator / self.macs_total:.1%} of the MACs" if self.macs_total else ""
@@ -318,7 +336,7 @@ class Contents:
         )
 
     def _repr_html_(self) -> str:
-        """Layers, for notebooks."""
+        """Return a table of layers, for notebooks."""
         rows = [
             (layer.name, layer.what, layer.macs, layer.bytes_loaded, layer.bytes_stored)
             for launch in self.launches for layer in launch.layers
@@ -333,11 +351,11 @@ class Contents:
 
     @property
     def macs_accelerator(self) -> int:
-        """Multiplications of all launches."""
+        """Number of multiplications of all launches."""
         return sum(layer.macs for launch in self.launches for layer in launch.layers)
 
     def instructions(self, launch: LaunchStep) -> list[int]:
-        """The instruction words of `launch`."""
+        """Return the instruction words of `launch`."""
         size = instruction_bytes(self.config)
         start = launch.address - self.image_address
         data = self.image[start : start + launch.count * size].tobytes()

@@ -14,20 +14,20 @@ from typing import Any, TypeVar
 
 
 class Kind(Enum):
-    """Kind of an operator for fusion: the four classes of TVM (Chen et al., OSDI 2018, section 3)."""
+    """The class of an operator for fusion: the four classes of TVM (Chen et al., OSDI 2018, section 3)."""
 
     INJECTIVE = "injective"
-    """Computes each element from single elements, and so can be inlined into what reads it."""
+    """Computes each element from single elements, so it can be inlined into its readers."""
     REDUCTION = "reduction"
-    """Reads each element once, or few times: what makes its input can be inlined."""
+    """Reads each element once, or few times, so its injective producers can be inlined."""
     COMPLEX = "complex-out-fusable"
-    """Reads elements many times, or by selections: what reads its output can join it."""
+    """Reads elements many times or selectively; only its injective readers can be fused with it."""
     OPAQUE = "opaque"
-    """A kernel of its own."""
+    """Is never fused."""
 
 
 class Moves(Enum):
-    """What an operator that computes nothing makes its result of."""
+    """The elements that an operator without arithmetic copies to its result."""
 
     ALL = "every element of its operand, once"
     SOME = "elements of its operand, by their places"
@@ -235,16 +235,16 @@ Input = TypeVar("Input")
 
 
 def filling(table: dict[str, F]) -> Callable[..., Callable[[F], F]]:
-    """A decorator that puts a function into `table` under the names of the operators that it is for."""
+    """Return a decorator that enters a function in `table` under the names of the operators it is for."""
 
-    def of(*names: str) -> Callable[[F], F]:
-        def add(function: F) -> F:
+    def for_operators(*names: str) -> Callable[[F], F]:
+        def register(function: F) -> F:
             table.update(dict.fromkeys(names, function))
             return function
 
-        return add
+        return register
 
-    return of
+    return for_operators
 
 
 _ROWS: dict[str, OpSpec] = {}
@@ -306,7 +306,7 @@ def operators_with(fact: str, *among: Any) -> frozenset[str]:
     return frozenset(name for name, value in values if (value in among if among else value != empty))
 
 
-def operators() -> frozenset[str]:
+def all_operators() -> frozenset[str]:
     """All operators."""
     return frozenset(_ROWS)
 

@@ -1,4 +1,4 @@
-"""Arrays, host operators and dataclasses from a Program's file, .npy and JSON: numpy alone reads them."""
+"""Serialisation of arrays, host operators and dataclasses as .npy and JSON, which numpy alone can read back."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from celosia.compiler.program.dtypes import numpy_dtype
-from celosia.compiler.program.host.kernel import empty
+from celosia.compiler.program.host.kernel import aligned_empty
 from celosia.compiler.program.host.op import Body, HostOp
 from celosia.plain import from_json, require_few_values
 
 Array = NDArray[Any]
-KIND = "<kind>"
-"""The key that no attribute has."""
+KIND_KEY = "<kind>"
+"""Key in JSON objects that names their Python type; no attribute has it."""
 
 
 def array_bytes(array: Array) -> bytes:
-    """The array as a .npy file; as JSON where numpy has no such element type, or it holds strings.
+    """Serialise an array as .npy, or as JSON where numpy lacks its element type or it holds strings.
 
     >>> load_array(array_bytes(np.array(["a", "b"], object))).tolist()
     ['a', 'b']
@@ -35,7 +35,7 @@ def array_bytes(array: Array) -> bytes:
         np.save(buffer, array, allow_pickle=False)
         return buffer.getvalue()
     values = (
-        [str(each) for each in array.reshape(-1)]
+        [str(element) for element in array.reshape(-1)]
         if array.dtype.kind == "O"
         else base64.b64encode(array.tobytes()).decode()
     )
@@ -43,11 +43,11 @@ def array_bytes(array: Array) -> bytes:
 
 
 def load_array(data: bytes) -> Array:
-    """The array that `array_bytes` made. ValueError where `data` is not one."""
+    """Read what `array_bytes` wrote. Raises ValueError where `data` is something else."""
     if data.startswith(b"\x93NUMPY"):
-        found: Array = np.load(io.BytesIO(data), allow_pickle=False)
-        array = empty(found.dtype, found.shape)
-        array[...] = found
+        loaded: Array = np.load(io.BytesIO(data), allow_pickle=False)
+        array = aligned_empty(loaded.dtype, loaded.shape)
+        array[...] = loaded
         return array
     saved = from_json(data)
     dtype, values = numpy_dtype(saved["dtype"]), saved["values"]
@@ -56,12 +56,12 @@ def load_array(data: bytes) -> Array:
 
 
 def op_bytes(op: HostOp) -> bytes:
-    """The operator with its subgraphs."""
+    """Serialise an operator with its subgraphs."""
     return json.dumps(op, default=_encode).encode()
 
 
 def load_op(data: bytes) -> HostOp:
-    """The operator that `op_bytes` made. ValueError, TypeError or KeyError where `data` is not one."""
+    """Read what `op_bytes` wrote. Raises ValueError, TypeError or KeyError where `data` is something else."""
     require_few_values(data)
     op = json.loads(data, object_hook=_decode)
     if not isinstance(op, HostOp):
@@ -70,70 +70,81 @@ def load_op(data: bytes) -> HostOp:
 
 
 def _encode(value: Any) -> dict[str, Any]:
+    """Convert operators, subgraphs, bytes and arrays to JSON objects with KIND."""
     if isinstance(value, HostOp | Body):
         fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
-        return {KIND: type(value).__name__, **fields}
+        return {KIND_KEY: type(value).__name__, **fields}
     if isinstance(value, bytes):
-        return {KIND: "bytes", "base64": base64.b64encode(value).decode()}
+        return {KIND_KEY: "bytes", "base64": base64.b64encode(value).decode()}
     if isinstance(value, np.ndarray):
-        return {KIND: "array", "base64": base64.b64encode(array_bytes(value)).decode()}
+        return {KIND_KEY: "array", "base64": base64.b64encode(array_bytes(value)).decode()}
     raise TypeError(f"{type(value).__name__} cannot be saved in a Program")
 
 
 def _decode(fields: dict[str, Any]) -> Any:
-    kind = fields.get(KIND)
+    """Convert JSON objects with KIND back; other objects stay as they are."""
+    kind = fields.get(KIND_KEY)
     if kind in ("bytes", "array"):
         data = base64.b64decode(fields["base64"])
         return data if kind == "bytes" else load_array(data)
     if kind not in ("HostOp", "Body"):
         return fields
-    del fields[KIND]
-    plain: dict[str, Any] = {name: tuple(each) if isinstance(each, list) else each for name, each in fields.items()}
+    del fields[KIND_KEY]
+    plain: dict[str, Any] = {name: tuple(field) if isinstance(field, list) else field for name, field in fields.items()}
     if kind == "HostOp":
         return HostOp(**plain)
     if "types" in fields:
-        plain["types"] = make(_hints(Body)["types"], fields["types"], "types")
+        plain["types"] = from_plain(_field_types(Body)["types"], fields["types"], "types")
     return Body(**plain)
 
 
-def make(kind: Any, value: Any, what: str = "value", **given: Any) -> Any:
-    """What JSON holds as the type `kind`: a dataclass, tuple, list, dict, str, int, float or bool, or one of several.
+def from_plain(kind: Any, value: Any, name_of_value: str = "value", **more: Any) -> Any:
+    """Convert plain data of JSON to the type `kind`: a dataclass, tuple, list, dict, str, number, bool, or a union of
+    these.
 
-    given: fields of the dataclass that JSON does not hold. ValueError where `value` is something else.
+    more: fields of the dataclass that JSON does not hold. ValueError where `value` is something else.
 
     >>> make(tuple[int, ...], [1, 2])
     (1, 2)
     """
     origin, inner = typing.get_origin(kind), typing.get_args(kind)
     if dataclasses.is_dataclass(kind):
-        hints = _hints(typing.cast(Any, kind))
-        _is(value, dict, what)
-        fields = {name: make(hints.get(name, types.NoneType), each, name) for name, each in value.items()}
-        return typing.cast(Any, kind)(**fields, **given)
+        hints = _field_types(typing.cast(Any, kind))
+        _require_type(value, dict, name_of_value)
+        fields = {name: from_plain(hints.get(name, types.NoneType), element, name) for name, element in value.items()}
+        return typing.cast(Any, kind)(**fields, **more)
     if origin is types.UnionType and types.NoneType not in inner:
-        return _is(value, inner, what)
+        return _require_type(value, inner, name_of_value)
     if origin is types.UnionType:
-        return None if value is None else make(inner[0], value, what)
+        return None if value is None else from_plain(inner[0], value, name_of_value)
     if origin is dict:
-        return {name: make(inner[1], each, what) for name, each in _is(value, dict, what).items()}
+        return {
+            name: from_plain(inner[1], element, name_of_value)
+            for name, element in _require_type(value, dict, name_of_value).items()
+        }
     if origin is list:
-        return [make(inner[0], each, what) for each in _is(value, list, what)]
+        return [from_plain(inner[0], element, name_of_value) for element in _require_type(value, list, name_of_value)]
     if origin is tuple:
-        _is(value, list, what)
+        _require_type(value, list, name_of_value)
         kinds = inner[:1] * len(value) if inner[-1] is Ellipsis else inner
         if len(kinds) != len(value):
-            raise ValueError(f"{what} has {len(value)} entries")
-        return tuple(make(each, part, what) for each, part in zip(kinds, value))
-    return float(_is(value, int | float, what)) if kind is float else _is(value, kind, what)
+            raise ValueError(f"{name_of_value} has {len(value)} entries")
+        return tuple(from_plain(element, part, name_of_value) for element, part in zip(kinds, value))
+    return (
+        float(_require_type(value, int | float, name_of_value))
+        if kind is float
+        else _require_type(value, kind, name_of_value)
+    )
 
 
 @cache
-def _hints(kind: Any) -> dict[str, Any]:
-    """The types of a dataclass' fields: Python reads their text anew whenever it is asked."""
+def _field_types(kind: Any) -> dict[str, Any]:
+    """Return the types of a dataclass's fields, cached, as Python evaluates the annotations each time."""
     return typing.get_type_hints(kind)
 
 
-def _is(value: Any, kind: Any, what: str) -> Any:
+def _require_type(value: Any, kind: Any, name_of_value: str) -> Any:
+    """Return `value`; ValueError where it is not of the type `kind`. A bool is no int."""
     if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
-        raise ValueError(f"{what} is {str(value)[:50]!r}")
+        raise ValueError(f"{name_of_value} is {str(value)[:50]!r}")
     return value

@@ -1,4 +1,4 @@
-"""Bound how far a tensor of the compiled model may lie from what the imported one says."""
+"""Tolerance of the check: how far a tensor of the compiled model may lie from the imported model's bounds."""
 
 from __future__ import annotations
 
@@ -9,59 +9,60 @@ import numpy as np
 from numpy.typing import NDArray
 
 from celosia.compiler.program.dtypes import is_float
-from celosia.compiler.selfcheck.original import spread
+from celosia.compiler.selfcheck.imported_model import bounds_distance
 
 Array = NDArray[Any]
 RELATIVE, ABSOLUTE = 1e-4, 2e-5
-"""What another order of sums may change of floats: a share of the element, and of the largest of the tensor."""
+"""Change of floats by another order of sums, relative to the element and to the largest of the tensor."""
 ROUNDINGS = 8
-"""Of 16-bit floats, one per operator, between two tensors that are compared."""
+"""Roundings of 16-bit floats, one per operator, between two compared tensors."""
 
 
-def outside(found: Any, low: Any, high: Any, more: float | Array = 0.0) -> str:
-    """How `found` lies outside of what the model allows, floats by `more`, for each element or
-    for all; "" where it does not."""
+def difference_from_bounds(actual: Any, low: Any, high: Any, margin: float | Array = 0.0) -> str:
+    """Describe how `actual` lies outside of the bounds; "" where it does not.
+
+    margin: added tolerance of floats, for each element or for all.
+    """
     if isinstance(low, list):
-        same = isinstance(found, list) and len(found) == len(low)
-        return next(filter(None, map(outside, found, low, high)), "") if same else "another sequence"
-    if low is None or found is None:
-        return "" if low is found else "one is an empty optional"
-    found, low, high = np.asarray(found), np.asarray(low), np.asarray(high)
-    if (found.dtype, found.shape) != (low.dtype, low.shape):
-        return f"it is {found.dtype}{list(found.shape)}, and {low.dtype}{list(low.shape)} in the model"
-    if found is low or not found.size:
+        is_like = isinstance(actual, list) and len(actual) == len(low)
+        return next(filter(None, map(difference_from_bounds, actual, low, high)), "") if is_like else "another sequence"
+    if low is None or actual is None:
+        return "" if low is actual else "one is an empty optional"
+    actual, low, high = np.asarray(actual), np.asarray(low), np.asarray(high)
+    if (actual.dtype, actual.shape) != (low.dtype, low.shape):
+        return f"it is {actual.dtype}{list(actual.shape)}, and {low.dtype}{list(low.shape)} in the model"
+    if actual is low or not actual.size:
         return ""
     if low.dtype.kind == "O":
-        wrong = found != low
+        wrong = actual != low
     elif is_float(low.dtype):
-        wrong = _far(found, low, high, more)
+        wrong = _is_too_far(actual, low, high, margin)
     else:
         least, most = np.minimum(low, high), np.maximum(low, high)
-        wrong = (found < least) | (found > most)
+        wrong = (actual < least) | (actual > most)
     if not wrong.any():
         return ""
-    places = np.argwhere(wrong)
-    first = tuple(int(index) for index in places[0])
+    positions = np.argwhere(wrong)
+    first = tuple(int(index) for index in positions[0])
     return (
-        f"{len(places)} of {found.size} values, the first at {list(first)}: expected {low.item(first)}, found "
-        f"{found.item(first)}"
+        f"{len(positions)} of {actual.size} values, the first at {list(first)}: expected {low.item(first)}, found "
+        f"{actual.item(first)}"
     )
 
 
-def _far(found: Array, low: Array, high: Array, more: float | Array) -> Array:
-    """Where floats are further from what lies between `low` and `high` than another order of sums takes them."""
-    wide = np.complex128 if found.dtype.kind == "c" else np.float64
-    a, b = found.astype(wide), low.astype(wide)
+def _is_too_far(actual: Array, low: Array, high: Array, margin: float | Array) -> Array:
+    """Return where floats are further from [low, high] than another order of sums explains."""
+    wide = np.complex128 if actual.dtype.kind == "c" else np.float64
+    a, b = actual.astype(wide), low.astype(wide)
     sizes = np.where(np.isfinite(b), np.abs(b), 0.0)
     with np.errstate(all="ignore"):
-        allowed = more + _lost(found.dtype, sizes) + (0.0 if low is high else spread(low, high))
-        far: Array = ~((np.abs(a - b) <= allowed) | (a == b) | (np.isnan(a) & np.isnan(b)))
-    return far
+        allowed = margin + _rounding_loss(actual.dtype, sizes) + (0.0 if low is high else bounds_distance(low, high))
+        is_far: Array = ~((np.abs(a - b) <= allowed) | (a == b) | (np.isnan(a) & np.isnan(b)))
+    return is_far
 
 
-def _lost(kind: np.dtype[Any], sizes: Array) -> Array:
-    """What elements of such sizes may lose: in float16 a rounding after each operator, in a byte, which only holds
-    numbers, one."""
+def _rounding_loss(kind: np.dtype[Any], sizes: Array) -> Array:
+    """Bound the rounding loss of elements of such sizes: in float16 one rounding after each operator, in a byte one."""
     eps = float(ml_dtypes.finfo(kind).eps)
     if kind.itemsize == 1:
         return eps * np.maximum(sizes, float(ml_dtypes.finfo(kind).smallest_subnormal))

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
-from celosia.compiler.program.files import write_text
+from celosia.compiler.program.safe_files import write_text
 from celosia.compiler.superoptimise.proofs import (
     FILE,
     FLOATS_FILE,

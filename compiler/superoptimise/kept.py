@@ -12,7 +12,7 @@ from typing import Any
 from celosia.compiler.superoptimise.graph import BytesGraph
 from celosia.compiler.superoptimise.rule import RewriteRule
 from celosia.compiler.superoptimise.state import Found, KnownStep, SearchState
-from celosia.compiler.tune.measure import Status, TrialResult
+from celosia.compiler.tune.layer_trial import Status, TrialResult
 from celosia.compiler.tune.records import Key, Records
 
 MEASURER = "superoptimiser"

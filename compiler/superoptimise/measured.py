@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 
 from celosia.compiler.program import CpuStep, Program
 from celosia.compiler.program.dtypes import numpy_dtype
-from celosia.compiler.program.host.kernel import CompiledKernel, empty
+from celosia.compiler.program.host.kernel import CompiledKernel, aligned_empty
 from celosia.compiler.target import target
-from celosia.compiler.tune.kernels.trial import by_turns
+from celosia.compiler.tune.kernels.kernel_trial import time_alternating
 
 SECONDS = 0.01
 """For which a kernel is timed."""
@@ -40,7 +40,7 @@ def nanoseconds(program: Program, large: bool) -> float:
     kernels = _kernels(program, large)
     for key, (kernel, fixed, _) in kernels.items():
         if key not in _KNOWN:
-            _KNOWN[key] = by_turns([_runner(kernel, fixed, large)], SECONDS, SAMPLES)[0] * 1e9
+            _KNOWN[key] = time_alternating([_runner(kernel, fixed, large)], SECONDS, SAMPLES)[0] * 1e9
     others = sum(not isinstance(step, CpuStep) for step in program.steps)
     return sum(_KNOWN[key] * count for key, (_, _, count) in kernels.items()) + others * OTHER_NANOSECONDS
 
@@ -53,7 +53,7 @@ def gain(before: Program, after: Program, large: bool) -> float:
     counts.subtract({key: count for key, (_, _, count) in second.items()})
     changed = [key for key, count in counts.items() if count]
     runs = [_runner(*{**first, **second}[key][:2], large) for key in changed]
-    times = by_turns(runs, ROUNDS * SECONDS * len(runs), ROUNDS * SAMPLES) if runs else []
+    times = time_alternating(runs, ROUNDS * SECONDS * len(runs), ROUNDS * SAMPLES) if runs else []
     return sum(counts[key] * time for key, time in zip(changed, times)) * 1e9
 
 
@@ -74,7 +74,7 @@ def _runner(kernel: CompiledKernel, fixed: list[bool], large: bool) -> Callable[
     """A function that runs a kernel once, each time on other constants where the model is large."""
     rng = np.random.default_rng(0)
     given = [_random(rng, dtype, shape) for dtype, shape in kernel.inputs]
-    outputs = [empty(numpy_dtype(dtype), shape) for dtype, shape in kernel.outputs]
+    outputs = [aligned_empty(numpy_dtype(dtype), shape) for dtype, shape in kernel.outputs]
     held = sum(array.nbytes for array, constant in zip(given, fixed) if constant)
     count = min(MOST_COPIES, 2 + target().cache_bytes // max(1, held)) if large else 1
     copies = itertools.cycle(
@@ -84,13 +84,13 @@ def _runner(kernel: CompiledKernel, fixed: list[bool], large: bool) -> Callable[
 
 
 def _copy(array: NDArray[np.generic]) -> NDArray[np.generic]:
-    made = empty(array.dtype, array.shape)
+    made = aligned_empty(array.dtype, array.shape)
     made[...] = array
     return made
 
 
 def _random(rng: np.random.Generator, dtype: str, shape: tuple[int, ...]) -> NDArray[np.generic]:
     """Around 0, or 0 and 1 of whole numbers, which are places everywhere."""
-    made = empty(numpy_dtype(dtype), shape)
+    made = aligned_empty(numpy_dtype(dtype), shape)
     made[...] = rng.standard_normal(shape) if made.dtype.kind == "f" else rng.integers(0, 2, shape)
     return made

@@ -13,7 +13,7 @@ import onnx
 from celosia.compiler.graph.cpu_cost import host_cycles
 from celosia.compiler.graph.select import Partition
 from celosia.compiler.launch.image import Image
-from celosia.compiler.tune.measure import TIMED
+from celosia.compiler.tune.layer_trial import TIMED
 from celosia.compiler.tune.network import Network
 
 

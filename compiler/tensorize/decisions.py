@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from celosia.compiler.program import Contents
-from celosia.compiler.program.files import reading
+from celosia.compiler.program.safe_files import reading
 from celosia.compiler.tensorize import block_space
 from celosia.compiler.tensorize.block_space import Group
 from celosia.compiler.tensorize.space import Tiling, Workload, why_not

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 
 from celosia.compiler.expr.affine import flatten
 from celosia.compiler.expr.loops import Alloc, For, If, Intrinsic, Stmt, Store, Update, block
+from celosia.compiler.expr.nest_parts import reduction_identity
 from celosia.compiler.expr.nodes import INDEX, Axis, Const, Expr, Load, Reduce, Tensor, Var
-from celosia.compiler.expr.pieces import start_value
 from celosia.compiler.expr.walk import rewrite, substitute, walk
 from celosia.compiler.tensorize.behaviour import TileOperation
 from celosia.compiler.tensorize.match import match
@@ -112,8 +112,8 @@ class TensorIntrinsic(TileOperation):
             raise ValueError(f"{self.name}: the last argument says whether the reduction begins, not {first}")
         return tiles, values, first
 
-    def broken(self, args: Args, scope: Callable[[Tensor], str]) -> str | None:
-        """The reason why these arguments are wrong, None where they are not. scope: gives the memory of a tensor."""
+    def argument_error(self, args: Args, scope: Callable[[Tensor], str]) -> str | None:
+        """Why it cannot have these arguments, whose memories `scope` tells; None where it can."""
         try:
             tiles, _, _ = self.split_args(args)
         except ValueError as error:
@@ -148,10 +148,10 @@ class TensorIntrinsic(TileOperation):
         if inner is not None:
             sum_ = Tensor("window", (), inner.dtype)
             after = rewrite(value, lambda e: Load(sum_, ()) if isinstance(e, Reduce) else None)
-            begin = Store(sum_, (), start_value(inner.kind, inner.dtype))
+            begin = Store(sum_, (), reduction_identity(inner.kind, inner.dtype))
             step = loops((*self.window(args), *inner.axes), Update(inner.kind, sum_, (), inner.value))
             return loops(behaviour.axes, Alloc(sum_, block(begin, step, Store(target, index, after)), "local"))
         if not isinstance(body, Reduce):
             return loops(behaviour.axes, Store(target, index, value))
-        reset = If(first, Store(target, index, start_value(body.kind, behaviour.dtype)))
+        reset = If(first, Store(target, index, reduction_identity(body.kind, behaviour.dtype)))
         return loops(behaviour.axes, block(reset, loops(body.axes, Update(body.kind, target, index, value))))

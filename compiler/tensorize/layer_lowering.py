@@ -13,9 +13,14 @@ from dataclasses import replace
 import numpy as np
 
 from celosia.compiler.expr import Axis, Expr, Tensor, Var, compute, is_float, placeholder, reduce_axis, select, sum
+from celosia.compiler.expr.nest_parts import reduce_and
 from celosia.compiler.expr.nodes import INDEX, Const, minimum
-from celosia.compiler.expr.pieces import reduce_and
-from celosia.compiler.layer import Activation, ActivationGemm, Layer, TilingError
+from celosia.compiler.layer import (
+    Activation,
+    ActivationGemm,
+    Layer,
+    TilingError,
+)
 from celosia.compiler.tensorize import pack
 from celosia.compiler.tensorize.definition import (
     ActivationGrid,

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from celosia.compiler.expr.affine import coefficient, flatten, linear
-from celosia.compiler.expr.bounds import divisor, simplified, structure
 from celosia.compiler.expr.loops import For, Stmt, Store, Update
 from celosia.compiler.expr.nodes import INDEX, Axis, Binary, Call, Cast, Const, Expr, Load, Reduce, Select, Tensor, Var
+from celosia.compiler.expr.regions import divisor, simplify_index, structure
 from celosia.compiler.expr.walk import substitute, walk
 from celosia.compiler.tensorize.behaviour import TileOperation
 
@@ -56,7 +56,7 @@ def match(intrinsic: TileOperation, nest: For, first: Expr, scope: Callable[[Ten
     zero: dict[Var, Expr] = {loop: Const(0, INDEX) for loop in loops}
     args: list[Expr] = []
     for tile, (_, actual) in pairs.items():
-        start = Load(actual.tensor, tuple(simplified(substitute(i, zero)) for i in actual.index))
+        start = Load(actual.tensor, tuple(simplify_index(substitute(i, zero)) for i in actual.index))
         number = flatten(actual.tensor.shape, start.index) if start.index else Const(0, INDEX)
         if divisor(number) % (unit := intrinsic.unit(tile)):
             raise TileMismatch(

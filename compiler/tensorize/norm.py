@@ -13,7 +13,7 @@ from __future__ import annotations
 from functools import cache, partial
 
 from celosia.compiler.expr.nodes import Expr, Value, Var
-from celosia.compiler.expr.norm import INT, OfRow, norm_row, sums
+from celosia.compiler.expr.norm_expressions import INT, OfRow, norm_row, sums
 from celosia.compiler.expr.tensor import compute, placeholder
 from celosia.compiler.tensorize.intrinsic import ROW, Compute, ImplicitOperand, TensorIntrinsic
 from celosia.compiler.tensorize.requantised import requantised

@@ -8,7 +8,7 @@ import numpy as np
 
 from celosia.compiler.expr import Expr, Tensor, compute, reduce_axis
 from celosia.compiler.expr.nodes import minimum
-from celosia.compiler.expr.norm import INT, sums
+from celosia.compiler.expr.norm_expressions import INT, sums
 from celosia.compiler.layer import Norm, TilingError
 from celosia.compiler.tensorize import norm, pack
 from celosia.compiler.tensorize import softmax as rows

@@ -1,7 +1,8 @@
-"""Predict the cost of a point: the estimate, times what measurements have shown of the estimate's errors.
+"""Cost model: predicts the cost of a point as the analytical estimate, corrected by what measurements have shown.
 
-The logarithm of measured over estimated (or over the bound, where that is higher) is learned from features of points:
-by ridge regression in numpy, or by gradient-boosted trees where xgboost is installed (`pip install "celosia[tune]"`).
+The logarithm of measured over estimated cost (or over the bound, where that is higher) is learned from features of
+points: by ridge regression in numpy, or by gradient-boosted trees where xgboost is installed (`pip install
+"celosia[tune]"`).
 """
 
 from __future__ import annotations
@@ -12,26 +13,26 @@ from typing import Any
 
 import numpy as np
 
-from celosia.compiler.tune.choices import LEARNER_NAMES
-from celosia.compiler.tune.points import Floats, Searched
+from celosia.compiler.tune.search_space import Floats, SearchSpace
+from celosia.compiler.tune.tuner_options import LEARNER_NAMES
 
 Learner = Callable[[Floats, Floats], Callable[[Floats], Floats]]
-"""Features [samples, features] and targets [samples] to what predicts targets."""
-SHRINK = 3.0
+"""Fits features [samples, features] to targets [samples]; returns a function that predicts targets."""
+RIDGE_PENALTY = 3.0
 """Shrinkage of ridge regression, for features of unit variance."""
 
 
 class MissingLearner(ImportError):
-    """xgboost is not installed; the message says how it is."""
+    """xgboost is not installed; the message tells how to install it."""
 
 
 def ridge(features: Floats, targets: Floats) -> Callable[[Floats], Floats]:
-    """A linear function of the features and their squares, small where samples are few."""
+    """Fit a linear function of the features and their squares by ridge regression."""
     wide = _with_squares(features)
     middle, scale = wide.mean(0), wide.std(0) + 1e-6
     x, mean = (wide - middle) / scale, targets.mean()
-    weights = np.linalg.solve(x.T @ x + SHRINK * np.eye(x.shape[1]), x.T @ (targets - mean))
-    low, high = targets.min() - np.ptp(targets), targets.max() + np.ptp(targets)  # no belief in what is far away
+    weights = np.linalg.solve(x.T @ x + RIDGE_PENALTY * np.eye(x.shape[1]), x.T @ (targets - mean))
+    low, high = targets.min() - np.ptp(targets), targets.max() + np.ptp(targets)  # do not extrapolate far
     return lambda others: np.clip((_with_squares(others) - middle) / scale @ weights + mean, low, high)
 
 
@@ -40,7 +41,7 @@ def _with_squares(features: Floats) -> Floats:
 
 
 def trees(features: Floats, targets: Floats, rank: bool = False) -> Callable[[Floats], Floats]:
-    """Gradient-boosted trees. rank: learn the order alone. MissingLearner."""
+    """Fit gradient-boosted trees. rank: learn only the order. Raises MissingLearner."""
     try:
         xgboost: Any = importlib.import_module("xgboost")
     except ImportError:
@@ -61,7 +62,7 @@ LEARNERS: dict[str, Learner] = dict(zip(LEARNER_NAMES, (ridge, trees), strict=Tr
 
 
 class CostModel:
-    """Learns from the trials of all spaces that it is told of; those of one Config, to begin with."""
+    """Learns from the trials of all spaces of one tuning."""
 
     def __init__(self, learner: Learner = ridge) -> None:
         self.learner = learner
@@ -69,14 +70,14 @@ class CostModel:
         self.targets: list[float] = []
         self._predict: Callable[[Floats], Floats] | None = None
 
-    def learn(self, space: Searched, number: int, cost: float) -> None:
-        """Takes in what point `number` of `space` costs."""
-        self.features.append(space.features[number])
-        self.targets.append(float(np.log(cost / space.base[number])))
+    def learn(self, space: SearchSpace, index: int, cost: float) -> None:
+        """Add the cost of point `index` of `space`."""
+        self.features.append(space.features[index])
+        self.targets.append(float(np.log(cost / space.base[index])))
         self._predict = None
 
-    def expected(self, space: Searched) -> Floats:
-        """The cost of each point of `space`."""
+    def expected(self, space: SearchSpace) -> Floats:
+        """Predict the cost of each point of `space`."""
         if len(self.targets) < 2:
             return space.base
         if self._predict is None:

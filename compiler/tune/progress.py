@@ -1,4 +1,4 @@
-"""Progress of a tuning, whatever it tunes."""
+"""Progress of a tuning of layers or kernels."""
 
 from __future__ import annotations
 
@@ -8,8 +8,11 @@ from dataclasses import dataclass, field
 
 @dataclass
 class Progress:
-    """trials: the most there may be. measured: trials that were run now; known: those that were in the records; failed:
-    those without a result. left_out: devices by name, with the reason. started: time.perf_counter()."""
+    """Counts of a tuning that is running.
+
+    trials: limit. measured: trials that ran now; known: those that were in the records; failed: those without a result.
+    left_out: excluded devices by name, with the reason. started: time.perf_counter().
+    """
 
     trials: int
     measured: int = 0
@@ -20,10 +23,10 @@ class Progress:
 
     @property
     def spent(self) -> int:
-        """Trials that count against `trials`."""
+        """Trials that count against the limit."""
         return self.measured + self.known
 
     @property
     def rate(self) -> float:
-        """Trials a second that were measured."""
+        """Measured trials a second."""
         return self.measured / max(1e-9, time.perf_counter() - self.started)

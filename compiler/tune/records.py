@@ -1,13 +1,13 @@
-"""Measurements as a file of JSON lines: one trial a line, for anybody to add to, join and read again.
+"""Tuning records: measurements as a file of JSON lines, one trial a line, which many can append to and join.
 
     {"workload": "1x14x14 of 8 blocks ... #0c2f", "config": "9a31...", "schedule": [{"n": 2, "y": 2, ...}],
      "measurer": "timed 1, zynq-hp", "status": "ok", "cycles": 235916, "detail": "", "crc": 305419896}
 
 Of a kernel of the CPU, "config" is the processor, "schedule" a trace, and "cycles" are picoseconds.
 
-A line is written at once, behind whatever others have written. Two files joined are one. What is damaged is left out
-and counted. A trial is known by workload, Config, schedule and measurer; where two lines disagree about one, the worse
-counts, for nothing here can tell which is right.
+A line is appended in one write. Concatenated files are one file. Damaged lines are skipped and counted. A trial is
+identified by workload, Config, schedule and measurer; where two lines disagree about one, the worse counts, because
+nothing here can tell which is right.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from celosia.compiler.program.files import OutputError
+from celosia.compiler.program.safe_files import OutputError
 from celosia.compiler.tensorize.space import Tiling
-from celosia.compiler.tune.measure import Status, TrialResult
-from celosia.compiler.tune.pool import Fleet, Job
+from celosia.compiler.tune.device_pool import Fleet, Job
+from celosia.compiler.tune.layer_trial import Status, TrialResult
 from celosia.hw.spec.config import Config
 from celosia.plain import Sentence, from_json
 
@@ -31,12 +31,12 @@ Schedule = Sequence[Tiling]
 
 
 class RecordsError(Sentence, ValueError):
-    """Records that cannot be read; the message names the file and the way out."""
+    """Records that cannot be read; the message names the file and what to do."""
 
 
 @dataclass(frozen=True)
 class Key:
-    """The trial and its measurer. schedule: canonical JSON of the decisions, by name."""
+    """Identity of a trial. schedule: canonical JSON of the decisions, by name."""
 
     workload: str
     config: str
@@ -45,14 +45,15 @@ class Key:
 
     @staticmethod
     def of(cfg: Config, workload: str, schedule: Any, measurer: str) -> Key:
-        """schedule: Tiling, or what is JSON already."""
+        """Create the key of a trial on `cfg`. schedule: Tiling, or a mapping of names to them."""
         return Key(workload, cfg.digest, _canonical(_plain(schedule)), measurer)
 
 
 def _plain(schedule: Any) -> Any:
+    """Convert decisions to plain data."""
     if isinstance(schedule, Mapping):
-        return {name: _plain(each) for name, each in schedule.items()}
-    return [each.to_json() for each in schedule]
+        return {name: _plain(decisions) for name, decisions in schedule.items()}
+    return [decisions.to_json() for decisions in schedule]
 
 
 def _canonical(value: Any) -> str:
@@ -60,7 +61,7 @@ def _canonical(value: Any) -> str:
 
 
 def schedule_of(text: str) -> tuple[Tiling, ...]:
-    """The decisions in a Key's schedule. ValueError for what are none."""
+    """Return the decisions in a Key's schedule. Raises ValueError where there are none."""
     rows = from_json(text)
     if not isinstance(rows, list):
         raise ValueError("a schedule is a list of decisions")
@@ -68,18 +69,18 @@ def schedule_of(text: str) -> tuple[Tiling, ...]:
 
 
 class Records:
-    """Trials by their keys. path: the file that `add` writes to; None: memory only."""
+    """Trials by their keys. path: the file that `add` appends to; None: memory only."""
 
     def __init__(self, path: str | Path | None = None) -> None:
         self.path = None if path is None else Path(path)
         self.trials: dict[Key, TrialResult] = {}
         self.damaged = self.conflicts = 0
-        """Lines that hold no record, or another than was written; and lines that contradict another one."""
+        """Numbers of damaged lines, and of lines that contradict another one."""
         self.by_workload: dict[tuple[str, str], dict[Key, TrialResult]] = {}
 
     @staticmethod
     def load(path: str | Path, must_exist: bool = True) -> Records:
-        """All records of a file. RecordsError where it cannot be read, or where there is none and there must be."""
+        """Read all records of a file. Raises RecordsError where it cannot be read, or is missing and `must_exist`."""
         records = Records(path)
         try:
             text = Path(path).read_bytes()
@@ -95,7 +96,7 @@ class Records:
             if not line.strip():
                 continue
             try:
-                records._keep(*_parsed(line))
+                records._keep(*_parse(line))
             except (ValueError, KeyError, TypeError):
                 records.damaged += 1
         if records.damaged and not records.trials:
@@ -103,63 +104,67 @@ class Records:
         return records
 
     def get(self, key: Key) -> TrialResult | None:
-        """What a trial has given, None where it is not known."""
+        """Return the result of a trial, or None where it is not known."""
         return self.trials.get(key)
 
     def knows(self, cfg: Config) -> bool:
-        """Whether something was measured on `cfg`."""
+        """Return whether anything was measured on `cfg`."""
         return any(config == cfg.digest for _, config in self.by_workload)
 
     def joined(self, others: Records) -> Records:
-        """These and `others`, in memory; `path` and what is damaged are those of these."""
+        """Return the union with `others`, in memory, with this path and count of damaged lines."""
         if not self.trials and self.path is None:
             return others
-        found = Records(self.path)
-        found.damaged, found.conflicts = self.damaged, self.conflicts
+        union = Records(self.path)
+        union.damaged, union.conflicts = self.damaged, self.conflicts
         for known in (self, others):
             for key, result in known.trials.items():
-                found._keep(key, result)
-        return found
+                union._keep(key, result)
+        return union
 
     def add(self, key: Key, result: TrialResult) -> None:
-        """Keep a trial, and write it. OutputError."""
+        """Keep a trial and append it to the file. Raises OutputError."""
         self._keep(key, result)
         if self.path is not None:
-            append(self.path, _line(key, result))
+            append(self.path, _encode(key, result))
 
     def measured(
         self, fleet: Fleet, keys: Sequence[Key], job: Callable[[int], Job],
-        noted: Callable[[int, TrialResult, bool], None],
-        credible: Callable[[int, TrialResult], bool] = lambda place, result: True,
+        on_result: Callable[[int, TrialResult, bool], None],
+        credible: Callable[[int, TrialResult], bool] = lambda index, result: True,
     ) -> list[TrialResult]:  # fmt: skip
-        """The result of each key, of a trial that `fleet` runs and that is kept where no credible one is known.
+        """Return the result of each key, running the trials on `fleet` whose result is not known or not credible.
 
-        job, credible: of the place in `keys`. noted: called with place, result and whether it is fresh, as soon as it
-        is known. FleetError, OutputError."""
-        known = {place: found for place, key in enumerate(keys) if (found := self.get(key)) and credible(place, found)}
-        for place, result in known.items():
-            noted(place, result, False)
-        missing = [place for place in range(len(keys)) if place not in known]
+        job, credible: called with the index in `keys`. on_result: called with the index, the result and whether it is
+        new, as soon as it is known. Raises FleetError, OutputError.
+        """
+        known = {index: found for index, key in enumerate(keys) if (found := self.get(key)) and credible(index, found)}
+        for index, result in known.items():
+            on_result(index, result, False)
+        missing = [index for index in range(len(keys)) if index not in known]
 
-        def keep(number: int, result: TrialResult) -> None:
-            place = missing[number]
-            known[place] = result
-            self.add(keys[place], result)
-            noted(place, result, True)
+        def keep(job_index: int, result: TrialResult) -> None:
+            index = missing[job_index]
+            known[index] = result
+            self.add(keys[index], result)
+            on_result(index, result, True)
 
         if missing:
-            fleet.run([job(place) for place in missing], keep)
-        return [known[place] for place in range(len(keys))]
+            fleet.run([job(index) for index in missing], keep)
+        return [known[index] for index in range(len(keys))]
 
     def best(self, cfg: Config, workload: str, measurer: str) -> tuple[Key, TrialResult, bool] | None:
-        """The fewest cycles of a workload by that measurer; where it has measured none, by another one of them all.
-        The last is whether it is exact: what another has measured is worth a try, and no more."""
+        """Return the fewest cycles of a workload by `measurer`, else by any measurer, and whether it is exact.
+
+        An inexact result is only worth a try.
+        """
         known = [(k, r) for k, r in self.by_workload.get((workload, cfg.digest), {}).items() if r.cost is not None]
         exact = [(key, result) for key, result in known if key.measurer == measurer]
-        found = min(exact or known, key=lambda each: (each[1].cycles, each[0].schedule), default=None)
-        return None if found is None else (*found, bool(exact))
+        best = min(exact or known, key=lambda trial: (trial[1].cycles, trial[0].schedule), default=None)
+        return None if best is None else (*best, bool(exact))
 
     def _keep(self, key: Key, result: TrialResult) -> None:
+        """Keep a trial; of two results, the worse."""
         before = self.trials.get(key)
         if before is not None and (before.status, before.cycles) != (result.status, result.cycles):
             self.conflicts += before.status == result.status == Status.OK
@@ -169,16 +174,18 @@ class Records:
 
 
 def _worse(a: TrialResult, b: TrialResult) -> TrialResult:
-    """The worse of two answers to one question. What a device failed at once may be asked again, so that any answer is
-    better."""
-    settled = [each for each in (a, b) if each.status in (Status.OK, Status.WRONG, Status.REFUSED)]
+    """Return the worse of two results of one trial; any settled result is preferred to a device failure, which may be
+    transient.
+    """
+    settled = [result for result in (a, b) if result.status in (Status.OK, Status.WRONG, Status.REFUSED)]
     if len(settled) == 1:
         return settled[0]
-    wrong = [each for each in settled if each.status != Status.OK]
-    return wrong[0] if wrong else max(a, b, key=lambda each: each.cycles)
+    wrong = [result for result in settled if result.status != Status.OK]
+    return wrong[0] if wrong else max(a, b, key=lambda result: result.cycles)
 
 
-def _line(key: Key, result: TrialResult) -> bytes:
+def _encode(key: Key, result: TrialResult) -> bytes:
+    """Encode a record as a line of the file."""
     row: dict[str, Any] = {
         "workload": key.workload, "config": key.config, "schedule": json.loads(key.schedule), "measurer": key.measurer,
         "status": result.status.value, "cycles": result.cycles, "detail": result.detail[:200],
@@ -188,12 +195,12 @@ def _line(key: Key, result: TrialResult) -> bytes:
 
 
 def sealed(row: Mapping[str, Any]) -> bytes:
-    """`row` as a line with a checksum."""
+    """Encode `row` as a line with a checksum."""
     return _canonical({**row, "crc": zlib.crc32(_canonical(row).encode())}).encode() + b"\n"
 
 
 def unsealed(line: bytes) -> dict[str, Any]:
-    """The row of a line. ValueError, KeyError, TypeError for a damaged one."""
+    """Decode a line. Raises ValueError, KeyError, TypeError where it is damaged."""
     row = from_json(line)
     if not isinstance(row, dict):
         raise TypeError("a record has names")
@@ -202,8 +209,8 @@ def unsealed(line: bytes) -> dict[str, Any]:
     return row
 
 
-def _parsed(line: bytes) -> tuple[Key, TrialResult]:
-    """ValueError, KeyError, TypeError for a damaged line."""
+def _parse(line: bytes) -> tuple[Key, TrialResult]:
+    """Decode a record. Raises ValueError, KeyError, TypeError where it is damaged."""
     row = unsealed(line)
     status, cycles = Status(row["status"]), row["cycles"]
     if not isinstance(cycles, int) or isinstance(cycles, bool) or cycles < (status == Status.OK):
@@ -216,7 +223,9 @@ def _parsed(line: bytes) -> tuple[Key, TrialResult]:
 
 
 def append(path: Path, line: bytes) -> None:
-    """One write, so that lines of several processes never mix; on a line of its own though the last one was cut off."""
+    """Append a line in one write, so that lines of several processes never mix; an incomplete last line is ended
+    first.
+    """
     try:
         handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
         try:

@@ -1,6 +1,4 @@
-"""Records that come with Celosia: schedules of networks that were tuned for the presets, for whoever has layers like
-theirs. `python -m benchmarks.shipped` makes them.
-"""
+"""Tuning records that come with Celosia for the presets; `python -m benchmarks.shipped` writes them."""
 
 from __future__ import annotations
 
@@ -12,12 +10,12 @@ from celosia.hw.spec.config import PRESETS, Config
 
 FOLDER = Path(__file__).parent / "presets"
 SHIPPED, NONE = "shipped", "none"
-"""What `compile` takes for the name of a file of records: those that come with Celosia, and none at all."""
+"""Names that `compile` accepts instead of a file of records: those that come with Celosia, or none."""
 
 
 @lru_cache
 def shipped(cfg: Config) -> Records:
-    """Those for `cfg`; empty where it is no preset that was tuned."""
+    """Load the records for `cfg`; empty where it is no preset with records."""
     for preset in PRESETS.values():
         path = FOLDER / f"{preset.name}.jsonl"
         if preset.digest == cfg.digest and path.exists():
@@ -26,8 +24,7 @@ def shipped(cfg: Config) -> Records:
 
 
 def asked_for(records: str | Path | None) -> Records | None:
-    """What `compile` was given, to be joined with those that come with Celosia; None where it shall take none.
-    RecordsError."""
+    """Load the records that `compile` was asked for; None where it shall use none. Raises RecordsError."""
     if records is None or str(records) == NONE:
         return None
     return Records() if str(records) == SHIPPED else Records.load(records)

@@ -15,9 +15,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from celosia.compiler.expr.affine import flatten
+from celosia.compiler.expr.loop_partition import copy_with_values
 from celosia.compiler.expr.loops import Alloc, Block, For, Function, If, Let, Stmt, block, children, map_accesses
 from celosia.compiler.expr.nodes import INDEX, Const, Expr, Load, Tensor, Var
-from celosia.compiler.expr.partition import renamed
 
 
 def interleave(function: Function) -> Function:
@@ -57,7 +57,7 @@ def _spread(s: Stmt, var: Var, threads: int) -> Stmt:
             return block(*(_spread(inner, var, threads) for inner in body))
         case For(other, extent, body, "serial") if not _single(body):
             return For(other, extent, _spread(body, var, threads))
-    return block(*(renamed(s, {var: Const(t, INDEX)}) for t in range(threads)))
+    return block(*(copy_with_values(s, {var: Const(t, INDEX)}) for t in range(threads)))
 
 
 def _in_slot(s: Stmt, tensor: Tensor, slots: Tensor, var: Var) -> Stmt:

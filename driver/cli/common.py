@@ -50,7 +50,7 @@ def raise_unknown_device(name: str, known_names: Iterable[str]) -> NoReturn:
 def write_json(path: Path | None, data: Any) -> None:
     """Write plain data to a file that the user named. OutputError."""
     if path is not None:
-        from celosia.compiler.program.files import write_text
+        from celosia.compiler.program.safe_files import write_text
 
         write_text(path, json.dumps(data, indent=1) + "\n")
 
@@ -75,7 +75,7 @@ def progress_stages(quiet: bool) -> Iterator[Stages]:
 
 def check_destinations(sources: list[Path], *paths: Path | None) -> None:
     """Raise OutputError where a file cannot be written: now, and not after minutes of work."""
-    from celosia.compiler.program.files import OutputError, check_writable
+    from celosia.compiler.program.safe_files import OutputError, check_writable
 
     seen = {realpath(path): "an input" for path in sources}
     for path in paths:

@@ -40,7 +40,7 @@ def cut(
     with common.progress_stages(quiet) as stages:
         shapes = common.parse_shapes(shape)
         common.check_source(model)
-        from celosia.compiler.program.files import make_folder, replacing, require_folder
+        from celosia.compiler.program.safe_files import make_folder, replacing, require_folder
 
         require_folder(output)
         from celosia.compiler.compile import compile as compile_model

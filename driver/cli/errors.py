@@ -48,15 +48,15 @@ def _error_classes_by_exit_code() -> dict[int, tuple[type[Exception], ...]]:
     from celosia.compiler.cpu.llvm import LinkError
     from celosia.compiler.graph.errors import ModelError
     from celosia.compiler.program import InputError, ProgramError
-    from celosia.compiler.program.files import OutputError
     from celosia.compiler.program.host.op import HostError
     from celosia.compiler.program.host.threads import ThreadsError
+    from celosia.compiler.program.safe_files import OutputError
     from celosia.compiler.superoptimise.budget import BudgetError
     from celosia.compiler.superoptimise.proofs import RuleError
     from celosia.compiler.target import TargetError
     from celosia.compiler.tensorize.decisions import DecisionsError
     from celosia.compiler.tune.cost_model import MissingLearner
-    from celosia.compiler.tune.pool import FleetError
+    from celosia.compiler.tune.device_pool import FleetError
     from celosia.compiler.tune.records import RecordsError
     from celosia.driver.explore.configs import SpaceError
     from celosia.driver.explore.records import ExploreError
@@ -92,7 +92,7 @@ def _error_classes_by_exit_code() -> dict[int, tuple[type[Exception], ...]]:
 
 def exit_code_and_message(error: Exception) -> tuple[int, str]:
     """Return the exit code of a command that ended with `error`, and the sentence to print."""
-    from celosia.compiler.selfcheck.check import CheckFailed, SelfCheckError
+    from celosia.compiler.selfcheck.check_launches import CheckFailed, SelfCheckError
 
     for code, classes in _error_classes_by_exit_code().items():
         if isinstance(error, classes):

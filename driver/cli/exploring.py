@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from celosia.compiler.tune.choices import DEADLINE
+from celosia.compiler.tune.tuner_options import DEADLINE
 from celosia.driver.choices import ALSO, BUDGET, DEFAULT_OBJECTIVES, OBJECTIVES, SEARCH_NAMES, WAYS
 from celosia.driver.cli import common
 from celosia.driver.cli import options as opt

@@ -27,7 +27,7 @@ def verilog(
     """
     with common.progress_stages(quiet) as stages:
         common.check_destinations([], output)
-        from celosia.compiler.program.files import write_text
+        from celosia.compiler.program.safe_files import write_text
         from celosia.hw.spec.config import Config
 
         cfg = Config.load(config)

@@ -96,7 +96,7 @@ def compile_(
 
 def _compile_to_file(path: Path, compiled: Callable[[], Program], stages: Callable[[str], None]) -> Program:
     """Compile and write the Program to `path`, also one whose own check failed. Raises CheckFailed then."""
-    from celosia.compiler.selfcheck.check import CheckFailed
+    from celosia.compiler.selfcheck.check_launches import CheckFailed
 
     try:
         program = compiled()

@@ -127,7 +127,7 @@ def _refuse_exclusive_options(cpu: bool, fast_math: bool, trials: int, other_dev
 
 
 def _save_model(optimised: Optimised, output: Path) -> None:
-    from celosia.compiler.program.files import replacing
+    from celosia.compiler.program.safe_files import replacing
 
     with replacing(output) as temporary:
         temporary.write_bytes(optimised.model.SerializeToString(deterministic=True))

@@ -128,12 +128,12 @@ def device_options(device: str, memory: str | None, address: str | None) -> dict
 def _prepare_machine(device: str, model: Path, threads: int | None) -> int:
     """Finds what a device of this machine needs. Returns the threads of the CPU's part. BuildError, DeviceError,
     ThreadsError."""
-    from celosia.compiler.program.host.threads import default_threads, thread_count
+    from celosia.compiler.program.host.threads import check_thread_count, default_threads
     from celosia.driver.host.tools import require_tools
 
     if not device.startswith(SSH_PREFIX):
         require_tools(device, model)
-    return default_threads() if threads is None else thread_count(threads)
+    return default_threads() if threads is None else check_thread_count(threads)
 
 
 @dataclass(frozen=True)
@@ -246,7 +246,7 @@ class _Files:
 
 def _write_trace(path: Path, program: Program, result: Result) -> None:
     """Write the timeline of a run as JSON for Perfetto."""
-    from celosia.compiler.program.files import write_text
+    from celosia.compiler.program.safe_files import write_text
     from celosia.driver.pages.timeline import timeline
     from celosia.hw.boards.boards import clock_of_report
 

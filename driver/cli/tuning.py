@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from celosia.compiler.tune.choices import DEADLINE, LEARNER_NAMES, SEARCH_NAMES
+from celosia.compiler.tune.tuner_options import DEADLINE, LEARNER_NAMES, SEARCH_NAMES
 from celosia.driver.choices import KERNEL_TRIALS, TRIALS
 from celosia.driver.cli import common
 from celosia.driver.cli import options as opt

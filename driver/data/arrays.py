@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from celosia.compiler.program import InputError, TensorInfo
 from celosia.compiler.program.dtypes import itemsize, numpy_dtype
-from celosia.compiler.program.files import reading, replacing
 from celosia.compiler.program.host.op import HostError, check_size
+from celosia.compiler.program.safe_files import reading, replacing
 from celosia.driver.data.images import IN_UNITS, Pixels, is_image, read_image
 from celosia.driver.run.prepare import fit_to_tensor
 

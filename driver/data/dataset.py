@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from celosia.compiler.program import InputError
-from celosia.compiler.program.files import reading
+from celosia.compiler.program.safe_files import reading
 from celosia.driver.data.arrays import read_archive, read_array
 from celosia.driver.data.calibration import (
     LABELS,

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from celosia.bitstreams.power import caveat
-from celosia.compiler.program.files import write_text
+from celosia.compiler.program.safe_files import write_text
 from celosia.driver.choices import OBJECTIVES
 from celosia.driver.explore.ladder import Ladder
 from celosia.driver.explore.pareto import knee

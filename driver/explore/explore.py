@@ -17,9 +17,9 @@ from celosia.compiler.graph.errors import ModelError
 from celosia.compiler.superoptimise.budget import BudgetError
 from celosia.compiler.superoptimise.budget import seconds as seconds_of
 from celosia.compiler.superoptimise.state import SearchState
-from celosia.compiler.tune.choices import DEADLINE
-from celosia.compiler.tune.measure import CostSource
-from celosia.compiler.tune.pool import Fleet
+from celosia.compiler.tune.device_pool import Fleet
+from celosia.compiler.tune.layer_trial import CostSource
+from celosia.compiler.tune.tuner_options import DEADLINE
 from celosia.driver.choices import ALSO, DEFAULT_OBJECTIVES, OBJECTIVES, WAYS
 from celosia.driver.explore import confirm
 from celosia.driver.explore import exploration_result as result

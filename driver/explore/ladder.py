@@ -17,8 +17,8 @@ import numpy as np
 from celosia.bitstreams import area
 from celosia.bitstreams.synthesis import RESOURCES
 from celosia.compiler.tune.cost_model import ridge
-from celosia.compiler.tune.measure import Status, TrialResult
-from celosia.compiler.tune.pool import Fleet
+from celosia.compiler.tune.device_pool import Fleet
+from celosia.compiler.tune.layer_trial import Status, TrialResult
 from celosia.driver.explore.configs import ConfigSpace
 from celosia.driver.explore.objectives import objectives, power_drawn
 from celosia.driver.explore.pareto import Floats

@@ -17,9 +17,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from celosia.compiler.program.files import OutputError, write_text
-from celosia.compiler.program.saved import make
-from celosia.compiler.tune.measure import VERSION
+from celosia.compiler.program.safe_files import OutputError, write_text
+from celosia.compiler.program.saved import from_plain
+from celosia.compiler.tune.layer_trial import VERSION
 from celosia.compiler.tune.records import append, sealed, unsealed
 from celosia.driver.explore.resource_use import Resources
 from celosia.driver.explore.subject import Cost, ExploredModel
@@ -105,7 +105,7 @@ class Point:
         if cfg.digest != row["digest"] or row["rung"] not in RUNGS:
             raise ValueError("it is of another version")
         fields = {name: value for name, value in row.items() if name not in ("digest", "set", "area")}
-        point: Point = make(Point, fields, cfg=cfg, area=_parse_area(row["area"]))
+        point: Point = from_plain(Point, fields, cfg=cfg, area=_parse_area(row["area"]))
         if point.failure is not None and point.failure.kind not in FAILURES:
             raise ValueError(f"there is no failure {point.failure.kind!r}")
         costs = [rewriting.cost for rewriting in point.rewritten.values() if rewriting.cost is not None]

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import onnx
 
-from celosia.compiler.program.files import replacing
+from celosia.compiler.program.safe_files import replacing
 from celosia.compiler.superoptimise.optimise import graph_of, with_shapes
 from celosia.compiler.superoptimise.state import SearchState
-from celosia.compiler.tune.measure import Status
-from celosia.compiler.tune.pool import Fleet
+from celosia.compiler.tune.device_pool import Fleet
+from celosia.compiler.tune.layer_trial import Status
 from celosia.driver.explore.explorer import Explorer
 from celosia.driver.explore.ladder import Ladder
 from celosia.driver.explore.records import ExploreError, Point, Rewriting

@@ -27,8 +27,8 @@ from celosia.compiler.tensorize.decide import workloads
 from celosia.compiler.tensorize.define import define
 from celosia.compiler.tensorize.plan import Planner
 from celosia.compiler.tensorize.space import Workload
-from celosia.compiler.tune.bound import network_bound
-from celosia.compiler.tune.measure import CostSource, Status, TrialResult
+from celosia.compiler.tune.cycle_bounds import network_bound
+from celosia.compiler.tune.layer_trial import CostSource, Status, TrialResult
 from celosia.compiler.tune.network import TuningDecisions
 from celosia.compiler.tune.records import Records
 from celosia.compiler.tune.shipped import shipped
@@ -174,7 +174,7 @@ class Ask:
     memory: MemoryModel | str
 
     @property
-    def alike(self) -> str:
+    def group(self) -> str:
         """Key of jobs that share the loaded graph: the model."""
         return self.subject.digest
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from celosia.compiler.compile import compile as compile_model
 from celosia.compiler.options import Options, Source
 from celosia.compiler.program import CpuStep, Program
-from celosia.compiler.program.files import OutputError, make_folder, replacing, require_folder
+from celosia.compiler.program.safe_files import OutputError, make_folder, replacing, require_folder
 from celosia.driver.export import c_header as hardware
 from celosia.driver.export.build_files import HOSTED, MARK, TOOLCHAIN, cmake, main_program, makefile, toolchain
 from celosia.driver.export.memory_map import NotExportable, assign_places

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from celosia.compiler.target import GLIBC, TARGETS, Target, TargetError
+from celosia.compiler.target import MIN_GLIBC, TARGETS, Target, TargetError
 from celosia.driver.choices import EXPORT_TARGETS
 from celosia.hw.spec.config import did_you_mean
 
@@ -30,7 +30,7 @@ _ALL = (
             16, 16, frozenset(("sse2",)), "x86_64", "x86_64-unknown-linux-gnu", "x86-64"
         ),
         (),
-        ("-target", f"x86_64-linux-gnu.{GLIBC}"),
+        ("-target", f"x86_64-linux-gnu.{MIN_GLIBC}"),
     ),
     ExportTarget("armv7-linux", _ARMV7, _NEON, _ARMV7.zig),
     ExportTarget("aarch64-linux", _AARCH64, (), _AARCH64.zig),

@@ -8,7 +8,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from celosia.compiler.program.files import reading
+from celosia.compiler.program.safe_files import reading
 from celosia.compiler.superoptimise.derivation import (
     checked,
     derivation_in,

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from celosia.compiler.program.files import reading
+from celosia.compiler.program.safe_files import reading
 from celosia.driver.pages.names import MARKS, NAME, NAMES, UNITS, ReportError, key_of, resource_cell, short
 from celosia.driver.pages.page import Page, Section, require_bokeh
 from celosia.plain import from_json

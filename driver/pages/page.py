@@ -11,7 +11,7 @@ from pathlib import Path
 from string import Template
 from typing import TYPE_CHECKING, Any
 
-from celosia.compiler.program.files import write_text
+from celosia.compiler.program.safe_files import write_text
 from celosia.driver.host.oracle import MissingLibrary
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from celosia.compiler.program import LayerInfo, PartInfo, Program
-from celosia.compiler.program.files import reading
+from celosia.compiler.program.safe_files import reading
 from celosia.driver.pages.activity import Activity, activity
 from celosia.driver.pages.graph import DrawnNode, drawing, nodes, nodes_of_report
 from celosia.driver.pages.names import NAME, ReportError, key_of, short

@@ -24,7 +24,7 @@ from celosia.compiler.graph.normalise import as_onnxruntime_has_it, for_checker,
 from celosia.compiler.graph.quantized import PER_CHANNEL_OPSET
 from celosia.compiler.graph.validation import validation_error
 from celosia.compiler.program import InputError
-from celosia.compiler.program.files import OutputError, check_writable, replacing
+from celosia.compiler.program.safe_files import OutputError, check_writable, replacing
 from celosia.driver.choices import ACTIVATIONS, METHODS, OPERATORS, WEIGHTS, parse_alpha
 from celosia.driver.data.calibration import Input, Samples, open_samples
 from celosia.driver.data.images import Pixels

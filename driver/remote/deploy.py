@@ -20,8 +20,8 @@ import numpy as np
 
 from celosia.compiler.program import Program, ProgramError, TensorInfo
 from celosia.compiler.program.dtypes import numpy_dtype
-from celosia.compiler.program.files import reading
-from celosia.compiler.program.host.op import clipped
+from celosia.compiler.program.host.op import clip_sentence
+from celosia.compiler.program.safe_files import reading
 from celosia.driver.remote import bootstrap
 from celosia.driver.remote.bootstrap import MARK
 from celosia.driver.remote.channel import CommandChannel, Silence
@@ -174,7 +174,7 @@ class Remote:
             command, [text, json.dumps(request).encode() + b"\n", *(data or [])], lambda out: unpack(out)[0]
         )
         if "error" in answer:
-            reason = clipped(printable(str(answer["error"])))
+            reason = clip_sentence(printable(str(answer["error"])))
             raise SshError(f"{self.connection.name}: {self.folder} cannot be written: {reason}")
         return answer
 
@@ -245,7 +245,7 @@ def check_board_facts(fields: Any) -> RemoteBoard:
     """Check and return the facts that a board reports. AnswerError."""
     board: RemoteBoard = check_json(RemoteBoard, fields, "the board")
     facts = {name: getattr(board, name) for name in TEXTS}
-    texts: dict[str, Any] = {name: clipped(printable(text)) for name, text in facts.items() if text is not None}
+    texts: dict[str, Any] = {name: clip_sentence(printable(text)) for name, text in facts.items() if text is not None}
     if board.free < 0 or len(board.python) != 3:
         raise AnswerError(f"it has {board.free} bytes of disk, and Python {abbreviate(board.python)}")
     return replace(board, **texts)

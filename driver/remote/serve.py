@@ -26,8 +26,8 @@ from typing import IO, Any, Protocol
 import numpy as np
 
 from celosia.compiler.program import InputError, Program, ProgramError
-from celosia.compiler.program.host.op import HostError, clipped, memory_bytes
-from celosia.compiler.program.saved import array_bytes, load_array, make
+from celosia.compiler.program.host.op import HostError, clip_sentence, memory_bytes
+from celosia.compiler.program.saved import array_bytes, from_plain, load_array
 from celosia.driver.board import flash
 from celosia.driver.board.board_device import BoardDevice
 from celosia.driver.remote.bootstrap import MARK
@@ -135,13 +135,13 @@ def raise_answer_errors(part_name: str) -> Iterator[None]:
     except AnswerError:
         raise
     except Exception as error:
-        raise AnswerError(f"{part_name} cannot be read: {clipped(f'{type(error).__name__} {error}')}") from None
+        raise AnswerError(f"{part_name} cannot be read: {clip_sentence(f'{type(error).__name__} {error}')}") from None
 
 
 def check_json(kind: Any, value: Any, label: str) -> Any:
-    """Check that a JSON value has the type `kind`, see `make`. AnswerError."""
+    """Check that a JSON value has the type `kind`, see `from_plain`. AnswerError."""
     with raise_answer_errors(label):
-        return make(kind, value, label)
+        return from_plain(kind, value, label)
 
 
 def as_table(value: Any, label: str) -> dict[str, Any]:
@@ -172,7 +172,7 @@ def raise_error(head: dict[str, Any], kind: type[Exception]) -> None:
     """Raise the error that a message holds, if it does: a `kind` where this side does not know it. AnswerError."""
     if "error" in head:
         name, text = (check_json(str, head.get(field), field) for field in ("kind", "error"))
-        raise ERRORS.get(name, kind)(clipped(printable(text)))
+        raise ERRORS.get(name, kind)(clip_sentence(printable(text)))
 
 
 def parse_memory(head: dict[str, Any]) -> str | None:

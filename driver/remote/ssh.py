@@ -11,7 +11,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from celosia import tools
-from celosia.compiler.program.host.op import clipped
+from celosia.compiler.program.host.op import clip_sentence
 from celosia.driver.remote.channel import CommandChannel
 from celosia.plain import Sentence, printable
 from celosia.sim.devices import SSH_PREFIX
@@ -81,7 +81,7 @@ class Connection:
     def unclear_error(self, reason: object) -> SshError:
         """Error for an unreadable answer. reason: what is wrong with it."""
         return SshError(
-            f"{self.name} gave an answer that is none ({clipped(printable(str(reason)))}); check that "
+            f"{self.name} gave an answer that is none ({clip_sentence(printable(str(reason)))}); check that "
             f"`ssh {self.name}` leads to the right machine, and try again"
         )
 
@@ -118,7 +118,7 @@ def _read_text(path: Path) -> str:
 
 def _last_line(text: str) -> str:
     """Last line of some output, as a message shows it."""
-    return clipped(printable(text.splitlines()[-1].strip())) if text else ""
+    return clip_sentence(printable(text.splitlines()[-1].strip())) if text else ""
 
 
 @contextmanager

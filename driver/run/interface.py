@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from numpy.typing import NDArray
 
 from celosia.compiler.program import InputError, Program
-from celosia.compiler.program.host.threads import default_threads, thread_count
+from celosia.compiler.program.host.threads import check_thread_count, default_threads
 from celosia.driver.run.open_device import Devices, devices_of
 from celosia.driver.run.run_result import Result
 from celosia.driver.run.stream import LANES, MAX_LANES, Futures, Results, Sample
@@ -23,7 +23,7 @@ class RuntimeBase:
     number of threads."""
 
     def __init__(self, device: Devices, threads: int | None) -> None:
-        self.threads = default_threads() if threads is None else thread_count(threads)
+        self.threads = default_threads() if threads is None else check_thread_count(threads)
         self._devices = devices_of(device)
         self._where = ", ".join(
             device if isinstance(device, str) else type(device).__name__ for device in self._devices

@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 
 from celosia.compiler.program import InputError, Program, ProgramError, TensorInfo
 from celosia.compiler.program.dtypes import itemsize, numpy_dtype
-from celosia.compiler.program.files import reading
-from celosia.compiler.program.host.compiler import links_kernels
 from celosia.compiler.program.host.kernel import CompiledKernel, host, load_library
+from celosia.compiler.program.host.kernel_compiler import kernel_linker
 from celosia.compiler.program.host.op import HostError, check_size
+from celosia.compiler.program.safe_files import reading
 
 
 def with_kernels(program: Program) -> Program:
@@ -65,7 +65,7 @@ def require_memory(program: Program, threads: int) -> None:
 
 def _compile_kernels(program: Program) -> list[CompiledKernel]:
     """Compile the loops of the Program's kernels for this machine."""
-    llvm = links_kernels()
+    llvm = kernel_linker()
     if llvm is None:
         raise ProgramError(
             "the program's kernels are compiled where they run, and here is no LLVM: install llvmlite, or compile the "

@@ -22,12 +22,12 @@ from celosia.compiler.program import (
     Step,
     Unpack,
 )
-from celosia.compiler.program.activations import unpack_activation
+from celosia.compiler.program.activation_packing import unpack_activation
 from celosia.compiler.program.dtypes import numpy_dtype
 from celosia.compiler.program.host.execute import execute
-from celosia.compiler.program.host.kernel import fresh
+from celosia.compiler.program.host.kernel import new_output
 from celosia.compiler.program.host.op import HostOp, bodies
-from celosia.compiler.program.host.team import Stamps
+from celosia.compiler.program.host.thread_team import Stamps
 from celosia.driver.run.interface import RuntimeBase
 from celosia.driver.run.open_device import Devices, open_device, require_device
 from celosia.driver.run.prepare import (
@@ -288,7 +288,9 @@ class ProgramRuntime(RuntimeBase):
                 kept_tensors |= {name: _copy_if_array(values[name]) for name in _written_tensors(step) if keep(name)}
         if self._launches:
             self._resident.end([pack for launch in self.program.launches for pack in launch.pack])
-        returned = {name: values[name] if fresh else _copy_if_array(values[name]) for name, fresh in self._returned}
+        returned = {
+            name: values[name] if new_output else _copy_if_array(values[name]) for name, new_output in self._returned
+        }
         outputs = {name: returned[name] for name in self._outputs} if self.program.kept else returned
         if kept_tensors:
             outputs = outputs | {name: value for name, value in kept_tensors.items() if name not in outputs}
@@ -406,7 +408,7 @@ class ProgramRuntime(RuntimeBase):
             return
         kernel = self.program.kernels[step.kernel]
         outputs = [
-            arena[name] if name in arena else fresh(numpy_dtype(dtype), shape)
+            arena[name] if name in arena else new_output(numpy_dtype(dtype), shape)
             for name, (dtype, shape) in zip(step.outputs, kernel.outputs)
         ]
         kernel.run([values[name] for name in step.inputs if name], outputs, self.threads)

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from celosia.compiler.program import CpuStep, Program, ProgramError
 from celosia.compiler.program.dtypes import numpy_dtype
-from celosia.compiler.program.host.kernel import address_of, fresh
-from celosia.compiler.program.host.team import Calls, Stamps, team
+from celosia.compiler.program.host.kernel import address_of, new_output
+from celosia.compiler.program.host.thread_team import CallList, Stamps, team
 
 Array = NDArray[Any]
 Kind = tuple[np.dtype[Any], tuple[int, ...]]
@@ -31,7 +31,7 @@ class Segment:
         address = -(-workspace.ctypes.data // 64) * 64
         calls = [kernel.call([fixed.get(name) for name in names], address) for kernel, names in zip(kernels, tensors)]
         self.held = fixed, workspace
-        self.calls = Calls(calls, team(kernels[0].library), threads)
+        self.calls = CallList(calls, team(kernels[0].library), threads)
         kinds: dict[str, Kind] = {}
         places: dict[str, list[int]] = {}
         for kernel, names, start in zip(kernels, tensors, self.calls.starts):
@@ -66,7 +66,7 @@ class Segment:
             for place in places:
                 arguments[place] = address_of(array)
         for name, dtype, shape, places in self.made:
-            values[name] = array = fresh(dtype, shape)
+            values[name] = array = new_output(dtype, shape)
             address = address_of(array)
             for place in places:
                 arguments[place] = address

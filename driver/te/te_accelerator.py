@@ -130,9 +130,9 @@ class DeclaredIntrinsic(TensorIntrinsic):
                 reasons += [str(error)] if instruction.reduces == self.reduces else []
         raise TileMismatch("; ".join(reasons[:2]))
 
-    def broken(self, args: Args, scope: Callable[[Node], str]) -> str | None:
+    def argument_error(self, args: Args, scope: Callable[[Node], str]) -> str | None:
         """See loops.Declared; its tiles may lie anywhere."""
-        return super().broken(args, lambda _: ANYWHERE)
+        return super().argument_error(args, lambda _: ANYWHERE)
 
 
 def decl_tensor_intrin(op: TensorExpr, fcompute: Callable[[Any, Any], Any], name: str | None = None) -> Declared:

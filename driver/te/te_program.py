@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from celosia.compiler.cpu.llvm import compile_function
-from celosia.compiler.expr.guard import guarded
+from celosia.compiler.expr.clamp_indices import clamp_accesses
 from celosia.compiler.expr.loops import Function
 from celosia.compiler.expr.lower import lower as lower_loops
 from celosia.compiler.expr.nodes import Var
@@ -102,7 +102,7 @@ class BuiltKernel:
             if self.environment is not None:
                 self._compiled[key] = render(self.environment.cfg, function)
             else:
-                self._compiled[key] = compile_function(guarded(interleave(function).expanded()))
+                self._compiled[key] = compile_function(clamp_accesses(interleave(function).expanded()))
         return self._compiled[key]
 
     def __call__(self, *arguments: Array | int) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial, reduce
 
-from celosia.compiler.expr.functions import ARITY
+from celosia.compiler.expr.math_functions import ARITY
 from celosia.compiler.expr.nodes import Expr, Value, binary, call, wrap
 
 

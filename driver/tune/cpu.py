@@ -13,16 +13,16 @@ import onnx
 
 from celosia.compiler.compile import compile as compile_model
 from celosia.compiler.cpu.llvm import compile_function
-from celosia.compiler.cpu.schedule.chosen import Choices, KernelWorkload, choosing
+from celosia.compiler.cpu.schedule.kernel_schedules import KernelSchedules, KernelWorkload, using_schedules
 from celosia.compiler.expr import Tensor
 from celosia.compiler.expr.trace import Trace
 from celosia.compiler.graph.dimensions import Shapes
 from celosia.compiler.program import Program
 from celosia.compiler.program.host.kernel import CompiledKernel
-from celosia.compiler.tune.choices import DEADLINE
-from celosia.compiler.tune.kernels.tuner import KernelState, KernelTuner
-from celosia.compiler.tune.pool import Fleet
+from celosia.compiler.tune.device_pool import Fleet
+from celosia.compiler.tune.kernels.kernel_tuner import KernelState, KernelTuner
 from celosia.compiler.tune.records import Records
+from celosia.compiler.tune.tuner_options import DEADLINE
 from celosia.driver.choices import KERNEL_TRIALS
 from celosia.driver.tune.tune import Tuning, deadline_of_budget, open_records
 from celosia.hw.spec.config import Config
@@ -59,20 +59,22 @@ def tune_cpu(
     """
     kernel_records, started, until = open_records(records), time.perf_counter(), deadline_of_budget(budget)
 
-    def compiled(choices: Choices) -> Program:
-        with choosing(choices):
+    def compiled(choices: KernelSchedules) -> Program:
+        with using_schedules(choices):
             return compile_model(
                 source, config, progress, check=check, shapes=shapes, accelerator=accelerator, records=None
             )
 
-    met = Choices()
+    met = KernelSchedules()
     compiled(met)
     if progress is not None:
         progress("tuning")
     state, traces = _tune_kernels(
-        kernel_records, met.met.values(), trials, jobs, search, learner, seed, deadline, fleet, told, until
+        kernel_records, met.workloads.values(), trials, jobs, search, learner, seed, deadline, fleet, told, until
     )
-    return Tuning(compiled(Choices(traces)), _tuning_report(state, kernel_records, time.perf_counter() - started))
+    return Tuning(
+        compiled(KernelSchedules(traces)), _tuning_report(state, kernel_records, time.perf_counter() - started)
+    )
 
 
 def tune_kernel(
@@ -96,8 +98,8 @@ def tune_kernel(
     _, traces = _tune_kernels(
         open_records(records), [(workload, 1)], trials, jobs, search, learner, seed, deadline, fleet, told
     )
-    trace = traces.get(workload.name, workload.own())
-    return compile_function(workload.loops(workload.scheduled(trace))), trace
+    trace = traces.get(workload.name, workload.default_trace())
+    return compile_function(workload.loops(workload.apply(trace))), trace
 
 
 def _tune_kernels(
@@ -117,7 +119,7 @@ def _tuning_report(state: KernelState, records: Records, seconds: float) -> dict
     kernels = [
         {
             "kernel": s.workload.name, "count": s.count, "trials": s.trials, "own": s.usual, "tuned": s.final,
-            "trace": "" if s.taken is None else str(s.taken.trace),
+            "trace": "" if s.chosen is None else str(s.chosen.trace),
         }
         for s in state.subjects
     ]  # fmt: skip

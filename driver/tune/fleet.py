@@ -19,10 +19,10 @@ from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
-from celosia.compiler.tune.choices import DEADLINE
-from celosia.compiler.tune.measure import CostSource, LayerJob, Status, TrialResult, measure
-from celosia.compiler.tune.pool import MODULE, Executed, Fleet, Measurer, WorkerProcess
-from celosia.compiler.tune.pool import Job as AnyJob
+from celosia.compiler.tune.device_pool import WORKER_ARGUMENTS, ExecutorWorker, Fleet, Measurer, WorkerProcess
+from celosia.compiler.tune.device_pool import Job as AnyJob
+from celosia.compiler.tune.layer_trial import CostSource, LayerJob, Status, TrialResult, measure
+from celosia.compiler.tune.tuner_options import DEADLINE
 from celosia.compiler.tune.worker_process import main as serve
 from celosia.driver.host.oracle import MissingLibrary
 from celosia.driver.remote.deploy import Remote
@@ -55,7 +55,7 @@ def open_fleet(
     a board, as `celosia run` takes them.
     """
     resource = resource_of(judge)
-    module = board_worker_command(judge.device, sudo, base) if judge.board else MODULE
+    module = board_worker_command(judge.device, sudo, base) if judge.board else WORKER_ARGUMENTS
     if pool is not None:
         return _open_dask_fleet(judge, pool, module, deadline)
     if judge.board:
@@ -137,7 +137,7 @@ def _open_dask_fleet(judge: CostSource, pool: str, module: Sequence[str], deadli
         for number in range(count):
             executor = client.get_executor(workers=[address], pure=False, **requirement)
             name = f"worker {worker['name']}" + (f", {number + 1} of {count}" if count > 1 else "")
-            places.append(Executed(name, executor, module, partial(_is_connected, client, address)))
+            places.append(ExecutorWorker(name, executor, module, partial(_is_connected, client, address)))
     if not places:
         client.close()
         option = "" if resource is None else f" --resources {resource}=1"

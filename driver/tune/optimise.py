@@ -28,7 +28,7 @@ from celosia.driver.host.oracle import open_model, require_onnxruntime
 from celosia.hw.spec.config import Config
 
 if TYPE_CHECKING:
-    from celosia.compiler.tune.pool import Fleet
+    from celosia.compiler.tune.device_pool import Fleet
 
 
 def optimise(
@@ -72,7 +72,7 @@ def optimise(
     Raises BudgetError, ModelError, ConfigError, RuleError, RecordsError, OracleError for a model that onnxruntime does
     not run, PoolError, and MissingLibrary where onnxruntime is not installed.
     """
-    from celosia.compiler.tune.kernels.trial import processor
+    from celosia.compiler.tune.kernels.kernel_trial import processor
     from celosia.driver.tune.weighing import weigh_with_fleet
 
     _check_arguments(accelerator, bool(jobs or pool or fleet))
@@ -106,8 +106,8 @@ def _open_measuring_fleet(
     search. `fleet` stays open."""
     if fleet is not None or not (trials or jobs or pool):
         return nullcontext(fleet)
-    from celosia.compiler.tune.choices import DEADLINE
-    from celosia.compiler.tune.measure import CostSource
+    from celosia.compiler.tune.layer_trial import CostSource
+    from celosia.compiler.tune.tuner_options import DEADLINE
     from celosia.driver.tune.fleet import open_fleet
     from celosia.driver.tune.weighing import STEP_SECONDS
     from celosia.hw.boards.boards import memory_model, memory_model_text

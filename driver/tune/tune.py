@@ -18,11 +18,11 @@ from celosia.compiler.graph.dimensions import Shapes
 from celosia.compiler.graph.errors import ModelError
 from celosia.compiler.program import Program
 from celosia.compiler.superoptimise.budget import seconds as seconds_of
-from celosia.compiler.tune.choices import DEADLINE
-from celosia.compiler.tune.measure import CostSource
-from celosia.compiler.tune.pool import Fleet
+from celosia.compiler.tune.device_pool import Fleet
+from celosia.compiler.tune.layer_trial import CostSource
+from celosia.compiler.tune.network_tuner import NetworkState, Tuner
 from celosia.compiler.tune.records import Records
-from celosia.compiler.tune.tuner import NetworkState, Tuner
+from celosia.compiler.tune.tuner_options import DEADLINE
 from celosia.driver.choices import TRIALS
 from celosia.driver.tune.fleet import open_fleet
 from celosia.hw.boards.boards import memory_model, memory_model_text

@@ -18,8 +18,8 @@ import onnx
 from celosia.compiler.graph.errors import ModelError
 from celosia.compiler.pricing import price
 from celosia.compiler.superoptimise.price import INFEASIBLE, UNMEASURED, Awaited, Price, Pricing
-from celosia.compiler.tune.measure import VERSION, Status, TrialResult, other_version
-from celosia.compiler.tune.pool import Fleet, JobLine
+from celosia.compiler.tune.device_pool import Fleet, JobLine
+from celosia.compiler.tune.layer_trial import VERSION, Status, TrialResult, other_version
 from celosia.hw.spec.config import Config
 from celosia.plain import from_json
 
@@ -37,7 +37,7 @@ class PartJob:
     """Version of the asking Celosia."""
 
     @property
-    def alike(self) -> str:
+    def group(self) -> str:
         """Key of jobs that share caches: the Config, whose chains of layers are remembered."""
         return self.cfg.digest
 
@@ -74,7 +74,7 @@ def weigh_with_fleet(fleet: Fleet | None, cfg: Config, costs: Pricing, stays: bo
     if fleet is None:
         yield costs
         return
-    line = fleet.line()
+    line = fleet.open_line()
 
     def begin(part: onnx.ModelProto) -> Awaited:
         return _Answer(line, line.submit(PartJob(part.SerializeToString(), cfg)))

@@ -8,7 +8,7 @@ import onnx
 import pytest
 from benchmarks import tune_cpu
 
-from celosia.compiler.tune.pool import Fleet
+from celosia.compiler.tune.device_pool import Fleet
 from celosia.driver.host.oracle import open_session
 
 

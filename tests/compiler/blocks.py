@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from celosia.compiler.layer import Activation, Epilogue, Gemm, Layer, Residual, Storage, Window
-from celosia.compiler.program.activations import pack_activation, unpack_activation
+from celosia.compiler.program.activation_packing import pack_activation, unpack_activation
 from celosia.compiler.tensorize import pack
 from celosia.compiler.tensorize.constants import Constants
 from celosia.compiler.vthread.emit import encode

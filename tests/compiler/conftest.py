@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from celosia.compiler.cpu.llvm import compile as llvm
+from celosia.compiler.cpu.llvm import compile_loops as llvm
 from celosia.compiler.cpu.llvm.codegen import Rendered
 from celosia.compiler.expr import Function, verify
 

@@ -18,7 +18,7 @@ import celosia
 from celosia.compiler.cpu.parse import parse
 from celosia.compiler.graph.errors import ModelError
 from celosia.compiler.program.host.execute import execute
-from celosia.compiler.program.host.sizes import broadcast, taken
+from celosia.compiler.program.host.shape_rules import broadcast, slice_positions
 from celosia.driver.runtime import Runtime
 
 Array = NDArray[Any]
@@ -179,7 +179,7 @@ def test_what_a_slice_takes_is_numpys_inside_of_the_axis() -> None:
         for step in (-3, -1, 1, 2):
             for start in range(-n, n + 3):
                 for end in range(-n - 3, n + 3):
-                    assert list(taken(n, start, end, step)) == list(range(n)[start:end:step])
+                    assert list(slice_positions(n, start, end, step)) == list(range(n)[start:end:step])
 
 
 def test_sizes_broadcast_as_numpys_do() -> None:

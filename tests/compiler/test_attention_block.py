@@ -19,8 +19,8 @@ from celosia.compiler.numerics import fold_scale, softmax_powers
 from celosia.compiler.tensorize.decide import FixedSchedule
 from celosia.compiler.tensorize.plan import Planner
 from celosia.compiler.tensorize.space import candidates, why_not
-from celosia.compiler.tune.measure import in_a_row
-from celosia.compiler.tune.reference import meaning as reference
+from celosia.compiler.tune.layer_reference import meaning as reference
+from celosia.compiler.tune.layer_trial import run_twice
 from celosia.compiler.vthread.verify import VerifyError
 from celosia.hw.spec.config import PRESETS, Config
 from celosia.hw.spec.isa import Buffer, Destination, Opcode
@@ -154,7 +154,7 @@ def test_why_it_is_none() -> None:
 
 def test_the_tuner_measures_it_with_other_constants() -> None:
     b = Builder(Network(replace(CONFIGS["softmax"], forward=True)), None, np.random.default_rng(1))  # type: ignore[arg-type]
-    again = in_a_row(block := attention(b, 2, 6, 2, 1, 1))[1]
+    again = run_twice(block := attention(b, 2, 6, 2, 1, 1))[1]
     (one,), (other,) = (Planner(b.cfg).definitions(layer) for layer in (block, again))
     assert one.signature == other.signature and again.is_block
     for own, turned in zip(block.layers[::2], again.layers[::2]):

@@ -19,10 +19,10 @@ from celosia.compiler import expr as T
 from celosia.compiler.cpu.function import compile_op
 from celosia.compiler.cpu.llvm import compile_function, dot, link_library
 from celosia.compiler.cpu.schedule import schedule
-from celosia.compiler.expr.functions import ONES
+from celosia.compiler.expr.math_functions import ONES
 from celosia.compiler.ops import bit_serial
-from celosia.compiler.program.levels import BitLevels
-from celosia.compiler.target import TARGETS, TILES, Target, compiling_for
+from celosia.compiler.program.bit_levels import BitLevels
+from celosia.compiler.target import AMX_FEATURES, TARGETS, Target, compiling_for
 from celosia.driver.runtime import Runtime
 
 from .narrow_models import F32, Array, Sketch, by_onnxruntime, limits, weights
@@ -260,7 +260,7 @@ def test_levels_are_found_behind_what_moves_them(always: None) -> None:
         ("avx2", 2, 2, True),
         ("neon", 2, 2, True),
         ("neon fp-armv8 i8mm", 2, 2, False),
-        (" ".join(sorted(TILES | {"avx512vnni", "avx512bitalg"})), 1, 1, False),
+        (" ".join(sorted(AMX_FEATURES | {"avx512vnni", "avx512bitalg"})), 1, 1, False),
     ],
 )
 def test_what_pays_depends_on_the_processor(features: str, x: int, w: int, by_bits: bool) -> None:

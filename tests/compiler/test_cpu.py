@@ -14,10 +14,10 @@ from thorough import paired
 
 from celosia.compiler import expr as T
 from celosia.compiler.cpu.function import CpuFunction, compile_op, run
-from celosia.compiler.cpu.llvm import compile as llvm
 from celosia.compiler.cpu.llvm import compile_function
+from celosia.compiler.cpu.llvm import compile_loops as llvm
 from celosia.compiler.cpu.schedule import schedule
-from celosia.compiler.cpu.schedule.group import group, saved_traffic
+from celosia.compiler.cpu.schedule.operator_fusion import fuse_nodes, saved_traffic
 from celosia.compiler.ops import Unsupported
 from celosia.compiler.ops.node import CpuNode, InputType
 from celosia.compiler.program.host.kernel import CompiledKernel, address_of
@@ -453,7 +453,7 @@ def test_the_cache_is_used_and_damaged_entries_are_made_again(tmp_path: Path, mo
 def test_what_fuses() -> None:
     def fused(*ops: str) -> list[list[str]]:
         nodes = [CpuNode(op, (f"t{i}",), (f"t{i + 1}",)) for i, op in enumerate(ops)]
-        return [[n.op for n in members] for members in group(nodes, [f"t{len(ops)}"])]
+        return [[n.op for n in members] for members in fuse_nodes(nodes, [f"t{len(ops)}"])]
 
     assert fused("Relu", "Neg", "ReduceSum", "Exp") == [["Relu", "Neg", "ReduceSum", "Exp"]]
     assert fused("Conv", "Relu", "Conv") == [["Conv", "Relu"], ["Conv"]]
@@ -482,10 +482,10 @@ def test_groups_are_chains_with_one_heavy_operator() -> None:
         node("MatMul", "c v", "d"), node("Sigmoid", "d", "e"), node("Mul", "d e", "f"), node("Exp", "f", "g"),
         node("Neg", "f", "h"), node("Add", "g h", "i"),
     ]  # fmt: skip
-    got = [[n.op for n in members] for members in group(nodes, ["i", "c"])]
+    got = [[n.op for n in members] for members in fuse_nodes(nodes, ["i", "c"])]
     assert got == [["DequantizeLinear", "Conv", "Relu"], ["MatMul", "Sigmoid", "Mul", "Exp", "Neg", "Add"]]
     done = {"x", "s", "z", "w", "v"}
-    for members in group(nodes, ["i", "c"]):
+    for members in fuse_nodes(nodes, ["i", "c"]):
         for member in members:
             assert set(member.inputs) <= done
             done |= set(member.outputs)

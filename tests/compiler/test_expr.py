@@ -300,7 +300,7 @@ def test_alike_loops_alone() -> None:
     flat = T.For(i, 4, T.Store(y, (i,), T.Load(x, (i,)) + 1))
     nest = T.For(k, 4, T.For(j, 8, T.Store(z, (k, j), T.Load(y, (k,)))))
     assert len(merge([flat, nest])) == 1
-    assert merge([flat, nest], alike=True) == [flat, nest]
+    assert merge([flat, nest], same_depth=True) == [flat, nest]
 
 
 def test_padding_joins_the_window_that_reads_it() -> None:

@@ -15,16 +15,16 @@ import celosia
 from celosia.compiler import expr as T
 from celosia.compiler.cpu.function import CpuFunction, compile_op
 from celosia.compiler.cpu.llvm.codegen import render
-from celosia.compiler.cpu.llvm.numbers import of_numbers
-from celosia.compiler.cpu.schedule.following import following
+from celosia.compiler.cpu.llvm.nan_free_extremes import nan_free_extremes
+from celosia.compiler.cpu.schedule.block_prefetch import next_block_prefetches
 from celosia.compiler.expr import loops
 from celosia.compiler.expr.affine import flatten
-from celosia.compiler.expr.bounds import statements
 from celosia.compiler.expr.interpret import evaluate
 from celosia.compiler.expr.nodes import Load, Var
+from celosia.compiler.expr.regions import statements
 from celosia.compiler.expr.walk import walk
 from celosia.compiler.ops.node import CpuNode, input_type
-from celosia.compiler.program.host.kernel import aligned
+from celosia.compiler.program.host.kernel import align
 from celosia.compiler.target import compiling_for, this_processor
 from celosia.driver.host.oracle import open_session
 
@@ -53,11 +53,11 @@ def test_tiles_fetch_all_of_the_next_block_and_nothing_else() -> None:
     wide = replace(this_processor(), vector_bytes=64, registers=32, cache_bytes=1 << 17)  # tiles that divide the matrix
     with compiling_for(wide):
         function = product(64, 512, 512)
-        ((_, fetched),) = following(function.body).items()
+        ((_, fetched),) = next_block_prefetches(function.body).items()
         text = render(function).text
     assert "llvm.prefetch" in text and "i32 0, i32 2, i32 1" in text  # into the second cache
     inside = {s.var: s for s in statements(function.body) if isinstance(s, loops.For)}.values()
-    used = set(variables(fetched.place))
+    used = set(variables(fetched.element))
     block, *_ = path = [loop for loop in inside if loop.var in used and loop.extent > 1]
     sums = [s for s in statements(function.body) if isinstance(s, loops.Update)]
     (read,) = (n for n in walk(sums[0].value) if isinstance(n, Load) and n.tensor is fetched.tensor)
@@ -66,14 +66,14 @@ def test_tiles_fetch_all_of_the_next_block_and_nothing_else() -> None:
     blocks = [lines_of(place, around, block, at) for at in range(block.extent)]
     assert len(blocks) > 1 and len(blocks[0]) * 64 > 24 << 10
     for at in range(block.extent):
-        assert lines_of(fetched.place, path, block, at) == blocks[min(at + 1, block.extent - 1)]
+        assert lines_of(fetched.element, path, block, at) == blocks[min(at + 1, block.extent - 1)]
 
 
 def test_what_stays_in_the_cache_is_not_fetched_again() -> None:
     with compiling_for(replace(this_processor(), cache_bytes=1 << 24)):
-        assert not following(product(64, 512, 512).body)
+        assert not next_block_prefetches(product(64, 512, 512).body)
     with compiling_for(replace(this_processor(), cache_bytes=1 << 17)):
-        assert not following(product(1, 512, 512).body)  # each element is read once
+        assert not next_block_prefetches(product(1, 512, 512).body)  # each element is read once
 
 
 @pytest.mark.parametrize("n", [197, 176])
@@ -95,8 +95,8 @@ def test_large_constants_begin_with_a_line_of_the_cache() -> None:
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
     program = celosia.compile(model, accelerator=False, check=False)
     assert [array.ctypes.data % 64 for array in program.constants.values()] == [0]
-    assert aligned(weights) is not weights and np.array_equal(aligned(weights), weights)
-    assert aligned(small := weights[:1]) is small
+    assert align(weights) is not weights and np.array_equal(align(weights), weights)
+    assert align(small := weights[:1]) is small
 
 
 def softmax(shape: tuple[int, ...], axis: int, op: str = "Softmax", dtype: str = "float32") -> T.Function:
@@ -124,18 +124,18 @@ def test_a_maximum_of_numbers_changes_no_result(op: str, dtype: str, axis: int) 
     np.testing.assert_allclose(found, expected, rtol=1e-6)  # NaN in the same places
     assert np.isnan(found).any() and not np.isnan(found).all()
     function = softmax(x.shape, axis, op, dtype)
-    assert of_numbers(function.body) and "maximum" not in render(function).text
+    assert nan_free_extremes(function.body) and "maximum" not in render(function).text
 
 
 def test_a_maximum_that_may_be_nan_stays_one() -> None:
     x = T.placeholder((4, 64), "float32", "x")
     k = T.reduce_axis(64, "k")
     plain = T.compute((4,), lambda i: T.max(x[i, k], k), "plain")
-    assert not of_numbers(T.lower(plain).body)
+    assert not nan_free_extremes(T.lower(plain).body)
     number = T.compute((4,), lambda i: T.max(T.select(T.equal(x[i, k], x[i, k]), x[i, k], -np.inf), k), "number")
     other = T.compute((4,), lambda i: T.max(T.select(T.equal(x[i, k], x[0, k]), x[i, k], -np.inf), k), "other")
-    assert {t.name for t in of_numbers(T.lower(number).body)} == {"number.acc"}
-    assert not of_numbers(T.lower(other).body)  # it tells something else
+    assert {t.name for t in nan_free_extremes(T.lower(number).body)} == {"number.acc"}
+    assert not nan_free_extremes(T.lower(other).body)  # it tells something else
 
 
 def test_terms_are_made_beside_their_sum() -> None:

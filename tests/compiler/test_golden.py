@@ -24,7 +24,7 @@ import pytest
 
 import celosia
 from celosia.compiler.cpu import function
-from celosia.compiler.cpu.llvm.compile import compile_function
+from celosia.compiler.cpu.llvm.compile_loops import compile_function
 from celosia.compiler.expr.loops import Function
 from celosia.compiler.program import CpuStep, LaunchStep, Program
 from celosia.compiler.program.host.kernel import CompiledKernel

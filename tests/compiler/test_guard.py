@@ -1,4 +1,4 @@
-"""Loops of whoever: none leaves its tensors once `guarded`, and those of the compiler mean the same."""
+"""Loops of whoever: none leaves its tensors once `clamp_accesses`, and those of the compiler mean the same."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ import pytest
 from celosia.compiler import expr as T
 from celosia.compiler.cpu.function import compile_op
 from celosia.compiler.cpu.llvm import from_loops
-from celosia.compiler.expr.affine import in_range
-from celosia.compiler.expr.bounds import statements
-from celosia.compiler.expr.guard import guarded, iterations
+from celosia.compiler.expr.affine import is_in_bounds
+from celosia.compiler.expr.clamp_indices import clamp_accesses, iterations
 from celosia.compiler.expr.loops import Store, Update, exprs
 from celosia.compiler.expr.nodes import Load
+from celosia.compiler.expr.regions import statements
 from celosia.compiler.expr.verify import IRError
 from celosia.compiler.expr.walk import walk
 from celosia.compiler.program.host.kernel import CompiledKernel
@@ -60,10 +60,10 @@ def test_nothing_outside_is_touched(what: str, value: int) -> None:
     except IRError as error:
         assert error.rule == "an index stays inside its tensor"
         return
-    function = guarded(T.parse(text))
+    function = clamp_accesses(T.parse(text))
     loads = [e for s in statements(function.body) for each in exprs(s) for e in walk(each) if isinstance(e, Load)]
     stores = [Load(s.tensor, s.index) for s in statements(function.body) if isinstance(s, Store | Update)]
-    assert all(map(in_range, (*loads, *stores)))
+    assert all(map(is_in_bounds, (*loads, *stores)))
     written = "b[i]" in text
     for found, expected in zip(code(x), T.interpret(function, x), strict=True):
         assert not written or np.array_equal(found, expected)
@@ -155,7 +155,7 @@ def test_what_the_compiler_writes_means_the_same(op: str, monkeypatch: pytest.Mo
     own = compile_op(op, attrs, given, outputs=1)
     assert own.loops
     monkeypatch.setenv("CELOSIA_CACHE", str(tmp_path))
-    monkeypatch.setattr("celosia.compiler.cpu.llvm.compile._kernels", {})
+    monkeypatch.setattr("celosia.compiler.cpu.llvm.compile_loops._kernels", {})
     made = from_loops(replace(own, code=b"", host=""))
     assert made.code != b"" and made.name == "guarded"
     for mine, again in zip(own(*inputs), made(*inputs), strict=True):
@@ -221,4 +221,4 @@ def test_loops_changed_at_random(op: str) -> None:
 
 def test_what_is_certainly_inside_stays() -> None:
     text = HEAD + "  for i in 4:\n    b[i] = (a[(3 - i)] + a[(i % 2)])"
-    assert str(guarded(T.parse(text))).splitlines()[1:] == text.splitlines()[1:]
+    assert str(clamp_accesses(T.parse(text))).splitlines()[1:] == text.splitlines()[1:]

@@ -23,7 +23,7 @@ from celosia.compiler.cpu.function import CpuFunction, compile_op
 from celosia.compiler.cpu.llvm import compile_function, dot
 from celosia.compiler.ops.integer import quad
 from celosia.compiler.ops.node import CpuNode, InputType
-from celosia.compiler.target import TILES, compiling_for, this_processor
+from celosia.compiler.target import AMX_FEATURES, compiling_for, this_processor
 
 from ..oracle import opened
 
@@ -225,12 +225,12 @@ def test_large_products_are_computed_in_tiles_where_there_are_some() -> None:
     types = [(v.shape, v.dtype.name) for v in (x, w)]
     here = this_processor()
     kernels = {}
-    for target in (here, replace(here, features=here.features - TILES)):
+    for target in (here, replace(here, features=here.features - AMX_FEATURES)):
         with compiling_for(target):
-            kernels[target.tiles] = compile_op("MatMulInteger", {}, types)
+            kernels[target.has_amx] = compile_op("MatMulInteger", {}, types)
     for kernel in kernels.values():
         np.testing.assert_array_equal(kernel(x, w)[0], x.astype(np.int32) @ w.astype(np.int32))
-    if here.tiles:
+    if here.has_amx:
         assert kernels[True].code != kernels[False].code
     else:
         assert list(kernels) == [False]

@@ -12,11 +12,11 @@ from benchmarks import language
 import celosia.language as cl
 from celosia.compiler.cpu.llvm import compile_function
 from celosia.compiler.cpu.llvm.codegen import render
-from celosia.compiler.cpu.schedule import streamed as streaming
-from celosia.compiler.cpu.schedule.ahead import ahead
-from celosia.compiler.expr.bounds import statements
+from celosia.compiler.cpu.schedule import streaming_stores as streaming
+from celosia.compiler.cpu.schedule.iteration_prefetch import next_iteration_prefetches
 from celosia.compiler.expr.loops import For, Function, Store, Update, exprs
 from celosia.compiler.expr.nodes import Const, Load
+from celosia.compiler.expr.regions import statements
 from celosia.compiler.expr.walk import walk
 from celosia.compiler.language.cpu import CpuKernel
 from celosia.compiler.target import target
@@ -33,7 +33,7 @@ def floats(*shape: int) -> Any:
 @pytest.mark.parametrize("n", [300, 1000, 1024])
 def test_of_several_passes_the_last(n: int) -> None:
     function = lowered(language.softmax, (8,), floats(8, n), floats(8, n), n, 1024)
-    found = ahead(function.body)
+    found = next_iteration_prefetches(function.body)
     assert set(found.values()) == {n}
     written = [e for s in statements(function.body) if isinstance(s, Store) for e in exprs(s)]
     read = {id(node) for e in written for node in walk(e) if isinstance(node, Load)}
@@ -77,7 +77,7 @@ def ranked(x, y, z, N, BLOCK: cl.constexpr):  # type: ignore[no-untyped-def]
     ids=["one pass", "of all programs or written", "short", "long", "one program"],
 )
 def test_nothing_else(function: Function) -> None:
-    assert ahead(function.body) == {}
+    assert next_iteration_prefetches(function.body) == {}
 
 
 def added(n: int, block: int = 1024) -> Function:
@@ -85,13 +85,15 @@ def added(n: int, block: int = 1024) -> Function:
     return lowered(language.add, grid, floats(n), floats(n), floats(n), n, block)
 
 
-@pytest.mark.skipif(target().vector_bytes != streaming.LINE, reason="this processor has no vectors of 64 bytes")
+@pytest.mark.skipif(
+    target().vector_bytes != streaming.CACHE_LINE_BYTES, reason="this processor has no vectors of 64 bytes"
+)
 @pytest.mark.parametrize("skipped", [0, 1, 4, 16])
 def test_large_outputs_pass_by_the_caches_wherever_they_lie(monkeypatch: pytest.MonkeyPatch, skipped: int) -> None:
     monkeypatch.setattr(streaming, "MIN_STREAMED_BYTES", 1 << 16)
     n, rng = (1 << 16) + 5, np.random.default_rng(0)
     function = added(n)
-    assert streaming.streamed(function) == set(function.outputs)
+    assert streaming.streamed_outputs(function) == set(function.outputs)
     text = render(function).text
     assert "!nontemporal" in text and ("sfence" in text) == ("sse2" in target().features)
     whole = rng.random(n + 2 * skipped, np.float32)
@@ -105,9 +107,13 @@ def test_large_outputs_pass_by_the_caches_wherever_they_lie(monkeypatch: pytest.
 
 def test_other_outputs_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small ones, those that are read again, those of short rows, and those that lie in the place of an input."""
-    assert not streaming.streamed(added(1 << 16)) and "nontemporal" not in render(added(1 << 16)).text
+    assert not streaming.streamed_outputs(added(1 << 16)) and "nontemporal" not in render(added(1 << 16)).text
     monkeypatch.setattr(streaming, "MIN_STREAMED_BYTES", 1 << 16)
-    assert not streaming.streamed(lowered(language.softmax, (64,), floats(64, 1024), floats(64, 1024), 1024, 1024))
-    assert not streaming.streamed(lowered(language.layernorm, (999,), floats(999, 100), floats(100), floats(100),
-                                          floats(999, 100), 100, 1e-5, 128))  # fmt: skip
-    assert not streaming.streamed(replace(added(1 << 16), in_place=((0, 0),)))
+    assert not streaming.streamed_outputs(
+        lowered(language.softmax, (64,), floats(64, 1024), floats(64, 1024), 1024, 1024)
+    )
+    norm = lowered(
+        language.layernorm, (999,), floats(999, 100), floats(100), floats(100), floats(999, 100), 100, 1e-5, 128
+    )
+    assert not streaming.streamed_outputs(norm)
+    assert not streaming.streamed_outputs(replace(added(1 << 16), in_place=((0, 0),)))

@@ -16,12 +16,12 @@ import celosia
 from celosia.compiler import numerics
 from celosia.compiler.expr.interpret import interpret
 from celosia.compiler.layer import Activation, Epilogue, Layer, Norm, Requantise, TilingError, Window
-from celosia.compiler.selfcheck.check import SelfCheckError
+from celosia.compiler.selfcheck.check_launches import SelfCheckError
 from celosia.compiler.tensorize import pack
 from celosia.compiler.tensorize.define import define
 from celosia.compiler.tensorize.intrinsics import declared
 from celosia.compiler.tensorize.plan import Planner
-from celosia.compiler.tune.reference import meaning
+from celosia.compiler.tune.layer_reference import meaning
 from celosia.compiler.vthread.verify import VerifyError
 from celosia.driver.accuracy.compare import compare
 from celosia.hw.spec.config import PRESETS, Config

@@ -27,8 +27,8 @@ from celosia.compiler.ops.node import InputType
 from celosia.compiler.ops.types import TYPES
 from celosia.compiler.program.host.hostops import HOST, RANDOM, sized_function
 from celosia.compiler.program.host.op import DOMAINS, HostError, HostOp
-from celosia.compiler.selfcheck import operators
-from celosia.compiler.selfcheck.original import QUICK
+from celosia.compiler.selfcheck import operator_results
+from celosia.compiler.selfcheck.imported_model import QUICK
 
 from ..oracle import opened
 from .onnx_nodes import cases
@@ -382,8 +382,8 @@ def test_integer_operators(op: str, dtype: str, seed: int) -> None:
     varying = [(inputs[0].shape, dtype), *inputs[1:]]
     (by_kernel,) = compile_op(op, attributes, varying)(*inputs)
     node, model = node_of(op, inputs, attributes, by_kernel.shape)
-    given = operators.compute(node, [operators.codes(inputs[0])])
-    np.testing.assert_array_equal(given, operators.codes(by_kernel))
+    given = operator_results.compute(node, [operator_results.codes(inputs[0])])
+    np.testing.assert_array_equal(given, operator_results.codes(by_kernel))
     if bits == 7 or not any(x.dtype == np.int8 and x.ndim > 1 for x in inputs[1:]):
         (expected,) = opened(model).run(None, {"i0": inputs[0]})
         np.testing.assert_array_equal(by_kernel, expected)

@@ -28,7 +28,6 @@ from celosia.compiler.program.op_spec import (
     UnknownOperand,
     arrange,
     op_spec,
-    operators,
     parse_operands,
     quantised_form,
     quantised_forms,
@@ -43,7 +42,7 @@ TABLES = {
     "compiler/cpu/operators_doc.py": "which operators quantisers write, and which of them do not run yet",
     "compiler/graph/float16.py": "for which operators onnxruntime has kernels of float16",
     "compiler/graph/importer.py": "operators whose sizes depend on data",
-    "compiler/selfcheck/original.py": "the check shares nothing with what it checks",
+    "compiler/selfcheck/imported_model.py": "the check shares nothing with what it checks",
     "compiler/graph/propagation.py": "what onnxruntime exchanges with DequantizeLinear, which is not ours to decide",
     "compiler/graph/inference.py": "through which operators onnx's own inference follows lists of sizes",
     "compiler/graph/samples.py": "through which operators lists of sizes are followed, by what stands beside it",
@@ -79,10 +78,10 @@ def test_no_second_table_lists_operators() -> None:
         str(path.relative_to(ROOT)): lines
         for folder in FOLDERS
         for path in sorted((ROOT / folder).rglob("*.py"))
-        if (lines := list(tables(path.read_text(encoding="utf-8"), operators())))
+        if (lines := list(tables(path.read_text(encoding="utf-8"), all_operators())))
     }
     assert set(found) == set(TABLES), found
-    several = {"compiler/graph/float16.py": 2, "compiler/selfcheck/original.py": 2}
+    several = {"compiler/graph/float16.py": 2, "compiler/selfcheck/imported_model.py": 2}
     assert all(len(lines) == several.get(path, 1) for path, lines in found.items()), found
 
 
@@ -96,21 +95,21 @@ def test_no_second_table_lists_operators() -> None:
     ],
 )
 def test_a_planted_table_is_found(planted: str) -> None:
-    assert list(tables(planted, operators()))
+    assert list(tables(planted, all_operators()))
 
 
 def test_what_is_defined_by_operator_is_no_table() -> None:
-    assert not list(tables('RULES = {"Add": f, "Sub": f, "Mul": f, "Div": g(1)}', operators()))
-    assert not list(tables('@op("Add", "Sub", "Mul", "Div")\ndef f(node): ...', operators()))
+    assert not list(tables('RULES = {"Add": f, "Sub": f, "Mul": f, "Div": g(1)}', all_operators()))
+    assert not list(tables('@op("Add", "Sub", "Mul", "Div")\ndef f(node): ...', all_operators()))
 
 
 def test_every_operator_has_a_row() -> None:
     accepted = {*OPS, *sized_names(), *(op for _, op in HOST)}
-    assert accepted == operators()
+    assert accepted == all_operators()
     known = {*numerics.UNARY, *BUILDERS, *quantized.QUANTISABLE, *cost._COUNTS, *sample_rules.RULES, *identities.RULES}
-    assert known <= operators()
+    assert known <= all_operators()
     newest = {schema.name: schema for schema in onnx.defs.get_all_schemas() if schema.domain == ""}
-    itself = {name for name, schema in newest.items() if not schema.deprecated} - operators()
+    itself = {name for name, schema in newest.items() if not schema.deprecated} - all_operators()
     assert all(newest[name].has_function or newest[name].has_context_dependent_function for name in itself), itself
 
 
@@ -211,7 +210,7 @@ are. From ONNX's page of operators and onnxruntime's docs/ContribOperators.md.""
 
 def test_quantised_forms_are_those_of_float_operators() -> None:
     floats = {row[0] for row in QUANTISED.values()}
-    assert set(quantised_forms(*floats)) == set(QUANTISED) == set(quantised_forms(*operators()))
+    assert set(quantised_forms(*floats)) == set(QUANTISED) == set(quantised_forms(*all_operators()))
     for name, (operator, places, result) in QUANTISED.items():
         spec = op_spec(name)
         assert quantised_form(operator) == name and (spec.scale, spec.zero_point) == result
@@ -333,7 +332,7 @@ FEW = {"Add": 20, "Concat": 14, "Conv": 17, "MaxPool": 13}
 def names(text: str) -> set[str]:
     """Names of operators that a module has as constants."""
     constants = (node.value for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Constant))
-    return {value for value in constants if isinstance(value, str)} & operators()
+    return {value for value in constants if isinstance(value, str)} & all_operators()
 
 
 def named_forms(texts: Mapping[str, str]) -> dict[str, set[str]]:

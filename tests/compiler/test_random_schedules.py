@@ -13,7 +13,7 @@ import random_schedules as cases
 from celosia import te
 from celosia.compiler import expr as T
 from celosia.compiler.cpu.llvm import compile_function
-from celosia.compiler.cpu.schedule.lanes import with_lanes
+from celosia.compiler.cpu.schedule.vector_lanes import with_lanes
 
 QUICK, THOROUGH, CHUNK = 80, 10_000, 250
 SEED = int(os.environ.get("CELOSIA_SCHEDULES_SEED", "1"))

@@ -24,8 +24,8 @@ from celosia.compiler.graph.passes import Pipeline
 from celosia.compiler.graph.pipeline import PASSES
 from celosia.compiler.graph.values import attributes, constant, is_op, shape
 from celosia.compiler.program.dtypes import ONNX_TYPES, numpy_dtype
-from celosia.compiler.selfcheck.rewriting import Compared, RewriteError, check_rewriting
-from celosia.compiler.selfcheck.tolerance import outside
+from celosia.compiler.selfcheck.check_rewriting import ComparedTensors, RewriteError, check_rewriting
+from celosia.compiler.selfcheck.tolerance import difference_from_bounds
 from celosia.driver.cli.errors import FAULT, exit_code_and_message
 
 Fault = Callable[[ir.Graph], bool]
@@ -207,7 +207,7 @@ def test_wrong_rewritings_are_found_and_their_pass_is_named(
 def test_every_tensor_that_the_model_names_is_compared(
     model: str, accelerator: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found: list[Compared] = []
+    found: list[ComparedTensors] = []
     monkeypatch.setattr(checking, "check_rewriting", lambda *given: found.append(check_rewriting(*given)))
     celosia.compile(MODELS[model](), "tiny", accelerator=accelerator)
     (compared,) = found
@@ -277,8 +277,10 @@ def test_elements_of_every_type_are_compared(name: str) -> None:
     kind = numpy_dtype(name)
     nothing = 0.25 if name == "float8_e8m0fnu" else 0  # which has none
     one, other, zero = (np.array([value, 1, 1], dtype=kind) for value in (1, 1, nothing))
-    assert not outside(one, other, other) and (name == "object" or not outside(one, zero, other))
-    assert "1 of 3 values, the first at [0]" in outside(one, zero, zero)
+    assert not difference_from_bounds(one, other, other) and (
+        name == "object" or not difference_from_bounds(one, zero, other)
+    )
+    assert "1 of 3 values, the first at [0]" in difference_from_bounds(one, zero, zero)
 
 
 def test_what_no_int32_holds_is_what_the_processor_makes_of_it() -> None:

@@ -19,12 +19,12 @@ import celosia
 from celosia.compiler.cpu.function import compile_op
 from celosia.compiler.graph.passes import GraphPass, Pipeline
 from celosia.compiler.graph.pipeline import PASSES
-from celosia.compiler.program.host.float32 import logistic
-from celosia.compiler.program.host.windows import windows
-from celosia.compiler.selfcheck import rewriting
-from celosia.compiler.selfcheck.check import CheckFailed
-from celosia.compiler.selfcheck.original import Original
-from celosia.compiler.selfcheck.rewriting import RewriteError
+from celosia.compiler.program.host.float32_math import logistic
+from celosia.compiler.program.host.window_geometry import windows
+from celosia.compiler.selfcheck import check_rewriting
+from celosia.compiler.selfcheck.check_launches import CheckFailed
+from celosia.compiler.selfcheck.check_rewriting import RewriteError
+from celosia.compiler.selfcheck.imported_model import Original
 from celosia.driver.runtime import Runtime
 
 Array = np.ndarray[Any, Any]
@@ -110,9 +110,9 @@ def test_windows_that_begin_inside_the_image_are_framed_as_they_are_read() -> No
     """Kernel 2, stride 4 and SAME_UPPER on 8 elements: the first window begins at element 1."""
     window = windows("MaxPool", {"kernel_shape": [2], "strides": [4], "auto_pad": "SAME_UPPER"}, [8])
     assert window.before == (-1,)
-    assert window.framed(np.arange(8), -1, 0).tolist() == [1, 2, 3, 4, 5, 6, 7]
+    assert window.pad(np.arange(8), -1, 0).tolist() == [1, 2, 3, 4, 5, 6, 7]
     wide = windows("MaxPool", {"kernel_shape": [3], "pads": [1, 1]}, [3])
-    assert wide.framed(np.arange(3), -1, 0).tolist() == [-1, 0, 1, 2, -1]
+    assert wide.pad(np.arange(3), -1, 0).tolist() == [-1, 0, 1, 2, -1]
 
 
 # Functions whose results are all small or all large -------------------------------------------------------------------
@@ -226,9 +226,9 @@ def test_a_fault_is_found_although_the_check_of_another_tensor_fails(monkeypatch
     monkeypatch.setattr(Original, "compute", broken)
     with pytest.raises(CheckFailed, match="IndexError: no such place"):
         celosia.compile(proto, "tiny")
-    difference = rewriting.Comparison.difference
+    difference = check_rewriting.Comparison.difference
     monkeypatch.setattr(
-        rewriting.Comparison, "difference",
+        check_rewriting.Comparison, "difference",
         lambda self, name: "all of it" if name == "y" else difference(self, name),
     )  # fmt: skip
     with pytest.raises(RewriteError, match="all of it"):

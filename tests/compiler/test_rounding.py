@@ -24,7 +24,7 @@ from celosia.compiler.compile import ModelError
 from celosia.compiler.cpu.function import compile_function
 from celosia.compiler.expr.schedule import create_schedule
 from celosia.compiler.program import Program, ProgramError
-from celosia.compiler.selfcheck.rewriting import RewriteError
+from celosia.compiler.selfcheck.check_rewriting import RewriteError
 from celosia.driver.accuracy.compare import compare
 from celosia.hw.spec.config import PRESETS
 from celosia.sim.functional.norm import inverse_root, normalise_rows

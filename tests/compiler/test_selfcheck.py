@@ -22,8 +22,8 @@ from celosia.compiler.graph.launches import LaunchPlan
 from celosia.compiler.graph.select import LayerAssignment, convolution, pooling
 from celosia.compiler.layer import Layer
 from celosia.compiler.program import Program
-from celosia.compiler.selfcheck import check, kernels
-from celosia.compiler.selfcheck.check import Checked, CheckFailed, SelfCheckError, self_check
+from celosia.compiler.selfcheck import check_launches, shared_kernels
+from celosia.compiler.selfcheck.check_launches import Checked, CheckFailed, SelfCheckError, self_check
 from celosia.compiler.tensorize.constants import Constants
 from celosia.compiler.vthread.verify.meaning import layers_of
 from celosia.driver.cli.errors import FAULT, UNCHECKED, exit_code_and_message
@@ -426,7 +426,7 @@ def test_the_first_difference_is_described(compiled: Callable[..., Compiled]) ->
 @pytest.mark.parametrize(("rows", "columns", "length"), [(1, 1, 1), (8, 16, 4), (9, 17, 5), (100, 33, 147), (3, 40, 9)])
 def test_dots(rows: int, columns: int, length: int) -> None:
     rng = np.random.default_rng(rows)
-    x = kernels.rows_for(rows, length)
+    x = shared_kernels.rows_for(rows, length)
     x[...] = rng.integers(0, 256, x.shape)
     w = rng.integers(-128, 128, (columns, length)).astype(np.int8)
     bias = rng.integers(-(2**31), 2**31, columns).astype(np.int32)
@@ -434,12 +434,14 @@ def test_dots(rows: int, columns: int, length: int) -> None:
     scale = rng.uniform(0, 0.01, columns).astype(np.float32)
     total = ((x[:rows, :length].astype(np.int64) - 200) @ w.T.astype(np.int64) + bias).astype(np.int32)
     expected = np.clip(np.rint(total.astype(np.float32) * scale) + np.float32(77), 0, 255)
-    assert np.array_equal(kernels.dots(x, 200, kernels.pack_columns(w), bias, scale, 77)[:rows], expected)
+    assert np.array_equal(
+        shared_kernels.matrix_product(x, 200, shared_kernels.pack_columns(w), bias, scale, 77)[:rows], expected
+    )
 
 
 def test_largest() -> None:
-    x = np.random.default_rng(0).integers(0, 256, (5, 3 * kernels.LANES)).astype(np.uint8)
-    assert np.array_equal(kernels.largest(x), x.max(axis=0))
+    x = np.random.default_rng(0).integers(0, 256, (5, 3 * shared_kernels.LANES)).astype(np.uint8)
+    assert np.array_equal(shared_kernels.column_maxima(x), x.max(axis=0))
 
 
 @pytest.mark.parametrize("preset", ["pynq", "ultra96", "zcu104"])
@@ -450,7 +452,7 @@ def test_products(preset: str) -> None:
     state.randomise(rng)
     for name in ("inp", "wgt", "acc"):
         getattr(expected, name)[...] = getattr(state, name)
-    execute, done = kernels.products(state), 0
+    execute, done = shared_kernels.compiled_gemm(state), 0
     assert execute is not None
     for seed in range(8):
         words = random_program(cfg, seed, count=40, wrap=0.2, tokens=False).words()
@@ -466,9 +468,9 @@ def test_products(preset: str) -> None:
 
 
 def test_products_where_entries_fill_no_vectors() -> None:
-    assert kernels.products(State(PRESETS["tiny"])) is None
+    assert shared_kernels.compiled_gemm(State(PRESETS["tiny"])) is None
 
 
 def test_no_layers_no_work() -> None:
     program = celosia.compile(network().model(), "tiny", accelerator=False)
-    assert check.self_check(program, [], None, {}) == Checked(0, 0)  # type: ignore[arg-type]
+    assert check_launches.self_check(program, [], None, {}) == Checked(0, 0)  # type: ignore[arg-type]

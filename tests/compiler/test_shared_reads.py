@@ -21,9 +21,9 @@ from celosia.compiler.cpu.function import CpuFunction, compile_op
 from celosia.compiler.cpu.llvm import compile_function
 from celosia.compiler.cpu.llvm.codegen import render
 from celosia.compiler.cpu.schedule import schedule
-from celosia.compiler.cpu.schedule.within import within_outputs
+from celosia.compiler.cpu.schedule.output_reuse import place_in_outputs
 from celosia.compiler.expr import loops
-from celosia.compiler.expr.bounds import statements
+from celosia.compiler.expr.regions import statements
 from celosia.compiler.ops.node import CpuNode, input_type
 from celosia.compiler.target import compiling_for, this_processor
 
@@ -172,7 +172,7 @@ def test_temporaries_lie_in_the_output(columns: int, moved: bool) -> None:
     """But not where vectors at the end of a row overlap: their elements would be scaled twice."""
     with compiling_for(WIDE):
         function = scaled(columns)
-        after = within_outputs(function)
+        after = place_in_outputs(function)
     assert "e" in workspace(function) and ("e" in workspace(after)) != moved
     a = np.random.default_rng(0).standard_normal((6, columns), np.float32)
     powers = np.exp(a.astype(np.float64))

@@ -17,11 +17,11 @@ from celosia.compiler import numerics
 from celosia.compiler.expr.interpret import interpret
 from celosia.compiler.layer import Activation, Layer, Softmax, TilingError, Window
 from celosia.compiler.numerics import qlinear_softmax, softmax_powers
-from celosia.compiler.selfcheck import operators as selfcheck_operators
-from celosia.compiler.selfcheck.check import SelfCheckError
+from celosia.compiler.selfcheck import operator_results as selfcheck_operators
+from celosia.compiler.selfcheck.check_launches import SelfCheckError
 from celosia.compiler.tensorize.intrinsics import declared
 from celosia.compiler.tensorize.plan import Planner
-from celosia.compiler.tune.reference import meaning
+from celosia.compiler.tune.layer_reference import meaning
 from celosia.compiler.vthread.verify import VerifyError
 from celosia.hw.spec.config import PRESETS, Config, ConfigError
 from celosia.hw.spec.isa import Buffer, Opcode

@@ -14,7 +14,7 @@ import pytest
 import celosia
 from celosia.compiler.graph import block_sums
 from celosia.compiler.layer import Activation, Gemm, Layer
-from celosia.compiler.selfcheck.check import SelfCheckError
+from celosia.compiler.selfcheck.check_launches import SelfCheckError
 from celosia.compiler.vthread.verify.decode import VerifyError
 from celosia.driver.runtime import Runtime
 from celosia.hw.spec.config import PRESETS

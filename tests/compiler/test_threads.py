@@ -26,7 +26,7 @@ from celosia.compiler.cpu.schedule import parallel, schedule
 from celosia.compiler.expr.loops import For, Function, Store
 from celosia.compiler.program.host import threads
 from celosia.compiler.program.host.kernel import CompiledKernel
-from celosia.compiler.program.host.team import list_of, team
+from celosia.compiler.program.host.thread_team import encode_calls, team
 from celosia.compiler.program.host.threads import ThreadsError, default_threads
 from celosia.driver.runtime import Runtime
 
@@ -40,7 +40,7 @@ def f(*shape: int) -> Any:
 @pytest.fixture
 def every_loop(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Whatever can be shared is."""
-    monkeypatch.setattr(parallel, "WORTH", 0)
+    monkeypatch.setattr(parallel, "MIN_PARALLEL_WORK", 0)
     yield
 
 
@@ -79,7 +79,7 @@ def test_any_number_of_threads_gives_the_same(every_loop: None, op: str, attrs: 
 
 
 def phases(*outputs: T.Tensor) -> list[bool]:
-    return [phase.loop is not None for phase in parallel.phases(T.fuse_loops(T.lower(schedule(outputs))))[1]]
+    return [phase.loop is not None for phase in parallel.split_phases(T.fuse_loops(T.lower(schedule(outputs))))[1]]
 
 
 def test_only_what_is_worth_it_is_shared() -> None:
@@ -98,7 +98,7 @@ def test_a_loop_whose_iterations_write_the_same_is_not_shared(every_loop: None) 
     i, y = T.Axis("i", extent=50), T.Tensor("y", (1,), "float32")
     zero = T.wrap(0, T.INDEX)
     code = For(i, 50, Store(y, (zero,), i.astype("float32")))
-    assert parallel.phases(Function("f", (), (y,), code))[1][0].loop is None
+    assert parallel.split_phases(Function("f", (), (y,), code))[1][0].loop is None
 
 
 def test_a_loop_that_a_schedule_marks_is_shared() -> None:
@@ -180,7 +180,7 @@ def test_all_threads_pass_a_barrier_together() -> None:
 
     def go(records: list[tuple[int, int]]) -> NDArray[Any]:
         turn[:] = seen[:] = 0
-        made = list_of(records)
+        made = encode_calls(records)
         assert own.run((ctypes.c_void_p * count)(*[ctypes.addressof(made)] * count))
         return np.ptp(seen[:, :-1], axis=2)
 
@@ -218,7 +218,7 @@ import os
 import numpy as np
 from celosia.compiler.cpu.function import compile_op
 from celosia.compiler.cpu.schedule import parallel
-parallel.WORTH = 0
+parallel.MIN_PARALLEL_WORK = 0
 kernel = compile_op("Relu", {}, [((64, 64), "float32")])
 x = np.ones((64, 64), np.float32)
 use = lambda: kernel(x, threads=3)[0].sum() == 4096 or os._exit(1)
@@ -239,7 +239,7 @@ import numpy as np
 from onnx import TensorProto, helper
 import celosia
 from celosia.compiler.cpu.schedule import parallel
-parallel.WORTH = 0
+parallel.MIN_PARALLEL_WORK = 0
 values = [helper.make_tensor_value_info(n, TensorProto.FLOAT, (60, 60)) for n in "xy"]
 node = helper.make_node("MatMul", ["x", "x"], ["y"])
 graph = helper.make_graph([node], "g", values[:1], values[1:])
@@ -319,11 +319,11 @@ def test_a_process_ends_while_its_threads_wait() -> None:
 
 
 def test_the_number_of_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(threads.VARIABLE, raising=False)
+    monkeypatch.delenv(threads.THREADS_VARIABLE, raising=False)
     assert 1 <= default_threads() <= threads.MAX_DEFAULT_THREADS
-    monkeypatch.setenv(threads.VARIABLE, "3")
+    monkeypatch.setenv(threads.THREADS_VARIABLE, "3")
     assert default_threads() == 3
     for text in ("0", "-1", "two", "", "99999", "1.5"):
-        monkeypatch.setenv(threads.VARIABLE, text)
+        monkeypatch.setenv(threads.THREADS_VARIABLE, text)
         with pytest.raises(ThreadsError, match=r"CELOSIA_THREADS is .*threads"):
             default_threads()

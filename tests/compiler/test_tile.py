@@ -11,12 +11,12 @@ from thorough import tries
 from celosia.compiler import expr as T
 from celosia.compiler.cpu.function import CpuFunction
 from celosia.compiler.cpu.llvm import compile_function
-from celosia.compiler.cpu.schedule import registers, schedule
-from celosia.compiler.expr.bounds import statements
+from celosia.compiler.cpu.schedule import register_tiles, schedule
 from celosia.compiler.expr.interpret import interpret
+from celosia.compiler.expr.loop_partition import partition
 from celosia.compiler.expr.loops import exprs
 from celosia.compiler.expr.nodes import Select
-from celosia.compiler.expr.partition import partition
+from celosia.compiler.expr.regions import statements
 from celosia.compiler.expr.verify import verify
 from celosia.compiler.expr.walk import walk
 from celosia.compiler.ops.node import CpuNode, InputType
@@ -46,7 +46,7 @@ def test_matrix_products_under_any_vectors(m: int, n: int, k: int, machine: Targ
     c = T.compute((m, n), lambda i, j: T.sum(a[i, kk] * b[kk, j], kk), "c")
     y = T.compute((m, n), lambda i, j: T.maximum(c[i, j] + bias[j], 0) * c[i, j], "y")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(registers, "target", lambda: machine)
+        patch.setattr(register_tiles, "target", lambda: machine)
         plan = schedule([y])
     assert len(plan.stages) == 1  # the bias is added where a tile is finished
     function = T.lower(plan, [a, b, bias])

@@ -20,13 +20,13 @@ from celosia.compiler.tensorize.decisions import why_not_any
 from celosia.compiler.tensorize.define import define
 from celosia.compiler.tensorize.plan import Planner
 from celosia.compiler.tensorize.space import Tiling
-from celosia.compiler.tune import measure as measuring
+from celosia.compiler.tune import layer_trial as measuring
 from celosia.compiler.tune.cost_model import CostModel, ridge, trees
-from celosia.compiler.tune.measure import CostSource, LayerCase, LayerJob, Status, TrialResult, measure, packed
-from celosia.compiler.tune.points import Point, Space, layer_space
+from celosia.compiler.tune.layer_reference import meaning
+from celosia.compiler.tune.layer_trial import CostSource, LayerCase, LayerJob, Status, TrialResult, measure, pickled
 from celosia.compiler.tune.records import Key, Records, RecordsError, schedule_of
-from celosia.compiler.tune.reference import meaning
-from celosia.compiler.tune.search import SEARCHES, Descent, Search
+from celosia.compiler.tune.search_algorithms import SEARCHES, Descent, Search
+from celosia.compiler.tune.search_space import Point, Space, layer_space
 from celosia.hw.spec.config import Config
 from celosia.sim.devices import WITH_CYCLES
 
@@ -99,7 +99,7 @@ def test_a_space_is_of_legal_points_and_neighbours_are_points_beside(net: Networ
     space = layer_space(cfg, layer, point)
     asked = [p for d in define(cfg, layer) for p in workloads(d)]
     assert space.name == workload_text(define(cfg, layer))
-    assert len(space) == len(set(space.points)) and space.points[space.number(point)] == point
+    assert len(space) == len(set(space.points)) and space.points[space.index(point)] == point
     rng = np.random.default_rng(0)
     drawn = space.sample(5, rng)
     assert len(set(drawn)) == len(drawn) == min(5, len(space))
@@ -124,7 +124,7 @@ def test_no_schedule_takes_less_than_its_bound(net: Network, data: st.DataObject
     memory = data.draw(st.sampled_from(["zynq-hp", "ideal", "pynq-z2"]))
     space, case = layer_space(cfg, layer, point, memory), LayerCase(cfg, layer)
     low = np.argsort(space.predicted / space.bounds)[:2].tolist()
-    for number in {*space.sample(3, np.random.default_rng(1)), *low, space.number(point)}:
+    for number in {*space.sample(3, np.random.default_rng(1)), *low, space.index(point)}:
         cycles = case.cycles(space.points[number], memory)
         assert cycles >= space.bounds[number], (space.points[number], layer)
 
@@ -220,7 +220,7 @@ def test_a_search_tries_nothing_that_is_not_legal(name: str) -> None:
 
     def allowed(point: tuple[int, int, str]) -> bool:
         asked.append(point)
-        return space.number(point) in legal
+        return space.index(point) in legal
 
     search = SEARCHES[name](replace(space, allowed=allowed), np.random.default_rng(0))
     tried = run(search, costs, 10 * len(space))
@@ -271,14 +271,14 @@ def test_a_model_learns_what_the_estimate_gets_wrong() -> None:
 @given(networks())
 def test_every_kind_of_layer_can_be_tried(net: Network) -> None:
     (layer,), cfg = net.layers, net.cfg
-    result = measure(LayerJob(cfg, packed(layer), usual(cfg, layer)))
+    result = measure(LayerJob(cfg, pickled(layer), usual(cfg, layer)))
     assert (result.status, result.detail) == (Status.OK, "") and result.cycles > 0
 
 
 def test_a_trial_without_a_result_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     cfg = CONFIGS["tiny"]
     layer = conv(cfg)
-    job = LayerJob(cfg, packed(layer), usual(cfg, layer))
+    job = LayerJob(cfg, pickled(layer), usual(cfg, layer))
     good = measure(job)
     assert good.status == Status.OK
     assert measure(replace(job, limit=good.cycles)) == replace(good, seconds=pytest.approx(0, abs=60))
@@ -310,7 +310,7 @@ def test_a_schedule_that_makes_one_wrong_byte_is_found(monkeypatch: pytest.Monke
 def test_the_copies_of_a_layer_share_no_constants() -> None:
     cfg = CONFIGS["tiny"]
     layer = conv(cfg, 16, 8, 16)
-    first, second = measuring.in_a_row(layer)
+    first, second = measuring.run_twice(layer)
     assert second.x.storage is first.y.storage  # it reads what was made
     assert first.gemm is not None and second.gemm is not None
     assert (first.gemm.weights != second.gemm.weights).any()
@@ -321,7 +321,7 @@ def test_the_copies_of_a_layer_share_no_constants() -> None:
 def test_the_rtl_judges_as_the_timing_model_does() -> None:
     cfg = CONFIGS["tiny"]
     layer = conv(cfg)
-    job = LayerJob(cfg, packed(layer), usual(cfg, layer))
+    job = LayerJob(cfg, pickled(layer), usual(cfg, layer))
     timed, rtl = (measure(replace(job, judge=CostSource(device))) for device in WITH_CYCLES)
     assert timed.status == rtl.status == Status.OK
     assert abs(timed.cycles / rtl.cycles - 1) < 0.03

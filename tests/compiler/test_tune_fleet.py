@@ -15,15 +15,15 @@ from pathlib import Path
 
 import pytest
 
-from celosia.compiler.tune import pool
-from celosia.compiler.tune.measure import CostSource, LayerJob, Status, TrialResult, measure
-from celosia.compiler.tune.pool import Executed, Fleet, FleetError, Measurer, WorkerProcess
+from celosia.compiler.tune import device_pool
+from celosia.compiler.tune.device_pool import ExecutorWorker, Fleet, FleetError, Measurer, WorkerProcess
+from celosia.compiler.tune.layer_trial import CostSource, LayerJob, Status, TrialResult, measure
 from celosia.hw.spec.config import PRESETS
 
 WORKER = """
 import os, pickle, signal, subprocess, sys, time
 from pathlib import Path
-from celosia.compiler.tune.measure import TrialResult, Status
+from celosia.compiler.tune.layer_trial import TrialResult, Status
 
 folder = Path({folder!r})
 out = sys.stdout.buffer
@@ -152,8 +152,8 @@ def test_no_device_left_is_an_error_that_names_them() -> None:
     assert len(kept) < 12
 
 
-def executed(executor: Executor, folder: Path, does: str = "pass", name: str = "place") -> Executed:
-    return Executed(name, executor, tuple(station(folder, does).command[1:]))
+def executed(executor: Executor, folder: Path, does: str = "pass", name: str = "place") -> ExecutorWorker:
+    return ExecutorWorker(name, executor, tuple(station(folder, does).command[1:]))
 
 
 def test_an_executor_is_a_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -164,10 +164,10 @@ def test_an_executor_is_a_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         assert found[2].status == Status.HUNG and found[2].detail == "no answer within 3 s"
         assert [found[n].cycles for n in (0, 1, 3)] == [1000, 1001, 1003]
         (job,) = jobs(1)
-        assert Executed("as it is", executor).measure(job, 60).status == Status.CRASHED  # b"" is no layer
+        assert ExecutorWorker("as it is", executor).measure(job, 60).status == Status.CRASHED  # b"" is no layer
         stuck = threading.Event()
         executor.submit(stuck.wait)
-        monkeypatch.setattr(pool, "LONGER", 0.1)
+        monkeypatch.setattr(device_pool, "EXTRA_SECONDS", 0.1)
         assert executed(executor, tmp_path).measure(job, 0.05).status == Status.HUNG
         stuck.set()
     gone = executed(executor, tmp_path)  # which takes nothing any more
@@ -175,7 +175,7 @@ def test_an_executor_is_a_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_place_that_is_gone_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pool, "LOOK", 0.05)
+    monkeypatch.setattr(device_pool, "POLL_SECONDS", 0.05)
     with ThreadPoolExecutor(1) as executor:
         stuck = threading.Event()
         executor.submit(stuck.wait)

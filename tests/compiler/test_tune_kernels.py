@@ -20,21 +20,28 @@ from celosia.compiler import expr as T
 from celosia.compiler.compile import compile as compile_model
 from celosia.compiler.cpu.llvm import compile_function
 from celosia.compiler.cpu.schedule import schedule
-from celosia.compiler.cpu.schedule.chosen import Choices, KernelWorkload, choosing
+from celosia.compiler.cpu.schedule.kernel_schedules import KernelSchedules, KernelWorkload, using_schedules
 from celosia.compiler.expr.trace import Trace
 from celosia.compiler.program.host.kernel import CompiledKernel
 from celosia.compiler.target import compiling_for, this_processor
-from celosia.compiler.tune.kernels import trial as trials
-from celosia.compiler.tune.kernels.actions import RULES, View, neighbours
-from celosia.compiler.tune.kernels.estimate import count
-from celosia.compiler.tune.kernels.plan import KernelPlan, LoopCut
-from celosia.compiler.tune.kernels.schedules import MOST_CODE, Plans, beginning, examined, template
-from celosia.compiler.tune.kernels.trial import KernelJob, packed, processor
-from celosia.compiler.tune.kernels.tuner import OWN, KernelState, KernelTuner, measured_by, recorded, text
-from celosia.compiler.tune.measure import Status, TrialResult
-from celosia.compiler.tune.pool import Fleet, FleetError
+from celosia.compiler.tune.device_pool import Fleet, FleetError
+from celosia.compiler.tune.kernels import kernel_trial as trials
+from celosia.compiler.tune.kernels.kernel_cost import count
+from celosia.compiler.tune.kernels.kernel_plan import KernelPlan, LoopCut
+from celosia.compiler.tune.kernels.kernel_space import MAX_CODE, Plans, estimate_plan, initial_plans, template
+from celosia.compiler.tune.kernels.kernel_trial import KernelJob, pickled, processor
+from celosia.compiler.tune.kernels.kernel_tuner import (
+    OWN_SCHEDULE,
+    KernelState,
+    KernelTuner,
+    measured_by,
+    plan_text,
+    recorded_traces,
+)
+from celosia.compiler.tune.kernels.plan_changes import RULES, View, neighbours
+from celosia.compiler.tune.layer_trial import Status, TrialResult
 from celosia.compiler.tune.records import Key, Records
-from celosia.compiler.tune.search import Climb
+from celosia.compiler.tune.search_algorithms import Climb
 from celosia.driver.runtime import Runtime
 from celosia.driver.tune.cpu import tune_cpu, tune_kernel
 
@@ -122,7 +129,7 @@ def own(workload: KernelWorkload) -> KernelPlan:
 def test_a_plan_is_its_schedule(name: str) -> None:
     workload = WORKLOADS[name]()
     plan = own(workload)
-    again = workload.scheduled(Trace.from_json(json.loads(text(plan))))
+    again = workload.apply(Trace.from_json(json.loads(plan_text(plan))))
     assert str(workload.loops(again)) == str(workload.loops(schedule(workload.outputs)))
     assert KernelPlan.of(again) == plan
 
@@ -138,11 +145,11 @@ def test_what_rules_lead_to_means_the_same(name: str) -> None:
     for _ in range(3):
         plan = own(workload)
         for _ in range(4):
-            others = list(neighbours(plan, workload.scheduled(plan.trace)))
+            others = list(neighbours(plan, workload.apply(plan.trace)))
             order = (others[place] for place in rng.permutation(len(others)))
-            plan = next((other for other in order if examined(workload, other, 100) is not None), plan)
+            plan = next((other for other in order if estimate_plan(workload, other, 100) is not None), plan)
         try:
-            kernel = compile_function(workload.loops(workload.scheduled(plan.trace)), keep=False)
+            kernel = compile_function(workload.loops(workload.apply(plan.trace)), keep=False)
         except ValueError:  # vectors that the processor has no instructions for
             continue
         for found, wanted in zip(kernel(*arrays), expected, strict=True):
@@ -160,13 +167,13 @@ def test_every_rule_finds_something_that_can_be_compiled(rule: Any) -> None:
     for name in WORKLOADS:
         workload = WORKLOADS[name]()
         begin = own(workload)
-        for plan in (begin, *list(neighbours(begin, workload.scheduled(begin.trace)))[::5]):
-            if examined(workload, plan) is None:
+        for plan in (begin, *list(neighbours(begin, workload.apply(begin.trace)))[::5]):
+            if estimate_plan(workload, plan) is None:
                 continue
-            made = workload.scheduled(plan.trace)
+            made = workload.apply(plan.trace)
             views = (View(plan, made, stage) for stage, _ in plan.stages)
             for other in (each for view in views for each in rule(view)):
-                if other != plan and examined(workload, other) is not None:
+                if other != plan and estimate_plan(workload, other) is not None:
                     return
     raise AssertionError(f"{rule.__name__} leads nowhere")
 
@@ -175,7 +182,7 @@ def test_sums_keep_their_order() -> None:
     """No neighbour adds up in another order, where the order counts."""
     workload = in_order()
     plan = own(workload)
-    for other in neighbours(plan, workload.scheduled(plan.trace)):
+    for other in neighbours(plan, workload.apply(plan.trace)):
         loops = other["y"]
         assert not loops.lanes
         assert [loop for loop in loops.order if loop.startswith("k")] == ["k"]
@@ -217,9 +224,9 @@ def test_what_takes_long_to_compile_is_no_point() -> None:
     plan = KernelPlan.of(T.Schedule(workload.outputs))
     loops = plan["y"]
     wide = replace(loops, kinds=frozenset((loop, "unrolled") for loop in loops.order))
-    assert examined(workload, plan.with_stage("y", wide)) is None
-    assert examined(workload, plan.with_stage("y", wide), float("inf")) is not None
-    assert MOST_CODE < 256 * 256
+    assert estimate_plan(workload, plan.with_stage("y", wide)) is None
+    assert estimate_plan(workload, plan.with_stage("y", wide), float("inf")) is not None
+    assert MAX_CODE < 256 * 256
 
 
 def test_the_template_is_all_tiles_that_fit() -> None:
@@ -231,7 +238,7 @@ def test_the_template_is_all_tiles_that_fit() -> None:
     }
     assert len(sizes) > 10
     assert space.points[0] == own(workload)
-    assert {space.number(plan) for plan in space.points} == set(range(len(space)))
+    assert {space.index(plan) for plan in space.points} == set(range(len(space)))
     around = space.neighbours(0)
     assert around
     assert 0 not in around
@@ -241,7 +248,7 @@ def test_the_template_is_all_tiles_that_fit() -> None:
 
 
 def job(workload: KernelWorkload, plan: KernelPlan, **more: Any) -> KernelJob:
-    return KernelJob(packed(workload), text(plan), seconds=0.001, **more)
+    return KernelJob(pickled(workload), plan_text(plan), seconds=0.001, **more)
 
 
 def test_a_trial_has_picoseconds() -> None:
@@ -263,7 +270,7 @@ def test_a_slow_schedule_is_given_up() -> None:
 def test_a_trace_that_cannot_be_followed_is_refused() -> None:
     workload = product()
     for trace in ("[]x", '[["nobody", "split", "i0", 4]]', '[["y", "split", "i9", 4]]', "{}", "[[]]"):
-        result = KernelJob(packed(workload), trace).run()
+        result = KernelJob(pickled(workload), trace).run()
         assert result.status == Status.REFUSED
         assert result.detail
 
@@ -292,7 +299,7 @@ def test_faults_of_the_compiler_are_found(fault: str, monkeypatch: pytest.Monkey
         return kernel
 
     monkeypatch.setattr(trials, "compile_function", planted)
-    monkeypatch.setattr(trials, "MOST_SECONDS", 1.0)
+    monkeypatch.setattr(trials, "MAX_SECONDS", 1.0)
     trials._case.cache_clear()
     result = job(workload, own(workload)).run()
     trials._case.cache_clear()
@@ -344,7 +351,9 @@ def test_a_second_tuning_measures_nothing_and_finds_the_same(tmp_path: Path) -> 
     assert (second.measured, second.known, again.asked) == (0, 30, [])
     assert {name: str(trace) for name, trace in traces.items()} == {name: str(t) for name, t in same.items()}
     assert second.tuned == state.tuned < state.untuned
-    assert {name: str(t) for name, t in recorded(Records.load(path)).items()} == {n: str(t) for n, t in traces.items()}
+    assert {name: str(t) for name, t in recorded_traces(Records.load(path)).items()} == {
+        n: str(t) for n, t in traces.items()
+    }
 
 
 def test_an_interrupted_tuning_goes_on(tmp_path: Path) -> None:
@@ -374,7 +383,7 @@ def test_names_that_there_are_not() -> None:
 def test_climb_reaches_what_is_best() -> None:
     """Plans of a growing space whose cost is known: tiles of 5 rows, and nothing else split."""
     with compiling_for(replace(this_processor(), vector_bytes=64, registers=32)):
-        space = Plans(product(40, 40, 40), beginning(product(40, 40, 40)))
+        space = Plans(product(40, 40, 40), initial_plans(product(40, 40, 40)))
     space.fill()
     search = Climb(space, np.random.default_rng(0))
 
@@ -393,9 +402,10 @@ def records_of(
 ) -> Records:
     records = Records(path)
     records.add(
-        Key(workload.name, where, text(own(workload)), measured_by(True, False)), TrialResult(Status.OK, own_time, OWN)
+        Key(workload.name, where, plan_text(own(workload)), measured_by(True, False)),
+        TrialResult(Status.OK, own_time, OWN_SCHEDULE),
     )
-    records.add(Key(workload.name, where, text(plan), measured_by(True, False)), TrialResult(Status.OK, time_))
+    records.add(Key(workload.name, where, plan_text(plan), measured_by(True, False)), TrialResult(Status.OK, time_))
     return records
 
 
@@ -411,14 +421,14 @@ def other_plan(workload: KernelWorkload) -> KernelPlan:
 def test_records_of_another_processor_are_left_alone(tmp_path: Path) -> None:
     workload = product()
     other = other_plan(workload)
-    assert recorded(records_of(tmp_path / "a", workload, other, "z80 #1", 100, 50)) == {}
-    assert recorded(records_of(tmp_path / "b", workload, other, processor(), 100, 99)) == {}
-    assert str(recorded(records_of(tmp_path / "c", workload, other, processor(), 100, 50))[workload.name]) == str(
-        other.trace
-    )
+    assert recorded_traces(records_of(tmp_path / "a", workload, other, "z80 #1", 100, 50)) == {}
+    assert recorded_traces(records_of(tmp_path / "b", workload, other, processor(), 100, 99)) == {}
+    assert str(
+        recorded_traces(records_of(tmp_path / "c", workload, other, processor(), 100, 50))[workload.name]
+    ) == str(other.trace)
     short = Records()
-    short.add(Key(workload.name, processor(), text(other), measured_by(False, False)), TrialResult(Status.OK, 1))
-    assert recorded(short) == {}
+    short.add(Key(workload.name, processor(), plan_text(other), measured_by(False, False)), TrialResult(Status.OK, 1))
+    assert recorded_traces(short) == {}
 
 
 def gelu_model() -> onnx.ModelProto:
@@ -439,11 +449,11 @@ def gelu_model() -> onnx.ModelProto:
 
 def test_a_model_is_compiled_with_its_records(tmp_path: Path) -> None:
     model, path = gelu_model(), tmp_path / "records.jsonl"
-    with choosing(Choices()) as met:
+    with using_schedules(KernelSchedules()) as met:
         compile_model(model, accelerator=False)
     assert met is not None
-    assert met.met
-    for workload, _ in met.met.values():
+    assert met.workloads
+    for workload, _ in met.workloads.values():
         plan = own(workload)
         if any(loops.cuts for _, loops in plan.stages):
             records_of(path, workload, other_plan(workload), processor(), 100, 50)
@@ -460,14 +470,14 @@ def test_a_model_is_compiled_with_its_records(tmp_path: Path) -> None:
 
 def test_a_record_that_cannot_be_followed_is_said(tmp_path: Path) -> None:
     model, path = gelu_model(), tmp_path / "records.jsonl"
-    with choosing(Choices()) as met:
+    with using_schedules(KernelSchedules()) as met:
         compile_model(model, accelerator=False)
     assert met is not None
     records = Records(path)
-    for workload, _ in met.met.values():
+    for workload, _ in met.workloads.values():
         records.add(
-            Key(workload.name, processor(), text(own(workload)), measured_by(True, False)),
-            TrialResult(Status.OK, 100, OWN),
+            Key(workload.name, processor(), plan_text(own(workload)), measured_by(True, False)),
+            TrialResult(Status.OK, 100, OWN_SCHEDULE),
         )
         records.add(
             Key(workload.name, processor(), '[["nobody","split","i0",4]]', measured_by(True, False)),
@@ -514,7 +524,7 @@ def test_constants_of_a_large_model_come_from_beyond_the_cache() -> None:
     copies = case._copies
     assert len(copies) > 1
     assert all(row[0] is case.arrays[0] and row[1] is not case.arrays[1] for row in copies)
-    assert KernelJob(packed(weights), text(own(weights)), seconds=0.001, cold=True).run().status == Status.OK
+    assert KernelJob(pickled(weights), plan_text(own(weights)), seconds=0.001, cold=True).run().status == Status.OK
 
 
 def test_a_kernel_without_inputs_is_timed() -> None:

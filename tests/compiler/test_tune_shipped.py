@@ -11,8 +11,8 @@ from celosia.compiler.compile import network_of
 from celosia.compiler.launch import chains as chain_times
 from celosia.compiler.launch.chains import CHAIN
 from celosia.compiler.tune import shipped
-from celosia.compiler.tune.measure import TIMED, Status, TrialResult
-from celosia.compiler.tune.network import chains, network_schedule
+from celosia.compiler.tune.layer_trial import TIMED, Status, TrialResult
+from celosia.compiler.tune.network import known_chains, network_schedule
 from celosia.compiler.tune.records import Key, Records, schedule_of
 from celosia.driver.run.explain import estimate
 from celosia.hw.spec.config import PRESETS
@@ -63,7 +63,7 @@ def test_the_demo_model_takes_the_cycles_of_its_record(path: Path) -> None:
 
 def test_chains_take_the_cycles_of_their_records() -> None:
     found = network_of(celosia.models.demo_model_path(), "pynq", records="none").planner.timed
-    known = chains(PRESETS["pynq"], shipped.shipped(PRESETS["pynq"]))
+    known = known_chains(PRESETS["pynq"], shipped.shipped(PRESETS["pynq"]))
     assert found and found == {name: known[name] for name in found}
 
 

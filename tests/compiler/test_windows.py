@@ -19,7 +19,7 @@ from celosia.compiler.graph.errors import ModelError
 from celosia.compiler.graph.passes import GraphPass, Pipeline
 from celosia.compiler.graph.pipeline import PASSES
 from celosia.compiler.ops import convolution, window
-from celosia.compiler.program.host import windows as meaning
+from celosia.compiler.program.host import window_geometry as meaning
 from celosia.compiler.program.host.hostops import vision
 
 from . import windows_sweep as sweep
@@ -51,7 +51,7 @@ def test_the_sweep_sees_pads_that_are_off(op: str, monkeypatch: pytest.MonkeyPat
 
     cases = list(sweep.cases(20, 1, [op]))
     monkeypatch.setattr(sweep, "windows", moved(meaning.windows))
-    monkeypatch.setattr(sweep, "spread", moved(meaning.spread))
+    monkeypatch.setattr(sweep, "transposed_windows", moved(meaning.transposed_windows))
     assert sweep.sweep(iter(cases))[1]
 
 
@@ -165,7 +165,7 @@ def test_a_wrong_meaning(op: str, monkeypatch: pytest.MonkeyPatch) -> None:
         return lambda *given: replace(own := of(*given), out=tuple(n + 1 for n in own.out))
 
     for module in (witness, window, convolution, windows, vision):
-        for name in {"windows", "spread"} & set(vars(module)):
+        for name in {"windows", "transposed_windows"} & set(vars(module)):
             monkeypatch.setattr(module, name, one_more(getattr(module, name)))
     with pytest.raises(ModelError, match=r"windows.*onnx infers|FLOAT.*makes FLOAT"):
         compiler.compile(case.model(), "tiny")

@@ -1,4 +1,4 @@
-"""Compares celosia.compiler.program.host.windows with onnxruntime on random attributes, and counts the differences.
+"""Compare celosia.compiler.program.host.window_geometry with onnxruntime on random attributes; count the differences.
 
     python -m tests.compiler.windows_sweep --count 10000 --whole 1000
 
@@ -22,7 +22,13 @@ from onnx import TensorProto, helper, numpy_helper
 from celosia.compiler.compile import ModelError
 from celosia.compiler.compile import compile as compile_model
 from celosia.compiler.program.host.op import HostError
-from celosia.compiler.program.host.windows import Spread, WindowError, Windows, spread, windows
+from celosia.compiler.program.host.window_geometry import (
+    TransposedWindows,
+    WindowError,
+    Windows,
+    transposed_windows,
+    windows,
+)
 from celosia.driver.runtime import Runtime
 
 from ..oracle import opened
@@ -139,14 +145,14 @@ def _transposed(rng: np.random.Generator, op: str, attrs: dict[str, Any], size: 
     if rng.random() < 0.4:
         attrs["output_padding"] = [int(rng.integers(0, max(pair))) for pair in zip(stride, dilation)]
     if "pads" not in attrs and rng.random() < 0.3:
-        full = spread({**attrs, "auto_pad": "NOTSET"}, size, kernel).out
+        full = transposed_windows({**attrs, "auto_pad": "NOTSET"}, size, kernel).out
         attrs["output_shape"] = [max(1, end - int(rng.integers(0, s))) for end, s in zip(full, stride)]
     return Case(op, attrs, size, x.astype(np.float32), [w.astype(np.float32)], kernel)
 
 
 def _unpool(rng: np.random.Generator, op: str, attrs: dict[str, Any], size: Any, kernel: Any, opset: int) -> Case:
     try:
-        room = 6 * int(np.prod(spread(attrs, size).out))
+        room = 6 * int(np.prod(transposed_windows(attrs, size).out))
     except WindowError:
         room = 1
     x = rng.integers(1, 99, (2, 3, *size)).astype(np.float32)
@@ -183,7 +189,7 @@ def by_onnxruntime(case: Case) -> list[Array] | None:
 def by_windows(case: Case) -> list[Array]:
     """With sums and maxima over the elements that `windows` gives. Raises WindowError."""
     if case.op in TRANSPOSED:
-        to = spread(case.attrs, case.size, case.kernel)
+        to = transposed_windows(case.attrs, case.size, case.kernel)
         return [_spread_out(case, to)] if case.op == "ConvTranspose" else [_unpooled(case, to)]
     found = windows(case.op, case.attrs, case.size, case.kernel)
     if case.op == "Col2Im":
@@ -220,7 +226,7 @@ def _pooled(case: Case, found: Windows, x: Array) -> list[Array]:
     for at in np.ndindex(*found.out):
         places = _places(found, at)
         window = x[(slice(None), slice(None), *np.ix_(*places))].reshape(*lead, -1).astype(np.float64)
-        counted = np.prod([found.counts(axis)[o] for axis, o in enumerate(at)])
+        counted = np.prod([found.divisors(axis)[o] for axis, o in enumerate(at)])
         here = (..., *at)
         if case.op == "LpPool":
             y[here] = (np.abs(window) ** case.attrs["p"]).sum(-1) ** (1 / case.attrs["p"])
@@ -230,7 +236,7 @@ def _pooled(case: Case, found: Windows, x: Array) -> list[Array]:
             _, zero_x, scale, zero_y = (array.astype(np.float32) for array in case.constants)
             total = (window - zero_x).sum(-1).astype(np.float32)
             near = np.rint(total / max(counted, 1) / scale + zero_y)
-            if found.whole:
+            if found.is_global:
                 near = np.rint(total * (1 / (scale * np.float32(counted)))) + zero_y
             info = np.iinfo(x.dtype)
             y[here] = np.clip(near, info.min, info.max)
@@ -256,7 +262,7 @@ def _convolved(case: Case, found: Windows) -> Array:
     return np.clip(np.rint(y / 16) + float(case.constants[6]), 0, 255).astype(np.uint8)
 
 
-def _spread_out(case: Case, to: Spread) -> Array:
+def _spread_out(case: Case, to: TransposedWindows) -> Array:
     w = case.constants[0]
     y = np.zeros((len(case.x), w.shape[1], *to.out), np.float32)
     for at, tap in ((at, tap) for at in np.ndindex(*case.size) for tap in np.ndindex(*w.shape[2:])):
@@ -266,7 +272,7 @@ def _spread_out(case: Case, to: Spread) -> Array:
     return y
 
 
-def _unpooled(case: Case, to: Spread) -> Array:
+def _unpooled(case: Case, to: TransposedWindows) -> Array:
     y = np.zeros(case.x.shape[:2] + to.out, np.float32)
     y.reshape(-1)[case.constants[0].reshape(-1)] = case.x.reshape(-1)
     return y

@@ -21,7 +21,7 @@ from thorough import paired, some, tries
 
 import celosia
 from celosia.compiler.program import Program
-from celosia.compiler.selfcheck.check import SelfCheckError
+from celosia.compiler.selfcheck.check_launches import SelfCheckError
 from celosia.compiler.strided_view import StridedView
 from celosia.compiler.vthread.verify.decode import VerifyError
 from celosia.driver.runtime import Runtime

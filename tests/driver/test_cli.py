@@ -820,7 +820,7 @@ def test_inspect_shows_the_graph_after_each_pass(celosia: Callable[..., tuple[in
 def test_a_failed_self_check_is_a_fault_and_can_be_left_out(
     celosia: Callable[..., tuple[int, str, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from celosia.compiler.selfcheck.check import SelfCheckError
+    from celosia.compiler.selfcheck.check_launches import SelfCheckError
 
     def fail(*given: object) -> None:
         raise SelfCheckError("conv7", "never stores its output")

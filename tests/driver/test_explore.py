@@ -27,8 +27,8 @@ import celosia
 from celosia.bitstreams import area, synthesis
 from celosia.bitstreams.synthesis import Usage
 from celosia.compiler.layer import TilingError
-from celosia.compiler.tune.measure import Status, TrialResult
-from celosia.compiler.tune.pool import Fleet, Job
+from celosia.compiler.tune.device_pool import Fleet, Job
+from celosia.compiler.tune.layer_trial import Status, TrialResult
 from celosia.driver import cli
 from celosia.driver.explore import confirm, explorer, subject
 from celosia.driver.explore.configs import ConfigSpace

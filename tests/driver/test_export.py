@@ -24,9 +24,9 @@ from typer.testing import CliRunner
 
 import celosia
 from celosia.compiler.program import Pack, TensorInfo, Unpack
-from celosia.compiler.program.activations import pack_activation, unpack_activation
-from celosia.compiler.program.files import OutputError
+from celosia.compiler.program.activation_packing import pack_activation, unpack_activation
 from celosia.compiler.program.model import MATRICES, FormInfo, matrix_counts
+from celosia.compiler.program.safe_files import OutputError
 from celosia.driver.choices import EXPORT_TARGETS
 from celosia.driver.cli import app
 from celosia.driver.export import emulate

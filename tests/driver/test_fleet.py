@@ -18,9 +18,9 @@ from fake_board import FakeBoard, serving
 from typer.testing import CliRunner
 
 import celosia
-from celosia.compiler.tune.measure import CostSource, LayerJob, Status, TrialResult, measure, packed
+from celosia.compiler.tune.device_pool import Fleet, FleetError
+from celosia.compiler.tune.layer_trial import CostSource, LayerJob, Status, TrialResult, measure, pickled
 from celosia.compiler.tune.network import network_measurer
-from celosia.compiler.tune.pool import Fleet, FleetError
 from celosia.compiler.tune.records import Records
 from celosia.driver import cli
 from celosia.driver.host.oracle import MissingLibrary
@@ -51,7 +51,7 @@ def jobs() -> list[LayerJob]:
     for layer in (Shape(12, 5, 8, 3).layer(cfg), Shape(8, 6, 8, 1).layer(cfg)):
         space = space_of(cfg, layer)
         best = sorted(range(len(space)), key=space.base.__getitem__)[:3]
-        found.extend(LayerJob(cfg, packed(layer), space.points[n]) for n in best)
+        found.extend(LayerJob(cfg, pickled(layer), space.points[n]) for n in best)
     return found
 
 
@@ -237,7 +237,7 @@ def test_without_dask(monkeypatch: pytest.MonkeyPatch, models: Path, tmp_path: P
 STATION = """
 import os, pickle, signal, subprocess, sys, time
 from pathlib import Path
-from celosia.compiler.tune.measure import TrialResult, Status
+from celosia.compiler.tune.layer_trial import TrialResult, Status
 
 folder = Path({folder!r})
 while True:

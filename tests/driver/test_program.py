@@ -23,10 +23,10 @@ from thorough import some, tries
 from typer.testing import CliRunner
 
 import celosia
-from celosia.compiler.cpu.llvm import compile as llvm_compile
+from celosia.compiler.cpu.llvm import compile_loops as llvm_compile
 from celosia.compiler.graph.errors import ModelError
 from celosia.compiler.program import InputError, Program, ProgramError
-from celosia.compiler.program.files import OutputError
+from celosia.compiler.program.safe_files import OutputError
 from celosia.compiler.target import TARGETS, Target
 from celosia.driver.cli import app
 from celosia.driver.data.arrays import read_array

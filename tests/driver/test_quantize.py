@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 import celosia
 from celosia.compiler.graph.errors import ModelError
-from celosia.compiler.program.files import OutputError
+from celosia.compiler.program.safe_files import OutputError
 from celosia.driver.cli import app
 from celosia.driver.cli.errors import NO_TOOL, WRONG_INPUT
 from celosia.driver.data.calibration import CalibrationError

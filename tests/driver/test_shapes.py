@@ -205,7 +205,7 @@ def test_counts_need_no_compiler_on_a_board(
     program = runtime.program_for(inputs)
     hosted = [step.op for step in program.steps if isinstance(step, HostStep)]
     assert hosted and not any(map(needs_compiler, hosted))
-    monkeypatch.setattr(host, "makes_kernels", lambda: None)
+    monkeypatch.setattr(host, "kernel_compiler", lambda: None)
     agree(protos[name], inputs, runtime.run(inputs).outputs)
 
 

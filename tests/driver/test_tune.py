@@ -24,14 +24,14 @@ from celosia.compiler.compile import network_of
 from celosia.compiler.launch import blocks
 from celosia.compiler.launch.chains import CHAIN
 from celosia.compiler.tensorize.decisions import DecisionsError
-from celosia.compiler.tune import shipped, tuner
-from celosia.compiler.tune.choices import DEADLINE
-from celosia.compiler.tune.measure import TIMED, LayerJob, Status, TrialResult, measure, packed
-from celosia.compiler.tune.network import apply, network_schedule
-from celosia.compiler.tune.points import layer_space
-from celosia.compiler.tune.pool import Fleet
+from celosia.compiler.tune import network_tuner, shipped
+from celosia.compiler.tune.device_pool import Fleet
+from celosia.compiler.tune.layer_trial import TIMED, LayerJob, Status, TrialResult, measure, pickled
+from celosia.compiler.tune.network import apply_records, network_schedule
+from celosia.compiler.tune.network_tuner import NetworkState
 from celosia.compiler.tune.records import Key, Records, schedule_of
-from celosia.compiler.tune.tuner import NetworkState
+from celosia.compiler.tune.search_space import layer_space
+from celosia.compiler.tune.tuner_options import DEADLINE
 from celosia.driver import cli
 from celosia.driver.cli.tuning import tune as command_line
 from celosia.driver.tune.tune import Tuning, tune
@@ -91,10 +91,10 @@ def test_points_of_blocks_of_several_groups_are_legal_where_they_compile(monkeyp
     for each in searched.occurrences():
         if len(each.usual) > 1:
             space = layer_space(searched.cfg, each.layer, each.usual)
-            assert space.legal(space.number(each.usual))
+            assert space.is_legal(space.index(each.usual))
             for number in space.sample(16, np.random.default_rng(0)):
-                result = measure(LayerJob(searched.cfg, packed(each.layer), space.points[number]))
-                found.append((space.legal(number), result.status))
+                result = measure(LayerJob(searched.cfg, pickled(each.layer), space.points[number]))
+                found.append((space.is_legal(number), result.status))
     assert any(legal for legal, _ in found)
     assert all(status == (Status.OK if legal else Status.REFUSED) for legal, status in found)
 
@@ -104,12 +104,14 @@ def test_a_budget_ends_all_stages(looks: int, models: Path, monkeypatch: pytest.
     """Also the first asks, which come from all layers, and the trials of the whole network. looks: at the clock, before
     the budget is spent."""
     clock = SimpleNamespace(monotonic=count(1).__next__, perf_counter=time.perf_counter)
-    monkeypatch.setattr(tuner, "time", clock)
+    monkeypatch.setattr(network_tuner, "time", clock)
     monkeypatch.setattr("celosia.driver.tune.tune.deadline_of_budget", lambda budget: float(looks + 1))
     report = tune(models / "quantised.onnx", "tiny", trials=1000, budget="1s").report
     layers = len(report["layers"])
     assert report["cycles"] <= report["untuned"]
-    assert report["trials"] <= layers + (looks - 1) * tuner.TOGETHER * tuner.AT_ONCE  # usual points, and some asks
+    assert (
+        report["trials"] <= layers + (looks - 1) * network_tuner.SEARCHES_PER_ROUND * network_tuner.POINTS_PER_ASK
+    )  # usual points, and some asks
     assert report["measured"] <= report["trials"] + 2  # of the whole: untuned, and all that layers found
 
 
@@ -167,7 +169,7 @@ def lying(path: Path, cycles: int) -> Records:
 def test_records_that_lie_make_nothing_worse(models: Path, tuned: tuple[Path, Tuning]) -> None:
     path, found = tuned
     searched = network_of(models / "quantised.onnx", "tiny")
-    image, applied = apply(searched, lying(path, 1), TIMED)
+    image, applied = apply_records(searched, lying(path, 1), TIMED)
     assert searched.cycles(image, TIMED) == found.report["untuned"] and "no better than without" in str(applied)
     again = tune(models / "quantised.onnx", "tiny", trials=TRIALS, records=lying(path, 1))
     assert again.report["cycles"] == found.report["cycles"]  # below the bound: measured instead of believed
@@ -182,7 +184,7 @@ def test_schedules_that_do_not_fit_are_refused_with_the_reason(models: Path, tun
             bad = Key(key.workload, key.config, json.dumps(point), key.measurer)
             wrong.add(bad, TrialResult(Status.OK, 10_000))
     searched = network_of(models / "quantised.onnx", "tiny")
-    image, applied = apply(searched, wrong, TIMED)
+    image, applied = apply_records(searched, wrong, TIMED)
     assert searched.cycles(image, TIMED) == found.report["untuned"] and "n must be between 1 and" in str(applied)
 
 
@@ -288,7 +290,7 @@ def test_the_winners_of_a_tuning_are_what_decides(models: Path, tuned: tuple[Pat
         fewer = Records()
         rest = {other: point for other, point in decided.items() if other != name}
         fewer.add(Key.of(celosia.Config.load("tiny"), whole.workload, rest, whole.measurer), TrialResult(Status.OK, 1))
-        assert searched.cycles(apply(searched, fewer, TIMED)[0], TIMED) > found.report["cycles"]
+        assert searched.cycles(apply_records(searched, fewer, TIMED)[0], TIMED) > found.report["cycles"]
 
 
 def test_the_demo_model_is_faster_by_default() -> None:

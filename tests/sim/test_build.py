@@ -267,7 +267,7 @@ def test_what_another_user_could_write_is_refused(
 
 def test_nothing_of_another_user_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A simulator, its Verilog, and a kernel, which is compiled again."""
-    from celosia.compiler.cpu.llvm import compile as kernels
+    from celosia.compiler.cpu.llvm import compile_loops as kernels
 
     monkeypatch.setenv("CELOSIA_CACHE", str(tmp_path / "cache"))
     path = build.library_path(CFG)
@@ -282,10 +282,10 @@ def test_nothing_of_another_user_is_loaded(tmp_path: Path, monkeypatch: pytest.M
     cache.make_folder(kernel.parent)
     made = kernels.CompiledKernel("f", (), (), 0, b"code", "host")
     kernel.write_bytes(made.to_bytes())
-    assert kernels._found(kernel) == made
+    assert kernels._read_cache(kernel) == made
     for each in (path, text, kernel):
         hand_over(each, monkeypatch)
-    assert kernels._found(kernel) is None
+    assert kernels._read_cache(kernel) is None
     for ask in (lambda: build.build_library(CFG), lambda: verilog(CFG)):
         with pytest.raises(cache.CacheError, match="belongs to user"):
             ask()

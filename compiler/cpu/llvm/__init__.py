@@ -1,8 +1,25 @@
-"""Loops to machine code, by way of LLVM."""
+"""Code generation for CPUs: loops to LLVM IR and machine code, in the order in which a loop nest passes the files.
 
-from celosia.compiler.cpu.llvm.compile import compile_function, from_loops
+compile_loops       whether machine code is in memory, in the cache on disk, or compiled now
+codegen             which functions a kernel becomes, and which memory and threads each uses
+writer              which LLVM IR a statement or expression becomes
+memory_access       how an element, or a vector of them, is loaded and stored
+unrolled            which loads and stores of an unrolled loop are shared
+masks               which lanes of a vector a condition on positions selects
+nan_free_extremes   which extremes never see a NaN
+arithmetic          which instructions an operation becomes
+float_functions     which polynomial computes exp, tanh, erf, ...
+operations          how conversions, divisions and reductions over lanes are computed
+dot, amx            which instructions add up products of bytes
+requantise          how NEON rounds and saturates to bytes
+machine             which processor LLVM optimises for, and how code is linked into this process
+library             how kernels for a board become a shared object
+team_code           what the threads of a team run between kernels
+"""
+
+from celosia.compiler.cpu.llvm.compile_loops import compile_function, from_loops
 from celosia.compiler.cpu.llvm.library import LinkError, link_library
 from celosia.compiler.cpu.llvm.machine import host, link
-from celosia.compiler.cpu.llvm.team import link_team
+from celosia.compiler.cpu.llvm.team_code import link_team
 
 __all__ = ["LinkError", "compile_function", "from_loops", "host", "link", "link_library", "link_team"]

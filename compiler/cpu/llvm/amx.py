@@ -1,4 +1,4 @@
-"""Tiles of Intel's AMX: 16 rows of 64 bytes, and an instruction that adds 16 x 16 dot products of 64 bytes each.
+"""Intel AMX: match loop nests with tile products, and write the tile instructions.
 
     for k in steps:
       unrolled rows (at most 16):  [unrolled columns (at most 6):]
@@ -18,7 +18,7 @@ from llvmlite import ir
 from celosia.compiler.expr.affine import coefficient, flatten, linear
 from celosia.compiler.expr.loops import For, Update
 from celosia.compiler.expr.nodes import Call, Expr, Load, Tensor, Var
-from celosia.compiler.target import TILE_COLUMNS, TILE_ROWS, TILE_STEPS, TILES
+from celosia.compiler.target import AMX_FEATURES, TILE_COLUMNS, TILE_ROWS, TILE_STEPS
 
 V = Any
 I8, I64 = ir.IntType(8), ir.IntType(64)
@@ -27,8 +27,11 @@ TILE_A, TILE_B = 6, 7
 
 @dataclass(frozen=True)
 class AmxNest:
-    """Operands of a loop nest: (tensor, index) of each operand, and elements from one row, or step, to the next.
-    columns: the loop over them, if there is one."""
+    """A loop nest that tiles can compute.
+
+    x, w, acc: operands. x_row, w_step, acc_row: elements from one row, or step, to the next. columns: the loop over
+    columns of accumulators, if there is one. zero: loops that begin at 0, those over rows and lanes.
+    """
 
     k: Var
     steps: int
@@ -41,17 +44,17 @@ class AmxNest:
     w_step: int
     acc_row: int
     zero: tuple[Var, ...]
-    """Loops that begin at 0: rows and lanes."""
+    """Variables of the loops over rows and lanes, which are 0 at a tile's start."""
 
     @property
     def width(self) -> int:
-        """Columns of the product, 1 without a loop over them."""
+        """Number of columns of accumulator tiles, 1 without a loop over them."""
         return 1 if self.columns is None else self.columns.extent
 
 
 def match(nest: For, features: frozenset[str]) -> AmxNest | None:
-    """`nest` as tiles, where the processor has them and it is one."""
-    if not features >= TILES or nest.kind != "serial" or nest.extent < TILE_STEPS:
+    """Match `nest` with tile products; None where it is something else or the processor has no tiles."""
+    if not features >= AMX_FEATURES or nest.kind != "serial" or nest.extent < TILE_STEPS:
         return None
     loops: list[For] = []
     body: Any = nest.body
@@ -65,21 +68,21 @@ def match(nest: For, features: frozenset[str]) -> AmxNest | None:
             return None
     if [loop.kind for loop in loops] not in (["unrolled", "vectorized"], ["unrolled", "unrolled", "vectorized"]):
         return None
-    rows, *between, lanes = loops
-    columns = between[0] if between else None
+    rows, *middle, lanes = loops
+    columns = middle[0] if middle else None
     if rows.extent not in TILE_ROWS or lanes.extent != 16 or (columns and columns.extent > TILE_COLUMNS):
         return None
     xs, ws, accs = (linear(flatten(t.shape, i)) for t, i in ((x.tensor, x.index), (w.tensor, w.index), (tensor, index)))
 
-    def steps(loop: Var) -> tuple[int | None, int | None, int | None]:
+    def strides(loop: Var) -> tuple[int | None, int | None, int | None]:
         return coefficient(xs, loop), coefficient(ws, loop), coefficient(accs, loop)
 
-    of_k, of_rows, of_lanes = steps(nest.var), steps(rows.var), steps(lanes.var)
+    of_k, of_rows, of_lanes = strides(nest.var), strides(rows.var), strides(lanes.var)
     if of_k[0] != 1 or not of_k[1] or of_k[2] != 0 or of_lanes != (0, 1, 1):
         return None
     if not of_rows[0] or of_rows[1] != 0 or not of_rows[2]:
         return None
-    if columns is not None and (steps(columns.var)[0] != 0 or None in steps(columns.var)):
+    if columns is not None and (strides(columns.var)[0] != 0 or None in strides(columns.var)):
         return None
     return AmxNest(
         nest.var, nest.extent, rows.extent, columns, x, w, (tensor, index), of_rows[0], of_k[1], of_rows[2],
@@ -88,7 +91,7 @@ def match(nest: For, features: frozenset[str]) -> AmxNest | None:
 
 
 def configure(b: Any, module: Any, rows: int) -> None:
-    """All tiles have `rows` rows of 64 bytes, but B, which has 16."""
+    """Write the instruction that gives all tiles `rows` rows of 64 bytes, except B, which has 16."""
     name = f"tiles.{rows}"
     if name not in module.globals:
         sizes = [64, 0] * 8 + [0] * 16  # bytes of a row of tiles 0 to 15, as 16 bits each
@@ -103,24 +106,24 @@ def configure(b: Any, module: Any, rows: int) -> None:
 
 
 def release(b: Any, module: Any) -> None:
-    """Writes the instruction that gives all tiles back."""
+    """Write the instruction that releases all tiles."""
     b.call(_declared(module, "tilerelease"), [])
 
 
-def load(b: Any, tile: int, place: V, row_bytes: int) -> None:
-    """Writes the load of a tile: its rows are `row_bytes` apart from `place` on."""
+def load(b: Any, tile: int, pointer: V, row_bytes: int) -> None:
+    """Write the load of a tile whose rows are `row_bytes` apart from `pointer` on."""
     fn = _declared(b.module, "tileloadd64", I8, ir.PointerType(), I64)
-    b.call(fn, [I8(tile), place, I64(row_bytes)])
+    b.call(fn, [I8(tile), pointer, I64(row_bytes)])
 
 
-def store(b: Any, tile: int, place: V, row_bytes: int) -> None:
-    """Writes the store of a tile: its rows are `row_bytes` apart from `place` on."""
+def store(b: Any, tile: int, pointer: V, row_bytes: int) -> None:
+    """Write the store of a tile whose rows are `row_bytes` apart from `pointer` on."""
     fn = _declared(b.module, "tilestored64", I8, ir.PointerType(), I64)
-    b.call(fn, [I8(tile), place, I64(row_bytes)])
+    b.call(fn, [I8(tile), pointer, I64(row_bytes)])
 
 
 def multiply(b: Any, tile: int) -> None:
-    """tile += A * B."""
+    """Write tile += A * B."""
     b.call(_declared(b.module, "tdpbusd", I8, I8, I8), [I8(tile), I8(TILE_A), I8(TILE_B)])
 
 

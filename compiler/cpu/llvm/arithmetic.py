@@ -1,5 +1,4 @@
-"""Generate code for expressions: operators, and functions by intrinsics of LLVM, polynomials in line, else the C
-library."""
+"""LLVM instructions of operators and functions: intrinsics of LLVM, inline polynomials, else the C library."""
 
 from __future__ import annotations
 
@@ -9,7 +8,7 @@ from typing import Any
 
 from llvmlite import ir
 
-from celosia.compiler.cpu.llvm.functions import F32, library
+from celosia.compiler.cpu.llvm.float_functions import F32, library
 from celosia.compiler.cpu.llvm.operations import (
     I32,
     V,
@@ -29,34 +28,38 @@ from celosia.compiler.expr.nodes import is_float
 from celosia.hw.spec.pipeline import ROOT_BITS
 
 
-def unsigned(dtype: str) -> bool:
-    """Whether LLVM's instructions for it are the unsigned ones."""
+def is_unsigned(dtype: str) -> bool:
+    """Return whether LLVM's unsigned instructions are the right ones for `dtype`."""
     return dtype.startswith(("uint", "bool"))
 
 
 def compare(b: Any, op: str, dtype: str, x: V, y: V) -> V:
-    """x op y as i1, of scalars or vectors; with NaN all but "ne" are false."""
+    """Compare x and y as i1, scalars or vectors; with NaN all comparisons but "ne" are false."""
     sign = {"lt": "<", "le": "<=", "eq": "==", "ne": "!="}[op]
     if is_float(dtype):
         return b.fcmp_unordered(sign, x, y) if op == "ne" else b.fcmp_ordered(sign, x, y)
-    return (b.icmp_unsigned if unsigned(dtype) else b.icmp_signed)(sign, x, y)
+    return (b.icmp_unsigned if is_unsigned(dtype) else b.icmp_signed)(sign, x, y)
 
 
-def index_division(b: Any, op: str, plain: bool, x: V, y: V) -> V:
-    """Floor division by a positive constant."""
-    if plain:
+def index_division(b: Any, op: str, is_nonnegative: bool, x: V, y: V) -> V:
+    """Divide an index by a positive constant, rounding down. is_nonnegative: of the dividend."""
+    if is_nonnegative:
         return b.udiv(x, y) if op == "floordiv" else b.urem(x, y)
-    rest = b.srem(x, y)
-    negative = b.icmp_signed("<", rest, ir.Constant(rest.type, None) if is_vector(rest) else ir.IntType(64)(0))
+    remainder = b.srem(x, y)
+    negative = b.icmp_signed(
+        "<", remainder, ir.Constant(remainder.type, None) if is_vector(remainder) else ir.IntType(64)(0)
+    )
     if op == "mod":
-        return b.select(negative, b.add(rest, y), rest)
-    whole = b.sdiv(x, y)
-    return b.sub(whole, b.zext(negative, whole.type))
+        return b.select(negative, b.add(remainder, y), remainder)
+    quotient = b.sdiv(x, y)
+    return b.sub(quotient, b.zext(negative, quotient.type))
 
 
-def binary(b: Any, op: str, dtype: str, x: V, y: V, any_order: bool = False, numbers: bool = False) -> V:
-    """x op y of element type `dtype`, scalars or vectors. any_order: sums of floats may be regrouped. numbers: `x` is
-    no NaN, and an extreme leaves out `y` where it is one."""
+def binary(b: Any, op: str, dtype: str, x: V, y: V, any_order: bool = False, nan_free: bool = False) -> V:
+    """Write x op y of element type `dtype`, for scalars or vectors.
+
+    any_order: sums of floats may be regrouped. nan_free: `x` is no NaN, and an extreme ignores `y` where it is one.
+    """
     if is_float(dtype):
         flags = ("reassoc",) if any_order else ()
         match op:
@@ -77,11 +80,11 @@ def binary(b: Any, op: str, dtype: str, x: V, y: V, any_order: bool = False, num
                 move = b.and_(other, b.fcmp_ordered("!=", rest, zero))
                 return b.select(move, b.fadd(rest, y), rest)
             case "min" | "max":
-                return (extreme_number if numbers else extreme)(b, op, x, y)
+                return (extreme_number if nan_free else extreme)(b, op, x, y)
             case "pow":
                 return call(b, "pow", dtype, x, y)
         raise ValueError(f"{op} is not defined on {dtype}")
-    signed = not unsigned(dtype)
+    signed = not is_unsigned(dtype)
     match op:
         case "add" | "sub" | "mul" | "xor":
             return getattr(b, op)(x, y)
@@ -104,31 +107,31 @@ def binary(b: Any, op: str, dtype: str, x: V, y: V, any_order: bool = False, num
     raise ValueError(f"{op} is not defined on {dtype}")
 
 
-DIRECT = {
+LLVM_INTRINSICS = {
     "sqrt": "llvm.sqrt", "floor": "llvm.floor", "ceil": "llvm.ceil", "trunc": "llvm.trunc",
     "round_even": "llvm.roundeven", "abs": "llvm.fabs", "fma": "llvm.fma",
 }  # fmt: skip
-ROUNDINGS = ("round_even", "floor", "ceil", "trunc")
+ROUNDING_FUNCTIONS = ("round_even", "floor", "ceil", "trunc")
 
 
-def _rounded(b: Any, name: str, x: V) -> V:
-    """float32 to a whole number, for processors that round no vectors: adding 2^23 leaves no place for fractions."""
+def _round_by_addition(b: Any, name: str, x: V) -> V:
+    """Round float32 for processors that round no vectors: adding 2^23 leaves no bits for fractions."""
     limit, one = like(x, "float32", 8388608.0), like(x, "float32", 1.0)
     size = intrinsic(b, "llvm.fabs", x)
-    near = b.fsub(b.fadd(size, limit), limit)
+    nearest = b.fsub(b.fadd(size, limit), limit)
     if name == "trunc":
-        near = b.select(b.fcmp_ordered(">", near, size), b.fsub(near, one), near)
-    whole = intrinsic(b, "llvm.copysign", near, x)
+        nearest = b.select(b.fcmp_ordered(">", nearest, size), b.fsub(nearest, one), nearest)
+    rounded = intrinsic(b, "llvm.copysign", nearest, x)
     if name == "floor":
-        whole = b.select(b.fcmp_ordered(">", whole, x), b.fsub(whole, one), whole)
+        rounded = b.select(b.fcmp_ordered(">", rounded, x), b.fsub(rounded, one), rounded)
     if name == "ceil":
-        whole = b.select(b.fcmp_ordered("<", whole, x), b.fadd(whole, one), whole)
-    whole = intrinsic(b, "llvm.copysign", whole, x)
-    return b.select(b.fcmp_ordered("<", size, limit), whole, x)
+        rounded = b.select(b.fcmp_ordered("<", rounded, x), b.fadd(rounded, one), rounded)
+    rounded = intrinsic(b, "llvm.copysign", rounded, x)
+    return b.select(b.fcmp_ordered("<", size, limit), rounded, x)
 
 
 def call(b: Any, name: str, dtype: str, *args: V) -> V:
-    """The intrinsic `name` of expr.nodes on values of `dtype`."""
+    """Write the intrinsic function `name` of expr.math_functions on values of `dtype`."""
     if not dtype.startswith("float"):
         if name == "abs":
             return intrinsic(b, "llvm.abs", args[0], extra=(ir.IntType(1)(0),)) if dtype.startswith("int") else args[0]
@@ -145,10 +148,10 @@ def call(b: Any, name: str, dtype: str, *args: V) -> V:
         value, low, high = args
         value = b.select(b.fcmp_ordered(">", value, low), value, low)
         return b.select(b.fcmp_ordered("<", value, high), value, high)
-    if name in ROUNDINGS and dtype == "float32" and not features(b) & {"sse4.1", "fp-armv8"}:
-        return _rounded(b, name, args[0])
-    if name in DIRECT:
-        return intrinsic(b, DIRECT[name], *args)
+    if name in ROUNDING_FUNCTIONS and dtype == "float32" and not features(b) & {"sse4.1", "fp-armv8"}:
+        return _round_by_addition(b, name, args[0])
+    if name in LLVM_INTRINSICS:
+        return intrinsic(b, LLVM_INTRINSICS[name], *args)
     if name == "isnan":
         return b.fcmp_unordered("uno", args[0], args[0])
     if name == "isinf":
@@ -162,32 +165,39 @@ def call(b: Any, name: str, dtype: str, *args: V) -> V:
 
 
 def _inverse_root(b: Any, x: V) -> V:
-    """sim.norm.inverse_root. The quotient of doubles is at most one beside it, so that r^2 x - 2^82 modulo 2^64 has its
-    sign; below 2^30 it is the largest number that there is."""
-    one, most = like(x, "int64", 1), like(x, "int64", (1 << ROOT_BITS) - 1)
-    root = intrinsic(b, "llvm.sqrt", b.sitofp(x, widened(x, ir.DoubleType())))
-    near = b.fptosi(b.fdiv(like(x, "float64", 2.0**41), root), x.type)
+    """Write sim.norm.inverse_root.
 
-    def above(r: V) -> V:
+    The quotient of doubles is off by at most one, and r^2 x - 2^82 modulo 2^64 has the sign of the error; below 2^30
+    the result is the largest number.
+    """
+    one, largest = like(x, "int64", 1), like(x, "int64", (1 << ROOT_BITS) - 1)
+    root = intrinsic(b, "llvm.sqrt", b.sitofp(x, widened(x, ir.DoubleType())))
+    estimate = b.fptosi(b.fdiv(like(x, "float64", 2.0**41), root), x.type)
+
+    def is_above(r: V) -> V:
         return b.icmp_signed(">", b.mul(b.mul(r, r), x), like(x, "int64", 0))
 
-    near = b.sub(near, b.zext(above(near), x.type))
-    near = b.select(above(b.add(near, one)), near, b.add(near, one))
-    near = intrinsic(b, "llvm.smin", near, most)
-    return b.select(b.icmp_signed("<", x, like(x, "int64", 1 << 30)), most, near)
+    estimate = b.sub(estimate, b.zext(is_above(estimate), x.type))
+    estimate = b.select(is_above(b.add(estimate, one)), estimate, b.add(estimate, one))
+    estimate = intrinsic(b, "llvm.smin", estimate, largest)
+    return b.select(b.icmp_signed("<", x, like(x, "int64", 1 << 30)), largest, estimate)
 
 
 def _popcount4(b: Any, x: V) -> V:
-    """In a vector of a power of two of lanes: LLVM would take the bytes of others one by one."""
+    """Count bits of bytes in a vector with a power of two of lanes; LLVM would split others into bytes."""
     lanes = x.type.count if is_vector(x) else 1
     wide = 1 << (lanes - 1).bit_length()
     if wide > lanes:
-        x = b.shuffle_vector(x, ir.Constant(x.type, ir.Undefined), _places(min(k, lanes) for k in range(wide)))
+        x = b.shuffle_vector(x, ir.Constant(x.type, ir.Undefined), _shuffle_mask(min(k, lanes) for k in range(wide)))
     counts = intrinsic(b, "llvm.ctpop", b.bitcast(x, ir.VectorType(ir.IntType(8), 4 * wide)))
     words = b.bitcast(counts, x.type)
-    return b.shuffle_vector(words, ir.Constant(x.type, ir.Undefined), _places(range(lanes))) if wide > lanes else words
+    return (
+        b.shuffle_vector(words, ir.Constant(x.type, ir.Undefined), _shuffle_mask(range(lanes)))
+        if wide > lanes
+        else words
+    )
 
 
-def _places(numbers: Iterable[int]) -> V:
-    places = list(numbers)
-    return ir.Constant(ir.VectorType(I32, len(places)), places)
+def _shuffle_mask(lanes: Iterable[int]) -> V:
+    lane_list = list(lanes)
+    return ir.Constant(ir.VectorType(I32, len(lane_list)), lane_list)

@@ -1,12 +1,16 @@
-"""Dot products of four bytes, added to an int32: dot4(x, w) = x0*w0 + x1*w1 + x2*w2 + x3*w3, where x holds four uint8
-and w four int8, each in a uint32 with the first byte lowest; pairs(x0, x1, w0, w1), where each holds two int8.
+"""Instructions for sums of byte products: dot4(x, w) of four uint8 and four int8, pairs(x0, x1, w0, w1) of int8 pairs.
 
-Processors with VNNI or AVX-VNNI have one instruction for it (vpdpbusd), which reads int32 lanes as here, and so have
-those of ARM with i8mm (usdot); with dotprod alone, udot takes w + 128, and 128 * x is subtracted. AVX2 multiplies pairs
-of int16 exactly (vpmaddwd; vpmaddubsw would saturate). NEON multiplies int16, which hold a product of two bytes, and
-adds neighbours to int32 (sadalp, vpadal); of pairs it adds two products of int8 first (smull, smlal), where they fit,
-and needs nothing to take bytes apart. Others multiply byte by byte. Where w is four ones, neighbours are added
-alone (uadalp, vpmaddubsw, which then does not saturate).
+dot4(x, w) = x0*w0 + x1*w1 + x2*w2 + x3*w3; all bytes lie in a uint32 (uint16 for pairs), the first one lowest.
+
+  VNNI, AVX-VNNI   vpdpbusd does it for int32 lanes
+  i8mm (Arm)       usdot does it
+  dotprod (Arm)    udot takes w + 128, and 128 * x is subtracted
+  AVX2             vpmaddwd multiplies pairs of int16 exactly (vpmaddubsw would saturate)
+  NEON             int16 products of two bytes, then pairwise sums to int32 (sadalp, vpadal); pairs adds two products of
+                   int8 (smull, smlal) first where they fit
+  others           byte by byte
+
+Where w is four ones, neighbours are only added (uadalp, vpmaddubsw, which then does not saturate).
 """
 
 from __future__ import annotations
@@ -17,7 +21,7 @@ from typing import Any
 
 from llvmlite import ir
 
-from celosia.compiler.expr.functions import ONES
+from celosia.compiler.expr.math_functions import ONES
 from celosia.compiler.target import dot_instructions, target
 
 V = Any
@@ -25,40 +29,42 @@ I8, I16, I32 = ir.IntType(8), ir.IntType(16), ir.IntType(32)
 
 
 def features() -> frozenset[str]:
-    """What the processor has that is compiled for, in LLVM's names."""
+    """Return the features of the target processor, in LLVM's names."""
     return target().features
 
 
-def dot4(b: Any, acc: V, x: V, w: V, has: frozenset[str]) -> V:
-    """acc + dot4(x, w), lane by lane: int32, or vectors of it of one width."""
-    kind, widths = dot_instructions(has)
+def dot4(b: Any, acc: V, x: V, w: V, features_: frozenset[str]) -> V:
+    """Write acc + dot4(x, w), lane by lane: int32, or vectors of it of one width."""
+    kind, widths = dot_instructions(features_)
     lanes = acc.type.count if isinstance(acc.type, ir.VectorType) else 1
     if kind == "bytes" or lanes < 4:
-        return _by_bytes(b, acc, x, w)
-    new = "fp-armv8" in has
-    one: Callable[[Any, V, V, V], V] = {
+        return _dot_by_bytes(b, acc, x, w)
+    is_aarch64 = "fp-armv8" in features_
+    instruction: Callable[[Any, V, V, V], V] = {
         "vnni": _vnni, "pairs": _by_pairs, "i8mm": _i8mm, "dotprod": _dotprod,
-        "neon": _neon if new else _neon_of_armv7,
+        "neon": _neon if is_aarch64 else _neon_of_armv7,
     }[kind]  # fmt: skip
     if isinstance(w, ir.Constant) and w.constant == [I32(ONES)] * lanes:
-        one = {"pairs": _sum_by_pairs, "neon": _sum_by_neon if new else _sum_by_neon_of_armv7}.get(kind, one)
+        instruction = {"pairs": _sum_by_pairs, "neon": _sum_by_neon if is_aarch64 else _sum_by_neon_of_armv7}.get(
+            kind, instruction
+        )
     width = next((n for n in reversed(widths) if n >= lanes), widths[0])
     if width == lanes:
-        return one(b, acc, x, w)
+        return instruction(b, acc, x, w)
     parts = []
     for start in range(0, lanes, width):
-        places = [min(start + k, lanes) for k in range(width)]  # what is beyond may be anything
-        parts.append(one(b, *(_pick(b, v, places) for v in (acc, x, w))))
-    return _joined(b, parts, lanes)
+        lanes_of_part = [min(start + k, lanes) for k in range(width)]  # what is beyond may be anything
+        parts.append(instruction(b, *(_pick(b, v, lanes_of_part) for v in (acc, x, w))))
+    return _concatenate(b, parts, lanes)
 
 
-def _pick(b: Any, v: V, places: list[int]) -> V:
-    mask = ir.Constant(ir.VectorType(I32, len(places)), places)
+def _pick(b: Any, v: V, lanes: list[int]) -> V:
+    mask = ir.Constant(ir.VectorType(I32, len(lanes)), lanes)
     return b.shuffle_vector(v, ir.Constant(v.type, ir.Undefined), mask)
 
 
-def _joined(b: Any, parts: list[V], lanes: int) -> V:
-    """The vectors `parts` after one another, the first `lanes` of all."""
+def _concatenate(b: Any, parts: list[V], lanes: int) -> V:
+    """Concatenate vectors, and keep the first `lanes` lanes."""
     while len(parts) > 1:
         pairs = [parts[k : k + 2] for k in range(0, len(parts), 2)]
         parts = []
@@ -87,30 +93,30 @@ def _by_pairs(b: Any, acc: V, x: V, w: V) -> V:
     lanes = acc.type.count
     pairs = ir.VectorType(I16, 2 * lanes)
     fn = _declared(b, _PAIRS[lanes], acc.type, pairs, pairs)
-    even, odd = (b.call(fn, factors) for factors in _halves(b, x, w))
+    even, odd = (b.call(fn, factors) for factors in _even_and_odd_bytes(b, x, w))
     return b.add(acc, b.add(even, odd))
 
 
-def _halves(b: Any, x: V, w: V) -> list[tuple[V, V]]:
-    """Bytes 0 and 2 of both as int16, then 1 and 3."""
+def _even_and_odd_bytes(b: Any, x: V, w: V) -> list[tuple[V, V]]:
+    """Return bytes 0 and 2 of both operands as int16, then bytes 1 and 3."""
     pairs = ir.VectorType(I16, 2 * x.type.count)
-    eight, low = (ir.Constant(pairs, [number] * pairs.count) for number in (8, 255))
+    eight, low = (ir.Constant(pairs, [value] * pairs.count) for value in (8, 255))
     x, w = b.bitcast(x, pairs), b.bitcast(w, pairs)
     return [(b.and_(x, low), b.ashr(b.shl(w, eight), eight)), (b.lshr(x, eight), b.ashr(w, eight))]
 
 
 def _neon(b: Any, acc: V, x: V, w: V) -> V:
-    """-32640 <= x * w <= 32385: an int16."""
+    """Multiply in int16: -32640 <= x * w <= 32385."""
     pairs = ir.VectorType(I16, 8)
     fn = _declared(b, "llvm.aarch64.neon.saddlp.v4i32.v8i16", acc.type, pairs)
-    for factors in _halves(b, x, w):
+    for factors in _even_and_odd_bytes(b, x, w):
         acc = b.add(acc, b.call(fn, [b.mul(*factors)]))
     return acc
 
 
 def _neon_of_armv7(b: Any, acc: V, x: V, w: V) -> V:
     fn = _declared(b, "llvm.arm.neon.vpadals.v4i32.v8i16", acc.type, acc.type, ir.VectorType(I16, 8))
-    for factors in _halves(b, x, w):
+    for factors in _even_and_odd_bytes(b, x, w):
         acc = b.call(fn, [acc, b.mul(*factors)])
     return acc
 
@@ -119,7 +125,7 @@ _BYTES = {16: "llvm.x86.avx512.pmaddubs.w.512", 8: "llvm.x86.avx2.pmadd.ub.sw", 
 
 
 def _sum_by_pairs(b: Any, acc: V, x: V, w: V) -> V:
-    """acc + dot4(x, ONES)."""
+    """Write acc + dot4(x, ONES)."""
     lanes = acc.type.count
     quads, pairs = ir.VectorType(I8, 4 * lanes), ir.VectorType(I16, 2 * lanes)
     halves = b.call(_declared(b, _BYTES[lanes], pairs, quads, quads), [b.bitcast(x, quads), b.bitcast(w, quads)])
@@ -128,14 +134,14 @@ def _sum_by_pairs(b: Any, acc: V, x: V, w: V) -> V:
 
 
 def _sum_by_neon(b: Any, acc: V, x: V, w: V) -> V:
-    """acc + dot4(x, ONES)."""
+    """Write acc + dot4(x, ONES)."""
     quads, pairs = ir.VectorType(I8, 16), ir.VectorType(I16, 8)
     halves = b.call(_declared(b, "llvm.aarch64.neon.uaddlp.v8i16.v16i8", pairs, quads), [b.bitcast(x, quads)])
     return b.add(acc, b.call(_declared(b, "llvm.aarch64.neon.uaddlp.v4i32.v8i16", acc.type, pairs), [halves]))
 
 
 def _sum_by_neon_of_armv7(b: Any, acc: V, x: V, w: V) -> V:
-    """acc + dot4(x, ONES)."""
+    """Write acc + dot4(x, ONES)."""
     quads, pairs = ir.VectorType(I8, 16), ir.VectorType(I16, 8)
     halves = b.call(_declared(b, "llvm.arm.neon.vpaddlu.v8i16.v16i8", pairs, quads), [b.bitcast(x, quads)])
     return b.call(_declared(b, "llvm.arm.neon.vpadalu.v4i32.v8i16", acc.type, acc.type, pairs), [acc, halves])
@@ -148,7 +154,7 @@ def _i8mm(b: Any, acc: V, x: V, w: V) -> V:
 
 
 def _dotprod(b: Any, acc: V, x: V, w: V) -> V:
-    """dot4(x, w) = dot4(x, w + 128) - dot4(x, 128), with w + 128 as uint8."""
+    """Write dot4(x, w) = dot4(x, w + 128) - dot4(x, 128), with w + 128 as uint8."""
     quads = ir.VectorType(I8, 16)
     fn = _declared(b, "llvm.aarch64.neon.udot.v4i32.v16i8", acc.type, acc.type, quads, quads)
     x, top = b.bitcast(x, quads), ir.Constant(quads, [-128] * 16)
@@ -156,27 +162,31 @@ def _dotprod(b: Any, acc: V, x: V, w: V) -> V:
     return b.sub(b.call(fn, [acc, x, b.xor(b.bitcast(w, quads), top)]), much)
 
 
-def _by_bytes(b: Any, acc: V, x: V, w: V) -> V:
-    def fixed(number: int) -> V:
+def _dot_by_bytes(b: Any, acc: V, x: V, w: V) -> V:
+    """Write acc + dot4(x, w) with shifts and masks, for processors without such an instruction."""
+
+    def constant(number: int) -> V:
         lanes = getattr(acc.type, "count", 0)
         return ir.Constant(acc.type, [number] * lanes) if lanes else I32(number)
 
     for k in range(4):
-        byte = b.and_(b.lshr(x, fixed(8 * k)), fixed(255))
-        factor = b.ashr(b.shl(w, fixed(24 - 8 * k)), fixed(24))
+        byte = b.and_(b.lshr(x, constant(8 * k)), constant(255))
+        factor = b.ashr(b.shl(w, constant(24 - 8 * k)), constant(24))
         acc = b.add(acc, b.mul(byte, factor))
     return acc
 
 
-def pairs(b: Any, acc: V, x0: V, x1: V, w0: V, w1: V, has: frozenset[str], narrow: bool = False) -> V:
-    """acc + pairs(x0, x1, w0, w1), lane by lane. narrow: the sum of two products is an int16."""
-    if dot_instructions(has)[0] != "neon" or getattr(acc.type, "count", 0) != 4:
+def pairs(b: Any, acc: V, x0: V, x1: V, w0: V, w1: V, features_: frozenset[str], narrow: bool = False) -> V:
+    """Write acc + pairs(x0, x1, w0, w1), lane by lane. narrow: the sum of two products fits int16."""
+    if dot_instructions(features_)[0] != "neon" or getattr(acc.type, "count", 0) != 4:
         return _pairs_by_bytes(b, acc, ((x0, w0), (x1, w1)))
-    new, eight, bytes_ = "fp-armv8" in has, ir.VectorType(I16, 8), ir.VectorType(I8, 8)
-    multiply = _declared(b, f"llvm.{'aarch64.neon.smull' if new else 'arm.neon.vmulls'}.v8i16", eight, bytes_, bytes_)
+    is_aarch64, eight, bytes_ = "fp-armv8" in features_, ir.VectorType(I16, 8), ir.VectorType(I8, 8)
+    multiply = _declared(
+        b, f"llvm.{'aarch64.neon.smull' if is_aarch64 else 'arm.neon.vmulls'}.v8i16", eight, bytes_, bytes_
+    )
     first, second = (b.call(multiply, [b.bitcast(x, bytes_), b.bitcast(w, bytes_)]) for x, w in ((x0, w0), (x1, w1)))
     for products in [b.add(first, second)] if narrow else [first, second]:
-        if new:
+        if is_aarch64:
             add = _declared(b, "llvm.aarch64.neon.saddlp.v4i32.v8i16", acc.type, eight)
             acc = b.add(acc, b.call(add, [products]))
         else:
@@ -185,23 +195,25 @@ def pairs(b: Any, acc: V, x0: V, x1: V, w0: V, w1: V, has: frozenset[str], narro
     return acc
 
 
-def reads_both(lanes: int, has: frozenset[str]) -> bool:
-    """Whether there is an instruction that takes two uint16 for all of so many lanes."""
-    return lanes == 4 and dot_instructions(has)[0] == "neon"
+def can_load_pair(lanes: int, features_: frozenset[str]) -> bool:
+    """Return whether one instruction broadcasts two uint16 from memory to this number of lanes."""
+    return lanes == 4 and dot_instructions(features_)[0] == "neon"
 
 
-def both(b: Any, at: V, has: frozenset[str]) -> list[V]:
-    """Vectors of the uint16 at the pointer `at`, and of that behind it."""
+def load_pair(b: Any, pointer: V, features_: frozenset[str]) -> list[V]:
+    """Load the uint16 at `pointer` and the one behind it, each broadcast to a vector."""
     lanes = ir.VectorType(I16, 4)
     result = ir.LiteralStructType((lanes, lanes))
-    if "fp-armv8" in has:
-        found = b.call(_declared(b, "llvm.aarch64.neon.ld2r.v4i16.p0", result, at.type), [at])
+    if "fp-armv8" in features_:
+        loaded = b.call(_declared(b, "llvm.aarch64.neon.ld2r.v4i16.p0", result, pointer.type), [pointer])
     else:
-        found = b.call(_declared(b, "llvm.arm.neon.vld2dup.v4i16.p0", result, at.type, I32), [at, I32(2)])
-    return [b.extract_value(found, k) for k in range(2)]
+        loaded = b.call(_declared(b, "llvm.arm.neon.vld2dup.v4i16.p0", result, pointer.type, I32), [pointer, I32(2)])
+    return [b.extract_value(loaded, k) for k in range(2)]
 
 
 def _pairs_by_bytes(b: Any, acc: V, factors: tuple[tuple[V, V], ...]) -> V:
+    """Write acc + pairs(...) with shifts, for processors without such an instruction."""
+
     def byte(value: V, k: int) -> V:
         wide = b.sext(value, acc.type)
         lanes = getattr(acc.type, "count", 0)
@@ -215,4 +227,4 @@ def _pairs_by_bytes(b: Any, acc: V, factors: tuple[tuple[V, V], ...]) -> V:
 
 
 DOTS: Mapping[str, Callable[..., V]] = {"dot4": dot4, "pairs": pairs, "narrow_pairs": partial(pairs, narrow=True)}
-"""The sums of products that expressions call, with accumulators first."""
+"""Intrinsic -> writer of the sum of products, with the accumulator first."""

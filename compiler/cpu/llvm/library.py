@@ -1,4 +1,4 @@
-"""Kernels for another processor as one shared object."""
+"""Link kernels for another processor into one shared object."""
 
 from __future__ import annotations
 
@@ -12,26 +12,27 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from celosia.cache import tool_environment
-from celosia.compiler.cpu.llvm.compile import cached
-from celosia.compiler.cpu.llvm.team import team_object
+from celosia.compiler.cpu.llvm.compile_loops import cached
+from celosia.compiler.cpu.llvm.team_code import team_object
 from celosia.compiler.program.host.kernel import CompiledKernel
 from celosia.compiler.target import Target, compiling_for
 from celosia.plain import Sentences
 
 
 class LinkError(Sentences, RuntimeError):
-    """Kernels that cannot be linked; the message names the tool and the way out."""
+    """Kernels that cannot be linked; the message names the tool and what to do."""
 
 
 FLAGS = ("-shared", "-s", "-O2", "-Wl,--gc-sections", "-o", "kernels.so", "@objects", "-lm")
 
 
 def link_library(kernels: Iterable[CompiledKernel], target: Target) -> bytes:
-    """One shared object of the kernels' code, and of what runs them on threads, for `target`, which is another
-    processor. It is kept on disk. LinkError.
+    """Link the code of kernels and the team's code to a shared object for `target`, another processor.
 
-    It needs the C library of a board only where a kernel calls a function of it (sin, pow, ...): what the compiler's
-    own runtime holds is linked in.
+    Raises LinkError.
+
+    The result is cached on disk. It needs the board's C library only where a kernel calls one of its functions (sin,
+    pow, ...), as the compiler's runtime is linked in.
     """
     if find_spec("ziglang") is None:
         raise LinkError(
@@ -44,11 +45,12 @@ def link_library(kernels: Iterable[CompiledKernel], target: Target) -> bytes:
         digests = [(name, hashlib.sha256(code).hexdigest()) for name, code in objects.items()]
         how = metadata.version("ziglang"), target.zig, FLAGS
         return cached(
-            repr(digests), how, lambda: CompiledKernel("library", (), (), 0, _linked(objects, target), "")
+            repr(digests), how, lambda: CompiledKernel("library", (), (), 0, _link_objects(objects, target), "")
         ).code
 
 
-def _linked(objects: dict[str, bytes], target: Target) -> bytes:
+def _link_objects(objects: dict[str, bytes], target: Target) -> bytes:
+    """Link object files with zig in a temporary folder. Raises LinkError."""
     with tempfile.TemporaryDirectory(prefix="celosia") as folder:
         for name, code in objects.items():
             (Path(folder) / name).write_bytes(code)

@@ -1,4 +1,4 @@
-"""LLVM for a processor: its optimiser, object files, and their linking into this process."""
+"""LLVM for a processor: target machine, optimiser, object files, and linking into this process."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from celosia.compiler.target import Target, target, this_processor
 
 @functools.cache
 def machine(target: Target | None = None) -> Any:
-    """LLVM's description of `target`, by default of this processor."""
+    """Create LLVM's target machine of `target`, by default of this processor."""
     llvm.initialize_all_targets()
     llvm.initialize_all_asmprinters()
     if target is not None:
@@ -40,14 +40,14 @@ def _jit() -> Any:
 
 @functools.cache
 def host() -> str:
-    """What machine code made here needs: triple, processor and its features."""
+    """Return what machine code made here needs: triple, processor and its features."""
     features = llvm.get_host_cpu_features().flatten()
-    tiles = "" if this_processor().tiles else " without tiles"
+    tiles = "" if this_processor().has_amx else " without tiles"
     return f"{machine().triple} {llvm.get_host_cpu_name()} {features}{tiles}"
 
 
-def other() -> Target | None:
-    """The target where it is not this processor."""
+def foreign_target() -> Target | None:
+    """Return the target where it is not this processor, else None."""
     return target() if target().machine else None
 
 
@@ -55,27 +55,36 @@ _MASK = re.compile(r"<((?:i1 (?:true|false)(?:, )?)+)>\)")
 
 
 def stores_one_lane(text: str) -> bool:
-    """Whether a masked store of LLVM IR has one lane, in a mask that is known. LLVM 22 makes a scalar store of it on
-    x86, and where the value was narrowed before, one as wide as it had been: bytes behind it are overwritten."""
+    """Return whether LLVM IR has a masked store with exactly one constant lane, which LLVM 22 miscompiles on x86.
+
+    It becomes a scalar store, and if the value was narrowed before, one as wide as before: bytes behind it are
+    overwritten.
+    """
     stores = (line for line in text.splitlines() if "@llvm.masked.store" in line and "call" in line)
     return any(mask[1].count("true") == 1 for mask in map(_MASK.search, stores) if mask is not None)
 
 
 def converts_long_unsigned(text: str) -> bool:
-    """Whether LLVM IR makes floats of 64-bit unsigned integers. Where several of these were shorter signed integers,
-    the SLP vectoriser of LLVM 22 converts their lower 32 bits: float(uint64(int8(-1))) becomes 2**32 - 1."""
+    """Return whether LLVM IR converts 64-bit unsigned integers to floats, which LLVM 22 may miscompile.
+
+    Where several of them were shorter signed integers, the SLP vectoriser converts their lower 32 bits:
+    float(uint64(int8(-1))) becomes 2**32 - 1.
+    """
     return re.search(r"= uitofp (<\d+ x )?i64", text) is not None
 
 
 def optimise(text: str, level: int = 3, unroll: bool = True) -> tuple[str, bytes]:
-    """(optimised LLVM IR, object file) of one module, for the target. unroll: whether LLVM may write out loops."""
-    result, code = _optimised(text, level, unroll, vectorise=True)
-    return _optimised(text, level, unroll, vectorise=False) if stores_one_lane(result) else (result, code)
+    """Optimise and compile a module for the target.
+
+    Returns (LLVM IR, object file). unroll: whether LLVM may unroll loops.
+    """
+    result, code = _run_passes(text, level, unroll, vectorise=True)
+    return _run_passes(text, level, unroll, vectorise=False) if stores_one_lane(result) else (result, code)
 
 
-def _optimised(text: str, level: int, unroll: bool, vectorise: bool) -> tuple[str, bytes]:
-    """vectorise: whether LLVM may make vectors of loops; those that our schedules make stay."""
-    processor = machine(other())
+def _run_passes(text: str, level: int, unroll: bool, vectorise: bool) -> tuple[str, bytes]:
+    """Run LLVM's passes. vectorise: whether LLVM may vectorise loops; the vectors of schedules stay."""
+    processor = machine(foreign_target())
     module = llvm.parse_assembly(text)
     module.triple = processor.triple
     module.data_layout = str(processor.target_data)
@@ -90,12 +99,12 @@ def _optimised(text: str, level: int, unroll: bool, vectorise: bool) -> tuple[st
     return str(module), processor.emit_object(module)
 
 
-_numbers = itertools.count()  # of libraries that this process has linked
+_library_numbers = itertools.count()  # of libraries that this process has linked
 
 
 def link(symbols: Sequence[str], code: bytes) -> Any:
-    """A tracker that gives the addresses of `symbols` of object file `code`, and keeps its code."""
-    library = f"{symbols[0]}_{next(_numbers)}"
+    """Link an object file into this process. Returns a tracker that maps `symbols` to addresses and owns the code."""
+    library = f"{symbols[0]}_{next(_library_numbers)}"
     builder = llvm.JITLibraryBuilder().add_object_img(code).add_current_process()
     for symbol in symbols:
         builder.export_symbol(symbol)

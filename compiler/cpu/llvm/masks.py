@@ -1,8 +1,7 @@
-"""Find the lanes of a vector that a comparison of positions holds for, where each lane's is one beside that of its
-neighbour.
+"""Masks of vectors: find the lanes for which a comparison of positions holds.
 
-Found from the number of the first lane that differs: vectors of 64-bit positions are many where registers are small.
-Where the number is known, in a loop that is written out, so is the mask.
+Each lane's position is one more or less than its neighbour's, so the first lane that differs determines the mask:
+vectors of 64-bit positions would take many small registers. In an unrolled loop the mask is a constant.
 """
 
 from __future__ import annotations
@@ -13,31 +12,33 @@ from typing import Any
 from llvmlite import ir
 
 from celosia.compiler.cpu.llvm import operations
-from celosia.compiler.expr.affine import depends, from_linear, interval, linear
+from celosia.compiler.expr.affine import depends_on, from_linear, interval, linear
 from celosia.compiler.expr.nodes import INDEX, Const, Expr, Var
 from celosia.compiler.expr.walk import substitute
 
 V = Any
 I1, I8, I64 = ir.IntType(1), ir.IntType(8), ir.IntType(64)
-MOST_LANES = 128
-"""Whose numbers are compared as bytes."""
+MAX_LANES = 128
+"""Limit of the lanes, whose numbers are compared as bytes."""
 
 
-def compared(
+def position_mask(
     b: Any, op: str, x: Expr, y: Expr, lanes: tuple[Var, int], env: Mapping[Var, V], value: Callable[[Expr], V]
 ) -> V:
-    """x < y or x <= y, op being lt or le, of positions; `lanes`: the variable and how many. value: writes what is the
-    same for all. None where lanes do not lie beside each other."""
+    """Write x < y or x <= y (op lt or le) of positions as a mask; None where neighbouring lanes are not one apart.
+
+    lanes: the vectorised variable and its extent. value: writes an expression that is equal in all lanes.
+    """
     var, n = lanes
-    apart = linear(y - x if op == "lt" else y - x + 1)  # positive where it holds
-    step = apart.pop(var, 0)
-    if abs(step) != 1 or n > MOST_LANES or any(depends(each, var) for each in apart if each is not None):
+    difference = linear(y - x if op == "lt" else y - x + 1)  # positive where it holds
+    step = difference.pop(var, 0)
+    if abs(step) != 1 or n > MAX_LANES or any(depends_on(atom, var) for atom in difference if atom is not None):
         return None
-    known: dict[Var, Expr] = {
-        v: Const(each.constant, INDEX) for v, each in env.items() if isinstance(each, ir.Constant)
+    constants: dict[Var, Expr] = {
+        v: Const(atom.constant, INDEX) for v, atom in env.items() if isinstance(atom, ir.Constant)
     }
-    rest = from_linear(apart)
-    span = interval(substitute(rest, known))
+    rest = from_linear(difference)
+    span = interval(substitute(rest, constants))
     if span is not None and span[0] == span[1]:
         return ir.Constant(ir.VectorType(I1, n), [I1(int(span[0] + step * lane > 0)) for lane in range(n)])
     first = b.sub(I64(1), value(rest)) if step == 1 else value(rest)
@@ -47,20 +48,20 @@ def compared(
     return b.icmp_unsigned(">=" if step == 1 else "<", numbers, operations.splat(b, b.trunc(first, I8), n))
 
 
-def fixed(mask: V) -> list[bool] | None:
-    """The lanes of a mask that is known; None for one that is not, or is one bit for all lanes."""
+def constant_lanes(mask: V) -> list[bool] | None:
+    """Return the lanes of a constant mask; None for others, and for one bit that all lanes share."""
     lanes = mask.constant if isinstance(mask, ir.Constant) else None
     return [bool(lane.constant) for lane in lanes] if isinstance(lanes, (list, tuple)) else None
 
 
-def both(b: Any, x: V, y: V) -> V:
-    """Lanes of both masks."""
-    if (first := fixed(x)) is None or (second := fixed(y)) is None:
+def mask_and(b: Any, x: V, y: V) -> V:
+    """Return the lanes of both masks."""
+    if (first := constant_lanes(x)) is None or (second := constant_lanes(y)) is None:
         return b.and_(x, y)
     return ir.Constant(x.type, [I1(int(p and q)) for p, q in zip(first, second, strict=True)])
 
 
-def inverse(b: Any, mask: V) -> V:
-    """The other lanes."""
-    lanes = fixed(mask)
+def mask_not(b: Any, mask: V) -> V:
+    """Return the other lanes."""
+    lanes = constant_lanes(mask)
     return b.not_(mask) if lanes is None else ir.Constant(mask.type, [I1(int(not lane)) for lane in lanes])

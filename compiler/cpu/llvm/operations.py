@@ -1,4 +1,4 @@
-"""Scalar and vector operations that LLVM has no single instruction for: conversions, division, sums over lanes."""
+"""Operations that LLVM has no single instruction for: conversions, division, power, reductions over lanes."""
 
 from __future__ import annotations
 
@@ -13,58 +13,58 @@ from celosia.compiler.program.dtypes import numpy_dtype
 
 V = Any
 I32 = ir.IntType(32)
-ALIGN = 64  # of each tensor in the workspace
-SPECIAL = {
+WORKSPACE_ALIGNMENT = 64  # of each tensor in the workspace
+SPECIAL_TYPES = {
     "float16": ir.HalfType(), "float32": ir.FloatType(), "float64": ir.DoubleType(), "bool": ir.IntType(1),
     "bfloat16": ir.IntType(16),
 }  # fmt: skip
 LLVM_TYPES: dict[str, Any] = {
-    name: SPECIAL[name] if name in SPECIAL else ir.IntType(int(name.lstrip("uint"))) for name in TYPES
+    name: SPECIAL_TYPES[name] if name in SPECIAL_TYPES else ir.IntType(int(name.lstrip("uint"))) for name in TYPES
 }
-SUFFIX = {"half": "f16", "float": "f32", "double": "f64"}
+INTRINSIC_SUFFIXES = {"half": "f16", "float": "f32", "double": "f64"}
 
 
 def llvm_type(dtype: str) -> Any:
-    """LLVM's type of an element. ValueError where the CPU has none."""
+    """Return LLVM's type of an element. Raises ValueError where the CPU has none."""
     if dtype not in LLVM_TYPES:
         raise ValueError(f"the CPU has no element type {dtype}")
     return LLVM_TYPES[dtype]
 
 
 def memory_type(dtype: str) -> Any:
-    """LLVM's type of an element in memory: a bool is a byte there."""
+    """Return LLVM's type of an element in memory, where a bool is a byte."""
     return ir.IntType(8) if dtype == "bool" else llvm_type(dtype)
 
 
-def aligned(size: int) -> int:
-    """Bytes that `size` of them take in the workspace."""
-    return -(-max(size, 1) // ALIGN) * ALIGN
+def align_size(size: int) -> int:
+    """Round a size up to the alignment of tensors in the workspace."""
+    return -(-max(size, 1) // WORKSPACE_ALIGNMENT) * WORKSPACE_ALIGNMENT
 
 
-def fits(low: float, high: float, dtype: str) -> bool:
-    """Whether all of [low, high] can be converted to `dtype`, by way of int32."""
+def converts_exactly(low: float, high: float, dtype: str) -> bool:
+    """Return whether all of [low, high] can be converted to `dtype` by way of int32."""
     return dtype in ("int8", "uint8", "int16", "uint16", "int32") and low >= -(2**31) and high < 2**31
 
 
 def is_vector(value: V) -> bool:
-    """Whether it is a vector, not a scalar."""
+    """Return whether `value` is a vector."""
     return isinstance(value.type, ir.VectorType)
 
 
 def constant(dtype: str, value: float) -> V:
-    """A scalar of element type `dtype`; integers wrap."""
+    """Create a scalar constant of element type `dtype`; integers wrap."""
     type_ = llvm_type(dtype)
     if dtype == "bfloat16":
         value = int(np.array(value, numpy_dtype(dtype)).view(np.uint16))
     if isinstance(type_, ir.IntType):
         bits = type_.width
-        number = int(value) & ((1 << bits) - 1)
-        return ir.Constant(type_, number if bits == 1 or number < 1 << (bits - 1) else number - (1 << bits))
+        pattern = int(value) & ((1 << bits) - 1)
+        return ir.Constant(type_, pattern if bits == 1 or pattern < 1 << (bits - 1) else pattern - (1 << bits))
     return ir.Constant(type_, float(value))
 
 
 def splat(b: Any, value: V, lanes: int) -> V:
-    """A vector of equal lanes; vectors as they are."""
+    """Broadcast a scalar to a vector; vectors are unchanged."""
     if is_vector(value):
         return value
     if isinstance(value, ir.Constant):
@@ -74,30 +74,32 @@ def splat(b: Any, value: V, lanes: int) -> V:
     return b.shuffle_vector(one, ir.Constant(wide, ir.Undefined), ir.Constant(ir.VectorType(I32, lanes), [0] * lanes))
 
 
-def like(value: V, dtype: str, number: float) -> V:
-    """A constant as wide as `value`."""
-    c = constant(dtype, number)
+def like(value: V, dtype: str, scalar: float) -> V:
+    """Create a constant with as many lanes as `value`."""
+    c = constant(dtype, scalar)
     return ir.Constant(ir.VectorType(c.type, value.type.count), [c] * value.type.count) if is_vector(value) else c
 
 
 def widened(value: V, scalar: Any) -> Any:
-    """The type of `scalar` elements with as many lanes as `value`."""
+    """Return the type of `scalar` elements with as many lanes as `value`."""
     return ir.VectorType(scalar, value.type.count) if is_vector(value) else scalar
 
 
 def _suffix(type_: Any) -> str:
     if isinstance(type_, ir.VectorType):
         return f"v{type_.count}{_suffix(type_.element)}"
-    return SUFFIX.get(str(type_)) or str(type_)
+    return INTRINSIC_SUFFIXES.get(str(type_)) or str(type_)
 
 
 def intrinsic(
     b: Any, name: str, *args: V, result: Any = None, extra: tuple[V, ...] = (), flags: tuple[str, ...] = (),
-    second: Any = None,
+    second_type: Any = None,
 ) -> V:  # fmt: skip
-    """llvm.name on one overloaded type, that of the first argument; and of `result` or `second`, if given."""
+    """Call llvm.name, overloaded on the type of the first argument, and on `result` or `second_type` if it is
+    passed.
+    """
     out = result or args[0].type
-    others = [args[0].type] if result is not None else [second] if second is not None else []
+    others = [args[0].type] if result is not None else [second_type] if second_type is not None else []
     full = ".".join((name, *map(_suffix, (out, *others))))
     values = (*args, *extra)
     fn = b.module.globals.get(full)
@@ -106,45 +108,46 @@ def intrinsic(
     return b.call(fn, values, fastmath=flags)
 
 
-def masked_load(b: Any, at: V, mask: V, element: Any, align: int) -> V:
-    """The vector of `element` at the pointer `at`; lanes where `mask` does not hold are 0, and not read."""
+def masked_load(b: Any, pointer: V, mask: V, element: Any, align: int) -> V:
+    """Load a vector of `element` at `pointer`; lanes outside `mask` are 0, and not read."""
     wide = ir.VectorType(element, mask.type.count)
     name = f"llvm.masked.load.{_suffix(wide)}.p0"
-    types = [at.type, I32, mask.type, wide]
+    types = [pointer.type, I32, mask.type, wide]
     fn = b.module.globals.get(name) or ir.Function(b.module, ir.FunctionType(wide, types), name)
-    return b.call(fn, [at, I32(align), mask, ir.Constant(wide, None)])
+    return b.call(fn, [pointer, I32(align), mask, ir.Constant(wide, None)])
 
 
-def load_if(b: Any, inside: V, at: V, mask: V, element: Any, align: int) -> V:
-    """A masked load, or where all of the vector is `inside`, a plain one: then the other lanes are anything."""
+def load_if(b: Any, is_inside: V, pointer: V, mask: V, element: Any, align: int) -> V:
+    """Load under `mask`, or, where the complete vector `is_inside`, plainly; then the other lanes are arbitrary."""
     plain, masked, done = (b.append_basic_block(name) for name in ("plain", "masked", "loaded"))
-    b.cbranch(inside, plain, masked)
-    found = []
+    b.cbranch(is_inside, plain, masked)
+    loaded = []
     for block in (plain, masked):
         b.position_at_end(block)
         wide = ir.VectorType(element, mask.type.count)
-        value = b.load(at, typ=wide, align=align) if block is plain else masked_load(b, at, mask, element, align)
-        found.append((value, b.block))
+        value = (
+            b.load(pointer, typ=wide, align=align) if block is plain else masked_load(b, pointer, mask, element, align)
+        )
+        loaded.append((value, b.block))
         b.branch(done)
     b.position_at_end(done)
-    value = b.phi(found[0][0].type)
-    for each, block in found:
-        value.add_incoming(each, block)
+    value = b.phi(loaded[0][0].type)
+    for lane_values, block in loaded:
+        value.add_incoming(lane_values, block)
     return value
 
 
-def fetch(b: Any, at: V, ahead: V, element: Any, near: bool = True) -> None:
-    """Bring what lies `ahead` elements behind the pointer `at` into the first cache, or only into the second, wherever
-    that is."""
-    place = b.gep(at, [ahead], source_etype=element)
+def prefetch(b: Any, pointer: V, distance: V, element: Any, to_first_level: bool = True) -> None:
+    """Prefetch what lies `distance` elements behind `pointer` into the first-level cache, or only into the second."""
+    target = b.gep(pointer, [distance], source_etype=element)
     name = "llvm.prefetch.p0"
-    kind = ir.FunctionType(ir.VoidType(), [at.type, I32, I32, I32])
+    kind = ir.FunctionType(ir.VoidType(), [pointer.type, I32, I32, I32])
     fn = b.module.globals.get(name) or ir.Function(b.module, kind, name)
-    b.call(fn, [place, I32(0), I32(3 if near else 2), I32(1)])  # to be read, near, data
+    b.call(fn, [target, I32(0), I32(3 if to_first_level else 2), I32(1)])  # to be read, near, data
 
 
 def fence(b: Any) -> None:
-    """Stores that passed by the caches are seen by whoever sees what is stored after this."""
+    """Order streaming stores before all later stores."""
     if "sse2" in features(b):
         name = "llvm.x86.sse.sfence"
         fn = b.module.globals.get(name) or ir.Function(b.module, ir.FunctionType(ir.VoidType(), []), name)
@@ -152,29 +155,29 @@ def fence(b: Any) -> None:
 
 
 def extreme(b: Any, op: str, x: V, y: V) -> V:
-    """The smaller or larger float, NaN where there is one. op: min or max."""
-    if soft_floats(b):
-        taken = b.or_(b.fcmp_ordered("<" if op == "min" else ">", x, y), b.fcmp_unordered("uno", x, x))
-        return b.select(taken, x, y)
+    """Take the smaller or larger float (op min or max); NaN where there is one."""
+    if has_soft_floats(b):
+        takes_x = b.or_(b.fcmp_ordered("<" if op == "min" else ">", x, y), b.fcmp_unordered("uno", x, x))
+        return b.select(takes_x, x, y)
     return intrinsic(b, f"llvm.{op}imum", x, y, flags=("nsz",))
 
 
 def extreme_number(b: Any, op: str, x: V, y: V) -> V:
-    """The smaller or larger float, `x` where `y` is NaN. op: min or max."""
+    """Take the smaller or larger float (op min or max); `x` where `y` is NaN."""
     return b.select(b.fcmp_ordered(">" if op == "min" else "<", x, y), y, x)
 
 
-def soft_floats(b: Any) -> bool:
-    """Whether floats are computed by calls, as on a RISC-V without F: LLVM calls what few C libraries have, then."""
+def has_soft_floats(b: Any) -> bool:
+    """Return whether floats are computed by calls, as on a RISC-V without F."""
     return features(b) & {"m", "f"} == {"m"}
 
 
-def horizontal(b: Any, op: str, dtype: str, vector: V, numbers: bool = False) -> V:
-    """All lanes combined with `op`: add, mul, min or max; in any order. numbers: for min and max, none is NaN."""
+def horizontal(b: Any, op: str, dtype: str, vector: V, nan_free: bool = False) -> V:
+    """Combine all lanes with `op` (add, mul, min, max), in any order. nan_free: for min and max, none is NaN."""
     element = vector.type.element
-    if numbers and vector.type.count & (vector.type.count - 1) == 0:
+    if nan_free and vector.type.count & (vector.type.count - 1) == 0:
         return _extreme_lane(b, op, vector)
-    if dtype.startswith("float") and op in ("min", "max") and soft_floats(b):
+    if dtype.startswith("float") and op in ("min", "max") and has_soft_floats(b):
         lanes = [b.extract_element(vector, I32(lane)) for lane in range(vector.type.count)]
         return reduce(partial(extreme, b, op), lanes)
     name = f"llvm.vector.reduce.{op}"
@@ -192,16 +195,16 @@ def horizontal(b: Any, op: str, dtype: str, vector: V, numbers: bool = False) ->
 
 
 def _extreme_lane(b: Any, op: str, vector: V) -> V:
-    """Reduce lanes, whose number is a power of two, to their extreme."""
+    """Reduce a power of two of lanes to their extreme."""
     while (half := vector.type.count // 2) > 0:
-        places = [ir.Constant(ir.VectorType(I32, half), [*range(at, at + half)]) for at in (0, half)]
-        parts = [b.shuffle_vector(vector, vector, each) for each in places]
+        masks = [ir.Constant(ir.VectorType(I32, half), [*range(start, start + half)]) for start in (0, half)]
+        parts = [b.shuffle_vector(vector, vector, mask) for mask in masks]
         vector = extreme_number(b, op, *parts)
     return b.extract_element(vector, I32(0))
 
 
 def convert(b: Any, value: V, source: str, target: str) -> V:
-    """Cast of expr.nodes.Cast: to integers towards zero, saturating, NaN to 0; from integers to nearest."""
+    """Write a Cast: to integers towards zero, saturating, NaN to 0; from integers to nearest."""
     if source == target:
         return value
     if source == "bfloat16":
@@ -221,7 +224,7 @@ def convert(b: Any, value: V, source: str, target: str) -> V:
             return b.fptrunc(_round_to_odd(b, value), to)
         return b.fpext(value, to) if float(source[5:]) < float(target[5:]) else b.fptrunc(value, to)
     if from_float:
-        return _saturated(b, value, source, target)
+        return _convert_saturating(b, value, source, target)
     if to_float:
         return b.sitofp(value, to) if signed_from else b.uitofp(value, to)
     bits_from, bits_to = (LLVM_TYPES[d].width for d in (source, target))
@@ -233,7 +236,7 @@ def convert(b: Any, value: V, source: str, target: str) -> V:
 
 
 def _to_bfloat16(b: Any, value: V) -> V:
-    """The upper half of a float32, rounded to nearest, ties to even; NaN stays NaN."""
+    """Round a float32 to its upper half, to nearest even; NaN stays NaN."""
     bits = b.bitcast(value, widened(value, I32))
     upper = b.lshr(bits, like(bits, "int32", 16))
     odd = b.and_(upper, like(bits, "int32", 1))
@@ -243,52 +246,57 @@ def _to_bfloat16(b: Any, value: V) -> V:
     return b.trunc(chosen, widened(value, ir.IntType(16)))
 
 
-def _saturated(b: Any, value: V, source: str, target: str) -> V:
-    """A float to an integer: towards zero, to the nearest that there is, NaN to 0. llvm.fptosi.sat goes by lanes."""
+def _convert_saturating(b: Any, value: V, source: str, target: str) -> V:
+    """Convert a float to an integer, towards zero, saturating, NaN to 0. llvm.fptosi.sat would go lane by lane."""
     if source == "float16":  # in which the limits of most integers are infinite
-        return _saturated(b, convert(b, value, source, "float32"), "float32", target)
+        return _convert_saturating(b, convert(b, value, source, "float32"), "float32", target)
     bits, signed = LLVM_TYPES[target].width, target.startswith("int")
     low, high = (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1) if signed else (0, 2**bits - 1)
     wide = ir.IntType(max(bits, 32))
     least = like(value, source, low)
     inside = b.select(b.fcmp_ordered("<", value, like(value, source, high + 1)), value, like(value, source, 0))
     inside = b.select(b.fcmp_ordered(">", inside, least), inside, least)
-    whole = (b.fptosi if signed else b.fptoui)(inside, widened(value, wide))
-    whole = whole if wide.width == bits else b.trunc(whole, widened(value, LLVM_TYPES[target]))
-    return b.select(b.fcmp_ordered(">=", value, like(value, source, high + 1)), like(value, target, high), whole)
+    integer = (b.fptosi if signed else b.fptoui)(inside, widened(value, wide))
+    integer = integer if wide.width == bits else b.trunc(integer, widened(value, LLVM_TYPES[target]))
+    return b.select(b.fcmp_ordered(">=", value, like(value, source, high + 1)), like(value, target, high), integer)
 
 
 def _round_to_odd(b: Any, value: V) -> V:
-    """float64 to float32: where it is not exact, towards zero, and then the last bit set."""
-    near = b.fptrunc(value, widened(value, ir.FloatType()))
-    back = b.fpext(near, value.type)
-    bits = b.bitcast(near, widened(value, I32))
+    """Round float64 to float32 towards zero, and set the last bit where it is inexact, so that a second rounding is
+    right.
+    """
+    nearest = b.fptrunc(value, widened(value, ir.FloatType()))
+    widened_again = b.fpext(nearest, value.type)
+    bits = b.bitcast(nearest, widened(value, I32))
     one = ir.Constant(bits.type, [1] * bits.type.count if is_vector(bits) else 1)
-    size = [intrinsic(b, "llvm.fabs", each) for each in (back, value)]
+    size = [intrinsic(b, "llvm.fabs", value_) for value_ in (widened_again, value)]
     bits = b.select(b.fcmp_ordered(">", *size), b.sub(bits, one), bits)
-    odd = b.select(b.fcmp_ordered("!=", back, value), b.or_(bits, one), bits)
-    return b.bitcast(odd, near.type)
+    odd = b.select(b.fcmp_ordered("!=", widened_again, value), b.or_(bits, one), bits)
+    return b.bitcast(odd, nearest.type)
 
 
 def convert_small(b: Any, value: V, target: str) -> V:
-    """A float that is known to fit int32 to a small integer type."""
-    whole = b.fptosi(value, widened(value, I32))
-    return whole if target == "int32" else b.trunc(whole, widened(value, llvm_type(target)))
+    """Convert a float that is known to fit int32 to a small integer type."""
+    integer = b.fptosi(value, widened(value, I32))
+    return integer if target == "int32" else b.trunc(integer, widened(value, llvm_type(target)))
 
 
 def shift(b: Any, op: str, x: V, y: V) -> V:
     """Shift by `y`; by the width or more gives 0, or the sign for ashr."""
     width = (x.type.element if is_vector(x) else x.type).width
     dtype = f"uint{width}"
-    fits = b.icmp_unsigned("<", y, like(y, dtype, width))
+    is_in_width = b.icmp_unsigned("<", y, like(y, dtype, width))
     if op == "ashr":
-        return b.ashr(x, b.select(fits, y, like(y, dtype, width - 1)))
-    moved = getattr(b, op)(x, b.select(fits, y, like(y, dtype, 0)))
-    return b.select(fits, moved, like(x, dtype, 0))
+        return b.ashr(x, b.select(is_in_width, y, like(y, dtype, width - 1)))
+    moved = getattr(b, op)(x, b.select(is_in_width, y, like(y, dtype, 0)))
+    return b.select(is_in_width, moved, like(x, dtype, 0))
 
 
 def int_division(b: Any, op: str, signed: bool, x: V, y: V) -> V:
-    """div towards zero, floordiv, mod with the sign of the divisor. By zero gives 0; nothing traps."""
+    """Divide integers: div towards zero, floordiv, mod with the divisor's sign.
+
+    Division by zero gives 0; nothing traps.
+    """
     width = (x.type.element if is_vector(x) else x.type).width
     dtype = f"uint{width}"
     zero, one = like(x, dtype, 0), like(x, dtype, 1)
@@ -296,20 +304,20 @@ def int_division(b: Any, op: str, signed: bool, x: V, y: V) -> V:
     if not signed:
         safe = b.select(by_zero, one, y)
         return b.select(by_zero, zero, b.urem(x, safe) if op == "mod" else b.udiv(x, safe))
-    minus = b.icmp_unsigned("==", y, like(x, dtype, -1))
-    safe = b.select(b.or_(by_zero, minus), one, y)
-    quotient, rest = b.sdiv(x, safe), b.srem(x, safe)
-    quotient = b.select(minus, b.sub(zero, x), quotient)
+    by_minus_one = b.icmp_unsigned("==", y, like(x, dtype, -1))
+    safe = b.select(b.or_(by_zero, by_minus_one), one, y)
+    quotient, remainder = b.sdiv(x, safe), b.srem(x, safe)
+    quotient = b.select(by_minus_one, b.sub(zero, x), quotient)
     if op != "div":
-        differs = b.icmp_signed("<", b.xor(rest, safe), zero)
-        move = b.and_(differs, b.icmp_unsigned("!=", rest, zero))
+        differs = b.icmp_signed("<", b.xor(remainder, safe), zero)
+        move = b.and_(differs, b.icmp_unsigned("!=", remainder, zero))
         quotient = b.select(move, b.sub(quotient, one), quotient)
-        rest = b.select(move, b.add(rest, safe), rest)
-    return b.select(by_zero, zero, rest if op == "mod" else quotient)
+        remainder = b.select(move, b.add(remainder, safe), remainder)
+    return b.select(by_zero, zero, remainder if op == "mod" else quotient)
 
 
 def int_power(b: Any, x: V, y: V) -> V:
-    """x**y by squaring, wrapping; a negative exponent gives what float power, cut to an integer, gives."""
+    """Write x**y by squaring, wrapping; a negative exponent gives the truncated float power."""
     if is_vector(x):
         out = ir.Constant(x.type, ir.Undefined)
         for lane in range(x.type.count):
@@ -336,12 +344,15 @@ def int_power(b: Any, x: V, y: V) -> V:
 
 
 def features(b: Any) -> frozenset[str]:
-    """Features of the processor that the module of builder `b` is for, in LLVM's names."""
+    """Return the features of the processor that the builder's module is for, in LLVM's names."""
     return getattr(b.module, "features", frozenset())
 
 
 def multiply_add(b: Any, x: V, y: V, z: V) -> V:
-    """x * y + z, rounded once where the processor can; where it cannot, a call of fma would take a hundred times as
-    long. Where the one rounding counts, expressions have `call("fma", ...)`."""
+    """Write x * y + z, rounded once where the processor can.
+
+    Elsewhere a call of fma would take a hundred times as long; where the single rounding matters, expressions have
+    `call("fma", ...)`.
+    """
     once = features(b) & {"fma", "fma4", "fp-armv8", "vfp4"}
     return intrinsic(b, "llvm.fma" if once else "llvm.fmuladd", x, y, z)

@@ -1,4 +1,4 @@
-"""The LLVM IR of a kernel's body: statements and expressions, scalar or over lanes."""
+"""Statements and expressions of a kernel as LLVM IR, scalar or over the lanes of a vectorised loop."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import Any
 
 from llvmlite import ir
 
-from celosia.compiler.cpu.llvm import amx, arithmetic, dot, masks, numbers, operations
-from celosia.compiler.cpu.llvm.memory import I64, MemoryWriter, V
-from celosia.compiler.cpu.llvm.operations import fits, is_vector, llvm_type, memory_type, splat
-from celosia.compiler.cpu.llvm.requantise import requantised
+from celosia.compiler.cpu.llvm import amx, arithmetic, dot, masks, nan_free_extremes, operations
+from celosia.compiler.cpu.llvm.memory_access import I64, MemoryWriter, V
+from celosia.compiler.cpu.llvm.operations import converts_exactly, is_vector, llvm_type, memory_type, splat
+from celosia.compiler.cpu.llvm.requantise import requantise
 from celosia.compiler.cpu.llvm.unrolled import UnrolledLoop
-from celosia.compiler.expr.affine import flatten, in_range, linear, nonnegative
+from celosia.compiler.expr.affine import flatten, is_in_bounds, is_nonnegative, linear
 from celosia.compiler.expr.loops import Alloc, Block, For, If, Let, Stmt, Store, Update
 from celosia.compiler.expr.nodes import (
     COMPARISONS,
@@ -33,35 +33,35 @@ from celosia.compiler.target import TILE_STEPS
 
 
 class BodyWriter(MemoryWriter):
-    """Writes the body of `fn`. loop: the one of which only part `share[0]` of `share[1]` is to run."""
+    """Writes the body of `fn`. loop: the loop of which only part `share[0]` of `share[1]` shall run."""
 
     # Statements
 
     def stmt(self, s: Stmt, env: dict[Var, V]) -> None:
-        """Writes a statement. env: the values of its variables."""
+        """Write a statement. env: values of variables."""
         match s:
             case Block(body):
-                for each in body:
-                    self.stmt(each, env)
+                for inner in body:
+                    self.stmt(inner, env)
             case For() if s is self.shared_loop:
-                self._part(s, env)
+                self._write_thread_share(s, env)
             case For() if (tiles := amx.match(s, self.features)) is not None and self.tile_rows in (0, tiles.rows):
-                self._tiles(s, tiles, env)
+                self._write_amx_nest(s, tiles, env)
             case For(var, extent, body, "serial" | "ordered" | "parallel"):
                 self._loop(var, extent, body, env)
             case For(var, extent, body, "unrolled"):
                 outer, self.rows = self.rows, UnrolledLoop(var, extent, body)
-                for self.rows.at in range(extent):
-                    self.stmt(body, env | {var: I64(self.rows.at)})
+                for self.rows.iteration in range(extent):
+                    self.stmt(body, env | {var: I64(self.rows.iteration)})
                 self.rows = outer
             case For(var, extent, body, "vectorized"):
-                self._vectorized(var, extent, body, env)
+                self._write_vectorized(var, extent, body, env)
             case For(kind=kind):
                 raise ValueError(f"the CPU cannot run a {kind} loop")
             case Store(tensor, index, value):
                 self._store(tensor, index, self.expr(value, env, {}), env)
             case Update(kind, tensor, index, value):
-                self._update(kind, tensor, index, value, env)
+                self._write_update(kind, tensor, index, value, env)
             case Let(var, value, body):
                 self.stmt(body, env | {var: self.expr(value, env, {})})
             case If(cond, body, orelse):
@@ -84,54 +84,57 @@ class BodyWriter(MemoryWriter):
     def _loop(self, var: Var, extent: int, body: Stmt, env: dict[Var, V]) -> None:
         if extent == 1:
             return self.stmt(body, env | {var: I64(0)})
-        return self._range(var, I64(0), I64(extent), body, env)
+        return self._write_loop(var, I64(0), I64(extent), body, env)
 
-    def _tiles(self, loop: For, nest: amx.AmxNest, env: dict[Var, V]) -> None:
-        """16 steps at a time in tiles, the rest in vectors."""
+    def _write_amx_nest(self, loop: For, nest: amx.AmxNest, env: dict[Var, V]) -> None:
+        """Write a nest with AMX tiles, 16 steps at a time, and the remaining steps with vectors."""
         if not self.tile_rows:
             self.tile_rows = nest.rows
             amx.configure(self.entry, self.fn.module, nest.rows)
         env = env | dict.fromkeys(nest.zero, I64(0))
         columns = [env if nest.columns is None else env | {nest.columns.var: I64(c)} for c in range(nest.width)]
-        places = [self._in_lane(None, *nest.acc, each) for each in columns]
-        for number, place in enumerate(places):
-            amx.load(self.b, number, place, 4 * nest.acc_row)
+        places = [self._lane_pointer(None, *nest.acc, column_env) for column_env in columns]
+        for tile, pointer in enumerate(places):
+            amx.load(self.b, tile, pointer, 4 * nest.acc_row)
 
         def steps(k: V) -> None:
-            place = self._in_lane(None, nest.x.tensor, nest.x.index, env | {nest.k: k})
-            amx.load(self.b, amx.TILE_A, place, 4 * nest.x_row)
-            for number, each in enumerate(columns):
-                place = self._in_lane(None, nest.w.tensor, nest.w.index, each | {nest.k: k})
-                amx.load(self.b, amx.TILE_B, place, 4 * nest.w_step)
-                amx.multiply(self.b, number)
+            pointer = self._lane_pointer(None, nest.x.tensor, nest.x.index, env | {nest.k: k})
+            amx.load(self.b, amx.TILE_A, pointer, 4 * nest.x_row)
+            for tile, column_env in enumerate(columns):
+                pointer = self._lane_pointer(None, nest.w.tensor, nest.w.index, column_env | {nest.k: k})
+                amx.load(self.b, amx.TILE_B, pointer, 4 * nest.w_step)
+                amx.multiply(self.b, tile)
 
-        whole = nest.steps // TILE_STEPS
-        self._count(I64(0), I64(whole), lambda i: steps(self.b.mul(i, I64(TILE_STEPS))))
-        for number, place in enumerate(places):
-            amx.store(self.b, number, place, 4 * nest.acc_row)
+        full_steps = nest.steps // TILE_STEPS
+        self._write_counted_loop(I64(0), I64(full_steps), lambda i: steps(self.b.mul(i, I64(TILE_STEPS))))
+        for tile, pointer in enumerate(places):
+            amx.store(self.b, tile, pointer, 4 * nest.acc_row)
         if nest.steps % TILE_STEPS:
-            self._range(loop.var, I64(whole * TILE_STEPS), I64(nest.steps), loop.body, env)
+            self._write_loop(loop.var, I64(full_steps * TILE_STEPS), I64(nest.steps), loop.body, env)
 
-    def _part(self, loop: For, env: dict[Var, V]) -> None:
-        """The iterations of this thread: as many as others have, or one more."""
+    def _write_thread_share(self, loop: For, env: dict[Var, V]) -> None:
+        """Write the iterations of this thread; shares of threads differ by at most one."""
         part, parts = self.share
         ends = (part, self.b.add(part, I64(1)))
-        first, end = (self.b.udiv(self.b.mul(each, I64(loop.extent)), parts) for each in ends)
+        first, end = (self.b.udiv(self.b.mul(boundary, I64(loop.extent)), parts) for boundary in ends)
         with self.b.if_then(self.b.icmp_unsigned("<", first, end)):
-            self._range(loop.var, first, end, loop.body, env)
+            self._write_loop(loop.var, first, end, loop.body, env)
 
-    def _range(self, var: Var, first: V, end: V, body: Stmt, env: dict[Var, V]) -> None:
-        """At least one iteration."""
-        self._count(first, end, lambda i: self._iteration(var, body, env | {var: i}))
+    def _write_loop(self, var: Var, first: V, end: V, body: Stmt, env: dict[Var, V]) -> None:
+        """Write a loop from `first` to `end` that runs at least once."""
+        self._write_counted_loop(first, end, lambda i: self._write_iteration(var, body, env | {var: i}))
 
-    def _iteration(self, var: Var, body: Stmt, env: dict[Var, V]) -> None:
-        if (each := self.following.get(var)) is not None:
-            element = memory_type(each.tensor.dtype)
-            operations.fetch(self.b, self.memory[each.tensor], self.expr(each.place, env, {}), element, near=False)
+    def _write_iteration(self, var: Var, body: Stmt, env: dict[Var, V]) -> None:
+        """Write an iteration, which prefetches an element if the loop is in `prefetched`."""
+        if (target := self.prefetched.get(var)) is not None:
+            element = memory_type(target.tensor.dtype)
+            operations.prefetch(
+                self.b, self.memory[target.tensor], self.expr(target.element, env, {}), element, to_first_level=False
+            )
         self.stmt(body, env)
 
-    def _count(self, first: V, end: V, body: Callable[[V], None]) -> None:
-        """`body` of first, ..., end - 1, at least once."""
+    def _write_counted_loop(self, first: V, end: V, body: Callable[[V], None]) -> None:
+        """Write `body` for first, ..., end - 1, at least once."""
         before = self.b.block
         head = self.fn.append_basic_block("loop")
         done = self.fn.append_basic_block("done")
@@ -145,7 +148,8 @@ class BodyWriter(MemoryWriter):
         self.b.cbranch(self.b.icmp_unsigned("<", after, end), head, done)
         self.b.position_at_end(done)
 
-    def _vectorized(self, var: Var, extent: int, body: Stmt, env: dict[Var, V]) -> None:
+    def _write_vectorized(self, var: Var, extent: int, body: Stmt, env: dict[Var, V]) -> None:
+        """Write a loop whose iterations are lanes."""
         if self.vector is not None:
             raise ValueError(f"vectorized loop {var.name} inside vectorized {self.vector[0].name}")
         if extent == 1:
@@ -155,9 +159,10 @@ class BodyWriter(MemoryWriter):
         self.vector = None
         return None
 
-    def _update(self, kind: str, tensor: Tensor, index: tuple[Expr, ...], value: Expr, env: dict[Var, V]) -> None:
+    def _write_update(self, kind: str, tensor: Tensor, index: tuple[Expr, ...], value: Expr, env: dict[Var, V]) -> None:
+        """Write a step of a reduction: a fused product, a sum of byte products, or a plain combination."""
         memo: dict[Any, V] = {}
-        step = self._lanes(tensor, index)
+        step = self._lane_stride(tensor, index)
         if self.vector is not None and step not in (0, 1):
             raise ValueError(f"{tensor.name}: lanes of {self.vector[0].name} update scattered elements")
         if kind == "sum" and step == (self.vector is not None) and tensor.dtype in ("float32", "float64"):
@@ -169,38 +174,39 @@ class BodyWriter(MemoryWriter):
                     return
         if kind == "sum" and step == (self.vector is not None) and isinstance(value, Call) and value.name in dot.DOTS:
             old = self._load(tensor, index, env)
-            old, *operands = self._same_width(old, *self._factors(value, env, memo))
+            old, *operands = self._same_width(old, *self._product_operands(value, env, memo))
             self._store(tensor, index, dot.DOTS[value.name](self.b, old, *operands, self.features), env)
             return
-        op, plain = Reduce.COMBINE[kind], tensor in self.numbers
-        new = self.expr(numbers.number(value) if plain else value, env, memo)
+        op, plain = Reduce.COMBINE[kind], tensor in self.nan_free
+        new = self.expr(nan_free_extremes.without_nan_test(value) if plain else value, env, memo)
         if self.vector is not None and step == 0:
             new = operations.horizontal(self.b, op, tensor.dtype, splat(self.b, new, self.vector[1]), plain)
             saved, self.vector = self.vector, None
-            self._combine(kind, tensor, index, new, env | {saved[0]: I64(0)})
+            self._accumulate(kind, tensor, index, new, env | {saved[0]: I64(0)})
             self.vector = saved
             return
-        self._combine(kind, tensor, index, new, env)
+        self._accumulate(kind, tensor, index, new, env)
 
-    def _factors(self, product: Call, env: dict[Var, V], memo: dict[Any, V]) -> list[V]:
-        """The arguments of a sum of products; two numbers for all lanes that lie side by side are read together."""
+    def _product_operands(self, product: Call, env: dict[Var, V], memo: dict[Any, V]) -> list[V]:
+        """Write the arguments of a sum of products; two adjacent scalars are loaded by one instruction."""
         values = [self.expr(arg, env, memo) for arg in product.args]
         lanes = 1 if self.vector is None else self.vector[1]
         match product.args:
-            case (_, _, Load(tensor, index), Load(other, after)) if tensor is other and dot.reads_both(
+            case (_, _, Load(tensor, index), Load(other, after)) if tensor is other and dot.can_load_pair(
                 lanes, self.features
             ):
                 here, there = (linear(flatten(tensor.shape, i)) for i in (index, after))
-                if self._lanes(tensor, index) == 0 and there == here | {None: here.get(None, 0) + 1}:
-                    values[2:] = dot.both(self.b, self._in_lane(0, tensor, index, env), self.features)
+                if self._lane_stride(tensor, index) == 0 and there == here | {None: here.get(None, 0) + 1}:
+                    values[2:] = dot.load_pair(self.b, self._lane_pointer(0, tensor, index, env), self.features)
         return values
 
-    def _combine(self, kind: str, tensor: Tensor, index: tuple[Expr, ...], new: V, env: dict[Var, V]) -> None:
+    def _accumulate(self, kind: str, tensor: Tensor, index: tuple[Expr, ...], new: V, env: dict[Var, V]) -> None:
+        """Combine a new value with the stored one."""
         old = self._load(tensor, index, env)
         if is_vector(old):
             new = splat(self.b, new, old.type.count)
-        free, plain = kind != "ordered_sum", tensor in self.numbers
-        result = arithmetic.binary(self.b, Reduce.COMBINE[kind], tensor.dtype, old, new, any_order=free, numbers=plain)
+        free, plain = kind != "ordered_sum", tensor in self.nan_free
+        result = arithmetic.binary(self.b, Reduce.COMBINE[kind], tensor.dtype, old, new, any_order=free, nan_free=plain)
         self._store(tensor, index, result, env)
 
     # Expressions
@@ -209,10 +215,11 @@ class BodyWriter(MemoryWriter):
         """Writes an expression, each part of it once for a `memo`, and returns its value."""
         key = (id(e), self.lane)
         if key not in memo:
-            memo[key] = self._expr(e, env, memo), e  # holding `e` keeps its id its own
+            memo[key] = self._write_expr(e, env, memo), e  # holding `e` keeps its id its own
         return memo[key][0]
 
-    def _expr(self, e: Expr, env: dict[Var, V], memo: dict[Any, V]) -> V:
+    def _write_expr(self, e: Expr, env: dict[Var, V], memo: dict[Any, V]) -> V:
+        """Write an expression, without memoising it."""
         match e:
             case Const(value, dtype):
                 return operations.constant(dtype, value)
@@ -224,20 +231,20 @@ class BodyWriter(MemoryWriter):
                     return ir.Constant(ir.VectorType(I64, n), list(range(n)))
                 return env[e]
             case Load(tensor, index):
-                if id(e) in self.ahead and self.lane is None:
-                    at = self._in_lane(0, tensor, index, env)
-                    operations.fetch(self.b, at, I64(self.ahead[id(e)]), memory_type(tensor.dtype))
+                if id(e) in self.prefetch_distance and self.lane is None:
+                    pointer = self._lane_pointer(0, tensor, index, env)
+                    operations.prefetch(self.b, pointer, I64(self.prefetch_distance[id(e)]), memory_type(tensor.dtype))
                 return self._load(tensor, index, env)
-            case Binary("lt" | "le" as op, a, b) if (mask := self._mask(op, a, b, env, memo)) is not None:
+            case Binary("lt" | "le" as op, a, b) if (mask := self._position_mask(op, a, b, env, memo)) is not None:
                 return mask
             case Binary("and", a, b) if e.dtype == "bool" and self.vector is not None:
-                return masks.both(self.b, *self._same_width(self.expr(a, env, memo), self.expr(b, env, memo)))
+                return masks.mask_and(self.b, *self._same_width(self.expr(a, env, memo), self.expr(b, env, memo)))
             case Binary(op, a, b):
                 x, y = self._same_width(self.expr(a, env, memo), self.expr(b, env, memo))
                 if op in COMPARISONS:
                     return arithmetic.compare(self.b, op, a.dtype, x, y)
                 if op in ("floordiv", "mod") and a.dtype == INDEX and isinstance(b, Const) and b.value > 0:
-                    return arithmetic.index_division(self.b, op, nonnegative(a), x, y)
+                    return arithmetic.index_division(self.b, op, is_nonnegative(a), x, y)
                 return arithmetic.binary(self.b, op, a.dtype, x, y)
             case Call(name, args, dtype):
                 values = self._same_width(*(self.expr(arg, env, memo) for arg in args))
@@ -247,63 +254,68 @@ class BodyWriter(MemoryWriter):
                 if name == "bitcast":
                     return self.b.bitcast(values[0], operations.widened(values[0], llvm_type(dtype)))
                 return arithmetic.call(self.b, name, args[0].dtype, *values)
-            case Cast(Call("clamp")) if (found := self._requantised(e, env, memo)) is not None:
-                return found
-            case Cast(Call("clamp", (_, Const(low), Const(high))) as value, dtype) if fits(low, high, dtype):
+            case Cast(Call("clamp")) if (requantised := self._requantise(e, env, memo)) is not None:
+                return requantised
+            case Cast(Call("clamp", (_, Const(low), Const(high))) as value, dtype) if converts_exactly(
+                low, high, dtype
+            ):
                 return operations.convert_small(self.b, self.expr(value, env, memo), dtype)
             case Cast(value, dtype):
                 return operations.convert(self.b, self.expr(value, env, memo), value.dtype, dtype)
             case Select(cond, a, b):
-                return self._select(cond, a, b, env, memo)
+                return self._write_select(cond, a, b, env, memo)
         raise ValueError(f"the CPU cannot compute {type(e).__name__}")
 
-    def _requantised(self, e: Cast, env: dict[Var, V], memo: dict[Any, V]) -> V:
+    def _requantise(self, e: Cast, env: dict[Var, V], memo: dict[Any, V]) -> V:
         lanes = 1 if self.vector is None or self.lane is not None else self.vector[1]
-        return requantised(self.b, e, lanes, self.features, lambda part: self.expr(part, env, memo))
+        return requantise(self.b, e, lanes, self.features, lambda part: self.expr(part, env, memo))
 
-    def _mask(self, op: str, a: Expr, b: Expr, env: dict[Var, V], memo: dict[Any, V]) -> V:
+    def _position_mask(self, op: str, a: Expr, b: Expr, env: dict[Var, V], memo: dict[Any, V]) -> V:
         if self.vector is None or self.lane is not None or a.dtype != INDEX or "neon" not in self.features:
             return None
-        return masks.compared(self.b, op, a, b, self.vector, env, lambda e: self.expr(e, env, memo))
+        return masks.position_mask(self.b, op, a, b, self.vector, env, lambda e: self.expr(e, env, memo))
 
     def _same_width(self, *values: V) -> tuple[V, ...]:
         widths = {value.type.count for value in values if is_vector(value)}
         return tuple(splat(self.b, value, *widths) for value in values) if widths else values
 
-    def _select(self, cond: Expr, a: Expr, b: Expr, env: dict[Var, V], memo: dict[Any, V]) -> V:
+    def _write_select(self, cond: Expr, a: Expr, b: Expr, env: dict[Var, V], memo: dict[Any, V]) -> V:
+        """Write a selection: a constant mask, a select instruction, masked loads, or a branch where arms may not be
+        read.
+        """
         test = self.expr(cond, env, memo)
-        if is_vector(test) and (lanes := masks.fixed(test)) is not None and len(set(lanes)) == 1:
+        if is_vector(test) and (lanes := masks.constant_lanes(test)) is not None and len(set(lanes)) == 1:
             return splat(self.b, self.expr(a if lanes[0] else b, env, memo), len(lanes))
         loads = [node for arm in (a, b) for node in walk(arm) if isinstance(node, Load)]
-        if all((id(load), self.lane) in memo or in_range(load) for load in loads):
+        if all((id(load), self.lane) in memo or is_in_bounds(load) for load in loads):
             test, x, y = self._same_width(test, self.expr(a, env, memo), self.expr(b, env, memo))
             return self.b.select(test, x, y)
         if is_vector(test):
-            return self.b.select(test, *self._masked(((test, a), (masks.inverse(self.b, test), b)), env, memo))
+            return self.b.select(test, *self._masked_arms(((test, a), (masks.mask_not(self.b, test), b)), env, memo))
         result = self.fn.append_basic_block("selected")
         yes, no = self.fn.append_basic_block("yes"), self.fn.append_basic_block("no")
         self.b.cbranch(test, yes, no)
         join = []
-        for arm, at in ((a, yes), (b, no)):
-            self.b.position_at_end(at)
+        for arm, arm_block in ((a, yes), (b, no)):
+            self.b.position_at_end(arm_block)
             join.append((self.expr(arm, env, dict(memo)), self.b.block))
         widths = {value.type.count for value, _ in join if is_vector(value)}  # none, where all lanes have one value
         values = []
-        for value, at in join:
-            self.b.position_at_end(at)
+        for value, arm_block in join:
+            self.b.position_at_end(arm_block)
             values.append(splat(self.b, value, *widths) if widths else value)
             self.b.branch(result)
         self.b.position_at_end(result)
         phi = self.b.phi(values[0].type)
-        for value, (_, at) in zip(values, join):
-            phi.add_incoming(value, at)
+        for value, (_, arm_block) in zip(values, join):
+            phi.add_incoming(value, arm_block)
         return phi
 
-    def _masked(self, arms: Any, env: dict[Var, V], memo: dict[Any, V]) -> list[V]:
-        """Both arms of a selection, each of which reads nothing in the lanes where it is not taken."""
+    def _masked_arms(self, arms: Any, env: dict[Var, V], memo: dict[Any, V]) -> list[V]:
+        """Write both arms of a selection, each with a mask so that lanes which do not take it read nothing."""
         saved, values = self.mask, []
         for mask, arm in arms:
-            self.mask = mask if saved is None else masks.both(self.b, saved, mask)
+            self.mask = mask if saved is None else masks.mask_and(self.b, saved, mask)
             values.append(splat(self.b, self.expr(arm, env, dict(memo)), mask.type.count))
         self.mask = saved
         return values

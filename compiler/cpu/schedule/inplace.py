@@ -1,4 +1,4 @@
-"""Find inputs of a kernel that may lie in the memory of its output."""
+"""In-place kernels: find inputs whose memory the output may overwrite."""
 
 from __future__ import annotations
 
@@ -11,37 +11,39 @@ from celosia.compiler.expr.walk import walk
 from celosia.compiler.program.dtypes import itemsize
 
 
-def overwritable(function: Function, candidates: frozenset[Tensor]) -> tuple[tuple[int, int], ...]:
-    """(output, input) numbers such that the kernel may read this input from where it writes this output.
+def in_place_pairs(function: Function, candidates: frozenset[Tensor]) -> tuple[tuple[int, int], ...]:
+    """Return pairs of positions (output, input) that may share memory.
 
-    candidates: inputs that nobody needs afterwards. A pair must have elements of one size, each element of the output
-    must be written once, in a statement that reads the input at that element only, and nothing else may read either.
+    candidates: inputs that nothing reads afterwards. Both tensors must have the same size and element size; each
+    element of the output must be written once, by a statement that reads of the input that element only; nothing else
+    may read either.
     """
     pairs: list[tuple[int, int]] = []
-    for out, y in enumerate(function.outputs):
-        for number, x in enumerate(function.inputs):
-            if x in candidates and all(number != taken for _, taken in pairs) and _same_places(function, x, y):
-                pairs.append((out, number))
+    for output, y in enumerate(function.outputs):
+        for position, x in enumerate(function.inputs):
+            if x in candidates and all(position != used for _, used in pairs) and _can_overwrite(function, x, y):
+                pairs.append((output, position))
                 break
     return tuple(pairs)
 
 
-def _same_places(function: Function, x: Tensor, y: Tensor) -> bool:
+def _can_overwrite(function: Function, x: Tensor, y: Tensor) -> bool:
+    """Return whether every store to `y` reads only the same element of `x`, and nothing else reads either."""
     if (x.size, itemsize(x.dtype)) != (y.size, itemsize(y.dtype)):
         return False
     written = 0
-    for stmt, times in _statements(function.body):
+    for stmt, runs in _statements(function.body):
         if isinstance(stmt, Intrinsic) or (isinstance(stmt, Update) and stmt.tensor is y):
             return False
         reads = list(_reads(exprs(stmt), x))
         if any(True for _ in _reads(exprs(stmt), y)):
             return False
         if isinstance(stmt, Store) and stmt.tensor is y:
-            if times is None:
+            if runs is None:
                 return False
-            written += times
-            here = linear(flatten(y.shape, stmt.index))
-            if any(linear(flatten(x.shape, read.index)) != here for read in reads):
+            written += runs
+            element = linear(flatten(y.shape, stmt.index))
+            if any(linear(flatten(x.shape, read.index)) != element for read in reads):
                 return False
         elif reads:
             return False
@@ -49,7 +51,7 @@ def _same_places(function: Function, x: Tensor, y: Tensor) -> bool:
 
 
 def _statements(stmt: Stmt, times: int | None = 1) -> Iterator[tuple[Stmt, int | None]]:
-    """Every statement, with how often it runs; None where that is not known."""
+    """Yield every statement with the number of its runs, None where a condition decides."""
     yield stmt, times
     inside = times
     if isinstance(stmt, For) and times is not None:

@@ -1,28 +1,28 @@
-"""Run loops of a kernel on several threads. Only the order in which elements are computed depends on it."""
+"""Multi-threading of a kernel: which loops share their iterations among threads. Results do not depend on it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from celosia.compiler.expr.affine import depends
-from celosia.compiler.expr.bounds import statements
+from celosia.compiler.expr.affine import depends_on
 from celosia.compiler.expr.loops import Alloc, Block, For, Function, Stmt, Store, Update, block, exprs
 from celosia.compiler.expr.nodes import Axis, Call, Load, Reduce, Tensor
+from celosia.compiler.expr.regions import statements
 from celosia.compiler.expr.transform import COSTLY
 from celosia.compiler.expr.walk import walk
 
-WORTH = 1 << 18
-"""Work of a loop nest that pays for a barrier, and for data that comes from another core: a few us; see `_work`."""
-ENOUGH = 8
-"""Iterations that share well among a few threads."""
+MIN_PARALLEL_WORK = 1 << 18
+"""Work (see `_work`) of a loop nest that pays for a barrier and for data from another core, which take a few us."""
+MIN_SHARED_ITERATIONS = 8
+"""Iterations that divide evenly enough among a few threads; loops with fewer are a second choice."""
 
 
 @dataclass(frozen=True)
 class Phase:
-    """Code that runs after the phases before it. loop: the one whose iterations threads share; None to run once.
+    """Code between two barriers. loop: its iterations are shared by the threads; None where one thread runs it.
 
-    private: tensors that no other phase touches, of which each thread has its own.
+    private: temporaries that no other phase touches, of which each thread has its own copy.
     """
 
     body: Stmt
@@ -30,8 +30,11 @@ class Phase:
     private: tuple[Tensor, ...]
 
 
-def phases(function: Function) -> tuple[list[Tensor], list[Phase]]:
-    """(tensors that several phases touch, the phases); a single one where nothing is worth several threads."""
+def split_phases(function: Function) -> tuple[list[Tensor], list[Phase]]:
+    """Split a function into phases. Returns (tensors that several phases touch, the phases).
+
+    It is a single phase without a loop where nothing is worth several threads.
+    """
     body, temporaries = function.body, []
     while isinstance(body, Alloc):
         temporaries.append(body.tensor)
@@ -48,50 +51,52 @@ def phases(function: Function) -> tuple[list[Tensor], list[Phase]]:
     if all(loop is None for _, loop in groups):
         return [], [Phase(function.body, None, ())]
     touched = [_touched(stmt) for stmt, _ in groups]
-    homes = {tensor: [k for k, each in enumerate(touched) if tensor in each] for tensor in temporaries}
-    made = [
-        Phase(stmt, loop, tuple(tensor for tensor, home in homes.items() if home == [k]))
+    phases_of = {tensor: [k for k, tensors in enumerate(touched) if tensor in tensors] for tensor in temporaries}
+    phases = [
+        Phase(stmt, loop, tuple(tensor for tensor, users_of in phases_of.items() if users_of == [k]))
         for k, (stmt, loop) in enumerate(groups)
     ]
-    return [tensor for tensor, home in homes.items() if len(home) > 1], made
+    return [tensor for tensor, users_of in phases_of.items() if len(users_of) > 1], phases
 
 
-def _shared_loop(nest: Stmt, own: set[Tensor]) -> For | None:
-    """The loop of `nest` whose iterations threads share. own: temporaries of this nest alone."""
-    chain = list(_chain(nest))
+def _shared_loop(nest: Stmt, private: set[Tensor]) -> For | None:
+    """Return the loop of `nest` whose iterations threads share, or None. private: temporaries of this nest alone."""
+    chain = list(_outer_loops(nest))
     marked = [loop for loop in chain if loop.kind == "parallel"]
-    if not marked and _work(nest) < WORTH:
+    if not marked and _work(nest) < MIN_PARALLEL_WORK:
         return None
-    free = [loop for loop in marked or chain if loop.extent > 1 and _independent(loop, own)]
-    return next((loop for loop in free if loop.extent >= ENOUGH), free[0] if free else None)
+    free = [loop for loop in marked or chain if loop.extent > 1 and _is_independent(loop, private)]
+    return next((loop for loop in free if loop.extent >= MIN_SHARED_ITERATIONS), free[0] if free else None)
 
 
-def _chain(nest: Stmt) -> Iterator[For]:
-    """The outer loops, each around nothing but the next."""
+def _outer_loops(nest: Stmt) -> Iterator[For]:
+    """Yield the perfectly nested outer loops of a nest."""
     while isinstance(nest, For) and nest.kind in ("serial", "parallel"):
         yield nest
         nest = nest.body
 
 
-def _independent(loop: For, own: set[Tensor]) -> bool:
-    """Whether iterations write different elements. What a nest has of its own carries nothing from one to the next:
-    there is nothing outside the loop to begin it with.
+def _is_independent(loop: For, private: set[Tensor]) -> bool:
+    """Return whether iterations write different elements, so that threads can share them.
+
+    Private buffers carry nothing from one iteration to the next: nothing outside the loop initialises them.
     """
     if not isinstance(loop.var, Axis) or loop.var.reduce:
         return False
     inside = list(statements(loop.body))
-    own = own | {s.tensor for s in inside if isinstance(s, Alloc)}
-    written = [s for s in inside if isinstance(s, Store | Update) and s.tensor not in own]
-    return all(any(depends(i, loop.var) for i in s.index) for s in written)
+    private = private | {s.tensor for s in inside if isinstance(s, Alloc)}
+    written = [s for s in inside if isinstance(s, Store | Update) and s.tensor not in private]
+    return all(any(depends_on(i, loop.var) for i in s.index) for s in written)
 
 
 def _touched(stmt: Stmt) -> set[Tensor]:
-    found = {s.tensor for s in statements(stmt) if isinstance(s, Store | Update)}
-    return found | {n.tensor for s in statements(stmt) for e in exprs(s) for n in walk(e) if isinstance(n, Load)}
+    """Return the tensors that a statement reads or writes."""
+    written = {s.tensor for s in statements(stmt) if isinstance(s, Store | Update)}
+    return written | {n.tensor for s in statements(stmt) for e in exprs(s) for n in walk(e) if isinstance(n, Load)}
 
 
 def _work(stmt: Stmt) -> int:
-    """Operations on single elements, functions such as exp counted as 16."""
+    """Count operations on single elements; functions such as exp count as 16."""
     match stmt:
         case For(extent=extent, body=body):
             return extent * _work(body)

@@ -29,7 +29,7 @@ from celosia.compiler.graph.select.reasons import EXPORT, TILING, is_float, why_
 from celosia.compiler.graph.select.softmax import softmax
 from celosia.compiler.graph.select.views import SAME_BYTES, is_view, take_parts
 from celosia.compiler.graph.values import attribute, is_op
-from celosia.compiler.program.host.windows import WindowError
+from celosia.compiler.program.host.window_geometry import WindowError
 from celosia.hw.spec.config import Config
 
 __all__ = ["ActivationLayout", "LayerAssignment", "NotOffloadable", "Partition", "natural_form", "select"]

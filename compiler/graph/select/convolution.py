@@ -28,7 +28,7 @@ from celosia.compiler.graph.select.placement import Placement, Reads
 from celosia.compiler.graph.values import attribute, constant
 from celosia.compiler.graph.windows import spread_of, windows_of
 from celosia.compiler.layer import Gemm, Layer, TilingError, Window
-from celosia.compiler.program.host.windows import Spread
+from celosia.compiler.program.host.window_geometry import TransposedWindows
 from celosia.compiler.strided_view import StridedView
 from celosia.compiler.tensorize import pack
 from celosia.compiler.tensorize.roofline import choose, estimate
@@ -182,7 +182,7 @@ class _Phase:
     exists: bool = True
 
 
-def _phases(spread: Spread, axis: int) -> list[_Phase]:
+def _phases(spread: TransposedWindows, axis: int) -> list[_Phase]:
     """y[o] is the sum over k of x[(o + pad - k * dilation) / stride] * w[k], where that is whole."""
     stride, dilation, pad = spread.stride[axis], spread.dilation[axis], spread.before[axis]
     size, out = spread.size[axis], spread.out[axis]

@@ -10,7 +10,7 @@ import onnx_ir as ir
 from celosia.compiler.graph.operands import operand
 from celosia.compiler.graph.values import attribute, constant, shape
 from celosia.compiler.layer import Window
-from celosia.compiler.program.host.sizes import taken
+from celosia.compiler.program.host.shape_rules import slice_positions
 from celosia.compiler.program.model import FormInfo
 
 NO_WAY = "no setting changes that, only another operator in its place"
@@ -88,6 +88,6 @@ def cut_axes(node: ir.Node, whole: list[range]) -> list[tuple[int, range]]:
     if 0 in steps or not all(-len(whole) <= axis < len(whole) for axis in axes):
         raise NotOffloadable("its axes or steps are impossible; export axes that its input has, and steps other than 0")
     return [
-        (axis % len(whole), taken(len(whole[axis]), start, end, step))
+        (axis % len(whole), slice_positions(len(whole[axis]), start, end, step))
         for start, end, axis, step in zip(starts, ends, axes, steps, strict=True)
     ]

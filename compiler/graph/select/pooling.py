@@ -40,7 +40,7 @@ def average(p: Placement, node: ir.Node) -> None:
         raise NotOffloadable(f'{IN_FLOATS}; rounding="correct" makes them integers')
     windows = windows_of(node) if pool else whole_image(size)
     window = window_of(windows)
-    rows, columns = (_runs(windows.counts(axis)) for axis in (0, 1))
+    rows, columns = (_runs(windows.divisors(axis)) for axis in (0, 1))
     if len(rows) * len(columns) > MOST_PARTS:
         raise NotOffloadable(
             f"its windows have {len(rows) * len(columns)} sizes, more than {MOST_PARTS}; "

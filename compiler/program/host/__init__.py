@@ -1,1 +1,13 @@
-"""Kernels and operators on the host: what reads and runs a Program imports numpy and the standard library only."""
+"""The host runtime, in the order in which a step runs. It imports numpy and the standard library only, for boards.
+
+op                     what a host operator is, and which errors and sizes are reported
+execute                whether numpy or a compiled kernel runs an operator
+hostops/               what each operator computes in numpy
+kernel_compiler        whether kernels can be compiled on this machine
+kernel                 how compiled code is called on arrays
+threads, thread_team   how many threads run kernels, and which list of calls each works through
+window_geometry        where sliding windows and transposed convolutions read and write
+shape_rules            which positions Slice takes, and which shape broadcasting gives
+recurrent_activations  which functions a recurrent layer applies
+float32_math           how onnxruntime rounds fused products and the logistic function
+"""

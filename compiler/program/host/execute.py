@@ -1,8 +1,8 @@
-"""The host runtime: operators that are no loops, or whose shapes are known only once they run.
+"""The host runtime: executes operators that are no loops, or whose shapes are known only at run time.
 
-`execute` runs a HostOp (from cpu/parse.py) on arrays: in numpy where that serves all sizes (hostops/sized.py), through
-a kernel made for the shapes at hand (by cpu/dynamic.py) where it is a tensor expression, else through the numpy
-function of `hostops.HOST`.
+`execute` runs a HostOp (from cpu/parse.py) on arrays: in numpy where one function serves all sizes (hostops/sized.py),
+with a kernel compiled for these shapes (cpu/dynamic.py) where it is a tensor expression, else with the numpy function
+of `hostops.HOST`.
 """
 
 from __future__ import annotations
@@ -12,34 +12,34 @@ from functools import partial
 
 import numpy as np
 
-from celosia.compiler.program.host.compiler import makes_kernels
 from celosia.compiler.program.host.hostops import FIRST, HOST, sized_function
+from celosia.compiler.program.host.kernel_compiler import kernel_compiler
 from celosia.compiler.program.host.op import Body, HostError, HostOp, Value, bodies, describe
 
 
 def needs_compiler(op: HostOp) -> str:
-    """Why `op` cannot run where there is no LLVM; "" where it can."""
+    """Return why `op` cannot run without LLVM, as a sentence; "" where it can."""
     if (op.domain, op.op) not in HOST and sized_function(op) is None:
         return str(op.fail("its shapes are known only at run time, when a board cannot compile it any more"))
     return next(filter(None, (needs_compiler(inner) for body in bodies(op) for inner in body.ops)), "")
 
 
 def execute(op: HostOp, values: Mapping[str, Value], once: bool = False) -> list[Value]:
-    """The outputs of `op`, given what its inputs (and its subgraphs' captured values) are. Raises HostError.
+    """Compute the outputs of `op`. values: of its inputs and of names that its subgraphs capture. Raises HostError.
 
-    once: it will not run for other sizes, so that the kernel which a Program would have computes it.
+    once: it will not run for other sizes, so the kernel that a Program would contain computes it, with equal results.
     """
     args = [values[name] if name else None for name in op.inputs]
     function = HOST.get((op.domain, op.op))
-    compiler = None if op.op in FIRST else makes_kernels()
+    compiler = None if op.op in FIRST else kernel_compiler()
     try:
         if not once and op.op not in FIRST and (any_size := sized_function(op)) is not None:
             result = any_size(op, *args)
             if result is not NotImplemented:
-                return _results(op, result)
+                return _result_list(op, result)
         if compiler is not None and compiler.has_kernel(op):
             try:
-                return list(compiler.by_kernel(op, args))
+                return list(compiler.run_kernel(op, args))
             except compiler.Unsupported:
                 if function is None:
                     raise
@@ -49,25 +49,28 @@ def execute(op: HostOp, values: Mapping[str, Value], once: bool = False) -> list
                 if compiler is not None
                 else "its shapes are known only at run time, and here is no LLVM to compile it for them"
             )
-        result = function(op, *args) if not any(bodies(op)) else function(op, *args, run=partial(_run, outer=values))
+        result = (
+            function(op, *args) if not any(bodies(op)) else function(op, *args, run=partial(_run_body, outer=values))
+        )
     except HostError:
         raise
     except MemoryError:
         raise op.fail("there is not enough memory") from None
     except Exception as error:  # numpy's errors for impossible shapes, of many classes
         raise op.fail(f"{error} (inputs {', '.join(map(describe, args))})") from error
-    return _results(op, result)
+    return _result_list(op, result)
 
 
-def _results(op: HostOp, result: Value) -> list[Value]:
+def _result_list(op: HostOp, result: Value) -> list[Value]:
+    """Convert a function's result to a list of arrays; HostError where outputs are missing."""
     results = list(result) if isinstance(result, tuple) else [result]
     if len(results) < op.wanted:
         raise op.fail(f"it has no output {len(results)}")
     return [np.asarray(r, order="C") if isinstance(r, (np.ndarray, np.generic)) else r for r in results]
 
 
-def _run(body: Body, args: Sequence[Value], outer: Mapping[str, Value]) -> list[Value]:
-    """The outputs of a subgraph. outer: the values around it."""
+def _run_body(body: Body, args: Sequence[Value], outer: Mapping[str, Value]) -> list[Value]:
+    """Run a subgraph and return its outputs. outer: the values around it."""
     values = {name: outer[name] for name in body.captured} | body.constants
     values |= dict(zip(body.inputs, args))
     for op in body.ops:

@@ -1,4 +1,4 @@
-"""Compiled functions, called on numpy arrays."""
+"""Compiled kernels: machine code that is called on numpy arrays."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from celosia.compiler.program.dtypes import numpy_dtype
-from celosia.compiler.program.host.compiler import links_kernels
-from celosia.compiler.program.host.team import Calls, KernelCall, team
+from celosia.compiler.program.host.kernel_compiler import kernel_linker
+from celosia.compiler.program.host.thread_team import CallList, KernelCall, team
 
 Array = NDArray[Any]
 MAGIC = b"celosia2"  # begins a saved kernel; the digit counts conventions of calling it
@@ -27,21 +27,21 @@ Signature = tuple[tuple[str, tuple[int, ...]], ...]  # (dtype, shape) of each ar
 
 
 def host() -> str:
-    """What machine code made here needs: triple, processor and its features; "" where there is no LLVM."""
-    llvm = links_kernels()
+    """Return the triple, processor and features that machine code made here needs; "" without LLVM."""
+    llvm = kernel_linker()
     return "" if llvm is None else str(llvm.host())
 
 
 def load_library(data: bytes) -> ctypes.CDLL:
-    """The shared object `data`, loaded. OSError where it is none for this machine."""
+    """Load the shared object `data`. Raises OSError where it is not for this machine."""
     with tempfile.NamedTemporaryFile(suffix=".so") as file:  # a name of its own: dlopen knows libraries by name
         file.write(data)
         file.flush()
         return ctypes.CDLL(file.name)
 
 
-def empty(dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
-    """An array that begins with a line of the cache: vectors across two lines take twice as long to load.
+def aligned_empty(dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
+    """Allocate an array that begins at a cache line: vectors that span two lines take twice as long to load.
 
     >>> empty(np.dtype("float32"), (3, 5)).ctypes.data % 64
     0
@@ -51,22 +51,22 @@ def empty(dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
     return np.ndarray(shape, dtype, memory, -address_of(memory) % 64)
 
 
-ALIGNED_FROM = 1 << 15
-"""Bytes: what is smaller stays in the first cache, and aligning it takes longer than it saves."""
+MIN_ALIGNED_BYTES = 1 << 15
+"""Smaller arrays stay in the first-level cache, and aligning them takes longer than it saves."""
 
 
-def fresh(dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
-    """An array for a kernel to write: of `empty` if it is large."""
-    return empty(dtype, shape) if dtype.itemsize * prod(shape) >= ALIGNED_FROM else np.empty(shape, dtype)
+def new_output(dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
+    """Allocate an array for a kernel to write, aligned if it is large."""
+    return aligned_empty(dtype, shape) if dtype.itemsize * prod(shape) >= MIN_ALIGNED_BYTES else np.empty(shape, dtype)
 
 
-def aligned(array: Array) -> Array:
-    """`array` where it is small or begins with a line of the cache, else a copy that does."""
-    if array.nbytes < ALIGNED_FROM or array.dtype.hasobject or address_of(array) % 64 == 0:
+def align(array: Array) -> Array:
+    """Return `array` where it is small or begins at a cache line, else an aligned copy."""
+    if array.nbytes < MIN_ALIGNED_BYTES or array.dtype.hasobject or address_of(array) % 64 == 0:
         return array
-    made = empty(array.dtype, array.shape)
-    made[...] = array
-    return made
+    copy = aligned_empty(array.dtype, array.shape)
+    copy[...] = array
+    return copy
 
 
 _local = threading.local()
@@ -75,29 +75,29 @@ _pointer_at = ctypes.c_void_p.from_address  # looked up once: types of ctypes ta
 
 
 def address_of(array: Array) -> int:
-    """Where the elements of an ndarray are: in numpy's C API the first field after the object's head.
+    """Return the address of an array's elements: in numpy's C API the first field after the object's head.
 
-    `array.ctypes.data` is the same and takes ten times as long, which small kernels would notice.
+    `array.ctypes.data` is equal and takes ten times as long, which small kernels would notice.
     """
     return _pointer_at(id(array) + _HEAD).value or 0
 
 
 def _workspace(size: int) -> int:
-    """Address of at least `size` bytes, aligned to 64, for the kernel that this thread runs next."""
+    """Return the address of at least `size` bytes, aligned to 64, for the kernel that this thread runs next."""
     if size == 0:
         return 0
-    held: Array | None = getattr(_local, "workspace", None)
-    if held is None or held.size < size + 64:
-        _local.workspace = held = np.empty(size + 64, np.uint8)
-    return -(-held.ctypes.data // 64) * 64
+    buffer: Array | None = getattr(_local, "workspace", None)
+    if buffer is None or buffer.size < size + 64:
+        _local.workspace = buffer = np.empty(size + 64, np.uint8)
+    return -(-buffer.ctypes.data // 64) * 64
 
 
 @dataclass(frozen=True)
 class CompiledKernel:
     """A compiled function. Call it with the input arrays; it returns the list of outputs.
 
-    `run` writes into given arrays instead. `to_bytes` and `from_bytes` carry the machine code, without recompiling.
-    shared_bytes, phases: see codegen.Rendered. Results are the same with any number of threads.
+    `run` writes into existing arrays instead. `to_bytes` and `from_bytes` transfer the machine code.
+    shared_bytes, phases: see codegen.Rendered. Results do not depend on the number of threads.
     """
 
     name: str
@@ -107,46 +107,46 @@ class CompiledKernel:
     code: bytes = field(repr=False)
     host: str = field(repr=False)
     in_place: tuple[tuple[int, int], ...] = ()
-    """(output, input) numbers: this input is read from the memory of this output, into which `run` copies it first
-    where it lies elsewhere."""
+    """Pairs (output, input) of positions: the kernel reads this input from the memory of this output, into which `run`
+    copies it first where it lies elsewhere."""
     shared_bytes: int = 0
     phases: tuple[bool, ...] = ()
     loops: str = field(default="", repr=False)
-    """What it was compiled from, and can be again; of constants that the text leaves out, `tables` has the values."""
+    """Source text, from which it can be compiled again; `tables` has the values of constants that the text omits."""
     tables: tuple[Array, ...] = field(default=(), repr=False, compare=False)
 
     def __call__(self, *inputs: Array, threads: int = 1) -> list[Array]:
-        outputs = [fresh(dtype, shape) for dtype, shape in self._types[len(self.inputs) :]]
+        outputs = [new_output(dtype, shape) for dtype, shape in self._types[len(self.inputs) :]]
         self.run(inputs, outputs, threads)
         return outputs
 
     def run(self, inputs: Sequence[Array], outputs: Sequence[Array], threads: int = 1) -> None:
-        """Compute `outputs` (C-contiguous, overlapping no other array but the inputs that `in_place` names) on up to so
-        many `threads`.
+        """Compute `outputs` on up to `threads` threads.
 
-        ValueError where number, type or shape of an array differ from the kernel's.
+        outputs: C-contiguous; they overlap no other array but the inputs that `in_place` names. Raises ValueError where
+        number, type or shape of an array differ from the kernel's.
         """
-        held = self._checked(inputs, outputs)
-        addresses = [*map(address_of, held)]
-        for out, number in self.in_place:
-            target = len(self.inputs) + out
-            if addresses[target] != addresses[number]:
-                ctypes.memmove(addresses[target], addresses[number], held[target].nbytes)
+        arrays = self._check_arrays(inputs, outputs)
+        addresses = [*map(address_of, arrays)]
+        for output, input_position in self.in_place:
+            target = len(self.inputs) + output
+            if addresses[target] != addresses[input_position]:
+                ctypes.memmove(addresses[target], addresses[input_position], arrays[target].nbytes)
         self.run_at(addresses, threads)
 
     def run_at(self, addresses: Sequence[int], threads: int = 1) -> None:
-        """`run`, given where inputs and outputs are: nothing is checked."""
+        """Run on these addresses of inputs and outputs, without checks."""
         workspace = _workspace(self.workspace_for(threads)) if self.workspace_bytes else 0
         if threads == 1 or not self.phases:
             self._entry(self._arguments.pack(*addresses, workspace))
         else:
-            Calls([self._call(addresses, workspace)], team(self.library), threads).run()
+            CallList([self._call(addresses, workspace)], team(self.library), threads).run()
 
     def call(self, arrays: Sequence[Array | None], workspace: int) -> KernelCall:
-        """What `run` calls for these inputs and outputs, which are checked now and never again, and whose memory stays.
+        """Prepare a call with these inputs and outputs, which are checked once and whose memory must stay.
 
-        arrays: None where the address comes later; it is 0 until then. workspace: address of `workspace_for` bytes.
-        ValueError as in `run`, and where an input that is computed in place lies elsewhere.
+        arrays: None where the address is filled in later; it is 0 until then. workspace: address of `workspace_for`
+        bytes. Raises ValueError as `run` does, and where an input that is computed in place lies elsewhere.
         """
         for array, (dtype, shape) in zip(arrays, self._types):
             if array is not None and (array.dtype, array.shape) != (dtype, shape):
@@ -154,7 +154,10 @@ class CompiledKernel:
             if array is not None and not array.flags.c_contiguous:
                 raise ValueError(f"{self.name}: an array is not C-contiguous")
         addresses = [0 if array is None else address_of(array) for array in arrays]
-        if not all(addresses[number] == addresses[len(self.inputs) + out] != 0 for out, number in self.in_place):
+        if not all(
+            addresses[input_position] == addresses[len(self.inputs) + output] != 0
+            for output, input_position in self.in_place
+        ):
             raise ValueError(f"{self.name}: an input that is computed in place lies elsewhere")
         return self._call(addresses, workspace)
 
@@ -164,28 +167,28 @@ class CompiledKernel:
         return KernelCall(linked[self.name], phases, (*addresses, workspace))
 
     def workspace_for(self, threads: int) -> int:
-        """Bytes of workspace, which begins at a multiple of 64, for so many threads."""
+        """Return the bytes of workspace for this number of threads; it begins at a multiple of 64."""
         return self.workspace_bytes + (self.workspace_bytes - self.shared_bytes) * (threads - 1)
 
-    def _checked(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Array]:
-        """The arrays as the code can take them."""
+    def _check_arrays(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Array]:
+        """Check all arrays, and make inputs C-contiguous. Raises ValueError."""
         if len(inputs) != len(self.inputs) or len(outputs) != len(self.outputs):
             raise ValueError(
                 f"{self.name}: {len(inputs)} inputs and {len(outputs)} outputs given, "
                 f"{len(self.inputs)} and {len(self.outputs)} expected"
             )
-        held: list[Array] = []  # until the kernel has returned
+        arrays: list[Array] = []  # until the kernel has returned
         for array, (dtype, shape) in zip((*inputs, *outputs), self._types):
             if type(array) is not np.ndarray:
                 array = np.asarray(array)
             if array.dtype != dtype or array.shape != shape:
-                raise ValueError(f"{self.name}: array {len(held)} is {array.dtype}{array.shape}, not {dtype}{shape}")
+                raise ValueError(f"{self.name}: array {len(arrays)} is {array.dtype}{array.shape}, not {dtype}{shape}")
             if not array.flags.c_contiguous:
-                if len(held) >= len(self.inputs):
-                    raise ValueError(f"{self.name}: output {len(held) - len(self.inputs)} is not C-contiguous")
+                if len(arrays) >= len(self.inputs):
+                    raise ValueError(f"{self.name}: output {len(arrays) - len(self.inputs)} is not C-contiguous")
                 array = np.ascontiguousarray(array)
-            held.append(array)
-        return held
+            arrays.append(array)
+        return arrays
 
     @functools.cached_property
     def _types(self) -> tuple[tuple[np.dtype[Any], tuple[int, ...]], ...]:
@@ -193,34 +196,36 @@ class CompiledKernel:
 
     @functools.cached_property
     def _linked(self) -> Any:
-        """Addresses of the functions, by name."""
+        """Link the machine code. Returns the addresses of its functions, by name."""
         if self.host != host():
             made_for = " ".join(self.host.split()[:2])
             raise RuntimeError(f"kernel {self.name} was made for {made_for}; compile the model again on this machine")
-        llvm = links_kernels()
+        llvm = kernel_linker()
         assert llvm is not None  # or this would not be the host that it was made for
         return llvm.link([self.name, *self._part_names], self.code)  # the code lives as long as this
 
     def bind(self, library: ctypes.CDLL) -> None:
-        """Take the code from a shared object; AttributeError where it has no function of this name."""
+        """Use the code in a shared object. Raises AttributeError where it lacks a function of this name."""
         names = [self.name, *self._part_names]
         self.__dict__["_linked"] = {name: ctypes.cast(getattr(library, name), ctypes.c_void_p).value for name in names}
         self.__dict__["library"] = library  # the code lives as long as this
 
     @functools.cached_property
     def library(self) -> ctypes.CDLL | None:
-        """The shared object that has the code; None for code made here."""
+        """Shared object that contains the code; None for code that was compiled here."""
         return None
 
     @functools.cached_property
     def _entry(self) -> Any:
-        """The function that does all of the work. It reads neither of its two numbers, which would take ctypes longer
-        than all else."""
+        """Function that does all of the work, declared with one argument.
+
+        It reads neither of its two numbers, whose conversion would take ctypes longer than all else.
+        """
         return ctypes.CFUNCTYPE(None, ctypes.c_void_p)(self._linked[self.name])
 
     @functools.cached_property
     def _arguments(self) -> struct.Struct:
-        """A list of the arrays' addresses and that of the workspace."""
+        """Layout of the argument list: addresses of the arrays and of the workspace."""
         return struct.Struct(f"{len(self.inputs) + len(self.outputs) + 1}Q")
 
     @property
@@ -228,7 +233,7 @@ class CompiledKernel:
         return [f"{self.name}.{number}" for number in range(len(self.phases))]
 
     def to_bytes(self) -> bytes:
-        """With its SHA-256; `from_bytes` reads it on a processor of the same kind."""
+        """Serialise the machine code with its SHA-256; `from_bytes` reads it on a processor of the same kind."""
         head = {
             "name": self.name, "inputs": self.inputs, "outputs": self.outputs,
             "workspace_bytes": self.workspace_bytes, "host": self.host, "in_place": self.in_place,
@@ -240,7 +245,7 @@ class CompiledKernel:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> CompiledKernel:
-        """ValueError where `data` is not an undamaged kernel."""
+        """Read what `to_bytes` wrote. Raises ValueError where `data` is damaged or something else."""
         payload = data[40:]
         if data[:8] != MAGIC or data[8:40] != hashlib.sha256(payload).digest():
             raise ValueError("not a kernel, or a damaged one")
@@ -252,6 +257,6 @@ class CompiledKernel:
 
         return cls(
             head["name"], signature(head["inputs"]), signature(head["outputs"]), head["workspace_bytes"],
-            payload[4 + size :], head["host"], tuple((out, number) for out, number in head["in_place"]),
+            payload[4 + size :], head["host"], tuple((output, position) for output, position in head["in_place"]),
             head["shared_bytes"], tuple(head["phases"]),
         )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Operations of the host runtime: operators with their subgraphs, the errors of both, and how much memory there is."""
+"""Host operators with their subgraphs, their errors, and the limit of memory."""
 
 from __future__ import annotations
 
@@ -18,28 +18,28 @@ Array = NDArray[Any]
 Value = Any
 """An array, a list of values (a sequence), or None (an empty optional)."""
 DOMAINS = ("", "ai.onnx", "com.microsoft", "celosia")
-"""Domains whose operators ops holds."""
+"""Domains of the operators in compiler/ops."""
 MAX_SENTENCE = 600
-"""Characters of an error: a model may hold lists and texts of any length, which errors quote."""
+"""Limit of the characters of an error, as it may quote long lists and texts of a model."""
 
 
-def clipped(sentence: str) -> str:
-    """`sentence` on one line, without its middle where it is long."""
+def clip_sentence(sentence: str) -> str:
+    """Put `sentence` on one line, and cut out its middle where it is long."""
     line = " ".join(sentence.split())
     half = MAX_SENTENCE // 2
     return line if len(line) <= MAX_SENTENCE else f"{line[:half]} ... {line[-half:]}"
 
 
 class HostError(Sentence, ValueError):
-    """An operator that cannot run on the values it got; the message names the node."""
+    """An operator that cannot run on its inputs; the message names the node."""
 
     def __init__(self, sentence: str) -> None:
-        super().__init__(clipped(sentence))
+        super().__init__(clip_sentence(sentence))
 
 
 @dataclass(frozen=True)
 class HostOp:
-    """One operator. `key` tells operators with the same attributes apart from others; `opset` is of its domain."""
+    """One operator. `key` distinguishes operators with different attributes; `opset` is the version of its domain."""
 
     op: str
     domain: str
@@ -51,7 +51,7 @@ class HostOp:
     key: bytes
 
     def attr(self, name: str, default: Any = None) -> Any:
-        """The attribute, or `default`."""
+        """Return an attribute, or `default`."""
         return self.attrs.get(name, default)
 
     @property
@@ -60,20 +60,21 @@ class HostOp:
         return f"{self.op} ({self.name or next(filter(None, self.outputs), '')})"
 
     def fail(self, why: str) -> HostError:
-        """A HostError that names the operator."""
+        """Build a HostError that names the operator."""
         return HostError(f"{self.label}: {why}")
 
     @property
     def wanted(self) -> int:
-        """How many outputs."""
+        """Number of outputs."""
         return len(self.outputs)
 
 
 @dataclass(frozen=True)
 class Body:
-    """A subgraph: what it takes, constants, operators in order, what it returns, and what it reads from outside.
+    """A subgraph of a control-flow operator.
 
-    types: element type and shape of what it returns, as far as the model says; sizes that are open are 0.
+    captured: names that it reads from outside. types: element type and shape of its outputs, as far as the model tells;
+    unknown sizes are 0.
     """
 
     inputs: tuple[str, ...]
@@ -84,34 +85,34 @@ class Body:
     types: tuple[tuple[str, tuple[int, ...]], ...] = ()
 
     def nothing(self, output: int) -> Array:
-        """A list of that output, of which there is none."""
+        """Return an empty stack of this output, the result of a Scan or Loop without iterations."""
         kind, dims = self.types[output] if output < len(self.types) else ("float32", ())
         return np.zeros((0, *dims), numpy_dtype(kind))
 
 
 def bodies(op: HostOp) -> Iterable[Body]:
-    """The subgraphs of `op`."""
+    """Yield the subgraphs of `op`."""
     for value in op.attrs.values():
-        for each in value if isinstance(value, list) else [value]:
-            if isinstance(each, Body):
-                yield each
+        for item in value if isinstance(value, list) else [value]:
+            if isinstance(item, Body):
+                yield item
 
 
 def memory_bytes() -> int:
-    """Bytes of memory of this machine, or that the process may take of them."""
+    """Return the bytes of this machine's memory, or of what this process may use."""
     limit = resource.getrlimit(resource.RLIMIT_AS)[0]
     bytes_ = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return bytes_ if limit == resource.RLIM_INFINITY else min(bytes_, limit)
 
 
-def check_size(size: int, what: str) -> None:
-    """HostError where `size` bytes are more than this machine has."""
+def check_size(size: int, owner: str) -> None:
+    """Raise HostError where `size` bytes exceed this machine's memory."""
     if size > memory_bytes():
-        raise HostError(f"{what} takes {size} bytes, more than this machine's memory")
+        raise HostError(f"{owner} takes {size} bytes, more than this machine's memory")
 
 
 def describe(value: Value) -> str:
-    """Type and shape, for messages."""
+    """Return element type and shape, for messages."""
     if isinstance(value, np.ndarray):
         return f"{value.dtype}{list(value.shape)}"
     return "none" if value is None else f"a sequence of {len(value)}"

@@ -31,7 +31,7 @@ from celosia.compiler.superoptimise.scales import realised, weights_of
 from celosia.compiler.superoptimise.search import Searching
 from celosia.compiler.superoptimise.state import SearchState
 from celosia.compiler.superoptimise.writing import OnnxWriter, Unwritable
-from celosia.compiler.tune.measure import TIMED
+from celosia.compiler.tune.layer_trial import TIMED
 from celosia.compiler.tune.records import Records, sealed, unsealed
 from celosia.driver.cli import app
 from celosia.driver.explore.configs import DEFAULT

@@ -17,8 +17,8 @@ from celosia.compiler.pricing import price
 from celosia.compiler.superoptimise.budget import BudgetError
 from celosia.compiler.superoptimise.equal import difference
 from celosia.compiler.superoptimise.price import INFEASIBLE, UNMEASURED, Price
-from celosia.compiler.tune.measure import VERSION, Status, TrialResult
-from celosia.compiler.tune.pool import Fleet, InProcess, Job
+from celosia.compiler.tune.device_pool import Fleet, InProcess, Job
+from celosia.compiler.tune.layer_trial import VERSION, Status, TrialResult
 from celosia.driver.host.oracle import open_model
 from celosia.driver.tune.optimise import optimise
 from celosia.driver.tune.weighing import PartJob, parse_price

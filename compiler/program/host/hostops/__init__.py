@@ -1,28 +1,43 @@
-"""ONNX operators in numpy: those that are no loops over elements."""
+"""ONNX operators in numpy: control flow, sequences, strings, and other operators that are no loops over elements.
+
+host_registry    which numpy function computes an operator
+sized            which function computes an operator for tensors of any size
+control          If, Loop, Scan, constants, random numbers
+shape_ops        shapes and views
+scatter          selection, scattering, sorting
+sequences        sequences and optionals
+value_types      casts, and quantisation to element types that kernels lack
+recurrent_ops    RNN, GRU, LSTM
+vision           sampling, boxes, pooling with indices, deformable convolution
+signal           Fourier transforms, mel filters
+text             strings, n-grams
+images           decoding of image files
+learning         optimisers, batch normalisation in training, trees
+"""
 
 from celosia.compiler.program.host.hostops import (  # they fill the table
     control,
     images,
     learning,
-    recurrent,
+    recurrent_ops,
     scatter,
     sequences,
-    shapes,
+    shape_ops,
     signal,
     text,
-    types,
+    value_types,
     vision,
 )
-from celosia.compiler.program.host.hostops.registry import HOST, Array, host, numpy_type
+from celosia.compiler.program.host.hostops.host_registry import HOST, Array, host, numpy_type
 from celosia.compiler.program.host.hostops.sized import sized_function, sized_names
 from celosia.compiler.program.op_spec import operators_with
 
 FIRST = operators_with("first")
-"""Operators that run here even though there are kernels for them."""
+"""Operators that run in numpy even though a kernel exists, as it would take longer to compile than they take to run."""
 RANDOM = operators_with("random")
-"""Operators that return something else each time."""
+"""Operators whose results differ each time."""
 
 __all__ = [
-    "FIRST", "HOST", "RANDOM", "Array", "control", "host", "images", "learning", "numpy_type", "recurrent", "scatter",
-    "sequences", "shapes", "signal", "sized_function", "sized_names", "text", "types", "vision",
+    "FIRST", "HOST", "RANDOM", "Array", "control", "host", "images", "learning", "numpy_type", "recurrent_ops",
+    "scatter", "sequences", "shape_ops", "signal", "sized_function", "sized_names", "text", "value_types", "vision",
 ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""Control flow: If, Loop, Scan. A subgraph is a Body, which `run` runs on its inputs."""
+"""Control flow (If, Loop, Scan), constants and random numbers. A subgraph is a Body, which `run` executes."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from celosia.compiler.program.host.hostops.registry import Array, Value, host, numpy_type
+from celosia.compiler.program.host.hostops.host_registry import Array, Value, host, numpy_type
 from celosia.compiler.program.host.op import Body, HostOp, check_size
 
 Run = Callable[[Body, Sequence[Value]], list[Value]]
-"""The outputs of a subgraph for its inputs."""
+"""Runs a subgraph on its inputs and returns its outputs."""
 
 
 @host("If")
 def if_(op: HostOp, condition: Array, *, run: Run) -> tuple[Value, ...]:
-    """The outputs of one of two subgraphs."""
+    """Run one of two subgraphs."""
     body = op.attrs["then_branch" if condition.reshape(-1)[0] else "else_branch"]
     return tuple(run(body, []))
 
@@ -24,21 +24,24 @@ def if_(op: HostOp, condition: Array, *, run: Run) -> tuple[Value, ...]:
 def loop(
     op: HostOp, trips: Array | None = None, condition: Array | None = None, *state: Value, run: Run
 ) -> tuple[Value, ...]:
-    """What the subgraph carries from turn to turn, and one row a turn of its other outputs."""
+    """Run a subgraph until a count or a condition ends it.
+
+    Returns the state that it carries from iteration to iteration, then its other outputs, stacked over iterations.
+    """
     body = op.attrs["body"]
     carried = list(state)
     count = None if trips is None else int(trips.reshape(-1)[0])
     go = condition is None or bool(condition.reshape(-1)[0])
     rows: list[list[Array]] = [[] for _ in body.outputs[1 + len(state) :]]
-    i = held = 0
+    i = stacked_bytes = 0
     while go and (count is None or i < count):
         out = run(body, [np.array(i, np.int64), np.array(go), *carried])
         go = bool(np.reshape(out[0], -1)[0])
         carried = out[1 : 1 + len(state)]
         for row, value in zip(rows, out[1 + len(state) :]):
             row.append(value)
-            held += value.nbytes
-        check_size(held, f"{op.label}: its scan outputs after {i + 1} steps")
+            stacked_bytes += value.nbytes
+        check_size(stacked_bytes, f"{op.label}: its scan outputs after {i + 1} steps")
         i += 1
     first = 1 + len(state)
     return (*carried, *(np.stack(row) if row else body.nothing(first + k) for k, row in enumerate(rows)))
@@ -46,7 +49,7 @@ def loop(
 
 @host("Scan")
 def scan(op: HostOp, *inputs: Value, run: Run) -> tuple[Value, ...]:
-    """As `loop`, over slices of the inputs."""
+    """Run a subgraph over slices of the inputs; returns the state and the stacked outputs."""
     if op.opset < 9:
         return _scan_batches(op, *inputs, run=run)
     return _scan(
@@ -56,20 +59,21 @@ def scan(op: HostOp, *inputs: Value, run: Run) -> tuple[Value, ...]:
 
 
 def _scan_batches(op: HostOp, lengths: Array | None, *inputs: Array, run: Run) -> tuple[Value, ...]:
-    """The first version: each value has a batch dimension in front, and each batch a length."""
+    """Run Scan of opset 8, whose values have a batch dimension in front."""
     if lengths is not None:
         raise op.fail("lengths of sequences are not supported in opset 8")
-    runs = [
+    results = [
         _scan(op, [value[b] for value in inputs], run, op.attr("directions"), None, None, None)
         for b in range(inputs[0].shape[0])
     ]
-    return tuple(np.stack(values) for values in zip(*runs))
+    return tuple(np.stack(values) for values in zip(*results))
 
 
 def _scan(
     op: HostOp, inputs: tuple[Value, ...] | list[Value], run: Run, backward: list[int] | None,
     axes: list[int] | None, out_backward: list[int] | None, out_axes: list[int] | None,
 ) -> tuple[Value, ...]:  # fmt: skip
+    """Run Scan over slices along `axes`. backward: inputs that run from the end; out_*: the same for outputs."""
     body, count = op.attrs["body"], int(op.attrs["num_scan_inputs"])
     states = len(inputs) - count
     state, scanned = list(inputs[:states]), list(inputs[states:])
@@ -92,7 +96,7 @@ def _scan(
 
 @host("Constant")
 def constant(op: HostOp) -> Value:
-    """The value in the attributes."""
+    """Return the value in the attributes."""
     for name, kind in (
         ("value", None), ("sparse_value", None), ("value_float", np.float32), ("value_floats", np.float32),
         ("value_int", np.int64), ("value_ints", np.int64), ("value_string", object), ("value_strings", object),
@@ -104,7 +108,7 @@ def constant(op: HostOp) -> Value:
 
 @host("RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", random=True)
 def random(op: HostOp, like: Array | None = None) -> Array:
-    """Another array each time, where there is no seed."""
+    """Draw an array of random numbers, from the attribute `seed` where there is one."""
     kind = np.dtype(np.float32) if like is None else like.dtype
     kind = numpy_type(op.attrs["dtype"]) if "dtype" in op.attrs else kind
     rng = _generator(op)
@@ -116,14 +120,14 @@ def random(op: HostOp, like: Array | None = None) -> Array:
 
 @host("Bernoulli", random=True)
 def bernoulli(op: HostOp, x: Array) -> Array:
-    """1 with the probability that `x` is, else 0."""
+    """Draw 1 with the probability in `x`, else 0."""
     kind = numpy_type(op.attrs["dtype"]) if "dtype" in op.attrs else x.dtype
     return np.asarray(_generator(op).uniform(size=x.shape) < x).astype(kind)
 
 
 @host("Multinomial", random=True)
 def multinomial(op: HostOp, x: Array) -> Array:
-    """Classes drawn for each row of `x` [batch, classes], logarithms of their chances."""
+    """Draw classes for each row of `x` [batch, classes], which holds logarithms of probabilities."""
     chances = np.exp(x.astype(np.float64) - x.max(axis=1, keepdims=True))
     sums = np.cumsum(chances / chances.sum(axis=1, keepdims=True), axis=1)
     draws = _generator(op).uniform(size=(x.shape[0], op.attr("sample_size", 1)))
@@ -133,8 +137,10 @@ def multinomial(op: HostOp, x: Array) -> Array:
 
 @host("Dropout", random=True)
 def dropout(op: HostOp, x: Array, ratio: Array | None = None, training: Array | None = None) -> tuple[Array, Array]:
-    """`x` and a mask; in training some are 0, and the others larger for it. Before opset 12, which knows of training,
-    onnxruntime's mask is 0 everywhere, in opset 7 as numbers of the type of `x`."""
+    """Drop elements in training and scale the others. Returns the result and the mask.
+
+    Before opset 12, which has no training mode, onnxruntime's mask is 0 everywhere, in opset 7 with the type of `x`.
+    """
     if op.opset < 12:
         return x, np.zeros(x.shape, bool if op.opset >= 10 else x.dtype)
     share = 0.5 if ratio is None else float(ratio.reshape(-1)[0])
@@ -145,7 +151,7 @@ def dropout(op: HostOp, x: Array, ratio: Array | None = None, training: Array | 
 
 
 def _generator(op: HostOp) -> np.random.RandomState:
-    """From the attribute `seed`, where there is one."""
+    """Create a generator from the attribute `seed`, or with a random seed."""
     seed = op.attr("seed")
     if seed is None:
         return np.random.RandomState()

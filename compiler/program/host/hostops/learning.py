@@ -1,4 +1,4 @@
-"""Steps of optimisers, and trees."""
+"""Training steps of optimisers, batch normalisation in training, and tree ensembles."""
 
 from __future__ import annotations
 
@@ -6,23 +6,23 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from celosia.compiler.program.host.hostops.registry import Array, host
+from celosia.compiler.program.host.hostops.host_registry import Array, host
 from celosia.compiler.program.host.op import HostOp
 
-TRAINING = "ai.onnx.preview.training"
+TRAINING_DOMAIN = "ai.onnx.preview.training"
 
 
-def _tensors(inputs: tuple[Array, ...], kinds: int) -> list[tuple[Array, ...]]:
-    """For each tensor optimised: itself, its gradient, its states; they come sorted by kind."""
+def _tensors_with_states(inputs: tuple[Array, ...], kinds: int) -> list[tuple[Array, ...]]:
+    """Return, for each optimised tensor, itself, its gradient and its states; the inputs are sorted by kind."""
     count = len(inputs) // kinds
     return [inputs[i::count] for i in range(count)]
 
 
-@host("Momentum", domain=TRAINING)
+@host("Momentum", domain=TRAINING_DOMAIN)
 def momentum(op: HostOp, rate: Array, step: Array, *inputs: Array) -> tuple[Array, ...]:
-    """New tensors and their momenta."""
+    """Take a step of SGD with momentum. Returns the new tensors, then their momenta."""
     new = []
-    for x, gradient, v in _tensors(inputs, 3):
+    for x, gradient, v in _tensors_with_states(inputs, 3):
         gradient = op.attrs["norm_coefficient"] * x + gradient
         v = op.attrs["alpha"] * v + (op.attrs["beta"] if int(step) > 0 else 1) * gradient
         if op.attrs["mode"] == "nesterov":
@@ -30,39 +30,39 @@ def momentum(op: HostOp, rate: Array, step: Array, *inputs: Array) -> tuple[Arra
         else:
             x = x - rate * v
         new.append((x, v))
-    return _sorted(new)
+    return _sorted_by_kind(new)
 
 
-@host("Adagrad", domain=TRAINING)
+@host("Adagrad", domain=TRAINING_DOMAIN)
 def adagrad(op: HostOp, rate: Array, step: Array, *inputs: Array) -> tuple[Array, ...]:
-    """New tensors and their sums of squared gradients."""
+    """Take a step of Adagrad. Returns the new tensors, then their sums of squared gradients."""
     rate = rate / (1 + step * op.attr("decay_factor", 0.0))
     new = []
-    for x, gradient, h in _tensors(inputs, 3):
+    for x, gradient, h in _tensors_with_states(inputs, 3):
         gradient = op.attr("norm_coefficient", 0.0) * x + gradient
         h = h + gradient * gradient
         new.append((x - rate * gradient / (np.sqrt(h) + op.attr("epsilon", 1e-6)), h))
-    return _sorted(new)
+    return _sorted_by_kind(new)
 
 
-@host("Adam", domain=TRAINING)
+@host("Adam", domain=TRAINING_DOMAIN)
 def adam(op: HostOp, rate: Array, step: Array, *inputs: Array) -> tuple[Array, ...]:
-    """New tensors and their two momenta."""
+    """Take a step of Adam. Returns the new tensors, then both of their momenta."""
     a, b = op.attr("alpha", 0.9), op.attr("beta", 0.999)
     t = int(step)
     if t > 0:
         rate = rate * np.sqrt(1 - b**t) / (1 - a**t)
     new = []
-    for x, gradient, v, h in _tensors(inputs, 4):
+    for x, gradient, v, h in _tensors_with_states(inputs, 4):
         gradient = op.attr("norm_coefficient", 0.0) * x + gradient
         v = a * v + (1 - a) * gradient
         h = b * h + (1 - b) * gradient * gradient
         x = (1 - op.attr("norm_coefficient_post", 0.0)) * (x - rate * v / (np.sqrt(h) + op.attr("epsilon", 1e-6)))
         new.append((x, v, h))
-    return _sorted(new)
+    return _sorted_by_kind(new)
 
 
-def _sorted(new: Sequence[tuple[Array, ...]]) -> tuple[Array, ...]:
+def _sorted_by_kind(new: Sequence[tuple[Array, ...]]) -> tuple[Array, ...]:
     return tuple(value.astype(np.float32) for kind in zip(*new) for value in kind)
 
 
@@ -70,28 +70,31 @@ def _sorted(new: Sequence[tuple[Array, ...]]) -> tuple[Array, ...]:
 def batch_normalisation(
     op: HostOp, x: Array, scale: Array, shift: Array, mean: Array, variance: Array
 ) -> tuple[Array, ...]:
-    """In training mode: normalises by the batch, and returns running statistics. Before opset 14, five outputs ask for
-    training mode; the last two are the mean and the inverse deviation of the batch, as onnxruntime has them."""
+    """Normalise by the statistics of the batch in training, and return running statistics.
+
+    Before opset 14, five outputs ask for training mode; the last two are the mean and the inverse deviation of the
+    batch, as in onnxruntime.
+    """
     if not (op.attr("training_mode", 0) if op.opset >= 14 else op.wanted == 5):
         raise op.fail("it cannot be compiled for these inputs")
     axes = (0, *range(2, x.ndim))
     shape = (1, -1, *[1] * (x.ndim - 2))
-    now, spread, keep = x.mean(axis=axes), x.var(axis=axes), op.attr("momentum", 0.9)
-    deviation = np.sqrt(spread + op.attr("epsilon", 1e-5))
-    y = (x - now.reshape(shape)) / deviation.reshape(shape)
+    batch_mean, batch_variance, keep = x.mean(axis=axes), x.var(axis=axes), op.attr("momentum", 0.9)
+    deviation = np.sqrt(batch_variance + op.attr("epsilon", 1e-5))
+    y = (x - batch_mean.reshape(shape)) / deviation.reshape(shape)
     y = y * scale.reshape(shape) + shift.reshape(shape)
-    running = (mean * keep + now * (1 - keep), variance * keep + spread * (1 - keep))
-    saved = (now, 1 / deviation)[: max(op.wanted - 3, 0)]
+    running = (mean * keep + batch_mean * (1 - keep), variance * keep + batch_variance * (1 - keep))
+    saved = (batch_mean, 1 / deviation)[: max(op.wanted - 3, 0)]
     return y.astype(x.dtype), *(value.astype(mean.dtype) for value in (*running, *saved))
 
 
-COMPARE = (np.less_equal, np.less, np.greater_equal, np.greater, np.equal, np.not_equal)
+COMPARISONS = (np.less_equal, np.less, np.greater_equal, np.greater, np.equal, np.not_equal)
 BRANCH_MEMBER = 6
 
 
 @host("TreeEnsemble", domain="ai.onnx.ml")
 def tree_ensemble(op: HostOp, x: Array) -> Array:
-    """[rows, targets], what the leaves of all trees say together of each row of `x`."""
+    """Aggregate the leaves that all trees select for each row of `x`: [rows, targets]."""
     a = op.attrs
     targets = op.attr("n_targets", 1)
     rows: list[list[list[float]]] = []
@@ -106,28 +109,29 @@ def tree_ensemble(op: HostOp, x: Array) -> Array:
     member_of = [next(members) if mode == BRANCH_MEMBER else [] for mode in modes]
 
     def leaf(row: Array, node: int) -> int:
+        """Descend from a root to the leaf that `row` selects."""
         while True:
             value = row[a["nodes_featureids"][node]]
             if value != value and "nodes_missing_value_tracks_true" in a and a["nodes_missing_value_tracks_true"][node]:
-                goes = True
+                is_true = True
             elif modes[node] == BRANCH_MEMBER:
-                goes = float(value) in member_of[node]
+                is_true = float(value) in member_of[node]
             else:
-                goes = bool(COMPARE[modes[node]](value, splits[node]))
-            way = "true" if goes else "false"
-            following = a[f"nodes_{way}nodeids"][node]
-            if a[f"nodes_{way}leafs"][node]:
-                return int(following)
-            node = following
+                is_true = bool(COMPARISONS[modes[node]](value, splits[node]))
+            branch = "true" if is_true else "false"
+            child = a[f"nodes_{branch}nodeids"][node]
+            if a[f"nodes_{branch}leafs"][node]:
+                return int(child)
+            node = child
 
     for row in x:
-        found: list[list[float]] = [[] for _ in range(targets)]
+        weights: list[list[float]] = [[] for _ in range(targets)]
         for root in a["tree_roots"]:
-            at = leaf(row, root)
-            found[a["leaf_targetids"][at]].append(float(a["leaf_weights"][at]))
-        rows.append(found)
+            leaf_node = leaf(row, root)
+            weights[a["leaf_targetids"][leaf_node]].append(float(a["leaf_weights"][leaf_node]))
+        rows.append(weights)
     reduce = (np.sum, np.mean, np.min, np.max)[{1: 0, 0: 1, 2: 2, 3: 3}[op.attr("aggregate_function", 1)]]
-    out = np.array([[reduce(values) if values else 0.0 for values in found] for found in rows], x.dtype)
+    out = np.array([[reduce(values) if values else 0.0 for values in weights] for weights in rows], x.dtype)
     match op.attr("post_transform", 0):
         case 0:
             return out

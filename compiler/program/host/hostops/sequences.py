@@ -4,58 +4,62 @@ from __future__ import annotations
 
 import numpy as np
 
-from celosia.compiler.program.host.hostops.registry import Array, Value, host, int_list
+from celosia.compiler.program.host.hostops.host_registry import Array, Value, host, int_list
 from celosia.compiler.program.host.op import HostOp
 
 
 @host("SequenceEmpty")
 def empty(op: HostOp) -> list[Value]:
-    """[]."""
+    """Create an empty sequence."""
     return []
 
 
 @host("SequenceConstruct")
 def construct(op: HostOp, *values: Value) -> list[Value]:
-    """A list of the inputs."""
+    """Create a sequence of the inputs."""
     return list(values)
 
 
-def _position(op: HostOp, values: list[Value], place: Array | None, end: int) -> int:
-    at = end if place is None else int(place.reshape(-1)[0])
-    if not -len(values) <= at <= end:
-        raise op.fail(f"position {at} of a sequence of {len(values)}")
-    return at + len(values) if at < 0 else at
+def _position(op: HostOp, values: list[Value], index: Array | None, end: int) -> int:
+    """Convert an index, negative from the end, to a position. Raises HostError where it is out of range."""
+    position = end if index is None else int(index.reshape(-1)[0])
+    if not -len(values) <= position <= end:
+        raise op.fail(f"position {position} of a sequence of {len(values)}")
+    return position + len(values) if position < 0 else position
 
 
 @host("SequenceInsert")
-def insert(op: HostOp, values: list[Value], value: Value, place: Array | None = None) -> list[Value]:
-    """With `value` at `place`, by default the end. HostError for one out of range."""
-    at = _position(op, values, place, len(values))
-    return [*values[:at], value, *values[at:]]
+def insert(op: HostOp, values: list[Value], value: Value, index: Array | None = None) -> list[Value]:
+    """Insert `value` at `index`, by default at the end. Raises HostError where it is out of range."""
+    position = _position(op, values, index, len(values))
+    return [*values[:position], value, *values[position:]]
 
 
 @host("SequenceErase")
-def erase(op: HostOp, values: list[Value], place: Array | None = None) -> list[Value]:
-    """Without the one at `place`, by default the last. HostError for one out of range."""
-    at = _position(op, values, place, len(values) - 1)
-    return values[:at] + values[at + 1 :]
+def erase(op: HostOp, values: list[Value], index: Array | None = None) -> list[Value]:
+    """Remove the element at `index`, by default the last. Raises HostError where it is out of range."""
+    position = _position(op, values, index, len(values) - 1)
+    return values[:position] + values[position + 1 :]
 
 
 @host("SequenceAt")
-def at(op: HostOp, values: list[Value], place: Array) -> Value:
-    """The one at `place`, from the end where that is negative. HostError for one out of range."""
-    return values[_position(op, values, place, len(values) - 1)]
+def at(op: HostOp, values: list[Value], index: Array) -> Value:
+    """Return the element at `index`. Raises HostError where it is out of range."""
+    return values[_position(op, values, index, len(values) - 1)]
 
 
 @host("SequenceLength")
 def length(op: HostOp, values: list[Value]) -> Array:
-    """int64 []."""
+    """Return the number of elements, as int64 []."""
     return np.array(len(values), np.int64)
 
 
 @host("SplitToSequence")
 def split(op: HostOp, x: Array, sizes: Array | None = None) -> list[Value]:
-    """Parts of `x` along an axis: of these sizes, of one size, or of 1. HostError where sizes do not add up."""
+    """Split `x` along an axis into parts of these sizes, of one size, or of 1.
+
+    Raises HostError where sizes do not add up.
+    """
     axis = op.attr("axis", 0)
     total = x.shape[axis]
     if sizes is None:
@@ -71,26 +75,26 @@ def split(op: HostOp, x: Array, sizes: Array | None = None) -> list[Value]:
 
 @host("ConcatFromSequence")
 def concat(op: HostOp, values: list[Value]) -> Array:
-    """All of them, along an axis of theirs or a new one."""
+    """Concatenate all elements along an axis, or stack them along a new one."""
     join = np.stack if op.attr("new_axis", 0) else np.concatenate
     return np.asarray(join(values, axis=op.attrs["axis"]))
 
 
 @host("Optional")
 def optional(op: HostOp, value: Value = None) -> Value:
-    """The value, or None."""
+    """Create an optional of the value, or an empty one."""
     return value
 
 
 @host("OptionalHasElement")
 def has_element(op: HostOp, value: Value = None) -> Array:
-    """bool []."""
+    """Return whether the optional is not empty, as bool []."""
     return np.array(value is not None)
 
 
 @host("OptionalGetElement")
 def get_element(op: HostOp, value: Value) -> Value:
-    """The value. HostError where there is none."""
+    """Return the value of an optional. Raises HostError where it is empty."""
     if value is None:
         raise op.fail("the optional is empty")
     return value

@@ -1,0 +1,178 @@
+"""Compile loop nests to machine code, with a cache in memory and on disk."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import llvmlite
+from numpy.typing import NDArray
+
+from celosia.cache import cache_folder, is_own, make_folder, mark_used
+from celosia.compiler.cpu.llvm.codegen import render
+from celosia.compiler.cpu.llvm.machine import foreign_target, host, optimise
+from celosia.compiler.expr.clamp_indices import clamp_accesses
+from celosia.compiler.expr.loops import Alloc, Function, exprs
+from celosia.compiler.expr.nodes import Load
+from celosia.compiler.expr.parser import parse
+from celosia.compiler.expr.printer import ELIDED_VALUES, TABLE_LIMIT
+from celosia.compiler.expr.regions import statements
+from celosia.compiler.expr.walk import walk
+from celosia.compiler.program.host.kernel import CompiledKernel
+from celosia.compiler.program.safe_files import replacing
+from celosia.compiler.target import target
+
+
+def _fills_registers(function: Function) -> bool:
+    """Return whether register tiles take so many registers that LLVM must not unroll loops around them."""
+    tiles = [s.tensor.nbytes for s in statements(function.body) if isinstance(s, Alloc) and s.scope == "local"]
+    return max(tiles, default=0) * 4 >= target().registers * target().vector_bytes
+
+
+SOURCES = ("cpu", "cpu/llvm", "cpu/schedule", "expr", "program/host")
+"""Folders of the compiler whose sources determine the machine code of a loop nest."""
+
+
+@functools.cache
+def _source_digest() -> str:
+    """Return the version of LLVM and a digest of the compiler's sources, on which all machine code depends."""
+    folder = Path(__file__).parents[2]
+    text = b"".join(path.read_bytes() for subfolder in SOURCES for path in sorted((folder / subfolder).glob("*.py")))
+    return f"{llvmlite.__version__} {hashlib.sha256(text).hexdigest()}"
+
+
+def _cache_path(loops: str, key: object) -> Path:
+    """Return the cache file of a loop nest."""
+    name = hashlib.sha256(f"{_source_digest()}\n{foreign_target() or host()}\n{key}\n{loops}".encode()).hexdigest()
+    return cache_folder() / "kernels" / f"{name}.kernel"
+
+
+def _read_cache(path: Path) -> CompiledKernel | None:
+    """Read a kernel from the cache; None where it is missing, damaged, or written by another user."""
+    if not is_own(path):
+        return None
+    try:
+        kernel = CompiledKernel.from_bytes(path.read_bytes())
+        mark_used(path)
+        return kernel
+    except (OSError, ValueError):
+        return None
+
+
+def cached(loops: str, key: object, make: Callable[[], CompiledKernel]) -> CompiledKernel:
+    """Return the kernel of a loop nest from the cache on disk, or make it. key: what else it depends on."""
+    path = _cache_path(loops, key)
+    kernel = _read_cache(path)
+    if kernel is not None:
+        return kernel
+    kernel = make()
+    try:
+        make_folder(path.parent)
+        with replacing(path) as temporary:
+            temporary.write_bytes(kernel.to_bytes())
+        path.chmod(0o600)
+    except OSError:
+        pass  # without a cache everything still works
+    return kernel
+
+
+MAX_KERNELS = 4096
+"""Limit of the kernels in memory, before all are dropped."""
+_kernels: dict[tuple[object, ...], CompiledKernel] = {}
+
+
+def compile_function(function: Function, features: frozenset[str] | None = None, keep: bool = True) -> CompiledKernel:
+    """Compile a loop nest for the target; equal loops give the same CompiledKernel.
+
+    features: see render. keep: False for code that is used only once. Code for another processor is an object file for
+    `link_library`, with a unique symbol.
+    """
+    loops = str(function)
+    tables = _large_constants(function) if ELIDED_VALUES in loops else ()
+    dependencies = _cache_key(tables, function.in_place, features)
+    key = loops, dependencies, target()
+    kernel = _kernels.get(key)
+    if kernel is None and not keep:
+        return _compile(function, features)
+    if kernel is None:
+        compiled = cached(loops, dependencies, lambda: _compile(function, features))
+        kernel = _remember(key, replace(compiled, loops=loops, tables=tables))
+    return kernel
+
+
+def from_loops(source: CompiledKernel, trusted: bool = False) -> CompiledKernel:
+    """Compile `source`, a kernel from a Program's file that has only loops, for the target.
+
+    Unless trusted, the loops are verified and their indices clamped (expr/clamp_indices.py). Loops that this compiler
+    has written itself are recognised by their text in the cache, and nothing is compiled. Raises ValueError where they
+    are no loops, break a rule, or do not fit the kernel's signature.
+    """
+    dependencies = _cache_key(source.tables, source.in_place)
+    key, known = (source.loops, dependencies, target()), _kernels.get((source.loops, dependencies, target()))
+    if known is None:
+        guarded_dependencies = *dependencies, "as written" if trusted else "guarded"
+        compiled = _read_cache(_cache_path(source.loops, dependencies))
+        if compiled is None:
+            key = source.loops, guarded_dependencies, target()
+            compiled = _kernels.get(key) or cached(
+                source.loops, guarded_dependencies, lambda: _compile(_parse_loops(source, trusted), None)
+            )
+        known = _remember(key, replace(compiled, loops=source.loops, tables=source.tables))
+    if (known.inputs, known.outputs) != (source.inputs, source.outputs):
+        raise ValueError(f"the loops of kernel {source.name} take or make other tensors than it says")
+    return known
+
+
+def _parse_loops(source: CompiledKernel, trusted: bool) -> Function:
+    names = re.findall(rf"^\s*constant ([\w.]+): .*{re.escape(ELIDED_VALUES)}$", source.loops, re.MULTILINE)
+    function = replace(
+        parse(source.loops, constants=dict(zip(names, source.tables, strict=True))), in_place=source.in_place
+    )
+    return function if trusted else clamp_accesses(function)
+
+
+def _remember(key: tuple[object, ...], kernel: CompiledKernel) -> CompiledKernel:
+    if len(_kernels) >= MAX_KERNELS:
+        _kernels.clear()
+    _kernels[key] = kernel
+    return kernel
+
+
+def _cache_key(
+    tables: tuple[NDArray[Any], ...], in_place: object, features: frozenset[str] | None = None
+) -> tuple[object, ...]:  # fmt: skip
+    """Return what a kernel depends on besides the text of its loops: constants, in-place pairs, features."""
+    digest = hashlib.sha256(b"".join(table.tobytes() for table in tables)).hexdigest() if tables else ""
+    return digest, in_place, None if features is None else tuple(sorted(features))
+
+
+def _large_constants(function: Function) -> tuple[NDArray[Any], ...]:
+    """Return the constants that the text of the loops omits, in its order."""
+    reads = (node for s in statements(function.body) for e in exprs(s) for node in walk(e) if isinstance(node, Load))
+    tensors = dict.fromkeys(read.tensor for read in reads if read.tensor.value is not None)
+    return tuple(t.value for t in tensors if t.value is not None and t.size > TABLE_LIMIT)
+
+
+def _compile(function: Function, features: frozenset[str] | None) -> CompiledKernel:
+    """Compile a function; for another processor its symbols get a digest, as many kernels share a library."""
+    rendered = render(function, features)
+    text, name, processor = rendered.text, function.name, foreign_target()
+    if processor is not None:
+        name = f"{function.name}_{hashlib.sha256(text.encode()).hexdigest()[:16]}"
+        text = text.replace(f'@"{function.name}', f'@"{name}')
+    return CompiledKernel(
+        name,
+        tuple((t.dtype, t.shape) for t in function.inputs),
+        tuple((t.dtype, t.shape) for t in function.outputs),
+        rendered.workspace_bytes,
+        optimise(text, unroll=not _fills_registers(function))[1],
+        processor.machine if processor is not None else host(),
+        function.in_place,
+        rendered.shared_bytes,
+        rendered.phases,
+    )

@@ -1,0 +1,221 @@
+"""Tensors in the LLVM IR of a kernel: their pointers, and loads and stores of elements or vectors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llvmlite import ir
+
+from celosia.compiler.cpu.llvm import operations, unrolled
+from celosia.compiler.cpu.llvm.operations import align_size, is_vector, memory_type, splat
+from celosia.compiler.cpu.llvm.unrolled import UnrolledLoop
+from celosia.compiler.cpu.schedule.block_prefetch import PrefetchedElement
+from celosia.compiler.cpu.schedule.streaming_stores import CACHE_LINE_BYTES
+from celosia.compiler.expr.affine import flatten, is_in_bounds, linear, stride_along
+from celosia.compiler.expr.loops import For
+from celosia.compiler.expr.nodes import Expr, Load, Tensor, Var
+from celosia.compiler.program.dtypes import itemsize
+
+V = Any  # an LLVM value; llvmlite has no types
+I64 = ir.IntType(64)
+MAX_STACK_TENSOR_BYTES = 16 << 10  # larger "local" tensors go to the workspace,
+MAX_STACK_BYTES = 256 << 10  # and so do those beyond this sum
+
+
+class MemoryWriter:
+    """Writes memory accesses of a kernel's body.
+
+    It knows the tensors and the loops around. loop, share: see BodyWriter.
+    """
+
+    def __init__(
+        self, fn: Any, memory: dict[Tensor, V], workspace: V, loop: For | None = None, share: tuple[V, ...] = ()
+    ) -> None:
+        """Create the entry block, for allocations, and the first block of code."""
+        self.fn, self.workspace, self.shared_loop, self.share = fn, workspace, loop, share
+        self.features = fn.module.features
+        self.entry = ir.IRBuilder(fn.append_basic_block("entry"))
+        self.b = ir.IRBuilder(fn.append_basic_block("start"))
+        self.entry.branch(self.b.block)
+        self.entry.position_before(self.entry.block.terminator)
+        self.memory = memory
+        self.workspace_bytes = self.stack_bytes = 0
+        self.vector: tuple[Var, int] | None = None  # the vectorised loop and its extent
+        self.lane: int | None = None  # the lane for which scalars are written, inside an index
+        self.rows: UnrolledLoop | None = None  # the innermost unrolled loop
+        self.tile_rows = 0  # rows of the AMX tiles that this function uses, 0 without
+        self.prefetch_distance: dict[int, int] = {}  # loads by id -> elements that are fetched ahead
+        self.prefetched: dict[Var, PrefetchedElement] = {}  # loop -> the element that each iteration fetches
+        self.streaming_stores: frozenset[Tensor] = frozenset()  # outputs whose stores bypass the caches
+        self.nan_free: frozenset[Tensor] = frozenset()  # extremes that are never NaN
+        self.mask: V = None  # lanes that may read, inside the arm of a selection
+
+    def expr(self, e: Expr, env: dict[Var, V], memo: dict[Any, V]) -> V:
+        """Write an expression, each node once for a `memo`, and return its value."""
+        raise NotImplementedError
+
+    def _alloc(self, tensor: Tensor, scope: str) -> V:
+        """Allocate a tensor on the stack if it is small, else in the workspace. Returns its pointer."""
+        if scope == "local" and tensor.nbytes <= min(MAX_STACK_TENSOR_BYTES, MAX_STACK_BYTES - self.stack_bytes):
+            self.stack_bytes += align_size(tensor.nbytes)
+            slot = self.entry.alloca(ir.ArrayType(memory_type(tensor.dtype), max(tensor.size, 1)))
+            slot.align = operations.WORKSPACE_ALIGNMENT
+            slot.type = ir.PointerType()  # llvmlite would check the type of what is stored against that of the array
+            return slot
+        offset = self.workspace_bytes
+        self.workspace_bytes += align_size(tensor.nbytes)
+        return self.entry.gep(self.workspace, [I64(offset)], inbounds=True, source_etype=ir.IntType(8))
+
+    def _pointer(self, tensor: Tensor, element: V) -> V:
+        if tensor.value is not None and tensor not in self.memory:
+            self.memory[tensor] = self._table(tensor)
+        return self.b.gep(self.memory[tensor], [element], inbounds=True, source_etype=memory_type(tensor.dtype))
+
+    def _table(self, tensor: Tensor) -> V:
+        """Define a constant tensor as a global of the module. Returns its pointer."""
+        assert tensor.value is not None
+        data = bytearray(tensor.value.tobytes())
+        kind = ir.ArrayType(ir.IntType(8), max(len(data), 1))
+        table = ir.GlobalVariable(self.fn.module, kind, f"{self.fn.name}.table{len(self.fn.module.global_values)}")
+        table.linkage, table.global_constant, table.align = "private", True, operations.WORKSPACE_ALIGNMENT
+        table.initializer = ir.Constant(kind, data or bytearray(1))
+        table.type = ir.PointerType()
+        return table
+
+    def _offset(self, tensor: Tensor, index: tuple[Expr, ...], env: dict[Var, V], memo: dict[Any, V]) -> V:
+        """Write the row-major element number of an index, as a scalar."""
+        total: V = None
+        constant = 0
+        for atom, k in linear(flatten(tensor.shape, index)).items():
+            if atom is None:
+                constant += k
+                continue
+            term = self.expr(atom, env, memo)
+            if k != 1:
+                term = self.b.mul(term, I64(k), flags=("nsw",))
+            total = term if total is None else self.b.add(total, term, flags=("nsw",))
+        if total is None:
+            return I64(constant)
+        return self.b.add(total, I64(constant), flags=("nsw",)) if constant else total
+
+    def _lane_stride(self, tensor: Tensor, index: tuple[Expr, ...]) -> int | None:
+        """Return the distance of lanes in memory; None where that is not a constant."""
+        if self.vector is None or self.lane is not None:
+            return 0
+        return stride_along(tensor, index, self.vector[0])
+
+    def _lane_pointer(self, lane: int | None, tensor: Tensor, index: tuple[Expr, ...], env: dict[Var, V]) -> V:
+        """Return the pointer to the element that one lane accesses."""
+        saved, self.lane = self.lane, lane
+        element = self._offset(tensor, index, env, {})
+        self.lane = saved
+        return self._pointer(tensor, element)
+
+    def _load(self, tensor: Tensor, index: tuple[Expr, ...], env: dict[Var, V]) -> V:
+        """Load an element for all lanes, a vector, a masked vector, or lane by lane, as the stride allows."""
+        element = memory_type(tensor.dtype)
+        align = itemsize(tensor.dtype)
+        step = self._lane_stride(tensor, index)
+        if step == 0:
+            if self.mask is not None and self.lane is None and not is_in_bounds(Load(tensor, index)):
+                raise ValueError(f"{tensor.name}: all lanes read one element where a condition of each holds")
+            at = self._lane_pointer(self.lane or 0, tensor, index, env)
+            value = self.b.load(at, typ=element, align=align)
+        else:
+            assert self.vector is not None
+            n = self.vector[1]
+            wide = ir.VectorType(element, n)
+            if self.mask is not None and not is_in_bounds(Load(tensor, index)):
+                if step != 1:
+                    raise ValueError(f"{tensor.name}: lanes {step} apart read where a condition holds")
+                value = self._masked_load(tensor, index, env)
+            elif step == 1:
+                value = self.b.load(self._lane_pointer(0, tensor, index, env), typ=wide, align=align)
+            elif (tile := self._load_tile(tensor, index, env)) is not None:
+                assert self.rows is not None
+                value = tile[self.rows.iteration]
+            elif step == 2:  # both halves of what the lanes span, then every other element
+                first = self._lane_pointer(0, tensor, index, env)
+                second = self.b.gep(first, [I64(n - 1)], inbounds=True, source_etype=element)
+                halves = [self.b.load(at, typ=wide, align=align) for at in (first, second)]
+                pick = [2 * k if 2 * k < n else 2 * k + 1 for k in range(n)]
+                value = self.b.shuffle_vector(*halves, ir.Constant(ir.VectorType(ir.IntType(32), n), pick))
+            else:
+                value = ir.Constant(wide, ir.Undefined)
+                for lane in range(n):
+                    at = self._lane_pointer(lane, tensor, index, env)
+                    one = self.b.load(at, typ=element, align=align)
+                    value = self.b.insert_element(value, one, ir.IntType(32)(lane))
+        if tensor.dtype == "bool":
+            value = self.b.icmp_unsigned("!=", value, ir.Constant(value.type, None))
+        return value
+
+    def _masked_load(self, tensor: Tensor, index: tuple[Expr, ...], env: dict[Var, V]) -> V:
+        """Load a vector under the current mask.
+
+        Where the processor would load lane by lane, a plain load replaces it if all of the vector is inside the tensor.
+        """
+        element, n = memory_type(tensor.dtype), self.mask.type.count
+        saved, self.lane = self.lane, 0
+        element_number = self._offset(tensor, index, env, {})
+        self.lane = saved
+        pointer, align = self._pointer(tensor, element_number), itemsize(tensor.dtype)
+        if "neon" not in self.features or tensor.size < n:
+            return operations.masked_load(self.b, pointer, self.mask, element, align)
+        inside = self.b.icmp_unsigned("<=", element_number, I64(tensor.size - n))
+        return operations.load_if(self.b, inside, pointer, self.mask, element, align)
+
+    def _load_tile(self, tensor: Tensor, index: tuple[Expr, ...], env: dict[Var, V]) -> list[V] | None:
+        """Load what all iterations of the unrolled loop read, at once; None where it is not contiguous."""
+        rows, vector = self.rows, self.vector
+        if rows is None or vector is None:
+            return None
+        count = rows.contiguous_lines(tensor, index, self._lane_stride(tensor, index), vector[1])
+        if count is None:
+            return None
+        key = (tensor, *map(id, index), id(self.b.block))  # of this block only, in which code runs from top to bottom
+        if key not in rows.loaded:
+            first = env | {rows.var: I64(0)}
+            starts = [self._lane_pointer(lane, tensor, index, first) for lane in range(count)]
+            wide = ir.VectorType(memory_type(tensor.dtype), vector[1] * rows.extent // count)
+            lines = [self.b.load(at, typ=wide, align=itemsize(tensor.dtype)) for at in starts]
+            rows.loaded[key] = unrolled.transpose_lines(self.b, lines, rows.extent)
+        return rows.loaded[key]
+
+    def _store(self, tensor: Tensor, index: tuple[Expr, ...], value: V, env: dict[Var, V]) -> None:
+        """Store a scalar, a vector, or lane by lane, as the stride allows."""
+        if tensor.dtype == "bool":
+            byte = ir.IntType(8)
+            value = self.b.zext(value, ir.VectorType(byte, value.type.count) if is_vector(value) else byte)
+        align = itemsize(tensor.dtype)
+        step = self._lane_stride(tensor, index)
+        if self.vector is None:
+            self.b.store(value, self._lane_pointer(None, tensor, index, env), align=align)
+            return
+        n = self.vector[1]
+        if self.rows is not None and self._collect_store(self.rows, tensor, index, splat(self.b, value, n), env):
+            return
+        if step == 1:
+            done = self.b.store(splat(self.b, value, n), self._lane_pointer(0, tensor, index, env), align=align)
+            if tensor in self.streaming_stores and n * align == CACHE_LINE_BYTES:
+                done.set_metadata("nontemporal", self.fn.module.add_metadata([ir.IntType(32)(1)]))
+            return
+        for lane in range(n):
+            one = self.b.extract_element(value, ir.IntType(32)(lane)) if is_vector(value) else value
+            self.b.store(one, self._lane_pointer(lane, tensor, index, env), align=align)
+
+    def _collect_store(
+        self, rows: UnrolledLoop, tensor: Tensor, index: tuple[Expr, ...], value: V, env: dict[Var, V]
+    ) -> bool:
+        """Collect the values that the iterations of the unrolled loop store; the last one writes all of them.
+
+        Returns False where they are not interleaved in memory, and nothing was collected.
+        """
+        if not rows.interleaves_stores(tensor, index, self._lane_stride(tensor, index)):
+            return False
+        values = rows.pending_stores.setdefault(tensor, [])
+        values.append(value)
+        if len(values) == rows.extent:
+            pointer = self._lane_pointer(0, tensor, index, env | {rows.var: I64(0)})
+            self.b.store(unrolled.interleave(self.b, values), pointer, align=itemsize(tensor.dtype))
+        return True

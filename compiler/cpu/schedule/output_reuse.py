@@ -1,0 +1,136 @@
+"""Reuse of outputs: place a temporary in the output that is computed from it, so that each cache line is written
+once.
+
+for i in 16:                                       for i in 16:
+  for j in 8192: e[j] = exp(x[i, j])         ->      for j in 8192: y[i, j] = exp(x[i, j])
+  for j in 8192: s sum= e[j]                         for j in 8192: s sum= y[i, j]
+  for j in 8192: y[i, j] = e[j] / s                  for j in 8192: y[i, j] = y[i, j] / s
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from math import prod
+
+from celosia.compiler.cpu.schedule.streaming_stores import MIN_STREAMED_BYTES
+from celosia.compiler.expr.affine import Linear, flatten, from_linear, linear
+from celosia.compiler.expr.loops import (
+    Alloc,
+    For,
+    Function,
+    If,
+    Let,
+    Stmt,
+    Store,
+    Update,
+    children,
+    exprs,
+    map_accesses,
+    sequence,
+)
+from celosia.compiler.expr.nodes import Expr, Load, Tensor
+from celosia.compiler.expr.regions import statements
+from celosia.compiler.expr.walk import walk
+
+
+def place_in_outputs(function: Function) -> Function:
+    """Place temporaries of the workspace in an output of their type, where that is legal.
+
+    Each element of the output must be written once, last, from the element of the temporary that lies there.
+    """
+    body, allocations, free = function.body, [], set(function.outputs)
+    while isinstance(body, Alloc):
+        allocations.append(body)
+        body = body.body
+    for alloc in [candidate for candidate in allocations if candidate.scope == "workspace"]:
+        for out in (candidate for candidate in function.outputs if candidate in free):
+            if (start := _start_in_output(body, alloc.tensor, out)) is not None:
+                body = _redirect(body, alloc.tensor, out, start)
+                allocations.remove(alloc)
+                free.remove(out)
+                break
+    for alloc in reversed(allocations):
+        body = replace(alloc, body=body)
+    return replace(function, body=body)
+
+
+def _start_in_output(body: Stmt, temporary: Tensor, out: Tensor) -> Linear | None:
+    """Return the element of `out` at which an iteration's part of the temporary begins; None where it is illegal."""
+    if temporary.dtype != out.dtype or out.nbytes >= MIN_STREAMED_BYTES:  # those pass by the caches
+        return None
+    loops: list[For] = []
+    parts = _users(body, temporary)
+    while len(parts) == 1 and isinstance(parts[0], For) and _users(body, out) == parts:
+        if parts[0].kind not in ("serial", "parallel"):
+            return None
+        loops.append(parts[0])
+        body = parts[0].body
+        parts = _users(body, temporary)
+    size = temporary.size
+    if len(parts) < 2 or _users(body, out) != parts[-1:] or size * prod(s.extent for s in loops) != out.size:
+        return None
+    start: Linear = {s.var: size * prod(loop.extent for loop in loops[depth + 1 :]) for depth, s in enumerate(loops)}
+    return start if _is_elementwise_last(parts[-1], temporary, out, start) else None
+
+
+def _is_elementwise_last(last: Stmt, temporary: Tensor, out: Tensor, start: Linear) -> bool:
+    """Return whether `last` writes each element of `out` once, from the same element of the temporary.
+
+    It must do nothing else with either.
+    """
+    written = 0
+    for stmt, times in _runs(last):
+        reads = [node for e in exprs(stmt) for node in walk(e) if isinstance(node, Load)]
+        if any(read.tensor is out for read in reads):
+            return False
+        reads_of_temporary = [
+            linear(flatten(temporary.shape, read.index)) for read in reads if read.tensor is temporary
+        ]
+        if isinstance(stmt, Store) and stmt.tensor is out:
+            element = linear(flatten(out.shape, stmt.index))
+            if any(_sum(start, index) != element for index in reads_of_temporary):
+                return False
+            written += times
+        elif reads_of_temporary or (isinstance(stmt, Store | Update) and stmt.tensor in (temporary, out)):
+            return False
+    return written == temporary.size
+
+
+def _runs(stmt: Stmt, times: int = 1) -> Iterator[tuple[Stmt, int]]:
+    """Yield every statement with the number of its runs; 0 where that is not known."""
+    yield stmt, times
+    inside = times * stmt.extent if isinstance(stmt, For) else 0 if isinstance(stmt, If | Let) else times
+    for child in children(stmt):
+        yield from _runs(child, inside)
+
+
+def _users(body: Stmt, tensor: Tensor) -> list[Stmt]:
+    """Return the statements of `body`, in order, that touch the tensor."""
+    while isinstance(body, Alloc):
+        body = body.body
+    return [part for part in sequence(body) if any(tensor in _touched(s) for s in statements(part))]
+
+
+def _touched(stmt: Stmt) -> set[Tensor]:
+    tensors = {node.tensor for e in exprs(stmt) for node in walk(e) if isinstance(node, Load)}
+    return tensors | {stmt.tensor} if isinstance(stmt, Store | Update) else tensors
+
+
+def _sum(a: Linear, b: Linear) -> Linear:
+    total = {atom: a.get(atom, 0) + b.get(atom, 0) for atom in (*a, *b)}
+    return {atom: k for atom, k in total.items() if k}
+
+
+def _redirect(body: Stmt, temporary: Tensor, out: Tensor, start: Linear) -> Stmt:
+    """Redirect the accesses of the temporary to `out`, from element `start` on."""
+
+    def rebase(index: tuple[Expr, ...]) -> tuple[Expr, ...]:
+        return (from_linear(_sum(start, linear(flatten(temporary.shape, index)))),)
+
+    def change(e: Expr) -> Expr | None:
+        return Load(out, rebase(e.index)) if isinstance(e, Load) and e.tensor is temporary else None
+
+    return map_accesses(
+        body, change, lambda tensor, index: (out, rebase(index)) if tensor is temporary else (tensor, index)
+    )

@@ -1,0 +1,163 @@
+"""Blocks that a traced kernel reads and writes: their offsets are computed for all programs and iterations."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import Any, NoReturn
+
+import numpy as np
+from numpy.typing import NDArray
+
+from celosia.compiler.language.language_errors import LanguageError, fail
+from celosia.compiler.language.scalar_bounds import UnknownScalar, values
+from celosia.compiler.language.tile import ArrayArgument, KernelRun, Tile, TracedLoop, scopes, stores
+from celosia.compiler.language.tile_views import before_reshapes, element_order, is_in_order, source_of_view
+
+Values = tuple[NDArray[Any], ...]
+"""Values of each offset, with an axis for each of three grid axes and one for each loop."""
+ON_CPU = '; target="cpu" runs it'
+
+
+def equal(a: NDArray[Any], b: NDArray[Any]) -> bool:
+    """Return whether two arrays are equal after broadcasting."""
+    x, y = np.broadcast_arrays(a, b)
+    return np.array_equal(x, y)
+
+
+@dataclass(frozen=True)
+class Followed:
+    """Operations of the vector unit behind a requantise or a load: a table, then a residual."""
+
+    table: Tile | None
+    residual: Tile | None
+    rescale: dict[str, Any]
+
+
+class BlockReader:
+    """Reads a kernel that stores one block of int8, of shape `shape`, at `starts`.
+
+    Raises LanguageError for other kernels.
+    """
+
+    def __init__(self, program: KernelRun) -> None:
+        """Find the only store of the kernel, and check that the accelerator can write it."""
+        self.program = program
+        self.loops = [scope for scope in scopes(program.top) if isinstance(scope, TracedLoop)]
+        all_stores = stores(program.top)
+        if not all_stores:
+            raise LanguageError("the kernel stores nothing; cl.store writes what it computes")
+        if len(all_stores) > 1:
+            what = f"the accelerator writes one array in a kernel, and this is one store of {len(all_stores)}"
+            fail(what + ON_CPU, all_stores[1].at)
+        for loop in self.loops:
+            if loop.bound is not None:
+                fail(f"a loop of the accelerator runs as often in all programs{ON_CPU}", loop.at)
+        (self.store,) = all_stores
+        if all(statement is not self.store for statement in program.top.body):
+            self.refuse(
+                f"the accelerator stores a block when its sum is complete, and this store is inside a loop{ON_CPU}"
+            )
+        if self.store.block is None:
+            self.refuse("the accelerator stores blocks: write cl.store(y, offsets, value), without pointers and masks")
+        if self.store.value.dtype != "int8":
+            message = f"the accelerator stores int8, and this is {self.store.value}; cl.requantise makes int8 of int32"
+            self.refuse(message)
+        starts, self.shape, steps = self.store.block
+        self.starts, self.y = self.values(starts, self.store.at), self.store.array
+        if set(steps) != {1}:
+            what = f"the accelerator writes every element of a block, and this has the steps {list(steps)}"
+            self.refuse(what + ON_CPU)
+        self._require_one_writer()
+
+    def refuse(self, sentence: str) -> NoReturn:
+        """Raise LanguageError at the line of the store."""
+        fail(sentence, self.store.at)
+
+    def behind(self, value: Tile) -> tuple[Followed, Tile]:
+        """Split a value into the table and residual that end it, and what they are applied to."""
+        table, residual, rescale = None, None, {}
+        if value.op == "residual":
+            rescale, (value, residual) = value.more, value.args
+            value = before_reshapes(value)
+        if value.op == "lookup":
+            value, table = value.args
+        return Followed(table, residual, rescale), before_reshapes(value)
+
+    def values(self, starts: Sequence[Tile], at: str) -> Values:
+        """Return the offsets of a block in all programs and iterations.
+
+        Raises LanguageError where they depend on data.
+        """
+        try:
+            offsets = [values(self.program, start) for start in starts]
+        except UnknownScalar:
+            fail("the offsets of a block depend on data; the accelerator needs those of programs and loops", at)
+        return tuple(offset.reshape(*offset.shape, *(1,) * (3 + len(self.loops) - offset.ndim)) for offset in offsets)
+
+    def load(self, tile: Tile, role: str, moving: bool = False) -> tuple[Tile, Values, tuple[int, ...]]:
+        """Return (the load that `tile` is a view of, the starts of its blocks, their shape). Raises LanguageError.
+
+        role: names the block in errors. moving: steps other than 1 are allowed.
+        """
+        load = source_of_view(tile)
+        if load.op != "load" or load.more["block"] is None:
+            fail(
+                f"{role} is a block, cl.load(array, offsets, shape), on the accelerator, and this is no such load",
+                load.at,
+            )
+        starts, dims, steps = load.more["block"]
+        if set(steps) != {1} and not moving:
+            fail(f"{role} has every element of its block on the accelerator, and not the steps {list(steps)}", load.at)
+        return load, self.values(starts, load.at), dims
+
+    def _require_one_writer(self) -> None:
+        """Raise LanguageError unless each element of y is written by exactly one program."""
+        y, grid = self.store.array, (*self.program.grid, 1, 1)[:3]
+        of_programs = np.broadcast_arrays(np.empty((*grid, *(1,) * len(self.loops))), *self.starts)[1:]
+        written = {tuple(map(int, offset)) for offset in zip(*(start.ravel() for start in of_programs))}
+        expected = set(product(*(range(0, size, step) for size, step in zip(y.shape, self.shape))))
+        programs = int(np.prod(grid))
+        if written != expected or programs != len(written):
+            self.refuse(
+                f"the {programs} programs write blocks of {list(self.shape)}, and {y.name} {list(y.shape)} has "
+                f"{len(expected)}; each block is to be written by one program"
+            )
+
+    def activation(self, tile: Tile, role: str) -> ArrayArgument:
+        """Return an int8 array of the shape of y that is read where y is written. Raises LanguageError."""
+        load, starts, dims = self.load(tile, role)
+        array: ArrayArgument = load.more["array"]
+        is_same = all(map(equal, starts, self.starts)) and is_in_order(tile, load)
+        if array.shape != self.store.array.shape or dims != self.shape or not is_same or array.dtype != "int8":
+            fail(f"{role} is int8, read where {self.store.array.name} is written, on the accelerator", load.at)
+        return array
+
+    def complete_array(self, tile: Tile, role: str) -> ArrayArgument:
+        """Return an array that every program reads completely. Raises LanguageError, naming it `role`."""
+        load, starts, dims = self.load(tile, role)
+        array: ArrayArgument = load.more["array"]
+        if dims != array.shape or any(start.any() for start in starts):
+            fail(f"{role} is a whole array on the accelerator", load.at)
+        return array
+
+    def parameters(self, tile: Tile) -> ArrayArgument:
+        """Return the parameters of a requantise, one for each column of y. Raises LanguageError."""
+        load, starts, dims = self.load(tile, "the parameters of requantise")
+        array, y = load.more["array"], self.store.array
+        same = np.array_equal(element_order(tile, load).ravel(), np.tile(np.arange(load.size), tile.size // load.size))
+        if array.shape != y.shape[-1:] or dims != self.shape[-1:] or not same or not equal(starts[-1], self.starts[-1]):
+            fail(
+                f"the parameters of requantise are one for each column of {y.name}, and {array.name} "
+                f"{list(array.shape)} is read elsewhere", load.at
+            )  # fmt: skip
+        assert isinstance(array, ArrayArgument)
+        return array
+
+    def other(self, load: Tile) -> int:
+        """Return the value outside of the array. Raises LanguageError where it is no number."""
+        other = source_of_view(load.args[2]) if len(load.args) > 2 else None
+        if other is not None and other.op != "const":
+            fail("`other` is a number on the accelerator", load.at)
+        return 0 if other is None else int(other.more["number"])

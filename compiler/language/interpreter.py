@@ -1,0 +1,129 @@
+"""Interpreter: the meaning of each operation in numpy, with which every target must agree."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from celosia.compiler import numerics
+from celosia.compiler.expr.interpret import BINARY, cast
+from celosia.compiler.expr.math_functions import INTRINSICS
+from celosia.compiler.language.language_errors import fail
+from celosia.compiler.language.tile import ArrayArgument, KernelRun, Tile, TracedStore
+from celosia.compiler.numerics.unary import UNARY
+from celosia.compiler.tensorize.pack import unpack_parameters
+
+Values = NDArray[Any]
+
+
+def value_of(tile: Tile, program: KernelRun) -> Values:
+    """Compute the value of a tile whose arguments have values."""
+    args = [arg.value for arg in tile.args]
+    with np.errstate(all="ignore"):
+        result = _value(tile, args, program)
+    return np.asarray(result).astype(tile.dtype, copy=False)
+
+
+CONSTANT_OPERATIONS = ("const", "arange", "binary", "where", "cast", "reshape", "broadcast", "trans")
+
+
+def constant_value(tile: Tile) -> Values | None:
+    """Compute a tile that is equal in all programs and calls; None for others."""
+    if "same" in tile.more:
+        return constant_value(tile.more["same"])
+    args = [constant_value(arg) for arg in tile.args] if tile.op in CONSTANT_OPERATIONS else [None]
+    known = [arg for arg in args if arg is not None]
+    return None if len(known) < len(args) else np.asarray(_value(tile, known, None)).astype(tile.dtype, copy=False)
+
+
+def _value(tile: Tile, args: list[Values], program: KernelRun | None) -> Any:
+    """Compute an operation on numpy arrays."""
+    more = tile.more
+    match tile.op:
+        case "const":
+            return np.asarray(more["number"])
+        case "program_id":
+            assert program is not None and program.ids is not None
+            return np.asarray(program.ids[more["axis"]])
+        case "index":
+            return np.asarray(more["number"])
+        case "full":
+            return np.full(tile.shape, args[0])
+        case "arange":
+            return np.arange(more["start"], more["start"] + tile.shape[0])
+        case "unary" if more["name"] == "erf":
+            return UNARY["Erf"](args[0])
+        case "unary":
+            return INTRINSICS[more["name"]](args[0])
+        case "binary":
+            return BINARY[more["name"]](*args)
+        case "where":
+            return np.where(*args)
+        case "cast":
+            return cast(args[0], tile.args[0].dtype, tile.dtype)
+        case "reduce" if more["name"] == "ordered_sum":
+            return np.take(np.add.accumulate(args[0].astype(tile.dtype), axis=more["axis"]), -1, more["axis"])
+        case "reduce":
+            return getattr(np, more["name"])(args[0].astype(tile.dtype), axis=more["axis"])
+        case "dot":
+            a, b = (arg.astype(tile.dtype) - np.array(zero, tile.dtype) for arg, zero in zip(args, more["zeros"]))
+            product = a @ b
+            return product if len(args) == 2 else product + args[2]
+        case "reshape":
+            return args[0].reshape(tile.shape)
+        case "broadcast":
+            return np.broadcast_to(args[0], tile.shape)
+        case "trans":
+            return args[0].transpose(more["axes"])
+        case "load":
+            return load(tile, more["array"], *args)
+        case "requantise":
+            words = np.broadcast_to(args[1], args[0].shape)
+            return numerics.requantize(args[0], *unpack_parameters(words), more["zero_point"], *more["clip"])
+        case "lookup":
+            return args[1][args[0].astype(np.int64) + 128]
+        case "residual":
+            parameters = numerics.RescaleAdd(more["scale_v"], more["scale_b"], more["scale_c"], more["shift"])
+            return numerics.rescale_add(args[0], args[1], parameters, *more["clip"])
+    raise TypeError(f"the interpreter knows no {tile.op}")
+
+
+# Memory -----------------------------------------------------------------------------------------------------------
+
+
+def load(
+    tile: Tile, array: ArrayArgument, offsets: Values, mask: Values | None = None, other: Values | None = None
+) -> Values:
+    """Load elements of `array` at `offsets`, `other` (else 0) where `mask` is false.
+
+    Raises LanguageError out of bounds.
+    """
+    elements = _checked_offsets(array, offsets, mask, tile.at, "reads")
+    assert array.data is not None
+    values = array.data.reshape(-1)[elements] if array.size else np.zeros(offsets.shape, tile.dtype)
+    return values if mask is None or other is None else np.where(mask, values, other)
+
+
+def store(traced: TracedStore) -> None:
+    """Write the values of a store where its mask holds. Raises LanguageError out of bounds."""
+    offsets, value = traced.offsets.value, traced.value.value
+    mask = None if traced.mask is None else traced.mask.value
+    elements = _checked_offsets(traced.array, offsets, mask, traced.at, "writes")
+    assert traced.array.data is not None
+    flat = traced.array.data.reshape(-1)
+    if mask is None:
+        flat[elements] = value
+    else:
+        flat[elements[mask]] = value[mask]
+
+
+def _checked_offsets(array: ArrayArgument, offsets: Values, mask: Values | None, at: str, verb: str) -> Values:
+    """Return the offsets, 0 where the mask does not hold. Raises LanguageError out of bounds."""
+    safe_offsets = offsets if mask is None else np.where(mask, offsets, 0)
+    used = offsets if mask is None else offsets[mask]
+    if used.size and (used.min() < 0 or used.max() >= array.size):
+        element = int(used.min() if used.min() < 0 else used.max())
+        fail(f"{array.name} has {array.size} elements, and this {verb} number {element}; give it a mask", at)
+    return safe_offsets

@@ -1,0 +1,28 @@
+"""Errors of kernels, with the line of the kernel."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import NoReturn
+
+from celosia.plain import Sentences
+
+FOLDER = str(Path(__file__).parent)
+
+
+class LanguageError(Sentences, ValueError):
+    """A kernel that the language or the target cannot run; the message begins with file and line of the kernel."""
+
+
+def where() -> str:
+    """Return file and line of the kernel's own code that is running."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(FOLDER):
+        frame = frame.f_back
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+
+
+def fail(sentence: str, at: str | None = None) -> NoReturn:
+    """Raise LanguageError at the line of the kernel that is running, or `at`."""
+    raise LanguageError(f"{at or where()}: {sentence}")

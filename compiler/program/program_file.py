@@ -1,0 +1,283 @@
+"""File format of a compiled program.
+
+It is a zip archive: `manifest.json`, which holds everything but bulk data and the SHA-256 of every other entry;
+`image.bin`, the constant part of the accelerator's DRAM; `constants/N.npy`; `kernels/N.loops`, from which kernels are
+compiled where they run, and their constants `kernels/N.M.npy`; `loops/N.txt`, of the accelerator's layers, for people.
+A Program for a board has `kernels.so`, too: machine code, which may do anything with the rights of its user.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import io
+import json
+import zipfile
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+
+from celosia.compiler.program.check_program import check
+from celosia.compiler.program.host.kernel import CompiledKernel
+from celosia.compiler.program.host.op import HostError, check_size
+from celosia.compiler.program.model import (
+    ROUNDINGS,
+    Contents,
+    CpuStep,
+    HostStep,
+    LaunchStep,
+    ProgramError,
+    Step,
+    TensorInfo,
+)
+from celosia.compiler.program.safe_files import reading, replacing
+from celosia.compiler.program.saved import array_bytes, from_plain, load_array, load_op, op_bytes
+from celosia.hw.spec.config import Config
+from celosia.plain import from_json
+
+FORMAT = "celosia-program"
+VERSION = 11
+
+
+class Program(Contents):
+    """A compiled model: made by `celosia.compile`, run by `celosia.Runtime` on a Device with the same Config.
+
+    inputs, outputs: their names, element types and shapes. launches: what the accelerator runs, with their layers.
+    placements: where each operator runs, and why.
+
+    >>> import celosia, tempfile
+    >>> program = celosia.compile(celosia.models.demo_model_path(), "tiny")
+    >>> program
+    <Program 'resnet8_fashion_int8' for tiny: image float32[1, 1, 32, 32] -> logits float32[1, 10]; 11 layers in 1 \
+launches, 100.0% of the MACs, 2 operators on the CPU>
+    >>> program.launches[0].layers[1].what
+    'conv 3x3, 16→16'
+    >>> path = Path(tempfile.mkdtemp()) / "demo.celosia"
+    >>> program.save(path)
+    >>> celosia.Program.load(path).outputs[0].shape
+    (1, 10)
+    """
+
+    def save(self, path: str | Path) -> None:
+        """Write the Program to `path` atomically. Raises OutputError."""
+        with replacing(path) as temporary, temporary.open("wb") as file:
+            self._write(file)
+
+    def to_bytes(self) -> bytes:
+        """Return the bytes that `save` writes; equal for equal Programs."""
+        buffer = io.BytesIO()
+        self._write(buffer)
+        return buffer.getvalue()
+
+    def _write(self, file: IO[bytes]) -> None:
+        """Write the archive: the manifest with checksums, then the bulk data."""
+        blobs = self._blobs()
+        digests = {name: hashlib.sha256(data).hexdigest() for name, data in blobs.items()}
+        text = json.dumps(self._manifest() | {"sha256": digests}, indent=1).encode()
+        head = {"manifest.json": text, "manifest.sha256": hashlib.sha256(text).hexdigest().encode()}
+        with zipfile.ZipFile(file, "w") as archive:
+            for name, data in {**head, **blobs}.items():  # each entry of 1980, the date that zipfile takes for none
+                archive.writestr(zipfile.ZipInfo(name), data, zipfile.ZIP_DEFLATED, compresslevel=1)
+
+    def _blobs(self) -> dict[str, bytes]:
+        """Return the bulk data by file name in the archive."""
+        blobs = {"image.bin": self.image.tobytes()}
+        for index, array in enumerate(self.constants.values()):
+            blobs[f"constants/{index}.npy"] = array_bytes(array)
+        for index, loops in enumerate(self.loops):
+            blobs[f"loops/{index}.txt"] = str(loops).encode()
+        for index, kernel in enumerate(self.kernels):
+            blobs[f"kernels/{index}.loops"] = kernel.loops.encode()
+            for part, table in enumerate(kernel.tables):
+                blobs[f"kernels/{index}.{part}.npy"] = array_bytes(table)
+        if self.library:
+            blobs["kernels.so"] = self.library
+        for index, launch in enumerate(self.launches):
+            blobs[f"launches/{index}.layers"] = launch.layer_of.astype("<i4").tobytes()
+        for index, step in enumerate(step for step in self.steps if isinstance(step, HostStep)):
+            blobs[f"host/{index}.json"] = op_bytes(step.op)
+        return blobs
+
+    def _manifest(self) -> dict[str, Any]:
+        """Return everything but bulk data as plain data for JSON."""
+        steps = []
+        for step in self.steps:
+            names = [field.name for field in dataclasses.fields(step) if field.name not in ("layer_of", "op")]
+            steps.append({"kind": _KINDS[type(step)], **{name: _plain(getattr(step, name)) for name in names}})
+        return {
+            "format": FORMAT, "version": VERSION, "name": self.name, "config": self.config.to_dict(),
+            "config_digest": self.config.digest, "inputs": [dataclasses.asdict(t) for t in self.inputs],
+            "outputs": [dataclasses.asdict(t) for t in self.outputs],
+            "kept": [dataclasses.asdict(t) for t in self.kept],
+            "tensors": [dataclasses.asdict(t) for t in self.tensors.values()], "steps": steps,
+            "constants": list(self.constants), "loops": len(self.loops),
+            "kernels": [_kernel_fields(kernel) for kernel in self.kernels],
+            "image_address": self.image_address,
+            "dram_size": self.dram_size, "arena_lower_bound": self.arena_lower_bound,
+            "macs_total": self.macs_total,
+            "placements": self.placements,
+            "passes": [dataclasses.asdict(info) for info in self.passes], "arena": dataclasses.asdict(self.arena),
+            "schedules": self.schedules, "derivation": self.derivation, "machine": self.machine,
+            "batched": list(self.batched), "rounding": self.rounding,
+        }  # fmt: skip
+
+    @staticmethod
+    def load(path: str | Path, trust: bool = False, digest: str | None = None) -> Program:
+        """Read the Program in `path`. Raises ProgramError where it is no Program, damaged, or of another version.
+
+        Checksums detect accidents, not forgery. Kernels are loops, which are checked and compiled on this machine.
+        trust: compile them unchecked, and load the machine code of a Program for a board. digest: the SHA-256 that the
+        file must have, in hexadecimal; it implies trust.
+        """
+        with (
+            reading(path, ProgramError, "is not a Celosia Program, or a damaged one"),
+            zipfile.ZipFile(path if digest is None else io.BytesIO(_read_with_digest(Path(path), digest))) as archive,
+        ):
+            if "manifest.json" not in archive.namelist():
+                raise ProgramError(f"{path} is not a Celosia Program: it has no manifest")
+            program = _read(Path(path), archive)
+            program.trusted = trust or digest is not None
+            return program
+
+    @staticmethod
+    def is_program(path: str | Path) -> bool:
+        """Return whether the file at `path` looks like a Program, perhaps a damaged one, rather than an ONNX file."""
+        with open(path, "rb") as file:
+            try:
+                return file.read(4) == b"PK\3\4" or zipfile.is_zipfile(file)
+            except zipfile.BadZipFile:  # which is_zipfile finds at the end of some
+                return True
+
+
+_KINDS = {CpuStep: "cpu", HostStep: "host", LaunchStep: "launch"}
+MAX_MANIFEST_BYTES = 1 << 26
+"""Limit of the manifest; a layer takes some 2,000 bytes."""
+MAX_LOOPS_BYTES = 1 << 22
+"""Limit of the text of a kernel's loops, whose syntax tree takes many times as much memory."""
+MAX_PART_BYTES = 1 << 32
+"""Limit of a part of a Program after decompression."""
+METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
+"""Compression methods that zipfile can decompress piece by piece."""
+CHUNK_BYTES = 1 << 20
+
+
+def _max_bytes(name: str) -> int:
+    """Return the limit of the size of a part."""
+    if name.endswith(".loops"):
+        return MAX_LOOPS_BYTES
+    return MAX_MANIFEST_BYTES if name.startswith("manifest.") else MAX_PART_BYTES
+
+
+def _read_part(path: Path, archive: zipfile.ZipFile, name: str) -> bytes:
+    """Read and decompress a part piece by piece, as the archive may lie about its size. Raises ProgramError."""
+    if name not in archive.NameToInfo:
+        raise ProgramError(f"{path} is damaged: part {name} is missing")
+    info = archive.getinfo(name)
+    if info.file_size > _max_bytes(name):
+        raise ProgramError(f"{path}: part {name} is larger than {_max_bytes(name)} bytes")
+    if info.compress_type not in METHODS:
+        raise ProgramError(f"{path} is damaged: part {name} is compressed in a way that no Program is")
+    data = bytearray()
+    with reading(path, ProgramError, f"is damaged: part {name}"), archive.open(info) as part:
+        while piece := part.read(CHUNK_BYTES):
+            data += piece
+    return bytes(data)
+
+
+def _read(path: Path, archive: zipfile.ZipFile) -> Program:
+    """Read and verify the manifest and all parts, then assemble the Program. Raises ProgramError."""
+    text = _read_part(path, archive, "manifest.json")
+    if hashlib.sha256(text).hexdigest().encode() != _read_part(path, archive, "manifest.sha256"):
+        raise ProgramError(f"{path} is damaged: the checksum of its manifest differs")
+    with reading(path, ProgramError, "is damaged"):
+        manifest = from_json(text)
+        if manifest.get("format") != FORMAT:
+            raise ProgramError(f"{path} is not a Celosia Program")
+        if manifest.get("version") != VERSION:
+            raise ProgramError(f"{path} has format version {manifest.get('version')}; this Celosia reads {VERSION}")
+        names = from_plain(dict[str, str], manifest["sha256"])
+        size = sum(archive.getinfo(name).file_size for name in names if name in archive.NameToInfo)
+        try:
+            check_size(size, f"what is in {path}")
+        except HostError as error:
+            raise ProgramError(str(error)) from None
+        blobs = {}
+        for name, digest in names.items():
+            blobs[name] = _read_part(path, archive, name)
+            if hashlib.sha256(blobs[name]).hexdigest() != digest:
+                raise ProgramError(f"{path} is damaged: the checksum of part {name} differs")
+        return _assemble(manifest, blobs)
+
+
+def _read_with_digest(path: Path, digest: str) -> bytes:
+    """Read a file and require this SHA-256. Raises ProgramError."""
+    data = path.read_bytes()
+    actual = hashlib.sha256(data).hexdigest()
+    if actual != digest.strip().lower():
+        raise ProgramError(f"{path} has the SHA-256 {actual}, not {digest}: it is not the file that was meant")
+    return data
+
+
+def _kernel_fields(kernel: CompiledKernel) -> dict[str, Any]:
+    """Return the fields of a kernel that the manifest holds."""
+    left_out = ("code", "host", "loops", "tables")
+    fields = {field.name: getattr(kernel, field.name) for field in dataclasses.fields(kernel)}
+    return {name: value for name, value in fields.items() if name not in left_out} | {"tables": len(kernel.tables)}
+
+
+def _read_kernel(index: int, fields: Any, blobs: dict[str, bytes]) -> CompiledKernel:
+    """Build a kernel from its fields in the manifest, its loops and its tables."""
+    tables = tuple(
+        load_array(blobs[f"kernels/{index}.{part}.npy"]) for part in range(from_plain(int, fields.pop("tables")))
+    )
+    loops = blobs[f"kernels/{index}.loops"].decode()
+    kernel: CompiledKernel = from_plain(CompiledKernel, fields, "kernel", code=b"", host="", loops=loops, tables=tables)
+    return kernel
+
+
+def _plain(value: Any) -> Any:
+    """Convert dataclasses to dictionaries, in tuples too."""
+    if isinstance(value, tuple):
+        return tuple(map(_plain, value))
+    return dataclasses.asdict(value) if dataclasses.is_dataclass(value) and not isinstance(value, type) else value
+
+
+_FIELDS = (
+    "name", "inputs", "outputs", "kept", "image_address", "dram_size", "arena_lower_bound", "macs_total", "placements",
+    "passes", "schedules", "arena", "machine", "batched",
+)  # fmt: skip
+"""Fields of a Program that the manifest holds unchanged."""
+
+
+def _assemble(manifest: dict[str, Any], blobs: dict[str, bytes]) -> Program:
+    """Build and check the Program. Raises ValueError, KeyError or TypeError for contents that cannot be."""
+    config = Config.from_dict(manifest["config"])
+    if config.digest != manifest["config_digest"]:
+        raise ValueError("the digest of its Config differs")
+    steps: list[Step] = []
+    for fields in manifest["steps"]:
+        kind = {name: kind for kind, name in _KINDS.items()}[fields.pop("kind")]
+        index = sum(isinstance(step, kind) for step in steps)
+        bulk: dict[str, Any] = {}
+        if kind is HostStep:
+            bulk["op"] = load_op(blobs[f"host/{index}.json"])
+        elif kind is LaunchStep:
+            bulk["layer_of"] = np.frombuffer(blobs[f"launches/{index}.layers"], "<i4").astype(np.int32)
+        steps.append(from_plain(kind, fields, **bulk))
+    names, kernels = from_plain(list[str], manifest["constants"]), from_plain(list[object], manifest["kernels"])
+    loops = [blobs[f"loops/{index}.txt"].decode() for index in range(from_plain(int, manifest["loops"]))]
+    tensors = from_plain(list[TensorInfo], manifest["tensors"])
+    program: Program = from_plain(
+        Program, {name: manifest[name] for name in _FIELDS}, config=config, steps=steps,
+        derivation=from_plain(str, manifest.get("derivation", "")),  # which files without one may lack
+        rounding=from_plain(str, manifest.get("rounding", ROUNDINGS[0])),  # which older files do not say
+        tensors={tensor.name: tensor for tensor in tensors},
+        constants={name: load_array(blobs[f"constants/{index}.npy"]) for index, name in enumerate(names)},
+        kernels=[_read_kernel(index, fields, blobs) for index, fields in enumerate(kernels)],
+        image=np.frombuffer(blobs["image.bin"], np.uint8), loops=loops, library=blobs.get("kernels.so", b""),
+    )  # fmt: skip
+    if program.rounding not in ROUNDINGS:
+        raise ValueError("it rounds in a way that nobody knows")
+    check(program)
+    return program

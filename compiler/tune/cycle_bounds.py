@@ -1,0 +1,182 @@
+"""Lower bounds of the cycles of any schedule of a layer, with which a search can prove that it is done.
+
+Each unit has its minimum: gemm its steps, the vector unit its entries, each memory port the beats of its data. Data is
+loaded more than once where a loop walks over more than a scratchpad holds: each time, except for what the scratchpad
+can have kept. Nothing is computed before the first tile has arrived, and nothing ends before the last bytes are stored.
+ tests/tune compares this with the timing model on every point of many spaces.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from celosia.compiler.layer import Activation, Layer, Window
+from celosia.compiler.tensorize.block_space import Group
+from celosia.compiler.tensorize.roofline import LOAD_LATENCY, MEMORY, STORE_LATENCY
+from celosia.compiler.tensorize.space import CUT, Tiling, Workload
+from celosia.hw.boards.boards import memory_model
+from celosia.hw.boards.memory import MemoryModel
+from celosia.hw.spec.config import Config
+from celosia.hw.spec.isa import instruction_bytes
+from celosia.hw.spec.scratchpads import depths, scratchpads
+
+Floats = NDArray[np.float64]
+
+
+def _entry_bytes(cfg: Config, name: str) -> int:
+    """Return the bytes of an entry of a scratchpad."""
+    return scratchpads(cfg)[name].entry_bytes
+
+
+def _weight_bytes(cfg: Config, p: Workload) -> float:
+    """Return the bytes of a layer's weights that one port loads."""
+    return p.out_blocks * p.in_blocks * p.places * p.weight_bytes(cfg) / (1 + _is_spread(cfg, p))
+
+
+def _is_spread(cfg: Config, p: Workload) -> bool:
+    """Return whether each port may load one half of the weights."""
+    return scratchpads(cfg)["wgt"].spread and not p.packed
+
+
+def _bytes_of_busier_port(cfg: Config, p: Workload, near: Floats, far: Floats) -> Floats:
+    """Bound the bytes through the busier port.
+
+    near: bytes of the first port. far: bytes of weights, which the last port or both load.
+    """
+    if cfg.ports == 1:
+        return near + far
+    return np.maximum(near, (near + far) / 2 if _is_spread(cfg, p) else far)
+
+
+def lower_bounds(
+    cfg: Config, workloads: Sequence[Workload | Group], points: Sequence[tuple[Tiling, ...]], copies: int,
+    memory: MemoryModel | str,
+) -> Floats:  # fmt: skip
+    """Bound the cycles of a layer, run `copies` times in a row on `memory`, for each of `points`.
+
+    workloads: the workloads of the layer.
+    """
+    memory_ = memory_model(memory)
+    first, *others = workloads
+    if not others and isinstance(first, Workload) and first.in_blocks and not first.grouped:
+        return _product_bounds(cfg, first, [d for (d,) in points], copies, memory_)
+    layers = [
+        layer for workload in workloads for layer in (workload.layers if isinstance(workload, Group) else (workload,))
+    ]
+    weights = sum(_weight_bytes(cfg, layer) for layer in layers if not layer.grouped)
+    gemm, vector = (
+        sum(layer.steps for layer in layers if not layer.grouped),
+        sum(_output_entries(problem) for problem in workloads),
+    )
+    written = sum(
+        _output_entries(problem, cfg) for problem in workloads if not (isinstance(problem, Group) and problem.following)
+    )
+    busiest = max(gemm, vector, _beats(cfg, memory_, weights), written * cfg.lanes / cfg.bus_bytes)
+    return np.full(len(points), float(copies * busiest + _end_latency(memory_)))
+
+
+def network_bound(cfg: Config, layers: Sequence[tuple[Layer, Sequence[Workload]]], memory: MemoryModel) -> float:
+    """Bound the cycles of these layers, in order, whatever their blocks and tiles.
+
+    A block leaves out what no window of its last layer reads.
+    """
+    all_workloads = [workload for _, workloads in layers for workload in workloads]
+    shares = _shares_read([layer for layer, _ in layers]) if cfg.forward else [1.0] * len(layers)
+    gemm = sum(s * p.steps for s, (_, layer_workloads) in zip(shares, layers) for p in layer_workloads if not p.grouped)
+    vector = sum(s * _output_entries(p) for s, (_, layer_workloads) in zip(shares, layers) for p in layer_workloads)
+    weights: dict[Hashable, float] = {}
+    for layer, layer_workloads in layers:
+        if layer.gemm is not None:  # what two layers share may stay; few bytes tell weights apart well enough
+            size = sum(_weight_bytes(cfg, p) for p in layer_workloads if not p.grouped)
+            key = layer.gemm.weights.shape, layer.gemm.weights.reshape(-1)[:64].tobytes()
+            weights[key] = max(size, weights.get(key, 0))
+    stored = 0.0 if cfg.forward else sum(_output_entries(problem, cfg) for problem in all_workloads)
+    moved = [_beats(cfg, memory, size) for size in (sum(weights.values()), stored * cfg.lanes)]
+    return float(max(gemm, vector, *moved) + _end_latency(memory))
+
+
+def _shares_read(layers: Sequence[Layer]) -> list[float]:
+    """Return the share of each layer's pixels that later windows read; 1 where something else reads it."""
+    sizes: dict[Activation, tuple[int, int]] = {}
+    for layer in reversed(layers):
+        y = layer.y
+        readers = [reader for reader in layers if any(act.storage is y.storage for act in reader.inputs())]
+        windows = [(reader.window, reader.y) for reader in readers if (reader.gemm or reader.reduce) and reader.x == y]
+        sizes[y] = y.height, y.width
+        if readers and len(windows) == len(readers):
+            rows = max(_positions_read(window, 0, sizes[to][0], to.height) for window, to in windows)
+            columns = max(_positions_read(window, 1, sizes[to][1], to.width) for window, to in windows)
+            sizes[y] = rows, columns
+    return [sizes[reader.y][0] * sizes[reader.y][1] / (reader.y.height * reader.y.width) for reader in layers]
+
+
+def _product_bounds(cfg: Config, p: Workload, points: Sequence[Tiling], copies: int, memory: MemoryModel) -> Floats:
+    """Bound the cycles of a convolution or a matrix product for each point."""
+    n, y, x, k = (np.array([getattr(d, name) for d in points]) for name in ("n", "y", "x", "k"))
+    order = np.array([d.order for d in points])
+    is_split, weights_outside = np.isin(order, CUT), np.isin(order, ["weights", "pieces"])
+    n_tiles, spatial = -(-p.out_blocks // n), -(-p.rows // y) * -(-p.columns // x) * p.images
+    blocks = p.in_blocks - 1 + 1 / cfg.inp_pieces  # the last one may have channels for one piece only
+    room = depths(cfg)
+
+    def reloaded(size: Floats, passes: Floats, depth: int) -> Floats:
+        """Return the entries that are loaded when a loop walks `passes` times over `size` of them."""
+        return size + (passes - 1) * np.maximum(0, size - depth)
+
+    seen = _positions_read(p.window, 0, p.rows, p.rows) * _positions_read(p.window, 1, p.columns, p.columns) * p.images
+    inp = reloaded(np.full(len(points), seen * blocks), np.where(weights_outside, n_tiles, 1), room["inp"])
+    all_weights = float(p.out_blocks * p.in_blocks * p.places)
+    wgt = np.where(
+        order == "weights", all_weights, reloaded(np.full(len(points), all_weights), spatial, room["wgt"])
+    )  # fmt: skip
+    tile = n * p.in_blocks * p.places * 1.0
+    wgt = np.where(order == "pieces", p.out_blocks // n * reloaded(tile, spatial, room["wgt"]), wgt)
+    tiles = n_tiles * spatial
+    fetched = (tiles * -(-p.in_blocks // k) + 2 * tiles) * instruction_bytes(cfg)  # GEMM; VECTOR, STORE
+    near = inp * _entry_bytes(cfg, "inp") + fetched + (_output_entries(p, cfg) * cfg.lanes if p.residual else 0)
+    far = wgt * p.weight_bytes(cfg)
+    read = _beats(cfg, memory, _bytes_of_busier_port(cfg, p, near, far))
+    write = _beats(cfg, memory, _output_entries(p, cfg) * cfg.lanes)
+
+    rows = np.array([_positions_read(p.window, 0, int(size), p.rows) for size in y])
+    columns = np.array([_positions_read(p.window, 1, int(size), p.columns) for size in x])
+    tile_near = np.minimum(k, blocks) * rows * columns * _entry_bytes(cfg, "inp")
+    tile_far = n * np.where(is_split, k, p.in_blocks) * p.places * p.weight_bytes(cfg)
+    first = _bytes_of_busier_port(cfg, p, tile_near, tile_far) // cfg.bus_bytes
+    compute = first + copies * max(p.steps, _output_entries(p))
+    return np.asarray(np.maximum(np.maximum(compute, copies * read), copies * write) + _end_latency(memory), np.float64)
+
+
+def _positions_read(w: Window, axis: int, count: int, window_count: int) -> int:
+    """Count the rows or columns inside the image that the first `count` of all windows read."""
+    before, after = w.pads[axis], w.pads[axis + 2]
+    size = (window_count - 1) * w.strides[axis] + w.reach(axis) - before - after
+    steps = range(0, w.reach(axis), w.dilations[axis])
+    return len(
+        {position for i in range(count) for j in steps if 0 <= (position := i * w.strides[axis] + j - before) < size}
+    )
+
+
+def _output_entries(p: Workload | Group, cfg: Config | None = None) -> float:
+    """Return the output entries of the vector unit; with `cfg`, those that are stored at least."""
+    last = p.last if isinstance(p, Group) else p
+    blocks = last.out_blocks if cfg is None else last.out_blocks - 1 + 1 / cfg.out_pieces
+    return blocks * last.rows * last.columns * last.images
+
+
+def _beats(cfg: Config, memory: MemoryModel, size: Floats | float) -> Floats:
+    """Return the cycles of a port for this number of bytes, refreshes included."""
+    beats: Floats = np.floor_divide(size, cfg.bus_bytes, dtype=np.float64)
+    if not memory.refresh_period:
+        return beats
+    refreshes = np.maximum(0, beats // (memory.refresh_period - memory.refresh_cycles) - 1)
+    return np.asarray(beats + refreshes * memory.refresh_cycles)
+
+
+def _end_latency(memory: MemoryModel) -> int:
+    """Return the latency of the first LOAD and of the last STORE."""
+    usual = MEMORY.read_latency + MEMORY.write_latency
+    return LOAD_LATENCY + STORE_LATENCY - usual + memory.read_latency + memory.write_latency

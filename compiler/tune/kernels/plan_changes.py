@@ -1,0 +1,245 @@
+"""Moves of the kernel search: each rule yields plans that differ from a plan in one decision.
+
+A rule knows nothing of operators. Its proposals may be impossible: the schedule's own checks, `lower` and `verify`
+filter them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from celosia.compiler.expr import Reduce, Schedule, Tensor
+from celosia.compiler.expr.nodes import Axis
+from celosia.compiler.expr.transform import loads
+from celosia.compiler.expr.walk import walk
+from celosia.compiler.target import target
+from celosia.compiler.tune.kernels.kernel_plan import KernelPlan, LoopCut, StageLoops, can_change
+
+TILE_FACTORS = (2, 3, 4, 6, 8)
+"""Iterations of a loop that a register tile unrolls."""
+BLOCK_FACTORS = (4, 8, 16, 32, 64, 128, 256)
+MAX_UNROLLED = 16
+MAX_LISTED_FACTOR = 64
+"""Limit up to which all divisors are tried as factors; beyond it, powers of two."""
+
+
+@dataclass(frozen=True)
+class View:
+    """One tensor of a plan and its schedule, as rules see it. name: the tensor."""
+
+    plan: KernelPlan
+    schedule: Schedule
+    name: str
+
+    @property
+    def loops(self) -> StageLoops:
+        """Its loops in the plan."""
+        return self.plan[self.name]
+
+    @property
+    def axes(self) -> dict[str, Axis]:
+        """Its loops in the schedule by name, the outermost first."""
+        return {axis.name: axis for axis in self.schedule[self.name].order}
+
+    @property
+    def reduces(self) -> list[Reduce]:
+        """The reductions in its body."""
+        return [node for node in walk(self.schedule[self.name].body) if isinstance(node, Reduce)]
+
+    @property
+    def is_ordered(self) -> bool:
+        """Whether its sums must keep their order."""
+        return any(reduce.kind == "ordered_sum" for reduce in self.reduces)
+
+    def extent(self, loop: str) -> int:
+        """Return the extent of a loop that exists or was split."""
+        stage = self.schedule[self.name]
+        axes = [*stage.roots, *stage.order]
+        axes += [axis for r in stage.relations for axis in vars(r).values() if isinstance(axis, Axis)]
+        return next(axis.extent for axis in axes if axis.name == loop)
+
+    def new(self, loops: StageLoops) -> KernelPlan:
+        """Return the plan with other loops for this tensor."""
+        return self.plan.with_stage(self.name, loops)
+
+
+Rule = Callable[[View], Iterator[KernelPlan]]
+
+
+def factors(view: View) -> Iterator[KernelPlan]:
+    """Yield plans with another tile size."""
+    for position, cut in enumerate(view.loops.cuts):
+        for factor in _other_factors(view.extent(cut.loop), cut.factor) if cut.factor else ():
+            cuts = list(view.loops.cuts)
+            cuts[position] = replace(cut, factor=factor)
+            yield view.new(replace(view.loops, cuts=tuple(cuts)))
+
+
+def _other_factors(extent: int, current: int) -> list[int]:
+    divisors = {size for size in range(1, min(extent, MAX_LISTED_FACTOR) + 1) if extent % size == 0}
+    similar = {current - 1, current + 1, current - 2, current + 2, current * 2, current // 2, current * 4, current // 4}
+    return sorted(size for size in divisors | similar if 1 <= size <= extent and size != current)
+
+
+def orders(view: View) -> Iterator[KernelPlan]:
+    """Yield plans with a loop moved to another position. A last loop in vectors or lanes stays last."""
+    order = view.loops.order
+    free = len(order) - (bool(view.loops.lanes) or (bool(order) and view.loops.kind(order[-1]) == "vectorized"))
+    for source in range(free):
+        for destination in range(free):
+            if destination in (source, source - 1):  # the latter is what the former makes from the other side
+                continue
+            reordered = list(order[:free])
+            reordered.insert(destination, reordered.pop(source))
+            yield view.new(replace(view.loops, order=(*reordered, *order[free:])))
+
+
+def tiles(view: View) -> Iterator[KernelPlan]:
+    """Yield plans with a few iterations of a loop unrolled innermost, in registers where there is a reduction."""
+    for loops, (_, inner) in _split_variants(view, TILE_FACTORS):
+        order = [loop for loop in loops.order if loop != inner]
+        last = len(order) - (loops.kind(order[-1]) == "vectorized" or bool(loops.lanes))
+        order.insert(last, inner)
+        yield view.new(replace(loops, order=tuple(order)).with_kind(inner, "unrolled"))
+
+
+def blocks(view: View) -> Iterator[KernelPlan]:
+    """Yield plans with a loop split, the outer part in place or outermost."""
+    for loops, (outer, _) in _split_variants(view, BLOCK_FACTORS):
+        yield view.new(loops)
+        yield view.new(replace(loops, order=(outer, *(loop for loop in loops.order if loop != outer))))
+
+
+def _split_variants(view: View, factors: Sequence[int]) -> Iterator[tuple[StageLoops, tuple[str, str]]]:
+    """Yield (loops with one of them split in place, the names of both parts) for each loop longer than a factor."""
+    for axis in _splittable_loops(view):
+        for factor in factors:
+            if axis.extent > factor:
+                loops, inner = _split_loop(view.loops, axis, factor)
+                yield loops, (f"{axis.name}.o", inner)
+
+
+def _splittable_loops(view: View) -> list[Axis]:
+    """Return the loops that run serially, and so can be split."""
+    last = view.loops.order[-1:] if view.loops.lanes else ()
+    return [axis for name, axis in view.axes.items() if view.loops.kind(name) == "serial" and name not in last]
+
+
+def _split_loop(loops: StageLoops, axis: Axis, factor: int) -> tuple[StageLoops, str]:
+    """Return (loops with `axis` split in place, the name of the inner part)."""
+    tail = "guard" if axis.reduce else "shift"
+    cut = LoopCut(axis.name, factor, tail)
+    position = loops.order.index(axis.name)
+    order = (*loops.order[:position], *cut.makes, *loops.order[position + 1 :])
+    return replace(loops, cuts=(*loops.cuts, cut), order=order), cut.makes[1]
+
+
+def joins(view: View) -> Iterator[KernelPlan]:
+    """Yield plans with a split undone."""
+    loops = view.loops
+    for position, cut in enumerate(loops.cuts):
+        if not cut.factor or not set(cut.makes) <= set(loops.order):
+            continue
+        outer, inner = cut.makes
+        for removed, remaining in ((inner, outer), (outer, inner)):
+            order = tuple(cut.loop if loop == remaining else loop for loop in loops.order if loop != removed)
+            cuts = (*loops.cuts[:position], *loops.cuts[position + 1 :])
+            others = loops.without(cut.makes)
+            yield view.new(replace(others, cuts=cuts, order=order))
+
+
+def fused(view: View) -> Iterator[KernelPlan]:
+    """Yield plans with two neighbouring loops over elements fused."""
+    loops = view.loops
+    for outer, inner in zip(loops.order, loops.order[1:]):
+        if view.axes[outer].reduce or view.axes[inner].reduce or {loops.kind(outer), loops.kind(inner)} != {"serial"}:
+            continue
+        cut = LoopCut(outer, 0, inner)
+        split = loops.split_order()
+        if outer in split and split.index(outer) + 1 < len(split) and split[split.index(outer) + 1] == inner:
+            position = loops.order.index(outer)
+            order = (*loops.order[:position], *cut.makes, *loops.order[position + 2 :])
+            yield view.new(replace(loops, cuts=(*loops.cuts, cut), order=order))
+
+
+def unrolled(view: View) -> Iterator[KernelPlan]:
+    """Yield plans with a short loop unrolled, or no longer unrolled."""
+    for name, axis in view.axes.items():
+        kind = view.loops.kind(name)
+        if kind == "unrolled":
+            yield view.new(view.loops.with_kind(name, "serial"))
+        elif kind == "serial" and 1 < axis.extent <= MAX_UNROLLED and not view.loops.lanes:
+            yield view.new(view.loops.with_kind(name, "unrolled"))
+
+
+def vectors(view: View) -> Iterator[KernelPlan]:
+    """Yield plans with another loop vectorised, or none."""
+    current = next((name for name, kind in view.loops.kinds if kind == "vectorized"), None)
+    plain = view.loops if current is None else view.loops.with_kind(current, "serial")
+    if current is not None:
+        yield view.new(plain)
+    if view.loops.lanes:
+        return
+    lanes = target().lanes(view.schedule[view.name].tensor.dtype)
+    for axis in _splittable_loops(view):
+        if axis.reduce or axis.extent < 4:
+            continue
+        for width in (lanes, 2 * lanes, 4 * lanes):
+            loops, inner = _split_loop(plain, axis, min(width, axis.extent))
+            order = (*(loop for loop in loops.order if loop != inner), inner)
+            yield view.new(replace(loops, order=order).with_kind(inner, "vectorized"))
+
+
+def lanes(view: View) -> Iterator[KernelPlan]:
+    """Yield plans with the innermost reduction accumulated in another number of lanes, or in none."""
+    if len(view.reduces) != 1 or any(kind == "vectorized" for _, kind in view.loops.kinds):
+        return
+    width = target().lanes(view.reduces[0].dtype)
+    axis = view.axes[view.loops.order[-1]]
+    if not axis.reduce:
+        return
+    for widths in ((), (width,), (2 * width, width), (4 * width, width), (8 * width, width), (4 * width, width, 4)):
+        if widths != view.loops.lanes and all(lane_width <= axis.extent for lane_width in widths):
+            yield view.new(replace(view.loops, lanes=widths))
+
+
+def places(view: View) -> Iterator[KernelPlan]:
+    """Yield plans with the tensor computed inside a loop of its only reader, or before it."""
+    if view.loops.at is not None:
+        yield view.new(replace(view.loops, at=None))
+    tensor = view.schedule.tensor(view.name)
+    readers = _readers_of(view.schedule, tensor)
+    if tensor in view.schedule.outputs or len(readers) != 1:
+        return
+    reader = readers[0].name
+    for loop in dict(view.plan.stages)[reader].order if can_change(view.schedule[reader]) else ():
+        if (reader, loop) != view.loops.at and view.plan[reader].kind(loop) == "serial":
+            yield view.new(replace(view.loops, at=(reader, loop)))
+
+
+RULES: tuple[Rule, ...] = (factors, orders, tiles, blocks, joins, fused, unrolled, vectors, lanes, places)
+"""Rules for a kernel on one thread."""
+
+
+def neighbours(plan: KernelPlan, schedule: Schedule, rules: tuple[Rule, ...] = RULES) -> Iterator[KernelPlan]:
+    """Yield plans that differ from `plan`, with this schedule, in one decision; ordered sums keep their order."""
+    for name, _ in plan.stages:
+        view = View(plan, schedule, name)
+        for rule in rules:
+            for other in rule(view):
+                if other != plan and not (
+                    view.is_ordered and _summation_order(view.plan, view) != _summation_order(other, view)
+                ):
+                    yield other
+
+
+def _summation_order(plan: KernelPlan, view: View) -> object:
+    """Return a key of the order in which a tensor adds up."""
+    loops = plan[view.name]
+    roots = [axis.name for axis in view.schedule[view.name].roots if axis.reduce]
+    return [loop for loop in loops.order if loop.split(".")[0] in roots], loops.lanes
+
+
+def _readers_of(schedule: Schedule, tensor: Tensor) -> list[Tensor]:
+    return [t for t, stage in schedule.stages.items() if any(read.tensor is tensor for read in loads(stage.body))]

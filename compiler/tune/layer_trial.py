@@ -1,0 +1,338 @@
+"""Trial of a layer: compile it under given decisions, run it, and compare its output with the reference.
+
+    result = measure(LayerJob(cfg, packed(layer), decisions, CostSource("timed"), limit=0))
+
+The layer runs twice in a row, the second time with other constants and, where shapes allow it, on its own output. So
+the overlap of one layer's end with the next one's loads counts, as in a network. A schedule with wrong output has no
+cycles.
+"""
+
+from __future__ import annotations
+
+import pickle
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from functools import cached_property, lru_cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from celosia.compiler.launch.image import Image, LayerErrors, build
+from celosia.compiler.layer import (
+    Activation,
+    Int8,
+    Layer,
+    Requantise,
+    Storage,
+    TilingError,
+)
+from celosia.compiler.program.activation_packing import unpack_activation
+from celosia.compiler.tensorize.decide import FixedSchedule
+from celosia.compiler.tensorize.plan import Planner
+from celosia.compiler.tensorize.space import Tiling
+from celosia.compiler.tune.layer_reference import meaning
+from celosia.hw.boards.memory import IDEAL, ZYNQ_HP
+from celosia.hw.spec.config import Config
+from celosia.sim.device import Device, DeviceError, TimeLimit
+from celosia.sim.devices import SSH_PREFIX, WITH_CYCLES
+from celosia.sim.functional.fsim import FunctionalDevice
+from celosia.sim.timing import predict
+
+Bytes = NDArray[np.uint8]
+VERSION = 5
+"""Version of measurements. A change of the timing model, of generated streams or of this file raises it, and records of
+other versions are no longer exact."""
+Opened = Callable[[Config, "CostSource"], Device]
+COPIES = 2
+"""Runs of the layer in a row."""
+MAX_CACHED_LAYERS = 8
+"""Limit of the layers whose reference output a process caches."""
+MAX_CYCLES = 1 << 32
+
+
+class Status(StrEnum):
+    """Outcome of a trial. Only OK has cycles; CENSORED has a limit that they exceed."""
+
+    OK = "ok"
+    CENSORED = "censored"
+    WRONG = "wrong output"
+    REFUSED = "refused"
+    FAILED = "device failed"
+    HUNG = "no answer in time"
+    LOST = "connection lost"
+    CRASHED = "process died"
+
+
+OF_THE_DEVICE = (Status.FAILED, Status.HUNG, Status.CRASHED, Status.LOST)
+"""Failures that indicate a faulty device rather than a bad schedule."""
+
+
+@dataclass(frozen=True)
+class CostSource:
+    """Source of cycle counts: the timing model or the RTL with a memory model, or a board as ssh://USER@BOARD.
+
+    With a board, complete networks are judged by the timing model with that memory.
+    """
+
+    device: str = "timed"
+    memory: str = ZYNQ_HP.name
+
+    def __post_init__(self) -> None:
+        if self.device not in WITH_CYCLES and not self.board:
+            raise ValueError(f"no trial can run on {self.device!r}; take {', '.join(WITH_CYCLES)} or ssh://USER@BOARD")
+
+    @property
+    def board(self) -> bool:
+        """Whether it is a board over ssh."""
+        return self.device.startswith(SSH_PREFIX)
+
+    @property
+    def bounds(self) -> str:
+        """Name of the memory model for lower bounds: as fast as any that a trial may have."""
+        return IDEAL.name if self.board else self.memory
+
+    @property
+    def version(self) -> str:
+        """Name of the measurer in a record."""
+        return f"{self.device} {VERSION}" if self.board else f"{self.device} {VERSION}, {self.memory}"
+
+
+TIMED = CostSource()
+
+
+def other_version(requested: int) -> str:
+    """Return the error for a job of another VERSION."""
+    return f"version {VERSION} of what is measured is here, {requested} was asked for; install the same Celosia"
+
+
+@dataclass(frozen=True)
+class LayerJob:
+    """A trial of a layer that a device runs.
+
+    layer: as `pickled`. decisions: for each workload of it. limit: cycles at which a run is given up (0: none), and
+    reported as CENSORED.
+    """
+
+    cfg: Config
+    layer: bytes
+    decisions: tuple[Tiling, ...]
+    judge: CostSource = TIMED
+    limit: int = 0
+    version: int = VERSION
+    """Version of the requesting process."""
+
+    @property
+    def group(self) -> str:
+        """The Config: a device that has run such a job has its simulator loaded."""
+        return self.cfg.digest
+
+    def run(self) -> TrialResult:
+        return measure(self)
+
+
+@dataclass(frozen=True)
+class TrialResult:
+    """Result of a trial.
+
+    cycles: of the layer twice in a row where `status` is OK, the limit where it is CENSORED.
+    """
+
+    status: Status
+    cycles: int = 0
+    detail: str = ""
+    seconds: float = 0.0
+
+    @property
+    def cost(self) -> float | None:
+        """Cycles of a successful trial, else None."""
+        return float(self.cycles) if self.status == Status.OK else None
+
+
+def pickled(layer: Layer) -> bytes:
+    """Serialise `layer` for a LayerJob."""
+    return pickle.dumps(layer)
+
+
+def measure(job: LayerJob, board: Opened | None = None) -> TrialResult:
+    """Compile, run and compare; a failure of the layer, its decisions or the device becomes a Status.
+
+    board: opens the Device of a board; its errors other than DeviceError are raised.
+    """
+    started = time.perf_counter()
+    try:
+        result = _run_trial(job, board)
+    except (LayerErrors, TilingError) as error:
+        result = TrialResult(Status.REFUSED, detail=str(error))
+    except TimeLimit:
+        result = TrialResult(Status.CENSORED, job.limit)
+    except DeviceError as error:
+        result = TrialResult(Status.FAILED, detail=str(error))
+    return replace(result, seconds=time.perf_counter() - started)
+
+
+def _run_trial(job: LayerJob, board: Opened | None) -> TrialResult:
+    """Run a trial. Raises the errors that `measure` converts."""
+    if job.version != VERSION:
+        return TrialResult(Status.FAILED, detail=other_version(job.version))
+    if job.judge.board and board is None:
+        return TrialResult(Status.FAILED, detail=f"this process has no connection to {job.judge.device}")
+    case = _case(job.cfg, job.layer)
+    image = case.image(job.decisions)
+    (launch,) = image.launches
+    device: Device
+    if job.judge.device == "timed":
+        cycles = predict(job.cfg, image.code(launch).tobytes(), job.judge.memory, launch.address).cycles
+        if 0 < job.limit < cycles:
+            return TrialResult(Status.CENSORED, job.limit)
+        device = FunctionalDevice(job.cfg)
+        case.fill(device, image)
+        device.run(launch.address, launch.count)
+    else:
+        device = _rtl_device(job.cfg, job.judge.memory) if board is None else board(job.cfg, job.judge)
+        case.fill(device, image)
+        cycles = device.run(launch.address, launch.count, job.limit or MAX_CYCLES).cycles or 0
+        if 0 < job.limit < cycles:  # a board's limit is one of seconds
+            return TrialResult(Status.CENSORED, job.limit)
+    wrong = case.difference(device, image)
+    return TrialResult(Status.WRONG, detail=wrong) if wrong else TrialResult(Status.OK, cycles)
+
+
+@lru_cache(maxsize=1)
+def _rtl_device(cfg: Config, memory: str) -> Device:
+    from celosia.sim.rtl.rtlsim import RtlDevice  # builds a simulator; the timing model needs none
+
+    return RtlDevice(cfg, memory, quiet=True)
+
+
+@lru_cache(maxsize=MAX_CACHED_LAYERS)
+def _case(cfg: Config, layer: bytes) -> LayerCase:
+    return LayerCase(cfg, pickle.loads(layer))
+
+
+class LayerCase:
+    """A layer several times in a row, random bytes for its inputs, and its expected outputs."""
+
+    def __init__(self, cfg: Config, layer: Layer) -> None:
+        self.cfg, self.layers = cfg, run_twice(layer)
+        self.output_storages = {each.y.storage for each in self.layers}
+        read = (act.storage for each in self.layers for act in each.inputs())
+        self.input_storages = list(dict.fromkeys(storage for storage in read if storage not in self.output_storages))
+
+    def cycles(self, decisions: Sequence[Tiling], memory: str = ZYNQ_HP.name) -> int:
+        """Return the cycles of the timing model without running the layer. Raises LayerErrors, TilingError."""
+        image = self.image(decisions)
+        (launch,) = image.launches
+        return predict(self.cfg, image.code(launch).tobytes(), memory, launch.address).cycles
+
+    def fits(self, decisions: Sequence[Tiling]) -> bool:
+        """Return whether the layer can be compiled under `decisions`."""
+        try:
+            self.image(decisions)
+        except (LayerErrors, TilingError):
+            return False
+        return True
+
+    @cached_property
+    def bytes(self) -> dict[Storage, Bytes]:
+        """Random bytes of each input storage."""
+        rng = np.random.default_rng(0)
+        sizes = {act.storage: act.size(self.cfg) for each in self.layers for act in each.inputs()}
+        return {storage: _random(rng, sizes[storage]) for storage in self.input_storages}
+
+    @cached_property
+    def expected(self) -> dict[Activation, Int8]:
+        """Expected value of each output."""
+        values: dict[Activation, Int8] = {}
+        for layer in self.layers:
+            for act in layer.inputs():
+                if act not in values:
+                    values[act] = _values(self.cfg, self.bytes[act.storage], act)
+            values[layer.y] = meaning(layer, values)
+        return {layer.y: values[layer.y] for layer in self.layers}
+
+    def image(self, decisions: Sequence[Tiling]) -> Image:
+        """Compile the layers under `decisions`. Raises TilingError, LayerErrors."""
+        planner = Planner(self.cfg, FixedSchedule(list(decisions)))
+        return build(self.cfg, [list(self.layers)], [set(self.input_storages)], [self.output_storages], planner)
+
+    def fill(self, device: Device, image: Image) -> None:
+        """Load program and inputs into `device`."""
+        device.allocate(image.size)
+        device.write(0, np.zeros(image.constants_address, np.uint8))
+        device.write(image.constants_address, image.constants)
+        for storage, data in self.bytes.items():
+            device.write(image.addresses[storage], data)
+
+    def difference(self, device: Device, image: Image) -> str:
+        """Describe how the outputs in `device` differ from the expected ones; "" where they are equal."""
+        for run, (act, expected) in enumerate(self.expected.items()):
+            actual = _values(self.cfg, device.read(image.addresses[act.storage], act.size(self.cfg)), act)
+            wrong = np.argwhere(actual != expected)
+            if len(wrong):
+                first = tuple(wrong[0])
+                return (
+                    f"{len(wrong)} of {actual.size} bytes of run {run} are wrong, the first at image, channel, row, "
+                    f"column {', '.join(map(str, first))}: expected {expected[first]}, found {actual[first]}"
+                )
+        return ""
+
+
+def _random(rng: np.random.Generator, size: int) -> Bytes:
+    """Return bytes of the complete range in one half, small ones in the other, whose sums do not saturate."""
+    data = rng.integers(-128, 128, size).astype(np.int8)
+    data[size // 2 :] >>= 3
+    return data.view(np.uint8)
+
+
+def _values(cfg: Config, memory: Bytes, act: Activation) -> Int8:
+    """Read `act`, [images, channels, rows, columns], from memory that begins with its storage."""
+    shape = act.images, act.channels, act.pixels.rows, act.pixels.columns
+    array = unpack_activation(cfg, memory, shape, act.storage_groups, act.group_offset)
+    return np.ascontiguousarray(array[:, :, *act.cut(cfg)[1:]])
+
+
+def run_twice(layer: Layer) -> tuple[Layer, ...]:
+    """Return `layer` on storages of its own, and a copy with other constants, so that nothing stays on chip in between.
+
+    The copy reads the output of the first, where that has the shape of its input.
+    """
+    first = _on_own_storages(layer, {})
+    x, y = first.x, first.y
+    same = x.storage.groups == y.storage.groups and replace(x, storage=y.storage) == y
+    return first, _on_own_storages(_with_rotated_constants(first), {x.storage: y.storage} if same else {})
+
+
+def _on_own_storages(layer: Layer, storages: dict[Storage, Storage]) -> Layer:
+    """Move the layer's activations to `storages`, with new ones for those that are missing."""
+
+    def move(act: Activation) -> Activation:
+        if act.storage not in storages:
+            storages[act.storage] = Storage(act.storage.name, act.storage.groups)
+        return replace(act, storage=storages[act.storage])
+
+    return layer.map_activations(move)
+
+
+def _with_rotated_constants(layer: Layer) -> Layer:
+    """Return `layer` with other constants: those of each output channel at the next one."""
+    if layer.is_block:
+        return Layer.block(tuple(_with_rotated_constants(inner) for inner in layer.layers), layer.cuts)
+    gemm, softmax, r = layer.gemm, layer.softmax, layer.requantise
+    if gemm is not None:
+        gemm = replace(gemm, weights=_rotate_channels(gemm.weights))
+    if softmax is not None:
+        softmax = replace(softmax, powers=_rotate_channels(softmax.powers))
+    if r is not None:
+        r = Requantise(_rotate_channels(r.bias), np.roll(r.multiplier, 1), np.roll(r.shift, 1), r.zero_point)
+    return replace(layer, gemm=gemm, softmax=softmax, requantise=r)
+
+
+def _rotate_channels(values: NDArray[Any]) -> NDArray[Any]:
+    """Rotate `values` by one channel; where that changes nothing, replace them."""
+    rotated = np.roll(values, 1, 0)
+    if rotated.size and np.array_equal(rotated, values):
+        rotated[...] = 0 if rotated.flat[0] else 1
+    return rotated
