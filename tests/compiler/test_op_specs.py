@@ -26,6 +26,7 @@ from celosia.compiler.program.op_spec import (
     Kind,
     Role,
     UnknownOperand,
+    all_operators,
     arrange,
     op_spec,
     parse_operands,
