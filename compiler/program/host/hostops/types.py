@@ -221,7 +221,7 @@ def dequantize(op: HostOp, x: Array, scale: Array, zero: Array | None = None) ->
     return np.asarray(y * _along(op, scale, x).astype(np.float32)).astype(kind, copy=False)
 
 
-@host("GatherBlockQuantized", domain="com.microsoft")
+@host("GatherBlockQuantized", domain="com.microsoft", operands="data indices scales zero_points?")
 def gather_block_quantised(op: HostOp, x: Array, indices: Array, scales: Array, zeros: Array | None = None) -> Array:
     """Elements of x, in blocks with a scale and a zero point each; nothing, 0, where an index is outside.
 
