@@ -112,7 +112,7 @@ def _replace(graph: ir.Graph, node: ir.Node, opsets: dict[str, int]) -> None:
     for old, result in zip(node.outputs, results):
         label, old.name = old.name, None
         if old.uses():
-            fresh = new_constant(graph, label or "constant", np.asarray(result))
+            fresh = new_constant(graph, label or "constant", np.asarray(result), computed=label is not None)
             if node.op_type in DEQUANTISED:
                 fresh.meta[MADE_OF] = steps_of(node)
             ir.convenience.replace_all_uses_with(old, fresh)

@@ -1,4 +1,4 @@
-"""Operands of nodes, by the names that their operators declare (compiler/ops)."""
+"""Operands of nodes by the names that their operators declare, and questions about operators by their OpSpec."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class AnyNode(Protocol):
 
 
 def spec_of(node: AnyNode) -> OpSpec:
-    """What is known of a node's operator; nothing where its domain is a user's."""
+    """The OpSpec of a node's operator, an empty one where its domain is a user's."""
     return op_spec(node.op_type) if node.domain in DOMAINS else OpSpec()
 
 
@@ -107,5 +107,5 @@ def named_input(node: NodeProto, name: str) -> str:
 
 
 def data_operands(node: ir.Node) -> list[ir.Value | None]:
-    """What `node` computes with: neither biases nor scales, zero points and shapes."""
+    """The inputs that `node` computes with: neither biases nor scales, zero points and shapes."""
     return [node.inputs[number] for number in op_spec(node.op_type).data_among(len(node.inputs))]

@@ -38,7 +38,7 @@ class RuledNode:
 
     @property
     def spec(self) -> OpSpec:
-        """What the operator declares."""
+        """The OpSpec of the operator."""
         return op_spec(self.op.op_type)
 
     def number(self, operand: str | int) -> int:

@@ -17,6 +17,7 @@ import onnx_ir as ir
 from celosia.compiler.expr import placeholder
 from celosia.compiler.graph.custom import custom, infer_custom
 from celosia.compiler.graph.errors import ModelError
+from celosia.compiler.graph.operands import operand
 from celosia.compiler.graph.values import attribute, constant, dtype_name, is_op, shape
 from celosia.compiler.graph.windows import dims_on_host
 from celosia.compiler.ops import OPS, Unsupported, build
@@ -158,8 +159,9 @@ def _built(node: ir.Node, attrs: dict[str, Any], opset: int, inputs: list[tuple[
 def _gathered(node: ir.Node) -> Made:
     """Shape of GatherBlockQuantized, which is no tensor expression: its numbers may have fewer bits than kernels
     know."""
-    given = [value for number, value in enumerate(node.inputs) if number != 1 and value is not None]
-    shapes, indices = [shape(value) for value in given], None if node.inputs[1] is None else shape(node.inputs[1])
+    given = [value for name in ("data", "scales", "zero_points") if (value := operand(node, name)) is not None]
+    places = operand(node, "indices")
+    shapes, indices = [shape(value) for value in given], None if places is None else shape(places)
     dtype, sizes = dtype_name(given[0]), list(shapes[0] or ())
     bits, along = attribute(node, "bits", 4) if dtype == "uint8" else 8, attribute(node, "gather_axis", 0)
     if indices is None or None in shapes:

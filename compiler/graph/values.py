@@ -157,11 +157,14 @@ def derived_name(graph: ir.Graph, wanted: str) -> str:
     return name
 
 
-def new_constant(graph: ir.Graph, name: str, array: NDArray[Any]) -> ir.Value:
-    """Add a constant to `graph` with a name derived from `name`; one of that name and content is reused."""
+def new_constant(graph: ir.Graph, name: str, array: NDArray[Any], computed: bool = False) -> ir.Value:
+    """Add a constant to `graph` with a name derived from `name`; one of that name and content is reused.
+
+    computed: it is what the model's own tensor of this name is, which has been computed.
+    """
     array = np.asarray(array, order="C")  # which, unlike ascontiguousarray, leaves scalars scalars
     unique, number = name, 0
-    while unique in graph.initializers or derived_name(graph, unique) != unique:
+    while unique in graph.initializers or not (computed or derived_name(graph, unique) == unique):
         known = constant(graph.initializers[unique]) if unique in graph.initializers else None
         if known is not None and known.dtype == array.dtype and np.array_equal(known, array):
             return graph.initializers[unique]

@@ -119,9 +119,8 @@ def multi_head_attention(node: Node) -> list[Tensor]:
 def quantised_attention(node: Node) -> list[Tensor]:
     """x, w [hidden, 3 * hidden], bias, scales of x and w, mask, zero points of x and w, past; also what is present."""
     names = ["input", "weight", "input_scale", "weight_scale", "input_zero_point", "weight_zero_point", "bias"]
-    fixed = {name: node.values[node.number(name)] for name in ("weight", "weight_zero_point") if node.has(name)}
-    inputs = [node.optional(name) for name in names]
-    both = apply(node, "MatMulIntegerToFloat", *inputs, values=[fixed.get(name) for name in names])
+    known = [node.value(name) if name in ("weight", "weight_zero_point") else None for name in names]
+    both = apply(node, "MatMulIntegerToFloat", *(node.optional(name) for name in names), values=known)
     return _attention(node, both, (both.shape[2] // 3,) * 3, node.optional("mask_index"), node.optional("past"))
 
 

@@ -313,7 +313,7 @@ def for_convolution(node: Node, zero: str) -> tuple[tuple[BitLevels, BitLevels],
     if found is None or len(second.shape) < 3 or (group > 1 and second.shape[1] % 8) or not second.size * first.size:
         return None
     window = SlidingWindow.of(node, first.shape[2:], second.shape[2:])
-    fixed = node.values[node.number(zero)] if node.has(zero) else np.zeros((), np.int64)
+    fixed = node.value(zero) if node.has(zero) else np.zeros((), np.int64)
     if fixed is None or fixed.size != 1:
         return None
     x: BitLevels | None = found[0]

@@ -107,8 +107,7 @@ def dynamic_quantize_matmul(node: Node) -> Tensor:
     assert not isinstance(made, Tensor)
     x, scale, zero = made
     b, b_scale, b_zero, bias = (node.optional(name) for name in ("b", "b_scale", "b_zero_point", "bias"))
-    fixed = [node.values[node.number(name)] if node.has(name) else None for name in ("b", "b_zero_point")]
-    known = (None, fixed[0], None, None, None, fixed[1], None)
+    known = (None, node.value("b"), None, None, None, node.value("b_zero_point"), None)
     return apply(node, "MatMulIntegerToFloat", x, b, scale, b_scale, zero, b_zero, bias, values=known)
 
 
@@ -328,7 +327,7 @@ def embed_layer_normalization(node: Node) -> list[Tensor]:
     "gamma_zero_point beta_zero_point",
 )  # fmt: skip
 def quantised_embed_layer_normalization(node: Node) -> list[Tensor]:
-    """The same with embeddings, gamma and beta as bytes, each with a scale and a zero point."""
+    """EmbedLayerNormalization of embeddings, gamma and beta as bytes, each with a scale and a zero point."""
 
     def real(name: str, bytes_name: str) -> Tensor | None:
         if not node.has(bytes_name):

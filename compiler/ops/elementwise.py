@@ -194,7 +194,7 @@ BINARY: dict[str, Callable[[Expr, Expr, Attrs], Expr]] = {
 
 def _binary(node: Node) -> Tensor:
     """Build an operator of BINARY; Pow by a constant 2 or 0.5 as a product or a square root."""
-    exponent = node.values[1] if node.op == "Pow" else None
+    exponent = node.value("y") if node.op == "Pow" else None
     if exponent is not None and exponent.size == 1 and is_float(node.input(0).dtype):
         x, shape = node.input(0), broadcast(node.input(0).shape, exponent.shape)
         if float(exponent.reshape(())) == 2:

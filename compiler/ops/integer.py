@@ -53,7 +53,7 @@ def right_zero(node: Node, operand: str, dtype: str) -> Zero:
     move = 128 if dtype == "uint8" else 0
     if not node.has(operand):
         return Zero(lambda m: wrap(-move, "int32"), none=not move)
-    tensor, value = node.input(operand), node.values[node.number(operand)]
+    tensor, value = node.input(operand), node.value(operand)
     known = value is not None and not np.any(value.astype(np.int32) - move)
     return Zero(lambda m: tensor.flat(0 if tensor.size == 1 else m).astype("int32") - move, known)
 
@@ -200,7 +200,7 @@ def _packing(node: Node, x: Tensor, w: Tensor, window: SlidingWindow, group: int
         return (Channels if several else LineQuads)(x, w, window, group, zx)
     if not several:
         return Widened(x, w, window, group, zx)
-    values = node.values[op_spec(node.op).factors[1]]
+    values = node.value(op_spec(node.op).factors[1])
     least = 0 if w.dtype == "uint8" else -128
     return Pairs(x, w, window, group, zx, values is not None and not np.any(values == least))
 

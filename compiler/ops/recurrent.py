@@ -303,7 +303,7 @@ class _DynamicLayer(_Layer):
 
     def _zeros(self, operand: str, w: Tensor) -> Tensor | None:
         """The zero point of each direction among int8, None where it is 0: onnxruntime has one for all columns."""
-        tensor, value = self.node.input(operand), self.node.values[self.node.number(operand)]
+        tensor, value = self.node.input(operand), self.node.value(operand)
         if tensor.shape[:1] != (self.directions,) or tensor.dtype != w.dtype:
             raise self.node.fail(
                 f"zero points are {tensor.dtype}{list(tensor.shape)}; give {w.dtype} for {self.directions} directions"

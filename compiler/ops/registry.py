@@ -71,16 +71,20 @@ class Node:
         """An operand, None where it is left out."""
         return self.input(operand) if self.has(operand) else None
 
+    def value(self, operand: str | int) -> Array | None:
+        """The array of an operand, None where it is left out or no constant."""
+        return self.values[self.number(operand)] if self.has(operand) else None
+
     def constant(self, operand: str | int) -> Array:
         """The array of an operand. Unsupported where it is no constant."""
-        value = self.values[self.number(operand)] if self.has(operand) else None
+        value = self.value(operand)
         if value is None:
             raise self.fail(f"{self._named(operand)} is not a constant")
         return value
 
     def is_fixed(self, operand: str | int) -> bool:
         """Whether an operand is a constant of which a copy in another order may be kept."""
-        value = self.values[self.number(operand)]
+        value = self.value(operand)
         return value is not None and not is_mapped(value)
 
     def _named(self, operand: str | int) -> str:

@@ -1,4 +1,4 @@
-"""What the compiler knows of each operator beside its computation: one OpSpec, filled where the operator is defined.
+"""Facts of each operator beside its computation: one OpSpec, filled where the operator is defined.
 
 `@op` of compiler/ops and `@host` of program/host/hostops fill it. Other tables of operators are derived from it.
 """
@@ -27,7 +27,7 @@ class Kind(Enum):
 
 
 class Moves(Enum):
-    """The elements that an operator without arithmetic copies to its result."""
+    """Origin of the elements of a result that is moved, not computed."""
 
     ALL = "every element of its operand, once"
     SOME = "elements of its operand, by their places"
@@ -36,7 +36,7 @@ class Moves(Enum):
 
 
 class Role(Enum):
-    """What an operand is for."""
+    """Purpose of an operand."""
 
     DATA = "data"
     WEIGHTS = "weights"

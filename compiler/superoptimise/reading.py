@@ -148,8 +148,10 @@ class OnnxReader:
         return self.constants[name]
 
     def operation(self, node: onnx.NodeProto, y: BytesOf | None = None) -> QuantisedOperation:
-        """What `node` computes. y: the result, where `node` is a float operator in front of its QuantizeLinear; else it
-        is a quantised form. NotOurs."""
+        """Read `node` as an operation on quantised operands. NotOurs.
+
+        y: the result, where `node` is a float operator in front of its QuantizeLinear; else it is a quantised form.
+        """
         spec = op_spec(node.op_type)
         data, bias = spec.data_among(len(node.input)), next((spec.operands[n].name for n in spec.having(Role.BIAS)), "")
         biases = named_input(node, bias) if bias else ""

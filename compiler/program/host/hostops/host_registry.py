@@ -30,7 +30,7 @@ def host(*names: str, domain: str = "", **facts: Any) -> Callable[[Function], Fu
             if (domain, name) in HOST:
                 raise TypeError(f"{name}: defined twice, by {HOST[domain, name].__name__} and {function.__name__}")
             HOST[domain, name] = function
-            state(name, **facts)
+            state(name, domain=domain, **facts)
         return function
 
     return register

@@ -228,7 +228,7 @@ def dequantize(op: HostOp, x: Array, scale: Array, zero: Array | None = None) ->
     return np.asarray(y * _broadcast_parameters(op, scale, x).astype(np.float32)).astype(kind, copy=False)
 
 
-@host("GatherBlockQuantized", domain="com.microsoft")
+@host("GatherBlockQuantized", domain="com.microsoft", operands="data indices scales zero_points?")
 def gather_block_quantised(op: HostOp, x: Array, indices: Array, scales: Array, zeros: Array | None = None) -> Array:
     """Gather and dequantise elements of x, whose blocks have a scale and a zero point each.
 
