@@ -101,9 +101,9 @@ def _leaves(terms: Iterable[Term]) -> set[Leaf]:
 
 
 def operators(terms: Sequence[Term]) -> list[str]:
-    """The operators that run, those of constants left out; a product counts with what requantises it."""
-    running = (each for term in terms for each in walk(term) if isinstance(each, Composed) and not is_constant(each))
-    return [each.op for each in running if each.op != "requantise"]
+    """The operators that run, once for equal terms, those of constants left out; a product includes its rounding."""
+    running = dict.fromkeys(each for term in terms for each in walk(term) if not is_constant(each))
+    return [each.op for each in running if isinstance(each, Composed) and each.op != "requantise"]
 
 
 def sentence(rule: RewriteRule) -> str:
