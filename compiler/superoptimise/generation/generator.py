@@ -235,4 +235,4 @@ def winning_rules(
         say(f"{least.price} with {len(needed)} of them, {without.price} without {rule.name!r}: {rule.says}")
         if without.price.total <= min(limit, least.price.total * (1 + MIN_GAIN)):
             needed, least = others, without
-    return alone.price.total / least.price.total, needed
+    return (alone.price.total / least.price.total if needed else 1.0), needed
