@@ -101,9 +101,9 @@ def _leaves(terms: Iterable[Term]) -> set[Leaf]:
 
 
 def operators(terms: Sequence[Term]) -> list[str]:
-    """The operators that run, those of constants left out; a product counts with what requantises it."""
-    running = (each for term in terms for each in walk(term) if isinstance(each, Composed) and not is_constant(each))
-    return [each.op for each in running if each.op != "requantise"]
+    """The operators that run, once for equal terms, those of constants left out; a product includes its rounding."""
+    running = dict.fromkeys(each for term in terms for each in walk(term) if not is_constant(each))
+    return [each.op for each in running if isinstance(each, Composed) and each.op != "requantise"]
 
 
 def sentence(rule: RewriteRule) -> str:
@@ -235,4 +235,4 @@ def winning_rules(
         say(f"{least.price} with {len(needed)} of them, {without.price} without {rule.name!r}: {rule.says}")
         if without.price.total <= min(limit, least.price.total * (1 + MIN_GAIN)):
             needed, least = others, without
-    return alone.price.total / least.price.total, needed
+    return (alone.price.total / least.price.total if needed else 1.0), needed

@@ -19,7 +19,6 @@ from celosia.compiler.superoptimise.rules.convolutions import WZ, padded, spread
 from celosia.compiler.superoptimise.rules.merging import (
     KERNEL,
     PADS,
-    STRIDES,
     XZ,
     C,
     H,
@@ -197,7 +196,8 @@ def _movement(rank: int) -> Vocabulary:
     """Functions of bytes, Slice, Concat, Transpose; of images MaxPool, too."""
     sizes = tuple(OpenSize(f"d{axis}") for axis in range(rank))
     perms = [*permutations(range(rank))][1:] if rank < 4 else [(0, 2, 3, 1), (0, 3, 1, 2)]
-    windows: dict[str, Any] = {"pads": PADS, "strides": STRIDES, "dilations": (1, 1)}
+    strides = OneOf("strides", ((1, 1), (2, 2), (3, 3)))
+    windows: dict[str, Any] = {"pads": PADS, "strides": strides, "dilations": (1, 1)}
     unary = (function(F), function(M), *map(cut, range(rank)), *(turn(*perm) for perm in perms))
     binary = (lambda a, b: mapped(G, a, b), *map(join, range(rank)))
     leaves = tuple(Leaf(name, sizes) for name in "xyu")
