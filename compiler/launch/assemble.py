@@ -210,7 +210,7 @@ class Assembler:
     def _kernels(self, nodes: list[ir.Node]) -> list[CpuStep]:
         """Steps for operators that run one after the other: one for each group that shares a kernel."""
         inside = set(nodes)
-        made = {value.name: node for node in nodes for value in node.outputs if value.name}
+        producer_of = {value.name: node for node in nodes for value in node.outputs if value.name}
         needed = {
             value.name or "" for node in nodes for value in node.outputs
             if value.is_graph_output() or any(use.node not in inside for use in value.uses())
@@ -218,7 +218,7 @@ class Assembler:
         steps = []
         apart = [self._cpu_node(node) for node in nodes]
         for members in group(apart, sorted(needed)) if is_on("fusion") else [[each] for each in apart]:
-            steps.append(self._step(members, [made[next(filter(None, member.outputs))] for member in members]))
+            steps.append(self._step(members, [producer_of[next(filter(None, member.outputs))] for member in members]))
         return steps
 
     def _cpu_node(self, node: ir.Node) -> CpuNode:
@@ -257,16 +257,18 @@ class Assembler:
         if any(out.is_graph_output() for out in nodes[-1].outputs):
             dead = frozenset()  # what is returned lies in an array of its own
         try:
-            kernel, names, made = CpuFunction(tuple(members), types, outputs, self.opset).compile(dead, self.names)
+            kernel, names, rearranged = CpuFunction(tuple(members), types, outputs, self.opset).compile(
+                dead, self.names
+            )
         except Unsupported as error:
             where = f"{infos[-1].op} ({infos[-1].name})"
             raise ModelError(f"operator {where} cannot be compiled for the CPU: {error}") from None
         if "popcount4(" in kernel.loops:
             self._say_bits(nodes)
             infos = tuple(self._info(node) for node in nodes)
-        self.constants |= made
+        self.constants |= rearranged
         for name in names:
-            if name not in made:
+            if name not in rearranged:
                 self._keep(values[name])
         self.kernels.append(kernel)
         self.owned.update(outputs)
@@ -278,8 +280,8 @@ class Assembler:
         """Note in the placement reasons of products that they are computed bit by bit."""
         for node in nodes:
             if numbers := traits(node.op_type).factors:
-                found = [levels_of(node.inputs[number]) for number in numbers]
-                bits = " and ".join(str(each.bits) for each in found if each is not None)
+                levels = [levels_of(node.inputs[number]) for number in numbers]
+                bits = " and ".join(str(operand.bits) for operand in levels if operand is not None)
                 self.selection.cpu[node] += f"; its operands have {bits} bits: products are `and` and popcount"
 
     def _dims_name(self, value: ir.Value) -> str:

@@ -328,7 +328,7 @@ class _ChainPartitioner:
     def _user_allows(self, part: _Segment, joined: _Segment) -> bool:
         """Whether the user's decisions allow to join a segment `part` to others as `joined`."""
         name = joined.layer.name
-        wanted = any(group_names(each)[: len(group_names(name))] == group_names(name) for each in self.decided)
+        wanted = any(group_names(other)[: len(group_names(name))] == group_names(name) for other in self.decided)
         return wanted or part.layer.name not in self.decided
 
     def with_cycles(self, part: _Segment, block: LayerAssignment) -> LayerAssignment:

@@ -12,7 +12,7 @@ def describe(layer: Layer, form: ActivationLayout | None = None) -> str:
     form: how the host arranges the layer's input, where a part of its window is folded into channels.
     """
     if layer.is_block:
-        return " > ".join(describe(each, form if each is layer.layers[0] else None) for each in layer.layers)
+        return " > ".join(describe(inner, form if inner is layer.layers[0] else None) for inner in layer.layers)
     return " + ".join([_operation(layer, form), *_fused(layer.epilogue)])
 
 

@@ -161,7 +161,7 @@ class _Emitter:
             first = self.overlap.completion_order(number)
             parts = self.parts[number] = self.planner.layer(layer, first, self._is_cold(number))
             bound = [self._bound(part, layer) for part in parts]
-            tiles = [tile for each in bound for tile in each.tiles()]
+            tiles = [tile for plan_of_part in bound for tile in plan_of_part.tiles()]
             planned = PlannedLayer(number, layer, tiles, max(part.decisions.ahead for part in parts))
             guests = [self.layers[guest] for guest in self.overlap.waiting.get(number, ())]
             if guests and all(takes_acc(self.cfg, guest) for guest in guests):

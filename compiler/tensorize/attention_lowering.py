@@ -32,7 +32,7 @@ def attention(cfg: Config, block: Layer) -> LayerComputation:
     assert scores.product is not None and rows.softmax is not None and mixed.product is not None
     if not cfg.softmax or not cfg.forward or cfg.batch > 1 or cfg.block_in != cfg.block_out:
         raise TilingError("attention as a block needs softmax, forward, batch = 1 and block_in = block_out")
-    if not all(each.window.pointwise for each in (scores.product, mixed.product)) or rows.row_length % cfg.group:
+    if not all(product.window.pointwise for product in (scores.product, mixed.product)) or rows.row_length % cfg.group:
         raise TilingError("attention as a block takes zero points of 0 and keys in whole groups")
     if any(layer.epilogue.residual is not None for layer in block.layers) or rows.epilogue.table is not None:
         raise TilingError("attention as a block adds nothing, and looks nothing up behind its softmax")

@@ -81,7 +81,7 @@ def _with_maps(cfg: Config, block: Layer) -> LayerComputation:
         stages.append(to.behind(handed))
         lowering = to
     out = lowering.vector(stages[-1])
-    workload = replace(workload, behind=tuple(each.epilogue.residual is not None for each in maps))
+    workload = replace(workload, behind=tuple(layer.epilogue.residual is not None for layer in maps))
     y = lowering.result(out)
     return LayerComputation(workload, tuple(stages), out, y, tuple(lowering.inputs), lowering.places, lowering.scalars)
 

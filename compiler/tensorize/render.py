@@ -149,7 +149,7 @@ class _Compiler:
     def nodes(self, s: Stmt, fixed: Env) -> list[Node]:
         match s:
             case Block(body):
-                return [node for each in body for node in self.nodes(each, fixed)]
+                return [node for statement in body for node in self.nodes(statement, fixed)]
             case Alloc(scope=scope) if scope == ROW:
                 return self.nodes(s.body, fixed)
             case Alloc():

@@ -258,11 +258,11 @@ class PlacedPlan:
         match node:
             case SerialLoop(var, extent, body):
                 for i in range(extent):
-                    for each in body:
-                        yield from self._run(each, env | {var: i}, slots)
+                    for inner in body:
+                        yield from self._run(inner, env | {var: i}, slots)
             case Branch(If(cond=cond), body, orelse):
-                for each in body if evaluate(cond, env) else orelse:
-                    yield from self._run(each, env, slots)
+                for inner in body if evaluate(cond, env) else orelse:
+                    yield from self._run(inner, env, slots)
             case Region(body=body):
                 yield from self._region(node, env, slots)
             case Pipelined(var, extent):
@@ -288,8 +288,8 @@ class PlacedPlan:
             slot = _Resident(node.tensor, ring, node.entries) if resident else _Held(node.scope, node.entries)
         else:
             self.used[node.scope] = first + node.entries
-        for each in node.body:
-            yield from self._run(each, env, slots | {node.tensor: slot})
+        for inner in node.body:
+            yield from self._run(inner, env, slots | {node.tensor: slot})
         self.used[node.scope] = first
         if isinstance(slot, _Resident):
             slot.closed = True
@@ -351,8 +351,8 @@ class PlacedPlan:
         def emit(nodes: list[ComputeInstruction | MoveInstruction]) -> None:
             while awaited:
                 awaited.pop(0)()
-            for each in nodes:
-                self._emit(each, env, slots)
+            for instruction in nodes:
+                self._emit(instruction, env, slots)
 
         phases: list[Phase | None] = [partial(emit, nodes) for nodes in node.phases[:-1]]
         # A reader of results of several phases comes after them, and after the first phases of the next tile.

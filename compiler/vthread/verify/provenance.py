@@ -158,8 +158,8 @@ class Provenance:
     def _check_taken(self, number: int, run: Run, stream: list[Decoded]) -> None:
         for storage in (storage for storage in self.sizes if storage in run.taken):
             for act in self.makers.get(storage, ()):
-                found = self.read(self.addresses[storage], ((self.sizes[storage], self.cfg.piece_bytes),))
-                if not np.array_equal(part(self.cfg, found, act), part(self.cfg, self.pieces[storage], act)):
+                content = self.read(self.addresses[storage], ((self.sizes[storage], self.cfg.piece_bytes),))
+                if not np.array_equal(part(self.cfg, content, act), part(self.cfg, self.pieces[storage], act)):
                     what = f"is the last before the host takes {act.name!r}, which something else has overwritten"
                     raise ProvenanceError(Meaning.TAKEN, number, len(stream) - 1, what)
 
@@ -176,11 +176,11 @@ class Provenance:
         values = view(self.dram, address // granule, places)
         if size == granule:
             return values
-        whole = np.ones(shape, np.bool_)
+        is_whole = np.ones(shape, np.bool_)
         for part_of_piece in range(1, size // granule):
             rest = view(self.dram, address // granule + part_of_piece, places)
-            whole &= rest == values + np.uint64(part_of_piece)
-        return np.where(whole, values, self.symbols.fresh(values.size).reshape(shape))
+            is_whole &= rest == values + np.uint64(part_of_piece)
+        return np.where(is_whole, values, self.symbols.fresh(values.size).reshape(shape))
 
     def write(self, address: int, dims: Dims, values: Scalars) -> None:
         """Write pieces; those of several granules hold consecutive numbers, so that half a piece is none."""
@@ -409,9 +409,11 @@ class SymbolicMachine:
             right = view(self.wgt, f["wgt_base"] * tile, (blocks, (outs, ins), *steps)).reshape(n * outs, depth)
             total = np.einsum("mk,pk->mp", right, left)
         else:
-            each = view(self.inp, f["inp_base"] * ins, ((n, f["inp_n"] * ins), *pixels, *taps)).reshape(n, y * x, depth)
+            inputs = view(self.inp, f["inp_base"] * ins, ((n, f["inp_n"] * ins), *pixels, *taps)).reshape(
+                n, y * x, depth
+            )
             tiles = view(self.wgt, f["wgt_base"] * tile, (blocks, (outs, ins), *steps)).reshape(n, outs, depth)
-            total = np.einsum("nqk,npk->nqp", tiles, each)
+            total = np.einsum("nqk,npk->nqp", tiles, inputs)
         self._accumulate(f, total.reshape(n, outs, y, x))
 
     def _accumulate(self, f: Fields, total: Scalars) -> None:
@@ -496,9 +498,9 @@ class SymbolicMachine:
         wanted, places = self.to_store(layer), store_places(self.cfg, f, self.state.addresses[storage])
         if places is None or places[0] < 0 or places[0] + reach(places[1]) >= len(wanted):
             raise WrongStore(i.index, layer)
-        found = view(self.out, f["sram_base"], padded_block(f))
+        stored = view(self.out, f["sram_base"], padded_block(f))
         due = view(wanted, *places)
-        if not (found == due).all():
+        if not (stored == due).all():
             raise WrongStore(i.index, layer)
         due[...] = 0
         bytes_per_step = (f["z_size"], f["dram_z"]), (f["y_size"], f["dram_y"]), (f["x_size"], self.state.piece_bytes)
