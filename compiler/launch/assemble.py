@@ -338,7 +338,7 @@ class Assembler:
         number = self.loops.setdefault(id(part.loops), len(self.loops))
         if number == len(self.printed):
             self.printed.append(part.loops)
-        return [PartInfo(workload.text, decisions.to_json(), number) for workload, decisions in part.decided]
+        return [PartInfo(workload.text, tiling.to_json(), number) for workload, tiling in part.decided]
 
     def _placements(self) -> list[dict[str, str]]:
         placed = {node: choice for choice in self.selection.choices for node in choice.nodes}

@@ -4,7 +4,7 @@ A block's intermediates stay in scratchpads. Chains are cut where that takes the
 the estimates of layers and blocks finds the best few ways, the timing model takes one of them.
 
 Time is linear in layers: a chain is looked at in pieces of AT_ONCE layers, what has been timed is remembered by layers
-and decisions, and where one decision of a block changes, only the groups around it are timed.
+and tilings, and where the tiling of one group changes, only the groups around it are timed.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def form_blocks(
     apart: operators whose layers are in no block. decided: names of layers and blocks that the user has decided.
     """
     if not cfg.forward or not is_on("blocks"):
-        return planner.decider
+        return planner.policy
     partitioner = _ChainPartitioner(cfg, planner, frozenset(decided), [choice.layer for choice in selection.choices])
     blocks: list[tuple[Sequence[LayerAssignment], LayerAssignment]] = []
     for chain in _chains(cfg, selection, frozenset(apart)):
@@ -66,7 +66,7 @@ def form_blocks(
     _replace_choices(selection, blocks)
     _replace_choices(selection, list(_fuse_maps(cfg, selection, partitioner, frozenset(apart))))
     _replace_choices(selection, list(_fuse_attention(cfg, selection, partitioner, frozenset(apart))))
-    return partitioner.decider
+    return partitioner.policy
 
 
 def _replace_choices(selection: Partition, blocks: Sequence[tuple[Sequence[LayerAssignment], LayerAssignment]]) -> None:
@@ -239,7 +239,7 @@ class _ChainPartitioner:
         self.cfg, self.planner, self.decided = cfg, planner, decided
         self.macs = sum(layer.macs for layer in layers)
         self.producers = {layer.y.storage: layer for layer in layers}
-        self.decider = planner.decider
+        self.policy = planner.policy
         """The policy with the tilings that the search of blocks has decided so far."""
         self.groups = {group for name in decided for group in group_names(name)}
         self.estimated: dict[Hashable, float | None] = {}
@@ -295,7 +295,7 @@ class _ChainPartitioner:
         """Choose the tilings of a segment's groups, one after the other, by the timing model, which knows what adjacent
         groups wait for. Images that fit a scratchpad are small, so this takes little time."""
         workload = self.planner.definitions(part.layer)[0].workload
-        if not part.cuts or not isinstance(workload, BlockWorkload) or workload in self.decider.searched:
+        if not part.cuts or not isinstance(workload, BlockWorkload) or workload in self.policy.searched:
             return
         groups = list(block_space.choose(self.cfg, workload).groups)
         for number, group in enumerate(workload.groups):
@@ -304,7 +304,7 @@ class _ChainPartitioner:
                 others = [*groups[:number], point, *groups[number + 1 :]]
                 if (cycles := self._around(part, others, number)) < best:
                     best, groups = cycles, others
-        self.decider = self._policy_with(workload, groups)
+        self.policy = self._policy_with(workload, groups)
 
     def _around(self, part: _Segment, groups: Sequence[Tiling], number: int) -> float:
         """Cycles of group `number` of `part` and its neighbours under the tilings `groups`. A group at the edge, whose
@@ -323,7 +323,7 @@ class _ChainPartitioner:
 
     def _policy_with(self, workload: BlockWorkload, groups: Sequence[Tiling]) -> SchedulePolicy:
         """The policy with these tilings for the groups of a block."""
-        return replace(self.decider, searched={**self.decider.searched, workload: Tiling.of_groups(groups)})
+        return replace(self.policy, searched={**self.policy.searched, workload: Tiling.of_groups(groups)})
 
     def _user_allows(self, part: _Segment, joined: _Segment) -> bool:
         """Whether the user's decisions allow to join a segment `part` to others as `joined`."""
@@ -366,10 +366,10 @@ class _ChainPartitioner:
         except TilingError:
             return None if layer.is_block else 1e12  # a layer alone says so itself
 
-    def _cycles(self, parts: Sequence[_Segment], decider: SchedulePolicy | None = None) -> float:
+    def _cycles(self, parts: Sequence[_Segment], policy: SchedulePolicy | None = None) -> float:
         """Cycles of a chain cut into `parts`, by the timing model: twice in a row, so that its overlap with the next
         layers counts."""
-        planner = self.planner.with_policy(decider or self.decider)
+        planner = self.planner.with_policy(policy or self.policy)
         layers = [part.layer for part in parts]
         name = chains.chain_name(chains.decided(layers, planner))
         if name not in planner.timed:
@@ -378,7 +378,7 @@ class _ChainPartitioner:
 
     def once(self, layers: Sequence[Layer]) -> float:
         """Cycles of `layers`, one after the other, by the timing model; inf where one does not fit."""
-        return chains.once(self.cfg, self.planner.with_policy(self.decider), layers)
+        return chains.once(self.cfg, self.planner.with_policy(self.policy), layers)
 
 
 def _again(layers: Sequence[Layer], planner: Planner) -> list[Layer]:

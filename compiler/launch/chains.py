@@ -22,7 +22,7 @@ CHAIN = "chain"
 def once(cfg: Config, planner: Planner, layers: Sequence[Layer]) -> float:
     """Cycles of `layers` in one launch by the timing model, remembered; inf where a layer does not fit."""
     try:
-        name = chain_name(decided(layers, planner), _links(layers, planner.decider.overlapped))
+        name = chain_name(decided(layers, planner), _links(layers, planner.policy.overlapped))
     except TilingError:
         return inf
     if name not in planner.timed:
@@ -49,7 +49,7 @@ def least(planner: Planner, layers: Sequence[Layer]) -> int:
 
 def decided(layers: Sequence[Layer], planner: Planner) -> list[tuple[LayerComputation, Tiling | None]]:
     """The definitions of `layers`, each with the tiling that the search of blocks has decided, or None."""
-    searched = planner.decider.searched
+    searched = planner.policy.searched
     definitions = [definition for layer in layers for definition in planner.definitions(layer)]
     return [(d, searched.get(d.workload) if isinstance(d.workload, BlockWorkload) else None) for d in definitions]
 

@@ -135,7 +135,7 @@ class _Emitter:
         self.books: dict[int, NDArray[np.uint8]] = {}
         """Codebooks in front of packed weights, by their address."""
         self.stream = Stream(cfg)
-        self.overlap = OverlapGroups(cfg, layers, planner.decider.overlapped)
+        self.overlap = OverlapGroups(cfg, layers, planner.policy.overlapped)
         self.refused: dict[int, str] = {}
 
     def run(self) -> Stream:
@@ -162,11 +162,11 @@ class _Emitter:
             parts = self.parts[number] = self.planner.layer(layer, first, self._is_cold(number))
             bound = [self._bound(part, layer) for part in parts]
             tiles = [tile for plan_of_part in bound for tile in plan_of_part.tiles()]
-            planned = PlannedLayer(number, layer, tiles, max(part.decisions.ahead for part in parts))
+            planned = PlannedLayer(number, layer, tiles, max(part.tiling.ahead for part in parts))
             guests = [self.layers[guest] for guest in self.overlap.waiting.get(number, ())]
             if guests and all(takes_acc(self.cfg, guest) for guest in guests):
                 planned.ahead = min(planned.ahead, HOST_AHEAD)
-            planned.keeps_sums = any(part.decisions.order in CUT for part in parts)
+            planned.keeps_sums = any(part.tiling.order in CUT for part in parts)
             if readers:
                 held = planned.keeps_sums and any(takes_acc(self.cfg, reader) for reader in readers)
                 planned.done = rows_done(tiles, held, self._counted(number))
@@ -231,7 +231,7 @@ def build(
     cold: gemm waits for the first loads of a launch; not where the launch stands for a part of one.
     """
     planner = planner or Planner(cfg)
-    lives = lifetimes(cfg, launches, written, read, planner.decider.overlapped)
+    lives = lifetimes(cfg, launches, written, read, planner.policy.overlapped)
     arena = plan(lives, alignment=max(64, cfg.bus_bytes))
     base = -(-arena.size // 4096) * 4096
     constants = Constants(base)

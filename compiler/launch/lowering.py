@@ -78,4 +78,4 @@ def _in_order(cfg: Config, steps: list[Step], planner: Planner) -> Planner:
             overlapped |= names
     if not overlapped:
         return planner
-    return planner.with_policy(replace(planner.decider, overlapped=frozenset(overlapped)))
+    return planner.with_policy(replace(planner.policy, overlapped=frozenset(overlapped)))

@@ -140,7 +140,7 @@ def _best(cfg: Config, planner: Planner, layers: Sequence[Layer], host: int, gue
     cycles: dict[tuple[int, ...], float] = {}
     for some in dict.fromkeys([_without_products(cfg, layers, host, guests), tuple(guests)]):
         order = [n for number in numbers if number not in some for n in (number, *(some if number == host else ()))]
-        policy = replace(planner.decider, overlapped=frozenset(layers[number].name for number in some))
+        policy = replace(planner.policy, overlapped=frozenset(layers[number].name for number in some))
         cycles[some] = once(cfg, planner.with_policy(policy) if some else planner, [layers[number] for number in order])
         if some and cycles[some] <= limit:
             return list(some)

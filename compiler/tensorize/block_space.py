@@ -1,6 +1,6 @@
 """The space of tilings of a block of layers, and an estimate that chooses among them.
 
-A block is one group of layers, or several with whole images on chip between them; each group has decisions of its own.
+A block is one group of layers, or several with whole images on chip between them; each group has a tiling of its own.
 A tile is y rows and x columns of what a group makes, with all its channels. The last layer's sum is cut in slices of k
 input blocks; for each slice, the layers before it compute what it reads, with the halo that their windows need. So GEMM
 is at one slice of the first layer while the vector unit is at the slice before.

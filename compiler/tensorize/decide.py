@@ -23,7 +23,7 @@ from celosia.hw.spec.config import Config
 class ScheduleSource(Protocol):
     """Schedules that a user has decided; see tensorize/decisions.py."""
 
-    def of(self, layer: str, workloads: Sequence[Workload | Group]) -> list[Tiling] | None:
+    def tilings_of(self, layer: str, workloads: Sequence[Workload | Group]) -> list[Tiling] | None:
         """Tilings for each workload of the layer of this name, None where the user says nothing. DecisionsError."""
 
 
@@ -31,12 +31,12 @@ class ScheduleSource(Protocol):
 class FixedSchedule:
     """The same tilings for every layer."""
 
-    decisions: list[Tiling]
+    tilings: list[Tiling]
 
-    def of(self, layer: str, workloads: Sequence[Workload | Group]) -> list[Tiling]:
-        if len(workloads) != len(self.decisions):
-            raise TilingError(f"the layer has {len(workloads)} workloads, decisions are for {len(self.decisions)}")
-        return self.decisions
+    def tilings_of(self, layer: str, workloads: Sequence[Workload | Group]) -> list[Tiling]:
+        if len(workloads) != len(self.tilings):
+            raise TilingError(f"the layer has {len(workloads)} workloads, decisions are for {len(self.tilings)}")
+        return self.tilings
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class SchedulePolicy:
     searched: Mapping[BlockWorkload, Tiling] = field(default_factory=dict)
     overlapped: frozenset[str] = frozenset()
 
-    def of(
+    def choose(
         self,
         layer: str,
         definitions: Sequence[LayerComputation],
@@ -69,7 +69,7 @@ class SchedulePolicy:
         own_workloads = [workloads(definition) for definition in definitions]
         decided: Sequence[Tiling] | None = None
         if self.given is not None:
-            decided = self.given.of(layer, [workload for own in own_workloads for workload in own])
+            decided = self.given.tilings_of(layer, [workload for own in own_workloads for workload in own])
         if decided is None and self.recorded:
             decided = self.recorded.get(workload_text(definitions))
         if decided is None:

@@ -1,10 +1,10 @@
 """Lower layers to tensor expressions over activations in blocks of channels.
 
-Every layer has the same shape: `on_chip` brings its input, padded, into a scratchpad; a convolution sums products in
-`acc`; `out` is one pass of the vector unit; `y` puts the result into DRAM. What differs is written here once, and
-templates.py says in which loops it runs.
+All layers take the same path: their input, padded, in a scratchpad; sums of products in `acc`, where GEMM multiplies;
+`out`, one pass of the vector unit; `y` in DRAM. This file chooses the lowering for a layer or block. templates.py gives
+the expressions their loops.
 
-A grouped convolution is one definition for each run of output blocks whose input blocks advance evenly.
+A grouped convolution is one computation for each run of output blocks whose input blocks advance evenly.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from celosia.hw.spec.scratchpads import depths
 
 
 def define(cfg: Config, layer: Layer) -> list[LayerComputation]:
-    """The definitions of `layer`, which together compute it. TilingError where none can."""
+    """Lower `layer` to computations that together make its output. TilingError where the accelerator cannot."""
     return list(_definitions(cfg, layer))
 
 
@@ -56,13 +56,13 @@ def _block(cfg: Config, block: Layer) -> LayerComputation:
 
 
 def _is_matrix(layer: Layer) -> bool:
-    """Whether it works on matrices, images of one pixel."""
+    """Whether the layer works on matrices: its images have one pixel."""
     return all(act.height * act.width == 1 for act in (layer.x, layer.y)) and window_of(layer).pointwise
 
 
 def _with_maps(cfg: Config, block: Layer) -> LayerComputation:
-    """A convolution and maps, whose passes follow that of the convolution in each tile. TilingError where they look up
-    in more tables than there is room for."""
+    """Lower a convolution and maps, whose passes follow that of the convolution in each tile. TilingError where they
+    use more tables than fit scratchpad lut."""
     conv, *maps = block.layers
     room = depths(cfg)["lut"]
     if sum(layer.epilogue.table is not None for layer in block.layers) > room:
@@ -87,7 +87,7 @@ def _with_maps(cfg: Config, block: Layer) -> LayerComputation:
 
 
 def _chain(cfg: Config, block: Layer) -> LayerComputation:
-    """A block: each pass but the last writes where the next layer reads."""
+    """Lower a chain of convolutions and poolings: each pass but the last writes to the next layer's scratchpad."""
     lowerings: list[LayerLowering] = []
     for number, layer in enumerate(block.layers):
         blocks = pack.blocks(layer.y.channels, cfg.block_out)

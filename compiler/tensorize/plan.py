@@ -47,13 +47,13 @@ class LayerPart:
     """A computation of a layer, its tiling, and its loops."""
 
     definition: LayerComputation
-    decisions: Tiling
+    tiling: Tiling
     loops: ScheduledLoops
 
     @property
     def decided(self) -> list[tuple[Workload | Group, Tiling]]:
         """The tiling of each workload: of the only one, or of each group of a block."""
-        return list(zip(workloads(self.definition), self.decisions.groups))
+        return list(zip(workloads(self.definition), self.tiling.groups))
 
 
 class Planner:
@@ -61,15 +61,15 @@ class Planner:
 
     def __init__(self, cfg: Config, given: ScheduleSource | None = None) -> None:
         """given: schedules that a user has decided, by the names of layers."""
-        self.cfg, self.decider = cfg, SchedulePolicy(cfg, given)
+        self.cfg, self.policy = cfg, SchedulePolicy(cfg, given)
         self.timed: dict[str, float] = {}
         """Cycles of chains of layers by the timing model, by `chains.chain_name`."""
         self._defined: dict[Hashable, tuple[Layer, list[LayerComputation]]] = {}
 
-    def with_policy(self, decider: SchedulePolicy) -> Planner:
+    def with_policy(self, policy: SchedulePolicy) -> Planner:
         """A planner with another policy that shares what this one remembers."""
         other = Planner(self.cfg)
-        other.decider, other.timed = decider, self.timed
+        other.policy, other.timed = policy, self.timed
         other._defined = self._defined
         return other
 
@@ -88,10 +88,10 @@ class Planner:
     def layer(self, layer: Layer, first: CompletionOrder = CompletionOrder.ANY, cold: bool = False) -> list[LayerPart]:
         """Lower `layer` to its parts. TilingError where it does not fit the scratchpads.
 
-        first, cold: see `SchedulePolicy.of`.
+        first, cold: see `SchedulePolicy.choose`.
         """
         definitions = self.definitions(layer)
-        chosen = self.decider.of(layer.name, definitions, first, cold)
+        chosen = self.policy.choose(layer.name, definitions, first, cold)
         return [LayerPart(d, tiling, self.loops(d, tiling)) for d, tiling in zip(definitions, chosen)]
 
     def loops(self, d: LayerComputation, tiling: Tiling) -> ScheduledLoops:

@@ -1,4 +1,4 @@
-"""An estimate of a layer's cycles, and the decisions that it chooses.
+"""An estimate of a layer's cycles, and the tiling that it chooses.
 
 It is the roofline of one layer: the busiest of gemm, load and store, plus what cannot overlap: loads that find no room
 before gemm has used what lies there, and part of the load of the first tile and the drain of the last.
@@ -73,7 +73,7 @@ def _row_cost(beats: NDArray[np.int64]) -> Cycles:
 
 
 def estimate(cfg: Config, p: Workload, d: Tiling) -> float:
-    """Cycles of the whole layer under the decisions `d`."""
+    """Estimated cycles of the whole layer under the tiling `d`."""
     return float(terms(cfg, p, [(d.n, d.y, d.x, d.k, d.order)])["cycles"][0])
 
 

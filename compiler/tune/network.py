@@ -55,7 +55,7 @@ class Network:
         """LayerErrors where one does not fit so."""
         if not tuned:
             return self.image
-        planner = self.planner.with_policy(replace(self.planner.decider, recorded=tuned))
+        planner = self.planner.with_policy(replace(self.planner.policy, recorded=tuned))
         return build(self.cfg, self.launches, self.written, self.read, planner)
 
     def cycles(self, image: Image, judge: CostSource) -> int:
@@ -66,19 +66,19 @@ class Network:
     def occurrences(self) -> list[Occurrence]:
         """The workloads of layers that the user has not decided, in order."""
         found: dict[str, Occurrence] = {}
-        decider = self.planner.decider
+        policy = self.planner.policy
         for layers in self.launches:
-            overlap = OverlapGroups(self.cfg, layers, decider.overlapped)
+            overlap = OverlapGroups(self.cfg, layers, policy.overlapped)
             for number, layer in enumerate(layers):
                 definitions = self.planner.definitions(layer)
                 asked = [workload for definition in definitions for workload in workloads(definition)]
-                if decider.given is not None and decider.given.of(layer.name, asked) is not None:
+                if policy.given is not None and policy.given.tilings_of(layer.name, asked) is not None:
                     continue
                 name = workload_text(definitions)
                 if name in found:
                     found[name] = replace(found[name], count=found[name].count + 1)
                     continue
-                usual = decider.of(layer.name, definitions, overlap.completion_order(number))
+                usual = policy.choose(layer.name, definitions, overlap.completion_order(number))
                 found[name] = Occurrence(name, layer, tuple(d for each in usual for d in each.groups), 1)
         return list(found.values())
 

@@ -71,7 +71,7 @@ def test_it_is_what_its_layers_mean(b: Builder, of: tuple[int, ...], around: int
     planner = Planner(b.cfg)
     (definition,) = planner.definitions(block)
     points = list(candidates(b.cfg, definition.workload))
-    planner.decider = replace(planner.decider, given=FixedSchedule([points[number % len(points)]]))
+    planner.policy = replace(planner.policy, given=FixedSchedule([points[number % len(points)]]))
     b.net.check(checking=True, planner=planner)
     np.testing.assert_array_equal(reference(block, b.net.given), meaning(block, b.net.given))
 

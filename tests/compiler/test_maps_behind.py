@@ -69,7 +69,7 @@ def test_in_any_tiles_and_order(b: Builder, of: list[str], number: int) -> None:
     planner = Planner(b.cfg)
     (definition,) = planner.definitions(block(b, of))
     points = list(candidates(b.cfg, definition.workload))
-    planner.decider = replace(planner.decider, given=FixedSchedule([points[number % len(points)]]))
+    planner.policy = replace(planner.policy, given=FixedSchedule([points[number % len(points)]]))
     b.net.check(checking=True, planner=planner)
 
 

@@ -63,7 +63,7 @@ def networks(draw: st.DrawFn, size: int = 9) -> Network:
 def usual(cfg: Config, layer: Layer) -> Point:
     """What the compiler takes."""
     try:
-        return tuple(d for part in Planner(cfg).layer(layer) for d in part.decisions.groups)
+        return tuple(d for part in Planner(cfg).layer(layer) for d in part.tiling.groups)
     except TilingError:
         assume(False)
         raise
