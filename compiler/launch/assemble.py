@@ -53,7 +53,7 @@ from celosia.hw.spec.config import Config
 
 
 class Assembler:
-    """Makes the Program of a graph whose layers are placed, ordered and have their instructions."""
+    """Make the Program of a graph whose layers are placed, ordered and have their instructions."""
 
     def __init__(self, model: ir.Model, cfg: Config, selection: Partition, steps: list[Any], image: Image) -> None:
         self.model, self.cfg, self.selection, self.plan, self.image = model, cfg, selection, steps, image

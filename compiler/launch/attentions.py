@@ -34,7 +34,7 @@ class Attention(NamedTuple):
     one_by_one: list[Layer]
 
 
-def attentions(cfg: Config, selection: Partition, apart: Collection[ir.Node]) -> Iterator[Attention]:
+def find_attentions(cfg: Config, selection: Partition, apart: Collection[ir.Node]) -> Iterator[Attention]:
     """Find attention in `selection`, without operators that are to stay `apart`."""
     choices = selection.choices
     softmax_outputs = dict.fromkeys(choice.value for choice in choices if choice.layer.softmax is not None)

@@ -19,7 +19,7 @@ import onnx_ir as ir
 
 from celosia.compiler.graph.select import LayerAssignment, Partition
 from celosia.compiler.launch import chains
-from celosia.compiler.launch.attentions import attentions
+from celosia.compiler.launch.attentions import find_attentions
 from celosia.compiler.layer import Activation, Layer, Storage, TilingError, group_names, padded_groups
 from celosia.compiler.switches import is_on
 from celosia.compiler.tensorize import block_space, pack
@@ -104,7 +104,7 @@ def _fuse_attention(
     cfg: Config, selection: Partition, partitioner: _ChainPartitioner, apart: frozenset[ir.Node]
 ) -> Iterator[tuple[Sequence[LayerAssignment], LayerAssignment]]:
     """Fuse the heads of attention where the block takes fewer cycles, the layers before it included."""
-    for attention in attentions(cfg, selection, apart):
+    for attention in find_attentions(cfg, selection, apart):
         block, before = _Segment(attention.stages), [choice.layer for choice in attention.before]
         start = partitioner.once(before) if before else 0
         together = partitioner.once([*before, block.layer]) - start
@@ -265,7 +265,7 @@ class _ChainPartitioner:
         """The first of `ways` in which GEMM hardly ever waits, so that no other is timed, or else the fastest."""
         if len(ways) == 1:
             return ways[0]
-        least = 2 * chains.least(self.planner, [choice.layer for part in ways[0] for choice in part.choices])
+        least = 2 * chains.min_gemm_cycles(self.planner, [choice.layer for part in ways[0] for choice in part.choices])
         cycles: list[float] = []
         for parts in ways:
             cycles.append(self._cycles(parts))
@@ -373,12 +373,12 @@ class _ChainPartitioner:
         layers = [part.layer for part in parts]
         name = chains.chain_name(chains.decided(layers, planner))
         if name not in planner.timed:
-            planner.timed[name] = chains.time(self.cfg, planner, [*layers, *_again(layers, planner)])
+            planner.timed[name] = chains.time_layers(self.cfg, planner, [*layers, *_again(layers, planner)])
         return planner.timed[name]
 
     def once(self, layers: Sequence[Layer]) -> float:
         """Cycles of `layers`, one after the other, by the timing model; inf where one does not fit."""
-        return chains.once(self.cfg, self.planner.with_policy(self.policy), layers)
+        return chains.timed_cycles(self.cfg, self.planner.with_policy(self.policy), layers)
 
 
 def _again(layers: Sequence[Layer], planner: Planner) -> list[Layer]:

@@ -19,18 +19,18 @@ CHAIN = "chain"
 """First word of the names of chains, which stand among those of workloads in records."""
 
 
-def once(cfg: Config, planner: Planner, layers: Sequence[Layer]) -> float:
+def timed_cycles(cfg: Config, planner: Planner, layers: Sequence[Layer]) -> float:
     """Cycles of `layers` in one launch by the timing model, remembered; inf where a layer does not fit."""
     try:
         name = chain_name(decided(layers, planner), _links(layers, planner.policy.overlapped))
     except TilingError:
         return inf
     if name not in planner.timed:
-        planner.timed[name] = time(cfg, planner, layers)
+        planner.timed[name] = time_layers(cfg, planner, layers)
     return planner.timed[name]
 
 
-def time(cfg: Config, planner: Planner, layers: Sequence[Layer]) -> float:
+def time_layers(cfg: Config, planner: Planner, layers: Sequence[Layer]) -> float:
     """Cycles of `layers` in one launch by the timing model, timed anew; inf where a layer does not fit."""
     read = {act.storage for layer in layers for act in layer.inputs()}
     written = {layer.y.storage for layer in layers}
@@ -41,7 +41,7 @@ def time(cfg: Config, planner: Planner, layers: Sequence[Layer]) -> float:
     return predict(cfg, image.code(image.launches[0]).tobytes()).cycles
 
 
-def least(planner: Planner, layers: Sequence[Layer]) -> int:
+def min_gemm_cycles(planner: Planner, layers: Sequence[Layer]) -> int:
     """Cycles for which GEMM is busy with `layers`, blocks left out: no order or grouping takes fewer."""
     workloads = (definition.workload for layer in layers for definition in planner.definitions(layer))
     return sum(workload.steps for workload in workloads if isinstance(workload, Workload))

@@ -156,7 +156,7 @@ def test_no_layer_comes_before_what_it_reads(seeds: range, monkeypatch: pytest.M
     for seed in seeds:
         cfg = PRESETS[CONFIGS[seed % len(CONFIGS)]]
         cycles = np.random.default_rng(seed)
-        monkeypatch.setattr(order, "once", lambda *_, cycles=cycles: cycles.uniform(1e8, 1e9))
+        monkeypatch.setattr(order, "timed_cycles", lambda *_, cycles=cycles: cycles.uniform(1e8, 1e9))
         layers, planner = Layers(cfg, seed).grow(24), Planner(cfg)
         numbers, names = overlap_with_convs(cfg, planner, layers)
         assert sorted(numbers) == list(range(len(layers)))
