@@ -106,6 +106,7 @@ class Assembler:
         return program
 
     def _tensor(self, value: ir.Value) -> TensorInfo:
+        """Add a tensor to those of the Program. ModelError where its shape or element type is not known."""
         name = value.name or ""
         dims = shape(value)
         if dims is None or value.dtype is None:
@@ -155,6 +156,7 @@ class Assembler:
         return HostStep((info,), inputs, tuple(op.outputs), op)
 
     def _check_known(self, op: HostOp, info: NodeInfo) -> None:
+        """ModelError where an operator, or one inside its subgraphs, is not supported on the host."""
         known = (op.domain, op.op) in HOST or (op.domain in DOMAINS and op.op in OPS)
         if not known:
             where = f" of domain {op.domain!r}" if op.domain else ""
@@ -201,6 +203,7 @@ class Assembler:
         return True
 
     def _type(self, value: ir.Value) -> InputType:
+        """The shape and element type of a value, with its content where it is constant."""
         fixed = constant(value)
         if fixed is not None:
             return InputType.of(fixed)
@@ -222,6 +225,7 @@ class Assembler:
         return steps
 
     def _cpu_node(self, node: ir.Node) -> CpuNode:
+        """Describe a node for the CPU compiler: operator, names of inputs and outputs, attributes."""
         outputs = tuple((out.name or "") if out.uses() or out.is_graph_output() else "" for out in node.outputs)
         if not any(outputs):
             outputs = tuple(out.name or "" for out in node.outputs)
@@ -237,6 +241,7 @@ class Assembler:
         return CpuNode(node.op_type, inputs, outputs, attrs, node.name or "")
 
     def _step(self, members: list[CpuNode], nodes: list[ir.Node]) -> CpuStep:
+        """Compile operators that share a kernel, and make the step that runs it."""
         infos = tuple(self._info(node) for node in nodes)
         outputs = tuple(name for name in members[-1].outputs if name)
         for out in nodes[-1].outputs:
@@ -297,6 +302,7 @@ class Assembler:
         return value.name in self.owned and not self._is_needed(value)
 
     def _is_needed(self, value: ir.Value) -> bool:
+        """Whether a value, or a view of it, is an output or has a reader that has not run."""
         users = [use.node for use in value.uses()]
         return (
             value.is_graph_output()
@@ -307,6 +313,7 @@ class Assembler:
     # The accelerator -------------------------------------------------------------------------------------------
 
     def _launch(self, plan: LaunchPlan, launch: Any) -> LaunchStep:
+        """Make the step that packs inputs, runs a launch, and unpacks outputs."""
         packs, unpacks = [], []
         given = {storage: source for choice in plan.choices for storage, source in choice.reads.items()}
         for storage, (value, form) in given.items():
@@ -335,12 +342,14 @@ class Assembler:
         return LaunchStep(launch.address, launch.count, layers, launch.layer_of, tuple(packs), tuple(unpacks))
 
     def _parts(self, part: LayerPart) -> list[PartInfo]:
+        """Describe the parts of a layer: workload, tiling, and the number of the printed loops."""
         number = self.loops.setdefault(id(part.loops), len(self.loops))
         if number == len(self.printed):
             self.printed.append(part.loops)
         return [PartInfo(workload.text, tiling.to_json(), number) for workload, tiling in part.decided]
 
     def _placements(self) -> list[dict[str, str]]:
+        """List where each operator of the graph runs, and why."""
         placed = {node: choice for choice in self.selection.choices for node in choice.nodes}
         rows = []
         for node in self.model.graph:

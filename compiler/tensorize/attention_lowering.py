@@ -119,6 +119,7 @@ class _HeadsLowering(LayerLowering):
         return self.constant(pack.parameters(self.cfg, one), (1, size), "uint64", "par")
 
     def _read(self, stage: BlockStage, name: str, window: tuple[Axis, ...], index: tuple[Expr, ...]) -> Expr:
+        """The element of operand `name` for element `index` of a pass; products have their blocks last."""
         i, n, y, x, *entry = index
         if name == "a":
             assert stage.acc is not None

@@ -228,6 +228,7 @@ def candidates(cfg: Config, p: Group) -> Iterator[Tiling]:
 
 
 def _candidates(cfg: Config, p: Group) -> Iterator[tuple[Tiling, Levels]]:
+    """Generate the points of the space of a group, each with its levels."""
     for x in parts(p.columns)[:3]:
         for y in parts(p.rows):
             if _can_stay(p, y, x):
@@ -267,6 +268,7 @@ def estimate_group(cfg: Config, p: Group, d: Tiling) -> float:
 
 
 def _estimate(cfg: Config, p: Group, d: Tiling, levels: Levels) -> float:
+    """Estimated cycles of a group: of its busiest unit in each slice, plus what nothing hides."""
     first, last = levels[0], levels[-1]
     tiles = -(-p.rows // d.y) * -(-p.columns // d.x) * p.last.images
     share = (p.rows * p.columns * p.last.images) / (tiles * d.y * d.x)
@@ -342,6 +344,7 @@ def choose(cfg: Config, p: BlockWorkload) -> Tiling:
 
 @cache
 def _choose(cfg: Config, p: Group) -> Tiling:
+    """The best point of a group by the estimate. TilingError where there is none."""
     best = min(_candidates(cfg, p), key=lambda point: _estimate(cfg, p, *point), default=None)
     if best is None:
         raise TilingError(f"no tile of the block fits the scratchpads: {p.text}")

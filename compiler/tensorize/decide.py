@@ -34,6 +34,7 @@ class FixedSchedule:
     tilings: list[Tiling]
 
     def tilings_of(self, layer: str, workloads: Sequence[Workload | Group]) -> list[Tiling]:
+        """The same tilings, whatever the layer. TilingError where it has another count of workloads."""
         if len(workloads) != len(self.tilings):
             raise TilingError(f"the layer has {len(workloads)} workloads, decisions are for {len(self.tilings)}")
         return self.tilings
@@ -78,6 +79,7 @@ class SchedulePolicy:
         return [Tiling.of_groups(list(islice(tilings, len(own)))) for own in own_workloads]
 
     def _usual(self, workload: Workload | BlockWorkload, first: CompletionOrder, cold: bool) -> Tiling:
+        """The tiling of the block search, or else the best by the estimate."""
         if isinstance(workload, BlockWorkload):
             return self.searched.get(workload) or block_space.choose(self.cfg, workload)
         return choose(self.cfg, workload, first, cold)

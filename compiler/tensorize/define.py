@@ -30,6 +30,7 @@ def define(cfg: Config, layer: Layer) -> list[LayerComputation]:
 
 
 def _definitions(cfg: Config, layer: Layer) -> Iterator[LayerComputation]:
+    """Generate the computations of `layer`: one, or one for each run of a grouped convolution."""
     if layer.is_block:
         yield _block(cfg, layer)
         return

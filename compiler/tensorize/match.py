@@ -135,11 +135,13 @@ class _Unifier:
         return self._all(wanted.children(), actual.children(), bindings)
 
     def _all(self, wanted: Sequence[Expr], actual: Sequence[Expr], bindings: Bindings) -> Bindings:
+        """Match pairs of expressions one after the other."""
         for one, other in zip(wanted, actual, strict=True):
             bindings = self.unify(one, other, bindings)
         return bindings
 
     def _parameter(self, wanted: Var, actual: Expr, bindings: Bindings) -> Bindings:
+        """Bind a parameter of the behaviour to an expression without tensors, equal for the whole tile."""
         known = bindings.get(wanted)
         if any(node in self.inside for node in walk(actual) if isinstance(node, Var)):
             raise TileMismatch(f"{self.name}: {wanted.name} is the same for the whole tile, but {actual} is not")
@@ -150,6 +152,7 @@ class _Unifier:
         return {**bindings, wanted: actual}
 
     def _tile(self, wanted: Load, actual: Load, bindings: Bindings) -> Bindings:
+        """Bind a tile of the behaviour to an access of the loops."""
         if wanted.dtype != actual.dtype:
             raise self.fail(wanted, actual)
         if wanted.index and any(isinstance(node, Load) for node in walk(wanted.index[-1])):  # a look-up
@@ -181,6 +184,7 @@ def _same_node(wanted: Expr, actual: Expr) -> bool:
 
 
 def _check_scopes(intrinsic: TileOperation, tensors: dict[Tensor, Tensor], scope: Callable[[Tensor], str]) -> None:
+    """TileMismatch where a tensor lies in another memory than its tile."""
     for tile, tensor in tensors.items():
         wanted, actual = intrinsic.scopes[tile.name], scope(tensor)
         if wanted != actual:

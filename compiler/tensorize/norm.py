@@ -68,6 +68,7 @@ def intrinsic(cfg: Config, name: str, count: int) -> TensorIntrinsic:
 def _fields(
     centre: int, entries: int, spare: int, *, offset: int, epsilon: int, zero_point: float, lo: float, hi: float
 ) -> dict[str, int]:
+    """The fields of a norm's VECTOR."""
     return {
         "norm": 1, "centre": centre, "a_source": ASource.VIN, "destination": Destination.OUT, "requantise": 1,
         "extent_n": entries, "a_n": 1, "dst_n": 1, "par_n": 1, "imm": spare, "a_offset": offset, "scale_c": epsilon,

@@ -107,6 +107,7 @@ class Planner:
 
 
 def _lowered(cfg: Config, d: LayerComputation, tiling: Tiling) -> ScheduledLoops:
+    """Schedule a computation and compile its loops. TilingError where a statement is no instruction."""
     s = schedule(cfg, d, tiling)
     function = lower(s, d.inputs, "layer", d.variables)
     try:

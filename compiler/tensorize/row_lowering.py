@@ -87,12 +87,14 @@ class RowLowering(LayerLowering):
         return self._softmax() if self.layer.norm is None else self._norm(self.layer.norm)
 
     def _softmax(self) -> LayerComputation:
+        """Lower a softmax."""
         if not self.cfg.softmax:
             raise TilingError("a softmax needs a Config with softmax")
         on_chip = self._input_rows()
         return self._of_rows(on_chip, *softmax_rows(self, on_chip))
 
     def _norm(self, norm: Norm) -> LayerComputation:
+        """Lower a norm."""
         if not self.cfg.norm:
             raise TilingError("a normalisation needs a Config with norm")
         count = self.layer.row_length

@@ -91,6 +91,7 @@ def intrinsic(cfg: Config, name: str, count: int) -> TensorIntrinsic:
 
 
 def _fields(to: Destination, entries: int, spare: int, *, zero_point: float, lo: float, hi: float) -> dict[str, int]:
+    """The fields of a softmax's VECTOR."""
     return {
         "softmax": 1, "a_source": ASource.VIN, "destination": to, "extent_n": entries, "a_n": 1, "dst_n": 1,
         "imm": spare, "zero_point": int(zero_point), "clip_lo": int(lo), "clip_hi": int(hi),

@@ -32,6 +32,8 @@ def schedule(cfg: Config, d: LayerComputation, c: Tiling) -> Schedule:
 
 
 class _Template:
+    """The schedule templates, for one computation under one tiling."""
+
     def __init__(self, cfg: Config, d: LayerComputation, c: Tiling) -> None:
         self.cfg, self.d, self.c = cfg, d, c
         self.s = create_schedule(d.y)

@@ -255,6 +255,7 @@ class PlacedPlan:
             yield from self._run(node, {}, {})
 
     def _run(self, node: Node, env: Env, slots: dict[Tensor, Slot]) -> Iterator[PipelineTile]:
+        """Generate the tiles of a node. env: values of the loops around; slots: places of tensors around."""
         match node:
             case SerialLoop(var, extent, body):
                 for i in range(extent):
@@ -280,6 +281,7 @@ class PlacedPlan:
                 yield PipelineTile(env, lambda: [lambda: self._emit(node, env, first)], None)
 
     def _region(self, node: Region, env: Env, slots: dict[Tensor, Slot]) -> Iterator[PipelineTile]:
+        """Generate the tiles of a region's body, with a place for its tensor."""
         first = self.used.get(node.scope, 0)
         slot: Slot = first
         if _has_tiles(node.body):
@@ -456,6 +458,7 @@ def _depths(nodes: list[Node]) -> Iterator[int]:
 
 
 def _has_tiles(nodes: list[Node]) -> bool:
+    """Whether some node is a pipelined loop, or holds one."""
     return any(
         isinstance(node, Pipelined) or (isinstance(node, SerialLoop | Region | Branch) and _has_tiles(node.body))
         for node in nodes

@@ -146,6 +146,8 @@ class InstructionShape:
 
 @dataclass(slots=True)
 class Decoded:
+    """One instruction with its fields, and its accesses to scratchpads."""
+
     index: int
     opcode: Opcode
     unit: Unit
@@ -221,6 +223,7 @@ def _keys(values: dict[str, NDArray[np.int64]], but: set[str]) -> list[bytes]:
 
 
 def _has_bits_beyond(form: Format, words: NDArray[np.uint8]) -> NDArray[np.bool_]:
+    """For each word, whether it has bits set beyond its fields."""
     first, used = divmod(form.width, 8)
     beyond = words[:, first:].copy()
     beyond[:, :1] >>= used

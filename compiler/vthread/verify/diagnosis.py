@@ -69,12 +69,15 @@ def explain(state: Provenance, number: int, run: Run, stream: list[Decoded], fou
 
 
 class _Diagnosis:
+    """Find the instruction that is to blame for a wrong or missing store, and word the error."""
+
     def __init__(self, state: Provenance, number: int, run: Run, stream: list[Decoded]) -> None:
         self.state, self.number, self.run, self.stream = state, number, run, stream
         self.cfg, self.symbols = state.cfg, state.symbols
         self.inside: dict[int, Pieces] = {}
 
     def explain(self, found: WrongStore) -> ProvenanceError:
+        """Build the error for a wrong store."""
         if found.index < 0:
             return self._missing(found.layer)
         return self._store(self.stream[found.index], found.layer)
@@ -129,6 +132,7 @@ class _Diagnosis:
     # Stores -----------------------------------------------------------------------------------------------------
 
     def _missing(self, layer: int) -> ProvenanceError:
+        """Build the error for a layer that does not store all of its output."""
         machine, _ = self._replay(len(self.stream))
         left = machine.to_store(layer)
         stores = [i for i in self.stream if i.opcode == Opcode.STORE and self.run.layer_of[i.index] == layer]
@@ -148,6 +152,7 @@ class _Diagnosis:
         return int(batch), int(group) - y.group_offset, *place
 
     def _store(self, i: Decoded, layer: int) -> ProvenanceError:
+        """Build the error for STORE `i` of a wrong piece, or to a wrong place."""
         f = i.fields
         if not 0 <= layer < len(self.run.layers):
             return ProvenanceError(Meaning.PLACE, self.number, i.index, f"(STORE) belongs to layer {layer}, of none")
@@ -357,6 +362,7 @@ def _at(values: Scalars, position: Position) -> int:
 
 
 def _difference(does: Operation, means: Operation) -> str:
+    """Word the first field in which an operation differs from the layer's."""
     name, actual, meant = next(
         (name, a, b) for name, a, b in zip(Operation._fields, does, means, strict=True) if a != b
     )  # fmt: skip

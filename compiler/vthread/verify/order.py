@@ -193,6 +193,7 @@ class _Memory:
             )
 
     def mark_written(self, places: Pattern) -> None:
+        """Mark places as written."""
         if places.end <= self.full:
             return
         places.of(self.written)[...] = True
@@ -203,6 +204,7 @@ class _Memory:
             entries[entries.any(axis=1)] = True
 
     def _out_of_order(self, i: Decoded, write: bool, place: int, rival: _Log) -> None:
+        """VerifyError for an access that does not wait for a rival's."""
         other = int(rival.places[place]) - 1
         verb, other_verb = ("writes" if is_write else "reads" for is_write in (write, rival.write))
         what = f"{i.name} {verb} {self.name} {self.unit} {place // self.pieces}, which instruction {other}"
@@ -269,6 +271,7 @@ def _granules(dims: Dims) -> Iterable[int]:
 
 
 def _report(cfg: Config, stream: list[Decoded]) -> Report:
+    """Sum up a stream: instructions of each unit, tokens, entries used, bytes loaded and stored."""
     counts, pads = Counter(i.unit for i in stream), sizes(cfg)
     ends = dict.fromkeys(pads, 0)
     for i in stream:

@@ -156,6 +156,7 @@ class Provenance:
         self._check_taken(number, run, stream)
 
     def _check_taken(self, number: int, run: Run, stream: list[Decoded]) -> None:
+        """ProvenanceError where the host takes an activation that was overwritten."""
         for storage in (storage for storage in self.sizes if storage in run.taken):
             for act in self.makers.get(storage, ()):
                 content = self.read(self.addresses[storage], ((self.sizes[storage], self.cfg.piece_bytes),))
@@ -305,6 +306,7 @@ class SymbolicMachine:
     # LOAD -------------------------------------------------------------------------------------------------------
 
     def _load(self, i: Decoded) -> None:
+        """Run a LOAD on symbols."""
         f, buffer = i.fields, i.fields["buffer"]
         if buffer == Buffer.WGT and (f["dram_addr"] < self.state.base or pads(f)):
             self._load_entries(f)
@@ -325,6 +327,7 @@ class SymbolicMachine:
             self._load_pieces(f, self.pads[Buffer(buffer).name.lower()])
 
     def _load_rows(self, f: Fields, target: Scalars, width: int, contents: object) -> None:
+        """Load rows of constants, as symbols of their content."""
         assert callable(contents)
         count = f["x_size"]
         for z in range(f["z_size"]):
@@ -369,6 +372,7 @@ class SymbolicMachine:
         places[:, top : top + f["y_size"], left : left + f["x_size"]] = read
 
     def _load_tables(self, f: Fields) -> None:
+        """Load tables to lut, as their bytes."""
         for z, y, x in np.ndindex(f["z_size"], f["y_size"], f["x_size"]):
             address = f["dram_addr"] + z * f["dram_z"] + y * f["dram_y"] + 256 * x
             data = self.state.bytes_at(address, 256)
@@ -376,6 +380,7 @@ class SymbolicMachine:
             self.lut[slot] = ("noise", address) if data is None else data.tobytes()
 
     def _load_pieces(self, f: Fields, target: Scalars) -> None:
+        """Load pieces of activations, with padding."""
         size = self.state.piece_bytes
         rows = f["y_size"], f["dram_y"]
         places = view(target, f["sram_base"], padded_block(f))
@@ -393,6 +398,7 @@ class SymbolicMachine:
     # GEMM -------------------------------------------------------------------------------------------------------
 
     def _gemm(self, i: Decoded) -> None:
+        """Run a GEMM on symbols."""
         f, ins, outs = i.fields, self.ins, self.outs
         n, y, x = f["extent_n"], f["extent_y"], f["extent_x"]
         k, r, s = f["extent_k"], f["extent_r"], f["extent_s"]
@@ -432,6 +438,7 @@ class SymbolicMachine:
     # VECTOR -----------------------------------------------------------------------------------------------------
 
     def _vector(self, i: Decoded) -> None:
+        """Run a VECTOR on symbols."""
         f, outs = i.fields, self.outs
         if f.get("softmax"):
             self._softmax(f)
@@ -491,6 +498,7 @@ class SymbolicMachine:
     # STORE ------------------------------------------------------------------------------------------------------
 
     def _store(self, i: Decoded) -> None:
+        """Check a STORE against the layer's meaning. WrongStore."""
         f, layer = i.fields, int(self.run.layer_of[i.index])
         if not 0 <= layer < len(self.run.layers):
             raise WrongStore(i.index, layer)
