@@ -294,7 +294,7 @@ class _ChainPartitioner:
     def _refine(self, part: _Segment) -> None:
         """Choose the tilings of a segment's groups, one after the other, by the timing model, which knows what adjacent
         groups wait for. Images that fit a scratchpad are small, so this takes little time."""
-        workload = self.planner.definitions(part.layer)[0].workload
+        workload = self.planner.computations(part.layer)[0].workload
         if not part.cuts or not isinstance(workload, BlockWorkload) or workload in self.policy.searched:
             return
         groups = list(block_space.choose(self.cfg, workload).groups)
@@ -311,7 +311,7 @@ class _ChainPartitioner:
         workload is another one without its neighbour, is tiled by the estimate."""
         first, end = max(0, number - AROUND), min(len(groups), number + AROUND + 1)
         neighbours = part.groups(first, end)
-        whole, workload = (self.planner.definitions(segment.layer)[0].workload for segment in (part, neighbours))
+        whole, workload = (self.planner.computations(segment.layer)[0].workload for segment in (part, neighbours))
         assert isinstance(whole, BlockWorkload) and isinstance(workload, BlockWorkload)
         try:
             usual = block_space.choose(self.cfg, workload).groups
@@ -358,10 +358,10 @@ class _ChainPartitioner:
     def _estimate(self, layer: Layer) -> float | None:
         """Estimated cycles of `layer`; None for a block that cannot be."""
         try:
-            definitions = self.planner.definitions(layer)
-            key = tuple(definition.signature for definition in definitions)
+            computations = self.planner.computations(layer)
+            key = tuple(computation.signature for computation in computations)
             if key not in self.estimated:
-                self.estimated[key] = sum(estimated(self.cfg, definition.workload) for definition in definitions)
+                self.estimated[key] = sum(estimated(self.cfg, computation.workload) for computation in computations)
             return self.estimated[key]
         except TilingError:
             return None if layer.is_block else 1e12  # a layer alone says so itself

@@ -9,7 +9,7 @@ from math import inf
 from celosia.compiler.launch.image import LayerErrors, build
 from celosia.compiler.layer import Layer, TilingError
 from celosia.compiler.tensorize.block_space import BlockWorkload
-from celosia.compiler.tensorize.definition import LayerComputation
+from celosia.compiler.tensorize.computation import LayerComputation
 from celosia.compiler.tensorize.plan import Planner
 from celosia.compiler.tensorize.space import Tiling, Workload
 from celosia.hw.spec.config import Config
@@ -43,15 +43,15 @@ def time_layers(cfg: Config, planner: Planner, layers: Sequence[Layer]) -> float
 
 def min_gemm_cycles(planner: Planner, layers: Sequence[Layer]) -> int:
     """Cycles for which GEMM is busy with `layers`, blocks left out: no order or grouping takes fewer."""
-    workloads = (definition.workload for layer in layers for definition in planner.definitions(layer))
+    workloads = (computation.workload for layer in layers for computation in planner.computations(layer))
     return sum(workload.steps for workload in workloads if isinstance(workload, Workload))
 
 
 def decided(layers: Sequence[Layer], planner: Planner) -> list[tuple[LayerComputation, Tiling | None]]:
-    """The definitions of `layers`, each with the tiling that the search of blocks has decided, or None."""
+    """The computations of `layers`, each with the tiling that the search of blocks has decided, or None."""
     searched = planner.policy.searched
-    definitions = [definition for layer in layers for definition in planner.definitions(layer)]
-    return [(d, searched.get(d.workload) if isinstance(d.workload, BlockWorkload) else None) for d in definitions]
+    computations = [computation for layer in layers for computation in planner.computations(layer)]
+    return [(d, searched.get(d.workload) if isinstance(d.workload, BlockWorkload) else None) for d in computations]
 
 
 def _links(layers: Sequence[Layer], overlapped: Collection[str]) -> list[Hashable]:
@@ -68,6 +68,6 @@ def chain_name(parts: Sequence[tuple[LayerComputation, Tiling | None]], links: S
     parts: from `decided`. links: from `_links`, for layers that run once. Without them the chain runs twice in a row,
     each layer on the output of the one before it.
     """
-    content = repr([(definition.digest, tiling) for definition, tiling in parts])
+    content = repr([(computation.digest, tiling) for computation, tiling in parts])
     content += repr(links) if links else ""
     return f"{CHAIN} of {len(parts)} #{hashlib.sha256(content.encode()).hexdigest()[:16]}"

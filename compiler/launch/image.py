@@ -198,11 +198,11 @@ class _Emitter:
 
     def _bound(self, part: LayerPart, layer: Layer) -> PlacedPlan:
         """The part's loops, on the addresses of `layer`."""
-        definition, loops = part.definition, part.loops
+        computation, loops = part.computation, part.loops
         own = dict(zip((t.name for t in loops.plan.tensors), loops.plan.tensors))
         addresses: dict[Tensor, int] = {}
         homes: dict[Tensor, Storage] = {}
-        for tensor, place in definition.places.items():
+        for tensor, place in computation.places.items():
             if tensor.name not in own:
                 continue
             if isinstance(place.home, Storage):
@@ -219,7 +219,7 @@ class _Emitter:
                 self.stream.settle(homes[tensor])
 
         changing = frozenset(homes)
-        return PlacedPlan(loops.plan, self.stream, addresses, definition.scalars, changing, before_load)
+        return PlacedPlan(loops.plan, self.stream, addresses, computation.scalars, changing, before_load)
 
 
 def build(

@@ -196,8 +196,8 @@ def _work(cfg: Config, planner: Planner, layer: Layer) -> Cycles:
         return np.maximum(-_room(cfg, planner, layer), 1)
     work = np.zeros(3)
     beats = max(1, cfg.lanes // cfg.bus_bytes)
-    for definition in planner.definitions(layer):
-        p = definition.workload
+    for computation in planner.computations(layer):
+        p = computation.workload
         assert isinstance(p, Workload)
         outputs = p.out_blocks * p.rows * p.columns * p.images
         loaded = p.out_blocks * p.images * p.input_rows(p.rows) * p.input_columns(p.columns)
@@ -210,8 +210,8 @@ def _work(cfg: Config, planner: Planner, layer: Layer) -> Cycles:
 def _room(cfg: Config, planner: Planner, layer: Layer) -> Cycles:
     """Cycles of vector, load and store that a convolution leaves to others while GEMM works."""
     room = np.zeros(3)
-    for definition in planner.definitions(layer):
-        p = definition.workload
+    for computation in planner.computations(layer):
+        p = computation.workload
         assert isinstance(p, Workload)
         d = choose(cfg, p)
         t = terms(cfg, p, [(d.n, d.y, d.x, d.k, d.order)])

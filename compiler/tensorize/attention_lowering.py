@@ -14,7 +14,7 @@ from celosia.compiler.expr import Axis, Expr, Tensor, compute, reduce_axis, sum
 from celosia.compiler.expr.nodes import INDEX, Const
 from celosia.compiler.layer import Activation, Layer, TilingError, Window
 from celosia.compiler.tensorize import pack
-from celosia.compiler.tensorize.definition import ActivationGrid, BlockStage, LayerComputation
+from celosia.compiler.tensorize.computation import ActivationGrid, BlockStage, LayerComputation
 from celosia.compiler.tensorize.intrinsics import VectorOp
 from celosia.compiler.tensorize.layer_lowering import PLACES, LayerLowering
 from celosia.compiler.tensorize.row_lowering import softmax_rows

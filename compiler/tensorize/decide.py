@@ -14,7 +14,7 @@ from typing import Protocol
 from celosia.compiler.layer import TilingError
 from celosia.compiler.tensorize import block_space
 from celosia.compiler.tensorize.block_space import BlockWorkload, Group
-from celosia.compiler.tensorize.definition import LayerComputation
+from celosia.compiler.tensorize.computation import LayerComputation
 from celosia.compiler.tensorize.roofline import choose
 from celosia.compiler.tensorize.space import CompletionOrder, Tiling, Workload
 from celosia.hw.spec.config import Config
@@ -58,23 +58,23 @@ class SchedulePolicy:
     def choose(
         self,
         layer: str,
-        definitions: Sequence[LayerComputation],
+        computations: Sequence[LayerComputation],
         first: CompletionOrder = CompletionOrder.ANY,
         cold: bool = False,
     ) -> list[Tiling]:
-        """Choose a tiling for each definition of the layer of that name. TilingError where none fits.
+        """Choose a tiling for each computation of the layer of that name. TilingError where none fits.
 
         first: part of the output to complete before the rest, if it costs next to nothing. cold: whether GEMM idles
         while this layer's first loads come, as no layer before keeps it busy.
         """
-        own_workloads = [workloads(definition) for definition in definitions]
+        own_workloads = [workloads(computation) for computation in computations]
         decided: Sequence[Tiling] | None = None
         if self.given is not None:
             decided = self.given.tilings_of(layer, [workload for own in own_workloads for workload in own])
         if decided is None and self.recorded:
-            decided = self.recorded.get(workload_text(definitions))
+            decided = self.recorded.get(workload_text(computations))
         if decided is None:
-            return [self._usual(definition.workload, first, cold) for definition in definitions]
+            return [self._usual(computation.workload, first, cold) for computation in computations]
         tilings = iter(decided)
         return [Tiling.of_groups(list(islice(tilings, len(own)))) for own in own_workloads]
 
@@ -86,13 +86,13 @@ class SchedulePolicy:
 
 
 def workloads(d: LayerComputation) -> Sequence[Workload | Group]:
-    """The workloads of a definition, each of which gets a tiling: one, or one for each group of a block."""
+    """The workloads of a computation, each of which gets a tiling: one, or one for each group of a block."""
     return d.workload.groups if isinstance(d.workload, BlockWorkload) else [d.workload]
 
 
-def workload_text(definitions: Sequence[LayerComputation]) -> str:
+def workload_text(computations: Sequence[LayerComputation]) -> str:
     """One line that names a layer in tuning records: its workloads, and a digest of all on which its loops depend.
     Weights and scalars do not count."""
-    text = " + ".join(workload.text for definition in definitions for workload in workloads(definition))
-    signatures = repr(tuple(definition.signature for definition in definitions))
+    text = " + ".join(workload.text for computation in computations for workload in workloads(computation))
+    signatures = repr(tuple(computation.signature for computation in computations))
     return f"{text} #{hashlib.sha256(signatures.encode()).hexdigest()[:12]}"

@@ -12,7 +12,7 @@ from celosia.compiler.expr.norm import INT, sums
 from celosia.compiler.layer import Norm, TilingError
 from celosia.compiler.tensorize import norm, pack
 from celosia.compiler.tensorize import softmax as rows
-from celosia.compiler.tensorize.definition import BlockStage, LayerComputation, Rows
+from celosia.compiler.tensorize.computation import BlockStage, LayerComputation, Rows
 from celosia.compiler.tensorize.intrinsics import VectorOp
 from celosia.compiler.tensorize.layer_lowering import LayerLowering
 from celosia.hw.spec.isa import Opcode, formats

@@ -15,7 +15,7 @@ from celosia.compiler.expr import Axis, Schedule, Select, Stage, Tensor, create_
 from celosia.compiler.expr.loops import Declared
 from celosia.compiler.expr.nodes import Cast
 from celosia.compiler.tensorize.block_space import BlockWorkload
-from celosia.compiler.tensorize.definition import BlockStage, LayerComputation, Rows
+from celosia.compiler.tensorize.computation import BlockStage, LayerComputation, Rows
 from celosia.compiler.tensorize.intrinsics import declared
 from celosia.compiler.tensorize.space import CUT, Tiling, Workload, query_part
 from celosia.hw.spec.config import Config

@@ -70,22 +70,22 @@ class Network:
         for layers in self.launches:
             overlap = OverlapGroups(self.cfg, layers, policy.overlapped)
             for number, layer in enumerate(layers):
-                definitions = self.planner.definitions(layer)
-                asked = [workload for definition in definitions for workload in workloads(definition)]
+                computations = self.planner.computations(layer)
+                asked = [workload for computation in computations for workload in workloads(computation)]
                 if policy.given is not None and policy.given.tilings_of(layer.name, asked) is not None:
                     continue
-                name = workload_text(definitions)
+                name = workload_text(computations)
                 if name in found:
                     found[name] = replace(found[name], count=found[name].count + 1)
                     continue
-                usual = policy.choose(layer.name, definitions, overlap.completion_order(number))
+                usual = policy.choose(layer.name, computations, overlap.completion_order(number))
                 found[name] = Occurrence(name, layer, tuple(d for each in usual for d in each.groups), 1)
         return list(found.values())
 
     @property
     def name(self) -> str:
         """The layers in order, as a record's workload."""
-        lines = (map(workload_text, map(self.planner.definitions, layers)) for layers in self.launches)
+        lines = (map(workload_text, map(self.planner.computations, layers)) for layers in self.launches)
         text = "\n\n".join(map("\n".join, lines))
         count = sum(map(len, self.launches))
         return f"network of {count} layers #{hashlib.sha256(text.encode()).hexdigest()[:12]}"
@@ -193,7 +193,7 @@ def follow(network: Network, tuned: Tuned) -> Image:
 
 def _illegal(network: Network, layer: Layer, point: Point) -> str | None:
     """Why `point` is not one of the space of `layer`."""
-    asked = [workload for definition in network.planner.definitions(layer) for workload in workloads(definition)]
+    asked = [workload for computation in network.planner.computations(layer) for workload in workloads(computation)]
     if len(asked) != len(point):
         return f"it has {len(asked)} workloads, decisions are for {len(point)}"
     return next(filter(None, (why_not_any(network.cfg, workload, d) for workload, d in zip(asked, point))), None)

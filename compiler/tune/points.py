@@ -20,7 +20,7 @@ from celosia.compiler.layer import Layer
 from celosia.compiler.tensorize import block_space
 from celosia.compiler.tensorize.block_space import Group
 from celosia.compiler.tensorize.decide import workload_text, workloads
-from celosia.compiler.tensorize.define import define
+from celosia.compiler.tensorize.lowering import lower_layer
 from celosia.compiler.tensorize.roofline import terms
 from celosia.compiler.tensorize.space import ORDERS, Tiling, Workload, candidates
 from celosia.compiler.tune.bound import lower_bounds
@@ -163,8 +163,8 @@ def layer_space(cfg: Config, layer: Layer, usual: Point, memory: MemoryModel | s
 
     memory: behind the bounds.
     """
-    definitions = define(cfg, layer)
-    asked = [workload for definition in definitions for workload in workloads(definition)]
+    computations = lower_layer(cfg, layer)
+    asked = [workload for computation in computations for workload in workloads(computation)]
     factors = [_points(cfg, workload, own) for workload, own in zip(asked, usual, strict=True)]
     most = int(LARGEST ** (1 / len(factors)))
     kept = [sorted(each, key=lambda row: row.cycles)[:most] for each in factors]
@@ -173,7 +173,7 @@ def layer_space(cfg: Config, layer: Layer, usual: Point, memory: MemoryModel | s
             rows.append(next(row for row in all_rows if row.decisions == own))
     chosen = list(itertools.product(*kept))
     return Space(
-        workload_text(definitions),
+        workload_text(computations),
         [tuple(row.decisions for row in each) for each in chosen],
         _knobs,
         np.array([COPIES * sum(row.cycles for row in each) for each in chosen]),

@@ -16,7 +16,7 @@ from celosia.compiler.layer import Layer, TilingError
 from celosia.compiler.tensorize import pack
 from celosia.compiler.tensorize.attention_lowering import attention
 from celosia.compiler.tensorize.block_space import BlockWorkload
-from celosia.compiler.tensorize.definition import BlockStage, LayerComputation, window_of
+from celosia.compiler.tensorize.computation import BlockStage, LayerComputation, window_of
 from celosia.compiler.tensorize.layer_lowering import LayerLowering
 from celosia.compiler.tensorize.row_lowering import RowLowering
 from celosia.compiler.tensorize.space import Workload
@@ -24,12 +24,12 @@ from celosia.hw.spec.config import Config
 from celosia.hw.spec.scratchpads import depths
 
 
-def define(cfg: Config, layer: Layer) -> list[LayerComputation]:
+def lower_layer(cfg: Config, layer: Layer) -> list[LayerComputation]:
     """Lower `layer` to computations that together make its output. TilingError where the accelerator cannot."""
-    return list(_definitions(cfg, layer))
+    return list(_computations(cfg, layer))
 
 
-def _definitions(cfg: Config, layer: Layer) -> Iterator[LayerComputation]:
+def _computations(cfg: Config, layer: Layer) -> Iterator[LayerComputation]:
     """Generate the computations of `layer`: one, or one for each run of a grouped convolution."""
     if layer.is_block:
         yield _block(cfg, layer)
