@@ -110,7 +110,7 @@ JUDGED_SHAPES = (
 def space_of(cfg: Config, layer: Layer) -> Space[Point]:
     """The decisions of `layer`, those that the compiler takes among them."""
     planner = Planner(cfg)
-    usual = tuple(d for part in planner.layer(layer) for d in part.decisions.groups)
+    usual = tuple(d for part in planner.layer(layer) for d in part.tiling.groups)
     return layer_space(cfg, layer, usual)
 
 

@@ -125,7 +125,7 @@ def _order_layers(cfg: Config, launches: list[LaunchPlan], planner: Planner) -> 
         order, names = order_layers(cfg, planner, [choice.layer for choice in launch.choices])
         launch.choices = [launch.choices[number] for number in order]
         overlapped |= names
-    return planner.with_policy(replace(planner.decider, overlapped=frozenset(overlapped))) if overlapped else planner
+    return planner.with_policy(replace(planner.policy, overlapped=frozenset(overlapped))) if overlapped else planner
 
 
 def _constraints_of(errors: LayerErrors, launches: list[LaunchPlan], constraints: Constraints) -> Constraints:
@@ -159,7 +159,7 @@ def lower_prepared(
 ) -> Lowered:
     """Lower a prepared model under the options of `compile`. records: decide schedules that `tuned` does not."""
     options.say("placing operators")
-    file = planner.decider.given
+    file = planner.policy.given
     lowered = lower(
         prepared.cfg, prepared.graph, planner, request=PlacementRequest(options.place, options.accelerator),
         decided=file.layers if isinstance(file, ScheduleFile) else (),

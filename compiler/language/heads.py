@@ -18,7 +18,7 @@ from celosia.compiler.launch.order import order_around_softmaxes
 from celosia.compiler.layer import Activation, ActivationGemm, Layer, Softmax, TilingError
 from celosia.compiler.program.model import matrix_counts
 from celosia.compiler.tensorize import pack
-from celosia.compiler.tensorize.define import define
+from celosia.compiler.tensorize.lowering import lower_layer
 from celosia.compiler.tensorize.plan import Planner
 from celosia.compiler.tensorize.roofline import attention_cycles
 from celosia.compiler.tensorize.space import Tiling, Workload, candidates, parts, point, why_not
@@ -191,11 +191,11 @@ class AttentionLayers(HeadLayers):
         if any(size % self.cfg.group for size in (f.x.columns, f.rows.count, f.out.columns)):
             return False
         try:
-            (definition,) = define(self.cfg, block)
+            (computation,) = lower_layer(self.cfg, block)
         except TilingError:
             return False
-        assert isinstance(definition.workload, Workload)
-        return next(candidates(self.cfg, definition.workload), None) is not None
+        assert isinstance(computation.workload, Workload)
+        return next(candidates(self.cfg, computation.workload), None) is not None
 
     def _decide(self, p: Workload) -> Tiling:
         """Choose the tile: a program's queries, of as many heads at a time as is fastest by the estimate."""

@@ -15,7 +15,7 @@ from celosia.compiler.launch.image import Image, LayerErrors, build
 from celosia.compiler.layer import Activation, Epilogue, Layer, Requantise, Residual, TilingError
 from celosia.compiler.tensorize import pack
 from celosia.compiler.tensorize.decide import FixedSchedule
-from celosia.compiler.tensorize.define import define
+from celosia.compiler.tensorize.lowering import lower_layer
 from celosia.compiler.tensorize.plan import Planner
 from celosia.compiler.tensorize.space import Tiling, Workload, why_not
 from celosia.compiler.vthread.verify import Run, verify_provenance
@@ -46,7 +46,7 @@ class LoweredKernel:
 
     def decide(self, layer: Layer) -> list[Tiling]:
         """Return the decisions that make a layer's tile the block of a program."""
-        return [self._decide(d.workload) for d in define(self.cfg, layer)]  # type: ignore[arg-type]
+        return [self._decide(d.workload) for d in lower_layer(self.cfg, layer)]  # type: ignore[arg-type]
 
     def _decide(self, p: Workload) -> Tiling:
         raise NotImplementedError

@@ -122,6 +122,7 @@ class _Assembler:
         return program
 
     def _tensor(self, value: ir.Value) -> TensorInfo:
+        """Add a tensor to those of the Program. ModelError where its shape or element type is not known."""
         name = value.name or ""
         dims, dtype = self._shape(value), self._dtype(value)
         if dims is None or dtype is None:
@@ -183,6 +184,7 @@ class _Assembler:
         return HostStep((info,), inputs, tuple(op.outputs), op)
 
     def _check_known(self, op: HostOp, info: NodeInfo) -> None:
+        """ModelError where an operator, or one inside its subgraphs, is not supported on the host."""
         known = (op.domain, op.op) in HOST or (op.domain in DOMAINS and op.op in OPS)
         if not known:
             where = f" of domain {op.domain!r}" if op.domain else ""
@@ -235,6 +237,7 @@ class _Assembler:
             self.types[y] = dims, dtype
 
     def _type(self, value: ir.Value) -> InputType:
+        """The shape and element type of a value, with its content where it is constant."""
         fixed = constant(value)
         if fixed is not None:
             return InputType.of(fixed)
@@ -244,7 +247,7 @@ class _Assembler:
     def _kernels(self, nodes: list[ir.Node]) -> list[CpuStep]:
         """Steps for operators that run one after the other: one for each group that shares a kernel."""
         inside = set(nodes)
-        made = {value.name: node for node in nodes for value in node.outputs if value.name}
+        producer_of = {value.name: node for node in nodes for value in node.outputs if value.name}
         needed = {
             value.name or "" for node in nodes for value in node.outputs
             if value.is_graph_output() or any(use.node not in inside for use in value.uses())
@@ -252,10 +255,11 @@ class _Assembler:
         steps = []
         apart = [self._cpu_node(node) for node in nodes]
         for members in fuse_nodes(apart, sorted(needed)) if is_on("fusion") else [[each] for each in apart]:
-            steps.append(self._step(members, [made[next(filter(None, member.outputs))] for member in members]))
+            steps.append(self._step(members, [producer_of[next(filter(None, member.outputs))] for member in members]))
         return steps
 
     def _cpu_node(self, node: ir.Node) -> CpuNode:
+        """Describe a node for the CPU compiler: operator, names of inputs and outputs, attributes."""
         outputs = tuple((out.name or "") if out.uses() or out.is_graph_output() else "" for out in node.outputs)
         if not any(outputs):
             outputs = tuple(out.name or "" for out in node.outputs)
@@ -271,6 +275,7 @@ class _Assembler:
         return CpuNode(node.op_type, inputs, outputs, attrs, node.name or "")
 
     def _step(self, members: list[CpuNode], nodes: list[ir.Node]) -> CpuStep:
+        """Compile operators that share a kernel, and make the step that runs it."""
         infos = tuple(self._info(node) for node in nodes)
         outputs = tuple(name for name in members[-1].outputs if name)
         for out in nodes[-1].outputs:
@@ -291,16 +296,18 @@ class _Assembler:
         if any(out.is_graph_output() for out in nodes[-1].outputs):
             dead = frozenset()  # what is returned lies in an array of its own
         try:
-            kernel, names, made = CpuFunction(tuple(members), types, outputs, self.opset).compile(dead, self.names)
+            kernel, names, rearranged = CpuFunction(tuple(members), types, outputs, self.opset).compile(
+                dead, self.names
+            )
         except Unsupported as error:
             where = f"{infos[-1].op} ({infos[-1].name})"
             raise ModelError(f"operator {where} cannot be compiled for the CPU: {error}") from None
         if "popcount4(" in kernel.loops:
             self._say_bits(nodes)
             infos = tuple(self._info(node) for node in nodes)
-        self.constants |= made
+        self.constants |= rearranged
         for name in names:
-            if name not in made:
+            if name not in rearranged:
                 self._keep(values[name])
         self.kernels.append(kernel)
         self.owned.update(outputs)
@@ -316,8 +323,8 @@ class _Assembler:
         """Add to the reasons of operators whose kernel multiplies bit by bit that it does."""
         for node in nodes:
             if numbers := op_spec(node.op_type).factors:
-                found = [levels_of(node.inputs[number]) for number in numbers]
-                bits = " and ".join(str(each.bits) for each in found if each is not None)
+                levels = [levels_of(node.inputs[number]) for number in numbers]
+                bits = " and ".join(str(operand.bits) for operand in levels if operand is not None)
                 self.reasons[node] += f"; its operands have {bits} bits: products are `and` and popcount"
 
     def _dims_name(self, value: ir.Value) -> str:
@@ -333,6 +340,7 @@ class _Assembler:
         return value.name in self.owned and not self._is_needed(value)
 
     def _is_needed(self, value: ir.Value) -> bool:
+        """Whether a value, or a view of it, is an output or has a reader that has not run."""
         users = [use.node for use in value.uses()]
         return (
             value.is_graph_output()
@@ -343,6 +351,7 @@ class _Assembler:
     # The accelerator -------------------------------------------------------------------------------------------
 
     def _launch(self, plan: LaunchPlan, launch: Any) -> LaunchStep:
+        """Make the step that packs inputs, runs a launch, and unpacks outputs."""
         packs, unpacks = [], []
         given = {storage: source for choice in plan.choices for storage, source in choice.reads.items()}
         for storage, (value, form) in given.items():
@@ -371,12 +380,14 @@ class _Assembler:
         return LaunchStep(launch.address, launch.count, layers, launch.layer_of, tuple(packs), tuple(unpacks))
 
     def _parts(self, part: LayerPart) -> list[PartInfo]:
+        """Describe the parts of a layer: workload, tiling, and the number of the printed loops."""
         number = self.loops.setdefault(id(part.loops), len(self.loops))
         if number == len(self.printed):
             self.printed.append(part.loops)
-        return [PartInfo(workload.text, decisions.to_json(), number) for workload, decisions in part.decided]
+        return [PartInfo(workload.text, tiling.to_json(), number) for workload, tiling in part.decided]
 
     def _placements(self) -> list[dict[str, str]]:
+        """List where each operator of the graph runs, and why."""
         placed = {node: choice for choice in self.selection.choices for node in choice.nodes}
         rows = []
         for node in self.model.graph:

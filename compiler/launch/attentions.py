@@ -34,7 +34,7 @@ class Attention(NamedTuple):
     one_by_one: list[Layer]
 
 
-def attentions(cfg: Config, selection: Partition, apart: Collection[ir.Node]) -> Iterator[Attention]:
+def find_attentions(cfg: Config, selection: Partition, apart: Collection[ir.Node]) -> Iterator[Attention]:
     """Find attention in `selection`, without operators that are to stay `apart`."""
     choices = selection.choices
     softmax_outputs = dict.fromkeys(choice.value for choice in choices if choice.layer.softmax is not None)
@@ -52,7 +52,7 @@ def attentions(cfg: Config, selection: Partition, apart: Collection[ir.Node]) ->
         if any(a.layer.y != b.layer.x for before, behind in handed for a, b in zip(before, behind)):
             continue
         nodes = {node for choice in heads for node in choice.nodes}
-        stages = [_merged(cfg, each) for each in (first, middle, last)]
+        stages = [_merged(cfg, choices_of_heads) for choices_of_heads in (first, middle, last)]
         if all(_stays(choice.value, nodes, selection) for choice in (first[0], middle[0])) and None not in stages:
             one, two, three = (stage for stage in stages if stage is not None)
             before = _before(choices, heads)

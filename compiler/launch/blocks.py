@@ -4,7 +4,7 @@ A block's intermediates stay in scratchpads. Chains are cut where that takes the
 the estimates of layers and blocks finds the best few ways, the timing model takes one of them.
 
 Time is linear in layers: a chain is looked at in pieces of AT_ONCE layers, what has been timed is remembered by layers
-and decisions, and where one decision of a block changes, only the groups around it are timed.
+and tilings, and where the tiling of one group changes, only the groups around it are timed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import onnx_ir as ir
 
 from celosia.compiler.graph.select import LayerAssignment, Partition
 from celosia.compiler.launch import chains
-from celosia.compiler.launch.attentions import attentions
+from celosia.compiler.launch.attentions import find_attentions
 from celosia.compiler.layer import Activation, Layer, Storage, TilingError, group_names, padded_groups
 from celosia.compiler.switches import is_on
 from celosia.compiler.tensorize import block_space, pack
@@ -56,7 +56,7 @@ def form_blocks(
     apart: operators whose layers are in no block. decided: names of layers and blocks that the user has decided.
     """
     if not cfg.forward or not is_on("blocks"):
-        return planner.decider
+        return planner.policy
     partitioner = _ChainPartitioner(cfg, planner, frozenset(decided), [choice.layer for choice in selection.choices])
     blocks: list[tuple[Sequence[LayerAssignment], LayerAssignment]] = []
     for chain in _chains(cfg, selection, frozenset(apart)):
@@ -66,7 +66,7 @@ def form_blocks(
     _replace_choices(selection, blocks)
     _replace_choices(selection, list(_fuse_maps(cfg, selection, partitioner, frozenset(apart))))
     _replace_choices(selection, list(_fuse_attention(cfg, selection, partitioner, frozenset(apart))))
-    return partitioner.decider
+    return partitioner.policy
 
 
 def _replace_choices(selection: Partition, blocks: Sequence[tuple[Sequence[LayerAssignment], LayerAssignment]]) -> None:
@@ -104,7 +104,7 @@ def _fuse_attention(
     cfg: Config, selection: Partition, partitioner: _ChainPartitioner, apart: frozenset[ir.Node]
 ) -> Iterator[tuple[Sequence[LayerAssignment], LayerAssignment]]:
     """Fuse the heads of attention where the block takes fewer cycles, the layers before it included."""
-    for attention in attentions(cfg, selection, apart):
+    for attention in find_attentions(cfg, selection, apart):
         block, before = _Segment(attention.stages), [choice.layer for choice in attention.before]
         start = partitioner.once(before) if before else 0
         together = partitioner.once([*before, block.layer]) - start
@@ -239,7 +239,7 @@ class _ChainPartitioner:
         self.cfg, self.planner, self.decided = cfg, planner, decided
         self.macs = sum(layer.macs for layer in layers)
         self.producers = {layer.y.storage: layer for layer in layers}
-        self.decider = planner.decider
+        self.policy = planner.policy
         """The policy with the tilings that the search of blocks has decided so far."""
         self.groups = {group for name in decided for group in group_names(name)}
         self.estimated: dict[Hashable, float | None] = {}
@@ -265,7 +265,7 @@ class _ChainPartitioner:
         """The first of `ways` in which GEMM hardly ever waits, so that no other is timed, or else the fastest."""
         if len(ways) == 1:
             return ways[0]
-        least = 2 * chains.least(self.planner, [choice.layer for part in ways[0] for choice in part.choices])
+        least = 2 * chains.min_gemm_cycles(self.planner, [choice.layer for part in ways[0] for choice in part.choices])
         cycles: list[float] = []
         for parts in ways:
             cycles.append(self._cycles(parts))
@@ -294,8 +294,8 @@ class _ChainPartitioner:
     def _refine(self, part: _Segment) -> None:
         """Choose the tilings of a segment's groups, one after the other, by the timing model, which knows what adjacent
         groups wait for. Images that fit a scratchpad are small, so this takes little time."""
-        workload = self.planner.definitions(part.layer)[0].workload
-        if not part.cuts or not isinstance(workload, BlockWorkload) or workload in self.decider.searched:
+        workload = self.planner.computations(part.layer)[0].workload
+        if not part.cuts or not isinstance(workload, BlockWorkload) or workload in self.policy.searched:
             return
         groups = list(block_space.choose(self.cfg, workload).groups)
         for number, group in enumerate(workload.groups):
@@ -304,14 +304,14 @@ class _ChainPartitioner:
                 others = [*groups[:number], point, *groups[number + 1 :]]
                 if (cycles := self._around(part, others, number)) < best:
                     best, groups = cycles, others
-        self.decider = self._policy_with(workload, groups)
+        self.policy = self._policy_with(workload, groups)
 
     def _around(self, part: _Segment, groups: Sequence[Tiling], number: int) -> float:
         """Cycles of group `number` of `part` and its neighbours under the tilings `groups`. A group at the edge, whose
         workload is another one without its neighbour, is tiled by the estimate."""
         first, end = max(0, number - AROUND), min(len(groups), number + AROUND + 1)
         neighbours = part.groups(first, end)
-        whole, workload = (self.planner.definitions(segment.layer)[0].workload for segment in (part, neighbours))
+        whole, workload = (self.planner.computations(segment.layer)[0].workload for segment in (part, neighbours))
         assert isinstance(whole, BlockWorkload) and isinstance(workload, BlockWorkload)
         try:
             usual = block_space.choose(self.cfg, workload).groups
@@ -323,12 +323,12 @@ class _ChainPartitioner:
 
     def _policy_with(self, workload: BlockWorkload, groups: Sequence[Tiling]) -> SchedulePolicy:
         """The policy with these tilings for the groups of a block."""
-        return replace(self.decider, searched={**self.decider.searched, workload: Tiling.of_groups(groups)})
+        return replace(self.policy, searched={**self.policy.searched, workload: Tiling.of_groups(groups)})
 
     def _user_allows(self, part: _Segment, joined: _Segment) -> bool:
         """Whether the user's decisions allow to join a segment `part` to others as `joined`."""
         name = joined.layer.name
-        wanted = any(group_names(each)[: len(group_names(name))] == group_names(name) for each in self.decided)
+        wanted = any(group_names(other)[: len(group_names(name))] == group_names(name) for other in self.decided)
         return wanted or part.layer.name not in self.decided
 
     def with_cycles(self, part: _Segment, block: LayerAssignment) -> LayerAssignment:
@@ -358,27 +358,27 @@ class _ChainPartitioner:
     def _estimate(self, layer: Layer) -> float | None:
         """Estimated cycles of `layer`; None for a block that cannot be."""
         try:
-            definitions = self.planner.definitions(layer)
-            key = tuple(definition.signature for definition in definitions)
+            computations = self.planner.computations(layer)
+            key = tuple(computation.signature for computation in computations)
             if key not in self.estimated:
-                self.estimated[key] = sum(estimated(self.cfg, definition.workload) for definition in definitions)
+                self.estimated[key] = sum(estimated(self.cfg, computation.workload) for computation in computations)
             return self.estimated[key]
         except TilingError:
             return None if layer.is_block else 1e12  # a layer alone says so itself
 
-    def _cycles(self, parts: Sequence[_Segment], decider: SchedulePolicy | None = None) -> float:
+    def _cycles(self, parts: Sequence[_Segment], policy: SchedulePolicy | None = None) -> float:
         """Cycles of a chain cut into `parts`, by the timing model: twice in a row, so that its overlap with the next
         layers counts."""
-        planner = self.planner.with_policy(decider or self.decider)
+        planner = self.planner.with_policy(policy or self.policy)
         layers = [part.layer for part in parts]
         name = chains.chain_name(chains.decided(layers, planner))
         if name not in planner.timed:
-            planner.timed[name] = chains.time(self.cfg, planner, [*layers, *_again(layers, planner)])
+            planner.timed[name] = chains.time_layers(self.cfg, planner, [*layers, *_again(layers, planner)])
         return planner.timed[name]
 
     def once(self, layers: Sequence[Layer]) -> float:
         """Cycles of `layers`, one after the other, by the timing model; inf where one does not fit."""
-        return chains.once(self.cfg, self.planner.with_policy(self.decider), layers)
+        return chains.timed_cycles(self.cfg, self.planner.with_policy(self.policy), layers)
 
 
 def _again(layers: Sequence[Layer], planner: Planner) -> list[Layer]:

@@ -12,11 +12,12 @@ def describe(layer: Layer, form: ActivationLayout | None = None) -> str:
     form: how the host arranges the layer's input, where a part of its window is folded into channels.
     """
     if layer.is_block:
-        return " > ".join(describe(each, form if each is layer.layers[0] else None) for each in layer.layers)
+        return " > ".join(describe(inner, form if inner is layer.layers[0] else None) for inner in layer.layers)
     return " + ".join([_operation(layer, form), *_fused(layer.epilogue)])
 
 
 def _operation(layer: Layer, form: ActivationLayout | None) -> str:
+    """Describe the first operation of a layer."""
     heads = f"{layer.heads} × " if layer.heads > 1 else ""
     if layer.gemm is not None:
         return _convolution(layer, layer.gemm, form)
@@ -37,6 +38,7 @@ def _operation(layer: Layer, form: ActivationLayout | None) -> str:
 
 
 def _convolution(layer: Layer, gemm: Gemm, form: ActivationLayout | None) -> str:
+    """Describe a product with constant weights: as a product of matrices or a convolution."""
     window, channels = layer.window, layer.x.channels
     folded = form is not None and form.fold and form.window is not None
     if folded:
@@ -55,6 +57,7 @@ def _convolution(layer: Layer, gemm: Gemm, form: ActivationLayout | None) -> str
 
 
 def _window(window: Window) -> str:
+    """Print the kernel of a window, with strides and dilations that are not 1."""
     text = "x".join(map(str, window.kernel))
     if window.strides != (1, 1):
         text += f" stride {'x'.join(map(str, dict.fromkeys(window.strides)))}"
@@ -64,6 +67,7 @@ def _window(window: Window) -> str:
 
 
 def _fused(epilogue: Epilogue) -> list[str]:
+    """List the operations of an epilogue."""
     parts = []
     if epilogue.clip != (-128, 127):
         parts.append("clip")

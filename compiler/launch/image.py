@@ -135,7 +135,7 @@ class _Emitter:
         self.books: dict[int, NDArray[np.uint8]] = {}
         """Codebooks in front of packed weights, by their address."""
         self.stream = Stream(cfg)
-        self.overlap = OverlapGroups(cfg, layers, planner.decider.overlapped)
+        self.overlap = OverlapGroups(cfg, layers, planner.policy.overlapped)
         self.refused: dict[int, str] = {}
 
     def run(self) -> Stream:
@@ -161,12 +161,12 @@ class _Emitter:
             first = self.overlap.completion_order(number)
             parts = self.parts[number] = self.planner.layer(layer, first, self._is_cold(number))
             bound = [self._bound(part, layer) for part in parts]
-            tiles = [tile for each in bound for tile in each.tiles()]
-            planned = PlannedLayer(number, layer, tiles, max(part.decisions.ahead for part in parts))
+            tiles = [tile for plan_of_part in bound for tile in plan_of_part.tiles()]
+            planned = PlannedLayer(number, layer, tiles, max(part.tiling.ahead for part in parts))
             guests = [self.layers[guest] for guest in self.overlap.waiting.get(number, ())]
             if guests and all(takes_acc(self.cfg, guest) for guest in guests):
                 planned.ahead = min(planned.ahead, HOST_AHEAD)
-            planned.keeps_sums = any(part.decisions.order in CUT for part in parts)
+            planned.keeps_sums = any(part.tiling.order in CUT for part in parts)
             if readers:
                 held = planned.keeps_sums and any(takes_acc(self.cfg, reader) for reader in readers)
                 planned.done = rows_done(tiles, held, self._counted(number))
@@ -198,11 +198,11 @@ class _Emitter:
 
     def _bound(self, part: LayerPart, layer: Layer) -> PlacedPlan:
         """The part's loops, on the addresses of `layer`."""
-        definition, loops = part.definition, part.loops
+        computation, loops = part.computation, part.loops
         own = dict(zip((t.name for t in loops.plan.tensors), loops.plan.tensors))
         addresses: dict[Tensor, int] = {}
         homes: dict[Tensor, Storage] = {}
-        for tensor, place in definition.places.items():
+        for tensor, place in computation.places.items():
             if tensor.name not in own:
                 continue
             if isinstance(place.home, Storage):
@@ -219,7 +219,7 @@ class _Emitter:
                 self.stream.settle(homes[tensor])
 
         changing = frozenset(homes)
-        return PlacedPlan(loops.plan, self.stream, addresses, definition.scalars, changing, before_load)
+        return PlacedPlan(loops.plan, self.stream, addresses, computation.scalars, changing, before_load)
 
 
 def build(
@@ -231,7 +231,7 @@ def build(
     cold: gemm waits for the first loads of a launch; not where the launch stands for a part of one.
     """
     planner = planner or Planner(cfg)
-    lives = lifetimes(cfg, launches, written, read, planner.decider.overlapped)
+    lives = lifetimes(cfg, launches, written, read, planner.policy.overlapped)
     arena = plan(lives, alignment=max(64, cfg.bus_bytes))
     base = -(-arena.size // 4096) * 4096
     constants = Constants(base)

@@ -22,7 +22,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from celosia.compiler.launch.chains import least, once
+from celosia.compiler.launch.chains import min_gemm_cycles, timed_cycles
 from celosia.compiler.launch.overlap import (
     depends,
     follows,
@@ -55,8 +55,11 @@ Link = tuple[int, set[int], int]
 
 
 def order_layers(cfg: Config, planner: Planner, layers: Sequence[Layer]) -> tuple[list[int], set[str]]:
-    """The numbers of `layers` in the order of the launch, and the names of those that overlap with the convolution
-    before them because of that order."""
+    """Order the layers of a launch.
+
+    Returns their numbers in order, and the names of those that overlap with the convolution before them because of that
+    order.
+    """
     around = order_around_softmaxes(cfg, layers)
     behind, overlapped = overlap_with_convs(cfg, planner, [layers[number] for number in around])
     return [around[number] for number in behind], overlapped
@@ -66,9 +69,11 @@ def order_layers(cfg: Config, planner: Planner, layers: Sequence[Layer]) -> tupl
 
 
 def overlap_with_convs(cfg: Config, planner: Planner, layers: Sequence[Layer]) -> tuple[list[int], set[str]]:
-    """The numbers of `layers` with guests behind their hosts, where that takes fewer cycles by the timing model, and
-    the names of these guests. The order stays where a layer fits no tiling: building the launch reports that layer, and
-    the order is asked for again without it."""
+    """Move guests behind their hosts, where that takes fewer cycles by the timing model.
+
+    Returns the numbers of layers in order, and the names of the guests. The order stays where a layer fits no tiling:
+    building the launch reports that layer, and the order is asked for again without it.
+    """
     try:
         positions = _positions(cfg, planner, layers) if is_on("beside") else list(range(len(layers)))
     except TilingError:
@@ -78,7 +83,7 @@ def overlap_with_convs(cfg: Config, planner: Planner, layers: Sequence[Layer]) -
 
 
 def _positions(cfg: Config, planner: Planner, layers: Sequence[Layer]) -> list[int]:
-    """For each layer the number of the convolution behind which it stands, or its own.
+    """Choose, for each layer, the number of the convolution behind which it stands, or its own.
 
     `_hosts` assumes that every layer goes where it may. The hosts decide one after the other, from the first to the
     last: a layer that stays where it is keeps those that read it from standing behind an earlier host.
@@ -97,8 +102,8 @@ def _positions(cfg: Config, planner: Planner, layers: Sequence[Layer]) -> list[i
 
 
 def _hosts(cfg: Config, planner: Planner, layers: Sequence[Layer], links: Sequence[Link]) -> dict[int, list[int]]:
-    """Convolutions, and the guests of each if every layer stands where it may: behind the convolution that has most
-    room for it, and is no guest itself."""
+    """Assign guests to convolutions as if every layer stood where it may: behind the convolution that has most room for
+    it, and is no guest itself."""
     convolutions = [
         number for number, layer in enumerate(layers)
         if keeps_gemm_busy(cfg, layer) and not softmaxes_before(layers, number)
@@ -128,30 +133,35 @@ def _hosts(cfg: Config, planner: Planner, layers: Sequence[Layer], links: Sequen
 
 
 def _best(cfg: Config, planner: Planner, layers: Sequence[Layer], host: int, guests: Sequence[int]) -> list[int]:
-    """The subset of `guests` with which a convolution takes the fewest cycles, decided for all of them together: none
-    of them, those for the vector unit, or all. What is timed is the host, the guests, each layer that a guest directly
-    follows where it is now, and the layer that comes behind them all."""
+    """Choose the guests with which a convolution takes the fewest cycles, for all of them together: none, those for the
+    vector unit, or all.
+
+    The timing model runs the host, the guests, each layer that a guest directly follows where it is now, and the layer
+    that comes behind them all.
+    """
     if list(guests) == [host + 1] and follows(layers[host], layers[host + 1]):
         return []
     last = max(host, *guests) + 1
     followed = {number - 1 for number in guests if number and follows(layers[number - 1], layers[number])}
     numbers = [number for number in sorted({*followed, host, *guests, last}) if number < len(layers)]
-    limit = BUSY * least(planner, [layers[number] for number in numbers])
+    limit = BUSY * min_gemm_cycles(planner, [layers[number] for number in numbers])
     cycles: dict[tuple[int, ...], float] = {}
     for some in dict.fromkeys([_without_products(cfg, layers, host, guests), tuple(guests)]):
         order = [n for number in numbers if number not in some for n in (number, *(some if number == host else ()))]
-        policy = replace(planner.decider, overlapped=frozenset(layers[number].name for number in some))
-        cycles[some] = once(cfg, planner.with_policy(policy) if some else planner, [layers[number] for number in order])
+        policy = replace(planner.policy, overlapped=frozenset(layers[number].name for number in some))
+        cycles[some] = timed_cycles(
+            cfg, planner.with_policy(policy) if some else planner, [layers[number] for number in order]
+        )
         if some and cycles[some] <= limit:
             return list(some)
     if () not in cycles:
-        cycles[()] = once(cfg, planner, [layers[number] for number in numbers])
+        cycles[()] = timed_cycles(cfg, planner, [layers[number] for number in numbers])
     return list(min(cycles.items(), key=lambda choice: (choice[1], len(choice[0])))[0])
 
 
 def _without_products(cfg: Config, layers: Sequence[Layer], host: int, guests: Sequence[int]) -> tuple[int, ...]:
-    """The guests for the vector unit alone, without those that need other guests which then come behind the host
-    again."""
+    """Select the guests for the vector unit alone, without those that depend on guests which then come behind the
+    host."""
     kept: list[int] = []
     dropped: list[int] = []
     for number in guests:
@@ -161,7 +171,7 @@ def _without_products(cfg: Config, layers: Sequence[Layer], host: int, guests: S
 
 
 def _links(cfg: Config, planner: Planner, layers: Sequence[Layer]) -> Iterator[Link]:
-    """The layers that do not keep GEMM busy, with their producers and first readers."""
+    """Find the layers that do not keep GEMM busy, with their producers and first readers."""
     readers: dict[Storage, list[int]] = {}
     for number, layer in enumerate(layers):
         for storage in {act.storage for act in layer.inputs()}:
@@ -186,8 +196,8 @@ def _work(cfg: Config, planner: Planner, layer: Layer) -> Cycles:
         return np.maximum(-_room(cfg, planner, layer), 1)
     work = np.zeros(3)
     beats = max(1, cfg.lanes // cfg.bus_bytes)
-    for definition in planner.definitions(layer):
-        p = definition.workload
+    for computation in planner.computations(layer):
+        p = computation.workload
         assert isinstance(p, Workload)
         outputs = p.out_blocks * p.rows * p.columns * p.images
         loaded = p.out_blocks * p.images * p.input_rows(p.rows) * p.input_columns(p.columns)
@@ -200,8 +210,8 @@ def _work(cfg: Config, planner: Planner, layer: Layer) -> Cycles:
 def _room(cfg: Config, planner: Planner, layer: Layer) -> Cycles:
     """Cycles of vector, load and store that a convolution leaves to others while GEMM works."""
     room = np.zeros(3)
-    for definition in planner.definitions(layer):
-        p = definition.workload
+    for computation in planner.computations(layer):
+        p = computation.workload
         assert isinstance(p, Workload)
         d = choose(cfg, p)
         t = terms(cfg, p, [(d.n, d.y, d.x, d.k, d.order)])
@@ -214,11 +224,10 @@ def _room(cfg: Config, planner: Planner, layer: Layer) -> Cycles:
 
 
 def order_around_softmaxes(cfg: Config, layers: Sequence[Layer]) -> list[int]:
-    """The numbers of `layers` in an order in which GEMM has work during softmaxes, attention by attention; as they are
-    where there are no softmaxes.
+    """Order layers so that GEMM has work during softmaxes, attention by attention. Returns their numbers.
 
-    The layers that make V come behind as many softmaxes as their products hide to the end of: their tiles are emitted
-    between each other. P · V of a head runs beside the softmax of a later one.
+    The layers that make V stand behind the last softmaxes that can hide their products; P · V of a head stands behind
+    the softmax of a later head. Their tiles are emitted between those of the softmaxes.
     """
     writers = producers(cfg, layers)
     softmaxes = {number for number, layer in enumerate(layers) if layer.softmax is not None}
@@ -235,8 +244,8 @@ def order_around_softmaxes(cfg: Config, layers: Sequence[Layer]) -> list[int]:
 def _attention_order(
     cfg: Config, layers: Sequence[Layer], writers: list[set[int]], heads: list[int], emitted: set[int]
 ) -> list[int]:
-    """The order of softmaxes that need none of each other, `heads`, of the layers before them, and of layers that read
-    them and what these need. `emitted`: layers that come before all of these."""
+    """Order one attention: the layers that softmaxes need, the softmaxes, `heads`, and some of their readers between
+    them, with the layers that these need. emitted: layers that stand before all of these."""
     before = _ancestors(writers, heads) - emitted
     readers = [[n for n in range(len(layers)) if number in writers[n]] for number in heads]
     values = sorted(_ancestors(writers, (n for own in readers for n in own)) - before - set(heads) - emitted)
@@ -256,7 +265,7 @@ def _attention_order(
 
 
 def _softmax_cycles(cfg: Config, layer: Layer) -> int:
-    """Cycles of a softmax behind another one."""
+    """Cycles of a softmax that follows another one."""
     x = layer.x
     tiles = -(-x.height * x.width // tile_rows(cfg))
     spans: int = softmax_beats(cfg, pack.blocks(x.channels, cfg.block_out))
@@ -264,7 +273,7 @@ def _softmax_cycles(cfg: Config, layer: Layer) -> int:
 
 
 def _ancestors(writers: list[set[int]], numbers: Iterable[int]) -> set[int]:
-    """The layers that those of these numbers need, directly or not."""
+    """Collect the layers that these layers need, directly or not."""
     ancestors: set[int] = set()
     waiting = list(numbers)
     while waiting:

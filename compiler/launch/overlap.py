@@ -367,13 +367,13 @@ def rows_done(tiles: list[PipelineTile], held: bool, axis: int = ROWS) -> list[i
     left = np.zeros(images * rows, np.int64)
     for first, end, pieces in chain(*boxes):
         left[first:end] += pieces
-    done, whole = [], 0
+    done, complete = [], 0
     for box in boxes:
         for first, end, pieces in box:
             left[first:end] -= pieces
-        while whole < len(left) and not left[whole]:
-            whole += 1
-        done.append(whole)
+        while complete < len(left) and not left[complete]:
+            complete += 1
+        done.append(complete)
     return done
 
 

@@ -14,7 +14,7 @@ from celosia.compiler.expr import Axis, Expr, Tensor, compute, reduce_axis, sum
 from celosia.compiler.expr.nodes import INDEX, Const
 from celosia.compiler.layer import Activation, Layer, TilingError, Window
 from celosia.compiler.tensorize import pack
-from celosia.compiler.tensorize.definition import ActivationGrid, BlockStage, LayerComputation
+from celosia.compiler.tensorize.computation import ActivationGrid, BlockStage, LayerComputation
 from celosia.compiler.tensorize.intrinsics import VectorOp
 from celosia.compiler.tensorize.layer_lowering import PLACES, LayerLowering
 from celosia.compiler.tensorize.row_lowering import softmax_rows
@@ -32,7 +32,7 @@ def attention(cfg: Config, block: Layer) -> LayerComputation:
     assert scores.product is not None and rows.softmax is not None and mixed.product is not None
     if not cfg.softmax or not cfg.forward or cfg.batch > 1 or cfg.block_in != cfg.block_out:
         raise TilingError("attention as a block needs softmax, forward, batch = 1 and block_in = block_out")
-    if not all(each.window.pointwise for each in (scores.product, mixed.product)) or rows.row_length % cfg.group:
+    if not all(product.window.pointwise for product in (scores.product, mixed.product)) or rows.row_length % cfg.group:
         raise TilingError("attention as a block takes zero points of 0 and keys in whole groups")
     if any(layer.epilogue.residual is not None for layer in block.layers) or rows.epilogue.table is not None:
         raise TilingError("attention as a block adds nothing, and looks nothing up behind its softmax")
@@ -119,6 +119,7 @@ class _HeadsLowering(LayerLowering):
         return self.constant(pack.parameters(self.cfg, one), (1, size), "uint64", "par")
 
     def _read(self, stage: BlockStage, name: str, window: tuple[Axis, ...], index: tuple[Expr, ...]) -> Expr:
+        """The element of operand `name` for element `index` of a pass; products have their blocks last."""
         i, n, y, x, *entry = index
         if name == "a":
             assert stage.acc is not None

@@ -1,6 +1,6 @@
 """The space of tilings of a block of layers, and an estimate that chooses among them.
 
-A block is one group of layers, or several with whole images on chip between them; each group has decisions of its own.
+A block is one group of layers, or several with whole images on chip between them; each group has a tiling of its own.
 A tile is y rows and x columns of what a group makes, with all its channels. The last layer's sum is cut in slices of k
 input blocks; for each slice, the layers before it compute what it reads, with the halo that their windows need. So GEMM
 is at one slice of the first layer while the vector unit is at the slice before.
@@ -180,10 +180,10 @@ def _needs(cfg: Config, p: Group, d: Tiling, levels: Levels) -> Iterator[tuple[s
     """For each scratchpad, the entries that a tile takes, and those available: (scratchpad, taken, available)."""
     first, last = levels[0], levels[-1]
     pixels = last.out
-    whole = {"inp": 0, "vin": 0}
+    resident = {"inp": 0, "vin": 0}
     for layer in p.residents:
         size = layer.input_rows(layer.rows) * layer.input_columns(layer.columns) * layer.images
-        whole[layer.scratchpad] += (layer.in_blocks or layer.out_blocks) * size
+        resident[layer.scratchpad] += (layer.in_blocks or layer.out_blocks) * size
     ratio = max(1, cfg.block_in // cfg.block_out)
     inp = vin = acc = 0
     for before, level in itertools.pairwise(levels):
@@ -201,9 +201,9 @@ def _needs(cfg: Config, p: Group, d: Tiling, levels: Levels) -> Iterator[tuple[s
     else:
         vin += 2 * first.blocks * first.input_pixels
     room = depths(cfg)
-    yield "inp", inp, room["inp"] - whole["inp"]
+    yield "inp", inp, room["inp"] - resident["inp"]
     yield "acc", acc, room["acc"]
-    yield "vin", vin + (d.n * pixels if p.last.residual else 0), room["vin"] - whole["vin"]
+    yield "vin", vin + (d.n * pixels if p.last.residual else 0), room["vin"] - resident["vin"]
     if p.following is None:
         yield "out", d.n * pixels, room["out"] // 2
     yield "wgt", 2 * sum(_weights(d, level, last) for level in levels), room["wgt"]
@@ -228,6 +228,7 @@ def candidates(cfg: Config, p: Group) -> Iterator[Tiling]:
 
 
 def _candidates(cfg: Config, p: Group) -> Iterator[tuple[Tiling, Levels]]:
+    """Generate the points of the space of a group, each with its levels."""
     for x in parts(p.columns)[:3]:
         for y in parts(p.rows):
             if _can_stay(p, y, x):
@@ -258,7 +259,7 @@ def _of_tile(cfg: Config, p: Group, least: Tiling) -> Iterator[tuple[Tiling, Lev
 
 def estimate(cfg: Config, p: BlockWorkload, d: Tiling) -> float:
     """Estimated cycles of the whole block under the tiling `d`."""
-    return sum(estimate_group(cfg, group, each) for group, each in zip(p.groups, d.groups, strict=True))
+    return sum(estimate_group(cfg, group, tiling) for group, tiling in zip(p.groups, d.groups, strict=True))
 
 
 def estimate_group(cfg: Config, p: Group, d: Tiling) -> float:
@@ -267,11 +268,12 @@ def estimate_group(cfg: Config, p: Group, d: Tiling) -> float:
 
 
 def _estimate(cfg: Config, p: Group, d: Tiling, levels: Levels) -> float:
+    """Estimated cycles of a group: of its busiest unit in each slice, plus what nothing hides."""
     first, last = levels[0], levels[-1]
     tiles = -(-p.rows // d.y) * -(-p.columns // d.x) * p.last.images
     share = (p.rows * p.columns * p.last.images) / (tiles * d.y * d.x)
     slices = -(-p.last.in_blocks // d.k) if p.last.in_blocks else -(-p.last.out_blocks // d.n)
-    whole = (p.last.in_blocks / d.k if p.last.in_blocks else p.last.out_blocks / d.n) / slices
+    fullness = (p.last.in_blocks / d.k if p.last.in_blocks else p.last.out_blocks / d.n) / slices
     entry_beats = max(1, cfg.lanes // cfg.bus_bytes)
     inp_beats = scratchpads(cfg)["inp"].beats(cfg.bus_bytes)
 
@@ -301,7 +303,7 @@ def _estimate(cfg: Config, p: Group, d: Tiling, levels: Levels) -> float:
     instructions = (6 + 4 * len(levels)) * max(1, instruction_bytes(cfg) // cfg.bus_bytes)
     load = loaded / slices + constants / (tiles if kept else 1) + (store / slices if p.last.residual else 0)
     load = load * REFRESHED + instructions
-    slice_ = max(gemm, vector + final / slices, load, store / slices) * whole
+    slice_ = max(gemm, vector + final / slices, load, store / slices) * fullness
     acc = next(entries for scope, entries, _ in _needs(cfg, p, d, levels) if scope == "acc")
     alone = 0.0 if acc + last.blocks * d.y * d.x <= room["acc"] or tiles == 1 else final + TURN + gemm / 2
     alone += WAITING * min(gemm, vector)
@@ -342,7 +344,8 @@ def choose(cfg: Config, p: BlockWorkload) -> Tiling:
 
 @cache
 def _choose(cfg: Config, p: Group) -> Tiling:
-    found = min(_candidates(cfg, p), key=lambda point: _estimate(cfg, p, *point), default=None)
-    if found is None:
+    """The best point of a group by the estimate. TilingError where there is none."""
+    best = min(_candidates(cfg, p), key=lambda point: _estimate(cfg, p, *point), default=None)
+    if best is None:
         raise TilingError(f"no tile of the block fits the scratchpads: {p.text}")
-    return found[0]
+    return best[0]

@@ -57,6 +57,7 @@ def multiples(bits: int) -> Bytes:
 
 
 def _tried(masks: Bytes, bits: int) -> Iterator[Bytes]:
+    """Generate sets of codebooks to try: multiples, then those merged from the groups."""
     yield multiples(bits)
     merged = _merged(masks, 1 << bits)
     if merged is not None:

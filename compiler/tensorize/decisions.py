@@ -4,8 +4,7 @@
      "layers": [{"layer": "conv1", "parts": [{"workload": "...", "n": 4, "y": 8, "x": 56, "k": 4, "order": "input",
                                               "ahead": 8, "part": 2}]}]}
 
-A layer that the file leaves out is decided by the compiler. What belongs to another Config, layer or workload is
-refused.
+The compiler decides layers that the file leaves out. Tilings for another Config, layer or workload are refused.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ def decisions_of(program: Contents) -> dict[str, Any]:
 
 @dataclass
 class ScheduleFile:
-    """Schedules that a user has decided, by layer: workload and decisions of each part."""
+    """Schedules that a user has decided, by layer: workload and tiling of each part."""
 
     cfg: Config
     layers: dict[str, list[tuple[str, Tiling]]]
@@ -70,7 +69,7 @@ class ScheduleFile:
             )
         return ScheduleFile(cfg, _layers(source.get("layers")))
 
-    def of(self, layer: str, workloads: Sequence[Workload | Group]) -> list[Tiling] | None:
+    def tilings_of(self, layer: str, workloads: Sequence[Workload | Group]) -> list[Tiling] | None:
         """The tilings of the parts of a layer, or None. DecisionsError where they do not fit its workloads."""
         if layer not in self.layers:
             return None
@@ -78,13 +77,13 @@ class ScheduleFile:
         self.used.add(layer)
         if len(given) != len(workloads):
             raise DecisionsError(f"layer {layer!r} has {len(workloads)} parts, decisions are given for {len(given)}")
-        for number, ((text, decisions), workload) in enumerate(zip(given, workloads)):
+        for number, ((text, tiling), workload) in enumerate(zip(given, workloads)):
             where = f"layer {layer!r}" + (f", part {number}" if len(workloads) > 1 else "")
             if text != workload.text:
                 raise DecisionsError(f"{where} is `{workload.text}`, its decisions are for `{text}`; write new ones")
-            if reason := why_not_any(self.cfg, workload, decisions):
+            if reason := why_not_any(self.cfg, workload, tiling):
                 raise DecisionsError(f"{where} cannot be tiled so: {reason}")
-        return [decisions for _, decisions in given]
+        return [tiling for _, tiling in given]
 
     def check_all_taken(self) -> None:
         """DecisionsError where a layer is decided that the model has not on the accelerator."""
@@ -95,11 +94,11 @@ class ScheduleFile:
             )
 
 
-def why_not_any(cfg: Config, workload: Workload | Group, decisions: Tiling) -> str | None:
+def why_not_any(cfg: Config, workload: Workload | Group, tiling: Tiling) -> str | None:
     """The reason why a tiling is not in the space of a layer, or of a group of a block; None where it is."""
     if isinstance(workload, Group):
-        return block_space.why_not(cfg, workload, decisions)
-    return why_not(cfg, workload, decisions)
+        return block_space.why_not(cfg, workload, tiling)
+    return why_not(cfg, workload, tiling)
 
 
 def _layers(rows: Any) -> dict[str, list[tuple[str, Tiling]]]:

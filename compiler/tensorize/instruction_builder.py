@@ -61,6 +61,8 @@ def build_instruction(
 
 
 class _InstructionBuilder:
+    """Build the instruction of one intrinsic inside its loops."""
+
     def __init__(
         self, cfg: Config, loops: list[tuple[Var, int]], fixed: Env, scopes: Mapping[Tensor, str],
         places: Mapping[Tensor, tuple[int, ...]],
@@ -104,6 +106,7 @@ class _InstructionBuilder:
         self, intrinsic: TensorIntrinsic, rule: Compute, tiles: Mapping[Tensor, Load], values: Mapping[Var, Expr],
         first: Expr, window: set[Any],
     ) -> ComputeInstruction:  # fmt: skip
+        """Build GEMM or VECTOR. NotOneInstruction where the loops do not fit its own."""
         operands = {tile: rule.operands[tile.name] for tile in tiles if tile.name in rule.operands}
         loads = {operands[tile]: load for tile, load in tiles.items() if tile in operands}
         units = {name: intrinsic.unit(tile) for tile, name in operands.items()}
@@ -206,6 +209,7 @@ class _InstructionBuilder:
         self, intrinsic: TensorIntrinsic, rule: Move, tiles: Mapping[Tensor, Load], values: Mapping[Var, Expr],
         tests: Sequence[Expr],
     ) -> MoveInstruction:  # fmt: skip
+        """Build LOAD or STORE. NotOneInstruction where the block is no single transfer."""
         loads = rule.opcode == Opcode.LOAD
         on_chip, far = intrinsic.tiles if loads else reversed(intrinsic.tiles)
         place = self._scratchpad_access(tiles[on_chip], on_chip.size)
@@ -287,6 +291,7 @@ def _reads(e: Expr, var: Var) -> bool:
 
 
 def _conjuncts(e: Expr) -> Iterator[Expr]:
+    """Generate the conditions that `and` joins."""
     if isinstance(e, Binary) and e.op == "and":
         yield from _conjuncts(e.a)
         yield from _conjuncts(e.b)

@@ -257,6 +257,7 @@ def _vector_fields(
     clip_lo: int = 0, clip_hi: int = 0, scale_v: float = 0, scale_b: float = 0, scale_c: float = 0, unit: float = 1,
     add_lo: float = 0, add_hi: float = 0, pad: int = 0, byte: int = 0,
 ) -> dict[str, int]:  # fmt: skip
+    """The fields of VECTOR for the operations of a pass and the values of its parameters."""
     fields: dict[str, int] = {
         "destination": Destination[p.to.upper()], "a_source": ASource.ACC if p.source == "acc" else ASource.VIN,
         "clip_lo": int(lo) if p.requantise else clip_lo, "clip_hi": int(hi) if p.requantise else clip_hi,

@@ -22,7 +22,7 @@ from celosia.compiler.layer import (
     TilingError,
 )
 from celosia.compiler.tensorize import pack
-from celosia.compiler.tensorize.definition import (
+from celosia.compiler.tensorize.computation import (
     ActivationGrid,
     Blob,
     BlockStage,
@@ -307,7 +307,7 @@ class LayerLowering:
         """Lower one run of output blocks of a product with constant weights."""
         blocks = run.step * ((run.blocks - 1) // run.share) + run.inputs
         on_chip = self.input_on_chip("inp", blocks, self.layer.pad_value, run.input * self.cfg.inp_pieces)
-        return self.definition(*self.products(on_chip, run, stored))
+        return self.computation(*self.products(on_chip, run, stored))
 
     def product(self, product: ActivationGemm) -> LayerComputation:
         """Lower a product of two activations. TilingError where a block of outputs is no entry of wgt as it lies in
@@ -318,7 +318,7 @@ class LayerLowering:
         self.x = self.x.repeated(len(product.w_pads) + 1)
         on_chip = self.input_on_chip("inp", self.input_blocks, product.pad_value)
         run = pack.WeightRun(0, self.blocks, 0, self.input_blocks, 0, self.blocks, 0)
-        return self.definition(*self._gemm(on_chip, run, self._activation_weights(product)))
+        return self.computation(*self._gemm(on_chip, run, self._activation_weights(product)))
 
     def vector_layer(self) -> LayerComputation:
         """Lower a depthwise convolution, a pooling, or a layer that works element by element. TilingError where two
@@ -329,12 +329,12 @@ class LayerLowering:
         if layer.epilogue.residual is not None and layer.multiply is not None:
             raise TilingError("a multiplication and its residual both need vin")
         if layer.gemm is not None:
-            return self.definition(*self.sums(self.input_on_chip("vin", self.blocks, layer.pad_value)))
+            return self.computation(*self.sums(self.input_on_chip("vin", self.blocks, layer.pad_value)))
         scope = "vin" if layer.multiply is None and layer.epilogue.residual is None else "acc"
         stage = self.vector_stage(self.input_on_chip(scope, self.blocks, layer.pad_value), scope)
-        return self.definition(stage, self.workload(scope, stage.b is not None))
+        return self.computation(stage, self.workload(scope, stage.b is not None))
 
-    def definition(self, stage: BlockStage, workload: Workload) -> LayerComputation:
+    def computation(self, stage: BlockStage, workload: Workload) -> LayerComputation:
         """Finish the computation of a layer that is no block: its result, and y."""
         out = self.vector(stage)
         y = self.result(out)

@@ -18,8 +18,8 @@ from celosia.compiler.tensorize.behaviour import TileOperation
 
 COMMUTATIVE = ("add", "mul", "min", "max", "and", "or", "xor", "eq", "ne")
 
-Found = Mapping[Tensor | Var, tuple[Load, Load] | Expr]
-"""For each tile the access in the behaviour and the one in its place, for each parameter its value."""
+Bindings = Mapping[Tensor | Var, tuple[Load, Load] | Expr]
+"""For each tile its access in the behaviour and in the loops, for each parameter its value."""
 
 
 class TileMismatch(ValueError):
@@ -27,7 +27,8 @@ class TileMismatch(ValueError):
 
 
 def match(intrinsic: TileOperation, nest: For, first: Expr, scope: Callable[[Tensor], str]) -> tuple[Expr, ...]:
-    """The arguments with which the intrinsic does what `nest` does; see loops.Declared. Raises TileMismatch."""
+    """Match an intrinsic with the loops `nest`, and return its arguments; see loops.Declared. TileMismatch where it
+    computes something else."""
     loops, statement = _unrolled(intrinsic.name, nest)
     behaviour, body = intrinsic.behaviour, intrinsic.behaviour.body
     assert body is not None
@@ -39,13 +40,13 @@ def match(intrinsic: TileOperation, nest: For, first: Expr, scope: Callable[[Ten
             f"{intrinsic.name} is {_kind(kind)}, but {statement.tensor.name} is computed by {_kind(found_kind)}"
         )
     unifier = _Unifier(intrinsic, inside, scope)
-    found = unifier.unify(value, statement.value, {})
+    bindings = unifier.unify(value, statement.value, {})
     written = Load(behaviour, behaviour.axes), Load(statement.tensor, statement.index)
     if behaviour.dtype != statement.tensor.dtype:
         raise TileMismatch(f"{intrinsic.name} writes {behaviour.dtype}, not {statement.tensor.dtype}")
     pairs = {behaviour: written}
     for tile in intrinsic.tiles[1:]:
-        pair = found[tile]
+        pair = bindings[tile]
         assert isinstance(pair, tuple)
         pairs[tile] = pair
     _check_scopes(intrinsic, {tile: actual.tensor for tile, (_, actual) in pairs.items()}, scope)
@@ -65,7 +66,7 @@ def match(intrinsic: TileOperation, nest: For, first: Expr, scope: Callable[[Ten
         window = tuple(a for a in unifier.window if any(node is a for i in start.index for node in walk(i)))
         args.append(Reduce(unifier.kind, start, window) if window else start)
     for parameter in intrinsic.parameters:
-        argument = found[parameter]
+        argument = bindings[parameter]
         assert isinstance(argument, Expr)
         args.append(argument)
     if kind is not None:
@@ -104,16 +105,16 @@ class _Unifier:
     def fail(self, wanted: Expr, actual: Expr) -> TileMismatch:
         return TileMismatch(f"{self.name} computes {wanted}, the loops compute {actual}")
 
-    def unify(self, wanted: Expr, actual: Expr, found: Found) -> Found:
-        """Match two expressions; returns `found` with the axes, tiles and parameters that they add. TileMismatch."""
+    def unify(self, wanted: Expr, actual: Expr, bindings: Bindings) -> Bindings:
+        """Match two expressions; returns `bindings` with the axes, tiles and parameters that they add. TileMismatch."""
         if isinstance(wanted, Var) and not isinstance(wanted, Axis):
-            return self._parameter(wanted, actual, found)
+            return self._parameter(wanted, actual, bindings)
         if isinstance(wanted, Load) and isinstance(actual, Load):
-            return self._tile(wanted, actual, found)
+            return self._tile(wanted, actual, bindings)
         if isinstance(wanted, Axis) and isinstance(actual, Axis):
-            if wanted.extent != actual.extent or found.get(wanted, actual) is not actual:
+            if wanted.extent != actual.extent or bindings.get(wanted, actual) is not actual:
                 raise self.fail(wanted, actual)
-            return {**found, wanted: actual}
+            return {**bindings, wanted: actual}
         if type(wanted) is not type(actual) or wanted.dtype != actual.dtype or not _same_node(wanted, actual):
             raise self.fail(wanted, actual)
         if isinstance(wanted, Reduce) and isinstance(actual, Reduce):
@@ -125,42 +126,45 @@ class _Unifier:
             self.inside |= frozenset(actual.axes)
         if isinstance(wanted, Binary) and isinstance(actual, Binary) and wanted.op in COMMUTATIVE:
             try:
-                return self._all((wanted.a, wanted.b), (actual.a, actual.b), found)
+                return self._all((wanted.a, wanted.b), (actual.a, actual.b), bindings)
             except TileMismatch as reason:
                 try:
-                    return self._all((wanted.a, wanted.b), (actual.b, actual.a), found)
+                    return self._all((wanted.a, wanted.b), (actual.b, actual.a), bindings)
                 except TileMismatch:
                     raise reason from None
-        return self._all(wanted.children(), actual.children(), found)
+        return self._all(wanted.children(), actual.children(), bindings)
 
-    def _all(self, wanted: Sequence[Expr], actual: Sequence[Expr], found: Found) -> Found:
+    def _all(self, wanted: Sequence[Expr], actual: Sequence[Expr], bindings: Bindings) -> Bindings:
+        """Match pairs of expressions one after the other."""
         for one, other in zip(wanted, actual, strict=True):
-            found = self.unify(one, other, found)
-        return found
+            bindings = self.unify(one, other, bindings)
+        return bindings
 
-    def _parameter(self, wanted: Var, actual: Expr, found: Found) -> Found:
-        known = found.get(wanted)
+    def _parameter(self, wanted: Var, actual: Expr, bindings: Bindings) -> Bindings:
+        """Bind a parameter of the behaviour to an expression without tensors, equal for the whole tile."""
+        known = bindings.get(wanted)
         if any(node in self.inside for node in walk(actual) if isinstance(node, Var)):
             raise TileMismatch(f"{self.name}: {wanted.name} is the same for the whole tile, but {actual} is not")
         if any(isinstance(node, Load) for node in walk(actual)):
             raise TileMismatch(f"{self.name}: {wanted.name} is no tensor, but {actual} reads one")
         if wanted.dtype != actual.dtype or (isinstance(known, Expr) and structure(known) != structure(actual)):
             raise self.fail(wanted, actual)
-        return {**found, wanted: actual}
+        return {**bindings, wanted: actual}
 
-    def _tile(self, wanted: Load, actual: Load, found: Found) -> Found:
+    def _tile(self, wanted: Load, actual: Load, bindings: Bindings) -> Bindings:
+        """Bind a tile of the behaviour to an access of the loops."""
         if wanted.dtype != actual.dtype:
             raise self.fail(wanted, actual)
         if wanted.index and any(isinstance(node, Load) for node in walk(wanted.index[-1])):  # a look-up
-            found = self.unify(wanted.index[-1], actual.index[-1], found)
+            bindings = self.unify(wanted.index[-1], actual.index[-1], bindings)
             begin: Expr = Const(0, INDEX)
             wanted = Load(wanted.tensor, (*wanted.index[:-1], begin))
             actual = Load(actual.tensor, (*actual.index[:-1], begin))
         _check_scopes(self.intrinsic, {wanted.tensor: actual.tensor}, self.scope)
-        known = found.get(wanted.tensor)
+        known = bindings.get(wanted.tensor)
         if isinstance(known, tuple) and [structure(e) for e in known] != [structure(wanted), structure(actual)]:
             raise self.fail(wanted, actual)
-        return {**found, wanted.tensor: (wanted, actual)}
+        return {**bindings, wanted.tensor: (wanted, actual)}
 
 
 def _same_node(wanted: Expr, actual: Expr) -> bool:
@@ -180,6 +184,7 @@ def _same_node(wanted: Expr, actual: Expr) -> bool:
 
 
 def _check_scopes(intrinsic: TileOperation, tensors: dict[Tensor, Tensor], scope: Callable[[Tensor], str]) -> None:
+    """TileMismatch where a tensor lies in another memory than its tile."""
     for tile, tensor in tensors.items():
         wanted, actual = intrinsic.scopes[tile.name], scope(tensor)
         if wanted != actual:
@@ -197,13 +202,13 @@ def _check_loops(
     ]
 
     def steps(axis: Axis, of: int) -> tuple[int, ...]:
-        found = []
+        own_steps = []
         for pair, terms in zip(pairs.values(), sums):
             step = coefficient(terms[of], axis)
             if step is None:
                 raise TileMismatch(f"{name}: {pair[of]} is not affine in {axis.name}")
-            found.append(step)
-        return (axis.extent, *found)
+            own_steps.append(step)
+        return (axis.extent, *own_steps)
 
     wanted = _merged([steps(axis, 0) for axis in axes if axis.extent > 1])
     actual = _merged([steps(axis, 1) for axis in loops if axis.extent > 1])
@@ -218,7 +223,7 @@ def _check_loops(
         )
         return "; ".join(texts) or "none"
 
-    raise TileMismatch(f"{name} has loops of {said(wanted)}; found {said(actual)}")
+    raise TileMismatch(f"{name} has loops of {said(wanted)}; bindings {said(actual)}")
 
 
 def _merged(rows: list[tuple[int, ...]]) -> list[tuple[int, ...]]:

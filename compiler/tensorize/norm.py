@@ -48,16 +48,16 @@ def intrinsic(cfg: Config, name: str, count: int) -> TensorIntrinsic:
     """The intrinsic with one of NAMES, for rows of `count` elements."""
     lanes = -(-count // cfg.lanes) * cfg.lanes
     a, par = placeholder((lanes,), "int8", "a"), placeholder((lanes,), "uint64", "par")
-    within = tuple(placeholder((), INT, each) for each in SUMS)
+    within = tuple(placeholder((), INT, sum_name) for sum_name in SUMS)
     offset, epsilon = Var("offset", INT), Var("epsilon", INT)
     element: OfRow = lambda k: shifted(a[k], offset)  # noqa: E731
     scopes = {"a": "vin", "par": "par", "out": "out", **dict.fromkeys(SUMS, ROW)}
     if name in SUMS:
-        made = compute((), sums(element, count)[SUMS.index(name)], name)
-        return TensorIntrinsic(f"{name}_{count}", made, scopes, ImplicitOperand())
+        behaviour = compute((), sums(element, count)[SUMS.index(name)], name)
+        return TensorIntrinsic(f"{name}_{count}", behaviour, scopes, ImplicitOperand())
     centre = name == "layer_norm"
     limits = (Var("zero_point", "float32"), Var("lo", "float32"), Var("hi", "float32"))
-    total, squares = (lambda each=each: each[()] for each in within)
+    total, squares = (lambda number=number: number[()] for number in within)
     value = results(element, lambda c: par[c], (total, squares), epsilon, count, centre, limits)
     out = compute((lanes,), value, "out", axes=("c",))
     fields = partial(_fields, int(centre), lanes // cfg.lanes, lanes - count)
@@ -68,6 +68,7 @@ def intrinsic(cfg: Config, name: str, count: int) -> TensorIntrinsic:
 def _fields(
     centre: int, entries: int, spare: int, *, offset: int, epsilon: int, zero_point: float, lo: float, hi: float
 ) -> dict[str, int]:
+    """The fields of a norm's VECTOR."""
     return {
         "norm": 1, "centre": centre, "a_source": ASource.VIN, "destination": Destination.OUT, "requantise": 1,
         "extent_n": entries, "a_n": 1, "dst_n": 1, "par_n": 1, "imm": spare, "a_offset": offset, "scale_c": epsilon,

@@ -10,10 +10,10 @@ from celosia.compiler.expr import Function, lower
 from celosia.compiler.expr.trace import Trace
 from celosia.compiler.layer import Layer, Storage, TilingError
 from celosia.compiler.tensorize.block_space import Group
+from celosia.compiler.tensorize.computation import LayerComputation
 from celosia.compiler.tensorize.decide import SchedulePolicy, ScheduleSource, workloads
-from celosia.compiler.tensorize.define import define
-from celosia.compiler.tensorize.definition import LayerComputation
 from celosia.compiler.tensorize.instruction import RenderError
+from celosia.compiler.tensorize.lowering import lower_layer
 from celosia.compiler.tensorize.render import compile_loops
 from celosia.compiler.tensorize.space import CompletionOrder, Tiling, Workload
 from celosia.compiler.tensorize.templates import schedule
@@ -46,14 +46,14 @@ _known: OrderedDict[Hashable, ScheduledLoops] = OrderedDict()
 class LayerPart:
     """A computation of a layer, its tiling, and its loops."""
 
-    definition: LayerComputation
-    decisions: Tiling
+    computation: LayerComputation
+    tiling: Tiling
     loops: ScheduledLoops
 
     @property
     def decided(self) -> list[tuple[Workload | Group, Tiling]]:
         """The tiling of each workload: of the only one, or of each group of a block."""
-        return list(zip(workloads(self.definition), self.decisions.groups))
+        return list(zip(workloads(self.computation), self.tiling.groups))
 
 
 class Planner:
@@ -61,38 +61,38 @@ class Planner:
 
     def __init__(self, cfg: Config, given: ScheduleSource | None = None) -> None:
         """given: schedules that a user has decided, by the names of layers."""
-        self.cfg, self.decider = cfg, SchedulePolicy(cfg, given)
+        self.cfg, self.policy = cfg, SchedulePolicy(cfg, given)
         self.timed: dict[str, float] = {}
         """Cycles of chains of layers by the timing model, by `chains.chain_name`."""
-        self._defined: dict[Hashable, tuple[Layer, list[LayerComputation]]] = {}
+        self._computed: dict[Hashable, tuple[Layer, list[LayerComputation]]] = {}
 
-    def with_policy(self, decider: SchedulePolicy) -> Planner:
+    def with_policy(self, policy: SchedulePolicy) -> Planner:
         """A planner with another policy that shares what this one remembers."""
         other = Planner(self.cfg)
-        other.decider, other.timed = decider, self.timed
-        other._defined = self._defined
+        other.policy, other.timed = policy, self.timed
+        other._computed = self._computed
         return other
 
-    def definitions(self, layer: Layer) -> list[LayerComputation]:
+    def computations(self, layer: Layer) -> list[LayerComputation]:
         """The computations of `layer`. TilingError where the accelerator has none."""
         key = _key(layer)
-        if key not in self._defined:
-            self._defined[key] = layer, define(self.cfg, layer)  # with the layer, so that its id stays unique
-        return self._defined[key][1]
+        if key not in self._computed:
+            self._computed[key] = layer, lower_layer(self.cfg, layer)  # with the layer, so that its id stays unique
+        return self._computed[key][1]
 
     def known(self, layer: Layer, other: Layer, storages: Mapping[Storage, Storage]) -> Layer:
         """Remember that `layer` is `other` on other `storages`, so that it is not lowered anew; returns it."""
-        self._defined[_key(layer)] = layer, [_on(definition, storages) for definition in self.definitions(other)]
+        self._computed[_key(layer)] = layer, [_on(computation, storages) for computation in self.computations(other)]
         return layer
 
     def layer(self, layer: Layer, first: CompletionOrder = CompletionOrder.ANY, cold: bool = False) -> list[LayerPart]:
         """Lower `layer` to its parts. TilingError where it does not fit the scratchpads.
 
-        first, cold: see `SchedulePolicy.of`.
+        first, cold: see `SchedulePolicy.choose`.
         """
-        definitions = self.definitions(layer)
-        chosen = self.decider.of(layer.name, definitions, first, cold)
-        return [LayerPart(d, tiling, self.loops(d, tiling)) for d, tiling in zip(definitions, chosen)]
+        computations = self.computations(layer)
+        chosen = self.policy.choose(layer.name, computations, first, cold)
+        return [LayerPart(d, tiling, self.loops(d, tiling)) for d, tiling in zip(computations, chosen)]
 
     def loops(self, d: LayerComputation, tiling: Tiling) -> ScheduledLoops:
         """The loops of `d` under a tiling, remembered. TilingError where an instruction's fields cannot express it."""
@@ -107,6 +107,7 @@ class Planner:
 
 
 def _lowered(cfg: Config, d: LayerComputation, tiling: Tiling) -> ScheduledLoops:
+    """Schedule a computation and compile its loops. TilingError where a statement is no instruction."""
     s = schedule(cfg, d, tiling)
     function = lower(s, d.inputs, "layer", d.variables)
     try:
@@ -121,11 +122,11 @@ def _key(layer: Layer) -> Hashable:
     return (*map(id, layer.layers), layer.cuts) if layer.is_block else id(layer)
 
 
-def _on(definition: LayerComputation, storages: Mapping[Storage, Storage]) -> LayerComputation:
+def _on(computation: LayerComputation, storages: Mapping[Storage, Storage]) -> LayerComputation:
     """Move the activations of a computation to other storages."""
 
     def relocated(place: DramPlace) -> DramPlace:
         home = place.home
         return replace(place, home=storages[home]) if isinstance(home, Storage) else place
 
-    return replace(definition, places={tensor: relocated(place) for tensor, place in definition.places.items()})
+    return replace(computation, places={tensor: relocated(place) for tensor, place in computation.places.items()})

@@ -147,9 +147,10 @@ class _Compiler:
         """Entries of each scratchpad that regions around the current loops take."""
 
     def nodes(self, s: Stmt, fixed: Env) -> list[Node]:
+        """Compile a statement to nodes. fixed: values of the loops that are unrolled around it."""
         match s:
             case Block(body):
-                return [node for each in body for node in self.nodes(each, fixed)]
+                return [node for statement in body for node in self.nodes(statement, fixed)]
             case Alloc(scope=scope) if scope == ROW:
                 return self.nodes(s.body, fixed)
             case Alloc():
@@ -172,6 +173,7 @@ class _Compiler:
         raise RenderError(f"no instruction does `{s}`; tensorize it")
 
     def _region(self, s: Alloc, fixed: Env) -> Region:
+        """Compile an allocation: entries of a scratchpad while its body runs. RenderError where there are too few."""
         tensor, scope = s.tensor, s.scope
         if scope not in self.depths:
             raise RenderError(f"{tensor.name} is in {scope} memory inside loops, which the accelerator has not")
@@ -213,6 +215,7 @@ class _Compiler:
         return [n for i in range(outer.extent) for n in self._leaves(inner, tests, leaf, fixed | {outer.var: i})]
 
     def _pipelined(self, s: For, fixed: Env) -> Pipelined:
+        """Compile a pipelined loop to tiles: LOADs that go ahead, and instructions that compute. RenderError."""
         fills: list[Fill] = []
         computes: list[ComputeInstruction | MoveInstruction] = []
         self._tile(self.nodes(s.body, fixed), fills, computes, s.var)
@@ -236,6 +239,7 @@ class _Compiler:
     def _tile(
         self, nodes: list[Node], fills: list[Fill], computes: list[ComputeInstruction | MoveInstruction], var: Var
     ) -> None:
+        """Collect the fills and computes of a tile from the nodes of its loop's body. RenderError."""
         for node in nodes:
             if isinstance(node, Region):
                 fills.append(Fill(node.tensor, node.scope, node.entries, node.kept, []))

@@ -1,4 +1,4 @@
-"""An estimate of a layer's cycles, and the decisions that it chooses.
+"""An estimate of a layer's cycles, and the tiling that it chooses.
 
 It is the roofline of one layer: the busiest of gemm, load and store, plus what cannot overlap: loads that find no room
 before gemm has used what lies there, and part of the load of the first tile and the drain of the last.
@@ -73,20 +73,20 @@ def _row_cost(beats: NDArray[np.int64]) -> Cycles:
 
 
 def estimate(cfg: Config, p: Workload, d: Tiling) -> float:
-    """Cycles of the whole layer under the decisions `d`."""
+    """Estimated cycles of the whole layer under the tiling `d`."""
     return float(terms(cfg, p, [(d.n, d.y, d.x, d.k, d.order)])["cycles"][0])
 
 
 def terms(cfg: Config, p: Workload, points: Sequence[Sizes], cold: bool = False) -> dict[str, Cycles]:
-    """What the estimate is made of, by name, for each of `points`: `cycles` is the estimate. cold: see `ranked`."""
+    """Estimate each of `points`: the cycles, and the terms that they consist of, by name. cold: see `ranked`."""
     t = _Tiles(cfg, p, points)
     gemm, beats, store, exposed = t.gemm, t.beats(), t.store, t.exposed()
     ends = t.ends(beats, cold)
     busy = _in_rounds(np.maximum(gemm, store), beats, t.kept(), np.where(t.by_blocks, t.n_tiles, t.spatial))
     one_by_one = np.maximum(gemm + beats, store)
     cycles = np.minimum(busy + exposed, one_by_one) + ends
-    found = dict(cycles=cycles, gemm=gemm, beats=beats, store=store, exposed=exposed, ends=ends, tiles=t.tiles)
-    return {name: np.broadcast_to(value, cycles.shape).astype(np.float64) for name, value in found.items()}
+    columns = dict(cycles=cycles, gemm=gemm, beats=beats, store=store, exposed=exposed, ends=ends, tiles=t.tiles)
+    return {name: np.broadcast_to(value, cycles.shape).astype(np.float64) for name, value in columns.items()}
 
 
 class _Tiles:
@@ -96,7 +96,7 @@ class _Tiles:
 
     def __init__(self, cfg: Config, p: Workload, points: Sequence[Sizes]) -> None:
         self.cfg, self.p, self.room = cfg, p, depths(cfg)
-        self.n, self.y, self.x, self.k, self.order = n, y, x, k, order = [np.array(each) for each in zip(*points)]
+        self.n, self.y, self.x, self.k, self.order = n, y, x, k, order = [np.array(sizes) for sizes in zip(*points)]
         self.weights = (order == "weights") | (order == "pieces")
         self.cut = (order == "split") | (order == "pieces")
         self.n_tiles, self.spatial = -(-p.out_blocks // n), -(-p.rows // y) * -(-p.columns // x) * p.images
@@ -206,8 +206,8 @@ def _depthwise(cfg: Config, p: Workload) -> Iterator[Tiling]:
         tiles = -(-p.out_blocks // d.n) * -(-p.rows // d.y) * -(-p.columns // d.x) * p.images
         load, out = d.n * p.input_rows(d.y) * p.input_columns(d.x) * beats, d.n * d.y * d.x
         tile = max(load * REFRESHED, out * p.sums, out * beats) + INSTRUCTIONS_PER_TILE
-        whole = p.out_blocks * p.rows * p.columns * p.images / (tiles * out)
-        return tiles * whole * tile + load + out * beats
+        fullness = p.out_blocks * p.rows * p.columns * p.images / (tiles * out)
+        return tiles * fullness * tile + load + out * beats
 
     sizes = [(n, y, x) for x in parts(p.columns) for y in range(1, p.rows + 1) for n in parts(p.out_blocks)]
     points = (point(cfg, p, *size, 1, "rows") for size in sizes)
@@ -257,9 +257,9 @@ def _softmaxes(cfg: Config, heads: int, queries: int, groups: int) -> float:
     many, rest = divmod(queries, query_part(cfg))
     rows = [*[query_part(cfg)] * many, *[rest] * (rest > 0)] * heads
     beat = tile_rows(cfg) * softmax_beats(cfg, groups) * softmax_parts(cfg)
-    tiles = [-(-each // tile_rows(cfg)) for each in rows[:-1]]
+    tiles = [-(-count // tile_rows(cfg)) for count in rows[:-1]]
     more = softmax_tail_cycles(cfg, tile_rows(cfg), groups) - beat  # quotients, and what follows them
-    along = sum(max(each * beat, ((each + 1) * beat + more) / 2) for each in tiles)
+    along = sum(max(count * beat, ((count + 1) * beat + more) / 2) for count in tiles)
     return float(along + softmax_cycles(cfg, rows[-1], groups))
 
 
@@ -292,12 +292,12 @@ def ranked(
     if max(p.window.kernel) > EXTENT_MAX or max(p.window.pads) > PAD_MAX:
         raise TilingError(f"kernel {p.window.kernel} with pads {p.window.pads} is beyond an instruction's fields")
     if not p.in_blocks:
-        found = _depthwise(cfg, p) if p.sums else candidates(cfg, p) if p.norm or not p.whole else _rows(cfg, p)
+        tilings = _depthwise(cfg, p) if p.sums else candidates(cfg, p) if p.norm or not p.whole else _rows(cfg, p)
         if p.attends is not None:
-            found = iter(sorted(candidates(cfg, p), key=lambda d: attention_cycles(cfg, p, d)))
+            tilings = iter(sorted(candidates(cfg, p), key=lambda d: attention_cycles(cfg, p, d)))
         if first is CompletionOrder.ROWS and not p.sums:  # a part of the image does not wait for the rest
-            found = iter(sorted(found, key=lambda d: PARTS_BY_ROWS * d.y > max(p.rows, PARTS_BY_ROWS)))
-        best = next(found, None)
+            tilings = iter(sorted(tilings, key=lambda d: PARTS_BY_ROWS * d.y > max(p.rows, PARTS_BY_ROWS)))
+        best = next(tilings, None)
         if best is None:
             raise TilingError("one output pixel's operands do not fit vin, acc or out")
         return (best,)

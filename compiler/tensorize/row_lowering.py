@@ -12,7 +12,7 @@ from celosia.compiler.expr.norm_expressions import INT, sums
 from celosia.compiler.layer import Norm, TilingError
 from celosia.compiler.tensorize import norm, pack
 from celosia.compiler.tensorize import softmax as rows
-from celosia.compiler.tensorize.definition import BlockStage, LayerComputation, Rows
+from celosia.compiler.tensorize.computation import BlockStage, LayerComputation, Rows
 from celosia.compiler.tensorize.intrinsics import VectorOp
 from celosia.compiler.tensorize.layer_lowering import LayerLowering
 from celosia.hw.spec.isa import Opcode, formats
@@ -87,12 +87,14 @@ class RowLowering(LayerLowering):
         return self._softmax() if self.layer.norm is None else self._norm(self.layer.norm)
 
     def _softmax(self) -> LayerComputation:
+        """Lower a softmax."""
         if not self.cfg.softmax:
             raise TilingError("a softmax needs a Config with softmax")
         on_chip = self._input_rows()
         return self._of_rows(on_chip, *softmax_rows(self, on_chip))
 
     def _norm(self, norm: Norm) -> LayerComputation:
+        """Lower a norm."""
         if not self.cfg.norm:
             raise TilingError("a normalisation needs a Config with norm")
         count = self.layer.row_length

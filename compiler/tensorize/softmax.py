@@ -33,25 +33,25 @@ def largest(a: Element, axis: Axis) -> Expr:
     return max_over(a(axis), axis)
 
 
-def total(a: Element, powers: Tensor, most: Expr, axis: Axis) -> Expr:
+def total(a: Element, powers: Tensor, peak: Expr, axis: Axis) -> Expr:
     """The sum of the powers of all elements, float32, added from the first one on."""
-    return ordered_sum(powers[0, _distance(a(axis), most) + (PLACES // 2 - 1)], axis)
+    return ordered_sum(powers[0, _distance(a(axis), peak) + (PLACES // 2 - 1)], axis)
 
 
 def share(
-    a: Element, powers: Tensor, most: Expr, whole: Expr, place: Expr, count: int, zero_point: Value, low: Value,
+    a: Element, powers: Tensor, peak: Expr, row_total: Expr, position: Expr, count: int, zero_point: Value, low: Value,
     high: Value,
 ) -> Expr:  # fmt: skip
-    """The result for the element at `place`, int8; beyond the row's `count` elements, the result of 0."""
-    steps = call("round_even", powers[0, _distance(a(place), most) + (PLACES - 1)] / whole)
+    """The result for the element at `position`, int8; beyond the row's `count` elements, the result of 0."""
+    steps = call("round_even", powers[0, _distance(a(position), peak) + (PLACES - 1)] / row_total)
     result = clip(steps + zero_point, low, high).astype("int8")
-    if isinstance(place, Axis) and place.extent == count:
+    if isinstance(position, Axis) and position.extent == count:
         return result
-    return select(place < count, result, clip(zero_point, low, high).astype("int8"))  # type: ignore[arg-type]
+    return select(position < count, result, clip(zero_point, low, high).astype("int8"))  # type: ignore[arg-type]
 
 
-def _distance(element: Expr, most: Expr) -> Expr:
-    return (element.astype("int32") - most.astype("int32")).astype(INDEX)
+def _distance(element: Expr, peak: Expr) -> Expr:
+    return (element.astype("int32") - peak.astype("int32")).astype(INDEX)
 
 
 @cache
@@ -61,7 +61,7 @@ def intrinsic(cfg: Config, name: str, count: int) -> TensorIntrinsic:
     entries = -(-count // lanes)
     a = placeholder((entries * lanes,), "int8", "a")
     powers = placeholder((1, PLACES), "float32", "powers")
-    most, whole = placeholder((), "int8", "largest"), placeholder((), "float32", "total")
+    peak, row_total = placeholder((), "int8", "largest"), placeholder((), "float32", "total")
     element: Element = lambda k: a[k]  # noqa: E731
     scopes = {
         "a": "vin",
@@ -76,12 +76,12 @@ def intrinsic(cfg: Config, name: str, count: int) -> TensorIntrinsic:
             f"largest_{count}", compute((), lambda: largest(element, axis), name), scopes, ImplicitOperand()
         )
     if name == "total":
-        made = compute((), lambda: total(element, powers, most[()], axis), name)
-        return TensorIntrinsic(f"total_{count}", made, scopes, ImplicitOperand())
+        behaviour = compute((), lambda: total(element, powers, peak[()], axis), name)
+        return TensorIntrinsic(f"total_{count}", behaviour, scopes, ImplicitOperand())
     zero_point, low, high = (Var(name, "float32") for name in ("zero_point", "lo", "hi"))
     out = compute(
         a.shape,
-        lambda c: share(element, powers, most[()], whole[()], c, count, zero_point, low, high),
+        lambda c: share(element, powers, peak[()], row_total[()], c, count, zero_point, low, high),
         "out",
         axes=("c",),
     )
@@ -91,6 +91,7 @@ def intrinsic(cfg: Config, name: str, count: int) -> TensorIntrinsic:
 
 
 def _fields(to: Destination, entries: int, spare: int, *, zero_point: float, lo: float, hi: float) -> dict[str, int]:
+    """The fields of a softmax's VECTOR."""
     return {
         "softmax": 1, "a_source": ASource.VIN, "destination": to, "extent_n": entries, "a_n": 1, "dst_n": 1,
         "imm": spare, "zero_point": int(zero_point), "clip_lo": int(lo), "clip_hi": int(hi),

@@ -15,7 +15,7 @@ from celosia.compiler.expr import Axis, Schedule, Select, Stage, Tensor, create_
 from celosia.compiler.expr.loops import Declared
 from celosia.compiler.expr.nodes import Cast
 from celosia.compiler.tensorize.block_space import BlockWorkload
-from celosia.compiler.tensorize.definition import BlockStage, LayerComputation, Rows
+from celosia.compiler.tensorize.computation import BlockStage, LayerComputation, Rows
 from celosia.compiler.tensorize.intrinsics import declared
 from celosia.compiler.tensorize.space import CUT, Tiling, Workload, query_part
 from celosia.hw.spec.config import Config
@@ -32,6 +32,8 @@ def schedule(cfg: Config, d: LayerComputation, c: Tiling) -> Schedule:
 
 
 class _Template:
+    """The schedule templates, for one computation under one tiling."""
+
     def __init__(self, cfg: Config, d: LayerComputation, c: Tiling) -> None:
         self.cfg, self.d, self.c = cfg, d, c
         self.s = create_schedule(d.y)

@@ -255,14 +255,15 @@ class PlacedPlan:
             yield from self._run(node, {}, {})
 
     def _run(self, node: Node, env: Env, slots: dict[Tensor, Slot]) -> Iterator[PipelineTile]:
+        """Generate the tiles of a node. env: values of the loops around; slots: places of tensors around."""
         match node:
             case SerialLoop(var, extent, body):
                 for i in range(extent):
-                    for each in body:
-                        yield from self._run(each, env | {var: i}, slots)
+                    for inner in body:
+                        yield from self._run(inner, env | {var: i}, slots)
             case Branch(If(cond=cond), body, orelse):
-                for each in body if evaluate(cond, env) else orelse:
-                    yield from self._run(each, env, slots)
+                for inner in body if evaluate(cond, env) else orelse:
+                    yield from self._run(inner, env, slots)
             case Region(body=body):
                 yield from self._region(node, env, slots)
             case Pipelined(var, extent):
@@ -280,6 +281,7 @@ class PlacedPlan:
                 yield PipelineTile(env, lambda: [lambda: self._emit(node, env, first)], None)
 
     def _region(self, node: Region, env: Env, slots: dict[Tensor, Slot]) -> Iterator[PipelineTile]:
+        """Generate the tiles of a region's body, with a place for its tensor."""
         first = self.used.get(node.scope, 0)
         slot: Slot = first
         if _has_tiles(node.body):
@@ -288,8 +290,8 @@ class PlacedPlan:
             slot = _Resident(node.tensor, ring, node.entries) if resident else _Held(node.scope, node.entries)
         else:
             self.used[node.scope] = first + node.entries
-        for each in node.body:
-            yield from self._run(each, env, slots | {node.tensor: slot})
+        for inner in node.body:
+            yield from self._run(inner, env, slots | {node.tensor: slot})
         self.used[node.scope] = first
         if isinstance(slot, _Resident):
             slot.closed = True
@@ -351,8 +353,8 @@ class PlacedPlan:
         def emit(nodes: list[ComputeInstruction | MoveInstruction]) -> None:
             while awaited:
                 awaited.pop(0)()
-            for each in nodes:
-                self._emit(each, env, slots)
+            for instruction in nodes:
+                self._emit(instruction, env, slots)
 
         phases: list[Phase | None] = [partial(emit, nodes) for nodes in node.phases[:-1]]
         # A reader of results of several phases comes after them, and after the first phases of the next tile.
@@ -456,6 +458,7 @@ def _depths(nodes: list[Node]) -> Iterator[int]:
 
 
 def _has_tiles(nodes: list[Node]) -> bool:
+    """Whether some node is a pipelined loop, or holds one."""
     return any(
         isinstance(node, Pipelined) or (isinstance(node, SerialLoop | Region | Branch) and _has_tiles(node.body))
         for node in nodes

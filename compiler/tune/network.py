@@ -58,7 +58,7 @@ class Network:
         """Build the image under `tuned` decisions. Raises LayerErrors where a layer does not fit."""
         if not tuned:
             return self.image
-        planner = self.planner.with_policy(replace(self.planner.decider, recorded=tuned))
+        planner = self.planner.with_policy(replace(self.planner.policy, recorded=tuned))
         return build(self.cfg, self.launches, self.written, self.read, planner)
 
     def cycles(self, image: Image, judge: CostSource) -> int:
@@ -69,19 +69,19 @@ class Network:
     def occurrences(self) -> list[Occurrence]:
         """Return the workloads of layers that the user has not decided, in order."""
         by_name: dict[str, Occurrence] = {}
-        decider = self.planner.decider
+        policy = self.planner.policy
         for layers in self.launches:
-            overlap_groups = OverlapGroups(self.cfg, layers, decider.overlapped)
+            overlap_groups = OverlapGroups(self.cfg, layers, policy.overlapped)
             for position, layer in enumerate(layers):
-                definitions = self.planner.definitions(layer)
-                layer_workloads = [workload for definition in definitions for workload in workloads(definition)]
-                if decider.given is not None and decider.given.of(layer.name, layer_workloads) is not None:
+                computations = self.planner.computations(layer)
+                layer_workloads = [workload for computation in computations for workload in workloads(computation)]
+                if policy.given is not None and policy.given.tilings_of(layer.name, layer_workloads) is not None:
                     continue
-                name = workload_text(definitions)
+                name = workload_text(computations)
                 if name in by_name:
                     by_name[name] = replace(by_name[name], count=by_name[name].count + 1)
                     continue
-                usual = decider.of(layer.name, definitions, overlap_groups.completion_order(position))
+                usual = policy.choose(layer.name, computations, overlap_groups.completion_order(position))
                 by_name[name] = Occurrence(
                     name, layer, tuple(d for definition_decisions in usual for d in definition_decisions.groups), 1
                 )
@@ -90,7 +90,7 @@ class Network:
     @property
     def name(self) -> str:
         """Name of the network in records: a digest of its layers in order."""
-        lines = (map(workload_text, map(self.planner.definitions, layers)) for layers in self.launches)
+        lines = (map(workload_text, map(self.planner.computations, layers)) for layers in self.launches)
         text = "\n\n".join(map("\n".join, lines))
         count = sum(map(len, self.launches))
         return f"network of {count} layers #{hashlib.sha256(text.encode()).hexdigest()[:12]}"
@@ -241,7 +241,7 @@ def follow_decisions(network: Network, tuned: Tuned) -> Image:
 def _legality_error(network: Network, layer: Layer, point: Point) -> str | None:
     """Return why `point` is not in the search space of `layer`, or None."""
     layer_workloads = [
-        workload for definition in network.planner.definitions(layer) for workload in workloads(definition)
+        workload for computation in network.planner.computations(layer) for workload in workloads(computation)
     ]
     if len(layer_workloads) != len(point):
         return f"it has {len(layer_workloads)} workloads, decisions are for {len(point)}"

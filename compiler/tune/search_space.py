@@ -19,7 +19,7 @@ from celosia.compiler.layer import Layer
 from celosia.compiler.tensorize import block_space
 from celosia.compiler.tensorize.block_space import Group
 from celosia.compiler.tensorize.decide import workload_text, workloads
-from celosia.compiler.tensorize.define import define
+from celosia.compiler.tensorize.lowering import lower_layer
 from celosia.compiler.tensorize.roofline import terms
 from celosia.compiler.tensorize.space import ORDERS, Tiling, Workload, candidates
 from celosia.compiler.tune.cycle_bounds import lower_bounds
@@ -168,8 +168,8 @@ def layer_space(cfg: Config, layer: Layer, usual: Point, memory: MemoryModel | s
 
     usual: the compiler's own decisions, which are always a point. memory: for the bounds.
     """
-    definitions = define(cfg, layer)
-    layer_workloads = [workload for definition in definitions for workload in workloads(definition)]
+    computations = lower_layer(cfg, layer)
+    layer_workloads = [workload for computation in computations for workload in workloads(computation)]
     factors = [
         _candidates(cfg, workload, usual_decisions)
         for workload, usual_decisions in zip(layer_workloads, usual, strict=True)
@@ -181,7 +181,7 @@ def layer_space(cfg: Config, layer: Layer, usual: Point, memory: MemoryModel | s
             rows.append(next(row for row in all_rows if row.decisions == usual_decisions))
     chosen = list(itertools.product(*best_rows))
     return Space(
-        workload_text(definitions),
+        workload_text(computations),
         [tuple(row.decisions for row in combination) for combination in chosen],
         _knobs,
         np.array([COPIES * sum(row.cycles for row in combination) for combination in chosen]),

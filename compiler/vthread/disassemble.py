@@ -55,6 +55,7 @@ def text(cfg: Config, word: int) -> str:
 
 
 def _value(name: str, value: int) -> str:
+    """Print the value of a field: by name, in hexadecimal for addresses, else as a number."""
     if name == "dram_addr":
         return hex(value)
     if name in _NAMES and value in list(_NAMES[name]):

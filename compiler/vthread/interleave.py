@@ -26,6 +26,7 @@ def interleave(function: Function) -> Function:
 
 
 def _without(s: Stmt) -> Stmt:
+    """Replace the vthread loops inside a statement."""
     match s:
         case For(var, extent, body, "vthread"):
             return _spread(_without(body), var, extent)
@@ -61,6 +62,8 @@ def _spread(s: Stmt, var: Var, threads: int) -> Stmt:
 
 
 def _in_slot(s: Stmt, tensor: Tensor, slots: Tensor, var: Var) -> Stmt:
+    """Redirect accesses to `tensor` to the slot of thread `var`."""
+
     def in_slot(index: tuple[Expr, ...]) -> tuple[Expr, ...]:
         if len(index) == len(tensor.shape):
             return (var, *index)

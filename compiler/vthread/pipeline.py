@@ -84,19 +84,19 @@ class Ring:
         """Reserve `size` entries as far back as possible until `release`: (first, end). None where there is no room."""
         if not self.claim(owner):
             return None
-        while (place := self.place(size)) is None:
+        while (span := self.place(size)) is None:
             if not self.make_room():
                 return None
-        return place
+        return span
 
     def place(self, size: int) -> tuple[int, int] | None:
         """Reserve `size` entries for the owner of the ring: (first, end). None while tiles hold too many."""
-        place = next((place for place in self._gaps(size) if not any(place[0] < b for _, b in self.pins)), None)
-        if place is not None:
-            self.reserved.append(place)
+        span = next((span for span in self._gaps(size) if not any(span[0] < b for _, b in self.pins)), None)
+        if span is not None:
+            self.reserved.append(span)
             self.live = {key: (a, b) for key, (a, b) in self.live.items() if b <= self.end}
             self.head = self.head if self.head < self.end else 0
-        return place
+        return span
 
     def _gaps(self, size: int) -> Iterator[tuple[int, int]]:
         """Generate ranges of `size` entries between and below reserved ones, from the end of the scratchpad on."""
@@ -108,15 +108,15 @@ class Ring:
         if end >= size:
             yield end - size, end
 
-    def release(self, place: tuple[int, int]) -> None:
-        """Give a reserved range back."""
-        self.reserved.remove(place)
+    def release(self, span: tuple[int, int]) -> None:
+        """Release a reserved range."""
+        self.reserved.remove(span)
         self.claims -= 1
 
     def find(self, key: Hashable) -> int | None:
         """First entry of the tile `key` if it is still there."""
-        place = self.live.get(key)
-        return None if place is None else place[0]
+        span = self.live.get(key)
+        return None if span is None else span[0]
 
     def size(self, key: Hashable) -> int:
         """Entries of the tile `key`, which is there."""

@@ -55,12 +55,14 @@ class _History:
                     needed[log.unit] = last
 
     def note(self, access: Range, unit: int, index: int) -> None:
+        """Log an access by instruction `index` of `unit`."""
         _, first, end, write = access
         log = self.logs.get((unit, write)) or self._begin(unit, write)
         log.entries[first:end] = index
         log.latest = index
 
     def _begin(self, unit: int, write: bool) -> _Log:
+        """Start the log of a unit's reads or writes, as a rival of the accesses that must wait for them."""
         log = self.logs[unit, write] = _Log(unit, self.size)
         for other in UNITS:
             for writes in (False, True):

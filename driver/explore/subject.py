@@ -24,7 +24,7 @@ from celosia.compiler.launch.blocks import estimated
 from celosia.compiler.layer import TilingError
 from celosia.compiler.lowering import lower, place
 from celosia.compiler.tensorize.decide import workloads
-from celosia.compiler.tensorize.define import define
+from celosia.compiler.tensorize.lowering import lower_layer
 from celosia.compiler.tensorize.plan import Planner
 from celosia.compiler.tensorize.space import Workload
 from celosia.compiler.tune.cycle_bounds import network_bound
@@ -118,7 +118,7 @@ def estimate_cycles(subject: ExploredModel, cfg: Config, memory: MemoryModel | s
     seconds_of: dict[Workload, float] = {}
     requests, total, moved, vector = [], 0.0, 0, 0
     for choice in selection.choices:
-        candidates = [workload for definition in define(cfg, choice.layer) for workload in workloads(definition)]
+        candidates = [workload for computation in lower_layer(cfg, choice.layer) for workload in workloads(computation)]
         layer_workloads = [candidate for candidate in candidates if isinstance(candidate, Workload)]
         for work in layer_workloads:
             if work not in seconds_of:

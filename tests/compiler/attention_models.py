@@ -219,15 +219,15 @@ def attention(s: Sketch, z: Sizes) -> str:
 @contextmanager
 def blocks_wherever_they_fit(wanted: bool) -> Iterator[None]:
     """Attention becomes a block whether or not the timing model finds that faster."""
-    real = blocks._Cutter.once
+    real = blocks._ChainPartitioner.once
 
-    def once(self: blocks._Cutter, layers: list[Layer]) -> float:
+    def once(self: blocks._ChainPartitioner, layers: list[Layer]) -> float:
         cycles = real(self, layers)
         return min(cycles, 0) if layers and layers[-1].is_block and np.isfinite(cycles) else cycles
 
     with pytest.MonkeyPatch.context() as patch:
         if wanted:
-            patch.setattr(blocks._Cutter, "once", once)
+            patch.setattr(blocks._ChainPartitioner, "once", once)
         yield
 
 

@@ -69,9 +69,9 @@ def test_it_is_what_its_layers_mean(b: Builder, of: tuple[int, ...], around: int
     """In any tiles of heads and queries."""
     block = attention(b, *of, around)
     planner = Planner(b.cfg)
-    (definition,) = planner.definitions(block)
-    points = list(candidates(b.cfg, definition.workload))
-    planner.decider = replace(planner.decider, given=FixedSchedule([points[number % len(points)]]))
+    (computation,) = planner.computations(block)
+    points = list(candidates(b.cfg, computation.workload))
+    planner.policy = replace(planner.policy, given=FixedSchedule([points[number % len(points)]]))
     b.net.check(checking=True, planner=planner)
     np.testing.assert_array_equal(reference(block, b.net.given), meaning(block, b.net.given))
 
@@ -130,7 +130,7 @@ def _refused(cfg: Config, change: Callable[[Layer], Layer]) -> str:
     b = Builder(Network(cfg), None, np.random.default_rng(1))  # type: ignore[arg-type]
     first, softmax, last = attention(b, 2, 6, 2, 1, 1).layers
     with pytest.raises(TilingError) as refused:
-        Planner(cfg).definitions(Layer.block((change(first), softmax, last)))
+        Planner(cfg).computations(Layer.block((change(first), softmax, last)))
     return str(refused.value)
 
 
@@ -155,7 +155,7 @@ def test_why_it_is_none() -> None:
 def test_the_tuner_measures_it_with_other_constants() -> None:
     b = Builder(Network(replace(CONFIGS["softmax"], forward=True)), None, np.random.default_rng(1))  # type: ignore[arg-type]
     again = run_twice(block := attention(b, 2, 6, 2, 1, 1))[1]
-    (one,), (other,) = (Planner(b.cfg).definitions(layer) for layer in (block, again))
+    (one,), (other,) = (Planner(b.cfg).computations(layer) for layer in (block, again))
     assert one.signature == other.signature and again.is_block
     for own, turned in zip(block.layers[::2], again.layers[::2]):
         assert own.requantise is not None and turned.requantise is not None
@@ -164,16 +164,16 @@ def test_the_tuner_measures_it_with_other_constants() -> None:
 
 def test_tiles_that_do_not_fit() -> None:
     b = Builder(Network(replace(CONFIGS["softmax"], forward=True)), None, np.random.default_rng(1))  # type: ignore[arg-type]
-    (definition,) = Planner(b.cfg).definitions(attention(b, 2, 12, 4, 1, 1))
-    (first, *_) = candidates(b.cfg, definition.workload)
-    assert why_not(b.cfg, definition.workload, first) is None
-    reason = why_not(b.cfg, definition.workload, replace(first, y=2, x=12))
+    (computation,) = Planner(b.cfg).computations(attention(b, 2, 12, 4, 1, 1))
+    (first, *_) = candidates(b.cfg, computation.workload)
+    assert why_not(b.cfg, computation.workload, first) is None
+    reason = why_not(b.cfg, computation.workload, replace(first, y=2, x=12))
     assert reason == "a tile takes 96 entries of vin, where 64 are to be had"
     b = Builder(Network(replace(b.cfg, inp_depth=512, acc_depth=128, out_depth=128)), None, np.random.default_rng(1))  # type: ignore[arg-type]
-    (definition,) = Planner(b.cfg).definitions(attention(b, 2, 20, 1, 1, 1))
-    points = {(d.y, d.x) for d in candidates(b.cfg, definition.workload)}
+    (computation,) = Planner(b.cfg).computations(attention(b, 2, 20, 1, 1, 1))
+    points = {(d.y, d.x) for d in candidates(b.cfg, computation.workload)}
     assert (1, 20) in points and (2, 16) in points and (2, 20) not in points
-    reason = why_not(b.cfg, definition.workload, replace(first, n=1, y=2, x=20))
+    reason = why_not(b.cfg, computation.workload, replace(first, n=1, y=2, x=20))
     assert reason == "a tile of several heads takes at most 16 queries, or a multiple of that"
 
 

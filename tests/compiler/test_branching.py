@@ -12,7 +12,8 @@ from thorough import some
 
 import celosia
 from celosia.compiler.launch import order
-from celosia.compiler.launch.order import overlap_with_convs
+from celosia.compiler.launch.order import order_layers, overlap_with_convs
+from celosia.compiler.launch.overlap import OverlapGroups
 from celosia.compiler.layer import Activation, Epilogue, Gemm, Layer, Window
 from celosia.compiler.tensorize.plan import Planner
 from celosia.hw.spec.config import PRESETS, Config
@@ -156,7 +157,7 @@ def test_no_layer_comes_before_what_it_reads(seeds: range, monkeypatch: pytest.M
     for seed in seeds:
         cfg = PRESETS[CONFIGS[seed % len(CONFIGS)]]
         cycles = np.random.default_rng(seed)
-        monkeypatch.setattr(order, "once", lambda *_, cycles=cycles: cycles.uniform(1e8, 1e9))
+        monkeypatch.setattr(order, "timed_cycles", lambda *_, cycles=cycles: cycles.uniform(1e8, 1e9))
         layers, planner = Layers(cfg, seed).grow(24), Planner(cfg)
         numbers, names = overlap_with_convs(cfg, planner, layers)
         assert sorted(numbers) == list(range(len(layers)))
@@ -164,3 +165,16 @@ def test_no_layer_comes_before_what_it_reads(seeds: range, monkeypatch: pytest.M
         moved += len(names)
         alone += bool(too_early(cfg, layers, each_host_alone(cfg, planner, layers)))
     assert moved > len(seeds) and alone
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_groups_are_all_layers_in_their_order(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory, instructions and the tuner read the same groups: each layer is in one, hosts before guests."""
+    cfg, cycles = PRESETS[CONFIGS[seed % len(CONFIGS)]], np.random.default_rng(seed)
+    monkeypatch.setattr(order, "timed_cycles", lambda *_: cycles.uniform(1e8, 1e9))
+    layers = Layers(cfg, seed).grow(24)
+    numbers, names = order_layers(cfg, Planner(cfg), layers)
+    overlap = OverlapGroups(cfg, [layers[number] for number in numbers], names)
+    assert [n for group in overlap.groups for n in (*group.hosts, *group.guests)] == list(range(len(layers)))
+    guests = {layers[numbers[n]].name for group in overlap.groups for n in group.guests}
+    assert names <= guests and all(group.wait for group in overlap.groups)

@@ -1,6 +1,6 @@
 """The loops of a layer mean the layer: run by the interpreter, before anything is an instruction.
 
-What lies in DRAM is laid out as the definition says (`DramPlace`), full of noise where no channel is.
+What lies in DRAM is laid out as the computation says (`DramPlace`), full of noise where no channel is.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from thorough import tries
 from celosia.compiler import expr as T
 from celosia.compiler.layer import Activation, Layer, TilingError, Window
 from celosia.compiler.program.activation_packing import pack_activation, unpack_activation
-from celosia.compiler.tensorize.define import define
-from celosia.compiler.tensorize.definition import LayerComputation
+from celosia.compiler.tensorize.computation import LayerComputation
+from celosia.compiler.tensorize.lowering import lower_layer
 from celosia.compiler.tensorize.plan import Planner
 from celosia.compiler.tensorize.space import ORDERS, candidates
 from celosia.compiler.tensorize.transfer import DramPlace
@@ -53,7 +53,7 @@ def view(memory: NDArray[np.uint8], tensor: T.Tensor, place: DramPlace) -> NDArr
 def run(
     cfg: Config, layer: Layer, d: LayerComputation, function: T.Function, memory: dict[int, NDArray[np.uint8]]
 ) -> None:
-    """Run the loops of one definition on what lies in memory, by the id of its storage or blob."""
+    """Run the loops of one computation on what lies in memory, by the id of its storage or blob."""
     T.verify(function)
     arrays = []
     for tensor, declared in zip(d.inputs, function.inputs, strict=True):
@@ -71,11 +71,11 @@ def check(cfg: Config, layer: Layer, given_: dict[Activation, Int8], data: st.Da
     memory[id(layer.y.storage)] = before = in_dram(cfg, layer.y, None)
     untouched = before.copy()
     try:
-        definitions = define(cfg, layer)
+        computations = lower_layer(cfg, layer)
     except TilingError:
         assume(False)
         return
-    for d in definitions:
+    for d in computations:
         points = [point for point in candidates(cfg, d.workload) if point.order == order]
         assume(points)
         decisions = data.draw(st.sampled_from(points))

@@ -67,9 +67,9 @@ def test_they_are_what_their_layers_mean(b: Builder, of: list[str]) -> None:
 @given(builders(["4x4-tight", "16x4", "batch2"], forward=True), kinds, st.integers(0, 1 << 16))
 def test_in_any_tiles_and_order(b: Builder, of: list[str], number: int) -> None:
     planner = Planner(b.cfg)
-    (definition,) = planner.definitions(block(b, of))
-    points = list(candidates(b.cfg, definition.workload))
-    planner.decider = replace(planner.decider, given=FixedSchedule([points[number % len(points)]]))
+    (computation,) = planner.computations(block(b, of))
+    points = list(candidates(b.cfg, computation.workload))
+    planner.policy = replace(planner.policy, given=FixedSchedule([points[number % len(points)]]))
     b.net.check(checking=True, planner=planner)
 
 
@@ -106,7 +106,7 @@ def test_more_tables_than_there_is_room_for() -> None:
         Layer("map", before, after, epilogue=Epilogue(table=table(rng))) for before, after in itertools.pairwise(ys)
     ]
     with pytest.raises(TilingError, match=r"tables.*1 of lut_count"):
-        Planner(cfg).definitions(Layer.block((conv, *maps)))
+        Planner(cfg).computations(Layer.block((conv, *maps)))
 
 
 # Planted faults ---------------------------------------------------------------------------------------------------

@@ -18,8 +18,8 @@ from celosia.compiler.expr.interpret import interpret
 from celosia.compiler.layer import Activation, Epilogue, Layer, Norm, Requantise, TilingError, Window
 from celosia.compiler.selfcheck.check_launches import SelfCheckError
 from celosia.compiler.tensorize import pack
-from celosia.compiler.tensorize.define import define
 from celosia.compiler.tensorize.intrinsics import declared
+from celosia.compiler.tensorize.lowering import lower_layer
 from celosia.compiler.tensorize.plan import Planner
 from celosia.compiler.tune.layer_reference import meaning
 from celosia.compiler.vthread.verify import VerifyError
@@ -104,7 +104,7 @@ def test_what_the_intrinsics_declare(cfg: Config, channels: int) -> None:
     """The loops of a layer, in which intrinsics stand for what they declare, make what the layer means."""
     layer = norm_layer(cfg, channels, 3, centre=channels != 7)
     (part,) = Planner(cfg).layer(layer)
-    (definition,), function = define(cfg, layer), part.loops.function
+    (computation,), function = lower_layer(cfg, layer), part.loops.function
     x = np.random.default_rng(channels).integers(-128, 128, (1, channels, 1, 3)).astype(np.int8)
     groups = -(-channels // cfg.group)
     whole = np.zeros((1, function.inputs[0].shape[1] * cfg.group, 1, 3), np.int8)
@@ -112,7 +112,7 @@ def test_what_the_intrinsics_declare(cfg: Config, channels: int) -> None:
     tiles = whole.reshape(1, -1, cfg.group, 1, 3).transpose(0, 1, 3, 4, 2)[..., None, :]
     assert layer.requantise is not None
     par = pack.parameters(cfg, layer.requantise).view(np.uint64)
-    (y,) = interpret(function, tiles, par, scalars=dict(definition.scalars))
+    (y,) = interpret(function, tiles, par, scalars=dict(computation.scalars))
     found = y[..., 0, :].transpose(0, 1, 4, 2, 3).reshape(1, groups * cfg.group, 1, 3)
     np.testing.assert_array_equal(found[:, :channels], meaning(layer, {layer.x: x}))
 

@@ -133,7 +133,7 @@ def test_layers_are_what_they_mean(b: Builder, inputs: int, outputs: int, matrix
     for layer, parts in zip(b.net.layers, image.launches[0].parts, strict=True):
         assert layer.gemm is not None
         packed = pack.stored_weights(b.cfg, layer.gemm).packed
-        assert {part.definition.workload.packed for part in parts} == {packed}  # type: ignore[union-attr]
+        assert {part.computation.workload.packed for part in parts} == {packed}  # type: ignore[union-attr]
 
 
 def product(config: str) -> Network:

@@ -21,8 +21,8 @@ from thorough import tries
 import celosia
 from celosia.compiler.layer import Window
 from celosia.compiler.tensorize import plan
-from celosia.compiler.tensorize.define import define
-from celosia.compiler.tensorize.definition import LayerComputation
+from celosia.compiler.tensorize.computation import LayerComputation
+from celosia.compiler.tensorize.lowering import lower_layer
 from celosia.compiler.tensorize.plan import Planner, ScheduledLoops
 from celosia.compiler.tensorize.space import Tiling, candidates
 from celosia.hw.spec.config import Config
@@ -81,7 +81,7 @@ def asked() -> Iterator[tuple[Planner, LayerComputation, Tiling]]:
             x = b.given(1, 24, size, size)
             b.conv(x, window, 24)
         for layer in b.net.layers:
-            for d in define(cfg, layer):
+            for d in lower_layer(cfg, layer):
                 yield from ((Planner(cfg), d, decisions) for decisions in islice(candidates(cfg, d.workload), 2))
 
 

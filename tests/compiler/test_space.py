@@ -16,8 +16,8 @@ from thorough import tries
 from celosia.compiler.expr import verify
 from celosia.compiler.layer import TilingError, Window
 from celosia.compiler.tensorize import roofline
-from celosia.compiler.tensorize.define import define
-from celosia.compiler.tensorize.definition import LayerComputation
+from celosia.compiler.tensorize.computation import LayerComputation
+from celosia.compiler.tensorize.lowering import lower_layer
 from celosia.compiler.tensorize.plan import Planner
 from celosia.compiler.tensorize.roofline import choose, estimate, ranked
 from celosia.compiler.tensorize.space import (
@@ -139,12 +139,12 @@ def test_every_point_compiles_and_none_beside(b: Builder, window: Window, kind: 
         b.multiply(x, b.given(*same))
     layer, planner = b.net.layers[0], Planner(b.cfg)
     try:
-        definitions: list[LayerComputation] = define(b.cfg, layer)
+        computations: list[LayerComputation] = lower_layer(b.cfg, layer)
     except TilingError:
         assume(False)
-    found = [list(candidates(b.cfg, d.workload)) for d in definitions]
+    found = [list(candidates(b.cfg, d.workload)) for d in computations]
     assume(all(found))
-    for d, points in zip(definitions, found):
+    for d, points in zip(computations, found):
         point = data.draw(st.sampled_from(points))
         for chosen in (point, data.draw(st.sampled_from(list(beside(d.workload, point))))):
             if why := why_not(b.cfg, d.workload, chosen):

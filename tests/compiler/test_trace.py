@@ -16,8 +16,8 @@ from celosia.compiler import expr as T
 from celosia.compiler.expr.trace import PRIMITIVES, ReplayError, Trace, TraceStep
 from celosia.compiler.layer import TilingError, Window
 from celosia.compiler.tensorize import intrinsics as hw
-from celosia.compiler.tensorize.define import define
-from celosia.compiler.tensorize.definition import LayerComputation
+from celosia.compiler.tensorize.computation import LayerComputation
+from celosia.compiler.tensorize.lowering import lower_layer
 from celosia.compiler.tensorize.space import sample
 from celosia.compiler.tensorize.templates import schedule
 from celosia.hw.spec.config import Config
@@ -85,17 +85,17 @@ def test_traces_of_layers(b: Builder, window: Window, kind: str, data: st.DataOb
         b.multiply(x, b.given(*same))
     layer = b.net.layers[0]
     try:
-        definitions = define(b.cfg, layer)
+        computations = lower_layer(b.cfg, layer)
     except TilingError:
         assume(False)
-    for number, d in enumerate(definitions):
+    for number, d in enumerate(computations):
         try:
             [decisions] = sample(b.cfg, d.workload, 1, b.rng)
         except ValueError:
             assume(False)
 
         def fresh(number: int = number) -> T.Schedule:
-            return T.create_schedule(define(b.cfg, layer)[number].y)
+            return T.create_schedule(lower_layer(b.cfg, layer)[number].y)
 
         again(b.cfg, schedule(b.cfg, d, decisions), fresh)
 
@@ -171,7 +171,7 @@ def layer() -> tuple[Config, LayerComputation, Trace]:
     y = Activation.alone(TINY, "y", 1, 8, 4, 4)
     scale = Requantise(np.zeros(8, np.int32), np.ones(8, np.uint32), np.zeros(8, np.uint8), 0)
     conv = Layer("c", x, y, gemm=Gemm(np.ones((8, 8, 1, 1), np.int8)), requantise=scale)
-    [d] = define(TINY, conv)
+    [d] = lower_layer(TINY, conv)
     [decisions] = sample(TINY, d.workload, 1, np.random.default_rng(0))
     trace = schedule(TINY, d, decisions).trace
     return TINY, d, Trace.from_json(trace.to_json())

@@ -17,7 +17,7 @@ from thorough import tries
 from celosia.compiler.layer import Epilogue, Layer, TilingError, Window
 from celosia.compiler.tensorize.decide import workload_text, workloads
 from celosia.compiler.tensorize.decisions import why_not_any
-from celosia.compiler.tensorize.define import define
+from celosia.compiler.tensorize.lowering import lower_layer
 from celosia.compiler.tensorize.plan import Planner
 from celosia.compiler.tensorize.space import Tiling
 from celosia.compiler.tune import layer_trial as measuring
@@ -63,7 +63,7 @@ def networks(draw: st.DrawFn, size: int = 9) -> Network:
 def usual(cfg: Config, layer: Layer) -> Point:
     """What the compiler takes."""
     try:
-        return tuple(d for part in Planner(cfg).layer(layer) for d in part.decisions.groups)
+        return tuple(d for part in Planner(cfg).layer(layer) for d in part.tiling.groups)
     except TilingError:
         assume(False)
         raise
@@ -97,8 +97,8 @@ def test_a_space_is_of_legal_points_and_neighbours_are_points_beside(net: Networ
     (layer,), cfg = net.layers, net.cfg
     point = usual(cfg, layer)
     space = layer_space(cfg, layer, point)
-    asked = [p for d in define(cfg, layer) for p in workloads(d)]
-    assert space.name == workload_text(define(cfg, layer))
+    asked = [p for d in lower_layer(cfg, layer) for p in workloads(d)]
+    assert space.name == workload_text(lower_layer(cfg, layer))
     assert len(space) == len(set(space.points)) and space.points[space.index(point)] == point
     rng = np.random.default_rng(0)
     drawn = space.sample(5, rng)

@@ -208,9 +208,9 @@ def formed(monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[LayerAssignment],
 
     def watched(cfg: Config, selection: Partition, planner: Planner, *rest: Any) -> SchedulePolicy:
         apart = list(selection.choices)
-        decider = form_blocks(cfg, selection, planner, *rest)
-        kept.append((apart, selection.choices, planner.with_policy(decider)))
-        return decider
+        policy = form_blocks(cfg, selection, planner, *rest)
+        kept.append((apart, selection.choices, planner.with_policy(policy)))
+        return policy
 
     monkeypatch.setattr(lowering, "form_blocks", watched)
     return kept

@@ -146,6 +146,8 @@ class InstructionShape:
 
 @dataclass(slots=True)
 class Decoded:
+    """One instruction with its fields, and its accesses to scratchpads."""
+
     index: int
     opcode: Opcode
     unit: Unit
@@ -177,14 +179,14 @@ def decode(cfg: Config, code: NDArray[np.uint8]) -> list[Decoded]:
     size = instruction_bytes(cfg)
     if code.ndim != 2 or code.shape[1] != size or code.dtype != np.uint8:
         raise ValueError(f"code must be [count, {size}] uint8, not {list(code.shape)} {code.dtype}")
-    found, bad = decode_columns(cfg, code)
-    for opcode, each in found.items():
-        bad[each.numbers] |= _has_bits_beyond(formats(cfg)[opcode], code[each.numbers])
+    by_opcode, bad = decode_columns(cfg, code)
+    for opcode, own in by_opcode.items():
+        bad[own.numbers] |= _has_bits_beyond(formats(cfg)[opcode], code[own.numbers])
     if bad.any():
         _raise_for_word(cfg, int(bad.argmax()), code)
     stream: list[Any] = [None] * len(code)
-    for opcode, each in found.items():
-        for i in _instructions(cfg, opcode, each.numbers, each.fields):
+    for opcode, own in by_opcode.items():
+        for i in _instructions(cfg, opcode, own.numbers, own.fields):
             stream[i.index] = i
     return stream
 
@@ -203,8 +205,8 @@ def _instructions(
     names, unit, shapes = tuple(values), UNIT_OF[opcode], dict[bytes, InstructionShape]()
     known = dict[bytes, tuple[list[InstructionTouch], InstructionShape]]()
     alike, same = _keys(values, {"wait", "post", *BASES[opcode]}), _keys(values, {"wait", "post", "dram_addr"})
-    each = zip(*(column.tolist() for column in values.values()), strict=True)
-    for index, row, shaped, placed in zip(rows.tolist(), each, alike, same, strict=True):
+    value_rows = zip(*(column.tolist() for column in values.values()), strict=True)
+    for index, row, shaped, placed in zip(rows.tolist(), value_rows, alike, same, strict=True):
         fields = dict(zip(names, row, strict=True))
         if placed not in known:
             if shaped not in shapes:
@@ -221,6 +223,7 @@ def _keys(values: dict[str, NDArray[np.int64]], but: set[str]) -> list[bytes]:
 
 
 def _has_bits_beyond(form: Format, words: NDArray[np.uint8]) -> NDArray[np.bool_]:
+    """For each word, whether it has bits set beyond its fields."""
     first, used = divmod(form.width, 8)
     beyond = words[:, first:].copy()
     beyond[:, :1] >>= used
@@ -409,8 +412,8 @@ def _written(opcode: Opcode, f: Fields, dram: Dims) -> Dims:
     return tuple((f[extent], f[stride]) for extent, stride in loop_fields(operand, OUTER_LOOPS))
 
 
-def _check_own_result(i: Decoded, memory: str, operand: str, each: int) -> None:
-    """OWN_RESULT, of `operand`, which reads `each` entries of what is written in every step."""
+def _check_own_result(i: Decoded, memory: str, operand: str, count: int) -> None:
+    """Check OWN_RESULT for `operand`, which reads `count` entries in every step from the memory that is written."""
     f = i.fields
 
     def entries(operand: str, loops: tuple[str, ...]) -> NDArray[np.int64]:
@@ -420,7 +423,7 @@ def _check_own_result(i: Decoded, memory: str, operand: str, each: int) -> None:
         return total
 
     written = entries("dst", OUTER_LOOPS)
-    read = entries(operand, VECTOR_LOOPS if operand == "a" else OUTER_LOOPS)[:, None] + np.arange(each)
+    read = entries(operand, VECTOR_LOOPS if operand == "a" else OUTER_LOOPS)[:, None] + np.arange(count)
     steps = np.arange(len(written))
     when = np.full(max(written.max(), read.max()) + 1, len(written))  # the step that writes each entry
     when[written] = steps

@@ -64,17 +64,20 @@ class Where(NamedTuple):
 
 
 def explain(state: Provenance, number: int, run: Run, stream: list[Decoded], found: WrongStore) -> ProvenanceError:
-    """The error for what `found` says of launch `number`."""
+    """Build the error for a wrong store in launch `number`."""
     return _Diagnosis(state, number, run, stream).explain(found)
 
 
 class _Diagnosis:
+    """Find the instruction that is to blame for a wrong or missing store, and word the error."""
+
     def __init__(self, state: Provenance, number: int, run: Run, stream: list[Decoded]) -> None:
         self.state, self.number, self.run, self.stream = state, number, run, stream
         self.cfg, self.symbols = state.cfg, state.symbols
         self.inside: dict[int, Pieces] = {}
 
     def explain(self, found: WrongStore) -> ProvenanceError:
+        """Build the error for a wrong store."""
         if found.index < 0:
             return self._missing(found.layer)
         return self._store(self.stream[found.index], found.layer)
@@ -129,6 +132,7 @@ class _Diagnosis:
     # Stores -----------------------------------------------------------------------------------------------------
 
     def _missing(self, layer: int) -> ProvenanceError:
+        """Build the error for a layer that does not store all of its output."""
         machine, _ = self._replay(len(self.stream))
         left = machine.to_store(layer)
         stores = [i for i in self.stream if i.opcode == Opcode.STORE and self.run.layer_of[i.index] == layer]
@@ -148,6 +152,7 @@ class _Diagnosis:
         return int(batch), int(group) - y.group_offset, *place
 
     def _store(self, i: Decoded, layer: int) -> ProvenanceError:
+        """Build the error for STORE `i` of a wrong piece, or to a wrong place."""
         f = i.fields
         if not 0 <= layer < len(self.run.layers):
             return ProvenanceError(Meaning.PLACE, self.number, i.index, f"(STORE) belongs to layer {layer}, of none")
@@ -267,13 +272,13 @@ class _Diagnosis:
     def _terms(self, i: Decoded, of: Where, position: Position, held: list[Held], means: Operands) -> ProvenanceError:
         """Compare the terms that VECTOR `i` reads as A with those that the layer means."""
         meant = list(terms(self.symbols, self._pieces(of.layer), self._layer(of), means, position))
-        has, wants = Counter(each.term for each in held), Counter(meant)
+        has, wants = Counter(content.term for content in held), Counter(meant)
         extra, lacking = list((has - wants).elements()), list((wants - has).elements())
         by, maker = held[-1].by if held else i, None
-        wrong = next((each for each in held if each.term in extra), None)
+        wrong = next((content for content in held if content.term in extra), None)
         if wrong is not None:
             by, maker = wrong.by, self._maker(wrong)
-            # It is named first, and beside it what should meet the same weights.
+            # The error names it first, and beside it the term that should meet the same weights.
             extra.sort(key=lambda term: term != wrong.term)
             lacking.sort(key=lambda term: term[1] != wrong.term[1])
             inside = self._made_inside(of.layer, lacking[0][0]) if lacking else None
@@ -293,10 +298,10 @@ class _Diagnosis:
 
     def _made_inside(self, layer: int, value: int) -> tuple[Where, Position] | None:
         """The layer inside of a block that is meant to make the piece `value`, and where in its y."""
-        for inner, each in enumerate(layers_of(self.run.layers[layer])[:-1]):
-            found = part(self.cfg, self._pieces(layer)[each.y.storage], each.y) == value
-            if found.any():
-                return Where(layer, inner), _first(found)
+        for number, inner in enumerate(layers_of(self.run.layers[layer])[:-1]):
+            equal = part(self.cfg, self._pieces(layer)[inner.y.storage], inner.y) == value
+            if equal.any():
+                return Where(layer, number), _first(equal)
         return None
 
     def _term_words(
@@ -336,13 +341,13 @@ class _Diagnosis:
     def _activations(self) -> Iterator[tuple[int, Activation]]:
         """Generate the activations that layers read and write, inside of blocks as well, each with its layer."""
         for number, layer in enumerate(self.run.layers):
-            for each in layers_of(layer):
-                yield from ((number, act) for act in (each.y, *each.inputs()))
+            for inner in layers_of(layer):
+                yield from ((number, act) for act in (inner.y, *inner.inputs()))
 
 
-def _first(found: NDArray[np.bool_]) -> Position:
-    """The first position at which `found` is True."""
-    batch, group, row, column = (int(v) for v in np.argwhere(found)[0])
+def _first(mask: NDArray[np.bool_]) -> Position:
+    """The first position at which `mask` is True."""
+    batch, group, row, column = (int(v) for v in np.argwhere(mask)[0])
     return batch, group, row, column
 
 
@@ -357,14 +362,15 @@ def _at(values: Scalars, position: Position) -> int:
 
 
 def _difference(does: Operation, means: Operation) -> str:
-    name, found, meant = next(
+    """Word the first field in which an operation differs from the layer's."""
+    name, actual, meant = next(
         (name, a, b) for name, a, b in zip(Operation._fields, does, means, strict=True) if a != b
     )  # fmt: skip
-    if name == "table" and found is not None and meant is not None:
+    if name == "table" and actual is not None and meant is not None:
         return "looks up another table"
     if name == "table":
-        return "looks up no table" if found is None else "looks up a table"
-    return f"has {name.replace('_', ' ')} {_plain(found)} instead of {_plain(meant)}"
+        return "looks up no table" if actual is None else "looks up a table"
+    return f"has {name.replace('_', ' ')} {_plain(actual)} instead of {_plain(meant)}"
 
 
 def _plain(value: object) -> str:

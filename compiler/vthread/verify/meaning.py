@@ -160,8 +160,8 @@ class Operands(NamedTuple):
             total += self.parameters
         if self.b is not None:
             total += self.b * symbols.b
-        each = [symbols.result(operation, total) for operation in self.several or (self.operation,)]
-        return np.concatenate(each, axis=1)
+        results = [symbols.result(operation, total) for operation in self.several or (self.operation,)]
+        return np.concatenate(results, axis=1)
 
     def of(self, position: tuple[int, int, int, int]) -> tuple[Operation, tuple[int, int, int, int]]:
         """The operation of the output at `position`, and the position of its operand A."""
@@ -194,9 +194,9 @@ def layers_of(layer: Layer) -> tuple[Layer, ...]:
 def pieces_inside(symbols: Symbols, pieces: Pieces, layer: Layer) -> Pieces:
     """Extend `pieces` by the meanings of the activations inside a block."""
     inside = dict(pieces)
-    for each in layers_of(layer)[:-1]:
-        inside[each.y.storage] = symbols.fresh(each.y.size(symbols.cfg) // symbols.cfg.piece_bytes)
-        part(symbols.cfg, inside[each.y.storage], each.y)[...] = operands(symbols, inside, each).result(symbols)
+    for inner in layers_of(layer)[:-1]:
+        inside[inner.y.storage] = symbols.fresh(inner.y.size(symbols.cfg) // symbols.cfg.piece_bytes)
+        part(symbols.cfg, inside[inner.y.storage], inner.y)[...] = operands(symbols, inside, inner).result(symbols)
     return inside
 
 

@@ -163,33 +163,37 @@ class _Memory:
         return self.logs[unit, write]
 
     def touch(self, i: Decoded, places: Pattern, write: bool, ended: list[int]) -> None:
-        """ORDER. ended: by unit, the last instruction that has ended before `i` begins, plus 1."""
+        """Check ORDER for one access, and log it.
+
+        ended: by unit, the last instruction that has ended before `i` begins, plus 1.
+        """
         key = i.unit, write
         for rival in self.rivals[key]:
             # Against the program order is as bad as without order.
             allowed = min(ended[rival.unit], i.index)
             if rival.latest <= allowed:
                 continue
-            found = places.of(rival.places)
-            if np.maximum.reduce(found, axis=None) > allowed:
-                self._out_of_order(i, write, int(self._first(places, found > allowed)), rival)
+            touched = places.of(rival.places)
+            if np.maximum.reduce(touched, axis=None) > allowed:
+                self._out_of_order(i, write, int(self._first(places, touched > allowed)), rival)
         log = self.logs.get(key) or self._log(*key)
         places.of(log.places)[...] = number = i.index + 1
         if number > log.latest:
             log.latest = number
 
     def check_written(self, i: Decoded, places: Pattern) -> None:
-        """WRITTEN."""
+        """Check WRITTEN: all places that are read have been written."""
         if places.end <= self.full:
             return
-        found = places.of(self.written)
-        if not found.all():
-            place = self._first(places, ~found) // self.pieces
+        written = places.of(self.written)
+        if not written.all():
+            place = self._first(places, ~written) // self.pieces
             raise VerifyError(
                 Rule.WRITTEN, i.index, f"{i.name} reads {self.name} {self.unit} {place}, which nothing wrote"
             )
 
     def mark_written(self, places: Pattern) -> None:
+        """Mark places as written."""
         if places.end <= self.full:
             return
         places.of(self.written)[...] = True
@@ -200,8 +204,9 @@ class _Memory:
             entries[entries.any(axis=1)] = True
 
     def _out_of_order(self, i: Decoded, write: bool, place: int, rival: _Log) -> None:
+        """VerifyError for an access that does not wait for a rival's."""
         other = int(rival.places[place]) - 1
-        verb, other_verb = ("writes" if each else "reads" for each in (write, rival.write))
+        verb, other_verb = ("writes" if is_write else "reads" for is_write in (write, rival.write))
         what = f"{i.name} {verb} {self.name} {self.unit} {place // self.pieces}, which instruction {other}"
         order = "must wait for it" if other > i.index else "may not have ended"
         raise VerifyError(Rule.ORDER, i.index, f"{what} ({rival.unit.name}) {other_verb} and {order}")
@@ -266,6 +271,7 @@ def _granules(dims: Dims) -> Iterable[int]:
 
 
 def _report(cfg: Config, stream: list[Decoded]) -> Report:
+    """Sum up a stream: instructions of each unit, tokens, entries used, bytes loaded and stored."""
     counts, pads = Counter(i.unit for i in stream), sizes(cfg)
     ends = dict.fromkeys(pads, 0)
     for i in stream:

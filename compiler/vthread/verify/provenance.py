@@ -156,10 +156,11 @@ class Provenance:
         self._check_taken(number, run, stream)
 
     def _check_taken(self, number: int, run: Run, stream: list[Decoded]) -> None:
+        """ProvenanceError where the host takes an activation that was overwritten."""
         for storage in (storage for storage in self.sizes if storage in run.taken):
             for act in self.makers.get(storage, ()):
-                found = self.read(self.addresses[storage], ((self.sizes[storage], self.cfg.piece_bytes),))
-                if not np.array_equal(part(self.cfg, found, act), part(self.cfg, self.pieces[storage], act)):
+                content = self.read(self.addresses[storage], ((self.sizes[storage], self.cfg.piece_bytes),))
+                if not np.array_equal(part(self.cfg, content, act), part(self.cfg, self.pieces[storage], act)):
                     what = f"is the last before the host takes {act.name!r}, which something else has overwritten"
                     raise ProvenanceError(Meaning.TAKEN, number, len(stream) - 1, what)
 
@@ -176,11 +177,11 @@ class Provenance:
         values = view(self.dram, address // granule, places)
         if size == granule:
             return values
-        whole = np.ones(shape, np.bool_)
+        is_whole = np.ones(shape, np.bool_)
         for part_of_piece in range(1, size // granule):
             rest = view(self.dram, address // granule + part_of_piece, places)
-            whole &= rest == values + np.uint64(part_of_piece)
-        return np.where(whole, values, self.symbols.fresh(values.size).reshape(shape))
+            is_whole &= rest == values + np.uint64(part_of_piece)
+        return np.where(is_whole, values, self.symbols.fresh(values.size).reshape(shape))
 
     def write(self, address: int, dims: Dims, values: Scalars) -> None:
         """Write pieces; those of several granules hold consecutive numbers, so that half a piece is none."""
@@ -305,6 +306,7 @@ class SymbolicMachine:
     # LOAD -------------------------------------------------------------------------------------------------------
 
     def _load(self, i: Decoded) -> None:
+        """Run a LOAD on symbols."""
         f, buffer = i.fields, i.fields["buffer"]
         if buffer == Buffer.WGT and (f["dram_addr"] < self.state.base or pads(f)):
             self._load_entries(f)
@@ -325,6 +327,7 @@ class SymbolicMachine:
             self._load_pieces(f, self.pads[Buffer(buffer).name.lower()])
 
     def _load_rows(self, f: Fields, target: Scalars, width: int, contents: object) -> None:
+        """Load rows of constants, as symbols of their content."""
         assert callable(contents)
         count = f["x_size"]
         for z in range(f["z_size"]):
@@ -369,6 +372,7 @@ class SymbolicMachine:
         places[:, top : top + f["y_size"], left : left + f["x_size"]] = read
 
     def _load_tables(self, f: Fields) -> None:
+        """Load tables to lut, as their bytes."""
         for z, y, x in np.ndindex(f["z_size"], f["y_size"], f["x_size"]):
             address = f["dram_addr"] + z * f["dram_z"] + y * f["dram_y"] + 256 * x
             data = self.state.bytes_at(address, 256)
@@ -376,6 +380,7 @@ class SymbolicMachine:
             self.lut[slot] = ("noise", address) if data is None else data.tobytes()
 
     def _load_pieces(self, f: Fields, target: Scalars) -> None:
+        """Load pieces of activations, with padding."""
         size = self.state.piece_bytes
         rows = f["y_size"], f["dram_y"]
         places = view(target, f["sram_base"], padded_block(f))
@@ -393,6 +398,7 @@ class SymbolicMachine:
     # GEMM -------------------------------------------------------------------------------------------------------
 
     def _gemm(self, i: Decoded) -> None:
+        """Run a GEMM on symbols."""
         f, ins, outs = i.fields, self.ins, self.outs
         n, y, x = f["extent_n"], f["extent_y"], f["extent_x"]
         k, r, s = f["extent_k"], f["extent_r"], f["extent_s"]
@@ -409,9 +415,11 @@ class SymbolicMachine:
             right = view(self.wgt, f["wgt_base"] * tile, (blocks, (outs, ins), *steps)).reshape(n * outs, depth)
             total = np.einsum("mk,pk->mp", right, left)
         else:
-            each = view(self.inp, f["inp_base"] * ins, ((n, f["inp_n"] * ins), *pixels, *taps)).reshape(n, y * x, depth)
+            inputs = view(self.inp, f["inp_base"] * ins, ((n, f["inp_n"] * ins), *pixels, *taps)).reshape(
+                n, y * x, depth
+            )
             tiles = view(self.wgt, f["wgt_base"] * tile, (blocks, (outs, ins), *steps)).reshape(n, outs, depth)
-            total = np.einsum("nqk,npk->nqp", tiles, each)
+            total = np.einsum("nqk,npk->nqp", tiles, inputs)
         self._accumulate(f, total.reshape(n, outs, y, x))
 
     def _accumulate(self, f: Fields, total: Scalars) -> None:
@@ -430,6 +438,7 @@ class SymbolicMachine:
     # VECTOR -----------------------------------------------------------------------------------------------------
 
     def _vector(self, i: Decoded) -> None:
+        """Run a VECTOR on symbols."""
         f, outs = i.fields, self.outs
         if f.get("softmax"):
             self._softmax(f)
@@ -489,6 +498,7 @@ class SymbolicMachine:
     # STORE ------------------------------------------------------------------------------------------------------
 
     def _store(self, i: Decoded) -> None:
+        """Check a STORE against the layer's meaning. WrongStore."""
         f, layer = i.fields, int(self.run.layer_of[i.index])
         if not 0 <= layer < len(self.run.layers):
             raise WrongStore(i.index, layer)
@@ -496,9 +506,9 @@ class SymbolicMachine:
         wanted, places = self.to_store(layer), store_places(self.cfg, f, self.state.addresses[storage])
         if places is None or places[0] < 0 or places[0] + reach(places[1]) >= len(wanted):
             raise WrongStore(i.index, layer)
-        found = view(self.out, f["sram_base"], padded_block(f))
+        stored = view(self.out, f["sram_base"], padded_block(f))
         due = view(wanted, *places)
-        if not (found == due).all():
+        if not (stored == due).all():
             raise WrongStore(i.index, layer)
         due[...] = 0
         bytes_per_step = (f["z_size"], f["dram_z"]), (f["y_size"], f["dram_y"]), (f["x_size"], self.state.piece_bytes)

@@ -132,7 +132,7 @@ class LayerComputation:
 
     @cached_property
     def signature(self) -> Hashable:
-        """Equal for definitions whose loops are the same, wherever their arrays lie and whatever their scalars are."""
+        """Equal for computations whose loops are the same, wherever their arrays lie and whatever their scalars are."""
         arrays = (*self.inputs, self.y)
         passes = tuple((stage.vector, str(stage.on_chip.body)) for stage in self.stages)  # with the padding that it has
         rows: tuple[Hashable, ...] = () if self.rows is None else (self.rows.count,)

@@ -1,10 +1,10 @@
 """Lower layers to tensor expressions over activations in blocks of channels.
 
-Every layer has the same shape: `on_chip` brings its input, padded, into a scratchpad; a convolution sums products in
-`acc`; `out` is one pass of the vector unit; `y` puts the result into DRAM. What differs is written here once, and
-templates.py says in which loops it runs.
+All layers take the same path: their input, padded, in a scratchpad; sums of products in `acc`, where GEMM multiplies;
+`out`, one pass of the vector unit; `y` in DRAM. This file chooses the lowering for a layer or block. templates.py gives
+the expressions their loops.
 
-A grouped convolution is one definition for each run of output blocks whose input blocks advance evenly.
+A grouped convolution is one computation for each run of output blocks whose input blocks advance evenly.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from celosia.compiler.layer import Layer, TilingError
 from celosia.compiler.tensorize import pack
 from celosia.compiler.tensorize.attention_lowering import attention
 from celosia.compiler.tensorize.block_space import BlockWorkload
-from celosia.compiler.tensorize.definition import BlockStage, LayerComputation, window_of
+from celosia.compiler.tensorize.computation import BlockStage, LayerComputation, window_of
 from celosia.compiler.tensorize.layer_lowering import LayerLowering
 from celosia.compiler.tensorize.row_lowering import RowLowering
 from celosia.compiler.tensorize.space import Workload
@@ -24,12 +24,13 @@ from celosia.hw.spec.config import Config
 from celosia.hw.spec.scratchpads import depths
 
 
-def define(cfg: Config, layer: Layer) -> list[LayerComputation]:
-    """The definitions of `layer`, which together compute it. TilingError where none can."""
-    return list(_definitions(cfg, layer))
+def lower_layer(cfg: Config, layer: Layer) -> list[LayerComputation]:
+    """Lower `layer` to computations that together make its output. TilingError where the accelerator cannot."""
+    return list(_computations(cfg, layer))
 
 
-def _definitions(cfg: Config, layer: Layer) -> Iterator[LayerComputation]:
+def _computations(cfg: Config, layer: Layer) -> Iterator[LayerComputation]:
+    """Generate the computations of `layer`: one, or one for each run of a grouped convolution."""
     if layer.is_block:
         yield _block(cfg, layer)
         return
@@ -56,13 +57,13 @@ def _block(cfg: Config, block: Layer) -> LayerComputation:
 
 
 def _is_matrix(layer: Layer) -> bool:
-    """Whether it works on matrices, images of one pixel."""
+    """Whether the layer works on matrices: its images have one pixel."""
     return all(act.height * act.width == 1 for act in (layer.x, layer.y)) and window_of(layer).pointwise
 
 
 def _with_maps(cfg: Config, block: Layer) -> LayerComputation:
-    """A convolution and maps, whose passes follow that of the convolution in each tile. TilingError where they look up
-    in more tables than there is room for."""
+    """Lower a convolution and maps, whose passes follow that of the convolution in each tile. TilingError where they
+    use more tables than fit scratchpad lut."""
     conv, *maps = block.layers
     room = depths(cfg)["lut"]
     if sum(layer.epilogue.table is not None for layer in block.layers) > room:
@@ -81,13 +82,13 @@ def _with_maps(cfg: Config, block: Layer) -> LayerComputation:
         stages.append(to.behind(handed))
         lowering = to
     out = lowering.vector(stages[-1])
-    workload = replace(workload, behind=tuple(each.epilogue.residual is not None for each in maps))
+    workload = replace(workload, behind=tuple(layer.epilogue.residual is not None for layer in maps))
     y = lowering.result(out)
     return LayerComputation(workload, tuple(stages), out, y, tuple(lowering.inputs), lowering.places, lowering.scalars)
 
 
 def _chain(cfg: Config, block: Layer) -> LayerComputation:
-    """A block: each pass but the last writes where the next layer reads."""
+    """Lower a chain of convolutions and poolings: each pass but the last writes to the next layer's scratchpad."""
     lowerings: list[LayerLowering] = []
     for number, layer in enumerate(block.layers):
         blocks = pack.blocks(layer.y.channels, cfg.block_out)
