@@ -94,8 +94,11 @@ class Activation:
         return Activation(self.name, images, channels, height, width, self.storage, offset, None if is_all else pixels)
 
     def rebased(self, whole: Activation) -> Activation:
-        """Re-base this view: its storage is now a region of `whole`."""
-        pixels = self.pixels
+        """Return this activation as a part of the storage of `whole`, of which its own storage has become a part.
+
+        A concatenation does so with the parts that layers have written: they then write into its storage.
+        """
+        pixels = self.pixels  # of its storage, which may have all rows and columns of `whole`, or some columns
         if (pixels.rows, pixels.columns) == (whole.height, whole.width):
             return replace(whole.region(self.dims, self.group_offset, pixels), name=self.name)
         pixels = pixels.column_within(whole.pixels, whole.width)

@@ -22,7 +22,8 @@ from celosia.compiler.ops import op_spec
 from celosia.compiler.program.op_spec import Role
 
 BIAS_SCALE_TOLERANCE = (0.01, 1e-6)
-"""By which share of the products' scale, and by how much, that of the bias of a Conv may be another."""
+"""By which share of the products' scale, and by how much, that of the bias of a Conv may be another. graph/quantized.py
+then asks for equal scales (`_bias_scale_fits`)."""
 
 
 def settle_biases(model: ir.Model) -> None:

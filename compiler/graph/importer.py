@@ -24,7 +24,7 @@ from celosia.compiler.graph.passes import Pipeline
 from celosia.compiler.graph.pipeline import FILE_PASSES, IMPORT_PASSES
 from celosia.compiler.graph.validation import validation_error
 from celosia.compiler.graph.values import attribute, is_op, shape
-from celosia.compiler.graph.witness import wrong_windows
+from celosia.compiler.graph.window_shapes import corrected_window_shapes
 from celosia.compiler.ops import op_spec
 from celosia.compiler.program.host.hostops.value_types import parameter_shape_error
 
@@ -216,7 +216,7 @@ def with_inferred_shapes(proto: onnx.ModelProto) -> onnx.ModelProto:
             _stand_in(node)
     overruled: dict[str, onnx.ValueInfoProto] = {}
     inferred = _inferred(drawn, proto)
-    while wrong := wrong_windows(drawn.graph, inferred):  # what follows from them is inferred again
+    while wrong := corrected_window_shapes(drawn.graph, inferred):  # what follows from them is inferred again
         overruled |= wrong
         kept = [node for node in drawn.graph.node if node.output[0] not in wrong]
         del drawn.graph.node[:]

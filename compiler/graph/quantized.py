@@ -72,8 +72,10 @@ class Integerise(Commute):
 
     def run(self) -> None:
         """Changes the graph until nothing is left to do."""
-        # QLinearSoftmax is not what floats give: it is for those alone of which onnxruntime makes one.
-        self._in_bytes = {node for node in self.graph if is_op(node, "Softmax") and is_quantised(past_bounds(node))}
+        # QLinearSoftmax gives other bytes than floats do: only where onnxruntime itself makes one.
+        self._softmaxes_in_integers = {
+            node for node in self.graph if is_op(node, "Softmax") and is_quantised(past_bounds(node))
+        }
         self._repeat(self._commute)
         self._repeat(lambda node: self._rewrite(node) or self._quantised_product(node))
         self._repeat(lambda node: self._choose(node) or self._join(node) or self._rewrite(node))
@@ -272,8 +274,9 @@ class Integerise(Commute):
         return self._emit_form(node.op_type, known, y, node, axis=attribute(node, "axis"))
 
     def _softmax(self, node: ir.Node, y: Quantised) -> bool:
+        """Make a QLinearSoftmax where onnxruntime does, which `run` has found out before any operator moved."""
         x = activation(node.inputs[0])
-        if x is None or x.dtype != y.dtype or node not in self._in_bytes:
+        if x is None or x.dtype != y.dtype or node not in self._softmaxes_in_integers:
             return False
         opset = self.graph.opset_imports.get("", 13)
         axis = attribute(node, "axis", -1 if opset >= 13 else 1)

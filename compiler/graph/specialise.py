@@ -130,7 +130,7 @@ def _is_count(proto: onnx.ModelProto, origin: Origin, size: str) -> bool:
 
 
 @dataclass(frozen=True)
-class _Open:
+class _OpenSizes:
     """The open sizes of a model: their labels by input and axis, those that a Program can leave open, the one that may
     count samples, and why it does not.
     """
@@ -141,15 +141,16 @@ class _Open:
     why: str
 
 
-def _open(source: str | Path | onnx.ModelProto, shapes: Shapes) -> _Open:
+def _find_open_sizes(source: str | Path | onnx.ModelProto, shapes: Shapes) -> _OpenSizes:
+    """Find the open sizes of a model; without the shapes that it declares, if these contradict the inferred ones."""
     proto, origin = sound(source)
     try:
-        return _open_sizes(proto, origin, shapes)
+        return _open_sizes_of(proto, origin, shapes)
     except Disagreement:
-        return _open_sizes(undeclared(proto), origin, shapes)
+        return _open_sizes_of(undeclared(proto), origin, shapes)
 
 
-def _open_sizes(proto: onnx.ModelProto, origin: Origin, shapes: Shapes) -> _Open:
+def _open_sizes_of(proto: onnx.ModelProto, origin: Origin, shapes: Shapes) -> _OpenSizes:
     axes = open_axes(proto)
     some = {each: [max(size or 0, 1) for size in shape] for each, shape in shapes.items()}  # there may be 0 of them
     sizes, samples, why = sizes_of(proto, some), sample_size(proto), ""
@@ -166,12 +167,12 @@ def _open_sizes(proto: onnx.ModelProto, origin: Origin, shapes: Shapes) -> _Open
     counts = {label for label in sizes if label != samples and not meets_weights(model((label,)))}
     if counts and not meets_weights(model(counts)):
         free |= counts
-    return _Open(axes, free, samples, why)
+    return _OpenSizes(axes, free, samples, why)
 
 
 def without_free(source: str | Path | onnx.ModelProto, shapes: Shapes) -> dict[str, tuple[int | None, ...]]:
     """`shapes` of all inputs with open sizes, without those that a Program can leave open: samples and counts."""
-    found = _open(source, shapes)
+    found = _find_open_sizes(source, shapes)
     return {
         each: tuple(None if found.axes.get((each, axis)) in found.free else size for axis, size in enumerate(shape))
         for each, shape in shapes.items()
@@ -180,7 +181,7 @@ def without_free(source: str | Path | onnx.ModelProto, shapes: Shapes) -> dict[s
 
 def why_fixed(source: str | Path | onnx.ModelProto, shapes: Shapes) -> dict[tuple[str, int], str]:
     """Why a Program must know open sizes, by input and axis; those that it can leave open are left out."""
-    found = _open(source, shapes)
+    found = _find_open_sizes(source, shapes)
     mixed = f"samples are not computed one by one: {found.why}"
     return {
         place: mixed if label == found.samples else "operators with weights meet it"

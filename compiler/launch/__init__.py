@@ -1,1 +1,12 @@
-"""Layers to launches: form blocks, order layers so that they overlap, plan memory, assemble the Program."""
+"""Layers to launches.
+
+In the order in which layers pass the files:
+
+blocks, attentions    which layers run as one and keep their intermediates on chip; chains: cycles of candidates
+order                 in which order the layers of a launch run, so that layers which need different units overlap; the
+                      timing model decides, for every Config
+overlap               which layer may overlap with which, and how their tiles are interleaved
+image                 which instructions and constants a Program has
+memory, arena         where tensors lie in DRAM, and in the memory of the CPU
+assemble, describe    the steps of the Program, and what users read of its layers
+"""

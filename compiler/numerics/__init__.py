@@ -8,7 +8,7 @@ kernels in their order, bit for bit; tests compare them with onnxruntime, which 
 
 - *specifications* (`requantize`, `rescale_add`) are the integer arithmetic of the hardware;
 
-- *derivations* (`fold_scale`, `fit_rescale_add`, `mul_scale`, ...) find the integers for one operator. Where an
+- *derivations* (`fold_scale`, `fit_rescale_add`, `fit_rescale_mul`, ...) find the integers for one operator. Where an
 operator has few inputs they try them all, so the result is proved; None means that no exact integers were found.
 
 The hardware holds int8. A uint8 tensor is stored with its top bit flipped (x - 128), and so are its zero points;
@@ -43,7 +43,7 @@ from celosia.compiler.numerics.addition import (
 )
 from celosia.compiler.numerics.average import average_is_exact, global_average_scale, mean_scale, qlinear_average
 from celosia.compiler.numerics.integer_norm import NormConstants, NormError, norm_constants
-from celosia.compiler.numerics.multiplication import RescaleMul, float_mul, mul_scale, qlinear_mul
+from celosia.compiler.numerics.multiplication import RescaleMul, fit_rescale_mul, float_mul, qlinear_mul
 from celosia.compiler.numerics.quantization import dequantize_linear, quantize_linear
 from celosia.compiler.numerics.quantized_softmax import qlinear_softmax, softmax_powers
 from celosia.compiler.numerics.requantiser import (
@@ -76,10 +76,37 @@ INT8 = "session.qdqisint8allowed"
 whose products with int8 weights saturate on processors without VNNI."""
 
 __all__ = [
-    "BINARY", "INT8", "MULTIPLIER_BITS", "SHIFT_BITS", "UNARY",
-    "BinaryFunction", "NormConstants", "NormError", "RescaleAdd", "RescaleMul",
-    "average_is_exact", "conv_scale", "dequantize_linear", "fit_float_add", "fit_rescale_add", "float_add", "float_mul",
-    "fold_scale", "global_average_scale", "mean_scale", "mul_scale", "nearest_rescale_add", "norm_constants",
-    "qlinear_add", "qlinear_average", "qlinear_mul", "qlinear_softmax", "quantize_linear", "requantize",
-    "requantize_f32", "rescale_add", "softmax_powers", "unary_table",
+    "BINARY",
+    "INT8",
+    "MULTIPLIER_BITS",
+    "SHIFT_BITS",
+    "UNARY",
+    "BinaryFunction",
+    "NormConstants",
+    "NormError",
+    "RescaleAdd",
+    "RescaleMul",
+    "average_is_exact",
+    "conv_scale",
+    "dequantize_linear",
+    "fit_float_add",
+    "fit_rescale_add",
+    "fit_rescale_mul",
+    "float_add",
+    "float_mul",
+    "fold_scale",
+    "global_average_scale",
+    "mean_scale",
+    "nearest_rescale_add",
+    "norm_constants",
+    "qlinear_add",
+    "qlinear_average",
+    "qlinear_mul",
+    "qlinear_softmax",
+    "quantize_linear",
+    "requantize",
+    "requantize_f32",
+    "rescale_add",
+    "softmax_powers",
+    "unary_table",
 ]  # fmt: skip

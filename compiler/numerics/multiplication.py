@@ -48,7 +48,7 @@ class RescaleMul:
     zero_point: int
 
 
-def mul_scale(sa: float, za: int, sb: float, zb: int, sc: float, zc: int, dtype: DTypeLike) -> RescaleMul | None:
+def fit_rescale_mul(sa: float, za: int, sb: float, zb: int, sc: float, zc: int, dtype: DTypeLike) -> RescaleMul | None:
     """Find arguments with which `requantize` of (q - za) * (r - zb) equals `qlinear_mul` on all 65,536 pairs, or
     None.
 

@@ -20,13 +20,13 @@ def quantize_blocks(node: Node) -> list[Tensor]:
     Beyond K there are zeros. Scales: [..., blocks] float32.
     """
     x, size = node.input(0), int(node.attrs["block_size"])
-    largest, steps = steps_of_blocks(x, size)
+    largest, inverse_scales = steps_of_blocks(x, size)
     inner, blocks = x.shape[-1], largest.shape[-1]
 
     def byte(*i: Expr) -> Expr:
         place = i[-2] * size + i[-1]
         whole = inner % size == 0
-        value = x[(*i[:-2], place if whole else T.minimum(place, inner - 1))] * steps[i[:-1]]
+        value = x[(*i[:-2], place if whole else T.minimum(place, inner - 1))] * inverse_scales[i[:-1]]
         value = call("round_even", value)
         return (value if whole else select(place < inner, value, wrap(0, F32))).astype("int8")
 
@@ -56,9 +56,11 @@ def block_sums(node: Node) -> Tensor:
 
 @op("ScaleSums", kind=Kind.OPAQUE, domain="celosia", operands="sums steps scales x? zeros?")
 def scale_sums(node: Node) -> Tensor:
-    """sums, as BlockSums makes them, times steps [..., blocks] and scales [parts, blocks, lanes], added up over the
-    blocks in their order: [..., parts, lanes]. With x, as QuantizeBlocks makes it, and zeros [parts, blocks, lanes]
-    int32 what zeros add to the sums is taken off.
+    """Build ScaleSums, which makes floats of the sums of BlockSums: [..., parts, lanes].
+
+    Each sum is multiplied by its two scales, and blocks are added in their order. steps [..., blocks]: scales of the
+    activations, as QuantizeBlocks makes them. scales [parts, blocks, lanes]: of the weights. With zeros [parts, blocks,
+    lanes] int32, zero points of the weights, sum(x) * zeros of a block is subtracted first; x as of QuantizeBlocks.
     """
     sums, steps, scales = node.input("sums"), node.input("steps"), node.input("scales")
     x, zeros = node.optional("x"), node.optional("zeros")

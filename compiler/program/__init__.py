@@ -1,6 +1,6 @@
 """The Program: contents of a compiled model, its file, and its host runtime.
 
-dtypes, traits       what element types there are; what the compiler knows of each operator
+dtypes, op_spec       what element types there are; what the compiler knows of each operator
 model                what a Program contains: tensors, steps, kernels, image
 activation_packing   how activations lie in the accelerator's DRAM
 bit_levels           which few-bit code holds the values of a tensor

@@ -63,14 +63,14 @@ def checked(report: Any) -> dict[str, Any]:
     if not isinstance(report, dict):
         raise ValueError("it is no object")
     for name in NUMBERS:
-        if not _is(report.get(name), float):
+        if not _is_json_of(report.get(name), float):
             raise ValueError(f"it has no number {name!r}")
     steps = report.get("steps")
     if not isinstance(steps, list) or not all(isinstance(step, dict) for step in steps):
         raise ValueError("it has no list of steps")
     for step in steps:
         for name, kind in STEP.items():
-            if not _is(step.get(name), kind) or (
+            if not _is_json_of(step.get(name), kind) or (
                 kind is list and not all(isinstance(each, str) for each in step[name])
             ):
                 raise ValueError(f"a step has no {name!r}")
@@ -83,14 +83,15 @@ def checked(report: Any) -> dict[str, Any]:
 
 def _check_distance(found: Any) -> None:
     outputs = found.get("outputs") if isinstance(found, dict) else None
-    if not isinstance(outputs, dict) or not _is(found.get("bound"), float):
+    if not isinstance(outputs, dict) or not _is_json_of(found.get("bound"), float):
         raise ValueError("how far outputs differ has no 'outputs' or no 'bound'")
     for name, row in outputs.items():
-        if not isinstance(row, dict) or not all(_is(row.get(each), float) for each in ("absolute", "relative")):
+        if not isinstance(row, dict) or not all(_is_json_of(row.get(each), float) for each in ("absolute", "relative")):
             raise ValueError(f"how far output {name!r} differs is no number")
 
 
-def _is(value: Any, kind: type) -> bool:
+def _is_json_of(value: Any, kind: type) -> bool:
+    """Return whether a value of JSON is of `kind`: an integer is a float, and a bool is no number."""
     return isinstance(value, int | float if kind is float else kind) and not isinstance(value, bool)
 
 

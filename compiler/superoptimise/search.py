@@ -87,12 +87,12 @@ class Searching:
             self.state.ended = "known" if self.known_whole else WAYS[self.way](self, start)
         except KeyboardInterrupt:
             self.state.ended = "interrupted"
-        self._tell()
+        self._report_progress()
         return self.state
 
     def _tidied_first(self, first: Found) -> Found:
         """`first` after the rules that tidy up, where that is cheaper: they need no other rule to come before them."""
-        if self._tell():
+        if self._report_progress():
             return first
         graph, names = self.tidied(first.graph)
         if not names or graph.digest in self.seen:
@@ -132,8 +132,8 @@ class Searching:
             return Found(graph, price, (*found.steps, derived), found.gain + gain)
         return None
 
-    def _tell(self, waiting: int = 0) -> bool:
-        """Whether the time is over."""
+    def _report_progress(self, waiting: int = 0) -> bool:
+        """Report the state of the search to the caller. Returns whether its time is over."""
         self.state.seconds = time.perf_counter() - self.started
         self.state.best, self.state.seen, self.state.waiting = self.found[-1].price, len(self.seen), waiting
         self.told(self.state)
@@ -157,7 +157,7 @@ class Searching:
                 if found.price.total > ALPHA * self.found[-1].price.total:
                     continue
                 rest = self._next(found)
-            if self._tell(len(queue)):
+            if self._report_progress(len(queue)):
                 return "budget"
             steps, whole = self._looked_at(rest)
             for each in steps:
@@ -166,7 +166,7 @@ class Searching:
                 put(each)
             if not whole:
                 put(found, rest)
-        return "nothing left" if not self._tell(len(queue)) else "budget"
+        return "nothing left" if not self._report_progress(len(queue)) else "budget"
 
     def _everywhere(self, steps: Sequence[Found], found: Found) -> Iterator[Found]:
         """For each rule that saves something in several places of a graph, what it makes of all of them."""
@@ -189,7 +189,7 @@ class Searching:
         until = min((self.state.seconds + self.budget) / 2, self.state.seconds + taking)
         for each in rest:
             steps.append(each)
-            self._tell()
+            self._report_progress()
             if self.state.seconds >= until:
                 return steps, False
         return steps, self.state.seconds < self.budget
@@ -197,7 +197,7 @@ class Searching:
     def _greedy(self, first: Found) -> str:
         """The step that saves most, as long as there is one."""
         found, whole = first, True
-        while not self._tell():
+        while not self._report_progress():
             steps, whole = self._looked_at(self._next(found))
             steps.sort(key=lambda each: each.price.total)
             better = (self._priced(each) for each in steps if each.price.total < found.price.total)
@@ -280,7 +280,7 @@ class Searching:
             for each in under_way:
                 if each.ready():
                     return each
-            if self._tell():
+            if self._report_progress():
                 return None
             time.sleep(LOOK)
 

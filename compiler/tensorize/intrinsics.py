@@ -282,8 +282,11 @@ def _vector_fields(
     return fields
 
 
-def passes(cfg: Config) -> Iterator[VectorOp]:
-    """Generate the vector operations that layers of this Config need."""
+def vector_ops(cfg: Config) -> Iterator[VectorOp]:
+    """Generate every vector operation of this Config for which an intrinsic is declared.
+
+    A layer with another combination has no tiling. The fields are those of `VectorOp`, in its order.
+    """
     if cfg.sums:
         yield VectorOp("acc", byte=True)
     for lookup, residual in product((False, True), repeat=2):
@@ -337,6 +340,6 @@ class _Intrinsics(Mapping[str, Declared]):
 def declared(cfg: Config) -> Mapping[str, Declared]:
     """The intrinsics of a Config by name, for `expr.parse` and for traces of schedules."""
     loads = [make(cfg, scope) for make in (load, padded_load) for scope in BUFFERS if scope in scratchpads(cfg)]
-    vectors = [vector(cfg, p) for p in passes(cfg)]
+    vectors = [vector(cfg, p) for p in vector_ops(cfg)]
     others = gemm(cfg), *loads, widening_load(cfg), requantise(cfg), window_max(cfg), store(cfg), *vectors
     return _Intrinsics(cfg, {i.name: i for i in others})

@@ -152,6 +152,8 @@ class Workload:
 
 
 ORDERS = ("weights", "input", "split", "pieces", "rows", "block")
+"""Orders of the loops over tiles, by what stays in its scratchpad longest. Another one also needs its case in `Tiling`,
+in `why_not`, `too_large` and `products`, and in the template (templates.py)."""
 CUT = ("split", "pieces", "block")
 """Orders in which the reduction is cut into pieces of k."""
 

@@ -245,7 +245,7 @@ def mul_scale(count: int, seed: int = 0) -> dict[str, float]:
         widest = max(abs(flip + q - z) for q in (-128, 127) for z in (za, zb)) ** 2
         sc = np.float32(sa * sb * widest * rng.uniform(0.3, 1) / 200)  # the output is about as wide as the products
         start = time.perf_counter()
-        fit = numerics.mul_scale(sa, za, sb, zb, sc, zc, kind)
+        fit = numerics.fit_rescale_mul(sa, za, sb, zb, sc, zc, kind)
         times.append(1e3 * (time.perf_counter() - start))
         if fit is None:
             continue

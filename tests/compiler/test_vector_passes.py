@@ -109,7 +109,7 @@ def windowed(cfg: Config, p: hw.VectorOp, size: int) -> Tensor:
 
 
 @CONFIGS
-@pytest.mark.parametrize("p", list(hw.passes(Config())), ids=lambda p: p.name)
+@pytest.mark.parametrize("p", list(hw.vector_ops(Config())), ids=lambda p: p.name)
 def test_passes_mean_what_vector_does(cfg: Config, p: hw.VectorOp) -> None:
     rng = np.random.default_rng(len(p.name))
     rule = declared(cfg, p.name).rule
@@ -237,11 +237,11 @@ def test_store(cfg: Config) -> None:
 
 
 def test_passes_have_names_of_their_own() -> None:
-    assert len(list(hw.passes(Config()))) == 16
+    assert len(list(hw.vector_ops(Config()))) == 16
     full = PRESETS["tiny"]
-    names = [p.name for p in hw.passes(full)]
+    names = [p.name for p in hw.vector_ops(full)]
     assert len(set(names)) == len(names) == 56
-    for p in hw.passes(full):
+    for p in hw.vector_ops(full):
         rule = declared(full, p.name).rule
         assert isinstance(rule, Compute)
         fields = rule.fields(**parameters_of(p, np.random.default_rng(0)))

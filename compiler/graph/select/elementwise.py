@@ -144,7 +144,7 @@ def product(p: Placement, node: ir.Node) -> None:
     a, b, y = operand(node, "a"), operand(node, "b"), node.outputs[0]
     assert a is not None and b is not None
     sa, za, sb, zb, sy, zy = _numbers(node)
-    fit = numerics.mul_scale(sa, za, sb, zb, sy, zy, y.dtype.numpy())  # type: ignore[union-attr]
+    fit = numerics.fit_rescale_mul(sa, za, sb, zb, sy, zy, y.dtype.numpy())  # type: ignore[union-attr]
     if fit is None:
         raise NotOffloadable(
             "no integers give onnxruntime's product on all pairs of bytes; other scales may, from another calibration"

@@ -212,7 +212,7 @@ def _multiplying(value: ir.Value) -> list[ir.Value] | None:
 # Caches -----------------------------------------------------------------------------------------------------------
 
 
-def append(p: Placement, node: ir.Node, operands: list[ir.Value]) -> bool:
+def append_to_cache(p: Placement, node: ir.Node, operands: list[ir.Value]) -> bool:
     """Places a concatenation of rows that only products of two activations read, as of keys in a cache and new ones;
     False where others read it. NotOffloadable.
 

@@ -31,12 +31,12 @@ FEATURE_NAMES = (
     "statements",
 )  # fmt: skip
 FEATURE_CYCLES = (0.5, 0.5, 1.0, 1.0, 4.0, 12.0, 4.0)
-"""Cycles of one unit of each of the first NAMES."""
+"""Cycles of one unit of each of the first FEATURE_NAMES."""
 
 
 @dataclass
 class Counts:
-    """Features of a loop nest, see NAMES."""
+    """Features of a loop nest, see FEATURE_NAMES."""
 
     operations: float = 0
     loads: float = 0

@@ -1,4 +1,4 @@
-"""onnx's inference of shapes as a witness of what windows mean here (compiler/program/host/window_geometry.py).
+"""Compare the output shapes of windows that onnx infers with our own (compiler/program/host/window_geometry.py).
 
 Where attributes are such that onnx is known to infer other shapes than onnxruntime makes, it is overruled. Where they
 are not, another shape is a fault, of one or the other.
@@ -17,10 +17,11 @@ from celosia.compiler.program.host.window_geometry import WindowError, transpose
 Dims = tuple[int, ...]
 
 
-def wrong_windows(graph: onnx.GraphProto, inferred: onnx.GraphProto) -> dict[str, onnx.ValueInfoProto]:
-    """Outputs of operators of `graph` whose shapes in `inferred` are not those that onnxruntime gives them, as they
-    are to be. What is made of such a one is not looked at. ValueError for attributes without a meaning, and where onnx
-    should have been right.
+def corrected_window_shapes(graph: onnx.GraphProto, inferred: onnx.GraphProto) -> dict[str, onnx.ValueInfoProto]:
+    """Return the right shapes, by name, of outputs that onnx has inferred otherwise than onnxruntime computes them.
+
+    The importer then infers again all that depends on them. Raises ValueError for attributes without a meaning, and for
+    a difference at attributes for which onnx is known to be right.
     """
     known = {tensor.name: tuple(tensor.dims) for tensor in graph.initializer}
     types = {value.name: value.type.tensor_type for value in (*graph.input, *inferred.value_info, *inferred.output)}
