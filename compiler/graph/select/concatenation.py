@@ -43,7 +43,7 @@ def concat(p: Placement, node: ir.Node) -> None:
     y = node.outputs[0]
     operands = _operands(node)
     values, changed = [value for value, _ in operands], any(table is not None for _, table in operands)
-    if not changed and any(place(p, node, values) for place in (join_turned, append, join_columns)):
+    if not changed and any(place(p, node, values) for place in (join_turned, append_to_cache, join_columns)):
         return
     y_form = natural_form(y)
     axes = image_axes(len(y.shape or ()))
