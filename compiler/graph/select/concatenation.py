@@ -19,6 +19,7 @@ from celosia.compiler.graph.operands import convolves_bytes, joins_parts, operan
 from celosia.compiler.graph.select.columns import join_columns, join_turned
 from celosia.compiler.graph.select.forms import ActivationLayout, NotOffloadable, natural_form
 from celosia.compiler.graph.select.joining import joins
+from celosia.compiler.graph.select.matrices import append_to_cache
 from celosia.compiler.graph.select.parameters import array_of, image_axes, scalar_of
 from celosia.compiler.graph.select.placement import LayerAssignment, Placement, Reads
 from celosia.compiler.graph.values import attribute, constant
