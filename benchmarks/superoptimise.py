@@ -72,6 +72,8 @@ BUDGET = 60.0
 """Seconds for each."""
 RTL_BUDGET = 30.0
 """The same for those that run on the RTL."""
+GENERATE_BUDGET = 180.0
+"""The same with all generated rules, of which a busy machine weighs few in a minute."""
 WON = ("resnet_v1_stage", "causal")
 """Networks that generated rules are kept for."""
 TARGETS = {"four_branches": 3.0, **dict.fromkeys((*PARTLY, *WON), 1.05)}
@@ -123,7 +125,8 @@ def made(name: str, folder: Path) -> Path:
 def rows(asked: Request) -> Iterator[Row]:
     """Rows of the section, or of the part `only` of it."""
     folder, models, config, say = asked.folder, asked.models, asked.preset, asked.say
-    seconds = asked.seconds or (RTL_BUDGET if asked.device == "rtl" else BUDGET)
+    own = {"rtl": RTL_BUDGET, "generate": GENERATE_BUDGET}
+    seconds = asked.seconds or own.get(asked.device or "") or own.get(asked.only or "") or BUDGET
     if asked.only == "floats":
         return floats(folder, models, seconds, say)
     if asked.only == "generate":
