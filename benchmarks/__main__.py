@@ -44,7 +44,7 @@ MEASURED_BY = {
 """The module and function of each section; "models" for the methods of models.Bench, which share Programs."""
 PARTS = (
     "regret", "judged", "model", "network", "fleet", "front", "best", "vta", "budget", "proofs", "fuzz", "resources",
-    "ecp5", "ablation", "floats", "pool", "networks",
+    "ecp5", "ablation", "floats", "pool", "generate",
 )  # fmt: skip
 """Parts of tune, explore, hardware and superoptimise."""
 SECTIONS = tuple(MEASURED_BY)

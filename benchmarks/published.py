@@ -179,6 +179,6 @@ PUBLISHED = {
     "inception_v3_last": inception_v3_last, "nasnet_cells": nasnet_cells, "resnext50": resnext50,
 }  # fmt: skip
 STRIDED = {"resnet_v1_stage": resnet_v1_stage, "resnet50_v1": resnet50_v1, "causal": causal}
-"""Networks that compute pixels which a stride or a Slice behind them drops: those that generated rules win on."""
+"""Networks that compute pixels which a stride or a Slice behind them drops."""
 WHOLE = {"inception_v3": inception_v3}
 """What takes the compiler most of a minute each time that it is priced."""

@@ -1,7 +1,7 @@
 """python -m celosia.compiler.superoptimise [--check]: prove every rule, and write proofs.json and the files like it, or
 compare with them.
-python -m celosia.compiler.superoptimise --generate [--networks FOLDER] [--config pynq] [--seconds 60]: generate rules,
-and write those to generated.json that win on int8 models of FOLDER; without a folder, count them.
+python -m celosia.compiler.superoptimise --generate: generate rules, and count them; `python -m benchmarks superoptimise
+--only generate` writes those that win on a network to generated.json.
 python -m celosia.compiler.superoptimise --rediscover: generate rules without those written by hand, and count how many
 of these follow from them.
 """
@@ -36,15 +36,12 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--check", action="store_true")
     parser.add_argument("--generate", action="store_true")
     parser.add_argument("--rediscover", action="store_true")
-    parser.add_argument("--networks", type=Path, metavar="FOLDER")
-    parser.add_argument("--config", default="pynq")
-    parser.add_argument("--seconds", type=float, default=60.0)
     options = parser.parse_args(arguments)
     try:
         if options.rediscover:
             return _rediscover()
         if options.generate:
-            return _generate(options.networks, options.config, options.seconds)
+            return 0 if _generate(RULES) else 1
         others = [rule for rule in RULES if rule not in WINDOWS]
         texts: dict[Path, Callable[[], str]] = {
             file: partial(text_of, rules, file)
@@ -70,7 +67,7 @@ def _write(file: Path, text: str, check: bool) -> int:
     return 0
 
 
-def _generated(known: tuple[RewriteRule, ...]) -> list[RewriteRule]:
+def _generate(known: tuple[RewriteRule, ...]) -> list[RewriteRule]:
     """Generate the rules of all vocabularies, which do not follow from `known`, and print how many there are."""
     from celosia.compiler.superoptimise.generation.generator import Counts, Generator
     from celosia.compiler.superoptimise.generation.vocabularies import VOCABULARIES
@@ -89,30 +86,10 @@ def _listed(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{count:,} {name}" for name, count in counts.items())
 
 
-def _generate(networks: Path | None, config: str, seconds: float) -> int:
-    import onnx
-
-    from celosia.compiler.pricing import pricing
-    from celosia.compiler.superoptimise.generation.generator import winning_rules
-
-    rules, wins = _generated(RULES), dict[str, dict[str, float]]()
-    for path in sorted(networks.glob("*.onnx")) if networks else ():
-        print(f"{path.stem}:", flush=True)
-        model = onnx.load(path)
-        factor, needed = winning_rules(
-            RULES, rules, model, pricing(model, config), seconds, lambda text: print(" ", text)
-        )
-        for rule in needed:
-            wins.setdefault(rule.name, {})[path.stem] = round(factor, 3)
-        print(f"  {factor:.3f} times as many cycles without generated rules, {len(needed)} of which are needed")
-    winners = [rule for rule in rules if rule.name in wins]
-    return _write(GENERATED, stored_text(winners, wins), False) if networks else 0
-
-
 def _rediscover() -> int:
     from celosia.compiler.superoptimise.generation.subsumption import is_subsumed
 
-    rules = _generated(())
+    rules = _generate(())
     for name, every in GROUPS.items():
         group = [rule for rule in every if rule.before != rule.after]  # what is computed twice follows from nothing
         follow = [rule for rule in group if is_subsumed(rule, rules)]

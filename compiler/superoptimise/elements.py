@@ -48,7 +48,7 @@ class Ite:
 
 
 @dataclass(frozen=True, eq=False)
-class Sum:
+class SumOver:
     """The sum of `body` over all whole `variables` for which `guard` holds."""
 
     variables: Index
@@ -57,7 +57,7 @@ class Sum:
 
 
 @dataclass(frozen=True, eq=False)
-class Max:
+class MaxOver:
     """The largest `body` over all whole `variables` for which `guard` holds; there is one."""
 
     variables: Index
@@ -73,7 +73,7 @@ class Uninterpreted:
     parts: tuple[Element, ...]
 
 
-Element: TypeAlias = Number | Read | Plus | Times | Ite | Sum | Max | Uninterpreted
+Element: TypeAlias = Number | Read | Plus | Times | Ite | SumOver | MaxOver | Uninterpreted
 ElementAt = Callable[[Index], Element]
 """A tensor: its element at each place."""
 

@@ -1,6 +1,6 @@
 """An element of a float convolution or product, for proofs: a function of its terms, each with its place.
 
-The terms of a sum are a set here, each labelled with the counters that it belongs to; `Max` stands for a function
+The terms of a sum are a set here, each labelled with the counters that it belongs to; `MaxOver` stands for a function
 of such a set, of which nothing else is used. Two sums are equal where their sets are: then the same numbers are added
 up, whatever the order is that whoever runs it takes for these places. Needs z3.
 """
@@ -11,14 +11,14 @@ from collections.abc import Sequence
 
 import z3
 
-from celosia.compiler.superoptimise.elements import Element, ElementAt, Index, Max, Read, Uninterpreted
+from celosia.compiler.superoptimise.elements import Element, ElementAt, Index, MaxOver, Read, Uninterpreted
 from celosia.compiler.superoptimise.meaning import MEANINGS, Unprovable, fresh
 from celosia.compiler.superoptimise.operators import Attributes, Shape
 
 
 def _sum(counters: Index, inside: object, *factors: Element) -> Element:
     term = Uninterpreted("float term", (Read("place of a float term", counters), *factors))
-    return Uninterpreted("float sum", (Max(counters, inside, term),))
+    return Uninterpreted("float sum", (MaxOver(counters, inside, term),))
 
 
 def _convolve(args: Sequence[ElementAt], shapes: Sequence[Shape], given: Attributes, at: Index) -> Element:

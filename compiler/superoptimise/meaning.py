@@ -13,9 +13,9 @@ from celosia.compiler.superoptimise.elements import (
     ElementAt,
     Index,
     Ite,
-    Max,
+    MaxOver,
     Plus,
-    Sum,
+    SumOver,
     Times,
     Uninterpreted,
     minus,
@@ -56,7 +56,7 @@ def _convolve(args: Sequence[ElementAt], shapes: Sequence[Shape], given: Attribu
 
     def of_group(g: int) -> Element:
         factor = minus(x((n, c + g * channels, y, z)), xz(()))
-        return Sum((c, i, j), inside, Times((factor, weight)))
+        return SumOver((c, i, j), inside, Times((factor, weight)))
 
     if not isinstance(groups, int):
         raise Unprovable("a number of groups that is no number")
@@ -73,7 +73,7 @@ def _multiply(args: Sequence[ElementAt], shapes: Sequence[Shape], given: Attribu
     x, xz, w, wz, b = args
     k = fresh("k")
     body = Times((minus(x((*at[:-1], k)), xz(())), minus(w((k, at[-1])), wz((at[-1],)))))
-    return Plus((Sum((k,), _within(k, 0, shapes[2][0]), body), b((at[-1],))))
+    return Plus((SumOver((k,), _within(k, 0, shapes[2][0]), body), b((at[-1],))))
 
 
 def _largest(args: Sequence[ElementAt], shapes: Sequence[Shape], given: Attributes, at: Index) -> Element:
@@ -87,7 +87,7 @@ def _largest(args: Sequence[ElementAt], shapes: Sequence[Shape], given: Attribut
         _within(i, 0, kernel[0]), _within(j, 0, kernel[1]),
         _within(y, 0, shapes[0][2]), _within(z, 0, shapes[0][3]),
     )  # fmt: skip
-    return Max((i, j), inside, args[0]((*at[:2], y, z)))
+    return MaxOver((i, j), inside, args[0]((*at[:2], y, z)))
 
 
 def _concat(args: Sequence[ElementAt], shapes: Sequence[Shape], given: Attributes, at: Index) -> Element:

@@ -21,11 +21,11 @@ from celosia.compiler.superoptimise.elements import (
     ElementAt,
     Index,
     Ite,
-    Max,
+    MaxOver,
     Number,
     Plus,
     Read,
-    Sum,
+    SumOver,
     Times,
     Uninterpreted,
 )
@@ -42,7 +42,7 @@ MOST_RENUMBERINGS = 300
 _MODULUS = 1 << 32
 Facts = tuple[Any, ...]
 Monomial = tuple[int, tuple[Element, ...]]
-Reduction = Sum | Max
+Reduction = SumOver | MaxOver
 
 
 @dataclass
@@ -92,7 +92,7 @@ class Prover:
             return True
         if isinstance(a, Read) and isinstance(b, Read):
             return self._same_place(a, b, facts)
-        if isinstance(a, Max) and isinstance(b, Max):
+        if isinstance(a, MaxOver) and isinstance(b, MaxOver):
             return self._equal_reductions([a], [b], facts)
         if isinstance(a, Uninterpreted) and isinstance(b, Uninterpreted):
             return self._equal_functions(a, b, facts)
@@ -130,8 +130,8 @@ class Prover:
         inner = parts[0]
         if name in self.identities and len(parts) == 1:
             return inner
-        if name in self.monotone and len(parts) == 1 and isinstance(inner, Max):
-            return Max(inner.variables, inner.guard, Uninterpreted(name, (inner.body,)))
+        if name in self.monotone and len(parts) == 1 and isinstance(inner, MaxOver):
+            return MaxOver(inner.variables, inner.guard, Uninterpreted(name, (inner.body,)))
         if len(parts) == 1 and isinstance(inner, Uninterpreted) and (name, inner.name) in self.absorbing:
             return inner
         return Uninterpreted(name, parts)
@@ -158,7 +158,7 @@ class Prover:
 
     def _parts(self, each: Reduction, cut: SumCut, facts: Facts) -> list[Reduction]:
         """`each` cut along a counter; as it is where it has no such counter, or another length."""
-        if not isinstance(each, Sum) or cut.counter >= len(each.variables):
+        if not isinstance(each, SumOver) or cut.counter >= len(each.variables):
             return [each]
         variable = each.variables[cut.counter]
         found: list[Reduction] = []
@@ -171,7 +171,7 @@ class Prover:
             inside = [] if cut.every else [inner >= 0, inner < length]
             guard = z3.And(z3.substitute(each.guard, (variable, place)), *inside)
             variables = (*each.variables[: cut.counter], inner, *each.variables[cut.counter + 1 :])
-            found.append(Sum(variables, guard, substituted(each.body, [(variable, place)])))
+            found.append(SumOver(variables, guard, substituted(each.body, [(variable, place)])))
         return found
 
     def _renumberings(self, width: int) -> Iterator[tuple[tuple[int, ...], Index]]:
@@ -183,7 +183,7 @@ class Prover:
                     yield order, steps
 
     def _equal_at(self, left: Sequence[Reduction], right: Sequence[Reduction], facts: Facts) -> bool:
-        if isinstance(left[0], Sum):
+        if isinstance(left[0], SumOver):
             parts = [Ite(each.guard, each.body, Number(0)) for each in left]
             others = [Ite(each.guard, each.body, Number(0)) for each in right]
             return self.equal(Plus(tuple(parts)), Plus(tuple(others)), facts)
@@ -206,7 +206,7 @@ class Prover:
             left = [each for each in left if each[0] % _MODULUS]
         if not left:
             return True
-        sums = [(k, atoms[0]) for k, atoms in left if len(atoms) == 1 and isinstance(atoms[0], Sum)]
+        sums = [(k, atoms[0]) for k, atoms in left if len(atoms) == 1 and isinstance(atoms[0], SumOver)]
         if len(sums) < len(left) or any(k not in (1, -1) for k, _ in sums):
             return False
         plus = [each for k, each in sums if k == 1]
@@ -225,7 +225,7 @@ class Prover:
         return True
 
     def _same_atom(self, a: Element, b: Element, facts: Facts) -> bool:
-        if type(a) is not type(b) or isinstance(a, Sum):
+        if type(a) is not type(b) or isinstance(a, SumOver):
             return False
         return self.equal(a, b, facts)
 
@@ -313,10 +313,10 @@ def substituted(element: Element, pairs: Sequence[tuple[Any, Any]]) -> Element:
             return Uninterpreted(name, tuple(substituted(part, pairs) for part in parts))
         case Ite(condition, yes, no):
             return Ite(put(condition), substituted(yes, pairs), substituted(no, pairs))
-        case Sum(variables, guard, body):
-            return Sum(variables, put(guard), substituted(body, pairs))
-        case Max(variables, guard, body):
-            return Max(variables, put(guard), substituted(body, pairs))
+        case SumOver(variables, guard, body):
+            return SumOver(variables, put(guard), substituted(body, pairs))
+        case MaxOver(variables, guard, body):
+            return MaxOver(variables, put(guard), substituted(body, pairs))
     return element
 
 

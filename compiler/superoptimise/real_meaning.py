@@ -21,7 +21,7 @@ from celosia.compiler.superoptimise.elements import (
     Number,
     Plus,
     Read,
-    Sum,
+    SumOver,
     Times,
     Uninterpreted,
     minus,
@@ -54,7 +54,7 @@ class RealProver(Prover):
             if abs(k) > 1:
                 return False
             alone = atoms[0] if len(atoms) == 1 else None
-            width = len(without_single(alone).variables) if isinstance(alone, Sum) else 0
+            width = len(without_single(alone).variables) if isinstance(alone, SumOver) else 0
             groups.setdefault(width, []).append((k, atoms))
         return all(self._cancels(group, facts) if width else Prover._is_zero(self, group, facts)
                    for width, group in groups.items())  # fmt: skip
@@ -93,7 +93,7 @@ def total(variables: Index, guard: Any, *factors: Element) -> Element:
 
 
 def _whole(k: int, atoms: Sequence[Element]) -> Element:
-    if any(isinstance(each, Sum) for each in atoms):
+    if any(isinstance(each, SumOver) for each in atoms):
         return _summed((), z3.BoolVal(True), k, atoms)
     return Times((Number(k), *atoms))
 
@@ -103,7 +103,7 @@ def _summed(variables: Index, guard: Any, k: int, atoms: Sequence[Element]) -> E
     factors: list[Element] = [Number(k)]
     for each in atoms:
         match each:
-            case Sum(inner, where, body):
+            case SumOver(inner, where, body):
                 variables, guard = (*variables, *inner), z3.And(guard, where)
                 factors.append(body)
             case Ite(where, yes, Number(0)):
@@ -111,10 +111,10 @@ def _summed(variables: Index, guard: Any, k: int, atoms: Sequence[Element]) -> E
                 factors.append(yes)
             case _:
                 factors.append(each)
-    return _of_one_place(Sum(variables, guard, Times(tuple(factors))))
+    return _of_one_place(SumOver(variables, guard, Times(tuple(factors))))
 
 
-def _of_one_place(each: Sum) -> Element:
+def _of_one_place(each: SumOver) -> Element:
     """`each` without counters that its guard says to be a term without counters."""
     variables, guard, body = each.variables, each.guard, each.body
     for claim in _claims(guard):
@@ -123,7 +123,7 @@ def _of_one_place(each: Sum) -> Element:
             if any(z3.eq(counter, known) for known in variables) and not _has(value, each.variables):
                 variables = tuple(known for known in variables if not z3.eq(known, counter))
                 guard, body = z3.substitute(guard, (counter, value)), substituted(body, [(counter, value)])
-    return Sum(variables, guard, body) if variables else Ite(guard, body, Number(0))
+    return SumOver(variables, guard, body) if variables else Ite(guard, body, Number(0))
 
 
 def _claims(guard: Any) -> list[Any]:

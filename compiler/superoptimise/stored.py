@@ -12,9 +12,6 @@ from celosia.compiler.superoptimise.rule import Monotone, RewriteRule
 from celosia.compiler.superoptimise.sizes import OneOf, OpenSize, SizeOf
 from celosia.compiler.superoptimise.terms import ByteFunction, Composed, Leaf, Term
 
-Wins = Mapping[str, float]
-"""Networks, and their cycles without generated rules over cycles with them."""
-
 
 @cache
 def generated_rules() -> tuple[RewriteRule, ...]:
@@ -23,13 +20,14 @@ def generated_rules() -> tuple[RewriteRule, ...]:
     return tuple(rule_of(name, row["says"], row["rule"]) for name, row in rows.items())
 
 
-def stored_wins() -> dict[str, Wins]:
-    """Networks that each rule of generated.json wins on."""
+def stored_wins() -> dict[str, dict[str, float]]:
+    """For each rule of generated.json the networks that it wins on, and their price without generated rules over that
+    with them."""
     rows = json.loads(GENERATED.read_text(encoding="utf-8"))["rules"]
     return {name: row["wins"] for name, row in rows.items()}
 
 
-def stored_text(rules: Sequence[RewriteRule], wins: Mapping[str, Wins]) -> str:
+def stored_text(rules: Sequence[RewriteRule], wins: Mapping[str, Mapping[str, float]]) -> str:
     """Prove `rules` anew and give the text of generated.json. wins: by the name of the rule. RuleError."""
     rows = {rule.name: {**row_of(rule), "wins": wins[rule.name], "rule": data_of(rule)} for rule in rules}
     lines = ",\n".join(f"  {json.dumps(name)}: {json.dumps(row)}" for name, row in rows.items())

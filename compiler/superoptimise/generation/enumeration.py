@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from celosia.compiler.superoptimise.generation.vocabularies import Vocabulary
+from celosia.compiler.superoptimise.generation.vocabularies import AlgebraVocabulary
 from celosia.compiler.superoptimise.legal import demands
 from celosia.compiler.superoptimise.operators import OPERATORS
 from celosia.compiler.superoptimise.sizes import value_of
@@ -86,7 +86,7 @@ class Enumeration:
     """The terms of a vocabulary. classes: the first term of each class of equal ones, by fingerprint. terms: how many
     have been looked at."""
 
-    def __init__(self, vocabulary: Vocabulary) -> None:
+    def __init__(self, vocabulary: AlgebraVocabulary) -> None:
         rng = np.random.default_rng(27)
         self.vocabulary = vocabulary
         self.draws = [Draw(vocabulary.draw(rng), seed) for seed in range(DRAWS)]

@@ -21,7 +21,7 @@ import z3
 
 from celosia.compiler.superoptimise.generation.enumeration import Enumeration
 from celosia.compiler.superoptimise.generation.subsumption import is_subsumed
-from celosia.compiler.superoptimise.generation.vocabularies import Vocabulary
+from celosia.compiler.superoptimise.generation.vocabularies import AlgebraVocabulary
 from celosia.compiler.superoptimise.neighbourhood import Neighbourhoods
 from celosia.compiler.superoptimise.optimise import graph_of, price_function
 from celosia.compiler.superoptimise.price import Pricing
@@ -37,6 +37,7 @@ MAX_MORE = 1
 MIN_GAIN = 0.001
 """Share of a network's cycles that a rule must save to win."""
 Counts = Counter[str]
+Side = tuple[Term, ...]
 
 
 @dataclass
@@ -47,7 +48,7 @@ class Generator:
     rules: list[RewriteRule] = field(default_factory=list)
     _texts: set[str] = field(default_factory=set)
 
-    def run(self, vocabulary: Vocabulary) -> Counts:
+    def run(self, vocabulary: AlgebraVocabulary) -> Counts:
         """Add the rules of `vocabulary` to `rules`. Returns how many terms were looked at, equations by fingerprint,
         candidates, those that are subsumed and those that the prover refused, and rules."""
         enumeration, counts = Enumeration(vocabulary), Counts()
@@ -63,7 +64,7 @@ class Generator:
         counts["terms"] = enumeration.terms
         return counts
 
-    def _add(self, before: Sequence[Term], after: Sequence[Term], vocabulary: Vocabulary, counts: Counts) -> None:
+    def _add(self, before: Side, after: Side, vocabulary: AlgebraVocabulary, counts: Counts) -> None:
         rule = _rule(before, after, vocabulary)
         if not is_usable(rule) or (text := renamed(rule)) in self._texts:
             return
@@ -78,11 +79,11 @@ class Generator:
             self.rules.append(replace(general, name=f"{vocabulary.name}, {counts['rules']}", says=sentence(general)))
 
 
-def _rule(before: Sequence[Term], after: Sequence[Term], vocabulary: Vocabulary) -> RewriteRule:
+def _rule(before: Side, after: Side, vocabulary: AlgebraVocabulary) -> RewriteRule:
     """The sides as a rule that asks of functions what the vocabulary's fingerprints have."""
     functions = dict.fromkeys(functions_of((*before, *after)))
     where = [Monotone(each) for each in functions if each.name.startswith("m")]
-    rule = RewriteRule("", "", tuple(before), tuple(after), tuple(where))
+    rule = RewriteRule("", "", before, after, tuple(where))
     return replace(rule, shifts=tuple(each for each in vocabulary.shifts if each in rule.sizes))
 
 

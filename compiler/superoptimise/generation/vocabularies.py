@@ -44,7 +44,7 @@ DIMENSIONS: Range = (4, 13)
 
 
 @dataclass(frozen=True)
-class Vocabulary:
+class AlgebraVocabulary:
     """Tensors and operators. ranges: of sizes beside SMALL. shifts: hints for the prover, as in RewriteRule."""
 
     name: str
@@ -129,7 +129,7 @@ def some(weights: list[Term], axis: int = 0) -> list[Term]:
     return [part(each, 0 if place else axis, P, Q) for place, each in enumerate(weights)]
 
 
-def _strides() -> Vocabulary:
+def _strides() -> AlgebraVocabulary:
     """Convolutions with strides and without, and MaxPool of single pixels, which drops rows and columns."""
     steps = OneOf("steps", ((2, 2), (1, 2), (2, 1)))
     taps, one = kernel(1), kernel(2, size=(1, 1))
@@ -138,10 +138,11 @@ def _strides() -> Vocabulary:
         convolve(taps, strides=(1, 1)), convolve(taps, strides=steps),
         convolve(one, pads=NONE, **PLAIN), convolve(one, pads=NONE, strides=steps, dilations=(1, 1)),
     )  # fmt: skip
-    return Vocabulary("strides", IMAGES, ops, (lambda a, b: mapped(G, a, b),), ranges={"h": (8, 12), "w": (8, 12)})
+    ranges = {"h": (8, 12), "w": (8, 12)}
+    return AlgebraVocabulary("strides", IMAGES, ops, (lambda a, b: mapped(G, a, b),), ranges=ranges)
 
 
-def _crops(axis: int) -> Vocabulary:
+def _crops(axis: int) -> AlgebraVocabulary:
     """Slices of rows or columns around convolutions, of their borders too. axis: 2 or 3."""
     rate, other = OneOf("rate", (1, 2, 4, 8)), OneOf("other", (1, 2))
     length, before, behind = (H, W)[axis - 2], PADS[axis - 2], PADS[axis]
@@ -160,10 +161,10 @@ def _crops(axis: int) -> Vocabulary:
         cut(axis, 0, result), cut(axis, E, E + result),
     )  # fmt: skip
     ranges = {"h": (22, 26), "w": (22, 26), "kh": (1, 3), "kw": (1, 3), "e": (1, 3)}
-    return Vocabulary(f"crops of {('rows', 'columns')[axis - 2]}", IMAGES, ops, (join(axis),), 2, ranges)
+    return AlgebraVocabulary(f"crops of {('rows', 'columns')[axis - 2]}", IMAGES, ops, (join(axis),), 2, ranges)
 
 
-def _convolutions() -> Vocabulary:
+def _convolutions() -> AlgebraVocabulary:
     """Convolutions whose weights are put together, cut and padded."""
     first, second = kernel(1, O1), kernel(2, O2)
     uniform: list[Term] = [Leaf("w", (O1, C, *KERNEL), True), spread(WZ, O1), *(Leaf(x, (O1,), True) for x in "bm")]
@@ -177,10 +178,10 @@ def _convolutions() -> Vocabulary:
         cut(0), cut(1), cut(1, 0, O1), cut(1, O1, O1 + O2),
     )  # fmt: skip
     ranges = {"n": (4, 6), "h": (9, 12), "w": (9, 12), "kh": (1, 3), "kw": (1, 3)}
-    return Vocabulary("convolutions", IMAGES, ops, (join(0), join(1)), 2, ranges, shifts=(P,))
+    return AlgebraVocabulary("convolutions", IMAGES, ops, (join(0), join(1)), 2, ranges, shifts=(P,))
 
 
-def _products(rank: int) -> Vocabulary:
+def _products(rank: int) -> AlgebraVocabulary:
     """Products with constants, and Slice and Concat along each axis."""
     sizes, last = tuple(OpenSize(f"d{axis}") for axis in range(rank)), rank - 1
     first, second = (list[Term](constants(i, o, (sizes[-1], o))) for i, o in ((1, O1), (2, O2)))
@@ -189,10 +190,10 @@ def _products(rank: int) -> Vocabulary:
         *map(cut, range(rank)), cut(last, 0, O1), cut(last, O1, O1 + O2), *([turn(1, 0, 2)] if rank == 3 else []),
     )  # fmt: skip
     leaves = tuple(Leaf(name, sizes) for name in "xy")
-    return Vocabulary(f"products of rank {rank}", leaves, ops, tuple(map(join, range(rank))), 2)
+    return AlgebraVocabulary(f"products of rank {rank}", leaves, ops, tuple(map(join, range(rank))), 2)
 
 
-def _movement(rank: int) -> Vocabulary:
+def _movement(rank: int) -> AlgebraVocabulary:
     """Functions of bytes, Slice, Concat, Transpose; of images MaxPool, too."""
     sizes = tuple(OpenSize(f"d{axis}") for axis in range(rank))
     perms = [*permutations(range(rank))][1:] if rank < 4 else [(0, 2, 3, 1), (0, 3, 1, 2)]
@@ -202,7 +203,7 @@ def _movement(rank: int) -> Vocabulary:
     binary = (lambda a, b: mapped(G, a, b), *map(join, range(rank)))
     leaves = tuple(Leaf(name, sizes) for name in "xyu")
     pools = (pool(KERNEL, **windows),) if rank == 4 else ()
-    return Vocabulary(f"movement of rank {rank}", leaves, unary + pools, binary, 2, {"kh": (2, 4), "kw": (2, 4)})
+    return AlgebraVocabulary(f"movement of rank {rank}", leaves, unary + pools, binary, 2, {"kh": (2, 4), "kw": (2, 4)})
 
 
 MOVEMENT, PRODUCTS = map(_movement, (2, 3, 4)), map(_products, (2, 3))

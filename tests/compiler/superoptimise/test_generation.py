@@ -103,12 +103,12 @@ def test_what_only_looks_equal_is_no_rule(monkeypatch: pytest.MonkeyPatch) -> No
     pytest.importorskip("z3")
     from celosia.compiler.superoptimise.generation import enumeration
     from celosia.compiler.superoptimise.generation.generator import Generator
-    from celosia.compiler.superoptimise.generation.vocabularies import G, M, Vocabulary, cut, function, turn
+    from celosia.compiler.superoptimise.generation.vocabularies import AlgebraVocabulary, G, M, cut, function, turn
 
     monkeypatch.setattr(enumeration, "stand_in", lambda function, *values: values[0])
     leaves = tuple(Leaf(name, (N, C)) for name in "xy")
     unary = function(F), function(M), cut(1), turn(1, 0)
-    vocabulary = Vocabulary("planted", leaves, unary, (lambda a, b: mapped(G, a, b),), 2)
+    vocabulary = AlgebraVocabulary("planted", leaves, unary, (lambda a, b: mapped(G, a, b),), 2)
     seeming = [f"{a} = {b}" for a, b in enumeration.Enumeration(vocabulary).equations()]
     assert "map(x, f=f) = x" in seeming and "map(x, y, f=h) = x" in seeming
     generator = Generator(())
