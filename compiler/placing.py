@@ -2,98 +2,122 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import onnx_ir as ir
 
+from celosia.compiler.graph.cpu_cost import BYTES_A_CYCLE, bytes_of, host_cycles
 from celosia.compiler.graph.errors import ModelError
 from celosia.compiler.graph.launches import LaunchPlan
 from celosia.compiler.graph.select import Partition
-from celosia.compiler.launch.lowering import Lowered
-from celosia.compiler.superoptimise.price import BYTES_A_CYCLE, bytes_of, host_cycles
+from celosia.compiler.launch.image import Image
 from celosia.compiler.tune.measure import TIMED
 from celosia.hw.spec.config import Config, did_you_mean
 from celosia.sim.timing import predict
 
 CPU, ACCELERATOR, COST = "cpu", "accelerator", "cost"
 ALL = "*"
-"""In place of an operator's name: all that nobody has placed."""
+"""In place of an operator's name: all operators that are not named."""
 LAUNCH_CYCLES = 2_000
 """Cycles of the host around a launch, roughly: registers that it writes and reads, 20 us at 100 MHz."""
 
 
-@dataclass
-class PlacementRequest:
-    """Placement that a caller asks for: by operators' names, CPU or ACCELERATOR; for ALL also COST.
+@dataclass(frozen=True)
+class LaunchCost:
+    """Cycles of a launch on the accelerator, transfers included, and of its operators on the CPU, estimated."""
 
-    weighed: sentences on launches, once `slower_on_accelerator` has looked at them.
+    nodes: tuple[ir.Node, ...]
+    accelerator: int
+    cpu: int
+
+    @property
+    def reason(self) -> str:
+        """Both costs, as the reason of a placement."""
+        return f"{self.cpu:,} cycles on the CPU, roughly, and {self.accelerator:,} on the accelerator with transfers"
+
+    def __str__(self) -> str:
+        first, last = (node.name or node.op_type for node in (self.nodes[0], self.nodes[-1]))
+        return f"{first}{f' to {last}' if len(self.nodes) > 1 else ''}: {self.reason}"
+
+
+@dataclass(frozen=True)
+class PlacementRequest:
+    """Placement that a caller asks for.
+
+    places: CPU or ACCELERATOR by operators' names; for ALL also COST. accelerator: False puts every operator on the
+    CPU. Raises ModelError for another place.
     """
 
-    place: Mapping[str, str]
-    weighed: dict[str, str] = field(default_factory=dict)
+    places: Mapping[str, str] = field(default_factory=dict)
+    accelerator: bool = True
 
     def __post_init__(self) -> None:
-        for name, where in self.place.items():
+        for name, place in self.places.items():
             sides = (CPU, ACCELERATOR, COST) if name == ALL else (CPU, ACCELERATOR)
-            if where not in sides:
-                raise ModelError(f"{name!r} cannot be placed on {where!r}; take {' or '.join(sides)}")
+            if place not in sides:
+                raise ModelError(f"{name!r} cannot be placed on {place!r}; take {' or '.join(sides)}")
 
     def refused(self, graph: ir.Graph) -> dict[ir.Node, str]:
-        """Operators that stay on the CPU, with the reason. ModelError where there is none of a name."""
+        """Return the operators that stay on the CPU, with the reason. Raises ModelError for a name of no operator."""
         names = {node.name or "" for node in graph}
-        for name in self.place:
+        for name in self.places:
             if name not in names and name != ALL:
                 raise ModelError(
                     f"there is no operator {name!r} to place{did_you_mean(name, names)}; `celosia inspect --operators` "
                     "has their names, which passes over the graph may have changed"
                 )
-        return {node: "placed on the CPU" for node in graph if self._where(node) == CPU}
+        if not self.accelerator:
+            return dict.fromkeys(graph, "compiled for the CPU alone")
+        return {node: "placed on the CPU" for node in graph if self._place_of(node) == CPU}
 
-    def _where(self, node: ir.Node) -> str | None:
-        return self.place.get(node.name or "", self.place.get(ALL))
+    def _place_of(self, node: ir.Node) -> str | None:
+        return self.places.get(node.name or "", self.places.get(ALL))
 
-    def require(self, graph: ir.Graph, selection: Partition) -> None:
-        """ModelError where an operator is not where it was placed by its name."""
+    def require(self, graph: ir.Graph, partition: Partition) -> None:
+        """Raise ModelError where an operator is not on the side that was asked for by its name."""
         for node in graph:
-            where = self.place.get(node.name or "")
-            if where == ACCELERATOR and node in selection.cpu:
+            place = self.places.get(node.name or "")
+            if place == ACCELERATOR and node in partition.cpu:
                 raise ModelError(
-                    f"operator {node.name!r} ({node.op_type}) cannot be on the accelerator: {selection.cpu[node]}"
+                    f"operator {node.name!r} ({node.op_type}) cannot be on the accelerator: {partition.cpu[node]}"
                 )
-            if where == CPU and node not in selection.cpu:
+            if place == CPU and node not in partition.cpu:
                 raise ModelError(
                     f"operator {node.name!r} ({node.op_type}) cannot be placed: it changes no bytes, and is wherever "
                     "its operand is"
                 )
 
-    def slower_on_accelerator(self, cfg: Config, lowered: Lowered) -> dict[ir.Node, str]:
-        """Operators of launches that the CPU would be done with sooner, with the reason; none unless COST is asked for.
+    def compare(self, cfg: Config, launches: Sequence[LaunchPlan], image: Image) -> list[LaunchCost]:
+        """Return the cost of each launch on both sides, if COST is asked for; else nothing.
 
         A launch takes its cycles by the timing model, its transfers and LAUNCH_CYCLES; the CPU what `host_cycles` says.
         """
-        found: dict[ir.Node, str] = {}
-        if self.place.get(ALL) != COST:
-            return found
-        plans = [step for step in lowered.steps if isinstance(step, LaunchPlan)]
-        for plan, launch in zip(plans, lowered.image.launches):
-            nodes = [node for choice in plan.choices for node in choice.nodes]
-            there = predict(cfg, lowered.image.code(launch).tobytes(), TIMED.memory, launch.address).cycles
-            there += LAUNCH_CYCLES + round(2 * _moved(plan) / BYTES_A_CYCLE)
-            here = round(sum(host_cycles(node, nodes) for node in nodes))
-            text = f"{here:,} cycles on the CPU, roughly, and {there:,} on the accelerator with transfers"
-            names = [node.name or node.op_type for node in nodes]
-            self.weighed[names[0]] = f"{names[0]}{f' to {names[-1]}' if len(names) > 1 else ''}: {text}"
-            if here < there and not _pinned(nodes, self.place):
-                found |= dict.fromkeys(nodes, f"weighed: {text}")
-        return found
+        if self.places.get(ALL) != COST:
+            return []
+        costs = []
+        for plan, launch in zip(launches, image.launches, strict=True):
+            nodes = tuple(node for choice in plan.choices for node in choice.nodes)
+            cycles = predict(cfg, image.code(launch).tobytes(), TIMED.memory, launch.address).cycles
+            cycles += LAUNCH_CYCLES + round(2 * _transferred_bytes(plan) / BYTES_A_CYCLE)
+            costs.append(LaunchCost(nodes, cycles, round(sum(host_cycles(node, nodes) for node in nodes))))
+        return costs
+
+    def slower(self, costs: Sequence[LaunchCost]) -> dict[ir.Node, str]:
+        """Return the operators of launches that the CPU would be done with sooner, with the reason.
+
+        A launch with an operator that the caller put on the accelerator stays there.
+        """
+        return {
+            node: f"weighed: {cost.reason}"
+            for cost in costs
+            if cost.cpu < cost.accelerator
+            and not any(self.places.get(node.name or "") == ACCELERATOR for node in cost.nodes)
+            for node in cost.nodes
+        }
 
 
-def _pinned(nodes: Collection[ir.Node], place: Mapping[str, str]) -> bool:
-    return any(place.get(node.name or "") == ACCELERATOR for node in nodes)
-
-
-def _moved(plan: LaunchPlan) -> int:
-    """Bytes that the host packs and takes."""
-    given = {value for choice in plan.choices for value, _ in choice.reads.values()}
-    return sum(map(bytes_of, (*given, *plan.taken)))
+def _transferred_bytes(plan: LaunchPlan) -> int:
+    """Return the bytes that the host packs for a launch and unpacks after it."""
+    packed = {value for choice in plan.choices for value, _ in choice.reads.values()}
+    return sum(map(bytes_of, (*packed, *plan.taken)))

@@ -24,7 +24,9 @@ PROCESSOR = "this processor has no"
 sys.path.append(str(Path(__file__).parent))  # `import thorough`, from every folder
 gc.set_threshold(50_000)  # collections after 700 objects take a twelfth of the time of tests
 signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs ignore Ctrl-C, and so would what they start
-EXAMPLES = float(os.environ.get("CELOSIA_EXAMPLES", "1"))  # as in thorough.py, which is not beside a copy of this file
+EXAMPLES = float(
+    os.environ.get("CELOSIA_EXAMPLES", "0.3")
+)  # as in thorough.py, which is not beside a copy of this file
 settings.register_profile("celosia", deadline=None, max_examples=round(50 * EXAMPLES))  # a busy machine is no fault
 settings.load_profile("celosia")
 
@@ -38,7 +40,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     os.environ.update(tool_environment())  # tests call tools, too, and HOME may be read-only
-    os.environ.setdefault("CELOSIA_REHEARSAL", "0")  # short runs of many simulators: to compile them twice takes longer
+    os.environ.setdefault("CELOSIA_PGO", "0")  # short runs of many simulators: to compile them twice takes longer
     config.addinivalue_line("filterwarnings", "ignore:.*created but never used")  # Amaranth, after an expected error
     if config.getoption("--waves"):
         os.environ["CELOSIA_WAVES"] = "1"

@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-FACTOR = float(os.environ.get("CELOSIA_EXAMPLES", "1"))
-"""How many times as many examples property tests try; `make thorough` sets 5."""
+FACTOR = float(os.environ.get("CELOSIA_EXAMPLES", "0.3"))
+"""Factor on the number of examples of property tests, and of rounds of random tests; `make thorough` sets 5."""
 
 
 def tries(examples: int) -> int:
-    """The number of examples that a property test tries, at least one."""
+    """Scale the examples of a property test, or the rounds of a random test, by FACTOR. At least one is left."""
     return max(1, round(examples * FACTOR))
 
 

@@ -18,7 +18,16 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from celosia.compiler.cpu.ops.contrib import BYTES_OF_BLOCKS
-from celosia.compiler.graph.values import attribute, attributes, constant, dtype_name, is_op, new_constant, shape
+from celosia.compiler.graph.values import (
+    attribute,
+    attributes,
+    constant,
+    derived_name,
+    dtype_name,
+    is_op,
+    new_constant,
+    shape,
+)
 from celosia.compiler.tensorize import pack
 from celosia.hw.spec.config import Config
 from celosia.hw.spec.scratchpads import depths
@@ -99,7 +108,8 @@ def _split(node: ir.Node, weights: _Weights, cfg: Config) -> None:
         return outputs
 
     def value(what: str, dtype: ir.DataType, *last: int) -> ir.Value:
-        return ir.Value(name=f"{y.name}_{what}", shape=ir.Shape((*dims[:-1], *last)), type=ir.TensorType(dtype))
+        of_part = derived_name(graph, f"{y.name}_{what}")
+        return ir.Value(name=of_part, shape=ir.Shape((*dims[:-1], *last)), type=ir.TensorType(dtype))
 
     integers, floats = ir.DataType.INT8, ir.DataType.FLOAT
     inner = dims[-1]

@@ -10,7 +10,7 @@ import onnx_ir as ir
 from celosia.compiler.cpu.ops import named
 from celosia.compiler.graph.propagation import MOVING
 from celosia.compiler.graph.qdq import Quantised, activation, dequantised, quantised, same_meaning
-from celosia.compiler.graph.values import attribute, attributes, constant, is_op, new_constant, only_use
+from celosia.compiler.graph.values import attribute, attributes, constant, derived_name, is_op, new_constant, only_use
 from celosia.compiler.program.traits import Moves
 
 MOVING_OPS = named("moves", Moves.ALL)
@@ -76,7 +76,8 @@ class Commute:
         if not q.scalar:
             return self._turn(node, q, old)
         kept, attrs = list(node.outputs), list(node.attributes.values())
-        made = [ir.Value(name=f"{q.value.name}_{y.name}", shape=y.shape, type=q.value.type) for y in kept]
+        names = [derived_name(self.graph, f"{q.value.name}_{y.name}") for y in kept]
+        made = [ir.Value(name=name, shape=y.shape, type=q.value.type) for name, y in zip(names, kept)]
         moved = ir.Node(node.domain, node.op_type, [q.value, *operands], attrs, outputs=made, name=node.name)
         self.graph.insert_before(node, moved)
         for y, y8 in zip(kept, made):
@@ -168,6 +169,7 @@ class Commute:
 
     def _like(self, node: ir.Node, inputs: list[Any], typed: ir.Value, dims: Any, name: str) -> ir.Value:
         """A new node in front of `node` with its operator and attributes; its output has the type of `typed`."""
+        name = derived_name(self.graph, name)
         out = ir.Value(name=name, shape=ir.Shape(list(dims)) if dims is not None else None, type=typed.type)
         fresh = ir.Node(node.domain, node.op_type, inputs, list(node.attributes.values()), outputs=[out], name=name)
         self.graph.insert_before(node, fresh)

@@ -12,12 +12,9 @@ from difflib import get_close_matches
 import onnx_ir as ir
 
 from celosia.compiler.graph.errors import ModelError
-from celosia.compiler.graph.passes import Watch
 from celosia.compiler.graph.values import constant, is_op, shape
 
 ALL = "all"
-AFTER = "integer"
-"""The pass after which tensors are kept."""
 
 
 class DebugOutputs:
@@ -40,19 +37,9 @@ class DebugOutputs:
                 hint = f"; is it {' or '.join(map(repr, close))}" if close else ""
                 raise ModelError(f"no operator of the model makes a tensor {name!r} to keep{hint}")
 
-    def watched(self, watch: Watch | None) -> Watch:
-        """`watch`, after what is done here."""
-
-        def both(name: str, model: ir.Model) -> None:
-            if name == AFTER:
-                self._expose(model.graph)
-            if watch is not None:
-                watch(name, model)
-
-        return both
-
-    def _expose(self, graph: ir.Graph) -> None:
-        """Make the tensors outputs of `graph`. ModelError where one is not there any more."""
+    def expose(self, model: ir.Model) -> None:
+        """Make the tensors outputs of the graph. Raises ModelError where one is not there any more."""
+        graph = model.graph
         there = {out.name: out for node in graph for out in node.outputs if out.name in self.known}
         chosen = [value for value in there.values() if _can_be_kept(value)]
         if not self.all:

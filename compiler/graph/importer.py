@@ -10,30 +10,20 @@ from math import prod
 from pathlib import Path
 from zipfile import is_zipfile
 
-import numpy as np
 import onnx
 import onnx_ir as ir
-import onnx_ir.passes.common as common
 
 from celosia.compiler.cpu.ops import traits
-from celosia.compiler.graph.bias_scales import settle_biases
-from celosia.compiler.graph.branches import infer_bodies, inline_branches
-from celosia.compiler.graph.double_pairs import fuse_qdq_pairs
 from celosia.compiler.graph.element_types import mistyped
 from celosia.compiler.graph.errors import ModelError
 from celosia.compiler.graph.external import Origin, attach, read_all, read_small
-from celosia.compiler.graph.float16 import compute_in_float32
-from celosia.compiler.graph.float_weights import quantise_weights
-from celosia.compiler.graph.functions import inline_functions
-from celosia.compiler.graph.gradient import expand_gradients
 from celosia.compiler.graph.inference import inferred
 from celosia.compiler.graph.lengths import LONGEST, lengths
-from celosia.compiler.graph.narrow import widen
 from celosia.compiler.graph.normalise import for_checker, normalise_model
-from celosia.compiler.graph.propagation import note_idle_readers
+from celosia.compiler.graph.passes import Pipeline
+from celosia.compiler.graph.pipeline import FILE_PASSES, IMPORT_PASSES
 from celosia.compiler.graph.validation import validation_error
 from celosia.compiler.graph.values import attribute, is_op, shape
-from celosia.compiler.graph.weights import round_activations
 from celosia.compiler.graph.witness import wrong_windows
 from celosia.compiler.program.host.hostops.types import spread_complaint
 
@@ -61,12 +51,21 @@ def sound(source: str | Path | onnx.ModelProto) -> tuple[onnx.ModelProto, Origin
     return normalise_model(proto), origin
 
 
-def imported(proto: onnx.ModelProto, origin: Origin) -> ir.Model:
-    """The graph of a sound model, with the shapes of all values inferred. ModelError."""
+def imported(proto: onnx.ModelProto, origin: Origin, passes: Pipeline = IMPORT_PASSES) -> ir.Model:
+    """Return the graph of a sound model after `passes`. Raises ModelError."""
+    model = read_graph(proto, origin)
+    passes.run_import(model)
+    return model
+
+
+def read_graph(proto: onnx.ModelProto, origin: Origin) -> ir.Model:
+    """Return the graph of a sound model after FILE_PASSES, with all shapes inferred. Raises ModelError."""
     try:
         with _bounded_memory(INFERENCE_BYTES + 16 * proto.ByteSize()):
             onnx.checker.check_model(for_checker(proto))
-            shaped = with_inferred_shapes(inline_functions(expand_gradients(proto)))
+            for each in FILE_PASSES:
+                proto = each.run(proto)
+            shaped = with_inferred_shapes(proto)
         if why := mistyped(shaped):
             raise ModelError(why)
         model: ir.Model = ir.from_proto(shaped)
@@ -81,17 +80,6 @@ def imported(proto: onnx.ModelProto, origin: Origin) -> ir.Model:
     for value in model.graph.outputs:
         if value.type is None:  # a pass finds out, from the operator that makes it
             value.type = ir.TensorType(ir.DataType.UNDEFINED)
-    common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
-    infer_bodies(model)
-    inline_branches(model)
-    note_idle_readers(model.graph)
-    common.RemoveUnusedNodesPass()(model)
-    round_activations(model)
-    fuse_qdq_pairs(model)
-    settle_biases(model)
-    widen(model)
-    quantise_weights(model, np.float16)
-    compute_in_float32(model)
     return model
 
 

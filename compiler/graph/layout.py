@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from celosia.compiler.cpu.ops.elementwise import BINARY, UNARY, VARIADIC
 from celosia.compiler.cpu.target import target
 from celosia.compiler.graph.batchnorm import is_training
-from celosia.compiler.graph.values import attribute, attributes, constant, new_constant, shape
+from celosia.compiler.graph.values import RESERVED, attribute, attributes, constant, new_constant, shape
 
 Shape = tuple[int, ...]
 ELEMENTWISE = frozenset((*UNARY, *BINARY, *VARIADIC, "Clip"))
@@ -52,7 +52,7 @@ class _Layout:
         self.graph, self.lanes = graph, lanes
         self.blocked: dict[ir.Value, ir.Value] = {}
         self.done: list[tuple[ir.Node, ir.Value]] = []
-        self.names = {value.name for node in graph for value in node.outputs}
+        self.names = {value.name for node in graph for value in node.outputs} | graph.meta.get(RESERVED, frozenset())
 
     def run(self) -> None:
         for node in list(self.graph):

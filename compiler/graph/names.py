@@ -11,6 +11,7 @@ from collections.abc import Iterator
 import onnx_ir as ir
 
 from celosia.compiler.expr.names import unused_name
+from celosia.compiler.graph.values import RESERVED
 
 
 def name_nodes(graph: ir.Graph) -> None:
@@ -36,11 +37,18 @@ def name_values(graph: ir.Graph) -> None:
     border = {*graph.inputs, *graph.outputs}
     every = [value for value in values(graph) if value not in border]
     held = {value.name for value in border}
-    taken = {name for name in (*held, *(value.name for value in every)) if name}
+    taken = {name for name in (*held, *(value.name for value in every), *graph.meta.get(RESERVED, ())) if name}
     for value in every:
         if not value.name or value.name in held:
             value.name = unused_name(value.name or "value", taken)
         held.add(value.name)
+
+
+def reserve_names(graph: ir.Graph) -> None:
+    """Reserve the names of all values for these, also once passes have removed them: see `derived_name`."""
+    reserved = frozenset(value_names(graph))
+    for each in (graph, *graph.subgraphs()):
+        each.meta[RESERVED] = reserved
 
 
 def value_names(graph: ir.Graph) -> set[str]:

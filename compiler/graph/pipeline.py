@@ -1,33 +1,94 @@
-"""The passes over the graph of a model, before its operators are placed."""
+"""Every rewrite of a model before its operators are placed, in the order in which they run.
+
+1. FILE_PASSES rewrite the ONNX file, before shapes are inferred.
+2. IMPORT_PASSES repeat what onnxruntime's own optimiser does to quantised and float16 operators. They decide the
+   bytes: the self-check compares the compiled model with what they leave, `celosia compare` with onnxruntime.
+3. PASSES, `for_hardware` and ROUNDED keep the bytes, and the self-check says which of them did not.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
 from functools import partial
 
+import numpy as np
 import onnx_ir as ir
+import onnx_ir.passes.common as common
 
 from celosia.compiler.graph.averages import round_averages
 from celosia.compiler.graph.batchnorm import fold_batchnorm
+from celosia.compiler.graph.bias_scales import settle_biases
 from celosia.compiler.graph.block_sums import sum_blocks
+from celosia.compiler.graph.branches import infer_bodies, inline_branches
 from celosia.compiler.graph.channels import order_channels
 from celosia.compiler.graph.cse import merge_equal
 from celosia.compiler.graph.dead import remove_dead
+from celosia.compiler.graph.double_pairs import fuse_qdq_pairs
 from celosia.compiler.graph.errors import ModelError
+from celosia.compiler.graph.float16 import compute_in_float32
+from celosia.compiler.graph.float_weights import quantise_weights
 from celosia.compiler.graph.fold import fold, fold_imported
+from celosia.compiler.graph.functions import inline_functions
+from celosia.compiler.graph.gradient import expand_gradients
 from celosia.compiler.graph.identities import remove_wires, simplify
 from celosia.compiler.graph.layout import layout
-from celosia.compiler.graph.passes import GraphPass, Pipeline
+from celosia.compiler.graph.narrow import widen
+from celosia.compiler.graph.passes import FilePass, GraphPass, Pipeline
+from celosia.compiler.graph.propagation import note_idle_readers
 from celosia.compiler.graph.quantized import Integerise
 from celosia.compiler.graph.shapes import infer_shapes
 from celosia.compiler.graph.sums import round_sums
 from celosia.compiler.graph.tables import compose_tables
 from celosia.compiler.graph.transposed import convolve_transposed
 from celosia.compiler.graph.transposed_values import transpose_attention_values
+from celosia.compiler.graph.weights import round_activations
 from celosia.compiler.program.model import ROUNDINGS
 from celosia.compiler.switches import PARTS
 from celosia.hw.spec.config import Config, did_you_mean
+
+
+def _lift_constants(model: ir.Model) -> None:
+    common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
+
+
+def _inline_branches(model: ir.Model) -> None:
+    infer_bodies(model)
+    inline_branches(model)
+
+
+def _remove_unused(model: ir.Model) -> None:
+    note_idle_readers(model.graph)
+    common.RemoveUnusedNodesPass()(model)
+
+
+FILE_PASSES = (
+    FilePass("gradients", "a Gradient becomes the operators of the derivatives", expand_gradients),
+    FilePass("functions", "calls of functions become the functions' operators", inline_functions),
+)
+"""Rewrites of the file. None can be left out: the operators that go have no code of their own."""
+
+IMPORT_PASSES = Pipeline(
+    GraphPass("constants", "Constant operators become constants of the graph", _lift_constants, inside=False),
+    GraphPass("branches", "an If of a constant becomes the branch that is taken", _inline_branches, inside=False),
+    GraphPass("unused", "operators whose results nothing reads go", _remove_unused, inside=False),
+    GraphPass(
+        "block-activations", "activations of MatMulNBits are rounded to bytes by blocks", round_activations,
+        inside=False,
+    ),
+    GraphPass("double-pairs", "two QDQ pairs in a row become one", fuse_qdq_pairs, inside=False),
+    GraphPass("bias-scales", "biases get the scale of their products", settle_biases, inside=False),
+    GraphPass("narrow", "integers of fewer than 8 bits become bytes", widen, inside=False),
+    GraphPass(
+        "float16-biases", "float16 biases between quantised tensors become integers",
+        partial(quantise_weights, kind=np.float16), inside=False,
+    ),
+    GraphPass("float16", "float16 operators are computed in float32", compute_in_float32, inside=False),
+    GraphPass(
+        "float-weights", "float weights between quantised tensors become integers", quantise_weights, inside=False
+    ),
+)  # fmt: skip
+"""Rewrites of an imported graph that make its bytes onnxruntime's."""
 
 
 def _to_integers(model: ir.Model, norms: bool = False) -> None:
@@ -55,8 +116,10 @@ PASSES = Pipeline(
     GraphPass("dead", "what nothing reads is removed", remove_dead),
 )
 """What happens to the graph before operators are placed, in order."""
-NEEDED = ("shapes", "fold", "integer", "dead")
+NEEDED = ("constants", "branches", "unused", "shapes", "fold", "integer", "dead")
 """Passes that the others rely on."""
+KEEP_AFTER = "integer"
+"""The pass behind which tensors inside the model become outputs: later passes then leave them as they are."""
 
 
 def for_hardware(cfg: Config) -> Iterator[GraphPass]:
@@ -78,15 +141,20 @@ ROUNDED = (
 """With rounding = "correct", behind all others."""
 
 
-def passes_of(left_out: Collection[str], rounding: str) -> Pipeline:
-    """PASSES that are not left out, and ROUNDED where `rounding` asks for them. ModelError where a name is none, or one
-    that nothing does without."""
-    known = [each.name for each in PASSES if each.name not in NEEDED] + list(PARTS)
+def require_known(left_out: Collection[str]) -> None:
+    """Raise ModelError for a name of no pass or part of the compiler, and for one that nothing does without."""
+    known = [each.name for each in (*IMPORT_PASSES, *PASSES) if each.name not in NEEDED] + list(PARTS)
     for name in left_out:
         if name not in known:
             raise ModelError(
                 f"nothing is compiled without {name!r}{did_you_mean(name, known)}; take {', '.join(known)}"
             )
+
+
+def passes_of(left_out: Collection[str], rounding: str) -> Pipeline:
+    """PASSES that are not left out, and ROUNDED where `rounding` asks for them. ModelError where a name is none, or one
+    that nothing does without."""
+    require_known(left_out)
     if rounding not in ROUNDINGS:
         close = did_you_mean(rounding, ROUNDINGS)
         raise ModelError(f"rounding is {rounding!r}{close}; take {' or '.join(ROUNDINGS)}")
@@ -94,3 +162,14 @@ def passes_of(left_out: Collection[str], rounding: str) -> Pipeline:
     passes = (replace(each, run=correctly) if each.run is _to_integers else each for each in PASSES)
     behind = ROUNDED if rounding == "correct" else ()
     return Pipeline(*Pipeline(*passes).without(left_out), *behind)
+
+
+def rewrites_of(
+    cfg: Config, left_out: Collection[str], rounding: str, keep: Callable[[ir.Model], None] | None = None
+) -> Pipeline:
+    """Return all passes of a compilation behind the import. keep: makes outputs of tensors inside the model."""
+    passes = [*passes_of(left_out, rounding), *for_hardware(cfg)]
+    if keep is not None:
+        number = next(number for number, each in enumerate(passes) if each.name == KEEP_AFTER)
+        passes.insert(number + 1, GraphPass("keep", "tensors to keep become outputs", keep, inside=False))
+    return Pipeline(*passes)

@@ -44,6 +44,7 @@ from celosia.compiler.graph.values import (
     attributes,
     attributes_of,
     constant,
+    derived_name,
     is_op,
     new_constant,
     only_use,
@@ -251,7 +252,7 @@ class Integerise(Commute):
         if attribute(node, "keepdims", 1):
             return self._emit(y, "celosia", "QLinearMean", inputs, node)
         image = ir.Value(
-            name=f"{y.value.name}_image",
+            name=derived_name(self.graph, f"{y.value.name}_image"),
             shape=ir.Shape((*dims[:2], 1, 1)),
             type=ir.TensorType(ir.DataType.from_numpy(y.dtype)),
         )

@@ -23,11 +23,14 @@ from celosia.compiler.graph.dimensions import Shapes, missing, open_axes, sizes_
 from celosia.compiler.graph.errors import ModelError
 from celosia.compiler.graph.external import Origin
 from celosia.compiler.graph.fold import DEQUANTISED, fold
-from celosia.compiler.graph.importer import imported, of_sequences, require_static, sound
+from celosia.compiler.graph.importer import imported, of_sequences, read_graph, require_static, sound
 from celosia.compiler.graph.normalise import undeclared
+from celosia.compiler.graph.passes import Watch
+from celosia.compiler.graph.pipeline import IMPORT_PASSES
 from celosia.compiler.graph.samples import mixes
 from celosia.compiler.graph.shapes import Disagreement, infer_shapes
 from celosia.compiler.graph.values import shape
+from celosia.compiler.program import PassInfo
 
 PRODUCTS = frozenset(("MatMul", "MatMulInteger", "QLinearMatMul"))
 """Those of which it depends on whether one side is constant."""
@@ -36,20 +39,28 @@ SIZES = frozenset(("Shape", "Size"))
 
 @dataclass(frozen=True)
 class SpecialisedModel:
-    """A graph, and the inputs whose first axis counts samples, of which a Program takes any number."""
+    """An imported graph for given sizes.
+
+    batched: inputs whose first axis counts samples, of which a Program takes any number. passes: what the passes of the
+    import did.
+    """
 
     graph: ir.Model
     batched: tuple[str, ...] = ()
+    passes: tuple[PassInfo, ...] = ()
 
 
 def specialise(
-    source: str | Path | onnx.ModelProto, shapes: Shapes | None = None, images: int = 1, declared: bool = True
-) -> SpecialisedModel:
-    """The model for inputs of these shapes. images: how many samples are computed at once where nothing says. declared:
-    whether the shapes that the model declares of other tensors count where they cannot be inferred.
+    source: str | Path | onnx.ModelProto, shapes: Shapes | None = None, images: int = 1, declared: bool = True,
+    left_out: Collection[str] = (), watch: Watch | None = None,
+) -> SpecialisedModel:  # fmt: skip
+    """Import a model for inputs of these shapes.
 
-    ModelError where the shapes contradict the model, and where a size is open that must be a number; Disagreement where
-    those that the model declares are wrong.
+    images: how many samples are computed at once if neither the model nor `shapes` says. declared: whether the shapes
+    that the model declares of other tensors count where they cannot be inferred. left_out: names of passes of the
+    import that are left out. watch: called after each of them.
+
+    Raises ModelError where the shapes contradict the model, and where a size is open that must be a number.
     """
     proto, origin = sound(source)
     proto = proto if declared else undeclared(proto)
@@ -60,14 +71,15 @@ def specialise(
         given = {samples: images} | sizes
         batched, why = independent(imported(with_shapes(proto, shapes, given), origin), proto, samples)
         sizes = given if batched else sizes
-    model = imported(with_shapes(proto, shapes, sizes), origin)
+    model = read_graph(with_shapes(proto, shapes, sizes), origin)
+    passes = IMPORT_PASSES.without(left_out).run_import(model, watch)
     left = [each for each in open_axes(proto).values() if each not in sizes]
     require_static(model, but_open=bool(left))
     if left and not of_sequences(model) and meets_weights(model):
         wanted = next((each for each in left if not _is_count(proto, origin, each)), left[0])
         because = f"; samples are not computed one by one: {why}" if why and wanted == samples else ""
         raise ModelError(missing(proto, wanted) + because)
-    return SpecialisedModel(model, batched)
+    return SpecialisedModel(model, batched, tuple(passes))
 
 
 def sample_size(proto: onnx.ModelProto) -> str | None:

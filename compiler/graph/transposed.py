@@ -22,7 +22,16 @@ from numpy.typing import NDArray
 
 from celosia.compiler.expr.names import unused_name
 from celosia.compiler.graph.names import values
-from celosia.compiler.graph.values import attribute, attributes, constant, is_op, new_constant, replace_by, shape
+from celosia.compiler.graph.values import (
+    attribute,
+    attributes,
+    constant,
+    derived_name,
+    is_op,
+    new_constant,
+    replace_by,
+    shape,
+)
 from celosia.compiler.graph.windows import spread_of
 from celosia.compiler.program.host.windows import WindowError
 
@@ -136,7 +145,7 @@ class _Phases:
     def _emit(self, op: str, inputs: Sequence[ir.Value | None], dims: Sequence[int], **attrs: Any) -> ir.Value:
         """The output of a new operator before the old one."""
         y = self.node.outputs[0]
-        name = unused_name(f"{y.name}.{op.lower()}", self.taken)
+        name = unused_name(derived_name(self.graph, f"{y.name}.{op.lower()}"), self.taken)
         kind = ir.TensorType(y.dtype or ir.DataType.FLOAT)
         out = ir.Value(name=name, shape=ir.Shape([int(size) for size in dims]), type=kind)
         label = self.node.name if op == "Conv" else name

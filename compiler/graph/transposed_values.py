@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from celosia.compiler.cpu.ops import VIEWS, traits
 from celosia.compiler.graph.select.matrices import MOVES, multiplies, shared_operand
 from celosia.compiler.graph.select.placement import CACHE, cache_of
-from celosia.compiler.graph.values import constant, is_op, shape
+from celosia.compiler.graph.values import constant, derived_name, is_op, shape
 from celosia.hw.spec.config import Config
 
 REPEATING = (*VIEWS, "Expand")
@@ -138,7 +138,7 @@ class _Made:
 
     def constant(self, name: str, array: NDArray[Any]) -> ir.Value:
         """An initializer."""
-        made = ir.Value(name=f"{self.name}.{name}", const_value=ir.tensor(array))
+        made = ir.Value(name=derived_name(self.graph, f"{self.name}.{name}"), const_value=ir.tensor(array))
         made.shape, made.dtype = ir.Shape(array.shape), ir.DataType.from_numpy(array.dtype)
         self.graph.initializers[made.name or ""] = made
         return made

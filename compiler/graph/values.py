@@ -141,12 +141,28 @@ def is_op(node: ir.Node | None, *op_types: str) -> bool:
     return node is not None and node.op_type in op_types and node.domain in ("", "ai.onnx", "com.microsoft", "celosia")
 
 
+RESERVED = "celosia.names"
+"""Key in the meta of a graph: names that the imported model gives its values, also those that passes have removed."""
+
+
+def derived_name(graph: ir.Graph, wanted: str) -> str:
+    """Return `wanted`, or a name made of it, for a new value: one that no value of the imported model has or had.
+
+    The self-check knows tensors by name: a new value of such a name would be taken for the model's own.
+    """
+    reserved, name, number = graph.meta.get(RESERVED, ()), wanted, 0
+    while name in reserved:
+        number += 1
+        name = f"{wanted}_{number}"
+    return name
+
+
 def new_constant(graph: ir.Graph, name: str, array: NDArray[Any]) -> ir.Value:
-    """A constant of `graph` with a name derived from `name`; an existing one of that name and content is reused."""
+    """Add a constant to `graph` with a name derived from `name`; one of that name and content is reused."""
     array = np.asarray(array, order="C")  # which, unlike ascontiguousarray, leaves scalars scalars
     unique, number = name, 0
-    while unique in graph.initializers:
-        known = constant(graph.initializers[unique])
+    while unique in graph.initializers or derived_name(graph, unique) != unique:
+        known = constant(graph.initializers[unique]) if unique in graph.initializers else None
         if known is not None and known.dtype == array.dtype and np.array_equal(known, array):
             return graph.initializers[unique]
         number += 1

@@ -44,7 +44,7 @@ from celosia.compiler.program import (
 from celosia.compiler.program.dtypes import itemsize
 from celosia.compiler.program.host.hostops import HOST
 from celosia.compiler.program.host.kernel import CompiledKernel, aligned
-from celosia.compiler.program.host.op import DOMAINS, HostOp, bodies, check_size
+from celosia.compiler.program.host.op import DOMAINS, HostError, HostOp, bodies, check_size
 from celosia.compiler.program.model import BY_ROWS
 from celosia.compiler.switches import is_on
 from celosia.compiler.tensorize.block_space import Group
@@ -52,11 +52,27 @@ from celosia.compiler.tensorize.plan import LayerPart
 from celosia.hw.spec.config import Config
 
 
-class Assembler:
-    """Make the Program of a graph whose layers are placed, ordered and have their instructions."""
+def assemble(model: ir.Model, cfg: Config, partition: Partition, steps: list[Any], image: Image) -> Program:
+    """Make the Program of a graph whose layers are placed, ordered and have their instructions.
+
+    The graph does not change.
+
+    Raises ModelError for an operator that cannot be compiled for the CPU, or is not known.
+    """
+    try:
+        return _Assembler(model, cfg, partition, steps, image).run()
+    except HostError as error:
+        raise ModelError(str(error)) from None
+
+
+class _Assembler:
+    """State of `assemble`: tensors, constants and kernels of the Program so far."""
 
     def __init__(self, model: ir.Model, cfg: Config, selection: Partition, steps: list[Any], image: Image) -> None:
         self.model, self.cfg, self.selection, self.plan, self.image = model, cfg, selection, steps, image
+        self.reasons = dict(selection.cpu)  # why operators are on the CPU
+        self.types: dict[ir.Value, tuple[tuple[int, ...], ir.DataType]] = {}
+        """Shape and element type of tensors that kernels make, which the graph may lack."""
         self.opset = model.graph.opset_imports.get("", 21)
         self.opsets = dict(model.graph.opset_imports)
         self.views = {node for node in plan_nodes(steps) if _is_view(node)}
@@ -108,13 +124,25 @@ class Assembler:
     def _tensor(self, value: ir.Value) -> TensorInfo:
         """Add a tensor to those of the Program. ModelError where its shape or element type is not known."""
         name = value.name or ""
-        dims = shape(value)
-        if dims is None or value.dtype is None:
+        dims, dtype = self._shape(value), self._dtype(value)
+        if dims is None or dtype is None:
             raise ModelError(f"the shape of tensor {name!r} cannot be inferred; export the model with fixed shapes")
-        if value.dtype == ir.DataType.UNDEFINED:
+        if dtype == ir.DataType.UNDEFINED:
             raise ModelError(f"tensor {name!r} has no element type; export the model with types")
-        self.tensors[name] = TensorInfo(name, value.dtype.numpy().name, dims)
+        self.tensors[name] = TensorInfo(name, dtype.numpy().name, dims)
         return self.tensors[name]
+
+    def _shape(self, value: ir.Value) -> tuple[int, ...] | None:
+        """Return the static shape of a tensor, as its kernel makes it or the graph has it; None where it is open."""
+        return self.types[value][0] if value in self.types else shape(value)
+
+    def _dtype(self, value: ir.Value) -> ir.DataType | None:
+        """Return the element type of a tensor, as its kernel makes it or the graph has it."""
+        return self.types[value][1] if value in self.types else value.dtype
+
+    def _is_plain(self, value: ir.Value) -> bool:
+        """Return whether kernels can read a tensor: its shape is known, and its element type is one of theirs."""
+        return value in self.types or _is_plain(value)
 
     def _border(self, value: ir.Value) -> TensorInfo:
         """Describe an input or output of the model, which may be a sequence, or have a shape known at run time only."""
@@ -122,7 +150,7 @@ class Assembler:
         while isinstance(inner, (ir.SequenceType, ir.OptionalType)):
             kind = "sequence" if isinstance(inner, ir.SequenceType) else "optional"
             inner = inner.elem_type
-        if kind == "tensor" and shape(value) is not None:
+        if kind == "tensor" and self._shape(value) is not None:
             return self._tensor(value)
         dims = tuple(size if isinstance(size, int) and size >= 0 else -1 for size in value.shape or ())
         return TensorInfo(value.name or "", dtype_name(value), dims, kind)
@@ -131,7 +159,7 @@ class Assembler:
 
     def _info(self, node: ir.Node) -> NodeInfo:
         name = node.name or f"{node.op_type}:{node.outputs[0].name}"
-        return NodeInfo(name, node.op_type, self.selection.cpu.get(node, "the host needs this view"))
+        return NodeInfo(name, node.op_type, self.reasons.get(node, "the host needs this view"))
 
     def _keep(self, value: ir.Value | None) -> str:
         """The name of an input, whose value goes into the Program where it is constant."""
@@ -140,7 +168,7 @@ class Assembler:
         fixed = constant(value)
         if fixed is not None:
             self.constants[value.name or ""] = fixed
-        elif shape(value) is not None and isinstance(value.type, ir.TensorType):
+        elif self._shape(value) is not None and (value in self.types or isinstance(value.type, ir.TensorType)):
             self._tensor(value)
         return value.name or ""
 
@@ -173,9 +201,9 @@ class Assembler:
         for number, value in enumerate(node.inputs):
             if value is None:
                 continue
-            if not _is_plain(value) or (number in traits(node.op_type).shape_inputs and constant(value) is None):
-                if node in self.views:  # which is not built here; what it is declared to be does not count
-                    node.outputs[0].type = node.inputs[0].type  # type: ignore[union-attr]
+            if not self._is_plain(value) or (number in traits(node.op_type).shape_inputs and constant(value) is None):
+                if node in self.views:  # it is not built here; its declared type does not count
+                    self._give_type_of_input(node)
                 return node in self.views
         types = [None if value is None else self._type(value) for value in node.inputs]
         tensors = [None if each is None else placeholder(each.shape, each.dtype, "x") for each in types]
@@ -196,11 +224,17 @@ class Assembler:
                     f"operator {node.op_type} ({self._info(node).name}) makes {list(tensor.shape)}, and "
                     f"{list(shape(value) or ())} by its attributes"
                 )
-            if not _is_plain(value) or value.dtype.numpy().name != tensor.dtype or shape(value) != tensor.shape:  # type: ignore[union-attr]
-                value.shape = ir.Shape(tensor.shape)
-                value.type = ir.TensorType(ir.DataType.from_numpy(np.dtype(tensor.dtype)))
+            self.types[value] = tensor.shape, ir.DataType.from_numpy(np.dtype(tensor.dtype))
             check_size(tensor.nbytes, f"output {value.name!r} of {node.op_type} ({self._info(node).name})")
         return True
+
+    def _give_type_of_input(self, view: ir.Node) -> None:
+        """Give the output of a view the element type of its input."""
+        x, y = view.inputs[0], view.outputs[0]
+        assert x is not None
+        dims, dtype = self._shape(y), self._dtype(x)
+        if dims is not None and dtype is not None:
+            self.types[y] = dims, dtype
 
     def _type(self, value: ir.Value) -> InputType:
         """The shape and element type of a value, with its content where it is constant."""
@@ -256,7 +290,7 @@ class Assembler:
         types = {name: self._type(value) for name, value in values.items() if name not in inner}
         for node in nodes:
             if node in self.views:
-                dims = np.array(shape(node.outputs[0]), np.int64)
+                dims = np.array(self._shape(node.outputs[0]), np.int64)
                 types[self._dims_name(node.outputs[0])] = InputType.of(dims)
         dead = frozenset(name for name in types if name in values and self._is_dead(values[name]))
         if any(out.is_graph_output() for out in nodes[-1].outputs):
@@ -277,9 +311,13 @@ class Assembler:
                 self._keep(values[name])
         self.kernels.append(kernel)
         self.owned.update(outputs)
-        sizes = {out.name or "": _bytes(out) for node in nodes for out in node.outputs}
+        sizes = {out.name or "": self._bytes(out) for node in nodes for out in node.outputs}
         views = {node.outputs[0].name or "" for node in nodes if node in self.views}
         return CpuStep(infos, names, outputs, len(self.kernels) - 1, saved_traffic(members, sizes, views))
+
+    def _bytes(self, value: ir.Value) -> int:
+        dtype = self.types[value][1].numpy().name if value in self.types else dtype_name(value)
+        return prod(self._shape(value) or ()) * itemsize(dtype)
 
     def _say_bits(self, nodes: list[ir.Node]) -> None:
         """Note in the placement reasons of products that they are computed bit by bit."""
@@ -287,7 +325,7 @@ class Assembler:
             if numbers := traits(node.op_type).factors:
                 levels = [levels_of(node.inputs[number]) for number in numbers]
                 bits = " and ".join(str(operand.bits) for operand in levels if operand is not None)
-                self.selection.cpu[node] += f"; its operands have {bits} bits: products are `and` and popcount"
+                self.reasons[node] += f"; its operands have {bits} bits: products are `and` and popcount"
 
     def _dims_name(self, value: ir.Value) -> str:
         """The name of the constant that holds the shape of a view."""
@@ -362,7 +400,7 @@ class Assembler:
             elif node in self.selection.views:
                 rows.append(row | {"place": "free", "reason": self.selection.views[node]})
             else:
-                rows.append(row | {"place": "cpu", "reason": self.selection.cpu[node]})
+                rows.append(row | {"place": "cpu", "reason": self.reasons[node]})
         return rows
 
 
@@ -382,10 +420,6 @@ def _is_plain(value: ir.Value) -> bool:
     """Whether kernels can read `value`: a tensor of known shape, and of an element type of theirs."""
     known = isinstance(value.type, ir.TensorType) and value.dtype not in (None, ir.DataType.UNDEFINED)
     return known and shape(value) is not None and value.dtype.numpy().name in TYPES  # type: ignore[union-attr]
-
-
-def _bytes(value: ir.Value) -> int:
-    return prod(shape(value) or ()) * itemsize(dtype_name(value))
 
 
 def _is_view(node: ir.Node) -> bool:

@@ -3,27 +3,18 @@ one for the CPU alone, what its kernels take there (measured.py)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from math import inf, prod
+from math import inf
 from typing import NamedTuple, Protocol
 
 import onnx
-import onnx_ir as ir
 
-from celosia.compiler.cpu.ops import traits
-from celosia.compiler.graph.cost import total_macs
+from celosia.compiler.graph.cpu_cost import host_cycles
 from celosia.compiler.graph.select import Partition
-from celosia.compiler.graph.values import constant, operands, shape
 from celosia.compiler.launch.image import Image
-from celosia.compiler.program.traits import Moves
 from celosia.compiler.tune.measure import TIMED
 from celosia.compiler.tune.network import Network
-
-BYTES_A_CYCLE, MACS_A_CYCLE = 4, 4
-"""Speed of a processor beside the accelerator, in the accelerator's cycles: what it moves, and what it multiplies."""
-STEP_CYCLES = 200
-"""Cycles of an operator on the CPU, beside that."""
 
 
 @dataclass(frozen=True)
@@ -88,27 +79,3 @@ def price_of(network: Network, image: Image, selection: Partition) -> Price:
     """Price of a model whose operators are placed by `selection`. image: of the network's launches."""
     cycles = network.cycles(image, TIMED) if network.launches else 0
     return Price(cycles, sum(host_cycles(node, selection.cpu) for node in selection.cpu))
-
-
-def host_cycles(node: ir.Node, cpu: Container[ir.Node]) -> float:
-    """Cost of an operator on the CPU, in the accelerator's cycles, roughly. cpu: operators that are there.
-
-    Each operand is read once and each result written once. What takes parts of a tensor reads no more than these,
-    and is a part of the kernels that read it, where these are the CPU's."""
-    moved = sum(map(bytes_of, node.outputs))
-    if traits(node.op_type).moves is Moves.SOME:
-        readers = [use.node for out in node.outputs for use in out.uses()]
-        if readers and all(reader in cpu for reader in readers) and not any(o.is_graph_output() for o in node.outputs):
-            return 0
-        return STEP_CYCLES + 2 * moved / BYTES_A_CYCLE
-    moved += sum(bytes_of(value) for value in operands(node) if constant(value) is None)
-    macs = total_macs([node])  # type: ignore[arg-type]
-    return STEP_CYCLES + moved / BYTES_A_CYCLE + macs / MACS_A_CYCLE
-
-
-def bytes_of(value: ir.Value) -> int:
-    """Bytes of a tensor; 0 where its shape is not known, and of strings."""
-    sizes, kind = shape(value), value.dtype
-    if sizes is None or kind is None or kind in (ir.DataType.STRING, ir.DataType.UNDEFINED):
-        return 0
-    return int(prod(sizes) * kind.itemsize)

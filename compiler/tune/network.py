@@ -19,6 +19,7 @@ from celosia.compiler.tensorize.plan import Planner
 from celosia.compiler.tune.measure import TIMED, CostSource, Status, TrialResult
 from celosia.compiler.tune.points import Point
 from celosia.compiler.tune.records import Key, Records, schedule_of
+from celosia.compiler.tune.shipped import shipped
 from celosia.hw.spec.config import Config
 from celosia.sim.timing import predict
 
@@ -176,6 +177,33 @@ def apply(
                 image, used = other, len(tuned)
     image = network.image if image is None else image
     return image, Applied(source, network.cfg.name, used, len(own), cycles, untuned, inexact, tuple(refused))
+
+
+@dataclass(frozen=True)
+class TuningDecisions:
+    """Schedules that tuning has found: the caller's (`tuned`), else those of records, else none.
+
+    tuned: decisions by workload, as a search tries them. records: the caller's, to which those are added that come with
+    Celosia; None takes neither.
+    """
+
+    tuned: Tuned | None = None
+    records: Records | None = None
+
+    def build(self, network: Network) -> tuple[Image, str]:
+        """Generate the image of a network under these decisions.
+
+        Returns it with a sentence on what records decided. Raises LayerErrors where a layer does not fit, and
+        DecisionsError where one cannot follow `tuned`.
+        """
+        if self.tuned is not None:
+            return follow(network, self.tuned), ""
+        if self.records is None or not network.launches:
+            return network.image, ""
+        presets = shipped(network.cfg)
+        image, applied = apply(network, self.records.joined(presets), TIMED, presets)
+        damaged = self.records.damaged
+        return image, f"{applied}{f'; {damaged} damaged lines of {self.records.path} left out' if damaged else ''}"
 
 
 def follow(network: Network, tuned: Tuned) -> Image:

@@ -86,9 +86,9 @@ def explore(
 
     models: ONNX files. board: its name, its .toml file, or a Board. objective: of OBJECTIVES. budget: seconds, those of
     earlier runs in `folder` among them; points: Configs that are measured, likewise; without either, until nothing is
-    left. space: fields with their values, or a TOML file; the others have those of `space.DEFAULT`. folder: where
-    points and the front are kept; the same again goes on. memory: a memory model, by default the board's. left: share
-    of each resource that stays free. search: of SEARCHES. jobs: processes that measure; 0: this one. pool:
+    left. space: fields with their values, or a TOML file; the others have those of the board's default space. folder:
+    where points and the front are kept; a later run in it goes on. memory: a memory model, by default the board's.
+    left: share of each resource that stays free. search: of SEARCHES. jobs: processes that measure; 0: this one. pool:
     "dask://HOST:PORT", whose workers have the models under the same paths. deadline: seconds for a model on a Config.
     confirmed: "yosys", "rtl" or both: how the front is looked at in the end, minutes a point. optimise: seconds, beside
     `budget`, for models that take fewer cycles on the Configs of the front (docs/superoptimiser.md), which are written

@@ -17,20 +17,20 @@ from typing import Any
 import onnx_ir as ir
 
 from celosia.compiler.graph.errors import ModelError
-from celosia.compiler.graph.pipeline import PASSES
-from celosia.compiler.graph.select import select
+from celosia.compiler.graph.passes import Pipeline
+from celosia.compiler.graph.pipeline import PASSES, for_hardware
 from celosia.compiler.graph.specialise import specialise
 from celosia.compiler.launch.blocks import estimated
-from celosia.compiler.launch.image import Image
-from celosia.compiler.launch.lowering import LaunchLayers, lower
 from celosia.compiler.layer import TilingError
+from celosia.compiler.lowering import lower, place
 from celosia.compiler.tensorize.decide import workloads
 from celosia.compiler.tensorize.lowering import lower_layer
 from celosia.compiler.tensorize.plan import Planner
 from celosia.compiler.tensorize.space import Workload
 from celosia.compiler.tune.bound import network_bound
-from celosia.compiler.tune.measure import TIMED, CostSource, Status, TrialResult
-from celosia.compiler.tune.network import Network, apply
+from celosia.compiler.tune.measure import CostSource, Status, TrialResult
+from celosia.compiler.tune.network import TuningDecisions
+from celosia.compiler.tune.records import Records
 from celosia.compiler.tune.shipped import shipped
 from celosia.hw.boards.boards import memory_model
 from celosia.hw.boards.memory import MemoryModel
@@ -83,18 +83,23 @@ class Cost:
         return unit if self.busy[unit] >= 0.75 * self.cycles else "latency"
 
 
+def _load_graph(subject: ExploredModel, cfg: Config) -> tuple[ir.Model, int]:
+    """Return the graph after its passes, and images in a run. Raises ModelError."""
+    return _prepare(subject, cfg.batch, cfg if list(for_hardware(cfg)) else None)
+
+
 @lru_cache(maxsize=8)
-def _load_graph(subject: ExploredModel, batch: int) -> tuple[ir.Model, int]:
-    """Return the graph after its passes, and images in a run. ModelError."""
-    program = specialise(subject.path, None, batch)
-    PASSES.run(program.graph)
-    return program.graph, batch if program.batched else 1
+def _prepare(subject: ExploredModel, batch: int, cfg: Config | None) -> tuple[ir.Model, int]:
+    """Import a model and run its passes. cfg: None for all Configs that no pass depends on."""
+    specialised = specialise(subject.path, None, batch)
+    Pipeline(*PASSES, *(for_hardware(cfg) if cfg else ())).run(specialised.graph)
+    return specialised.graph, batch if specialised.batched else 1
 
 
 def cpu_operators(subject: ExploredModel, cfg: Config, products: bool = False) -> int:
     """List the operators that stay on the CPU, without looking at tiles; or sum the products of those that do not.
     ModelError."""
-    selection = select(_load_graph(subject, cfg.batch)[0], cfg)
+    selection = place(_load_graph(subject, cfg)[0], cfg)
     return sum(choice.layer.macs for choice in selection.choices) if products else len(selection.cpu)
 
 
@@ -108,8 +113,8 @@ def estimate_cycles(subject: ExploredModel, cfg: Config, memory: MemoryModel | s
 
     TilingError where a layer does not fit the scratchpads; ModelError.
     """
-    graph, images = _load_graph(subject, cfg.batch)
-    selection = select(graph, cfg)
+    graph, images = _load_graph(subject, cfg)
+    selection = place(graph, cfg)
     seconds_of: dict[Workload, float] = {}
     requests, total, moved, vector = [], 0.0, 0, 0
     for choice in selection.choices:
@@ -132,7 +137,7 @@ def estimate_cycles(subject: ExploredModel, cfg: Config, memory: MemoryModel | s
 
 def measure_cycles(subject: ExploredModel, cfg: Config, memory: MemoryModel | str) -> Cost:
     """Compile the model, and run its instructions on the timing model. ModelError."""
-    graph, images = _load_graph(subject, cfg.batch)
+    graph, images = _load_graph(subject, cfg)
     lowered = lower(cfg, graph, Planner(cfg))
     image, values, moved = lowered.image, Counter[str](), 0
     for launch in image.launches:
@@ -142,24 +147,18 @@ def measure_cycles(subject: ExploredModel, cfg: Config, memory: MemoryModel | st
     busy = {unit: values[f"{unit}_busy"] for unit in UNITS}
     # LOAD and STORE work while they wait for memory
     busy |= {unit: busy[unit] + values[f"{unit}_wait_memory"] for unit in ("load", "store")}
-    macs = sum(choice.layer.macs for choice in lowered.selection.choices)
-    return Cost(images, values["cycles"], 0, busy, moved, macs, len(lowered.selection.cpu))
+    macs = sum(choice.layer.macs for choice in lowered.partition.choices)
+    return Cost(images, values["cycles"], 0, busy, moved, macs, len(lowered.partition.cpu))
 
 
 def cycles_with_records(subject: ExploredModel, cfg: Config, memory: str) -> int | None:
     """Cycles with the schedules that come with Celosia for this Config, as `compile` uses them; None without any."""
-    if not (presets := shipped(cfg)).trials:
+    if not shipped(cfg).trials:
         return None
-    graph, _ = _load_graph(subject, cfg.batch)
+    graph, _ = _load_graph(subject, cfg)
 
-    def network(plan: LaunchLayers, planner: Planner) -> Network:
-        return Network(cfg, *plan, planner)
-
-    def image(plan: LaunchLayers, planner: Planner) -> Image:
-        return apply(network(plan, planner), presets, TIMED, presets)[0]
-
-    lowered = lower(cfg, graph, Planner(cfg), made=image)
-    return network(lowered.plan, lowered.planner).cycles(lowered.image, CostSource("timed", memory))
+    lowered = lower(cfg, graph, Planner(cfg), schedules=TuningDecisions(records=Records()))
+    return lowered.network.cycles(lowered.image, CostSource("timed", memory))
 
 
 RUNGS = {"closed": estimate_cycles, "timed": measure_cycles}

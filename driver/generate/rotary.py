@@ -57,6 +57,9 @@ class Rotary:
         return op("Add", op("Mul", x, self._rows_of_new_tokens(cos)), op("Mul", rotated, self._rows_of_new_tokens(sin)))
 
     def _rows_of_new_tokens(self, table: Array) -> str:
-        """Rows of `table` [places, size] for new tokens, [batch, 1, steps, size]."""
+        """Gather the rows of `table` [positions, size] at the new tokens' positions, which follow the cached ones.
+
+        Returns a tensor's name, [batch, 1, steps, size]. All layers share the nodes: `once` emits them for the first.
+        """
         rows = self.writer.once("Gather", self.writer.constant(table, table.dtype), self.places)
         return self.writer.once("Unsqueeze", rows, self.writer.ints(1))

@@ -18,7 +18,7 @@ from celosia.compiler.superoptimise.derivation import (
     tidied,
     total,
 )
-from celosia.driver.pages.layers import picture
+from celosia.driver.pages.graph_picture import picture
 from celosia.driver.pages.names import NAME, ReportError, short
 from celosia.driver.pages.page import Page, Section, require_bokeh
 from celosia.plain import from_json
@@ -66,8 +66,8 @@ def derivation_section(report: Mapping[str, Any]) -> Section:
     table = f'<div class="table"><table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>'
     summary = "".join(f"<p>{escape(text)}</p>" for text in (total(dict(report)), distance(report)) if text)
     html = f"{table}{summary}{_draw_changes(report.get('changes'))}"
-    clock_note = SUMMARY.format("as measured on this processor" if is_measured(report) else "by the timing model")
-    return Section("How the model came to be", clock_note, html, brief=html)
+    intro = SUMMARY.format("as measured on this processor" if is_measured(report) else "by the timing model")
+    return Section("How the model came to be", intro, html, brief=html)
 
 
 def _cost_name_and_unit(report: Mapping[str, Any]) -> tuple[str, str]:

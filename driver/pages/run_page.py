@@ -211,12 +211,12 @@ def _cycle_section(rows: Sequence[Mapping[str, Any]], roofs: Mapping[str, float]
         "and all of memory's bytes; a bar ends before it where much was loaded while the layer before ran.",
         key_of([(_colour(bound), f"limited by {bound}") for bound in BOUNDS]),
         figure=figures.cycles(rows, [_cycle_bound(row, roofs) for row in rows]),
-        brief=_bar_section(rows),
+        brief=_brief_layer_table(rows),
     )
 
 
-def _bar_section(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Section of layers with their cycles as bars, the first BRIEF of those that take the most, in their order."""
+def _brief_layer_table(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Build the HTML table of layers for notebooks, with cycles as bars: the BRIEF longest layers, in their order."""
     max_cycles = max(row["cycles"] for row in rows)
     least = sorted((row["cycles"] for row in rows), reverse=True)[:BRIEF][-1]
     lines = []
@@ -233,11 +233,11 @@ def _bar_section(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _roofline_section(cfg: Config, rows: Sequence[Mapping[str, Any]], roofs: Mapping[str, float]) -> list[Section]:
-    """Section with the roofline of the layers; none without cycles."""
+    """Build the section with the roofline; a list without it where no layer has both MACs and traffic."""
     from celosia.driver.pages import run_figures as figures
 
     shown = [row for row in rows if row["macs"] and row["bytes_loaded"] + row["bytes_stored"]]
-    left = f" Not here: {len(rows) - len(shown)} without MACs." if len(shown) < len(rows) else ""
+    left = f" Not here: {len(rows) - len(shown)} without MACs or traffic." if len(shown) < len(rows) else ""
     if not shown:
         return []
     sloping = dict(zip(figures.ROOFS, (roofs["both"], roofs["load"])))

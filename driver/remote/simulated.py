@@ -31,7 +31,7 @@ STATE = HOME / "fpga.state"
 BASE = 0x10000000
 """Physical address of the buffer."""
 WAIT_CYCLES = 5000
-"""Cycles of the RTL between two reads of a register."""
+"""Cycles that the RTL runs before each read of a register."""
 MEMORY_MODEL = (40, 40, 8, 780, 16, 32, 0, 0, 0, 0, 0, 2**64 - 1, 2**64 - 1)
 """Parameters of the memory behind the RTL: those of zynq-hp."""
 CLOCK_MHZ = 1000
@@ -84,11 +84,12 @@ class FunctionalFpga:
 
 
 class RtlFpga:
-    """Registers of the Verilated RTL, whose clock runs while they are read."""
+    """Registers of the Verilated RTL. Its clock runs only in `read`: a driver that waits polls a register."""
 
     def __init__(self, library: str, memory: NDArray[np.uint8]) -> None:
         self._lib = ctypes.CDLL(library)
         self._lib.celosia_create.restype = ctypes.c_void_p
+        self._lib.celosia_error.restype = ctypes.c_char_p
         self._handle = ctypes.c_void_p(self._lib.celosia_create(ctypes.c_uint64(1)))
         model = (ctypes.c_uint64 * len(MEMORY_MODEL))(*MEMORY_MODEL)
         place, size = ctypes.c_void_p(memory.ctypes.data), ctypes.c_uint64(len(memory))
@@ -97,13 +98,19 @@ class RtlFpga:
         self._lib.celosia_begin(self._handle, 0)
 
     def read(self, offset: int) -> int:
-        self._lib.celosia_run(self._handle, ctypes.c_uint64(WAIT_CYCLES))
         value = ctypes.c_uint32()
-        self._lib.celosia_read_register(self._handle, offset, ctypes.byref(value))
+        failed = self._lib.celosia_run(self._handle, ctypes.c_uint64(WAIT_CYCLES)) < 0
+        self._check(not failed and self._lib.celosia_read_register(self._handle, offset, ctypes.byref(value)))
         return value.value
 
     def write(self, offset: int, value: int) -> None:
-        self._lib.celosia_write_register(self._handle, offset, ctypes.c_uint32(value))
+        self._check(self._lib.celosia_write_register(self._handle, offset, ctypes.c_uint32(value)))
+
+    def _check(self, succeeded: bool) -> None:
+        """Raise OSError with the simulator's message, as PYNQ does for a bus error."""
+        if not succeeded:
+            message = self._lib.celosia_error(self._handle).decode(errors="replace")
+            raise OSError(f"the simulated RTL: {message or 'a register does not answer'}")
 
 
 _memory: NDArray[np.uint8] = np.zeros(0, np.uint8)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from rich.console import RenderableType
 from rich.table import Table
@@ -19,9 +18,6 @@ from celosia.driver.show.text_table import add_row, megabytes, new_table, percen
 from celosia.hw.spec.isa import Opcode, instruction_bytes, opcode_of
 from celosia.hw.spec.scratchpads import depths
 from celosia.plain import printable
-
-if TYPE_CHECKING:
-    pass
 
 
 def overview(program: Program) -> RenderableType:
@@ -184,7 +180,7 @@ def _kernel_steps(program: Program) -> list[CpuStep]:
 def graphs(program: Program, texts: dict[str, str], only: str | None = None) -> Iterator[str]:
     """Yield the graph after each pass, from `texts`, where the pass changed it. ProgramError where `only` is no
     pass."""
-    names = ["import", *(pass_.name for pass_ in program.passes)]
+    names = list(texts) or [each.name for each in program.passes]
     if only is not None and only not in names:
         raise ProgramError(f"there is no pass {only!r}; the passes are {', '.join(names)}")
     if not texts:

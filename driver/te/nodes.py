@@ -107,8 +107,12 @@ def var(name: str = "n", dtype: str = "int64") -> Var:
     return Var(name)
 
 
-def known(size: Size, sizes: Mapping[Var, int] | None = None) -> int:
-    """The number that `size` is. sizes: of variables; left out, each is NOMINAL. ValueError for one that is open."""
+def evaluate_size(size: Size, sizes: Mapping[Var, int] | None = None) -> int:
+    """Evaluate a size. ValueError for a variable that `sizes` does not have.
+
+    sizes: values of the variables in it; None takes NOMINAL for each, so that shapes can be checked before any array is
+    given.
+    """
     if not isinstance(size, Expr):
         return int(size)
     names = {node for node in walk(size) if isinstance(node, Var)}
@@ -128,8 +132,8 @@ def _convert_shape(name: str, shape: Size | Sequence[Size]) -> tuple[Size, ...]:
         size if isinstance(size, Expr) else _require_whole_number(size, f"{name} has a size of {size!r}")
         for size in dimensions
     )
-    if any(known(size) < 0 for size in sizes):
-        raise ValueError(f"{name} would have the shape {[known(size) for size in sizes]}")
+    if any(evaluate_size(size) < 0 for size in sizes):
+        raise ValueError(f"{name} would have the shape {[evaluate_size(size) for size in sizes]}")
     return sizes
 
 
@@ -145,7 +149,8 @@ def placeholder(shape: Size | Sequence[Size], dtype: Any = "float32", name: str 
     """Declare an array that the caller gives; dtype: a name, or numpy's type."""
     name = name or f"placeholder{next(_numbers)}"
     sizes = _convert_shape(name, shape)
-    return TensorExpr(SizedNode(name, tuple(known(size) for size in sizes), _dtype_name(name, dtype), sizes=sizes))
+    nominal = tuple(evaluate_size(size) for size in sizes)
+    return TensorExpr(SizedNode(name, nominal, _dtype_name(name, dtype), sizes=sizes))
 
 
 def reduce_axis(dom: tuple[Size, Size], name: str | None = None) -> Axis:
@@ -154,9 +159,9 @@ def reduce_axis(dom: tuple[Size, Size], name: str | None = None) -> Axis:
     name = name or f"r{next(_numbers)}"
     if isinstance(begin, Expr) or begin != 0:
         raise ValueError(f"{name} begins at {begin}, not at 0: add {begin} where it is used")
-    if known(end) < 0:
+    if evaluate_size(end) < 0:
         raise ValueError(f"{name} would have {end} steps")
-    return SizedAxis(name, extent=known(end), reduce=True, size=end)
+    return SizedAxis(name, extent=evaluate_size(end), reduce=True, size=end)
 
 
 def compute(shape: Size | Sequence[Size], fcompute: Callable[..., Value], name: str | None = None) -> TensorExpr:
@@ -169,7 +174,7 @@ def compute(shape: Size | Sequence[Size], fcompute: Callable[..., Value], name: 
         names += [f"i{d}" for d in range(len(names), len(sizes))]
     if len(names) != len(sizes):
         raise ValueError(f"{name} has {len(sizes)} dimensions, and its function {len(names)} parameters")
-    axes = tuple(SizedAxis(name, extent=known(size), size=size) for name, size in zip(names, sizes))
+    axes = tuple(SizedAxis(name, extent=evaluate_size(size), size=size) for name, size in zip(names, sizes))
     body = _element_expression(name, fcompute(*axes))
     return TensorExpr(SizedNode(name, tuple(axis.extent for axis in axes), body.dtype, axes, body, sizes=sizes))
 
@@ -223,7 +228,7 @@ def bound(outputs: Sequence[Node], sizes: Mapping[Var, int]) -> dict[Node, Node]
     copies: dict[Node, Node] = {}
     for node in topological(outputs):
         assert isinstance(node, SizedNode)
-        shape = tuple(known(size, sizes) for size in node.sizes)
+        shape = tuple(evaluate_size(size, sizes) for size in node.sizes)
         if any(extent < 0 for extent in shape):
             raise ValueError(f"{node.name} would have the shape {list(shape)}")
         if node.body is None:
@@ -238,7 +243,7 @@ def bound(outputs: Sequence[Node], sizes: Mapping[Var, int]) -> dict[Node, Node]
 
 def _bind_axis(axis: Axis, sizes: Mapping[Var, int]) -> Axis:
     assert isinstance(axis, SizedAxis)
-    return Axis(axis.name, extent=known(axis.size, sizes), reduce=axis.reduce)
+    return Axis(axis.name, extent=evaluate_size(axis.size, sizes), reduce=axis.reduce)
 
 
 def _bind_body(
@@ -252,7 +257,7 @@ def _bind_body(
             case Axis():
                 return loops[e]
             case Var():
-                return Const(known(e, sizes), INDEX)
+                return Const(evaluate_size(e, sizes), INDEX)
             case Load():
                 return Load(copies[e.tensor], e.index)
             case Reduce():

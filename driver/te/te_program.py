@@ -18,7 +18,7 @@ from celosia.compiler.tensorize.render import AcceleratorKernel, render
 from celosia.compiler.vthread.interleave import interleave
 from celosia.driver.run.open_device import open_device
 from celosia.driver.te import kernels
-from celosia.driver.te.nodes import TensorExpr, bound, known
+from celosia.driver.te.nodes import TensorExpr, bound, evaluate_size
 from celosia.driver.te.schedule import TensorSchedule
 from celosia.driver.te.te_accelerator import DeclaredIntrinsic, Environment, accelerator
 from celosia.hw.spec.config import Config
@@ -143,7 +143,7 @@ def _check_array(arg: TensorExpr, array: Any, sizes: Mapping[Var, int]) -> Array
     """Check type and shape of an argument. ValueError."""
     if not isinstance(array, np.ndarray):
         raise ValueError(f"{arg.name} is an array, not {type(array).__name__}")
-    shape = tuple(known(size, sizes) for size in arg.shape) if array.ndim == len(arg.shape) else None
+    shape = tuple(evaluate_size(size, sizes) for size in arg.shape) if array.ndim == len(arg.shape) else None
     if shape is not None and any(extent < 0 for extent in shape):
         raise ValueError(f"{arg.name} would have the shape {list(shape)}")
     if array.shape != shape or array.dtype.name != arg.dtype:

@@ -51,7 +51,7 @@ def tune_cpu(
     the name of each stage; told: with the KernelState after each trial.
 
     The report has seconds_own and seconds_tuned (of all kernels, by short trials), measured, known, failed, seconds,
-    left_out (devices by name), damaged (lines of the records), and kernels: name, count, trials, own and tuned
+    left_out (devices by name), damaged (lines of the records), and kernels: kernel, count, trials, own and tuned
     (picoseconds), trace (as Python; "" where the compiler's own stays).
 
     Raises what `compile` does, RecordsError, ValueError for a name that there is not, FleetError where no process is

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 import onnx
 
 from celosia.compiler.compile import compile as compiled
-from celosia.compiler.compile import pricing
 from celosia.compiler.graph.dimensions import Shapes
 from celosia.compiler.graph.errors import ModelError
 from celosia.compiler.options import Options, Run, Source, expand_options
+from celosia.compiler.pricing import pricing
 from celosia.compiler.program import Program
 from celosia.compiler.superoptimise.budget import BudgetError
 from celosia.compiler.superoptimise.optimise import Optimised
@@ -85,7 +85,7 @@ def optimise(
 
     known_records = None if records is None else Records.load(records, must_exist=False)
     with _open_measuring_fleet(tune if accelerator else 0, jobs, pool, fleet) as other_devices:
-        costs = pricing(source, cfg, accelerator)
+        costs = pricing(source, cfg, on_cpu=None if accelerator else compiled)
         if other_devices is not None and tune:
             costs = costs._replace(tuned=partial(_tuned_cycles, cfg, tune, records, other_devices, progress))
         with weigh_with_fleet(

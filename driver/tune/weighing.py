@@ -15,8 +15,8 @@ from typing import Any
 
 import onnx
 
-from celosia.compiler.compile import price
 from celosia.compiler.graph.errors import ModelError
+from celosia.compiler.pricing import price
 from celosia.compiler.superoptimise.price import INFEASIBLE, UNMEASURED, Awaited, Price, Pricing
 from celosia.compiler.tune.measure import VERSION, Status, TrialResult, other_version
 from celosia.compiler.tune.pool import Fleet, JobLine

@@ -17,8 +17,8 @@ BURST_BOUNDARY = 4096
 """Bytes; AXI forbids that a burst crosses a multiple of it."""
 MAX_OUTSTANDING_BURSTS = 8
 """Bursts of LOAD, or of STORE, that may await responses at once."""
-READ_BUFFER_BEATS = 128
-"""Beats that the buffer of a read engine holds."""
+READ_BUFFER_BEATS = MAX_OUTSTANDING_BURSTS * MAX_BURST
+"""Beats that the buffer of a read engine holds. A burst is requested only where its beats have room."""
 FETCH_BURSTS = 4
 """Longest bursts of fetch that fit into its buffer."""
 

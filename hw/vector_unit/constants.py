@@ -40,10 +40,13 @@ def constants_layout(cfg: Config) -> data.StructLayout:
     )
 
 
-def constants_of(
+def assign_constants(
     cfg: Config, instr: data.View[data.StructLayout], constants: data.View[data.StructLayout]
 ) -> list[object]:
-    """Return the assignments of an instruction's constants: copies of fields, and values derived from fields."""
+    """Return the assignments of the constants of an instruction from its fields.
+
+    What many stages would compute from several fields in every cycle is computed here, once an instruction.
+    """
     fields = instr.fields
     softmax: Value = fields.softmax if cfg.softmax else Const(0)
     assignments = [
@@ -61,6 +64,7 @@ def constants_of(
         constants.add_lo.eq(Mux(fields.add_lo > fields.add_hi, fields.add_hi, fields.add_lo)),
     ]
     if cfg.norm:
+        # Overrides the copy above, as the last assignment holds.
         binary_op = Mux(fields.norm, BinaryOp.MUL, fields.binary_op)
         assignments += [constants.norm.eq(fields.norm), constants.binary_op.eq(binary_op)]
     if cfg.int32:

@@ -24,7 +24,7 @@ from celosia.hw.spec.isa import (
     formats,
 )
 from celosia.hw.spec.scratchpads import scratchpads
-from celosia.hw.vector_unit.constants import constants_layout, constants_of
+from celosia.hw.vector_unit.constants import assign_constants, constants_layout
 from celosia.hw.vector_unit.retire import RetireStage
 from celosia.hw.vector_unit.slots import SlotScheduler
 from celosia.hw.vector_unit.softmax_tracker import SoftmaxProgress, SoftmaxTracker
@@ -103,7 +103,7 @@ class IssueStage(wiring.Component):
         offered = Signal(self.now.shape())
         output = Signal()
         m.d.comb += [
-            *constants_of(cfg, self.instr.payload, offered),
+            *assign_constants(cfg, self.instr.payload, offered),
             self.step.eq(loops.step.payload), self.valid.eq(loops.step.valid), loops.step.ready.eq(slots.slot),
             self.fire.eq(loops.step.valid & slots.slot), output.eq(self.fire & loops.step.payload.last),
             self.active.eq(self.fire | slots.bubble | self.softmax_under_way),

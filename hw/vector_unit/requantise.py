@@ -1,4 +1,4 @@
-"""One lane of the exact requantiser: a pipelined `sim.reference.requantise` for results that end in an int8."""
+"""One lane of the exact requantiser: `sim.functional.reference.requantise` as a pipeline, for results in int8."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ def _smear(m: Module, value: Value) -> Value:
 class Requantise(wiring.Component):
     """(v + bias) * multiplier / 2^shift, rounded as a product of float32 and then to an integer, ties to even.
 
-    Equal to `sim.reference.requantise` where its result lies between -256 and 256; beyond, the result is -256 or 256,
-    which no zero point brings back into an int8. Operands enter stage 0 and `result` is valid REQUANTISE_STAGES steps
-    later.
+    Equal to `sim.functional.reference.requantise` where its result lies between -256 and 256; beyond, the result is
+    -256 or 256, which no zero point brings back into an int8. Operands enter stage 0 and `result` is valid
+    REQUANTISE_STAGES steps later.
 
     Members
     -------

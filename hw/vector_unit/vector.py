@@ -122,6 +122,10 @@ class Vector(wiring.Component):
         self._targets |= {Destination[name.upper()]: port for name, port in self.writes.items()}
 
     def elaborate(self, platform: object) -> Module:
+        """Connect issue to the stages, the stages to the scratchpads, and tell issue what has ended.
+
+        `issue.ends` pulses when the last item of an instruction is written, `issue.lands` when an item is in acc.
+        """
         m = Module()
         cfg = self._cfg
         m.submodules.issue = issue = IssueStage(cfg)
@@ -140,25 +144,27 @@ class Vector(wiring.Component):
         combined = self._combine(m, items, norm)
         selected = self._look_up(m, items, self._requantise(m, items, combined))
 
-        # Values that skip stages: the residual, and the place to which an item is written.
+        # Values that skip stages: the residual; whether an item is the last of its instruction, and where it is
+        # written.
         residual = self._skip(
             m, items, "residuals", "reduce", "add", Cat(unit.residual for unit in combined),
             items.reduce.fire & items.reduce.constants.rescale_add, items.added,
         )  # fmt: skip
-        place = self._skip(
+        ends_and_dst = self._skip(
             m, items, "places", "read", "write", Cat(issue.step.end, issue.step.dst),
             issue.fire & issue.step.last, items.complete,
         )  # fmt: skip
+        is_end, dst = ends_and_dst[0], ends_and_dst[1:]
         result = self._add(m, items, selected, residual)
         softmax = self._softmax(m, issue) if cfg.softmax else None
-        self._write(m, items, issue, result, place[1:], softmax)
-        write, ends = items.write.constants, items.complete & place[0]
+        self._write(m, items, issue, result, dst, softmax)
+        write, ends = items.write.constants, items.complete & is_end
         if cfg.int32:
-            queue = self._write_back(m, items, combined, result, place)
+            queue = self._write_back(m, items, combined, result, is_end, dst)
             ends = (ends & ~write.to[Destination.ACC]) | queue.last
             m.d.comb += issue.lands.eq(queue.write.en)
         m.d.comb += [issue.ends.eq(ends), issue.ended.post.eq(write.post), issue.ended.index.eq(write.index)]
-        probes(self, items=items, issue=issue, place=place)
+        probes(self, items=items, issue=issue, is_end=is_end, dst=dst)
         return m
 
     def _offer(self, m: Module, items: PipelineTracker, issue: IssueStage) -> None:
@@ -420,7 +426,7 @@ class Vector(wiring.Component):
                             m.d.comb += port.mask.eq((~softmax.spare).replicate(len(port.mask)))
 
     def _write_back(
-        self, m: Module, items: PipelineTracker, combined: list[Combine], result: Value, place: Value
+        self, m: Module, items: PipelineTracker, combined: list[Combine], result: Value, is_end: Value, dst: Value
     ) -> WritebackQueue:
         """Write results to acc: v as soon as it is there, where it is written as it is, else the int8, with its sign.
 
@@ -435,8 +441,8 @@ class Vector(wiring.Component):
         m.d.comb += [
             queue.put.eq(raw | (arrives & ~write.constants.raw)),
             queue.arrive.eq(arrives),
-            queue.end.eq(place[0]),
-            queue.addr.eq(place[1:]),
+            queue.end.eq(is_end),
+            queue.addr.eq(dst),
             queue.claims.eq(self.claims.write),
             queue.clear.eq(self.halt),
         ]

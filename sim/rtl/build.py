@@ -104,9 +104,9 @@ def _is_large(cfg: Config) -> bool:
 def _uses_training(cfg: Config, source: str | None) -> bool:
     """Return whether the simulator is compiled twice, for profile-guided optimisation by g++.
 
-    The environment variable CELOSIA_REHEARSAL = 0 turns that off.
+    The environment variable CELOSIA_PGO = 0 turns that off.
     """
-    is_wanted = os.environ.get("CELOSIA_REHEARSAL") != "0"
+    is_wanted = os.environ.get("CELOSIA_PGO") != "0"
     return is_wanted and source is None and _is_large(cfg) and "clang" not in _tool_version(find_compiler())
 
 
@@ -116,7 +116,7 @@ def _optimisation_flag(cfg: Config) -> str:
 
 
 def _group_sources(folder: Path, large: bool) -> tuple[list[Path], Path]:
-    """Sort the C++ files that Verilator has written to `folder` by how often their code runs.
+    """Merge the C++ files that Verilator has written to `folder` into translation units, by how often their code runs.
 
     Returns the files that run in every cycle, and one file for -O0 that includes those that run once ("Slow"). One file
     compiles faster, since its parts read the same headers. Of a small simulator, the first are one file, too.

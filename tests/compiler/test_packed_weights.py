@@ -7,10 +7,11 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, reject
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from celosia.compiler.launch.image import LayerErrors
 from celosia.compiler.layer import Window
 from celosia.compiler.tensorize import pack
 from celosia.compiler.tensorize.codebooks import multiples
@@ -125,7 +126,10 @@ def test_layers_are_what_they_mean(b: Builder, inputs: int, outputs: int, matrix
     x = b.given(b.draw(st.integers(1, 3)), inputs, *((1, 1) if matrix else (5, 4)))
     y = b.conv(x, Window((1, 1)) if matrix else b.draw(st.sampled_from([Window((1, 1)), Window((3, 3))])), outputs)
     b.conv(y, Window((1, 1)), 8)
-    image = b.net.check()
+    try:
+        image = b.net.check()
+    except LayerErrors:  # a layer is too large for the scratchpads of its Config
+        reject()
     for layer, parts in zip(b.net.layers, image.launches[0].parts, strict=True):
         assert layer.gemm is not None
         packed = pack.stored_weights(b.cfg, layer.gemm).packed

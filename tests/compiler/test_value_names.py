@@ -12,7 +12,7 @@ from onnx import helper, numpy_helper
 from oracle import opened
 
 import celosia
-from celosia.compiler.graph.names import name_values, values
+from celosia.compiler.graph.names import name_values, value_names, values
 from celosia.driver.runtime import Runtime
 
 MODELS: dict[str, str] = {
@@ -91,3 +91,46 @@ def test_new_names_are_not_those_of_later_values() -> None:
     names = [value.name for value in values(graph)]
     assert len(set(names)) == len(names) and None not in names
     assert [value.name for value in constants] == ["y_2", "y_1"] and graph.outputs[0].name == "y"
+
+
+QUANTISED = """g (float[1, 4, 6, 6] x) => (int8[1, 4, 6, 6] y, int8[1, 4, 6, 6] z) {
+    xq = QuantizeLinear(x, scale, zero)  xd = DequantizeLinear(xq, scale, zero)  wd = DequantizeLinear(w, scale, w0)
+    c = Conv<kernel_shape=[1, 1]>(xd, wd)  k = Clip(c, low, high)
+    kq = QuantizeLinear(k, scale, zero)  kd = DequantizeLinear(kq, scale, zero)
+    s = HardSigmoid(kd)  sq = QuantizeLinear(s, scale, zero)  sd = DequantizeLinear(sq, scale, zero)
+    t = Transpose<perm=[0, 1, 3, 2]>(sd)  a = Add(t, kd)  e = Concat<axis=1>(a, sd)
+    r = Slice(e, from, to, axis)  y = QuantizeLinear(r, scale, zero)
+    m = Mul(kd, sd)  z = QuantizeLinear(m, scale, zero) }"""
+QUANTISED_CONSTANTS: dict[str, Any] = {
+    "scale": np.float32(0.05), "zero": np.int8(3), "w0": np.int8(0), "low": np.float32(-0.8), "high": np.float32(1.6),
+    "w": np.random.default_rng(0).integers(-9, 9, (4, 4, 1, 1)).astype(np.int8), "from": [2], "to": [6], "axis": [1],
+}  # fmt: skip
+
+
+def renamed(proto: onnx.ModelProto, names: dict[str, str]) -> onnx.ModelProto:
+    copy = onnx.ModelProto()
+    copy.CopyFrom(proto)
+    for node in copy.graph.node:
+        node.input[:] = [names.get(name, name) for name in node.input]
+        node.output[:] = [names.get(name, name) for name in node.output]
+    return copy
+
+
+def test_names_that_passes_would_give_their_own_tensors() -> None:
+    """A tensor of the model may be called as a pass calls a new one, whichever of the model's tensors it is."""
+    graph = onnx.parser.parse_graph(QUANTISED)
+    graph.initializer.extend(numpy_helper.from_array(np.asarray(v), k) for k, v in QUANTISED_CONSTANTS.items())
+    proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+    seen: list[set[str]] = []
+    program = celosia.compile(proto, "tiny", records=None, watch=lambda _, graph: seen.append(value_names(graph.graph)))
+    imported = {name for node in proto.graph.node for name in node.output} | {*QUANTISED_CONSTANTS, "x"}
+    derived = sorted(set().union(*seen) - imported)
+    inner = sorted(imported - {*QUANTISED_CONSTANTS, "x", "y", "z"})
+    assert len(derived) > 3
+    feed = {"x": np.random.default_rng(1).standard_normal((1, 4, 6, 6)).astype(np.float32)}
+    expected = Runtime(program).run(feed).outputs
+    for shift in range(len(inner)):
+        names = dict(zip(inner[shift:] + inner[:shift], derived))
+        again = celosia.compile(renamed(proto, names), "tiny", records=None)
+        for output, result in Runtime(again).run(feed).outputs.items():
+            np.testing.assert_array_equal(result, expected[output])

@@ -19,8 +19,9 @@ from small_models import Builder, Tensor
 from thorough import paired, tries
 
 import celosia
+from celosia.compiler import lowering
 from celosia.compiler.graph.select import LayerAssignment, Partition
-from celosia.compiler.launch import blocks, lowering
+from celosia.compiler.launch import blocks
 from celosia.compiler.launch.blocks import form_blocks
 from celosia.compiler.launch.image import build
 from celosia.compiler.layer import Layer, TilingError

@@ -442,7 +442,7 @@ def test_a_check_that_fails_itself(
     def broken(*given: object) -> None:
         raise ValueError("index can't contain negative values")
 
-    monkeypatch.setattr("celosia.compiler.compile.check_rewriting", broken)
+    monkeypatch.setattr("celosia.compiler.checking.check_rewriting", broken)
     code, _, err = celosia("compile @quantised.onnx -o p --config tiny")
     assert code == 8 and "--no-check" in err and "p is written, and not checked" in err and "a fault of" not in err
     assert celosia("run p -i @x.npy -q")[0] == 0
@@ -472,7 +472,7 @@ def test_inputs_and_options_are_checked_before_anything_is_compiled(
     def fail(*given: object, **options: object) -> None:
         raise AssertionError("something was compiled")
 
-    monkeypatch.setattr("celosia.compiler.compile._compile", fail)
+    monkeypatch.setattr("celosia.compiler.compile.prepare", fail)
     code, _, err = celosia(f"{RUN} {wrong}")
     assert code in (1, 2) and "something was compiled" not in err
     code, _, err = celosia(f"{RUN} -i @x.npy")
@@ -814,7 +814,7 @@ def test_inspect_shows_the_graph_after_each_pass(celosia: Callable[..., tuple[in
     code, _, err = celosia("inspect p --pass integer")
     assert code == 1 and "give the ONNX model" in err
     code, _, err = celosia("inspect p --pass other")
-    assert code == 1 and "there is no pass 'other'; the passes are import, shapes, fold" in err
+    assert code == 1 and "there is no pass 'other'; the passes are constants, branches, unused" in err
 
 
 def test_a_failed_self_check_is_a_fault_and_can_be_left_out(
@@ -825,7 +825,7 @@ def test_a_failed_self_check_is_a_fault_and_can_be_left_out(
     def fail(*given: object) -> None:
         raise SelfCheckError("conv7", "never stores its output")
 
-    monkeypatch.setattr("celosia.compiler.compile.self_check", fail)
+    monkeypatch.setattr("celosia.compiler.checking.self_check", fail)
     for command in ("compile @quantised.onnx -o a.celosia", "inspect @quantised.onnx", "run @quantised.onnx -i @x.npy"):
         code, _, err = celosia(f"{command} -q")
         assert (code, err.count("\n")) == (5, 1)

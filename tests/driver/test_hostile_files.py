@@ -18,7 +18,7 @@ import onnx
 import pytest
 from changed import change
 from driver_models import quantised
-from thorough import some
+from thorough import some, tries
 from typer.testing import CliRunner
 
 import celosia
@@ -294,7 +294,7 @@ def is_sentence_or_fine(seed: int, code: int, said: str) -> None:
 
 
 def test_manifests_changed_at_random(program: Path, tmp_path: Path) -> None:
-    for seed in range(20):
+    for seed in range(tries(20)):
         rng = random.Random(seed)
         path = forged(program, tmp_path / "forged", lambda manifest, _, rng=rng: change(manifest, rng))
         for line in (("inspect", path, "--layers"), ("inspect", path), ("run", path, "--random", "-q")):
@@ -305,7 +305,7 @@ def test_reports_changed_at_random(program: Path, tmp_path: Path) -> None:
     pytest.importorskip("bokeh")
     call("run", program, "--random", "--device", "timed", "--report", tmp_path / "report.json", "-q")
     sound = json.loads((tmp_path / "report.json").read_text())
-    for seed in range(20):
+    for seed in range(tries(20)):
         report = json.loads(json.dumps(sound))
         change(report, random.Random(seed))
         (tmp_path / "changed.json").write_text(json.dumps(report))
@@ -329,7 +329,7 @@ def test_an_exploration_changed_at_random(model: Path, tmp_path: Path) -> None:
     rows = [json.loads(row) for row in sound["points.jsonl"].splitlines()]
     for row in rows:
         del row["crc"]
-    for seed in range(3):
+    for seed in range(tries(3)):
         rng, changed = random.Random(seed), json.loads(json.dumps(rows))
         for row in changed:
             for _ in range(rng.choice((0, 1, 1, 2))):
@@ -337,7 +337,7 @@ def test_an_exploration_changed_at_random(model: Path, tmp_path: Path) -> None:
         (folder / "points.jsonl").write_bytes(b"".join(map(sealed, changed)))
         is_sentence_or_fine(seed, *call(*line))
     front = json.loads(sound["front.json"])
-    for seed in range(6):
+    for seed in range(tries(6)):
         changed = json.loads(json.dumps(front))
         change(changed, random.Random(seed))
         (folder / "changed.json").write_text(json.dumps(changed))

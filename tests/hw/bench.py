@@ -51,6 +51,8 @@ from celosia.hw.sources import normal_form
 from celosia.hw.spec.config import Config
 from celosia.hw.spec.isa import Opcode, encode
 
+sys.path.append(str(Path(__file__).parents[1]))
+
 INDEX_BITS = 32  # of layout.py, which this file does not import: the simulation starts quicker without Amaranth
 
 ROOT = Path(__file__).parents[2]

@@ -91,7 +91,7 @@ def pausing(pause: float) -> Any:
 
 
 async def random_blocks(machine: Machine, count: int, pause: float) -> None:
-    blocks = [machine.random_block() for _ in range(count)]
+    blocks = [machine.random_block() for _ in range(bench.tries(count))]
     for block in blocks:
         machine.execute(block)
     cocotb.start_soon(bench.stream_put(machine.dut, "instr", machine.payloads(blocks), pause))
@@ -103,7 +103,7 @@ async def random_blocks(machine: Machine, count: int, pause: float) -> None:
 
 
 async def one_at_a_time(machine: Machine, count: int) -> None:
-    for index in range(count):
+    for index in range(bench.tries(count)):
         block = machine.random_block()
         machine.execute(block)
         await bench.stream_put(machine.dut, "instr", machine.payloads([block], index))

@@ -214,7 +214,7 @@ async def shares(dut: Any) -> None:
 async def halts(dut: Any) -> None:
     """Halt after a random time: all becomes quiet, nothing is left over for the next run."""
     dut, data, checker = await begin(dut, "bus8", latency=20, pause=0.2)
-    for _ in range(15):
+    for _ in range(bench.tries(15)):
         wanted = [(random.randrange(10_000), random.randint(1, 500)) for _ in range(10)]
         tasks = []
         for name in ("fetch", "load"):

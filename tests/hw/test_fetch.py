@@ -9,7 +9,7 @@ import bench
 import cocotb
 import pytest
 from configs import COVERING
-from thorough import some
+from thorough import some, tries
 
 from celosia.hw.dae_pipeline.fetch import Fetch
 from celosia.hw.spec.config import Config
@@ -141,7 +141,7 @@ async def hands_out_in_order(dut: bench.Dut, pause: float) -> None:
 @cocotb.test()
 async def stops_at_what_is_illegal(dut: bench.Dut) -> None:
     cfg = bench.config()
-    for attempt in range(30):
+    for attempt in range(tries(30)):
         wanted = [random_word(cfg, random.choice(list(Opcode))) for _ in range(40)]
         broken = [i for i, word in enumerate(wanted) if why_illegal(cfg, word)]
         # One illegal word of a random kind among legal ones.

@@ -15,7 +15,7 @@ import pytest
 from axi_model import READ, Checker, Memory, check
 from configs import COVERING
 from copy_bench import BASE
-from thorough import some
+from thorough import some, tries
 
 from celosia.hw.spec.config import Config
 from celosia.hw.spec.isa import Buffer, Opcode, buffers, formats
@@ -320,7 +320,7 @@ async def ends_in_order(dut: Any, late: int) -> None:
     buffers_of = (Buffer.INP, Buffer.WGT)
     row = {"x_size": 1, "y_size": 1, "z_size": 1, "sram_x": 1}
     blocks = []
-    for number in range(120):
+    for number in range(tries(120)):
         blocks.append(row | {"buffer": buffers_of[(number % 40 == 0) == late], "post": 2 * random.randint(0, 7)})
         blocks[-1] |= {"sram_base": random.randrange(8), "dram_addr": 64 * random.randrange(100)}
         machine.execute(blocks[-1])
@@ -346,7 +346,7 @@ async def written_again(dut: Any, late: int) -> None:
     machine.models[late].latency = 100
     row = {"buffer": Buffer.WGT, "spread": 1, "dram_y": 500, "dram_z": 1500}
     blocks = []
-    for _ in range(60):
+    for _ in range(tries(60)):
         fields = {name: rnd(1, 2) for name in ("x_size", "y_size", "z_size")}
         fields |= {name: rnd(0, 2) for name in ("sram_x", "sram_y", "sram_z", "pad_left", "pad_right", "pad_top")}
         fields |= {"sram_base": rnd(0, 3), "dram_addr": rnd(0, 7000), "pad_value": rnd(-128, 127)}

@@ -12,7 +12,7 @@ import cocotb
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from thorough import some
+from thorough import some, tries
 
 from celosia.hw.spec.config import Config
 from celosia.hw.spec.pipeline import EPSILON_SHIFT, MAX_NORM_ELEMENTS, MAX_NORM_ROWS, NORM_FRACTION, ROOT_BITS
@@ -212,7 +212,7 @@ async def finds_of_each_row(dut: Any) -> None:
         (1, 1),
         (MAX_NORM_ROWS, 1),
         (3, most),
-        *((int(machine.rng.integers(1, 9)), 5) for _ in range(20)),
+        *((int(machine.rng.integers(1, 9)), 5) for _ in range(tries(20))),
     ]:
         await machine.run(rows, min(groups, int(machine.rng.integers(1, most + 1)) if groups == 5 else groups))
 
@@ -221,7 +221,7 @@ async def finds_of_each_row(dut: Any) -> None:
 async def halt_drops_everything(dut: Any) -> None:
     machine = Machine(dut, bench.config())
     await machine.start()
-    for _ in range(8):
+    for _ in range(tries(8)):
         machine.offer(machine.draw(12, 3))
         dut.start.value = 1
         await bench.rise(dut)

@@ -155,7 +155,7 @@ async def writers_and_readers(dut, case):
         await bench.rise(dut)
     shown: dict[str, Shown] = {}
     refused = dict.fromkeys(readers + writers, 0)
-    for _ in range(2000):
+    for _ in range(bench.tries(2000)):
         read = {port: random.randrange(depth) for port in readers if random.random() < 0.6}
         write = {port: random_write(depth, width, 32) for port in writers if random.random() < 0.6}
         for port in readers:

@@ -13,7 +13,7 @@ from amaranth import Module, Signal
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 from numpy.typing import NDArray
-from thorough import some
+from thorough import some, tries
 
 from celosia.compiler.numerics.softmax import qlinear_softmax, softmax_powers
 from celosia.hw.spec.config import Config
@@ -215,7 +215,7 @@ async def adds_as_float32(dut: Any) -> None:
 @cocotb.parametrize(case=["random", "near_ties"])
 async def divides_as_float32(dut: Any, case: str) -> None:
     """A quotient a cycle, but for pauses."""
-    rng, cycles = bench.generator(), 6400
+    rng, cycles = bench.generator(), tries(6400)
     share, divisor = (each.reshape(-1, LANES) for each in quotients(case, rng, cycles * LANES))
     beyond = rng.random((cycles, LANES)) < 0.02
     with np.errstate(over="ignore"):
@@ -369,7 +369,7 @@ async def check(machine: Machine, garbage: bool) -> None:
 async def equals_reference(dut: Any) -> None:
     machine = Machine(dut, bench.config())
     await machine.start()
-    for number in range(24):
+    for number in range(tries(24)):
         await check(machine, garbage=number % 3 == 2)
 
 
@@ -415,7 +415,7 @@ async def halt_drops_everything(dut: Any) -> None:
     """Wherever it comes, nothing is written from then on, and what follows is as if nothing had been before."""
     machine = Machine(dut, bench.config())
     await machine.start()
-    for _ in range(12):
+    for _ in range(tries(12)):
         machine.begin(int(machine.rng.integers(1, 40)), int(machine.rng.integers(1, 4)), 0)
         await bench.rise(dut)
         dut.start.value = 0

@@ -15,7 +15,7 @@ import pytest
 from axi_model import WRITE, Memory, check
 from configs import COVERING
 from copy_bench import BASE
-from thorough import some
+from thorough import some, tries
 
 from celosia.hw.spec.config import Config
 from celosia.hw.spec.isa import Opcode, formats
@@ -155,7 +155,7 @@ async def halts(dut: Any) -> None:
     await machine.start(0.3, latency=10)
     blocks = [{"x_size": 40, "y_size": 2, "z_size": 1, "dram_y": 500, "sram_x": 1, "sram_y": 20}] * 5
     late = 0
-    for _ in range(20):
+    for _ in range(tries(20)):
         put = cocotb.start_soon(bench.stream_put(dut, "instr", machine.payloads(blocks)))
         await bench.cycles(dut, random.randint(1, 150))
         put.cancel()

@@ -24,7 +24,7 @@ from celosia.sim.functional.reference import State, execute
 sys.path.append(str(Path(__file__).parents[1]))
 import configs
 import programs
-from thorough import some
+from thorough import some, tries
 
 CONFIGS = {
     name: configs.CONFIGS[name]
@@ -99,7 +99,7 @@ async def equals_reference(dut: bench.Dut) -> None:
     state = State(cfg)  # buffers keep their contents from run to run
     events: list[tuple[str, str, int]] = []
     cocotb.start_soon(record(dut, events))
-    for number in range(bench.params()["programs"]):
+    for number in range(tries(bench.params()["programs"])):
         align = [None, 1, None, cfg.bus_bytes][number % 4]
         program = programs.random_program(cfg, random.getrandbits(32), count=25, align=align)
         words, expected = program.words(), program.image.copy()

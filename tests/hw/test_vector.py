@@ -44,7 +44,7 @@ from celosia.sim.timing.work import Work
 sys.path.append(str(Path(__file__).parents[1]))
 from configs import COVERING
 from programs import choices, reads_own_result
-from thorough import some
+from thorough import some, tries
 
 _DEPTHS = {
     "inp_depth": 16, "wgt_depth": 8, "acc_depth": 512, "vin_depth": 64, "out_depth": 32, "par_depth": 8,
@@ -277,7 +277,7 @@ async def random_program(dut: Any, pause: float) -> None:
     cfg, rng = bench.config(), bench.generator()
     machine = Machine(dut, cfg, random_state(cfg, rng), pause)
     await machine.start()
-    for _ in range(25):
+    for _ in range(tries(25)):
         await machine.run([random_instruction(cfg, rng) for _ in range(rng.integers(1, 6))], pause)
 
 
@@ -352,7 +352,7 @@ async def halt_drops_everything(dut: Any) -> None:
     cfg, rng = bench.config(), bench.generator()
     machine = Machine(dut, cfg, random_state(cfg, rng), 0.3)
     await machine.start()
-    for _ in range(20):
+    for _ in range(tries(20)):
         sender = cocotb.start_soon(bench.stream_put(dut, "instr", [
             random_instruction(cfg, rng) << bench.INDEX_BITS for _ in range(4)
         ]))  # fmt: skip
@@ -398,7 +398,7 @@ async def alone(dut: Any) -> None:
     machine = Machine(dut, cfg, random_state(cfg, rng), 0.0)
     await machine.start()
     fmt = formats(cfg)[Opcode.VECTOR]
-    for _ in range(10):
+    for _ in range(tries(10)):
         fields = _softmax(cfg, rng)
         program = [random_instruction(cfg, rng, extent_x=4), random_instruction(cfg, rng, **fields)]
         program.append(random_instruction(cfg, rng, a_source=ASource.ACC))
@@ -443,7 +443,7 @@ async def norms(dut: Any) -> None:
     cfg, rng = bench.config(), bench.generator()
     machine = Machine(dut, cfg, random_state(cfg, rng), 0.0)
     await machine.start()
-    for _ in range(8):
+    for _ in range(tries(8)):
         chosen = [_norm(cfg, rng) if rng.random() < 0.6 else {"softmax": 0} for _ in range(6)]
         program = [random_instruction(cfg, rng, **fields) for fields in chosen]
         there, starts, ends = await observe(dut, machine.run(program))
@@ -458,7 +458,7 @@ async def alike(dut: Any, pause: float) -> None:
     machine = Machine(dut, cfg, random_state(cfg, rng), 0.0)
     await machine.start()
     overlap = 0
-    for _ in range(10):
+    for _ in range(tries(10)):
         program = alike_softmaxes(cfg, rng, 8)
         there, starts, ends = await observe(dut, machine.run(program, pause))
         assert [(start, end + 1) for start, end in zip(starts, ends, strict=True)] == predicted(cfg, program, there)

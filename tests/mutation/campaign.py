@@ -96,7 +96,7 @@ class Tree:
         paths = (self.folder / "src", *(self.folder / "tests" / name for name in ("", "formal", "cosim", "hw")))
         variables = {
             "PYTHONPATH": os.pathsep.join(map(str, paths)), "CELOSIA_CACHE": str(self.cache),
-            REACHED: str(self.reached), "CELOSIA_REHEARSAL": "0",
+            REACHED: str(self.reached), "CELOSIA_PGO": "0",
             "CELOSIA_TEST_SECONDS": "600",
         }  # fmt: skip
         with subprocess.Popen(

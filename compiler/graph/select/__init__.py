@@ -7,11 +7,12 @@ operand, and parts of a concatenation are written where they belong.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 import onnx_ir as ir
 
 from celosia.compiler.graph.commute import CHOOSING_OPS
+from celosia.compiler.graph.constraints import UNCONSTRAINED, Constraints
 from celosia.compiler.graph.custom import custom
 from celosia.compiler.graph.select.block_sums import block_sums
 from celosia.compiler.graph.select.concatenation import concat, place_parts
@@ -63,21 +64,17 @@ BUILDERS: dict[str, Callable[[Placement, ir.Node], None]] = {
 """Functions that make a layer of an operator, by its name. They raise NotOffloadable where they cannot."""
 
 
-def select(model: ir.Model, cfg: Config, refused: dict[ir.Node, str] | None = None) -> Partition:
-    """Place every node of `model`. refused: nodes that must stay on the CPU, with the reason (no tiling fits).
+def select(model: ir.Model, cfg: Config, constraints: Constraints = UNCONSTRAINED) -> Partition | Constraints:
+    """Place every node of `model` under `constraints`.
 
-    A part of a concatenation is copied where the host needs it too, and could not take it from there.
+    Returns further constraints where the host needs a tensor that it could not read from where layers write it.
     """
-    unmoved: set[ir.Value] = set()
-    without_gaps: set[ir.Node] = set()
-    while True:
-        placement = Placement(cfg, unmoved, without_gaps)
-        selection = _select(model, placement, refused or {})
-        found, misread = out_of_reach(model.graph, selection), set(_misread(placement))
-        if found <= unmoved and not misread:
-            return selection
-        unmoved |= found
-        without_gaps |= misread
+    placement = Placement(cfg, constraints.unmoved, constraints.unpadded)
+    partition = _select(model, placement, constraints.on_cpu)
+    unreachable, misread = out_of_reach(model.graph, partition), set(_misread(placement))
+    if unreachable <= constraints.unmoved and not misread:
+        return partition
+    return constraints.separate(unreachable, misread)
 
 
 def _misread(placement: Placement) -> Iterator[ir.Node]:
@@ -88,7 +85,7 @@ def _misread(placement: Placement) -> Iterator[ir.Node]:
             yield producer
 
 
-def _select(model: ir.Model, placement: Placement, refused: dict[ir.Node, str]) -> Partition:
+def _select(model: ir.Model, placement: Placement, refused: Mapping[ir.Node, str]) -> Partition:
     opset = model.graph.opset_imports.get("", 21)
     in_floats = is_float(model.graph)
     for node in model.graph:
@@ -101,7 +98,7 @@ def _select(model: ir.Model, placement: Placement, refused: dict[ir.Node, str]) 
     return placement.selection
 
 
-def _place(p: Placement, node: ir.Node, refused: dict[ir.Node, str], opset: int, in_floats: bool) -> None:
+def _place(p: Placement, node: ir.Node, refused: Mapping[ir.Node, str], opset: int, in_floats: bool) -> None:
     if is_repeated(p, node) or (is_op(node, *SAME_BYTES) and is_view(p, node)):
         return
     if (own := custom(node)) is not None:

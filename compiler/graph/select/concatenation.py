@@ -80,7 +80,7 @@ def _with_gaps(p: Placement, node: ir.Node, form: ActivationLayout, sizes: list[
     begins = np.cumsum([0, *(whole_groups(p.cfg, size) for size in sizes)])
     lanes = np.concatenate([begin + np.arange(size) for begin, size in zip(begins, sizes)])
     readers = [use.node for use in y.uses()]
-    if node in p.without_gaps or y.is_graph_output() or not all(_knows_gaps(reader, y) for reader in readers):
+    if node in p.unpadded or y.is_graph_output() or not all(_knows_gaps(reader, y) for reader in readers):
         raise NotOffloadable(
             f"a part does not end on a group of {p.cfg.group} channels; make its channels a multiple of that"
         )

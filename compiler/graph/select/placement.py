@@ -80,9 +80,9 @@ def cache_of(value: ir.Value) -> ir.Value | None:
 class Placement:
     """State of the placement so far; `selection` is the result."""
 
-    def __init__(self, cfg: Config, unmoved: Collection[ir.Value] = (), without_gaps: Collection[ir.Node] = ()) -> None:
-        """unmoved: tensors that stay in storages of their own. without_gaps: concatenations that have none."""
-        self.cfg, self.unmoved, self.without_gaps = cfg, unmoved, without_gaps
+    def __init__(self, cfg: Config, unmoved: Collection[ir.Value] = (), unpadded: Collection[ir.Node] = ()) -> None:
+        """unmoved, unpadded: see `Constraints`."""
+        self.cfg, self.unmoved, self.unpadded = cfg, unmoved, unpadded
         self.selection = Partition()
         self.gaps: dict[ir.Value, NDArray[np.int64]] = {}
         """Concatenations with channels that mean nothing between their parts: where each channel of the tensor is."""

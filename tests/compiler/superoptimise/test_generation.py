@@ -15,7 +15,7 @@ from mutants import mutants
 from quantised_models import Quantised
 from test_rules import first_difference
 
-from celosia.compiler.compile import pricing
+from celosia.compiler.pricing import pricing
 from celosia.compiler.superoptimise.equal import difference as bytes_that_differ
 from celosia.compiler.superoptimise.optimise import Optimised, optimise
 from celosia.compiler.superoptimise.proofs import GENERATED, require_proved

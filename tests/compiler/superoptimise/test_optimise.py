@@ -15,9 +15,10 @@ from typer.testing import CliRunner
 
 import celosia
 from celosia.compiler.compile import compile as compiled
-from celosia.compiler.compile import network_of, price, pricing
+from celosia.compiler.compile import network_of
 from celosia.compiler.graph.errors import ModelError
 from celosia.compiler.options import Run
+from celosia.compiler.pricing import price, pricing
 from celosia.compiler.superoptimise.budget import BudgetError
 from celosia.compiler.superoptimise.derivation import KEY, derivation_in, derivation_of
 from celosia.compiler.superoptimise.equal import difference
@@ -211,17 +212,17 @@ def test_what_is_remembered_of_layers_changes_no_price() -> None:
 
 
 def test_of_what_was_timed_not_all_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    module = import_module("celosia.compiler.compile")
-    held, model = module._timed(PRESETS["tiny"]), branches(True)
+    module = import_module("celosia.compiler.pricing")
+    held, model = module._timed_chains(PRESETS["tiny"]), branches(True)
     held["a chain"] = 1.0
     price(model, "tiny")
     assert "a chain" in held
-    monkeypatch.setattr(module, "MOST_TIMED", 0)
+    monkeypatch.setattr(module, "MAX_TIMED_CHAINS", 0)
     price(model, "tiny")
     assert "a chain" not in held
     for number in range(20):
-        module._timed(Config(trace_depth=number))
-    assert module._timed(PRESETS["tiny"]) is not held
+        module._timed_chains(Config(trace_depth=number))
+    assert module._timed_chains(PRESETS["tiny"]) is not held
 
 
 def test_padding_goes_into_the_convolution() -> None:

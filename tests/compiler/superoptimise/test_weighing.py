@@ -13,7 +13,7 @@ import onnx
 import pytest
 from quantised_models import Quantised
 
-from celosia.compiler.compile import price
+from celosia.compiler.pricing import price
 from celosia.compiler.superoptimise.budget import BudgetError
 from celosia.compiler.superoptimise.equal import difference
 from celosia.compiler.superoptimise.price import INFEASIBLE, UNMEASURED, Price

@@ -51,7 +51,7 @@ def hazards(cfg: Config) -> Harness:
         ends.append(Signal(name=f"ends{number}"))
         with h.m.If(~each.stall):
             h.m.d.sync += ends[number].eq(ends[number - 1])
-    h.assume(implies(items.complete, inside["place"][0] == ends[-1]))
+    h.assume(implies(items.complete, inside["is_end"] == ends[-1]))
     h.assume(~(items.add.stall & all_[stage["add"] - 1].fire))
 
     def of(which: Value, fact: Callable[[data.View[data.StructLayout]], Value]) -> Value:

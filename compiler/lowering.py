@@ -1,0 +1,170 @@
+"""Lower a graph to layers, instructions and CPU operators: the compiler's only part that starts over.
+
+Each attempt places operators (`select`), forms blocks, orders launches, overlaps layers with convolutions, chooses
+schedules and generates instructions. An attempt that fails returns Constraints, which say what to do otherwise, and
+`settle` tries again under them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TypeVar
+
+import onnx_ir as ir
+
+from celosia.compiler.frontend import PreparedModel
+from celosia.compiler.graph.constraints import UNCONSTRAINED, Constraints
+from celosia.compiler.graph.launches import LaunchPlan, Step, layers_of, schedule
+from celosia.compiler.graph.select import Partition, select
+from celosia.compiler.launch.blocks import form_blocks
+from celosia.compiler.launch.image import Image, LayerErrors
+from celosia.compiler.launch.order import order_layers
+from celosia.compiler.options import Options
+from celosia.compiler.placing import PlacementRequest
+from celosia.compiler.tensorize.decisions import ScheduleFile
+from celosia.compiler.tensorize.plan import Planner
+from celosia.compiler.tune.network import Network, TuningDecisions, chains
+from celosia.compiler.tune.records import Records
+from celosia.compiler.tune.shipped import shipped
+from celosia.hw.spec.config import Config
+
+Result = TypeVar("Result")
+ANYWHERE, COMPILER_DECIDES = PlacementRequest(), TuningDecisions()
+
+
+@dataclass(frozen=True)
+class Lowered:
+    """A lowered graph.
+
+    partition: where each operator runs. steps: CPU operators and launches in order. network: the layers of all
+    launches, with the planner that schedules them. image: the DRAM image of the accelerator's part. decisions:
+    sentences on the schedules that records decided, and on launches that were compared with the CPU.
+    """
+
+    partition: Partition
+    steps: list[Step]
+    network: Network
+    image: Image
+    decisions: str
+
+    @property
+    def launches(self) -> list[LaunchPlan]:
+        """The launches among the steps."""
+        return [step for step in self.steps if isinstance(step, LaunchPlan)]
+
+
+def settle(attempt: Callable[[Constraints], Result | Constraints], constraints: Constraints = UNCONSTRAINED) -> Result:
+    """Repeat `attempt` under the constraints that it returns, until it returns a result.
+
+    It ends, since each attempt adds constraints on operators or tensors of a graph that does not change.
+    """
+    result = attempt(constraints)
+    while isinstance(result, Constraints):
+        result = attempt(result)
+    return result
+
+
+def place(model: ir.Model, cfg: Config) -> Partition:
+    """Choose the operators that run on the accelerator, without a look at whether their layers have a tiling."""
+    return settle(partial(select, model, cfg))
+
+
+def lower(
+    cfg: Config, model: ir.Model, planner: Planner, *, request: PlacementRequest = ANYWHERE,
+    decided: Collection[str] = (), schedules: TuningDecisions = COMPILER_DECIDES,
+    say: Callable[[str], None] = lambda stage: None,
+) -> Lowered:  # fmt: skip
+    """Lower `model`, which passes have prepared (graph/pipeline.py). The graph does not change.
+
+    An operator whose layer has no tiling goes to the CPU. request: placement that the caller asks for. decided: names
+    of layers and blocks that must stay as they are, since a file of schedules names them. schedules: decisions from
+    outside of the compiler. say: called with the name of each stage.
+
+    Raises ModelError where `request` cannot be met.
+    """
+    attempt = partial(_attempt, cfg, model, planner, request, frozenset(decided), schedules, say)
+    lowered = settle(attempt, Constraints(request.refused(model.graph)))
+    request.require(model.graph, lowered.partition)
+    return lowered
+
+
+def _attempt(
+    cfg: Config, model: ir.Model, planner: Planner, request: PlacementRequest, decided: frozenset[str],
+    schedules: TuningDecisions, say: Callable[[str], None], constraints: Constraints,
+) -> Lowered | Constraints:  # fmt: skip
+    """Lower the graph once under `constraints`. Returns further constraints where that fails."""
+    partition = select(model, cfg, constraints)
+    if isinstance(partition, Constraints):
+        return partition
+    say("blocks of layers")
+    planner = planner.with_policy(form_blocks(cfg, partition, planner, constraints.unblocked, decided))
+    steps = schedule(cfg, model.graph, partition)
+    launches = [step for step in steps if isinstance(step, LaunchPlan)]
+    planner = _order_launches(cfg, launches, planner)
+    say("tiling and instructions")
+    network = Network(cfg, *layers_of(steps, partition), planner)
+    try:
+        image, sentence = schedules.build(network)
+    except LayerErrors as errors:
+        return _constraints_of(errors, launches, constraints)
+    if sentence:
+        say(sentence)
+    costs = request.compare(cfg, launches, image)
+    compared = list(dict.fromkeys((*constraints.compared, *map(str, costs))))
+    if slower := request.slower(costs):
+        return constraints.refuse(slower, compared=compared)
+    return Lowered(partition, steps, network, image, "; ".join(filter(None, (sentence, *compared))))
+
+
+def _order_launches(cfg: Config, launches: list[LaunchPlan], planner: Planner) -> Planner:
+    """Order the layers of each launch so that they overlap. Returns the planner that overlaps them."""
+    overlapped = set[str]()
+    for launch in launches:
+        order, names = order_layers(cfg, planner, [choice.layer for choice in launch.choices])
+        launch.choices = [launch.choices[number] for number in order]
+        overlapped |= names
+    return planner.with_policy(replace(planner.policy, overlapped=frozenset(overlapped))) if overlapped else planner
+
+
+def _constraints_of(errors: LayerErrors, launches: list[LaunchPlan], constraints: Constraints) -> Constraints:
+    """Take apart the blocks that have no tiling, and put the operators of other layers that have none on the CPU."""
+    refused: dict[ir.Node, str] = {}
+    unblocked: set[ir.Node] = set()
+    for (number, layer), reason in errors.reasons.items():
+        choice = launches[number].choices[layer]
+        if choice.layer.is_block and not constraints.unblocked.issuperset(choice.nodes):
+            unblocked.update(choice.nodes)
+        else:
+            refused |= dict.fromkeys(choice.nodes, reason)
+    return constraints.refuse(refused, unblocked)
+
+
+def planner_for(prepared: PreparedModel, options: Options, records: Records | None) -> Planner:
+    """Return the planner of layers under the options of `compile`.
+
+    It has the caller's file of schedules. Without one it has the cycles of chains of layers that records hold.
+    Raises DecisionsError for a file that is none.
+    """
+    given = None if options.decisions is None else ScheduleFile.load(options.decisions, prepared.cfg)
+    planner = Planner(prepared.cfg, given)
+    if records is not None and given is None:
+        planner.timed |= chains(prepared.cfg, shipped(prepared.cfg))
+    return planner
+
+
+def lower_prepared(
+    prepared: PreparedModel, planner: Planner, options: Options, records: Records | None = None
+) -> Lowered:
+    """Lower a prepared model under the options of `compile`. records: decide schedules that `tuned` does not."""
+    options.say("placing operators")
+    file = planner.policy.given
+    lowered = lower(
+        prepared.cfg, prepared.graph, planner, request=PlacementRequest(options.place, options.accelerator),
+        decided=file.layers if isinstance(file, ScheduleFile) else (),
+        schedules=TuningDecisions(options.tuned, records), say=options.say,
+    )  # fmt: skip
+    if isinstance(file, ScheduleFile):
+        file.check_all_taken()
+    return lowered

@@ -1,0 +1,117 @@
+"""Price models, and search for one that computes the same bytes for less (compiler/superoptimise)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
+
+import onnx
+
+from celosia.compiler.frontend import naming_shapes, prepare
+from celosia.compiler.graph.importer import read
+from celosia.compiler.launch.image import LayerErrors
+from celosia.compiler.layer import TilingError
+from celosia.compiler.lowering import lower_prepared, planner_for
+from celosia.compiler.options import Options, Source, expand_options
+from celosia.compiler.program import Program
+from celosia.compiler.superoptimise.price import INFEASIBLE, Price, Pricing, price_of
+from celosia.compiler.tune.shipped import SHIPPED, asked_for
+from celosia.garbage import raised_gc_threshold
+from celosia.hw.spec.config import Config
+
+MAX_TIMED_CHAINS = 20_000
+"""Chains of layers of a Config whose cycles are kept."""
+
+
+@lru_cache(maxsize=8)
+def _timed_chains(cfg: Config) -> dict[str, float]:
+    """Return the cycles of chains of layers (Planner.timed) that models priced on one of the last Configs share."""
+    return {}
+
+
+@expand_options(Options)
+def price(source: Source, options: Options) -> Price:
+    """Return the cost of a model under the same options as `compile`: cycles of launches, and an estimate for the CPU.
+
+    INFEASIBLE where layers do not fit. Raises what `compile` does; nothing is checked.
+    """
+    options = replace(options, check=False)
+    with naming_shapes(options.shapes), raised_gc_threshold():
+        records = asked_for(options.records)
+        prepared = prepare(source, options)
+        planner = planner_for(prepared, options, records)
+        timed = _timed_chains(prepared.cfg)
+        if len(timed) > MAX_TIMED_CHAINS:
+            timed.clear()
+        timed |= planner.timed
+        planner.timed = timed
+        try:
+            lowered = lower_prepared(prepared, planner, options, records)
+        except (LayerErrors, TilingError):
+            return INFEASIBLE
+        return price_of(lowered.network, lowered.image, lowered.partition)
+
+
+Compile = Callable[..., Program]
+"""`compile.compile`, which uses this module itself."""
+
+
+def pricing(
+    source: Source, config: Config | str | Path = "pynq", records: str | Path | None = SHIPPED,
+    on_cpu: Compile | None = None,
+) -> Pricing:  # fmt: skip
+    """Return the functions that price models which a search makes of `source`.
+
+    on_cpu: prices models by the time that this processor takes for them, once `on_cpu` has compiled them; None by the
+    cycles of the accelerator and an estimate for the CPU.
+    """
+    if on_cpu is None:
+        cfg = Config.load(config)
+        return Pricing(lambda model: price(model, cfg, records=records), lambda model: price(model, cfg, records=None))
+    from celosia.compiler.superoptimise.measured import gain, is_large, nanoseconds
+
+    large = is_large((source if isinstance(source, onnx.ModelProto) else read(Path(source))).ByteSize())
+
+    def compiled(model: onnx.ModelProto) -> Program:
+        return on_cpu(model, config, accelerator=False, check=False, records=records)
+
+    def measured(model: onnx.ModelProto) -> Price:
+        return Price(0, nanoseconds(compiled(model), large), True)
+
+    last: list[tuple[onnx.ModelProto, Program]] = []  # the model that the last gains were measured against
+
+    def measured_gain(before: onnx.ModelProto, after: onnx.ModelProto) -> float:
+        if not last or last[0][0] is not before:
+            last[:] = [(before, compiled(before))]
+        return gain(last[0][1], compiled(after), large)
+
+    return Pricing(measured, measured, measured_gain)
+
+
+def optimise_source(source: Source, options: Options, compile: Compile) -> tuple[Source, str]:
+    """Search for a model that takes less time, for as long as `options.optimise` says.
+
+    Returns it with a text on how it came to be (superoptimise/derivation.py); `source` and "" where none was found.
+    Raises BudgetError without a time or an oracle.
+    """
+    from celosia.compiler.superoptimise.budget import BudgetError, seconds
+    from celosia.compiler.superoptimise.derivation import text_in
+    from celosia.compiler.superoptimise.optimise import optimise
+    from celosia.compiler.tune.kernels.trial import processor
+
+    if options.optimise is None:
+        raise BudgetError('fast_math is of a search, which has no time here: give optimise="60s", or leave it out')
+    if options.oracle is None:
+        raise BudgetError("there is no oracle to compare an optimised model with; call celosia.compile, or give one")
+    options.say("looking for a model that takes less time")
+    records = asked_for(options.records)
+    optimised = optimise(
+        source, pricing(source, options.config, options.records, None if options.accelerator else compile),
+        seconds(options.optimise), options.oracle, options.shapes, floats=not options.accelerator,
+        records=records if records and records.path else None,
+        config=Config.load(options.config).digest if options.accelerator else processor(), fast_math=options.fast_math,
+    )  # fmt: skip
+    options.say(f"{optimised.before} at first, {optimised.after} after {len(optimised.steps)} steps")
+    return (optimised.model, text_in(optimised.model)) if optimised.steps else (source, "")
