@@ -28,8 +28,9 @@ from benchmarks.partly import PARTLY
 from benchmarks.published import PUBLISHED, STRIDED, WHOLE
 from benchmarks.rows import Request, Row
 from benchmarks.workloads import WORKLOADS, Missing
-from celosia.compiler.compile import compile, pricing
+from celosia.compiler.compile import compile
 from celosia.compiler.pricing import pricing
+from celosia.compiler.program.safe_files import write_text
 from celosia.compiler.superoptimise.derivation import distance
 from celosia.compiler.superoptimise.equal import difference, differing, inputs_of
 from celosia.compiler.superoptimise.optimise import optimise as compared

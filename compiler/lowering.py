@@ -102,7 +102,7 @@ def _attempt(
     planner = planner.with_policy(form_blocks(cfg, partition, planner, constraints.unblocked, decided))
     steps = schedule(cfg, model.graph, partition)
     launches = [step for step in steps if isinstance(step, LaunchPlan)]
-    planner = _order_layers(cfg, launches, planner)
+    planner = _order_launches(cfg, launches, planner)
     say("tiling and instructions")
     network = Network(cfg, *layers_of(steps, partition), planner)
     try:
@@ -118,8 +118,8 @@ def _attempt(
     return Lowered(partition, steps, network, image, "; ".join(filter(None, (sentence, *compared))))
 
 
-def _order_layers(cfg: Config, launches: list[LaunchPlan], planner: Planner) -> Planner:
-    """Order the layers of each launch so that they overlap. Returns the planner that knows which do."""
+def _order_launches(cfg: Config, launches: list[LaunchPlan], planner: Planner) -> Planner:
+    """Order the layers of each launch so that they overlap. Returns the planner that overlaps them."""
     overlapped = set[str]()
     for launch in launches:
         order, names = order_layers(cfg, planner, [choice.layer for choice in launch.choices])

@@ -223,7 +223,7 @@ def _check_loops(
         )
         return "; ".join(texts) or "none"
 
-    raise TileMismatch(f"{name} has loops of {said(wanted)}; bindings {said(actual)}")
+    raise TileMismatch(f"{name} has loops of {said(wanted)}; found {said(actual)}")
 
 
 def _merged(rows: list[tuple[int, ...]]) -> list[tuple[int, ...]]:
