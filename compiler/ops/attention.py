@@ -117,7 +117,7 @@ def multi_head_attention(node: Node) -> list[Tensor]:
     "weight_zero_point? past?",
 )  # fmt: skip
 def quantised_attention(node: Node) -> list[Tensor]:
-    """x, w [hidden, 3 * hidden], bias, scales of x and w, mask, zero points of x and w, past; also what is present."""
+    """Build QAttention: an integer product x w that gives queries, keys and values, then attention in float."""
     names = ["input", "weight", "input_scale", "weight_scale", "input_zero_point", "weight_zero_point", "bias"]
     known = [node.value(name) if name in ("weight", "weight_zero_point") else None for name in names]
     both = apply(node, "MatMulIntegerToFloat", *(node.optional(name) for name in names), values=known)
@@ -171,8 +171,9 @@ def _attention(
     operands="input position_ids cos_cache sin_cache",
 )  # fmt: skip
 def rotary_embedding(node: Node) -> Tensor:
-    """x [B, S, heads * D] or [B, heads, S, D], places [B, S] or the first of them, cosines and sines [places, R / 2]:
-    the first R of D elements as pairs, each turned by the angle of its place.
+    """Build RotaryEmbedding: rotate pairs of the first R elements of each head by the angle of their position.
+
+    x: [B, S, heads * D] or [B, heads, S, D]. positions: [B, S], or the first one. cosines, sines: [positions, R / 2].
     """
     x, places, cos, sin = (node.input(name) for name in ("input", "position_ids", "cos_cache", "sin_cache"))
     if node.attrs.get("is_packed_batching", 0):

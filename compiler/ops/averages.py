@@ -42,7 +42,7 @@ def global_average(node: Node) -> Tensor:
     operands="x x_scale x_zero_point y_scale y_zero_point",
 )  # fmt: skip
 def qlinear_mean(node: Node) -> Tensor:
-    """Ours: the mean over rows and columns with the factor that the accelerator has."""
+    """Build our QLinearMean: the mean over rows and columns with the factor that the accelerator has."""
     x = node.input(0)
     zx, count = node.scalar("x_zero_point", "int32"), prod(x.shape[2:])
     sx, sy = (node.scalar(name, F32).astype("float64") for name in ("x_scale", "y_scale"))
@@ -83,6 +83,7 @@ def qlinear_average_pool(node: Node) -> Tensor:
 
 
 def _average_of_integers(node: Node, x: Tensor, window: SlidingWindow, ks: tuple[T.Axis, ...]) -> Tensor:
+    """Return windows' means by integer sums, requantised by the divisor of each window."""
     zx = node.scalar("x_zero_point", "int32")
     p = window.padded(x, wrap(0, "int32"), lambda v: v.astype("int32") - zx)
     sx, sy, zy = node.scalar("x_scale", F32), node.scalar("y_scale", F32), node.scalar("y_zero_point", x.dtype)

@@ -298,7 +298,7 @@ def pays(levels: tuple[BitLevels, BitLevels], channels: int, taps: int, outputs:
 
 
 def _levels(node: Node) -> tuple[BitLevels, BitLevels] | None:
-    """Those of both factors, where the second is packed once and for all."""
+    """Return the levels of both operands, if known, and if the second can be packed at compile time."""
     first, second = op_spec(node.op).factors
     known = node.attrs.get(LEVELS, {})
     x, w = known.get(first), known.get(second)
@@ -306,8 +306,10 @@ def _levels(node: Node) -> tuple[BitLevels, BitLevels] | None:
 
 
 def for_convolution(node: Node, zero: str) -> tuple[tuple[BitLevels, BitLevels], int] | None:
-    """(levels, the zero point of x, operand `zero`, which is one of them where windows reach beyond the image) of a
-    convolution that is faster by bits; None for others."""
+    """Return (levels, zero point of x) of a convolution that is faster bit-serially; None for others.
+
+    The zero point, input `zero`, is one of the levels where windows reach beyond the image.
+    """
     first, second = (node.input(number) for number in op_spec(node.op).factors)
     found, group = _levels(node), int(node.attrs.get("group", 1))
     if found is None or len(second.shape) < 3 or (group > 1 and second.shape[1] % 8) or not second.size * first.size:
@@ -326,7 +328,7 @@ def for_convolution(node: Node, zero: str) -> tuple[tuple[BitLevels, BitLevels],
 
 
 def for_product(node: Node, turn_a: bool, turn_b: bool) -> tuple[BitLevels, BitLevels] | None:
-    """The levels of a matrix product that is faster by bits; None for others."""
+    """Return the levels of a matrix product that is faster bit-serially; None for others."""
     a, b = (node.input(number) for number in op_spec(node.op).factors)
     found = _levels(node)
     if found is None or min(len(a.shape), len(b.shape)) < 2 or not a.size * b.size:

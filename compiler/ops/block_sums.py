@@ -36,8 +36,11 @@ def quantize_blocks(node: Node) -> list[Tensor]:
 
 @op("BlockSums", kind=Kind.OPAQUE, heavy=True, domain="celosia", operands="x w:weights")
 def block_sums(node: Node) -> Tensor:
-    """x [..., blocks, size] times w [parts, blocks, lanes, size], both int8: the bytes of int32 sums, block by block,
-    [..., parts, sum_bytes, blocks, lanes] int8. Attributes K and N: of the matrix, which w fills up with zeros."""
+    """Build BlockSums: the int32 dot product of each block of x and w, as separate bytes.
+
+    x: [..., blocks, size] int8. w: [parts, blocks, lanes, size] int8, filled up with zeros. Result: [..., parts,
+    sum_bytes, blocks, lanes] int8. Attributes K and N: size of the matrix.
+    """
     x, w, count = node.input("x"), node.input("w"), int(node.attrs["sum_bytes"])
     parts, blocks, lanes, size = w.shape
     k = T.reduce_axis(size, "k")
@@ -56,11 +59,10 @@ def block_sums(node: Node) -> Tensor:
 
 @op("ScaleSums", kind=Kind.OPAQUE, domain="celosia", operands="sums steps scales x? zeros?")
 def scale_sums(node: Node) -> Tensor:
-    """Build ScaleSums, which makes floats of the sums of BlockSums: [..., parts, lanes].
+    """Build ScaleSums: block sums times the scales of blocks of x and w, added over the blocks in order.
 
-    Each sum is multiplied by its two scales, and blocks are added in their order. steps [..., blocks]: scales of the
-    activations, as QuantizeBlocks makes them. scales [parts, blocks, lanes]: of the weights. With zeros [parts, blocks,
-    lanes] int32, zero points of the weights, sum(x) * zeros of a block is subtracted first; x as of QuantizeBlocks.
+    sums: as from BlockSums. steps: [..., blocks]. scales: [parts, blocks, lanes]. Result: [..., parts, lanes]. With x,
+    as from QuantizeBlocks, and zeros [parts, blocks, lanes] int32, the products of the zero points are subtracted.
     """
     sums, steps, scales = node.input("sums"), node.input("steps"), node.input("scales")
     x, zeros = node.optional("x"), node.optional("zeros")

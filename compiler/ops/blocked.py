@@ -44,9 +44,10 @@ def unblock(node: Node) -> Tensor:
 
 @op("BlockedConv", kind=Kind.COMPLEX, domain="celosia", operands="x w:weights b:bias?")
 def blocked_conv(node: Node) -> Tensor:
-    """Conv to [N, M/m, H, W, m] of x, [N, C/c, H, W, c] or [N, C, H, W], with w [M/m, C/group/c, h, w, c, m], bias [M].
+    """Build BlockedConv: a convolution to [N, M/m, H, W, m].
 
-    With several groups each has whole blocks, or each has one input and one output channel.
+    x: [N, C/c, H, W, c] or [N, C, H, W]. w: [M/m, C/group/c, h, w, c, m]. bias: [M]. With several groups each has
+    complete blocks, or one input and one output channel (depthwise).
     """
     x, w, bias = node.input("x"), node.input("w"), node.optional("b")
     group = int(node.attrs.get("group", 1))

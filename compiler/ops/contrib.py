@@ -101,7 +101,7 @@ def fused_conv(node: Node) -> Tensor:
     operands="a b b_scale b_zero_point? bias:bias?",
 )  # fmt: skip
 def dynamic_quantize_matmul(node: Node) -> Tensor:
-    """x, w, scale and zero point of w, bias: x is quantised by its own range."""
+    """Build DynamicQuantizeMatMul: a quantised by its own range, times constant bytes, in float32."""
     a = node.input("a")
     made = OPS["DynamicQuantizeLinear"](Node("DynamicQuantizeLinear", {}, (a,), (None,), 3, 21, node.name))
     assert not isinstance(made, Tensor)
@@ -113,7 +113,7 @@ def dynamic_quantize_matmul(node: Node) -> Tensor:
 
 @op("MatMulInteger16", kind=Kind.OPAQUE, domain="com.microsoft", variant_of="MatMul", operands="a b")
 def matmul_integer16(node: Node) -> Tensor:
-    """Products of int16, their sums in int32."""
+    """Build MatMulInteger16: products of int16 with int32 sums."""
     wide = [
         T.compute(x.shape, lambda *i, x=x: x[i].astype("int32"), "wide") for x in (node.input("a"), node.input("b"))
     ]
@@ -161,11 +161,11 @@ def round_blocks(node: Node) -> Tensor:
     operands="a b:weights scales zero_points? g_idx? bias:bias?",
 )  # fmt: skip
 def matmul_nbits(node: Node) -> Tensor:
-    """x times w [N, K], of 2, 4 or 8 bits in blocks along K with a scale and a zero point each, the low bits first.
+    """Build MatMulNBits: x times weights [N, K] of 2, 4 or 8 bits with a scale and zero point per block.
 
-    At accuracy_level 4 x is rounded to bytes by blocks where onnxruntime does so: with whole zero points, and constant
-    weights, which the importer sees to (graph/weights.py). Sums of such products are the same in float32 as in integers
-    but for the rounding of the sum.
+    Low bits come first. At accuracy_level 4 x is rounded to bytes by blocks where onnxruntime does so: with packed zero
+    points and constant weights, which the importer ensures (graph/weights.py). Sums in float32 then equal those in
+    integers but for the rounding of the sum.
     """
     x, packed, scales = node.input("a"), node.input("b"), node.input("scales")
     zeros = node.optional("zero_points")
@@ -234,8 +234,10 @@ FLOATS_OF_4_BITS = (
 
 @op("MatMulBnb4", kind=Kind.OPAQUE, wide=True, domain="com.microsoft", operands="a b:weights absmax")
 def matmul_bnb4(node: Node) -> Tensor:
-    """x times w [N, K], two floats of 4 bits a byte, the high one first, by blocks of the flat matrix with their
-    largest magnitudes."""
+    """Build MatMulBnb4: x times weights [N, K] of 4-bit floats, the high one of a byte first.
+
+    Blocks of the flat matrix have a scale each, their largest magnitude.
+    """
     x, packed, largest = (node.input(name) for name in ("a", "b", "absmax"))
     size, inner, n, kind = (int(node.attrs.get(name, 0)) for name in ("block_size", "K", "N", "quant_type"))
     if kind not in (0, 1) or size not in (16, 32, 64, 128, 256) or not int(node.attrs.get("transB", 1)):
@@ -286,7 +288,7 @@ def simplified_layer_normalization(node: Node) -> list[Tensor]:
     operands="input skip gamma:weights bias:bias?",
 )  # fmt: skip
 def skip_simplified_layer_normalization(node: Node) -> list[Tensor]:
-    """x, skip, gamma, bias; outputs 0, 2 (one over the root) and 3 (the sum)."""
+    """Build SkipSimplifiedLayerNormalization of a sum; outputs 0, 2 (1 / root) and 3 (the sum)."""
     tensors = [node.input(name) for name in ("input", "skip", "bias") if name != "bias" or node.has(name)]
     total = node.elementwise(lambda *v: sum(v[1:], v[0]), *tensors)
     y, inverse = _by_root_mean_square(node, total, node.input("gamma"), len(total.shape) - 1)
@@ -312,8 +314,10 @@ def _by_root_mean_square(node: Node, x: Tensor, scale: Tensor, axis: int) -> lis
     "mask? position_ids?",
 )  # fmt: skip
 def embed_layer_normalization(node: Node) -> list[Tensor]:
-    """Words, segments, their embeddings and those of places, gamma, beta, mask, places; also the sum of each mask, and
-    the sum of the embeddings."""
+    """Build EmbedLayerNormalization: the sum of word, position and segment embeddings, normalised.
+
+    Further outputs: the sum of each mask, and the sum of the embeddings.
+    """
     tables = [node.optional(f"{name}_embedding") for name in ("word", "position", "segment")]
     rest = [node.optional(name) for name in ("beta", "mask", "position_ids")]
     return _embedded(node, tables, node.input("gamma"), *rest)
@@ -327,9 +331,10 @@ def embed_layer_normalization(node: Node) -> list[Tensor]:
     "gamma_zero_point beta_zero_point",
 )  # fmt: skip
 def quantised_embed_layer_normalization(node: Node) -> list[Tensor]:
-    """EmbedLayerNormalization of embeddings, gamma and beta as bytes, each with a scale and a zero point."""
+    """Build QEmbedLayerNormalization: EmbedLayerNormalization of quantised tables."""
 
     def real(name: str, bytes_name: str) -> Tensor | None:
+        """Return a dequantised input; None where it is left out."""
         if not node.has(bytes_name):
             return None
         x, zero = node.input(bytes_name), node.scalar(f"{name}_zero_point", "int32")
@@ -348,6 +353,10 @@ def _embedded(
     node: Node, tables: list[Tensor | None], gamma: Tensor, beta: Tensor | None, mask: Tensor | None,
     places: Tensor | None,
 ) -> list[Tensor]:  # fmt: skip
+    """Look up and add the embeddings of words, positions and segments, then normalise the sum.
+
+    tables: word, position and segment embeddings. Raises Unsupported without the first two.
+    """
     ids, segments = node.input("input_ids"), node.optional("segment_ids")
     words, positions, kinds = tables
     if words is None or positions is None:
@@ -380,7 +389,7 @@ def _embedded(
     operands="condition<.> x<T> x_scale x_zero_point y<T> y_scale y_zero_point z_scale z_zero_point<T>",
 )  # fmt: skip
 def qlinear_where(node: Node) -> Tensor:
-    """Elements of x or y, whose scales differ."""
+    """Build QLinearWhere: a selection of x or y, whose scales differ, requantised."""
     kind = node.input("x").dtype
     scale, zero = node.scalar("z_scale", F32), node.scalar("z_zero_point", kind)
 
@@ -404,7 +413,7 @@ def nhwc_max_pool(node: Node) -> Tensor:
 
 @op("ExpandDims", kind=Kind.OPAQUE, domain="com.microsoft", operands="x axis")
 def expand_dims(node: Node) -> Tensor:
-    """A new axis of size 1. Unsupported where it is no constant."""
+    """Build ExpandDims: insert an axis of size 1. Raises Unsupported where the axis is no constant."""
     x, axis = node.input(0), int(node.constant("axis").reshape(()))
     axis = axis if axis >= 0 else axis + len(x.shape) + 1
     return reshaped(x, (*x.shape[:axis], 1, *x.shape[axis:]))
@@ -412,7 +421,7 @@ def expand_dims(node: Node) -> Tensor:
 
 @op("CDist", kind=Kind.OPAQUE, domain="com.microsoft", operands="a b")
 def pairwise_distances(node: Node) -> Tensor:
-    """[rows of a, rows of b], Euclidean or their squares."""
+    """Build CDist: Euclidean distances, or their squares, of all pairs of rows: [rows of a, rows of b]."""
     a, b = node.input("a"), node.input("b")
     k = T.reduce_axis(a.shape[1], "k")
 

@@ -92,7 +92,7 @@ def _convolution_by_plane(
 
 @op("Conv", kind=Kind.COMPLEX, wide=True, heavy=True, windows=True, operands="x w:weights b:bias?")
 def conv(node: Node) -> Tensor:
-    """With a bias where there is one; groups, strides, dilation, any number of axes."""
+    """Build Conv, with any groups, strides, dilations and number of axes."""
     x, w = node.input("x"), node.input("w")
     zero = wrap(0, x.dtype)
     if not node.has("b"):
@@ -103,7 +103,7 @@ def conv(node: Node) -> Tensor:
 
 @op("ConvTranspose", kind=Kind.COMPLEX, wide=True, heavy=True, windows=True, operands="x w:weights b:bias?")
 def conv_transpose(node: Node) -> Tensor:
-    """With a bias where there is one; groups, strides, dilation, any number of axes."""
+    """Build ConvTranspose, with any groups, strides, dilations and number of axes."""
     x, w, bias = node.input("x"), node.input("w"), node.optional("b")
     return transposed(node, x, w, lambda x, w: x * w, lambda acc, m: acc if bias is None else acc + bias[m])
 

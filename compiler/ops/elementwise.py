@@ -75,12 +75,13 @@ UNARY: dict[str, Callable[[Expr, Attrs], Expr]] = {}
 
 
 def unary(name: str, body: Callable[[Expr, Attrs], Expr], operands: str = "x", **facts: Any) -> None:
-    """An operator of one operand, as a function of an element and the attributes."""
+    """Register an operator of one operand, as a function of an element and the attributes."""
     UNARY[name] = body
     op(name, kind=Kind.INJECTIVE, operands=operands, **facts)(_unary)
 
 
 def _unary(node: Node) -> Tensor:
+    """Build an operator of UNARY. Raises Unsupported for Dropout in training mode."""
     if node.op == "Dropout" and node.has("training_mode") and bool(node.constant("training_mode")):
         raise node.fail("training mode")
     return node.elementwise(lambda x: UNARY[node.op](x, node.attrs), node.input(0))
@@ -230,7 +231,7 @@ def variadic(node: Node) -> Tensor:
 
 @op("Where", kind=Kind.INJECTIVE, moves=Moves.JOIN, operands="condition x y")
 def where(node: Node) -> Tensor:
-    """Of three tensors, broadcast."""
+    """Build Where of three tensors, broadcast."""
     return node.elementwise(select, node.input("condition"), node.input("x"), node.input("y"))
 
 

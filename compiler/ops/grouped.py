@@ -58,6 +58,7 @@ def group_query_attention(node: Node) -> list[Tensor]:
         q, k = (apply(node, "com.microsoft.RotaryEmbedding", x, places, *angles, interleaved=pairs) for x in (q, k))
 
     def present(new: Tensor, name: str) -> Tensor:
+        """Return the cache, input `number`, with `new` keys or values [B, key heads, S, D] appended."""
         past = node.optional(name) if total > steps else None  # what a cache holds at the first step is no past
         size = max(total, node.input(name).shape[2] if node.has(name) else 0)
 
@@ -105,6 +106,7 @@ Seen = Callable[[tuple[Expr, ...]], Expr]
 
 
 def _seen(node: Node, before: Callable[[Expr], Expr]) -> Seen:
+    """Return the visibility mask: keys up to the sample's last position, causal, and within the local window."""
     last, causal = node.input("seqlens_k"), node.attrs.get("causal", 1)
     window = int(node.attrs.get("local_window_size", -1))
 

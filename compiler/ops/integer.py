@@ -43,13 +43,13 @@ class Zero:
 
 
 def left_zero(node: Node, operand: str, dtype: str) -> Expr:
-    """The one zero point, `operand`, of a left operand, as it is among uint8."""
+    """Return the only zero point of a left operand, shifted to uint8, as int32."""
     zero = node.scalar(operand, dtype).astype("int32")
     return zero + 128 if dtype == "int8" else zero
 
 
 def right_zero(node: Node, operand: str, dtype: str) -> Zero:
-    """The zero points, `operand`, of a right operand, as they are among int8."""
+    """Return the zero points of a right operand, shifted to int8, as int32."""
     move = 128 if dtype == "uint8" else 0
     if not node.has(operand):
         return Zero(lambda m: wrap(-move, "int32"), none=not move)

@@ -17,7 +17,7 @@ from celosia.compiler.program.op_spec import Kind
     operands="x x_scale x_zero_point epsilon bias:bias factor y_scale y_zero_point",
 )  # fmt: skip
 def qlinear_norm(node: Node) -> Tensor:
-    """Rows of the last axis over their deviation, by the integers of the accelerator; ours."""
+    """Build our QLinearNorm: rows of the last axis over their deviation, in the accelerator's integers."""
     x, rows = node.input("x"), node.input("x").shape[:-1]
     zx, zy = node.scalar("x_zero_point", "int64"), node.scalar("y_zero_point", "int32")
     bias, factor = node.input("bias"), node.input("factor")

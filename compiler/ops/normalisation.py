@@ -212,7 +212,7 @@ def layer_normalization(node: Node) -> list[Tensor]:
     operands="input skip gamma:weights beta:bias? bias:bias?",
 )  # fmt: skip
 def skip_layer_normalization(node: Node) -> list[Tensor]:
-    """com.microsoft: LayerNormalization of a sum. Inputs: x, skip, gamma, beta, bias; outputs 0 and 3 (the sum)."""
+    """Build SkipLayerNormalization: LayerNormalization of a sum; outputs 0 and 3 (the sum)."""
     tensors = [node.input(name) for name in ("input", "skip", "bias") if name != "bias" or node.has(name)]
     total = node.elementwise(lambda *v: sum(v[1:], v[0]), *tensors)
     bias = node.optional("beta")
@@ -222,7 +222,7 @@ def skip_layer_normalization(node: Node) -> list[Tensor]:
 
 @op("RMSNormalization", kind=Kind.REDUCTION, wide=True, operands="x scale:weights")
 def rms_normalization(node: Node) -> Tensor:
-    """By the root of the mean square of all axes from one on."""
+    """Build RMSNormalization: division by the root mean square over all axes from one on."""
     x, scale = node.input("x"), node.input("scale")
     axes = range(node.axis(-1, len(x.shape)), len(x.shape))
     count, eps = prod(x.shape[d] for d in axes), node.attrs.get("epsilon", 1e-5)
@@ -238,7 +238,10 @@ def rms_normalization(node: Node) -> Tensor:
 
 @op("InstanceNormalization", kind=Kind.REDUCTION, wide=True, operands="input scale:weights b:bias")
 def instance_normalization(node: Node) -> Tensor:
-    """As onnxruntime's x * factor + (bias - mean * factor): where a channel is nearly constant, what cancels shows."""
+    """Build InstanceNormalization in onnxruntime's form x * factor + (bias - mean * factor).
+
+    Where a channel is nearly constant the cancellation is visible, so the form matters.
+    """
     x, scale, bias = node.input("input"), node.input("scale"), node.input("b")
     mean, variance = moments(x, range(2, len(x.shape)))
     eps = node.attrs.get("epsilon", 1e-5)
@@ -256,7 +259,7 @@ def instance_normalization(node: Node) -> Tensor:
 
 @op("GroupNormalization", kind=Kind.REDUCTION, wide=True, operands="x scale:weights bias:bias")
 def group_normalization(node: Node) -> Tensor:
-    """Over groups of channels and all pixels; parameters by channel or by group."""
+    """Build GroupNormalization over groups of channels and all pixels; parameters by channel or group."""
     x, scale, bias = node.input("x"), node.input("scale"), node.input("bias")
     groups = int(node.attrs.get("num_groups", x.shape[1]))
     size = x.shape[1] // groups

@@ -37,7 +37,7 @@ def requantize(acc: Expr, scale: Expr, zero: Expr, dtype: str) -> Expr:
 
 
 def parameter(node: Node, operand: str, x: Tensor, index: tuple[Expr, ...], default: str | None = None) -> Expr:
-    """A scale or zero point at an element of x: one for all, one for each index of `axis`, or one for each block."""
+    """Return the scale or zero point of an element of x: per tensor, per index of `axis`, or per block."""
     if not node.has(operand):
         assert default is not None
         return wrap(0, default)
@@ -70,7 +70,10 @@ def quantize_linear(node: Node) -> Tensor:
 
 @op("DequantizeLinear", kind=Kind.INJECTIVE, shaped_as="DequantizeLinear", operands="x<Q> x_scale<.> x_zero_point?")
 def dequantize_linear(node: Node) -> Tensor:
-    """By tensor, channel or block, in float32, rounded once to the type of the scale or of `output_dtype`."""
+    """Build DequantizeLinear by tensor, channel or block, in float32.
+
+    The result is rounded once, to the type of the scale or of `output_dtype`.
+    """
     x, dtype = node.input(0), _output_dtype(node, node.input("x_scale").dtype)
 
     def body(*i: Expr) -> Expr:
@@ -141,7 +144,7 @@ def _eight_bits(*tensors: Tensor) -> str:
 )  # fmt: skip
 @with_channels_last
 def qlinear_conv(node: Node) -> Tensor:
-    """onnxruntime's form and rounding: y = clip(rne(f32(acc + bias) * ((sx * sw) / sy)) + zy)."""
+    """Build QLinearConv in onnxruntime's form: y = clip(rne(f32(acc + bias) * ((sx * sw) / sy)) + zy)."""
     x, w, bias = node.input("x"), node.input("w"), node.optional("b")
     sx, sw, sy = node.scalar("x_scale", F32), node.input("w_scale"), node.scalar("y_scale", F32)
     kind = _eight_bits(x, w, node.input("y_zero_point"))
@@ -155,7 +158,10 @@ def qlinear_conv(node: Node) -> Tensor:
 
 
 def _convolution(node: Node, x: Tensor, w: Tensor, bias: Tensor | None, finish: Callable[[Expr, Expr], Expr]) -> Tensor:
-    """By bits or by bytes, whatever is faster."""
+    """Return an integer convolution, bit-serial or by bytes, whichever is faster.
+
+    zero_x, zero_w: inputs that are zero points.
+    """
     if (found := bit_serial.for_convolution(node, "x_zero_point")) is not None:
         levels, pad = found
         zx, zw = node.scalar("x_zero_point", "int32"), right_zero(node, "w_zero_point", "int8")
@@ -182,7 +188,7 @@ def _product(
     operands="x x_scale x_zero_point w:weights w_scale w_zero_point y_scale y_zero_point b:bias?",
 )  # fmt: skip
 def qlinear_conv_transpose(node: Node) -> Tensor:
-    """Ours: operands as those of QLinearConv, weights [C, M/group, ...] and attributes as those of ConvTranspose."""
+    """Build our QLinearConvTranspose: inputs of QLinearConv, weights and attributes of ConvTranspose."""
     x, w, bias = node.input("x"), node.input("w"), node.optional("b")
     sx, sw, sy = node.scalar("x_scale", F32), node.input("w_scale"), node.scalar("y_scale", F32)
     zx, kind = node.scalar("x_zero_point", "int32"), _eight_bits(x, w, node.input("y_zero_point"))
@@ -204,7 +210,7 @@ def qlinear_conv_transpose(node: Node) -> Tensor:
     operands="x w:weights x_zero_point? w_zero_point?",
 )  # fmt: skip
 def conv_integer(node: Node) -> Tensor:
-    """Sums in int32."""
+    """Build ConvInteger: int32 sums."""
     return _convolution(node, node.input("x"), node.input("w"), None, lambda acc, m: acc)
 
 
@@ -213,7 +219,7 @@ def conv_integer(node: Node) -> Tensor:
     operands="a a_scale a_zero_point b b_scale b_zero_point y_scale y_zero_point",
 )  # fmt: skip
 def qlinear_matmul(node: Node) -> Tensor:
-    """The second matrix may have a scale for each column."""
+    """Build QLinearMatMul; the second matrix may have a scale for each column."""
     a, b = node.input("a"), node.input("b")
     sa, sb, sy = node.scalar("a_scale", F32), node.input("b_scale"), node.scalar("y_scale", F32)
     kind = _eight_bits(a, b, node.input("y_zero_point"))
@@ -231,7 +237,7 @@ def qlinear_matmul(node: Node) -> Tensor:
     operands="a b a_zero_point? b_zero_point?",
 )  # fmt: skip
 def matmul_integer(node: Node) -> Tensor:
-    """int32 products."""
+    """Build MatMulInteger with int32 results, or MatMulIntegerToFloat (com.microsoft), scaled to float."""
     return _product(node, node.input("a"), node.input("b"), lambda acc, i: acc)
 
 
@@ -255,7 +261,7 @@ def matmul_integer_to_float(node: Node) -> Tensor:
     operands="a<T> a_scale a_zero_point b<U> b_scale b_zero_point c<i>:bias? y_scale? y_zero_point<V>?",
 )  # fmt: skip
 def qgemm(node: Node) -> Tensor:
-    """Without a scale of the result it is float. The bias c is int32."""
+    """Build QGemm (com.microsoft); without an output scale the result is float."""
     a, b, c = node.input("a"), node.input("b"), node.optional("c")
     sa, sb = node.scalar("a_scale", F32), node.input("b_scale")
     alpha = float(node.attrs.get("alpha", 1.0))
@@ -291,8 +297,10 @@ def convert_saturating(x: Expr, dtype: str) -> Expr:
 
 @op("QLinearAdd", variant_of="Add", **OF_TWO)
 def qlinear_add(node: Node) -> Tensor:
-    """fma(a, ra, fma(b, rb, constant)), with operands exchanged where onnxruntime exchanges them. Ours, with the
-    attribute `factors`: as the accelerator adds."""
+    """Build QLinearAdd: fma(a, ra, fma(b, rb, constant)), with operands swapped where onnxruntime swaps them.
+
+    With our attribute `factors` it adds as the accelerator does.
+    """
     a, b = node.input("a"), node.input("b")
     if "factors" in node.attrs:
         return node.elementwise(partial(integer.rescaled_sum, factors=node.attrs["factors"]), a, b)
@@ -315,7 +323,7 @@ def qlinear_add(node: Node) -> Tensor:
 
 @op("QLinearMul", variant_of="Mul", **OF_TWO)
 def qlinear_mul(node: Node) -> Tensor:
-    """Of bytes, broadcast."""
+    """Build QLinearMul of bytes, broadcast."""
     a, b = node.input("a"), node.input("b")
     sa, sb, sc = (node.scalar(f"{name}_scale", F32) for name in "abc")
     za, zb = node.scalar("a_zero_point", "int32"), node.scalar("b_zero_point", "int32")
@@ -338,7 +346,7 @@ OF_ONE: dict[str, Any] = {
 
 
 def dequantized(node: Node, x: Expr, scale: str | int = "x_scale", zero: str | int = "x_zero_point") -> Expr:
-    """float32 of a byte; scale, zero: the operands that say how."""
+    """Return the float32 of a byte. scale, zero: numbers of the inputs with its parameters."""
     return node.scalar(scale, F32) * (x.astype("int32") - node.scalar(zero, "int32")).astype(F32)
 
 
@@ -361,7 +369,7 @@ def qlinear_unary(node: Node) -> Tensor:
     operands="y_scale y_zero_point<T> (x<T> x_scale x_zero_point)*",
 )  # fmt: skip
 def qlinear_concat(node: Node) -> Tensor:
-    """Parts with a scale and a zero point each."""
+    """Build QLinearConcat: each part, with its own scale, is requantised."""
     groups = node.groups()
     tensors = [node.input(x) for x, _, _ in groups]
     sy, zy = node.scalar("y_scale", F32), node.scalar("y_zero_point", tensors[0].dtype)
@@ -375,7 +383,7 @@ def qlinear_concat(node: Node) -> Tensor:
 
 @op("Table", kind=Kind.COMPLEX, domain="celosia", operands="x table")
 def table(node: Node) -> Tensor:
-    """Ours: entry i is for the byte that the accelerator stores as i - 128, and is itself such a byte."""
+    """Build our Table: a lookup of bytes; entry i is for the byte that the accelerator stores as i - 128."""
     entries, signed = node.input("table"), node.input("x").dtype == "int8"
 
     def body(x: Expr) -> Expr:

@@ -62,6 +62,7 @@ class _Layer:
     """Whether weights are stored transposed: [D, I, G * H] and [D, H, G * H]."""
 
     def __init__(self, node: Node, gates: int, functions: Sequence[str]) -> None:
+        """Read the inputs that all layers have, and multiply the sequence. Raises Unsupported for wrong shapes."""
         self.node = node
         x, w, self.r = node.input("x"), node.input("w"), node.input("r")
         self.x, self.w = x, w
@@ -101,7 +102,7 @@ class _Layer:
         return value if self.bias is None else value + self.bias[d, n + first]
 
     def initial(self, operand: str) -> Tensor:
-        """The state that an operand gives, zeros where it is left out."""
+        """Return the state that input `number` gives, or zeros. Raises Unsupported for another shape."""
         if not self.node.has(operand):
             return T.compute(self.state, lambda *i: 0.0, "zeros", self.given.dtype)
         given = self.node.input(operand)
@@ -236,11 +237,12 @@ def gru(node: Node) -> list[Tensor]:
 
 
 class _DynamicLayer(_Layer):
-    """A layer whose weights are bytes [D, I, G * H] and [D, H, G * H] with scales and zero points of a
-    direction or of each of its columns. Inputs are quantised by their range, states by theirs at each step.
+    """An LSTM layer of DynamicQuantizeLSTM, whose weights are bytes with scales and zero points.
 
-    All is rounded as in onnxruntime on one thread: a range is that of a direction over all sequences, inputs beyond
-    the longest sequence and states behind the end of one are zeros, and biases are added last, as one sum.
+    Weights [D, I, G * H] and [D, H, G * H]; scales and zero points (inputs 8 to 11) of a direction or of each of its
+    columns. Inputs are quantised by their range, states by theirs at each step. Rounding is that of onnxruntime on one
+    thread: a range is that of a direction over all sequences, inputs beyond the longest sequence and states behind the
+    end of one are zeros, and biases are added last, as one sum.
     """
 
     inputs_first = True
@@ -274,8 +276,10 @@ class _DynamicLayer(_Layer):
         return self._product(state, state, self.r, "r")
 
     def _product(self, seen: Tensor, x: Tensor, w: Tensor, name: str) -> Tensor:
-        """x [D or 1, ., K], quantised by the range of `seen` in each direction, times w [D, K, N], the
-        operand `name`, with its scales and zero points."""
+        """Return x [D or 1, ., K], quantised by the range of `seen`, times w [D, K, N], scaled to float32.
+
+        first: the input with the scales of w; its zero points follow.
+        """
         scales, zeros, inner = self.node.input(f"{name}_scale"), self._zeros(f"{name}_zero_point", w), x.shape[2]
         scale, zero = range_of_bytes(seen, (1, 2))
         quantised = T.compute(x.shape, lambda d, m, k: quantize(x[d, m, k], scale[d], zero[d], "uint8"), "quantised")
@@ -302,7 +306,7 @@ class _DynamicLayer(_Layer):
         return matrix_product(quantised, w, wrap(0, "int32"), nothing, finish)
 
     def _zeros(self, operand: str, w: Tensor) -> Tensor | None:
-        """The zero point of each direction among int8, None where it is 0: onnxruntime has one for all columns."""
+        """Return the int8 zero point of each direction, None for 0; onnxruntime has one for all columns."""
         tensor, value = self.node.input(operand), self.node.value(operand)
         if tensor.shape[:1] != (self.directions,) or tensor.dtype != w.dtype:
             raise self.node.fail(

@@ -165,7 +165,7 @@ def _ordered(x: Expr) -> Expr:
 
 @op("CumSum", kind=Kind.OPAQUE, operands="x axis:shape")
 def cumulative(node: Node) -> Tensor:
-    """Sums of all elements up to each along an axis, in their order, side by side for all that is not along it."""
+    """Build CumSum as a scan along the axis, vectorised over the others."""
     x, axis = node.input(0), int(node.constant("axis").reshape(-1)[0])
     axis += len(x.shape) if axis < 0 else 0
     if not 0 <= axis < len(x.shape) or x.size == 0 or x.dtype not in ("float32", "float64", "int32", "int64"):

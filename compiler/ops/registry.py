@@ -55,12 +55,12 @@ class Node:
         return op_spec(self.op).groups(len(self.inputs))
 
     def has(self, operand: str | int) -> bool:
-        """Whether an operand is given."""
+        """Return whether input `i` is given."""
         i = self.number(operand)
         return i < len(self.inputs) and self.inputs[i] is not None
 
     def input(self, operand: str | int) -> Tensor:
-        """An operand. Unsupported where it is left out."""
+        """Return input `i`. Raises Unsupported where it is left out."""
         i = self.number(operand)
         tensor = self.inputs[i] if i < len(self.inputs) else None
         if tensor is None:
@@ -76,14 +76,14 @@ class Node:
         return self.values[self.number(operand)] if self.has(operand) else None
 
     def constant(self, operand: str | int) -> Array:
-        """The array of an operand. Unsupported where it is no constant."""
+        """Return the array of input `i`. Raises Unsupported, naming it `what`, where it is no constant."""
         value = self.value(operand)
         if value is None:
             raise self.fail(f"{self._named(operand)} is not a constant")
         return value
 
     def is_fixed(self, operand: str | int) -> bool:
-        """Whether an operand is a constant of which a copy in another order may be kept."""
+        """Return whether input `i` is a constant of which a reordered copy may be kept."""
         value = self.value(operand)
         return value is not None and not is_mapped(value)
 
@@ -91,7 +91,9 @@ class Node:
         return f"{operand} (input {self.number(operand)})" if isinstance(operand, str) else f"input {operand}"
 
     def ints(self, name: str) -> list[int] | None:
-        """A list that older versions of an operator have as an attribute and newer ones as an operand of that name."""
+        """Return a list that is an attribute in old versions of an operator and input `i` in new ones; None for
+        neither.
+        """
         if name in self.attrs:
             return [int(v) for v in np.atleast_1d(self.attrs[name])]
         return [int(v) for v in np.atleast_1d(self.constant(name))] if self.has(name) else None
@@ -112,7 +114,7 @@ class Node:
         return T.compute(shape, lambda *i: fn(*(at(t, i) for t in tensors)), self.op.lower())
 
     def scalar(self, operand: str | int, dtype: str, default: float = 0) -> Expr:
-        """An operand, which must have one element, as a number; `default` where it is left out."""
+        """Return the only element of input `i`, as `dtype`; `default` where it is left out."""
         if not self.has(operand):
             return T.wrap(default, dtype)
         tensor = self.input(operand)
@@ -126,7 +128,7 @@ OPS: dict[str, Builder] = {}
 
 
 def op(*names: str, kind: Kind, operands: str, **facts: Any) -> Callable[[Builder], Builder]:
-    """Add a builder to the table, and what compiler/program/op_spec.py says of such operators to their rows.
+    """Register a builder in OPS, and the facts of these operators for the other passes.
 
     operands: see `op_spec.parse_operands`. TypeError where an operator has a builder already.
     """

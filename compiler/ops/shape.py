@@ -284,7 +284,7 @@ def expand(node: Node) -> Tensor:
 
 @op("Tile", kind=Kind.INJECTIVE, moves=Moves.SOME, operands="input repeats:shape")
 def tile(node: Node) -> Tensor:
-    """Repeated along each axis, as often as constants say."""
+    """Build Tile: repetition along each axis, by constants."""
     x, repeats = node.input(0), [int(v) for v in node.constant("repeats")]
     shape = tuple(n * r for n, r in zip(x.shape, repeats))
     return T.compute(shape, lambda *i: x[tuple(k if r == 1 else k % n for k, n, r in zip(i, x.shape, repeats))], "tile")
@@ -326,7 +326,7 @@ def space_to_depth(node: Node) -> Tensor:
 
 @op("Trilu", kind=Kind.COMPLEX, operands="input k?")
 def trilu(node: Node) -> Tensor:
-    """What is above or below a diagonal of the last two axes, 0 elsewhere."""
+    """Build Trilu: the triangle above or below a diagonal of the last two axes, 0 elsewhere."""
     x, k = node.input(0), node.scalar("k", INDEX)
     upper = node.attrs.get("upper", 1)
 
@@ -339,7 +339,7 @@ def trilu(node: Node) -> Tensor:
 
 @op("OneHot", kind=Kind.OPAQUE, operands="indices depth:shape values")
 def one_hot(node: Node) -> Tensor:
-    """A new axis of constant size. Unsupported where there are not two values."""
+    """Build OneHot: a new axis of constant size. Raises Unsupported unless there are two values."""
     indices, values = node.input("indices"), node.input("values")
     depth = int(node.constant("depth").reshape(()))
     if values.size != 2:
@@ -377,7 +377,7 @@ def constant_of_shape(node: Node) -> Tensor:
 
 @op("Range", kind=Kind.OPAQUE, operands="start:shape limit:shape delta:shape")
 def range_(node: Node) -> Tensor:
-    """Of constants. Unsupported where the step is 0, and of bfloat16, with which no kernel computes."""
+    """Build Range of constants. Raises Unsupported for a step of 0, and for bfloat16, which kernels lack."""
     start, limit, delta = (node.constant(name) for name in ("start", "limit", "delta"))
     if start.dtype.name == "bfloat16":
         raise node.fail("of bfloat16")
