@@ -427,7 +427,7 @@ class Layer:
         return read
 
     def map_activations(self, change: Callable[[Activation], Activation]) -> Layer:
-        """The same operations on other activations: `change` gives the new one for each."""
+        """Return this layer on other activations: `change` gives the new one for each."""
         if self.is_block:
             return Layer.block(tuple(layer.map_activations(change) for layer in self.layers), self.cuts)
         product, multiply, epilogue = self.product, self.multiply, self.epilogue

@@ -74,7 +74,7 @@ def _is_quantised(node: ir.Node) -> bool:
 
 
 def _affine(node: ir.Node, x: ir.Value, dims: tuple[int, ...]) -> Affine | None:
-    """What `node` does to each channel of `x`, where it does nothing else."""
+    """Return the scale and offset of each channel of `x` that `node` applies, if it does nothing else."""
     channels = dims[1]
     if is_op(node, "BatchNormalization"):
         if is_training(node):

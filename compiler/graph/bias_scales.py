@@ -69,7 +69,7 @@ def _step(product: ir.Node, last: ir.Node, bias: ir.Value | None) -> NDArray[np.
 
 
 def _bytes_of(value: ir.Value | None, moved: bool = True) -> Quantised | None:
-    """What `value` is the DequantizeLinear of, of one scale also where operators between only move elements."""
+    """Return the quantised tensor of one scale that `value` dequantises, also through operators that only move it."""
     source = maker(value)
     if moved and not is_op(source, "DequantizeLinear"):
         source = origin(value)

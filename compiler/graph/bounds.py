@@ -25,7 +25,7 @@ def past_bounds(node: ir.Node) -> ir.Node:
 
 
 def bytes_behind(node: ir.Node) -> Quantised | None:
-    """What QuantizeLinear makes of the result of `node`, be it of bytes."""
+    """Return the quantised result of `node`, if a QuantizeLinear makes bytes of it."""
     quantise = quantiser(node)
     return quantised(quantise.inputs[0]) if quantise is not None and quantise.inputs[0] is not None else None
 

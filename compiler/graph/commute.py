@@ -102,9 +102,9 @@ class Commute:
         return True
 
     def _moved(self, node: ir.Node, q: Quantised, exact: bool = False) -> list[ir.Value | None] | None:
-        """What `node` takes beside its operand where it moves the bytes of `q`; None where it cannot.
+        """Return the other inputs with which `node` moves the bytes of `q`; None if it cannot.
 
-        exact: a constant that it puts between them must be one that bytes can be.
+        exact: a constant that it puts between the bytes must be a byte itself.
         """
         rest = list(node.inputs[1:])
         if q.dtype not in (np.int8, np.uint8) and not is_op(node, *MOVING_OPS):

@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 @dataclass(frozen=True)
 class Constraints:
-    """What the next attempt to lower a graph must do.
+    """Requirements of the next attempt to lower a graph.
 
     on_cpu: operators that stay on the CPU, with the reason. unblocked: operators whose layers join no block. unmoved:
     tensors that stay in storages of their own, since the host reads them and could not read them as a part of a

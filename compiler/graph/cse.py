@@ -39,7 +39,10 @@ def merge_equal(model: ir.Model) -> None:
 
 
 def _key(node: ir.Node, names: dict[ir.Value, Any]) -> Any:
-    """What tells the results of `node` from others; None where nothing does. names: keys of the inputs seen so far."""
+    """Return a key that nodes share if they compute the same; None if `node` is not merged.
+
+    names: keys of the inputs so far.
+    """
     if node.op_type in RANDOM or any(attr.type in SUBGRAPHS for attr in node.attributes.values()):
         return None
     attrs = b"".join(

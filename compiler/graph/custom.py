@@ -31,7 +31,7 @@ CUSTOM: dict[tuple[str, str], CustomOp] = {}
 
 
 def custom(node: ir.Node) -> CustomOp | None:
-    """What the language defines for `node`, None for an operator of ONNX."""
+    """Return the operator that the tile language defines for `node`; None for an operator of ONNX."""
     return CUSTOM.get((node.domain, node.op_type))
 
 

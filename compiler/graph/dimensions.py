@@ -34,7 +34,7 @@ def _dims(value: onnx.ValueInfoProto) -> list[onnx.TensorShapeProto.Dimension] |
 
 
 def _name(value: onnx.ValueInfoProto, axis: int, dim: onnx.TensorShapeProto.Dimension) -> str:
-    """What an open size is called; "" where it is given."""
+    """Return the name of an open size; "" for a size that is given."""
     name = size_name(dim)
     return "" if name is None else name or f"{value.name}[{axis}]"
 
@@ -64,7 +64,7 @@ def declared(value: onnx.ValueInfoProto) -> str:
 
 
 def sizes_of(proto: onnx.ModelProto, shapes: Shapes) -> Sizes:
-    """What `shapes` say of the open sizes. ModelError where they contradict the model or each other."""
+    """Return the open sizes that `shapes` give. Raises ModelError where they contradict the model or each other."""
     inputs = inputs_of(proto)
     sizes: Sizes = {}
     where: dict[str, str] = {}

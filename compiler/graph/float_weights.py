@@ -92,8 +92,8 @@ def _pads(pad: ir.Node, node: ir.Node) -> bool:
 
 
 def _absorbed(node: ir.Node) -> tuple[ir.Node, ...]:
-    """What stands behind a Conv and does nothing but scale and shift each of its channels by constants; behind a
-    ConvTranspose that is BatchNormalization."""
+    """Return the nodes behind a Conv that only scale and shift its channels by constants; behind a ConvTranspose only
+    BatchNormalization."""
     found: list[ir.Node] = []
     last, w = node, shape(node.inputs[1]) if len(node.inputs) > 1 and node.inputs[1] is not None else None
     while is_op(node, "Conv", "ConvTranspose") and w is not None and is_passed_on(last):

@@ -103,7 +103,7 @@ def check_parameters(model: ir.Model) -> None:
 
 
 def _type_scanned(node: ir.Node) -> None:
-    """What the body returns in each step is of the type of the node's outputs, which inference knows, without an axis.
+    """Give results of a body the types of the node's outputs, which inference knows, without the axis of the steps.
 
     A run without steps returns nothing of that type.
     """

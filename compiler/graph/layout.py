@@ -69,7 +69,7 @@ class _Layout:
             self._replace(node, y)
 
     def _rewrite(self, node: ir.Node) -> ir.Value | None:
-        """What makes the output of `node`, blocked (and noted as such) or not; None where `node` stays."""
+        """Return the output of `node` as blocked or plain operators make it; None if `node` stays."""
         if node.op_type in CONVOLUTIONS:
             y = self._conv(node)
         elif node.op_type in GLOBAL_POOLS:

@@ -60,7 +60,7 @@ def _count(node: NodeProto, known: Mapping[str, Forms]) -> int | None:
 def _forms(
     node: NodeProto, known: Mapping[str, Forms], values: Mapping[str, onnx.ValueInfoProto]
 ) -> Forms | None:  # fmt: skip
-    """What is known of the list of sizes that `node` computes, where it computes one."""
+    """Return the linear forms of the list of sizes that `node` computes, if it computes one."""
     attrs = {attr.name: helper.get_attribute_value(attr) for attr in node.attribute}
     if node.op_type == "Shape" and node.input[0] in values:
         tensor = values[node.input[0]].type.tensor_type
@@ -98,5 +98,5 @@ def _sum(a: Form, b: Form, sign: int) -> Form:
 
 
 def _number(form: Form) -> int | None:
-    """What the form is, whatever the open sizes are."""
+    """Return the value of the form, if it does not depend on open sizes."""
     return None if any(times for name, times in form.items() if name) else form[""]

@@ -161,7 +161,7 @@ def _drop_constant_inputs(graph: GraphProto) -> None:
 
 
 def _drop_idle_declarations(graph: GraphProto) -> None:
-    """What value_info says of constants, inputs and outputs goes, and what it says of a tensor again."""
+    """Drop value_info of constants, inputs and outputs, and all but the first of a tensor."""
     declared = {each.name for each in (*graph.initializer, *graph.input, *graph.output)}
     first: dict[str, onnx.ValueInfoProto] = {}
     for value in graph.value_info:
@@ -174,7 +174,7 @@ def _drop_idle_declarations(graph: GraphProto) -> None:
 
 
 def _declarations(graph: GraphProto) -> Iterator[onnx.ValueInfoProto]:
-    """What `graph`, and the graphs inside it, declare of tensors."""
+    """Return what `graph`, and the graphs inside it, declare of tensors."""
     yield from (*graph.input, *graph.output, *graph.value_info)
     for node in graph.node:
         for inner in subgraphs(node):
@@ -186,7 +186,7 @@ PLACEHOLDERS = ("?", "*", "-1", "None", "Any", "unknown")
 
 
 def size_name(dim: onnx.TensorShapeProto.Dimension) -> str | None:
-    """What a model calls an open size, "" where it has no name; None for a number. Less than 0 means an open size."""
+    """Return the name of an open size, "" without a name; None for a number. A number below 0 is an open size, too."""
     if dim.HasField("dim_value") and dim.dim_value >= 0:
         return None
     return "" if dim.dim_param in PLACEHOLDERS else dim.dim_param

@@ -57,7 +57,7 @@ class Product:
 
 
 def dequantised(value: ir.Value | None) -> Quantised | None:
-    """What `value` is the DequantizeLinear of, where scale and zero point are constants."""
+    """Return the quantised tensor that `value` dequantises, if scale and zero point are constants."""
     node = value.producer() if value is not None else None
     return _quantised(node, node.inputs[0]) if is_op(node, "DequantizeLinear") else None  # type: ignore[union-attr]
 

@@ -160,8 +160,9 @@ class Integerise(Commute):
         return self._emit_form(node.op_type, [x, w], y, node, bias, **attributes_of(node))
 
     def _product(self, node: ir.Node, to_bytes: bool) -> Product | None:
-        """What the Gemm or MatMul `node` computes, where integer operators compute the same. to_bytes: if its result
-        is quantised.
+        """Return the operands of the Gemm or MatMul `node`, if an integer operator computes the same.
+
+        to_bytes: its result is quantised.
         """
         x, w = activation(operand(node, "a")), dequantised(operand(node, "b"))
         if x is None or w is None or self._reads_outside(node) or not _multiplies_bytes(x, w):

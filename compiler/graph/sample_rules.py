@@ -72,7 +72,7 @@ class RuledNode:
         return int(axis) + rank if axis < 0 else int(axis)
 
     def list_of(self, operand: str | int) -> Sizes:
-        """What is known of a list of sizes."""
+        """Return what is known of a list of sizes."""
         value = self.input(operand)
         known = self.sizes.get(value) if value is not None else None
         if known is None or (None in known and self.op.op_type not in TAKES_COUNT):

@@ -73,7 +73,7 @@ def _note(value: ir.Value, sizes: dict[ir.Value, Sizes]) -> None:
 
 
 def _list(node: ir.Node, samples: set[ir.Value], sizes: dict[ir.Value, Sizes]) -> Sizes | None:
-    """What is known of the list of sizes that `node` computes, where it computes one."""
+    """Return what is known of the list of sizes that `node` computes, if it computes one."""
     first = node.inputs[0] if node.inputs else None
     if node.op_type == "Shape" and first is not None:
         if first.shape is None:

@@ -94,7 +94,7 @@ def _kind(value: ir.Value) -> tuple[Any, ...]:
 
 
 def made_by(node: ir.Node, opset: int) -> Made:
-    """What `node` makes of its inputs. The graph keeps what was found for equal operators on equal inputs."""
+    """Return shapes and types of the results of `node`. The graph caches them for equal operators on equal inputs."""
     if is_op(node, "GatherBlockQuantized"):
         return _gathered(node)
     if node.domain not in DOMAINS or node.op_type not in OPS:
@@ -139,7 +139,7 @@ def _hashable(value: Any) -> Any:
 
 
 def _content(value: ir.Value | None) -> bytes | None:
-    """What a shape may depend on of a constant. Weights are as good as others of their shape and type."""
+    """Return the part of a constant on which shapes may depend; weights count by shape and type alone."""
     if value is None or value.const_value is None:
         return None
     array = constant(value) if value.const_value.size <= FEW else None

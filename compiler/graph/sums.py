@@ -47,8 +47,10 @@ def rescaled_sum(node: ir.Node) -> numerics.RescaleAdd | None:
 
 
 def factors_of_floats(op: str, a: Quantised, b: Quantised, y: Quantised) -> list[int] | None:
-    """What an Add or Mul of dequantised `a` and `b` needs to give the bytes `y` of the float32 result: [] where
-    QLinearAdd or QLinearMul has them on all pairs, `FACTORS` where other integers have; None where none were found."""
+    """Return the factors with which integers give the bytes `y` of an Add or Mul of dequantised `a` and `b` in float32.
+
+    [] if QLinearAdd or QLinearMul gives them on all pairs, `FACTORS` if other integers do; None if none were found.
+    """
     of_bytes, of_floats, fit = numerics.BINARY[op]
     (sa, za), (sb, zb), (sy, zy) = meaning(a), meaning(b), meaning(y)
     lo, hi = np.iinfo(y.dtype).min, np.iinfo(y.dtype).max

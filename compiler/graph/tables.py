@@ -115,7 +115,7 @@ def _binary_table(node: ir.Node) -> tuple[ir.Value, NDArray[np.int8]] | None:
 
 
 def table_of(node: ir.Node) -> NDArray[Any] | None:
-    """What Table, or a Clip of bytes, stores for each byte that the accelerator holds; None for bounds that vary."""
+    """Return the table of a Table, or of a Clip of bytes; None for bounds that vary."""
     if is_op(node, "Table"):
         return constant(operand(node, "table"))
     ends = bounds_of(node)

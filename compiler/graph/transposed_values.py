@@ -100,7 +100,7 @@ def _is_made(value: ir.Value | None) -> bool:
 
 
 def _read(node: ir.Node) -> ir.Value | None:
-    """What `node` changes: of two operands the one with the shape of the result, of a cache's rows the new ones."""
+    """Return the operand that `node` changes: the one with the result's shape, or a cache's new rows."""
     if is_op(node, "QLinearAdd", "QLinearMul"):
         operands = (each for each in data_operands(node) if each is not None and constant(each) is None)
         return next((each for each in operands if shape(each) == shape(node.outputs[0])), None)

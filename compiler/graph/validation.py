@@ -27,7 +27,7 @@ COMMENTS = ("doc_string", "producer_name", "producer_version")
 
 
 def validation_error(proto: ModelProto, folder: str = "") -> str:
-    """What is wrong with `proto`, naming the part; "" where it is sound.
+    """Return what is wrong with `proto`, naming the part; "" for a sound model.
 
     folder: where the files of its large constants lie; without one there must be none.
     """

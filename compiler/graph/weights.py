@@ -154,9 +154,10 @@ class _Products:
     def _straight(
         self, node: ir.Node, dequantise: ir.Node, made: list[ir.Value], turns: int, is_pushed: bool
     ) -> tuple[ir.Node, list[ir.Value], bool] | None:
-        """What `_dequantised` gives of `node`, as the transpositions between become part of it, or of the constants.
-        is_pushed: whether all of them name their permutation, without which onnxruntime moves none through scales of
-        columns."""
+        """Return `_dequantised` of `node` after its transpositions have become part of it, or of the constants.
+
+        is_pushed: all of them name their permutation, without which onnxruntime moves none through scales of columns.
+        """
         is_turned = turns % 2 == 1
         if is_op(node, "Gemm") and self._takes_transpositions(node):
             return None if is_turned != bool(attribute(node, "transB", 0)) else (dequantise, made, False)

@@ -29,12 +29,12 @@ class ScheduleSource(Protocol):
 
 @dataclass(frozen=True)
 class FixedSchedule:
-    """The same tilings for every layer."""
+    """Schedule source that gives every layer the same tilings."""
 
     tilings: list[Tiling]
 
     def tilings_of(self, layer: str, workloads: Sequence[Workload | Group]) -> list[Tiling]:
-        """The same tilings, whatever the layer. TilingError where it has another count of workloads."""
+        """Return the fixed tilings for any layer. Raises TilingError if it has another count of workloads."""
         if len(workloads) != len(self.tilings):
             raise TilingError(f"the layer has {len(workloads)} workloads, decisions are for {len(self.tilings)}")
         return self.tilings
@@ -42,7 +42,7 @@ class FixedSchedule:
 
 @dataclass(frozen=True)
 class SchedulePolicy:
-    """Who decides the tilings of layers.
+    """Priority of the sources that decide the tilings of layers.
 
     given: the user, by the names of layers. recorded: tuning records, for each workload of a layer, by
     `workload_text`. searched: the search of blocks. overlapped: names of layers whose tiles are emitted between those

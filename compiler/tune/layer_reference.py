@@ -41,7 +41,7 @@ def meaning(layer: Layer, values: Mapping[Activation, Int8]) -> Int8:
 
 
 def _sums(layer: Layer, values: Mapping[Activation, Int8]) -> NDArray[Any]:
-    """What the vector unit requantises, or clips: integers of x, or computed from it."""
+    """Compute the integers that the vector unit requantises or clips, from x."""
     x = values[layer.x]
     if layer.gemm is not None:
         return _convolution(x, layer, layer.gemm)

@@ -119,7 +119,7 @@ def _operands(node: ir.Node) -> list[tuple[ir.Value, NDArray[np.int8] | None]]:
 
 
 def _part_of(p: Placement, whole: Activation, form: ActivationLayout, axis: int, offset: int) -> Activation:
-    """What of `whole` is a part that begins at `offset` of its axis."""
+    """Return the part of `whole` that begins at `offset` of its axis."""
     if axis == 1:
         return whole.region(form.dims, offset // p.cfg.group, whole.pixels)
     top, left = (offset, 0) if axis == 2 else (0, offset)

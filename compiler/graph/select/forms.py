@@ -42,7 +42,7 @@ class ActivationLayout:
 
     @property
     def info(self) -> FormInfo:
-        """What the host has to do for it."""
+        """The arrangement that the host carries out, as the Program holds it."""
         w = self.window or Window((1, 1))
         return FormInfo(self.dims, self.fold, w.kernel, w.strides, w.dilations, w.pads, self.pad, self.inverted)
 

@@ -150,7 +150,10 @@ def shared_operand(value: ir.Value) -> tuple[ir.Value, int, str]:
 
 
 def _repeated(value: ir.Value | None) -> tuple[ir.Value, int]:
-    """What [n, groups * times, rows, columns] repeats each matrix of, and how often: Reshape(Expand(Unsqueeze(x)))."""
+    """Return the tensor of which [n, groups * times, rows, columns] repeats each matrix, and how often.
+
+    Grouped-query attention does so: Reshape(Expand(Unsqueeze(x))).
+    """
     assert value is not None
     chain, source = [], value
     for op in ("Reshape", "Expand", "Unsqueeze"):

@@ -269,7 +269,7 @@ def _pads(node: ir.Node) -> tuple[int, int, int, int]:
 
 
 def _fill(node: ir.Node) -> int:
-    """What it pads with, as the accelerator stores bytes."""
+    """Return the value that `node` pads with, as the accelerator stores it."""
     given = operand(node, "constant_value")
     array = np.zeros(1, node.inputs[0].dtype.numpy()) if given is None else constant(given)  # type: ignore[union-attr]
     if array is None or array.size != 1:

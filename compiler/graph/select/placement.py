@@ -50,7 +50,7 @@ class Partition:
 
 
 def out_of_reach(graph: ir.Graph, selection: Partition) -> set[ir.Value]:
-    """What the host needs of what layers write, and cannot take: it takes whole images, not some of their pixels."""
+    """Find tensors that the host needs and cannot read where layers write them: it reads whole images only."""
     packed = [value for choice in selection.choices for value, _ in choice.reads.values()]
     waiting = [*graph.outputs, *packed, *(value for node in selection.cpu for value in operands(node))]
     found: set[ir.Value] = set()

@@ -97,7 +97,10 @@ def _why_conversion(node: ir.Node) -> str:
 
 
 def _float_neighbours(node: ir.Node) -> Iterator[ir.Node]:
-    """What makes the floats of a QuantizeLinear, or reads those of a DequantizeLinear, but for what arranges them."""
+    """Return the operators that make the floats of a QuantizeLinear, or read those of a DequantizeLinear.
+
+    Operators that only arrange elements are skipped.
+    """
     waiting, makes = [node], node.op_type == "QuantizeLinear"
     while waiting:
         at = waiting.pop()
@@ -159,7 +162,7 @@ def _why_float(node: ir.Node, opset: int) -> str:
 
 
 def _before_blocks(value: ir.Value) -> ir.Value:
-    """What `value` holds in blocks of channels, or itself."""
+    """Return the tensor that `value` holds in blocks of channels; `value` itself if it is not blocked."""
     maker = value.producer()
     return maker.inputs[0] if is_op(maker, "Block") else value  # type: ignore[union-attr,return-value]
 
