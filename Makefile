@@ -32,7 +32,7 @@ test: lint types unit  ## Everything that CI runs.
 
 thorough: $(INSTALLED)  ## More cases of what `make test` tests, and five times the examples of its property tests.
 	$(PYTEST) -n $(JOBS) --dist worksteal -q -m thorough
-	CELOSIA_EXAMPLES=5 $(PYTEST) -n $(JOBS) --dist worksteal -q -m "hypothesis and not thorough"
+	CELOSIA_EXAMPLES=5 $(PYTEST) -n $(JOBS) --dist worksteal -q -m "(hypothesis or rtl) and not thorough"
 
 check: lint types $(INSTALLED)  ## Lint, types and the quick tests.
 	$(PYTEST) -n $(JOBS) --dist loadfile -q -m "not rtl and not thorough" --ignore tests/hw
