@@ -77,6 +77,7 @@ class SimulatedBoard(Connection):
         self._environment = {"HOME": str(self.home), "PATH": "/usr/bin:/bin", FPGA: str(library or "")}
 
     def _process_arguments(self, command: str) -> list[str]:
+        """Return the command line of a process that runs `command` on the board: a shell in its home, not ssh."""
         settings = (f"{name}={value}" for name, value in self._environment.items())
         return ["env", "-i", f"--chdir={self.home}", *settings, "sh", "-c", command]
 

@@ -37,7 +37,9 @@ def load(source: str | Path | onnx.ModelProto) -> ir.Model:
 
 
 def sound(source: str | Path | onnx.ModelProto) -> tuple[onnx.ModelProto, Origin]:
-    """(A model that can be looked at, written as ONNX wants it; where it is from). ModelError where there is none.
+    """Open, validate and normalise a model. Returns (the model, where it is from). Raises ModelError.
+
+    No pass runs: `imported` takes it from here, and whoever only looks at inputs and shapes needs no more.
 
     Large constants in other files stay there (graph/external.py).
     """

@@ -1,4 +1,4 @@
-"""By which operators samples stay apart: a rule for each."""
+"""By which operators samples stay apart: a rule for each, which raises BatchDependence if they do not."""
 
 from __future__ import annotations
 
@@ -385,7 +385,7 @@ def tiled(node: RuledNode) -> None:
 @rule("Upsample")
 @rule("Resize", takes_count=True)
 def resized(node: RuledNode) -> None:
-    """Along other axes."""
+    """Require that Resize leaves the axis of the samples as it is."""
     node.only(0)
     if not node.holds(0):
         raise BatchDependence("it computes with the number of samples")

@@ -24,7 +24,7 @@ def windows_of(node: ir.Node, kernel: Sequence[int] | None = None) -> Windows:
     kernel: of its weights, where it has any. Raises WindowError, also where its output's shape is another.
     """
     found = windows(node.op_type, attributes_of(node), _sizes(node.inputs[0]), kernel)
-    _compare(found.out, node)
+    _check_output_sizes(found.out, node)
     return found.with_unit_row() if len(found.out) == 1 else found
 
 
@@ -33,7 +33,7 @@ def spread_of(node: ir.Node, kernel: Sequence[int]) -> TransposedWindows:
     also where its output's shape is another.
     """
     found = transposed_windows(attributes_of(node), _sizes(node.inputs[0]), kernel)
-    _compare(found.out, node)
+    _check_output_sizes(found.out, node)
     return found.with_unit_row() if len(found.out) == 1 else found
 
 
@@ -65,7 +65,8 @@ def _sizes(value: ir.Value | None) -> tuple[int, ...]:
     return dims[2:]
 
 
-def _compare(out: tuple[int, ...], node: ir.Node) -> None:
+def _check_output_sizes(out: tuple[int, ...], node: ir.Node) -> None:
+    """Raise WindowError if the windows give other rows and columns than the shape of the output has."""
     made = _sizes(node.outputs[0])
     if out != made:
         raise WindowError(f"windows with {list(out)} outputs, of which its shape has {list(made)}")

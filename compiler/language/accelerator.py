@@ -71,10 +71,12 @@ class KernelLayer(LoweredKernel):
         return ActivationLayout((*array.shape, 1, 1))
 
     def placed(self, array: ArrayArgument, values: NDArray[Any]) -> NDArray[np.int8]:
+        """Return an argument of the kernel, channels last, as the accelerator reads it: channels first."""
         images, channels, rows, columns = self.acts[array].dims
         return np.asarray(values.reshape(images, rows, columns, channels).transpose(0, 3, 1, 2))
 
     def taken(self, values: NDArray[np.int8]) -> NDArray[np.int8]:
+        """Return what the accelerator has written, [N, C, H, W], in the shape of the kernel's y: channels last."""
         return np.asarray(values.transpose(0, 2, 3, 1).reshape(self.y.shape))
 
     def layers(self, arrays: Arrays) -> list[Layer]:

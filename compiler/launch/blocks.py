@@ -1,5 +1,8 @@
 """Choose the layers that run as blocks: chains in which each layer alone reads what the one before it makes.
 
+Layers stay apart for two reasons: the second cannot read from a scratchpad (`_read_by`, `_can_hand_on`), or a block
+takes more cycles (`_ChainPartitioner`).
+
 A block's intermediates stay in scratchpads. Chains are cut where that takes the fewest cycles: dynamic programming over
 the estimates of layers and blocks finds the best few ways, the timing model takes one of them.
 

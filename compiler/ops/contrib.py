@@ -121,11 +121,12 @@ def matmul_integer16(node: Node) -> Tensor:
 
 
 BYTES_OF_BLOCKS = {2: (32, 64, 128), 4: (16, 32, 64, 128, 256), 8: (16, 32, 64, 128, 256)}
-"""By bits of a weight: block sizes for which onnxruntime multiplies bytes at accuracy_level 4, on x86-64."""
+"""By bits of a weight: block sizes for which onnxruntime multiplies bytes at accuracy_level 4, on x86-64. The
+accelerator takes these alone (graph/block_sums.py), since for others there are no such integers to equal."""
 
 
 def steps_of_blocks(x: Tensor, size: int) -> tuple[Tensor, Tensor]:
-    """Return the largest magnitude of each block of `size` along the last axis of x, and 127 over it.
+    """Return the largest magnitude of each block of `size` along the last axis of x, and 127 over it (inverse scale).
 
     Both are [..., blocks] float32. The quotient is 0 where a block counts as zeros.
     """

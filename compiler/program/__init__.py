@@ -6,7 +6,7 @@ activation_packing   how activations lie in the accelerator's DRAM
 bit_levels           which few-bit code holds the values of a tensor
 saved, program_file  how arrays, operators and a Program become a file, and back
 safe_files           how files are read and replaced without ever leaving half of one
-check_program        which files are refused before they run
+check_program        which contents are refused before they run
 host/                how kernels and numpy operators run on the CPU
 html                 how tables look in notebooks
 """

@@ -122,15 +122,15 @@ class Original:
             if not missing and current not in known:
                 self._run(current, known, slack)
                 if shake is not None:
-                    known[current] = self._shaken(current, known, shake)
+                    known[current] = self._with_random_rounding(current, known, shake)
             if missing:
                 waiting += missing
             else:
                 waiting.pop()
         return known[tensor]
 
-    def _shaken(self, tensor: int, known: Mapping[int, Bounds], rng: np.random.Generator) -> Bounds:
-        """Move both bounds of `tensor` by what its operator may have rounded."""
+    def _with_random_rounding(self, tensor: int, known: Mapping[int, Bounds], rng: np.random.Generator) -> Bounds:
+        """Move each float of both bounds up or down at random, by at most what the operator may have rounded."""
         node = self.makers[tensor]
         inside = INNER_ROUNDING.get(node.op_type)
         low, high = (

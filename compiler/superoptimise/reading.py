@@ -98,7 +98,7 @@ class OnnxReader:
         """The whole model."""
         given = [value.name for value in self.model.graph.input if value.name not in self.constants]
         for name in given:
-            self._know(name)
+            self._note_kind(name)
         for node in self.nodes:
             before = len(self.operations)
             try:
@@ -110,7 +110,11 @@ class OnnxReader:
         graph = BytesGraph((), self.constants, self.kinds, tuple(given), outputs, self.labels)
         return graph.ordered(self.operations)
 
-    def _know(self, name: str) -> None:
+    def _note_kind(self, name: str) -> None:
+        """Enter the type of a tensor that no reader makes: an input, or a result of an operator that stays ONNX's.
+
+        A type that is not known counts as float32.
+        """
         self.kinds[name] = TensorKind(self.shapes.get(name), self.dtypes.get(name, "float32"))
 
     def _as_it_is(self, node: onnx.NodeProto) -> None:
@@ -118,7 +122,7 @@ class OnnxReader:
             GraphOp(ONNX, read_by(node), tuple(node.output), (("proto", node.SerializeToString(deterministic=True)),))
         )
         for name in filter(None, node.output):
-            self._know(name)
+            self._note_kind(name)
 
     def _node(self, node: onnx.NodeProto) -> None:
         """Raises NotOurs."""

@@ -135,7 +135,7 @@ def _run_exploration(
         seconds = None if budget is None else explorer.parse_seconds(budget)
         stages("reading the models")
         try:
-            on_state = lambda state: stages.now((search if isinstance(state, SearchState) else show).line(state))  # noqa: E731
+            on_state = lambda state: stages.describe((search if isinstance(state, SearchState) else show).line(state))  # noqa: E731
             exploration = explorer.explore(models, board, budget=seconds, progress=stages, told=on_state, **options)
         except explorer.Interrupted as end:
             return end.found.report, True

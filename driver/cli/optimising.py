@@ -102,7 +102,7 @@ def optimise(
             model, config, budget=seconds(budget), shapes=common.parse_shapes(shape), search=search, progress=stages,
             accelerator=not cpu, fast_math=fast_math, records=records, tune=tune,
             jobs=jobs or (os.cpu_count() or 1 if tune else 0),
-            pool=common.pool_address(pool, insecure_pool), told=lambda state: stages.now(show.line(state)),
+            pool=common.pool_address(pool, insecure_pool), told=lambda state: stages.describe(show.line(state)),
         )  # fmt: skip
         stages("writing the model")
         _save_model(optimised, output)

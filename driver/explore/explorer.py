@@ -100,8 +100,11 @@ class Explorer:
         self._update_state()
 
     def run(self, room: Callable[[ExploreState], int], at_once: int) -> None:
-        """Search until there is nothing left, or `room` for no more Configs. At most `at_once` are measured before the
-        next look at what is left; what has not begun when there is no room is not. FleetError, OutputError."""
+        """Search until no proposals are left, or `room`, how many more Configs may be measured, is 0.
+
+        At most `at_once` Configs are measured between two calls of `room`; measurements that have not begun when it
+        reaches 0 are dropped. Raises FleetError, OutputError.
+        """
 
         def over() -> bool:
             return room(self.state) <= 0

@@ -84,7 +84,7 @@ class Point:
 
     @property
     def measured(self) -> bool:
-        """Whether its cycles are those of the timing model or better."""
+        """Whether it has no failure and its cycles are of rung `timed` or a higher one, not of the closed form."""
         return self.failure is None and RUNGS.index(self.rung) >= RUNGS.index("timed")
 
     def to_json(self) -> dict[str, Any]:

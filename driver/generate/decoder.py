@@ -84,7 +84,7 @@ class Decoder:
         return Session(self)
 
     def program(self, steps: int = 1) -> Program:
-        """Program for so many tokens at once: 1, or `chunk`."""
+        """Return the Program that takes `steps` tokens at once, 1 or `chunk`; the first call compiles it."""
         return self._runtime(steps).program
 
     def run(self, steps: int, inputs: dict[str, Array], session: Session) -> Result:

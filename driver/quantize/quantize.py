@@ -188,24 +188,24 @@ def _quantise_and_report(
             say("quantising without smoothing, to compare")
             shutil.copy(prepared, rough := Path(scratch) / "rough.onnx")  # for masks in it are bounded
             _run_quantiser(rough, result, fitting, choices)
-            plain = _measure_errors(float_model, onnx.load(result), measured, decoder)
+            plain = _measure_output_errors(float_model, onnx.load(result), measured, decoder)
             say("smoothing")
             smoothed = _smooth_file(prepared, fitting, choices)
         if choices.chosen not in ("", "products"):
             say("quantising products alone, to compare")
             _run_quantiser(prepared, result, fitting, replace(choices, operators="products"))
-            products = _measure_errors(float_model, onnx.load(result), measured, decoder)
+            products = _measure_output_errors(float_model, onnx.load(result), measured, decoder)
         say(f"calibrating with {len(fitting)} samples")
         _run_quantiser(prepared, result, fitting, choices)
         quantised = onnx.load(result)
         say(f"measuring with {len(measured)} samples")
-        outputs = eight = _measure_errors(float_model, quantised, measured, decoder)
+        outputs = eight = _measure_output_errors(float_model, quantised, measured, decoder)
         four = None
         if choices.weights < WEIGHTS[0]:
             say(f"fitting weights of {choices.weights} bits")
             four = quantise_to_four_bits(quantised, onnx.load(prepared), fitting, choices.weights)
             onnx.save(quantised, result)
-            outputs = _measure_errors(float_model, quantised, measured, decoder)
+            outputs = _measure_output_errors(float_model, quantised, measured, decoder)
         poor = reporting.is_poor(outputs)
         losing = reporting.find_losing_operators(prepared, result, next(iter(measured))) if poor else []
         smoothable = poor and choices.smooth is None and is_smoothable(onnx.load(prepared))
@@ -220,9 +220,10 @@ def _quantise_and_report(
     }  # fmt: skip
 
 
-def _measure_errors(
+def _measure_output_errors(
     float_model: onnx.ModelProto, quantised: onnx.ModelProto, samples: Samples, decoder: bool
 ) -> list[dict[str, Any]]:
+    """Measure how far the quantised outputs are from the float ones. Raises QuantizeError."""
     try:
         return reporting.measure_outputs(float_model, quantised, samples, decoder)
     except OracleError as error:

@@ -247,7 +247,7 @@ class SampleStream:
         """
         while True:
             with self._returned:
-                chosen = self._accelerator_with_most_free_lanes(but)
+                chosen = self._wait_for_accelerator(but)
                 if chosen is None:
                     return None
                 if chosen.free:
@@ -262,8 +262,11 @@ class SampleStream:
                 chosen.lanes.append(lane)
                 return None if self._over else (chosen, lane)
 
-    def _accelerator_with_most_free_lanes(self, but: _Accelerator | None) -> _Accelerator | None:
-        """Accelerator with most lanes that are free or can be opened; None as of `_acquire_lane`."""
+    def _wait_for_accelerator(self, but: _Accelerator | None) -> _Accelerator | None:
+        """Wait, with `_returned` held, for an accelerator with a lane that is free or can be opened; return the best.
+
+        None: the stream is over, or no accelerator other than `but` is left.
+        """
         while not self._over:
             alive = [
                 accelerator for accelerator in self._accelerators if not accelerator.lost and accelerator is not but

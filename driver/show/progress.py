@@ -84,8 +84,8 @@ class Stages:
         text = f"{self._stage}: {done:,} of {total:,}, {rate:,.1f} a second, {left} left"
         self._draw_progress(text, now)
 
-    def now(self, text: str) -> None:
-        """Print the progress of the stage, in a line."""
+    def describe(self, text: str) -> None:
+        """Show `text` as the progress of the stage, for work that counts neither cycles nor samples."""
         self._draw_progress(text, time.perf_counter())
 
     def _draw_progress(self, text: str, now: float) -> None:

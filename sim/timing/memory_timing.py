@@ -223,11 +223,12 @@ class WriteBursts:
 
     def _place_windows(self, first: int, bursts: int, slots: int, early: int) -> int:
         """Place the bursts of a train in which memory waits for requests: as many bursts as may be outstanding come at
-        once, and after a round trip the next ones. Only those that a refresh meets are placed one by one. Returns the
-        cycle of the last beat."""
+        once, and after a round trip the next ones. Windows between two refreshes are alike and are skipped in closed
+        form, so that a long train takes no time; the others are placed burst by burst. Returns the cycle of the last
+        beat."""
         window = self.outstanding
-        left, of_bunch = bursts - window, slots * window // bursts
-        last = self._place_each(first, window, of_bunch, early)
+        left, slots_of_window = bursts - window, slots * window // bursts
+        last = self._place_each(first, window, slots_of_window, early)
         period = self.turn - 1 + -(-slots // bursts) - early
         while left > 0:
             clear = max(0, min(left // window, (self.channel.refresh_after(self.ends[1]) - last - 1) // period))
@@ -240,7 +241,7 @@ class WriteBursts:
             count = min(left, window)
             if count:
                 start = max(last + 1, self.ends[1] + self.turn)
-                last = self._place_each(start, count, max(count, of_bunch * count // window), early)
+                last = self._place_each(start, count, max(count, slots_of_window * count // window), early)
                 left -= count
         return last
 

@@ -141,14 +141,14 @@ class Placement:
     def assemble(
         self, node: ir.Node, layers: list[Layer], reads: Reads, y: Activation, form: ActivationLayout, note: str = ""
     ) -> None:
-        """Layers that each write a part of `y`, the output of `node`."""
+        """Place `layers`, each of which writes a part of `y`, the output of `node`; `add` places a single layer."""
         value = node.outputs[0]
         self.assembled[value] = [LayerAssignment(layer, [node], reads, value, note) for layer in layers]
         self.selection.choices += self.assembled[value]
         self.selection.forms[value], self.selection.written[value] = form, y
 
     def add(self, node: ir.Node, layer: Layer, reads: Reads, form: ActivationLayout, note: str = "") -> None:
-        """Places `layer`, which covers `node` and writes its output in `form`."""
+        """Place `layer`, which covers `node` and writes its output in `form`."""
         choice = LayerAssignment(layer, [node], reads, node.outputs[0], note)
         self.selection.choices.append(choice)
         self.writes(choice, node.outputs[0], form)
