@@ -20,7 +20,6 @@ def sources(root: Path) -> list[Path]:
 
 UNITS = "the unit in RTL, and the simulator's model of it"
 TWICE = {
-    "Block": "of statements, in the loop IR; of layers that run as one, which Programs hold by this name",
     "Config": "of the accelerator; of a kernel of the tile language, whose name is Triton's",
     "Control": UNITS, "Fetch": UNITS, "Gemm": UNITS, "Semaphore": UNITS, "Vector": UNITS,
     "Device": "an FPGA; what runs programs",
@@ -34,6 +33,7 @@ TWICE = {
     "Stage": "of a schedule, as in TVM; of a pipeline",
     "State": "of a unit in a cycle; of all scratchpads",
     "Timing": "of paths in a bitstream; of instructions",
+    "Workload": "what a schedule of a layer is searched for; a model that benchmarks run",
     "Unit": "of the instruction set; of what is checked by itself",
 }  # fmt: skip
 """Names of public classes that stand for two things, and why."""

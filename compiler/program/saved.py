@@ -104,7 +104,7 @@ def from_plain(kind: Any, value: Any, name_of_value: str = "value", **more: Any)
 
     more: fields of the dataclass that JSON does not hold. ValueError where `value` is something else.
 
-    >>> make(tuple[int, ...], [1, 2])
+    >>> from_plain(tuple[int, ...], [1, 2])
     (1, 2)
     """
     origin, inner = typing.get_origin(kind), typing.get_args(kind)

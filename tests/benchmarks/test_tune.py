@@ -42,7 +42,7 @@ def test_scores() -> None:
 def test_a_shape_is_a_convolution_of_its_sizes() -> None:
     for shape in (*tune.RESNET18, *tune.SMALL):
         layer = shape.layer(PRESETS["pynq"])
-        assert layer.y.height == -(-shape.size // shape.stride) and layer.weights.shape[:2] == (
+        assert layer.y.height == -(-shape.size // shape.stride) and layer.gemm.weights.shape[:2] == (
             shape.outputs, shape.channels,
         )  # fmt: skip
 

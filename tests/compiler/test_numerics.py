@@ -199,8 +199,8 @@ def test_mul_scale_is_exact() -> None:
 
 def test_an_odd_zero_point_moves_into_the_bias() -> None:
     """Scale 1/256: every 256th product is a tie, which QLinearMul sends to the even sum with the zero point."""
-    even = numerics.mul_scale(1 / 16, 0, 1 / 16, 0, 1, 4, np.int8)
-    odd = numerics.mul_scale(1 / 16, 0, 1 / 16, 0, 1, 5, np.int8)
+    even = numerics.fit_rescale_mul(1 / 16, 0, 1 / 16, 0, 1, 4, np.int8)
+    odd = numerics.fit_rescale_mul(1 / 16, 0, 1 / 16, 0, 1, 5, np.int8)
     assert even is not None and (even.bias, even.zero_point) == (0, 4)
     assert odd is not None and odd.bias == 256 * (5 - odd.zero_point) and odd.zero_point % 2 == 0
 

@@ -52,6 +52,7 @@ from celosia.hw.spec.config import Config
 from celosia.hw.spec.isa import Opcode, encode
 
 sys.path.append(str(Path(__file__).parents[1]))
+from thorough import tries as tries  # as `bench.tries`, for simulated test modules
 
 INDEX_BITS = 32  # of layout.py, which this file does not import: the simulation starts quicker without Amaranth
 

@@ -43,7 +43,7 @@ def load_library(data: bytes) -> ctypes.CDLL:
 def aligned_empty(dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
     """Allocate an array that begins at a cache line: vectors that span two lines take twice as long to load.
 
-    >>> empty(np.dtype("float32"), (3, 5)).ctypes.data % 64
+    >>> aligned_empty(np.dtype("float32"), (3, 5)).ctypes.data % 64
     0
     """
     size = dtype.itemsize * prod(shape)

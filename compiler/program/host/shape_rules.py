@@ -13,7 +13,7 @@ def slice_positions(size: int, start: int, end: int, step: int) -> range:
 
     Backwards, a start before the axis selects its first element, where Python selects nothing.
 
-    >>> [list(taken(5, start, end, -2)) for start, end in ((10, -(2**63)), (-9, -6), (3, 2**63 - 1))]
+    >>> [list(slice_positions(5, start, end, -2)) for start, end in ((10, -(2**63)), (-9, -6), (3, 2**63 - 1))]
     [[4, 2, 0], [0], [3, 1]]
     """
     if not step:

@@ -157,7 +157,7 @@ def transposed_windows(
 ) -> TransposedWindows:
     """Derive the geometry of a transposed convolution or of MaxUnpool. Raises WindowError.
 
-    >>> spread({"strides": [3], "auto_pad": "SAME_UPPER"}, [4], [2]).out  # its kernel reaches no further
+    >>> transposed_windows({"strides": [3], "auto_pad": "SAME_UPPER"}, [4], [2]).out  # its kernel reaches no further
     (11,)
     """
     n = len(size)
@@ -186,7 +186,7 @@ def transposed_windows(
 def split_padding(total: int, auto: str) -> tuple[int, int]:
     """Split padding into before and after; the larger half comes after for SAME_UPPER.
 
-    >>> halves(3, "SAME_UPPER"), halves(3, "SAME_LOWER")
+    >>> split_padding(3, "SAME_UPPER"), split_padding(3, "SAME_LOWER")
     ((1, 2), (2, 1))
     """
     before = int(total / 2) if auto == "SAME_UPPER" else int((total + 1) / 2)  # towards zero, as C++ does

@@ -20,6 +20,10 @@ HOST: dict[tuple[str, str], Function] = {}
 """(domain, operator) -> function."""
 
 
+KNOWN_DOMAINS = ("", "ai.onnx", "ai.onnx.ml", "ai.onnx.preview.training", "com.microsoft", "celosia")
+"""Domains of the operators that have a row in program/op_spec.py; rows are kept by name alone."""
+
+
 def host(*names: str, domain: str = "", **facts: Any) -> Callable[[Function], Function]:
     """Return a decorator that registers a function, and enters `facts` in the rows of its operators
     (program/op_spec.py).
@@ -30,7 +34,8 @@ def host(*names: str, domain: str = "", **facts: Any) -> Callable[[Function], Fu
             if (domain, name) in HOST:
                 raise TypeError(f"{name}: defined twice, by {HOST[domain, name].__name__} and {function.__name__}")
             HOST[domain, name] = function
-            state(name, domain=domain, **facts)
+            if domain in KNOWN_DOMAINS:  # an operator of a user's may share a name with one of ONNX
+                state(name, domain=domain, **facts)
         return function
 
     return register
