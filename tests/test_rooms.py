@@ -23,6 +23,7 @@ TWICE = {
     "Config": "of the accelerator; of a kernel of the tile language, whose name is Triton's",
     "Control": UNITS, "Fetch": UNITS, "Gemm": UNITS, "Semaphore": UNITS, "Vector": UNITS,
     "Device": "an FPGA; what runs programs",
+    "Layer": "what the accelerator executes at once; what a benchmark of few bits multiplies",
     "LoadChannel": UNITS,
     "Load": UNITS + "; reading an element, in the loop IR", "Store": UNITS + "; writing one",
     "Memory": "as Yosys declares it; DRAM",
