@@ -74,7 +74,7 @@ BUDGET = 60.0
 RTL_BUDGET = 30.0
 """The same for those that run on the RTL."""
 GENERATE_BUDGET = 180.0
-"""The same with all generated rules, of which a busy machine weighs few in a minute."""
+"""Seconds of a search with all generated rules, of which a busy machine weighs few in a minute."""
 WON = ("resnet_v1_stage", "causal")
 """Networks that generated rules are kept for."""
 TARGETS = {"four_branches": 3.0, **dict.fromkeys((*PARTLY, *WON), 1.05)}

@@ -24,10 +24,10 @@ from celosia.compiler.expr.unique_names import unused_name
 from celosia.compiler.graph.names import values
 from celosia.compiler.graph.operands import product_operands
 from celosia.compiler.graph.values import (
+    RESERVED,
     attribute,
     attributes,
     constant,
-    derived_name,
     is_op,
     new_constant,
     replace_by,
@@ -43,7 +43,11 @@ Change = Callable[[Array], Array]
 def convolve_transposed(model: ir.Model) -> None:
     """Rewrite those of images whose weights are constant."""
     nodes = [node for node in model.graph if is_op(node, "ConvTranspose")]
-    taken = {value.name for value in values(model.graph) if value.name} if nodes else set()
+    taken = (
+        {*(value.name for value in values(model.graph) if value.name), *model.graph.meta.get(RESERVED, ())}
+        if nodes
+        else set()
+    )
     for node in nodes:
         _Phases(model.graph, node, taken).rewrite()
 
@@ -146,7 +150,7 @@ class _Phases:
     def _emit(self, op: str, inputs: Sequence[ir.Value | None], dims: Sequence[int], **attrs: Any) -> ir.Value:
         """The output of a new operator before the old one."""
         y = self.node.outputs[0]
-        name = unused_name(derived_name(self.graph, f"{y.name}.{op.lower()}"), self.taken)
+        name = unused_name(f"{y.name}.{op.lower()}", self.taken)
         kind = ir.TensorType(y.dtype or ir.DataType.FLOAT)
         out = ir.Value(name=name, shape=ir.Shape([int(size) for size in dims]), type=kind)
         label = self.node.name if op == "Conv" else name

@@ -163,9 +163,10 @@ def new_constant(graph: ir.Graph, name: str, array: NDArray[Any], computed: bool
     computed: it is what the model's own tensor of this name is, which has been computed.
     """
     array = np.asarray(array, order="C")  # which, unlike ascontiguousarray, leaves scalars scalars
+    reserved = () if computed else graph.meta.get(RESERVED, ())
     unique, number = name, 0
-    while unique in graph.initializers or not (computed or derived_name(graph, unique) == unique):
-        known = constant(graph.initializers[unique]) if unique in graph.initializers else None
+    while unique in graph.initializers or unique in reserved:
+        known = constant(graph.initializers.get(unique))
         if known is not None and known.dtype == array.dtype and np.array_equal(known, array):
             return graph.initializers[unique]
         number += 1

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from celosia.compiler.program.dtypes import ONNX_TYPES, numpy_dtype
+from celosia.compiler.program.host.op import DOMAINS
 from celosia.compiler.program.op_spec import state
 
 Array = NDArray[Any]
@@ -20,7 +21,7 @@ HOST: dict[tuple[str, str], Function] = {}
 """(domain, operator) -> function."""
 
 
-KNOWN_DOMAINS = ("", "ai.onnx", "ai.onnx.ml", "ai.onnx.preview.training", "com.microsoft", "celosia")
+KNOWN_DOMAINS = (*DOMAINS, "ai.onnx.ml", "ai.onnx.preview.training")
 """Domains of the operators that have a row in program/op_spec.py; rows are kept by name alone."""
 
 
