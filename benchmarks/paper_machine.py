@@ -24,7 +24,7 @@ from celosia.compiler.graph.pipeline import NEEDED, PASSES
 from celosia.compiler.program import LaunchStep, Program
 from celosia.compiler.switches import PARTS
 from celosia.compiler.target import TARGETS
-from celosia.compiler.tensorize.decisions import decisions_of
+from celosia.compiler.tensorize.tilings_file import decisions_of
 from celosia.compiler.tune.kernels.kernel_trial import time_alternating
 from celosia.driver.pages.run_figures import ROOFS
 from celosia.driver.pages.run_page import roofs_of

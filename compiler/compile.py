@@ -15,7 +15,7 @@ from celosia.compiler.cpu.llvm import link_library
 from celosia.compiler.cpu.schedule.kernel_schedules import KernelSchedules, using_schedules
 from celosia.compiler.frontend import PreparedModel, import_again, naming_shapes, prepare
 from celosia.compiler.graph.errors import ModelError
-from celosia.compiler.graph.limits import require_numpy
+from celosia.compiler.graph.importing.limits import require_numpy
 from celosia.compiler.launch.assemble import assemble
 from celosia.compiler.lowering import Lowered, lower_prepared, planner_for
 from celosia.compiler.options import Options, Source, expand_options
@@ -42,7 +42,7 @@ def compile(source: Source, options: Options) -> Program:
     caches: inputs [..., rows, columns] of which few rows differ from run to run. The accelerator's memory keeps the
         other rows (`ProgramRuntime.run_on`).
     check: compare the Program with the model on random inputs, layer by layer (compiler/selfcheck).
-    decisions: schedules of some layers, as a file or its contents (tensorize/decisions.py).
+    decisions: schedules of some layers, as a file or its contents (tensorize/tilings_file.py).
     fast_math: the search of `optimise` treats floats as real numbers.
     keep: names of tensors inside the model, or "all". A run returns them in `Result.tensors`. They are written to
         memory, so layers are not joined across them: outputs stay the same, cycles do not.
@@ -57,9 +57,9 @@ def compile(source: Source, options: Options) -> Program:
         kernels of this CPU, if the whole then takes fewer cycles; the Program's `schedules` says what they did. "none":
         the compiler decides alone.
     rounding: "correct" computes normalisations, sums and averages between bytes in integers that round the real result.
-        By default they are onnxruntime's floats, byte for byte (graph/norms.py, sums.py, averages.py).
+        By default they are onnxruntime's floats, byte for byte (graph/quantized/rounded.py, sums.py, averages.py).
     shapes: of inputs by name, if the model leaves sizes open: {"input": (1, 80, 400)}. None or -1 leaves a size open,
-        if graph/specialise.py can.
+        if graph/importing/specialise.py can.
     target: a board, its .toml file, or a processor of target.py for which kernels are compiled and linked; by default
         this machine. Kernels for a Target itself stay objects.
     tuned: decisions by workload, as a search tries them on `network_of`. They go before records.

@@ -23,8 +23,8 @@ from celosia.compiler.launch.image import Image, LayerErrors
 from celosia.compiler.launch.order import order_layers
 from celosia.compiler.options import Options
 from celosia.compiler.placing import PlacementRequest
-from celosia.compiler.tensorize.decisions import ScheduleFile
 from celosia.compiler.tensorize.plan import Planner
+from celosia.compiler.tensorize.tilings_file import ScheduleFile
 from celosia.compiler.tune.network import Network, TuningDecisions, known_chains
 from celosia.compiler.tune.records import Records
 from celosia.compiler.tune.shipped import shipped

@@ -13,7 +13,7 @@ from typing import Any, ParamSpec, Protocol, TypeAlias, TypeVar
 import onnx
 from numpy.typing import NDArray
 
-from celosia.compiler.graph.dimensions import Shapes
+from celosia.compiler.graph.importing.dimensions import Shapes
 from celosia.compiler.graph.passes import Watch
 from celosia.compiler.program.model import ROUNDINGS
 from celosia.compiler.target import Target

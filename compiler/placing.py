@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import onnx_ir as ir
 
-from celosia.compiler.graph.cpu_cost import BYTES_A_CYCLE, bytes_of, host_cycles
+from celosia.compiler.graph.cost import BYTES_A_CYCLE, bytes_of, host_cycles
 from celosia.compiler.graph.errors import ModelError
 from celosia.compiler.graph.launches import LaunchPlan
 from celosia.compiler.graph.select import Partition

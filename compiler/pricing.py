@@ -10,7 +10,7 @@ from pathlib import Path
 import onnx
 
 from celosia.compiler.frontend import naming_shapes, prepare
-from celosia.compiler.graph.importer import read
+from celosia.compiler.graph.importing.importer import read
 from celosia.compiler.launch.image import LayerErrors
 from celosia.compiler.layer import TilingError
 from celosia.compiler.lowering import lower_prepared, planner_for
@@ -70,7 +70,7 @@ def pricing(
     if on_cpu is None:
         cfg = Config.load(config)
         return Pricing(lambda model: price(model, cfg, records=records), lambda model: price(model, cfg, records=None))
-    from celosia.compiler.superoptimise.measured import gain, is_large, nanoseconds
+    from celosia.compiler.superoptimise.price import gain, is_large, nanoseconds
 
     large = is_large((source if isinstance(source, onnx.ModelProto) else read(Path(source))).ByteSize())
 

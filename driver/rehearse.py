@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from celosia.compiler.compile import compile as compile_model
-from celosia.compiler.graph.dimensions import Shapes
+from celosia.compiler.graph.importing.dimensions import Shapes
 from celosia.compiler.program import Program
 from celosia.compiler.target import Target, target_for
 from celosia.driver.board.flash import check_bitstream

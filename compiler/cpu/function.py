@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from celosia.compiler.cpu.llvm import compile_function
 from celosia.compiler.cpu.schedule import kernel_loops, using_schedules
-from celosia.compiler.cpu.schedule.inplace import in_place_pairs
+from celosia.compiler.cpu.schedule.output_reuse import in_place_pairs
 from celosia.compiler.expr import Expr, Function, Load, Tensor, compute, placeholder
 from celosia.compiler.expr.transform import loads, topological
 from celosia.compiler.expr.unique_names import unused_name

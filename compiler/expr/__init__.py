@@ -56,9 +56,19 @@ from celosia.compiler.expr.nodes import (
     wrap,
 )
 from celosia.compiler.expr.parser import ParseError, parse
-from celosia.compiler.expr.scan import scan
 from celosia.compiler.expr.schedule import Schedule, ScheduleError, Stage, create_schedule
-from celosia.compiler.expr.tensor import compute, constant, max, min, ordered_sum, placeholder, prod, reduce_axis, sum
+from celosia.compiler.expr.tensor import (
+    compute,
+    constant,
+    max,
+    min,
+    ordered_sum,
+    placeholder,
+    prod,
+    reduce_axis,
+    scan,
+    sum,
+)
 from celosia.compiler.expr.transform import collapse, fuse_epilogues, fuse_injective
 from celosia.compiler.expr.verify import IRError, verify
 

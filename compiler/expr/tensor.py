@@ -9,13 +9,17 @@ sum[k](a[i0, k] * b[k, i1])
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from celosia.compiler.expr.nodes import Axis, Expr, Reduce, Tensor, Value, wrap
+from celosia.compiler.expr.affine import depends_on
+from celosia.compiler.expr.nodes import INDEX, Axis, Const, Expr, Load, Reduce, Scan, Tensor, Value, wrap
+from celosia.compiler.expr.transform import loads, topological
+from celosia.compiler.expr.walk import rewrite
 
 Shape = tuple[int, ...]
 
@@ -92,3 +96,92 @@ def max(value: Expr, axes: Axis | tuple[Axis, ...]) -> Expr:
 def min(value: Expr, axes: Axis | tuple[Axis, ...]) -> Expr:
     """Take the least `value` over `axes`; NaN if there is one."""
     return _reduce("min", value, axes)
+
+
+Step = Callable[[Axis, tuple[Tensor, ...]], Sequence[Tensor]]
+
+
+def scan(steps: int, initial: Sequence[Tensor], step: Step, name: str) -> Tensor:
+    """Build the tensor of all states of a recurrence: element [s, t, ...] is state s before step t, for t from 0 to
+    `steps`.
+
+    initial: the states before the first step, of one shape and type. step(t, states): the states after step t, as
+    tensors. Tensors that depend neither on t nor on a state are computed once, before the first step. Raises ValueError
+    where a step changes shapes or types, or contains a scan that depends on it.
+
+    initial: the states before the first step, of one shape and type. step(t, states): those after step t, given those
+    before it. What a step reads that depends neither on t nor on a state is computed once, before the first step.
+    ValueError where a step makes other shapes or types, or contains a scan that depends on it.
+
+    >>> from celosia.compiler.expr import interpret, lower
+    >>> import numpy as np
+    >>> x = placeholder((4,), "int32", "x")
+    >>> start = placeholder((), "int32", "start")
+    >>> sums = scan(4, [start], lambda t, s: [compute((), lambda: s[0][()] + x[t], "next")], "sums")
+    >>> print(lower(sums))
+    sums(start: int32[], x: int32[4]) -> (sums: int32[1, 5]):
+      for i in 1:
+        sums[i] = start[i]
+      ordered t in 4:
+        sums[(t + 1)] = (sums[t] + x[t])
+    >>> interpret(lower(sums), np.int32(10), np.arange(4, dtype=np.int32))[0].tolist()
+    [[10, 10, 11, 13, 16]]
+    """
+    if steps < 0 or not initial:
+        raise ValueError(f"{name} would have {steps} steps of {len(initial)} states")
+    axis = Axis("t", extent=steps)
+    states = tuple(placeholder(s.shape, s.dtype, f"{name}_{n}") for n, s in enumerate(initial))
+    updates = tuple(step(axis, states))
+    kinds = [(t.shape, t.dtype) for t in (*states, *updates)]
+    if len(updates) != len(states) or len(set(kinds)) > 1:
+        raise ValueError(f"{name}: states {kinds[: len(states)]} become {kinds[len(states) :]}")
+    inside = _step_dependent(updates, axis, states)
+    copied = tuple(
+        compute(u.shape, lambda *i, u=u: u[i], u.name) if u not in inside or u in states or u in updates[:n] else u
+        for n, u in enumerate(updates)
+    )
+    inside |= set(copied)
+    order = [tensor for tensor in topological(copied) if tensor in inside and tensor not in states]
+    read = [load.tensor for tensor in order for load in loads(_body(tensor))]
+    outside = [tensor for tensor in dict.fromkeys(read) if tensor not in inside and tensor.value is None]
+    inputs = tuple(placeholder(tensor.shape, tensor.dtype, tensor.name) for tensor in outside)
+    new = dict(zip(outside, inputs))
+
+    def change(e: Expr) -> Expr | None:
+        return Load(new[e.tensor], e.index) if isinstance(e, Load) and e.tensor in new else None
+
+    for tensor in order:
+        new[tensor] = replace(tensor, body=rewrite(_body(tensor), change))
+    body = Scan(
+        axis,
+        states,
+        inputs,
+        tuple(new[u] for u in copied),
+        tuple(map(_first_element, initial)),
+        tuple(map(_first_element, outside)),
+    )
+    shape = (len(states), steps + 1, *states[0].shape)
+    axes = tuple(Axis(f"i{d}", extent=extent) for d, extent in enumerate(shape))
+    return Tensor(name, shape, body.dtype, axes, body)
+
+
+def _step_dependent(updates: Sequence[Tensor], axis: Axis, states: Sequence[Tensor]) -> set[Tensor]:
+    """Return the tensors that depend on the step or on a state, which the loop must compute each time."""
+    inside = set(states)
+    for tensor in topological(updates):
+        if tensor.body is None:
+            continue
+        if depends_on(tensor.body, axis) or any(load.tensor in inside for load in loads(tensor.body)):
+            if isinstance(tensor.body, Scan):
+                raise ValueError(f"{tensor.name} is a scan inside a step of another")
+            inside.add(tensor)
+    return inside
+
+
+def _body(tensor: Tensor) -> Expr:
+    assert tensor.body is not None
+    return tensor.body
+
+
+def _first_element(tensor: Tensor) -> Load:
+    return Load(tensor, (Const(0, INDEX),) * len(tensor.shape))

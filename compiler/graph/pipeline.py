@@ -16,33 +16,31 @@ import numpy as np
 import onnx_ir as ir
 import onnx_ir.passes.common as common
 
-from celosia.compiler.graph.averages import round_averages
-from celosia.compiler.graph.batchnorm import fold_batchnorm
-from celosia.compiler.graph.bias_scales import settle_biases
 from celosia.compiler.graph.block_sums import sum_blocks
-from celosia.compiler.graph.branches import infer_bodies, inline_branches
-from celosia.compiler.graph.channels import order_channels
-from celosia.compiler.graph.cse import merge_equal
-from celosia.compiler.graph.dead import remove_dead
-from celosia.compiler.graph.double_pairs import fuse_qdq_pairs
 from celosia.compiler.graph.errors import ModelError
-from celosia.compiler.graph.float16 import compute_in_float32
-from celosia.compiler.graph.float_weights import quantise_weights
-from celosia.compiler.graph.fold import fold, fold_imported
-from celosia.compiler.graph.functions import inline_functions
-from celosia.compiler.graph.gradient import expand_gradients
-from celosia.compiler.graph.identities import remove_wires, simplify
-from celosia.compiler.graph.layout import layout
-from celosia.compiler.graph.narrow import widen
+from celosia.compiler.graph.importing.branches import infer_bodies, inline_branches
+from celosia.compiler.graph.importing.functions import inline_functions
+from celosia.compiler.graph.importing.gradient import expand_gradients
+from celosia.compiler.graph.onnxruntime_rules.bias_scales import settle_biases
+from celosia.compiler.graph.onnxruntime_rules.block_quantised_products import round_activations
+from celosia.compiler.graph.onnxruntime_rules.double_pairs import fuse_qdq_pairs
+from celosia.compiler.graph.onnxruntime_rules.float16 import compute_in_float32
+from celosia.compiler.graph.onnxruntime_rules.float_weights import quantise_weights
+from celosia.compiler.graph.onnxruntime_rules.narrow_integers import widen
+from celosia.compiler.graph.onnxruntime_rules.propagation import note_idle_readers
 from celosia.compiler.graph.passes import FilePass, GraphPass, Pipeline
-from celosia.compiler.graph.propagation import note_idle_readers
-from celosia.compiler.graph.quantized import Integerise
+from celosia.compiler.graph.quantized.integerise import Integerise
+from celosia.compiler.graph.quantized.rounded import round_averages, round_sums
+from celosia.compiler.graph.quantized.tables import compose_tables
 from celosia.compiler.graph.shapes import infer_shapes
-from celosia.compiler.graph.sums import round_sums
-from celosia.compiler.graph.tables import compose_tables
-from celosia.compiler.graph.transposed import convolve_transposed
+from celosia.compiler.graph.simplify.batchnorm import fold_batchnorm
+from celosia.compiler.graph.simplify.blocked_layout import layout
+from celosia.compiler.graph.simplify.channels import order_channels
+from celosia.compiler.graph.simplify.fold import fold, fold_imported
+from celosia.compiler.graph.simplify.identities import remove_wires, simplify
+from celosia.compiler.graph.simplify.redundant import merge_equal, remove_dead
+from celosia.compiler.graph.simplify.transposed_convolutions import convolve_transposed
 from celosia.compiler.graph.transposed_values import transpose_attention_values
-from celosia.compiler.graph.weights import round_activations
 from celosia.compiler.program.model import ROUNDINGS
 from celosia.compiler.switches import PARTS
 from celosia.hw.spec.config import Config, did_you_mean

@@ -8,21 +8,38 @@ the compiler's own schedule; vectors.py vectorises the other loops.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from celosia.compiler.expr import Alloc, Axis, Expr, For, Function, If, Let, Load, Stmt, Tensor, Update, Var, wrap
+from celosia.compiler import expr as T
+from celosia.compiler.cpu.schedule.vectorize import Knobs, schedule
+from celosia.compiler.expr import (
+    Alloc,
+    Axis,
+    Expr,
+    For,
+    Function,
+    If,
+    Let,
+    Load,
+    Stmt,
+    Tensor,
+    Update,
+    Var,
+    lower,
+    wrap,
+)
 from celosia.compiler.expr import Store as Put
 from celosia.compiler.expr.affine import flatten, from_linear, interval, linear, unravel
 from celosia.compiler.expr.fuse import merge
 from celosia.compiler.expr.loop_partition import fold_condition, partition
-from celosia.compiler.expr.loops import block, sequence
+from celosia.compiler.expr.loops import block, map_accesses, sequence
 from celosia.compiler.expr.nest_parts import reduction_identity
 from celosia.compiler.expr.nodes import INDEX, Const, binary, call, cast, clip, select
 from celosia.compiler.expr.walk import walk
-from celosia.compiler.language.cpu_products import Element, loops_over, nest, product
 from celosia.compiler.language.language_errors import fail
 from celosia.compiler.language.scalar_bounds import UnknownScalar, values
 from celosia.compiler.language.tile import (
@@ -37,7 +54,47 @@ from celosia.compiler.language.tile import (
     upstream,
 )
 from celosia.compiler.language.vectors import vectorise
+from celosia.compiler.ops.integer import Zero, matrix_product
 from celosia.compiler.tensorize.intrinsics import requantised, rescaled
+
+Element = Callable[[Expr, Expr], Expr]
+
+
+def nest(shape: Sequence[int], body: Callable[..., Stmt]) -> Stmt:
+    """Wrap body(*index) in loops over all of `shape`."""
+    axes = [Axis(f"i{d}", extent=size) for d, size in enumerate(shape)]
+    return loops_over(axes, body(*axes))
+
+
+def loops_over(axes: Sequence[Axis], stmt: Stmt) -> Stmt:
+    """Wrap `stmt` in loops over `axes`."""
+    for axis in reversed(axes):
+        stmt = For(axis, axis.extent, stmt)
+    return stmt
+
+
+def product(into: Tensor, overwrite: bool, a: Element, b: Element, steps: int, zeros: tuple[int, int]) -> Stmt:
+    """Compute into [m, n] += (a [m, k] - za) · (b [k, n] - zb), or = with `overwrite`.
+
+    zeros: za and zb, 0 unless int8.
+    """
+    m, n = into.shape
+
+    def finish(total: Expr, index: tuple[Expr, ...]) -> Expr:
+        return total if overwrite else into[index] + total
+
+    left, right = T.compute((m, steps), a, "a"), T.compute((steps, n), b, "b")
+    if left.dtype == "int8":
+        za, zb = (wrap(zero, "int32") for zero in (zeros[0] + 128, zeros[1]))
+        result = matrix_product(left, right, za, Zero(lambda _: zb, none=not zeros[1]), finish)
+    else:
+        k = T.reduce_axis(steps, "k")
+        result = T.compute((m, n), lambda i, j: finish(T.sum(a(i, k) * b(k, j), k), (i, j)), "product")
+    result = replace(result, name="into.sums")  # no array has such a name
+    scheduled = schedule((result,), {result.name: Knobs(tail="peel")})
+    (result,) = scheduled.outputs
+    return map_accesses(lower(scheduled).body, lambda _: None, lambda t, i: (into if t is result else t, i))
+
 
 Index = tuple[Expr, ...]
 COSTLY = ("exp", "log", "tanh", "sin", "cos", "sqrt")

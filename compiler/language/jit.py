@@ -26,7 +26,7 @@ from celosia.compiler.language.language_errors import LanguageError
 from celosia.compiler.language.tile import ArrayArgument, KernelRun, dtype_name, in_program, stores
 from celosia.compiler.program.dtypes import itemsize
 from celosia.compiler.program.host.kernel import address_of
-from celosia.compiler.program.host.threads import default_threads
+from celosia.compiler.program.host.thread_team import default_threads
 from celosia.compiler.program.html import table
 from celosia.hw.spec.config import Config
 from celosia.sim.device import Device

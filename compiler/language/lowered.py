@@ -14,9 +14,9 @@ from celosia.compiler.language.tile import ArrayArgument
 from celosia.compiler.launch.image import Image, LayerErrors, build
 from celosia.compiler.layer import Activation, Epilogue, Layer, Requantise, Residual, TilingError
 from celosia.compiler.tensorize import pack
-from celosia.compiler.tensorize.decide import FixedSchedule
 from celosia.compiler.tensorize.lowering import lower_layer
 from celosia.compiler.tensorize.plan import Planner
+from celosia.compiler.tensorize.schedule_policy import FixedSchedule
 from celosia.compiler.tensorize.space import Tiling, Workload, why_not
 from celosia.compiler.vthread.verify import Run, verify_provenance
 from celosia.hw.spec.config import Config

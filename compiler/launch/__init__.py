@@ -7,6 +7,6 @@ order                 in which order the layers of a launch run, so that layers 
                       timing model decides, for every Config
 overlap               which layers may overlap at all (`is_for_vector`, `_waiting_guests`), and how their tiles mix
 image                 which instructions and constants a Program has
-memory, arena         where tensors lie in DRAM, and in the memory of the CPU
+memory_plan           where tensors lie in DRAM, and in the memory of the CPU
 assemble, describe    the steps of the Program, and what users read of its layers
 """

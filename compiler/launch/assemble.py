@@ -21,9 +21,9 @@ from celosia.compiler.graph.names import value_names
 from celosia.compiler.graph.select import ActivationLayout, Partition
 from celosia.compiler.graph.select.placement import Reads, cache_of
 from celosia.compiler.graph.values import captured, constant, dtype_name, shape
-from celosia.compiler.launch.arena import plan_arena
 from celosia.compiler.launch.describe import describe
 from celosia.compiler.launch.image import Image
+from celosia.compiler.launch.memory_plan import plan_arena
 from celosia.compiler.ops import OPS, VIEWS, Unsupported, build, op_spec
 from celosia.compiler.ops.bit_serial import LEVELS
 from celosia.compiler.ops.node import CpuNode, InputType, is_mapped

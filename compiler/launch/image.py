@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from celosia.compiler.expr.nodes import Tensor
-from celosia.compiler.launch.memory import Lifetime, plan
+from celosia.compiler.launch.memory_plan import Lifetime, plan
 from celosia.compiler.launch.overlap import (
     COLUMNS,
     GROUPS,
@@ -23,16 +23,14 @@ from celosia.compiler.launch.overlap import (
     takes_acc,
 )
 from celosia.compiler.layer import Layer, Storage, TilingError
-from celosia.compiler.tensorize.constants import Constants
 from celosia.compiler.tensorize.instruction import RenderError
+from celosia.compiler.tensorize.pack import Constants
 from celosia.compiler.tensorize.plan import LayerPart, Planner
 from celosia.compiler.tensorize.space import CUT, CompletionOrder
 from celosia.compiler.tensorize.tiles import PlacedPlan
-from celosia.compiler.vthread.codebook_loads import load_codebooks
-from celosia.compiler.vthread.emit import encode
-from celosia.compiler.vthread.first_loads import reorder_first_loads
+from celosia.compiler.vthread.encode import encode
+from celosia.compiler.vthread.load_passes import load_codebooks, reorder_first_loads, spread_weights
 from celosia.compiler.vthread.pipeline import ScheduleDeadlock, Stream
-from celosia.compiler.vthread.spread import spread_weights
 from celosia.compiler.vthread.tokens import insert_tokens
 from celosia.hw.spec.config import Config
 from celosia.hw.spec.isa import Opcode

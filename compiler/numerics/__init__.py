@@ -14,15 +14,13 @@ operator has few inputs they try them all, so the result is proved; None means t
 The hardware holds int8. A uint8 tensor is stored with its top bit flipped (x - 128), and so are its zero points;
 derivations take the ONNX values and return parameters for the stored ones. See docs/numerics.md.
 
-  quantization        how floats become bytes and back
+  quantize            how floats become bytes and back; which arrays these functions take
   requantiser         which multiplier and shift replace the scale of a convolution or matrix product
   addition            which integers make the residual add equal to QLinearAdd
   multiplication      which integers make the requantiser equal to QLinearMul
   unary               which table of 256 bytes replaces an element-wise function
   average             which scale replaces the division of a mean, and when that is exact
-  quantized_softmax   which powers QLinearSoftmax adds up
-  integer_norm        which constants a LayerNorm or RMSNorm of bytes needs
-  array_types         which arrays these functions take
+  softmax_and_norm    which powers QLinearSoftmax adds up, and which constants a LayerNorm or RMSNorm of bytes needs
 """
 
 from __future__ import annotations
@@ -42,10 +40,8 @@ from celosia.compiler.numerics.addition import (
     rescale_add,
 )
 from celosia.compiler.numerics.average import average_is_exact, global_average_scale, mean_scale, qlinear_average
-from celosia.compiler.numerics.integer_norm import NormConstants, NormError, norm_constants
 from celosia.compiler.numerics.multiplication import RescaleMul, fit_rescale_mul, float_mul, qlinear_mul
-from celosia.compiler.numerics.quantization import dequantize_linear, quantize_linear
-from celosia.compiler.numerics.quantized_softmax import qlinear_softmax, softmax_powers
+from celosia.compiler.numerics.quantize import dequantize_linear, quantize_linear
 from celosia.compiler.numerics.requantiser import (
     MULTIPLIER_BITS,
     SHIFT_BITS,
@@ -53,6 +49,13 @@ from celosia.compiler.numerics.requantiser import (
     fold_scale,
     requantize,
     requantize_f32,
+)
+from celosia.compiler.numerics.softmax_and_norm import (
+    NormConstants,
+    NormError,
+    norm_constants,
+    qlinear_softmax,
+    softmax_powers,
 )
 from celosia.compiler.numerics.unary import UNARY, unary_table
 

@@ -9,17 +9,18 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
-from celosia.compiler.numerics.array_types import (
+from celosia.compiler.numerics.quantize import (
     Array,
     Float64,
     Int8,
     Int64,
     byte_type,
     convert_saturating,
+    dequantize_linear,
     f32,
     limits,
+    quantize_linear,
 )
-from celosia.compiler.numerics.quantization import dequantize_linear, quantize_linear
 from celosia.compiler.numerics.requantiser import divide_even
 from celosia.compiler.program.host.float32_math import fma
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from celosia.compiler.numerics.array_types import Array, byte_type, f32, limits
-from celosia.compiler.numerics.quantization import dequantize_linear
+from celosia.compiler.numerics.quantize import Array, byte_type, dequantize_linear, f32, limits
 
 
 @np.errstate(all="ignore")

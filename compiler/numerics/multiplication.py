@@ -8,8 +8,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike
 
-from celosia.compiler.numerics.array_types import Array, Float32, Int8, byte_type, convert_saturating, f32, limits
-from celosia.compiler.numerics.quantization import dequantize_linear, quantize_linear
+from celosia.compiler.numerics.quantize import (
+    Array,
+    Float32,
+    Int8,
+    byte_type,
+    convert_saturating,
+    dequantize_linear,
+    f32,
+    limits,
+    quantize_linear,
+)
 from celosia.compiler.numerics.requantiser import MULTIPLIER_BITS, conv_scale, fold_scale, requantize
 
 

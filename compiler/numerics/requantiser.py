@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from celosia.compiler.numerics.array_types import Float32, Int8, Int32, Int64, f32
+from celosia.compiler.numerics.quantize import Float32, Int8, Int32, Int64, f32
 
 MULTIPLIER_BITS = 24  # significand of a float32
 SHIFT_BITS = 6

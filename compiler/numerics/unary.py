@@ -8,8 +8,16 @@ from collections.abc import Callable, Mapping
 import numpy as np
 from numpy.typing import DTypeLike
 
-from celosia.compiler.numerics.array_types import Array, Float32, Int8, byte_type, f32, limits
-from celosia.compiler.numerics.quantization import dequantize_linear, quantize_linear
+from celosia.compiler.numerics.quantize import (
+    Array,
+    Float32,
+    Int8,
+    byte_type,
+    dequantize_linear,
+    f32,
+    limits,
+    quantize_linear,
+)
 from celosia.compiler.program.host.float32_math import logistic
 
 

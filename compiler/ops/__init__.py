@@ -12,18 +12,17 @@ in which to read:
   normalisation  softmax and normalisation by means and variances, in onnxruntime's order of additions
   convolution    float convolutions; decides between rows of outputs and flattened planes
   products       float matrix products; decides whether the second matrix is packed into panels
-  pooling        max and average pooling
+  pooling        max and average pooling of floats and of bytes
   packing        layouts of the bytes of an integer convolution for dot-product instructions
   integer        integer convolutions and matrix products with zero points; decides the layout by the processor
   bit_serial     products of operands with 1 or 2 bits by `and` and population counts; decides whether that pays
   quantized      QuantizeLinear and the QLinear operators; decides between integer and bit_serial
-  averages       averages of bytes
   recurrent      RNN, GRU, LSTM as a scan over steps
   contrib        onnxruntime's fused operators, as the operators they stand for
   attention      attention with heads, masks and caches; grouped: with shared keys and values
-  blocked        operators on images in channel blocks, which graph/layout.py inserts
-  block_sums     products of bytes in blocks around sums of the accelerator, which graph/block_sums.py inserts
-  norm           integer normalisation with the accelerator's arithmetic, which graph/norms.py inserts
+  blocked        operators on images in channel blocks, which graph/simplify/blocked_layout.py inserts
+  accelerator_ops    our own operators for layers of the accelerator: sums of bytes in blocks (graph/block_sums.py) and
+                     normalisation in integers (graph/quantized/rounded.py)
 """
 
 from __future__ import annotations
@@ -35,15 +34,13 @@ from celosia.compiler.expr import Expr, Tensor, compute
 from celosia.compiler.expr.affine import interval
 from celosia.compiler.expr.nodes import Load, Reduce, Select
 from celosia.compiler.ops import (  # they fill the table
+    accelerator_ops,
     attention,
-    averages,
-    block_sums,
     blocked,
     contrib,
     convolution,
     elementwise,
     grouped,
-    norm,
     normalisation,
     pooling,
     products,
@@ -64,9 +61,8 @@ __all__ = [
     "VIEWS",
     "Node",
     "Unsupported",
+    "accelerator_ops",
     "attention",
-    "averages",
-    "block_sums",
     "blocked",
     "build",
     "contrib",
@@ -74,7 +70,6 @@ __all__ = [
     "elementwise",
     "grouped",
     "hostops",
-    "norm",
     "normalisation",
     "op_spec",
     "operators_with",

@@ -1,7 +1,7 @@
 """Operators on images in blocks of channels, so that vectors go over channels: [N, C/c, H, W, c].
 
-The layout pass (graph/layout.py) puts them in the place of ONNX's operators; their domain is "celosia". Element-wise
-operators need no others than ONNX's. An image [N, C, H, W] counts as one in blocks of one channel.
+The layout pass (graph/simplify/blocked_layout.py) replaces ONNX's operators by them; their domain is "celosia".
+Element-wise operators need no others than ONNX's. An image [N, C, H, W] counts as one in blocks of one channel.
 The layout is that of E. Georganas et al., "Anatomy of High-Performance Deep Learning Convolutions on SIMD
 Architectures" (2018).
 """

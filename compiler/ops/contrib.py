@@ -165,8 +165,8 @@ def matmul_nbits(node: Node) -> Tensor:
     """Build MatMulNBits: x times weights [N, K] of 2, 4 or 8 bits with a scale and zero point per block.
 
     Low bits come first. At accuracy_level 4 x is rounded to bytes by blocks where onnxruntime does so: with packed zero
-    points and constant weights, which the importer ensures (graph/weights.py). Sums in float32 then equal those in
-    integers but for the rounding of the sum.
+    points and constant weights, which the importer ensures (graph/onnxruntime_rules/block_quantised_products.py). Sums
+    in float32 then equal those in integers but for the rounding of the sum.
     """
     x, packed, scales = node.input("a"), node.input("b"), node.input("scales")
     zeros = node.optional("zero_points")

@@ -6,6 +6,5 @@ operator_results    what a quantised operator gives on the CPU
 shared_kernels      how convolutions and products of all sizes are computed fast for that
 check_rewriting     whether a tensor of the compiled model equals that of the imported model
 imported_model      what the imported model's operators give, with bounds for roundings
-rounding_error      how far rounding alone may move a float
-tolerance           which differences are allowed
+tolerance           which differences are allowed, and how far rounding alone may move a float
 """

@@ -22,7 +22,7 @@ from celosia.compiler.cpu.parse import parse
 from celosia.compiler.graph.operands import operand, product_names, product_operands, quantisation
 from celosia.compiler.graph.select import Partition
 from celosia.compiler.graph.values import attribute, attributes_of, captured, constant, dtype_name, is_op, shape
-from celosia.compiler.numerics.quantized_softmax import largest_power
+from celosia.compiler.numerics.softmax_and_norm import largest_power
 from celosia.compiler.ops import Unsupported, op_spec
 from celosia.compiler.program import CpuStep, HostStep, Program
 from celosia.compiler.program.dtypes import is_float, numpy_dtype
@@ -34,9 +34,8 @@ from celosia.compiler.program.op_spec import Role
 from celosia.compiler.selfcheck.check_launches import CheckFailed, SelfCheckError
 from celosia.compiler.selfcheck.imported_model import Bounds, NotComputable, Original
 from celosia.compiler.selfcheck.operator_results import CachedResults, codes, is_concat, read_by
-from celosia.compiler.selfcheck.rounding_error import beyond_rounding
 from celosia.compiler.selfcheck.tapped_device import random_image
-from celosia.compiler.selfcheck.tolerance import difference_from_bounds
+from celosia.compiler.selfcheck.tolerance import beyond_rounding, difference_from_bounds
 from celosia.compiler.target import compiling_for
 from celosia.sim.functional.fsim import one_blas_thread
 

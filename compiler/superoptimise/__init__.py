@@ -7,7 +7,7 @@ reading, forms, graph        which operations of the algebra a model's operators
 terms, operators, rule, rules/, sizes    what a rule is, and which are written by hand; stored: generated ones
 elements, meaning, prover, proofs, trial which rules are proved, and a test of proofs in onnxruntime's arithmetic
 matching, search, state      where rules fit, and which are taken
-neighbourhood, price, measured, kept     what a step saves, by cycles or by time
+neighbourhood, price, kept               what a step saves, by cycles or by time
 scales, writing              the model as ONNX again; derivation, changes: how it came to be
 floats, reals (with their forms and meanings), rounding    fast-math: floats as real numbers, and the error
 equal                        whether two models give the same bytes under an oracle

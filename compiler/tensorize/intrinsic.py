@@ -15,8 +15,7 @@ from celosia.compiler.expr.loops import Alloc, For, If, Intrinsic, Stmt, Store, 
 from celosia.compiler.expr.nest_parts import reduction_identity
 from celosia.compiler.expr.nodes import INDEX, Axis, Const, Expr, Load, Reduce, Tensor, Var
 from celosia.compiler.expr.walk import rewrite, substitute, walk
-from celosia.compiler.tensorize.behaviour import TileOperation
-from celosia.compiler.tensorize.match import match
+from celosia.compiler.tensorize.match import TileOperation, match
 from celosia.hw.spec.isa import Opcode
 
 Args = tuple[Expr | Tensor | int, ...]

@@ -11,10 +11,10 @@ from celosia.compiler.expr.trace import Trace
 from celosia.compiler.layer import Layer, Storage, TilingError
 from celosia.compiler.tensorize.block_space import Group
 from celosia.compiler.tensorize.computation import LayerComputation
-from celosia.compiler.tensorize.decide import SchedulePolicy, ScheduleSource, workloads
 from celosia.compiler.tensorize.instruction import RenderError
 from celosia.compiler.tensorize.lowering import lower_layer
 from celosia.compiler.tensorize.render import compile_loops
+from celosia.compiler.tensorize.schedule_policy import SchedulePolicy, ScheduleSource, workloads
 from celosia.compiler.tensorize.space import CompletionOrder, Tiling, Workload
 from celosia.compiler.tensorize.templates import schedule
 from celosia.compiler.tensorize.tiles import TilePlan

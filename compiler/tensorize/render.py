@@ -39,12 +39,10 @@ from celosia.compiler.tensorize.instruction_builder import build_instruction
 from celosia.compiler.tensorize.intrinsic import ROW, ImplicitOperand, TensorIntrinsic
 from celosia.compiler.tensorize.intrinsics import tile_shape
 from celosia.compiler.tensorize.tiles import Branch, Fill, Node, Pipelined, Region, SerialLoop, TilePlan
-from celosia.compiler.vthread.disassemble import listing
-from celosia.compiler.vthread.emit import encode
-from celosia.compiler.vthread.first_loads import reorder_first_loads
+from celosia.compiler.vthread.encode import encode, listing
 from celosia.compiler.vthread.interleave import interleave
+from celosia.compiler.vthread.load_passes import reorder_first_loads, spread_weights
 from celosia.compiler.vthread.pipeline import Stream
-from celosia.compiler.vthread.spread import spread_weights
 from celosia.compiler.vthread.tokens import insert_tokens
 from celosia.compiler.vthread.verify import verify
 from celosia.hw.spec.config import Config

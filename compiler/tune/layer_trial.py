@@ -30,8 +30,8 @@ from celosia.compiler.layer import (
     TilingError,
 )
 from celosia.compiler.program.activation_packing import unpack_activation
-from celosia.compiler.tensorize.decide import FixedSchedule
 from celosia.compiler.tensorize.plan import Planner
+from celosia.compiler.tensorize.schedule_policy import FixedSchedule
 from celosia.compiler.tensorize.space import Tiling
 from celosia.compiler.tune.layer_reference import meaning
 from celosia.hw.boards.memory import IDEAL, ZYNQ_HP

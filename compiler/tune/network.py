@@ -15,9 +15,9 @@ from celosia.compiler.launch.chains import CHAIN
 from celosia.compiler.launch.image import Image, LayerErrors, build
 from celosia.compiler.launch.overlap import OverlapGroups
 from celosia.compiler.layer import Layer, Storage, TilingError
-from celosia.compiler.tensorize.decide import workload_text, workloads
-from celosia.compiler.tensorize.decisions import DecisionsError, why_not_any
 from celosia.compiler.tensorize.plan import Planner
+from celosia.compiler.tensorize.schedule_policy import workload_text, workloads
+from celosia.compiler.tensorize.tilings_file import DecisionsError, why_not_any
 from celosia.compiler.tune.layer_trial import TIMED, CostSource, Status, TrialResult
 from celosia.compiler.tune.records import Key, Records, schedule_of
 from celosia.compiler.tune.search_space import Point

@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 from celosia.compiler.layer import Layer
 from celosia.compiler.tensorize import block_space
 from celosia.compiler.tensorize.block_space import Group
-from celosia.compiler.tensorize.decide import workload_text, workloads
 from celosia.compiler.tensorize.lowering import lower_layer
 from celosia.compiler.tensorize.roofline import terms
+from celosia.compiler.tensorize.schedule_policy import workload_text, workloads
 from celosia.compiler.tensorize.space import ORDERS, Tiling, Workload, candidates
 from celosia.compiler.tune.cycle_bounds import lower_bounds
 from celosia.compiler.tune.layer_trial import COPIES, LayerCase

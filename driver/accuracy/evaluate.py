@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 
 from celosia.compiler.compile import compile as compile_model
 from celosia.compiler.graph.errors import ModelError
-from celosia.compiler.graph.importer import read
-from celosia.compiler.graph.interface import inputs_of, resized
+from celosia.compiler.graph.importing.dimensions import inputs_of, resized
+from celosia.compiler.graph.importing.importer import read
 from celosia.compiler.program import InputError, Program, TensorInfo
-from celosia.compiler.program.host.threads import processors
+from celosia.compiler.program.host.thread_team import processors
 from celosia.driver.accuracy.compare import largest_difference
 from celosia.driver.data.calibration import Input, Sample, Samples
 from celosia.driver.data.dataset import Dataset, open_dataset

@@ -19,7 +19,7 @@ from celosia.sim.devices import SSH_PREFIX, WITH_CYCLES
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from celosia.compiler.graph.dimensions import Shapes
+    from celosia.compiler.graph.importing.dimensions import Shapes
     from celosia.compiler.graph.passes import Watch
     from celosia.compiler.program import Program, TensorInfo
     from celosia.driver.data.images import Pixels
@@ -163,9 +163,8 @@ def read_inputs(
 
     shapes: of a model's inputs. Raises InputError, ModelError, ProgramError.
     """
-    from celosia.compiler.graph.dimensions import open_axes, sizes_of, with_shapes
-    from celosia.compiler.graph.importer import read
-    from celosia.compiler.graph.interface import inputs_of
+    from celosia.compiler.graph.importing.dimensions import inputs_of, open_axes, sizes_of, with_shapes
+    from celosia.compiler.graph.importing.importer import read
     from celosia.compiler.program import Program
     from celosia.driver.data import arrays
 

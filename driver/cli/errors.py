@@ -49,12 +49,12 @@ def _error_classes_by_exit_code() -> dict[int, tuple[type[Exception], ...]]:
     from celosia.compiler.graph.errors import ModelError
     from celosia.compiler.program import InputError, ProgramError
     from celosia.compiler.program.host.op import HostError
-    from celosia.compiler.program.host.threads import ThreadsError
+    from celosia.compiler.program.host.thread_team import ThreadsError
     from celosia.compiler.program.safe_files import OutputError
     from celosia.compiler.superoptimise.budget import BudgetError
     from celosia.compiler.superoptimise.proofs import RuleError
     from celosia.compiler.target import TargetError
-    from celosia.compiler.tensorize.decisions import DecisionsError
+    from celosia.compiler.tensorize.tilings_file import DecisionsError
     from celosia.compiler.tune.cost_model import MissingLearner
     from celosia.compiler.tune.device_pool import FleetError
     from celosia.compiler.tune.records import RecordsError

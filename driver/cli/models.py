@@ -190,7 +190,7 @@ def inspect(
     from celosia.driver.show import run_summary as show_run
 
     if decisions is not None:
-        from celosia.compiler.tensorize.decisions import decisions_of
+        from celosia.compiler.tensorize.tilings_file import decisions_of
 
         common.write_json(decisions, decisions_of(program))
     if loops is not None:

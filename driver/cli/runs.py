@@ -128,7 +128,7 @@ def device_options(device: str, memory: str | None, address: str | None) -> dict
 def _prepare_machine(device: str, model: Path, threads: int | None) -> int:
     """Finds what a device of this machine needs. Returns the threads of the CPU's part. BuildError, DeviceError,
     ThreadsError."""
-    from celosia.compiler.program.host.threads import check_thread_count, default_threads
+    from celosia.compiler.program.host.thread_team import check_thread_count, default_threads
     from celosia.driver.host.tools import require_tools
 
     if not device.startswith(SSH_PREFIX):
@@ -150,8 +150,8 @@ class _Source:
 
     def shapes(self, values: dict[str, Any]) -> dict[str, tuple[int | None, ...]]:
         """Shapes of the arrays for inputs whose sizes the model leaves open, and the sizes that were given for it."""
-        from celosia.compiler.graph.dimensions import open_inputs
-        from celosia.compiler.graph.importer import read
+        from celosia.compiler.graph.importing.dimensions import open_inputs
+        from celosia.compiler.graph.importing.importer import read
 
         if not self.path.is_file() or common.is_program(self.path) or not open_inputs(read(self.path, data=False)):
             return dict(self.given)

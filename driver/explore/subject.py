@@ -17,15 +17,15 @@ from typing import Any
 import onnx_ir as ir
 
 from celosia.compiler.graph.errors import ModelError
+from celosia.compiler.graph.importing.specialise import specialise
 from celosia.compiler.graph.passes import Pipeline
 from celosia.compiler.graph.pipeline import PASSES, for_hardware
-from celosia.compiler.graph.specialise import specialise
 from celosia.compiler.launch.blocks import estimated
 from celosia.compiler.layer import TilingError
 from celosia.compiler.lowering import lower, place
-from celosia.compiler.tensorize.decide import workloads
 from celosia.compiler.tensorize.lowering import lower_layer
 from celosia.compiler.tensorize.plan import Planner
+from celosia.compiler.tensorize.schedule_policy import workloads
 from celosia.compiler.tensorize.space import Workload
 from celosia.compiler.tune.cycle_bounds import network_bound
 from celosia.compiler.tune.layer_trial import CostSource, Status, TrialResult

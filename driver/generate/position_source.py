@@ -8,9 +8,9 @@ import onnx_ir as ir
 from onnx import helper, numpy_helper
 from onnx_ir.passes.common import LiftConstantsToInitializersPass
 
-from celosia.compiler.graph.dimensions import inputs_of
 from celosia.compiler.graph.errors import ModelError
-from celosia.compiler.graph.fold import fold
+from celosia.compiler.graph.importing.dimensions import input_values
+from celosia.compiler.graph.simplify.fold import fold
 from celosia.compiler.graph.values import constant
 from celosia.driver.generate.roles import Roles
 
@@ -41,7 +41,7 @@ def _compute_from_mask(proto: onnx.ModelProto, name: str, roles: Roles) -> int |
         if wanted_names.intersection(node.output):
             nodes.insert(0, node)
             wanted_names.update(node.input)
-    if [name for name in inputs_of(proto) if name in wanted_names] != [roles.mask]:
+    if [name for name in input_values(proto) if name in wanted_names] != [roles.mask]:
         return None
     constants = [tensor for tensor in proto.graph.initializer if tensor.name in wanted_names]
     constants.append(numpy_helper.from_array(np.array([SEEN]).astype(roles.kinds[roles.mask]), roles.mask))

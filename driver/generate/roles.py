@@ -16,8 +16,8 @@ from dataclasses import dataclass
 import numpy as np
 import onnx
 
-from celosia.compiler.graph.dimensions import inputs_of
 from celosia.compiler.graph.errors import ModelError
+from celosia.compiler.graph.importing.dimensions import input_values
 
 CACHE_AXIS = 2
 """Axis of tokens in a cache."""
@@ -50,7 +50,7 @@ class Roles:
 def find_roles(proto: onnx.ModelProto) -> Roles:
     """Find the roles of the inputs and outputs of `proto`. ModelError, with the missing role, where it is no such
     decoder."""
-    inputs = inputs_of(proto)
+    inputs = input_values(proto)
     pairs = _cache_pairs(proto)
     if not pairs:
         raise ModelError(
@@ -91,7 +91,7 @@ def _cache_pairs(proto: onnx.ModelProto) -> list[tuple[str, str]]:
     present_names = {
         _layer_and_kind(value.name, "present"): value.name for value in proto.graph.output if "present" in value.name
     }
-    past_names = [name for name in inputs_of(proto) if "past" in name.lower()]
+    past_names = [name for name in input_values(proto) if "past" in name.lower()]
     return [
         (name, present_names[place]) for name in past_names if (place := _layer_and_kind(name, "past")) in present_names
     ]

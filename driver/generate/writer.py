@@ -11,7 +11,7 @@ import onnx
 from onnx import helper, numpy_helper
 
 from celosia.compiler.expr.unique_names import unused_name
-from celosia.compiler.graph.functions import nodes, subgraphs
+from celosia.compiler.graph.importing.functions import nodes, subgraphs
 
 
 def _nodes_in_subgraphs(node: onnx.NodeProto) -> Iterator[onnx.NodeProto]:

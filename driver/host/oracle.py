@@ -13,8 +13,8 @@ import onnx
 from numpy.typing import NDArray
 from onnx.shape_inference import infer_shapes
 
-from celosia.compiler.graph.importer import read
-from celosia.compiler.graph.narrow import NARROW, in_bytes
+from celosia.compiler.graph.importing.importer import read
+from celosia.compiler.graph.onnxruntime_rules.narrow_integers import NARROW, in_bytes
 from celosia.compiler.numerics import INT8
 from celosia.compiler.program.dtypes import ONNX_TYPES
 from celosia.plain import Sentence
@@ -99,7 +99,10 @@ _LEVELS = {level: f"ENABLE_{level}" for level in ("ALL", "EXTENDED", "BASIC")}
 
 
 def _widen_narrow_integers(model: Path | onnx.ModelProto) -> Path | onnx.ModelProto:
-    """Widen integers of fewer than 8 bits, as graph/narrow.py reads them; a model without any stays as it is."""
+    """Widen integers of fewer than 8 bits to bytes, as graph/onnxruntime_rules/narrow_integers.py does.
+
+    A model without any is returned as it is.
+    """
     proto = onnx.load(model, load_external_data=False) if isinstance(model, Path) else model
     if not any(tensor.data_type in FEW_BITS for tensor in _all_constants(proto.graph)):
         return model

@@ -13,10 +13,10 @@ import onnx
 from numpy.typing import NDArray
 
 from celosia.compiler.compile import compile as compile_model
-from celosia.compiler.graph.dimensions import Shapes, declared, inputs_of, open_axes, open_inputs
-from celosia.compiler.graph.external import has_files
-from celosia.compiler.graph.importer import opened
-from celosia.compiler.graph.specialise import without_free
+from celosia.compiler.graph.importing.dimensions import Shapes, declared, input_values, open_axes, open_inputs
+from celosia.compiler.graph.importing.external_data import has_files
+from celosia.compiler.graph.importing.importer import opened
+from celosia.compiler.graph.importing.specialise import without_free
 from celosia.compiler.program import InputError, Program
 
 PROGRAMS_HELD = 16
@@ -34,7 +34,7 @@ class OpenModel:
         self.source = source if has_files(self.proto) else self.proto
         """Source to compile: the file again, where large constants lie beside it."""
         self.name = "model" if isinstance(source, onnx.ModelProto) else Path(source).stem
-        self.inputs = list(inputs_of(self.proto))
+        self.inputs = list(input_values(self.proto))
         self.open = open_inputs(self.proto)
         self._labels = open_axes(self.proto)
         self._free: list[tuple[str, int]] | None = None  # inputs and axes whose sizes need no Program of their own
@@ -43,7 +43,7 @@ class OpenModel:
         """Shapes to compile for, to run these inputs. InputError where one is missing; ModelError."""
         for name in self.open:
             if name not in arrays:
-                value = inputs_of(self.proto)[name]
+                value = input_values(self.proto)[name]
                 kind = onnx.helper.tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type).name
                 raise InputError(f"input {name!r} is missing; it is {kind}{declared(value)}")
         shapes = {name: np.shape(arrays[name]) for name in self.open}

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from celosia.compiler.compile import compile as compile_model
 from celosia.compiler.graph.errors import ModelError
-from celosia.compiler.graph.norms import NORMS
+from celosia.compiler.graph.quantized.rounded import NORMS
 from celosia.driver.accuracy.compare import Graph, add_noise
 from celosia.driver.data.calibration import Input, Samples
 from celosia.driver.host.oracle import compute_tensors, open_session

@@ -12,7 +12,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
-from celosia.compiler.graph.norms import NORMS
+from celosia.compiler.graph.quantized.rounded import NORMS
 from celosia.compiler.ops import op_spec
 from celosia.compiler.program.op_spec import Kind
 from celosia.driver.host.oracle import open_session, run_session

@@ -18,11 +18,11 @@ import onnx
 from numpy.typing import NDArray
 
 from celosia.compiler.graph.errors import ModelError
-from celosia.compiler.graph.importer import read
-from celosia.compiler.graph.interface import is_quantised, resized
-from celosia.compiler.graph.normalise import as_onnxruntime_has_it, for_checker, normalise_model
-from celosia.compiler.graph.quantized import PER_CHANNEL_OPSET
-from celosia.compiler.graph.validation import validation_error
+from celosia.compiler.graph.importing.dimensions import is_quantised, resized
+from celosia.compiler.graph.importing.importer import read
+from celosia.compiler.graph.importing.normalise import as_onnxruntime_has_it, for_checker, normalise_model
+from celosia.compiler.graph.importing.validation import validation_error
+from celosia.compiler.graph.quantized.integerise import PER_CHANNEL_OPSET
 from celosia.compiler.program import InputError
 from celosia.compiler.program.safe_files import OutputError, check_writable, replacing
 from celosia.driver.choices import ACTIVATIONS, METHODS, OPERATORS, WEIGHTS, parse_alpha

@@ -20,7 +20,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx import numpy_helper
 
-from celosia.compiler.graph.norms import NORMS
+from celosia.compiler.graph.quantized.rounded import NORMS
 from celosia.compiler.ops import op_spec
 from celosia.driver.choices import AUTO
 from celosia.driver.host.oracle import open_session, run_session

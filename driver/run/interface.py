@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from numpy.typing import NDArray
 
 from celosia.compiler.program import InputError, Program
-from celosia.compiler.program.host.threads import check_thread_count, default_threads
+from celosia.compiler.program.host.thread_team import check_thread_count, default_threads
 from celosia.driver.run.open_device import Devices, devices_of
 from celosia.driver.run.run_result import Result
 from celosia.driver.run.stream import LANES, MAX_LANES, Futures, Results, Sample

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from celosia.compiler.program import CpuStep, LayerInfo, Program, ProgramError
 from celosia.compiler.program.model import ROUNDINGS
-from celosia.compiler.vthread.disassemble import listing
+from celosia.compiler.vthread.encode import listing
 from celosia.compiler.vthread.verify import verify
 from celosia.driver.run import explain
 from celosia.driver.show.text_table import add_row, megabytes, new_table, percent

@@ -26,8 +26,8 @@ from torch.fx import GraphModule, Node
 from torch.utils._pytree import tree_leaves
 
 from celosia.compiler.compile import compile as compile_model
-from celosia.compiler.graph.dimensions import inputs_of, open_axes, open_inputs
-from celosia.compiler.graph.specialise import why_fixed, without_free
+from celosia.compiler.graph.importing.dimensions import input_values, open_axes, open_inputs
+from celosia.compiler.graph.importing.specialise import why_fixed, without_free
 from celosia.compiler.graph.values import new_constant
 from celosia.compiler.program import Program
 from celosia.driver.torch.decompose import decompose_fused
@@ -163,7 +163,7 @@ def _choose_shapes(proto: onnx.ModelProto, example: Any, given_shapes: Mapping[s
     """Choose the shapes to compile for: those of the example, open where a Program can leave them so, and
     `given_shapes`. A warning names sizes that were to be open and are not."""
     tensors = [leaf for leaf in tree_leaves(example) if isinstance(leaf, torch.Tensor)]
-    full_shapes = {name: tuple(tensor.shape) for name, tensor in zip(inputs_of(proto), tensors, strict=True)}
+    full_shapes = {name: tuple(tensor.shape) for name, tensor in zip(input_values(proto), tensors, strict=True)}
     full_shapes = {name: full_shapes[name] for name in open_inputs(proto)}
     shapes = without_free(proto, full_shapes)
     fixed = {

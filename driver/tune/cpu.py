@@ -16,7 +16,7 @@ from celosia.compiler.cpu.llvm import compile_function
 from celosia.compiler.cpu.schedule.kernel_schedules import KernelSchedules, KernelWorkload, using_schedules
 from celosia.compiler.expr import Tensor
 from celosia.compiler.expr.trace import Trace
-from celosia.compiler.graph.dimensions import Shapes
+from celosia.compiler.graph.importing.dimensions import Shapes
 from celosia.compiler.program import Program
 from celosia.compiler.program.host.kernel import CompiledKernel
 from celosia.compiler.tune.device_pool import Fleet

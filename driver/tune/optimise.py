@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 import onnx
 
 from celosia.compiler.compile import compile as compiled
-from celosia.compiler.graph.dimensions import Shapes
 from celosia.compiler.graph.errors import ModelError
+from celosia.compiler.graph.importing.dimensions import Shapes
 from celosia.compiler.options import Options, Run, Source, expand_options
 from celosia.compiler.pricing import pricing
 from celosia.compiler.program import Program

@@ -14,8 +14,8 @@ import onnx
 
 from celosia.compiler.compile import compile as compile_model
 from celosia.compiler.compile import network_of
-from celosia.compiler.graph.dimensions import Shapes
 from celosia.compiler.graph.errors import ModelError
+from celosia.compiler.graph.importing.dimensions import Shapes
 from celosia.compiler.program import Program
 from celosia.compiler.superoptimise.budget import seconds as seconds_of
 from celosia.compiler.tune.device_pool import Fleet

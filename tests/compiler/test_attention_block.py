@@ -16,8 +16,8 @@ import celosia
 from celosia.compiler.launch import attentions
 from celosia.compiler.layer import Activation, ActivationGemm, Epilogue, Layer, Requantise, Softmax, TilingError
 from celosia.compiler.numerics import fold_scale, softmax_powers
-from celosia.compiler.tensorize.decide import FixedSchedule
 from celosia.compiler.tensorize.plan import Planner
+from celosia.compiler.tensorize.schedule_policy import FixedSchedule
 from celosia.compiler.tensorize.space import candidates, why_not
 from celosia.compiler.tune.layer_reference import meaning as reference
 from celosia.compiler.tune.layer_trial import run_twice

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from thorough import paired, tries
 
 from celosia.compiler.layer import Layer, Storage
-from celosia.compiler.vthread.emit import encode
+from celosia.compiler.vthread.encode import encode
 from celosia.compiler.vthread.pipeline import StreamInstruction
 from celosia.compiler.vthread.tokens import insert_tokens
 from celosia.compiler.vthread.verify import (

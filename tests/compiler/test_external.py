@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 import celosia
-from celosia.compiler.graph import external
 from celosia.compiler.graph.errors import ModelError
-from celosia.compiler.graph.external import ALWAYS_READ_BYTES
+from celosia.compiler.graph.importing import external_data
+from celosia.compiler.graph.importing.external_data import ALWAYS_READ_BYTES
 from celosia.compiler.ops.node import is_mapped
 from celosia.driver.runtime import Runtime
 
@@ -48,16 +48,16 @@ def save(path: Path, text: str, *constants: onnx.TensorProto) -> Path:
 @pytest.fixture
 def mapping(monkeypatch: pytest.MonkeyPatch) -> None:
     """Models of all sizes are mapped."""
-    monkeypatch.setattr(external, "MIN_MAPPED_BYTES", 0)
+    monkeypatch.setattr(external_data, "MIN_MAPPED_BYTES", 0)
 
 
 @pytest.mark.parametrize("open_size", ["4", "n"])
-@pytest.mark.parametrize("limit", [0, external.MIN_MAPPED_BYTES])
+@pytest.mark.parametrize("limit", [0, external_data.MIN_MAPPED_BYTES])
 def test_as_if_it_were_one_file(
     tmp_path: Path, open_size: str, limit: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:  # fmt: skip
     """Small and large constants, at an odd place too, and the one that says a shape; compiled again for other sizes."""
-    monkeypatch.setattr(external, "MIN_MAPPED_BYTES", limit)
+    monkeypatch.setattr(external_data, "MIN_MAPPED_BYTES", limit)
     w, b, shape = RNG.standard_normal((300, 100), np.float32), RNG.standard_normal(100, np.float32), [-1, 50]
     data = {"w": w, "b": b, "s": np.array(shape, np.int64)}
     constants, parts, at = [], [b"odd"], 3

@@ -16,7 +16,7 @@ from celosia.compiler import expr as T
 from celosia.compiler.cpu.function import CpuFunction, compile_op
 from celosia.compiler.cpu.llvm.codegen import render
 from celosia.compiler.cpu.llvm.nan_free_extremes import nan_free_extremes
-from celosia.compiler.cpu.schedule.block_prefetch import next_block_prefetches
+from celosia.compiler.cpu.schedule.prefetch import next_block_prefetches
 from celosia.compiler.expr import loops
 from celosia.compiler.expr.affine import flatten
 from celosia.compiler.expr.interpret import evaluate

@@ -13,7 +13,7 @@ import celosia.language as cl
 from celosia.compiler.cpu.llvm import compile_function
 from celosia.compiler.cpu.llvm.codegen import render
 from celosia.compiler.cpu.schedule import streaming_stores as streaming
-from celosia.compiler.cpu.schedule.iteration_prefetch import next_iteration_prefetches
+from celosia.compiler.cpu.schedule.prefetch import next_iteration_prefetches
 from celosia.compiler.expr.loops import For, Function, Store, Update, exprs
 from celosia.compiler.expr.nodes import Const, Load
 from celosia.compiler.expr.regions import statements

@@ -12,7 +12,7 @@ from onnx import TensorProto, helper, numpy_helper
 from oracle import opened
 
 import celosia
-from celosia.compiler.graph.layout import layout
+from celosia.compiler.graph.simplify.blocked_layout import layout
 from celosia.driver.runtime import Runtime
 
 RNG = np.random.default_rng(0)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import graph_text
 import pytest
 
-from celosia.compiler.graph.importer import imported, sound
-from celosia.compiler.graph.lengths import lengths
+from celosia.compiler.graph.importing.importer import imported, sound
+from celosia.compiler.graph.importing.range_lengths import lengths
 
 KNOWN = {
     "a constant more": ("t = Add(p, three) y = Range(p, t, one)", 3),

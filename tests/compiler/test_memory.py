@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from thorough import tries
 
-from celosia.compiler.launch.memory import Lifetime, plan
+from celosia.compiler.launch.memory_plan import Lifetime, plan
 
 spans = st.tuples(st.integers(1, 5000), st.integers(0, 12), st.integers(0, 5))
 

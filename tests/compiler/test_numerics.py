@@ -262,7 +262,7 @@ def test_softmax_is_exact() -> None:
 
 def test_another_logarithm_of_softmax_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     wide = lambda n: float(np.log(np.float64(np.finfo(np.float32).max) / n)) - 5  # noqa: E731
-    monkeypatch.setattr("celosia.compiler.numerics.quantized_softmax.exponent_room", wide)
+    monkeypatch.setattr("celosia.compiler.numerics.softmax_and_norm.exponent_room", wide)
     assert sweep.softmax(20)[1] > 0
 
 

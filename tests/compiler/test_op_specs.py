@@ -15,9 +15,12 @@ import pytest
 from onnxruntime.capi.onnxruntime_pybind11_state import get_all_operator_schema
 
 from celosia.compiler import numerics
-from celosia.compiler.graph import cost, identities, quantized, sample_rules
+from celosia.compiler.graph import cost
+from celosia.compiler.graph.importing import sample_rules
 from celosia.compiler.graph.operands import operand
+from celosia.compiler.graph.quantized import integerise
 from celosia.compiler.graph.select import BUILDERS
+from celosia.compiler.graph.simplify import identities
 from celosia.compiler.ops import OPS
 from celosia.compiler.ops.registry import Node, op
 from celosia.compiler.program.host.hostops import HOST, sized_names
@@ -43,12 +46,12 @@ FEWEST = 4
 """Names of operators in one list that make it a table."""
 TABLES = {
     "compiler/cpu/operators_doc.py": "which operators quantisers write, and which of them do not run yet",
-    "compiler/graph/float16.py": "for which operators onnxruntime has kernels of float16",
-    "compiler/graph/importer.py": "operators whose sizes depend on data",
+    "compiler/graph/onnxruntime_rules/float16.py": "for which operators onnxruntime has kernels of float16",
+    "compiler/graph/importing/importer.py": "operators whose sizes depend on data",
     "compiler/selfcheck/imported_model.py": "the check shares nothing with what it checks",
-    "compiler/graph/propagation.py": "what onnxruntime exchanges with DequantizeLinear, which is not ours to decide",
-    "compiler/graph/inference.py": "through which operators onnx's own inference follows lists of sizes",
-    "compiler/graph/samples.py": "through which operators lists of sizes are followed, by what stands beside it",
+    "compiler/graph/onnxruntime_rules/propagation.py": "which operators onnxruntime exchanges with DequantizeLinear",
+    "compiler/graph/importing/shape_inference.py": "which operators onnx's inference follows sizes through",
+    "compiler/graph/importing/sample_independence.py": "which operators lists of sizes pass through",
     "driver/accuracy/matching.py": "what quantisation puts between operators",
     "driver/torch/export.py": "operators that PyTorch's modules are named by",
 }
@@ -84,7 +87,7 @@ def test_no_second_table_lists_operators() -> None:
         if (lines := list(tables(path.read_text(encoding="utf-8"), all_operators())))
     }
     assert set(found) == set(TABLES), found
-    several = {"compiler/graph/float16.py": 2, "compiler/selfcheck/imported_model.py": 2}
+    several = {"compiler/graph/onnxruntime_rules/float16.py": 2, "compiler/selfcheck/imported_model.py": 2}
     assert all(len(lines) == several.get(path, 1) for path, lines in found.items()), found
 
 
@@ -109,7 +112,7 @@ def test_what_is_defined_by_operator_is_no_table() -> None:
 def test_every_operator_has_a_row() -> None:
     accepted = {*OPS, *sized_names(), *(op for domain, op in HOST if domain in KNOWN_DOMAINS)}
     assert accepted == all_operators()
-    known = {*numerics.UNARY, *BUILDERS, *quantized.QUANTISABLE, *cost._COUNTS, *sample_rules.RULES, *identities.RULES}
+    known = {*numerics.UNARY, *BUILDERS, *integerise.QUANTISABLE, *cost._COUNTS, *sample_rules.RULES, *identities.RULES}
     assert known <= all_operators()
     newest = {schema.name: schema for schema in onnx.defs.get_all_schemas() if schema.domain == ""}
     itself = {name for name, schema in newest.items() if not schema.deprecated} - all_operators()
@@ -328,12 +331,11 @@ FORMS_ALLOWED = {
 }
 """Where quantised forms may be named beside what is listed in NAMED_FORMS."""
 NAMED_FORMS: dict[str, set[str]] = {
-    "compiler/graph/averages.py": {"QLinearAveragePool"},
     "compiler/graph/select/convolution.py": {"QLinearMatMul"},
     "compiler/graph/select/matrices.py": {"QLinearMatMul"},
     "compiler/graph/select/pooling.py": {"QLinearMean"},
-    "compiler/graph/specialise.py": {"QLinearMatMul"},
-    "compiler/graph/sums.py": {"QLinearAdd"},
+    "compiler/graph/importing/specialise.py": {"QLinearMatMul"},
+    "compiler/graph/quantized/rounded.py": {"QLinearAdd", "QLinearAveragePool"},
     "compiler/graph/transposed_values.py": {"QLinearAdd", "QLinearMatMul", "QLinearMul", "QLinearSoftmax"},
 }
 """By module, the quantised forms whose patterns it finds or makes."""

@@ -9,10 +9,10 @@ import pytest
 from graph_text import after, lines, model
 
 from celosia.compiler.graph.check import RULES, BrokenGraph, check
-from celosia.compiler.graph.fold import fold
 from celosia.compiler.graph.passes import GraphPass, Pipeline
 from celosia.compiler.graph.pipeline import PASSES
 from celosia.compiler.graph.shapes import infer_shapes
+from celosia.compiler.graph.simplify.fold import fold
 
 CHAIN = """
 g (float[1,4] x) => (float[1,4] y) <float[4] w = {1, 2, 3, 4}> {

@@ -9,12 +9,11 @@ from graph_text import after, lines, proto
 from oracle import opened
 
 import celosia
-from celosia.compiler.graph.batchnorm import fold_batchnorm
-from celosia.compiler.graph.cse import merge_equal
-from celosia.compiler.graph.dead import remove_dead
-from celosia.compiler.graph.identities import RULES, simplify
 from celosia.compiler.graph.passes import Pipeline
 from celosia.compiler.graph.pipeline import PASSES
+from celosia.compiler.graph.simplify.batchnorm import fold_batchnorm
+from celosia.compiler.graph.simplify.identities import RULES, simplify
+from celosia.compiler.graph.simplify.redundant import merge_equal, remove_dead
 from celosia.driver.runtime import Runtime
 
 KINDS = {"float": np.float32, "int32": np.int32, "uint8": np.uint8, "bool": np.bool_, "double": np.float64}

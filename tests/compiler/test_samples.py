@@ -16,9 +16,9 @@ from onnx import TensorProto, helper, numpy_helper
 from oracle import opened
 from thorough import tries
 
-from celosia.compiler.graph.dimensions import with_shapes
-from celosia.compiler.graph.importer import imported, sound
-from celosia.compiler.graph.samples import mixes
+from celosia.compiler.graph.importing.dimensions import with_shapes
+from celosia.compiler.graph.importing.importer import imported, sound
+from celosia.compiler.graph.importing.sample_independence import mixes
 
 Array = NDArray[Any]
 

@@ -24,7 +24,7 @@ from celosia.compiler.layer import Layer
 from celosia.compiler.program import Program
 from celosia.compiler.selfcheck import check_launches, shared_kernels
 from celosia.compiler.selfcheck.check_launches import Checked, CheckFailed, SelfCheckError, self_check
-from celosia.compiler.tensorize.constants import Constants
+from celosia.compiler.tensorize.pack import Constants
 from celosia.compiler.vthread.verify.meaning import layers_of
 from celosia.driver.cli.errors import FAULT, UNCHECKED, exit_code_and_message
 from celosia.hw.spec.config import PRESETS, Config

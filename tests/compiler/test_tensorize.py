@@ -16,7 +16,7 @@ from thorough import tries
 from celosia.compiler.expr.nodes import Const, Tensor
 from celosia.compiler.launch.image import LayerErrors
 from celosia.compiler.layer import Activation, ActivationGemm, Layer, TilingError, Window
-from celosia.compiler.tensorize import decide
+from celosia.compiler.tensorize import schedule_policy
 from celosia.compiler.tensorize.instruction import Limit, MoveInstruction, Sum
 from celosia.compiler.tensorize.space import Tiling, Workload, candidates, why_not
 from celosia.compiler.tensorize.transfer import Dim, coalesce
@@ -220,7 +220,7 @@ def test_every_tiling_computes_the_same(b: Builder, window: Window, order: str, 
         return point
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(decide, "choose", anyone)
+        patch.setattr(schedule_policy, "choose", anyone)
         _check(b.net)
 
 

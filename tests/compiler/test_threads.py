@@ -24,10 +24,9 @@ from celosia.compiler.cpu.function import compile_op
 from celosia.compiler.cpu.llvm import compile_function
 from celosia.compiler.cpu.schedule import parallel, schedule
 from celosia.compiler.expr.loops import For, Function, Store
-from celosia.compiler.program.host import threads
+from celosia.compiler.program.host import thread_team
 from celosia.compiler.program.host.kernel import CompiledKernel
-from celosia.compiler.program.host.thread_team import encode_calls, team
-from celosia.compiler.program.host.threads import ThreadsError, default_threads
+from celosia.compiler.program.host.thread_team import ThreadsError, default_threads, encode_calls, team
 from celosia.driver.runtime import Runtime
 
 RNG = np.random.default_rng(0)
@@ -113,7 +112,7 @@ def test_a_loop_that_a_schedule_marks_is_shared() -> None:
 
 
 def test_phases_wait_for_each_other(every_loop: None) -> None:
-    """Rows are summed by some threads, and then read by all."""
+    """Rows are summed by some thread_team, and then read by all."""
     a = T.placeholder((64, 48), "float32", "a")
     k = T.reduce_axis(48, "k")
     sums = T.compute((64,), lambda i: T.sum(a[i, k], k), "sums")
@@ -319,11 +318,11 @@ def test_a_process_ends_while_its_threads_wait() -> None:
 
 
 def test_the_number_of_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(threads.THREADS_VARIABLE, raising=False)
-    assert 1 <= default_threads() <= threads.MAX_DEFAULT_THREADS
-    monkeypatch.setenv(threads.THREADS_VARIABLE, "3")
+    monkeypatch.delenv(thread_team.THREADS_VARIABLE, raising=False)
+    assert 1 <= default_threads() <= thread_team.MAX_DEFAULT_THREADS
+    monkeypatch.setenv(thread_team.THREADS_VARIABLE, "3")
     assert default_threads() == 3
     for text in ("0", "-1", "two", "", "99999", "1.5"):
-        monkeypatch.setenv(threads.THREADS_VARIABLE, text)
+        monkeypatch.setenv(thread_team.THREADS_VARIABLE, text)
         with pytest.raises(ThreadsError, match=r"CELOSIA_THREADS is .*threads"):
             default_threads()

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from celosia.compiler.vthread.emit import encode
-from celosia.compiler.vthread.first_loads import reorder_first_loads
+from celosia.compiler.vthread.encode import encode
+from celosia.compiler.vthread.load_passes import reorder_first_loads
 from celosia.compiler.vthread.pipeline import Ring, StreamInstruction
 from celosia.compiler.vthread.tokens import insert_tokens
 from celosia.compiler.vthread.verify import Rule, VerifyError, verify

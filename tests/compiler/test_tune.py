@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 from thorough import tries
 
 from celosia.compiler.layer import Epilogue, Layer, TilingError, Window
-from celosia.compiler.tensorize.decide import workload_text, workloads
-from celosia.compiler.tensorize.decisions import why_not_any
 from celosia.compiler.tensorize.lowering import lower_layer
 from celosia.compiler.tensorize.plan import Planner
+from celosia.compiler.tensorize.schedule_policy import workload_text, workloads
 from celosia.compiler.tensorize.space import Tiling
+from celosia.compiler.tensorize.tilings_file import why_not_any
 from celosia.compiler.tune import layer_trial as measuring
 from celosia.compiler.tune.cost_model import CostModel, ridge, trees
 from celosia.compiler.tune.layer_reference import meaning

@@ -10,7 +10,7 @@ import pytest
 from numpy.typing import NDArray
 from thorough import some
 
-from celosia.compiler.vthread.emit import encode
+from celosia.compiler.vthread.encode import encode
 from celosia.compiler.vthread.pipeline import StreamInstruction
 from celosia.compiler.vthread.tokens import insert_tokens
 from celosia.compiler.vthread.verify import Report, Rule, VerifyError, order, verify

@@ -11,7 +11,7 @@ from small_models import Builder
 
 from celosia.compiler.launch import image
 from celosia.compiler.program import LaunchStep, Program
-from celosia.compiler.vthread.disassemble import listing
+from celosia.compiler.vthread.encode import listing
 from celosia.driver.run.explain import launch_code
 from celosia.driver.runtime import Runtime
 from celosia.hw.spec.config import Config

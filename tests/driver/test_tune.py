@@ -23,7 +23,7 @@ import celosia
 from celosia.compiler.compile import network_of
 from celosia.compiler.launch import blocks
 from celosia.compiler.launch.chains import CHAIN
-from celosia.compiler.tensorize.decisions import DecisionsError
+from celosia.compiler.tensorize.tilings_file import DecisionsError
 from celosia.compiler.tune import network_tuner, shipped
 from celosia.compiler.tune.device_pool import Fleet
 from celosia.compiler.tune.layer_trial import TIMED, LayerJob, Status, TrialResult, measure, pickled

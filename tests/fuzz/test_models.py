@@ -14,7 +14,7 @@ from thorough import some
 
 pytest.importorskip("onnxruntime")
 
-from celosia.compiler.graph import float_weights
+from celosia.compiler.graph.onnxruntime_rules import float_weights
 from celosia.compiler.ops import OPS
 from celosia.hw.spec.config import PRESETS, Config
 from fuzz.cases import Failure

@@ -1,24 +1,21 @@
 """Code generation for CPUs: loops to LLVM IR and machine code, in the order in which a loop nest passes the files.
 
-compile_loops       whether machine code is in memory, in the cache on disk, or compiled now
+compile_loops       whether machine code is in memory, in the cache on disk, or compiled now; how kernels for a
+                    board become a shared object
 codegen             which functions a kernel becomes, and which memory and threads each uses
 writer              which LLVM IR a statement or expression becomes
-memory_access       how an element, or a vector of them, is loaded and stored
-unrolled            which loads and stores of an unrolled loop are shared
-masks               which lanes of a vector a condition on positions selects
+memory_access       how an element, or a vector of them, is loaded and stored; which accesses of an unrolled loop are
+                    shared; which lanes of a vector a condition on positions selects
 nan_free_extremes   which extremes never see a NaN
 arithmetic          which instructions an operation becomes
 float_functions     which polynomial computes exp, tanh, erf, ...
-operations          how conversions, divisions and reductions over lanes are computed
+operations          how conversions, divisions and reductions over lanes are computed; how NEON rounds to bytes
 dot, amx            which instructions add up products of bytes
-requantise          how NEON rounds and saturates to bytes
 machine             which processor LLVM optimises for, and how code is linked into this process
-library             how kernels for a board become a shared object
 team_code           what the threads of a team run between kernels
 """
 
-from celosia.compiler.cpu.llvm.compile_loops import compile_function, from_loops
-from celosia.compiler.cpu.llvm.library import LinkError, link_library
+from celosia.compiler.cpu.llvm.compile_loops import LinkError, compile_function, from_loops, link_library
 from celosia.compiler.cpu.llvm.machine import host, link
 from celosia.compiler.cpu.llvm.team_code import link_team
 

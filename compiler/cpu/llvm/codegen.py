@@ -19,8 +19,7 @@ from celosia.compiler.cpu.llvm.nan_free_extremes import nan_free_extremes
 from celosia.compiler.cpu.llvm.operations import align_size
 from celosia.compiler.cpu.llvm.writer import BodyWriter
 from celosia.compiler.cpu.schedule import parallel
-from celosia.compiler.cpu.schedule.block_prefetch import next_block_prefetches
-from celosia.compiler.cpu.schedule.iteration_prefetch import next_iteration_prefetches
+from celosia.compiler.cpu.schedule.prefetch import next_block_prefetches, next_iteration_prefetches
 from celosia.compiler.cpu.schedule.streaming_stores import streamed_outputs
 from celosia.compiler.cpu.schedule.vector_lanes import with_lanes
 from celosia.compiler.expr.loops import Alloc, Function

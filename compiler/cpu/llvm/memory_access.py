@@ -2,22 +2,104 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from llvmlite import ir
 
-from celosia.compiler.cpu.llvm import operations, unrolled
+from celosia.compiler.cpu.llvm import operations
 from celosia.compiler.cpu.llvm.operations import align_size, is_vector, memory_type, splat
-from celosia.compiler.cpu.llvm.unrolled import UnrolledLoop
-from celosia.compiler.cpu.schedule.block_prefetch import PrefetchedElement
+from celosia.compiler.cpu.schedule.prefetch import PrefetchedElement
 from celosia.compiler.cpu.schedule.streaming_stores import CACHE_LINE_BYTES
-from celosia.compiler.expr.affine import flatten, is_in_bounds, linear, stride_along
-from celosia.compiler.expr.loops import For
-from celosia.compiler.expr.nodes import Expr, Load, Tensor, Var
+from celosia.compiler.expr.affine import depends_on, flatten, from_linear, interval, is_in_bounds, linear, stride_along
+from celosia.compiler.expr.loops import Block, For, Stmt, Store, Update, exprs
+from celosia.compiler.expr.nodes import INDEX, Const, Expr, Load, Tensor, Var
+from celosia.compiler.expr.regions import statements
+from celosia.compiler.expr.walk import substitute, walk
 from celosia.compiler.program.dtypes import itemsize
 
 V = Any  # an LLVM value; llvmlite has no types
 I64 = ir.IntType(64)
+I32 = ir.IntType(32)
+
+
+class UnrolledLoop:
+    """A loop that is being unrolled, in its current `iteration`.
+
+    loaded: vectors that were loaded for all iterations at once. pending_stores: vectors to be stored with those of the
+    last iteration.
+    """
+
+    def __init__(self, var: Var, extent: int, body: Stmt) -> None:
+        """Find the tensors that each iteration stores once and does not read, whose stores can be interleaved."""
+        inside = list(statements(body))
+        stores = Counter(s.tensor for s in inside if isinstance(s, Store | Update))
+        reads = {n.tensor for s in inside for e in exprs(s) for n in walk(e) if isinstance(n, Load)}
+        once = all(isinstance(s, Block | Store) or (isinstance(s, For) and s.kind == "vectorized") for s in inside)
+        self.var, self.extent, self.iteration = var, extent, 0
+        self.written = frozenset(stores)
+        self.can_interleave = {t for t, times in stores.items() if once and times == 1 and t not in reads}
+        self.loaded: dict[Any, list[V]] = {}
+        self.pending_stores: dict[Tensor, list[V]] = {}
+
+    def contiguous_lines(self, tensor: Tensor, index: tuple[Expr, ...], step: int | None, lanes: int) -> int | None:
+        """Return the number of contiguous lines that hold what all iterations read, or None.
+
+        step: distance of lanes in elements. One line where iterations lie between the lanes; as many as lanes for a
+        square tile.
+        """
+        if (
+            tensor in self.written
+            or stride_along(tensor, index, self.var) != 1
+            or not is_in_bounds(Load(tensor, index))
+        ):
+            return None
+        if step == self.extent:
+            return 1
+        return lanes if self.extent == lanes and lanes.bit_count() == 1 else None
+
+    def interleaves_stores(self, tensor: Tensor, index: tuple[Expr, ...], step: int | None) -> bool:
+        """Return whether the stores of all iterations interleave to one contiguous line."""
+        return tensor in self.can_interleave and step == self.extent > 1 and stride_along(tensor, index, self.var) == 1
+
+
+def transpose_lines(b: Any, contiguous_lines: list[V], count: int) -> list[V]:
+    """Return `count` vectors: element k of every line, or every `count`-th element of a single line.
+
+    A square tile has as many lines as lanes, a power of two: each round interleaves a line of the upper half with one
+    of the lower half.
+    """
+    n = len(contiguous_lines)
+    if n == 1:
+        nothing = ir.Constant(contiguous_lines[0].type, ir.Undefined)
+        masks = [_shuffle_mask(range(k, contiguous_lines[0].type.count, count)) for k in range(count)]
+        return [b.shuffle_vector(contiguous_lines[0], nothing, mask) for mask in masks]
+    lanes = [list(range(n)), list(range(n, 2 * n))]
+    mixed = [lane for pair in zip(*lanes) for lane in pair]
+    halves = [_shuffle_mask(mixed[start : start + n]) for start in (0, n)]
+    for _ in range(n.bit_length() - 1):
+        pairs = zip(contiguous_lines[: n // 2], contiguous_lines[n // 2 :])
+        contiguous_lines = [b.shuffle_vector(upper, lower, half) for upper, lower in pairs for half in halves]
+    return contiguous_lines
+
+
+def interleave(b: Any, vectors: list[V]) -> V:
+    """Interleave vectors: the first element of each, then the second of each, ...; the inverse of `transpose_lines`."""
+    n, count = vectors[0].type.count, len(vectors)
+    nothing, result = ir.Constant(vectors[0].type, ir.Undefined), vectors[0]
+    for k, vector in enumerate(vectors[1:], 1):
+        longer = b.shuffle_vector(vector, nothing, _shuffle_mask([*range(n), *[n] * (k * n - n)]))
+        result = b.shuffle_vector(result, longer, _shuffle_mask(range(k * n + n)))
+    nothing = ir.Constant(result.type, ir.Undefined)
+    return b.shuffle_vector(result, nothing, _shuffle_mask(k * n + i for i in range(n) for k in range(count)))
+
+
+def _shuffle_mask(lanes: Iterable[int]) -> V:
+    lanes = list(lanes)
+    return ir.Constant(ir.VectorType(I32, len(lanes)), lanes)
+
+
 MAX_STACK_TENSOR_BYTES = 16 << 10  # larger "local" tensors go to the workspace,
 MAX_STACK_BYTES = 256 << 10  # and so do those beyond this sum
 
@@ -179,7 +261,7 @@ class MemoryWriter:
             starts = [self._lane_pointer(lane, tensor, index, first) for lane in range(count)]
             wide = ir.VectorType(memory_type(tensor.dtype), vector[1] * rows.extent // count)
             lines = [self.b.load(at, typ=wide, align=itemsize(tensor.dtype)) for at in starts]
-            rows.loaded[key] = unrolled.transpose_lines(self.b, lines, rows.extent)
+            rows.loaded[key] = transpose_lines(self.b, lines, rows.extent)
         return rows.loaded[key]
 
     def _store(self, tensor: Tensor, index: tuple[Expr, ...], value: V, env: dict[Var, V]) -> None:
@@ -217,5 +299,55 @@ class MemoryWriter:
         values.append(value)
         if len(values) == rows.extent:
             pointer = self._lane_pointer(0, tensor, index, env | {rows.var: I64(0)})
-            self.b.store(unrolled.interleave(self.b, values), pointer, align=itemsize(tensor.dtype))
+            self.b.store(interleave(self.b, values), pointer, align=itemsize(tensor.dtype))
         return True
+
+
+I1, I8, I64 = ir.IntType(1), ir.IntType(8), ir.IntType(64)
+MAX_LANES = 128
+"""Limit of the lanes, whose numbers are compared as bytes."""
+
+
+def position_mask(
+    b: Any, op: str, x: Expr, y: Expr, lanes: tuple[Var, int], env: Mapping[Var, V], value: Callable[[Expr], V]
+) -> V:
+    """Write x < y or x <= y (op lt or le) of positions as a mask; None where neighbouring lanes are not one apart.
+
+    lanes: the vectorised variable and its extent. value: writes an expression that is equal in all lanes.
+    """
+    var, n = lanes
+    difference = linear(y - x if op == "lt" else y - x + 1)  # positive where it holds
+    step = difference.pop(var, 0)
+    if abs(step) != 1 or n > MAX_LANES or any(depends_on(atom, var) for atom in difference if atom is not None):
+        return None
+    constants: dict[Var, Expr] = {
+        v: Const(atom.constant, INDEX) for v, atom in env.items() if isinstance(atom, ir.Constant)
+    }
+    rest = from_linear(difference)
+    span = interval(substitute(rest, constants))
+    if span is not None and span[0] == span[1]:
+        return ir.Constant(ir.VectorType(I1, n), [I1(int(span[0] + step * lane > 0)) for lane in range(n)])
+    first = b.sub(I64(1), value(rest)) if step == 1 else value(rest)
+    for bound, limit in (("smax", 0), ("smin", n)):
+        first = operations.intrinsic(b, f"llvm.{bound}", first, I64(limit))
+    numbers = ir.Constant(ir.VectorType(I8, n), [I8(lane) for lane in range(n)])
+    return b.icmp_unsigned(">=" if step == 1 else "<", numbers, operations.splat(b, b.trunc(first, I8), n))
+
+
+def constant_lanes(mask: V) -> list[bool] | None:
+    """Return the lanes of a constant mask; None for others, and for one bit that all lanes share."""
+    lanes = mask.constant if isinstance(mask, ir.Constant) else None
+    return [bool(lane.constant) for lane in lanes] if isinstance(lanes, (list, tuple)) else None
+
+
+def mask_and(b: Any, x: V, y: V) -> V:
+    """Return the lanes of both masks."""
+    if (first := constant_lanes(x)) is None or (second := constant_lanes(y)) is None:
+        return b.and_(x, y)
+    return ir.Constant(x.type, [I1(int(p and q)) for p, q in zip(first, second, strict=True)])
+
+
+def mask_not(b: Any, mask: V) -> V:
+    """Return the other lanes."""
+    lanes = constant_lanes(mask)
+    return b.not_(mask) if lanes is None else ir.Constant(mask.type, [I1(int(not lane)) for lane in lanes])

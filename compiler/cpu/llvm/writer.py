@@ -7,11 +7,18 @@ from typing import Any
 
 from llvmlite import ir
 
-from celosia.compiler.cpu.llvm import amx, arithmetic, dot, masks, nan_free_extremes, operations
-from celosia.compiler.cpu.llvm.memory_access import I64, MemoryWriter, V
-from celosia.compiler.cpu.llvm.operations import converts_exactly, is_vector, llvm_type, memory_type, splat
-from celosia.compiler.cpu.llvm.requantise import requantise
-from celosia.compiler.cpu.llvm.unrolled import UnrolledLoop
+from celosia.compiler.cpu.llvm import amx, arithmetic, dot, nan_free_extremes, operations
+from celosia.compiler.cpu.llvm.memory_access import (
+    I64,
+    MemoryWriter,
+    UnrolledLoop,
+    V,
+    constant_lanes,
+    mask_and,
+    mask_not,
+    position_mask,
+)
+from celosia.compiler.cpu.llvm.operations import converts_exactly, is_vector, llvm_type, memory_type, requantise, splat
 from celosia.compiler.expr.affine import flatten, is_in_bounds, is_nonnegative, linear
 from celosia.compiler.expr.loops import Alloc, Block, For, If, Let, Stmt, Store, Update
 from celosia.compiler.expr.nodes import (
@@ -238,7 +245,7 @@ class BodyWriter(MemoryWriter):
             case Binary("lt" | "le" as op, a, b) if (mask := self._position_mask(op, a, b, env, memo)) is not None:
                 return mask
             case Binary("and", a, b) if e.dtype == "bool" and self.vector is not None:
-                return masks.mask_and(self.b, *self._same_width(self.expr(a, env, memo), self.expr(b, env, memo)))
+                return mask_and(self.b, *self._same_width(self.expr(a, env, memo), self.expr(b, env, memo)))
             case Binary(op, a, b):
                 x, y = self._same_width(self.expr(a, env, memo), self.expr(b, env, memo))
                 if op in COMPARISONS:
@@ -273,7 +280,7 @@ class BodyWriter(MemoryWriter):
     def _position_mask(self, op: str, a: Expr, b: Expr, env: dict[Var, V], memo: dict[Any, V]) -> V:
         if self.vector is None or self.lane is not None or a.dtype != INDEX or "neon" not in self.features:
             return None
-        return masks.position_mask(self.b, op, a, b, self.vector, env, lambda e: self.expr(e, env, memo))
+        return position_mask(self.b, op, a, b, self.vector, env, lambda e: self.expr(e, env, memo))
 
     def _same_width(self, *values: V) -> tuple[V, ...]:
         widths = {value.type.count for value in values if is_vector(value)}
@@ -284,14 +291,14 @@ class BodyWriter(MemoryWriter):
         read.
         """
         test = self.expr(cond, env, memo)
-        if is_vector(test) and (lanes := masks.constant_lanes(test)) is not None and len(set(lanes)) == 1:
+        if is_vector(test) and (lanes := constant_lanes(test)) is not None and len(set(lanes)) == 1:
             return splat(self.b, self.expr(a if lanes[0] else b, env, memo), len(lanes))
         loads = [node for arm in (a, b) for node in walk(arm) if isinstance(node, Load)]
         if all((id(load), self.lane) in memo or is_in_bounds(load) for load in loads):
             test, x, y = self._same_width(test, self.expr(a, env, memo), self.expr(b, env, memo))
             return self.b.select(test, x, y)
         if is_vector(test):
-            return self.b.select(test, *self._masked_arms(((test, a), (masks.mask_not(self.b, test), b)), env, memo))
+            return self.b.select(test, *self._masked_arms(((test, a), (mask_not(self.b, test), b)), env, memo))
         result = self.fn.append_basic_block("selected")
         yes, no = self.fn.append_basic_block("yes"), self.fn.append_basic_block("no")
         self.b.cbranch(test, yes, no)
@@ -315,7 +322,7 @@ class BodyWriter(MemoryWriter):
         """Write both arms of a selection, each with a mask so that lanes which do not take it read nothing."""
         saved, values = self.mask, []
         for mask, arm in arms:
-            self.mask = mask if saved is None else masks.mask_and(self.b, saved, mask)
+            self.mask = mask if saved is None else mask_and(self.b, saved, mask)
             values.append(splat(self.b, self.expr(arm, env, dict(memo)), mask.type.count))
         self.mask = saved
         return values

@@ -4,12 +4,10 @@ operator_fusion      which operators of a model share a kernel
 vectorize            along which axis vectors run (the default schedule)
 register_tiles       how many rows and columns of a reduction are accumulated in registers
 kernel_schedules     which trace of a tuning record replaces the default schedule; the workload of a kernel
-output_reuse         which temporaries lie in the output's memory
-inplace              which inputs lie in the output's memory
+output_reuse         which temporaries and inputs lie in the output's memory
 vector_lanes         which vectorised loops must become serial
 parallel             which loops threads share
-iteration_prefetch   what is fetched for the next iteration
-block_prefetch       which block of weights is fetched for the next tiles
+prefetch             what is fetched for the next iteration, and which block of weights for the next tiles
 streaming_stores     which outputs bypass the caches
 """
 

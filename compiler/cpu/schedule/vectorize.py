@@ -130,7 +130,7 @@ def _vectorize_elementwise(stage: Stage, data: list[Axis], reads: list[Load], ve
 
 MAX_UNROLLED_MASKED, MAX_UNROLLED = 16, 4
 """Limits of the vectors that are unrolled for an in-order processor. Masked ones may be more: each then has a constant
-mask (llvm/masks.py)."""
+mask (llvm/memory_access.py)."""
 
 
 def _vector_extent(lanes: int, extent: int) -> int:

@@ -11,22 +11,20 @@ from collections.abc import Callable, Iterator, Mapping
 
 import onnx_ir as ir
 
-from celosia.compiler.graph.commute import CHOOSING_OPS
 from celosia.compiler.graph.constraints import UNCONSTRAINED, Constraints
 from celosia.compiler.graph.custom import custom
 from celosia.compiler.graph.operands import data_operands
-from celosia.compiler.graph.select.block_sums import block_sums
+from celosia.compiler.graph.quantized.commute import CHOOSING_OPS
 from celosia.compiler.graph.select.concatenation import concat, place_parts
 from celosia.compiler.graph.select.convolution import conv, conv_transpose, gemm
 from celosia.compiler.graph.select.elementwise import addition, product, table_lookup
 from celosia.compiler.graph.select.forms import NO_WAY, ActivationLayout, NotOffloadable, natural_form
-from celosia.compiler.graph.select.matrices import is_repeated
+from celosia.compiler.graph.select.matrices import block_sums, is_repeated
 from celosia.compiler.graph.select.movement import depth_to_space, gather, pad, resize, space_to_depth, transpose
-from celosia.compiler.graph.select.norm import norm
 from celosia.compiler.graph.select.placement import LayerAssignment, Partition, Placement, out_of_reach
 from celosia.compiler.graph.select.pooling import average, max_pool
 from celosia.compiler.graph.select.reasons import EXPORT, TILING, is_float, why_on_cpu, with_change
-from celosia.compiler.graph.select.softmax import softmax
+from celosia.compiler.graph.select.rows import norm, softmax
 from celosia.compiler.graph.select.views import SAME_BYTES, is_view, take_parts
 from celosia.compiler.graph.values import attribute, is_op
 from celosia.compiler.program.host.window_geometry import WindowError

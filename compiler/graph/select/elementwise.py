@@ -13,14 +13,14 @@ import onnx_ir as ir
 
 from celosia.compiler import numerics
 from celosia.compiler.graph.operands import data_operands, multiplies_matrices, operand
+from celosia.compiler.graph.quantized.rounded import rescaled_sum
+from celosia.compiler.graph.quantized.tables import table_of
 from celosia.compiler.graph.select.columns import each_matrix, one_for_each
 from celosia.compiler.graph.select.forms import ActivationLayout, NotOffloadable, natural_form, shape_of
 from celosia.compiler.graph.select.joining import extend, extend_products, join_residual, joins
 from celosia.compiler.graph.select.matrices import rows_form
 from celosia.compiler.graph.select.parameters import is_one_pixel, scalar_of, stored_zero, uniform
 from celosia.compiler.graph.select.placement import Placement, Reads
-from celosia.compiler.graph.sums import rescaled_sum
-from celosia.compiler.graph.tables import table_of
 from celosia.compiler.graph.values import is_op, shape
 from celosia.compiler.layer import Activation, Epilogue, Layer, Multiplication, Residual
 from celosia.compiler.ops import op_spec

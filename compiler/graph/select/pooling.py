@@ -10,8 +10,8 @@ import numpy as np
 import onnx_ir as ir
 
 from celosia.compiler import numerics
-from celosia.compiler.graph.averages import adds_integers
 from celosia.compiler.graph.operands import operand
+from celosia.compiler.graph.quantized.rounded import adds_integers
 from celosia.compiler.graph.select.forms import NotOffloadable, natural_form
 from celosia.compiler.graph.select.parameters import folded, scalar_of, stored_zero, uniform, window_of
 from celosia.compiler.graph.select.placement import Placement, Reads

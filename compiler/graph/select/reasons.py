@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 import onnx_ir as ir
 
-from celosia.compiler.graph.norms import NORMS, WHY
-from celosia.compiler.graph.qdq import MADE_OF, dequantised, quantised
-from celosia.compiler.graph.quantized import PER_CHANNEL_OPSET, QUANTISABLE
+from celosia.compiler.graph.quantized.integerise import PER_CHANNEL_OPSET, QUANTISABLE
+from celosia.compiler.graph.quantized.qdq import MADE_OF, dequantised, quantised
+from celosia.compiler.graph.quantized.rounded import NORMS, WHY
 from celosia.compiler.graph.select.forms import NO_WAY
 from celosia.compiler.graph.select.views import SAME_BYTES
 from celosia.compiler.graph.values import attribute, constant, is_op, only_use

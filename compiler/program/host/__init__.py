@@ -5,7 +5,7 @@ execute                whether numpy or a compiled kernel runs an operator
 hostops/               what each operator computes in numpy
 kernel_compiler        whether kernels can be compiled on this machine
 kernel                 how compiled code is called on arrays
-threads, thread_team   how many threads run kernels, and which list of calls each works through
+thread_team            how many threads run kernels, and which list of calls each works through
 window_geometry        where sliding windows and transposed convolutions read and write
 shape_rules            which positions Slice takes, and which shape broadcasting gives
 recurrent_activations  which functions a recurrent layer applies

@@ -1,0 +1,176 @@
+"""Prefetch for tiled products: while the tiles of one block compute, fetch the next block of weights.
+
+Tiles that share a block of weights read it from memory once, all at once, and then from the cache. Where the weights
+exceed the cache, the processor would wait at each new block while memory idles in between.
+
+    for i in 16:                       # a block of w for each i
+      for j in 7:                      # 7 tiles with it
+        for k in 512: acc += x[j, k] * w[i, k]        fetches w[i + 1, j * 512 / 7 + k / 7], about
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from math import prod
+
+from celosia.compiler.cpu.schedule.register_tiles import L1_BYTES
+from celosia.compiler.cpu.schedule.streaming_stores import CACHE_LINE_BYTES
+from celosia.compiler.expr.affine import flatten, from_linear, interval, linear
+from celosia.compiler.expr.loops import Alloc, Block, For, Stmt, Store, Update, exprs
+from celosia.compiler.expr.nodes import INDEX, Binary, Const, Expr, Load, Tensor, Var, minimum
+from celosia.compiler.expr.regions import statements
+from celosia.compiler.expr.walk import rewrite, walk
+from celosia.compiler.program.dtypes import itemsize
+from celosia.compiler.target import target
+
+
+@dataclass(frozen=True, eq=False)
+class PrefetchedElement:
+    """The element of `tensor` to fetch, by its row-major number."""
+
+    tensor: Tensor
+    element: Expr
+
+
+def next_block_prefetches(stmt: Stmt) -> dict[Var, PrefetchedElement]:
+    """Return, by the variable of a product's innermost loop, the element that each iteration fetches into L2."""
+    prefetches: dict[Var, PrefetchedElement] = {}
+    nests = [stmt]
+    while nests:
+        nest = nests.pop()
+        if isinstance(nest, Block):
+            nests += nest.body
+        elif isinstance(nest, Alloc):
+            nests.append(nest.body)
+        elif isinstance(nest, For):
+            prefetches |= _nest_prefetch(nest)
+    return prefetches
+
+
+def _nest_prefetch(body: Stmt) -> dict[Var, PrefetchedElement]:
+    """Return the prefetch of one loop nest, if it is a tiled product: loops around one chain of reduction loops."""
+    outer: list[For] = []
+    while isinstance(body, Alloc | For):
+        if isinstance(body, For):
+            if body.kind not in ("serial", "parallel"):
+                return {}
+            outer.append(body)
+        body = body.body
+    sums: list[For] = []
+    loops = [s for s in body.body if isinstance(s, For) and s.kind == "serial"] if isinstance(body, Block) else []
+    inner: Stmt = loops[0] if len(loops) == 1 else body
+    while isinstance(inner, For) and inner.kind == "serial":
+        sums.append(inner)
+        inner = inner.body
+    if not sums or any(isinstance(s, For) and s.kind == "serial" for s in statements(inner)):
+        return {}
+    for load in _vector_loads(inner):
+        element = _element_to_fetch(load, outer, sums, {s.var for s in statements(inner) if isinstance(s, For)})
+        if element is not None:
+            return {sums[-1].var: PrefetchedElement(load.tensor, element)}
+    return {}
+
+
+def _vector_loads(body: Stmt) -> list[Load]:
+    """Return the loads that sums read as vectors: the operand whose blocks change."""
+    lanes = [s for s in statements(body) if isinstance(s, For) and s.kind == "vectorized"]
+    loads = []
+    for loop in lanes:
+        updates = [s for s in statements(loop) if isinstance(s, Update) and s.kind == "sum"]
+        reads = [n for s in updates for e in exprs(s) for n in walk(e) if isinstance(n, Load)]
+        loads += [n for n in reads if linear(flatten(n.tensor.shape, n.index)).get(loop.var) == 1]
+    return loads
+
+
+def _unclamped(e: Expr) -> Expr | None:
+    """Remove the clamp of the last block, which may begin earlier; a callback of rewrite."""
+    match e:
+        case Binary("min", a, Const()):
+            return a
+    return None
+
+
+def _element_to_fetch(load: Load, outer: list[For], sums: list[For], inside: set[Var]) -> Expr | None:
+    """Return the element of the next block that an iteration fetches, or None where it would gain nothing.
+
+    The iterations that reuse a block share it: each fetches at most one cache line.
+    """
+    terms = linear(rewrite(flatten(load.tensor.shape, load.index), _unclamped))
+    size = itemsize(load.tensor.dtype)
+    known = {None, *inside, *(loop.var for loop in (*outer, *sums))}
+    moving = [position for position, loop in enumerate(outer) if terms.get(loop.var) and loop.extent > 1]
+    if load.tensor.nbytes <= target().cache_bytes or not moving or not terms.keys() <= known:
+        return None
+    block, repeated = outer[moving[-1]], outer[moving[-1] + 1 :]
+    inner_terms = {atom: k for atom, k in terms.items() if atom in inside or any(atom is loop.var for loop in sums)}
+    ends = interval(from_linear(inner_terms))
+    span = 0 if ends is None else ends[1] - ends[0] + 1
+    repetitions, steps = prod(loop.extent for loop in repeated), prod(loop.extent for loop in sums)
+    share = -(-span // (repetitions * steps))
+    if repetitions == 1 or span != terms[block.var] or span * size <= L1_BYTES or share * size > CACHE_LINE_BYTES:
+        return None
+    outer_terms = {atom: k for atom, k in terms.items() if atom not in inner_terms and atom is not block.var}
+    element = from_linear(outer_terms) + minimum(block.var + 1, Const(block.extent - 1, INDEX)) * span
+    count: Expr = Const(0, INDEX)
+    for loop in (*repeated, *sums):
+        count = count * loop.extent + loop.var
+    return element + minimum(count * share, Const(span - 1, INDEX))
+
+
+MIN_BYTES_READ, MAX_BYTES_READ = 1 << 10, 1 << 14
+"""Bytes that an iteration must read for prefetching: less is soon done, more does not stay in the first-level cache."""
+
+
+@dataclass
+class _Reads:
+    """Reads of one tensor in one iteration.
+
+    passes: how often its elements are read. end, size, loads: end of the elements, bytes and loads of the last pass.
+    """
+
+    passes: int = 0
+    end: int = 0
+    size: int = 0
+    loads: dict[int, int] = field(default_factory=dict)
+
+
+def next_iteration_prefetches(stmt: Stmt) -> dict[int, int]:
+    """Return, for vector loads by id, by how many elements the same load of the next iteration lies ahead.
+
+    for i: for j: m max= x[i, j]           the second x[i, j] fetches x[i + 1, j]
+           for j: y[i, j] = x[i, j] - m
+    """
+    while isinstance(stmt, Alloc):
+        stmt = stmt.body
+    nests = stmt.body if isinstance(stmt, Block) else (stmt,)
+    return {load: step for nest in nests for load, step in _nest_prefetches(nest).items()}
+
+
+def _nest_prefetches(body: Stmt) -> dict[int, int]:
+    """Return the prefetches of one loop nest: loads of tensors that each iteration reads in several passes."""
+    loop: For | None = None
+    while isinstance(body, For) and body.kind in ("serial", "parallel"):
+        loop, body = body if body.extent > 1 else loop, body.body
+    if loop is None:
+        return {}
+    inside = list(statements(body))
+    extents = {s.var: s.extent for s in inside if isinstance(s, For)}
+    written_here = {s.tensor for s in inside if isinstance(s, Alloc | Store | Update)}
+    reads_of: dict[Tensor, _Reads] = {}
+    for lanes in (s for s in inside if isinstance(s, For) and s.kind == "vectorized"):
+        for load in (n for s in statements(lanes) for e in exprs(s) for n in walk(e) if isinstance(n, Load)):
+            terms = linear(flatten(load.tensor.shape, load.index))
+            span = interval(from_linear({atom: k for atom, k in terms.items() if atom is None or atom in extents}))
+            step = terms.get(loop.var, 0)
+            if load.tensor in written_here or span is None or step == 0 or terms.get(lanes.var) != 1:
+                continue
+            reads = reads_of.setdefault(load.tensor, _Reads())
+            if span[0] < reads.end or not reads.passes:
+                reads.passes, reads.size, reads.loads = reads.passes + 1, 0, {}
+            reads.end = span[1] + 1
+            reads.size += itemsize(load.tensor.dtype) * prod(extents[var] for var in terms if var in extents)
+            reads.loads[id(load)] = step
+    repeated = [reads for reads in reads_of.values() if reads.passes > 1]
+    if not MIN_BYTES_READ <= sum(reads.size for reads in repeated) <= MAX_BYTES_READ:
+        return {}
+    return {load: step for reads in repeated for load, step in reads.loads.items()}

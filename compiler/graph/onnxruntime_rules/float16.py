@@ -1,0 +1,253 @@
+"""Compute float16 operators in float32 where onnxruntime has no float16 kernel.
+
+    y = Exp(x)            x32 = Cast(x)  y32 = Exp(x32)
+    z = Sigmoid(y)   ->   z32 = Sigmoid(y32)
+    z: float16            z = Cast(z32)
+
+onnxruntime's CPU kernels take float16 in few operators, most of which move elements. It surrounds the others with
+Casts, and then removes a Cast to float16 whose result is cast back. A chain of such operators is therefore computed in
+float32 and rounded once. A float16 operator whose neighbours are all cast is computed in float32, too. These roundings
+decide on which side of a tie a QuantizeLinear rounds, so the importer repeats them.
+"""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from celosia.compiler.graph.onnxruntime_rules.propagation import MOVING
+from celosia.compiler.graph.simplify.identities import remove_wires
+from celosia.compiler.graph.values import attribute, attributes, constant, is_folded, is_op, only_use, subgraphs
+
+HALF, SINGLE = ir.DataType.FLOAT16, ir.DataType.FLOAT
+EIGHT_BITS = (ir.DataType.INT8, ir.DataType.UINT8)
+
+KERNELS = frozenset((
+    "Attention", "BitCast", "Cast", "CastLike", "Clip", "Compress", "Concat", "ConcatFromSequence", "DequantizeLinear",
+    "Dropout", "Expand", "Flatten", "Gather", "GatherElements", "GatherND", "Identity", "IsInf", "IsNaN",
+    "LayerNormalization", "Max", "Min", "Mod", "Optional", "OptionalGetElement", "OptionalHasElement",
+    "QuantizeLinear", "RMSNormalization", "Reshape", "ReverseSequence", "RotaryEmbedding", "Round", "Scatter",
+    "ScatterElements", "ScatterND", "SequenceAt", "SequenceConstruct", "SequenceErase", "SequenceInsert", "Shape",
+    "Shrink", "Sign", "SimplifiedLayerNormalization", "Slice", "Split", "SplitToSequence", "Squeeze", "TensorScatter",
+    "Transpose", "Unsqueeze",
+))  # fmt: skip
+"""Operators of ONNX that onnxruntime 1.31 computes in float16 on x86-64."""
+MICROSOFT_KERNELS = frozenset((
+    "ExpandDims", "GatherBlockQuantized", "GatherND", "GroupQueryAttention", "Inverse", "MatMulNBits",
+    "RotaryEmbedding", "SkipLayerNormalization", "SkipSimplifiedLayerNormalization",
+))  # fmt: skip
+"""Operators of com.microsoft that it computes in float16, too."""
+SINCE = {"Clip": 12, "Max": 12, "Min": 12}
+"""The first version with such a kernel, where it is not the first of all."""
+UNTIL = {"Dropout": 12}
+"""The first version without one."""
+VARIADIC = ("Concat", "Max", "Min")
+"""Operators of which onnxruntime looks at the first input alone when it asks what surrounds them."""
+BITS = {
+    ir.DataType.BOOL: 8, ir.DataType.INT8: 8, ir.DataType.UINT8: 8, ir.DataType.INT16: 16, ir.DataType.UINT16: 16,
+    ir.DataType.BFLOAT16: 16, HALF: 16, ir.DataType.INT32: 32, ir.DataType.UINT32: 32, SINGLE: 32,
+    ir.DataType.INT64: 64, ir.DataType.UINT64: 64, ir.DataType.DOUBLE: 64,
+}  # fmt: skip
+
+
+def compute_in_float32(model: ir.Model) -> None:
+    """Change `model`, bodies of its operators too: operators without a float16 kernel read and make float32."""
+    graphs = [model.graph, *model.graph.subgraphs()]
+    if not any(
+        value.dtype == HALF for graph in graphs for node in graph for value in (*node.inputs, *node.outputs) if value
+    ):
+        return
+    version = model.opset_imports.get("", 1)
+    remove_wires(model)
+    for graph in graphs:
+        _Graph(graph, version).run()
+
+
+class _Graph:
+    """One graph, and which of its operators become float32.
+
+    cast: these operators. inserted: the Casts around them.
+    """
+
+    def __init__(self, graph: ir.Graph | ir.GraphView | ir.Function, version: int) -> None:
+        assert isinstance(graph, ir.Graph)
+        self.graph, self.version = graph, version
+        self.cast = {node for node in graph if self._lacks_kernel(node)}
+        self.inserted = set[ir.Node]()
+        self.wide: dict[ir.Value, ir.Value] = {}
+
+    def run(self) -> None:
+        self._share_no_dequantiser()
+        self._move_dequantisers()
+        for node in self.graph:
+            if node not in self.cast and self._is_isolated(node):
+                self.cast.add(node)
+        folded = {node for node in self.graph if is_op(node, "Cast") and self._is_folded(node.outputs[0])}
+        for node in [node for node in self.graph if node in self.cast]:
+            self._widen(node)
+        for node in [node for node in self.graph if is_op(node, "Cast") and node not in folded]:
+            self._shorten(node)
+
+    def _share_no_dequantiser(self) -> None:
+        """Give each operator that reads a DequantizeLinear one of its own, as onnxruntime does."""
+        for node in [node for node in self.graph if is_op(node, "DequantizeLinear") and _is_half(node.outputs[0])]:
+            value = node.outputs[0]
+            uses = list(value.uses())
+            own = [use for use in uses if use.node.graph is self.graph]
+            keeps_first = len(own) == len(uses) and not value.is_graph_output()
+            for number, use in enumerate(own[1:] if keeps_first else own):
+                out = ir.Value(name=f"{value.name}_{number}", shape=value.shape, type=value.type)
+                twin = ir.Node(node.domain, node.op_type, node.inputs, node.attributes.values(), outputs=[out])
+                self.graph.insert_after(node, twin)
+                use.node.replace_input_with(use.idx, out)
+
+    def _move_dequantisers(self) -> None:
+        """Move a DequantizeLinear of one scale behind operators that move elements, as onnxruntime does."""
+        waiting = [node for node in self.graph if is_op(node, "DequantizeLinear") and _is_half(node.outputs[0])]
+        while waiting:
+            node = waiting.pop()
+            mover = only_use(node.outputs[0])
+            if mover is None or not self._may_move(node, mover):
+                continue
+            integers, value = node.inputs[0], mover.outputs[0]
+            moved = ir.Node(mover.domain, mover.op_type, [integers, *mover.inputs[1:]], mover.attributes.values())
+            out = moved.outputs[0]
+            out.name, out.shape, out.type = f"{value.name}_{integers.name}", value.shape, integers.type  # type: ignore[union-attr]
+            self.graph.insert_before(mover, moved)
+            for number, use in enumerate(list(value.uses())):
+                real = ir.Value(name=f"{value.name}_{number}", shape=value.shape, type=value.type)
+                behind = ir.Node(
+                    node.domain, node.op_type, [out, *node.inputs[1:]], node.attributes.values(), outputs=[real]
+                )
+                self.graph.insert_after(moved, behind)
+                use.node.replace_input_with(use.idx, real)
+                waiting.append(behind)
+            self.graph.remove([mover, node], safe=True)
+
+    def _may_move(self, node: ir.Node, mover: ir.Node) -> bool:
+        """Whether the DequantizeLinear `node` changes places with the operator `mover` that reads it."""
+        scale, value = constant(node.inputs[1]), mover.outputs[0]
+        if not is_op(mover, *MOVING) or mover.inputs[0] is not node.outputs[0] or len(mover.outputs) > 1:
+            return False
+        if scale is None or scale.size != 1 or not scale > 0 or node.inputs[0] is None or is_folded(node.inputs[0]):
+            return False
+        if value.is_graph_output() or any(use.node.graph is not self.graph for use in value.uses()):
+            return False
+        return bool(mover.op_type != "MaxPool" or (self.version >= 12 and node.inputs[0].dtype in EIGHT_BITS))
+
+    def _lacks_kernel(self, node: ir.Node) -> bool:
+        if subgraphs(node) or not any(map(_is_half, node.inputs)):
+            return False
+        if node.domain == "com.microsoft":
+            return node.op_type not in MICROSOFT_KERNELS
+        if node.domain == "celosia":
+            return node.op_type == "RoundBlocks"
+        if node.domain not in ("", "ai.onnx"):
+            return False
+        first, end = SINCE.get(node.op_type, 0), UNTIL.get(node.op_type, self.version + 1)
+        return node.op_type not in KERNELS or not first <= self.version < end
+
+    def _is_isolated(self, node: ir.Node) -> bool:
+        """Whether `node` computes in float16 and all float16 values that it reads from operators, or makes, are those
+        of operators that become float32."""
+        if subgraphs(node) or any(value.is_graph_output() for value in node.outputs):
+            return False
+        inputs = [value for value in node.inputs if value is not None]
+        if node.domain == "celosia" or not any(map(_is_half, inputs)) or all(map(self._is_folded, inputs)):
+            return False
+        if all(value.producer() is None or self._is_folded(value) for value in inputs):
+            return False
+        read = inputs[:1] if node.op_type in VARIADIC else inputs
+        makers = [value.producer() for value in read if _is_half(value) and not self._is_folded(value)]
+        made = [value for value in node.outputs if _is_half(value)]
+        readers = [use.node for value in made for use in value.uses()]
+        return bool(made) and all(other in self.cast for other in (*filter(None, makers), *readers))
+
+    def _is_folded(self, value: ir.Value) -> bool:
+        """Whether onnxruntime replaces `value` by a constant before it looks for kernels."""
+        if value.const_value is not None:
+            return True
+        node = value.producer()
+        if node is None or node.graph is not self.graph or node in self.cast or subgraphs(node):
+            return False
+        if is_op(node, "DequantizeLinear") or not node.inputs:
+            return False
+        return all(value is None or self._is_folded(value) for value in node.inputs)
+
+    def _widen(self, node: ir.Node) -> None:
+        """Let `node` read and make float32, between Casts."""
+        for number, value in enumerate(node.inputs):
+            if value is not None and _is_half(value):
+                if value not in self.wide:
+                    self.wide[value] = self._cast(value, SINGLE, before=node)
+                node.replace_input_with(number, self.wide[value])
+        if attribute(node, "dtype", 0) == HALF.value:
+            node.attributes["dtype"] = ir.AttrInt64("dtype", SINGLE.value)
+        for value in node.outputs:
+            if not _is_half(value):
+                continue
+            name, was_returned = value.name, value.is_graph_output()
+            value.type, value.name = ir.TensorType(SINGLE), f"{name}_float32"
+            narrow = self._cast(value, HALF, after=node)
+            narrow.name = name
+            keep = narrow.producer()
+            for use in [use for use in value.uses() if use.node is not keep]:
+                use.node.replace_input_with(use.idx, narrow)
+            for place, output in enumerate(self.graph.outputs if was_returned else ()):
+                if output is value:
+                    self.graph.outputs[place] = narrow
+
+    def _cast(
+        self, value: ir.Value, kind: ir.DataType, before: ir.Node | None = None, after: ir.Node | None = None
+    ) -> ir.Value:
+        out = ir.Value(name=f"{value.name}_{kind.name.lower()}", shape=value.shape, type=ir.TensorType(kind))
+        node = ir.Node("", "Cast", [value], attributes(to=kind.value), outputs=[out])
+        if before is not None:
+            self.graph.insert_before(before, node)
+        elif after is not None:
+            self.graph.insert_after(after, node)
+        self.inserted.add(node)
+        return out
+
+    def _shorten(self, node: ir.Node) -> None:
+        """Leave out the Cast `node` where all that reads it are Casts, and Casts that only undo it.
+
+        The rules are onnxruntime's: a Cast that the model itself holds loses its rounding if inserted ones follow.
+        """
+        source, value = node.inputs[0], node.outputs[0]
+        readers = [use.node for use in value.uses()]
+        casts = [reader for reader in readers if is_op(reader, "Cast") and reader.graph is self.graph]
+        if source is None or node.graph is None or self.inserted.isdisjoint((node, *casts)):
+            return
+        is_lossy = self._loses(source, value, node)
+        if is_lossy and any(self._loses(cast.outputs[0], value, cast) for cast in casts):
+            return
+        for cast in casts:
+            out = cast.outputs[0]
+            if out.dtype == source.dtype and not out.is_graph_output():
+                ir.convenience.replace_all_uses_with(out, source)
+                self.graph.remove(cast, safe=True)
+            elif len(casts) == len(readers) and not value.is_graph_output():
+                cast.replace_input_with(0, source)
+        if not value.uses() and not value.is_graph_output():
+            self.graph.remove(node, safe=True)
+
+    def _loses(self, source: ir.Value, target: ir.Value, node: ir.Node) -> bool:
+        """Whether a Cast of `source` to the type of `target` may change a value; those of `inserted` nodes may not."""
+        before, after = source.dtype, target.dtype
+        if before not in BITS or after not in BITS or before is None or after is None:
+            return True
+        from_float, to_float = before.is_floating_point(), after.is_floating_point()
+        unsigned = before.is_integer() and not before.is_signed(), after.is_integer() and not after.is_signed()
+        if unsigned[1] and not unsigned[0] and before != ir.DataType.BOOL:
+            return True
+        if from_float and not to_float:
+            return True
+        if (unsigned[0] and not unsigned[1] and not to_float) or (before.is_integer() and to_float):
+            return BITS[after] <= BITS[before]
+        if {before, after} == {HALF, ir.DataType.BFLOAT16}:
+            return True
+        return BITS[before] > BITS[after] and node not in self.inserted
+
+
+def _is_half(value: ir.Value | None) -> bool:
+    return value is not None and isinstance(value.type, ir.TensorType) and value.dtype == HALF

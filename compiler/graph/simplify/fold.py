@@ -1,0 +1,119 @@
+"""Operators on constants are computed when the model is compiled, and shapes that depend on them become known.
+
+y = Concat(Shape(x)[:1], [-1]); z = Reshape(x, y)   ->   z = Reshape(x, [1, -1])
+Constants come from the same kernels and numpy functions that run the operators of a Program.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from math import prod
+
+import numpy as np
+import onnx_ir as ir
+
+from celosia.compiler.cpu.parse import parse
+from celosia.compiler.graph.errors import ModelError
+from celosia.compiler.graph.importing.external_data import is_mapped
+from celosia.compiler.graph.quantized.qdq import MADE_OF, steps_of
+from celosia.compiler.graph.shapes import UNKNOWN, infer, require_agreement
+from celosia.compiler.graph.values import constant, new_constant, shape
+from celosia.compiler.ops import OPS
+from celosia.compiler.program.host.execute import execute
+from celosia.compiler.program.host.hostops import HOST, RANDOM
+from celosia.compiler.program.host.op import DOMAINS, HostError
+
+DEQUANTISED = frozenset(("DequantizeLinear",))
+"""What QDQ patterns read; bytes that are made of constants are constants."""
+MAX_BYTES = 1 << 26
+"""Larger results are left to be computed when the Program runs."""
+UNREAD = {"Shape": 0, "Size": 0, "CastLike": 1}
+"""The input of which an operator reads the shape or the type, and no element."""
+
+
+def fold(
+    model: ir.Model, keep: frozenset[str] = DEQUANTISED, nodes: Collection[ir.Node] | None = None
+) -> None:  # fmt: skip
+    """Fill in shapes and replace operators on constants by their results, except for operators in `keep`.
+
+    nodes: those that are looked at, by default all.
+    """
+    graph = model.graph
+    opsets = {domain: version for domain, version in graph.opset_imports.items()}
+    for node in [node for node in graph if nodes is None or node in nodes]:
+        infer(node, opsets.get("", 21))
+        if node.op_type not in keep and _foldable(node):
+            _replace(graph, node, opsets)
+
+
+def fold_makers(model: ir.Model, values: Iterable[ir.Value | None]) -> None:
+    """`fold`, of what makes `values`."""
+    waiting, found = list(values), set[ir.Node]()
+    while waiting:
+        value = waiting.pop()
+        node = value.producer() if value is not None else None
+        if node is not None and node not in found and node.op_type not in DEQUANTISED:
+            found.add(node)
+            waiting += node.inputs
+    fold(model, nodes=found)
+
+
+def fold_imported(model: ir.Model) -> None:
+    """`fold`, after which operators know what they make that did not before. ModelError where it is another shape."""
+    fold(model)
+    require_agreement(model)
+
+
+def _foldable(node: ir.Node) -> bool:
+    unread = UNREAD.get(node.op_type, -1)
+    if any(v is not None and constant(v) is None for number, v in enumerate(node.inputs) if number != unread):
+        return False
+    if any(is_mapped(v) for number, v in enumerate(node.inputs) if number != unread):
+        return False
+    if unread >= 0 and not _is_known(node.inputs[unread], of_type=node.op_type == "CastLike"):
+        return False
+    if node.op_type in RANDOM or any(attr.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
+                                     for attr in node.attributes.values()):  # fmt: skip
+        return False
+    if node.domain not in DOMAINS or (node.op_type not in OPS and ("", node.op_type) not in HOST):
+        return False
+    if any(value.is_graph_output() for value in node.outputs):
+        return False
+    for value in node.outputs:
+        dims = shape(value)
+        if not isinstance(value.type, ir.TensorType) or dims is None or value.dtype in (*UNKNOWN, ir.DataType.STRING):
+            return False
+        if prod(dims) * np.dtype(value.dtype.numpy()).itemsize > MAX_BYTES:
+            return False
+    return True
+
+
+def _is_known(value: ir.Value | None, of_type: bool) -> bool:
+    """Whether the element type of `value`, or else its shape, is known."""
+    if value is None or not of_type:
+        return value is not None and shape(value) is not None
+    return value.dtype not in (None, *UNKNOWN, ir.DataType.STRING)
+
+
+def _replace(graph: ir.Graph, node: ir.Node, opsets: dict[str, int]) -> None:
+    values = {}
+    for value in node.inputs:
+        if value is not None and value.name:
+            fixed = constant(value)
+            if fixed is None:  # of UNREAD
+                kind = np.int8 if value.dtype in (None, *UNKNOWN, ir.DataType.STRING) else value.dtype.numpy()
+                fixed = np.broadcast_to(np.zeros((), kind), shape(value) or ())
+            values[value.name] = fixed
+    op = parse(ir.serde.serialize_node(node), opsets)
+    try:
+        results = execute(op, values, once=True)
+    except HostError as error:
+        raise ModelError(str(error)) from None
+    for old, result in zip(node.outputs, results):
+        label, old.name = old.name, None
+        if old.uses():
+            fresh = new_constant(graph, label or "constant", np.asarray(result), computed=label is not None)
+            if node.op_type in DEQUANTISED:
+                fresh.meta[MADE_OF] = steps_of(node)
+            ir.convenience.replace_all_uses_with(old, fresh)
+    graph.remove(node, safe=True)
