@@ -47,10 +47,10 @@ def call(folder: Path, *command: str) -> str:
 
 
 def patch(folder: Path, text: str) -> None:
-    """Apply a change whose hunks are found by their lines alone, each of which must be there once."""
+    """Apply a change whose hunks are found by their lines alone, each of which must be there once, or add a file."""
     head, *hunks = re.split(r"^@@\n", text, flags=re.MULTILINE)
     path = folder / head.split("+++ b/")[1].strip()
-    source = path.read_text(encoding="utf-8")
+    source = "" if head.startswith("--- /dev/null\n") else path.read_text(encoding="utf-8")
     for hunk in hunks:
         lines = hunk.splitlines(keepends=True)
         before = "".join(line[1:] for line in lines if line[0] in " -")
