@@ -13,7 +13,7 @@ TIMES := --durations 40 --durations-min 5 --junitxml build/tests.xml
 # A test that hangs ends its process, which prints where it stands, and has failed; the others go on.
 HANGS := -o faulthandler_timeout=400 -o faulthandler_exit_on_timeout=true
 
-.PHONY: help demo demo-generate torch test thorough check lint types unit bench paper bench-cpu bench-tune bench-explore \
+.PHONY: help docs demo demo-generate torch test thorough check lint types unit bench paper bench-cpu bench-tune bench-explore \
 	bench-hw fuzz fuzz-schedules prove mutants \
 	post-synthesis format clean
 
@@ -46,6 +46,10 @@ lint: $(INSTALLED)
 
 types: $(INSTALLED)
 	$(BIN)/mypy
+
+docs: $(INSTALLED)  ## Build the site of docs/ to build/site; it needs no server.
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+	@echo "build/site/index.html"
 
 bench: $(INSTALLED)  ## Measure; prints a table, and writes the figures that README and docs quote.
 	$(BIN)/python -m benchmarks
