@@ -4,9 +4,9 @@
     python -m benchmarks figures --measured NAME[=VALUE]  # of a command that is no benchmark, which has just been run
 
 A page quotes a figure by a link, `[7.21 M cycles](docs/figures.md#resnet18-cycles)`: the first number of its words is
-the figure, with as many digits as stand there. Where a folder that the figure depends on is not as it was when that was
-measured, the words end with the commit, `7.21 M cycles at 1837e55`; where it is not what is asked of it, with
-`: missed`. Benchmarks record what they have measured; which figures there are, and of which row, says figures.toml.
+the figure, with as many digits as stand there. Where it misses its target, the words end with `: missed`.
+docs/figures.md says where a folder that the figure depends on has changed since it was measured. Benchmarks record what
+they have measured; figures.toml declares the figures and their rows.
 """
 
 from __future__ import annotations
@@ -35,8 +35,6 @@ NUMBER = re.compile(r"(?P<digits>\d[\d,]*(?:\.\d+)?)(?P<scale> million| M\b)?")
 SCALES = {None: 1, " million": 1e6, " M": 1e6}
 UNKNOWN = "unknown"
 MISSED = ": missed"
-ENDING = re.compile(rf"({MISSED})?( at (?:[0-9a-f]{{7,}}\+?|{UNKNOWN}))?$")
-"""What words end with whose figure misses what is asked of it, or was true at a commit."""
 Entry = dict[str, Any]
 """Of a figure in the file: value (None: a table), unit, command; unless it is counted: commit, processor, and `of`, a
 digest of each folder."""
@@ -275,7 +273,6 @@ def as_it_should_be(path: Path, catalogue: Catalogue, root: Path = ROOT) -> str:
             raise ValueError(f"{path.name}: there is no figure {name!r}; docs/figures.md lists them")
         figure, entry = known[name], entries[name]
         end = "" if kept(figure, entry["value"]) else MISSED
-        end += f" at {entry['commit']}" if changed(figure, entry, root) else ""
         return f"[{worded(m['words'], entry['value'], end)}]{m['link']}"
 
     return QUOTE.sub(quote, path.read_text(encoding="utf-8"))
@@ -284,10 +281,10 @@ def as_it_should_be(path: Path, catalogue: Catalogue, root: Path = ROOT) -> str:
 def worded(words: str, value: float | None, end: str = "") -> str:
     """`words` with this value in the place of their first number, and this ending.
 
-    >>> worded("7.3 M cycles", 7_213_945), worded("98.31% of 256: missed at 1837e55", 98.0, " at 634d1ab")
-    ('7.2 M cycles', '98.00% of 256 at 634d1ab')
+    >>> worded("7.3 M cycles", 7_213_945), worded("98.31% of 256: missed", 98.0)
+    ('7.2 M cycles', '98.00% of 256')
     """
-    words = ENDING.sub("", words)
+    words = words.removesuffix(MISSED)
     if value is None:
         return words + end
     m = NUMBER.search(words)
@@ -301,10 +298,9 @@ def worded(words: str, value: float | None, end: str = "") -> str:
 HEAD = """# Figures
 
 Written by `python -m benchmarks figures` from [figures.json](figures.json); do not edit. Benchmarks record here what
-they measure: the value, the command, the commit (the last one that changed what was measured, with a + where there were
-changes that it does not have), the processor. The other pages quote these figures by name, and a test compares. Where a
-folder that a figure depends on has changed since it was measured, that is said here, and the pages that quote it name
-the commit.
+they measure: the value, the command, the processor, and the last commit that changed what was measured (with a + for
+uncommitted changes). The other pages quote these figures by name, and a test compares. The last column says which
+folders have changed since a figure was measured.
 
 Where nothing else is said, cycles are those of preset `pynq` (16×16, 64-bit bus) on the memory model `zynq-hp`.
 `CELOSIA_MODELS` names the folder of the models that are not made here."""
