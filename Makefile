@@ -15,7 +15,7 @@ HANGS := -o faulthandler_timeout=400 -o faulthandler_exit_on_timeout=true
 
 .PHONY: help docs demo demo-generate torch test thorough check lint types unit bench paper bench-cpu bench-tune bench-explore \
 	bench-hw fuzz fuzz-schedules prove mutants \
-	post-synthesis format clean
+	post-synthesis release format clean
 
 help:  ## Print this.
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -87,6 +87,18 @@ prove: $(INSTALLED)  ## Prove the hardware's properties, each with faults that i
 
 post-synthesis: $(INSTALLED)  ## Simulate the netlist of `tiny`, cell by cell, beside the RTL: half an hour the first time.
 	PYTHONPATH=tests $(PYTEST) -q tests/bitstreams/post_synthesis.py
+
+# The wheel is installed and run where no source is near.
+release: $(INSTALLED)  ## Build and check wheel and sdist in dist/, run the demo from the wheel, list its parts: ten minutes.
+	@$(BIN)/python -m pip install $(PIP) -c constraints.txt -e '.[release]'
+	rm -rf dist build/release
+	$(BIN)/python -m build --outdir dist .
+	$(BIN)/twine check --strict dist/*.whl dist/*.tar.gz
+	$(PYTHON) -m venv build/release
+	build/release/bin/pip install $(PIP) -c constraints.txt "$$(echo dist/*.whl)[quantize]"
+	cd build/release && ./bin/celosia demo
+	$(BIN)/cyclonedx-py requirements requirements.lock --output-file dist/celosia.cdx.json
+	@ls -l dist
 
 format: $(INSTALLED)  ## Format the sources.
 	$(BIN)/ruff check --fix .
