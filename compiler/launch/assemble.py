@@ -358,7 +358,7 @@ class _Assembler:
             cache = cache_of(value) if storage.lasting and form.fold in BY_ROWS else None
             whose = "" if cache is None else cache.name or ""
             packs.append(Pack(self._keep(value), form.info, self.image.addresses[storage], storage.groups, whose))
-        for value in plan.taken:
+        for value in plan.unpacked:
             info = self._tensor(value)
             self.owned.add(info.name)
             act, form = self.selection.written[value], self.selection.forms[value]

@@ -97,19 +97,19 @@ def _differentiate(before: list[NodeProto], node: NodeProto, prefix: str) -> lis
     xs, y = [name.decode() for name in attributes["xs"]], attributes["y"].decode()
     tape = _Tape(prefix)
     dependent = set(xs)
-    for each in before:
-        if dependent & set(each.input):
-            dependent |= set(each.output)
+    for earlier in before:
+        if dependent & set(earlier.input):
+            dependent |= set(earlier.output)
     zero = tape.add("Sub", y, y)
     gradients: dict[str, str] = {y: tape.add("Exp", zero)}
     values = dict(zip(xs, node.input))
-    for each in reversed(before):
-        g = next((gradients[name] for name in each.output if name in gradients), None)
-        if g is None or not dependent & set(each.input):
+    for earlier in reversed(before):
+        g = next((gradients[name] for name in earlier.output if name in gradients), None)
+        if g is None or not dependent & set(earlier.input):
             continue
-        if each.op_type not in RULES or each.domain not in ("", "ai.onnx"):
-            raise NoGradient(f"Gradient ({node.name}): there is no derivative of {each.op_type} ({each.name})")
-        for name, contribution in zip(each.input, RULES[each.op_type](tape, each, g)):
+        if earlier.op_type not in RULES or earlier.domain not in ("", "ai.onnx"):
+            raise NoGradient(f"Gradient ({node.name}): there is no derivative of {earlier.op_type} ({earlier.name})")
+        for name, contribution in zip(earlier.input, RULES[earlier.op_type](tape, earlier, g)):
             if name in dependent and contribution is not None:
                 gradients[name] = tape.add("Add", gradients[name], contribution) if name in gradients else contribution
     for x, out in zip(xs, node.output):

@@ -173,7 +173,7 @@ def _classify_open_sizes(proto: onnx.ModelProto, origin: Origin, shapes: Shapes)
     """Prove which open sizes a Program can leave open: samples that are independent, and counts."""
     axes = open_axes(proto)
     positive_shapes = {
-        each: [max(size or 0, 1) for size in shape] for each, shape in shapes.items()
+        name: [max(size or 0, 1) for size in shape] for name, shape in shapes.items()
     }  # a given size may be 0
     sizes, samples, why = sizes_of(proto, positive_shapes), sample_size(proto), ""
     free: set[str] = set()

@@ -25,7 +25,15 @@ from celosia.compiler.graph.onnxruntime_rules.propagation import is_passed_on, i
 from celosia.compiler.graph.operands import operand, quantisation, set_operand, spec_of
 from celosia.compiler.graph.simplify.batchnorm import along_outputs, is_training
 from celosia.compiler.graph.simplify.fold import fold_makers
-from celosia.compiler.graph.values import attribute, attributes, become, constant, is_op, new_constant, shape
+from celosia.compiler.graph.values import (
+    attribute,
+    attributes,
+    constant,
+    is_op,
+    new_constant,
+    replace_keeping_name,
+    shape,
+)
 from celosia.compiler.program.op_spec import Role
 
 OVERFLOW = -(2.0**31)
@@ -144,7 +152,7 @@ def _absorb(graph: ir.Graph, product: _Product) -> bool:
     if b is not None:
         set_operand(node, "b", new_constant(graph, f"{node.name}_absorbed_bias", b))
     for after in product.absorbed:
-        become(after, node.outputs[0])
+        replace_keeping_name(after, node.outputs[0])
     return True
 
 

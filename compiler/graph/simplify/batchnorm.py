@@ -16,7 +16,15 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from celosia.compiler.graph.operands import operand, product_names, product_operands, set_operand
-from celosia.compiler.graph.values import attribute, become, constant, is_op, new_constant, only_use, shape
+from celosia.compiler.graph.values import (
+    attribute,
+    constant,
+    is_op,
+    new_constant,
+    only_use,
+    replace_keeping_name,
+    shape,
+)
 
 Array = NDArray[Any]
 Affine = tuple[Array, Array]
@@ -61,7 +69,7 @@ def _fold(graph: ir.Graph, node: ir.Node) -> bool:
     set_operand(node, bias_name, new_constant(graph, f"{name}_bias", offset))
     if node.op_type == "Gemm":
         node.attributes["beta"] = ir.AttrFloat32("beta", 1.0)
-    return become(after, node.outputs[0])
+    return replace_keeping_name(after, node.outputs[0])
 
 
 def is_training(node: ir.Node) -> bool:

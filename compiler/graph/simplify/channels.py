@@ -19,7 +19,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from celosia.compiler.graph.operands import convolves_bytes, operand, set_operand
-from celosia.compiler.graph.values import attribute, become, constant, is_op, new_constant, shape
+from celosia.compiler.graph.values import attribute, constant, is_op, new_constant, replace_keeping_name, shape
 from celosia.compiler.program.host.shape_rules import slice_positions
 
 Order = NDArray[np.int64]
@@ -45,7 +45,7 @@ def order_channels(model: ir.Model) -> None:
         if is_op(node, "DepthToSpace"):
             node.attributes["mode"] = ir.AttrString("mode", "DCR")
         else:
-            become(node, value)
+            replace_keeping_name(node, value)
 
 
 def _chain(value: ir.Value, graph: ir.Graph) -> Iterator[ir.Node]:

@@ -33,7 +33,7 @@ from celosia.compiler.graph.values import (
     replace_by,
     shape,
 )
-from celosia.compiler.graph.windows import spread_of
+from celosia.compiler.graph.windows import transposed_windows_of
 from celosia.compiler.program.host.window_geometry import WindowError
 
 Array = NDArray[Any]
@@ -165,7 +165,7 @@ def _axes(node: ir.Node) -> list[_Axis] | None:
     if dims is None or kernel is None or out is None or len(dims) != 4 or 0 in (*dims, *kernel, *out):
         return None
     try:
-        to = spread_of(node, kernel[2:])
+        to = transposed_windows_of(node, kernel[2:])
     except WindowError:
         return None
     if to.stride[0] != to.stride[1] or set(to.dilation) != {1} or min(to.before) < 0:
