@@ -24,7 +24,7 @@ from numpy.typing import DTypeLike, NDArray
 from celosia.compiler.graph.onnxruntime_rules.propagation import is_passed_on, is_quantised, maker, only_reader, origin
 from celosia.compiler.graph.operands import operand, quantisation, set_operand, spec_of
 from celosia.compiler.graph.simplify.batchnorm import along_outputs, is_training
-from celosia.compiler.graph.simplify.fold import fold_makers
+from celosia.compiler.graph.simplify.fold import fold_producers
 from celosia.compiler.graph.values import (
     attribute,
     attributes,
@@ -61,7 +61,7 @@ def quantise_weights(model: ir.Model, kind: DTypeLike = np.float32) -> None:
     """Change `model`: constants of type `kind` become integers behind DequantizeLinear. Of float16, which onnxruntime
     then computes in float32, these are biases alone."""
     found = [product for node in model.graph if (product := _product(node)) is not None]
-    fold_makers(model, (v for each in found for v in (each.node.inputs[1], each.bias, quantisation(each.source)[0])))
+    fold_producers(model, (v for each in found for v in (each.node.inputs[1], each.bias, quantisation(each.source)[0])))
     for product in found:
         _quantise(model.graph, product, np.dtype(kind))
 
