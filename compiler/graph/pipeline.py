@@ -21,7 +21,7 @@ from celosia.compiler.graph.errors import ModelError
 from celosia.compiler.graph.importing.branches import infer_bodies, inline_branches
 from celosia.compiler.graph.importing.functions import inline_functions
 from celosia.compiler.graph.importing.gradient import expand_gradients
-from celosia.compiler.graph.onnxruntime_rules.bias_scales import settle_biases
+from celosia.compiler.graph.onnxruntime_rules.bias_scales import rescale_biases
 from celosia.compiler.graph.onnxruntime_rules.block_quantised_products import round_activations
 from celosia.compiler.graph.onnxruntime_rules.double_pairs import fuse_qdq_pairs
 from celosia.compiler.graph.onnxruntime_rules.float16 import compute_in_float32
@@ -78,7 +78,7 @@ IMPORT_PASSES = Pipeline(
         inside=False,
     ),
     GraphPass("double-pairs", "two QDQ pairs in a row become one", fuse_qdq_pairs, inside=False),
-    GraphPass("bias-scales", "biases get the scale of their products", settle_biases, inside=False),
+    GraphPass("bias-scales", "biases get the scale of their products", rescale_biases, inside=False),
     GraphPass("narrow", "integers of fewer than 8 bits become bytes", widen, inside=False),
     GraphPass(
         "float16-biases", "float16 biases between quantised tensors become integers",

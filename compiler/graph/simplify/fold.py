@@ -16,7 +16,7 @@ import onnx_ir as ir
 from celosia.compiler.cpu.parse import parse
 from celosia.compiler.graph.errors import ModelError
 from celosia.compiler.graph.importing.external_data import is_mapped
-from celosia.compiler.graph.quantized.qdq import MADE_OF, steps_of
+from celosia.compiler.graph.quantized.qdq import MADE_OF, dequantisation_of
 from celosia.compiler.graph.shapes import UNKNOWN, infer, require_agreement
 from celosia.compiler.graph.values import constant, new_constant, shape
 from celosia.compiler.ops import OPS
@@ -118,6 +118,6 @@ def _replace_by_result(graph: ir.Graph, node: ir.Node, opsets: dict[str, int]) -
         if old.uses():
             fresh = new_constant(graph, label or "constant", np.asarray(result), computed=label is not None)
             if node.op_type in DEQUANTISED:
-                fresh.meta[MADE_OF] = steps_of(node)
+                fresh.meta[MADE_OF] = dequantisation_of(node)
             ir.convenience.replace_all_uses_with(old, fresh)
     graph.remove(node, safe=True)
