@@ -38,6 +38,7 @@ MAX_OUTPUT_BLOCKS = 32
 MAX_ACTIVATION = 127
 """Largest magnitude of an activation in bytes."""
 Numbers = NDArray[np.int32]
+"""An int32 array."""
 
 
 @dataclass(frozen=True)
@@ -119,13 +120,13 @@ def _replace_by_block_sums(node: ir.Node, weights: _Weights, cfg: Config) -> Non
         graph.insert_before(node, ir.Node(domain, op, inputs, attributes(**attrs), outputs=outputs, name=node_name))
         return outputs
 
-    def new_value(what: str, dtype: ir.DataType, *last: int) -> ir.Value:
+    def new_value(suffix: str, dtype: ir.DataType, *last: int) -> ir.Value:
         """Make a value whose shape is that of x but for the last axis, which becomes `last`."""
-        value_name = derived_name(graph, f"{y.name}_{what}")
+        value_name = derived_name(graph, f"{y.name}_{suffix}")
         return ir.Value(name=value_name, shape=ir.Shape((*dims[:-1], *last)), type=ir.TensorType(dtype))
 
     integers, floats = ir.DataType.INT8, ir.DataType.FLOAT
-    inner = dims[-1]
+    k = dims[-1]
     outputs = [new_value("bytes", integers, blocks, size), new_value("steps", floats, blocks)]
     q, steps = insert("QuantizeBlocks", [x], outputs, block_size=size)
     w = new_constant(graph, f"{name}_weights", tiles)
@@ -134,7 +135,7 @@ def _replace_by_block_sums(node: ir.Node, weights: _Weights, cfg: Config) -> Non
         [q, w],
         [new_value("sums", integers, parts, sum_bytes, blocks, lanes)],
         sum_bytes=sum_bytes,
-        K=inner,
+        K=k,
         N=n,
     )
     scales = new_constant(graph, f"{name}_scales", _arrange_tiles(weights.scales, parts, lanes))
@@ -148,8 +149,8 @@ def _replace_by_block_sums(node: ir.Node, weights: _Weights, cfg: Config) -> Non
     (result,) = insert("Reshape", [result, row], [new_value("columns", floats, columns)], domain="")
     if columns > n:
         ends = [
-            new_constant(graph, f"{name}_{what}", np.array([at]))
-            for what, at in (("start", 0), ("end", n), ("axis", -1))
+            new_constant(graph, f"{name}_{suffix}", np.array([at]))
+            for suffix, at in (("start", 0), ("end", n), ("axis", -1))
         ]
         (result,) = insert("Slice", [result, *ends], [new_value("sliced", floats, n)], domain="")
     if (bias := operand(node, "bias")) is not None:

@@ -27,8 +27,10 @@ class Constraints:
     def refuse(
         self, on_cpu: Mapping[ir.Node, str], unblocked: Collection[ir.Node] = (), compared: Collection[str] = ()
     ) -> Constraints:
-        """Add operators to `on_cpu` and `unblocked`; `unmoved` and `unpadded` start empty, as they depend on the
-        placement."""
+        """Add operators to `on_cpu` and `unblocked`.
+
+        `unmoved` and `unpadded` start empty, since they depend on the placement, which is new.
+        """
         return Constraints(
             {**self.on_cpu, **on_cpu}, self.unblocked | frozenset(unblocked),
             compared=tuple(dict.fromkeys((*self.compared, *compared))),

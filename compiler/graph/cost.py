@@ -109,11 +109,11 @@ def _count_einsum(node: ir.Node, shapes: Sequence[Shape], out: Shape) -> int:
 @_counts_macs_of("com.microsoft.Attention", "QAttention")
 def _count_projected_attention(node: ir.Node, shapes: Sequence[Shape], out: Shape) -> int:
     """Projections to queries, keys and values, then attention of each step over past and present steps."""
-    (batch, steps, inner), (_, width) = shapes[0], shapes[1]
+    (batch, steps, channels), (_, width) = shapes[0], shapes[1]
     past = _shape(operand(node, "past"))
     query_width = (attribute(node, "qkv_hidden_sizes") or [width // 3])[0]
     key_count = steps + (past[3] if past else 0)
-    return int(batch * steps * (inner * width + key_count * (query_width + out[2])))
+    return int(batch * steps * (channels * width + key_count * (query_width + out[2])))
 
 
 @_counts_macs_of("MultiHeadAttention", "GroupQueryAttention")

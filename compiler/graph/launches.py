@@ -121,8 +121,7 @@ class Scheduler:
         return all(self._is_reachable(operand) for operand in operands(producer))
 
     def _is_complete(self, value: ir.Value) -> bool:
-        """Return whether layers write all of `value` in a form that the host can unpack, and all these are in
-        launches."""
+        """Return whether layers write `value` in a form that the host can unpack, and all of them are in launches."""
         act = self.selection.written.get(value)
         return (
             act is not None

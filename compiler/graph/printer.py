@@ -94,7 +94,7 @@ def _value(value: Any) -> str:
         case bytes():
             return value.decode(errors="replace")
         case list() | tuple():
-            items = [_value(each) for each in value]
+            items = [_value(item) for item in value]
             return f"[{', '.join(items)}]" if len(items) <= 4 * SHORT else f"[{len(items)} values]"
         case ir.TensorProtocol():
             return f"{value.dtype.name.lower()}{list(value.shape)}"

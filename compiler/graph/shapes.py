@@ -193,8 +193,10 @@ def _gather_types(node: ir.Node) -> ResultTypes:
 
 
 def _types_on_host(node: ir.Node) -> ResultTypes:
-    """Return shapes and types of an operator with windows on the host: values of the input's type, then int64
-    indices."""
+    """Return shapes and types of the results of an operator with windows that runs on the host.
+
+    These are values of the input's type, and then int64 indices.
+    """
     try:
         dims = dims_on_host(node)
     except WindowError:

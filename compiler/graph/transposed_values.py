@@ -174,7 +174,9 @@ class _Inserter:
         """Insert a Slice of rows `first` to `end` of matrices."""
         dims = shape(value) or ()
         bounds = [np.array([bound], np.int64) for bound in (first, end, len(dims) - 2)]
-        operands = [self.constant(f"{what}.{first}", array) for what, array in zip(("first", "end", "axis"), bounds)]
+        operands = [
+            self.constant(f"{suffix}.{first}", array) for suffix, array in zip(("first", "end", "axis"), bounds)
+        ]
         return self.node("Slice", [value, *operands], value, rows=end - first - dims[-2])
 
     def transposed_by_product(self, value: ir.Value) -> ir.Value:

@@ -175,8 +175,10 @@ class _Assembler:
         return value.name or ""
 
     def _host_step(self, node: ir.Node) -> HostStep:
-        """Make the step of an operator that runs in numpy: it is no loop nest, or its shapes are known at run time
-        only."""
+        """Make the step of an operator that runs in numpy.
+
+        Such an operator is no loop nest, or its shapes are known at run time only.
+        """
         info = self._node_info(node)
         op = parse(ir.serde.serialize_node(node), self.opsets)
         self._check_known(op, info)

@@ -47,14 +47,9 @@ def find_attentions(cfg: Config, selection: Partition, apart: Collection[ir.Node
         ]
         score_readers = [choice for choice in choices if scores in (act.storage for act in choice.layer.inputs())]
         heads = [*score_products, *softmaxes, *value_products]
-        only_softmaxes_read = all(a is b for a, b in zip(score_readers, softmaxes)) and len(score_readers) == len(
-            softmaxes
-        )
-        if (
-            not only_softmaxes_read
-            or not len(score_products) == len(softmaxes) == len(value_products)
-            or not _contain_none(heads, apart)
-        ):
+        if [*map(id, score_readers)] != [*map(id, softmaxes)] or not _contain_none(heads, apart):
+            continue
+        if not len(score_products) == len(softmaxes) == len(value_products):
             continue
         stage_pairs = zip((score_products, softmaxes), (softmaxes, value_products))
         if any(a.layer.y != b.layer.x for before, later_stage in stage_pairs for a, b in zip(before, later_stage)):

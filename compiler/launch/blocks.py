@@ -113,8 +113,10 @@ def _fuse_maps(
 def _fuse_attention(
     cfg: Config, selection: Partition, partitioner: _ChainPartitioner, apart: frozenset[ir.Node]
 ) -> Iterator[tuple[Sequence[LayerAssignment], LayerAssignment]]:
-    """Yield (choices, block) for attention whose heads take fewer cycles as a block, timed with the layers before
-    it."""
+    """Yield (choices, block) for attention whose heads take fewer cycles as a block.
+
+    Both are timed with the layers before them.
+    """
     for attention in find_attentions(cfg, selection, apart):
         block, before = _Segment(attention.stages), [choice.layer for choice in attention.before]
         cycles_before = partitioner.cycles_once(before) if before else 0
@@ -282,11 +284,13 @@ class _ChainPartitioner:
         promising = [cuts for cost, cuts in cuts_up_to[-1] if cost <= max(best, MAX_COST_RATIO * best)]
         candidates = [[_Segment(tuple(chain[a:b])) for a, b in pairwise((*cuts, len(chain)))] for cuts in promising]
         segments = self._join_resident(self._fastest_cut(candidates))
-        return [part for segment in segments for part in self.if_faster(segment)]
+        return [final for segment in segments for final in self.if_faster(segment)]
 
     def _fastest_cut(self, cuts: list[list[_Segment]]) -> list[_Segment]:
-        """Return the first cut in which GEMM hardly ever waits, without timing the rest; else the one of fewest
-        cycles."""
+        """Return the fastest of several cuts by the timing model.
+
+        The first in which GEMM hardly ever waits is taken without timing the rest.
+        """
         if len(cuts) == 1:
             return cuts[0]
         least_cycles = 2 * chains.min_gemm_cycles(
@@ -300,8 +304,7 @@ class _ChainPartitioner:
         return cuts[cycles.index(min(cycles))]
 
     def _join_resident(self, segments: list[_Segment]) -> list[_Segment]:
-        """Join neighbouring segments if the images between them fit a scratchpad and the chain takes fewer cycles
-        so."""
+        """Join neighbouring segments whose images between them fit a scratchpad, if the chain takes fewer cycles so."""
         merged = segments[:1]
         for segment in segments[1:]:
             joined = merged[-1].then(segment)
@@ -318,78 +321,82 @@ class _ChainPartitioner:
                 self._refine(segment)
         return min(merged, segments, key=self._cycles)
 
-    def _refine(self, part: _Segment) -> None:
+    def _refine(self, segment: _Segment) -> None:
         """Choose the tilings of a segment's groups one after the other by the timing model.
 
         Unlike the estimate, it knows what neighbouring groups wait for. Images that fit a scratchpad are small, so that
         this takes little time.
         """
-        workload = self.planner.computations(part.layer)[0].workload
-        if not part.cuts or not isinstance(workload, BlockWorkload) or workload in self.policy.searched:
+        workload = self.planner.computations(segment.layer)[0].workload
+        if not segment.cuts or not isinstance(workload, BlockWorkload) or workload in self.policy.searched:
             return
         groups = list(block_space.choose(self.cfg, workload).groups)
         for number, group in enumerate(workload.groups):
-            best = self._cycles_around(part, groups, number)
+            best = self._cycles_around(segment, groups, number)
             for point in block_space.best_by_piece(self.cfg, group):
                 others = [*groups[:number], point, *groups[number + 1 :]]
-                if (cycles := self._cycles_around(part, others, number)) < best:
+                if (cycles := self._cycles_around(segment, others, number)) < best:
                     best, groups = cycles, others
         self.policy = self._policy_with(workload, groups)
 
-    def _cycles_around(self, part: _Segment, groups: Sequence[Tiling], number: int) -> float:
-        """Return the cycles of group `number` of `part` and its neighbours under the tilings `groups`.
+    def _cycles_around(self, segment: _Segment, groups: Sequence[Tiling], number: int) -> float:
+        """Return the cycles of group `number` of `segment` and its neighbours under the tilings `groups`.
 
         Without its own neighbour, a group at the edge of this range is another workload, and is tiled by the estimate.
         """
         first, end = max(0, number - NEIGHBOUR_GROUPS), min(len(groups), number + NEIGHBOUR_GROUPS + 1)
-        neighbours = part.groups(first, end)
-        whole, workload = (self.planner.computations(segment.layer)[0].workload for segment in (part, neighbours))
-        assert isinstance(whole, BlockWorkload) and isinstance(workload, BlockWorkload)
+        neighbours = segment.groups(first, end)
+        segment_workload, range_workload = (
+            self.planner.computations(either.layer)[0].workload for either in (segment, neighbours)
+        )
+        assert isinstance(segment_workload, BlockWorkload) and isinstance(range_workload, BlockWorkload)
         try:
-            fallbacks = block_space.choose(self.cfg, workload).groups
+            fallbacks = block_space.choose(self.cfg, range_workload).groups
         except TilingError:
             return inf
-        rows = zip(workload.groups, whole.groups[first:end], groups[first:end], fallbacks, strict=True)
+        rows = zip(range_workload.groups, segment_workload.groups[first:end], groups[first:end], fallbacks, strict=True)
         tilings = [
             tiling if cut_workload == whole_workload else fallback
             for cut_workload, whole_workload, tiling, fallback in rows
         ]
-        return self._cycles([neighbours], self._policy_with(workload, tilings))
+        return self._cycles([neighbours], self._policy_with(range_workload, tilings))
 
     def _policy_with(self, workload: BlockWorkload, groups: Sequence[Tiling]) -> SchedulePolicy:
         """Return the policy with these tilings for the groups of a block."""
         return replace(self.policy, searched={**self.policy.searched, workload: Tiling.of_groups(groups)})
 
-    def _user_allows(self, part: _Segment, joined: _Segment) -> bool:
-        """Return whether the user's decisions allow joining the segment `part` with others to `joined`."""
+    def _user_allows(self, segment: _Segment, joined: _Segment) -> bool:
+        """Return whether the user's decisions allow joining the segment `segment` with others to `joined`."""
         name = joined.layer.name
-        wanted = any(group_names(other)[: len(group_names(name))] == group_names(name) for other in self.decided)
-        return wanted or part.layer.name not in self.decided
+        is_decided_so = any(group_names(other)[: len(group_names(name))] == group_names(name) for other in self.decided)
+        return is_decided_so or segment.layer.name not in self.decided
 
-    def with_cycles(self, part: _Segment, block: LayerAssignment) -> LayerAssignment:
+    def with_cycles(self, segment: _Segment, block: LayerAssignment) -> LayerAssignment:
         """Note in `block` its cycles and those of its layers one by one; 0 if a layer alone does not fit."""
-        return _note_cycles(block, *self._together_and_apart(part))
+        return _note_cycles(block, *self._together_and_apart(segment))
 
-    def if_faster(self, part: _Segment) -> list[_Segment]:
-        """Return the segment, or its choices one by one if these take fewer cycles: estimates of blocks may be far
-        off."""
-        decided = part.layer.name in self.decided or not self.groups.isdisjoint(group_names(part.layer.name))
-        if len(part.choices) == 1 or decided:
-            return [part]
-        together, apart = self._together_and_apart(part)
-        return [part] if together <= apart else [_Segment((choice,)) for choice in part.choices]
+    def if_faster(self, segment: _Segment) -> list[_Segment]:
+        """Return the segment, or its choices one by one if these take fewer cycles by the timing model.
 
-    def _together_and_apart(self, part: _Segment) -> tuple[float, float]:
+        Estimates of blocks, by which chains are cut, may be far off.
+        """
+        decided = segment.layer.name in self.decided or not self.groups.isdisjoint(group_names(segment.layer.name))
+        if len(segment.choices) == 1 or decided:
+            return [segment]
+        together, apart = self._together_and_apart(segment)
+        return [segment] if together <= apart else [_Segment((choice,)) for choice in segment.choices]
+
+    def _together_and_apart(self, segment: _Segment) -> tuple[float, float]:
         """Return the cycles of a segment as a block, and those of its choices one by one.
 
         Both are timed behind the layer that makes their input, as in the network: only their first loads overlap with
         it.
         """
-        producer = self.producers.get(part.choices[0].layer.x.storage)
+        producer = self.producers.get(segment.choices[0].layer.x.storage)
         before = [] if producer is None else [producer]
         cycles_before = self.cycles_once(before) if before else 0
-        layers = [choice.layer for choice in part.choices]
-        return self.cycles_once([*before, part.layer]) - cycles_before, self.cycles_once(
+        layers = [choice.layer for choice in segment.choices]
+        return self.cycles_once([*before, segment.layer]) - cycles_before, self.cycles_once(
             [*before, *layers]
         ) - cycles_before
 
@@ -406,13 +413,13 @@ class _ChainPartitioner:
         except TilingError:
             return None if layer.is_block else 1e12  # a layer alone says so itself
 
-    def _cycles(self, parts: Sequence[_Segment], policy: SchedulePolicy | None = None) -> float:
-        """Return the cycles of a chain cut into `parts` by the timing model, cached.
+    def _cycles(self, segments: Sequence[_Segment], policy: SchedulePolicy | None = None) -> float:
+        """Return the cycles of a chain cut into `segments` by the timing model, cached.
 
         The chain runs twice in a row, so that its overlap with the layers behind it counts.
         """
         planner = self.planner.with_policy(policy or self.policy)
-        layers = [part.layer for part in parts]
+        layers = [segment.layer for segment in segments]
         name = chains.chain_name(chains.computations_with_tilings(layers, planner))
         if name not in planner.timed:
             planner.timed[name] = chains.time_layers(self.cfg, planner, [*layers, *_repeat_layers(layers, planner)])
@@ -424,8 +431,10 @@ class _ChainPartitioner:
 
 
 def _repeat_layers(layers: Sequence[Layer], planner: Planner) -> list[Layer]:
-    """Return copies of the layers in other storages; they read the originals' output if it has the shape of the
-    input."""
+    """Return copies of the layers in other storages, to run behind the originals.
+
+    They read the originals' output if it has the shape of their input.
+    """
     x, y = layers[0].x, layers[-1].y
     is_repeatable = x.storage.groups == y.storage.groups and replace(x, storage=y.storage) == y
     storage_of = {x.storage: y.storage} if is_repeatable else {}
@@ -453,13 +462,13 @@ def estimated_cycles(cfg: Config, workload: Workload | BlockWorkload) -> float:
     return block_space.estimate(cfg, block, block_space.choose(cfg, block))
 
 
-def _fuse_choices(selection: Partition, part: _Segment) -> LayerAssignment:
+def _fuse_choices(selection: Partition, segment: _Segment) -> LayerAssignment:
     """Fuse the choices of a segment into one, and forget where the outputs inside it were stored."""
-    *inner_choices, last = part.choices
+    *inner_choices, last = segment.choices
     for choice in inner_choices:
         for locations in (selection.forms, selection.written):
             del locations[choice.value]
-    notes = "; ".join(choice.note for choice in part.choices if choice.note)
-    reads = {storage: source for choice in part.choices for storage, source in choice.reads.items()}
-    nodes = [node for choice in part.choices for node in choice.nodes]
-    return LayerAssignment(part.layer, nodes, reads, last.value, notes)
+    notes = "; ".join(choice.note for choice in segment.choices if choice.note)
+    reads = {storage: source for choice in segment.choices for storage, source in choice.reads.items()}
+    nodes = [node for choice in segment.choices for node in choice.nodes]
+    return LayerAssignment(segment.layer, nodes, reads, last.value, notes)

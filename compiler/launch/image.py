@@ -169,7 +169,7 @@ class _Emitter:
             completion_order = self.overlap.completion_order(number)
             parts = self.parts[number] = self.planner.layer(layer, completion_order, self._is_cold(number))
             placed = [self._place_part(part, layer) for part in parts]
-            tiles = [tile for plan in placed for tile in plan.tiles()]
+            tiles = [tile for placed_plan in placed for tile in placed_plan.tiles()]
             planned = PlannedLayer(number, layer, tiles, max(part.tiling.ahead for part in parts))
             guests = [self.layers[guest] for guest in self.overlap.waiting.get(number, ())]
             if guests and all(takes_acc(self.cfg, guest) for guest in guests):
@@ -197,8 +197,10 @@ class _Emitter:
         return self.cold and (number == 0 or (self.layers[before].gemm is None and not self.layers[before].is_block))
 
     def _completion_axis(self, number: int) -> int:
-        """Return the axis along which a layer's output becomes complete for the next one: rows, columns or channel
-        groups."""
+        """Return the axis along which a layer's output becomes complete for the next layer.
+
+        It counts rows, columns or channel groups.
+        """
         if self.overlap.completion_order(number) is CompletionOrder.COLUMNS:
             return COLUMNS
         by_groups = self.layers[number].y.height == len(self.parts[number]) == self.cfg.out_pieces == 1

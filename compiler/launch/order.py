@@ -174,12 +174,12 @@ def _fastest_guests(
 
 def _without_convolutions(cfg: Config, layers: Sequence[Layer], host: int, guests: Sequence[int]) -> tuple[int, ...]:
     """Select the guests for the vector unit alone, but not those that need a dropped guest from behind the host."""
-    kept: list[int] = []
+    selected: list[int] = []
     dropped: list[int] = []
     for number in guests:
         needs_dropped = any(other > host and depends(cfg, layers[number], layers[other]) for other in dropped)
-        (kept if is_for_vector(cfg, layers[number]) and not needs_dropped else dropped).append(number)
-    return tuple(kept)
+        (selected if is_for_vector(cfg, layers[number]) and not needs_dropped else dropped).append(number)
+    return tuple(selected)
 
 
 def _find_movable(cfg: Config, planner: Planner, layers: Sequence[Layer]) -> Iterator[Link]:

@@ -345,7 +345,7 @@ class TileInterleaver:
             guest.emit_next(self.stream)
 
     def _follow_last_tiles(self) -> None:
-        """Emit guests' tiles as their inputs become complete, while the last, already loaded tiles of the host
+        """Emit guests' tiles as their inputs become complete, while the host's last tiles, which have loaded,
         compute."""
         while any(guest.remaining for guest in self.guests):
             guest = self._next_ready(max(0, len(self.host.tiles) - len(self.stream.waiting)))

@@ -25,7 +25,7 @@ def infer_bodies(model: ir.Model) -> None:
         node = waiting.pop()
         for body in subgraphs(node):
             _infer_body(body, captured(node), model)
-            waiting += [inner for inner in body if subgraphs(inner)]
+            waiting += [inner_node for inner_node in body if subgraphs(inner_node)]
 
 
 def _infer_body(body: ir.Graph, outer: list[ir.Value], model: ir.Model) -> None:
@@ -83,9 +83,9 @@ def _inline_branch(graph: ir.Graph, node: ir.Node) -> None:
             value.name = f"{value.name}_inlined"
         graph.register_initializer(value)
         value.meta[INLINED] = True
-    for inner in list(branch):
-        branch.remove(inner)
-        graph.insert_before(node, inner)
+    for branch_node in list(branch):
+        branch.remove(branch_node)
+        graph.insert_before(node, branch_node)
     for out, result in zip(node.outputs, results, strict=True):
         producer = result.producer()
         if out.is_graph_output() and (producer is None or producer.graph is not graph or result.is_graph_output()):

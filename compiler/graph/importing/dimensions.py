@@ -28,8 +28,10 @@ Sizes = dict[str, int]
 def input_values(proto: onnx.ModelProto) -> dict[str, onnx.ValueInfoProto]:
     """Return the inputs that a user gives, by name: those that are no constants."""
     graph = proto.graph
-    fixed = {tensor.name for tensor in graph.initializer} | {each.values.name for each in graph.sparse_initializer}
-    return {value.name: value for value in graph.input if value.name not in fixed}
+    constants = {tensor.name for tensor in graph.initializer} | {
+        sparse.values.name for sparse in graph.sparse_initializer
+    }
+    return {value.name: value for value in graph.input if value.name not in constants}
 
 
 def _dims(value: onnx.ValueInfoProto) -> list[onnx.TensorShapeProto.Dimension] | None:

@@ -84,8 +84,10 @@ def read_small(proto: ModelProto, folder: str) -> None:
 
 
 def _size(tensor: TensorProto) -> int:
-    """Return the bytes of an external constant; 0 for a constant inside the model, or of an impossible shape or
-    type."""
+    """Return the bytes of an external constant.
+
+    0 for a constant inside the model, and for one of an impossible shape or type.
+    """
     kind = ONNX_TYPES.get(tensor.data_type, "object")
     if not uses_external_data(tensor) or kind == "object" or any(size < 0 for size in tensor.dims):
         return 0

@@ -78,7 +78,7 @@ def subgraphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
 def opset_of(proto: onnx.ModelProto, domain: str) -> int:
     """Return the version of `domain` that a model imports; 1 where it imports none."""
     names = ("", "ai.onnx") if domain in ("", "ai.onnx") else (domain,)
-    return next((int(each.version) for each in proto.opset_import if each.domain in names), 1)
+    return next((int(opset.version) for opset in proto.opset_import if opset.domain in names), 1)
 
 
 def _function_schema(proto: onnx.ModelProto, node: onnx.NodeProto) -> onnx.defs.OpSchema | None:

@@ -346,7 +346,7 @@ def require_static(model: ir.Model, allow_open: bool = False) -> None:
         for axis, size in enumerate(value.shape):
             if not isinstance(size, int):
                 if not allow_open:
-                    sizes = ",".join(str(each if isinstance(each, int) else 1) for each in value.shape)
+                    sizes = ",".join(str(other if isinstance(other, int) else 1) for other in value.shape)
                     raise ModelError(
                         f"input {value.name!r} has a dynamic dimension {axis}; give its size, as --shape "
                         f"{value.name}={sizes} (shapes= in Python)"

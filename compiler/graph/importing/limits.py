@@ -29,9 +29,9 @@ def require_memory(model: ir.Model) -> None:
             )
         if dims is not None and value.dtype not in (None, ir.DataType.UNDEFINED):
             label = "" if node is None else f"{node.op_type} ({node.name or value.name})"
-            what = f"{label}: output {value.name!r}" if label else f"input {value.name!r}"
+            description = f"{label}: output {value.name!r}" if label else f"input {value.name!r}"
             try:
-                check_size(prod(dims) * itemsize(dtype_name(value)), f"{what} {list(dims)}")
+                check_size(prod(dims) * itemsize(dtype_name(value)), f"{description} {list(dims)}")
             except HostError as error:
                 raise ModelError(str(error)) from None
 

@@ -94,19 +94,18 @@ def _clear_comments(proto: ModelProto) -> None:
 
 
 def _unify_domains(proto: ModelProto) -> None:
-    """Write ONNX's domain "ai.onnx" as "", keep one version of each domain, and name onnxruntime's operators as its
-    own.
+    """Give ONNX's domain one name and each domain one version, and move onnxruntime's own operators out of it.
 
-    Operators that onnxruntime alone defines in ONNX's domain move to "com.microsoft".
+    "ai.onnx" becomes "". Operators that onnxruntime alone defines in ONNX's domain move to "com.microsoft".
     """
     for entry in (*nodes(proto.graph), *proto.opset_import):
         if entry.domain == "ai.onnx":
             entry.domain = ""
     opsets = {entry.domain: entry for entry in proto.opset_import}
     if len(opsets) < len(proto.opset_import):  # the last one of a domain counts
-        kept = list(opsets.values())
+        last_entries = list(opsets.values())
         del proto.opset_import[:]
-        proto.opset_import.extend(kept)
+        proto.opset_import.extend(last_entries)
     opset = opsets[""].version if "" in opsets else 0
     for node in nodes(proto.graph):
         if node.domain == "" and opset in ONNXRUNTIME_OPSETS.get(node.op_type, ()):
@@ -155,9 +154,9 @@ def _keep_last_constants(graph: GraphProto) -> None:
     constants = {tensor.name: tensor for tensor in graph.initializer if tensor.name}
     constants |= {tensor.values.name: _dense(tensor) for tensor in graph.sparse_initializer}
     if len(constants) < len(graph.initializer) or graph.sparse_initializer:
-        kept = list(constants.values())
+        remaining = list(constants.values())
         del graph.initializer[:], graph.sparse_initializer[:]
-        graph.initializer.extend(kept)
+        graph.initializer.extend(remaining)
 
 
 def _dense(tensor: onnx.SparseTensorProto) -> TensorProto:
@@ -168,31 +167,31 @@ def _dense(tensor: onnx.SparseTensorProto) -> TensorProto:
 def _drop_constant_inputs(graph: GraphProto) -> None:
     """Drop inputs that are constants, as models before IR version 4 list them: the constant gives type and shape."""
     constants = {tensor.name for tensor in graph.initializer}
-    kept = [value for value in graph.input if value.name not in constants]
-    if len(kept) < len(graph.input):
+    inputs = [value for value in graph.input if value.name not in constants]
+    if len(inputs) < len(graph.input):
         del graph.input[:]
-        graph.input.extend(kept)
+        graph.input.extend(inputs)
 
 
 def _drop_redundant_declarations(graph: GraphProto) -> None:
     """Drop value_info of constants, inputs and outputs, and all but the first of each tensor."""
-    declared_elsewhere = {each.name for each in (*graph.initializer, *graph.input, *graph.output)}
+    declared_elsewhere = {declared.name for declared in (*graph.initializer, *graph.input, *graph.output)}
     first: dict[str, onnx.ValueInfoProto] = {}
     for value in graph.value_info:
         if value.name and value.name not in declared_elsewhere:
             first.setdefault(value.name, value)
     if len(first) < len(graph.value_info):
-        kept = list(first.values())
+        remaining = list(first.values())
         del graph.value_info[:]
-        graph.value_info.extend(kept)
+        graph.value_info.extend(remaining)
 
 
 def _declarations(graph: GraphProto) -> Iterator[onnx.ValueInfoProto]:
     """Yield all declarations of types and shapes in `graph` and the graphs inside it."""
     yield from (*graph.input, *graph.output, *graph.value_info)
     for node in graph.node:
-        for inner in subgraphs(node):
-            yield from _declarations(inner)
+        for subgraph in subgraphs(node):
+            yield from _declarations(subgraph)
 
 
 PLACEHOLDERS = ("?", "*", "-1", "None", "Any", "unknown")
@@ -277,9 +276,11 @@ def _drop_negative_resize_axes(graph: GraphProto) -> None:
         mode = attrs.get("coordinate_transformation_mode")
         if mode is not None and mode.s == b"tf_crop_and_resize":  # this mode reads a region of all axes
             continue
-        used_names = {name for each in graph.node for name in (*each.input, *each.output)}
-        used_names |= {each.name for each in (*graph.initializer, *graph.input)}
-        positions_name, sizes = (unused_name(f"{node.output[0]}.{what}", used_names) for what in ("places", "sizes"))
+        used_names = {name for other in graph.node for name in (*other.input, *other.output)}
+        used_names |= {other.name for other in (*graph.initializer, *graph.input)}
+        positions_name, sizes = (
+            unused_name(f"{node.output[0]}.{suffix}", used_names) for suffix in ("places", "sizes")
+        )
         graph.initializer.append(onnx.numpy_helper.from_array(np.array(positions), positions_name))
         graph.node.insert(number, onnx.helper.make_node("Gather", [all_sizes, positions_name], [sizes]))
         node.input[1:4] = ["", "", sizes]
@@ -308,5 +309,5 @@ def _names_read_by(node: NodeProto) -> Iterator[str]:
     """Yield the names that `node` and the graphs inside it read."""
     yield from node.input
     for subgraph in subgraphs(node):
-        for inner in nodes(subgraph):
-            yield from inner.input
+        for inner_node in nodes(subgraph):
+            yield from inner_node.input

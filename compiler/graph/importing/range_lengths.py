@@ -55,7 +55,7 @@ def _add_constant(known: dict[str, Forms], name: str, tensor: TensorProto) -> No
         and len(tensor.dims) <= 1
         and int(np.prod(tensor.dims)) <= MAX_LIST_ELEMENTS
     ):
-        known[name] = [Counter({"": int(each)}) for each in to_array(tensor).reshape(-1)]
+        known[name] = [Counter({"": int(number)}) for number in to_array(tensor).reshape(-1)]
 
 
 def _range_length(node: NodeProto, known: Mapping[str, Forms]) -> int | None:

@@ -78,7 +78,7 @@ def _add_constant(value: ir.Value, sizes: dict[ir.Value, Sizes]) -> None:
         return
     array = constant(value)
     if array is not None and array.dtype.kind in "iu" and array.ndim <= 1:
-        sizes[value] = [int(each) for each in array.reshape(-1)]
+        sizes[value] = [int(number) for number in array.reshape(-1)]
 
 
 def _sizes_computed_by(node: ir.Node, samples: set[ir.Value], sizes: dict[ir.Value, Sizes]) -> Sizes | None:

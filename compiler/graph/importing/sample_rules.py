@@ -131,12 +131,12 @@ def rule(*names: str, takes_count: bool = False) -> Callable[[Rule], Rule]:
         form for form in quantised_forms(*names) if op_spec(form).domain != "celosia"
     ]  # celosia's own forms are in no imported model
 
-    def add(function: Rule) -> Rule:
+    def register(function: Rule) -> Rule:
         RULES.update(dict.fromkeys((*names, *forms), function))
         TAKES_COUNT.update(names if takes_count else ())
         return function
 
-    return add
+    return register
 
 
 @rule(*(operators_with("kind", Kind.INJECTIVE) - operators_with("moves")), "Identity", "Where", "BiasGelu", "FastGelu")

@@ -41,9 +41,9 @@ def _inner_graphs(graph: GraphProto) -> Iterator[GraphProto]:
     while waiting:
         for node in waiting.pop().node:
             for attr in node.attribute:
-                inner = [attr.g] if attr.type == onnx.AttributeProto.GRAPH else list(attr.graphs)
-                waiting += inner
-                yield from inner
+                subgraphs = [attr.g] if attr.type == onnx.AttributeProto.GRAPH else list(attr.graphs)
+                waiting += subgraphs
+                yield from subgraphs
 
 
 def _are_small_constants(names: list[str], nodes: list[NodeProto], tensors: list[TensorProto]) -> bool:
@@ -72,7 +72,7 @@ def _are_small_constants(names: list[str], nodes: list[NodeProto], tensors: list
             if not all(_is_small(_value(attr)) for attr in node.attribute):
                 return False
         elif node is not None and node.op_type in SIZE_MOVING_OPS:
-            waiting += [each for each in node.input if each]
+            waiting += [operand for operand in node.input if operand]
         elif node is not None:
             return False
     return True
@@ -95,6 +95,7 @@ def _is_small(value: object) -> bool:
 
 
 Dims = tuple[int, ...]
+"""A static shape."""
 
 
 def corrected_window_shapes(graph: onnx.GraphProto, inferred: onnx.GraphProto) -> dict[str, onnx.ValueInfoProto]:
@@ -138,8 +139,10 @@ def corrected_window_shapes(graph: onnx.GraphProto, inferred: onnx.GraphProto) -
 
 
 def _window_outputs(op: str, attrs: Mapping[str, Any], size: Dims, kernel: Dims | None) -> Dims:
-    """Return the sizes of the output of an operator with windows, without batch and channels, as onnxruntime has
-    them."""
+    """Return the sizes of the output of an operator with windows, as onnxruntime computes them.
+
+    size, kernel: of the input and the weights, without batch and channels, as the result.
+    """
     return (
         transposed_windows(attrs, size, kernel).out if op == "ConvTranspose" else windows(op, attrs, size, kernel).out
     )

@@ -101,8 +101,9 @@ def sample_size(proto: onnx.ModelProto) -> str | None:
 
 
 def prove_independence(model: ir.Model, proto: onnx.ModelProto, samples: str) -> tuple[tuple[str, ...], str]:
-    """Prove that samples are independent: return (the inputs whose first axis counts them, ""), or ((), the reason why
-    not).
+    """Prove that samples are independent.
+
+    Returns (the inputs whose first axis counts them, ""), or ((), the reason why they may not be).
 
     samples: label of the open size that may count samples. Changes `model`: constants are folded, but sizes are not,
     since that would hide how values depend on the number of samples.
@@ -118,9 +119,7 @@ def meets_weights(model: ir.Model) -> bool:
     copy = model.clone()
     infer_shapes(copy)
     fold(copy)
-    constants = set(
-        copy.graph.initializers.values()
-    )  # later also results of constants alone, such as dequantised weights
+    constants = set(copy.graph.initializers.values())  # and results of constants alone, such as dequantised weights
     for node in copy.graph:
         inputs = [value for value in node.inputs if value is not None]
         if inputs and constants.issuperset(inputs):

@@ -62,57 +62,59 @@ def _graph_errors(graph: GraphProto, depth: int, folder: str = "") -> Iterator[s
         yield from _node_errors(node, depth)
 
 
-def _sparse_errors(tensor: SparseTensorProto, what: str) -> Iterator[str]:
-    """Yield the error of a sparse constant that cannot be read; `what` names it."""
+def _sparse_errors(tensor: SparseTensorProto, label: str) -> Iterator[str]:
+    """Yield the error of a sparse constant that cannot be read; `label` names it."""
     try:
         dense(tensor)
     except Exception as error:  # numpy's and onnx's
-        yield f"{what} cannot be read: {error}"
+        yield f"{label} cannot be read: {error}"
 
 
 def _node_errors(node: NodeProto, depth: int) -> Iterator[str]:
-    """Yield the errors of a node in a graph `depth` levels deep: attributes that would crash onnx, damaged
-    constants."""
+    """Yield the errors of a node: attributes that would crash onnx, and damaged constants.
+
+    depth: levels of graphs around it.
+    """
     where = f"{node.op_type} ({node.name or next(iter(node.output), '')})"
     names = [attr.name for attr in node.attribute]
     if node.op_type == "Split" and any(a.name == "num_outputs" and a.i != len(node.output) for a in node.attribute):
         yield f"{where} has {len(node.output)} outputs, which is not its num_outputs"
     for attr in node.attribute:
-        what = f"attribute {attr.name!r} of {where}"
+        label = f"attribute {attr.name!r} of {where}"
         if names.count(attr.name) > 1:
-            yield f"{what} is given twice"
+            yield f"{label} is given twice"
         if (
             attr.type == AttributeProto.INT
             and attr.name in LEAST_AXIS_VALUES
             and not LEAST_AXIS_VALUES[attr.name] <= attr.i <= MAX_RANK
         ):
-            yield f"{what} is {attr.i}"
+            yield f"{label} is {attr.i}"
         if attr.name in DIVISORS and attr.type == AttributeProto.INT and attr.i < 1:
-            yield f"{what} is {attr.i}; it counts from 1 on"
+            yield f"{label} is {attr.i}; it counts from 1 on"
         for text in (*([attr.s] if attr.type == AttributeProto.STRING else ()), *attr.strings):
             try:
                 text.decode()
             except UnicodeDecodeError:
-                yield f"{what} is no text of UTF-8"
+                yield f"{label} is no text of UTF-8"
         for tensor in (*([attr.t] if attr.type == AttributeProto.TENSOR else ()), *attr.tensors):
-            yield from _tensor_errors(tensor, what)
+            yield from _tensor_errors(tensor, label)
         if attr.type == AttributeProto.SPARSE_TENSOR:
-            yield from _sparse_errors(attr.sparse_tensor, what)
+            yield from _sparse_errors(attr.sparse_tensor, label)
         for graph in (*([attr.g] if attr.type == AttributeProto.GRAPH else ()), *attr.graphs):
             yield from _graph_errors(graph, depth + 1)
 
 
-def _tensor_errors(tensor: TensorProto, what: str, folder: str = "") -> Iterator[str]:
-    """Yield an error where the data of a constant is missing, in no folder, or does not fit its shape; `what` names it.
+def _tensor_errors(tensor: TensorProto, label: str, folder: str = "") -> Iterator[str]:
+    """Yield an error where the data of a constant is missing, in no folder, or does not fit its shape.
 
-    No memory is allocated for data that is not there.
+    label: names the constant. No memory is allocated for data that is not there.
     """
     if any(n < 0 for n in tensor.dims) or prod(tensor.dims) > MAX_ELEMENTS or len(tensor.dims) > MAX_RANK:
-        yield f"{what} has the impossible shape {list(tensor.dims)}"
+        yield f"{label} has the impossible shape {list(tensor.dims)}"
         return
     is_external = onnx.external_data_helper.uses_external_data(tensor)
     if is_external and not folder:
-        yield f"{what} is in another file; give the path of the model"
+        yield f"{label} is in another file; give the path of the model"
         return
     try:
         if is_external:
@@ -121,7 +123,7 @@ def _tensor_errors(tensor: TensorProto, what: str, folder: str = "") -> Iterator
             to_array(tensor)
     except Exception as error:  # the file's, numpy's and onnx's
         lines = str(error).splitlines()
-        yield f"{what} cannot be read: {lines[0] if lines else type(error).__name__}"
+        yield f"{label} cannot be read: {lines[0] if lines else type(error).__name__}"
 
 
 def bad_texts(message: Message, where: str) -> Iterator[tuple[Message, str, str, bytes]]:
@@ -133,9 +135,9 @@ def bad_texts(message: Message, where: str) -> Iterator[tuple[Message, str, str,
                 if isinstance(text, bytes):
                     yield message, field.name, where, text
         elif field.type == FieldDescriptor.TYPE_MESSAGE:
-            for inner in items:
-                name = getattr(inner, "name", "")
-                yield from bad_texts(inner, f"{field.name} {name!r}" if name else where)
+            for item in items:
+                name = getattr(item, "name", "")
+                yield from bad_texts(item, f"{field.name} {name!r}" if name else where)
 
 
 def is_comment(message: Message, field: str) -> bool:
@@ -154,7 +156,9 @@ Formal = tuple[str, str, frozenset[str]]
 """(name of an input, letter or parameter that inputs of one type share, "" if none; element types it may have)."""
 
 VARIADIC = OpSchema.FormalParameterOption.Variadic
+"""Option of a formal input that repeats."""
 EIGHT_BITS = frozenset(("int8", "uint8"))
+"""Element types of bytes."""
 QUANTISED = EIGHT_BITS | {f"{sign}int{bits}" for sign in ("", "u") for bits in (2, 4, 16)} | {"int32"}
 """Element types of quantised tensors in onnxruntime."""
 LETTERS = {"f": frozenset(("float",)), "i": frozenset(("int32",)), "Q": QUANTISED, ".": frozenset[str]()}
@@ -168,7 +172,7 @@ def element_type_error(proto: ModelProto) -> str:
     """
     opset = opset_of(proto, "")
     return next(
-        (what for node, types in nodes_with_types(proto.graph, Types()) for what in _type_errors(node, types, opset)),
+        (error for node, types in nodes_with_types(proto.graph, Types()) for error in _type_errors(node, types, opset)),
         "",
     )
 
@@ -198,8 +202,10 @@ def _formal_inputs(node: NodeProto, opset: int) -> Iterator[Formal]:
 
 
 def _formals_of_spec(spec: OpSpec, count: int) -> Iterator[Formal]:
-    """Yield the formal inputs that an OpSpec declares for a node of `count` inputs. Capital letters are shared
-    types."""
+    """Yield the formal inputs that an OpSpec declares for a node of `count` inputs.
+
+    Inputs whose type is the same capital letter must have the same type.
+    """
     for number in range(count):
         operand = spec.operand_at(number)
         letter = (operand.type if operand else "") or "."
@@ -209,7 +215,10 @@ def _formals_of_spec(spec: OpSpec, count: int) -> Iterator[Formal]:
 
 def _formals_of_schema(schema: OpSchema) -> Iterator[Formal]:
     """Yield the formal inputs of ONNX's schema; a variadic input repeats without end."""
-    types_of = {each.type_param_str: _element_types(each.allowed_type_strs) for each in schema.type_constraints}
+    types_of = {
+        constraint.type_param_str: _element_types(constraint.allowed_type_strs)
+        for constraint in schema.type_constraints
+    }
     for formal in schema.inputs:
         is_variadic = formal.option == VARIADIC
         shared = formal.type_str if formal.type_str in types_of and (formal.is_homogeneous or not is_variadic) else ""

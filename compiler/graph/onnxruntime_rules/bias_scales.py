@@ -19,8 +19,8 @@ from celosia.compiler.graph.onnxruntime_rules.propagation import (
     is_superfluous_bound,
     last_superfluous_bound,
     only_reader,
-    producer_behind_moves,
-    producer_behind_wires,
+    producer_before_moves,
+    producer_before_wires,
     quantised_result,
     quantiser,
 )
@@ -42,7 +42,7 @@ def rescale_biases(model: ir.Model) -> None:
         bias_input = _bias_input(node)
         if bias_input is None or len(node.inputs) <= bias_input:
             continue
-        product = producer_behind_wires(node.inputs[1 - bias_input]) if is_op(node, "Add") else node
+        product = producer_before_wires(node.inputs[1 - bias_input]) if is_op(node, "Add") else node
         if product is not None and (scale := _new_scale(product, node, node.inputs[bias_input])) is not None:
             _set_bias_scale(node, bias_input, scale)
 
@@ -55,7 +55,7 @@ def _bias_input(node: ir.Node) -> int | None:
     if not is_op(node, "Add"):
         return None
     for number, value in enumerate(node.inputs):
-        product, bias = producer_behind_wires(value), node.inputs[1 - number]
+        product, bias = producer_before_wires(value), node.inputs[1 - number]
         if product is not None and is_op(product, "MatMul") and has_one_reader(product) and adds_bias(product, bias):
             return 1 - number
     return None
@@ -96,11 +96,11 @@ def _dequantised_operand(value: ir.Value | None, moved: bool = True) -> Quantise
 
     moved: look also behind operators that only move elements, if it has one scale.
     """
-    source = producer_behind_wires(value)
+    source = producer_before_wires(value)
     if moved and not is_op(source, "DequantizeLinear"):
-        source = producer_behind_moves(value)
+        source = producer_before_moves(value)
     q = dequantised(source.outputs[0]) if source is not None else None
-    return q if q is None or q.scalar or producer_behind_wires(value) is source else None
+    return q if q is None or q.scalar or producer_before_wires(value) is source else None
 
 
 def _is_byte_product(product: ir.Node, last: ir.Node, x: Quantised, w: Quantised) -> bool:
@@ -139,7 +139,7 @@ def _set_bias_scale(node: ir.Node, number: int, step: NDArray[np.float32]) -> No
     """Let input `number` of `node` dequantise its integers by `step` and without a zero point."""
     bias = node.inputs[number]
     assert bias is not None and node.graph is not None and isinstance(node.graph, ir.Graph)
-    source, name = producer_behind_wires(bias), f"{bias.name}_in_steps_of_{node.outputs[0].name}"
+    source, name = producer_before_wires(bias), f"{bias.name}_in_steps_of_{node.outputs[0].name}"
     assert source is not None
     axis = attributes(axis=len(shape(bias) or (0,)) - 1) if step.size > 1 else []
     scale = new_constant(node.graph, f"{name}_scale", step if axis else step[0])

@@ -21,7 +21,7 @@ from celosia.compiler.graph.onnxruntime_rules.propagation import (
     IDLE,
     is_quantised,
     is_removed_wire,
-    producer_behind_moves,
+    producer_before_moves,
 )
 from celosia.compiler.graph.operands import operand, quantisation
 from celosia.compiler.graph.values import (
@@ -136,7 +136,7 @@ class _ProductFinder:
     def block_product_of(self, node: ir.Node) -> BlockProduct | None:
         """Return the BlockProduct of `node`; None if it multiplies floats."""
         x = node.inputs[0]
-        if x is None or is_op(producer_behind_moves(x), "DequantizeLinear") or self._stays_float(node):
+        if x is None or is_op(producer_before_moves(x), "DequantizeLinear") or self._stays_float(node):
             return None
         weights = self._find_weights(node)
         if weights is None:
@@ -146,10 +146,11 @@ class _ProductFinder:
         return BlockProduct(dequantise, tuple(weight_values), size) if size else None
 
     def _find_weights(self, node: ir.Node) -> tuple[ir.Node, list[ir.Value], bool] | None:
-        """Return (DequantizeLinear of the second factor, values from its result to the one `node` reads, is
-        transposed).
+        """Follow the second factor of `node` back to its DequantizeLinear.
 
-        None if other operators than wires and transpositions lie between, or a value between has other readers.
+        Returns (the DequantizeLinear, the values from its result to the one that `node` reads, whether it is transposed
+        between). None if other operators than wires and transpositions lie between, or a value between has other
+        readers.
         """
         value, weight_values, turns, all_name_perm = node.inputs[1], list[ir.Value](), 0, True
         while value is not None and value.producer() is not None:
@@ -170,7 +171,7 @@ class _ProductFinder:
     def _after_transpositions(
         self, node: ir.Node, dequantise: ir.Node, weight_values: list[ir.Value], turns: int, all_name_perm: bool
     ) -> tuple[ir.Node, list[ir.Value], bool] | None:
-        """Return the result of `_find_weights` after onnxruntime has moved the transpositions into `node` or the
+        """Return the result of `_find_weights` once onnxruntime has moved the transpositions into `node` or the
         constants.
 
         turns: number of transpositions. all_name_perm: all name their permutation; onnxruntime moves one that does not
@@ -192,8 +193,10 @@ class _ProductFinder:
         return len(twins) == 1 and len(self._readers_of(x)) == 1
 
     def _takes_transpositions(self, gemm: ir.Node) -> bool:
-        """Return whether onnxruntime turns transpositions of a Gemm's factors into its attributes: it has at most one
-        reader."""
+        """Return whether onnxruntime turns transpositions of a Gemm's factors into its attributes.
+
+        It does so if the Gemm has at most one reader.
+        """
         return len(self._readers_of(gemm.outputs[0])) < 2
 
     def _block_length(self, dequantise: ir.Node, is_turned: bool) -> int:
@@ -248,8 +251,10 @@ class _ProductFinder:
 
     @staticmethod
     def _is_transposed_by_onnxruntime(node: ir.Node) -> bool:
-        """Return whether `node` dequantises bytes that onnxruntime transposes, so that it reads constants of its
-        own."""
+        """Return whether `node` dequantises bytes that onnxruntime transposes.
+
+        It then reads constants of its own.
+        """
         if not is_op(node, "DequantizeLinear") or node.inputs[0] is None or attribute(node, "block_size", 0):
             return False
         reader = only_use(node.outputs[0])
@@ -287,8 +292,10 @@ class _ProductFinder:
         return {value for node in self.graph if subgraphs(node) for value in _outer_values_read(node)}
 
     def _readers_of(self, value: ir.Value) -> list[ir.Node]:
-        """Return the operators of this graph that read `value`: once for each input, and once for all of their
-        bodies."""
+        """Return the operators of this graph that read `value`.
+
+        An operator counts once for each of its inputs, and once for all of its bodies.
+        """
         direct_readers = [use.node for use in value.uses() if use.node.graph is self.graph]
         if len(direct_readers) == len(list(value.uses())):
             return direct_readers
@@ -337,8 +344,8 @@ class _ProductFinder:
 
     @staticmethod
     def _is_bias(bias: tuple[int, ...], result: tuple[int, ...] | None) -> bool:
-        """Return whether a Gemm with `result` takes a matrix `bias`: a row, a column, or one number for each
-        element."""
+        """Return whether a Gemm accepts a matrix `bias`: a row, a column, or one number for each element of its
+        `result`."""
         if result is None:
             return False
         rows, columns = result[-2:]
@@ -354,8 +361,10 @@ class _ProductFinder:
         return order[-1] is later_product
 
     def _is_plain(self, gemm: ir.Node) -> bool:
-        """Return whether a Gemm has no factors, a row as its bias, and no Sum or Transpose behind that onnxruntime
-        merges."""
+        """Return whether a Gemm can become a product of bytes as it is.
+
+        It has no factors, a row as its bias if any, and no Sum or Transpose behind it that onnxruntime merges with it.
+        """
         y = gemm.outputs[0]
         bias = operand(gemm, "c")
         if abs(attribute(gemm, "alpha", 1.0) - 1) > FACTOR_TOLERANCE:

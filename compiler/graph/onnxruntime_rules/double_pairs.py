@@ -58,7 +58,7 @@ def _fuse_next(graph: ir.Graph, first: ir.Node) -> bool:
     if not steps.scale > 0:
         return False
     name = first.outputs[0].name or ""
-    parameters = [new_constant(graph, f"{name}_{part}", array) for part, array in zip(PairSteps._fields, steps)]
+    parameters = [new_constant(graph, f"{name}_{suffix}", array) for suffix, array in zip(PairSteps._fields, steps)]
     for node in (first, *last_dequantises):
         for parameter, value in zip(quantisation_names(node.op_type), parameters):
             set_operand(node, parameter, value)

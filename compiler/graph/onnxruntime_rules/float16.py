@@ -19,6 +19,7 @@ from celosia.compiler.graph.simplify.identities import remove_wires
 from celosia.compiler.graph.values import attribute, attributes, constant, is_folded, is_op, only_use, subgraphs
 
 HALF, SINGLE = ir.DataType.FLOAT16, ir.DataType.FLOAT
+"""Element types float16 and float32."""
 EIGHT_BITS = (ir.DataType.INT8, ir.DataType.UINT8)
 """Element types of bytes."""
 
@@ -152,8 +153,7 @@ class _GraphWidening:
         return node.op_type not in KERNELS or not first <= self.version < end
 
     def _is_isolated(self, node: ir.Node) -> bool:
-        """Return whether `node` computes in float16 and all its float16 neighbours are operators that become
-        float32."""
+        """Return whether `node` computes in float16 but all its float16 neighbours become float32."""
         if subgraphs(node) or any(value.is_graph_output() for value in node.outputs):
             return False
         inputs = [value for value in node.inputs if value is not None]

@@ -24,8 +24,8 @@ from celosia.compiler.graph.onnxruntime_rules.propagation import (
     has_one_reader,
     is_quantised,
     only_reader,
-    producer_behind_moves,
-    producer_behind_wires,
+    producer_before_moves,
+    producer_before_wires,
 )
 from celosia.compiler.graph.operands import operand, quantisation, set_operand, spec_of
 from celosia.compiler.graph.simplify.batchnorm import along_outputs, is_training
@@ -85,14 +85,14 @@ def _find_product(node: ir.Node) -> _Product | None:
         add = only_reader(node) if has_one_reader(node) else None
         if add is None or not is_op(add, "Add") or len(shape(node.inputs[1]) or ()) != 2:  # type: ignore[arg-type]
             return None
-        last, bias_input = add, int(producer_behind_wires(add.inputs[0]) is node)
+        last, bias_input = add, int(producer_before_wires(add.inputs[0]) is node)
         is_matrix = node.inputs[0] is not None and len(node.inputs[0].shape or ()) == 2
     elif is_op(node, "Conv", "ConvTranspose", "Gemm"):
         bias_input = spec_of(node).having(Role.BIAS)[0]
     else:
         return None
-    source = producer_behind_wires(node.inputs[0])
-    source = producer_behind_moves(source.inputs[0] if source is not None and _pads(source, node) else node.inputs[0])
+    source = producer_before_wires(node.inputs[0])
+    source = producer_before_moves(source.inputs[0] if source is not None and _pads(source, node) else node.inputs[0])
     absorbed = _absorbable_nodes(node)
     if source is None or not is_op(source, "DequantizeLinear") or not _is_quantised((last, *absorbed)[-1], is_matrix):
         return None
@@ -100,8 +100,10 @@ def _find_product(node: ir.Node) -> _Product | None:
 
 
 def _pads(pad: ir.Node, node: ir.Node) -> bool:
-    """Return whether `pad` puts zeros around the images of a Conv alone, so that onnxruntime makes it part of the
-    Conv."""
+    """Return whether `pad` puts zeros around the images of a Conv alone.
+
+    onnxruntime makes it part of the Conv.
+    """
     if not is_op(pad, "Pad") or not is_op(node, "Conv") or operand(pad, "axes") is not None:
         return False
     pads, value = constant(operand(pad, "pads")), operand(pad, "constant_value")
@@ -135,7 +137,7 @@ def _is_affine(reader: ir.Node, node: ir.Node, channel_shape: tuple[int, ...]) -
 
     channel_shape: shape of an array with one element for each channel of an image.
     """
-    if producer_behind_wires(reader.inputs[0]) is not node or len(reader.outputs) > 1:
+    if producer_before_wires(reader.inputs[0]) is not node or len(reader.outputs) > 1:
         return False
     arrays = [constant(value) for value in reader.inputs[1:]]
     if any(array is None or array.dtype != np.float32 for array in arrays):
@@ -237,7 +239,7 @@ def _quantised_weights(
 
     Weights that are quantised already give (None, their scales, None): only the bias is still float then.
     """
-    source = producer_behind_wires(node.inputs[1])
+    source = producer_before_wires(node.inputs[1])
     if not is_op(source, "DequantizeLinear"):
         w = constant(node.inputs[1])
         return None if w is None or w.dtype != np.float32 or not w.size else _quantise_to_int8(w)

@@ -29,15 +29,15 @@ NARROW = frozenset(("int2", "uint2", "int4", "uint4"))
 """Element types whose values, less a zero point of the same type, fit into int8."""
 
 
-def widen(model: ir.Model, kept: Collection[ir.Node | None] = ()) -> None:
+def widen(model: ir.Model, unchanged: Collection[ir.Node | None] = ()) -> None:
     """Widen to bytes the narrow integers that DequantizeLinears read or QuantizeLinears make, in bodies too.
 
-    kept: nodes that stay as they are.
+    unchanged: nodes that stay as they are.
     """
     for node in list(model.graph.all_nodes()):
         if is_op(node, "QuantizeLinear") and dtype_name(node.outputs[0]) in NARROW:
             _widen_quantise(node)
-        if is_op(node, "DequantizeLinear") and node not in kept and _is_narrow(node):
+        if is_op(node, "DequantizeLinear") and node not in unchanged and _is_narrow(node):
             _widen_dequantise(node)
 
 
@@ -51,8 +51,8 @@ def in_bytes(proto: onnx.ModelProto) -> onnx.ModelProto:
     if not any(is_op(node, "DequantizeLinear") and _is_narrow(node) for node in model.graph.all_nodes()):
         return proto
     model = ir.from_proto(onnx.shape_inference.infer_shapes(proto))
-    kept = [product.dequantise for product in find_block_products(model).values()]
-    widen(model, [*kept, *(node for node in model.graph.all_nodes() if attribute(node, "block_size", 0))])
+    unchanged = [product.dequantise for product in find_block_products(model).values()]
+    widen(model, [*unchanged, *(node for node in model.graph.all_nodes() if attribute(node, "block_size", 0))])
     return ir.to_proto(model)
 
 

@@ -64,22 +64,23 @@ def _description(node: ir.Node, same: Mapping[ir.Value | None, ir.Value | None])
     return node.domain, node.op_type, (*attrs,), tuple(same.get(value, value) for value in node.inputs)
 
 
-def producer_behind_wires(value: ir.Value | None) -> ir.Node | None:
-    """Return the operator that computes `value`, skipping wires that onnxruntime removes."""
+def producer_before_wires(value: ir.Value | None) -> ir.Node | None:
+    """Return the operator that computes `value`, before wires (operators that change nothing) that onnxruntime
+    removes."""
     node = value.producer() if value is not None else None
     while node is not None and is_removed_wire(node):
         node = node.inputs[0].producer() if node.inputs[0] is not None else None
     return node
 
 
-def producer_behind_moves(value: ir.Value | None) -> ir.Node | None:
+def producer_before_moves(value: ir.Value | None) -> ir.Node | None:
     """Return the operator that computes the elements of `value`, skipping operators that move them.
 
     If it is a DequantizeLinear, it comes to stand directly before the readers of `value`.
     """
-    node = producer_behind_wires(value)
+    node = producer_before_wires(value)
     while node is not None and is_op(node, *MOVING):
-        node = producer_behind_wires(node.inputs[0])
+        node = producer_before_wires(node.inputs[0])
     return node
 
 
@@ -122,13 +123,15 @@ def quantiser(node: ir.Node) -> ir.Node | None:
 
 
 def last_superfluous_bound(node: ir.Node) -> ir.Node:
-    """Return the last of the Relus and Clips behind `node`, if quantisation makes all of them superfluous; else
-    `node`."""
+    """Return the last of the Relus and Clips behind `node`, if quantisation makes all of them superfluous.
+
+    Returns `node` if there are none, or not all are superfluous.
+    """
     chain = [node]
     while has_one_reader(chain[-1]) and (user := only_reader(chain[-1])) is not None and is_op(user, "Relu", "Clip"):
         chain.append(user)
     y = quantised_result(chain[-1])
-    return chain[-1] if y is not None and all(is_superfluous_bound(each, y) for each in chain[1:]) else node
+    return chain[-1] if y is not None and all(is_superfluous_bound(bound, y) for bound in chain[1:]) else node
 
 
 def quantised_result(node: ir.Node) -> Quantised | None:

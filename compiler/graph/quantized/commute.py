@@ -21,8 +21,6 @@ CHOOSING_OPS = operators_with("moves", Moves.SOME, Moves.FILL)
 
 `Commute._integer_inputs` decides for which attributes and operands.
 """
-
-
 IN_FLOATS = "celosia.operand stays in floats"
 """Key in `meta` of a QuantizeLinear that stood behind a Concat, Pad or the like in the model.
 
@@ -31,15 +29,16 @@ onnxruntime leaves it there, so that the operator whose result it quantises comp
 
 
 class Commute:
-    """Rules that exchange operators with quantisation; each returns whether it changed `graph`. Base class of
-    Integerise."""
+    """Rules that exchange operators with quantisation; each returns whether it changed `graph`.
+
+    The base class of Integerise.
+    """
 
     def __init__(self, model: ir.Model) -> None:
         self.model, self.graph = model, model.graph
 
     def _commute(self, node: ir.Node) -> bool:
-        """Exchange `node` with a QuantizeLinear behind it or a DequantizeLinear before it, if it only moves
-        elements."""
+        """Exchange `node`, if it moves elements, with a QuantizeLinear behind it or a DequantizeLinear before it."""
         if not node.inputs or not node.outputs:
             return False
         if is_op(node, *MOVING_OPS):
@@ -55,9 +54,9 @@ class Commute:
     def _commute_late(self, node: ir.Node) -> bool:
         """Exchange operators with quantisation, once it is clear which operators before them compute floats."""
         may_move_quantise = is_op(node, *CHOOSING_OPS) and not takes_largest(node) and len(node.outputs) == 1
-        return (may_move_quantise and self._quantise_before(node, floats=not is_op(node, *MOVING))) or self._commute(
-            node
-        )
+        if may_move_quantise and self._quantise_before(node, floats=not is_op(node, *MOVING)):
+            return True
+        return self._commute(node)
 
     def _quantise_before(self, node: ir.Node, floats: bool = False) -> bool:
         """Rewrite moving(float) -> QuantizeLinear as QuantizeLinear -> moving(8 bit).
@@ -136,8 +135,10 @@ class Commute:
         return rest
 
     def _integer_pad_inputs(self, node: ir.Node, q: Quantised, exact: bool) -> list[ir.Value | None] | None:
-        """Return the inputs of a Pad by a constant with the constant as an integer of `q`; None if that is
-        impossible."""
+        """Return the inputs of a Pad by a constant, with the constant as an integer of `q`.
+
+        None if that is impossible.
+        """
         if "pads" in node.attributes or operand(node, "pads") is None:  # before version 11
             return None
         constant_operand = operand(node, "constant_value")
@@ -193,8 +194,10 @@ class Commute:
         return True
 
     def _insert_like(self, node: ir.Node, inputs: list[Any], typed: ir.Value, dims: Any, name: str) -> ir.Value:
-        """Insert before `node` a node of its operator and attributes; its output has the type of `typed` and shape
-        `dims`."""
+        """Insert before `node` a node of its operator and attributes, and return its output.
+
+        The output has the type of `typed` and the shape `dims`.
+        """
         name = derived_name(self.graph, name)
         out = ir.Value(name=name, shape=ir.Shape(list(dims)) if dims is not None else None, type=typed.type)
         new_node = ir.Node(node.domain, node.op_type, inputs, list(node.attributes.values()), outputs=[out], name=name)

@@ -95,8 +95,10 @@ class Integerise(Commute):
     # One rule for each operator --------------------------------------------------------------------------------
 
     def _rewrite(self, node: ir.Node) -> bool:
-        """Replace `node` with its QuantizeLinear by its integer operator (_RULES), or by a table if it ends a float
-        chain."""
+        """Replace `node` and its QuantizeLinear by an integer operator (_RULES).
+
+        If there is none, or onnxruntime computes floats here, they become a table if they end a chain of functions.
+        """
         if node.domain not in DOMAINS or len(node.outputs) != 1:
             return False
         if self._reads_outer_dequantise(node):
@@ -109,8 +111,10 @@ class Integerise(Commute):
         return y is not None and ((rule is not None and rule(self, node, y)) or self._rewrite_chain(node, y))
 
     def _reads_outer_dequantise(self, node: ir.Node) -> bool:
-        """Return whether `node`, in a body, reads a DequantizeLinear outside of it: onnxruntime computes floats
-        there."""
+        """Return whether `node`, in a body, reads a DequantizeLinear outside of it.
+
+        onnxruntime computes floats there.
+        """
         producers = [value.producer() for value in node.inputs if value is not None]
         return any(is_op(producer, "DequantizeLinear") and producer.graph is not self.graph for producer in producers)  # type: ignore[union-attr]
 
@@ -143,7 +147,8 @@ class Integerise(Commute):
     ) -> bool:  # fmt: skip
         """Replace `source` by the quantised form of the float operator `op`, as `_replace_by` does.
 
-        domain: of the new operator, if it is not that of the form (our own has other roundings).
+        domain: "celosia" for our own operator of the form's name, which takes other attributes; None for the form's
+        domain.
         """
         form = quantised_form(op)
         inputs = arrange(form, [self._quantised_inputs(x) for x in operands], self._parameters(y), bias)
@@ -176,7 +181,7 @@ class Integerise(Commute):
         return self._replace_by_form(node.op_type, [x, w], y, node, bias, **attributes_of(node))
 
     def _find_product(self, node: ir.Node, to_bytes: bool) -> Product | None:
-        """Return the operands of a Gemm or MatMul, and an Add of a bias behind it; None if no integer operator computes
+        """Return the operands of a Gemm or MatMul, with the bias of an Add behind it, if integer operators can compute
         it.
 
         to_bytes: its result is quantised.
@@ -219,7 +224,7 @@ class Integerise(Commute):
         dims, array = shape(value), constant(value)
         if array is None or dims is None or len(dims) == 1 or array.size != prod(dims[-1:]):
             return value
-        return new_constant(self.graph, f"{value.name}_flatten_bias", array.reshape(-1))
+        return new_constant(self.graph, f"{value.name}_row", array.reshape(-1))
 
     def _rewrite_quantised_product(self, node: ir.Node) -> bool:
         """Replace Gemm, MatMul, or MatMul -> Add of a bias, by QGemm or QLinearMatMul.
@@ -365,7 +370,7 @@ class Integerise(Commute):
 
     def _replace_by_table(self, node: ir.Node, x: Quantised, y: Quantised, table: NDArray[Any]) -> bool:
         """Replace `node` and its QuantizeLinear by a Table of `x`."""
-        name = new_constant(self.graph, f"{node.name or y.value.name}_replace_by_table", table)
+        name = new_constant(self.graph, f"{node.name or y.value.name}_table", table)
         return self._replace_by(y, "celosia", "Table", [x.value, name], node, function=node.op_type)
 
     def _rewrite_requantisation(self, node: ir.Node, y: Quantised) -> bool:
@@ -402,8 +407,10 @@ def _multiplies_bytes(x: Quantised, w: Quantised, y: Quantised | None = None) ->
 
 
 def _byte_operands(node: ir.Node | None, y: Quantised) -> tuple[Quantised, Quantised] | None:
-    """Return both operands of `node`, if they are 8-bit tensors of the type of `y`, with one scale each, not both
-    constant."""
+    """Return both operands of `node` if they are 8-bit tensors of the type of `y`, with one scale each.
+
+    None for others, and if both are constant.
+    """
     assert node is not None
     a, b = dequantised(node.inputs[0]), dequantised(node.inputs[1])
     if a is None or b is None or not (a.scalar and b.scalar) or not a.dtype == b.dtype == y.dtype:

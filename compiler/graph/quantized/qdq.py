@@ -52,8 +52,10 @@ class Quantised:
 
 @dataclass(frozen=True)
 class Product:
-    """An integer product x * w + bias. last: the operator whose result it is: the product, or the addition of the
-    bias."""
+    """An integer product x * w + bias.
+
+    last: the operator whose result it is: the product, or the addition of the bias.
+    """
 
     x: Quantised
     w: Quantised
@@ -62,10 +64,9 @@ class Product:
 
 
 def dequantised(value: ir.Value | None) -> Quantised | None:
-    """Return the quantised tensor of which a DequantizeLinear makes `value`; None if there is none, or it is not
-    supported.
+    """Return the quantised tensor of which a DequantizeLinear makes `value`.
 
-    Scale and zero point must be constants.
+    None if another operator makes it, or scale and zero point are not constants of supported types.
     """
     node = value.producer() if value is not None else None
     return _read_parameters(node, node.inputs[0]) if is_op(node, "DequantizeLinear") else None  # type: ignore[union-attr]

@@ -47,8 +47,7 @@ def norm_operands(graph: ir.Graph, node: ir.Node, y: Quantised) -> tuple[Quantis
 
 
 def _read_norm(node: ir.Node, y: Quantised) -> tuple[Quantised, numerics.NormConstants]:
-    """Return the input and the integer constants of a normalisation. Raises NormError with the reason if there are
-    none."""
+    """Return the input and the integer constants of a normalisation. Raises NormError with the reason if it cannot."""
     x = activation(node.inputs[0])
     if x is None or x.dtype != y.dtype:
         raise numerics.NormError(f"its input is no tensor of {y.dtype} with one scale, as its result is")

@@ -74,8 +74,10 @@ def _fold_next(graph: ir.Graph, node: ir.Node) -> bool:
 
 
 def is_training(node: ir.Node) -> bool:
-    """Return whether a BatchNormalization uses the statistics of its batch: by attribute, or (before opset 14) by
-    outputs."""
+    """Return whether a BatchNormalization uses the statistics of its batch.
+
+    An attribute says so, or, before opset 14, that it has several outputs.
+    """
     return len(node.outputs) > 1 or bool(attribute(node, "training_mode", 0))
 
 
@@ -106,10 +108,10 @@ def _affine(node: ir.Node, x: ir.Value, dims: tuple[int, ...]) -> Affine | None:
     c = _per_channel(node.inputs[1] if x_is_first else node.inputs[0], dims)
     if c is None or (not x_is_first and node.op_type == "Div"):
         return None
-    one, zero = np.ones(channels), np.zeros(channels)
+    ones, zeros = np.ones(channels), np.zeros(channels)
     with np.errstate(divide="ignore"):
         affine_of = {
-            "Mul": (c, zero), "Div": (1 / c, zero), "Add": (one, c), "Sub": (one, -c) if x_is_first else (-one, c)
+            "Mul": (c, zeros), "Div": (1 / c, zeros), "Add": (ones, c), "Sub": (ones, -c) if x_is_first else (-ones, c)
         }  # fmt: skip
     return affine_of[node.op_type]
 

@@ -28,6 +28,7 @@ from celosia.compiler.program.op_spec import Kind
 from celosia.compiler.target import target
 
 Shape = tuple[int, ...]
+"""A static shape."""
 ELEMENTWISE = frozenset((*UNARY, *BINARY, *VARIADIC, "Clip"))
 """Operators that compute element by element, in any layout."""
 _BLOCKED = {name.removeprefix("Blocked"): op_spec(name) for name in OPS if name.startswith("Blocked")}
@@ -226,8 +227,10 @@ class _Layout:
         return x
 
     def _insert_elementwise(self, node: ir.Node) -> ir.Value | None:
-        """Insert an elementwise operator on blocks; None if no operand is in blocks, or one would have to be
-        converted."""
+        """Insert an elementwise operator on blocks.
+
+        None if no operand is in blocks, or one would have to be converted.
+        """
         out_dims = _dims(node.outputs[0])
         block = next(
             (_dims(self.blocked[x])[-1] for x in node.inputs if x in self.blocked and _dims(x)[1:2] == out_dims[1:2]), 0
@@ -241,8 +244,7 @@ class _Layout:
         return self._insert(node, node.op_type, operands, (out_dims[0], blocks, *out_dims[2:], block))
 
     def _block_operand(self, x: ir.Value, out: Shape, c: int, node: ir.Node) -> ir.Value | None:
-        """Return operand `x` so that it broadcasts to `out` in blocks of `c` channels; None where that would cost
-        time."""
+        """Return operand `x` so that it broadcasts to `out` in blocks of `c` channels; None if that would cost time."""
         dims, array = _dims(x), constant(x)
         if x in self.blocked:
             return self.blocked[x] if dims[1] == out[1] else None
@@ -287,8 +289,10 @@ class _Layout:
         return self._insert(node, "Reshape", [x, new_constant(self.graph, "dims", np.array(dims, np.int64))], dims)
 
     def _insert(self, node: ir.Node, op: str, inputs: Sequence[ir.Value | None], dims: Shape, **attrs: Any) -> ir.Value:
-        """Insert an operator before `node` and return its output; if it stands for `node`, it has its attributes and
-        name."""
+        """Insert an operator before `node` and return its output.
+
+        If it is the operator of `node`, or its blocked form, it gets the attributes and the name of `node`.
+        """
         is_own = "Block" in op or op == "Unblock"
         copied = list(node.attributes.values()) if op.removeprefix("Blocked") == node.op_type and not attrs else []
         wanted_name = f"{_name_of(node.outputs[0])}.{op.lower()}"

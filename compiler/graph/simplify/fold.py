@@ -66,8 +66,10 @@ def fold_imported(model: ir.Model) -> None:
 
 
 def _is_foldable(node: ir.Node) -> bool:
-    """Return whether `node` reads constants alone, is deterministic, has code, and gives small results of known
-    type."""
+    """Return whether `node` can be folded.
+
+    It must read constants alone, be deterministic, have code, and give small results of known type.
+    """
     unread = UNREAD.get(node.op_type, -1)
     if any(v is not None and constant(v) is None for number, v in enumerate(node.inputs) if number != unread):
         return False
@@ -116,8 +118,8 @@ def _replace_by_result(graph: ir.Graph, node: ir.Node, opsets: dict[str, int]) -
     for old, result in zip(node.outputs, results):
         label, old.name = old.name, None
         if old.uses():
-            fresh = new_constant(graph, label or "constant", np.asarray(result), computed=label is not None)
+            new_value = new_constant(graph, label or "constant", np.asarray(result), computed=label is not None)
             if node.op_type in DEQUANTISED:
-                fresh.meta[MADE_OF] = dequantisation_of(node)
-            ir.convenience.replace_all_uses_with(old, fresh)
+                new_value.meta[MADE_OF] = dequantisation_of(node)
+            ir.convenience.replace_all_uses_with(old, new_value)
     graph.remove(node, safe=True)

@@ -109,13 +109,13 @@ def _producer_among(node: ir.Node, *ops: str) -> ir.Node | None:
 
 @_rule("Identity", *(name for name in operators_with("repeated") if op_spec(name).scale is None))
 def _replace_single_operand(graph: ir.Graph, node: ir.Node) -> ir.Value | None:
-    """Identity, and Concat, Sum, Min, Max or Mean of one operand, equal it."""
+    """Replace Identity, and Concat, Sum, Min, Max or Mean of one operand, by that operand."""
     return node.inputs[0] if len(node.inputs) == 1 else None
 
 
 @_rule("Expand", "Tile")
 def _replace_copy_of_all(graph: ir.Graph, node: ir.Node) -> ir.Value | None:
-    """Expand and Tile only copy where the output has the shape of the input, which `_apply` checks."""
+    """Replace an Expand or Tile by its operand; `_apply` checks that the shape stays, so that nothing is repeated."""
     return node.inputs[0]
 
 
@@ -145,31 +145,31 @@ _rule("Div")(_neutral_element_rule(1.0, either=False))
 
 @_rule("Relu", "Abs", "Ceil", "Floor", "Round", "Sign")
 def _merge_idempotent(graph: ir.Graph, node: ir.Node) -> ir.Value | None:
-    """f(f(x)) = f(x)."""
+    """Replace f(f(x)) by f(x)."""
     return node.inputs[0] if _producer_among(node, node.op_type) is not None else None
 
 
 @_rule("Neg", "Not", "BitwiseNot")
 def _cancel_involution(graph: ir.Graph, node: ir.Node) -> ir.Value | None:
-    """f(f(x)) = x."""
-    inner = _producer_among(node, node.op_type)
-    return inner.inputs[0] if inner is not None else None
+    """Replace f(f(x)) by x."""
+    earlier = _producer_among(node, node.op_type)
+    return earlier.inputs[0] if earlier is not None else None
 
 
 @_rule("Transpose")
 def _merge_transposes(graph: ir.Graph, node: ir.Node) -> ir.Value | None:
-    """Two transpositions are one, or none if the axes end in order."""
+    """Merge two transpositions into one, or remove them if the axes end in order."""
     dims = shape(node.outputs[0])
     if dims is None:
         return None
     perm, x = _permutation_of(node, len(dims)), node.inputs[0]
-    inner = _producer_among(node, "Transpose")
-    if inner is not None:
-        first = _permutation_of(inner, len(dims))
-        perm, x = [first[axis] for axis in perm], inner.inputs[0]
+    earlier = _producer_among(node, "Transpose")
+    if earlier is not None:
+        first = _permutation_of(earlier, len(dims))
+        perm, x = [first[axis] for axis in perm], earlier.inputs[0]
     if perm == sorted(perm):
         return x
-    return None if inner is None else _insert_operator(graph, node, "Transpose", [x], perm=perm)
+    return None if earlier is None else _insert_operator(graph, node, "Transpose", [x], perm=perm)
 
 
 def _permutation_of(node: ir.Node, rank: int) -> list[int]:
@@ -185,27 +185,27 @@ LOSSLESS = frozenset((
 
 @_rule("Cast")
 def _merge_casts(graph: ir.Graph, node: ir.Node) -> ir.Value | None:
-    """A cast to the same type goes; so does a first cast that keeps all values, among integers or among floats."""
-    x, inner = node.inputs[0], _producer_among(node, "Cast")
+    """Remove a cast to the same type, and a first cast that keeps all values, among integers or among floats."""
+    x, earlier = node.inputs[0], _producer_among(node, "Cast")
     if x is None or x.dtype == node.outputs[0].dtype:
         return x
-    if inner is None or inner.inputs[0] is None:
+    if earlier is None or earlier.inputs[0] is None:
         return None
-    source, between, target = inner.inputs[0].dtype, x.dtype, node.outputs[0].dtype
+    source, between, target = earlier.inputs[0].dtype, x.dtype, node.outputs[0].dtype
     if source is None or between is None or target is None:
         return None
     narrow, wide = source.numpy(), between.numpy()
     if {narrow.name, wide.name} - LOSSLESS or not np.can_cast(narrow, wide, "safe"):
         return None
     if source == target:
-        return inner.inputs[0]
+        return earlier.inputs[0]
     if narrow.kind != "b" and (narrow.kind == "f") != (wide.kind == "f"):
         return None  # out of range, an integer wraps and a float does not
-    return _insert_operator(graph, node, "Cast", [inner.inputs[0]], to=int(target))
+    return _insert_operator(graph, node, "Cast", [earlier.inputs[0]], to=int(target))
 
 
 def _remove_cast_to_same_type(graph: ir.Graph, node: ir.Node) -> ir.Value | None:
-    """A cast to the type that its operand has goes."""
+    """Remove a cast to the type that its operand has."""
     x = node.inputs[0]
     return x if x is not None and x.dtype == node.outputs[0].dtype else None
 
@@ -216,27 +216,27 @@ RESHAPES = VIEWS - {"Identity", "Dropout"}
 
 @_rule(*RESHAPES)
 def _merge_views(graph: ir.Graph, node: ir.Node) -> ir.Value | None:
-    """A view to the same shape goes; two views in a row are one Reshape."""
-    x, dims, inner = node.inputs[0], shape(node.outputs[0]), _producer_among(node, *RESHAPES)
+    """Remove a view to the same shape, and merge two views in a row into one Reshape."""
+    x, dims, earlier = node.inputs[0], shape(node.outputs[0]), _producer_among(node, *RESHAPES)
     if x is None or dims is None or 0 in dims:
         return None
     if shape(x) == dims:
         return x
-    if inner is None or inner.inputs[0] is None:
+    if earlier is None or earlier.inputs[0] is None:
         return None
-    if shape(inner.inputs[0]) == dims:
-        return inner.inputs[0]
+    if shape(earlier.inputs[0]) == dims:
+        return earlier.inputs[0]
     target = new_constant(graph, f"{node.outputs[0].name}_shape", np.array(dims, np.int64))
-    return _insert_operator(graph, node, "Reshape", [inner.inputs[0], target])
+    return _insert_operator(graph, node, "Reshape", [earlier.inputs[0], target])
 
 
 @_rule("Clip")
 def _merge_clips(graph: ir.Graph, node: ir.Node) -> ir.Value | None:
-    """Two Clips whose ranges overlap are one."""
-    inner, x = _producer_among(node, "Clip"), node.inputs[0]
-    if inner is None or x is None or x.dtype is None or len(node.inputs) < 2 or len(inner.inputs) < 2:
+    """Merge two Clips whose ranges overlap into one."""
+    earlier, x = _producer_among(node, "Clip"), node.inputs[0]
+    if earlier is None or x is None or x.dtype is None or len(node.inputs) < 2 or len(earlier.inputs) < 2:
         return None
-    ranges = [_clip_bounds(inner, x.dtype.numpy()), _clip_bounds(node, x.dtype.numpy())]
+    ranges = [_clip_bounds(earlier, x.dtype.numpy()), _clip_bounds(node, x.dtype.numpy())]
     if None in ranges:
         return None
     (a, b), (c, d) = ranges  # type: ignore[misc]
@@ -245,9 +245,10 @@ def _merge_clips(graph: ir.Graph, node: ir.Node) -> ir.Value | None:
         return None
     name = node.outputs[0].name
     bounds = [
-        new_constant(graph, f"{name}_{what}", np.array(v, x.dtype.numpy())) for what, v in (("min", low), ("max", high))
+        new_constant(graph, f"{name}_{suffix}", np.array(v, x.dtype.numpy()))
+        for suffix, v in (("min", low), ("max", high))
     ]
-    return _insert_operator(graph, node, "Clip", [inner.inputs[0], *bounds])
+    return _insert_operator(graph, node, "Clip", [earlier.inputs[0], *bounds])
 
 
 def _clip_bounds(node: ir.Node, kind: Any) -> tuple[Any, Any] | None:
@@ -272,7 +273,7 @@ def _clip_bounds(node: ir.Node, kind: Any) -> tuple[Any, Any] | None:
 
 @_rule("Dropout")
 def _remove_dropout(graph: ir.Graph, node: ir.Node) -> ir.Value | None:
-    """A Dropout that is not in training goes."""
+    """Remove a Dropout that is not in training."""
     training = operand(node, "training_mode")
     training_array = constant(training)
     is_off = training is None or (training_array is not None and not np.any(training_array))
@@ -282,14 +283,14 @@ def _remove_dropout(graph: ir.Graph, node: ir.Node) -> ir.Value | None:
 
 @_rule("Pad")
 def _remove_empty_pad(graph: ir.Graph, node: ir.Node) -> ir.Value | None:
-    """A Pad by nothing goes."""
+    """Remove a Pad by nothing."""
     pads = attribute(node, "pads", constant(operand(node, "pads")))
     return node.inputs[0] if pads is not None and not np.any(pads) else None
 
 
 @_rule("Slice")
 def _remove_whole_slice(graph: ir.Graph, node: ir.Node) -> ir.Value | None:
-    """A forward Slice in steps of 1 goes if its result has the shape of its operand, which `_apply` checks."""
+    """Remove a forward Slice in steps of 1; `_apply` checks that its result has the shape of its operand."""
     steps_operand = operand(node, "steps")
     steps = constant(steps_operand)
     forwards = steps_operand is None or (steps is not None and bool(np.all(steps == 1)))

@@ -136,8 +136,10 @@ class _TransposedConvolution:
         replace_by(node, result)
 
     def _convolution(self, ys: Sequence[_Phase], xs: Sequence[_Phase], axes: list[_Axis]) -> ir.Value:
-        """Insert the convolution of phases `ys` x `xs`, which have the same window; their results are side by side as
-        channels."""
+        """Insert the convolution of phases `ys` x `xs`, which have the same window.
+
+        Their results are side by side as channels.
+        """
         x, w, bias = (*self.node.inputs, None)[:3]
         dims = shape(self.node.outputs[0])
         assert w is not None and dims is not None
@@ -187,8 +189,10 @@ def _axes(node: ir.Node) -> list[_Axis] | None:
 
 
 def _split_weights(weights: Array, group: int, ys: Sequence[_Phase], xs: Sequence[_Phase]) -> Array:
-    """Return weights [C, M/group, kh, kw] of the transposed convolution as [M * phases, C/group, h, w] of the
-    convolution."""
+    """Split the weights of a transposed convolution by phases of rows (`ys`) and columns (`xs`).
+
+    [C, M/group, kh, kw] become [M * phases, C/group, h, w] of a convolution.
+    """
     c, m = weights.shape[:2]
     by_group = weights.reshape(group, c // group, m, *weights.shape[2:]).swapaxes(1, 2)
     result = np.zeros((group, m, len(ys), len(xs), c // group, ys[0].width, xs[0].width), weights.dtype)
