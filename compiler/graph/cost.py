@@ -53,28 +53,28 @@ def _shape(value: ir.Value | None) -> Shape:
 
 @_counts_macs_of("MatMul", "Gemm")
 def _count_matrix_product(node: ir.Node, shapes: Sequence[Shape], out: Shape) -> int:
-    """Each result takes as many MACs as the left matrix has columns (rows if transposed)."""
+    """Count as many MACs for each result as the left matrix has columns (rows if transposed)."""
     axis = -1 if not attribute(node, "transA", 0) else 0 if attribute(node, "transBatchA", 0) else -2
     return int(math.prod(out) * shapes[0][axis])
 
 
 @_counts_macs_of("Conv")
 def _count_convolution(node: ir.Node, shapes: Sequence[Shape], out: Shape) -> int:
-    """Each result takes as many MACs as a kernel has weights."""
+    """Count as many MACs for each result as a kernel has weights."""
     return int(math.prod(out) * math.prod(shapes[1][1:]))
 
 
 @_counts_macs_of("ConvTranspose")
 def _count_transposed_convolution(node: ir.Node, shapes: Sequence[Shape], out: Shape) -> int:
-    """Each element of the input meets all weights of its channel."""
+    """Count as many MACs for each element of the input as its channel has weights."""
     return int(math.prod(shapes[0]) * math.prod(shapes[1][1:]))
 
 
 @_counts_macs_of("LSTM", "GRU", "RNN")
 def _count_recurrence(node: ir.Node, shapes: Sequence[Shape], out: Shape) -> int:
-    """Each time step of each sample multiplies all input weights and all recurrent weights once.
+    """Count one product by all input weights and all recurrent weights for each time step of each sample.
 
-    The outputs may be left out, so that only inputs give the sizes.
+    The outputs may be left out, so that the inputs give the sizes.
     """
     x, input_weights, recurrent_weights, *_ = shapes
     return int(x[0] * x[1]) * (math.prod(input_weights) + math.prod(recurrent_weights))
@@ -82,19 +82,19 @@ def _count_recurrence(node: ir.Node, shapes: Sequence[Shape], out: Shape) -> int
 
 @_counts_macs_of("MatMulNBits", "MatMulBnb4")
 def _count_packed_weights(node: ir.Node, shapes: Sequence[Shape], out: Shape) -> int:
-    """Each result takes K MACs."""
+    """Count K MACs for each result."""
     return int(math.prod(out) * attribute(node, "K"))
 
 
 @_counts_macs_of("BlockSums")
 def _count_block_sums(node: ir.Node, shapes: Sequence[Shape], out: Shape) -> int:
-    """Each row of activations meets a K x N matrix of weights."""
+    """Count a product by a K x N matrix of weights for each row of activations."""
     return int(math.prod(out[:-1]) * attribute(node, "K") * attribute(node, "N"))
 
 
 @_counts_macs_of("Einsum")
 def _count_einsum(node: ir.Node, shapes: Sequence[Shape], out: Shape) -> int:
-    """Each combination of all indices takes one MAC for each operand after the first; one operand takes none."""
+    """Count one MAC for each combination of all indices and each operand after the first."""
     terms = attribute(node, "equation").replace(" ", "").split("->")[0].split(",")
     sizes: dict[str, int] = {}
     for term, dims in zip(terms, shapes):  # operands that do not fit are refused when they are computed
@@ -108,7 +108,7 @@ def _count_einsum(node: ir.Node, shapes: Sequence[Shape], out: Shape) -> int:
 
 @_counts_macs_of("com.microsoft.Attention", "QAttention")
 def _count_projected_attention(node: ir.Node, shapes: Sequence[Shape], out: Shape) -> int:
-    """Projections to queries, keys and values, then attention of each step over past and present steps."""
+    """Count the projections to queries, keys and values, and attention of each step over past and present steps."""
     (batch, steps, channels), (_, width) = shapes[0], shapes[1]
     past = _shape(operand(node, "past"))
     query_width = (attribute(node, "qkv_hidden_sizes") or [width // 3])[0]
@@ -118,7 +118,7 @@ def _count_projected_attention(node: ir.Node, shapes: Sequence[Shape], out: Shap
 
 @_counts_macs_of("MultiHeadAttention", "GroupQueryAttention")
 def _count_attention(node: ir.Node, shapes: Sequence[Shape], out: Shape) -> int:
-    """Each query meets each key, and each attention weight the value of that key."""
+    """Count a product of each query with each key, and of each attention weight with the value of that key."""
     batch, steps, width = shapes[0]
     present = shape(node.outputs[1]) if len(node.outputs) > 1 else None
     if present is not None:

@@ -61,7 +61,7 @@ class Scheduler:
         return self.steps
 
     def _add_cpu_operators(self, nodes: list[ir.Node]) -> list[ir.Node]:
-        """Append the steps of CPU operators whose operands the host can have; return the operators that must wait."""
+        """Append the steps of CPU operators whose operands the host can have; return those that must wait."""
         waiting = []
         for node in nodes:
             values = [value for value in operands(node) if constant(value) is None]
@@ -130,7 +130,8 @@ class Scheduler:
         )
 
     def _make_available(self, value: ir.Value) -> None:
-        """Append the steps, or extend the latest launch, so that the host gets `value`."""
+        """Make `value` available on the host: unpack it after the launch that completes it, or append steps of
+        views."""
         if value in self.host or constant(value) is not None:
             return
         if self._is_complete(value):

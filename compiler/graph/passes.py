@@ -30,7 +30,7 @@ class GraphPass:
     """A rewrite of the graph, in place.
 
     name: on the command line. doc: what it does, in one line. run: the function; it may raise ModelError. inside:
-    whether it also runs on the body_models of If, Loop and Scan, each as a model of its own.
+    whether it also runs on the bodies of If, Loop and Scan, each as a model of its own.
     """
 
     name: str

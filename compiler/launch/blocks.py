@@ -366,7 +366,7 @@ class _ChainPartitioner:
         return replace(self.policy, searched={**self.policy.searched, workload: Tiling.of_groups(groups)})
 
     def _user_allows(self, segment: _Segment, joined: _Segment) -> bool:
-        """Return whether the user's decisions allow joining the segment `segment` with others to `joined`."""
+        """Return whether the user's decisions allow joining `segment` with others to `joined`."""
         name = joined.layer.name
         is_decided_so = any(group_names(other)[: len(group_names(name))] == group_names(name) for other in self.decided)
         return is_decided_so or segment.layer.name not in self.decided
@@ -411,7 +411,7 @@ class _ChainPartitioner:
                 )
             return self.estimated[key]
         except TilingError:
-            return None if layer.is_block else 1e12  # a layer alone says so itself
+            return None if layer.is_block else 1e12  # lowering reports a single layer that does not fit
 
     def _cycles(self, segments: Sequence[_Segment], policy: SchedulePolicy | None = None) -> float:
         """Return the cycles of a chain cut into `segments` by the timing model, cached.

@@ -84,7 +84,10 @@ def follows(producer: Layer, layer: Layer) -> bool:
 
 
 def reads_rows_of(producer: Layer, layer: Layer) -> bool:
-    """Return whether `layer` reads images row by row of which `producer` makes some channels, and reads them once."""
+    """Return whether `layer` reads images of which `producer` writes some channels, in the same layout and once.
+
+    It can then read rows as soon as they are complete, while `producer` computes others.
+    """
     x, y = layer.x, producer.y
     same_layout = x.storage is y.storage and x.strided_view is y.strided_view is None
     reads_once = sum(act.storage is y.storage for act in layer.inputs()) == 1
@@ -228,7 +231,7 @@ no acc occupy the vector unit for long, and then GEMM needs acc to work ahead.
 
 
 def emit_group(stream: Stream, hosts: Sequence[PlannedLayer], guests: Sequence[PlannedLayer], wait: bool) -> None:
-    """Emit the tiles of an `OverlapGroup`; `wait` as there."""
+    """Emit the tiles of an `OverlapGroup`. wait: see there."""
     if wait:
         TileInterleaver(stream, hosts[0], guests).run()
     else:

@@ -46,9 +46,9 @@ def _with_qualified_names(proto: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def _with_own_opsets(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """Return `proto` with its functions in the opsets of the model, in which onnx checks their operators.
+    """Return `proto` with the opsets of its functions set to those of the model.
 
-    onnx inlines only functions whose opsets are the model's.
+    onnx inlines only functions whose opsets are the model's, and then checks their operators in these.
     """
     result = onnx.ModelProto()
     result.CopyFrom(proto)
@@ -93,7 +93,8 @@ def _function_schema(proto: onnx.ModelProto, node: onnx.NodeProto) -> onnx.defs.
 
 
 def _define_by_functions(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """Return `proto` with each such operator as a call of a model-local function with ONNX's definition."""
+    """Return `proto` with each operator that has a `_function_schema` as a call of a function with ONNX's
+    definition."""
     result = onnx.ModelProto()
     result.CopyFrom(infer_with_onnx(proto))
     for node, types in list(nodes_with_types(result.graph, ChainMap())):

@@ -81,7 +81,7 @@ def expand_gradients(proto: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def _unused_prefix(prefix: str, names: set[str]) -> str:
-    """Return `prefix`, with as many "_" behind it as it takes that none of `names` begins so."""
+    """Return `prefix`, lengthened by "_" until no name in `names` begins with it."""
     while any(name.startswith(prefix) for name in names):
         prefix += "_"
     return prefix

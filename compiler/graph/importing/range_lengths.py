@@ -29,7 +29,7 @@ MAX_LIST_ELEMENTS = 64
 def fixed_ranges(graph: GraphProto) -> dict[str, onnx.ValueInfoProto]:
     """Return the type of each Range in `graph` whose length is fixed, by the name of its output.
 
-    graph: with the shapes of its values, as far as they are known.
+    onnx's inference leaves these lengths open. graph: with the shapes of its values, as far as they are known.
     """
     forms_of: dict[str, Forms] = {}
     for tensor in graph.initializer:

@@ -61,11 +61,6 @@ class RuledNode:
         """Return whether an input holds samples."""
         return self.input(number) in self.samples
 
-    @property
-    def held(self) -> list[ir.Value]:
-        """The inputs that hold samples."""
-        return [value for value in self.op.inputs if value in self.samples and value is not None]
-
     def rank(self, number: int) -> int:
         """Return the number of axes of an input. Raises BatchDependence where it is not known."""
         value = self.input(number)

@@ -37,7 +37,7 @@ graph/quantized/integerise.py asks for equal scales (`_bias_scale_fits`).
 
 
 def rescale_biases(model: ir.Model) -> None:
-    """Dequantise such biases by the scale of their products."""
+    """Let biases whose scale onnxruntime ignores be dequantised by the scale of their products."""
     for node in list(model.graph):
         bias_input = _bias_input(node)
         if bias_input is None or len(node.inputs) <= bias_input:

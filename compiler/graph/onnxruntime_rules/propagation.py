@@ -34,8 +34,8 @@ def is_removed_wire(node: ir.Node) -> bool:
 def note_idle_readers(graph: ir.Graph) -> None:
     """Mark the values that operators without readers read, before these operators are removed.
 
-    Such operators do not count if they are wires or constant, or if an operator that stays computes the equal_value:
-    onnxruntime merges the two.
+    Such operators do not count if they are wires or constant, or if an operator that stays computes the same as they
+    do: onnxruntime merges the two.
     """
     needed = set(graph.outputs)
     for node in reversed(graph):

@@ -59,9 +59,9 @@ class Commute:
         return self._commute(node)
 
     def _quantise_before(self, node: ir.Node, floats: bool = False) -> bool:
-        """Rewrite moving(float) -> QuantizeLinear as QuantizeLinear -> moving(8 bit).
+        """Rewrite moving(float) -> QuantizeLinear as QuantizeLinear -> moving(8 bit), so that bytes are moved.
 
-        floats: onnxruntime does not, so that the operator which computes the operand must stay one of floats.
+        floats: onnxruntime does not do this, so that the operator which computes the operand must stay one of floats.
         """
         x, q = node.inputs[0], quantised(node.outputs[0])
         operands = None if q is None else self._integer_inputs(node, q)
