@@ -34,7 +34,7 @@ from celosia.compiler.graph.quantized.rounded import round_averages, round_sums
 from celosia.compiler.graph.quantized.tables import compose_tables
 from celosia.compiler.graph.shapes import infer_shapes
 from celosia.compiler.graph.simplify.batchnorm import fold_batchnorm
-from celosia.compiler.graph.simplify.blocked_layout import layout
+from celosia.compiler.graph.simplify.blocked_layout import use_blocked_layout
 from celosia.compiler.graph.simplify.channels import order_channels
 from celosia.compiler.graph.simplify.fold import fold, fold_imported
 from celosia.compiler.graph.simplify.identities import remove_wires, simplify
@@ -112,7 +112,10 @@ PASSES = Pipeline(
     GraphPass("phases", "transposed convolutions of floats become convolutions", convolve_transposed),
     GraphPass("common", "operators that compute the same are computed once", merge_equal),
     GraphPass(
-        "layout", "float convolutions, and what is between them, work on blocks of channels", layout, inside=False
+        "layout",
+        "float convolutions, and what is between them, work on blocks of channels",
+        use_blocked_layout,
+        inside=False,
     ),
     GraphPass("fold-again", "what has become constant is computed", partial(fold, keep=frozenset())),
     GraphPass("dead", "what nothing reads is removed", remove_dead),

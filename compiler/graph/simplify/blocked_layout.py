@@ -41,7 +41,7 @@ POOLS = _BLOCKED.keys() - CONVOLUTIONS - GLOBAL_POOLS
 """Operators whose blocked form pools windows."""
 
 
-def layout(model: ir.Model, lanes: int | None = None) -> None:
+def use_blocked_layout(model: ir.Model, lanes: int | None = None) -> None:
     """Rewrite float32 convolutions, and the operators between them, into blocks of channels, in place.
 
     lanes: channels of the largest block; None stands for the float32 lanes of the target's vectors.
